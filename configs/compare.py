@@ -46,7 +46,8 @@ def get_config() -> Any:
 
     # Runs of every method that samples, each with the next seed; greedy ones run once.
     config.repeats = 1
-    config.latency_questions = 5  # So many are also asked one by one, for their time; 0: none.
+    # Questions that are also asked one by one, to measure latency; 0 measures none.
+    config.latency_questions = 0
     config.in_flight = placeholder(int)  # Questions that advance together; null: the preset's.
     config.stop_after_minutes = 0.0  # Ends cleanly; the same command goes on from there. 0: never.
     config.cache = placeholder(str)  # A file of responses that several runs share; null: none.

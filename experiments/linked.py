@@ -39,7 +39,7 @@ from cirag_jax.retrieval.encoders import CachedEncoder, Encoder, FlaxEncoder, Re
 from cirag_jax.retrieval.linked import Found
 from cirag_jax.retrieval.stopping import needed
 from cirag_jax.training import link_head
-from cirag_jax.training.aligner import Questions, split_questions
+from cirag_jax.training.data.splits import Questions, split_questions
 from cirag_jax.types import Config, Question
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]

@@ -28,9 +28,9 @@ def test_heads_under_changed_settings_are_rows_of_a_table(
     )
     explored, explore = [], LinkedIndex.explore
 
-    def watched(self, questions, score, allowed, *args):
+    def watched(self, questions, score, allowed=None, *args, **more):
         explored.append((self._steps, allowed is not None))
-        return explore(self, questions, score, allowed, *args)
+        return explore(self, questions, score, allowed, *args, **more)
 
     monkeypatch.setattr(LinkedIndex, "explore", watched)
     with jax.numpy_dtype_promotion("standard"):

@@ -11,9 +11,9 @@ _PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "cirag_jax"
 
 # From the ground up. A module may import its own layer and those before it, anywhere in its text.
 LAYERS = (
-    "types", "errors", "validation", "io", "sqlite", "processes", "config_files", "config_words",
-    "cli", "sharding", "datasets", "models", "triples", "retrieval", "llm", "runtime",
-    "methods", "distill", "grade", "evaluation", "reports", "training", "commands",
+    "types", "errors", "validation", "io", "identity", "sqlite", "processes", "config_files",
+    "config_words", "cli", "sharding", "datasets", "models", "triples", "retrieval", "llm",
+    "runtime", "methods", "distill", "grade", "evaluation", "reports", "training", "commands",
 )  # fmt: skip
 
 

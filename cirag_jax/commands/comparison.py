@@ -19,8 +19,8 @@ from cirag_jax.evaluation.overlap import Ratio, mean_of
 from cirag_jax.evaluation.recall import recall_by_step
 from cirag_jax.evaluation.scoring import Answered, Scoring
 from cirag_jax.evaluation.significance import interval, intervals, pairwise_scores
+from cirag_jax.identity import differences, without
 from cirag_jax.methods.registry import block_name, find_method
-from cirag_jax.models.io import fingerprint
 from cirag_jax.reports import comparison as report
 from cirag_jax.runtime.records import (
     JournalReader,
@@ -276,10 +276,10 @@ def _different(first: Run, other: Run) -> dict[str, tuple[Any, Any]]:
 
     Two methods differ in name, code and in what only one of them has; that they do is the point.
     """
-    free = {"code", "method"} if first.settings["method"] != other.settings["method"] else set()
-    shared = (first.settings.keys() & other.settings.keys()) - free
+    may_differ = ("code", "method") if first.settings["method"] != other.settings["method"] else ()
+    shared = first.settings.keys() & other.settings.keys()
     old, new = ({k: r.settings[k] for k in r.settings if k in shared} for r in (first, other))
-    return dict(fingerprint.differences(old, new))
+    return differences(without(old, may_differ), without(new, may_differ))
 
 
 # ------------------------------------------------------------------------------------- the scores

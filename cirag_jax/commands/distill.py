@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cirag_jax.commands import backends, opening, task
+from cirag_jax.commands import backends, identity, opening, task
 from cirag_jax.datasets import load
 from cirag_jax.distill import teachers, trajectories
 from cirag_jax.distill.oracle import AnyGold
@@ -219,9 +219,9 @@ def _prepared(config: Config, settings: CiragConfig) -> tuple[Needs, Config]:
     return dataclasses.replace(settings.needs, roles=roles), config
 
 
-def _settings(config: Config, chosen: opening.Task) -> dict[str, Any]:
+def _settings(config: Config, chosen: task.Task) -> dict[str, Any]:
     """What decides the trajectories of a run, named as the user's config names it."""
-    found = task.settings(config, cirag.__module__, chosen)
+    found = identity.of_run(config, cirag.__module__, chosen)
     own = {f"teacher.{k}": config.teacher[k] for k in ("kind", "insert_missing", "share")}
     own["answer"] = config.answer
     return own | {

@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cirag_jax.commands import backends, task
+from cirag_jax.commands import backends, identity, task
 from cirag_jax.commands.opening import check_prompts
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation.overlap import Ratio
@@ -50,7 +50,7 @@ class Model:
     @property
     def identity(self) -> dict[str, Any]:
         """What decides its texts, as JSON."""
-        return backends.fingerprint(self.block, self.schemas)
+        return identity.of_language_model(self.block, self.schemas)
 
 
 class System(NamedTuple):

@@ -23,18 +23,19 @@ import jax
 import tqdm
 
 from cirag_jax import processes
-from cirag_jax.commands import backends, cluster, opening
+from cirag_jax.commands import backends, cluster, task
 from cirag_jax.commands.extract_estimate import estimate
 from cirag_jax.commands.extract_import import import_openie
+from cirag_jax.commands.identity import of_extractor
 from cirag_jax.datasets.corpus import WHOLE
 from cirag_jax.datasets.corpus_scan import CorpusScan
 from cirag_jax.datasets.load import load_dataset, select_corpus, select_questions
 from cirag_jax.errors import InUse, UserError, check_at_least, check_choice
+from cirag_jax.identity import check_same
 from cirag_jax.io import Closing, say
 from cirag_jax.llm.types import Usage
 from cirag_jax.methods.common import extraction
 from cirag_jax.methods.common.extraction import Extraction, ExtractionSettings
-from cirag_jax.models.io.fingerprint import check_same
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.records import JournalReader, Record, Totals, typed
 from cirag_jax.runtime.run import Runner, Show, progress_bar
@@ -71,7 +72,7 @@ def extract_corpus(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     if config.estimate_only:
         return _estimate_only(config, workdir, settings)
     if count > 1 or on_cluster:
-        opening.refuse_budgets(config)
+        task.refuse_budgets(config)
     paths = [journal_path(workdir, number, count) for number in range(count)]
     parts = [path.with_name(path.name.replace("journal", "triples")) for path in paths]
 
@@ -113,8 +114,7 @@ def _settings(config: Config) -> ExtractionSettings:
 def _identity(config: Config, settings: ExtractionSettings) -> dict[str, Any]:
     """Who extracts: all that decides the triples of a passage."""
     extraction.check_adapter(config.extractor, settings)
-    made_by = backends.fingerprint(config.extractor, settings.constrained)
-    return extraction.extractor_identity(made_by, settings)
+    return of_extractor(config.extractor, settings)
 
 
 def _selected(config: Config) -> Collection[str] | None:

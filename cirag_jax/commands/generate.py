@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cirag_jax.commands import backends
+from cirag_jax.commands import backends, identity
 from cirag_jax.errors import UserError
+from cirag_jax.identity import of_packages
 from cirag_jax.io import say, write_lines
 from cirag_jax.llm.prompts_file import read_prompts
 from cirag_jax.llm.types import Generate, Generated, Token, Usage
-from cirag_jax.models.io.fingerprint import of_packages
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.records import Key
@@ -52,7 +52,7 @@ def generate_file(config: Any, workdir: Path) -> dict[str, Any]:
         handler = _open_model(config, stack, book, [requests[name] for name in pending])
         return {"": handler}
 
-    settings = backends.fingerprint(config)
+    settings = identity.of_language_model(config)
     with Runner(workdir / JOURNAL, settings, open_handlers, in_flight=len(requests)) as runner:
         known = runner.book.outcomes()
         pending = [name for name, program in programs.items() if program not in known]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cirag_jax import sqlite
-from cirag_jax.commands import backends, question_files, task
+from cirag_jax.commands import backends, identity, question_files, task
 from cirag_jax.commands.question_files import Asked, added
 from cirag_jax.datasets.chunks import ChunkSettings
 from cirag_jax.errors import UserError, check_at_least
@@ -29,10 +29,10 @@ from cirag_jax.grade import (
 )
 from cirag_jax.grade.database import Database
 from cirag_jax.grade.records import Claim, Document, Fact, Group, Path
+from cirag_jax.identity import of_code
 from cirag_jax.io import Closing, say
 from cirag_jax.llm.openai_format import estimate_tokens
 from cirag_jax.llm.types import Message, Usage
-from cirag_jax.models.io import fingerprint
 from cirag_jax.retrieval.encoders import kept_on_disk, open_encoder_for
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.handlers import GenerateHandler
@@ -283,8 +283,8 @@ class _Steps(Closing):
         cache = stack.enter_context(ResponseCache(config.cache)) if config.cache else None
         backend: Any = backends.open_backend(config.llm, spent=spent)
         stack.enter_context(contextlib.closing(backend))
-        identity = backends.fingerprint(config.llm)
-        handler = GenerateHandler(backend, {}, seed=config.seed, cache=cache, identity=identity)
+        made_by = identity.of_language_model(config.llm)
+        handler = GenerateHandler(backend, {}, seed=config.seed, cache=cache, identity=made_by)
         return dict.fromkeys(self.settings.roles, handler)
 
     def estimate(self, step: str, messages: Iterable[tuple[int, Sequence[Message]]]) -> None:
@@ -310,19 +310,12 @@ def _job(step: str, decided_by: Any, program: Any) -> Job:
 
 def _bound(config: Config, settings: Settings) -> dict[str, Any]:
     """What decides every program beside what it is known by."""
-    found: dict[str, Any] = {"code": fingerprint.of_code(__name__), "seed": config.seed}
+    found: dict[str, Any] = {"code": of_code(__name__), "seed": config.seed}
     if settings.roles:
-        found["llm"] = backends.fingerprint(config.llm)
+        found["llm"] = identity.of_language_model(config.llm)
     if settings.equivalence.kind != "off":
-        found["encoder"] = _encoder(config)
+        found["encoder"] = identity.of_encoder(config.encoder)
     return found
-
-
-def _encoder(config: Config) -> dict[str, Any]:
-    """Its settings, its weights, and what reads its texts."""
-    block = config.encoder
-    packages = fingerprint.of_packages(*backends.encoder_packages(block))
-    return {**block.to_dict(), **fingerprint.of_model(block.model), "packages": packages}
 
 
 def _claims(steps: _Steps, found: Sequence[Document], result: dict[str, Any]) -> tuple[Claim, ...]:
@@ -421,7 +414,8 @@ def _groups(
         return [list(rows) for rows in clusters.clusters(encoder.encode(texts), how)]
         yield  # a program, which has nothing to ask
 
-    job = _job("clusters", [texts, codec.encode(how), _encoder(steps.config)], program)
+    encoded_by = identity.of_encoder(steps.config.encoder)
+    job = _job("clusters", [texts, codec.encode(how), encoded_by], program)
     record = steps.records("clusters", [job], False, list[list[Count]])[job.id]
     if record.outcome is None:
         raise UserError(f"the claims could not be clustered: {record.error}.")

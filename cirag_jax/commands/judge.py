@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict
 
-from cirag_jax.commands import backends, comparison, evaluation
+from cirag_jax.commands import backends, comparison, evaluation, identity
 from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.evaluation import answers
 from cirag_jax.evaluation import judge_prompts as prompts
@@ -141,7 +141,7 @@ def _judges(config: Config) -> tuple[str, ...]:
 
 
 def _identity(config: Config, name: str) -> tuple[str, Any]:
-    return config[name].rubric, backends.fingerprint(config[name])
+    return config[name].rubric, identity.of_language_model(config[name])
 
 
 def _given(config: Config, run: comparison.Run, ids: Sequence[str]) -> Given:

@@ -1,17 +1,24 @@
 """From a method's config to the handlers that answer its requests."""
 
 import contextlib
-import hashlib
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-from ml_collections import ConfigDict
 
-from cirag_jax.commands import backends, online
+from cirag_jax.commands import backends, identity, online
 from cirag_jax.commands.pool import Pool
+from cirag_jax.commands.task import (
+    Task,
+    asks_schemas,
+    demonstrations,
+    most_tokens,
+    needs_encoder,
+    refuse_budgets,
+    roles_of,
+)
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.io import say
@@ -20,7 +27,6 @@ from cirag_jax.llm.types import Usage
 from cirag_jax.methods import prompt_digests
 from cirag_jax.methods.common import extraction
 from cirag_jax.methods.common.extraction import ONLINE
-from cirag_jax.methods.common.reading import ANSWER_TOKENS
 from cirag_jax.methods.registry import block_name, method_block
 from cirag_jax.models.io import workdir
 from cirag_jax.retrieval.encoders import Encoder, kept_on_disk
@@ -29,7 +35,6 @@ from cirag_jax.retrieval.linked import LinkedIndex, needed_link_head
 from cirag_jax.retrieval.links import TitleIndex
 from cirag_jax.retrieval.rankers import Ranker, check_ranker, check_units, open_ranker
 from cirag_jax.retrieval.unit_index import UnitIndex
-from cirag_jax.runtime import codec
 from cirag_jax.runtime.handlers import (
     AnchorHandler,
     DemonstrateHandler,
@@ -54,36 +59,8 @@ from cirag_jax.runtime.run import Runner
 from cirag_jax.runtime.scheduler import Handler
 from cirag_jax.runtime.store import Journal, ResponseCache
 from cirag_jax.triples.entity_index import EntityIndex
-from cirag_jax.triples.normalization import normalise
 from cirag_jax.triples.store import TripleStore
-from cirag_jax.types import Config, Dataset, Question
-
-
-class Task(NamedTuple):
-    """What a run is about.
-
-    Attributes:
-      needs: of the method with its settings.
-      dataset: with the triples of its passages.
-      questions: those that are answered.
-      corpus: the passages to search; none where none are needed.
-    """
-
-    needs: Needs
-    dataset: Dataset
-    questions: Sequence[Question]
-    corpus: Corpus
-
-
-def roles_of(config: Config, needs: Needs) -> tuple[str, ...]:
-    """The language models a run needs: the method's, and the extractor where it works online."""
-    online = needs.triples and config.triples == ONLINE
-    return (*needs.roles, "extractor") if online else needs.roles
-
-
-def asks_schemas(needs: Needs, *roles: str) -> bool:
-    """Whether one of the roles is asked for JSON of a schema."""
-    return any("json_schema" in needs.abilities.get(role, ()) for role in roles)
+from cirag_jax.types import Config, Dataset
 
 
 def check(config: Config, needs: Needs) -> None:
@@ -109,61 +86,6 @@ def check(config: Config, needs: Needs) -> None:
         )
     if needs.index and config.retriever.kind == "linked":
         needed_link_head(config.encoder.model)
-
-
-def refuse_budgets(config: Config) -> None:
-    """Raises `UserError` where a budget is set, which several processes cannot share."""
-    for name, block in config.items():
-        if isinstance(block, ConfigDict) and block.get("budget_tokens") is not None:
-            raise UserError(f"config.{name}.budget_tokens holds in one process, not over several.")
-
-
-def needs_encoder(config: Config, needs: Needs) -> bool:
-    """Whether something embeds with ``config.encoder``."""
-    rankers = (config.rankers[name] for name in needs.rankers)
-    embeds = needs.demonstrations or (needs.index and config.retriever.kind != "bm25")
-    return embeds or any(block.kind == "bi_encoder" and not block.model for block in rankers)
-
-
-def demonstrations(task: Task) -> tuple[Question, ...]:
-    """Training questions that may be shown: none that is answered or that others evaluate on."""
-    ids = {question.id for question in task.questions}
-    texts = {normalise(question.question, "unicode") for question in task.questions}
-    return tuple(
-        question
-        for question in task.dataset.questions
-        if question.split == "train"
-        and question.fold in (None, "train")
-        and question.id not in ids
-        and normalise(question.question, "unicode") not in texts
-    )
-
-
-def triples_settings(config: Config, task: Task) -> dict[str, Any]:
-    """Which triples a run sees, flat as its journal keeps it.
-
-    Args:
-      config: of configs/methods, of a method that uses triples.
-      task: what is searched.
-    """
-    if config.triples == ONLINE:
-        version = extraction.version()
-        return {"triples": ONLINE} | {f"extractor.{k}": value for k, value in version.items()}
-    ids = [passage.id for passage in task.corpus.passages]
-    if config.triples is None:
-        content = _hash_triples(task.dataset, ids)
-    else:
-        with TripleStore.open(config.triples) as store:
-            content = store.digest(ids)
-    return {"triples": config.triples, "triples.content": content}
-
-
-def _hash_triples(dataset: Dataset, passage_ids: Sequence[str]) -> str:
-    found = hashlib.sha256()
-    for passage_id in passage_ids:
-        rows = codec.encode(dataset.triples.get(passage_id))
-        found.update(json.dumps([passage_id, rows]).encode() + b"\n")
-    return found.hexdigest()
 
 
 def open_handlers(
@@ -209,7 +131,7 @@ def open_handlers(
     if "extractor" in roles:
         block = config.extractor
         how = extraction.ExtractionSettings(triple_tokens=block.max_tokens, grounded=block.grounded)
-        settings = extraction.extractor_identity(backends.fingerprint(config.extractor), how)
+        settings = identity.of_extractor(config.extractor, how)
         path = book.path.with_name(book.path.name.replace("journal", online.NAME))
         runner = Runner(
             path,
@@ -238,15 +160,6 @@ def open_handlers(
         titles = pool.get("title indexes", found, lambda: TitleIndex(corpus.passages))
         handlers[Follow] = FollowHandler(titles, corpus.passages, corpus.allowed)
     return handlers
-
-
-def most_tokens(config: Config, role: str) -> int:
-    """How much a role may write; a reader by default what its format needs."""
-    most: int = config[role].max_tokens
-    if most or role != "reader":
-        return most
-    own = method_block(config)
-    return ANSWER_TOKENS[own.get("reader_format", "documents")]
 
 
 def check_task(config: Config, task: Task) -> None:
@@ -357,7 +270,7 @@ def _open_models(
             {role: most_tokens(config, role) for role in names},
             seed=config.seed,
             cache=cache,
-            identity=backends.fingerprint(block, asks_schemas(needs, *names)),
+            identity=identity.of_language_model(block, asks_schemas(needs, *names)),
         )
         handlers |= dict.fromkeys(names, handler)
     return handlers
@@ -376,7 +289,7 @@ def _open_index(
     if encoder is not None:
         decided_by.append(config.encoder.to_dict())
     if config.retriever.units == "triple" or config.retriever.kind == "linked":
-        decided_by.append(_hash_triples(task.dataset, [passage.id for passage in passages]))
+        decided_by.append(identity.of_triples(task.dataset, [p.id for p in passages]))
     if encoder is not None:
         # Neither a question nor a run will be the last over these passages.
         encoder = kept_on_disk(encoder)

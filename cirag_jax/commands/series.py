@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cirag_jax.errors import UserError
+from cirag_jax.identity import check_same
 from cirag_jax.io import read_object
-from cirag_jax.models.io.fingerprint import check_same
 from cirag_jax.reports.tables import markdown
 from cirag_jax.training.state import is_training
 from cirag_jax.types import Config
@@ -21,8 +21,8 @@ _METRICS = {
     "extractor": "systems.student.soft.f1",
     "reader": "systems.student.all.f1",
 }
-# Settings of how a run is carried out, which do not change its result.
-_FREE = (
+# Fields of a config that may differ when a run is resumed: they do not change its result.
+MAY_DIFFER = (
     *("mesh", "in_flight", "cache", "stop_after_minutes"),
     *("save_every", "keep_checkpoints", "profile_steps", "follow", "metric"),
 )
@@ -110,9 +110,6 @@ def finished(folder: pathlib.Path, config: Config) -> dict[str, Any] | None:
     result = read_object(folder / "result.json", optional=True)
     if not result or result.get("complete") is False:
         return None
-    check_same(folder, _binding(read_object(folder / "config.json")), _binding(config.to_dict()))
+    old = read_object(folder / "config.json")
+    check_same(folder, old, config.to_dict(), may_differ=MAY_DIFFER)
     return result
-
-
-def _binding(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in config.items() if name not in _FREE}

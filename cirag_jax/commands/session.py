@@ -66,7 +66,7 @@ class Cirag(Closing):
             dataset = documents_lib.from_texts(documents)
         corpus = build_corpus(dataset, (), WHOLE)
         self._passages = dataset.corpus
-        asked = opening.Task(needs, dataset, (), corpus)
+        asked = task.Task(needs, dataset, (), corpus)
 
         def open_handlers(stack: contextlib.ExitStack, book: Journal) -> dict[type | str, Handler]:
             return opening.open_handlers(config, asked, book, stack, rows=config.in_flight)

@@ -1,25 +1,24 @@
 """What commands share that run programs over the questions of a data set."""
 
-import dataclasses
 import json
 import pathlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
 
 from cirag_jax import config_files
-from cirag_jax.commands import backends, opening
 from cirag_jax.datasets import jsonl, load
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError, check_at_least
-from cirag_jax.methods.registry import block_name, find_method
-from cirag_jax.models.io import fingerprint
-from cirag_jax.retrieval import bm25, faiss_index
-from cirag_jax.retrieval.index import hash_corpus, read_manifest
-from cirag_jax.retrieval.rankers import TripleText, triple_text_of
+from cirag_jax.methods.common.extraction import ONLINE
+from cirag_jax.methods.common.reading import ANSWER_TOKENS
+from cirag_jax.methods.registry import block_name, find_method, method_block
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.requests import Needs, Program
 from cirag_jax.runtime.scheduler import Job
+from cirag_jax.triples.normalization import normalise
 from cirag_jax.types import Config, Dataset, Prediction, Question
 
 _CONFIGS = config_files.CONFIGS / "methods"
@@ -43,7 +42,64 @@ def method_config(method: str, preset: str = "", values: Sequence[str] = ()) -> 
     return config_files.load_config(f"{file}:{preset}" if preset else str(file), overrides)
 
 
-def select(dataset: Dataset, data: Config, default_split: str, needs: Needs) -> opening.Task:
+class Task(NamedTuple):
+    """The questions of a run and the passages to search.
+
+    Attributes:
+      needs: of the method with its settings.
+      dataset: with the triples of its passages.
+      questions: those that are answered.
+      corpus: the passages to search; none where none are needed.
+    """
+
+    needs: Needs
+    dataset: Dataset
+    questions: Sequence[Question]
+    corpus: Corpus
+
+
+def roles_of(config: Config, needs: Needs) -> tuple[str, ...]:
+    """Returns the roles of a run: the method's, and the extractor where it extracts online."""
+    online = needs.triples and config.triples == ONLINE
+    return (*needs.roles, "extractor") if online else needs.roles
+
+
+def asks_schemas(needs: Needs, *roles: str) -> bool:
+    """Returns whether one of the roles is asked for JSON of a schema."""
+    return any("json_schema" in needs.abilities.get(role, ()) for role in roles)
+
+
+def needs_encoder(config: Config, needs: Needs) -> bool:
+    """Returns whether something embeds with ``config.encoder``."""
+    rankers = (config.rankers[name] for name in needs.rankers)
+    embeds = needs.demonstrations or (needs.index and config.retriever.kind != "bm25")
+    return embeds or any(block.kind == "bi_encoder" and not block.model for block in rankers)
+
+
+def demonstrations(task: Task) -> tuple[Question, ...]:
+    """Returns the training questions to show: none that is answered or held out."""
+    ids = {question.id for question in task.questions}
+    texts = {normalise(question.question, "unicode") for question in task.questions}
+    return tuple(
+        question
+        for question in task.dataset.questions
+        if question.split == "train"
+        and question.fold in (None, "train")
+        and question.id not in ids
+        and normalise(question.question, "unicode") not in texts
+    )
+
+
+def most_tokens(config: Config, role: str) -> int:
+    """Returns the most tokens that a role may write; a reader's default depends on its format."""
+    most: int = config[role].max_tokens
+    if most or role != "reader":
+        return most
+    own = method_block(config)
+    return ANSWER_TOKENS[own.get("reader_format", "documents")]
+
+
+def select(dataset: Dataset, data: Config, default_split: str, needs: Needs) -> Task:
     """The questions that ``data`` (``config.data``) selects and the passages they may find.
 
     ``default_split`` is that of the built-in dataset, where ``data.split`` is unset. Where
@@ -54,8 +110,8 @@ def select(dataset: Dataset, data: Config, default_split: str, needs: Needs) -> 
         data.split = default_split
     questions = load.select_questions(dataset, data)
     if not needs.corpus:
-        return opening.Task(needs, dataset, questions, Corpus("none", ()))
-    return opening.Task(needs, dataset, questions, load.select_corpus(dataset, questions, data))
+        return Task(needs, dataset, questions, Corpus("none", ()))
+    return Task(needs, dataset, questions, load.select_corpus(dataset, questions, data))
 
 
 def job(
@@ -65,70 +121,6 @@ def job(
     given = question if settings.needs.gold else Question(question.id, question.question, ())
     annotated = json.loads(codec.dump(jsonl.question_record(question)))
     return Job(question.id, annotated, lambda: program(given, settings))
-
-
-def settings(config: Config, code: str, task: opening.Task) -> dict[str, Any]:
-    """What decides the results of a run, flat: the message of a refusal names one field.
-
-    ``config`` is of configs/methods, or has the same blocks; ``code`` is the name of the module
-    with the program.
-    """
-    needs, corpus = task.needs, task.corpus
-    found: dict[str, Any] = {"method": config.method, "seed": config.seed}
-    block = block_name(config.method)
-    found |= {f"{block}.{k}": v for k, v in plain(config[block]).items()}
-    blocks = {f"rankers.{name}": config.rankers[name] for name in needs.rankers}
-    if needs.index:
-        blocks["retriever"] = config.retriever
-    if opening.needs_encoder(config, needs):
-        blocks["encoder"] = config.encoder
-    for name, block in blocks.items():
-        found |= {f"{name}.{field}": value for field, value in plain(block).items()}
-    found |= _models(config, blocks)
-    found["packages"] = _packages(config, needs, blocks)
-    if needs.corpus and config.get("question") is None:
-        found["data.corpus"] = corpus.policy
-    if needs.corpus:
-        found["passages"] = hash_corpus(corpus.passages)
-    found["code"] = fingerprint.of_code(code)
-    for role in opening.roles_of(config, needs):
-        made_by = backends.fingerprint(config[role], opening.asks_schemas(needs, role))
-        found |= {f"{role}.{k}": v for k, v in made_by.items()}
-        found[f"{role}.max_tokens"] = opening.most_tokens(config, role)
-    if needs.triples:
-        found |= opening.triples_settings(config, task)
-    if needs.demonstrations:
-        shown = codec.encode(opening.demonstrations(task))
-        found["demonstrations"] = codec.digest(codec.dump(shown))
-    return found
-
-
-def _models(config: Config, blocks: Mapping[str, Config]) -> dict[str, Any]:
-    """What embeds and ranks, beside what the config says of it."""
-    found: dict[str, Any] = {}
-    if "retriever" in blocks and config.retriever.folder:
-        found["retriever.index"] = read_manifest(pathlib.Path(config.retriever.folder))
-    for name, block in blocks.items():
-        if block.get("model"):
-            found[f"{name}.weights"] = fingerprint.of_model(block.model)
-        if name.startswith("rankers."):
-            text, _ = triple_text_of(config, name.removeprefix("rankers."))
-            if text != TripleText("tuple", block.normalization):  # as all did before it was noted
-                found[f"{name}.writes"] = dataclasses.asdict(text)
-    return found
-
-
-def _packages(config: Config, needs: Needs, blocks: Mapping[str, Config]) -> dict[str, str]:
-    """What splits passages, indexes, ranks and embeds; language models name their own."""
-    kinds = {block.kind for name, block in blocks.items() if name != "encoder"}
-    found = fingerprint.of_packages("sentencex") if needs.corpus else {}
-    if kinds & {"bm25", "linked"}:
-        found |= bm25.packages()
-    if kinds & {*faiss_index.FAISS_KINDS}:
-        found |= faiss_index.packages()
-    if "encoder" in blocks or kinds & {"bi_encoder", "aligner", "cross_encoder"}:
-        found |= fingerprint.of_packages(*backends.encoder_packages(config.encoder))
-    return found
 
 
 def method_settings(config: Config) -> Any:
@@ -153,3 +145,10 @@ def deadline(config: Config) -> float | None:
     if not config.stop_after_minutes:
         return None
     return time.monotonic() + 60 * config.stop_after_minutes
+
+
+def refuse_budgets(config: Config) -> None:
+    """Raises `UserError` where a budget is set, which several processes cannot share."""
+    for name, block in config.items():
+        if isinstance(block, ConfigDict) and block.get("budget_tokens") is not None:
+            raise UserError(f"config.{name}.budget_tokens holds in one process, not over several.")

@@ -195,17 +195,20 @@ def _cost(result: Mapping[str, Any]) -> Table:
 
 
 def _time(result: Mapping[str, Any]) -> Table:
+    systems = result["systems"]
+    caption = "Time: all questions together, without loading"
+    if not any(system["seconds_alone"] for system in systems.values()):
+        rows = [[name, f"{system['seconds']:.2f}"] for name, system in systems.items()]
+        caption += "; for latency run launch/compare.py with --config.latency_questions=5"
+        return Table(caption, [["run", "s a question, together"], *rows])
     rows = [["run", "s a question, together", "s a question, alone [95 %]", "asked alone"]]
-    for name, system in result["systems"].items():
+    for name, system in systems.items():
         alone = system["seconds_alone"]
         bounds = f"{alone['value']:.2f} [{alone['low']:.2f}, {alone['high']:.2f}]" if alone else ""
         count = str(alone["num_questions"]) if alone else ""
         rows.append([name, f"{system['seconds']:.2f}", bounds, count])
-    return Table(
-        "Time: all questions together, without loading; and one after the other with nothing else "
-        "running and nothing remembered",
-        rows,
-    )
+    caption += "; and one after the other with nothing else running and nothing remembered"
+    return Table(caption, rows)
 
 
 def _notes(result: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 import Stemmer
 
 from cirag_jax.errors import UserError, parsing
-from cirag_jax.models.io.fingerprint import of_packages
+from cirag_jax.identity import of_packages
 
 
 def packages() -> dict[str, str]:

@@ -12,8 +12,9 @@ import jax
 import numpy as np
 
 from cirag_jax.errors import UserError, check_at_least, check_choice
+from cirag_jax.identity import of_packages
 from cirag_jax.io import cache_folder
-from cirag_jax.models.io.fingerprint import of_packages, small_files
+from cirag_jax.models.io.fingerprint import small_files
 from cirag_jax.models.io.pretrained import TextEncoder
 from cirag_jax.models.io.tensor_files import check_finite
 from cirag_jax.retrieval.encode import encode

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cirag_jax.errors import UserError, check_at_least, check_choice
-from cirag_jax.models.io.fingerprint import version_that_counts
+from cirag_jax.identity import version_that_counts
 from cirag_jax.types import Config
 
 FAISS_KINDS = ("faiss_flat", "faiss_ivf", "faiss_hnsw")

@@ -6,7 +6,6 @@ both are compared before it is used.
 
 import dataclasses
 import functools
-import hashlib
 import itertools
 import json
 import os
@@ -27,8 +26,8 @@ from cirag_jax.datasets.chains import (
 )
 from cirag_jax.datasets.records import convert
 from cirag_jax.errors import UserError, check_choice, parsing
+from cirag_jax.identity import START_ANEW, check_same, of_records
 from cirag_jax.io import read_json
-from cirag_jax.models.io.fingerprint import START_ANEW, check_same
 from cirag_jax.retrieval import bm25
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encoders import Encoder, Progress
@@ -42,7 +41,9 @@ KINDS = ("exact", *FAISS_KINDS, "bm25")
 LINKED = "linked"  # `LinkedIndex`, which has no folder
 MANIFEST = "manifest.json"
 FORMAT = 2  # 2: the corpus's hash holds sentences, the encoder's identity its files
-_FREE = ("model", "query_max_length")  # of an encoder, see `check_manifest`
+# Fields of a manifest that may differ: weights of the same hash are the same model wherever they
+# lie, and the length at which queries are cut does not change the vectors of passages.
+MAY_DIFFER = ("encoder.model", "encoder.query_max_length")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,12 +277,7 @@ def needed(encoder: Encoder | None, kind: str) -> Encoder:
 
 def hash_corpus(passages: Iterable[Passage]) -> str:
     """SHA-256 of ids, titles, texts and sentences, in order."""
-    digest = hashlib.sha256()
-    for passage in passages:
-        fields = [passage.id, passage.title, passage.text, passage.sentences]
-        record = json.dumps(fields, ensure_ascii=True)
-        digest.update(record.encode() + b"\n")
-    return digest.hexdigest()
+    return of_records([p.id, p.title, p.text, p.sentences] for p in passages)
 
 
 def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
@@ -320,26 +316,18 @@ class _VectorManifest(_Manifest):
 def check_manifest(
     place: object, old: Mapping[str, Any], new: Mapping[str, Any], remedy: str = START_ANEW
 ) -> None:
-    """As `fingerprint.check_same`, of the fields of manifests that must not change.
+    """Compares the manifests of two indexes, see `identity.check_same`.
 
-    Weights of the same hash are the same model wherever they lie, and how much of a query is kept
-    does not change the vectors of passages. Every version of faiss searches what another has built.
-    Earlier versions of this program noted no packages: these are not compared then.
+    Every version of faiss searches what another has built, and BM25 has no vectors, although
+    earlier versions of this program noted their dtype. Where they noted no packages, these are not
+    compared.
     """
-    old, new = _comparable(old), _comparable(new)
-    new = {name: value for name, value in new.items() if name in old or "packages" not in name}
-    check_same(place, old, new, remedy)
-
-
-def _comparable(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    encoder = manifest.get("encoder") or {}
-    found = {k: v for k, v in manifest.items() if k != "encoder"}
-    found |= {f"encoder.{k}": v for k, v in encoder.items() if k not in _FREE}
-    if manifest.get("kind") == "bm25":
-        found.pop("dtype", None)  # It has no vectors; earlier versions noted one.
-    else:
-        found.pop("packages", None)
-    return found
+    may_differ = [*MAY_DIFFER, "dtype" if new.get("kind") == "bm25" else "packages"]
+    if "packages" not in old:
+        may_differ.append("packages")
+    if "packages" not in (old.get("encoder") or {}):
+        may_differ.append("encoder.packages")
+    check_same(place, old, new, remedy, may_differ=may_differ)
 
 
 def _read_ids(folder: pathlib.Path, rows: int) -> list[str]:

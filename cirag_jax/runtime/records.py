@@ -12,8 +12,8 @@ import msgspec
 
 from cirag_jax import sqlite
 from cirag_jax.errors import UserError
+from cirag_jax.identity import check_same
 from cirag_jax.llm.types import Usage
-from cirag_jax.models.io.fingerprint import check_same
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.requests import Request, RequestError, Response
 from cirag_jax.sqlite import Database

@@ -21,7 +21,7 @@ import msgspec
 
 from cirag_jax import sqlite
 from cirag_jax.errors import UserError
-from cirag_jax.models.io.fingerprint import check_same, differences
+from cirag_jax.identity import check_same, differences
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.records import JOURNAL, JournalReader, Key, Totals
 from cirag_jax.runtime.requests import (

@@ -27,8 +27,7 @@ from cirag_jax.training import state as state_lib
 from cirag_jax.training.data import conversations, packing
 from cirag_jax.training.data.examples import Example, Part
 from cirag_jax.training.data.packing import Layout, MicroBatch
-from cirag_jax.training.preemption import PreemptionGuard
-from cirag_jax.training.profile import StepProfile
+from cirag_jax.training.fit import BatchOfStep, Describe, fit
 from cirag_jax.types import Config
 
 
@@ -98,7 +97,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "prompt_digest": data.prompt_digest,
         "trained_on": sorted({*data.trained_on, *(before or ())}),
         "num_candidates": data.num_candidates,
-        "run": {**state_lib.fingerprint(config, _FREE), state_lib.EXAMPLES: data.digest()},
+        "run": {**state_lib.identity_of(config, MAY_DIFFER), state_lib.EXAMPLES: data.identity},
     }
     checkpoints = state_lib.open_checkpoints(config, workdir)
     state, first_step = state_lib.restore(checkpoints, state, meta, total_steps)
@@ -107,52 +106,47 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     evaluate = make_evaluate(
         model_config, lora_config, params, data.dev, layout, tokenizer, mesh, chunk=config.chunk
     )
-    describe = make_describe(model_config, lora_config)
-    complete, step = True, first_step
-    with (
-        checkpoints,
-        jax.set_mesh(mesh),
-        state_lib.open_metrics(config, workdir, total_steps, first_step) as writer,
-        StepProfile(config.get("profile_steps"), workdir) as profile,
-        PreemptionGuard(start, config.stop_after_minutes) as preemption,
-    ):
-        if first_step == 0 and config.eval_every:
-            writer.evaluate(0, evaluate, state.params)  # The base: where training starts.
-        report = state_lib.Report(writer, profile, "Lower config.optimizer.learning_rate", describe)
-        for step in range(first_step + 1, total_steps + 1):
-            rows = plan.steps[step - 1]
-            pieces = packing.micro_batches(data.train, rows, layout, tokenizer.pad_id)
-            sent = time.monotonic()
-            placed = [lora_step.place_batch(piece.batch, mesh) for piece in pieces]
-            state, metrics = train_step(state, params, placed)
-            report.sent(step, metrics, pieces, sent)
+    batches = BatchOfStep(
+        lambda step: packing.micro_batches(
+            data.train, plan.steps[step - 1], layout, tokenizer.pad_id
+        ),
+        first_step,
+    )
 
-            last, dev = step == total_steps, None
-            stop = preemption.should_stop(step)
-            if last or (config.eval_every and step % config.eval_every == 0):
-                report.finish()
-                dev = writer.evaluate(step, evaluate, state.params)
-            if dev is not None or stop or (config.save_every and step % config.save_every == 0):
-                report.finish()  # Never save a state that is not finite.
-                checkpoints.save(step, state, {"step": step}, meta, dev or None)
-            if stop and not last:
-                complete = False
-                break
-        best = state_lib.best(checkpoints)
+    def one_step(state: state_lib.TrainState, pieces: Sequence[MicroBatch]) -> Any:
+        placed = [lora_step.place_batch(piece.batch, mesh) for piece in pieces]
+        return train_step(state, params, placed)
+
+    with checkpoints, jax.set_mesh(mesh):
+        fitted = fit(
+            config,
+            workdir,
+            one_step,
+            state,
+            batches,
+            evaluate,
+            checkpoints,
+            meta,
+            first_step=first_step,
+            total_steps=total_steps,
+            start=start,
+            advice="Lower config.optimizer.learning_rate",
+            describe=make_describe(model_config, lora_config),
+        )
 
     # ---- Result ---------------------------------------------------------------------------------
-    seen = sum(len(row.places) for rows in plan.steps[:step] for row in rows)
+    seen = sum(len(row.places) for rows in plan.steps[: fitted.step] for row in rows)
     return {
-        "complete": complete,
-        "step": step,
+        "complete": fitted.complete,
+        "step": fitted.step,
         "total_steps": total_steps,
-        **best,
+        **fitted.best,
         "num_examples": len(data.train),
         "num_dev_examples": len(data.dev),
         "num_dev_trained_on": num_seen,
         **data.counts,
-        "tokens": sum(plan.tokens[:step]),
-        "supervised_tokens": sum(plan.supervised[:step]),
+        "tokens": sum(plan.tokens[: fitted.step]),
+        "supervised_tokens": sum(plan.supervised[: fitted.step]),
         "epochs": round(seen / len(data.train), 3),
         "packing_efficiency": round(plan.efficiency(), 4),
         "seconds": round(time.monotonic() - start, 1),
@@ -161,9 +155,9 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------- the settings
 
-# May differ when a run goes on: where trajectories lie (what is read there may not, see `meta`),
-# and how many rows the devices of another mesh take at once.
-_FREE = ("trajectories", "dev", "rows_per_device")
+# Fields that may differ when a training is resumed: where trajectories lie (their content may not,
+# see `meta`), and the number of rows that the devices of another mesh take at once.
+MAY_DIFFER = ("trajectories", "dev", "rows_per_device")
 
 
 def check_config(config: Config) -> None:
@@ -180,7 +174,11 @@ def check_config(config: Config) -> None:
 
 
 def _check_metric(name: str, data: conversations.Data) -> None:
-    measured = ["dev/loss", *(_loss_name(part) for part in _parts(data.dev))] if data.dev else []
+    measured = (
+        ["dev/loss", *(_loss_name(part) for part in _supervised_parts(data.dev))]
+        if data.dev
+        else []
+    )
     state_lib.check_metric(name, measured)
 
 
@@ -248,7 +246,7 @@ def lora_description(config: LoraConfig) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------- evaluate
 
 
-def _parts(examples: Sequence[Example]) -> list[Part]:
+def _supervised_parts(examples: Sequence[Example]) -> list[Part]:
     """The parts of decisions that examples supervise."""
     found = {Part(int(part)) for e in examples for part in np.unique(e.part_T[e.weight_T > 0])}
     return sorted(found - {Part.NONE})
@@ -278,7 +276,7 @@ def make_evaluate(
         return lambda adapter: {}
     plan = packing.make_plan(examples, layout, seed=0)
     options = lora.lora_options(lora_config, train=False)
-    parts = _parts(examples)
+    parts = _supervised_parts(examples)
 
     @jax.jit
     def losses(params, adapter, batch, part_BT):
@@ -317,8 +315,8 @@ def make_evaluate(
 # ------------------------------------------------------------------------------------ bookkeeping
 
 
-def make_describe(config: DecoderConfig, lora_config: LoraConfig) -> Any:
-    """What a step's metrics say beside loss and norms, for `state.Report`."""
+def make_describe(config: DecoderConfig, lora_config: LoraConfig) -> Describe:
+    """Describes a step's throughput in its metrics, for `fit`."""
     peak = mfu.peak_flops(jax.devices()[0].device_kind)
 
     def describe(values: dict[str, float], pieces: Sequence[MicroBatch], seconds: float) -> None:

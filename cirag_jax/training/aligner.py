@@ -5,36 +5,28 @@ import math
 import operator
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 import optax
-from absl import logging
 from flax import nnx
-from ml_collections import ConfigDict
 
 from cirag_jax import sharding
 from cirag_jax.datasets import chains as chains_lib
 from cirag_jax.datasets import load
 from cirag_jax.errors import UserError, check_at_least, check_choice, check_positive
 from cirag_jax.evaluation import next_unit
-from cirag_jax.models import link_head as link_head_model
-from cirag_jax.models.io.fingerprint import of_model
 from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
 from cirag_jax.retrieval import encode as encode_lib
-from cirag_jax.retrieval import stopping
-from cirag_jax.retrieval.candidates import FEATURES
 from cirag_jax.retrieval.rankers import TripleText
 from cirag_jax.training import gradient_cache, link_head, optimizers, retrieved
 from cirag_jax.training import state as state_lib
 from cirag_jax.training.data import pools as pools_lib
-from cirag_jax.training.preemption import PreemptionGuard
-from cirag_jax.training.profile import StepProfile
-from cirag_jax.types import Config, Dataset, Question
-
-HELD_OUT = ("tune", "test")  # folds of a training split
+from cirag_jax.training.data import splits
+from cirag_jax.training.fit import fit
+from cirag_jax.types import Config
 
 
 def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
@@ -49,9 +41,9 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     make_layout(config, mesh)  # Refuses a batch that does not divide.
 
     # ---- Data -----------------------------------------------------------------------------------
-    run = state_lib.fingerprint(config, ("keep_activations", "activations_gib"))
+    run = state_lib.identity_of(config, ("keep_activations", "activations_gib"))
     state_lib.refuse_other(workdir, run)  # Before negatives are retrieved.
-    sets = [split_questions(dataset, config) for dataset in load.load_datasets(config.data)]
+    sets = [splits.split_questions(dataset, config) for dataset in load.load_datasets(config.data)]
     kind = config.data.units
     chains, pools, of_prefixes = training_chains(sets, config, workdir)
     num_dev = sum(len(one.dev) for one in sets)
@@ -104,49 +96,38 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     # ---- Train ----------------------------------------------------------------------------------
     evaluate = make_evaluate(config, problems, encoder, mesh)
-    complete = True
-    with (
-        checkpoints,
-        jax.set_mesh(mesh),
-        state_lib.open_metrics(config, workdir, total_steps, first_step) as writer,
-        StepProfile(config.get("profile_steps"), workdir) as profile,
-        PreemptionGuard(start, config.stop_after_minutes) as preemption,
-    ):
-        if first_step == 0 and config.eval_every:
-            writer.evaluate(0, evaluate, state.params)  # The frozen encoder: where training starts.
-        advice = "Lower config.optimizer.learning_rate or raise config.temperature"
-        report = state_lib.Report(writer, profile, advice)
-        for step in range(first_step + 1, total_steps + 1):
-            batch = next(batches)
-            sent = time.monotonic()
-            state, metrics = train_step(encoder.graphdef, tx, state, batch, config, mesh)
-            report.sent(step, metrics, batch, sent)
 
-            last, dev = step == total_steps, None
-            stop = preemption.should_stop(step)
-            if last or (config.eval_every and step % config.eval_every == 0):
-                report.finish()
-                dev = writer.evaluate(step, evaluate, state.params)
-            if dev is not None or stop or (config.save_every and step % config.save_every == 0):
-                report.finish()  # Never save a state that is not finite.
-                checkpoints.save(step, state, batches, meta, dev or None)
-            if stop and not last:
-                complete = False
-                break
-        best = state_lib.best(checkpoints)
-    if complete and config.head.rounds and jax.process_count() == 1:
-        with PreemptionGuard(start, config.stop_after_minutes) as preemption:
-            figures = train_head(config, workdir, sets, lambda: preemption.should_stop(total_steps))
-        complete = figures is not None
-        best |= figures or {}
-    elif complete and config.head.rounds:
-        logging.warning("several processes trained: run this again with one, which trains the head")
+    def one_step(state: state_lib.TrainState, batch: pools_lib.Batch) -> Any:
+        return train_step(encoder.graphdef, tx, state, batch, config, mesh)
+
+    with checkpoints, jax.set_mesh(mesh):
+        fitted = fit(
+            config,
+            workdir,
+            one_step,
+            state,
+            batches,
+            evaluate,
+            checkpoints,
+            meta,
+            first_step=first_step,
+            total_steps=total_steps,
+            start=start,
+            advice="Lower config.optimizer.learning_rate or raise config.temperature",
+        )
+
+    # ---- Link head ------------------------------------------------------------------------------
+    head: dict[str, Any] | None = {}
+    if fitted.complete and config.head.rounds:
+        head = link_head.train_head(config, workdir, sets, start)
+
     # ---- Result ---------------------------------------------------------------------------------
     return {
-        "complete": complete,
-        "step": int(state.step),
+        "complete": fitted.complete and head is not None,
+        "step": fitted.step,
         "total_steps": total_steps,
-        **best,
+        **fitted.best,
+        **(head or {}),
         "num_chains": len(chains),
         "num_dev_questions": num_dev,
         "seconds": round(time.monotonic() - start, 1),
@@ -227,40 +208,8 @@ def place_batch(batch: pools_lib.Batch, mesh: jax.sharding.Mesh) -> gradient_cac
 # -------------------------------------------------------------------------------------------- data
 
 
-class Questions(NamedTuple):
-    """The questions of one dataset: those that are trained on, and those that choose."""
-
-    dataset: Dataset
-    train: tuple[Question, ...]
-    dev: tuple[Question, ...]
-
-
-def split_questions(dataset: Dataset, config: Config) -> Questions:
-    """Train and dev questions of one of the datasets.
-
-    Dev is ``config.dev.split`` and ``.fold`` where one is named; otherwise
-    ``config.dev.questions`` of the training questions themselves, the last of a seeded
-    permutation, as KiRAG does. Where no fold is named, those that others evaluate on are left out.
-    """
-    train = load.select_questions(dataset, config.data)
-    if not config.data.fold:
-        train = tuple(question for question in train if question.fold not in HELD_OUT)
-    if config.dev.split or config.dev.fold:
-        wanted: Config = ConfigDict({**config.data.to_dict(), "limit": config.dev.questions})
-        wanted.split, wanted.fold = config.dev.split, config.dev.fold
-        dev = load.select_questions(dataset, wanted)
-        clash = {q.id for q in train} & {q.id for q in dev}
-        if clash:
-            raise UserError(
-                f"config.dev selects {len(clash)} of the training questions (first: {min(clash)}); "
-                "choose another config.dev.split or config.dev.fold"
-            )
-        return Questions(dataset, train, dev)
-    return Questions(dataset, *state_lib.hold_out(train, config))
-
-
 def training_chains(
-    sets: Sequence[Questions], config: Config, workdir: pathlib.Path
+    sets: Sequence[splits.Questions], config: Config, workdir: pathlib.Path
 ) -> tuple[list[chains_lib.Chain], list[tuple[chains_lib.Unit, ...]], list[pools_lib.PrefixPools]]:
     """The chains of all training questions, the units of each question's own passages, and with
     ``config.retrieved.model`` the pools of each chain's prefixes (else an empty list).
@@ -278,7 +227,7 @@ def training_chains(
 
 
 def dev_data(
-    sets: Sequence[Questions], kind: chains_lib.UnitKind
+    sets: Sequence[splits.Questions], kind: chains_lib.UnitKind
 ) -> tuple[list[chains_lib.Chain], list[tuple[chains_lib.Unit, ...]]]:
     """The chains of all dev questions, and the units of each question's own passages."""
     chains, pools = [], []
@@ -349,84 +298,6 @@ def make_batches(
         config.seed,
         of_prefixes,
     )
-
-
-# -------------------------------------------------------------------------------------------- head
-
-
-def train_head(
-    config: Config,
-    workdir: pathlib.Path,
-    sets: Sequence[Questions],
-    should_stop: Callable[[], bool] = lambda: False,
-) -> dict[str, Any] | None:
-    """Trains the head of retrieval along links beside the best checkpoint; see `link_head`.
-
-    Leaves ``link_head.safetensors`` in ``workdir``, unless it is there already: of this checkpoint,
-    these questions and settings.
-
-    Returns:
-      The head's figures; None where ``should_stop`` said so before the head was whole: the next
-      call begins it again.
-    """
-    run = _head_run(config, workdir, sets)
-    record = link_head_model.read_record(workdir)
-    if record.get("run") == run:
-        state_lib.announce(
-            f"{workdir / link_head_model.FILE} is kept: it was trained on this checkpoint, with "
-            "these questions and settings"
-        )
-        return record["figures"]
-    try:
-        head, figures = _fit_head(config, workdir, sets, should_stop)
-    except link_head.Stopped:
-        state_lib.announce(
-            "the head was not ready when the training was told to stop; the same command begins "
-            "it again, and nothing else"
-        )
-        return None
-    taught = sorted(q.id for one in sets for q in one.dev) if held_out_teach(config) else []
-    record = {"run": run, "figures": figures, link_head_model.TAUGHT: taught}
-    dataclasses.replace(head, record=record).save(workdir)
-    return figures
-
-
-def _head_run(config: Config, workdir: pathlib.Path, sets: Sequence[Questions]) -> str:
-    """A digest of all that a head depends on."""
-    names = ("head", "seed", "query_max_length", "unit_max_length")
-    settings = {name: config.to_dict()[name] for name in names}
-    checkpoint = {k: v for k, v in of_model(str(workdir)).items() if k != "head"}
-
-    def texts(dataset: Dataset, *questions: Sequence[Question]) -> Iterator[Any]:
-        yield from questions
-        for id in link_head.passage_ids(dataset, config.head.corpus, *questions):
-            yield dataset.corpus[id], chains_lib.units_of(dataset, id, config.data.units)
-
-    reads = [FEATURES, stopping.num_features(config.head.steps)]
-    told = [config.data.units, reads, settings, checkpoint]
-    return state_lib.digest(told, *(texts(*one) for one in sets))
-
-
-def _fit_head(
-    config: Config,
-    workdir: pathlib.Path,
-    sets: Sequence[Questions],
-    should_stop: Callable[[], bool],
-) -> tuple[link_head_model.LinkHead, dict[str, float]]:
-    embeds = link_head.open_aligner(str(workdir), config)
-    kind, head = config.data.units, config.head.copy_and_resolve_references()
-    head.held_out = config.head.held_out if held_out_teach(config) else 0
-    tasks = [
-        link_head.make_task(dataset, train, dev, kind, embeds, head, should_stop)
-        for dataset, train, dev in sets
-    ]
-    return link_head.train_link_head(head, tasks, kind, config.seed, should_stop)
-
-
-def held_out_teach(config: Config) -> bool:
-    """Whether the head learns from the dev questions: not from those of another split or fold."""
-    chosen = config.dev.split or config.dev.fold
-    return bool(config.head.held_out and not chosen)
 
 
 # ---------------------------------------------------------------------------------------- evaluate

@@ -31,8 +31,9 @@ from cirag_jax.retrieval.rankers import BiEncoderRanker, TripleText
 from cirag_jax.training import optimizers
 from cirag_jax.training import state as state_lib
 from cirag_jax.training.data import pairs as data_lib
+from cirag_jax.training.data.splits import hold_out
+from cirag_jax.training.fit import BatchOfStep, fit
 from cirag_jax.training.preemption import PreemptionGuard
-from cirag_jax.training.profile import StepProfile
 from cirag_jax.types import Config, Dataset, Question
 
 
@@ -47,7 +48,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     # ---- Data -----------------------------------------------------------------------------------
     dataset = load.load_dataset(config.data)
     questions = data_lib.training_questions(dataset, config.data)
-    train_questions, dev_questions = state_lib.hold_out(questions, config)
+    train_questions, dev_questions = hold_out(questions, config)
     unmined = unmined_targets(config, dataset, train_questions)
     problems = reranking.passage_problems(dataset, dev_questions, None, 0)
     measured = [f"dev/{name}" for name in reranking.metrics([], [])] if problems else []
@@ -93,7 +94,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "triple_text": None,
         "trained_on": sorted(question.id for question in train_questions),
         "run": {
-            **state_lib.fingerprint(config, ("evaluate", "component")),
+            **state_lib.identity_of(config, ("evaluate", "component")),
             "encoder.weights": of_model(config.encoder.model),
             state_lib.EXAMPLES: examples,
         },
@@ -105,48 +106,45 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     # ---- Train ----------------------------------------------------------------------------------
     evaluate = make_evaluate(config, problems, model, mesh)
-    complete = True
-    with (
-        checkpoints,
-        state_lib.open_metrics(config, workdir, total_steps, first_step) as writer,
-        StepProfile(config.get("profile_steps"), workdir) as profile,
-        PreemptionGuard(start, config.stop_after_minutes) as preemption,
-    ):
-        if first_step == 0 and config.eval_every:
-            writer.evaluate(0, evaluate, state.params)  # A head that has learned nothing.
-        report = state_lib.Report(writer, profile, "Lower config.optimizer.learning_rate")
-        for step in range(first_step + 1, total_steps + 1):
-            pairs = data_lib.pairs_of_step(targets, step - 1, sampling)
-            batch = make_batch(config, model, pairs, mesh)
-            sent = time.monotonic()
-            with jax.set_mesh(mesh):
-                state, metrics = train_step(model.graphdef, tx, state, batch, config, mesh)
-            report.sent(step, metrics, batch, sent)
 
-            last, dev = step == total_steps, None
-            stop = preemption.should_stop(step)
-            if last or (config.eval_every and step % config.eval_every == 0):
-                report.finish()
-                dev = writer.evaluate(step, evaluate, state.params)
-            if dev is not None or stop or (config.save_every and step % config.save_every == 0):
-                report.finish()  # Never save a state that is not finite.
-                checkpoints.save(step, state, {"step": step}, meta, dev or None)
-            if stop and not last:
-                complete = False
-                break
-        best = state_lib.best(checkpoints)
+    def batch_of(step: int) -> data_lib.Batch:
+        pairs = data_lib.pairs_of_step(targets, step - 1, sampling)
+        return make_batch(config, model, pairs, mesh)
+
+    def one_step(state: state_lib.TrainState, batch: data_lib.Batch) -> Any:
+        with jax.set_mesh(mesh):
+            return train_step(model.graphdef, tx, state, batch, config, mesh)
+
+    with checkpoints:
+        fitted = fit(
+            config,
+            workdir,
+            one_step,
+            state,
+            BatchOfStep(batch_of, first_step),
+            evaluate,
+            checkpoints,
+            meta,
+            first_step=first_step,
+            total_steps=total_steps,
+            start=start,
+            advice="Lower config.optimizer.learning_rate",
+        )
         training_seconds = time.monotonic() - start
-        # ---- Result -----------------------------------------------------------------------------
-        gains = {}
-        if complete:
-            if best["best_step"] is not None:
-                state = checkpoints.restore(best["best_step"], state).state
+        state, best_step = fitted.state, fitted.best["best_step"]
+        if fitted.complete and best_step is not None:
+            state = checkpoints.restore(best_step, state).state
+
+    # ---- Result ---------------------------------------------------------------------------------
+    gains = {}
+    if fitted.complete:
+        with PreemptionGuard():  # A signal does not interrupt the comparison.
             gains = compare(config, dataset, questions, model, state.params, bi_encoder, mesh)
     return {
-        "complete": complete,
-        "step": int(state.step) if not complete else total_steps,
+        "complete": fitted.complete,
+        "step": fitted.step,
         "total_steps": total_steps,
-        **best,
+        **fitted.best,
         **gains,
         "num_positives": len(targets),
         "positives": _count_kinds(targets),

@@ -12,13 +12,15 @@ out from it to choose its checkpoint are therefore the better teachers of the he
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from absl import logging
 from flax import nnx
 from scipy.optimize import minimize
 from scipy.special import expit
@@ -28,11 +30,17 @@ from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.evaluation.evidence import passages_elsewhere
 from cirag_jax.evaluation.recall import recall_at
 from cirag_jax.io import bar
+from cirag_jax.models import link_head as link_head_model
+from cirag_jax.models.io.fingerprint import of_model
 from cirag_jax.models.io.workdir import open_encoder
 from cirag_jax.models.link_head import LinkHead, LinkHeadModule, StopRule
+from cirag_jax.retrieval import stopping
 from cirag_jax.retrieval.candidates import FEATURES, GROUPS, Candidates
 from cirag_jax.retrieval.encoders import Encoder, FlaxEncoder, RememberingEncoder, kept_on_disk
 from cirag_jax.retrieval.linked import Found, LinkedIndex, Score
+from cirag_jax.training import state as state_lib
+from cirag_jax.training.data.splits import Questions
+from cirag_jax.training.preemption import PreemptionGuard
 from cirag_jax.types import Config, Dataset, Question
 
 _KS = (2, 5)
@@ -84,6 +92,90 @@ def _stop_if(should_stop: ShouldStop) -> None:
         raise Stopped
 
 
+# --------------------------------------------------------------------------- beside an aligner
+
+
+def train_head(
+    config: Config, workdir: pathlib.Path, sets: Sequence[Questions], start: float
+) -> dict[str, Any] | None:
+    """Trains the head on the searches of the best checkpoint in ``workdir``, in one process.
+
+    Writes ``link_head.safetensors`` into ``workdir``. Keeps the file that is there if it was
+    trained on this checkpoint, with these questions and settings.
+
+    Args:
+      config: of the aligner; ``head`` are the head's own settings.
+      workdir: of the aligner's training, which has ended.
+      sets: questions of each dataset.
+      start: `time.monotonic` from which ``config.stop_after_minutes`` count.
+
+    Returns:
+      The head's figures, none if several processes train. None if it was stopped before the head
+      was whole: the next call starts it again.
+    """
+    if jax.process_count() > 1:
+        logging.warning("several processes trained: run this again with one, which trains the head")
+        return {}
+    digest = _digest_of_inputs(config, workdir, sets)
+    record = link_head_model.read_record(workdir)
+    if record.get("run") == digest:
+        state_lib.announce(
+            f"{workdir / link_head_model.FILE} is kept: it was trained on this checkpoint, with "
+            "these questions and settings"
+        )
+        return record["figures"]
+    try:
+        with PreemptionGuard(start, config.stop_after_minutes) as preemption:
+            head, figures = _train_on(config, workdir, sets, lambda: preemption.should_stop(0))
+    except Stopped:
+        state_lib.announce(
+            "the head was not ready when the training was told to stop; the same command begins "
+            "it again, and nothing else"
+        )
+        return None
+    taught = sorted(q.id for one in sets for q in one.dev) if held_out_teach(config) else []
+    record = {"run": digest, "figures": figures, link_head_model.TAUGHT: taught}
+    dataclasses.replace(head, record=record).save(workdir)
+    return figures
+
+
+def _digest_of_inputs(config: Config, workdir: pathlib.Path, sets: Sequence[Questions]) -> str:
+    names = ("head", "seed", "query_max_length", "unit_max_length")
+    settings = {name: config.to_dict()[name] for name in names}
+    checkpoint = {k: v for k, v in of_model(str(workdir)).items() if k != "head"}
+
+    def texts(dataset: Dataset, *questions: Sequence[Question]) -> Iterator[Any]:
+        yield from questions
+        for id in passage_ids(dataset, config.head.corpus, *questions):
+            yield dataset.corpus[id], units_of(dataset, id, config.data.units)
+
+    reads = [FEATURES, stopping.num_features(config.head.steps)]
+    parts = [config.data.units, reads, settings, checkpoint]
+    return state_lib.digest(parts, *(texts(*one) for one in sets))
+
+
+def _train_on(
+    config: Config, workdir: pathlib.Path, sets: Sequence[Questions], should_stop: ShouldStop
+) -> tuple[LinkHead, dict[str, float]]:
+    encoder = open_aligner(str(workdir), config)
+    kind, settings = config.data.units, config.head.copy_and_resolve_references()
+    settings.held_out = config.head.held_out if held_out_teach(config) else 0
+    tasks = [
+        make_task(dataset, train, dev, kind, encoder, settings, should_stop)
+        for dataset, train, dev in sets
+    ]
+    return train_link_head(settings, tasks, kind, config.seed, should_stop)
+
+
+def held_out_teach(config: Config) -> bool:
+    """Whether the head learns from the dev questions: not from those of another split or fold."""
+    chosen = config.dev.split or config.dev.fold
+    return bool(config.head.held_out and not chosen)
+
+
+# ------------------------------------------------------------------------- searching and fitting
+
+
 def train_link_head(
     config: Config,
     tasks: Sequence[Task],
@@ -104,7 +196,7 @@ def train_link_head(
     def fitted(half: int | None) -> tuple[LinkHead, float]:
         """A head without what that half of the held-out questions teaches, nor when to stop."""
         kept = [state for state in held_out if state.question % 2 != half]
-        module, loss = fit(states + config.held_out * kept, config, seed, should_stop)
+        module, loss = fit_head(states + config.held_out * kept, config, seed, should_stop)
         return LinkHead(module, FEATURES, units, config.steps), loss
 
     score, states, held_out, found = by_aligner, list[State](), list[State](), None
@@ -289,7 +381,7 @@ def fit_stop(rankings: Sequence[Ranking]) -> StopRule:
     return StopRule(weight_F.astype(np.float32), bias)
 
 
-def fit(
+def fit_head(
     states: Sequence[State], config: Config, seed: int, should_stop: ShouldStop = _never
 ) -> tuple[LinkHeadModule, float]:
     """A head by the likelihood of the gold candidates under a softmax over all of a step.

@@ -11,7 +11,7 @@ from cirag_jax.types import Config
 SCHEDULES = ("linear", "cosine", "constant")
 
 
-def check_settings(config: Config) -> None:
+def check_optimizer(config: Config) -> None:
     """Raises UserError where a number or the schedule of ``config.optimizer`` cannot be.
 
     Args:
@@ -29,7 +29,7 @@ def make_schedule(config: Config, total_steps: int) -> optax.Schedule:
     """Learning rate by step: linear warm-up over ``warmup_ratio`` of the steps, then ``schedule``.
 
     ``linear`` and ``cosine`` decay to zero at ``total_steps``; ``constant`` stays. It must be one
-    of `SCHEDULES`, see `check_settings`.
+    of `SCHEDULES`, see `check_optimizer`.
     """
     warmup = int(round(config.warmup_ratio * total_steps))
     peak = config.learning_rate

@@ -1,31 +1,30 @@
-"""What every trainer shares: its state, the run that it resumes, the metrics of its steps."""
+"""What every trainer shares: its state, and the run that it resumes."""
 
 import functools
 import hashlib
 import pathlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 
 from cirag_jax import io, sharding
 from cirag_jax.errors import UserError, check_at_least
+from cirag_jax.identity import check_same, of_packages, without
 from cirag_jax.models.io.checkpoints import Checkpoints
-from cirag_jax.models.io.fingerprint import check_same, of_model, of_packages
+from cirag_jax.models.io.fingerprint import of_model
 from cirag_jax.models.io.pretrained_decoder import DEFAULT_DECODER
 from cirag_jax.training import optimizers
-from cirag_jax.training.metrics import MetricWriter, StepClock, fetch
-from cirag_jax.training.profile import StepProfile, parse_steps
-from cirag_jax.types import Config, Question
+from cirag_jax.training.profile import parse_steps
+from cirag_jax.types import Config
 
 EXAMPLES = "the training examples"  # what a run holds a digest of, beside its settings
 _REMEDY = "choose another --workdir or the same config and data"
-# Settings that may change between a run and its continuation.
-_FREE = frozenset(
+# Fields of a config that may differ when a training is resumed.
+MAY_DIFFER = frozenset(
     {
         "stop_after_minutes",
         "save_every",
@@ -89,24 +88,6 @@ def apply_gradient(
     return TrainState(params, opt_state, state.step + 1, state.key), norms
 
 
-def hold_out(
-    questions: Sequence[Question], config: Config
-) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
-    """Training questions, and the last ``config.dev.questions`` of a seeded permutation."""
-    number = config.dev.questions
-    if number >= len(questions):
-        raise UserError(
-            f"config.dev.questions={number} would leave none of the {len(questions)} questions to "
-            "train on"
-        )
-    order = np.random.default_rng(config.data.seed).permutation(len(questions))
-    dev = set(order[len(questions) - number :].tolist())
-    return (
-        tuple(q for i, q in enumerate(questions) if i not in dev),
-        tuple(q for i, q in enumerate(questions) if i in dev),
-    )
-
-
 COMPONENTS = ("aligner", "cross_encoder", "integrator", "extractor", "reader")
 
 
@@ -138,7 +119,7 @@ def check_training(config: Config) -> None:
     check_at_least(0, config, *zeros)
     if not config.num_steps and not config.num_epochs:
         raise UserError("config.num_epochs and config.num_steps must not both be 0")
-    optimizers.check_settings(config)
+    optimizers.check_optimizer(config)
     if config.get("profile_steps") is not None:
         parse_steps(config.profile_steps)
 
@@ -166,19 +147,6 @@ def announce(text: str) -> None:
         io.say(text)
 
 
-def open_metrics(
-    config: Config, workdir: pathlib.Path, total_steps: int, first_step: int
-) -> MetricWriter:
-    """Where the figures from ``first_step`` on go; the first of several processes writes them."""
-    return MetricWriter(
-        workdir,
-        total_steps,
-        first_step,
-        evaluate_every=config.eval_every,
-        enabled=jax.process_index() == 0,
-    )
-
-
 def open_checkpoints(config: Config, workdir: pathlib.Path) -> Checkpoints:
     """Those of a run in ``workdir``, as many as its config keeps."""
     return Checkpoints(
@@ -186,9 +154,12 @@ def open_checkpoints(config: Config, workdir: pathlib.Path) -> Checkpoints:
     )
 
 
-def fingerprint(config: Config, free: Collection[str] = ()) -> dict[str, Any]:
-    """What must not change between a run and its continuation; ``free`` names further fields."""
-    fields = {k: v for k, v in config.to_dict().items() if k not in _FREE and k not in free}
+def identity_of(config: Config, may_differ: Collection[str] = ()) -> dict[str, Any]:
+    """Returns the identity of a training: its config, its base model, and packages.
+
+    ``may_differ`` names fields that are left out in addition to `MAY_DIFFER`.
+    """
+    fields = without(config.to_dict(), {*MAY_DIFFER, *may_differ})
     base = of_model(config.model.spec or DEFAULT_DECODER)
     return {**fields, "base": base, "packages": of_packages("tokenizers")}
 
@@ -234,57 +205,3 @@ def refuse_other(workdir: pathlib.Path, run: dict[str, Any]) -> None:
         with Checkpoints(workdir, read_only=True) as checkpoints:
             saved = checkpoints.meta().get("run", {})
         check_same(workdir, {name: saved.get(name) for name in run}, run, _REMEDY)
-
-
-def best(checkpoints: Checkpoints) -> dict[str, Any]:
-    """``best_step``, None where nothing was measured, and what was measured then."""
-    checkpoints.wait()
-    step = checkpoints.best_step()
-    return {"best_step": step, **((checkpoints.metrics(step) or {}) if step is not None else {})}
-
-
-# --------------------------------------------------------------------------------------- reporting
-
-
-def describe_padding(values: dict[str, float], batch: Any, seconds: float) -> None:
-    """Tokens a second, and the share of padding, of a batch that counts its tokens."""
-    values["tokens_per_second"] = batch.tokens / seconds
-    values["padding"] = 1.0 - batch.tokens / batch.padded_tokens
-
-
-class Report:
-    """Writes a step's metrics once the next one is under way, and stops on one that is not finite.
-
-    ``advice`` says what to do against such values. ``describe``, given a step's values, its batch
-    and its seconds, changes the values and adds more. ``profile`` learns what was sent and what has
-    ended.
-    """
-
-    def __init__(
-        self,
-        writer: MetricWriter,
-        profile: StepProfile,
-        advice: str,
-        describe: Callable[[dict[str, float], Any, float], None] = describe_padding,
-    ):
-        self._writer, self._profile = writer, profile
-        self._advice, self._describe = advice, describe
-        self._clock = StepClock()
-        self._pending: tuple[int, dict[str, jax.Array], Any, float] | None = None
-
-    def sent(self, step: int, metrics: dict[str, jax.Array], batch: Any, sent: float) -> None:
-        """Takes the device metrics of a step that was sent at ``sent``; ends the one before."""
-        self.finish()
-        self._pending = (step, metrics, batch, sent)
-        self._profile.sent(step)
-
-    def finish(self) -> None:
-        """Waits for the step under way, if there is one, and writes its metrics."""
-        if self._pending is None:
-            return
-        (step, metrics, batch, sent), self._pending = self._pending, None
-        values = fetch(step, metrics, self._advice)
-        self._profile.ended(step)
-        self._describe(values, batch, self._clock.seconds(sent))
-        self._writer.write(step, {f"train/{name}": value for name, value in values.items()})
-        self._writer.progress(step, values["loss"])

@@ -17,6 +17,7 @@ import msgspec
 
 from cirag_jax import sqlite
 from cirag_jax.errors import UserError
+from cirag_jax.identity import of_records
 from cirag_jax.sqlite import Database
 from cirag_jax.types import Passage, Triple
 
@@ -145,10 +146,7 @@ CREATE TABLE passages (
 
     def digest(self, passage_ids: Iterable[str]) -> str:
         """A hash that changes with any change of the triples of these passages."""
-        found = hashlib.sha256()
-        for row in self._texts(passage_ids):
-            found.update(json.dumps(row).encode() + b"\n")
-        return found.hexdigest()
+        return of_records(self._texts(passage_ids))
 
     def _texts(self, passage_ids: Iterable[str]) -> Iterator[tuple[str, str | None]]:
         """Each passage's triples as JSON, in the order asked for."""

@@ -6,7 +6,7 @@ import pathlib
 import jax
 import pytest
 
-from cirag_jax.commands import distill, opening, task
+from cirag_jax.commands import distill, identity, opening, task
 from cirag_jax.commands.answer import Plan, warn_of_seen
 from cirag_jax.config_files import load_config
 from cirag_jax.datasets.corpus import Corpus
@@ -29,8 +29,8 @@ def settings(method="cirag", *overrides, corpus=CORPUS, triples=(FACT,)):
     dataset = Dataset("towns", (), passages, {"a": triples, "elsewhere": (FACT,)})
     entry = find_method(method)
     needs = entry.config(**task.plain(config[method])).needs
-    asked = opening.Task(needs, dataset, (), corpus)
-    return task.settings(config, entry.program.__module__, asked)
+    asked = task.Task(needs, dataset, (), corpus)
+    return identity.of_run(config, entry.program.__module__, asked)
 
 
 def different(old, new):
@@ -132,7 +132,7 @@ def test_another_parser_is_another_run_of_online_extraction(monkeypatch):
 def planned(method, questions):
     config = task.method_config(method, "small")
     needs = find_method(method).config(**task.plain(config[method])).needs
-    asked = opening.Task(needs, Dataset("d", questions, {}, {}), questions, CORPUS)
+    asked = task.Task(needs, Dataset("d", questions, {}, {}), questions, CORPUS)
     return Plan(config, asked, (), {})
 
 
@@ -154,7 +154,7 @@ def test_questions_that_a_model_was_trained_on_are_counted(capsys):
 def test_who_collects_trajectories_is_told_of_sentences():
     config = load_config(str(_ROOT / "configs/trajectories.py"))
     needs, ready = distill._prepared(config, distill._check(config))
-    asked = opening.Task(needs, Dataset("d", (), {}, {}), (), CORPUS)
+    asked = task.Task(needs, Dataset("d", (), {}, {}), (), CORPUS)
     with pytest.raises(UserError, match="launch/extract.py") as refused:
         opening.check_task(ready, asked)
     (_, _, advice) = str(refused.value).partition("or take ")

@@ -16,7 +16,7 @@ import sys
 import pytest
 
 from cirag_jax import cli
-from cirag_jax.commands import backends, cluster, index
+from cirag_jax.commands import cluster, identity, index
 from cirag_jax.commands import extract as extract_module
 from cirag_jax.commands.extract import extract_corpus
 from cirag_jax.config_files import load_config
@@ -246,10 +246,10 @@ def test_workers_with_other_settings_are_refused(server, tmp_path, ray, monkeypa
     other = ("--config.extractor.overflow=truncate",)
     with pytest.raises(UserError, match='sqlite was started with extractor.overflow="error", not'):
         extract(server, folder, tmp_path / "w", *other)
-    found, fake = backends.fingerprint, ray()
+    found, fake = identity.of_language_model, ray()
     monkeypatch.setattr(
-        backends,
-        "fingerprint",
+        identity,
+        "of_language_model",
         lambda *given: {**found(*given), "packages": {"tokenizers": str(fake.started)}},
     )
     with pytest.raises(UserError, match="a worker of the Ray cluster has other software"):

@@ -7,7 +7,7 @@ import sqlite3
 import pytest
 
 from cirag_jax import cli
-from cirag_jax.commands import backends, generate
+from cirag_jax.commands import generate, identity
 from cirag_jax.commands.generate import generate_file
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Generate, Message
@@ -193,7 +193,7 @@ def test_servers_that_are_asked_for_their_model_do_not_mix(server, tmp_path):
         assert not other.bodies and len(server.bodies) == 1
         # One that is named is the same wherever it runs: jobs of a cluster move.
         blocks = [served(running, prompts, model="llama") for running in (server, other)]
-        assert backends.fingerprint(blocks[0]) == backends.fingerprint(blocks[1])
+        assert identity.of_language_model(blocks[0]) == identity.of_language_model(blocks[1])
 
 
 # -------------------------------------------------------------------------------------- bad input

@@ -148,11 +148,11 @@ def test_an_evaluated_question_is_never_demonstrated():
         train("g", "How?"),
     )
     dataset = Dataset("towns", (*asked, *others), {}, {})
-    shown = opening.Task(Needs(demonstrations=True), dataset, asked, Corpus("none", ()))
-    assert [q.id for q in opening.demonstrations(shown)] == ["f", "g"]
-    assert opening.demonstrations(shown._replace(questions=dataset.questions)) == ()
+    shown = task.Task(Needs(demonstrations=True), dataset, asked, Corpus("none", ()))
+    assert [q.id for q in task.demonstrations(shown)] == ["f", "g"]
+    assert task.demonstrations(shown._replace(questions=dataset.questions)) == ()
     reworded = (*asked, train("g", "In what way?"))
-    assert [q.id for q in opening.demonstrations(shown._replace(questions=reworded))] == ["f"]
+    assert [q.id for q in task.demonstrations(shown._replace(questions=reworded))] == ["f"]
 
 
 def config_of(folder, name, program, settings, monkeypatch):
@@ -296,7 +296,7 @@ def test_every_config_has_a_block_for_what_its_method_needs(name, preset):
         block.model = "given" if block.kind == "aligner" else block.model
     needs = registry.find_method(name).config(**task.plain(config[name])).needs
     opening.check(config, needs)
-    assert all(opening.most_tokens(config, role) > 0 for role in needs.roles)
+    assert all(task.most_tokens(config, role) > 0 for role in needs.roles)
     assert all(ranker in config.rankers for ranker in needs.rankers)
     assert ("retriever" in config) == needs.index
     assert "triples" in config or not needs.triples  # CIRAG has the block where it asks for none.
@@ -369,9 +369,9 @@ def test_a_method_without_rounds_opens_neither_triples_nor_rankers(folders, tmp_
     config = load_config(str(_ROOT / "configs/methods/cirag.py"), ["--config.cirag.max_steps=0"])
     needs = registry.find_method("cirag").config(**task.plain(config.cirag)).needs
     assert needs == Needs(roles=("reader",))
-    assert opening.needs_encoder(config, needs)
+    assert task.needs_encoder(config, needs)
     config.retriever.kind = "bm25"
-    assert not opening.needs_encoder(config, needs)
+    assert not task.needs_encoder(config, needs)
 
 
 def test_one_model_serves_every_role_that_names_none():

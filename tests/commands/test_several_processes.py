@@ -142,7 +142,7 @@ def test_two_processes_extract_as_one(tmp_path, capsys, monkeypatch, command):
 
 
 def test_check_budget_or_no_program_in_flight_is_refused_before_anything_is_opened(monkeypatch):
-    with pytest.raises(UserError, match=r"config\.in_flight must be at least 1"):
+    with pytest.raises(UserError, match=r"config\.in_flight=0 must be at least 1"):
         opening.check(task.method_config("direct", "", ["in_flight=0"]), Needs())
     config = task.method_config("direct", "", ["reader.budget_tokens=9"])
     opening.check(config, Needs())

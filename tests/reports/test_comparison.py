@@ -107,6 +107,17 @@ def test_f1_against_seconds(drawn):
     ]
 
 
+def test_time_without_latency_says_how_to_measure_it():
+    together = {"a": {"seconds": 1.5, "seconds_alone": None}}
+    table = comparison._time({"systems": together})
+    assert "--config.latency_questions=5" in table.caption
+    assert table.rows == [["run", "s a question, together"], ["a", "1.50"]]
+    alone = {"value": 2.0, "low": 1.0, "high": 3.0, "num_questions": 4}
+    table = comparison._time({"systems": {**together, "b": {"seconds": 2, "seconds_alone": alone}}})
+    assert "latency_questions" not in table.caption
+    assert [row[2:] for row in table.rows[1:]] == [["", ""], ["2.00 [1.00, 3.00]", "4"]]
+
+
 def test_recall_at_every_k(drawn):
     (axes,) = drawn(tables._draw, result_of((2, 5, 10), 5, data="a$b")).axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("K passages", "Recall@K, %")

@@ -246,13 +246,13 @@ def test_held_out_questions_teach_the_head_and_measure_none_that_learnt_from_the
 
 
 def test_each_half_of_the_held_out_questions_is_measured_without_it(monkeypatch):
-    fit, odd = training.fit, []
+    fit_head, odd = training.fit_head, []
 
     def watched(states, *rest):
         odd.append(sum(state.question % 2 for state in states))
-        return fit(states, *rest)
+        return fit_head(states, *rest)
 
-    monkeypatch.setattr(training, "fit", watched)
+    monkeypatch.setattr(training, "fit_head", watched)
     config = aligner.linked().head
     config.update({"epochs": 1, "batch_size": 8, "hidden": 8, "steps": 2, "rounds": 1})
     task = Task(make_index(steps=2), tuple(ROW), DATASET.questions[:1], DATASET.questions[1:])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import safetensors
 
-from cirag_jax.commands import backends, evaluation, opening
+from cirag_jax.commands import backends, evaluation, identity, opening
 from cirag_jax.config_files import load_config
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Generate, Message
@@ -77,7 +77,7 @@ def test_adapter_merged_and_peft_decode_the_same(trained, folders, tmp_path):
 
 
 def test_a_run_knows_which_adapter_it_used(trained, folders, tmp_path):
-    settings = backends.fingerprint(language_model(adapter=str(trained[0])))
+    settings = identity.of_language_model(language_model(adapter=str(trained[0])))
     assert settings["model"] == str(folders[0])
     assert set(settings["adapter_weights"]) == {"checkpoint", "base"}
     assert settings["adapter_weights"]["base"] == settings["weights"]

@@ -25,6 +25,7 @@ from cirag_jax.retrieval.encoders import FlaxEncoder
 from cirag_jax.retrieval.rankers import TripleText, open_ranker, triple_text_of
 from cirag_jax.training import aligner, link_head, optimizers
 from cirag_jax.training.data import pools as pools_lib
+from cirag_jax.training.data import splits
 from cirag_jax.training.metrics import MetricWriter
 from cirag_jax.training.profile import StepProfile
 from cirag_jax.training.state import make_state
@@ -83,7 +84,7 @@ def test_golden_step(model_and_data):
     from cirag_jax.datasets import load
 
     dataset = load.load_dataset(config.data)
-    questions = aligner.split_questions(dataset, config).train
+    questions = splits.split_questions(dataset, config).train
     chains, pools = pools_lib.chains_and_pools(dataset, questions, "triple")
     batches = aligner.make_batches(config, chains, pools, encoder, mesh)
     tx = optimizers.make_optimizer(config.optimizer, 6)
@@ -428,11 +429,11 @@ def test_dev_questions_are_never_trained_on(model_and_data):
     config = _config(model_and_data, **{"dev.split": "null", "dev.questions": 3})
     from cirag_jax.datasets import load
 
-    _, train, dev = aligner.split_questions(load.load_dataset(config.data), config)
+    _, train, dev = splits.split_questions(load.load_dataset(config.data), config)
     assert (len(train), len(dev)) == (5, 3)
     assert not {q.id for q in train} & {q.id for q in dev}
     with pytest.raises(UserError, match="8 of the training questions"):
-        aligner.split_questions(
+        splits.split_questions(
             load.load_dataset(config.data),
             _config(model_and_data, **{"dev.split": "train", "dev.questions": 0}),
         )

@@ -16,6 +16,7 @@ from cirag_jax.models.io.pretrained import load_encoder
 from cirag_jax.retrieval.encode import encode
 from cirag_jax.training import aligner, retrieved
 from cirag_jax.training.data import pools as pools_lib
+from cirag_jax.training.data import splits
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PASSAGES = 3
@@ -43,7 +44,7 @@ def _config(model_and_data, **changes):
 
 
 def _training_chains(config, workdir):
-    sets = [aligner.split_questions(one, config) for one in load.load_datasets(config.data)]
+    sets = [splits.split_questions(one, config) for one in load.load_datasets(config.data)]
     return aligner.training_chains(sets, config, workdir)
 
 

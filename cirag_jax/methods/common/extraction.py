@@ -10,10 +10,10 @@ from typing import Any
 
 from cirag_jax.datasets.sentences import sentences_of, source_sentence
 from cirag_jax.errors import UserError
+from cirag_jax.identity import of_packages
 from cirag_jax.io import is_training_workdir
 from cirag_jax.methods.common import dialects
 from cirag_jax.methods.common import extraction_prompts as prompts
-from cirag_jax.models.io import fingerprint
 from cirag_jax.runtime.requests import Generate, Generated, Program
 from cirag_jax.triples.store import Record, Status, content_hash
 from cirag_jax.types import Count, Passage, Triple
@@ -213,15 +213,14 @@ def program_of(passage: Passage) -> str:
 def version(dialect: str = dialects.OPENIE) -> dict[str, Any]:
     """What decides, beside the model, which triples a passage gets: JSON that changes with it."""
     own = prompts.prompt_hash() if dialect == dialects.OPENIE else dialects.prompt_hash(dialect)
-    return {"prompt": own, "parser": PARSER, **fingerprint.of_packages("sentencex")}
+    return {"prompt": own, "parser": PARSER, **of_packages("sentencex")}
 
 
 def extractor_identity(made_by: Mapping[str, Any], settings: ExtractionSettings) -> dict[str, Any]:
     """Who extracts, as JSON: what makes the triples of a passage others than they were.
 
     Args:
-        made_by: What decides the model's texts, of `backends.fingerprint`; where its adapter lies
-            does not.
+        made_by: The identity of the language model; the place of its adapter does not count.
         settings: How.
     """
     apart = ("model", "adapter")

@@ -141,7 +141,7 @@ def conclusion(question: Question) -> tuple[tuple[str, str, str], ...]:
     facts = question.evidences or ()
     dates = [fact for fact in facts if fact[1] in _DATES]
     if len(dates) == 2 and dates[0][1] == dates[1][1]:
-        sign = _order(dates[0][2], dates[1][2])
+        sign = _compare_dates(dates[0][2], dates[1][2])
         if sign is None:
             return ()
         first, second = dates if sign < 0 else dates[::-1]
@@ -206,7 +206,7 @@ def _compare(first: _Leg, second: _Leg, rng: np.random.Generator) -> Question | 
         if _same_country(first.value, second.value):
             answer = "yes"
     else:
-        order = _order(first.value, second.value)
+        order = _compare_dates(first.value, second.value)
         if order is None:
             return None
         ask, which = _DATES[relation][int(rng.integers(len(_DATES[relation])))]
@@ -265,7 +265,7 @@ def _same_country(a: str, b: str) -> bool:
     return stems[0] == stems[1]
 
 
-def _order(a: str, b: str) -> int | None:
+def _compare_dates(a: str, b: str) -> int | None:
     """-1: the first date is earlier, 1: it is later, None: that cannot be said."""
     spans = []
     for value in (a, b):

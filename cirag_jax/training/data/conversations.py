@@ -64,8 +64,9 @@ class Data(NamedTuple):
         """A hash of how the prompts read; another version of this program may word them anew."""
         return prompt_digests.prompt_digest(self.described)
 
-    def digest(self) -> str:
-        """SHA-256 of all examples: a run goes on with what it began with."""
+    @property
+    def identity(self) -> str:
+        """SHA-256 of all examples."""
         found = hashlib.sha256()
         for examples in (self.train, self.dev):
             for example in examples:
@@ -105,7 +106,7 @@ def load_data(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data
     return data
 
 
-def hold_out(names: Iterable[str], fraction: float, limit: int, seed: int) -> set[str]:
+def held_out_names(names: Iterable[str], fraction: float, limit: int, seed: int) -> set[str]:
     """The last ``fraction`` of the distinct names by a seeded permutation, at most ``limit``."""
     distinct = list(dict.fromkeys(names))
     if not 0.0 <= fraction < 1.0:
@@ -124,8 +125,8 @@ def hold_out(names: Iterable[str], fraction: float, limit: int, seed: int) -> se
 def _held_out(
     config: Config, found: Sequence[Item], name_of: Callable[[Item], str]
 ) -> tuple[list[Item], list[Item]]:
-    """What is trained on and what is dev, by `hold_out` of the names."""
-    held = hold_out(map(name_of, found), config.dev_fraction, config.num_dev, config.seed)
+    """What is trained on and what is dev, by `held_out_names` of the names."""
+    held = held_out_names(map(name_of, found), config.dev_fraction, config.num_dev, config.seed)
     train = [one for one in found if name_of(one) not in held]
     return train, [one for one in found if name_of(one) in held]
 

@@ -174,7 +174,7 @@ def trajectory_examples(
     split = compact_parts if prompt_format == "compact" else decision_parts
     if prompt_format != "paper":
         try:
-            found = _cut(render(len(steps), len(steps)), max_length, reasons)
+            found = _shortened(render(len(steps), len(steps)), max_length, reasons)
             return ([] if found is None else [found]), dict(reasons)
         except UnstableTemplateError:
             reasons["split_turns"] += 1
@@ -193,7 +193,9 @@ def weighted(example: Example, weights: Mapping[Part, float]) -> Example:
     return example._replace(weight_T=weight_T)
 
 
-def _cut(example: Example, max_length: int, reasons: collections.Counter[str]) -> Example | None:
+def _shortened(
+    example: Example, max_length: int, reasons: collections.Counter[str]
+) -> Example | None:
     """The example up to the last decision that fits; None where the first does not."""
     if len(example.tokens_T) <= max_length:
         return example

@@ -137,7 +137,10 @@ def make_plan(
         tuple(tokens),
         tuple(sum(targets[i] for row in step for i in row.places) for step in steps),
         tuple(
-            sum(layout.rows_per_batch * length for _, length in _cut(step, lengths, layout))
+            sum(
+                layout.rows_per_batch * length
+                for _, length in _micro_batch_rows(step, lengths, layout)
+            )
             for step in steps
         ),
     )
@@ -153,7 +156,7 @@ def micro_batches(
     a shared beginning is part of the first segment and has no target that counts.
     """
     found = []
-    for rows, length in _cut(step, [len(e.tokens_T) for e in examples], layout):
+    for rows, length in _micro_batch_rows(step, [len(e.tokens_T) for e in examples], layout):
         shape = (layout.rows_per_batch, length)
         tokens_BT = np.full(shape, pad_id, np.int32)
         targets_BT = np.full(shape, pad_id, np.int32)
@@ -288,7 +291,7 @@ def _epoch(
     return [tuple(groups[i]) for i in rng.permutation(len(groups))]
 
 
-def _cut(
+def _micro_batch_rows(
     step: Sequence[Row], lengths: Sequence[int], layout: Layout
 ) -> list[tuple[Sequence[Row], int]]:
     """The micro-batches of a step: their rows and padded length."""

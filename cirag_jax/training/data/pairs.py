@@ -268,13 +268,13 @@ def pairs_of_step(
     drawn = [_target(targets, number, sampling.seed) for number in numbers]
     for number, target in zip(numbers, drawn, strict=True):
         rng = np.random.default_rng((sampling.seed, number, 1))
-        own = _draw(target.own, sampling.own, rng)
-        mined = _draw(target.mined, wanted - len(own), rng)
+        own = _draw_texts(target.own, sampling.own, rng)
+        mined = _draw_texts(target.mined, wanted - len(own), rng)
         if len(own) + len(mined) < wanted:
             rest = [text for text in target.own if text not in own]
-            own = own + _draw(rest, wanted - len(own) - len(mined), rng)
+            own = own + _draw_texts(rest, wanted - len(own) - len(mined), rng)
         others = _easy(target, drawn, {*own, *mined})
-        easy = _draw(others, sampling.easy, rng)
+        easy = _draw_texts(others, sampling.easy, rng)
         pairs.append((target.query, target.positive, True))
         pairs += [(target.query, text, False) for text in own + mined + easy]
     return pairs
@@ -283,11 +283,11 @@ def pairs_of_step(
 def _target(targets: Sequence[Target], number: int, seed: int) -> Target:
     """The target in this place of the endless sequence of epochs."""
     epoch, place = divmod(number, len(targets))
-    return targets[_order(seed, epoch, len(targets))[place]]
+    return targets[_permutation(seed, epoch, len(targets))[place]]
 
 
 @functools.lru_cache(maxsize=2)  # a step may begin in one epoch and end in the next
-def _order(seed: int, epoch: int, count: int) -> np.ndarray:
+def _permutation(seed: int, epoch: int, count: int) -> np.ndarray:
     """The order of an epoch's targets."""
     return np.random.default_rng((seed, epoch)).permutation(count)
 
@@ -300,7 +300,7 @@ def _easy(target: Target, drawn: Sequence[Target], taken: set[str]) -> list[str]
     return [text for text in texts if text not in known and text not in same]
 
 
-def _draw(texts: Sequence[str], count: int, rng: np.random.Generator) -> list[str]:
+def _draw_texts(texts: Sequence[str], count: int, rng: np.random.Generator) -> list[str]:
     chosen: Any = ()
     if texts:
         chosen = rng.choice(len(texts), min(count, len(texts)), replace=False)

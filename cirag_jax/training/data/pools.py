@@ -160,7 +160,7 @@ def sample_examples(
         range(len(chain.steps)), min(sampling.prefixes_per_question, len(chain.steps))
     )
     gold = {unit.text for unit in chain.steps}
-    shared = _draw(draw, pool, gold, sampling.num_negatives)
+    shared = _draw_negatives(draw, pool, gold, sampling.num_negatives)
     examples = []
     for length in lengths:
         prefix, following = _sample_prefix(chain, length, sampling.order, draw)
@@ -170,13 +170,13 @@ def sample_examples(
         if sampling.chain_negatives or of_prefixes:
             excluded = {*found, *positives} if sampling.chain_negatives else gold
             of_prefix = of_prefixes[length] if of_prefixes else pool
-            negatives = _draw(draw, of_prefix, excluded, sampling.num_negatives)
+            negatives = _draw_negatives(draw, of_prefix, excluded, sampling.num_negatives)
         query = query_text(chain.question, found, kind)
         examples.append(Example(query, tuple(positives), negatives))
     return examples
 
 
-def _draw(
+def _draw_negatives(
     draw: random.Random, pool: Sequence[Unit], excluded: set[str], count: int
 ) -> tuple[str, ...]:
     others = list(dict.fromkeys(unit.text for unit in pool if unit.text not in excluded))

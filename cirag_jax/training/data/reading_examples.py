@@ -103,7 +103,9 @@ def make_readings(
             gold, others = _pools(dataset, question, granularity, facts, rng)
             if gold:
                 chain = _facts(dataset, question)
-                found.append(_draw(question, granularity, gold, others, chain, settings, rng))
+                found.append(
+                    _draw_reading(question, granularity, gold, others, chain, settings, rng)
+                )
                 break
     return found, len(questions) - len(found)
 
@@ -143,7 +145,7 @@ def reading_examples(
             ),
         ]
         example = chat_examples(
-            tokenizer, turns, (len(turns) - 1,), source=made.question.id, split=_parts
+            tokenizer, turns, (len(turns) - 1,), source=made.question.id, split=_reading_parts
         )
         example = weighted(example, {Part.ANSWER: answer_weight})
         if len(example.tokens_T) <= max_length:
@@ -153,7 +155,7 @@ def reading_examples(
     return examples, dict(reasons)
 
 
-def _parts(text: str) -> list[tuple[int, Part]]:
+def _reading_parts(text: str) -> list[tuple[int, Part]]:
     """Where a reader's facts begin, and what it concludes from them."""
     start = next(found.start() for found in _CONCLUDES.finditer(text))
     return [(0, Part.FACTS), (start, Part.ANSWER)] if start else [(0, Part.ANSWER)]
@@ -249,7 +251,7 @@ def _nearest(question: Question, lines: Sequence[str]) -> list[str]:
     return sorted(dict.fromkeys(lines), key=lambda line: -len(asked & words(line)))
 
 
-def _draw(
+def _draw_reading(
     question: Question,
     granularity: str,
     gold: _Groups,

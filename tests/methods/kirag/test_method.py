@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from cirag_jax.commands import task
-from cirag_jax.commands.opening import most_tokens
+from cirag_jax.commands.task import most_tokens
 from cirag_jax.errors import UserError
 from cirag_jax.methods.kirag.method import KiragConfig, kirag
 from cirag_jax.methods.kirag.prompts import FINAL

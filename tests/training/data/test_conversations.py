@@ -41,7 +41,7 @@ def test_held_out_questions_are_nobodys_training(folders, tmp_path):
     few = load(config_of((base, both), dev_fraction=0.3, num_trajectories=4))
     more = load(config_of((base, both), dev_fraction=0.3, num_trajectories=8))
     assert len(few.train) == 4 and set(sources(few.train)) <= set(sources(more.train))
-    assert sources(few.dev) == sources(data.dev) and few.digest() != more.digest()
+    assert sources(few.dev) == sources(data.dev) and few.identity != more.identity
     apart = config_of((base, tmp_path / "b"), dev=write(tmp_path / "c", one[6:]), num_dev=2)
     assert len(load(apart).dev) == 2 and len(load(apart).train) == 6
     assert len(data.trained_on) == 7 and set(data.trained_on) == set(sources(data.train))
@@ -79,7 +79,7 @@ def test_how_conversations_are_rendered(folders, tmp_path):
     assert len(data.train) == 9
     asked = load(config_of((base, paper), prompt_format="multi_turn", dev_fraction=0.0), 4000)
     assert asked.described == {**told, "prompt_format": "multi_turn"}
-    with pytest.raises(UserError, match="prompt_format='papr' must be"):
+    with pytest.raises(UserError, match="prompt_format='papr' is not one of"):
         load(config_of((base, paper), prompt_format="papr"), 4000)
     other = write(tmp_path / "other", made)
     with pytest.raises(UserError, match=r"field (prompt_format|few_shot) is .* but .*/paper/"):

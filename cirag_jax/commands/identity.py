@@ -1,0 +1,224 @@
+"""Identity of runs: what a workdir is bound to when a method runs or a language model is asked.
+
+`of_run` lists all that decides the answers of a method. The other functions return the identity of
+its parts, some of which other commands use without a method.
+"""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cirag_jax.commands import backends
+from cirag_jax.commands.backends import DEFAULT_MODEL
+from cirag_jax.commands.task import (
+    Task,
+    asks_schemas,
+    demonstrations,
+    most_tokens,
+    needs_encoder,
+    plain,
+    roles_of,
+)
+from cirag_jax.identity import of_code, of_packages, of_records
+from cirag_jax.io import local_path
+from cirag_jax.methods.common import extraction
+from cirag_jax.methods.common.extraction import ONLINE, ExtractionSettings
+from cirag_jax.methods.registry import block_name
+from cirag_jax.models.io.fingerprint import of_model
+from cirag_jax.models.io.pretrained_decoder import default_dtype
+from cirag_jax.retrieval import bm25, faiss_index
+from cirag_jax.retrieval.index import hash_corpus, read_manifest
+from cirag_jax.retrieval.rankers import TripleText, triple_text_of
+from cirag_jax.runtime import codec
+from cirag_jax.runtime.requests import Needs
+from cirag_jax.triples.store import TripleStore
+from cirag_jax.types import Config, Dataset
+
+_LOCAL = ("backend", "adapter", "overflow", "merge_adapter", "dtype", "context")
+_SERVER = ("backend", "overflow", "server", "omit", "extra_body")
+
+
+def of_run(config: Config, code: str, task: Task) -> dict[str, Any]:
+    """Returns what decides the results of a run.
+
+    The fields are flat, so that a refusal names one of them: the first in this order that differs.
+
+    Args:
+      config: of configs/methods, or with the same blocks.
+      code: name of the module with the method's program.
+      task: the questions, and the passages to search.
+    """
+    needs = task.needs
+    searching = _search_blocks(config, needs)
+    return {
+        **_method(config),
+        **_flat(searching),
+        **_search_models(config, searching),
+        "packages": _packages(config, needs, searching),
+        **_passages(config, task),
+        "code": of_code(code),
+        **_roles(config, needs),
+        **_triples(config, task),
+        **_demonstrations(task),
+    }
+
+
+# --------------------------------------------------------------------------- the parts of a run
+
+
+def _method(config: Config) -> dict[str, Any]:
+    block = block_name(config.method)
+    return {"method": config.method, "seed": config.seed, **_flat({block: config[block]})}
+
+
+def _search_blocks(config: Config, needs: Needs) -> dict[str, Config]:
+    """The blocks of what ranks, retrieves and embeds, by name, where the method uses them."""
+    blocks = {f"rankers.{name}": config.rankers[name] for name in needs.rankers}
+    if needs.index:
+        blocks["retriever"] = config.retriever
+    if needs_encoder(config, needs):
+        blocks["encoder"] = config.encoder
+    return blocks
+
+
+def _search_models(config: Config, blocks: Mapping[str, Config]) -> dict[str, Any]:
+    """The index folder, weights, and how rankers read triples."""
+    fields: dict[str, Any] = {}
+    if "retriever" in blocks and config.retriever.folder:
+        fields["retriever.index"] = read_manifest(pathlib.Path(config.retriever.folder))
+    for name, block in blocks.items():
+        if block.get("model"):
+            fields[f"{name}.weights"] = of_model(block.model)
+        if name.startswith("rankers."):
+            text, _ = triple_text_of(config, name.removeprefix("rankers."))
+            if text != TripleText("tuple", block.normalization):  # the only one in older journals
+                fields[f"{name}.writes"] = dataclasses.asdict(text)
+    return fields
+
+
+def _packages(config: Config, needs: Needs, blocks: Mapping[str, Config]) -> dict[str, str]:
+    """Packages that split passages, index, rank and embed; language models have their own."""
+    kinds = {block.kind for name, block in blocks.items() if name != "encoder"}
+    packages = of_packages("sentencex") if needs.corpus else {}
+    if kinds & {"bm25", "linked"}:
+        packages |= bm25.packages()
+    if kinds & {*faiss_index.FAISS_KINDS}:
+        packages |= faiss_index.packages()
+    if "encoder" in blocks or kinds & {"bi_encoder", "aligner", "cross_encoder"}:
+        packages |= _encoder_packages(config.encoder)
+    return packages
+
+
+def _passages(config: Config, task: Task) -> dict[str, Any]:
+    if not task.needs.corpus:
+        return {}
+    # The policy has no effect on the documents of a single question.
+    policy = {} if config.get("question") is not None else {"data.corpus": task.corpus.policy}
+    return {**policy, "passages": hash_corpus(task.corpus.passages)}
+
+
+def _roles(config: Config, needs: Needs) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for role in roles_of(config, needs):
+        model = of_language_model(config[role], asks_schemas(needs, role))
+        fields |= {f"{role}.{name}": value for name, value in model.items()}
+        fields[f"{role}.max_tokens"] = most_tokens(config, role)
+    return fields
+
+
+def _triples(config: Config, task: Task) -> dict[str, Any]:
+    if not task.needs.triples:
+        return {}
+    if config.triples == ONLINE:
+        version = extraction.version()
+        return {"triples": ONLINE, **{f"extractor.{k}": value for k, value in version.items()}}
+    ids = [passage.id for passage in task.corpus.passages]
+    if config.triples is None:
+        content = of_triples(task.dataset, ids)
+    else:
+        with TripleStore.open(config.triples) as store:
+            content = store.digest(ids)
+    return {"triples": config.triples, "triples.content": content}
+
+
+def _demonstrations(task: Task) -> dict[str, Any]:
+    if not task.needs.demonstrations:
+        return {}
+    shown = codec.encode(demonstrations(task))
+    return {"demonstrations": codec.digest(codec.dump(shown))}
+
+
+def _flat(blocks: Mapping[str, Config]) -> dict[str, Any]:
+    return {
+        f"{name}.{field}": value
+        for name, block in blocks.items()
+        for field, value in plain(block).items()
+    }
+
+
+# ----------------------------------------------------------------------------- models and data
+
+
+def of_language_model(config: Any, schemas: bool = False) -> dict[str, Any]:
+    """Returns what decides the texts of the language model of ``config``, as JSON.
+
+    The address of a server, its rate and its budget do not count, unless the config names no
+    model: then the server is asked for its model, and its address counts as well.
+
+    Args:
+      config: a block of `configs.common.language_model`.
+      schemas: whether it is asked for JSON of a schema.
+    """
+    is_served = config.backend == "openai"
+    fields = {name: config[name] for name in (_SERVER if is_served else _LOCAL)}
+    fields["model"] = name = backends.model_name(config)
+    if is_served:
+        if name is None:
+            fields |= {"model": backends.served_model(config), "base_url": config.base_url}
+        return json.loads(json.dumps(fields))
+    fields["dtype"] = config.dtype or _default_dtype(config.backend)
+    if config.no_repeat_ngram_size:
+        fields["no_repeat_ngram_size"] = config.no_repeat_ngram_size
+    fields["weights"] = of_model(name or DEFAULT_MODEL)
+    if config.adapter is not None and local_path(config.adapter).exists():
+        fields["adapter_weights"] = of_model(config.adapter)
+    packages = ["tokenizers", "transformers", "jinja2"]  # these write the prompt in either backend
+    if schemas:
+        packages.append("llguidance")
+    return {**fields, "packages": of_packages(*packages)}
+
+
+def _default_dtype(backend: str) -> str | None:
+    """Returns what a null dtype is on this machine; None for PyTorch where it is not installed."""
+    if backend == "jax":
+        return default_dtype()
+    try:
+        from torch import cuda
+    except ModuleNotFoundError:
+        return None
+    return "auto" if cuda.is_available() else "float32"
+
+
+def of_extractor(config: Any, settings: ExtractionSettings) -> dict[str, Any]:
+    """Returns what decides the triples that the language model of ``config`` extracts."""
+    model = of_language_model(config, settings.constrained)
+    return extraction.extractor_identity(model, settings)
+
+
+def of_encoder(config: Any) -> dict[str, Any]:
+    """Returns the settings (`configs.retrievers.encoder`), weights and packages of an encoder."""
+    return {**config.to_dict(), **of_model(config.model), "packages": _encoder_packages(config)}
+
+
+def _encoder_packages(config: Any) -> dict[str, str]:
+    names = ["tokenizers"]
+    if config.backend == "sentence_transformers":
+        names += ["sentence-transformers", "transformers"]
+    return of_packages(*names)
+
+
+def of_triples(dataset: Dataset, passage_ids: Sequence[str]) -> str:
+    """Returns a hash of the dataset's triples of these passages."""
+    return of_records([i, codec.encode(dataset.triples.get(i))] for i in passage_ids)

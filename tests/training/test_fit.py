@@ -1,0 +1,208 @@
+"""The train loop alone: order of its calls, what is saved, where it stops and resumes."""
+
+import json
+from typing import NamedTuple
+
+import pytest
+from ml_collections import ConfigDict
+
+from cirag_jax.errors import UserError
+from cirag_jax.training import fit as fit_lib
+from cirag_jax.training.fit import BatchOfStep, fit
+from cirag_jax.training.preemption import PreemptionGuard
+
+META = {"component": "test"}
+
+
+class Batch(NamedTuple):
+    number: int
+    tokens: int = 6
+    padded_tokens: int = 8
+
+
+class State(NamedTuple):
+    """The sum of the numbers of all batches that were trained on."""
+
+    params: float
+
+
+class RecordingCheckpoints:
+    """Stands for `Checkpoints`: records saves, ranks by ``dev/mrr``."""
+
+    def __init__(self, log):
+        self.log, self.saved = log, {}
+
+    def save(self, step, state, data, meta, metrics=None):
+        self.log.append(f"save {step}")
+        assert meta == META
+        self.saved[step] = state.params, data.get_state(), metrics
+
+    def wait(self):
+        self.log.append("wait")
+
+    def best_step(self):
+        ranked = [step for step, (*_, metrics) in self.saved.items() if metrics]
+        return max(ranked, key=lambda step: self.saved[step][2]["dev/mrr"], default=None)
+
+    def metrics(self, step):
+        return self.saved[step][2]
+
+
+class LateLoss:
+    """A loss that logs when the loop fetches it, which is when it waits for the step."""
+
+    def __init__(self, log, step, value):
+        self.log, self.step, self.value = log, step, value
+
+    def __float__(self):
+        self.log.append(f"finish {self.step}")
+        return self.value
+
+
+@pytest.fixture()
+def log():
+    return []
+
+
+@pytest.fixture()
+def run(log, tmp_path, monkeypatch):
+    """Runs `fit` on a state that counts its steps; returns the result and the checkpoints.
+
+    The state starts with ``params``. Preemption asks to stop after step ``stop_at``; the loss of
+    step ``bad`` is not finite.
+    """
+
+    def start(total, *, params=0.0, first_step=0, stop_at=0, bad=0, has_dev=True, **changes):
+        settings = {"eval_every": 0, "save_every": 0, "stop_after_minutes": 0.0, **changes}
+        checkpoints = RecordingCheckpoints(log)
+
+        class Guard(PreemptionGuard):
+            def should_stop(self, step):
+                log.append(f"ask {step}")
+                return step == stop_at
+
+        monkeypatch.setattr(fit_lib, "PreemptionGuard", Guard)
+
+        def batch_of(step):
+            log.append(f"batch {step}")
+            return Batch(step)
+
+        def train_step(state, batch):
+            log.append(f"send {batch.number}")
+            loss = float("nan") if batch.number == bad else 1.0 / batch.number
+            return State(state.params + batch.number), {"loss": LateLoss(log, batch.number, loss)}
+
+        def evaluate(params):
+            log.append("evaluate")
+            return {"dev/mrr": params} if has_dev else {}
+
+        result = fit(
+            ConfigDict(settings),
+            tmp_path,
+            train_step,
+            State(params),
+            BatchOfStep(batch_of, first_step),
+            evaluate,
+            checkpoints,
+            META,
+            first_step=first_step,
+            total_steps=total,
+            start=0.0,
+            advice="Lower the rate",
+        )
+        return result, checkpoints
+
+    return start
+
+
+def test_fit_sends_a_step_before_it_waits_for_the_previous(run, log):
+    run(3)
+    sent_and_finished = [event for event in log if event.split()[0] in ("send", "finish")]
+    assert sent_and_finished == [
+        "send 1", "send 2", "finish 1", "send 3", "finish 2", "finish 3",
+    ]  # fmt: skip
+
+
+def test_fit_evaluates_after_waiting_and_saves_after_evaluating(run, log):
+    result, checkpoints = run(5, eval_every=2)
+    assert log == [
+        "evaluate",
+        "batch 1", "send 1", "ask 1",
+        "batch 2", "send 2", "finish 1", "ask 2", "finish 2", "evaluate", "save 2",
+        "batch 3", "send 3", "ask 3",
+        "batch 4", "send 4", "finish 3", "ask 4", "finish 4", "evaluate", "save 4",
+        "batch 5", "send 5", "ask 5", "finish 5", "evaluate", "save 5",
+        "wait",
+    ]  # fmt: skip
+    assert checkpoints.saved[2] == (3.0, {"step": 2}, {"dev/mrr": 3.0})
+    assert (result.complete, result.step, result.state.params) == (True, 5, 15.0)
+    assert result.best == {"best_step": 5, "dev/mrr": 15.0}
+
+
+def test_fit_writes_every_step_and_evaluation_once(run, tmp_path):
+    run(3, eval_every=2)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], "dev/mrr" in line) for line in lines] == [
+        (0, True), (1, False), (2, False), (2, True), (3, False), (3, True),
+    ]  # fmt: skip
+    assert lines[1]["train/loss"] == 1.0 and lines[1]["train/padding"] == 0.25
+
+
+def test_fit_save_every_saves_between_evaluations_without_metrics(run):
+    _, checkpoints = run(5, eval_every=4, save_every=3)
+    saved = {step: metrics is not None for step, (*_, metrics) in checkpoints.saved.items()}
+    assert saved == {3: False, 4: True, 5: True}
+
+
+def test_fit_without_dev_examples_saves_the_last_step_and_ranks_none(run):
+    result, checkpoints = run(2, has_dev=False)
+    assert list(checkpoints.saved) == [2] and checkpoints.saved[2][2] is None
+    assert result.best == {"best_step": None}
+
+
+@pytest.mark.parametrize("settings", [{"save_every": 1}, {"eval_every": 3}, {"stop_at": 3}])
+def test_fit_never_saves_a_state_that_is_not_finite(run, log, settings):
+    with pytest.raises(UserError, match=r"step 3: loss is not finite.* Lower the rate"):
+        run(6, bad=3, **settings)
+    assert "send 3" in log and "save 3" not in log
+    assert "send 4" not in log
+
+
+def test_fit_stop_between_evaluations_saves_that_step_and_leaves(run, log):
+    result, checkpoints = run(6, eval_every=4, stop_at=3)
+    assert (result.complete, result.step) == (False, 3)
+    assert checkpoints.saved == {3: (6.0, {"step": 3}, None)}
+    assert log[-4:] == ["ask 3", "finish 3", "save 3", "wait"]
+
+
+def test_fit_stop_at_an_evaluation_saves_its_metrics(run):
+    result, checkpoints = run(6, eval_every=2, stop_at=2)
+    assert (result.complete, result.step) == (False, 2)
+    assert checkpoints.saved[2][2] == {"dev/mrr": 3.0}
+
+
+def test_fit_stop_after_the_last_step_is_complete(run):
+    result, _ = run(3, stop_at=3)
+    assert (result.complete, result.step) == (True, 3)
+
+
+def test_fit_resume_begins_at_the_next_step(run, log):
+    _, checkpoints = run(6, stop_at=3)
+    log.clear()
+    result, checkpoints = run(6, params=checkpoints.saved[3][0], first_step=3, eval_every=6)
+    assert log[:2] == ["batch 4", "send 4"]  # No evaluation before it.
+    assert checkpoints.saved == {6: (21.0, {"step": 6}, {"dev/mrr": 21.0})}
+    assert result.step == 6
+
+
+def test_fit_finished_run_trains_and_saves_nothing(run, log):
+    result, checkpoints = run(4, first_step=4, eval_every=2)
+    assert log == ["wait"] and not checkpoints.saved
+    assert (result.complete, result.step) == (True, 4)
+
+
+def test_batch_of_step_state_is_the_step_of_the_last_batch():
+    batches = BatchOfStep(lambda step: 10 * step, first_step=2)
+    assert batches.get_state() == {"step": 2}
+    assert next(batches) == 30
+    assert batches.get_state() == {"step": 3}
