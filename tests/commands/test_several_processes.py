@@ -11,7 +11,6 @@ from cirag_jax import cli, processes
 from cirag_jax.commands import opening, task
 from cirag_jax.errors import UserError
 from cirag_jax.runtime.records import read_records
-from cirag_jax.runtime.requests import Needs
 from cirag_jax.runtime.run import run_jobs
 from cirag_jax.runtime.scheduler import Job
 from cirag_jax.triples.store import TripleStore
@@ -142,10 +141,11 @@ def test_two_processes_extract_as_one(tmp_path, capsys, monkeypatch, command):
 
 
 def test_check_budget_or_no_program_in_flight_is_refused_before_anything_is_opened(monkeypatch):
-    with pytest.raises(UserError, match=r"config\.in_flight=0 must be at least 1"):
-        opening.check(task.method_config("direct", "", ["in_flight=0"]), Needs())
     config = task.method_config("direct", "", ["reader.budget_tokens=9"])
-    opening.check(config, Needs())
+    needs = task.method_settings(config).needs
+    with pytest.raises(UserError, match=r"config\.in_flight=0 must be at least 1"):
+        opening.check(task.method_config("direct", "", ["in_flight=0"]), needs)
+    opening.check(config, needs)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(UserError, match=r"config\.reader\.budget_tokens holds in one process"):
-        opening.check(config, Needs())
+        opening.check(config, needs)

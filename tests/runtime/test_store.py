@@ -149,6 +149,23 @@ def test_what_is_forgotten_still_counts_once(path):
     assert totals == Totals(2, 3, {"reader": USAGE + USAGE + USAGE}) and seconds == 1.5
 
 
+def test_journal_counts_each_removed_journal_once(path, tmp_path):
+    """Of two that had one name, one after the other, both count."""
+    part, found = tmp_path / "part.sqlite", Totals(0, 1, {"reader": USAGE})
+    with begin(path) as book:
+        for times in (1, 2):
+            write_one(part)
+            with JournalReader(part) as other:
+                name, totals = other.id, other.totals()
+            assert totals == found and name != part.name
+            book.count(name, totals)
+            book.count(name, totals)  # a kill came before it was removed
+            part.unlink()
+            assert book.totals() == sum([found] * times, Totals())
+        book.forget([])
+        assert book.totals() == found + found
+
+
 def test_a_kill_while_forgetting_counts_nothing_twice(path, monkeypatch):
     write_one(path)
 
