@@ -14,21 +14,20 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import aligner, comparison, retrieval
+from configs import aligner, common, comparison, retrieval
 from configs.methods import cirag, native_rag
 
 
-def get_config() -> Any:
+def get_config(preset: str = "") -> Any:
     """``config.train`` as in configs/aligner.py:quick, ``config.evaluate`` as in
     configs/retrieval.py, ``config.cirag`` and ``config.one_shot`` as in
     configs/methods/{cirag,native_rag}.py:small, ``config.compare`` as in configs/comparison.py.
     """
+    if preset not in ("", "full"):
+        raise common.no_preset(preset, ("full",))
     config: Any = ConfigDict()
     config.train = aligner.quick()
     config.train.dev.split = "dev"
-    config.train.dev.questions = 100
-    config.train.num_steps = 80
-    config.train.eval_every = 40
     config.evaluate = retrieval.get_config()
     config.cirag = cirag.get_config("small")
     config.cirag.cirag.units = "triple"  # The dataset has triples, and the aligner learnt them.
@@ -37,7 +36,26 @@ def get_config() -> Any:
     for method in (config.cirag, config.one_shot):
         method.retriever.units = "triple"
         method.data.split, method.data.fold = "test", "unseen"
-        method.data.limit, method.data.random = 100, True
+        method.data.random = True
     config.compare = comparison.get_config()
     config.compare.allow_different = True  # How much each may write is a method's own.
+    return _full(config) if preset == "full" else _short(config)
+
+
+def _short(config: Any) -> Any:
+    config.train.dev.questions = 50
+    config.train.num_steps = config.train.eval_every = 40
+    config.evaluate.systems = ("trained", "frozen", "bm25")
+    config.evaluate.data.limit, config.evaluate.data.random = 150, True
+    for method in (config.cirag, config.one_shot):
+        method.data.limit = 30
+    return config
+
+
+def _full(config: Any) -> Any:
+    config.train.dev.questions = 100
+    config.train.num_steps = 80
+    config.train.eval_every = 40
+    for method in (config.cirag, config.one_shot):
+        method.data.limit = 100
     return config

@@ -1,4 +1,7 @@
-"""Trains, evaluates and exports the aligner, then answers with it: ``make quickstart``."""
+"""Trains, evaluates and exports an aligner, then answers questions with it: ``make quickstart``.
+
+``--full`` stands for ``--config=configs/quickstart.py:full``.
+"""
 
 import pathlib
 import sys
@@ -10,9 +13,9 @@ from cirag_jax import cli
 
 
 def main(config, workdir):
-    """Runs the jobs one after the other; a second run goes on where the first stopped."""
+    """Runs the jobs one after the other; a second run resumes where the first stopped."""
     from cirag_jax.commands import answer, comparison, evaluate_retrieval
-    from cirag_jax.io import say
+    from cirag_jax.io import say, write_json
     from cirag_jax.models.io.export import export_sentence_transformers
     from cirag_jax.models.io.workdir import open_encoder
     from cirag_jax.reports import trace
@@ -23,10 +26,13 @@ def main(config, workdir):
     trained = aligner.train_and_evaluate(config.train, checkpoint)
     if not trained["complete"]:  # stopped by a signal
         return {"training": trained, "complete": False}
+
     config.evaluate.checkpoint = str(checkpoint)
-    result = evaluate_retrieval.evaluate(config.evaluate, workdir)
+    retrieval = evaluate_retrieval.evaluate(config.evaluate, workdir, show=False)
+    write_json(workdir / "retrieval.json", retrieval)
     encoder, meta = open_encoder(str(checkpoint))
     export_sentence_transformers(encoder, encoder.state, workdir / "model", meta["units"])
+
     folders = {"CIRAG": workdir / "cirag", "one-shot": workdir / "one_shot"}
     for method, folder in zip((config.cirag, config.one_shot), folders.values(), strict=True):
         folder.mkdir(exist_ok=True)
@@ -35,18 +41,48 @@ def main(config, workdir):
     config.compare.runs = tuple(f"{name}={folder}" for name, folder in folders.items())
     answers = workdir / "answers"
     answers.mkdir(exist_ok=True)
-    compared = comparison.compare(config.compare, answers)
+    compared = comparison.compare(config.compare, answers, show=False)
+    write_json(answers / "result.json", compared)
     trace.write_trace(folders["CIRAG"], workdir / "trace.html", title="CIRAG, built-in dataset")
-    say((answers / "table.md").read_text("utf-8"))
+
+    say(summary(trained, retrieval, compared, workdir))
     return {
-        **result,
+        "recall@5": {name: retrieval[name]["recall@5"] for name in ("bm25", "frozen", "trained")},
+        "f1": {name: compared["systems"][name]["f1"]["value"] for name in folders},
+        "num_questions": {
+            "retrieval": retrieval["num_questions"],
+            "answers": compared["num_questions"],
+        },
         "training": trained,
         "model": str(workdir / "model"),
-        "answers": {name: compared[name] for name in ("systems", "differences", "num_questions")},
         "trace": str(workdir / "trace.html"),
         "complete": True,
     }
 
 
+def summary(trained, retrieval, compared, workdir):
+    """Returns ten lines: what was trained, what it changed, where to look, what to run next."""
+    recall = {name: 100 * retrieval[name]["recall@5"] for name in ("bm25", "frozen", "trained")}
+    f1 = {name: 100 * system["f1"]["value"] for name, system in compared["systems"].items()}
+    answer = "python launch/answer.py --config=configs/methods/cirag.py:small"
+    train = "python launch/train.py --config=configs/aligner.py:quick"
+    return f"""
+Trained    MiniLM-L6 as an aligner: {trained["total_steps"]} steps, {trained["num_chains"]:,} chains
+Retrieval  recall@5 {recall["frozen"]:.1f} % before, {recall["trained"]:.1f} % after training \
+(BM25 {recall["bm25"]:.1f} %), {retrieval["num_questions"]} questions
+Answers    F1 {f1["one-shot"]:.1f} with one retrieval, {f1["CIRAG"]:.1f} with CIRAG, \
+{compared["num_questions"]} questions
+Figure     {workdir}/recall.png; tables: {workdir}/table.md, {workdir}/answers/table.md
+Trace      {workdir}/trace.html shows every step of every answer (open it in a browser)
+Model      {workdir}/model opens in sentence-transformers
+Next       . .venv/bin/activate
+           {answer} --config.documents=FOLDER --config.question="Who ...?"
+           {train} --config.data.dir=DATA --workdir=W
+           make quickstart ARGS=--full    # trains longer, and measures on more questions"""
+
+
 if __name__ == "__main__":
-    cli.run(main, "configs/quickstart.py", default_workdir="runs/quickstart", resumes=True)
+    arguments = ["--config=configs/quickstart.py:full" if a == "--full" else a for a in sys.argv]
+    cli.run(
+        main, "configs/quickstart.py", arguments, default_workdir="runs/quickstart", resumes=True
+    )

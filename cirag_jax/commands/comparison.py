@@ -80,9 +80,10 @@ class Run(NamedTuple):
             return Needs()
 
 
-def compare(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
+def compare(config: Config, workdir: pathlib.Path, show: bool = True) -> dict[str, Any]:
     """Scores the runs that ``config.runs`` names; see `compare_runs`."""
-    return compare_runs(config, named_folders(config.runs), workdir, config.allow_different)
+    folders = named_folders(config.runs)
+    return compare_runs(config, folders, workdir, config.allow_different, show=show)
 
 
 def compare_runs(
@@ -91,6 +92,7 @@ def compare_runs(
     workdir: pathlib.Path,
     allow_different: bool,
     repeats: int | None = None,
+    show: bool = True,
 ) -> dict[str, Any]:
     """Scores every run, and the difference of every pair.
 
@@ -104,12 +106,13 @@ def compare_runs(
       workdir: an existing folder.
       allow_different: whether settings may differ.
       repeats: seeds of each run that count, as `read_runs`.
+      show: whether the tables are printed on standard error, too.
 
     Returns:
       As `measure_runs`.
     """
     _, result = measure_runs(config, folders, allow_different, repeats)
-    report.write(result, workdir)
+    report.write(result, workdir, show)
     return result
 
 

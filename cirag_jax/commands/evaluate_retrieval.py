@@ -78,12 +78,13 @@ class _Problem:
     kind: chains_lib.UnitKind
 
 
-def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
+def evaluate(config: Config, workdir: pathlib.Path, show: bool = True) -> dict[str, Any]:
     """Passage recall of ``config.systems``, next-unit ranking, differences with their intervals.
 
     Leaves ``rankings.jsonl`` (per question: what each system ranked and the chains), ``table.md``
     and ``recall.png`` (as SVG, too) in ``workdir``. ``num_trained_on`` counts the questions that
-    were trained on, of which a warning tells; None: the checkpoint does not say.
+    were trained on, of which a warning tells; None: the checkpoint does not say. ``show`` prints
+    the table, too.
     """
     _check_settings(config)
     start, ks = time.monotonic(), Scoring(recall_at=tuple(config.recall_at)).recall_at
@@ -124,7 +125,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "num_passages": len(problem.texts),
     }
     result["seconds"] = round(time.monotonic() - start, 1)
-    write_report(result, workdir)
+    write_report(result, workdir, show)
     return result
 
 

@@ -19,15 +19,16 @@ GRANULARITIES_FIGURE, STEPS_FIGURE, LATENCY_FIGURE = "granularities", "recall_by
 _FIRST = ("f1", "em", "acc")  # The order of columns; the others follow as they are measured.
 
 
-def write(result: Mapping[str, Any], workdir: pathlib.Path) -> None:
-    """Writes ``table.md``, ``table.html`` and the figures, and prints the tables on standard error.
+def write(result: Mapping[str, Any], workdir: pathlib.Path, show: bool = True) -> None:
+    """Writes ``table.md``, ``table.html`` and the figures.
 
     Args:
       result: of `commands.comparison.compare`.
       workdir: an existing folder.
+      show: whether the tables are printed on standard error, too.
     """
     found = (f"{table.caption}\n\n{markdown(table.rows)}" for table in tables(result).values())
-    write_table("\n\n".join([*found, *_notes(result)]), workdir)
+    write_table("\n\n".join([*found, *_notes(result)]), workdir, show)
     pictures = {}
     for name, drawn in draw(result):
         figures.save(drawn, workdir, name)

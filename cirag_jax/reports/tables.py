@@ -29,9 +29,9 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[str]]
 
 
-def write_report(result: Mapping[str, Any], workdir: pathlib.Path) -> None:
-    """Writes ``table.md``, ``recall.png`` and ``.svg``; prints the table on standard error."""
-    write_table(table_of(result), workdir)
+def write_report(result: Mapping[str, Any], workdir: pathlib.Path, show: bool = True) -> None:
+    """Writes ``table.md``, ``recall.png`` and ``.svg``; ``show`` prints the table, too."""
+    write_table(table_of(result), workdir, show)
     figures.save(_draw(result), workdir, "recall")
 
 
@@ -169,10 +169,11 @@ def system_rows(
     ]
 
 
-def write_table(table: str, workdir: pathlib.Path) -> None:
-    """Writes ``table.md`` and prints it on standard error."""
+def write_table(table: str, workdir: pathlib.Path, show: bool = True) -> None:
+    """Writes ``table.md``; ``show`` prints it on standard error, too."""
     write_text(workdir / "table.md", (table, "\n"))
-    print(table, file=sys.stderr)
+    if show:
+        print(table, file=sys.stderr)
 
 
 def captioned(caption: str, rows: Sequence[Sequence[str]], complete: bool) -> str:
