@@ -15,6 +15,7 @@ from cirag_jax.commands import (
     evaluate_extraction,
     evaluate_integrator,
     evaluate_reader,
+    identity,
     judge,
 )
 from cirag_jax.commands.answer import answer
@@ -160,7 +161,9 @@ def whole(tmp_path_factory):
     """Of each command what goes on in a workdir."""
     found = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backends, "of_model", str)  # there are no such weights
+        patch.setattr(
+            identity, "of_model", lambda name: {"name": str(name)}
+        )  # there are no such weights
         for name, (prepare, command, file, model) in COMMANDS.items():
             opened = model()
             patch.setattr(backends, "open_backend", lambda config, spent, m=opened: m)

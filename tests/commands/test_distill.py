@@ -9,7 +9,7 @@ import sqlite3
 import pytest
 
 from cirag_jax import cli
-from cirag_jax.commands import backends, distill
+from cirag_jax.commands import backends, distill, identity
 from cirag_jax.config_files import load_config
 from cirag_jax.distill import trajectories
 from cirag_jax.distill.oracle import gold_of
@@ -345,7 +345,9 @@ def tutor(monkeypatch):
     """Opens the same canned backend for every role; its budget can be set."""
     found = Tutor(10**6)
     monkeypatch.setattr(backends, "open_backend", lambda config, spent: found)
-    monkeypatch.setattr(backends, "of_model", str)  # there are no such weights
+    monkeypatch.setattr(
+        identity, "of_model", lambda name: {"name": str(name)}
+    )  # there are no such weights
     return found
 
 

@@ -10,7 +10,7 @@ import sqlite3
 import pytest
 
 from cirag_jax import cli, errors
-from cirag_jax.commands import backends, question_files
+from cirag_jax.commands import backends, identity, question_files
 from cirag_jax.datasets import jsonl
 from cirag_jax.datasets.sentences import sentences_of
 from cirag_jax.evaluation.evidence import passages_elsewhere
@@ -55,7 +55,9 @@ def rules_folder(folder):
 def model(monkeypatch):
     found = Model()
     monkeypatch.setattr(backends, "open_backend", lambda config, spent: found)
-    monkeypatch.setattr(backends, "of_model", str)  # there are no such weights
+    monkeypatch.setattr(
+        identity, "of_model", lambda name: {"name": str(name)}
+    )  # there are no such weights
     return found
 
 
