@@ -1,6 +1,6 @@
 """Trains, evaluates and exports an aligner, then answers questions with it: ``make quickstart``.
 
-``--full`` stands for ``--config=configs/quickstart.py:full``.
+``--full`` stands for ``--config=configs/quickstart.py:full`` in a workdir of its own.
 """
 
 import pathlib
@@ -82,7 +82,7 @@ Next       . .venv/bin/activate
 
 
 if __name__ == "__main__":
+    full = "--full" in sys.argv
     arguments = ["--config=configs/quickstart.py:full" if a == "--full" else a for a in sys.argv]
-    cli.run(
-        main, "configs/quickstart.py", arguments, default_workdir="runs/quickstart", resumes=True
-    )
+    folder = "runs/quickstart_full" if full else "runs/quickstart"
+    cli.run(main, "configs/quickstart.py", arguments, default_workdir=folder, resumes=True)
