@@ -17,6 +17,8 @@ from cirag_jax.triples.store import TripleStore
 from configs import extract as extract_config
 from configs.methods import c2rag as c2rag_config
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("aligner", "extractor", "integrator", "reader")  # The extractor has ids of passages.
 
 DOCUMENTS = {

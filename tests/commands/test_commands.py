@@ -34,6 +34,7 @@ def trained(tmp_path_factory, command):
     return root, done
 
 
+@pytest.mark.slow
 def test_train_prints_one_object_and_keeps_it(trained):
     root, done = trained
     result = json.loads(done.stdout)

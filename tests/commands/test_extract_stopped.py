@@ -17,6 +17,8 @@ from cirag_jax.triples.store import TripleStore
 from tests.commands.extracting import TEXTS, constant, content, corpus, run, triples
 from tests.commands.model_server import model_server
 
+pytestmark = pytest.mark.slow
+
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -143,7 +145,6 @@ def test_an_interruption_from_the_keyboard_loses_nothing(server, tmp_path, monke
     assert 8 <= before < 12 and len(again) - len(set(again)) <= 1  # the one under way
 
 
-@pytest.mark.slow
 def test_killed_anywhere_it_resumes_to_the_same_rows(server, tmp_path):
     words = [f"{a}{b}" for a in ("Ul", "Tar", "Os", "Bru") for b in ("e", "n", "k")]
     texts = {f"p{i}": f"{a} feeds {words[i - 3]}. Osk joins {a}." for i, a in enumerate(words[:9])}

@@ -24,6 +24,8 @@ from cirag_jax.training.rehearsal import Rehearsal, collectives
 from experiments.benchmarks import scaling
 from tests import tiny, tiny_decoder
 
+pytestmark = pytest.mark.slow
+
 WIDTH = 32  # of the encoder
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _EXTEND = runpy.run_path(str(_ROOT / "launch/plan.py"))["extend"]
@@ -191,7 +193,6 @@ def test_weights_are_gathered_in_the_dtype_of_the_computation(component):
     assert 1.0 <= row["ratio"] < 1.001, row
 
 
-@pytest.mark.slow
 def test_real_processes_exchange_what_one_does(capfd):
     flags = ["--components=cross_encoder", "--meshes=2x1x1", "--processes=2"]
     assert scaling.main(flags) == 0

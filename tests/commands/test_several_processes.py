@@ -18,6 +18,8 @@ from tests import tiny
 from tests.answering import VOLATILE, arguments, journalled, lines, tiny_folders
 from tests.commands.model_server import model_server
 
+pytestmark = pytest.mark.slow
+
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -79,7 +81,6 @@ def test_a_run_is_complete_once_all_processes_are(tmp_path, monkeypatch):
     assert order == NAMES
 
 
-@pytest.mark.slow
 def test_two_processes_answer_as_one(tmp_path, capsys, monkeypatch, command):
     monkeypatch.chdir(_ROOT)
     folders, two = tiny_folders(tmp_path), tmp_path / "two"
@@ -105,7 +106,6 @@ def test_two_processes_answer_as_one(tmp_path, capsys, monkeypatch, command):
     assert "two was started by 2 processes, not 1; resume it with as many" in err
 
 
-@pytest.mark.slow
 def test_two_processes_extract_as_one(tmp_path, capsys, monkeypatch, command):
     monkeypatch.chdir(_ROOT)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)

@@ -21,6 +21,8 @@ from cirag_jax.models.lora import LoraConfig
 from configs import common
 from tests import tiny_adapter, tiny_decoder
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def causal_folder(tmp_path_factory):

@@ -13,6 +13,8 @@ from cirag_jax.models.block_attention import attend_visible, make_visibility
 from cirag_jax.models.io.pretrained_decoder import parse_decoder_config
 from tests import tiny_decoder
 
+pytestmark = pytest.mark.slow
+
 LENGTH = 75  # two blocks and a part of one
 EVERYTHING = 1 << 30
 

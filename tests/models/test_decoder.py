@@ -413,6 +413,7 @@ def smollm2():
     ).eval()
 
 
+@pytest.mark.slow
 def test_smollm2_equals_transformers(smollm2, optimised):
     """The default model: every weight bit for bit, and the logits of real prompts."""
     file, model = smollm2

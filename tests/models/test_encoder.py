@@ -247,6 +247,7 @@ def test_layer_norm_gradient_equals_autodiff():
         np.testing.assert_allclose(a, b, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bert", "mpnet"])
 def test_remat_and_scan_change_neither_value_nor_gradient(kind):
     tokens_BT, mask_BT = batch()

@@ -26,7 +26,7 @@ from tests.training.students import (
     train,
 )
 
-pytestmark = pytest.mark.usefixtures("short")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short")]
 
 
 def lines_of(workdir):

@@ -33,6 +33,8 @@ from cirag_jax.types import Triple
 from configs import retrieval
 from tests import tiny
 
+pytestmark = pytest.mark.slow
+
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -446,7 +448,6 @@ def _train(command, workdir, overrides, **fields):
     return command("train.py", f"--workdir={workdir}", *overrides, **fields)
 
 
-@pytest.mark.slow
 def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(model_and_data, tmp_path, command):
     overrides = _overrides(model_and_data, save_every=1, **{"model.dropout": 0.1})
     whole = _train(command, tmp_path / "whole", overrides)
@@ -468,7 +469,6 @@ def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(model_and_data, tmp
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.slow
 def test_sigterm_saves_and_exits_cleanly_and_the_run_goes_on(model_and_data, tmp_path, command):
     overrides = _overrides(model_and_data, save_every=0, eval_every=0)
     stopped = _train(command, tmp_path, overrides, hooks=[["signal_at_step", 2, signal.SIGTERM]])
@@ -479,7 +479,6 @@ def test_sigterm_saves_and_exits_cleanly_and_the_run_goes_on(model_and_data, tmp
     assert resumed["complete"] is True and resumed["step"] == 6
 
 
-@pytest.mark.slow
 def test_a_disk_that_fills_during_a_save_is_said_in_one_sentence(model_and_data, tmp_path, command):
     overrides = _overrides(model_and_data, num_steps=2, eval_every=0, save_every=1)
     # The disk would else be too full for the compiled programs, of which JAX warns.
@@ -493,7 +492,6 @@ def test_a_disk_that_fills_during_a_save_is_said_in_one_sentence(model_and_data,
         assert told == wanted + "File too large)"
 
 
-@pytest.mark.slow
 def test_two_processes_give_the_loss_of_one(model_and_data, tmp_path, command):
     overrides = _overrides(model_and_data, num_steps=2, eval_every=2)
     # The negatives of a device must mean the same with one process: cross-device ones do.

@@ -28,6 +28,8 @@ from cirag_jax.training.data import pairs as data_lib
 from cirag_jax.training.state import make_state
 from tests import tiny
 
+pytestmark = pytest.mark.slow
+
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -272,7 +274,6 @@ def test_what_cannot_be_trained_is_said(model_and_data, tmp_path, one_device, ch
         cross_encoder.train_and_evaluate(_config(model_and_data, **changes), tmp_path)
 
 
-@pytest.mark.slow
 def test_sigterm_saves_and_the_command_goes_on(model_and_data, tmp_path, command):
     arguments = [
         "--config=configs/cross_encoder.py:quick", f"--workdir={tmp_path}",

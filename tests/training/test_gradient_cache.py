@@ -17,6 +17,8 @@ from cirag_jax.training.contrastive import contrastive_loss
 from cirag_jax.training.data.pools import Example, Layout, build_batch
 from cirag_jax.training.rehearsal import bytes_of
 
+pytestmark = pytest.mark.slow
+
 # BERT's with MPNet's bias: every kind of parameter.
 CONFIG = EncoderConfig(
     vocab_size=100, d_model=16, num_layers=1, num_heads=4, d_ff=32, max_positions=32,

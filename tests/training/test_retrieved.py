@@ -18,6 +18,8 @@ from cirag_jax.training import aligner, retrieved
 from cirag_jax.training.data import pools as pools_lib
 from cirag_jax.training.data import splits
 
+pytestmark = pytest.mark.slow
+
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PASSAGES = 3
 
@@ -150,7 +152,6 @@ def test_settings_that_cannot_be_used_are_refused_before_anything_is_retrieved(
         aligner.train_and_evaluate(_config(model_and_data, **changes), tmp_path)
 
 
-@pytest.mark.slow
 def test_the_first_of_several_processes_retrieves_for_all(model_and_data, tmp_path, command):
     settings = _values(model_and_data)
     arguments = ["--config=configs/aligner.py", *(f"--config.{k}={v}" for k, v in settings.items())]

@@ -19,6 +19,8 @@ from cirag_jax.runtime import codec
 from tests import tiny_decoder
 from tests.llm.engine.asking import SIZES, ask, make, mixed, numbers, pages_are_free, text
 
+pytestmark = pytest.mark.slow
+
 # ------------------------------------------------------------------------------------- batching
 
 

@@ -12,6 +12,8 @@ from cirag_jax.llm.types import Generate, Message, Score
 from cirag_jax.models import decoder_params
 from cirag_jax.models.io.pretrained_decoder import load_decoder, save_decoder
 
+pytestmark = pytest.mark.slow
+
 NEW_TOKENS = 16
 
 
@@ -45,7 +47,6 @@ def responses(engine, requests):
     return engine.generate(requests)
 
 
-@pytest.mark.slow
 def test_greedy_texts_are_those_of_transformers(engine, requests, responses, tmp_path):
     import torch
     from transformers import AutoModelForCausalLM
@@ -76,7 +77,6 @@ def test_greedy_texts_are_those_of_transformers(engine, requests, responses, tmp
     assert len(set(theirs)) > 12
 
 
-@pytest.mark.slow
 def test_scores_are_the_logprobs_of_generation(engine, requests, responses):
     pairs = []
     for request, response in zip(requests[:12], responses[:12], strict=True):

@@ -19,6 +19,8 @@ from cirag_jax.models.io.pretrained_decoder import load_decoder
 from tests import tiny_decoder
 from tests.llm.engine.asking import ask, make, mixed, numbers, pages_are_free, text
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def reusing_always(folder):

@@ -443,6 +443,7 @@ def test_gguf_refused(tmp_path):
         _open(file)
 
 
+@pytest.mark.slow
 def test_smollm2_without_torch(tmp_path):
     """Weights, tokenizer and a saved folder of the default model where torch cannot be imported."""
     try:
