@@ -109,7 +109,7 @@ def run(
                 raise UserError(f"this command runs in one process, not in {process_count}")
             enable_compilation_cache()
             if shared:
-                result = _jsonable(dict(main(config, workdir)))
+                result = jsonable(dict(main(config, workdir)))
             else:
                 result = run_inside(workdir, config, lambda: main(config, workdir), argv)
             if process_index == 0:
@@ -205,7 +205,7 @@ def run_inside(
             if there.issuperset(workdir.iterdir()):  # refused before it left anything else
                 _restore(before)
             raise
-        result = _jsonable(dict(returned))
+        result = jsonable(dict(returned))
         if isinstance(returned, Shown):
             _restore(before)
         elif first:
@@ -221,7 +221,7 @@ def _record(
     paths = [workdir / name for name in contents]
     before = {path: path.read_bytes() if path.is_file() else None for path in paths}
     for path, content in zip(paths, contents.values(), strict=True):
-        write_json(path, _jsonable(content))
+        write_json(path, jsonable(content))
     return before
 
 
@@ -301,7 +301,7 @@ def _help_text(
     functions = [config_files.function_of(own.config), *([extend] if extend else [])]
     descriptions = config_words.describe_fields(config, functions)
     for key, value in config_files.leaves(config):
-        lines.append(f"  --config.{key}={json.dumps(_jsonable(value))}")
+        lines.append(f"  --config.{key}={json.dumps(jsonable(value))}")
         indents: Any = {"initial_indent": " " * 8, "subsequent_indent": " " * 8}
         lines += textwrap.wrap(descriptions[key], 100, **indents)
     return "\n".join(lines)
@@ -446,18 +446,18 @@ def _stdout_to_stderr() -> Iterator[Any]:
             os.close(saved)
 
 
-def _jsonable(value: Any) -> Any:
+def jsonable(value: Any) -> Any:
     """The value as JSON's own types: arrays as lists, paths as text, NaN and infinities null."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, (Mapping, ConfigDict)):
-        return {str(key): _jsonable(item) for key, item in value.items()}
+        return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_jsonable(item) for item in value]
+        return [jsonable(item) for item in value]
     if hasattr(value, "tolist"):  # NumPy and JAX arrays and scalars
-        return _jsonable(value.tolist())
+        return jsonable(value.tolist())
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     raise TypeError(f"a result cannot hold {type(value).__name__}")

@@ -29,7 +29,7 @@ def main(config, workdir):
 
     config.evaluate.checkpoint = str(checkpoint)
     retrieval = evaluate_retrieval.evaluate(config.evaluate, workdir, show=False)
-    write_json(workdir / "retrieval.json", retrieval)
+    write_json(workdir / "retrieval.json", cli.jsonable(retrieval))
     encoder, meta = open_encoder(str(checkpoint))
     export_sentence_transformers(encoder, encoder.state, workdir / "model", meta["units"])
 
@@ -42,7 +42,7 @@ def main(config, workdir):
     answers = workdir / "answers"
     answers.mkdir(exist_ok=True)
     compared = comparison.compare(config.compare, answers, show=False)
-    write_json(answers / "result.json", compared)
+    write_json(answers / "result.json", cli.jsonable(compared))
     trace.write_trace(folders["CIRAG"], workdir / "trace.html", title="CIRAG, built-in dataset")
 
     say(summary(trained, retrieval, compared, workdir))

@@ -177,7 +177,7 @@ def test_difficulty_is_shown_where_it_was_measured(page, made, tmp_path, monkeyp
     monkeypatch.setattr(difficulty, "open_encoder_for", lambda block: Encoder())
     (tmp_path / "d").mkdir()
     result = difficulty.evaluate(config, tmp_path / "d")
-    write_json(tmp_path / "d" / "result.json", cli._jsonable(result))
+    write_json(tmp_path / "d" / "result.json", cli.jsonable(result))
     fields = {"runs": runs, "difficulty": str(tmp_path / "d")}
     report(tmp_path / "out", **fields)
     text = (tmp_path / "out" / "index.html").read_text("utf-8")
@@ -199,7 +199,7 @@ def test_difficulty_is_shown_where_it_was_measured(page, made, tmp_path, monkeyp
     write_lines(tmp_path / "d" / "difficulty.jsonl", [{"id": "made-up-1"}, {"id": "q9"}])
     refused("is about a question that is not on the page: q9")
     for value in ({}, {"systems": {}}, {**result, "systems": [1]}):
-        write_json(tmp_path / "d" / "result.json", cli._jsonable(value))
+        write_json(tmp_path / "d" / "result.json", cli.jsonable(value))
         refused(r"result\.json is no result of configs/difficulty\.py")
     fields["difficulty"] = str(tmp_path / "none")
     refused(r"none/result\.json cannot be read")
