@@ -3,10 +3,10 @@
 python launch/quickstart.py [--full]
 
 Record (2026-11-28, 2 CPU cores beside some tests, Python 3.11, jax 0.10.2): 4 min 15 s, environment
-included. On 150 test questions trained Recall@5 91.0, frozen 46.8, BM25 44.1 per cent; on 30 questions
-CIRAG has F1 50.7, one-shot retrieval 44.1.
+included. On 150 test questions trained Recall@5 91.0, frozen 46.8, BM25 44.1 per cent; on 30
+questions CIRAG has F1 50.7, one-shot retrieval 44.1.
 
-Record of ``--full`` (2026-11-25, 2 CPU cores of an AMD EPYC beside a compiler at low priority, Python 3.11, jax
+Record of ``--full`` (2026-11-25, 2 CPU cores of an AMD EPYC beside a compiler, Python 3.11, jax
 0.10.2, commit 516984c): 7 min 55 s, of which the environment is none (another minute or three). On
 520 test questions trained Recall@5 96.2, frozen 48.1, BM25 47.3 per cent; the difference to frozen
 is +48.1 [+45.4, +50.7] points. On 100 questions of unseen facts CIRAG has EM 59.0 and F1 59.8,
