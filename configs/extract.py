@@ -1,4 +1,4 @@
-r"""Extracts knowledge triples from the passages of a corpus.
+r"""Extracts knowledge triples from the passages of a corpus (docs/triples.md).
 
 python launch/extract.py --config=configs/extract.py --config.data.dir=FOLDER --workdir=W
 python launch/extract.py --config=configs/extract.py:small --config.data.dir=FOLDER --workdir=W
@@ -6,21 +6,23 @@ python launch/extract.py --config.data.dir=FOLDER --config.data.corpus=selected_
     --config.data.split=dev --config.data.limit=100 --config.extractor.adapter=STUDENT --workdir=W
 python launch/extract.py --config.data.dir=FOLDER --config.import_openie=FILE --workdir=W
 
-Presets: (none) is for a good model of your own; ``small`` is the default model with the extractor
-that comes with this repository, and drops what the passage does not name. docs/triples.md describes
-the store that is left in W/triples.sqlite, resumption, updates and costs.
+Needs a dataset folder. Writes the store W/triples.sqlite; run the same command to resume.
 
-Record (``small``, 26 passages of two sentences, those of tests/test_shipped.py, 2026-11-25, 2 CPU
-cores of an AMD EPYC, of which other work left little): 794 s; 25 with triples (75 in all), 1 failed
-(answer: ungrounded). Before there was an extractor, ``small`` forced the untrained model into JSON
-(--config.constrained=true --config.entity_tokens=64 --config.triple_tokens=160; the first 50
-passages of MuSiQue, 2026-11-22): 49 with triples (115 in all, 16 of them the prompt's example).
-  --config.data.dir=2wikimultihopqa --config.data.corpus=selected_questions --config.data.split=dev
---config.data.limit=30 --config.grounded=true with configs/extractor.py's model (2026-11-23, two
-cores, tests beside it, commit 6e1523a): 241 of 253 passages ok, 1,297 triples; 12 failed; 69 lists
-of triples and 73 of entities were cut: on other passages than MuSiQue's it still does not know when
-to end; 98,528 tokens generated in 32 min. The day before, from a model trained on another machine,
-the same figures.
+Presets: without one, choose a model of your own; 7B parameters or more do better than the default,
+SmolLM2-135M-Instruct. ``small`` is the default model with this repository's extractor adapter, and
+drops triples with words that are not in the passage.
+
+Record of ``small`` (26 passages of two sentences of tests/test_shipped.py; 2026-11-25, 2 busy CPU
+cores of an AMD EPYC): 75 triples from 25 passages, 1 failure (ungrounded); 794 s. The untrained
+model, forced into JSON (--config.constrained=true --config.entity_tokens=64
+--config.triple_tokens=160; the first 50 passages of MuSiQue; 2026-11-22): 115 triples from 49
+passages, 16 of them copied from the prompt's example.
+
+Record of configs/extractor.py's model (--config.data.dir=2wikimultihopqa
+--config.data.corpus=selected_questions --config.data.split=dev --config.data.limit=30
+--config.grounded=true; 2026-11-23, 2 CPU cores, commit 6e1523a): 1,297 triples from 241 of 253
+passages, 12 failures; 98,528 tokens generated in 32 min. 69 lists of triples and 73 of entities
+were cut off: trained on MuSiQue, the model often does not end its lists here.
 """
 
 from typing import Any
@@ -32,39 +34,40 @@ from configs import common
 
 
 def get_config(preset: str = "") -> Any:
-    """SmolLM2-135M-Instruct; any instructed model of 7B or more does better."""
     config: Any = ConfigDict()
-    # The whole corpus.jsonl; config.data.corpus=selected_questions: only the contexts of the
+    # By default the whole corpus.jsonl. With corpus=selected_questions only the contexts of the
     # questions that split, fold and limit select.
     config.data = common.data(split="", units=None)
-    config.limit = 0  # Only the first passages of those; 0 is all.
-    config.import_openie = placeholder(str)  # An openie.jsonl to import instead of extracting.
+    config.limit = 0  # The first N of these passages; 0 is all.
+    config.import_openie = placeholder(str)  # An openie.jsonl to import, instead of extraction.
 
     config.extractor = common.extractor()
     # openie (entities, then triples, as JSON) | kirag | trace (<head; relation; tail>, one call).
     config.dialect = "openie"
-    config.entity_tokens = 192  # Most new tokens of a passage's list of entities.
-    config.triple_tokens = 512  # And of its list of triples.
-    config.constrained = False  # Forces the JSON asked for, where the backend can.
-    # Drops triples whose head or tail has a word that the passage lacks: small models invent names.
+    config.entity_tokens = 192  # Most new tokens for a passage's entities.
+    config.triple_tokens = 512  # Most new tokens for a passage's triples.
+    config.constrained = False  # Enforce the JSON schema, on backends that can.
+    # Drop triples whose head or tail has a word that is not in the passage; small models invent
+    # names.
     config.grounded = False
 
-    config.retry = "errors"  # Failed passages tried again: never | errors (of requests) | all.
-    config.replace = False  # Extract again what another model or prompt extracted.
-    config.max_empty_share = 0.5  # More passages than this without a triple stop the run.
-    config.min_passages = 50  # Passages that must have been asked before that.
+    config.retry = "errors"  # Failed passages to retry: never | errors (of requests) | all
+    config.replace = False  # Replace triples of another model or prompt.
+    # Largest share of passages without triples; above it the run fails.
+    config.max_empty_share = 0.5
+    config.min_passages = 50  # Passages to process before max_empty_share applies.
 
-    config.block = 256  # Passages of a transaction of the store, and of a shard of engine=ray.
-    config.in_flight = 256  # Passages under way at once.
-    # local | ray: shards of the passages go to workers on a Ray cluster (docs/cluster.md).
+    config.block = 256  # Passages per transaction of the store, and per shard of engine=ray.
+    config.in_flight = 256  # Passages processed concurrently.
+    # local | ray (workers of a Ray cluster process shards of the passages; docs/cluster.md)
     config.engine = "local"
-    # engine=ray: so many workers; 0: one a GPU, or one a node where none is needed.
+    # Workers with engine=ray; 0 is one per GPU, or one per node if none is needed.
     config.workers = 0
-    config.stop_after_minutes = 0.0  # Ends cleanly; the same command resumes from there. 0: never.
-    config.estimate_only = False  # Prints what it would take, and ends.
+    config.stop_after_minutes = 0.0  # Stop cleanly, to be resumed by the same command; 0 is never.
+    config.estimate_only = False  # Only print the expected number of tokens.
     if preset == "small":
         config.extractor.adapter = "shipped:extractor"
         config.grounded = True
     elif preset:
-        raise common.no_preset(preset, ["small"])
+        raise common.unknown_preset(preset, ["small"])
     return config

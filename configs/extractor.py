@@ -1,23 +1,23 @@
-"""Trains a small model to extract entities and triples as the references of a dataset list them.
+"""Trains a small model to extract entities and triples (docs/distillation.md).
 
-    python launch/train.py --config=configs/extractor.py[:preset] --config.data.dir=FOLDER \
-        --workdir=W
+    python launch/train.py --config=configs/extractor.py[:preset] --config.data.dir=DATA --workdir=W
 
-FOLDER is a dataset folder with an openie.jsonl. Trained on are the passages in the contexts of the
-questions of ``config.data.fold``, without those that also stand in a context of another fold.
+Needs a dataset folder with an openie.jsonl, whose entities and triples are the references. Trains
+on passages of the questions of ``config.data.fold``, without passages that another fold shares.
+Writes checkpoints and metrics to W; run the same command to resume.
 
-Presets: ``quick`` (SmolLM2-135M, at most 300,000 tokens, 2 CPU cores; the default) and ``paper``
-(Qwen2.5-7B-Instruct on 4 GPUs with the integrator's hyper-parameters; the paper distils no
-extractor; not yet run).
+Presets: ``quick`` (the default) trains SmolLM2-135M on 2 CPU cores, on at most 300,000 tokens.
+``paper`` trains Qwen2.5-7B-Instruct on 4 GPUs with the integrator's hyper-parameters; the paper
+distils no extractor; not yet run.
 
-Record (``quick``, --config.data.dir=musique; 2026-11-23, both cores of an Intel Xeon virtual
-machine, jax 0.10.2, commit 6e1523a): 917 of 2,200 examples (0.42 epochs of 1,100 passages) in 148
-steps, 299,024 tokens, rows 99 % full; dev loss (tune) 0.72 -> 0.36; 54 min 27 s, of which it stood
-still for about 6 while something else was measured. On one core of another machine, tests beside
-it, 80 min (2026-11-22) and the same figures. With --config.lora.rank=7 --config.lora.alpha=14
-(2026-11-25, two cores of an AMD EPYC, half of the time beside another training, commit 82d86f7):
-1,085 passages without those in contexts of another fold, 299,351 tokens, dev loss
-0.77 -> 0.37; 53 min: cirag_jax/shipped/extractor.
+Record of ``quick`` (--config.data.dir=musique; 2026-11-23, 2 cores of an Intel Xeon, jax 0.10.2,
+commit 6e1523a): 917 of 2,200 examples (0.42 epochs of 1,100 passages), 148 steps, 299,024 tokens;
+dev loss 0.72 -> 0.36 (fold tune); 54 min 27 s, of which about 6 min were paused. On one core of
+another machine (2026-11-22): the same losses in 80 min.
+
+Record of cirag_jax/shipped/extractor (--config.lora.rank=7 --config.lora.alpha=14; 2026-11-25, 2
+CPU cores of an AMD EPYC, commit 82d86f7): 1,085 passages, without those shared with another fold,
+299,351 tokens; dev loss 0.77 -> 0.37; 53 min, half of the time next to another training.
 """
 
 from typing import Any
@@ -28,42 +28,33 @@ from configs import common, integrator
 
 
 def get_config(preset: str = "quick") -> Any:
-    """The config of a preset."""
-    presets = {"quick": quick, "paper": paper}
-    if preset not in presets:
-        raise common.no_preset(preset, presets)
-    return presets[preset]()
+    return common.from_preset(preset, quick, paper)
 
 
 def base() -> Any:
-    """What both presets share."""
+    """Returns the values that both presets share."""
     config = integrator.trainer("extractor")
     config.data = common.data(split="")
     config.data.fold = "train"
-    config.num_passages = 0  # So many passages, drawn by the seed; 0: all.
-    # Passages of this fold choose the checkpoint, at most num_dev; null: dev_fraction of those of
-    # config.data.fold, which are then not trained on.
+    config.num_passages = 0  # Passages to train on, drawn at random; 0 is all.
+    # Fold whose passages choose the checkpoint, at most num_dev of them; null holds out
+    # dev_fraction of the training passages.
     config.dev = placeholder(str)
     config.dev = "tune"
     return config
 
 
 def quick() -> Any:
-    """SmolLM2-135M on two CPU cores."""
+    """SmolLM2-135M on 2 CPU cores."""
     config = base()
     config.max_tokens = 300_000
     return config
 
 
 def paper() -> Any:
-    """Qwen2.5-7B-Instruct on four GPUs: not yet run."""
+    """Qwen2.5-7B-Instruct on 4 GPUs; not yet run."""
     config = base()
-    like = integrator.paper()
-    for name in (
-        *("model", "lora", "optimizer", "packing", "batch_size", "rows_per_device"),
-        *("num_dev", "eval_every"),
-    ):
-        config[name] = like[name]
+    integrator.copy_paper(config, "num_dev", "eval_every")
     config.length = 2048
     config.buckets = (384, 512, 640, 768, 896, 1024, 1280, 1536)
     return config

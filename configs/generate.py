@@ -1,11 +1,11 @@
-"""Generates a text for every conversation of a file.
+"""Generates a response for each conversation of a file (docs/generation.md).
 
 python launch/generate.py --config=configs/generate.py --config.prompts=FILE.jsonl --workdir=W
 python launch/generate.py --config.backend=openai --config.base_url=http://localhost:8000/v1 \
     --config.prompts=FILE.jsonl --workdir=W
 
-Each line of FILE.jsonl is {"id": ..., "messages": [{"role": ..., "content": ...}, ...]};
-docs/generation.md describes the further fields, the backends, budgets and resumption.
+Needs a file with lines {"id": ..., "messages": [{"role": ..., "content": ...}, ...]}. Writes the
+responses to W; run the same command to resume. The default is SmolLM2-135M-Instruct.
 """
 
 from typing import Any
@@ -16,17 +16,16 @@ from configs import common
 
 
 def get_config() -> Any:
-    """SmolLM2-135M-Instruct, greedy."""
     config = common.language_model()
-    config.prompts = placeholder(str)  # The file; required.
+    config.prompts = placeholder(str)  # The file of conversations; required.
 
-    # What a line of the file may set for itself.
+    # Defaults of fields that a line of the file may set.
     config.max_tokens = 256  # Most new tokens.
-    config.temperature = 0.0  # 0: greedy.
-    config.top_p = 1.0  # Nucleus of sampling, in (0, 1].
-    config.seed = 0  # Of every request's own random stream.
-    config.stop = ()  # Strings that end the text and are cut from it.
+    config.temperature = 0.0  # 0 is greedy decoding.
+    config.top_p = 1.0  # Nucleus sampling, in (0, 1].
+    config.seed = 0  # Seed of each request's own random stream.
+    config.stop = ()  # Strings that end the response and are removed from it.
 
-    config.logprobs = False  # Also write each token with its log-probability.
-    config.top_logprobs = 0  # And this many alternatives; implies logprobs.
+    config.logprobs = False  # Also write the log-probability of each token.
+    config.top_logprobs = 0  # Also this many alternatives per token; implies logprobs.
     return config

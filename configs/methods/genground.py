@@ -2,16 +2,15 @@
 
 python launch/answer.py --config=configs/methods/genground.py --config.data.dir=DATA --workdir=W
 
-Presets: ``small`` has SmolLM2-135M write the sub-questions, and the reader that comes with this
-repository ground and answer them, on a laptop's CPU; a cosine of 0.3 stands in for the logit of 0.
-``medium`` keeps the tags and the pairs of the released code, with a model of 1.5B parameters and
-the same cosine; ``paper`` is the code's setting (50 passages, of which bge-reranker-v2-m3 keeps
-10), for a GPU: not yet run.
+Presets: ``small`` writes sub-questions with SmolLM2-135M and grounds and answers them with the
+shipped reader, on a laptop's CPU; a cosine of 0.3 replaces the logit of 0. ``medium`` has a model
+of 1.5B parameters with the tags and pairs of the released code, and the same cosine. ``paper`` is
+the code's setting (50 passages, of which bge-reranker-v2-m3 keeps 10), for a GPU; not yet run.
 
 Record (launch/compare.py, ``small``, --config.data.dir=musique --config.data.only_with_triples=true
---config.data.limit=10 --config.data.random=true; 2026-11-25, two cores of an AMD EPYC beside
-light work, commit 60718d3): 107 s, no failure, 56 generations, 18 answers not
-grounded; EM 0.0, F1 12.0, passage Recall@3 55.0, Recall@5 60.0.
+--config.data.limit=10 --config.data.random=true; 2026-11-25, 2 CPU cores of an AMD EPYC, commit
+60718d3): EM 0.0, F1 12.0, passage Recall@3 55.0, Recall@5 60.0; no failures; 56 generations, 18
+answers not grounded; 107 s.
 """
 
 from typing import Any
@@ -20,7 +19,6 @@ from configs.methods import blocks
 
 
 def get_config(preset: str = "") -> Any:
-    """GenGround as the preset says."""
     config = blocks.method("genground", generator=192)
     method, ranker = config.genground, config.rankers.passages
     method.min_score = 0.3

@@ -1,25 +1,26 @@
 """KiRAG: retrieval along a reasoning chain that an aligner proposes and a constructor extends.
 
-python launch/answer.py --config=configs/methods/kirag.py:small --config.data.dir=FOLDER --workdir=W
+python launch/answer.py --config=configs/methods/kirag.py:small --config.data.dir=DATA --workdir=W
 
-Presets (docs/methods/kirag.md has the choices): ``small`` answers from any corpus on a laptop's
-CPU, with the models that come with this repository: sentences are the units, and the aligner's best
-one is appended, for SmolLM2-135M is no constructor (below). (none) is the paper's loop over triples
-with this package's untrained small models; ``medium`` has a model of 1.5B parameters, of which what
-it writes is matched to the candidates. ``paper`` (Llama3-8B-Instruct, E5-large-v2, sections 3.2,
-3.3, B.3) and ``code`` (what the released code does otherwise) are for a GPU, with an aligner of
-yours: --config.rankers.aligner.model=W. Not yet run.
+Needs a dataset folder; without the preset ``small``, one with triples. docs/methods/kirag.md
+explains the presets: ``small`` runs on a laptop's CPU with this repository's models. Its units are
+sentences, and each step appends the aligner's best one, because SmolLM2-135M is too weak as a
+constructor. Without a preset, the paper's loop over triples with this package's untrained small
+models. ``medium`` has a model of 1.5B parameters, whose output is matched to the candidates.
+``paper`` (Llama3-8B-Instruct, E5-large-v2, sections 3.2, 3.3, B.3) and ``code`` (values of the
+released code) are for a GPU and need a trained aligner, --config.rankers.aligner.model=W; not yet
+run.
 
-Records (2026-11-24, 2 shared CPU cores under load 4 to 14, Python 3.11, jax 0.10.2):
-``small`` --config.data.dir=2wikimultihopqa --config.data.split=dev --config.data.fold=dev_tune
-  --config.data.limit=10 --config.data.random=true (99 passages): EM 40.0, F1 40.0, passage R@3
-  85.0, R@5 95.0; every chain has 5 sentences; 672 s (commit e1b41b8).
+Record (2026-11-24, 2 busy CPU cores, Python 3.11, jax 0.10.2):
+  ``small`` --config.data.dir=2wikimultihopqa --config.data.split=dev --config.data.fold=dev_tune
+  --config.data.limit=10 --config.data.random=true (99 passages; commit e1b41b8): EM 40.0, F1 40.0,
+  passage R@3 85.0, R@5 95.0; every chain has 5 sentences; 672 s.
   The same with SmolLM2-135M as the constructor (--config.kirag.use_constructor=true
-  --config.kirag.match_cutoff=0.8 --config.kirag.reader=nothing): 5 of 10 chains are empty, 13
-  steps were no candidates; R@3 72.5, R@5 80.0; 210 s (commit b040127).
-``medium`` with Qwen2.5-Coder-1.5B-Instruct (Q4_K_M) --config.data.dir=musique
-  --config.data.only_with_triples=true --config.data.limit=4: EM 0.0, R@3 and R@5 37.5; no chain is
-  empty, 15 triples were no candidates; 390 s. The aligner was the frozen MiniLM.
+  --config.kirag.match_cutoff=0.8 --config.kirag.reader=nothing; commit b040127): R@3 72.5, R@5
+  80.0; 5 of 10 chains are empty, 13 outputs match no candidate; 210 s.
+  ``medium`` with Qwen2.5-Coder-1.5B-Instruct (Q4_K_M), the frozen MiniLM as aligner and
+  --config.data.dir=musique --config.data.only_with_triples=true --config.data.limit=4: EM 0.0, R@3
+  and R@5 37.5; no chain is empty, 15 triples match no candidate; 390 s.
 """
 
 from typing import Any
@@ -28,9 +29,8 @@ from configs.methods import blocks
 
 
 def get_config(preset: str = "") -> Any:
-    """KiRAG as the preset says."""
     config = blocks.method("kirag", constructor=64)
-    config.rankers.aligner.triple_text = "angle"  # as KiRAG writes triples, trained or not
+    config.rankers.aligner.triple_text = "angle"  # KiRAG's form of triples
     if preset == "small":
         config.kirag.units = "sentence"
         config.kirag.use_constructor = False
@@ -45,7 +45,9 @@ def get_config(preset: str = "") -> Any:
         config.model = "meta-llama/Meta-Llama-3-8B-Instruct"
         config.encoder.model = "intfloat/e5-large-v2"
         config.encoder.query_max_length = config.encoder.passage_max_length = 512
-        config.rankers.aligner.kind = "aligner"  # of configs/aligner.py, and named by the user
+        config.rankers.aligner.kind = (
+            "aligner"  # Trained with configs/aligner.py, named by the user.
+        )
         config.rankers.aligner.query_max_length = 256
         config.rankers.aligner.passage_max_length = 128
         config.data.corpus = "ircot_full"

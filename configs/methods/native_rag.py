@@ -1,21 +1,22 @@
-"""NativeRAG: one retrieval, one reading.
+"""NativeRAG: one retrieval, then one reading.
 
-python launch/answer.py --config=configs/methods/native_rag.py --config.data.dir=FOLDER --workdir=W
+python launch/answer.py --config=configs/methods/native_rag.py --config.data.dir=DATA --workdir=W
 
-Presets: ``small`` reads five passages on a laptop's CPU, with the models that come with this
-repository (cirag_jax/shipped); (none) has this package's untrained small models; ``paper``
-names the paper's models (configs/methods/cirag.py), for a GPU: not yet run.
+Presets: ``small`` reads five passages with this repository's models (cirag_jax/shipped), on a
+laptop's CPU. Without a preset, this package's untrained small models. ``medium`` and ``paper`` as
+in configs/methods/cirag.py; ``paper`` has not been run.
 
-Record (before it read all ten passages; with five, the questions and machine of
-configs/methods/cirag.py, beside the test suite, commit b1361ce): 9 min 6 s; EM 0.0, F1 4.8,
-Acc 10.0, passage Recall@3 54.9, Recall@5 61.8.
-  Through a server (``medium``, Qwen2.5-Coder-1.5B-Instruct Q4_K_M in the server of llama-cpp-python
-0.3.36 with --n_ctx 4096 --n_threads 2; --config.reader.backend=openai
---config.reader.server=llamacpp --config.reader.base_url=http://localhost:8123/v1
---config.reader.max_concurrency=1 --config.reader.timeout=300 --config.native_rag.num_passages=5
---config.native_rag.num_read=5 --config.data.dir=musique --config.data.only_with_triples=true
---config.data.limit=20 --config.data.random=true; 2026-11-25, two cores of an AMD EPYC, commit
-60718d3): 20 questions, none failed, 192 s; EM 15.0, F1 29.9, passage Recall@5 70.0.
+Record (five passages instead of all ten; questions and machine of the ``llm`` record of
+configs/methods/cirag.py; commit b1361ce): EM 0.0, F1 4.8, Acc 10.0, passage Recall@3 54.9, Recall@5
+61.8; 9 min 6 s.
+
+Record of a server (``medium``, Qwen2.5-Coder-1.5B-Instruct Q4_K_M in llama-cpp-python 0.3.36 with
+--n_ctx 4096 --n_threads 2; --config.reader.backend=openai --config.reader.server=llamacpp
+--config.reader.base_url=http://localhost:8123/v1 --config.reader.max_concurrency=1
+--config.reader.timeout=300 --config.native_rag.num_passages=5 --config.native_rag.num_read=5
+--config.data.dir=musique --config.data.only_with_triples=true --config.data.limit=20
+--config.data.random=true; 2026-11-25, 2 CPU cores of an AMD EPYC, commit 60718d3): EM 15.0, F1
+29.9, passage Recall@5 70.0; no failures; 192 s.
 """
 
 from typing import Any
@@ -24,7 +25,6 @@ from configs.methods import blocks
 
 
 def get_config(preset: str = "") -> Any:
-    """NativeRAG as the preset says."""
     config = blocks.method(
         "native_rag", {"units": "triple", "rerank_from": 50, "reader_format": "chain"}
     )
