@@ -86,7 +86,7 @@ def base() -> Any:
     config.chain_negatives = False  # Allow other units of the chain as negatives.
     config.negatives = "cross_device"  # Negatives of a query: own | in_batch | cross_device
     config.mask_false_negatives = True  # Exclude other positives of a query from its negatives.
-    # cached (GradCache) | official (negatives within the micro-batch)
+    # cached (negatives from the whole batch) | official (only from the micro-batch)
     config.accumulation = "cached"
     config.micro_batches = 1  # Micro-batches per step with accumulation=official.
     config.chunk_tokens = 1024  # Tokens, padding included, per forward pass of a device.
