@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow test-cluster pytest attack lint bench format env dev clean
+.PHONY: help quickstart test test-slow test-cluster pytest attack lint bench docs format env dev clean docs
 
 export PYTHON REQUIREMENTS
 # Where this is set, every process compiles every library again: seconds each, minutes of the tests.
@@ -46,6 +46,13 @@ bench: dev  ## side by side with the usual libraries; BENCH=NAME of a file in ex
 format: dev  ## reformat the code
 	@$(python) -m ruff check --fix .
 	@$(python) -m ruff format .
+
+docs: env  ## the documentation site, in build/site; dead links fail
+	@$(python) -m pip install --quiet --disable-pip-version-check -r requirements-docs.txt
+	@rm -rf build/docs build/site && mkdir -p build/docs
+	@for name in *.md LICENSE CITATION.cff docs examples experiments cirag_jax configs launch tests; do \
+	  ln -s "$(CURDIR)/$$name" build/docs/; done
+	@$(python) -m mkdocs build
 
 env:  ## the virtual environment of the commands
 	@.ci/environment run
