@@ -28,7 +28,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from cirag_jax.config_files import load_config
 from cirag_jax.datasets import load
-from cirag_jax.evaluation.evidence import passages_elsewhere
+from cirag_jax.evaluation.evidence import passage_substitutes
 from cirag_jax.evaluation.overlap import mean_of
 from cirag_jax.evaluation.recall import SetScores, mean_scores, recall_at, set_scores
 from cirag_jax.evaluation.significance import interval
@@ -179,7 +179,7 @@ def stopped(
     for name, rows in sets.items():
         ids = [[task.ids[place] for place in chosen] for chosen in rows]
         scores = [
-            set_scores(chosen, q.supporting or (), passages_elsewhere(q))
+            set_scores(chosen, q.supporting or (), passage_substitutes(q))
             for chosen, q in zip(ids, asked, strict=True)
         ]
         yield name, mean_scores(scores)
@@ -190,7 +190,7 @@ def _recalls(
 ) -> np.ndarray:
     return np.array(
         [
-            recall_at([task.ids[r] for r in rows], q.supporting or (), k, passages_elsewhere(q))
+            recall_at([task.ids[r] for r in rows], q.supporting or (), k, passage_substitutes(q))
             for q, rows in zip(asked, ranked, strict=True)
         ]
     )

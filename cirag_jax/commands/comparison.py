@@ -14,7 +14,7 @@ from cirag_jax import config_files
 from cirag_jax.commands import online
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import cost, metrics
-from cirag_jax.evaluation.evidence import passages_elsewhere
+from cirag_jax.evaluation.evidence import passage_substitutes
 from cirag_jax.evaluation.overlap import Ratio, mean_of
 from cirag_jax.evaluation.recall import recall_by_step
 from cirag_jax.evaluation.scoring import Answered, Scoring
@@ -391,7 +391,7 @@ def _recall_by_step(
 
     def measure(seed: Sequence[Answered]) -> dict[str, Ratio]:
         rows = [
-            recall_by_step(_found(a), a.question.supporting, count, passages_elsewhere(a.question))
+            recall_by_step(_found(a), a.question.supporting, count, passage_substitutes(a.question))
             if a.question.supporting
             else [None] * count
             for a in seed

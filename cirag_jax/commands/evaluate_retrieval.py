@@ -16,7 +16,7 @@ from cirag_jax.datasets import load
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.evaluation import next_unit
-from cirag_jax.evaluation.evidence import passages_elsewhere
+from cirag_jax.evaluation.evidence import passage_substitutes
 from cirag_jax.evaluation.overlap import mean_of
 from cirag_jax.evaluation.recall import mean_scores, recall_at, set_scores
 from cirag_jax.evaluation.scoring import Scoring
@@ -420,7 +420,7 @@ def _recalls(
                 [ids[row] for row in rows[:k]],
                 question.supporting or (),
                 k,
-                passages_elsewhere(question),
+                passage_substitutes(question),
             )
             for rows, question in zip(ranked, questions, strict=True)
         ]
@@ -450,7 +450,7 @@ def _stops(
             set_scores(
                 [ids[row] for row in needed(found.rows, likely_K, stop)],
                 question.supporting or (),
-                passages_elsewhere(question),
+                passage_substitutes(question),
             )
             for found, likely_K, question in zip(searched, likely, problem.questions, strict=True)
         ]

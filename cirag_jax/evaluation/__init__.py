@@ -1,1 +1,1 @@
-"""How good a retriever is: recall, next-unit ranking, paired bootstrap."""
+"""Metrics of answers, retrieval and trained components, with confidence intervals."""

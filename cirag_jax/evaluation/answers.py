@@ -1,7 +1,7 @@
-"""Exact match, F1 and accuracy of short answers, as each benchmark's scorer counts them.
+"""Exact match, F1 and accuracy of short answers, like the scorers of the benchmarks.
 
-All scorers normalise alike (SQuAD's rule, Rajpurkar et al. 2016): lower case, without ASCII
-punctuation, without the words a, an, the, single spaces. They differ in what a `Profile` says.
+All scorers normalise texts like SQuAD (Rajpurkar et al. 2016): lower case, no ASCII punctuation,
+no words a, an and the, single spaces. A `Profile` lists their differences.
 """
 
 import collections
@@ -15,21 +15,21 @@ from cirag_jax.errors import UserError
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-# Answers that share no token with any other answer, by HotpotQA's scorer.
+# Answers to which HotpotQA's scorer gives no partial credit.
 _CLOSED = frozenset({"yes", "no", "noanswer"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Profile:
-    """What a scorer does its own way.
+    """Details in which scorers differ.
 
     Attributes:
-      source: whose scorer it is.
-      decompose: text is brought to Unicode's form NFD before all else, so that a composed and a
-        decomposed accent are one.
-      closed_words: F1 is 0 when either side is yes, no or noanswer and the two differ.
-      first_gold: F1 looks at the first gold answer alone; exact match and accuracy at all.
-      empty_equal: where a side has no tokens, F1 is 1 if both have none; otherwise always 0.
+      source: origin of the scorer.
+      decompose: convert texts to Unicode's form NFD first, so that composed and decomposed accents
+        are equal.
+      closed_words: F1 is 0 if one side is yes, no or noanswer and the other differs.
+      first_gold: F1 uses only the first gold answer; exact match and accuracy use all.
+      empty_equal: F1 of two sides without tokens is 1; otherwise 0.
     """
 
     source: str
@@ -51,14 +51,14 @@ DEFAULT = "musique"
 
 
 def check_profile(name: str) -> None:
-    """Raises `UserError` where ``config.profile`` names no profile."""
+    """Raises `UserError` if ``config.profile`` is unknown."""
     if name not in PROFILES:
-        known = ", ".join(PROFILES)
-        raise UserError(f"config.profile={name!r} is no profile; there are {known}.")
+        profiles = ", ".join(PROFILES)
+        raise UserError(f"config.profile={name!r} is an unknown profile; choose one of {profiles}.")
 
 
 def normalise_answer(text: str, profile: str = DEFAULT) -> str:
-    """The text as answers are compared (spec, section 0).
+    """Normalises a text for the comparison of answers.
 
     Raises:
       ValueError: no such profile.
@@ -69,7 +69,7 @@ def normalise_answer(text: str, profile: str = DEFAULT) -> str:
 
 
 def exact_match(prediction: str, golds: Sequence[str], profile: str = DEFAULT) -> float:
-    """1 if the normalised prediction equals a normalised gold answer, else 0.
+    """Returns 1 if the normalised prediction equals a normalised gold answer, else 0.
 
     Raises:
       ValueError: no gold answer, or no such profile.
@@ -78,8 +78,9 @@ def exact_match(prediction: str, golds: Sequence[str], profile: str = DEFAULT) -
 
 
 def f1(prediction: str, golds: Sequence[str], profile: str = DEFAULT) -> float:
-    """Token F1, the largest over the golds: with multisets of tokens P and G,
-    ``2 |P and G| / (|P| + |G|)``, the harmonic mean of precision and recall (SQuAD).
+    """Returns the largest token F1 over the gold answers (SQuAD).
+
+    Token F1 of multisets P and G is ``2 |P and G| / (|P| + |G|)``.
 
     Raises:
       ValueError: no gold answer, or no such profile.
@@ -90,21 +91,20 @@ def f1(prediction: str, golds: Sequence[str], profile: str = DEFAULT) -> float:
     def score(predicted: str, gold: str) -> float:
         if rules.closed_words and predicted != gold and not _CLOSED.isdisjoint((predicted, gold)):
             return 0.0
-        tokens, wanted = predicted.split(), gold.split()
-        if not tokens or not wanted:
-            return float(rules.empty_equal and tokens == wanted)
-        shared = (collections.Counter(tokens) & collections.Counter(wanted)).total()
-        return 2 * shared / (len(tokens) + len(wanted))
+        tokens, gold_tokens = predicted.split(), gold.split()
+        if not tokens or not gold_tokens:
+            return float(rules.empty_equal and tokens == gold_tokens)
+        shared = (collections.Counter(tokens) & collections.Counter(gold_tokens)).total()
+        return 2 * shared / (len(tokens) + len(gold_tokens))
 
     return _best(score, prediction, golds, profile)
 
 
 def accuracy(prediction: str, golds: Sequence[str], profile: str = DEFAULT) -> float:
-    """1 if a normalised gold answer is a substring of the normalised prediction, else 0 (CIRAG's
-    and DualRAG's Acc, FlashRAG's ``acc``).
+    """Returns 1 if a normalised gold answer is a substring of the normalised prediction, else 0.
 
-    A gold answer of which normalisation leaves nothing ("The") is in every text; here it is only
-    in an empty one.
+    This is CIRAG's and DualRAG's Acc and FlashRAG's ``acc``. A gold answer that normalisation makes
+    empty ("The") would match every text; here it matches only empty ones.
 
     Raises:
       ValueError: no gold answer, or no such profile.
@@ -123,7 +123,7 @@ def _best(
 
 def _profile(name: str) -> Profile:
     if name not in PROFILES:
-        raise ValueError(f"unknown answer profile {name!r}; there are {', '.join(PROFILES)}")
+        raise ValueError(f"unknown answer profile {name!r}; choose one of {', '.join(PROFILES)}")
     return PROFILES[name]
 
 

@@ -1,33 +1,29 @@
-"""What answers took of language models: calls and tokens by role and by stage."""
+"""Calls and tokens of language models, by role and by stage."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cirag_jax.runtime.records import Record, Spent
 
-ANSWERING = "reader"  # The role that answers.
-
 
 def stage_of(role: str) -> str:
-    """``extraction`` of triples, ``answering``, or ``retrieval``: all that decides what is read."""
-    return {"extractor": "extraction", ANSWERING: "answering"}.get(role, "retrieval")
+    """Returns a role's stage: ``extraction``, ``answering``, or ``retrieval`` for all others."""
+    return {"extractor": "extraction", "reader": "answering"}.get(role, "retrieval")
 
 
 def by_role(records: Iterable[Record]) -> dict[str, Spent]:
-    """The sum over ``records`` for every role that was asked, in the order of their first calls."""
-    found: dict[str, Spent] = {}
+    """Returns the sums over ``records`` for each role, in the order of first calls."""
+    totals: dict[str, Spent] = {}
     for record in records:
         for role, spent in record.roles.items():
-            found[role] = found.get(role, Spent()) + spent
-    return found
+            totals[role] = totals.get(role, Spent()) + spent
+    return totals
 
 
 def described(roles: Mapping[str, Spent], questions: int = 1) -> dict[str, Any]:
-    """``roles`` and ``stages``: of each ``calls`` and prompt, cached and generated tokens.
+    """Returns calls and prompt, cached and generated tokens for ``roles`` and ``stages``.
 
-    Args:
-      roles: of `by_role`.
-      questions: the figures are means over so many; 1: sums.
+    With more than one question, the numbers are means over questions.
     """
     stages: dict[str, Spent] = {}
     for role, spent in roles.items():

@@ -1,10 +1,9 @@
-"""Decision quality of an integrator, step by step, on the histories of a teacher (teacher forcing).
+"""Scores of an integrator's decisions at each step of a teacher's trajectories (teacher forcing).
 
-At every step of every trajectory the model gets what the teacher had: the question, the teacher's
-own decisions so far and the candidates that retrieval really gave. So a step is scored by itself,
-and all steps of all trajectories decode together. The steps are programs of the runtime: batches,
-resumption and isolated failures are the scheduler's and the journal's, and the prompt, the
-prefilled headers and the parser are those of `integrators.ask_model`.
+At every step the model gets the teacher's input: the question, the teacher's earlier decisions and
+the retrieved candidates. So each step is scored independently, and all steps of all trajectories
+decode together. The steps are programs of the runtime, whose scheduler and journal provide batches,
+resumption and isolation of failures. Prompts and parser are those of `integrators.ask_model`.
 """
 
 import collections
@@ -36,12 +35,12 @@ Search = Callable[[Sequence[str]], Sequence[Sequence[str]]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Decided:
-    """What a model decided at one step.
+class StepDecision:
+    """A decision at one step.
 
-    ``next_query`` is None to end, or where ``has_question`` is False: it says neither what to ask
-    next nor that nothing is to be asked. ``parse_errors`` are kinds of malformed output, as
-    `methods.cirag.prompts.parse_decision` names them; ``error`` says why there is no decision.
+    ``next_query`` is None to stop, or if ``has_question`` is False: the response has no question
+    section. ``parse_errors`` are those of `methods.cirag.prompts.parse_decision`; ``error`` is the
+    reason for a missing decision.
     """
 
     thought: str
@@ -54,37 +53,36 @@ class Decided:
 
     @property
     def stops(self) -> bool:
-        """Whether it says that no further question is needed."""
+        """Whether the decision is that no further query is needed."""
         return self.error is None and self.has_question and self.next_query is None
 
 
-Decisions = Sequence[Sequence[Decided]]  # of each trajectory, of each of its steps
+Decisions = Sequence[Sequence[StepDecision]]  # of each step of each trajectory
 
 
 # -------------------------------------------------------------------------------------- decoding
 
 
 def jobs(trajectories: Sequence[Trajectory], settings: CiragConfig) -> list[list[Job]]:
-    """A program a step that asks role ``integrator`` for its decision, the teacher's history given.
+    """Returns a program for each step, which asks role ``integrator`` after the teacher's history.
 
-    ``trajectories`` have the real candidates of every step, one a question. ``retry`` of
-    ``settings`` is off here: the one response counts.
+    ``settings.retry`` is ignored: only the first response counts.
     """
     settings = dataclasses.replace(settings, retry=False)
     return [[_job(t, index, settings) for index in range(len(t.steps))] for t in trajectories]
 
 
-def read(jobs: Sequence[Sequence[Job]], records: Mapping[str, Record]) -> list[list[Decided]]:
-    """The decision of every step; a request that failed gives one with its ``error``."""
-    return [[_decided(records[job.id]) for job in row] for row in jobs]
+def read(jobs: Sequence[Sequence[Job]], records: Mapping[str, Record]) -> list[list[StepDecision]]:
+    """Reads the decision of every step; that of a failed request has an ``error``."""
+    return [[_decision(records[job.id]) for job in row] for row in jobs]
 
 
 def _job(trajectory: Trajectory, index: int, settings: CiragConfig) -> Job:
-    """A step's program; a step that was given something else is another program."""
+    """Returns a step's program, with a digest of the step's input in its id."""
     steps, step = trajectory.steps[:index], trajectory.steps[index]
-    given = codec.encode([trajectory.question, steps, step.candidates])
+    step_input = codec.encode([trajectory.question, steps, step.candidates])
     return Job(
-        f"{trajectory.question_id}#{index + 1}@{codec.digest(codec.dump(given))[:16]}",
+        f"{trajectory.question_id}#{index + 1}@{codec.digest(codec.dump(step_input))[:16]}",
         {"question": trajectory.question_id, "step": index + 1},
         lambda: _decide(trajectory.question, steps, step.candidates, settings),
     )
@@ -93,10 +91,9 @@ def _job(trajectory: Trajectory, index: int, settings: CiragConfig) -> Job:
 def _decide(
     question: str, steps: Sequence[Step], candidates: Sequence[Fact], settings: CiragConfig
 ) -> Program[dict[str, Any]]:
-    """One integration call, as the journal holds its outcome."""
     decision = yield from integrators.ask_model(State(question, settings, steps), candidates)
     return codec.encode(
-        Decided(
+        StepDecision(
             decision.thought,
             decision.kept,
             decision.next_query,
@@ -107,31 +104,32 @@ def _decide(
     )
 
 
-def _decided(record: Record) -> Decided:
-    failed = Decided("", (), has_question=False, error=record.error)
-    return record.result(Decided) or failed
+def _decision(record: Record) -> StepDecision:
+    failed = StepDecision("", (), has_question=False, error=record.error)
+    return record.result(StepDecision) or failed
 
 
 def top_k(
     trajectories: Sequence[Trajectory], chain: bool = False, units: Units = "triple"
-) -> list[list[Decided]]:
-    """The baselines without a model, `integrators.keep_top`.
+) -> list[list[StepDecision]]:
+    """Returns the decisions of the baselines without a model (`integrators.keep_top`).
 
-    With ``chain`` the next query has what the teacher kept before, and what this step keeps.
+    With ``chain``, the next query is the question with all facts kept so far, in earlier steps by
+    the teacher.
     """
-    found: list[list[Decided]] = []
+    rows: list[list[StepDecision]] = []
     for trajectory in trajectories:
-        found.append([])
-        before: list[Fact] = []
+        rows.append([])
+        earlier: list[Fact] = []
         for step in trajectory.steps:
-            made = integrators.keep_top(trajectory.question, step.candidates)
-            query = made.next_query
+            decision = integrators.keep_top(trajectory.question, step.candidates)
+            query = decision.next_query
             if chain:
-                known = dict.fromkeys((*before, *made.kept))
-                query = query_text(trajectory.question, list(map(_text, known)), units)
-            found[-1].append(Decided(made.thought, made.kept, query))
-            before += step.kept
-    return found
+                facts = dict.fromkeys((*earlier, *decision.kept))
+                query = query_text(trajectory.question, list(map(_text, facts)), units)
+            rows[-1].append(StepDecision(decision.thought, decision.kept, query))
+            earlier += step.kept
+    return rows
 
 
 def _text(fact: Fact) -> str:
@@ -143,31 +141,31 @@ def _text(fact: Fact) -> str:
     return fact
 
 
-def aligner(trajectories: Sequence[Trajectory], settings: CiragConfig) -> list[list[Decided]]:
-    """What ``integrator=aligner`` decides after the teacher's rounds, `integrators.extend_chain`.
+def aligner(trajectories: Sequence[Trajectory], settings: CiragConfig) -> list[list[StepDecision]]:
+    """Returns the decisions of ``integrator=aligner`` (`integrators.extend_chain`).
 
     Args:
-      trajectories: of a teacher, with the scores of the aligner that ranked their candidates.
-      settings: with ``units``, ``normalization`` and ``stop_below``.
+      trajectories: trajectories of a teacher, with the aligner's scores of the candidates.
+      settings: CIRAG's settings, of which ``units``, ``normalization`` and ``stop_below`` are used.
     """
     return [[_aligner(t, index, settings) for index in range(len(t.steps))] for t in trajectories]
 
 
-def _aligner(trajectory: Trajectory, index: int, settings: CiragConfig) -> Decided:
+def _aligner(trajectory: Trajectory, index: int, settings: CiragConfig) -> StepDecision:
     step = trajectory.steps[index]
     state = State(trajectory.question, settings, trajectory.steps[:index])
-    made = integrators.extend_chain(state, Candidates(step.candidates, step.scores))
-    return Decided(made.thought, made.kept, made.next_query)
+    decision = integrators.extend_chain(state, Candidates(step.candidates, step.scores))
+    return StepDecision(decision.thought, decision.kept, decision.next_query)
 
 
-def teachers_own(trajectories: Sequence[Trajectory]) -> list[list[Decided]]:
-    """What the teacher decided: what its scores are, where they are not 1 by definition."""
-    return [[Decided(s.thought, s.kept, s.next_query) for s in t.steps] for t in trajectories]
+def teacher(trajectories: Sequence[Trajectory]) -> list[list[StepDecision]]:
+    """Returns the teacher's decisions."""
+    return [[StepDecision(s.thought, s.kept, s.next_query) for s in t.steps] for t in trajectories]
 
 
-def nothing(trajectories: Sequence[Trajectory]) -> list[list[Decided]]:
-    """Keeps no candidate and stops: what means over steps give for nothing."""
-    return [[Decided("", ()) for _ in t.steps] for t in trajectories]
+def nothing(trajectories: Sequence[Trajectory]) -> list[list[StepDecision]]:
+    """Returns decisions that keep no candidate and stop, as a baseline of means over steps."""
+    return [[StepDecision("", ()) for _ in t.steps] for t in trajectories]
 
 
 # --------------------------------------------------------------------------------------- scoring
@@ -183,66 +181,71 @@ def score(
     search: Search | None = None,
     supporting: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Ratio]:
-    """Scores decisions against those of the teacher; the bootstrap's groups are the questions.
+    """Scores decisions against the teacher's; the groups of the scores are questions.
 
-    A model that writes no facts keeps none, as in CIRAG's loop; a step whose request failed earns
-    0. ``teacher/f1`` is the main figure: the mean over steps, where both keeping nothing is 1.
+    The main score is ``teacher/f1``, the mean over steps, with 1 if both keep nothing. A model that
+    writes no facts keeps none, as in CIRAG's loop; a failed step has 0.
 
-    Triples are equal by ``normalization``. ``gold`` has the annotated core facts of every step,
-    None where there are none. ``query_cosine`` needs ``similarity`` of two queries,
-    ``query_recall`` needs ``search`` and the gold passages (``supporting``) by question id; what is
-    missing is not scored.
+    Args:
+      trajectories: the teacher's trajectories.
+      decisions: decisions of each step of each trajectory.
+      normalization: normalisation by which triples are equal.
+      gold: annotated core facts of each step, or None.
+      similarity: similarity of two queries, for ``query_cosine``.
+      search: retrieval, for ``query_recall``.
+      supporting: question id -> gold passages, for ``query_recall``.
 
     Returns:
-      ``teacher/...`` and ``gold/...``: the scores of `overlap_ratios` for the core facts.
-      ``query_f1`` (SQuAD's token F1) and ``query_cosine``: next query against the teacher's, where
-      the teacher asks one; a model that then stops or writes none earns 0. ``query_recall``: share
-      of the gold passages that no round has retrieved yet which the next query retrieves, where
-      the teacher asks one and there are any. ``stop_accuracy``: of
-      whether to stop, over all steps; a response without a question section is wrong either way.
-      ``stop_precision`` and ``stop_recall``; ``stop_unsolved``: stops where the teacher asks on.
-      ``false_keeps``: steps at which the teacher keeps nothing and the model something.
-      ``parse_rate``: responses without any problem.
+      ``teacher/...`` and ``gold/...``: the scores of `overlap_ratios` for core facts.
+      ``query_f1`` (SQuAD's token F1) and ``query_cosine``: next query against the teacher's, over
+      steps where the teacher has one; a missing query has 0.
+      ``query_recall``: share of the gold passages not yet retrieved that the next query retrieves,
+      over steps where the teacher has a query and such passages exist.
+      ``stop_accuracy``, ``stop_precision`` and ``stop_recall``: agreement with the teacher whether
+      to stop, over all steps; a response without a question section is always wrong.
+      ``stop_unsolved``: stops among steps where the teacher continues.
+      ``false_keeps``: steps with kept facts among those where the teacher keeps none.
+      ``parse_rate``: responses without parse errors.
     """
     index: dict[str, int] = {}
     groups = [index.setdefault(t.question_id, len(index)) for t in trajectories for _ in t.steps]
     pairs = [
-        (step, decided)
+        (step, decision)
         for trajectory, row in zip(trajectories, decisions, strict=True)
-        for step, decided in zip(trajectory.steps, row, strict=True)
+        for step, decision in zip(trajectory.steps, row, strict=True)
     ]
 
     def over(tops: Sequence[float], bottoms: Sequence[float] | None = None) -> Ratio:
         return ratio(tops, bottoms or [1.0] * len(pairs), groups, len(index))
 
-    kept = [_overlap(decided, step.kept, normalization) for step, decided in pairs]
-    found = _prefixed("teacher/", overlap_ratios(kept, groups, len(index)))
+    kept = [_overlap(decision, step.kept, normalization) for step, decision in pairs]
+    scores = _prefixed("teacher/", overlap_ratios(kept, groups, len(index)))
     if gold is not None:
-        wanted = [facts for row in gold for facts in row]
+        gold_facts = [facts for row in gold for facts in row]
         kept = [
-            None if facts is None else _overlap(decided, facts, normalization)
-            for facts, (_, decided) in zip(wanted, pairs, strict=True)
+            None if facts is None else _overlap(decision, facts, normalization)
+            for facts, (_, decision) in zip(gold_facts, pairs, strict=True)
         ]
         if any(overlap is not None for overlap in kept):
-            found |= _prefixed("gold/", overlap_ratios(kept, groups, len(index)))
-    found |= _queries(pairs, over, similarity)
+            scores |= _prefixed("gold/", overlap_ratios(kept, groups, len(index)))
+    scores |= _query_scores(pairs, over, similarity)
     if search is not None:
-        wanted = _not_yet_retrieved(trajectories, supporting or {})
-        if any(wanted):
-            recalls = _query_recalls([d.next_query for _, d in pairs], wanted, search)
-            found["query_recall"] = over(recalls, [float(bool(ids)) for ids in wanted])
+        missing = _missing_passages(trajectories, supporting or {})
+        if any(missing):
+            recalls = _query_recalls([d.next_query for _, d in pairs], missing, search)
+            scores["query_recall"] = over(recalls, [float(bool(ids)) for ids in missing])
     ends = [float(step.next_query is None) for step, _ in pairs]
-    stops = [float(decided.stops) for _, decided in pairs]
+    stops = [float(decision.stops) for _, decision in pairs]
     both = [a * b for a, b in zip(ends, stops, strict=True)]
     right = [
-        float(decided.has_question and decided.stops == (step.next_query is None))
-        for step, decided in pairs
+        float(decision.has_question and decision.stops == (step.next_query is None))
+        for step, decision in pairs
     ]
-    none = [float(not step.kept) for step, _ in pairs]
-    false = [n * bool(decided.kept) for n, (_, decided) in zip(none, pairs, strict=True)]
-    parsed = [float(not decided.parse_errors and decided.error is None) for _, decided in pairs]
+    empty = [float(not step.kept) for step, _ in pairs]
+    false = [e * bool(decision.kept) for e, (_, decision) in zip(empty, pairs, strict=True)]
+    parsed = [float(not decision.parse_errors and decision.error is None) for _, decision in pairs]
     return {
-        **found,
+        **scores,
         "stop_accuracy": over(right),
         "stop_precision": over(both, stops),
         "stop_recall": over(both, ends),
@@ -250,74 +253,73 @@ def score(
             [stop * (1 - end) for stop, end in zip(stops, ends, strict=True)],
             [1 - end for end in ends],
         ),
-        "false_keeps": over(false, none),
+        "false_keeps": over(false, empty),
         "parse_rate": over(parsed),
     }
 
 
-def _overlap(decided: Decided, wanted: Sequence[Fact], normalization: Normalization) -> Overlap:
-    gold = {fact_key(fact, normalization) for fact in wanted}
-    if decided.error is not None:
+def _overlap(
+    decision: StepDecision, gold_facts: Sequence[Fact], normalization: Normalization
+) -> Overlap:
+    gold = {fact_key(fact, normalization) for fact in gold_facts}
+    if decision.error is not None:
         return Overlap(0, 0, len(gold), failed=True)
-    mine = {fact_key(fact, normalization) for fact in decided.kept}
-    return Overlap(len(mine & gold), len(mine), len(gold))
+    kept = {fact_key(fact, normalization) for fact in decision.kept}
+    return Overlap(len(kept & gold), len(kept), len(gold))
 
 
-def _queries(
-    pairs: Sequence[tuple[Step, Decided]],
+def _query_scores(
+    pairs: Sequence[tuple[Step, StepDecision]],
     over: Callable[[Sequence[float], Sequence[float]], Ratio],
     similarity: Similarity | None,
 ) -> dict[str, Ratio]:
     asks = [float(step.next_query is not None) for step, _ in pairs]
     texts = [
-        (decided.next_query, step.next_query)
-        if decided.next_query is not None and step.next_query is not None
+        (decision.next_query, step.next_query)
+        if decision.next_query is not None and step.next_query is not None
         else None
-        for step, decided in pairs
+        for step, decision in pairs
     ]
     f1 = [answers.f1(text[0], [text[1]]) if text else 0.0 for text in texts]
-    found = {"query_f1": over(f1, asks)}
+    scores = {"query_f1": over(f1, asks)}
     if similarity is not None:
         cosine_N = iter(similarity([text for text in texts if text]))
-        found["query_cosine"] = over(
-            [float(next(cosine_N)) if text else 0.0 for text in texts], asks
-        )
-    return found
+        cosines = [float(next(cosine_N)) if text else 0.0 for text in texts]
+        scores["query_cosine"] = over(cosines, asks)
+    return scores
 
 
-def _not_yet_retrieved(
+def _missing_passages(
     trajectories: Sequence[Trajectory], supporting: Mapping[str, Sequence[str]]
 ) -> list[set[str]]:
-    """Of each step the gold passages that its next query is to find; none where there is none."""
-    found = []
+    """Returns the gold passages that each step's next query should retrieve."""
+    rows = []
     for trajectory in trajectories:
         missing = set(supporting.get(trajectory.question_id, ()))
         for step in trajectory.steps:
             missing = missing - set(step.passages)
-            found.append(set() if step.next_query is None else missing)
-    return found
+            rows.append(set() if step.next_query is None else missing)
+    return rows
 
 
 def _query_recalls(
-    queries: Sequence[str | None], wanted: Sequence[set[str]], search: Search
+    queries: Sequence[str | None], missing: Sequence[set[str]], search: Search
 ) -> list[float]:
-    asked = [(i, query) for i, query in enumerate(queries) if query is not None and wanted[i]]
+    searched = [(i, query) for i, query in enumerate(queries) if query is not None and missing[i]]
     recalls = [0.0] * len(queries)
-    results = search([query for _, query in asked]) if asked else ()
-    for (index, _), ids in zip(asked, results, strict=True):
-        recalls[index] = len(wanted[index] & set(ids)) / len(wanted[index])
+    results = search([query for _, query in searched]) if searched else ()
+    for (index, _), ids in zip(searched, results, strict=True):
+        recalls[index] = len(missing[index] & set(ids)) / len(missing[index])
     return recalls
 
 
 def _prefixed(prefix: str, ratios: Mapping[str, Ratio]) -> dict[str, Ratio]:
-    return {prefix + name: found for name, found in ratios.items()}
+    return {prefix + name: score for name, score in ratios.items()}
 
 
 def parse_errors(decisions: Decisions) -> dict[str, int]:
-    """How often each kind of malformed output was met, and ``failed`` requests."""
+    """Counts the steps with each kind of parse error, and the ``failed`` requests."""
     counts: collections.Counter[str] = collections.Counter()
-    for decided in (decided for row in decisions for decided in row):
-        counts.update(
-            set(decided.parse_errors) | ({"failed"} if decided.error is not None else set())
-        )
+    for decision in (decision for row in decisions for decision in row):
+        counts.update({*decision.parse_errors, *(["failed"] if decision.error is not None else [])})
     return dict(sorted(counts.items()))

@@ -1,8 +1,8 @@
 """GRADE's difficulty matrix (Lee, Kwon and Jin): errors by hops and by retrieval difficulty D_r.
 
-D_r says how far a question is from what must be found for it, 1 - min_i cos(q, c_i) (equation 1).
-Rows of the matrix are hops, columns the quartiles of D_r among the questions of that hop. What
-cannot be said is ``None`` with its ``reason``, never 0 and never NaN.
+D_r is the distance of a question from its gold evidence, 1 - min_i cos(q, c_i) (equation 1). Rows
+of the matrix are hops, columns the quartiles of D_r among the questions of that hop. An undefined
+value is None with a ``reason``, never 0 or NaN.
 """
 
 import dataclasses
@@ -17,10 +17,10 @@ from cirag_jax.evaluation.significance import interval, paired_interval
 
 AGGREGATES = ("min", "mean", "power_mean")
 NUM_BINS = 4
-WHOSE = ("retriever", "reader", "unanswered")  # Whose failure a wrong answer is.
+CAUSES = ("retriever", "reader", "unanswered")  # Component responsible for a wrong answer.
 
-_FEWEST = 3  # Points of a correlation; two lie on a line whatever they are.
-_EQUAL = 1e-9  # Figures that differ by less are the same.
+_MIN_POINTS = 3  # Points of a correlation; two points always lie on a line.
+_EQUAL = 1e-9  # Largest difference of equal values.
 
 Embed = Callable[[Sequence[str], Any], np.ndarray]
 Values = dict[str, Any]
@@ -32,39 +32,40 @@ Values = dict[str, Any]
 def similarities(
     questions: Sequence[str], gold: Sequence[Sequence[Sequence[str]]], embed: Embed
 ) -> list[np.ndarray]:
-    """Cosine of each question with each thing to be found: float64 [C_q] each.
+    """Returns the cosine of each question with each of its gold items, float64 [C_q] each.
 
     Args:
-      questions: their texts.
-      gold: of each what must be found, as texts of which the most similar counts.
-      embed: as `retrieval.encoders.Encoder.encode`: unit-length vectors of texts and their kind.
+      questions: texts of the questions.
+      gold: gold items of each question; an item is a list of texts, of which the most similar one
+        counts.
+      embed: returns unit-length vectors, like `retrieval.encoders.Encoder.encode`.
     """
-    texts = list(dict.fromkeys(text for things in gold for thing in things for text in thing))
+    texts = list(dict.fromkeys(text for items in gold for item in items for text in item))
     row = {text: index for index, text in enumerate(texts)}
     query_QD, passage_ND = embed(questions, "query"), embed(texts, "passage")
     return [
         np.array(
-            [(passage_ND[[row[t] for t in thing]] @ query_D).max() for thing in things], np.float64
+            [(passage_ND[[row[t] for t in item]] @ query_D).max() for item in items], np.float64
         )
-        for query_D, things in zip(query_QD, gold, strict=True)
+        for query_D, items in zip(query_QD, gold, strict=True)
     ]
 
 
 def retrieval_difficulty(similarity_C: np.ndarray, how: str = "min", power: float = -2.0) -> float:
-    """D_r = 1 - the minimum, the mean or the power mean of the similarities (section 4.4).
+    """Returns D_r = 1 - the minimum, mean or power mean of the similarities (section 4.4).
 
-    The power mean is (sum_i s_i^p / n)^(1/p). Of similarities that are not positive it is not
-    defined; they count as 0, and with a negative p, as in the limit, it is then 0.
+    The power mean is (sum_i s_i^p / n)^(1/p). Negative similarities count as 0; a similarity of 0
+    makes it 0 if p is negative, which is the limit.
 
     Raises:
-      ValueError: no similarity, no such aggregate, or a power of 0.
+      ValueError: no similarity, an unknown aggregate, or a power of 0.
     """
     if how == "min":
         return float(1 - similarity_C.min())
     if how == "mean":
         return float(1 - similarity_C.mean())
     if how != "power_mean" or power == 0:
-        raise ValueError(f"no aggregate {how!r} with the power {power}")
+        raise ValueError(f"unknown aggregate {how!r} with power {power}")
     positive_C = np.maximum(similarity_C, 0.0)
     if power < 0 and not positive_C.all():
         return 1.0
@@ -75,15 +76,15 @@ def retrieval_difficulty(similarity_C: np.ndarray, how: str = "min", power: floa
 
 
 @dataclasses.dataclass(frozen=True)
-class Graded:
-    """Questions on the two axes.
+class DifficultyBins:
+    """Questions, binned by hops and by quartiles of D_r.
 
     Attributes:
-      hops_Q: int64.
+      hops_Q: number of hops, int64.
       difficulty_Q: D_r, float64.
-      bin_Q: quartile among the questions of the same hop, from 0; -1 where there are none. int64.
-      edges: the three quartiles of every hop that has them.
-      reasons: why each other hop has none.
+      bin_Q: quartile among the questions with the same hops, from 0; -1 without quartiles. int64.
+      edges: hops -> the three quartiles.
+      reasons: hops without quartiles -> the reason.
     """
 
     hops_Q: np.ndarray
@@ -94,175 +95,164 @@ class Graded:
 
     @property
     def hops(self) -> list[int]:
-        """Rows of the matrix."""
+        """Returns the rows of the matrix."""
         return [int(hop) for hop in np.unique(self.hops_Q)]
 
     def cell(self, hop: int, column: int | None = None) -> np.ndarray:
-        """Places of the questions of a cell, or of a row."""
+        """Returns the indices of the questions of a cell, or of a whole row."""
         inside = self.hops_Q == hop
         return np.flatnonzero(inside if column is None else inside & (self.bin_Q == column))
 
 
-def grade(hops: Sequence[int], difficulties: Sequence[float]) -> Graded:
-    """Splits the questions of each hop at the quartiles of their D_r.
+def bin_questions(hops: Sequence[int], difficulties: Sequence[float]) -> DifficultyBins:
+    """Bins the questions of each hop by the quartiles of their D_r.
 
-    Quartiles are interpolated linearly; a question that lies on one belongs below it. A hop of
-    fewer than four questions, or whose questions are all as difficult, has none.
+    Quartiles are interpolated linearly and belong to the bin below. There are none for fewer than
+    four questions, or if all have the same D_r.
     """
     hops_Q, difficulty_Q = np.asarray(hops, np.int64), np.asarray(difficulties, np.float64)
     bin_Q = np.full(len(hops_Q), -1)
     edges, reasons = {}, {}
     for hop in map(int, np.unique(hops_Q)):
         rows = np.flatnonzero(hops_Q == hop)
-        own = difficulty_Q[rows]
+        difficulty_R = difficulty_Q[rows]
         if len(rows) < NUM_BINS:
             reasons[hop] = f"fewer than {NUM_BINS} questions ({len(rows)})"
-        elif np.ptp(own) <= _EQUAL:
+        elif np.ptp(difficulty_R) <= _EQUAL:
             reasons[hop] = f"all {len(rows)} questions have the same D_r"
         else:
-            edges[hop] = np.quantile(own, [0.25, 0.5, 0.75])
-            bin_Q[rows] = np.searchsorted(edges[hop], own, side="left")
-    return Graded(hops_Q, difficulty_Q, bin_Q, edges, reasons)
+            edges[hop] = np.quantile(difficulty_R, [0.25, 0.5, 0.75])
+            bin_Q[rows] = np.searchsorted(edges[hop], difficulty_R, side="left")
+    return DifficultyBins(hops_Q, difficulty_Q, bin_Q, edges, reasons)
 
 
 def matrix(
-    graded: Graded, measure: Callable[[np.ndarray], Values], least: int = 1
+    bins: DifficultyBins, measure: Callable[[np.ndarray], Values], least: int = 1
 ) -> dict[int, list[Values]]:
-    """Hop -> its four cells, from low to high D_r.
+    """Returns hops -> four cells, from low to high D_r.
 
     Args:
-      graded: the questions.
-      measure: gets the places of a cell's questions; without quartiles a cell has a reason alone.
-      least: questions that must count in a cell, else it has a reason in place of its value.
+      bins: the questions.
+      measure: computes a cell from the indices of its questions.
+      least: cells of fewer questions have a reason in place of a value.
     """
-    return {
-        hop: [
-            missing(graded.reasons[hop])
-            if hop in graded.reasons
-            else _of_enough(measure(graded.cell(hop, column)), least)
-            for column in range(NUM_BINS)
-        ]
-        for hop in graded.hops
-    }
+
+    def cell(hop: int, column: int) -> Values:
+        if hop in bins.reasons:
+            return undefined(bins.reasons[hop])
+        values = measure(bins.cell(hop, column))
+        count = values["num_questions"]
+        if not 0 < count < least:
+            return values
+        others = {k: value for k, value in values.items() if k not in ("value", "low", "high")}
+        return undefined(f"fewer than {least} questions ({count})", **others)
+
+    return {hop: [cell(hop, column) for column in range(NUM_BINS)] for hop in bins.hops}
 
 
-def _of_enough(found: Values, least: int) -> Values:
-    count = found["num_questions"]
-    if not 0 < count < least:
-        return found
-    rest = {name: value for name, value in found.items() if name not in ("value", "low", "high")}
-    return missing(f"fewer than {least} questions ({count})", **rest)
-
-
-def missing(reason: str, **values: Any) -> Values:
-    """A figure that there is not."""
+def undefined(reason: str, **values: Any) -> Values:
+    """Returns an undefined value with its reason."""
     return {"value": None, "reason": reason, **values}
 
 
 def error_rate(errors: Ratio, rows: np.ndarray, samples: int, seed: int) -> Values:
-    """The mean error of some questions.
+    """Returns the mean error of some questions with its 95 % bootstrap interval.
 
     Args:
-      errors: of each question, in [0, 1], over 1; over 0 where it does not count.
-      rows: their places.
-      samples: resamples of the bootstrap over these questions, for the 95 % interval.
-      seed: of the bootstrap.
+      errors: error of each question, in [0, 1]; questions with a denominator of 0 are ignored.
+      rows: indices of the questions.
+      samples: bootstrap resamples over these questions.
+      seed: seed of the bootstrap.
 
     Returns:
-      ``value``, ``low``, ``high`` and ``num_questions``, those that count.
+      ``value``, ``low``, ``high`` and ``num_questions``.
     """
     count = int(errors.bottom_Q[rows].sum())
     if not count:
-        return missing("no question", num_questions=0)
-    own = Ratio(errors.top_Q[rows], errors.bottom_Q[rows])
-    return {**interval(own, samples, seed), "num_questions": count}
+        return undefined("no question", num_questions=0)
+    subset = Ratio(errors.top_Q[rows], errors.bottom_Q[rows])
+    return {**interval(subset, samples, seed), "num_questions": count}
 
 
 def error_difference(a: Ratio, b: Ratio, rows: np.ndarray, samples: int, seed: int) -> Values:
-    """``a - b`` over the questions that count in both, resampled in pairs; as `error_rate`."""
+    """Returns the difference a - b over questions with both errors, like `error_rate`."""
     rows = rows[(a.bottom_Q[rows] * b.bottom_Q[rows]) > 0]
     if not len(rows):
-        return missing("no question", num_questions=0)
+        return undefined("no question", num_questions=0)
     first, second = (Ratio(c.top_Q[rows], c.bottom_Q[rows]) for c in (a, b))
-    found = paired_interval(first, second, samples, seed)
-    return {
-        "value": found["difference"],
-        "low": found["low"],
-        "high": found["high"],
-        "num_questions": len(rows),
-    }
+    value, low, high = paired_interval(first, second, samples, seed).values()
+    return {"value": value, "low": low, "high": high, "num_questions": len(rows)}
 
 
 # ----------------------------------------------------------------------------------- correlations
 
 
 def correlation(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> Values:
-    """Pearson's r of D_r (or hops) with the error.
+    """Returns Pearson's r of D_r (or hops) with the error.
 
     Returns:
-      ``value``, ``p`` (two-sided, SciPy's), ``low`` and ``high`` (95 %, by Fisher's transformation;
-      None of three points) and ``num_points``.
+      ``value``, the two-sided ``p``, ``low`` and ``high`` (95 %, by Fisher's transformation; None
+      for three points) and ``num_points``.
     """
     x_N, y_N = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    if len(x_N) < _FEWEST:
-        return missing(f"fewer than {_FEWEST} points ({len(x_N)})", num_points=len(x_N))
+    if len(x_N) < _MIN_POINTS:
+        return undefined(f"fewer than {_MIN_POINTS} points ({len(x_N)})", num_points=len(x_N))
     for values_N, name in ((x_N, "difficulty"), (y_N, "error")):
         if np.ptp(values_N) <= _EQUAL:
-            return missing(f"the {name} is the same throughout", num_points=len(x_N))
-    found: Any = stats.pearsonr(x_N, y_N)
-    bounds = found.confidence_interval() if len(x_N) > _FEWEST else (None, None)
+            return undefined(f"the {name} is constant", num_points=len(x_N))
+    pearson: Any = stats.pearsonr(x_N, y_N)
+    bounds = pearson.confidence_interval() if len(x_N) > _MIN_POINTS else (None, None)
     return {
-        "value": float(found.statistic),
-        "p": float(found.pvalue),
+        "value": float(pearson.statistic),
+        "p": float(pearson.pvalue),
         "low": None if bounds[0] is None else float(bounds[0]),
         "high": None if bounds[1] is None else float(bounds[1]),
         "num_points": len(x_N),
     }
 
 
-def correlations(graded: Graded, errors: Ratio, least: int = 1) -> Values:
-    """How the error grows with the difficulty.
+def correlations(bins: DifficultyBins, errors: Ratio, least: int = 1) -> Values:
+    """Returns correlations of the error with the difficulty.
 
     Args:
-      graded: the questions.
-      errors: as of `error_rate`.
-      least: as of `matrix`; smaller cells are no points.
+      bins: the questions.
+      errors: errors as in `error_rate`.
+      least: cells of fewer questions are ignored.
 
     Returns:
-      ``bins``: hop -> r of the mean D_r of a quartile with its error rate, over the quartiles that
-      hold questions (Table 1); ``mean``: the mean of these (Table 3). ``questions``: hop -> r of
-      D_r with the error over single questions, and ``all`` of them. ``hops``: r of the number of
-      hops with the error, over questions. ``diagonal``: r of the place on the matrix's diagonal
-      with the error rate there, of the four lowest numbers of hops that there are.
+      ``bins``, hop -> r of a quartile's mean D_r with its error rate (Table 1); ``mean``, the mean
+      of these (Table 3); ``questions``, hop -> r of D_r with the error over questions, and the same
+      for ``all`` hops; ``hops``, r of the number of hops with the error over questions;
+      ``diagonal``, r of the position on the matrix's diagonal with the error rate, for the four
+      lowest numbers of hops.
     """
-    bins = {hop: _over_bins(graded, errors, hop, least) for hop in graded.hops}
-    rows = {str(hop): _counted(errors, graded.cell(hop)) for hop in graded.hops}
-    rows["all"] = _counted(errors, np.arange(len(graded.hops_Q)))
-    everyone = rows["all"]
+    over_quartiles = {hop: _over_quartiles(bins, errors, hop, least) for hop in bins.hops}
+    every_row = _counted(errors, np.arange(len(bins.hops_Q)))
+    rows = {str(hop): _counted(errors, bins.cell(hop)) for hop in bins.hops} | {"all": every_row}
     return {
-        "bins": bins,
-        "mean": mean_correlation(list(bins.values())),
+        "bins": over_quartiles,
+        "mean": mean_correlation(list(over_quartiles.values())),
         "questions": {
-            name: correlation(graded.difficulty_Q[own], errors.top_Q[own])
-            for name, own in rows.items()
+            name: correlation(bins.difficulty_Q[row_R], errors.top_Q[row_R])
+            for name, row_R in rows.items()
         },
-        "hops": correlation(graded.hops_Q[everyone], errors.top_Q[everyone]),
-        "diagonal": _diagonal(graded, errors, least),
+        "hops": correlation(bins.hops_Q[every_row], errors.top_Q[every_row]),
+        "diagonal": _diagonal(bins, errors, least),
     }
 
 
-def mean_correlation(found: Sequence[Values]) -> Values:
-    """The mean of the correlations that there are; ``num_points`` says of how many."""
-    values = [one["value"] for one in found if one["value"] is not None]
+def mean_correlation(results: Sequence[Values]) -> Values:
+    """Returns the mean of the defined correlations, and their number as ``num_points``."""
+    values = [result["value"] for result in results if result["value"] is not None]
     if not values:
-        return missing("no hop has a correlation", num_points=0)
+        return undefined("no hop has a correlation", num_points=0)
     return {"value": float(np.mean(values)), "num_points": len(values)}
 
 
 def strongest(means: Mapping[str, float | None]) -> list[str]:
-    """The aggregates of the highest correlation, several where they are equal; [] without any."""
-    known = {how: value for how, value in means.items() if value is not None}
-    return [how for how, value in known.items() if value >= max(known.values()) - _EQUAL]
+    """Returns the aggregates with the highest defined correlation, including ties."""
+    defined = {how: value for how, value in means.items() if value is not None}
+    return [how for how, value in defined.items() if value >= max(defined.values()) - _EQUAL]
 
 
 def _counted(errors: Ratio, rows: np.ndarray) -> np.ndarray:
@@ -273,51 +263,51 @@ def _rate(errors: Ratio, rows: np.ndarray) -> float:
     return float(errors.top_Q[rows].mean())
 
 
-def _over_bins(graded: Graded, errors: Ratio, hop: int, least: int) -> Values:
-    if hop in graded.reasons:
-        return missing(graded.reasons[hop], num_points=0)
-    cells = [_counted(errors, graded.cell(hop, column)) for column in range(NUM_BINS)]
+def _over_quartiles(bins: DifficultyBins, errors: Ratio, hop: int, least: int) -> Values:
+    if hop in bins.reasons:
+        return undefined(bins.reasons[hop], num_points=0)
+    cells = [_counted(errors, bins.cell(hop, column)) for column in range(NUM_BINS)]
     cells = [rows for rows in cells if len(rows) >= least]
-    means = [graded.difficulty_Q[rows].mean() for rows in cells]
+    means = [bins.difficulty_Q[rows].mean() for rows in cells]
     return correlation(means, [_rate(errors, rows) for rows in cells])
 
 
-def _diagonal(graded: Graded, errors: Ratio, least: int) -> Values:
-    rows = [
-        _counted(errors, graded.cell(hop, column))
-        for column, hop in enumerate(graded.hops[:NUM_BINS])
+def _diagonal(bins: DifficultyBins, errors: Ratio, least: int) -> Values:
+    cells = [
+        _counted(errors, bins.cell(hop, column)) for column, hop in enumerate(bins.hops[:NUM_BINS])
     ]
-    filled = [place for place, own in enumerate(rows) if len(own) >= least]
-    return correlation(filled, [_rate(errors, rows[place]) for place in filled])
+    columns = [column for column, rows in enumerate(cells) if len(rows) >= least]
+    return correlation(columns, [_rate(errors, cells[column]) for column in columns])
 
 
-# --------------------------------------------------------------------------------- whose failure
+# --------------------------------------------------------------------------------- causes of errors
 
 
-def blame(errors: Ratio, whose: Sequence[str], rows: np.ndarray) -> dict[str, float]:
-    """The sum of the errors of some questions, by whose they are.
+def errors_by_cause(errors: Ratio, causes: Sequence[str], rows: np.ndarray) -> dict[str, float]:
+    """Returns the sum of the errors of some questions for each cause.
 
     Args:
-      errors: as of `error_rate`.
-      whose: of each question, one of `WHOSE`, should it be answered wrongly: the retriever's where
-        evidence is missing, the reader's where all was there; ``unanswered`` where the
-        method broke down.
-      rows: places of the questions.
+      errors: errors as in `error_rate`.
+      causes: one of `CAUSES` for each question, if its answer is wrong: ``retriever`` if evidence
+        is missing, ``reader`` if it is complete, ``unanswered`` if the method failed.
+      rows: indices of the questions.
     """
     rows = _counted(errors, rows)
     return {
-        name: float(sum(errors.top_Q[row] for row in rows if whose[row] == name)) for name in WHOSE
+        cause: float(sum(errors.top_Q[row] for row in rows if causes[row] == cause))
+        for cause in CAUSES
     }
 
 
-def failures(errors: Ratio, whose: Sequence[str], samples: int, seed: int) -> dict[str, Values]:
-    """Of each of `WHOSE` the `error_rate` of its questions, and ``errors``: their sum (`blame`)."""
-    everyone = np.arange(len(errors.top_Q))
-    sums = blame(errors, whose, everyone)
+def error_rates_by_cause(
+    errors: Ratio, causes: Sequence[str], samples: int, seed: int
+) -> dict[str, Values]:
+    """Returns for each cause the `error_rate` of its questions and the sum of ``errors``."""
+    sums = errors_by_cause(errors, causes, np.arange(len(errors.top_Q)))
     return {
-        name: {
-            **error_rate(errors, np.flatnonzero(np.array(whose) == name), samples, seed),
-            "errors": sums[name],
+        cause: {
+            **error_rate(errors, np.flatnonzero(np.array(causes) == cause), samples, seed),
+            "errors": total,
         }
-        for name in WHOSE
+        for cause, total in sums.items()
     }

@@ -1,8 +1,8 @@
-"""A judge of answers: the two papers' questions, and what is read of a verdict.
+"""Prompts for a judge of answers, and the parser of its verdicts.
 
-The fields are the papers', the words ours: DualRAG asks whether the prediction implies the answer
-(its Figure 8), GRADE whether the response is correct (A.9.8). Answers are hostile text: they are
-shown as JSON strings, so that none can pass for another line of the prompt.
+The questions are those of two papers, in our words: does the prediction imply the answer (DualRAG,
+Figure 8), and is the response correct (GRADE, A.9.8). Answers are untrusted text, and appear as
+JSON strings, so that they cannot imitate other lines of the prompt.
 """
 
 import json
@@ -14,21 +14,21 @@ from cirag_jax.llm.types import Message
 from cirag_jax.methods.common.tolerant_json import find_json
 from cirag_jax.methods.common.verdicts import leading_word, without_thoughts
 
-MAX_CHARS = 4000  # of one answer that are shown
+MAX_CHARS = 4000  # longest part of an answer that is shown
 
 
 class Rubric(NamedTuple):
-    """What a judge is asked.
+    """A judge's task.
 
     Attributes:
-      verdict: the field of its reply, true or false.
+      verdict: name of the boolean field in the reply.
       task: the instruction.
-      given, gold: how the answer that is judged, and the right one, are called.
+      prediction, gold: labels of the judged answer and the right one.
     """
 
     verdict: str
     task: str
-    given: str
+    prediction: str
     gold: str
 
 
@@ -56,31 +56,32 @@ RUBRICS: Mapping[str, Rubric] = {
 def judge_messages(
     question: str, answer: str, golds: Sequence[str], rubric: str
 ) -> tuple[Message, ...]:
-    """The conversation about one answer.
+    """Returns the conversation about one answer.
 
     Args:
-      question: its text.
-      answer: what is judged.
-      golds: accepted answers, the main one first; at least one.
+      question: text of the question.
+      answer: the answer to judge.
+      golds: accepted answers, at least one.
       rubric: a key of `RUBRICS`.
     """
-    asked = RUBRICS[rubric]
-    reply = " or ".join(json.dumps({asked.verdict: value}) for value in (True, False))
+    verdict, task, prediction_label, gold_label = RUBRICS[rubric]
+    reply = " or ".join(json.dumps({verdict: value}) for value in (True, False))
     gold = " or ".join(map(_quoted, golds))
-    turn = f"Question: {_quoted(question)}\n{asked.given}: {_quoted(answer)}\n{asked.gold}: {gold}"
-    return Message("system", f"{asked.task} Reply with {reply} and nothing else."), Message(
-        "user", turn
+    answers = f"{prediction_label}: {_quoted(answer)}\n{gold_label}: {gold}"
+    return (
+        Message("system", f"{task} Reply with {reply} and nothing else."),
+        Message("user", f"Question: {_quoted(question)}\n{answers}"),
     )
 
 
 def ask_again(messages: Sequence[Message], reply: str, rubric: str) -> tuple[Message, ...]:
-    """The conversation that asks for a verdict that was not given."""
+    """Returns the conversation that asks again after a reply without a verdict."""
     reminder = f'Say it as JSON: {{"{RUBRICS[rubric].verdict}": true}} or false instead of true.'
     return (*messages, Message("assistant", reply[:MAX_CHARS]), Message("user", reminder))
 
 
 def verdict_schema(rubric: str) -> dict[str, Any]:
-    """JSON schema of a reply."""
+    """Returns the JSON schema of a reply."""
     verdict = RUBRICS[rubric].verdict
     return {
         "type": "object",
@@ -95,7 +96,7 @@ def _quoted(text: str) -> str:
 
 
 class Verdict(NamedTuple):
-    """What a judge said; None: it did not say. ``parse_errors``: kinds, one entry each time."""
+    """A parsed verdict; ``right`` is None if the reply has none."""
 
     right: bool | None
     parse_errors: tuple[str, ...]
@@ -105,24 +106,24 @@ _WORDS = {"true": True, "yes": True, "false": False, "no": False}
 
 
 def parse_verdict(text: str, rubric: str, *, truncated: bool = False) -> Verdict:
-    """Reads a reply; never fails.
+    """Parses a reply; never fails.
 
-    Without the JSON asked for, a reply counts that is, or begins with, yes, true, no or false, and
-    holds no word of the other kind. Problems: those of `find_json`, ``verdict_no_boolean``,
+    Also accepts a reply without JSON that starts with yes, true, no or false and contains no word
+    of the opposite meaning. Parse errors are those of `find_json`, ``verdict_no_boolean`` and
     ``verdict_missing``.
     """
     verdict = RUBRICS[rubric].verdict
     text = without_thoughts(text)
-    found, problem = find_json(text, verdict, truncated=truncated)
+    parsed, problem = find_json(text, verdict, truncated=truncated)
     problems = [f"verdict_{problem}"] if problem is not None else []
-    said = found.get(verdict) if isinstance(found, dict) else text
-    if isinstance(said, bool):
-        return Verdict(said, tuple(problems))
+    value = parsed.get(verdict) if isinstance(parsed, dict) else text
+    if isinstance(value, bool):
+        return Verdict(value, tuple(problems))
     if not problems:
         problems.append("verdict_no_boolean")
-    said = str(said)[:MAX_CHARS]
-    values = {_WORDS[word] for word in re.findall(r"[a-z]+", said.casefold()) if word in _WORDS}
-    right = _WORDS.get(leading_word(said))
+    reply = str(value)[:MAX_CHARS]
+    values = {_WORDS[word] for word in re.findall(r"[a-z]+", reply.casefold()) if word in _WORDS}
+    right = _WORDS.get(leading_word(reply))
     if right is None or len(values) > 1:
         return Verdict(None, (*problems, "verdict_missing"))
     return Verdict(right, tuple(problems))

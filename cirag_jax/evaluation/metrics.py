@@ -1,4 +1,4 @@
-"""Metrics of a run's answers and of what it retrieved, in families that ``config.metrics`` names.
+"""Metrics of a run's answers and retrieval, in the families of ``config.metrics``.
 
 Every score is a mean over the questions to which it applies (`overlap.mean_of`).
 """
@@ -29,9 +29,9 @@ class Family(NamedTuple):
     """Scores that are computed together.
 
     Attributes:
-      measure: returns the scores by name; each is of the questions in their order.
+      measure: returns the scores by name, each with one term per question.
       titles: name of a score before ``@`` -> its title in tables.
-      needs_corpus: whether the scores are about what was retrieved.
+      needs_corpus: the scores need a method that retrieves.
     """
 
     measure: Callable[[Sequence[Answered], Scoring], Mapping[str, Ratio]]
@@ -43,9 +43,9 @@ class Family(NamedTuple):
 
 
 def answer_scores(answered: Sequence[Answered], scoring: Scoring) -> dict[str, Ratio]:
-    """Returns ``em``, ``f1`` and ``acc`` over the questions that have a gold answer.
+    """Returns ``em``, ``f1`` and ``acc`` over the questions with gold answers.
 
-    The answer of a failed question is empty.
+    A failed question has an empty answer.
     """
     return _best_scores(answered, scoring, lambda prediction: (prediction.answer,))
 
@@ -53,9 +53,8 @@ def answer_scores(answered: Sequence[Answered], scoring: Scoring) -> dict[str, R
 def raw_or_short_scores(answered: Sequence[Answered], scoring: Scoring) -> dict[str, Ratio]:
     """Returns ``em_max``, ``f1_max`` and ``acc_max`` (DualRAG).
 
-    DualRAG's released evaluation extracts a short answer from a long response once more, scores
-    both and keeps, for every metric by itself, the larger score. That can only help, so these
-    scores are not comparable with `answer_scores`.
+    DualRAG's released evaluation scores a long response and the short answer extracted from it, and
+    keeps the larger score of each metric. So these scores are upper bounds of `answer_scores`.
     """
     scores = _best_scores(
         answered, scoring, lambda prediction: (raw(prediction), prediction.answer)
@@ -68,7 +67,7 @@ def _best_scores(
     scoring: Scoring,
     texts_of: Callable[[Prediction], tuple[str, ...]],
 ) -> dict[str, Ratio]:
-    """Scores the best of a question's texts by each metric."""
+    """Returns for each metric the largest score among a question's texts."""
     texts = [texts_of(prediction) if prediction else ("",) for _, prediction in answered]
     return {
         name: mean_of(
@@ -84,23 +83,22 @@ def _best_scores(
 
 
 def raw(prediction: Prediction) -> str:
-    """Returns the response from which the answer was read.
+    """Returns the response from which the answer was parsed; empty if no model was called.
 
-    It is that of the last attempt with this answer, or else of the last attempt; empty where no
-    model was asked.
+    It is that of the last attempt with this answer, or else of the last attempt.
     """
-    gave = [attempt for attempt in prediction.attempts if attempt.answer == prediction.answer]
-    last = (gave or list(prediction.attempts))[-1:]
+    matching = [attempt for attempt in prediction.attempts if attempt.answer == prediction.answer]
+    last = (matching or list(prediction.attempts))[-1:]
     return last[0].response if last else ""
 
 
 def stage_scores(answered: Sequence[Answered], scoring: Scoring) -> dict[str, Ratio]:
     """Returns ``triple_em``, ``triple_f1``, ``sentence_em`` and so on (CIRAG, Figure 4).
 
-    A question counts at the granularity from which it was answered; ``default`` are those that
-    every stage refused. A failed question counts nowhere. The stages answer different questions,
-    so a difference between them does not compare granularities. For that, run each by itself
-    (``cirag.granularities``) and compare the runs.
+    A question counts for the granularity from which it was answered, or for ``default`` if every
+    stage refused. Failed questions are ignored. The stages answer different questions, so their
+    scores do not compare granularities: for that, compare runs with a single one
+    (``cirag.granularities``).
     """
     return {
         f"{stage}_{name}": mean_of(
@@ -119,13 +117,12 @@ def stage_scores(answered: Sequence[Answered], scoring: Scoring) -> dict[str, Ra
 def rouge_scores(answered: Sequence[Answered], scoring: Scoring) -> dict[str, Ratio]:
     """Returns the F-measures ``rouge1``, ``rouge2`` and ``rougeL`` of long answers (Lin, 2004).
 
-    Each is the largest over the gold answers, as Google's ``rouge-score`` counts it, without
-    stemming. DualRAG reports ROUGE-2 and ROUGE-L (its Table 6) and does not name its
-    implementation. This one reads only the letters a to z and digits, so an answer in another
-    script earns 0. The answer of a failed question is empty.
+    Each is the largest over the gold answers, by Google's ``rouge-score`` without stemming, which
+    only reads letters a to z and digits: answers in other scripts have 0. DualRAG reports ROUGE-2
+    and ROUGE-L (Table 6) without naming its implementation. A failed question has an empty answer.
     """
-    del scoring  # It normalises in its own way.
-    from rouge_score.rouge_scorer import RougeScorer  # It imports NLTK, which takes a second.
+    del scoring  # rouge-score has its own normalisation.
+    from rouge_score.rouge_scorer import RougeScorer  # Importing NLTK takes a second.
 
     scorer = RougeScorer(list(ROUGE_TITLES))
     scores = [
@@ -146,37 +143,34 @@ def rouge_scores(answered: Sequence[Answered], scoring: Scoring) -> dict[str, Ra
 def recall_scores(answered: Sequence[Answered], scoring: Scoring) -> dict[str, Ratio]:
     """Returns ``recall@K`` of passages, ``sentence_recall@K`` and ``triple_recall@K``.
 
-    Recall@K = |top-K and gold| / |gold|, the mean over the questions that annotate the granularity
-    (CIRAG, Table 5). A question that failed or retrieved nothing earns 0 (KiRAG's code skips it).
-    Where a run ranks nothing of a granularity for any question, as NativeRAG ranks no triples, it
-    has no score.
+    Recall@K is |top-K and gold| / |gold|, averaged over questions with gold of the granularity
+    (CIRAG, Table 5). A question that failed or retrieved nothing has 0 (KiRAG's code skips it). A
+    run that ranks no items of a granularity, like NativeRAG with triples, has no score.
     """
     scores: dict[str, Ratio] = {}
-    for granularity, (ranked_of, gold_of, elsewhere_of) in GRANULARITIES.items():
+    for granularity, (ranked_of, gold_of, substitutes_of) in GRANULARITIES.items():
         ranked = [list(ranked_of(prediction)) if prediction else [] for _, prediction in answered]
         ranks_any = any(ranked)
         golds = [gold_of(question) if ranks_any else None for question, _ in answered]
-        elsewhere = [elsewhere_of(question) for question, _ in answered]
+        substitutes = [substitutes_of(question) for question, _ in answered]
         for k in scoring.recall_at:
             scores[f"{RECALLS[granularity]}@{k}"] = mean_of(
                 [
                     recall_at(row, gold, k, other) if gold else None
-                    for row, gold, other in zip(ranked, golds, elsewhere, strict=True)
+                    for row, gold, other in zip(ranked, golds, substitutes, strict=True)
                 ]
             )
     return scores
 
 
 def hit_scores(answered: Sequence[Answered], scoring: Scoring) -> dict[str, Ratio]:
-    """Returns ``hit@K``: whether one of the first K passages has an answer (DPR, 2020).
+    """Returns ``hit@K``, the share of questions with an answer in the first K passages (DPR, 2020).
 
-    Counts the questions with answers whose benchmark names no gold passages (NaturalQuestions,
-    WebQuestions, Bamboogle); where it does, recall says more. FlashRAG calls its own form
-    ``retrieval_recall``.
+    Only counts questions of benchmarks without gold passages (NaturalQuestions, WebQuestions,
+    Bamboogle); recall is more informative for others. FlashRAG's form is ``retrieval_recall``.
 
-    A passage has an answer if the answer's tokens follow each other in its title or text. Tokens
-    are compared in Unicode's form NFD without regard to case. No passage has an answer without
-    tokens.
+    A passage has an answer if its title or text contains the answer's tokens in sequence, compared
+    in Unicode's form NFD and ignoring case. An answer without tokens is in no passage.
     """
     counted = [bool(q.answers) and q.supporting is None for q, _ in answered]
     passages = scoring.passages() if any(counted) else {}
@@ -202,26 +196,26 @@ def _first_hit(
     tokens_of: Callable[[str], str],
     depth: int,
 ) -> float:
-    """Returns the rank, from 0, of the first of ``depth`` passages that has an answer."""
-    wanted = [tokens for tokens in map(_tokens, answers) if tokens.strip()]
+    """Returns the rank, from 0, of the first of ``depth`` passages with an answer."""
+    answer_tokens = [tokens for tokens in map(_tokens, answers) if tokens.strip()]
     for rank, passage_id in enumerate(prediction.passages[:depth] if prediction else ()):
         passage_tokens = tokens_of(passage_id)
-        if any(tokens in passage_tokens for tokens in wanted):
+        if any(tokens in passage_tokens for tokens in answer_tokens):
             return rank
     return float("inf")
 
 
 def _tokens(text: str) -> str:
-    """Returns a text's tokens, each between two single spaces."""
+    """Returns a text's tokens, separated and surrounded by single spaces."""
     spaced = unicodedata.normalize("NFD", text).casefold().translate(_SPACED)
     return f" {' '.join(spaced.split())} "
 
 
 class _Spaced(dict[int, str]):
-    """Every character with the spaces that part it from other tokens.
+    """A translation table that puts spaces between tokens.
 
-    A token is a run of letters, numbers and marks (an accent of NFD is one), or another character
-    that is neither space nor control.
+    A token is a run of letters, numbers and marks (such as an accent of NFD), or any other single
+    character that is neither a space nor a control character.
     """
 
     def __missing__(self, code: int) -> str:
@@ -236,7 +230,7 @@ _SPACED = _Spaced()
 
 # ------------------------------------------------------------------------------------- all scores
 
-# Every family by its name in ``config.metrics``.
+# Families by their names in ``config.metrics``.
 FAMILIES: dict[str, Family] = {
     "answers": Family(answer_scores, ANSWER_TITLES),
     "by_granularity": Family(
@@ -257,7 +251,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def check(names: Sequence[str]) -> None:
-    """Raises `UserError` where ``config.metrics`` names an unknown family."""
+    """Raises `UserError` if ``config.metrics`` is empty or has an unknown family."""
     if not names or any(name not in FAMILIES for name in names):
         raise UserError(f"config.metrics={tuple(names)!r} must be some of {', '.join(FAMILIES)}.")
 
@@ -269,16 +263,13 @@ def measure(
     *,
     corpus: bool = True,
 ) -> dict[str, Ratio]:
-    """Computes all scores of some families.
+    """Returns all scores of some families by name; a score without questions is NaN.
 
     Args:
       answered: a run's questions and predictions.
-      scoring: how they are scored.
+      scoring: settings of the metrics.
       names: the families.
-      corpus: whether the method retrieves; otherwise its retrieval is not scored.
-
-    Returns:
-      The scores by name; a score of no question has the value NaN.
+      corpus: the method retrieves, so that its retrieval is scored.
     """
     scores: dict[str, Ratio] = {}
     for name in names:
@@ -288,7 +279,7 @@ def measure(
 
 
 def reason(name: str, answered: Sequence[Answered], *, corpus: bool = True) -> str:
-    """Returns why a score is of no question; arguments as in `measure`."""
+    """Returns why a score applies to no question; arguments as in `measure`."""
     kind = name.partition("@")[0]
     (family,) = (name for name, family in FAMILIES.items() if kind in family.titles)
     if not corpus and FAMILIES[family].needs_corpus:
@@ -308,7 +299,7 @@ def reason(name: str, answered: Sequence[Answered], *, corpus: bool = True) -> s
 
 
 def title(name: str) -> str:
-    """Returns a score's title in tables: ``recall@5`` is ``R@5``."""
+    """Returns a score's title in tables, such as ``R@5`` for ``recall@5``."""
     kind, at, k = name.partition("@")
     titles = {key: text for family in FAMILIES.values() for key, text in family.titles.items()}
     return f"{titles[kind]}{at}{k}"

@@ -1,7 +1,7 @@
-"""Ranking of the next unit of a silver chain, step by step: the aligner's dev metric.
+"""Ranking of the next unit of a silver chain at each step, the aligner's dev metric.
 
-KiRAG's released code selects its checkpoint by MRR over each question's own candidates; Recall@K
-of the same ranking is reported beside it (spec, section 2, "Aligner training").
+KiRAG's released code selects its checkpoint by MRR over each question's own candidates. Recall@K of
+the same ranking is reported in addition.
 """
 
 import collections
@@ -18,7 +18,7 @@ Embed = Callable[[Sequence[str], Literal["query", "passage"]], np.ndarray]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NextUnit:
-    """One ranking problem: which of ``candidates`` extends the chain that ``query`` states."""
+    """A ranking problem: ``relevant`` candidates extend the chain that ``query`` states."""
 
     step: int
     query: str
@@ -29,33 +29,27 @@ class NextUnit:
 def next_units(
     chains: Sequence[Chain], pools: Sequence[Sequence[Unit]], kind: UnitKind
 ) -> list[NextUnit]:
-    """One problem for every step of every chain, the steps before it in annotation order given."""
+    """Returns a problem per step of each chain, after the earlier steps in annotation order."""
     problems = []
     for chain, pool in zip(chains, pools, strict=True):
         texts = [step.text for step in chain.steps]
         for length in range(len(texts)):
-            found = texts[:length]
+            chain_texts = texts[:length]
             relevant = [texts[step] for step in chain.next_steps(range(length))]
             candidates = dict.fromkeys([*(unit.text for unit in pool), *relevant])
-            for text in found:
+            for text in chain_texts:
                 candidates.pop(text, None)
-            problems.append(
-                NextUnit(
-                    length,
-                    query_text(chain.question, found, kind),
-                    tuple(candidates),
-                    frozenset(relevant),
-                )
-            )
+            query = query_text(chain.question, chain_texts, kind)
+            problems.append(NextUnit(length, query, tuple(candidates), frozenset(relevant)))
     return problems
 
 
 def evaluate_next_unit(
     problems: Sequence[NextUnit], embed: Embed, ks: Sequence[int] = (1, 3, 5)
 ) -> dict[str, float]:
-    """MRR and Recall@K (is a relevant unit among the first K), overall and as ``step1/mrr`` ...
+    """Returns MRR and Recall@K (is a relevant unit among the first K), also by step: ``step1/mrr``.
 
-    Every step counts once; ties are broken against the model, so that constant scores earn nothing.
+    Every step has the same weight. Ties count against the model, so constant scores are worst.
     """
     texts = list(dict.fromkeys(t for problem in problems for t in problem.candidates))
     row = {text: index for index, text in enumerate(texts)}

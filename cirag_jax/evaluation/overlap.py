@@ -1,8 +1,8 @@
 """Precision, recall and F1 of sets, as ratios of sums over groups.
 
-A macro mean over steps is (sum of the steps' scores) / (number of steps), a micro score (sum of
-matches) / (sum of sizes): both are ratios of two sums over questions, so one bootstrap
-(`significance`) serves both.
+A macro mean over steps is (sum of the steps' scores) / (number of steps), and a micro score (sum of
+matches) / (sum of sizes). Both are ratios of two sums over questions, so that `significance` needs
+one bootstrap for both.
 """
 
 import dataclasses
@@ -14,50 +14,49 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Overlap:
-    """How a predicted set meets the wanted one, by their sizes.
+    """Sizes of a predicted set, of the gold set and of their intersection.
 
-    ``matched`` is the size of what both have; a sum of similarities where matches are soft.
-    ``failed``: nothing was predicted, not even the empty set, which earns 0.
+    Attributes:
+      matched: size of the intersection, or a sum of similarities for soft matches.
+      predicted, gold: sizes of the sets.
+      failed: there is no prediction, not even an empty set; all scores are 0.
     """
 
     matched: float
     predicted: int
-    wanted: int
+    gold: int
     failed: bool = False
 
     @property
     def precision(self) -> float:
-        """Matched over predicted size; two empty sets agree (1), one empty set earns 0."""
+        """Returns matched / predicted, with 1 for two empty sets and 0 for one."""
         return self._share(self.predicted)
 
     @property
     def recall(self) -> float:
-        """Matched over wanted size; two empty sets agree (1), one empty set earns 0."""
-        return self._share(self.wanted)
+        """Returns matched / gold, with 1 for two empty sets and 0 for one."""
+        return self._share(self.gold)
 
     @property
     def f1(self) -> float:
-        """Harmonic mean of precision and recall: 2 matched / (predicted + wanted)."""
-        total = self.predicted + self.wanted
+        """Returns the harmonic mean of precision and recall, 2 matched / (predicted + gold)."""
+        total = self.predicted + self.gold
         return 2 * self.matched / total if total else float(not self.failed)
 
     def _share(self, size: int) -> float:
-        agree = self.predicted == self.wanted and not self.failed
-        return self.matched / size if size else float(agree)
+        are_equal = self.predicted == self.gold and not self.failed
+        return self.matched / size if size else float(are_equal)
 
 
 class Ratio(NamedTuple):
-    """A score as the ratio of two sums over groups (questions, passages): float64 each.
+    """A score as the ratio of two sums over groups (questions or passages)."""
 
-    The shares of each group in the numerator and in the denominator.
-    """
-
-    top_Q: np.ndarray
-    bottom_Q: np.ndarray
+    top_Q: np.ndarray  # Terms of the numerator, float64.
+    bottom_Q: np.ndarray  # Terms of the denominator, float64.
 
     @property
     def value(self) -> float:
-        """The score; NaN where nothing counts."""
+        """Returns the score; NaN if the denominator is 0."""
         bottom = self.bottom_Q.sum()
         return float(self.top_Q.sum() / bottom) if bottom else float("nan")
 
@@ -72,7 +71,7 @@ def mean_of(values: Sequence[float | None] | np.ndarray) -> Ratio:
 def ratio(
     tops: Sequence[float], bottoms: Sequence[float], groups: Sequence[int], num_groups: int
 ) -> Ratio:
-    """Sums both by group: ``groups[i]`` is the group of item i, below ``num_groups``."""
+    """Sums numerators and denominators by group; item i is in group ``groups[i]``."""
     index_N = np.asarray(groups, np.int64)
 
     def sums(values: Sequence[float]) -> np.ndarray:
@@ -84,30 +83,33 @@ def ratio(
 def overlap_ratios(
     overlaps: Sequence[Overlap | None], groups: Sequence[int], num_groups: int
 ) -> dict[str, Ratio]:
-    """The macro and micro scores of many sets, one a step or passage; None does not count.
+    """Returns macro and micro scores of many sets, such as one per step; ignores None.
 
-    ``groups`` are, of each, the question or passage that the bootstrap draws as one.
+    Args:
+      overlaps: the sets.
+      groups: group of each set (a question or passage), the unit of the bootstrap.
+      num_groups: number of groups.
 
     Returns:
-      ``precision``, ``recall`` and ``f1``: means over the sets (macro); ``micro_precision``,
-      ``micro_recall`` and ``micro_f1``: of all sets pooled; ``nonempty_f1``: the macro F1
-      of those whose wanted set is not empty.
+      ``precision``, ``recall`` and ``f1``, means over sets (macro); ``micro_precision``,
+      ``micro_recall`` and ``micro_f1`` of all sets pooled; ``nonempty_f1``, the macro F1 over sets
+      with nonempty gold.
     """
-    counted = [(o, g) for o, g in zip(overlaps, groups, strict=True) if o is not None]
-    found, where = [o for o, _ in counted], [g for _, g in counted]
+    pairs = [(o, group) for o, group in zip(overlaps, groups, strict=True) if o is not None]
+    sets, group_of = [o for o, _ in pairs], [group for _, group in pairs]
 
-    def of(tops: list[float], bottoms: Sequence[float]) -> Ratio:
-        return ratio(tops, bottoms, where, num_groups)
+    def total(tops: list[float], bottoms: Sequence[float]) -> Ratio:
+        return ratio(tops, bottoms, group_of, num_groups)
 
-    ones = [1.0] * len(found)
-    matched = [o.matched for o in found]
-    filled = [float(o.wanted > 0) for o in found]
+    ones = [1.0] * len(sets)
+    matched = [o.matched for o in sets]
+    nonempty = [float(o.gold > 0) for o in sets]
     return {
-        "precision": of([o.precision for o in found], ones),
-        "recall": of([o.recall for o in found], ones),
-        "f1": of([o.f1 for o in found], ones),
-        "nonempty_f1": of([o.f1 * w for o, w in zip(found, filled, strict=True)], filled),
-        "micro_precision": of(matched, [o.predicted for o in found]),
-        "micro_recall": of(matched, [o.wanted for o in found]),
-        "micro_f1": of([2 * m for m in matched], [o.predicted + o.wanted for o in found]),
+        "precision": total([o.precision for o in sets], ones),
+        "recall": total([o.recall for o in sets], ones),
+        "f1": total([o.f1 for o in sets], ones),
+        "nonempty_f1": total([o.f1 * n for o, n in zip(sets, nonempty, strict=True)], nonempty),
+        "micro_precision": total(matched, [o.predicted for o in sets]),
+        "micro_recall": total(matched, [o.gold for o in sets]),
+        "micro_f1": total([2 * m for m in matched], [o.predicted + o.gold for o in sets]),
     }

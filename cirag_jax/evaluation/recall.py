@@ -1,63 +1,65 @@
-"""Recall@K, and recall of what a search has found so far."""
+"""Recall@K, recall by step, and scores of retrieved sets."""
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-# Of a gold item that need not itself be found: sets, one item of each of which does as well.
-Elsewhere = Mapping[Hashable, Sequence[Collection[Hashable]]]
+# Gold item -> sets of substitutes. The item counts as retrieved if one item of each set is.
+Substitutes = Mapping[Hashable, Sequence[Collection[Hashable]]]
 
-NOWHERE: Elsewhere = MappingProxyType({})
+NO_SUBSTITUTES: Substitutes = MappingProxyType({})
 
 
 def recall_at(
     ranked: Sequence[Hashable],
     gold: Collection[Hashable],
     k: int,
-    elsewhere: Elsewhere = NOWHERE,
+    substitutes: Substitutes = NO_SUBSTITUTES,
 ) -> float:
-    """|top-K and gold| / |gold| (spec, section 0); an empty ranking earns 0.
+    """Returns |top-K and gold| / |gold|; an empty ranking has 0.
 
     Raises:
       ValueError: no gold.
     """
-    wanted, top = set(gold), set(ranked[:k])
-    if not wanted:
+    relevant, top = set(gold), set(ranked[:k])
+    if not relevant:
         raise ValueError("recall needs at least one gold item")
     replaced = [
         item
-        for item in (wanted - top) & elsewhere.keys()
-        if not any(top.isdisjoint(others) for others in elsewhere[item])
+        for item in (relevant - top) & substitutes.keys()
+        if not any(top.isdisjoint(others) for others in substitutes[item])
     ]
-    return (len(wanted & top) + len(replaced)) / len(wanted)
+    return (len(relevant & top) + len(replaced)) / len(relevant)
 
 
 class SetScores(NamedTuple):
-    """A set of passages against the gold ones, of one question or as means over several."""
+    """Scores of a set of passages against the gold set, for one question or as means."""
 
-    read: float  # Passages of the set.
+    read: float  # Size of the set.
     recall: float
-    exact: float  # 1 where both sets are the same.
+    exact: float  # 1 if both sets are equal.
     f1: float
 
 
 def set_scores(
-    found: Collection[Hashable], gold: Collection[Hashable], elsewhere: Elsewhere = NOWHERE
+    retrieved: Collection[Hashable],
+    gold: Collection[Hashable],
+    substitutes: Substitutes = NO_SUBSTITUTES,
 ) -> SetScores:
-    """How well ``found`` is the set ``gold``, both without repetitions.
+    """Scores the set ``retrieved`` against the set ``gold``, both without repetitions.
 
     Raises:
       ValueError: no gold.
     """
-    recall = recall_at(list(found), gold, len(found), elsewhere)
-    # One passage may hold what several gold ones do.
-    precise = min(recall * len(gold) / len(found), 1.0) if found else 0.0
-    f1 = 2 * precise * recall / (precise + recall) if recall else 0.0
-    return SetScores(len(found), recall, float(recall == precise == 1), f1)
+    recall = recall_at(list(retrieved), gold, len(retrieved), substitutes)
+    # One passage may replace several gold ones.
+    precision = min(recall * len(gold) / len(retrieved), 1.0) if retrieved else 0.0
+    f1 = 2 * precision * recall / (precision + recall) if recall else 0.0
+    return SetScores(len(retrieved), recall, float(recall == precision == 1), f1)
 
 
 def mean_scores(scores: Sequence[SetScores]) -> SetScores:
-    """Their means."""
+    """Returns the mean of each score."""
     return SetScores(*(sum(values) / len(scores) for values in zip(*scores, strict=True)))
 
 
@@ -65,18 +67,18 @@ def recall_by_step(
     steps: Sequence[Collection[Hashable]],
     gold: Collection[Hashable],
     count: int,
-    elsewhere: Elsewhere = NOWHERE,
+    substitutes: Substitutes = NO_SUBSTITUTES,
 ) -> list[float]:
-    """`recall_at` of all that the first 1, 2, ... ``count`` steps found.
+    """Returns the recall of all that steps 1 to i retrieved, for i from 1 to ``count``.
 
-    It grows with every step, however much a step finds; after the last one it stays.
+    It never falls, and stays constant after the last step.
 
     Raises:
       ValueError: no gold.
     """
-    found: list[Hashable] = []
+    retrieved: list[Hashable] = []
     recalls = []
     for step in [*steps, *[()] * count][:count]:
-        found += step
-        recalls.append(recall_at(found, gold, len(found), elsewhere))
+        retrieved += step
+        recalls.append(recall_at(retrieved, gold, len(retrieved), substitutes))
     return recalls

@@ -1,4 +1,4 @@
-"""How well a reranker puts gold texts first: MRR and Recall@K beside another's, with intervals."""
+"""Comparison of a reranker with a baseline by MRR and Recall@K, with confidence intervals."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ Score = Callable[[Sequence[str], Sequence[Sequence[str]]], Sequence[np.ndarray]]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reranking:
-    """One question's candidates, and which of them are gold: places in ``texts``."""
+    """A question's candidate texts; ``relevant`` are the indices of the gold ones."""
 
     query: str
     texts: tuple[str, ...]
@@ -29,16 +29,16 @@ class Reranking:
 def passage_problems(
     dataset: Dataset, questions: Sequence[Question], index: PassageIndex | None, retrieved: int
 ) -> list[Reranking]:
-    """Each question's own context and the passages that ``index`` finds for it; gold ones count.
+    """Returns a problem for each question with gold passages.
 
-    Gold passages that are in neither are added, so that every question has all of its own.
+    Candidates are its own context, ``retrieved`` passages of ``index`` and its gold passages.
     """
-    found: list[list[str]] = [[] for _ in questions]
+    retrieved_ids: list[list[str]] = [[] for _ in questions]
     if index is not None and retrieved:
         row_QK, _ = index.search([question.question for question in questions], retrieved)
-        found = [[index.ids[row] for row in rows if row >= 0] for rows in row_QK]
+        retrieved_ids = [[index.ids[row] for row in rows if row >= 0] for rows in row_QK]
     problems = []
-    for question, more in zip(questions, found, strict=True):
+    for question, more in zip(questions, retrieved_ids, strict=True):
         gold = question.supporting or ()
         ids = list(dict.fromkeys([*(question.context or ()), *more, *gold]))
         problems.append(
@@ -52,9 +52,9 @@ def passage_problems(
 
 
 def ranks(problem: Reranking, score_C: np.ndarray) -> np.ndarray:
-    """Rank of every gold text, best first, from 1; ties are broken against the scorer.
+    """Returns the rank of each gold text, best first, from 1.
 
-    So constant scores, which say nothing, earn nothing.
+    Ties count against the scorer, so constant scores are worst.
     """
     relevant = np.zeros(len(problem.texts), bool)
     relevant[list(problem.relevant)] = True
@@ -64,7 +64,7 @@ def ranks(problem: Reranking, score_C: np.ndarray) -> np.ndarray:
 
 
 def metrics(problems: Sequence[Reranking], scores: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    """``mrr`` (of the first gold text) and ``recall@K`` of every problem, float64 arrays."""
+    """Returns ``mrr`` (of the first gold text) and ``recall@K`` of every problem, float64."""
     all_ranks = [ranks(p, np.asarray(s)) for p, s in zip(problems, scores, strict=True)]
     result = {"mrr": np.array([1.0 / rank_R[0] for rank_R in all_ranks])}
     for k in KS:
@@ -75,11 +75,9 @@ def metrics(problems: Sequence[Reranking], scores: Sequence[np.ndarray]) -> dict
 def compare(
     problems: Sequence[Reranking], ours: Score, baseline: Score, *, samples: int, seed: int
 ) -> dict[str, Any]:
-    """Mean metrics of two scorers and their differences with 95 % intervals.
+    """Returns mean metrics of two scorers, and ``difference`` with 95 % intervals.
 
-    Returns:
-      ``cross_encoder``, ``bi_encoder``, counts, and ``difference`` (see
-      `significance.paired_interval`).
+    ``ours`` is called ``cross_encoder``, and ``baseline`` ``bi_encoder``.
     """
     queries = [problem.query for problem in problems]
     texts = [problem.texts for problem in problems]

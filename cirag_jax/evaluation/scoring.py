@@ -1,4 +1,4 @@
-"""Input of the metrics in `cirag_jax.evaluation.metrics`."""
+"""Inputs of the metrics in `cirag_jax.evaluation.metrics`."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -8,11 +8,11 @@ from cirag_jax.errors import UserError
 from cirag_jax.evaluation import answers
 from cirag_jax.types import Passage, Prediction, Question
 
-NAMES = ("answers", "recall", "hits")  # Measured unless a config says otherwise.
+NAMES = ("answers", "recall", "hits")  # default metric families
 
 
 class Answered(NamedTuple):
-    """A question and a method's prediction; None where it failed."""
+    """A question and a method's prediction for it, None if the method failed."""
 
     question: Question
     prediction: Prediction | None
@@ -20,12 +20,12 @@ class Answered(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Scoring:
-    """How a run is scored.
+    """Settings of the metrics.
 
     Attributes:
-      profile: scorer of answers, a key of `answers.PROFILES`.
+      profile: answer scorer, a key of `answers.PROFILES`.
       recall_at: the K of recall@K and hit@K.
-      passages: texts of the passages by id, read when a metric asks for them.
+      passages: loads the passages by id, for metrics that need their texts.
     """
 
     profile: str = answers.DEFAULT
@@ -33,7 +33,7 @@ class Scoring:
     passages: Callable[[], Mapping[str, Passage]] = dict
 
     def __post_init__(self):
-        """Raises UserError where the config that it is made from cannot be scored by."""
+        """Raises UserError for invalid values of the config."""
         answers.check_profile(self.profile)
         ks = self.recall_at
         if not ks or any(not isinstance(k, int) or k < 1 for k in ks) or len(set(ks)) < len(ks):

@@ -1,11 +1,10 @@
-"""Intervals and tests over questions: the paired bootstrap, the permutation test, Holm's rule.
+"""Confidence intervals and tests over questions: paired bootstrap, permutation test, Holm's rule.
 
-Questions in which all systems score alike are exchangeable, so they are drawn together: how many
-questions of each kind a resample holds is multinomial, how many of a kind are swapped is binomial.
-That is the distribution of drawing question by question, at a cost that grows with the number of
-kinds (exact match of two systems has four) and not with the number of questions. Where there are
-almost as many kinds as questions, as of ROUGE, questions are drawn one by one, which then is faster
-and needs memory for a block of resamples alone.
+Questions with the same scores of all systems are exchangeable, so they are drawn together as a
+kind: the number of each kind in a resample is multinomial, the number of swapped questions
+binomial. The distribution is that of drawing question by question, but the cost depends on the
+number of kinds (four for exact match of two systems), not of questions. With almost as many kinds
+as questions, as for ROUGE, questions are drawn one by one, which is then faster.
 """
 
 import itertools
@@ -16,30 +15,26 @@ import numpy as np
 from cirag_jax.evaluation.overlap import Ratio
 
 SAMPLES = 10_000
-_BLOCK = 1 << 17  # Counts that are held at once; they stay in a core's cache.
-_A_KIND = 30  # To draw the count of one kind takes as long as to draw so many questions.
-_TIES = 1e-9  # Sums that differ by less are equal.
+_BLOCK = 1 << 17  # counts per block of resamples, which fits a core's cache
+_KIND_COST = 30  # cost of drawing one kind's count, relative to drawing one question
+_TIES = 1e-9  # largest difference of equal sums
 
 
 def interval(a: Ratio, samples: int = SAMPLES, seed: int = 0) -> dict[str, float]:
-    """The score with its 95 % percentile interval; groups are resampled with replacement.
+    """Returns ``value`` and its 95 % bootstrap interval, ``low`` and ``high``.
 
-    Returns:
-      ``value``, ``low`` and ``high``; NaN where nothing counts.
+    Groups are resampled with replacement. All are NaN if the denominator is 0.
     """
-    nothing = Ratio(np.zeros_like(a.top_Q), np.ones_like(a.bottom_Q))
-    found = paired_interval(a, nothing, samples, seed)
-    return {"value": found["difference"], "low": found["low"], "high": found["high"]}
+    zero = Ratio(np.zeros_like(a.top_Q), np.ones_like(a.bottom_Q))
+    value, low, high = paired_interval(a, zero, samples, seed).values()
+    return {"value": value, "low": low, "high": high}
 
 
 def paired_interval(a: Ratio, b: Ratio, samples: int = SAMPLES, seed: int = 0) -> dict[str, float]:
-    """``a - b`` with its 95 % percentile interval, both on the same resampled groups.
+    """Returns ``difference``, a - b, and its 95 % percentile interval, ``low`` and ``high``.
 
-    The paired bootstrap of Efron and Tibshirani (1993), for ratios of sums. A resample in which
-    nothing counts is left out.
-
-    Returns:
-      ``difference``, ``low`` and ``high``; NaN where nothing counts.
+    This is the paired bootstrap of Efron and Tibshirani (1993) for ratios of sums. Resamples with a
+    denominator of 0 are ignored. All are NaN if a denominator is 0.
 
     Raises:
       ValueError: the groups differ in number.
@@ -51,31 +46,28 @@ def paired_interval(a: Ratio, b: Ratio, samples: int = SAMPLES, seed: int = 0) -
 def intervals(
     ratios: Mapping[str, Ratio], samples: int = SAMPLES, seed: int = 0
 ) -> dict[str, dict[str, float]]:
-    """`interval` of every score."""
+    """Returns the `interval` of every score."""
     return {name: interval(a, samples, seed) for name, a in ratios.items()}
 
 
 def differences(
     a: Mapping[str, Ratio], b: Mapping[str, Ratio], samples: int = SAMPLES, seed: int = 0
 ) -> dict[str, dict[str, float]]:
-    """`paired_interval` of every score that both have."""
+    """Returns the `paired_interval` of every score that both have."""
     return {name: paired_interval(a[name], b[name], samples, seed) for name in a if name in b}
 
 
 def pairwise(
     systems: Mapping[str, Ratio], samples: int = SAMPLES, seed: int = 0
 ) -> dict[tuple[str, str], dict[str, float]]:
-    """One score of several systems on the same questions: every pair's difference, and its test.
+    """Compares every pair of systems by one score over the same groups.
 
-    Args:
-      systems: the score of each, over the same groups.
-      samples: resamples of the bootstrap, and permutations.
-      seed: of both.
+    ``samples`` is the number of bootstrap resamples, and of permutations.
 
     Returns:
-      For every pair, in the order of ``systems``: ``difference`` (first less second), ``low`` and
-      ``high`` as `paired_interval`; ``p`` of the two-sided permutation test, and ``p_holm``,
-      corrected for all pairs that have one. NaN where nothing counts.
+      For every pair, in the order of ``systems``: ``difference`` (first minus second), ``low`` and
+      ``high`` as in `paired_interval`, ``p`` of the two-sided permutation test, and ``p_holm``,
+      corrected for the number of pairs.
 
     Raises:
       ValueError: the groups differ in number.
@@ -86,27 +78,27 @@ def pairwise(
         return {}
     drawn_RM = _resampled(scores, samples, seed)
     p_P = permutation_test(scores, pairs, samples, seed)
-    found = {}
+    results = {}
     for (i, j), p, p_holm in zip(pairs, p_P, holm(p_P), strict=True):
         bounds = _percentiles(scores[i].value - scores[j].value, drawn_RM[:, i] - drawn_RM[:, j])
-        found[names[i], names[j]] = {**bounds, "p": float(p), "p_holm": float(p_holm)}
-    return found
+        results[names[i], names[j]] = {**bounds, "p": float(p), "p_holm": float(p_holm)}
+    return results
 
 
 def pairwise_scores(
     scores: Mapping[str, Mapping[str, Ratio]], samples: int = SAMPLES, seed: int = 0
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """``FIRST-SECOND`` -> score -> as `pairwise`; of scores that both systems have."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for name in dict.fromkeys(name for own in scores.values() for name in own):
-        have = {system: own[name] for system, own in scores.items() if name in own}
-        for (first, second), difference in pairwise(have, samples, seed).items():
-            found.setdefault(f"{first}-{second}", {})[name] = difference
-    return found
+    """Returns ``FIRST-SECOND`` -> score -> results of `pairwise`, for scores that both have."""
+    results: dict[str, dict[str, dict[str, float]]] = {}
+    for name in dict.fromkeys(itertools.chain.from_iterable(scores.values())):
+        systems = {system: by_name[name] for system, by_name in scores.items() if name in by_name}
+        for (first, second), difference in pairwise(systems, samples, seed).items():
+            results.setdefault(f"{first}-{second}", {})[name] = difference
+    return results
 
 
 def holm(p: Sequence[float] | np.ndarray) -> np.ndarray:
-    """P values corrected for their number by Holm's step-down rule (1979); NaN is no test.
+    """Corrects p values for their number by Holm's step-down rule (1979); ignores NaN.
 
     The k-th smallest of m becomes the largest of (m - i + 1) p_(i) over i <= k, at most 1.
     """
@@ -122,16 +114,14 @@ def holm(p: Sequence[float] | np.ndarray) -> np.ndarray:
 # ------------------------------------------------------------------------------------ resampling
 
 
-# Counts of every group of rows in so many resamples, from the rows' sizes: [R, K].
+# (random generator, questions of each of K kinds, R resamples) -> drawn questions [R, K].
 _Draw = Callable[[np.random.Generator, np.ndarray, int], np.ndarray]
 
 
 def _rows(scores: Sequence[Ratio]) -> tuple[np.ndarray, np.ndarray]:
-    """What is drawn: distinct rows of all scores with their number, or one row a question.
+    """Returns the kinds of questions and their sizes, or each question as a kind of size 1.
 
-    Returns:
-      ``row_KC`` float64, the M columns of the tops and then those of the bottoms, and ``size_K``
-      int64, how many questions are of each row.
+    A kind is a row of ``row_KC``: the M numerators of the scores, then the M denominators.
 
     Raises:
       ValueError: the groups differ in number.
@@ -142,7 +132,7 @@ def _rows(scores: Sequence[Ratio]) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(f"{high} and {low} groups cannot be paired")
     row_QC = np.stack([*(a.top_Q for a in scores), *(a.bottom_Q for a in scores)]).T
     row_KC, size_K = np.unique(row_QC, axis=0, return_counts=True)
-    if len(size_K) * _A_KIND > len(row_QC):
+    if len(size_K) * _KIND_COST > len(row_QC):
         return row_QC, np.ones(len(row_QC), np.int64)
     return row_KC, size_K
 
@@ -150,7 +140,7 @@ def _rows(scores: Sequence[Ratio]) -> tuple[np.ndarray, np.ndarray]:
 def _drawn(
     scores: Sequence[Ratio], draw: _Draw, samples: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The sums of every score over what each resample draws: ``top_RM`` and ``bottom_RM``."""
+    """Returns the sums of every score in each resample: ``top_RM`` and ``bottom_RM``."""
     row_KC, size_K = _rows(scores)
     block = max(_BLOCK // max(len(size_K), 1), 1)
     counts = (min(block, samples - start) for start in range(0, samples, block))
@@ -159,7 +149,7 @@ def _drawn(
 
 
 def _with_replacement(rng: np.random.Generator, size_K: np.ndarray, samples: int) -> np.ndarray:
-    """As many questions as there are, each time any of them."""
+    """Draws as many questions as there are, with replacement."""
     total, shape = int(size_K.sum()), (samples, len(size_K))
     if total > len(size_K):
         return rng.multinomial(total, size_K / total, samples)
@@ -170,7 +160,7 @@ def _with_replacement(rng: np.random.Generator, size_K: np.ndarray, samples: int
 
 
 def _halves(rng: np.random.Generator, size_K: np.ndarray, samples: int) -> np.ndarray:
-    """Each question with probability 1/2."""
+    """Draws each question with probability 1/2."""
     shape = (samples, len(size_K))
     if size_K.sum() > len(size_K):
         return rng.binomial(size_K, 0.5, shape)
@@ -179,33 +169,31 @@ def _halves(rng: np.random.Generator, size_K: np.ndarray, samples: int) -> np.nd
 
 
 def _resampled(scores: Sequence[Ratio], samples: int, seed: int) -> np.ndarray:
-    """Every score in each bootstrap resample: float64 [R, M], NaN where nothing counts."""
+    """Returns every score in each bootstrap resample, float64 [R, M]."""
     return _divided(*_drawn(scores, _with_replacement, samples, np.random.default_rng(seed)))
 
 
 def permutation_test(
     scores: Sequence[Ratio], pairs: Sequence[tuple[int, int]], samples: int, seed: int
 ) -> np.ndarray:
-    """Two-sided p of every pair's difference: how often swapping on random groups gives as much.
+    """Returns the two-sided p of each pair's difference, float64; NaN without a difference.
 
-    Approximate randomisation (Noreen, 1989): each group's two scores change places with
-    probability 1/2, for all pairs on the same groups. The observed arrangement counts as one
-    (Phipson and Smyth, 2010), so that p is at least 1 / (samples + 1).
-
-    Returns:
-      float64, a number for each pair of ``scores``; NaN where nothing counts.
+    Approximate randomisation (Noreen, 1989): each group's two scores are swapped with probability
+    1/2, on the same groups for all pairs. p is the share of permutations with at least the observed
+    difference. The observed arrangement counts as one of them (Phipson and Smyth, 2010), so p is at
+    least 1 / (samples + 1).
 
     Raises:
       ValueError: the groups differ in number.
     """
-    rng = np.random.default_rng((seed, 1))  # not the bootstrap's stream
+    rng = np.random.default_rng((seed, 1))  # a stream independent of the bootstrap's
     moved = _drawn(scores, _halves, samples, rng)
     whole = [
         np.array([column.sum() for column in columns]) for columns in zip(*scores, strict=True)
     ]
     p = []
     for i, j in pairs:
-        # What a system keeps of its own, and what it gets of the other's.
+        # The sums of a system after the swap: its total, minus what it gave, plus what it got.
         first_R, second_R = (
             _divided(
                 *(w[a] - m_RM[:, a] + m_RM[:, b] for w, m_RM in zip(whole, moved, strict=True))

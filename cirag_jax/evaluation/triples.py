@@ -1,10 +1,9 @@
-"""How well extracted triples and entities meet reference ones, exactly and softly.
+"""Exact and soft scores of extracted triples and entities against references.
 
-None of the papers defines a soft score of triples (KiRAG accepts a generated triple as a candidate
-from a token F1 of 0.6 on, which we follow in comparing triples by token F1). Ours: the similarity
-of two triples is the token F1 (SQuAD's, over multisets) of their texts, head, relation and tail
-one after the other, normalised; predictions and references are matched one to one so that the sum
-of similarities is largest (the assignment problem, Kuhn 1955); that sum takes the place of the
+The papers define no soft score, so this is ours. The similarity of two triples is the token F1
+(SQuAD's, over multisets) of their normalised texts: head, relation and tail. (KiRAG accepts a
+generated triple as a candidate if its token F1 is at least 0.6.) Predictions and references are
+matched one to one with the largest sum of similarities (Kuhn, 1955), and this sum replaces the
 number of matches in precision, recall and F1.
 """
 
@@ -24,7 +23,7 @@ Key = tuple[str, str, str]
 def exact_overlap(
     predicted: Iterable[Triple], reference: Iterable[Triple], normalization: Normalization = "ascii"
 ) -> Overlap:
-    """Triples that are equal after normalisation; each counts once."""
+    """Counts triples that are equal after normalisation, without repetitions."""
     mine, gold = set(_keys(predicted, normalization)), set(_keys(reference, normalization))
     return Overlap(len(mine & gold), len(mine), len(gold))
 
@@ -32,7 +31,7 @@ def exact_overlap(
 def soft_overlap(
     predicted: Iterable[Triple], reference: Iterable[Triple], normalization: Normalization = "ascii"
 ) -> Overlap:
-    """The best one-to-one matching by token F1, see the module; ``matched`` is its sum."""
+    """Matches triples one to one by token F1 (see the module); ``matched`` is the sum of F1."""
     mine, gold = _keys(predicted, normalization), _keys(reference, normalization)
     if not mine or not gold:
         return Overlap(0.0, len(mine), len(gold))
@@ -42,7 +41,7 @@ def soft_overlap(
 
 
 def similarities(predicted: Sequence[str], reference: Sequence[str]) -> np.ndarray:
-    """Token F1 of every pair of texts: float64 [P, R]; two texts without tokens have 0."""
+    """Returns the token F1 of every pair of texts, float64 [P, R]; without shared tokens it is 0."""
     mine = [collections.Counter(text.split()) for text in predicted]
     gold = [collections.Counter(text.split()) for text in reference]
     similarity_PR = np.zeros((len(mine), len(gold)))
@@ -57,7 +56,7 @@ def similarities(predicted: Sequence[str], reference: Sequence[str]) -> np.ndarr
 def entity_overlap(
     predicted: Iterable[str], reference: Iterable[str], normalization: Normalization = "ascii"
 ) -> Overlap:
-    """Names that are equal after normalisation; each counts once."""
+    """Counts names that are equal after normalisation, without repetitions."""
     mine, gold = _names(predicted, normalization), _names(reference, normalization)
     return Overlap(len(mine & gold), len(mine), len(gold))
 
@@ -67,8 +66,8 @@ def _keys(triples: Iterable[Triple], normalization: Normalization) -> list[Key]:
 
 
 def _names(names: Iterable[str], normalization: Normalization) -> set[str]:
-    found = (
+    normalised = (
         normalise(name, normalization) or normalise(name, "unicode") or name.strip()
         for name in names
     )
-    return {name for name in found if name}
+    return {name for name in normalised if name}

@@ -27,7 +27,7 @@ from scipy.special import expit
 
 from cirag_jax.datasets.chains import UnitKind, units_of
 from cirag_jax.errors import UserError, check_at_least, check_choice
-from cirag_jax.evaluation.evidence import passages_elsewhere
+from cirag_jax.evaluation.evidence import passage_substitutes
 from cirag_jax.evaluation.recall import recall_at
 from cirag_jax.io import bar
 from cirag_jax.models import link_head as link_head_model
@@ -468,7 +468,7 @@ def _dev(
         searched = task.index.explore(texts, scores[half], progress=progress)
         rankings += _rankings(searched, _gold_rows(task, questions))
         for question, one in zip(questions, searched, strict=True):
-            top, elsewhere = [task.ids[row] for row in one.rows], passages_elsewhere(question)
+            top, elsewhere = [task.ids[row] for row in one.rows], passage_substitutes(question)
             for k in _KS:
                 found[k].append(recall_at(top, question.supporting or (), k, elsewhere))
     return {f"dev/{name}_recall@{k}": float(np.mean(v)) for k, v in found.items() if v}, rankings

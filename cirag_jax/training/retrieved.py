@@ -14,7 +14,7 @@ from jax.experimental import multihost_utils
 
 from cirag_jax import processes
 from cirag_jax.datasets.chains import Chain, Unit, UnitKind, passage_text, query_text, units_of
-from cirag_jax.evaluation.evidence import passages_elsewhere
+from cirag_jax.evaluation.evidence import passage_substitutes
 from cirag_jax.io import bar
 from cirag_jax.models.io.fingerprint import of_model
 from cirag_jax.models.io.workdir import open_encoder
@@ -90,7 +90,7 @@ def _search(config: Config, dataset: Dataset, queries: Sequence[str], k: int) ->
 
 def _repeats(question: Question) -> set[str]:
     """Passages that hold a gold sentence and are not gold themselves: overlapping chunks, say."""
-    elsewhere = passages_elsewhere(question).values()
+    elsewhere = passage_substitutes(question).values()
     holding = {str(id) for sentences in elsewhere for ids in sentences for id in ids}
     return holding - {*(question.supporting or ())}
 

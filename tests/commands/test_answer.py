@@ -208,7 +208,7 @@ def fails(capsys, argv) -> str:
             "method=crag",
             "config.method='crag' is not a method; choose one of beam_retrieval, c2rag,",
         ),
-        ("profile=squad", "config.profile='squad' is no profile"),
+        ("profile=squad", "config.profile='squad' is an unknown profile"),
         ("cirag.max_steps=-1", "max_steps=-1 must not be negative"),
         ("cirag.num_candidates=0", "num_candidates=0 must be at least 1"),
         (

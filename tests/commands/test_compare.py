@@ -274,7 +274,7 @@ def test_values_go_to_the_methods_that_have_the_key(folders):
         ({"stop_after_minutes": -1.0}, "stop_after_minutes=-1.0 must not be negative"),
         ({"metrics": ("bleu",)}, "config.metrics=('bleu',) must be some of"),
         ({"recall_at": (0,)}, "config.recall_at=(0,) must be distinct numbers"),
-        ({"profile": "squad"}, "config.profile='squad' is no profile"),
+        ({"profile": "squad"}, "config.profile='squad' is an unknown profile"),
         ({"data.limit": -1}, "data.limit=-1 must not be negative"),
         ({"set": "narrow:native_rag.num_read=0"}, "config.native_rag: num_read=0 must be at least"),
     ],

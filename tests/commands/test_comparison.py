@@ -295,5 +295,5 @@ def test_bad_input(tmp_path):
     with pytest.raises(UserError, match="is no workdir of launch/answer.py: it has no journal"):
         compare(tmp_path, str(tmp_path))
     assert command.named_folders(5) == [("5", pathlib.Path("5"))]  # as a flag gives it
-    with pytest.raises(UserError, match=r"config\.profile='x' is no profile"):
+    with pytest.raises(UserError, match=r"config\.profile='x' is an unknown profile"):
         compare(tmp_path, workdir(tmp_path, "a", many(1)), profile="x")

@@ -486,7 +486,7 @@ def test_bad_input(tmp_path):
     refuses(r"config\.chunks: overlap must not exceed least", good, **{"chunks.most": 100})
     refuses(r"config\.aggregate='max' is not one of min, mean", good, aggregate="max")
     refuses(r"config\.power must not be 0", good, power=0.0)
-    refuses(r"config\.profile='x' is no profile", good, profile="x")
+    refuses(r"config\.profile='x' is an unknown profile", good, profile="x")
     refuses(r"config\.bootstrap_samples=0 must be at least 1", good, bootstrap_samples=0)
     refuses(r"config\.least_in_cell=0 must be at least 1", good, least_in_cell=0)
     refuses(r"config\.retrieved_at=-1 must not be negative", good, retrieved_at=-1)

@@ -417,7 +417,7 @@ def test_a_mixture_gives_every_question_its_own_teacher(tutor, whole, folders, t
         ("min_steps=0", "config.min_steps=0 must be at least 1"),
         ("keep=good", "config.keep='good' is not one of all, parsed, correct_only"),
         ("limit=-1", "config.limit=-1 must not be negative"),
-        ("profile=squad", "config.profile='squad' is no profile"),
+        ("profile=squad", "config.profile='squad' is an unknown profile"),
         ("cirag.prefilled_headers=true", "config.cirag.prefilled_headers=true: a teacher writes"),
         ("cirag.integrator=top_k", "config.cirag.integrator=top_k: config.teacher decides"),
         ("cirag.max_steps=0", "config.cirag.max_steps=0 must be at least 1"),

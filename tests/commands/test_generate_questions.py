@@ -13,7 +13,7 @@ from cirag_jax import cli, errors
 from cirag_jax.commands import backends, identity, question_files
 from cirag_jax.datasets import jsonl
 from cirag_jax.datasets.sentences import sentences_of
-from cirag_jax.evaluation.evidence import passages_elsewhere
+from cirag_jax.evaluation.evidence import passage_substitutes
 from cirag_jax.evaluation.recall import recall_at
 from cirag_jax.io import write_lines
 from cirag_jax.runtime.records import JournalReader, read_records
@@ -337,7 +337,7 @@ def test_a_sentence_of_two_chunks_is_evidence_in_either(model, folders, tmp_path
     assert stated == [[fact, fact] for fact in facts]
     others = [p for places in same for p, _ in places if p not in gold]
     assert recall_at(others, gold, 2) == 0.0
-    assert recall_at(others, gold, 2, passages_elsewhere(question)) == 1.0
+    assert recall_at(others, gold, 2, passage_substitutes(question)) == 1.0
 
 
 def test_other_chunks_ask_nobody_again(whole, model, folders, capsys):

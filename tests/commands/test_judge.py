@@ -161,7 +161,7 @@ def test_the_response_may_be_judged_and_the_schema_left_out(tmp_path, judges):
         ({"second.run": True}, "config.second is the same model with the same rubric"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"retries": -1}, "retries"),
-        ({"profile": "squad"}, "profile='squad' is no profile"),
+        ({"profile": "squad"}, "profile='squad' is an unknown profile"),
         (
             {"judge.backend": "openai", "judge.server": "transformers"},
             r"does not give json_schema, which config\.judge\.constrained=true needs",

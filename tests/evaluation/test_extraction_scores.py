@@ -34,7 +34,7 @@ def test_exact_matches_by_hand():
     mine = [triple("Ule; feeds; Tarn"), triple("ule!; Feeds; TARN"), triple("Osk; is; big")]
     gold = [triple("Ule; feeds; Tarn"), triple("Tarn; governs; Osk")]
     found = exact_overlap(mine, gold)
-    assert (found.matched, found.predicted, found.wanted) == (1, 2, 2)
+    assert (found.matched, found.predicted, found.gold) == (1, 2, 2)
     assert exact_overlap([triple("Bråk; a; b")], [triple("Br k; a; b")]).matched == 1
     assert exact_overlap([triple("Bråk; a; b")], [triple("Br k; a; b")], "unicode").matched == 0
 
@@ -81,7 +81,7 @@ def test_matching_is_one_to_one_and_the_best_there_is():
 
 def test_entities_by_hand():
     found = entity_overlap(["Ule", "ULE", "Tarn", "?"], ["ule", "Osk", "!"])
-    assert (found.matched, found.predicted, found.wanted) == (1, 3, 3)  # "?" is not "!"
+    assert (found.matched, found.predicted, found.gold) == (1, 3, 3)  # "?" is not "!"
 
 
 def test_means_over_passages_and_over_all_triples():

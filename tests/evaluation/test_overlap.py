@@ -9,7 +9,7 @@ from cirag_jax.evaluation.significance import differences, interval, intervals, 
 
 
 def test_an_overlap_by_hand():
-    found = Overlap(matched=2, predicted=3, wanted=4)
+    found = Overlap(matched=2, predicted=3, gold=4)
     assert (found.precision, found.recall) == (2 / 3, 0.5)
     assert found.f1 == pytest.approx(4 / 7)
     for one in (Overlap(0, 0, 3), Overlap(0, 3, 0)):
@@ -45,7 +45,7 @@ def test_the_same_figures_as_sklearn():
     ]
     found = overlap_ratios(overlaps, range(20), 20)
     # sklearn calls 0/0 what it is told; where one side alone is empty ours is 0, as with 0.
-    filled = [o.predicted + o.wanted > 0 for o in overlaps]
+    filled = [o.predicted + o.gold > 0 for o in overlaps]
     macro = metrics.precision_recall_fscore_support(
         gold_NC[filled], mine_NC[filled], average="samples", zero_division=0
     )

@@ -205,7 +205,7 @@ def test_an_exported_reader_says_what_it_was_trained_on():
     ("fields", "words"),
     [
         ({"data.fold": "tune"}, "fold=tune"),
-        ({"profile": "squad"}, "profile='squad' is no profile"),
+        ({"profile": "squad"}, "profile='squad' is an unknown profile"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"evidence.granularities": ("page",)}, "granularities"),
     ],
