@@ -20,7 +20,7 @@ from cirag_jax.datasets.records import decode, field_error, read_lines
 from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.evaluation import answers, difficulty
 from cirag_jax.evaluation.answers import METRICS
-from cirag_jax.evaluation.difficulty import AGGREGATES, Graded
+from cirag_jax.evaluation.difficulty import AGGREGATES, DifficultyBins
 from cirag_jax.evaluation.overlap import Ratio, mean_of
 from cirag_jax.io import say, write_lines
 from cirag_jax.reports import difficulty as report
@@ -98,7 +98,7 @@ class Judged(NamedTuple):
 
     Attributes:
       errors: of each question 1 - its score, over 1; over 0 where it does not count.
-      whose: of each question, as `difficulty.failures` wants it; None where nothing is retrieved.
+      whose: cause of each question's error, see `difficulty.CAUSES`; None without retrieval.
       left_out: predictions that do not count, by reason.
     """
 
@@ -137,8 +137,8 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       there are none.
       ``systems``: of every run ``error`` (as `difficulty.error_rate`), ``left_out``; ``by_hops``
       and ``matrix``: hop -> the error, or those of the four cells, each with ``errors`` (as
-      `difficulty.blame`, where anything was retrieved); ``failures`` (as `difficulty.failures`, or
-      a ``reason``); ``correlations``: aggregate -> as `difficulty.correlations`; ``strongest``:
+      `difficulty.errors_by_cause`, if the run retrieves); ``failures`` (as
+      `difficulty.error_rates_by_cause`, or a ``reason``); ``correlations``: aggregate -> as `difficulty.correlations`; ``strongest``:
       the aggregates of the highest mean correlation.
       ``differences``: FIRST-SECOND -> ``error``, ``by_hops`` and ``matrix`` of first less second.
       ``settings``. What cannot be said is null beside its ``reason``.
@@ -277,14 +277,14 @@ def _graded(
     questions: Sequence[Question],
     encoder: Encoder,
     chunks: ChunkSettings,
-) -> dict[str, Graded]:
+) -> dict[str, DifficultyBins]:
     """The questions on the axes, by aggregate."""
     gold = [articles.gold_texts(q, config.unit, chunks) for q in questions]
     _warn_of_long_texts(gold, config.encoder.passage_max_length)
     found = difficulty.similarities([q.question for q in questions], gold, encoder.encode)
     hops = [question.hops or 0 for question in questions]
     return {
-        how: difficulty.grade(
+        how: difficulty.bin_questions(
             hops, [difficulty.retrieval_difficulty(s, how, config.power) for s in found]
         )
         for how in AGGREGATES
@@ -369,20 +369,20 @@ def _whose(config: Config, row: Row, question: Question, articles: Articles) -> 
     return "reader" if articles.are_found(question, found) else "retriever"
 
 
-def _hop(graded: Graded, hop: int) -> dict[str, Any]:
+def _hop(graded: DifficultyBins, hop: int) -> dict[str, Any]:
     count = len(graded.cell(hop))
     if hop in graded.reasons:
         return {"num_questions": count, "edges": None, "reason": graded.reasons[hop]}
     return {"num_questions": count, "edges": graded.edges[hop]}
 
 
-def _system(one: Judged, graded: Mapping[str, Graded], how: _How) -> dict[str, Any]:
+def _system(one: Judged, graded: Mapping[str, DifficultyBins], how: _How) -> dict[str, Any]:
     axes = graded[how.aggregate]
 
     def measure(rows: np.ndarray) -> dict[str, Any]:
         found = difficulty.error_rate(one.errors, rows, *how.often)
         if one.whose is not None:
-            found["errors"] = difficulty.blame(one.errors, one.whose, rows)
+            found["errors"] = difficulty.errors_by_cause(one.errors, one.whose, rows)
         return found
 
     correlations = {
@@ -405,10 +405,10 @@ def _system(one: Judged, graded: Mapping[str, Graded], how: _How) -> dict[str, A
 def _failures(one: Judged, how_often: HowOften) -> dict[str, Any]:
     if one.whose is None:
         return {"reason": "the run retrieved nothing"}
-    return difficulty.failures(one.errors, one.whose, *how_often)
+    return difficulty.error_rates_by_cause(one.errors, one.whose, *how_often)
 
 
-def _differences(judged: Mapping[str, Judged], graded: Graded, how: _How) -> dict[str, Any]:
+def _differences(judged: Mapping[str, Judged], graded: DifficultyBins, how: _How) -> dict[str, Any]:
     found = {}
     for (first, a), (second, b) in itertools.combinations(judged.items(), 2):
 
@@ -425,7 +425,7 @@ def _differences(judged: Mapping[str, Judged], graded: Graded, how: _How) -> dic
 
 def _question_rows(
     questions: Sequence[Question],
-    graded: Mapping[str, Graded],
+    graded: Mapping[str, DifficultyBins],
     chosen: str,
     judged: Mapping[str, Judged],
 ) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from cirag_jax.distill import oracle
 from cirag_jax.distill import trajectories as trajectories_lib
 from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.evaluation import decisions
-from cirag_jax.evaluation.decisions import Decided, Search, Similarity
+from cirag_jax.evaluation.decisions import Search, Similarity, StepDecision
 from cirag_jax.methods.cirag.compact import Units
 from cirag_jax.methods.cirag.settings import PROMPT_FIELDS, CiragConfig
 from cirag_jax.reports.tables import Column, bounded, captioned, system_rows
@@ -113,7 +113,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         del scores["parse_rate"]  # a baseline writes nothing that could be parsed
         counts = {"parse_errors": decisions.parse_errors(decided)}
         systems[name] = evaluation.System(scores, counts)
-    query_recall = score(decisions.teachers_own(trajectories)).get("query_recall")
+    query_recall = score(decisions.teacher(trajectories)).get("query_recall")
     facts = {
         "num_questions": len(ids),
         "num_trained_on": num_trained_on,
@@ -193,7 +193,7 @@ def _cirag_config(config: Config, name: str, prompt: Mapping[str, Any]) -> Cirag
 
 def _baselines(
     config: Config, trajectories: Sequence[Trajectory], normalization: Normalization, units: Units
-) -> dict[str, list[list[Decided]]]:
+) -> dict[str, list[list[StepDecision]]]:
     """Returns the decisions of the systems without a language model."""
     chain = CiragConfig(
         units=units,
@@ -313,7 +313,7 @@ def _teacher(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
 
 
 def _rows(
-    name: str, trajectories: Sequence[Trajectory], decided: Sequence[Sequence[Decided]]
+    name: str, trajectories: Sequence[Trajectory], decided: Sequence[Sequence[StepDecision]]
 ) -> list[dict[str, Any]]:
     return [
         {

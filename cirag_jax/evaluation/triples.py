@@ -41,7 +41,7 @@ def soft_overlap(
 
 
 def similarities(predicted: Sequence[str], reference: Sequence[str]) -> np.ndarray:
-    """Returns the token F1 of every pair of texts, float64 [P, R]; without shared tokens it is 0."""
+    """Returns the token F1 of every pair of texts, float64 [P, R]; 0 without shared tokens."""
     mine = [collections.Counter(text.split()) for text in predicted]
     gold = [collections.Counter(text.split()) for text in reference]
     similarity_PR = np.zeros((len(mine), len(gold)))

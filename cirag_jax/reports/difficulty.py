@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cirag_jax.evaluation.difficulty import AGGREGATES, NUM_BINS, WHOSE
+from cirag_jax.evaluation.difficulty import AGGREGATES, CAUSES, NUM_BINS
 from cirag_jax.evaluation.metrics import title
 from cirag_jax.io import say
 from cirag_jax.reports import figures, pages
@@ -160,7 +160,7 @@ def _failures(result: Mapping[str, Any]) -> Table:
         if "reason" in split:
             rows.append([name, *["n/a"] * 6])
             continue
-        sums = [split[whose]["errors"] for whose in WHOSE]
+        sums = [split[whose]["errors"] for whose in CAUSES]
         counts = (f"{value:g}" for value in (sum(sums), *sums))
         rates = (_bounded(split[whose]) for whose in ("retriever", "reader"))
         rows.append([name, *counts, *rates])

@@ -19,7 +19,7 @@ from cirag_jax.datasets.corpus_scan import CorpusScan
 from cirag_jax.datasets.documents import read_documents
 from cirag_jax.distill import trajectories
 from cirag_jax.errors import UserError
-from cirag_jax.evaluation.difficulty import AGGREGATES, NUM_BINS, WHOSE
+from cirag_jax.evaluation.difficulty import AGGREGATES, CAUSES, NUM_BINS
 from cirag_jax.grade import documents as articles
 from cirag_jax.llm.prompts_file import read_prompts
 from cirag_jax.reports import difficulty, figures
@@ -56,7 +56,7 @@ _SYSTEM = {
     "by_hops": {"2": _SHARE},
     "left_out": {"no answer": 1},
     "strongest": ["mean"],
-    "failures": dict.fromkeys(WHOSE, _SHARE),
+    "failures": dict.fromkeys(CAUSES, _SHARE),
     "correlations": {
         how: {
             **{"bins": {"2": _R}, "mean": _R, "diagonal": _R},

@@ -15,7 +15,7 @@ from cirag_jax.datasets import chains, jsonl
 from cirag_jax.distill.trajectories import write_trajectories
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import decisions
-from cirag_jax.evaluation.decisions import Decided, aligner, score, top_k
+from cirag_jax.evaluation.decisions import StepDecision, aligner, score, top_k
 from cirag_jax.llm.types import Usage
 from cirag_jax.methods.cirag import compact
 from cirag_jax.methods.cirag.prompts import integration_messages, render_decision
@@ -99,11 +99,11 @@ def test_every_step_is_asked_at_once_with_the_teachers_history():
     assert all(r.role == "integrator" and r.temperature == 0 for r in asked.values())
     assert found == [
         [
-            Decided("Hm.", (B,), "Why?", response=texts["q1#1"]),
-            Decided("Hm.", (D,), None, response=texts["q1#2"]),
+            StepDecision("Hm.", (B,), "Why?", response=texts["q1#1"]),
+            StepDecision("Hm.", (D,), None, response=texts["q1#2"]),
         ],
         [
-            Decided(
+            StepDecision(
                 "",
                 (),
                 has_question=False,
@@ -149,7 +149,7 @@ def test_a_failed_request_fails_alone_and_a_rerun_asks_for_it_alone(tmp_path):
     path = tmp_path / "j.sqlite"
     found = run(Canned(texts), path=path)
     assert (
-        found[0][1] == Decided("", (), has_question=False, error="too long")
+        found[0][1] == StepDecision("", (), has_question=False, error="too long")
         and not found[0][1].stops
     )
     assert found[0][0].kept == (A,) and found[1][0].stops
@@ -170,11 +170,11 @@ def test_scores_by_hand():
     found = [
         [
             # 1 of 2 kept is right, 1 of 2 wanted is kept; "and then" of 2 and 4 tokens.
-            Decided("", (A, B), "And then what now?"),
-            Decided("", ()),  # keeps nothing where D is wanted; stops rightly
+            StepDecision("", (A, B), "And then what now?"),
+            StepDecision("", ()),  # keeps nothing where D is wanted; stops rightly
         ],
         [
-            Decided("", (), None, parse_errors=("no_facts", "no_facts"))
+            StepDecision("", (), None, parse_errors=("no_facts", "no_facts"))
         ],  # rightly nothing; too early
     ]
     got = {name: ratio.value for name, ratio in score(BOTH, found).items()}
@@ -196,8 +196,8 @@ def test_scores_by_hand():
 
 
 def test_failures_and_missing_questions_earn_nothing():
-    failed = Decided("", (), has_question=False, error="too long")
-    mute = Decided("", (D,), None, has_question=False, parse_errors=("no_question",))
+    failed = StepDecision("", (), has_question=False, error="too long")
+    mute = StepDecision("", (D,), None, has_question=False, parse_errors=("no_question",))
     got = {name: ratio.value for name, ratio in score(BOTH, [[failed, mute], [failed]]).items()}
     assert got["teacher/f1"] == pytest.approx((0 + 1 + 0) / 3)  # nothing decided is not "nothing"
     assert got["teacher/precision"] == got["teacher/recall"] == pytest.approx(1 / 3)
@@ -210,7 +210,10 @@ def test_failures_and_missing_questions_earn_nothing():
 
 def test_facts_are_equal_after_normalisation_and_gold_counts_where_it_is():
     mine = Triple("A.", "Lies  in", "ALAND", "elsewhere", 3)
-    found = [[Decided("", (mine,), "x"), Decided("", (D,), None)], [Decided("", (B,), "y")]]
+    found = [
+        [StepDecision("", (mine,), "x"), StepDecision("", (D,), None)],
+        [StepDecision("", (B,), "y")],
+    ]
     assert score((LONG,), found[:1])["teacher/f1"].value == pytest.approx((2 / 3 + 1) / 2)
     gold = [[(A,), None], [()]]
     got = score(BOTH, found, gold=gold)
@@ -219,7 +222,7 @@ def test_facts_are_equal_after_normalisation_and_gold_counts_where_it_is():
 
 
 def test_the_teacher_is_perfect_and_the_rule_is_scored_by_hand():
-    teachers = [[Decided(s.thought, s.kept, s.next_query) for s in t.steps] for t in BOTH]
+    teachers = [[StepDecision(s.thought, s.kept, s.next_query) for s in t.steps] for t in BOTH]
     perfect = score(BOTH, teachers, similarity=lambda pairs: np.ones(len(pairs)))
     wrong = {"false_keeps", "stop_unsolved"}
     assert {name: ratio.value for name, ratio in perfect.items()} == {
@@ -233,7 +236,7 @@ def test_the_teacher_is_perfect_and_the_rule_is_scored_by_hand():
     assert got["stop_accuracy"] == pytest.approx(2 / 3) and got["stop_recall"] == 0
     assert np.isnan(got["stop_precision"])
     assert got["false_keeps"] == 1 and got["stop_unsolved"] == 0  # it keeps where nothing helps
-    nothing = score(BOTH, [[Decided("", ()) for _ in t.steps] for t in BOTH])
+    nothing = score(BOTH, [[StepDecision("", ()) for _ in t.steps] for t in BOTH])
     assert nothing["false_keeps"].value == 0 and nothing["stop_unsolved"].value == 1
     chained = top_k(BOTH, chain=True)
     assert [one.kept for row in chained for one in row] == [(A, B, C), (D, B), (B,)]
@@ -252,7 +255,7 @@ def test_the_aligner_keeps_its_best_new_candidate_and_stops_below_a_score():
     assert A.head in (row[0].next_query or "") and B.head in (row[1].next_query or "")
     high = max(max(step.scores) for t in BOTH for step in t.steps) + 0.1
     stopped = aligner(BOTH, CiragConfig(stop_below=high))
-    assert all(one == Decided("", ()) and one.stops for row in stopped for one in row)
+    assert all(one == StepDecision("", ()) and one.stops for row in stopped for one in row)
 
 
 def test_queries_are_compared_where_both_ask():
@@ -262,7 +265,7 @@ def test_queries_are_compared_where_both_ask():
         seen.extend(pairs)
         return np.array([0.25])
 
-    found = [[Decided("", (), "Mine?"), Decided("", (), "Late?")], [Decided("", ())]]
+    found = [[StepDecision("", (), "Mine?"), StepDecision("", (), "Late?")], [StepDecision("", ())]]
     got = score(BOTH, found, similarity=similarity)
     assert seen == [("Mine?", "And then?")]
     assert got["query_cosine"].value == pytest.approx(0.25 / 2)
@@ -281,16 +284,16 @@ def test_a_query_is_worth_the_missing_passages_that_it_retrieves():
         return scores["query_recall"].value if "query_recall" in scores else None
 
     gold = {"q1": ("a", "c", "d"), "q2": ("b", "e")}  # "a" and "b" were retrieved before
-    mine = [[Decided("", (), "Mine?"), Decided("", (), "Late?")], [Decided("", ())]]
+    mine = [[StepDecision("", (), "Mine?"), StepDecision("", (), "Late?")], [StepDecision("", ())]]
     assert recall(mine, gold) == pytest.approx((2 / 2 + 0) / 2)
     assert asked == ["Mine?"]  # the teacher stops at the other, and to stop retrieves nothing
-    own = decisions.teachers_own(BOTH)
+    own = decisions.teacher(BOTH)
     assert recall(own, gold) == pytest.approx((1 / 2 + 0 / 1) / 2)
     assert recall(own, {"q1": ("a", "d")}) == pytest.approx(1)  # q2 has nothing to be found
     assert recall(own, {"q1": ("a",)}) is None  # all was retrieved
     seen = dataclasses.replace(LAST, query="And then?", next_query="Mine?")
     three = dataclasses.replace(LONG, steps=(FIRST, seen))
-    assert recall(decisions.teachers_own([three]), {"q1": ("d", "c")}, [three]) == pytest.approx(
+    assert recall(decisions.teacher([three]), {"q1": ("d", "c")}, [three]) == pytest.approx(
         (1 / 2 + 1) / 2
     )  # "d" was retrieved in the second round, "c" was still missing
 

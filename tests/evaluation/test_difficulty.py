@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 from cirag_jax.evaluation import difficulty
-from cirag_jax.evaluation.difficulty import AGGREGATES, correlation, grade, retrieval_difficulty
+from cirag_jax.evaluation.difficulty import (
+    AGGREGATES,
+    bin_questions,
+    correlation,
+    retrieval_difficulty,
+)
 from cirag_jax.evaluation.overlap import mean_of
 
 HOW_OFTEN = (200, 0)
@@ -61,22 +66,22 @@ def test_of_several_texts_the_most_similar_counts():
 
 def test_quartile_edges_by_hand():
     # At the places 1.75, 3.5 and 5.25 of eight, counted from 0; the order of questions is nothing.
-    graded = grade([2] * 8, [0.8, 0.1, 0.7, 0.2, 0.6, 0.3, 0.5, 0.4])
+    graded = bin_questions([2] * 8, [0.8, 0.1, 0.7, 0.2, 0.6, 0.3, 0.5, 0.4])
     assert graded.edges[2] == pytest.approx([0.275, 0.45, 0.625])
     assert list(graded.bin_Q) == [3, 0, 3, 0, 2, 1, 2, 1]
     # A question on a quartile belongs below it.
-    graded = grade([3] * 5, [0.125, 0.25, 0.375, 0.5, 0.625])
+    graded = bin_questions([3] * 5, [0.125, 0.25, 0.375, 0.5, 0.625])
     assert list(graded.edges[3]) == [0.25, 0.375, 0.5]
     assert list(graded.bin_Q) == [0, 0, 1, 2, 3]
 
 
 def test_quartiles_are_within_each_hop():
-    graded = grade([2, 2, 2, 2, 4, 4, 4, 4], [0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.9])
+    graded = bin_questions([2, 2, 2, 2, 4, 4, 4, 4], [0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.9])
     assert graded.hops == [2, 4] and list(graded.bin_Q) == [0, 1, 2, 3] * 2
 
 
 def test_a_hop_without_quartiles_has_a_reason():
-    graded = grade([2, 2, 2, 3, 3, 3, 3], [0.1, 0.2, 0.3, 0.5, 0.5, 0.5, 0.5])
+    graded = bin_questions([2, 2, 2, 3, 3, 3, 3], [0.1, 0.2, 0.3, 0.5, 0.5, 0.5, 0.5])
     assert graded.reasons == {
         2: "fewer than 4 questions (3)",
         3: "all 4 questions have the same D_r",
@@ -89,7 +94,7 @@ def test_a_hop_without_quartiles_has_a_reason():
 
 def test_an_empty_bin_is_no_zero():
     """Four of five lie on all three quartiles at once."""
-    graded = grade([2] * 5, [0.1, 0.1, 0.1, 0.1, 0.9])
+    graded = bin_questions([2] * 5, [0.1, 0.1, 0.1, 0.1, 0.9])
     first, *empty, last = cells(graded, mean_of([1.0, 0.0, 0.0, 0.0, 1.0]))[2]
     assert (first["value"], first["num_questions"]) == (0.25, 4)
     assert empty == [{"value": None, "reason": "no question", "num_questions": 0}] * 2
@@ -97,7 +102,7 @@ def test_an_empty_bin_is_no_zero():
 
 
 def test_a_question_that_does_not_count_is_in_no_rate():
-    graded = grade([2] * 4, [0.1, 0.2, 0.3, 0.4])
+    graded = bin_questions([2] * 4, [0.1, 0.2, 0.3, 0.4])
     errors = mean_of([1.0, None, 0.0, None])
     values = [(c["value"], c["num_questions"]) for c in cells(graded, errors)[2]]
     assert values == [(1.0, 1), (None, 0), (0.0, 1), (None, 0)]
@@ -122,7 +127,7 @@ def synthetic(wrong, hops=(2, 3, 4, 5), per_cell=20):
     ]
     order = np.random.default_rng(7).permutation(len(rows))
     found_hops, difficulties, errors = zip(*(rows[i] for i in order), strict=True)
-    return grade(found_hops, difficulties), mean_of(errors)
+    return bin_questions(found_hops, difficulties), mean_of(errors)
 
 
 def test_the_matrix_of_a_known_function_is_recovered():
@@ -156,12 +161,12 @@ def test_correlations_of_a_known_function():
 def test_the_diagonal_is_neither_a_row_nor_a_column():
     graded, errors = synthetic(lambda hop, column: 10 if hop - 2 == column else 3 * column)
     found = difficulty.correlations(graded, errors)
-    assert found["diagonal"]["reason"] == "the error is the same throughout"
+    assert found["diagonal"]["reason"] == "the error is constant"
     assert found["bins"][2]["value"] != pytest.approx(1.0)
 
 
 def test_differences_are_over_what_both_answered():
-    graded = grade([2] * 4, [0.1, 0.2, 0.3, 0.4])
+    graded = bin_questions([2] * 4, [0.1, 0.2, 0.3, 0.4])
     a, b = mean_of([1.0, 1.0, None, 1.0]), mean_of([0.0, 1.0, 0.0, None])
     everyone = np.arange(4)
     found = difficulty.error_difference(a, b, everyone, *HOW_OFTEN)
@@ -174,14 +179,14 @@ def test_differences_are_over_what_both_answered():
 def test_whose_failure():
     errors = mean_of([1.0, 0.0, 1.0, 1.0, None, 1.0])
     whose = ["retriever", "retriever", "reader", "unanswered", "reader", "retriever"]
-    found = difficulty.failures(errors, whose, *HOW_OFTEN)
+    found = difficulty.error_rates_by_cause(errors, whose, *HOW_OFTEN)
     counts = {name: (v["errors"], v["num_questions"], v["value"]) for name, v in found.items()}
     assert counts == {
         "retriever": (2.0, 3, pytest.approx(2 / 3)),
         "reader": (1.0, 1, 1.0),
         "unanswered": (1.0, 1, 1.0),
     }
-    some = difficulty.blame(errors, whose, np.array([0, 2, 4]))
+    some = difficulty.errors_by_cause(errors, whose, np.array([0, 2, 4]))
     assert some == {"retriever": 1.0, "reader": 1.0, "unanswered": 0.0}
 
 
@@ -207,8 +212,8 @@ def test_three_points_have_no_interval():
     ("x", "y", "reason"),
     [
         ([1, 2], [0, 1], "fewer than 3 points (2)"),
-        ([1, 1, 1], [0, 1, 1], "the difficulty is the same throughout"),
-        ([1, 2, 3], [1, 1, 1], "the error is the same throughout"),
+        ([1, 1, 1], [0, 1, 1], "the difficulty is constant"),
+        ([1, 2, 3], [1, 1, 1], "the error is constant"),
     ],
 )
 def test_a_correlation_that_there_is_not_has_a_reason(x, y, reason):
@@ -217,7 +222,7 @@ def test_a_correlation_that_there_is_not_has_a_reason(x, y, reason):
 
 
 def test_no_correlation_at_all():
-    assert difficulty.mean_correlation([difficulty.missing("x")])["value"] is None
+    assert difficulty.mean_correlation([difficulty.undefined("x")])["value"] is None
     assert difficulty.strongest({"min": None, "mean": None}) == []
     assert difficulty.strongest({"min": 0.5, "mean": None, "power_mean": 0.5}) == [
         "min",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib import colors
 
-from cirag_jax.evaluation.difficulty import missing
+from cirag_jax.evaluation.difficulty import undefined
 from cirag_jax.reports import difficulty, figures
 
 
@@ -29,7 +29,7 @@ def drawn():
 
 MATRIX = {
     2: [cell(0.0), cell(0.25), cell(0.5), cell(1.0, 7)],
-    4: [missing("fewer than 4 questions (3)")] * 4,
+    4: [undefined("fewer than 4 questions (3)")] * 4,
 }
 
 
@@ -54,7 +54,7 @@ def test_colours_are_told_apart_without_red_and_green(drawn):
     (image,) = drawn({"a": MATRIX}, "error").axes[0].get_images()
     assert (image.cmap.name, image.norm.vmin, image.norm.vmax) == ("cividis", 0, 100)
     assert np.ma.is_masked(image.get_array()[1, 0])  # n/a has no colour at all
-    pair = {2: [cell(-0.4), cell(0.0), cell(0.1), missing("no question")]}
+    pair = {2: [cell(-0.4), cell(0.0), cell(0.1), undefined("no question")]}
     figure = drawn({"a-b": pair}, "error", signed=True)
     (image,) = figure.axes[0].get_images()
     assert (image.cmap.name, image.norm.vmin, image.norm.vmax) == ("PuOr", -40, 40)
@@ -70,7 +70,7 @@ def test_the_picture_has_the_colour_of_its_value_in_every_cell(signed, name, dra
         hop: [cell(value[row, column] - 0.5 * signed) for column in range(4)]
         for row, hop in enumerate((2, 3, 4, 5))
     }
-    matrix[3][2] = missing("no question")
+    matrix[3][2] = undefined("no question")
     figure = drawn({"a": matrix}, "error", signed=signed)
     figures.save(figure, tmp_path, "matrix")
     found = matplotlib.image.imread(tmp_path / "matrix.png")
@@ -108,7 +108,7 @@ def test_what_is_written_can_be_read(drawn, signed):
 
 
 def test_a_matrix_without_any_value(drawn):
-    figure = drawn({"a": {2: [missing("x")] * 4}}, "error", signed=True)
+    figure = drawn({"a": {2: [undefined("x")] * 4}}, "error", signed=True)
     assert [text.get_text() for text in figure.axes[0].texts] == ["n/a"] * 4
 
 
