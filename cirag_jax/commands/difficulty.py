@@ -138,8 +138,8 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       ``systems``: of every run ``error`` (as `difficulty.error_rate`), ``left_out``; ``by_hops``
       and ``matrix``: hop -> the error, or those of the four cells, each with ``errors`` (as
       `difficulty.errors_by_cause`, if the run retrieves); ``failures`` (as
-      `difficulty.error_rates_by_cause`, or a ``reason``); ``correlations``: aggregate -> as `difficulty.correlations`; ``strongest``:
-      the aggregates of the highest mean correlation.
+      `difficulty.error_rates_by_cause`, or a ``reason``); ``correlations``: aggregate -> as
+      `difficulty.correlations`; ``strongest``: the aggregates of the highest mean correlation.
       ``differences``: FIRST-SECOND -> ``error``, ``by_hops`` and ``matrix`` of first less second.
       ``settings``. What cannot be said is null beside its ``reason``.
     """
