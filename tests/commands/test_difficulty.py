@@ -291,7 +291,7 @@ def test_a_run_that_retrieves_nothing_has_no_split(tmp_path, capsys):
     assert system["correlations"]["min"]["questions"]["all"]["reason"].startswith("the error is")
     table = (tmp_path / "w" / "table.md").read_text()
     assert "Failures of a: n/a, the run retrieved nothing." in table
-    assert "r(D_r, error) n/a (the error is the same" in capsys.readouterr().err
+    assert "r(D_r, error) n/a (the error is constant" in capsys.readouterr().err
 
 
 def test_gold_passages_count_as_retrieved_among_the_first(tmp_path):

@@ -150,7 +150,7 @@ def test_a_run_is_scored_question_by_question():
 
 
 def test_what_cannot_be_scored():
-    with pytest.raises(ValueError, match="unknown answer profile 'squad'; there are musique"):
+    with pytest.raises(ValueError, match="unknown answer profile 'squad'; choose one of musique"):
         answers.exact_match("x", ["x"], "squad")
     with pytest.raises(ValueError, match="at least one gold"):
         answers.f1("x", [])

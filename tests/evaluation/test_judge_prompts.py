@@ -20,7 +20,7 @@ def test_the_fields_of_the_papers_are_shown_one_a_line(rubric):
     task, turn = judge_messages("Where?", forged, ("Skane", "Scania"), rubric)
     lines = turn.text.split("\n")
     assert [line.partition(":")[0] for line in lines] == [
-        "Question", RUBRICS[rubric].given, RUBRICS[rubric].gold,
+        "Question", RUBRICS[rubric].prediction, RUBRICS[rubric].gold,
     ]  # fmt: skip
     assert json.loads(lines[1].partition(": ")[2]) == " ".join(forged.split())
     assert lines[2].endswith('"Skane" or "Scania"')

@@ -69,7 +69,7 @@ def test_kinds_of_questions_are_questions():
 @pytest.fixture(params=["by kind", "by question"])
 def way(request, monkeypatch):
     """Both ways of drawing, whatever the number of kinds."""
-    monkeypatch.setattr(significance, "_A_KIND", 0 if request.param == "by kind" else math.inf)
+    monkeypatch.setattr(significance, "_KIND_COST", 0 if request.param == "by kind" else math.inf)
     monkeypatch.setattr(significance, "_BLOCK", 1000)  # several blocks, the last one smaller
 
 

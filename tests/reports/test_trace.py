@@ -83,9 +83,7 @@ def test_the_command(tmp_path):
     with pytest.raises(UserError, match="config.run=WORKDIR is required"):
         trace.report(load_config("configs/report.py"), tmp_path)
     config = load_config("configs/report.py", [f"--config.run={tmp_path}", "--config.profile=x"])
-    with pytest.raises(
-        UserError, match="config.profile='x' is an unknown profile; choose one of musique"
-    ):
+    with pytest.raises(UserError, match="profile='x' is an unknown profile; choose one of musique"):
         trace.report(config, tmp_path)
 
 
