@@ -1,6 +1,6 @@
-"""GRADE's generation (Lee et al., 2025, sections 3.1 and 3.2): documents to multi-hop questions.
+"""Generation of multi-hop questions from documents (GRADE, Lee et al., 2025, sections 3.1 and 3.2).
 
 The steps are modules: `documents`, `claims`, `triples`, `clusters`, `equivalence`, `paths`,
-`questions`, `database`; `commands.generate_questions` puts them together. Every step that asks a
-language model is a program over the journal, and has a form that asks none.
+`questions` and `database`, composed by `commands.generate_questions`. A step with a language model
+is a program of the runtime; each also has a variant without one.
 """

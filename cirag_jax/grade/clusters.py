@@ -1,53 +1,53 @@
 """Soft clusters of claims: reduced vectors, Gaussian mixtures, clusters within clusters.
 
-As in RAPTOR (Sarthi et al., 2024), which the paper follows (section 3.1): the vectors of all claims
-are reduced and a mixture is fitted, its number of components by BIC; then the same within every
-cluster. A claim is in every cluster whose probability exceeds a threshold.
+Follows RAPTOR (Sarthi et al., 2024), like the paper (section 3.1). The vectors of all claims are
+reduced and a Gaussian mixture is fitted, with the number of components chosen by BIC; then the same
+is done within each cluster. A claim is in every cluster whose probability exceeds a threshold.
 """
 
 import dataclasses
 import warnings
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 
-from cirag_jax.errors import UserError, check_at_least, check_choice
+from cirag_jax.errors import UserError
 from cirag_jax.grade.records import extra
+from cirag_jax.types import NonNegativeFloat, PositiveInt
+from cirag_jax.validation import check_fields
 
 Clusters = tuple[tuple[int, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class ClusterSettings:
-    """How claims are clustered.
+    """Settings of the clustering.
 
     Attributes:
       reduction: umap (the paper) or pca.
-      dim: of the reduced vectors.
-      most_components: of a mixture, at most.
-      threshold: the probability that a cluster's claims exceed.
-      soft: off: a claim is in the first of its clusters alone, as in the released code.
-      neighbours: of UMAP within a cluster; among all claims they are the root of their number.
-      fitted: UMAP and mixtures are fitted to a sample of so many claims, which places the others;
-        0: to all. Their time grows with it.
-      seed: of sample, reduction and mixture.
+      dim: dimension of the reduced vectors.
+      most_components: most components of a mixture.
+      threshold: a claim is in each cluster whose probability is above this.
+      soft: allow several clusters per claim; otherwise only the first, as in the released code.
+      neighbours: UMAP's neighbours within a cluster; over all claims, the root of their number.
+      fitted: claims in the random sample to which UMAP and mixtures are fitted; 0 is all, which
+        takes longer.
+      seed: seed for sample, reduction and mixture.
     """
 
     reduction: Literal["umap", "pca"] = "umap"
-    dim: int = 10
-    most_components: int = 49
-    threshold: float = 0.1
+    dim: PositiveInt = 10
+    most_components: PositiveInt = 49
+    threshold: NonNegativeFloat = 0.1
     soft: bool = True
-    neighbours: int = 10
+    neighbours: Annotated[int, msgspec.Meta(ge=2)] = 10
     fitted: int = 20_000
     seed: int = 0
 
     def __post_init__(self):
-        check_choice("config.clusters.reduction", self.reduction, ("umap", "pca"))
-        check_at_least(1, self, "dim", "most_components", prefix="config.clusters.")
-        check_at_least(2, self, "neighbours", prefix="config.clusters.")
-        check_at_least(0, self, "threshold", prefix="config.clusters.")
+        check_fields(self, prefix="config.clusters.")
         if self.fitted and self.fitted < self.dim + 2:
             raise UserError(
                 f"config.clusters.fitted={self.fitted} must be 0 or at least "
@@ -56,45 +56,39 @@ class ClusterSettings:
 
 
 def clusters(vector_ND: np.ndarray, settings: ClusterSettings) -> Clusters:
-    """Rows of every cluster, ascending; each row is in at least one.
-
-    Args:
-      vector_ND: of claims, float32.
-      settings: how.
-    """
+    """Returns the ascending rows of each cluster; each row of ``vector_ND`` is in at least one."""
     if not len(vector_ND):
         return ()
     for name in ("sklearn.decomposition", "sklearn.mixture"):
-        extra(name)  # The limit holds for libraries that are loaded already.
-    # On matrices of ten columns threads cost fifty times what they save, and order sums otherwise.
+        extra(name)  # threadpool_limits only affects loaded libraries.
+    # With ten columns, threads are slower by far, and change the order of sums.
     with extra("threadpoolctl").threadpool_limits(1), warnings.catch_warnings():
-        # Claims alike have no variance; a mixture that has not converged has a BIC like the others;
-        # small clusters are graphs in pieces.
+        # Warnings about equal claims, unconverged mixtures and disconnected graphs are harmless.
         warnings.simplefilter("ignore")
-        found: list[tuple[int, ...]] = []
+        result: list[tuple[int, ...]] = []
         taken: set[int] = set()
         fitted = len(_sample(len(vector_ND), settings))
         for rows in _split(vector_ND, settings, int((fitted - 1) ** 0.5)):
-            within = [rows]
+            inner = [rows]
             if len(rows) > settings.dim + 1:
                 parts = _split(vector_ND[rows], settings, settings.neighbours)
-                within = [rows[part] for part in parts]
-            for part in within:
-                own = [row for row in part.tolist() if settings.soft or row not in taken]
-                taken.update(own)
-                found += [tuple(own)] if own else []
-    return tuple(dict.fromkeys(found))
+                inner = [rows[part] for part in parts]
+            for part in inner:
+                members = [row for row in part.tolist() if settings.soft or row not in taken]
+                taken.update(members)
+                result += [tuple(members)] if members else []
+    return tuple(dict.fromkeys(result))
 
 
 def _split(vector_ND: np.ndarray, settings: ClusterSettings, neighbours: int) -> Iterator[Any]:
-    """Rows of every component, ascending."""
+    """Yields the ascending rows of each component."""
     if len(vector_ND) < 3:
         yield np.arange(len(vector_ND))
         return
     reduced_ND = reduce(vector_ND, settings, neighbours)
     probability_NC = mixture(reduced_ND, settings)
     member_NC = probability_NC > settings.threshold
-    # With a high threshold, or many components alike, a row may exceed it nowhere.
+    # With a high threshold or many similar components, no probability may exceed it.
     member_NC[np.arange(len(member_NC)), probability_NC.argmax(1)] = True
     for member_N in member_NC.T:
         if member_N.any():
@@ -102,7 +96,7 @@ def _split(vector_ND: np.ndarray, settings: ClusterSettings, neighbours: int) ->
 
 
 def _sample(count: int, settings: ClusterSettings) -> np.ndarray:
-    """The rows to fit to, ascending: all, or ``settings.fitted`` of them."""
+    """Returns the ascending rows to fit to: all, or ``settings.fitted`` of them."""
     if not settings.fitted or count <= settings.fitted:
         return np.arange(count)
     drawn = np.random.default_rng(settings.seed).choice(count, settings.fitted, replace=False)
@@ -110,16 +104,16 @@ def _sample(count: int, settings: ClusterSettings) -> np.ndarray:
 
 
 def reduce(vector_ND: np.ndarray, settings: ClusterSettings, neighbours: int) -> np.ndarray:
-    """Vectors of ``settings.dim`` numbers, float64; fewer where there are few rows."""
+    """Reduces vectors to ``settings.dim`` columns, or fewer for few rows; float64."""
     count = len(vector_ND)
     if settings.reduction == "pca":
         dim = min(settings.dim, count - 1, vector_ND.shape[1])
         decomposition = extra("sklearn.decomposition")
-        made = decomposition.PCA(dim, svd_solver="covariance_eigh")
-        return made.fit_transform(vector_ND.astype(np.float64))
+        pca = decomposition.PCA(dim, svd_solver="covariance_eigh")
+        return pca.fit_transform(vector_ND.astype(np.float64))
     rows = _sample(count, settings)
-    dim = min(settings.dim, len(rows) - 2)  # UMAP starts from as many eigenvectors
-    made = extra("umap").UMAP(
+    dim = min(settings.dim, len(rows) - 2)  # UMAP's initialisation needs dim + 2 rows
+    umap = extra("umap").UMAP(
         n_neighbors=max(2, min(neighbours, len(rows) - 1)),
         n_components=dim,
         metric="cosine",
@@ -127,15 +121,15 @@ def reduce(vector_ND: np.ndarray, settings: ClusterSettings, neighbours: int) ->
         n_jobs=1,
     )
     reduced_ND = np.empty((count, dim), np.float64)
-    reduced_ND[rows] = made.fit_transform(vector_ND[rows])
+    reduced_ND[rows] = umap.fit_transform(vector_ND[rows])
     others = np.setdiff1d(np.arange(count), rows)
     if len(others):
-        reduced_ND[others] = made.transform(vector_ND[others])
+        reduced_ND[others] = umap.transform(vector_ND[others])
     return reduced_ND
 
 
 def mixture(vector_ND: np.ndarray, settings: ClusterSettings) -> np.ndarray:
-    """Probabilities [N, C] of a Gaussian mixture, the best by BIC of those of 1, 2, ... parts."""
+    """Returns probabilities [N, C] of the Gaussian mixture with the best BIC."""
     mixtures = extra("sklearn.mixture")
     fitted_ND = vector_ND[_sample(len(vector_ND), settings)]
     best, lowest = None, np.inf

@@ -1,5 +1,6 @@
-"""The database: documents in overlapping chunks of whole sentences (section 4.1, A.8)."""
+"""Database of documents in overlapping chunks of whole sentences (section 4.1, A.8)."""
 
+import collections
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -8,11 +9,11 @@ from cirag_jax.errors import UserError
 from cirag_jax.grade.records import Document
 from cirag_jax.types import Passage
 
-Place = tuple[str, int]  # a document and a sentence of it, or a chunk and a sentence of it
+Place = tuple[str, int]  # (document, sentence) or (chunk, sentence)
 
 
 class Chunk(NamedTuple):
-    """A passage, and which sentences of its document it has."""
+    """A passage with a range of sentences of a document."""
 
     passage: Passage
     document: str
@@ -20,54 +21,50 @@ class Chunk(NamedTuple):
 
 
 def chunk(document: Document, settings: ChunkSettings) -> tuple[Chunk, ...]:
-    """A document's chunks, in order."""
-    found = spans(document.sentences, settings)
-    return tuple(_passage(document, n, span, len(found)) for n, span in enumerate(found, 1))
+    """Returns a document's chunks, in order."""
+    ranges = spans(document.sentences, settings)
+    return tuple(_chunk(document, n, span, len(ranges)) for n, span in enumerate(ranges, 1))
 
 
-def _passage(document: Document, number: int, span: range, count: int) -> Chunk:
+def _chunk(document: Document, number: int, span: range, count: int) -> Chunk:
     sentences = document.sentences[span.start : span.stop]
     name = document.id if count == 1 else f"{document.id}@{number}"
     return Chunk(Passage(name, document.title, " ".join(sentences), sentences), document.id, span)
 
 
 def _by_id(chunks: Iterable[Chunk]) -> dict[str, Passage]:
-    found: dict[str, Chunk] = {}
-    for one in chunks:
-        other = found.setdefault(one.passage.id, one)
-        if other is not one:
+    by_id: dict[str, Chunk] = {}
+    for chunk in chunks:
+        other = by_id.setdefault(chunk.passage.id, chunk)
+        if other is not chunk:
             raise UserError(
-                f"the documents {other.document!r} and {one.document!r} both have a chunk "
-                f"{one.passage.id!r}; give one of them another id."
+                f"the documents {other.document!r} and {chunk.document!r} both have a chunk "
+                f"{chunk.passage.id!r}; give one of them another id."
             )
-    return {name: one.passage for name, one in found.items()}
+    return {name: chunk.passage for name, chunk in by_id.items()}
 
 
 class Database:
-    """The chunks of documents, and where in them a sentence of a document stands."""
+    """The chunks of documents, and the places of their sentences in chunks."""
 
     def __init__(self, documents: Iterable[Document], settings: ChunkSettings):
         self.chunks = tuple(c for document in documents for c in chunk(document, settings))
         self._holding: dict[Place, list[Chunk]] = {}
-        for one in self.chunks:
-            for sentence in one.sentences:
-                self._holding.setdefault((one.document, sentence), []).append(one)
+        for part in self.chunks:
+            for sentence in part.sentences:
+                self._holding.setdefault((part.document, sentence), []).append(part)
         self.passages: Mapping[str, Passage] = _by_id(self.chunks)
 
     def places(self, document: str, sentence: int) -> list[Place]:
-        """The chunks that hold a sentence, with its place in each."""
-        found = self._holding[document, sentence]
-        return [(one.passage.id, sentence - one.sentences.start) for one in found]
+        """Returns the chunks with a sentence, and its index in each."""
+        holding = self._holding[document, sentence]
+        return [(part.passage.id, sentence - part.sentences.start) for part in holding]
 
     def evidence(self, sentences: Sequence[Place]) -> tuple[Place, ...]:
-        """For every sentence of documents one place in a chunk, in few chunks.
+        """Returns one place for each sentence of documents, in few chunks.
 
-        Chunks overlap: of those that hold a sentence, the one that holds most of the sentences is
-        taken, so that to have found one is to have found what it is evidence for.
+        Chunks overlap. Of those with a sentence, the one with most of ``sentences`` is chosen.
         """
         options = [self.places(*place) for place in dict.fromkeys(sentences)]
-        counts: dict[str, int] = {}
-        for found in options:
-            for name, _ in found:
-                counts[name] = counts.get(name, 0) + 1
-        return tuple(max(found, key=lambda place: counts[place[0]]) for found in options)
+        counts = collections.Counter(name for places in options for name, _ in places)
+        return tuple(max(places, key=lambda place: counts[place[0]]) for places in options)

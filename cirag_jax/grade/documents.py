@@ -1,4 +1,4 @@
-"""Whole documents, in sentences: articles in JSON lines, text files, or a dataset's passages."""
+"""Documents split into sentences, from JSON lines, text files or a dataset's passages."""
 
 import collections
 import hashlib
@@ -30,15 +30,15 @@ class _Row(msgspec.Struct):
 
 
 def read(path: str | None) -> tuple[Document, ...]:
-    """The documents of a folder or file, in its order; None: the built-in dataset's.
+    """Reads the documents of a folder or file in order; None is the built-in dataset.
 
-    A folder has ``documents.jsonl`` (an object a line: ``text``, and what is known of ``id``,
-    ``title``, ``source``, ``date``), or a dataset's ``corpus.jsonl``, each passage a document, or
-    ``.txt`` and ``.md`` files. A file is one of these.
+    A folder has ``documents.jsonl`` (lines with ``text``, and optionally ``id``, ``title``,
+    ``source`` and ``date``), or a dataset's ``corpus.jsonl``, whose passages are the documents, or
+    ``.txt`` and ``.md`` files. ``path`` may also be one such file.
     """
     if path is None:
-        found = demo.build().corpus.values()
-        return tuple(Document(p.id, p.title, sentences.sentences_of(p)) for p in found)
+        passages = demo.build().corpus.values()
+        return tuple(Document(p.id, p.title, sentences.sentences_of(p)) for p in passages)
     place = Path(path).expanduser()
     if place.is_dir():
         lines = [place / name for name in (DOCUMENTS, jsonl.CORPUS) if (place / name).is_file()]
@@ -52,50 +52,50 @@ def read(path: str | None) -> tuple[Document, ...]:
 
 
 def _read_lines(path: Path) -> tuple[Document, ...]:
-    # The triples of a dataset name sentences as its own splitter counts them.
+    # Triples of a dataset refer to sentences as its splitter numbers them.
     split = sentences.split_sentences if path.name == jsonl.CORPUS else _split
-    found: dict[str, Document] = {}
+    by_id: dict[str, Document] = {}
     for number, (place, row) in enumerate(read_lines(path, _Row), 1):
         name = row.id or f"{path.stem}-{number}"
-        if name in found:
+        if name in by_id:
             raise field_error(place, "id", f"repeats the id {name!r} of an earlier line")
-        own = split(row.text) if row.sentences is None else row.sentences
-        found[name] = Document(name, row.title, own, row.source, row.date)
-    return tuple(found.values())
+        parts = split(row.text) if row.sentences is None else row.sentences
+        by_id[name] = Document(name, row.title, parts, row.source, row.date)
+    return tuple(by_id.values())
 
 
 def _split(text: str) -> tuple[str, ...]:
-    """Sentences; none goes over the end of a paragraph."""
+    """Splits a text into sentences, none of which spans two paragraphs."""
     parts = (" ".join(paragraph.split()) for paragraph in _PARAGRAPHS.split(text))
     return tuple(s for part in parts for s in sentences.split_sentences(part))
 
 
 def select(
-    found: Iterable[Document], least: int, most: int
+    documents: Iterable[Document], least: int, most: int
 ) -> tuple[tuple[Document, ...], dict[str, int]]:
-    """Documents of ``least`` to ``most`` words (0: any number), each title and text once.
+    """Selects documents of ``least`` to ``most`` words (0 is no limit), without repetitions.
 
     Returns:
-      What is left, and why others are not -> how many; ``same_title`` counts documents that are
-      kept although an earlier one has their title.
+      The selected documents, and the number of rejected ones by reason. ``same_title`` counts
+      selected documents with the title of an earlier one.
     """
     kept: list[Document] = []
-    why: collections.Counter[str] = collections.Counter()
+    reasons: collections.Counter[str] = collections.Counter()
     texts: set[bytes] = set()
     titles: set[str] = set()
-    for document in found:
+    for document in documents:
         words = sum(len(sentence.split()) for sentence in document.sentences)
         whole = "\n".join((document.title, *document.sentences))
         text = hashlib.sha256(whole.encode("utf-8", "replace")).digest()
         if text in texts:
-            why["repeated"] += 1
+            reasons["repeated"] += 1
         elif words < max(least, 1):
-            why["short"] += 1
+            reasons["short"] += 1
         elif most and words > most:
-            why["long"] += 1
+            reasons["long"] += 1
         else:
             kept.append(document)
-            why["same_title"] += bool(document.title) and document.title in titles
+            reasons["same_title"] += bool(document.title) and document.title in titles
             titles.add(document.title)
         texts.add(text)
-    return tuple(kept), {name: count for name, count in why.items() if count}
+    return tuple(kept), {reason: count for reason, count in reasons.items() if count}

@@ -1,8 +1,8 @@
-"""Entities that mean the same, and the graph with the links that this adds (section 3.1).
+"""Equivalent entities, and the graph of facts with the links that they add (section 3.1).
 
-*Exact* equivalence (``always``) holds everywhere: groups of all clusters that share a name are
-joined, and the first of their names stands for all. *Contextual* equivalence (``context``) holds in
-its cluster: there every edge of one entity is an edge of the other, too.
+*Exact* equivalence (``always``) holds everywhere: groups that share a name are joined, and their
+first name becomes the node of all. *Contextual* equivalence (``context``) holds within its cluster,
+where the edges of one entity are also added to the other.
 """
 
 import collections
@@ -11,13 +11,16 @@ import functools
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
-from cirag_jax.errors import check_at_least, check_choice
+import msgspec
+
 from cirag_jax.grade import prompts
 from cirag_jax.grade.clusters import Clusters
 from cirag_jax.grade.records import Claim, Edge, Fact, Group, Kind
 from cirag_jax.runtime.requests import Generate, Generated, Program
+from cirag_jax.types import PositiveInt
+from cirag_jax.validation import check_fields
 
 _ARTICLE = re.compile(r"^(the|a|an) ", re.IGNORECASE)
 _REGION = re.compile(
@@ -32,37 +35,35 @@ SMALL_WORDS = frozenset({"the", "a", "an", "of", "and", "for", "in", "on", "de",
 
 @dataclasses.dataclass(frozen=True)
 class EquivalenceSettings:
-    """Who finds equivalent entities.
+    """Settings of the search for equivalent entities.
 
     Attributes:
       kind: model, rules, or off.
-      claims: claims that one request shows; a larger cluster is shown in parts.
-      max_tokens: most new tokens of its answer.
-      most_names: of a group, exact groups joined; a larger one merges what it should not, and is
-        dropped.
+      claims: most claims per request; larger clusters are split.
+      max_tokens: most new tokens of a response.
+      most_names: most names of a group, after joining exact groups; larger ones are probably wrong
+        and are dropped.
     """
 
     kind: Literal["model", "rules", "off"] = "model"
-    claims: int = 40
-    max_tokens: int = 512
-    most_names: int = 12
+    claims: PositiveInt = 40
+    max_tokens: PositiveInt = 512
+    most_names: Annotated[int, msgspec.Meta(ge=2)] = 12
 
     def __post_init__(self):
-        check_choice("config.equivalence.kind", self.kind, ("model", "rules", "off"))
-        check_at_least(1, self, "claims", "max_tokens", prefix="config.equivalence.")
-        check_at_least(2, self, "most_names", prefix="config.equivalence.")
+        check_fields(self, prefix="config.equivalence.")
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The role of a language model that is asked."""
+        """Returns the roles of language models in this step."""
         return ("matcher",) if self.kind == "model" else ()
 
 
 # ------------------------------------------------------------------------------- finding the groups
 
 
-class Outcome(TypedDict):
-    """What `find` gives."""
+class GroupResult(TypedDict):
+    """Result of `find`."""
 
     groups: list[tuple[list[str], Kind]]
     problems: list[str]
@@ -71,72 +72,71 @@ class Outcome(TypedDict):
 def find(
     facts: Sequence[Fact], claims: Sequence[Claim], settings: EquivalenceSettings
 ) -> Program[Mapping[str, Any]]:
-    """The groups of one cluster (A.9.4), by a language model or by rules.
+    """Finds the groups of one cluster (A.9.4), by a language model or by rules.
 
     Args:
-      facts: of the cluster's claims.
-      claims: all.
-      settings: how.
+      facts: the facts of the cluster.
+      claims: all claims.
+      settings: settings of the search.
 
     Returns:
-      ``groups``: nodes and kind; ``problems``: see `grade.prompts.parse_groups`.
+      ``groups``, with nodes and kind, and ``problems`` of `grade.prompts.parse_groups`.
     """
     if settings.kind == "rules":
         return {"groups": [list(group) for group in by_rules(facts, claims)], "problems": []}
     nodes = {name: node for fact in reversed(facts) for name, node in _ends(fact)}
-    shown = [(fact.parts, claims[fact.claim].text) for fact in facts]
-    messages = prompts.same_messages(shown)
-    told: Generated = yield Generate(messages, "matcher", settings.max_tokens)
-    found = prompts.parse_groups(told.text, told.finish_reason, list(nodes))
-    groups = [[sorted({nodes[name] for name in names}), kind] for names, kind in found.groups]
-    return {"groups": [g for g in groups if len(g[0]) > 1], "problems": list(found.problems)}
+    messages = prompts.same_messages([(fact.parts, claims[fact.claim].text) for fact in facts])
+    response: Generated = yield Generate(messages, "matcher", settings.max_tokens)
+    parsed = prompts.parse_groups(response.text, response.finish_reason, list(nodes))
+    groups = [[sorted({nodes[name] for name in names}), kind] for names, kind in parsed.groups]
+    return {"groups": [g for g in groups if len(g[0]) > 1], "problems": list(parsed.problems)}
 
 
 def parts(
     clusters: Clusters, facts: Sequence[Fact], settings: EquivalenceSettings
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """What is looked at together: (cluster, places of untyped facts), of three nodes or more."""
+    """Yields parts to search: (cluster, indices of untyped facts), with three or more nodes."""
     by_claim = facts_of_claims(facts)
-    size = settings.claims if settings.kind == "model" else 0
     for cluster, claims in enumerate(clusters):
-        for first in range(0, len(claims), size or len(claims)):
-            some = claims[first : first + size] if size else claims
-            places = tuple(
-                at for claim in some for at in by_claim.get(claim, ()) if not facts[at].type
+        size = settings.claims if settings.kind == "model" else len(claims)
+        for first in range(0, len(claims), size):
+            indices = tuple(
+                index
+                for claim in claims[first : first + size]
+                for index in by_claim.get(claim, ())
+                if not facts[index].type
             )
-            if len({node for at in places for _, node in _ends(facts[at])}) > 2:
-                yield cluster, places
+            if len({node for index in indices for _, node in _ends(facts[index])}) > 2:
+                yield cluster, indices
 
 
 def facts_of_claims(facts: Sequence[Fact]) -> Mapping[int, Sequence[int]]:
-    """Claim -> the places of its facts."""
-    found: dict[int, list[int]] = collections.defaultdict(list)
-    for at, fact in enumerate(facts):
-        found[fact.claim].append(at)
-    return found
+    """Returns claim -> indices of its facts."""
+    by_claim: dict[int, list[int]] = collections.defaultdict(list)
+    for index, fact in enumerate(facts):
+        by_claim[fact.claim].append(index)
+    return by_claim
 
 
 def _ends(fact: Fact) -> tuple[tuple[str, str], tuple[str, str]]:
     return (fact.head, fact.head_id), (fact.tail, fact.tail_id)
 
 
-def by_rules(
-    facts: Sequence[Fact], claims: Sequence[Claim]
-) -> list[tuple[tuple[str, ...], Literal["always", "context"]]]:
-    """The groups that rules find in a cluster.
+def by_rules(facts: Sequence[Fact], claims: Sequence[Claim]) -> list[tuple[tuple[str, ...], Kind]]:
+    """Finds the groups of a cluster by rules.
 
-    Exact: proper names that differ in an article or in points, and an acronym beside the one name
-    that it abbreviates.
-    Contextual: in one document, a surname beside the one full name that ends in it. Not a part of a
-    region beside it; and what a triple relates are two things.
+    Exact: proper names that differ only in articles or punctuation, and an acronym with the only
+    name that it abbreviates. Contextual: a surname with the only full name of the same document
+    that ends in it, except for parts of regions. The two ends of a triple are never equivalent.
     """
     names = {node: name for fact in reversed(facts) for name, node in _ends(fact)}
-    apart = {frozenset((fact.head_id, fact.tail_id)) for fact in facts}
+    related = {frozenset((fact.head_id, fact.tail_id)) for fact in facts}
     always = [*_spellings(names), *_acronyms(names)]
-    same = {frozenset(pair) for pair in always}
-    context = [pair for pair in _surnames(facts, claims) if frozenset(pair) not in same]
-    kinds = [*((pair, "always") for pair in always), *((pair, "context") for pair in context)]
-    return [(pair, kind) for pair, kind in kinds if frozenset(pair) not in apart]
+    exact = {frozenset(pair) for pair in always}
+    context = [pair for pair in _surnames(facts, claims) if frozenset(pair) not in exact]
+    kinds: list[tuple[tuple[str, ...], Kind]] = [(pair, "always") for pair in always]
+    kinds += [(pair, "context") for pair in context]
+    return [(pair, kind) for pair, kind in kinds if frozenset(pair) not in related]
 
 
 def _spellings(names: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
@@ -156,9 +156,9 @@ def _acronyms(names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         if len(words) > 1 and all(word[0].isupper() for word in words):
             full["".join(word[0] for word in words).upper()].add(node)
     for node, name in sorted(names.items()):
-        found = full.get(name.replace(".", ""), set()) - {node}
-        if _ACRONYM.fullmatch(name) and len(found) == 1:
-            yield node, next(iter(found))
+        candidates = full.get(name.replace(".", ""), set()) - {node}
+        if _ACRONYM.fullmatch(name) and len(candidates) == 1:
+            yield node, next(iter(candidates))
 
 
 def _surnames(facts: Sequence[Fact], claims: Sequence[Claim]) -> Iterator[tuple[str, str]]:
@@ -167,16 +167,16 @@ def _surnames(facts: Sequence[Fact], claims: Sequence[Claim]) -> Iterator[tuple[
         for name, node in _ends(fact):
             if _FULL_NAME.fullmatch(name):
                 by_document[claims[fact.claim].document][node] = None
-    found: dict[tuple[str, str], None] = {}
+    pairs: dict[tuple[str, str], None] = {}
     for nodes in by_document.values():
         for short in (node for node in nodes if " " not in node):
             longer = [node for node in nodes if node.endswith(f" {short}")]
             if len(longer) == 1 and not _REGION.match(longer[0]):
-                found[short, longer[0]] = None
-    return iter(found)
+                pairs[short, longer[0]] = None
+    return iter(pairs)
 
 
-# ------------------------------------------------------------------------------------ applying them
+# --------------------------------------------------------------------------------------- the graph
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,12 +184,12 @@ class Graph:
     """Facts as edges between nodes.
 
     Attributes:
-      facts: all.
-      own: edges that facts state, one a fact.
-      added: distinct other edges, by contextual equivalence.
-      surfaces: node -> its names as facts have them, that of its first fact first.
-      same_as: node -> the names that always mean it.
-      problems: why groups were not applied -> how many.
+      facts: all facts.
+      own: edges stated by facts, one per fact.
+      added: other distinct edges, from contextual equivalence.
+      surfaces: node -> its names in facts, in the order of the facts.
+      same_as: node -> all nodes of its exact group.
+      problems: reason -> number of groups that were not applied.
     """
 
     facts: Sequence[Fact]
@@ -201,15 +201,15 @@ class Graph:
 
     @property
     def edges(self) -> tuple[Edge, ...]:
-        """All of them."""
+        """Returns stated and added edges."""
         return self.own + self.added
 
     def name(self, node: str) -> str:
-        """What to call a node."""
+        """Returns a node's name."""
         return self.surfaces[node][0]
 
     def is_stated(self, path: Sequence[Edge]) -> bool:
-        """Whether facts themselves have both ends of a path: else it is another one's copy."""
+        """Whether facts state both ends of a path; otherwise it copies another path."""
         first, last = (self._own[edge.fact] for edge in (path[0], path[-1]))
         return first.head == path[0].head and last.tail == path[-1].tail
 
@@ -218,29 +218,29 @@ class Graph:
         return {edge.fact: edge for edge in self.own}
 
     def links(self, path: Sequence[Edge]) -> tuple[str, ...]:
-        """How every edge of a path is joined to the next.
+        """Returns the connection of each edge of a path with the next.
 
-        ``stated``: both facts have the node itself; ``exact``: only exact equivalence makes their
-        nodes one; ``context``: only contextual equivalence does.
+        ``stated``: the facts share the node; ``exact``: their nodes are exactly equivalent;
+        ``context``: their nodes are contextually equivalent.
         """
-        pairs = itertools.pairwise(path)
-        return tuple(self._link(one, other) for one, other in pairs)
+        return tuple(self._link(edge, following) for edge, following in itertools.pairwise(path))
 
-    def _link(self, one: Edge, other: Edge) -> str:
-        left, right = self.facts[one.fact], self.facts[other.fact]
-        if left.tail_id == right.head_id:
+    def _link(self, edge: Edge, following: Edge) -> str:
+        fact, next_fact = self.facts[edge.fact], self.facts[following.fact]
+        if fact.tail_id == next_fact.head_id:
             return "stated"
-        same = {one.tail, *self.same_as.get(one.tail, ())}
-        return "exact" if {left.tail_id, right.head_id} <= same else "context"
+        exact = {edge.tail, *self.same_as.get(edge.tail, ())}
+        return "exact" if {fact.tail_id, next_fact.head_id} <= exact else "context"
 
 
 def link(
     facts: Sequence[Fact], clusters: Clusters, groups: Sequence[Group], most_names: int
 ) -> Graph:
-    """The graph of facts with the groups applied.
+    """Builds the graph of facts with the groups applied.
 
-    An exact group's nodes become its first in alphabetical order; edges of a node to itself go. A
-    group of more than ``most_names`` nodes, exact ones joined, is left out (``merges_too_much``).
+    The nodes of an exact group become the first of them in alphabetical order. Edges from a node to
+    itself are dropped, and groups of more than ``most_names`` nodes after joining exact ones
+    (``merges_too_much``).
     """
     problems: collections.Counter[str] = collections.Counter()
     kept = [group for group in groups if len(group.nodes) <= most_names]
@@ -250,10 +250,10 @@ def link(
     )
     problems["merges_too_much"] += dissolved
     own: list[Edge] = []
-    for at, fact in enumerate(facts):
+    for index, fact in enumerate(facts):
         head, tail = (first.get(node, node) for node in (fact.head_id, fact.tail_id))
         if head != tail:
-            own.append(Edge(at, head, tail))
+            own.append(Edge(index, head, tail))
         else:
             problems["self_loop"] += 1
     added = dict.fromkeys(_mirrored(own, facts, clusters, kept, first))
@@ -261,19 +261,19 @@ def link(
     for edge in own:
         names[edge.head][facts[edge.fact].head] = None
         names[edge.tail][facts[edge.fact].tail] = None
-    surfaces = {node: tuple(found) for node, found in names.items()}
-    counted = {name: count for name, count in problems.items() if count}
-    return Graph(facts, tuple(own), tuple(added), surfaces, members, counted)
+    surfaces = {node: tuple(node_names) for node, node_names in names.items()}
+    counts = {reason: count for reason, count in problems.items() if count}
+    return Graph(facts, tuple(own), tuple(added), surfaces, members, counts)
 
 
 def joined(
     groups: Iterable[Sequence[str]], most_names: int
 ) -> tuple[dict[str, str], dict[str, tuple[str, ...]], int]:
-    """Groups that share a node joined, by union-find.
+    """Joins groups that share a node, by union-find.
 
     Returns:
-      Node -> the first of its group; first -> its group; and how many groups were left as they
-      were because they have more than ``most_names`` nodes.
+      Node -> first node of its group; first node -> its group; and the number of groups that were
+      dropped because they have more than ``most_names`` nodes.
     """
     parent: dict[str, str] = {}
 
@@ -300,7 +300,7 @@ def _mirrored(
     groups: Sequence[Group],
     first: Mapping[str, str],
 ) -> Iterator[Edge]:
-    """Edges that contextual groups add, in each cluster: over the products of both ends' groups."""
+    """Yields the edges that contextual groups add: products of the groups of both ends."""
     edges: dict[int, list[Edge]] = collections.defaultdict(list)
     for edge in own:
         edges[facts[edge.fact].claim].append(edge)
@@ -308,9 +308,9 @@ def _mirrored(
     for group in groups:
         if group.kind == "context":
             by_cluster[group.cluster].append(group)
-    for cluster, found in by_cluster.items():
+    for cluster, cluster_groups in by_cluster.items():
         others: dict[str, dict[str, None]] = collections.defaultdict(dict)
-        for group in found:
+        for group in cluster_groups:
             nodes = [first.get(node, node) for node in group.nodes]
             for node in nodes:
                 others[node].update(dict.fromkeys(nodes))

@@ -1,25 +1,25 @@
-"""GRADE's messages and parsers (Lee et al., 2025, appendix A.9), in our own words.
+"""GRADE's prompts and parsers (Lee et al., 2025, appendix A.9), in our words.
 
-Claims, triples, entities that are the same, facts in other words, questions, what a claim answers,
-and three kinds of verdict. Articles and what a model writes are hostile: they are searched, never
-evaluated, and no text makes a parser raise. What cannot be used is named, to be counted.
+They cover claims, triples, equivalent entities, paraphrased facts, questions, reading, and three
+kinds of verdicts. Articles and responses are untrusted: they are searched, never evaluated, and no
+text makes a parser raise. Parsers name problems, so that they can be counted.
 """
 
 import re
 import unicodedata
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from cirag_jax.grade.records import Kind
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common.verdicts import leading_word, without_thoughts
 
 Parts = tuple[str, str, str]
-Kind = Literal["always", "context"]
 
-MAX_CHARS = 20_000  # what lies beyond is not read
+MAX_CHARS = 20_000  # the rest of a response is ignored
 MAX_CLAIM_CHARS = 600
 MAX_NAME_CHARS = 200
-MAX_NAME_WORDS = 12  # a longer one is a clause, which no other triple will have
+MAX_NAME_WORDS = 12  # longer names are clauses, which no other triple shares
 MAX_QUESTION_CHARS = 800
 MAX_LINES = 400
 NO_GROUPS = "No identical entities found"
@@ -131,12 +131,12 @@ _EXAMPLE_QUESTION = "From which town did the founder of Ferrymoor Observatory co
 
 
 def fact_messages(sentence: str) -> tuple[Message, ...]:
-    """Asks whether a sentence states a fact; read by `parse_verdict`."""
+    """Asks whether a sentence states a fact; see `parse_verdict`."""
     return Message("system", _FACT), Message("user", f"Sentence: {_line(sentence)}")
 
 
 def claim_messages(sentence: str, article: str) -> tuple[Message, ...]:
-    """Asks for a sentence as a claim of its own (A.9.1); ``article`` may be truncated."""
+    """Asks for a self-contained claim of a sentence (A.9.1); ``article`` may be truncated."""
     return (
         Message("system", _CLAIM),
         Message("user", _claim_turn(_ARTICLE, f"She {_BORN}")),
@@ -150,13 +150,13 @@ def _claim_turn(article: str, sentence: str) -> str:
 
 
 def consistency_messages(sentence: str, claim: str) -> tuple[Message, ...]:
-    """Asks whether a claim says what its sentence says (A.9.2); read by `parse_verdict`."""
+    """Asks whether a claim is consistent with its sentence (A.9.2); see `parse_verdict`."""
     turn = f"Sentence: {_line(sentence)}\nClaim: {_line(claim)}"
     return Message("system", _CONSISTENT), Message("user", turn)
 
 
 def triple_messages(claims: Sequence[str]) -> tuple[Message, ...]:
-    """Asks for the triples of claims, numbered from 1 (A.9.3)."""
+    """Asks for the triples of claims, numbered from 1 (A.9.3); see `parse_triples`."""
     answer = "\n".join(f"({'|'.join(parts)}|{number})" for parts, number in _TOLD_TRIPLES)
     return (
         Message("system", _TRIPLES),
@@ -171,7 +171,7 @@ def _numbered(claims: Sequence[str]) -> str:
 
 
 def same_messages(triples: Sequence[tuple[Parts, str]]) -> tuple[Message, ...]:
-    """Asks which names of triples, each with its claim, mean the same (A.9.4)."""
+    """Asks which names in (triple, claim) pairs are equivalent (A.9.4); see `parse_groups`."""
     example = (
         (("Agnes Thorley", "founded", "Ferrymoor Observatory"), _EXAMPLE_CLAIMS[0]),
         (("A. Thorley", "came from", "Wexley"), "A. Thorley came from Wexley."),
@@ -197,13 +197,13 @@ def question_messages(
     same: Sequence[tuple[str, str]],
     context: str,
 ) -> tuple[Message, ...]:
-    """Asks for the question of a chain (A.9.5).
+    """Asks for the question of a chain (A.9.5); see `parse_question`.
 
     Args:
-      triples: of the chain, in order, as they were extracted.
-      claims: what each comes from.
-      same: pairs of names that the chain takes for one thing.
-      context: passages around the claims; may be truncated.
+      triples: triples of the chain in order, as extracted.
+      claims: claim of each triple.
+      same: pairs of equivalent names.
+      context: text around the claims, which may be truncated.
     """
     return (
         Message("system", _QUESTION),
@@ -221,10 +221,10 @@ def _chain(triples: Sequence[Parts], claims: Sequence[str], same: Sequence[tuple
 
 
 def wording_messages(triple: Parts, claim: str) -> tuple[Message, ...]:
-    """Asks for a triple as a phrase and as a question; read by `parse_wording`."""
+    """Asks for a phrase and a question that paraphrase a triple; see `parse_wording`."""
     shown: list[Message] = [Message("system", _WORDING)]
-    for parts, told, phrase, question in _WORDED:
-        shown.append(Message("user", _fact(parts, told)))
+    for parts, example_claim, phrase, question in _WORDED:
+        shown.append(Message("user", _fact(parts, example_claim)))
         shown.append(Message("assistant", f"Phrase: {phrase} | Question: {question}"))
     return (*shown, Message("user", _fact(triple, claim)))
 
@@ -234,31 +234,31 @@ def _fact(triple: Parts, claim: str) -> str:
 
 
 def reading_messages(question: str, claim: str) -> tuple[Message, ...]:
-    """Asks for what a claim answers to a question; read by `parse_reading`."""
+    """Asks for a claim's answer to a question; see `parse_reading`."""
     shown: list[Message] = [Message("system", _READ)]
-    for asked, told, answer in (
-        (_WORDED[2][3], _COUNTED, "nine"),
-        ("Who published the novels of Ada Thorley?", _COUNTED, "none"),
+    for example, answer in (
+        (_WORDED[2][3], "nine"),
+        ("Who published the novels of Ada Thorley?", "none"),
     ):
-        shown.append(Message("user", f"Claim: {told}\nQuestion: {asked}"))
+        shown.append(Message("user", f"Claim: {_COUNTED}\nQuestion: {example}"))
         shown.append(Message("assistant", answer))
     turn = f"Claim: {_line(claim)}\nQuestion: {_line(question)}"
     return (*shown, Message("user", turn))
 
 
 def validation_messages(question: str, answer: str) -> tuple[Message, ...]:
-    """Asks whether a question and its answer stand alone (A.9.6); read by `parse_verdict`."""
+    """Asks whether a question and its answer are self-contained (A.9.6); see `parse_verdict`."""
     turn = f"Question: {_line(question)}\nAnswer: {_line(answer)}"
     return Message("system", _VALID), Message("user", turn)
 
 
 def name_as_shown(name: str) -> str:
-    """A name as the prompts write it: without the signs that part names there."""
+    """Returns a name as it appears in prompts, without their delimiters."""
     return _line(re.sub(r"[|\[\]()\"]", " ", name))
 
 
 def _line(text: str) -> str:
-    """One line, which can begin no other; without control characters."""
+    """Returns a text as one line, without control characters."""
     plain = (" " if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") else c for c in text)
     return " ".join("".join(plain).split())
 
@@ -267,21 +267,21 @@ def _line(text: str) -> str:
 
 
 def parse_verdict(text: str, yes: str, no: str) -> bool | None:
-    """Which of two words an answer is, or begins with; None: neither.
+    """Returns whether a response starts with ``yes`` or ``no``, or None for neither.
 
-    What a reasoning model thinks first, up to ``</think>``, is ignored.
+    Ignores thoughts up to ``</think>``.
     """
     return {yes: True, no: False}.get(leading_word(_answer(text)))
 
 
 def parse_claim(text: str) -> tuple[str, str | None]:
-    """The claim in an answer, and why there is none (``empty``, ``no_claim``, ``long_claim``).
+    """Returns the claim, in the first line with a word, and the reason for a missing one.
 
-    The first line is taken that is more than a mark; ``none`` is an answer, too.
+    Reasons: ``empty`` (the response is "none" or alike), ``no_claim``, ``long_claim``.
     """
     lines = (_line(line) for line in _answer(text).splitlines())
-    found = (re.sub(r"^[\W_]*claim\s*[:=]\s*", "", line, flags=re.IGNORECASE) for line in lines)
-    claim = next((line.strip(" \"'*`") for line in found if re.search(r"\w", line)), "")
+    lines = (re.sub(r"^[\W_]*claim\s*[:=]\s*", "", line, flags=re.IGNORECASE) for line in lines)
+    claim = next((line.strip(" \"'*`") for line in lines if re.search(r"\w", line)), "")
     if not claim:
         return "", "no_claim"
     if re.fullmatch(r"(?i)\W*(none|no claim|n/?a|blank|empty)\W*", claim):
@@ -289,22 +289,22 @@ def parse_claim(text: str) -> tuple[str, str | None]:
     return ("", "long_claim") if len(claim) > MAX_CLAIM_CHARS else (claim, None)
 
 
-class Listed(NamedTuple):
-    """Triples with the number of their sentence, from 0, and the problems met, one entry each."""
+class ParsedTriples(NamedTuple):
+    """Triples with the index of their sentence, and the problems, one entry each."""
 
     triples: tuple[tuple[Parts, int], ...]
     problems: tuple[str, ...]
 
 
-def parse_triples(text: str, finish_reason: str, count: int) -> Listed:
-    """The triples in an answer about ``count`` sentences, each once.
+def parse_triples(text: str, finish_reason: str, count: int) -> ParsedTriples:
+    """Parses the distinct triples in a response about ``count`` sentences.
 
     A line is ``source|relation|target|number``, with or without parentheses. Problems: ``no_lines``
-    (nothing of the kind), ``bad_line``, ``out_of_range`` (there is no such sentence), ``self_loop``
-    (both ends are one), ``long_name`` (more than `MAX_NAME_WORDS`), ``truncated``.
+    (no such line), ``bad_line``, ``out_of_range`` (unknown sentence), ``self_loop`` (both ends are
+    equal), ``long_name`` (more than `MAX_NAME_WORDS` words), ``truncated``.
     """
     lines = [line for line in _answer(text).splitlines() if "|" in line][:MAX_LINES]
-    found: dict[tuple[str, str, str, int], tuple[Parts, int]] = {}
+    triples: dict[tuple[str, str, str, int], tuple[Parts, int]] = {}
     problems: list[str] = []
     for line in lines:
         triple = _triple_of(line, count)
@@ -312,16 +312,16 @@ def parse_triples(text: str, finish_reason: str, count: int) -> Listed:
             problems.append(triple)
             continue
         (head, relation, tail), number = triple
-        found.setdefault((head.casefold(), relation.casefold(), tail.casefold(), number), triple)
+        triples.setdefault((head.casefold(), relation.casefold(), tail.casefold(), number), triple)
     if not lines:
         problems.append("no_lines")
     if finish_reason == "length":
         problems.append("truncated")
-    return Listed(tuple(found.values()), tuple(problems))
+    return ParsedTriples(tuple(triples.values()), tuple(problems))
 
 
 def _triple_of(line: str, count: int) -> tuple[Parts, int] | str:
-    """A line's triple and the number of its sentence from 0, or what is wrong with it."""
+    """Returns a line's triple and the index of its sentence, or a problem."""
     line = re.sub(r"^(?:[*•-]\s+|\d+[.)]\s+)*\(?|\)[\s.,;]*$", "", line.strip())
     parts = [_line(part) for part in line.split("|")]
     if len(parts) != 4 or not all(0 < len(part) <= MAX_NAME_CHARS for part in parts):
@@ -338,23 +338,22 @@ def _triple_of(line: str, count: int) -> tuple[Parts, int] | str:
     return (parts[0], parts[1], parts[2]), int(number[1]) - 1
 
 
-class Groups(NamedTuple):
-    """Groups of names that mean the same, with their kind, and the problems met."""
+class ParsedGroups(NamedTuple):
+    """Groups of equivalent names with their kind, and the problems, one entry each."""
 
     groups: tuple[tuple[tuple[str, ...], Kind], ...]
     problems: tuple[str, ...]
 
 
-def parse_groups(text: str, finish_reason: str, names: Sequence[str]) -> Groups:
-    """The groups in an answer about ``names``, spelt as these are.
+def parse_groups(text: str, finish_reason: str, names: Sequence[str]) -> ParsedGroups:
+    """Parses the groups in a response about ``names``, with the spelling of these.
 
-    Problems: ``no_groups`` (neither a group nor the sentence that says there is none),
-    ``no_kind`` (neither always nor context), ``unknown_name``, ``too_few`` (fewer than two names
-    are left), ``truncated``.
+    Problems: ``no_groups`` (neither a group nor `NO_GROUPS`), ``no_kind`` (neither always nor
+    context), ``unknown_name``, ``too_few`` (fewer than two known names), ``truncated``.
     """
     text = _answer(text)
-    known = {name_as_shown(name).casefold(): name for name in reversed(names)}
-    found: dict[tuple[tuple[str, ...], Kind], None] = {}
+    by_key = {name_as_shown(name).casefold(): name for name in reversed(names)}
+    groups: dict[tuple[tuple[str, ...], Kind], None] = {}
     problems: list[str] = []
     spans = re.findall(r"\[([^\[\]\n]{1,4000})\]", text)[:MAX_LINES]
     for span in spans:
@@ -364,103 +363,104 @@ def parse_groups(text: str, finish_reason: str, names: Sequence[str]) -> Groups:
             problems.append("no_kind")
             continue
         keys = [name_as_shown(part).casefold() for part in parts]
-        problems += ["unknown_name"] * sum(key not in known for key in keys)
-        group = tuple(dict.fromkeys(known[key] for key in keys if key in known))
+        problems += ["unknown_name"] * sum(key not in by_key for key in keys)
+        group = tuple(dict.fromkeys(by_key[key] for key in keys if key in by_key))
         if len(group) < 2:
             problems.append("too_few")
         else:
-            found[group, "always" if kind == "always" else "context"] = None
+            groups[group, "always" if kind == "always" else "context"] = None
     if not spans and NO_GROUPS.casefold() not in text.casefold():
         problems.append("no_groups")
     if finish_reason == "length":
         problems.append("truncated")
-    return Groups(tuple(found), tuple(problems))
+    return ParsedGroups(tuple(groups), tuple(problems))
 
 
-class Asked(NamedTuple):
-    """A question and its answer, both empty where there is a problem."""
+class ParsedQuestion(NamedTuple):
+    """A question and its answer, both empty if there is a problem."""
 
     question: str
     answer: str
     problem: str | None
 
 
-def parse_question(text: str) -> Asked:
-    """Question and answer in an answer; they may stand on one line or on two.
+def parse_question(text: str) -> ParsedQuestion:
+    """Parses a question and its answer, on one line or two.
 
     Problems: ``no_question``, ``no_answer``, ``long_question``, ``long_answer``.
     """
     parts = _labelled(_answer(text), "question", "answer")
     if parts is None:
-        return Asked("", "", "no_question")
+        return ParsedQuestion("", "", "no_question")
     question = _line(parts[0]).strip(" |*`")
     answer = parts[1].partition("|")[0].strip(" \"'*`").rstrip(".")
     if not re.search(r"\w", question):
-        return Asked("", "", "no_question")
+        return ParsedQuestion("", "", "no_question")
     if not re.search(r"\w", answer):
-        return Asked("", "", "no_answer")
+        return ParsedQuestion("", "", "no_answer")
     if len(question) > MAX_QUESTION_CHARS:
-        return Asked("", "", "long_question")
+        return ParsedQuestion("", "", "long_question")
     if len(answer) > MAX_NAME_CHARS:
-        return Asked("", "", "long_answer")
-    return Asked(question, answer, None)
+        return ParsedQuestion("", "", "long_answer")
+    return ParsedQuestion(question, answer, None)
 
 
-class Worded(NamedTuple):
-    """A triple as a phrase and as a question, both empty where there is a problem."""
+class ParsedWording(NamedTuple):
+    """A triple as a phrase and as a question, both empty if there is a problem."""
 
     phrase: str
     question: str
     problem: str | None
 
 
-def parse_wording(text: str, head: str, tail: str) -> Worded:
-    """Phrase and question in an answer about a triple with these ends.
+def parse_wording(text: str, head: str, tail: str) -> ParsedWording:
+    """Parses the phrase and the question for a triple with these ends.
 
-    Problems: ``no_phrase``, ``no_question``, ``long_question``; ``no_start`` (the head, as it is
-    spelt, does not stand in both once) and ``names_later`` (the tail stands in one).
+    Problems: ``no_phrase``, ``no_question``, ``long_question``, ``no_start`` (the head does not
+    occur exactly once in both) and ``names_later`` (the tail occurs in one).
     """
     parts = _labelled(_answer(text), "phrase", "question")
     if parts is None:
-        return Worded("", "", "no_phrase")
+        return ParsedWording("", "", "no_phrase")
     phrase = _line(parts[0]).strip(" |*`\"'").rstrip(".?")
     question = parts[1].partition("|")[0].strip(" *`\"'")
     if not re.search(r"\w", phrase):
-        return Worded("", "", "no_phrase")
+        return ParsedWording("", "", "no_phrase")
     if not re.search(r"\w", question):
-        return Worded("", "", "no_question")
+        return ParsedWording("", "", "no_question")
     if max(len(phrase), len(question)) > MAX_QUESTION_CHARS:
-        return Worded("", "", "long_question")
+        return ParsedWording("", "", "long_question")
     if any(len(named(head).findall(part)) != 1 for part in (phrase, question)):
-        return Worded("", "", "no_start")
+        return ParsedWording("", "", "no_start")
     rest = (named(head).sub(" ", part) for part in (phrase, question))
     if any(named(tail).search(part) for part in rest):
-        return Worded("", "", "names_later")
-    return Worded(phrase, question, None)
+        return ParsedWording("", "", "names_later")
+    return ParsedWording(phrase, question, None)
 
 
 def parse_reading(text: str) -> str:
-    """The first line of an answer that is more than a mark."""
+    """Returns the first line of a response with a word."""
     lines = (_line(line).strip(" \"'*`.") for line in _answer(text).splitlines())
     return next((line for line in lines if re.search(r"\w", line)), "")
 
 
 def _labelled(text: str, first: str, second: str) -> tuple[str, str] | None:
-    """What follows "first:" up to "second:", and the line that follows that, empty where it lacks;
-    None: there is no "first:".
+    """Returns the text from "first:" to "second:", and the line after "second:" or "".
+
+    Returns None without "first:".
     """
     begin = re.search(rf"(?i)\b{first}\s*:", text)
     if begin is None:
         return None
     rest = text[begin.end() :]
-    told = re.search(rf"(?i)\b{second}\s*:", rest)
-    if told is None:
+    separator = re.search(rf"(?i)\b{second}\s*:", rest)
+    if separator is None:
         return rest, ""
-    return rest[: told.start()], _line(rest[told.end() :].strip().partition("\n")[0])
+    return rest[: separator.start()], _line(rest[separator.end() :].strip().partition("\n")[0])
 
 
 def named(name: str) -> re.Pattern[str]:
-    """Finds a name in a text, whole and in any case, as it is spelt or as prompts show it."""
+    """Matches a name as whole words in any case, as spelt or as prompts show it."""
     forms = "|".join(re.escape(form) for form in dict.fromkeys((name, name_as_shown(name))))
     return re.compile(rf"(?<!\w)(?:{forms})(?!\w)", re.IGNORECASE)
 

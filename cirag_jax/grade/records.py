@@ -1,16 +1,16 @@
-"""What the steps of the generation hand on."""
+"""Records that the steps of the generation exchange."""
 
 import dataclasses
 from typing import Any, Literal
 
 from cirag_jax import errors
 
-Kind = Literal["always", "context"]  # of an equivalence: exact, or in its cluster alone
+Kind = Literal["always", "context"]  # exact equivalence, or equivalence within a cluster
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Document:
-    """An article, whole. ``source`` and ``date`` are whatever its file says."""
+    """A whole article, with the ``source`` and ``date`` of its file."""
 
     id: str
     title: str
@@ -21,7 +21,7 @@ class Document:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Claim:
-    """A fact that is understood alone, made from sentence ``sentence`` of a document."""
+    """A self-contained statement, made from sentence ``sentence`` of a document."""
 
     document: str
     sentence: int
@@ -30,11 +30,10 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fact:
-    """A triple of claim ``claim`` (its place).
+    """A triple of the claim with index ``claim``.
 
-    ``head_id`` and ``tail_id`` are the nodes of its ends. ``type`` is the relation of the built-in
-    dataset's graph, where it comes from there, else empty; its ends are then known to be what they
-    are, and are never taken for others.
+    ``head_id`` and ``tail_id`` are the nodes of its ends. ``type`` is its relation in the built-in
+    dataset's graph, empty for other facts. The ends of typed facts are never merged with others.
     """
 
     head: str
@@ -47,13 +46,13 @@ class Fact:
 
     @property
     def parts(self) -> tuple[str, str, str]:
-        """Head, relation and tail as they were extracted."""
+        """Returns head, relation and tail as extracted."""
         return self.head, self.relation, self.tail
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Group:
-    """Nodes of cluster ``cluster`` that mean the same."""
+    """Equivalent nodes of cluster ``cluster``."""
 
     cluster: int
     nodes: tuple[str, ...]
@@ -62,7 +61,7 @@ class Group:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Edge:
-    """A fact (its place) as it connects two nodes of the graph, perhaps in others' stead."""
+    """An edge that the fact with index ``fact`` states about two nodes or equivalent ones."""
 
     fact: int
     head: str
@@ -73,5 +72,5 @@ Path = tuple[Edge, ...]
 
 
 def extra(name: str) -> Any:
-    """A module that only the generation needs; raises `UserError` where it is not installed."""
+    """Imports a module that only the generation needs."""
     return errors.extra(name, "generating questions", "requirements-grade.txt")

@@ -1,4 +1,4 @@
-"""Triples with the claim they come from: a language model's, a dataset's, the built-in graph's."""
+"""Triples of claims, from a language model, a dataset or the built-in graph."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,88 +6,88 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from cirag_jax.datasets import demo, jsonl
-from cirag_jax.errors import UserError, check_at_least, check_choice
+from cirag_jax.errors import UserError
 from cirag_jax.grade import prompts
 from cirag_jax.grade.records import Claim, Fact
 from cirag_jax.runtime.requests import Generate, Generated, Program
 from cirag_jax.triples.normalization import name_key
-from cirag_jax.types import Count, Triple
+from cirag_jax.types import Count, PositiveInt, Triple
+from cirag_jax.validation import check_fields
 
 
 @dataclasses.dataclass(frozen=True)
 class TripleSettings:
-    """Where triples come from.
+    """Settings of the source of triples.
 
     Attributes:
-      kind: model, or dataset (the folder's openie.jsonl, or the built-in dataset's own).
-      claims: claims that one request lists.
-      max_tokens: most new tokens of its answer.
+      kind: model, or dataset (the folder's openie.jsonl, or triples of the built-in dataset).
+      claims: claims per request.
+      max_tokens: most new tokens of a response.
     """
 
     kind: Literal["model", "dataset"] = "model"
-    claims: int = 10
-    max_tokens: int = 768
+    claims: PositiveInt = 10
+    max_tokens: PositiveInt = 768
 
     def __post_init__(self):
-        check_choice("config.triples.kind", self.kind, ("model", "dataset"))
-        check_at_least(1, self, "claims", "max_tokens", prefix="config.triples.")
+        check_fields(self, prefix="config.triples.")
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The role of a language model that is asked."""
+        """Returns the roles of language models in this step."""
         return ("extractor",) if self.kind == "model" else ()
 
 
-class Outcome(TypedDict):
-    """What `extract` gives: the last of a triple is the place of its claim."""
+class TripleResult(TypedDict):
+    """Result of `extract`; the last item of a triple is the index of its claim."""
 
     triples: list[tuple[str, str, str, Count]]
     problems: list[str]
 
 
 def extract(claims: Sequence[str], settings: TripleSettings) -> Program[Mapping[str, Any]]:
-    """Asks for the triples of a few claims (A.9.3).
+    """Asks a language model for the triples of a few claims (A.9.3).
 
     Returns:
-      ``triples``: head, relation, tail and the place of the claim; ``problems``: see
-      `grade.prompts.parse_triples`, and ``not_said`` where the claim lacks a word of a name: small
-      models repeat the example, or what another claim says.
+      ``triples``, with head, relation, tail and the index of the claim; and ``problems``, those of
+      `grade.prompts.parse_triples` and ``not_said`` for a name with a word that the claim lacks:
+      small models copy the example or other claims.
     """
     messages = prompts.triple_messages(claims)
-    told: Generated = yield Generate(messages, "extractor", settings.max_tokens)
-    found = prompts.parse_triples(told.text, told.finish_reason, len(claims))
+    response: Generated = yield Generate(messages, "extractor", settings.max_tokens)
+    parsed = prompts.parse_triples(response.text, response.finish_reason, len(claims))
     words = [set(name_key(claim, "unicode").split()) for claim in claims]
     triples = [
-        [*parts, place]
-        for parts, place in found.triples
-        if set(name_key(f"{parts[0]} {parts[2]}", "unicode").split()) <= words[place]
+        [*parts, index]
+        for parts, index in parsed.triples
+        if set(name_key(f"{parts[0]} {parts[2]}", "unicode").split()) <= words[index]
     ]
-    unsaid = ["not_said"] * (len(found.triples) - len(triples))
-    return {"triples": triples, "problems": [*found.problems, *unsaid]}
+    unsupported = ["not_said"] * (len(parsed.triples) - len(triples))
+    return {"triples": triples, "problems": [*parsed.problems, *unsupported]}
 
 
 def facts(triples: Iterable[tuple[Triple, int]]) -> tuple[Fact, ...]:
-    """Triples, each with its claim; a node is a name in lower case, as in the paper."""
-    found = (Fact(*t[:3], claim, node(t.head), node(t.tail)) for t, claim in triples)
-    return tuple(fact for fact in found if fact.head_id != fact.tail_id)
+    """Returns facts of (triple, claim) pairs; drops those that relate a node to itself."""
+    every = (Fact(*t[:3], claim, node(t.head), node(t.tail)) for t, claim in triples)
+    return tuple(fact for fact in every if fact.head_id != fact.tail_id)
 
 
 def node(name: str) -> str:
-    """What names that match exactly have in common."""
+    """Returns the node of a name: the name in lower case, as in the paper."""
     return " ".join(name.casefold().split())
 
 
 def of_dataset(path: str | None, claims: Sequence[Claim]) -> tuple[tuple[Fact, ...], int]:
-    """A dataset's triples whose sentences are claims, and how many others it has."""
-    places = {(claim.document, claim.sentence): at for at, claim in enumerate(claims)}
+    """Returns a dataset's triples whose sentences are claims, and the number of its others."""
+    index_of = {(claim.document, claim.sentence): index for index, claim in enumerate(claims)}
     if path is None:
         typed = list(demo.typed_triples())
-        known = [
-            Fact(*t.triple[:3], places[at], t.head, t.target or t.triple.tail, t.type)
+        of_claims = [
+            Fact(*t.triple[:3], index_of[place], t.head, t.target or t.triple.tail, t.type)
             for t in typed
-            if (at := (t.triple.passage_id or "", t.triple.sentence or 0)) in places
+            if (place := (t.triple.passage_id or "", t.triple.sentence or 0)) in index_of
         ]
-        return tuple(known), len(typed) - len(known)
+        return tuple(of_claims), len(typed) - len(of_claims)
     folder = Path(path).expanduser()
     folder = folder.parent if folder.is_file() else folder
     if not (folder / jsonl.OPENIE).is_file():
@@ -95,7 +95,7 @@ def of_dataset(path: str | None, claims: Sequence[Claim]) -> tuple[tuple[Fact, .
             f"{folder} has no {jsonl.OPENIE}; --config.triples.kind=model asks a language model "
             "for triples."
         )
-    read = jsonl.read_dataset(folder, questions=False).triples
-    found = [(t, (t.passage_id or "", t.sentence or 0)) for ts in read.values() for t in ts]
-    stated = [(triple, places[at]) for triple, at in found if at in places]
-    return facts(stated), len(found) - len(stated)
+    by_passage = jsonl.read_dataset(folder, questions=False).triples
+    every = [(t, (t.passage_id or "", t.sentence or 0)) for ts in by_passage.values() for t in ts]
+    stated = [(triple, index_of[place]) for triple, place in every if place in index_of]
+    return facts(stated), len(every) - len(stated)
