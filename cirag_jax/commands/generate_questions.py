@@ -183,7 +183,7 @@ def _generate(
             question, reason = templates.ask(path, graph.facts)
             names = questions.answer_names(path, graph)
             if not reason and checks is not None:
-                reason = checks.question(path, question, templates.answers(path, names)[0])
+                reason = checks.question(path, question, templates.answers(names)[0])
         return reason or (checks.path(path) if checks is not None else None)
 
     drawn = paths.draw(graph.edges, settings.paths, usable)
@@ -340,7 +340,7 @@ def _claims(steps: _Steps, found: Sequence[Document], result: dict[str, Any]) ->
         for turns in claims.typical_messages(d, settings)
     )
     steps.estimate("claims", shown)
-    records = steps.records("claims", jobs, bool(settings.roles), claims.Outcome)
+    records = steps.records("claims", jobs, bool(settings.roles), claims.ClaimResult)
     stated: list[Claim] = []
     why: collections.Counter[str] = collections.Counter()
     for (document, index), job in zip(places, jobs, strict=True):
@@ -383,7 +383,7 @@ def _facts(steps: _Steps, stated: Sequence[Claim], result: dict[str, Any]) -> tu
         waiting = steps.waiting(jobs)
         left = (some for some, job in zip(texts, jobs, strict=True) if job.id in waiting)
         steps.estimate("triples", ((1, prompts.triple_messages(some)) for some in left))
-        records = steps.records("triples", jobs, True, triples.Outcome)
+        records = steps.records("triples", jobs, True, triples.TripleResult)
         rows: list[tuple[Triple, int]] = []
         for number, job in enumerate(jobs):
             outcome = records[job.id].outcome or {"triples": [], "problems": ["request_failed"]}
@@ -436,7 +436,7 @@ def _groups(
         left = (p for (_, p), job in zip(parts, jobs, strict=True) if job.id in waiting)
         shown = ([(facts[at].parts, stated[facts[at].claim].text) for at in p] for p in left)
         steps.estimate("equivalence", ((1, prompts.same_messages(some)) for some in shown))
-    records = steps.records("equivalence", jobs, bool(settings.roles), equivalence.Outcome)
+    records = steps.records("equivalence", jobs, bool(settings.roles), equivalence.GroupResult)
     groups: list[Group] = []
     problems: collections.Counter[str] = collections.Counter()
     for (cluster, _), job in zip(parts, jobs, strict=True):
@@ -460,7 +460,7 @@ def _wordings(
     settings, facts = steps.settings.questions, graph.facts
 
     def program(fact: Fact) -> Any:
-        return lambda: questions.word(fact, stated[fact.claim], settings)
+        return lambda: questions.write_wording(fact, stated[fact.claim], settings)
 
     jobs = {
         at: _job(
@@ -504,7 +504,7 @@ def _ask(
 
     jobs, messages = [], []
     for path in drawn:
-        shown = questions.messages_of(path, graph, stated, by_id, settings)
+        shown = questions.path_messages(path, graph, stated, by_id, settings)
         messages.append(shown)
         surfaces = [graph.surfaces[node] for node in (path[0].head, *(e.tail for e in path))]
         decided_by = [[turn.text for turn in shown], surfaces, codec.encode(settings)]
@@ -518,7 +518,7 @@ def _ask(
         if job.id in waiting:
             asking += [(1, {"asker": turns, "validator": told}[role]) for role in roles]
     steps.estimate("questions", asking)
-    records = steps.records("questions", jobs, bool(roles), questions.Outcome)
+    records = steps.records("questions", jobs, bool(roles), questions.QuestionResult)
     failed = {"question": "", "answers": [], "reason": "request_failed"}
     return [
         Asked(path, records[job.id].outcome or failed)

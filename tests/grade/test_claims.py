@@ -45,7 +45,7 @@ def test_rules_ask_nobody():
     ],
 )
 def test_the_rule_of_facts(sentence, reason):
-    assert claims.why_no_fact(sentence) == reason
+    assert claims.rejection_reason(sentence) == reason
 
 
 @pytest.mark.parametrize(

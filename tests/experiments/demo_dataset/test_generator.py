@@ -165,5 +165,5 @@ def test_asker_chains_become_questions_of_grade():
             words = text.split()
             assert len(set(zip(words, words[1:], words[2:], strict=False))) == len(words) - 2
             assert not questions.names_something(text, chain)
-            assert templates.answers(path, (chain[-1].fact.value,))[0] == chain[-1].fact.value
+            assert templates.answers((chain[-1].fact.value,))[0] == chain[-1].fact.value
     assert None in reasons and reasons <= {None, "no_template", "ambiguous_start", "clumsy"}
