@@ -9,7 +9,7 @@ __all__ = ["Answer", "Cirag"]
 
 
 def __getattr__(name: str) -> Any:
-    """`Cirag` and `Answer`, imported when first asked for: they bring JAX."""
+    """Imports `Cirag` and `Answer`, and with them JAX, on first access."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from cirag_jax.commands import session

@@ -1,20 +1,20 @@
-"""What every launch script shares: flags, the working directory, exit codes, the printed result.
+"""The command line of every launch script: flags, working directory, exit codes and result.
 
 A launch script is a few lines::
 
     def main(config, workdir):
-        from cirag_jax.training import aligner  # JAX is imported late: --help answers at once
+        from cirag_jax.training import aligner  # imports JAX, which --help does not need
         return aligner.train_and_evaluate(config, workdir)
 
     if __name__ == "__main__":
         cli.run(main, "configs/aligner.py")
 
-Exit codes: 0 success, 1 a fault of ours (with a traceback), 2 bad input or a bad flag (one sentence
-on stderr), 130 interrupted from the keyboard. Standard output carries one JSON object, the result,
-and nothing else; whatever a library prints there meanwhile goes to standard error.
+Exit codes: 0 for success, 1 for a bug (with a traceback), 2 for bad input (one sentence on stderr),
+130 for an interrupt from the keyboard. Standard output carries only the result, one JSON object;
+what libraries print there is redirected to standard error.
 
-One command at a time works in a workdir: a lock on it is held until the process ends, however it
-ends. Of several processes the first holds it for all.
+A lock ensures that one command at a time runs in a workdir. The first of several processes holds it
+for all, and it is released when the process ends.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ from cirag_jax.io import cache_folder, naming, one_line, replacing, say, visible
 
 Main = Callable[[Any, pathlib.Path], Mapping[str, Any]]
 
-LOCK = ".lock"  # in a workdir: locked while a command works there
+LOCK = ".lock"  # in a workdir; locked while a command runs there
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _RECORDED_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
-# What the user can mend when a file cannot be written: no room, no right.
-_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
+# Errors of the file system that the user can fix: a full disk, missing permissions.
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 
 
 class Shown(dict[str, Any]):
-    """A result that is printed and not kept: the command leaves its workdir as it found it."""
+    """A result that is only printed; the command leaves its workdir unchanged."""
 
 
 def run(
@@ -71,39 +71,35 @@ def run(
     shared: bool = False,
     extend: Callable[[Any], None] | None = None,
 ) -> NoReturn:
-    """Runs ``main(config, workdir)`` as a command and exits with a code of the module's docstring.
+    """Runs ``main(config, workdir)`` as a command and exits with an exit code from above.
 
     Args:
-      main: takes the locked ``ConfigDict`` and the existing working directory; returns the result,
-        a mapping that JSON can hold once arrays are listed; NaN and infinities become null. It is
-        saved as ``result.json``, except a `Shown`.
-      default_config: path of the default config file, or ``path.py:preset``; see
-        `config_files.load_config`.
-      argv: the command line with the program's name first; ``sys.argv`` by default.
-      default_workdir: the default of ``--workdir``; without it the flag is required.
-      resumes: whether the same command resumes an interrupted one, which its message then says.
-      several_processes: whether the processes of a run share the work; otherwise they are refused.
-      shared: whether other commands may use the workdir at the same time: it is neither locked nor
-        written to, only the folders that `run_inside` is given.
-      extend: adds the command's own fields to the config; see `config_files.load_config`.
+      main: takes the locked config and the workdir, which exists. Returns the result, which is
+        saved as ``result.json`` unless it is a `Shown`; see `jsonable` for allowed values.
+      default_config: path of the default config file, or ``path.py:preset``.
+      argv: the command line, including the program's name; ``sys.argv`` by default.
+      default_workdir: default of ``--workdir``; by default the flag is required.
+      resumes: whether running the same command again resumes an interrupted run.
+      several_processes: whether the command supports several processes.
+      shared: whether other commands may use the workdir at the same time. If so, it is neither
+        locked nor written to, apart from folders passed to `run_inside`.
+      extend: adds the command's own fields to the config.
     """
     argv = list(sys.argv if argv is None else argv)
     with _exit_codes(pathlib.Path(argv[0]).name, resumes):
-        own, overrides = _parse_own_flags(argv, default_config, default_workdir)
-        if own.help:
-            _tell(_help_text(main, argv[0], own, extend), sys.stdout)
+        args, overrides = _parse_flags(argv, default_config, default_workdir)
+        if args.help:
+            _print(_help_text(main, argv[0], args, extend), sys.stdout)
             sys.exit(0)
-        config = config_files.load_config(own.config, overrides, extend)
-        if own.workdir is None:
-            raise UserError(
-                "--workdir=DIRECTORY is required: the folder that receives every output"
-            )
-        workdir = _make_workdir(own.workdir)
-        if config.get("engine") == "ray":  # JAX would take GPUs of this machine from its workers
+        config = config_files.load_config(args.config, overrides, extend)
+        if args.workdir is None:
+            raise UserError("--workdir=DIRECTORY is required: the folder for all outputs")
+        workdir = _make_workdir(args.workdir)
+        if config.get("engine") == "ray":  # leaves the GPUs of this machine to Ray's workers
             os.environ["JAX_PLATFORMS"] = "cpu"
         with _stdout_to_stderr() as stdout:
             process_index, process_count = processes.setup_distributed(
-                own.coordinator_address, own.num_processes, own.process_id, own.process_timeout
+                args.coordinator_address, args.num_processes, args.process_id, args.process_timeout
             )
             if process_count > 1 and not several_processes:
                 raise UserError(f"this command runs in one process, not in {process_count}")
@@ -113,14 +109,14 @@ def run(
             else:
                 result = run_inside(workdir, config, lambda: main(config, workdir), argv)
             if process_index == 0:
-                _tell(_printable(result), stdout)
+                _print(_printable(result), stdout)
     sys.exit(0)
 
 
 @contextlib.contextmanager
 def _exit_codes(program: str, resumes: bool) -> Iterator[None]:
-    """Turns exceptions into a message on stderr and an exit code, as in the module's docstring."""
-    if logging.lastResort is not None:  # writes what no other handler is there for
+    """Turns exceptions into a message on stderr and an exit code."""
+    if logging.lastResort is not None:  # the handler of loggers without a handler
         logging.lastResort.setFormatter(_Formatter())
     try:
         yield
@@ -128,46 +124,44 @@ def _exit_codes(program: str, resumes: bool) -> Iterator[None]:
         say(f"{program}: {one_line(str(error))}")
         sys.exit(2)
     except KeyboardInterrupt:
-        hint = "; what is recorded is kept, and the same command resumes from there"
-        say(f"{program}: interrupted{hint if resumes else ''}")
+        hint = "; progress is saved; run the same command to resume" if resumes else ""
+        say(f"{program}: interrupted{hint}")
         sys.exit(130)
     except Exception as error:
-        message = _unwritable(error)
+        message = _file_system_message(error)
         say(f"{program}: {message}" if message else traceback.format_exc().rstrip())
         sys.exit(2 if message else 1)
 
 
-def _unwritable(error: Exception) -> str | None:
-    """What a user can mend of an error of the file system: names, room and rights."""
+def _file_system_message(error: Exception) -> str | None:
+    """Returns a message about a file-system error that the user can fix, or None."""
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-        return f"{str(error.filename or 'a path')[:80]}... is too long for the name of a file"
-    if isinstance(error, OSError) and error.errno in _REFUSED:
+        return f"{str(error.filename or 'a path')[:80]}... is too long for a file name"
+    if isinstance(error, OSError) and error.errno in _UNWRITABLE:
         return f"{error.filename or 'a file'} cannot be written: {error.strerror}"
     return None
 
 
 class _Formatter(logging.Formatter):
-    """Writes warnings as `say` would."""
+    """Escapes control characters of log records, as `say` does."""
 
     def format(self, record: logging.LogRecord) -> str:
         return visible(super().format(record))
 
 
-def _tell(text: str, file: TextIO) -> None:
-    """Prints a line, unless nobody reads on, as behind ``| head``."""
+def _print(text: str, file: TextIO) -> None:
+    """Prints a line; ignores that the reader of a pipe such as ``| head`` has exited."""
     try:
         print(text, file=file, flush=True)
     except BrokenPipeError:
-        # What is still in the file's buffer would fail once more when it is closed.
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), file.fileno())
+        # Closing the file would fail again, because its buffer still has text.
+        with open(os.devnull, "wb") as null:
+            os.dup2(null.fileno(), file.fileno())
 
 
 def _printable(result: Mapping[str, Any]) -> str:
-    """The result as one line of JSON in which every character that drives a terminal is escaped."""
+    """Returns one line of JSON with escaped control characters."""
     text = json.dumps(result, ensure_ascii=False, allow_nan=False)
-    if visible(text) == text:
-        return text
     return "".join(c if visible(c) == c else json.dumps(c)[1:-1] for c in text)
 
 
@@ -177,111 +171,108 @@ def run_inside(
     work: Callable[[], Mapping[str, Any]],
     argv: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Runs a command, or a part of one that leaves a folder as a command does; returns its result.
+    """Runs a command, or one run of a command with several; returns the result.
 
     Args:
-      workdir: locked until ``work`` returns; gets ``config.json``, ``environment.json`` and, unless
-        the result is `Shown`, ``result.json``. The first of several processes does so for all.
-      config: of the part.
+      workdir: is locked until ``work`` returns. ``config.json``, ``environment.json`` and, unless
+        the result is `Shown`, ``result.json`` are written there by the first process.
+      config: the config to record.
       work: returns the result.
-      argv: the command line, ``sys.argv`` by default.
+      argv: the command line to record; ``sys.argv`` by default.
 
     Raises:
-      InUse: another command works in ``workdir``.
+      InUse: another command is running in ``workdir``.
     """
     import jax
 
     argv = list(sys.argv if argv is None else argv)
     workdir.mkdir(parents=True, exist_ok=True)
-    first = jax.process_index() == 0
-    with contextlib.ExitStack() as held:
-        lock = _lock(workdir, pathlib.Path(argv[0]).name) if first else contextlib.nullcontext()
-        processes.together(lambda: held.enter_context(lock))
-        before = _record(workdir, config, argv) if first else {}
-        there = set(workdir.iterdir())
+    is_first = jax.process_index() == 0
+    with contextlib.ExitStack() as stack:
+        lock = _lock(workdir, pathlib.Path(argv[0]).name) if is_first else contextlib.nullcontext()
+        processes.together(lambda: stack.enter_context(lock))
+        old_records = _record(workdir, config, argv) if is_first else {}
+        old_files = set(workdir.iterdir())
         try:
-            returned = work()
+            result = work()
         except UserError:
-            if there.issuperset(workdir.iterdir()):  # refused before it left anything else
-                _restore(before)
+            if old_files.issuperset(workdir.iterdir()):  # the run has written nothing
+                _restore(old_records)
             raise
-        result = jsonable(dict(returned))
-        if isinstance(returned, Shown):
-            _restore(before)
-        elif first:
-            write_json(workdir / "result.json", result)
-    return result
+        plain_result = jsonable(dict(result))
+        if isinstance(result, Shown):
+            _restore(old_records)
+        elif is_first:
+            write_json(workdir / "result.json", plain_result)
+    return plain_result
 
 
 def _record(
     workdir: pathlib.Path, config: Any, argv: list[str]
 ) -> dict[pathlib.Path, bytes | None]:
-    """Writes ``config.json`` and ``environment.json``; returns what they held before."""
+    """Writes ``config.json`` and ``environment.json``; returns their old contents."""
     contents = {"config.json": config.to_dict(), "environment.json": _environment(argv)}
     paths = [workdir / name for name in contents]
-    before = {path: path.read_bytes() if path.is_file() else None for path in paths}
+    old_records = {path: path.read_bytes() if path.is_file() else None for path in paths}
     for path, content in zip(paths, contents.values(), strict=True):
         write_json(path, jsonable(content))
-    return before
+    return old_records
 
 
-def _restore(before: Mapping[pathlib.Path, bytes | None]) -> None:
-    for path, content in before.items():
+def _restore(old_records: Mapping[pathlib.Path, bytes | None]) -> None:
+    for path, content in old_records.items():
         if content is None:
             path.unlink(missing_ok=True)
         else:
-            with replacing(path) as aside:
-                aside.write_bytes(content)
+            with replacing(path) as temporary:
+                temporary.write_bytes(content)
 
 
 # ---------------------------------------------------------------------------------------- flags
 
 
-def _parse_own_flags(
+def _parse_flags(
     argv: Sequence[str], default_config: str, default_workdir: str | None
 ) -> tuple[flags.FlagValues, list[str]]:
-    """Parses the command's own flags; returns them and the rest (``--config.field=value``)."""
+    """Parses all flags except ``--config.field=value``; returns them and the other arguments."""
     for argument in argv:
         if not argument.isascii() and argument != argument.encode(errors="replace").decode():
             raise UserError(f"the argument {argument!r} is not valid UTF-8")
-    own = flags.FlagValues()
-    text = functools.partial(flags.DEFINE_string, flag_values=own)
-    number = functools.partial(flags.DEFINE_integer, flag_values=own)
+    args = flags.FlagValues()
+    text = functools.partial(flags.DEFINE_string, flag_values=args)
+    number = functools.partial(flags.DEFINE_integer, flag_values=args)
     default = f"default {default_workdir}" if default_workdir else "required"
-    address = "host:port of process 0; else JAX_COORDINATOR_ADDRESS, SLURM's"
-    silent = (
-        f"seconds without a heartbeat after which a process ends the others ({processes.TIMEOUT})"
-    )
+    address = "host:port of process 0 (default: JAX_COORDINATOR_ADDRESS, or SLURM's)"
+    timeout = f"end if another process sends no heartbeat for N seconds ({processes.TIMEOUT})"
     text("config", default_config, f"config file, or file.py:preset (default {default_config})")
-    text("workdir", default_workdir, f"folder that receives every output ({default})")
+    text("workdir", default_workdir, f"folder for all outputs ({default})")
     text("coordinator_address", None, address)
-    number("num_processes", None, "number of processes; else JAX_NUM_PROCESSES", lower_bound=1)
-    number("process_id", None, "index of this process; else JAX_PROCESS_ID", lower_bound=0)
-    number("process_timeout", processes.TIMEOUT, silent, lower_bound=1)
-    flags.DEFINE_boolean("help", False, "show this help", short_name="h", flag_values=own)
-    own.set_gnu_getopt(True)
+    number("num_processes", None, "default: JAX_NUM_PROCESSES", lower_bound=1)
+    number("process_id", None, "default: JAX_PROCESS_ID", lower_bound=0)
+    number("process_timeout", processes.TIMEOUT, timeout, lower_bound=1)
+    flags.DEFINE_boolean("help", False, "show this help", short_name="h", flag_values=args)
+    args.set_gnu_getopt(True)
     try:
-        rest = own(list(argv), known_only=True)
+        rest = args(list(argv), known_only=True)
     except flags.Error as error:
         raise UserError(f"{error}") from None
-    # Libraries that read absl's global flags find them parsed, with their defaults.
+    # Some libraries read absl's global flags, which must be parsed first.
     if not flags.FLAGS.is_parsed():
         flags.FLAGS([argv[0]])
-    known = list(own)
     for argument in rest[1:]:
         name = argument.lstrip("-").partition("=")[0]
         if argument.startswith("-") and not name.removeprefix("no").startswith("config."):
-            hint = config_files.did_you_mean(name, known, "--")
-            hint = hint or "; fields of the config are set by --config.FIELD=VALUE"
+            hint = config_files.did_you_mean(name, list(args), "--")
+            hint = hint or "; set fields of the config by --config.FIELD=VALUE"
             raise UserError(f"unknown flag --{name}{hint}")
-    return own, rest[1:]
+    return args, rest[1:]
 
 
 # ----------------------------------------------------------------------------------------- help
 
 
 def _help_text(
-    main: Main, program: str, own: flags.FlagValues, extend: Callable[[Any], None] | None
+    main: Main, program: str, args: flags.FlagValues, extend: Callable[[Any], None] | None
 ) -> str:
     doc = inspect.getdoc(sys.modules.get(main.__module__)) or ""
     lines = [
@@ -289,16 +280,16 @@ def _help_text(
         f"usage: python {program} [--config=FILE.py[:preset]] [--config.FIELD=VALUE ...]"
         f" --workdir=DIRECTORY",
         "",
-        *(f"  --{name:<22} {own[name].help}" for name in own if len(name) > 1),
-        f"  --{'config.FIELD=VALUE':<22} set one field; null clears a field that may be unset",
+        *(f"  --{name:<22} {args[name].help}" for name in args if len(name) > 1),
+        f"  --{'config.FIELD=VALUE':<22} set a field; null unsets an optional field",
         "",
     ]
     try:
-        config = config_files.load_config(own.config, extend=extend)
+        config = config_files.load_config(args.config, extend=extend)
     except UserError as error:
-        return "\n".join([*lines, f"The fields are not shown: {one_line(str(error))}"])
-    lines.append(f"Fields of {own.config}:")
-    functions = [config_files.function_of(own.config), *([extend] if extend else [])]
+        return "\n".join([*lines, f"The fields cannot be shown: {one_line(str(error))}"])
+    lines.append(f"Fields of {args.config}:")
+    functions = [config_files.function_of(args.config), *([extend] if extend else [])]
     descriptions = config_words.describe_fields(config, functions)
     for key, value in config_files.leaves(config):
         lines.append(f"  --config.{key}={json.dumps(jsonable(value))}")
@@ -311,21 +302,21 @@ def _help_text(
 
 
 def enable_compilation_cache() -> pathlib.Path | None:
-    """Turns on JAX's persistent compilation cache; returns its folder, or None where it is off.
+    """Enables JAX's persistent compilation cache; returns its folder, or None if it is disabled.
 
-    ``CIRAG_JAX_CACHE`` names another folder or, as ``0``, switches the cache off; a
-    ``JAX_COMPILATION_CACHE_DIR`` of the user's own is left alone.
+    ``CIRAG_JAX_CACHE`` sets another folder, or ``0`` to disable the cache. If the user has set
+    ``JAX_COMPILATION_CACHE_DIR``, nothing changes.
     """
     base = cache_folder("xla")
     if base is None or os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return None
-    # XLA warns loudly, and may crash, when code compiled for one CPU is loaded on another, as
-    # happens with a home directory shared by a cluster: one folder for each kind of CPU.
+    # Each kind of CPU has a folder, since a cluster may share the home directory: XLA may crash if
+    # it loads code that was compiled for another CPU.
     folder = base / _cpu_fingerprint()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
-        return None  # A read-only home costs compile time, nothing else.
+        return None  # a read-only home directory only costs compile time
     import jax
 
     jax.config.update("jax_compilation_cache_dir", str(folder))
@@ -336,8 +327,8 @@ def enable_compilation_cache() -> pathlib.Path | None:
 def _cpu_fingerprint() -> str:
     text = platform.machine() + platform.processor()
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
-        wanted = ("model name", "flags", "Features")
-        text += "".join(sorted({line for line in lines if line.startswith(wanted)}))
+        fields = ("model name", "flags", "Features")
+        text += "".join(sorted({line for line in lines if line.startswith(fields)}))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -364,15 +355,15 @@ def _environment(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def _git_state() -> dict[str, Any]:
-    """The commit that the repository is at; of an installed package there is none."""
-    # Without locks: a command that is killed while git looks would leave git's behind.
+    """Returns the commit of the repository; an installed package has none."""
+    # Without locks, because a killed command would leave git's lock behind.
     command = ["git", "--no-optional-locks", "-C", str(_ROOT), "describe", "--always"]
     command += ["--abbrev=40", "--dirty", "--exclude=*"]
     commit = ""
     if (_ROOT / ".git").exists():
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-            commit = done.stdout.strip()
+            git = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+            commit = git.stdout.strip()
     is_modified = commit.endswith("-dirty")
     return {"git_commit": commit.removesuffix("-dirty") or None, "git_modified": is_modified}
 
@@ -394,24 +385,20 @@ def _make_workdir(name: str) -> pathlib.Path:
 
 @contextlib.contextmanager
 def _lock(workdir: pathlib.Path, program: str) -> Iterator[None]:
-    """Holds a workdir's lock, which the kernel releases however the process dies.
-
-    Raises:
-      InUse: another command holds it.
-    """
+    """Locks a workdir; the kernel releases the lock when the process ends."""
     path = workdir / LOCK
-    with path.open("ab+", buffering=0) as file:  # a buffer would be written once more at the end
+    with path.open("ab+", buffering=0) as file:  # a buffer would be written again on close
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
             raise InUse(
                 f"--workdir={workdir} is in use by "
-                f"{file.read().decode(errors='replace') or 'another command'}; wait for its end or "
-                "choose another --workdir"
+                f"{file.read().decode(errors='replace') or 'another command'}; wait until it ends "
+                "or use another --workdir"
             ) from None
         except OSError as error:
-            say(f"WARNING: {workdir} cannot be locked ({error.strerror}): run one command there")
+            say(f"WARNING: cannot lock {workdir} ({error.strerror}); run only one command there")
         with naming(path):
             file.truncate(0)
             file.write(f"{program} (process {os.getpid()})".encode())
@@ -420,14 +407,14 @@ def _lock(workdir: pathlib.Path, program: str) -> Iterator[None]:
         finally:
             file.truncate(0)
             with contextlib.suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_UN)  # a forked child may have the file open still
+                fcntl.flock(file, fcntl.LOCK_UN)  # a forked child may still have it open
 
 
 @contextlib.contextmanager
 def _stdout_to_stderr() -> Iterator[Any]:
-    """Sends standard output, that of C++ libraries and child processes too, to standard error.
+    """Redirects standard output to standard error, also for C++ libraries and child processes.
 
-    Yields a stream on the real standard output.
+    Yields a stream to the real standard output.
     """
     stdout, saved = sys.stdout, None
     stdout.flush()
@@ -447,7 +434,7 @@ def _stdout_to_stderr() -> Iterator[Any]:
 
 
 def jsonable(value: Any) -> Any:
-    """The value as JSON's own types: arrays as lists, paths as text, NaN and infinities null."""
+    """Converts a value to JSON types: arrays to lists, paths to text, NaN and infinity to null."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):

@@ -1,11 +1,12 @@
-"""Descriptions of config fields for ``--help``, read from the sources that set the fields.
+"""Descriptions of config fields for ``--help``, read from source code.
 
-A field is described by the comment behind the statement that sets it first, or by the comment lines
-right above. Fields of a settings dataclass are described by its docstring and its annotations.
+The comment next to the statement that first sets a field describes it, or else the comment above.
+Fields of a settings dataclass are described by its docstring and annotations.
 """
 
 import ast
 import dataclasses
+import fnmatch
 import functools
 import inspect
 import pathlib
@@ -20,103 +21,104 @@ from ml_collections import ConfigDict
 
 from cirag_jax import config_files
 
-_CLASS = "_described_by"  # an attribute of a block, not a field
+_CLASS = "_described_by"  # attribute of a block that holds its settings dataclass
 
 
 def block_of(settings: Any) -> ConfigDict:
-    """Returns a block with the fields and values of a dataclass, which describes them."""
+    """Returns a block with the fields, values and descriptions of a settings dataclass."""
     block = ConfigDict(dataclasses.asdict(settings))
     object.__setattr__(block, _CLASS, type(settings))
     return block
 
 
 def describe_fields(config: ConfigDict, functions: Iterable[Callable[..., Any]]) -> dict[str, str]:
-    """Returns the description of each field of a config; empty where its sources have none.
+    """Returns the description of each field of a config; empty if there is no comment.
 
     Args:
-      config: what the functions made.
-      functions: what set the fields. The functions that they name are read, too, where those are
-        defined in the same folders or in `config_files.CONFIGS`.
+      config: the config.
+      functions: the functions that set the fields. Functions that these refer to are also read if
+        they are defined in the same folders or in `config_files.CONFIGS`.
     """
     functions = [function for function in functions if inspect.isfunction(function)]
     folders = {config_files.CONFIGS, *(_source_file(function).parent for function in functions)}
-    comments = [comment for function in functions for comment in _comments(function, folders)]
-    described = {}
+    comments = [
+        comment for function in functions for comment in _described_fields(function, folders)
+    ]
+    descriptions = {}
     for key, _ in config_files.leaves(config):
         block, name = config_files.find_block(config, key)
         attributes = _attributes(vars(block)[_CLASS]) if _CLASS in vars(block) else {}
-        parts = key.split(".")
-        texts = (text for pattern, text in comments if text and _matches(pattern, parts))
-        described[key] = attributes.get(name) or next(texts, "")
-    return described
+        texts = (text for pattern, text in comments if text and _matches(f".{key}", pattern))
+        descriptions[key] = attributes.get(name) or next(texts, "")
+    return descriptions
 
 
-def _matches(pattern: tuple[str, ...], parts: list[str]) -> bool:
-    return len(pattern) == len(parts) and all(
-        wanted in ("*", part) for wanted, part in zip(pattern, parts, strict=True)
-    )
+def _matches(key: str, pattern: str) -> bool:
+    return key.count(".") == pattern.count(".") and fnmatch.fnmatchcase(key, pattern)
 
 
 def _source_file(function: types.FunctionType) -> pathlib.Path:
     return pathlib.Path(function.__code__.co_filename).resolve()
 
 
-def _comments(
+def _described_fields(
     function: types.FunctionType,
     folders: set[pathlib.Path],
-    prefix: tuple[str, ...] = (),
+    prefix: str = "",
     callers: tuple[types.FunctionType, ...] = (),
-) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yields the fields that a function sets, in the order of its text, and their comments.
+) -> Iterator[tuple[str, str]]:
+    """Yields the fields that a function sets, in source order, and their comments.
 
-    A field is its name in parts, "*" for one that is computed; ``prefix`` stands before it. Another
-    function that is named in the value of a field sets fields of that one.
+    A field is ``prefix`` and its dotted name; "*" stands for a computed part. A function that
+    appears in the value of a field sets fields of the block with that name.
     """
     if function in callers or not any(map(_source_file(function).is_relative_to, folders)):
         return
-    lines = textwrap.dedent("".join(inspect.getsourcelines(function)[0])).splitlines()
-    inside: dict[ast.AST, tuple[str, ...]] = {}  # of a value: the field that it is given to
-    for node in sorted(ast.walk(ast.parse("\n".join(lines))), key=_source_order):
+    source = textwrap.dedent(inspect.getsource(function))
+    lines = source.splitlines()
+    assigned_to: dict[ast.AST, str] = {}  # parts of a value -> its field
+    for node in sorted(ast.walk(ast.parse(source)), key=_source_order):
         if isinstance(node, ast.Assign):
-            for target in (part for one in node.targets for part in getattr(one, "elts", [one])):
-                if name := _field_name(target):
-                    yield (*prefix, *name), _comment(lines, node)
-                    inside |= dict.fromkeys(ast.walk(node.value), name)
+            for target in node.targets:
+                for part in getattr(target, "elts", [target]):
+                    if name := _field_name(part):
+                        yield prefix + name, _comment(lines, node)
+                        assigned_to |= dict.fromkeys(ast.walk(node.value), name)
         elif isinstance(node, (ast.Name, ast.Attribute)):
             other = _referenced(node, function.__globals__)
             if inspect.isfunction(other):
-                within = (*prefix, *inside.get(node, ()))
-                yield from _comments(other, folders, within, (*callers, function))
+                block = prefix + assigned_to.get(node, "")
+                yield from _described_fields(other, folders, block, (*callers, function))
 
 
 def _source_order(node: ast.AST) -> tuple[int, bool, int]:
-    """In a line the assignment is first, and the inner call before the outer one."""
+    """Sorts by line; within a line, assignments first, then inner before outer calls."""
     is_assignment = isinstance(node, ast.Assign)
     return getattr(node, "lineno", 0), not is_assignment, -getattr(node, "col_offset", 0)
 
 
-def _field_name(target: ast.expr) -> tuple[str, ...]:
-    """The parts of ``config.a[b].c`` behind the variable: a, *, c."""
+def _field_name(target: ast.expr) -> str:
+    """Returns ".a.*.c" for ``config.a[b].c``."""
     if isinstance(target, ast.Attribute):
-        return (*_field_name(target.value), target.attr)
-    return (*_field_name(target.value), "*") if isinstance(target, ast.Subscript) else ()
+        return f"{_field_name(target.value)}.{target.attr}"
+    return f"{_field_name(target.value)}.*" if isinstance(target, ast.Subscript) else ""
 
 
 def _referenced(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    """What ``name`` or ``module.name`` stands for."""
+    """Looks up ``name`` or ``module.name``."""
     if isinstance(node, ast.Attribute):
         return getattr(_referenced(node.value, names), node.attr, None)
     return names.get(node.id) if isinstance(node, ast.Name) else None
 
 
 def _comment(lines: list[str], statement: ast.stmt) -> str:
-    """The comment behind a statement or its first line, or else the lines right above."""
+    """Returns the comment after a statement or its first line, or else the lines above it."""
     first, last = statement.lineno - 1, (statement.end_lineno or 0) - 1
-    behind = lines[last].encode()[statement.end_col_offset :].decode().strip()
-    if not behind and last > first:
-        behind = "#".join(lines[first].partition("  #")[1:]).strip()
-    if behind.startswith("#"):
-        return behind.lstrip("# ")
+    after = lines[last].encode()[statement.end_col_offset :].decode().strip()
+    if not after and last > first:
+        after = "#".join(lines[first].partition("  #")[1:]).strip()
+    if after.startswith("#"):
+        return after.lstrip("# ")
     above: list[str] = []
     while first > 0 and lines[first - 1].strip().startswith("#"):
         first -= 1
@@ -125,14 +127,14 @@ def _comment(lines: list[str], statement: ast.stmt) -> str:
 
 
 @functools.cache
-def _attributes(described: type) -> Mapping[str, str]:
-    """What the section ``Attributes`` of a class's docstring says, by name.
+def _attributes(settings: type) -> Mapping[str, str]:
+    """Returns the entries of the section ``Attributes`` of a class's docstring, by name.
 
-    Words that the annotation of an attribute allows follow, if the text does not have them all.
+    The words that an annotation allows are appended unless the text has them all.
     """
     texts: dict[str, str] = {}
     names: list[str] = []
-    _, _, section = (inspect.getdoc(described) or "").partition("Attributes:\n")
+    _, _, section = (inspect.getdoc(settings) or "").partition("Attributes:\n")
     for line in section.replace("`", "").splitlines():
         entry = re.match(r"  (\w+(?:, \w+)*): (.*)", line)
         if entry is None and not line.startswith("    "):
@@ -140,7 +142,7 @@ def _attributes(described: type) -> Mapping[str, str]:
         names = entry[1].split(", ") if entry else names
         for name in names:
             texts[name] = f"{texts[name]} {line.strip()}" if entry is None else entry[2]
-    for name, annotation in typing.get_type_hints(described).items():
+    for name, annotation in typing.get_type_hints(settings).items():
         words, text = list(_words(annotation)), texts.get(name, "")
         if not set(words) <= set(re.findall(r"\w+", text)):
             texts[name] = f"{text} ({' | '.join(words)})".strip()
@@ -148,7 +150,7 @@ def _attributes(described: type) -> Mapping[str, str]:
 
 
 def _words(annotation: Any) -> Iterator[str]:
-    """Yields the words that an annotation allows, those of its parts included."""
+    """Yields the words of every ``Literal`` in an annotation."""
     for part in typing.get_args(annotation):
         if typing.get_origin(annotation) is typing.Literal:
             yield str(part)

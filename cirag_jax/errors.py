@@ -1,4 +1,4 @@
-"""The one exception that means "the user can fix this", and what is checked in many places."""
+"""The exception for errors that the user can fix, and checks that raise it."""
 
 import contextlib
 import functools
@@ -9,69 +9,60 @@ from typing import Any
 
 
 class UserError(Exception):
-    """Bad input: a file, a flag or a checkpoint that cannot be used as given.
+    """Bad input: a file, a flag or a checkpoint that cannot be used.
 
-    The message is one sentence that names the file, line and field where there are such. The
-    command line prints it on stderr and exits with code 2, without a traceback.
-
-    Any public function may raise it when its input cannot be used, so docstrings do not list it.
+    The message is one sentence that names the file, line and field, if there are any. The command
+    line prints it on stderr and exits with code 2, without a traceback. Any public function may
+    raise it on bad input, so docstrings do not list it.
     """
 
 
 class InUse(UserError):
-    """Another process works in the folder, or writes the file."""
+    """Another process is using the folder or the file."""
 
 
 @contextlib.contextmanager
-def parsing(told: str, hint: str = "") -> Iterator[None]:
-    """Around a library's parser: whatever that runs into becomes a `UserError`.
+def parsing(problem: str, hint: str = "") -> Iterator[None]:
+    """Turns every error of a library's parser into a `UserError`.
 
-    Args:
-      told: what cannot be read; the reason follows in parentheses.
-      hint: what the user can do, after that.
+    The message is ``problem``, the reason in parentheses, and ``hint``.
     """
     try:
         yield
     except (UserError, KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # a panic of Rust code is no Exception
+    except BaseException as error:  # Rust panics are not Exceptions
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UserError(f"{told} ({reason}){hint}.") from error
+        raise UserError(f"{problem} ({reason}){hint}.") from error
 
 
-def extra(name: str, who: str, requirements: str) -> Any:
-    """A module that not every installation has.
-
-    Args:
-      name: of the module.
-      who: needs it.
-      requirements: the file that installs it.
-    """
+def extra(name: str, feature: str, requirements: str) -> Any:
+    """Imports an optional dependency; ``feature`` needs it and ``requirements`` installs it."""
     try:
-        with warnings.catch_warnings():  # umap says that it has no TensorFlow
+        with warnings.catch_warnings():  # umap warns about missing TensorFlow
             warnings.simplefilter("ignore")
             return importlib.import_module(name)
     except ImportError:
         raise UserError(
-            f"{who} needs {name.partition('.')[0]}, which is not installed; "
+            f"{feature} needs {name.partition('.')[0]}, which is not installed; "
             f"install {requirements} (pip install -r {requirements})."
         ) from None
 
 
 def check_at_least(least: float, config: Any, *fields: str, prefix: str = "config.") -> None:
-    """Raises `UserError` where a number of ``config`` is too small.
+    """Raises `UserError` if a field of ``config`` is less than ``least``.
 
-    Dots in ``fields`` lead into blocks; ``prefix`` is what the user puts before the names.
+    Fields of blocks have dotted names. ``prefix`` precedes the names in the message.
     """
     for field in fields:
         value = functools.reduce(getattr, field.split("."), config)
         if value < least:
-            wanted = f"be at least {least}" if least else "not be negative"
-            raise UserError(f"{prefix}{field}={value} must {wanted}.")
+            limit = f"be at least {least}" if least else "not be negative"
+            raise UserError(f"{prefix}{field}={value} must {limit}.")
 
 
 def check_positive(config: Any, *fields: str) -> None:
-    """Raises `UserError` where a number of ``config`` is not above 0; see `check_at_least`."""
+    """Raises `UserError` if a field of ``config`` is not above 0; see `check_at_least`."""
     for field in fields:
         value = functools.reduce(getattr, field.split("."), config)
         if not value > 0:
@@ -79,8 +70,8 @@ def check_positive(config: Any, *fields: str) -> None:
 
 
 def check_choice(field: str, value: Any, options: Iterable[Any]) -> None:
-    """Raises `UserError` where the value of ``field`` is none of the options."""
+    """Raises `UserError` if the value of ``field`` is not one of the options."""
     options = tuple(options)
     if value not in options:
-        known = ", ".join("null" if option is None else str(option) for option in options)
-        raise UserError(f"{field}={value!r} is not one of {known}.")
+        choices = ", ".join("null" if option is None else str(option) for option in options)
+        raise UserError(f"{field}={value!r} is not one of {choices}.")

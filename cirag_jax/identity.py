@@ -1,8 +1,8 @@
-"""Identity: what decides a result, as JSON, and the one comparison of two of these.
+"""Identities: JSON descriptions of everything that determines a result.
 
-Whatever keeps results between two runs (journals, checkpoints, index folders, the response cache)
-keeps the identity of what made them. An object that changes a result has an ``identity``; this
-module adds those of code, packages and records, and `check_same` names the first difference.
+Journals, checkpoints, index folders and the response cache store the identity of the run that
+produced them. Objects that affect a result have an ``identity``. This module computes identities of
+code, packages and records, and `check_same` reports the first difference between two identities.
 """
 
 import ast
@@ -18,25 +18,24 @@ from typing import Any
 
 from cirag_jax.errors import UserError
 
-START_ANEW = "use another --workdir, or remove it to start anew"
+START_ANEW = "use another --workdir, or remove it to start over"
 
 _PACKAGE = Path(__file__).resolve().parent
 
-# Any release of these may cut a text, stem a word or forbid a token otherwise, patches included,
-# and counts whole: tokenizers, transformers (which reads tokenizers and fills chat templates),
-# sentence-transformers, sentencex, bm25s, PyStemmer, llguidance. Patches of these two mend errors
-# and holes; what a template writes and how an index is built changes with a minor version.
-_SERIES = ("jinja2", "faiss")
+# Packages whose patch releases change no result: rendered templates and built indexes change only
+# with a minor version. Patch releases of tokenizers, transformers, sentence-transformers,
+# sentencex, bm25s, PyStemmer and llguidance may change results.
+_STABLE_PATCHES = ("jinja2", "faiss")
 
-# The hashes of identities; a commit of the hub, which a user can name, has 40 digits.
+# Hashes in identities. A Hugging Face commit, which users may set, has 40 digits.
 _HASH = re.compile(r"sha256:[0-9a-f]+|([0-9a-f]{16}){1,2}|[0-9a-f]{64}")
-# What a changed hash means, by field.
-_PASSAGES = "other passages (documents, or the choice of them, have changed)"
+# Descriptions of changed hashes, by field.
+_PASSAGES = "other passages (the documents, or their selection, have changed)"
 _MEANINGS = {
     "passages": _PASSAGES,
     "corpus": _PASSAGES,
     "triples.content": "other triples of its passages",
-    "demonstrations": "other demonstrations (training questions have changed)",
+    "demonstrations": "other demonstrations (the training questions have changed)",
     "encoder.revision": "other weights of the encoder",
     "code": "another version of this program",
     "the training examples": "other training examples",
@@ -54,14 +53,14 @@ def check_same(
     *,
     may_differ: Collection[str] = (),
 ) -> None:
-    """Refuses to resume with another identity; the message names the first difference.
+    """Raises `UserError` if two identities differ; the message names the first difference.
 
     Args:
-      place: what holds the results, for the message.
+      place: the file or folder of the results, for the message.
       old: the recorded identity.
-      new: the present one; JSON, in which blocks may lie in blocks.
-      remedy: what the user can do.
-      may_differ: fields that are not compared, see `without`.
+      new: the current identity.
+      remedy: advice to the user.
+      may_differ: fields to ignore, see `without`.
     """
     changed = differences(without(old, may_differ), without(new, may_differ))
     if changed:
@@ -70,23 +69,23 @@ def check_same(
 
 
 def _wording(name: str, was: Any, now: Any) -> str:
-    """Describes a change of a field; in words where its values are hashes."""
+    """Describes the old value of a changed field, in words if the values are hashes."""
     values = [value for value in (was, now) if value is not None]
     if not all(isinstance(value, str) and _HASH.fullmatch(value) for value in values):
         return f"{name}={_short(was)}, not {_short(now)}"
     if was is None:
         return f"no {name}"
     if now is None:
-        return f"{name}, which is not there now"
+        return f"{name}, which is missing now"
     return _MEANINGS.get(name, f"other content of {name}")
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Field -> (old value, new value) of what differs; None where one has no such field.
+    """Returns (old value, new value) of each field that differs; None stands for a missing field.
 
-    Fields of blocks are named ``block.field``; those that both have come first, in new's order.
+    Fields of blocks are named ``block.field``. Fields in both come first, in the order of ``new``.
     """
-    # Through JSON, as it was recorded: tuples became lists.
+    # A round trip through JSON turns tuples into lists, as in the recorded identity.
     old, new = (_flat(json.loads(json.dumps(fields))) for fields in (old, new))
     names = dict.fromkeys((*(name for name in new if name in old), *old, *new))
     pairs = {name: (old.get(name), new.get(name)) for name in names}
@@ -94,10 +93,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tup
 
 
 def without(fields: Mapping[str, Any], may_differ: Collection[str]) -> dict[str, Any]:
-    """Returns ``fields`` without those that may differ when a run is resumed.
-
-    A name is that of a field, of a whole block, or ``block.field``.
-    """
+    """Returns ``fields`` without those in ``may_differ``: fields, blocks, or ``block.field``."""
     kept = {}
     for name, value in fields.items():
         if name in may_differ:
@@ -129,7 +125,7 @@ def _short(value: Any) -> str:
 
 
 def of_packages(*names: str) -> dict[str, str]:
-    """Returns the versions of installed packages, as far as they change results."""
+    """Returns the versions of installed packages, up to the part that affects results."""
     try:
         return {name: version_that_counts(name, importlib.metadata.version(name)) for name in names}
     except importlib.metadata.PackageNotFoundError as error:
@@ -140,12 +136,12 @@ def of_packages(*names: str) -> dict[str, str]:
 
 
 def version_that_counts(name: str, version: str) -> str:
-    """Returns the version; only major and minor of packages whose patches change no result."""
-    return ".".join(version.split(".")[:2]) if name in _SERIES else version
+    """Returns the part of a version that affects results: some packages' patches do not."""
+    return ".".join(version.split(".")[:2]) if name in _STABLE_PATCHES else version
 
 
 def of_records(records: Iterable[Any]) -> str:
-    """SHA-256 of records, each a line of JSON, in order."""
+    """Returns the SHA-256 of records, in order."""
     lines = hashlib.sha256()
     for record in records:
         lines.update(json.dumps(record).encode() + b"\n")
@@ -153,10 +149,10 @@ def of_records(records: Iterable[Any]) -> str:
 
 
 def of_code(module: str) -> str:
-    """Returns a hash of a method's module and the modules of methods that it imports.
+    """Returns a hash of a method's module and of the methods' modules that it imports.
 
-    Comments and docstrings do not count. The hash is the same in every version of Python. A module
-    outside of this package brings in the modules of its own package.
+    Comments and docstrings do not affect the hash, nor does the version of Python. A module outside
+    of this package also includes the modules of its top-level package.
     """
     parts = ("cirag_jax.methods.", "cirag_jax.grade.", module.partition(".")[0] + ".")
     if module.startswith("cirag_jax."):
@@ -179,7 +175,7 @@ def of_code(module: str) -> str:
 
 
 def _source(module: str) -> Path | None:
-    """Returns the file of a module; None if it is a name within one, or a folder."""
+    """Returns the file of a module; None for a folder or a name within a module."""
     if module.startswith("cirag_jax."):
         file = _PACKAGE.parent.joinpath(*module.split(".")).with_suffix(".py")
         return file if file.is_file() else None
@@ -191,10 +187,10 @@ def _source(module: str) -> Path | None:
 
 
 def _parsed(file: Path) -> ast.Module:
-    """A file's syntax tree, made without a collection of garbage in between.
+    """Parses a file with garbage collection disabled.
 
-    What is collected may log an exception, for whose traceback Python parses a line of source; in
-    3.11 such a parse within a parse makes the outer one fail (CPython's issue 106905).
+    A finaliser may log an exception, and its traceback parses a line of source. In Python 3.11, a
+    nested parse makes the outer parse fail (CPython issue 106905).
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -206,10 +202,10 @@ def _parsed(file: Path) -> ast.Module:
 
 
 def _outline(node: ast.AST, write: Callable[[str], Any]) -> None:
-    """Writes a syntax tree a word at a time, without docstrings and positions.
+    """Writes the words of a syntax tree, without docstrings and positions.
 
-    Fields that are empty are left out, and so are empty texts in f-strings: which of these a tree
-    has depends on the version of Python.
+    Empty fields and empty strings in f-strings are left out, because they depend on the version of
+    Python.
     """
     write(type(node).__name__)
     for name in node._fields:
@@ -220,12 +216,12 @@ def _outline(node: ast.AST, write: Callable[[str], Any]) -> None:
         for part in value if isinstance(value, list) else (value,):
             if not isinstance(part, ast.AST):
                 write(ascii(part))
-            elif not _says_nothing(part, node):
+            elif not _has_no_effect(part, node):
                 _outline(part, write)
     write(".")
 
 
-def _says_nothing(part: ast.AST, whole: ast.AST) -> bool:
+def _has_no_effect(part: ast.AST, parent: ast.AST) -> bool:
     if isinstance(part, ast.Expr):
         return isinstance(part.value, ast.Constant)  # a docstring
-    return isinstance(whole, ast.JoinedStr) and isinstance(part, ast.Constant) and not part.value
+    return isinstance(parent, ast.JoinedStr) and isinstance(part, ast.Constant) and not part.value

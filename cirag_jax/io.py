@@ -1,4 +1,4 @@
-"""Files that are never seen half-written, and what a person at the terminal is told."""
+"""Atomic writing of files, and messages to the terminal."""
 
 import abc
 import contextlib
@@ -16,25 +16,24 @@ import tqdm
 
 from cirag_jax.errors import UserError
 
-# Joiners that Persian and Indic scripts and emoji need, and what lays out a table; none moves the
-# cursor back.
+# Joiners for Persian, Indic scripts and emoji, and white space. None moves the cursor back.
 _HARMLESS = ("\u200c", "\u200d", "\n", "\t")
 
 
 def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
-    """The JSON object of a file; an empty one where it is ``optional`` and not there, or null."""
-    if optional and not os.path.isfile(path):  # False of what can be no path, too
+    """Reads a JSON object; if ``optional``, a missing file or null is an empty object."""
+    if optional and not os.path.isfile(path):  # also False for strings that are not valid paths
         return {}
-    found = read_json(path)
-    if optional and found is None:
+    value = read_json(path)
+    if optional and value is None:
         return {}
-    if not isinstance(found, dict):
-        raise UserError(f"{path}: there is no JSON object.")
-    return found
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: expected a JSON object.")
+    return value
 
 
 def read_json(path: Path) -> Any:
-    """The JSON value of a file."""
+    """Reads a JSON value."""
     try:
         return json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -42,61 +41,57 @@ def read_json(path: Path) -> Any:
 
 
 def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Writes one JSON object a line; see `write_text`."""
+    """Writes one JSON object per line; see `write_text`."""
     write_text(path, (json.dumps(record, ensure_ascii=False) + "\n" for record in records))
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes one indented JSON value, without NaN and infinities; see `write_text`."""
+    """Writes an indented JSON value, which may not contain NaN or infinity; see `write_text`."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     write_text(path, (text, "\n"))
 
 
 def write_text(path: Path, parts: Iterable[str]) -> None:
-    """Writes a file of UTF-8; see `replacing`.
-
-    Halves of surrogate pairs, for which UTF-8 has no bytes, are written as JSON escapes them.
-    """
+    """Writes a UTF-8 file atomically; lone surrogates are written as JSON escapes."""
     with (
-        replacing(path) as aside,
-        aside.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as file,
+        replacing(path) as temporary,
+        temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as file,
     ):
         file.writelines(parts)
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A name beside ``path`` for a new file or folder, which takes its place at the block's end.
+    """Yields a temporary path; at the block's end the file or folder there replaces ``path``.
 
-    A file is on the disk before it is renamed.
+    After an error, ``path`` is unchanged. Files are flushed to disk before they are renamed.
 
     Raises:
-      OSError: the folder cannot be written; what ``path`` held before is still there, as after any
-        other error in the block. A full disk's, which names no file, gets this one's name.
+      OSError: the folder cannot be written. The error names ``path``, even if the disk is full.
     """
-    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     try:
         with naming(path):
-            yield aside
-        if aside.is_file():
-            with naming(path), aside.open("rb") as file:
+            yield temporary
+        if temporary.is_file():
+            with naming(path), temporary.open("rb") as file:
                 os.fsync(file.fileno())
-        elif path.exists():  # a folder replaces no other one
-            old = aside.with_suffix(".old")
+        elif path.exists():  # os.replace cannot replace a folder
+            old = temporary.with_suffix(".old")
             path.rename(old)
-            aside.rename(path)
+            temporary.rename(path)
             shutil.rmtree(old, ignore_errors=True)
             return
-        os.replace(aside, path)
+        os.replace(temporary, path)
     finally:
-        if aside.is_dir():
-            shutil.rmtree(aside, ignore_errors=True)
-        aside.unlink(missing_ok=True)
+        if temporary.is_dir():
+            shutil.rmtree(temporary, ignore_errors=True)
+        temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Gives an `OSError` of the block the name of the file, where the system named none."""
+    """Adds the file's name to an `OSError` that has none."""
     try:
         yield
     except OSError as error:
@@ -106,9 +101,9 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def remove_parts(folder: Path) -> None:
-    """Removes what `replacing` left in a folder when its process was killed.
+    """Removes temporary files of `replacing` that killed processes left in a folder.
 
-    Nobody may be writing there.
+    No other process may be writing there.
     """
     for part in folder.glob(".*.part"):
         if part.is_dir():
@@ -118,7 +113,7 @@ def remove_parts(folder: Path) -> None:
 
 
 class Closing(abc.ABC):
-    """Something open; as a context manager it is closed at the block's end."""
+    """Base of objects with a `close` method, which the end of a ``with`` block calls."""
 
     def __enter__(self) -> Self:
         return self
@@ -128,22 +123,22 @@ class Closing(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Lets go of what it holds."""
+        """Releases all resources."""
 
 
 def is_training_workdir(spec: str | None) -> bool:
-    """Whether a trainer left its checkpoints there."""
+    """Returns whether ``spec`` is a folder with checkpoints of a trainer."""
     return spec is not None and (Path(spec).expanduser() / "checkpoints").is_dir()
 
 
 def local_path(spec: str) -> Path:
-    """The path that names a model: ``shipped:NAME`` lies in this package."""
+    """Returns the path of a model; ``shipped:NAME`` is part of this package."""
     name = spec.removeprefix("shipped:")
     return Path(spec).expanduser() if name == spec else Path(__file__).parent / "shipped" / name
 
 
 def cache_folder(name: str) -> Path | None:
-    """Where the user keeps what can be computed again (``CIRAG_JAX_CACHE``); None: nowhere."""
+    """Returns a folder of the user's cache, or None if ``CIRAG_JAX_CACHE=0`` disables it."""
     setting = os.environ.get("CIRAG_JAX_CACHE", "")
     if setting == "0":
         return None
@@ -151,7 +146,7 @@ def cache_folder(name: str) -> Path | None:
 
 
 def bar(description: str, total: int, unit: str = "text") -> tqdm.tqdm:
-    """A progress bar on a terminal; elsewhere one line that says what has begun, if anything."""
+    """Returns a progress bar; if stderr is not a terminal, prints one line instead."""
     if description and not sys.stderr.isatty():
         print(f"{description}: {total:,} {unit}s", file=sys.stderr, flush=True)
     return tqdm.tqdm(
@@ -160,25 +155,22 @@ def bar(description: str, total: int, unit: str = "text") -> tqdm.tqdm:
 
 
 def one_line(text: str) -> str:
-    """``text`` with a space for every run of white space."""
+    """Replaces every run of white space by a space."""
     return " ".join(text.split())
 
 
 def say(text: str) -> None:
-    """Prints a line on standard error; a progress bar that is shown there goes on below it.
-
-    What it quotes cannot drive the terminal: see `visible`.
-    """
+    """Prints a line on standard error, above any progress bar; see `visible`."""
     tqdm.tqdm.write(visible(text), file=sys.stderr)
     sys.stderr.flush()
 
 
 def visible(text: str) -> str:
-    r"""``text`` with its control characters shown as escapes ("\\x1b"), but for line ends and tabs.
+    r"""Escapes control characters ("\\x1b"), except line ends and tabs.
 
-    That covers everything that moves the cursor, recolours, reorders or hides text: C0 and C1
-    controls, Unicode's format characters (bidirectional overrides among them), its line and
-    paragraph separators, lone surrogates, private and unassigned code points.
+    The result cannot move the cursor, recolour, reorder or hide text. C0 and C1 controls, Unicode
+    format characters (such as bidirectional overrides), line and paragraph separators, lone
+    surrogates, and private and unassigned code points are escaped.
     """
     return text if text.isprintable() else "".join(map(_visible, text))
 

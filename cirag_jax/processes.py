@@ -1,4 +1,4 @@
-"""Several processes of one run: how they find each other and act together."""
+"""Runs of several processes: setup and synchronisation."""
 
 import glob
 import itertools
@@ -12,10 +12,10 @@ from cirag_jax.io import one_line
 
 T = TypeVar("T")
 
-TIMEOUT = 300  # seconds
+TIMEOUT = 300  # seconds without a heartbeat
 _A_YEAR_MS = 1000 * 3600 * 24 * 365
-_TEXT_BYTES = 4096  # Of an error that `together` passes on.
-_meetings = itertools.count()  # of `together`: the same number in every process
+_TEXT_BYTES = 4096  # length of error messages that processes exchange
+_barriers = itertools.count()  # calls of `together`; equal in every process
 
 
 def setup_distributed(
@@ -24,23 +24,20 @@ def setup_distributed(
     process_id: int | None = None,
     timeout: int = TIMEOUT,
 ) -> tuple[int, int]:
-    """Joins the other processes of this run, if there are any; returns (index, count).
+    """Joins the other processes of this run, if any; returns (process index, process count).
 
-    Values not given are taken from ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES`` and
-    ``JAX_PROCESS_ID``. Without them, a SLURM step or Open MPI job of several tasks is found by JAX
-    itself; the GPUs of a node are shared out among its tasks in a SLURM step. A single process
-    initialises nothing and does not import JAX.
+    Missing values are read from ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES`` and
+    ``JAX_PROCESS_ID``. Without these, JAX detects a SLURM step or Open MPI job of several tasks. In
+    a SLURM step, the tasks of a node share its GPUs. A single process does not import JAX.
 
-    A process that sends JAX no heartbeat for ``timeout`` seconds (it is stopped, or its host down)
-    ends the others.
+    If a process sends no heartbeat for ``timeout`` seconds, the other processes end.
     """
     env = os.environ
     coordinator_address = coordinator_address or env.get("JAX_COORDINATOR_ADDRESS")
     num_processes = _int_or_env(num_processes, "JAX_NUM_PROCESSES")
     process_id = _int_or_env(process_id, "JAX_PROCESS_ID")
-    given = [coordinator_address, num_processes, process_id]
     gpus = None
-    if all(value is None for value in given):
+    if coordinator_address is None and num_processes is None and process_id is None:
         tasks = env.get("SLURM_STEP_NUM_TASKS") or env.get("OMPI_COMM_WORLD_SIZE") or "1"
         if int(tasks) <= 1:
             return 0, 1
@@ -63,9 +60,9 @@ def setup_distributed(
 
 
 def together(work: Callable[[], T]) -> T:
-    """Runs ``work`` in every process of this run and waits for all; an error in one is one in all.
+    """Runs ``work`` in every process and waits for all; if it fails in one, all processes raise.
 
-    Returns what this process's ``work`` returned.
+    Returns the result of this process.
     """
     import jax
 
@@ -81,22 +78,23 @@ def together(work: Callable[[], T]) -> T:
     outcomes = _exchange(f"{kind}={text}")
     if error is not None:
         raise error
-    for index, (kind, _, text) in enumerate(one.partition("=") for one in outcomes):
+    for index, outcome in enumerate(outcomes):
+        kind, _, text = outcome.partition("=")
         if text:
-            raised = InUse if kind == InUse.__name__ else UserError
-            raise raised(f"process {index} of {len(outcomes)} failed: {text}")
+            exception = InUse if kind == InUse.__name__ else UserError
+            raise exception(f"process {index} of {len(outcomes)} failed: {text}")
     return cast(T, result)
 
 
 def _exchange(text: str) -> list[str]:
-    """The texts of all processes, by index, once each has given its own."""
+    """Returns the texts of all processes, by index."""
     import numpy as np
     from jax.experimental import multihost_utils
     from orbax.checkpoint import multihost
 
-    # A collective times out where one process works for hours: all meet at a barrier first.
-    meet = multihost.get_barrier_sync_fn()
-    meet(key=f"cirag_jax_together_{next(_meetings)}", timeout_ms=_A_YEAR_MS)
+    # Collectives time out if one process works for hours, so all wait at a barrier first.
+    barrier = multihost.get_barrier_sync_fn()
+    barrier(key=f"cirag_jax_together_{next(_barriers)}", timeout_ms=_A_YEAR_MS)
     encoded = text.encode()[:_TEXT_BYTES]
     bytes_B = np.zeros(_TEXT_BYTES, np.uint8)
     bytes_B[: len(encoded)] = np.frombuffer(encoded, np.uint8)
@@ -105,31 +103,31 @@ def _exchange(text: str) -> list[str]:
 
 
 def _count_gpus() -> int:
-    """GPUs of this node that this process may use."""
+    """Counts the GPUs of this node that this process may use."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return len([one for one in visible.split(",") if one])
+        return len([gpu for gpu in visible.split(",") if gpu])
     return len(glob.glob("/dev/nvidia[0-9]*"))
 
 
 def _slurm_gpus(count: int) -> list[int] | None:
-    """Which of so many visible GPUs a task of a SLURM step takes; None: as JAX thinks best.
+    """Chooses this task's share of ``count`` visible GPUs in a SLURM step; None leaves it to JAX.
 
-    JAX would take one, by the task's number: one of eight where a node has one task, and none where
-    SLURM shows each task its own alone.
+    JAX would take the GPU with the task's number. That is only one of eight GPUs if a node has one
+    task, and none if SLURM shows each task only its own GPUs.
     """
     env = os.environ
     if not count or "SLURM_LOCALID" not in env:
         return None
     tasks = _slurm_tasks(env.get("SLURM_STEP_TASKS_PER_NODE") or "1")
     if "SLURM_GPUS_PER_TASK" in env or count < tasks:
-        return list(range(count))  # its own
-    share, place = count // tasks, int(env["SLURM_LOCALID"])
-    return list(range(place * share, (place + 1) * share))
+        return list(range(count))  # SLURM shows only this task's GPUs
+    share, task = count // tasks, int(env["SLURM_LOCALID"])
+    return list(range(task * share, (task + 1) * share))
 
 
 def _slurm_tasks(per_node: str) -> int:
-    """Tasks of this node: ``4(x2),3`` are 4 on each of the first two nodes and 3 on the third."""
+    """Returns the number of tasks on this node; ``4(x2),3`` means 4, 4 and 3 on three nodes."""
     counts: list[int] = []
     for tasks, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", per_node):
         counts += [int(tasks)] * int(times or 1)

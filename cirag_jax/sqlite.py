@@ -1,4 +1,4 @@
-"""SQLite files: one way to open, read and write journals, response caches and triple stores."""
+"""SQLite files: the common base of journals, response caches and triple stores."""
 
 import contextlib
 import os
@@ -14,11 +14,11 @@ import msgspec
 from cirag_jax.errors import InUse, UserError
 from cirag_jax.io import Closing, replacing
 
-# SQLite's own, and Python's for a message that quotes bytes of a damaged file.
+# UnicodeDecodeError arises if SQLite's message quotes bytes of a damaged file.
 ERRORS = (sqlite3.Error, UnicodeDecodeError)
-# Like a full disk: a quota, a limit on the size of files, a disk that has failed.
+# A full quota, a limit on file sizes, or a failed disk.
 _NOT_WRITTEN = ("SQLITE_IOERR_WRITE", "SQLITE_IOERR_FSYNC", "SQLITE_IOERR_TRUNCATE")
-# Raised when a value has another shape than the one that was written.
+# Errors from decoding a damaged value.
 DAMAGE = (
     *(ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError),
     msgspec.MsgspecError,
@@ -28,12 +28,12 @@ _LOGS = ("-wal", "-journal")  # suffixes of the logs that a killed writer leaves
 
 
 class Access(NamedTuple):
-    """How a process shares a file with others.
+    """The mode of access to a file that several processes share.
 
     Attributes:
       pragmas: settings of the connection.
       timeout: seconds to wait for another writer.
-      writes: whether the file is created where absent and may be changed.
+      writes: whether the file is created if missing and may be changed.
     """
 
     pragmas: tuple[str, ...] = ()
@@ -42,21 +42,18 @@ class Access(NamedTuple):
 
 
 READ = Access(("query_only = ON",), writes=False)
-# One writer at a time, others may read.
-WRITE = Access()
-# One process only, until it ends: two runs on one workdir would each repeat the other's work.
-WRITE_ALONE = Access(
-    # A kill loses nothing, a power cut little.
-    ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = NORMAL")
-)
+WRITE = Access()  # one writer at a time; others may read
+# Only one process may have the file open, so that two runs in one workdir do not repeat each
+# other's work. A killed process loses no data; a power cut may lose the last transactions.
+WRITE_ALONE = Access(("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = NORMAL"))
 WRITE_TOGETHER = Access(("journal_mode = WAL", "synchronous = NORMAL"), timeout=60.0)
 
 
 class Database(Closing):
-    """An open SQLite file; a context manager.
+    """An open SQLite file.
 
-    Every error of SQLite and of the disk becomes a `UserError` that names the file. Subclasses
-    state their tables and, if the file has a table ``meta``, the format that it must have there.
+    Errors of SQLite and of the disk become a `UserError` that names the file. Subclasses define the
+    tables and, if there is a table ``meta``, the format number stored in it.
     """
 
     _SCHEMA: ClassVar[str]
@@ -69,24 +66,26 @@ class Database(Closing):
     def __init__(
         self, path: str | os.PathLike[str], access: Access = READ, named: Path | None = None
     ):
-        """Opens ``path``; ``named`` is the path in error messages, where ``path`` is a copy."""
+        """Opens ``path``; error messages show ``named``, if ``path`` is a copy of it."""
         self.path = named or Path(path)
         with contextlib.ExitStack() as stack, self._named_errors():
-            opened = _opened_for_writing if access.writes else _opened_for_reading
-            self._db = stack.enter_context(opened(Path(path), access.timeout))
+            if access.writes:
+                connection = contextlib.closing(_connect(Path(path), "rwc", access.timeout))
+            else:
+                connection = _opened_for_reading(Path(path), access.timeout)
+            self._db = stack.enter_context(connection)
             for pragma in access.pragmas:
                 self._db.execute(f"PRAGMA {pragma}")
             if access.writes:
                 self._create()
             self._check_format()
-            self._opened = stack.pop_all()  # a file that is refused is closed
+            self._opened = stack.pop_all()
 
     def close(self) -> None:
         """Closes the file."""
         self._opened.close()
 
     def _create(self) -> None:
-        """Creates the tables of a new file."""
         with transaction(self._db):
             if not self._db.execute("SELECT 1 FROM sqlite_master").fetchone():
                 for statement in self._SCHEMA.split(";"):
@@ -95,7 +94,7 @@ class Database(Closing):
                     self._db.execute("INSERT INTO meta VALUES (?, ?)", row)
 
     def _first_meta(self) -> dict[str, str]:
-        """Rows of the table ``meta`` in a new file."""
+        """Returns the initial rows of the table ``meta``."""
         return {} if self._FORMAT is None else {"format": str(self._FORMAT)}
 
     def _check_format(self) -> None:
@@ -113,7 +112,6 @@ class Database(Closing):
             yield from self._db.execute(statement, values)
 
     def _row(self, statement: str, values: Sequence[Any] = ()) -> Any:
-        """The first row, or None."""
         with self._named_errors():
             return self._db.execute(statement, values).fetchone()
 
@@ -130,7 +128,6 @@ class Database(Closing):
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        """All of the block's statements or, after an error, none."""
         with self._named_errors(), transaction(self._db):
             yield
 
@@ -139,9 +136,7 @@ class Database(Closing):
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
-        """As `named_errors`, and for values that have other shapes than those that were written:
-        SQLite does not notice changed bytes within a value.
-        """
+        """Reports damaged values, which SQLite does not notice, in addition to `named_errors`."""
         with self._named_errors():
             try:
                 yield
@@ -153,9 +148,9 @@ class Database(Closing):
 
 
 def _connect(path: Path, mode: str, timeout: float = 1.0) -> sqlite3.Connection:
-    """A connection with explicit transactions; ``mode`` is ``rwc``, ``rw`` or ``ro``.
+    """Connects with explicit transactions; ``mode`` is ``rwc``, ``rw`` or ``ro``.
 
-    A server's client may report from a thread of its own, while this one waits for it.
+    Other threads may use the connection, because clients of model servers report from threads.
     """
     in_memory = str(path) == MEMORY
     where = "file::memory:" if in_memory else f"{path.resolve().as_uri()}?mode={mode}"
@@ -164,18 +159,12 @@ def _connect(path: Path, mode: str, timeout: float = 1.0) -> sqlite3.Connection:
     )
 
 
-def _opened_for_writing(
-    path: Path, timeout: float
-) -> contextlib.AbstractContextManager[sqlite3.Connection]:
-    return contextlib.closing(_connect(path, "rwc", timeout))
-
-
 @contextlib.contextmanager
 def _opened_for_reading(path: Path, timeout: float) -> Iterator[sqlite3.Connection]:
-    """The file, whose content is not changed.
+    """Connects without changing the content, which includes the write-ahead log of a killed writer.
 
-    What a killed writer left half-done is undone first; its write-ahead log is read beside the
-    file. Where the folder may not be written, SQLite can do neither, and a copy is read.
+    SQLite rolls back a killed writer's unfinished transaction first. If the folder is not writable,
+    SQLite can do neither, so a copy is read.
     """
     has_log = path.with_name(f"{path.name}-wal").exists()
     may_write = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
@@ -190,7 +179,7 @@ def _opened_for_reading(path: Path, timeout: float) -> Iterator[sqlite3.Connecti
 
 
 def _needs_undoing(db: sqlite3.Connection) -> bool:
-    """Whether a killed writer left the file half-done and ``db`` may not undo that."""
+    """Returns whether there is an unfinished transaction that ``db`` may not roll back."""
     try:
         db.execute("SELECT 1 FROM sqlite_master")
     except sqlite3.OperationalError as error:
@@ -202,7 +191,7 @@ def _needs_undoing(db: sqlite3.Connection) -> bool:
 
 @contextlib.contextmanager
 def copied(path: Path) -> Iterator[Path]:
-    """A temporary copy of a file and of the logs beside it, of those that exist."""
+    """Yields a temporary copy of a file and of its logs, if there are any."""
     with tempfile.TemporaryDirectory(prefix="cirag_jax") as folder:
         for part in (path, *(path.with_name(path.name + log) for log in _LOGS)):
             if part.is_file():
@@ -215,34 +204,31 @@ def copied(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """All of it or, after an error, nothing."""
+    """Commits the block's statements, or rolls them back after an error."""
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
         db.execute("COMMIT")
     except BaseException:
-        if db.in_transaction:  # else SQLite has rolled back by itself
+        if db.in_transaction:  # SQLite may already have rolled back
             db.execute("ROLLBACK")
         raise
 
 
 def merge(
-    parts: Sequence[Path],
-    target: Path,
-    begin: Callable[[Path], object],
-    statements: Sequence[str],
+    parts: Sequence[Path], target: Path, create: Callable[[Path], object], statements: Sequence[str]
 ) -> None:
-    """Writes the file ``target`` from ``parts``, which are closed.
+    """Merges ``parts``, which must be closed, into the file ``target``.
 
     Args:
-      parts: files, of which each is attached in turn under the name ``part``.
-      target: replaced at the end.
-      begin: writes the first state of the file, whose path it is given.
-      statements: are executed for every part.
+      parts: files; each is attached in turn under the name ``part``.
+      target: the file to replace.
+      create: creates an empty file at the given path.
+      statements: executed for each part.
     """
-    with named_errors(target), replacing(target) as aside:
-        begin(aside)
-        with contextlib.closing(_connect(aside, "rw")) as db:
+    with named_errors(target), replacing(target) as temporary:
+        create(temporary)
+        with contextlib.closing(_connect(temporary, "rw")) as db:
             for part in parts:
                 db.execute("ATTACH ? AS part", (str(part),))
                 for statement in statements:
@@ -255,7 +241,7 @@ def merge(
 
 @contextlib.contextmanager
 def named_errors(path: Path) -> Iterator[None]:
-    """SQLite's own errors, and the disk's, as one sentence that names the file."""
+    """Turns errors of SQLite and of the disk into a `UserError` that names the file."""
     try:
         yield
     except OSError as error:
@@ -267,8 +253,8 @@ def named_errors(path: Path) -> Iterator[None]:
         is_full = "full" in text
         if is_full or getattr(error, "sqlite_errorname", "") in _NOT_WRITTEN:
             raise UserError(
-                f"{path} cannot be written: {'the disk is full' if is_full else text}; what is "
-                "recorded is kept, so make room and run the same command again."
+                f"{path} cannot be written: {'the disk is full' if is_full else text}; progress "
+                "is saved; free some space and run the same command to resume."
             ) from None
         raise UserError(
             f"{path} cannot be used: {text}; restore it or use another --workdir."
@@ -276,6 +262,6 @@ def named_errors(path: Path) -> Iterator[None]:
 
 
 def damaged(path: Path | str, error: Exception) -> UserError:
-    """The exception to raise about a file, or a row of one, in which reading ran into ``error``."""
+    """Returns the exception for a damaged file or row, whose reading raised ``error``."""
     text = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
     return UserError(f"{path} is damaged ({text}); restore it or use another --workdir.")

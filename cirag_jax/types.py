@@ -1,6 +1,7 @@
-"""The nouns of the system, as small frozen dataclasses without behaviour.
+"""The data types that all parts share: small frozen dataclasses without behaviour.
 
-Everything optional is ``None`` when a data set does not say; ``None`` means unknown, never empty.
+An optional field is ``None`` if the dataset does not provide it. An empty tuple means that the
+dataset lists no items.
 """
 
 import dataclasses
@@ -9,10 +10,10 @@ from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_ar
 
 import msgspec
 
-# An ml_collections.ConfigDict, locked. Its fields are dynamic, so that no checker can know them.
+# A locked ml_collections.ConfigDict. Its fields are dynamic, so type checkers cannot know them.
 Config = Any
 
-# Types with limits, which hold for records of files and for settings.
+# Types with a range, checked when records are read from files and when settings are created.
 Filled = Annotated[str, msgspec.Meta(pattern=r"\S")]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
@@ -23,7 +24,7 @@ UnitInterval = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Passage:
-    """A short document. ``sentences`` are the benchmark's own boundaries and never split again."""
+    """A short document; ``sentences`` keeps the benchmark's own sentence boundaries."""
 
     id: Filled
     title: str
@@ -32,24 +33,21 @@ class Passage:
 
 
 class Triple(NamedTuple):
-    """A fact ``<head; relation; tail>`` with its provenance.
-
-    ``sentence`` indexes the sentences of passage ``passage_id``.
-    """
+    """A fact ``<head; relation; tail>``, extracted from a sentence of a passage."""
 
     head: str
     relation: str
     tail: str
     passage_id: str | None = None
-    sentence: int | None = None
+    sentence: int | None = None  # index into the passage's sentences
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sentence:
-    """A sentence by its place: the ``index``-th of passage ``passage_id``.
+    """Sentence number ``index`` of a passage; two sentences are equal if their positions are.
 
-    ``text`` is what an aligner reads, the passage's title in front, where a language model was
-    shown it; equal are sentences of the same place.
+    ``text`` starts with the passage's title, as the aligner reads it. It is set if a language model
+    was shown the sentence.
     """
 
     passage_id: str
@@ -57,24 +55,24 @@ class Sentence:
     text: str | None = dataclasses.field(default=None, compare=False)
 
 
-# What a step shows and keeps: a triple, a sentence, or a passage by its id.
+# A retrieval unit: a triple, a sentence, or the id of a passage.
 Unit = Triple | Sentence | str
 UnitT = TypeVar("UnitT", bound=Unit, covariant=True)
 
-# What a ranker compares with a query.
+# An item that a ranker scores against a query.
 Text = str | Passage | Triple
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Feedback:
-    """Passages that move a query's vector q (Vector-PRF, Li et al. 2021): a q + sum of w_i p_i.
+    """Relevance feedback on a query vector q (Vector-PRF, Li et al. 2021): a q + sum of w_i p_i.
 
-    The average of q and n passages has weights 1 / (n + 1) throughout; Rocchio has a = alpha and
-    w_i = beta / n.
+    Averaging q with n passages sets all weights to 1 / (n + 1). Rocchio sets a to alpha and w_i to
+    beta / n.
 
     Attributes:
-        query_weight: a.
-        passages: (passage id, w_i); the vector p_i is the index's own.
+        query_weight: The weight a.
+        passages: Pairs (passage id, w_i); the index supplies the vector p_i.
     """
 
     query_weight: float
@@ -92,12 +90,21 @@ class SubQuestion:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Question:
-    """A question with whatever its benchmark annotates.
+    """A question with the annotations of its benchmark.
 
-    ``supporting`` holds gold passage ids, ``supporting_sentences`` pairs of passage id and sentence
-    index, ``same_sentences`` where passages overlap the places that hold one and the same gold
-    sentence, ``context`` the ids of the question's own distractor pool, ``evidences`` gold triples
-    in reasoning order (2WikiMultihopQA), ``decomposition`` the sub-questions (MuSiQue).
+    Attributes:
+        answers: The gold answer and its aliases.
+        type: The benchmark's question type, such as ``bridge`` or ``comparison``.
+        hops: Number of reasoning steps.
+        split: ``train``, ``dev`` or ``test``.
+        fold: Part of a split, such as ``tune``.
+        setting: ``distractor`` or ``fullwiki`` (HotpotQA).
+        supporting: Ids of the gold passages.
+        supporting_sentences: Gold sentences, as pairs (passage id, sentence index).
+        same_sentences: Groups of positions that hold the same gold sentence, if passages overlap.
+        context: Ids of the question's own passages, distractors included.
+        evidences: Gold triples in reasoning order (2WikiMultihopQA).
+        decomposition: Sub-questions in reasoning order (MuSiQue).
     """
 
     id: Filled
@@ -120,9 +127,10 @@ class Question:
 class Dataset:
     """Questions over a corpus.
 
-    ``corpus`` maps passage id to passage in file order; ``triples`` maps passage id to the triples
-    extracted from it (an empty tuple is a passage in which extraction found nothing, an absent key
-    one that was never extracted).
+    Attributes:
+        corpus: Passages by id, in file order.
+        triples: Extracted triples by passage id. A passage without triples maps to an empty tuple;
+            a missing id means that the passage was never extracted.
     """
 
     name: str
@@ -137,13 +145,19 @@ GRANULARITIES: tuple[Granularity, ...] = get_args(Granularity)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Step(Generic[UnitT]):
-    """One round of iterative retrieval, as a trace shows it and distillation trains on it.
+    """One round of iterative retrieval, recorded for traces and for distillation.
 
-    ``candidates`` are what the model was shown, best first, with the ranker's ``scores``; ``kept``
-    the units it chose (CIRAG's core triples, in the order it named them); ``next_query`` is None
-    where it asked for nothing more. ``response`` is the model's text as it came. A round of several
-    queries has the others in ``more_queries``. ``notes`` are whatever else a method wants to be
-    seen (a plan, an outline, a number), as JSON.
+    Attributes:
+        query: The query of the round.
+        passages: Ids of the retrieved passages.
+        candidates: The units shown to the model, best first.
+        scores: The ranker's scores of the candidates.
+        thought: The model's reasoning.
+        kept: The units that the model chose, in its order (CIRAG's core triples).
+        next_query: The query that the model asked for; None if it asked for nothing more.
+        response: The model's raw text.
+        more_queries: Further queries of the same round.
+        notes: Other information of a method, as JSON (a plan, an outline, a number).
     """
 
     query: str
@@ -160,7 +174,10 @@ class Step(Generic[UnitT]):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try to answer from evidence of one granularity; an empty pool is refused uncalled."""
+    """One attempt to answer from evidence of one granularity.
+
+    Without evidence the model is not called, and the attempt counts as insufficient.
+    """
 
     granularity: Granularity
     evidence: tuple[str, ...]
@@ -171,11 +188,14 @@ class Attempt:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a method answers, and from what; passages, sentences and triples are best first.
+    """A method's answer and its evidence.
 
-    ``granularity`` is the one that answered, ``default`` where every one refused. ``attempts`` are
-    the answering calls, in order. ``parse_errors`` tell malformed output of each kind -> how often
-    it was met.
+    Attributes:
+        granularity: The granularity that gave the answer; ``default`` if all were insufficient.
+        passages: Ids of the retrieved passages, best first.
+        sentences: Retrieved sentences as pairs (passage id, index), best first.
+        triples: Retrieved triples, best first.
+        parse_errors: Number of malformed outputs by kind.
     """
 
     answer: str
@@ -190,21 +210,19 @@ class Prediction:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One question as a teacher collected its evidence: what distillation trains on.
+    """A teacher's evidence collection for one question: the training data of distillation.
 
     Attributes:
-        question_id: The question's.
-        question: Its text.
-        teacher: Who decided: ``annotations``, or the name of a language model.
+        teacher: ``annotations``, or the name of a language model.
         steps: The rounds of retrieval, each with the teacher's decision.
-        end: ``stopped`` (the teacher asked for nothing more), ``max_steps``, ``repeat`` (it
-            asked again what it had asked before, and that ends a run), ``in_vain`` (its second
-            round that kept nothing, and those after it, are left out), or ``no_decision`` (its last
-            response said neither what to ask nor that it had enough).
-        solved: Whether core facts of its steps support every fact that the question needs
-            (annotations), or the answer read from them is right (a language model); None where
-            nobody looked.
-        parse_errors: Malformed output of each kind -> how often it was met.
+        end: Why the trajectory ends. ``stopped``: the teacher asked for nothing more.
+            ``max_steps``: the limit was reached. ``repeat``: the teacher repeated a query.
+            ``in_vain``: the second round that kept nothing, and all later ones, are left out.
+            ``no_decision``: the last response neither asked a query nor declared the evidence
+            sufficient.
+        solved: For annotations, whether the core facts support all facts that the question needs.
+            For a language model, whether the answer read from them is correct. None if unchecked.
+        parse_errors: Number of malformed outputs by kind.
     """
 
     question_id: Filled
@@ -218,14 +236,14 @@ class Trajectory:
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """Work of one response, or summed over many.
+    """Cost of one response, or the total over several.
 
     Attributes:
-      prompt_tokens: tokens of the prompt as rendered, cached ones included.
-      cached_tokens: those of them that were not computed again.
-      generated_tokens: new tokens, the end-of-turn token included.
-      seconds: wall time from the request's admission to its end (summed, these overlap).
-      truncated: prompts that were shortened to fit.
+        prompt_tokens: Tokens of the rendered prompt, including cached ones.
+        cached_tokens: Prompt tokens that were not computed again.
+        generated_tokens: New tokens, including the end-of-turn token.
+        seconds: Wall time from admission to end; in a total, concurrent requests overlap.
+        truncated: Number of prompts that were shortened to fit.
     """
 
     prompt_tokens: int = 0
@@ -240,6 +258,6 @@ class Usage:
 
     @property
     def tokens(self) -> dict[str, int]:
-        """The counts of tokens, as results have them."""
+        """The token counts, under their names in results."""
         names = ("prompt_tokens", "cached_tokens", "generated_tokens")
         return {name: getattr(self, name) for name in names}

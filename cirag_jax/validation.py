@@ -16,7 +16,9 @@ import msgspec
 
 from cirag_jax.errors import UserError
 
-_TYPES: Mapping[Any, str] = {
+# Names of types in error messages.
+# Types in error messages.
+TYPE_NAMES: Mapping[Any, str] = {
     bool: "true or false",
     int: "an integer",
     float: "a number",
@@ -29,10 +31,9 @@ def check_fields(settings: Any, kind: type[Any] | None = None, prefix: str = "")
     """Raises `UserError` if a field holds a value that its annotation excludes.
 
     Args:
-      settings: an object with the fields: a dataclass, or a block of a config.
-      kind: the dataclass whose annotations count; None is that of ``settings``. A field annotated
-        with a dataclass is checked as a block of its own.
-      prefix: precedes the names of fields in messages, such as ``config.retriever.``.
+      settings: a dataclass or a block of a config. Nested dataclasses are checked, too.
+      kind: the dataclass with the annotations; by default the type of ``settings``.
+      prefix: precedes field names in messages, such as ``config.retriever.``.
     """
     for name, annotation in _annotations(kind or type(settings)).items():
         value = getattr(settings, name)
@@ -57,7 +58,7 @@ def _annotations(kind: type[Any]) -> Mapping[str, Any]:
 
 
 def _problem(value: Any, annotation: Any) -> str:
-    """What is wrong with a value, as the predicate of a sentence."""
+    """Returns the predicate of the error message: "must be above 0", for example."""
     members = list(_members(annotation))
     for member in members:
         if typing.get_origin(member) is Annotated and _has_type(value, member.__origin__):
@@ -68,7 +69,7 @@ def _problem(value: Any, annotation: Any) -> str:
 
 
 def _members(annotation: Any) -> Iterator[Any]:
-    """The members of a union, or the annotation itself."""
+    """Yields the members of a union, or the annotation itself."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         for member in typing.get_args(annotation):
             yield from _members(member)
@@ -92,7 +93,7 @@ def _range(limits: msgspec.Meta) -> str:
 
 
 def _words(member: Any) -> list[str]:
-    """The values that a member of a union allows."""
+    """Describes the values that a member of a union allows."""
     origin, arguments = typing.get_origin(member), typing.get_args(member)
     if origin is Literal:
         return ["null" if value is None else str(value) for value in arguments]
@@ -100,4 +101,4 @@ def _words(member: Any) -> list[str]:
         items = [word for item in _members(arguments[0]) for word in _words(item)]
         return [f"a list of {', '.join(items)}"]
     kind = arguments[0] if origin is Annotated else member
-    return [_TYPES.get(kind, f"a {getattr(kind, '__name__', kind)}")]
+    return [TYPE_NAMES.get(kind, f"a {getattr(kind, '__name__', kind)}")]

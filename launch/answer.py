@@ -1,21 +1,19 @@
 """Answers questions: ``python launch/answer.py --config=configs/methods/cirag.py --workdir=W``.
 
-Leaves ``predictions.jsonl``, ``timings.jsonl`` and ``journal.sqlite`` in W; run again with the same
-workdir, it resumes where it was stopped. ``--config.question="..."`` answers one question and shows
-the evidence.
+Writes ``predictions.jsonl``, ``timings.jsonl`` and ``journal.sqlite`` to W. The same command
+resumes an interrupted run. ``--config.question="..."`` answers one question and shows the evidence.
 """
 
 import pathlib
 import sys
 
-# The repository runs without being installed.
+# Allows running from the repository without installation.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from cirag_jax import cli
 
 
 def main(config, workdir):
-    """Answers what the config describes."""
     from cirag_jax.commands import answer
 
     return answer.answer(config, workdir)

@@ -1,20 +1,19 @@
 """Collects trajectories: ``python launch/distill.py --config=configs/trajectories.py --workdir=T``.
 
-Leaves ``trajectories.jsonl``, ``trajectories.json`` (how they were made) and ``journal.sqlite`` in
-T; run again with the same workdir, it goes on where it was stopped.
+Writes ``trajectories.jsonl``, ``trajectories.json`` (their settings) and ``journal.sqlite`` to T.
+The same command resumes an interrupted run.
 """
 
 import pathlib
 import sys
 
-# The repository runs without being installed.
+# Allows running from the repository without installation.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from cirag_jax import cli
 
 
 def main(config, workdir):
-    """Collects what the config describes."""
     from cirag_jax.commands import distill
 
     return distill.distill(config, workdir)

@@ -1,38 +1,38 @@
 """Evaluates a checkpoint: ``python launch/evaluate.py --config=configs/retrieval.py
---config.checkpoint=W --workdir=W2``; configs/integrator_eval.py, extractor_eval.py and
-reader_eval.py evaluate the other trained components, configs/comparison.py compares
-runs of launch/answer.py, configs/difficulty.py breaks their errors down by difficulty,
-configs/judge.py has a language model judge their answers.
+--config.checkpoint=W --workdir=W2``.
 
-``--config.follow=true`` evaluates every checkpoint of a training, while it runs.
+configs/integrator_eval.py, extractor_eval.py and reader_eval.py evaluate the other components. Of
+runs of launch/answer.py, configs/comparison.py compares the scores, configs/difficulty.py analyses
+the errors by difficulty, and configs/judge.py lets a language model judge the answers.
+
+``--config.follow=true`` evaluates every checkpoint of a training while it runs.
 """
 
 import pathlib
 import sys
 
-# The repository runs without being installed.
+# Allows running from the repository without installation.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from cirag_jax import cli
 
 
 def main(config, workdir):
-    """Evaluates what the config describes."""
     from cirag_jax.commands import jobs
 
     return jobs.evaluate(config, workdir)
 
 
 def extend(config):
-    """What an evaluation of a training's checkpoints is told beside."""
+    """Adds the fields of evaluations of checkpoints."""
     from ml_collections.config_dict import placeholder
 
     if "checkpoint" in config:
-        # Whether to evaluate each checkpoint of the training workdir config.checkpoint, and those
-        # to come until the training ends, into one table (docs/training.md).
+        # Evaluate every checkpoint of the training workdir config.checkpoint until the training
+        # ends, and write one table (docs/training.md).
         config.follow = False
-        # The figure by which follow tells the best: a number of result.json, systems.student.all.em
-        # for one. null: the main one.
+        # The metric that selects the best checkpoint: a number of result.json, such as
+        # systems.student.all.em. null: the main metric.
         config.metric = placeholder(str)
 
 

@@ -3,7 +3,7 @@
 import pathlib
 import sys
 
-# The repository runs without being installed.
+# Allows running from the repository without installation.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from cirag_jax import cli
@@ -11,8 +11,10 @@ from cirag_jax.errors import UserError
 
 
 def main(config, workdir):
-    """Writes ``workdir/model``, a folder that sentence-transformers (aligner, cross-encoder), PEFT
-    or, merged, transformers (integrator, extractor, reader) load unchanged.
+    """Writes ``workdir/model``, which other libraries can load.
+
+    Aligners and cross-encoders load in sentence-transformers, adapters (integrator, extractor,
+    reader) in PEFT, and merged adapters in transformers.
     """
     from cirag_jax.models.io.workdir import ADAPTED, component_of
 
@@ -21,20 +23,16 @@ def main(config, workdir):
     folder = workdir / "model"
     component = component_of(config.checkpoint)
     if component in ADAPTED:
-        told = _adapter(config, folder)
+        details = _adapter(config, folder)
     else:
         if config.rank and component != "aligner":
-            raise UserError(f"config.rank needs an aligner; {config.checkpoint} is none")
-        for field, asked in (
-            ("average_with", config.average_with is not None),
-            ("share", config.share is not None),
-            ("dtype", config.dtype is not None),
-            ("merge", config.merge),
-        ):
-            if asked:
+            raise UserError(f"config.rank needs an aligner; {config.checkpoint} is not one")
+        defaults = {"average_with": None, "share": None, "dtype": None, "merge": False}
+        for field, default in defaults.items():
+            if config[field] is not default:
                 raise UserError(f"config.{field} needs an adapter; {config.checkpoint} is not one")
-        told = (_cross_encoder if component == "cross_encoder" else _aligner)(config, folder)
-    return {"folder": str(folder), "checkpoint": config.checkpoint, **told}
+        details = (_cross_encoder if component == "cross_encoder" else _aligner)(config, folder)
+    return {"folder": str(folder), "checkpoint": config.checkpoint, **details}
 
 
 def _adapter(config, folder):
@@ -70,14 +68,14 @@ def _aligner(config, folder):
     head = find_link_head(config.checkpoint)
     if config.rank:
         kept = export_encoder_adapter(encoder, meta, folder, config.rank)
-        told = {"model": meta["model"], "rank": config.rank, "kept": round(kept, 4)}
+        details = {"model": meta["model"], "rank": config.rank, "kept": round(kept, 4)}
     else:
         export_sentence_transformers(encoder, encoder.state, folder, meta.get("units"))
-        told = {"dimension": encoder.dim, "pooling": encoder.pooling}
-    (folder / FILE).unlink(missing_ok=True)  # Of an earlier export.
+        details = {"dimension": encoder.dim, "pooling": encoder.pooling}
+    (folder / FILE).unlink(missing_ok=True)  # of an earlier export
     if head:
         head.save(folder)
-    return {"step": meta.get("step"), **told, "link_head": head is not None}
+    return {"step": meta.get("step"), **details, "link_head": head is not None}
 
 
 if __name__ == "__main__":

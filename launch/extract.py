@@ -1,20 +1,19 @@
 """Extracts triples: ``python launch/extract.py --config.data.dir=FOLDER --workdir=W``.
 
-Leaves the triple store ``W/triples.sqlite``. Run again with the same workdir, it resumes where it
-was stopped, and extracts only what is new or has changed in the corpus.
+Writes the triple store ``W/triples.sqlite``. The same command resumes an interrupted run, and later
+extracts only new and changed passages of the corpus.
 """
 
 import pathlib
 import sys
 
-# The repository runs without being installed.
+# Allows running from the repository without installation.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from cirag_jax import cli
 
 
 def main(config, workdir):
-    """Extracts what the config describes."""
     from cirag_jax.commands import extract
 
     result = extract.extract_corpus(config, workdir)

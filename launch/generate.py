@@ -1,20 +1,18 @@
 """Generates texts: ``python launch/generate.py --config.prompts=FILE.jsonl --workdir=W``.
 
-Writes ``W/responses.jsonl`` in input order; run again with the same workdir, it goes on where it
-was stopped.
+Writes ``W/responses.jsonl`` in input order. The same command resumes an interrupted run.
 """
 
 import pathlib
 import sys
 
-# The repository runs without being installed.
+# Allows running from the repository without installation.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from cirag_jax import cli
 
 
 def main(config, workdir):
-    """Generates what the config describes."""
     from cirag_jax.commands import generate
 
     return generate.generate_file(config, workdir)

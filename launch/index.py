@@ -1,20 +1,19 @@
 """Builds a passage index: ``python launch/index.py --config.data.dir=FOLDER --workdir=W``.
 
-Leaves ``W/index``, for ``--config.retriever.folder=W/index``; run again with the same workdir, it
-goes on where it was stopped.
+Writes ``W/index``, for use with ``--config.retriever.folder=W/index``. The same command resumes an
+interrupted build.
 """
 
 import pathlib
 import sys
 
-# The repository runs without being installed.
+# Allows running from the repository without installation.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from cirag_jax import cli
 
 
 def main(config, workdir):
-    """Builds what the config describes."""
     from cirag_jax.commands import index
 
     return index.index_dataset(config, workdir)

@@ -1,36 +1,37 @@
-"""Plans a training: ``python launch/plan.py --config=configs/integrator.py:paper``.
+"""Estimates the cost of a training: ``python launch/plan.py --config=configs/integrator.py:paper``.
 
-Says what a step takes of each device's memory, what the devices exchange, and how long the run is
-where a stated share of the GPU's peak is reached. Neither the devices nor the weights need exist.
+Prints the memory per device, the communication between devices, and the time of the run at an
+assumed share of the GPU's peak. Needs neither the devices nor the weights.
 """
 
 import pathlib
 import sys
 
-# The repository runs without being installed.
+# Allows running from the repository without installation.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from cirag_jax import cli
 
 
 def main(config, workdir):
-    """Plans the training that the config describes."""
     from cirag_jax.commands import plan
 
     return plan.plan(config)
 
 
 def extend(config):
-    """What a plan is told beside the training's own settings."""
+    """Adds the fields of a plan to those of a training."""
     from ml_collections.config_dict import placeholder
 
     if "mesh" in config:
-        config.mesh.devices = placeholder(int)  # null: as many as the mesh's sizes say.
-    config.gpu = placeholder(str)  # One of training/mfu.py's table; null: all of them.
-    config.memory_gib = placeholder(float)  # Of a device; null: what the table says.
-    config.peak_share = 0.4  # Assumed: of the GPU's peak that the training reaches.
-    # Training examples (of the aligner: chains; of the cross-encoder: positives), on which the
-    # number of steps depends; null: not known.
+        config.mesh.devices = placeholder(
+            int
+        )  # Number of devices; null: the product of the mesh's sizes.
+    config.gpu = placeholder(str)  # A GPU of the table in training/mfu.py; null: all of them.
+    config.memory_gib = placeholder(float)  # Memory of a device; null: that of the table.
+    config.peak_share = 0.4  # Assumed share of the GPU's peak that the training reaches.
+    # Number of training examples (aligner: chains; cross-encoder: positives), which determines the
+    # number of steps. null: unknown.
     config.examples = placeholder(int)
 
 

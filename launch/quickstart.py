@@ -1,19 +1,19 @@
 """Trains, evaluates and exports an aligner, then answers questions with it: ``make quickstart``.
 
-``--full`` stands for ``--config=configs/quickstart.py:full`` in a workdir of its own.
+``--full`` is short for ``--config=configs/quickstart.py:full`` with a separate workdir.
 """
 
 import pathlib
 import sys
 
-# The repository runs without being installed.
+# Allows running from the repository without installation.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from cirag_jax import cli
 
 
 def main(config, workdir):
-    """Runs the jobs one after the other; a second run resumes where the first stopped."""
+    """Runs all jobs in order; the same command resumes an interrupted run."""
     from cirag_jax.commands import answer, comparison, evaluate_retrieval
     from cirag_jax.io import say, write_json
     from cirag_jax.models.io.export import export_sentence_transformers
@@ -61,7 +61,7 @@ def main(config, workdir):
 
 
 def summary(trained, retrieval, compared, workdir):
-    """Returns ten lines: what was trained, what it changed, where to look, what to run next."""
+    """Returns ten lines about the training, the scores, the output files and the next steps."""
     recall = {name: 100 * retrieval[name]["recall@5"] for name in ("bm25", "frozen", "trained")}
     f1 = {name: 100 * system["f1"]["value"] for name, system in compared["systems"].items()}
     answer = "python launch/answer.py --config=configs/methods/cirag.py:small"

@@ -1,18 +1,18 @@
 """Tries a grid of settings: ``python launch/sweep.py --config=configs/aligner.py:quick
 --config.sweep.optimizer.learning_rate=1e-4,3e-5 --config.sweep.seed=0,1,2 --workdir=S``.
 
-FIELD is any field of the config, of a training or an evaluation; every combination of the values is
-a run of its own, in S/seed=0,... as launch/train.py or launch/evaluate.py leaves a workdir. S gets
-table.md and result.json. The same command goes on where it was stopped; with further values it adds
-their runs; started twice at once, on two GPUs say, it shares the runs out.
+The config is that of a training or an evaluation. Each combination of the values is one run with a
+workdir in S, such as S/seed=0,... A table of all runs is written to S/table.md and S/result.json.
+The same command resumes an interrupted sweep, and more values add runs. Several commands at the
+same time, for example on several GPUs, divide the runs among them.
 
-``--config.dry_run=true`` says what would be run. In a Slurm job array each task carries out one.
+``--config.dry_run=true`` lists the runs. Each task of a Slurm job array executes one run.
 """
 
 import pathlib
 import sys
 
-# The repository runs without being installed.
+# Allows running from the repository without installation.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from cirag_jax import cli
@@ -21,22 +21,21 @@ _SWEPT = [argument for argument in sys.argv if argument.lstrip("-").startswith("
 
 
 def main(config, workdir):
-    """Carries out the runs."""
     from cirag_jax.commands import sweep
 
     return sweep.sweep(config, workdir, _SWEPT)
 
 
 def extend(config):
-    """What the sweep itself is told."""
+    """Adds the fields of the sweep."""
     from ml_collections.config_dict import placeholder
 
-    # Carry out this run alone, counted from 0; null: SLURM_ARRAY_TASK_ID, and where that is not
-    # set, all.
+    # Execute only the run with this index, from 0; null: SLURM_ARRAY_TASK_ID, or all runs if it is
+    # not set.
     config.array_index = placeholder(int)
-    config.dry_run = False  # Check the grid, list its runs and write the table of what has ended.
-    # The figure by which runs are compared: a number of result.json, systems.student.all.em for
-    # one. null: the main one, of a training its config.best_metric.
+    config.dry_run = False  # Check the grid, list its runs and write the table of completed runs.
+    # The metric for comparing runs: a number of result.json, such as systems.student.all.em. null:
+    # the main metric; for a training its config.best_metric.
     config.metric = placeholder(str)
 
 

@@ -1,19 +1,18 @@
 """Trains a component: ``python launch/train.py --config=configs/aligner.py[:preset] --workdir=W``.
 
-configs/cross_encoder.py, integrator.py, extractor.py and reader.py train the others.
+configs/cross_encoder.py, integrator.py, extractor.py and reader.py train the other components.
 """
 
 import pathlib
 import sys
 
-# The repository runs without being installed.
+# Allows running from the repository without installation.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from cirag_jax import cli
 
 
 def main(config, workdir):
-    """Trains what the config describes."""
     from cirag_jax.commands import jobs
 
     return jobs.train(config, workdir)

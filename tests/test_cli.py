@@ -180,7 +180,7 @@ def test_default_config_is_found_from_another_directory(tmp_path, monkeypatch, c
 
 def test_unknown_flag(run):
     assert refused(run("--wrokdir=x"), "unknown flag --wrokdir", "did you mean --workdir?")
-    assert refused(run("--question=x"), "unknown flag --question; fields of the config are set by")
+    assert refused(run("--question=x"), "unknown flag --question; set fields of the config by")
 
 
 @pytest.mark.parametrize(
@@ -202,8 +202,8 @@ def test_unknown_key_below_a_value(run):
         ("--config.train.learning_rate=fast", "a number"),
         ("--config.quiet=perhaps", "true or false"),
         ("--config.train=3", "one of its fields"),
-        ("--config.key=null", "expected text, got 'null'"),
-        ("--config.key=None", "expected text, got 'None'"),
+        ("--config.key=null", "expected a string, got 'null'"),
+        ("--config.key=None", "expected a string, got 'None'"),
     ],
 )
 def test_wrong_type(run, flag, expected):
@@ -323,7 +323,7 @@ def test_interrupt(run, resumes):
         raise KeyboardInterrupt
 
     done = run(main=main, resumes=resumes)
-    hint = "; what is recorded is kept, and the same command resumes from there" * resumes
+    hint = "; progress is saved; run the same command to resume" * resumes
     assert (done.code, done.out, done.err) == (130, "", f"command.py: interrupted{hint}\n")
 
 
@@ -387,7 +387,7 @@ def test_a_name_longer_than_files_have_is_one_sentence(run):
         return {"size": pathlib.Path("a" * 3000).stat().st_size}
 
     done = run(main=main)
-    assert refused(done, f"{'a' * 80}... is too long for the name of a file")
+    assert refused(done, f"{'a' * 80}... is too long for a file name")
     assert "a" * 81 not in done.err
 
 

@@ -120,16 +120,16 @@ def test_one_sentence_names_the_field_and_both_values():
 @pytest.mark.parametrize(
     ("name", "was", "now", "words"),
     [
-        ("passages", "a" * 64, "b" * 64, "other passages (documents, or the choice of them, have"),
-        ("corpus", "a" * 64, "b" * 64, "other passages (documents, or the choice of them, have"),
+        ("passages", "a" * 64, "b" * 64, "other passages (the documents, or their selection, have"),
+        ("corpus", "a" * 64, "b" * 64, "other passages (the documents, or their selection, have"),
         ("triples.content", "a" * 64, "b" * 64, "other triples of its passages;"),
-        ("demonstrations", "a" * 32, "b" * 32, "other demonstrations (training questions have"),
+        ("demonstrations", "a" * 32, "b" * 32, "other demonstrations (the training questions have"),
         ("code", "0123456789abcdef", "b" * 16, "another version of this program;"),
         (state.EXAMPLES, "a" * 64, "b" * 64, "other training examples;"),
         ("m.files.x", "a" * 16, "b" * 16, "other content of m.files.x;"),
         ("encoder.revision", "sha256:ab12", "sha256:cd", "other weights of the encoder;"),
         ("m.files.x", None, "b" * 16, "no m.files.x;"),
-        ("m.files.x", "a" * 16, None, "m.files.x, which is not there now;"),
+        ("m.files.x", "a" * 16, None, "m.files.x, which is missing now;"),
         # What a user can name is shown: a commit, or a value beside a hash.
         ("revision", "a" * 40, "main", 'revision="' + "a" * 40 + '", not "main";'),
         ("revision", "a" * 40, "b" * 40, 'revision="' + "a" * 40 + '", not "'),

@@ -68,7 +68,7 @@ def test_an_error_in_one_process_is_one_of_its_kind_in_all(monkeypatch, error, k
 
     for index, work, raised in ((0, fail, type(error)), (1, str, kind)):
         here[0] = index
-        monkeypatch.setattr(processes, "_meetings", itertools.count())
+        monkeypatch.setattr(processes, "_barriers", itertools.count())
         with pytest.raises(raised) as caught:
             processes.together(work)
         assert type(caught.value) is raised

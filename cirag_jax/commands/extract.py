@@ -1,8 +1,8 @@
-"""Extraction of a corpus: what ``launch/extract.py`` runs.
+"""Extraction of triples from a corpus: the command ``launch/extract.py``.
 
-A program per passage, over the scheduler and the journal of all commands. Block by block, what the
-journal holds goes into the store in one transaction and leaves the journal. On a Ray cluster each
-block is a shard with a journal of its own, which a worker writes.
+Each passage is a program of the scheduler. After each block of passages, one transaction moves the
+results from the journal to the triple store. On a Ray cluster, a block is a shard with a separate
+journal, which a worker writes.
 """
 
 import collections
@@ -43,24 +43,24 @@ from cirag_jax.runtime.scheduler import Handler, Job, Progress
 from cirag_jax.runtime.store import JOURNAL, Journal, journal_path
 from cirag_jax.triples import store as stores
 from cirag_jax.triples.store import TripleStore, content_hash
-from cirag_jax.types import Config, Passage
+from cirag_jax.types import Config, Passage, UnitInterval
+from cirag_jax.validation import check_value
 
-_Block = tuple[Sequence[Passage], Mapping[str, Record]]  # passages, and their programs by name
+_Block = tuple[Sequence[Passage], Mapping[str, Record]]  # passages, and records by program name
 
-SHARDS = "shards"  # in a workdir: journals of what workers of a Ray cluster have under way
-_REFUSALS = 60  # of a shard's journal, a second each, while another worker may still hold it
+SHARDS = "shards"  # in a workdir: the journals of workers of a Ray cluster
+_RETRIES = 60  # one per second, while another worker has a shard's journal open
 
 
 def extract_corpus(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Brings ``workdir/triples.sqlite`` up to date with a corpus; resumes what ``workdir`` holds.
+    """Brings ``workdir/triples.sqlite`` up to date with a corpus (configs/extract.py); resumes.
 
-    Several processes share the passages by their ids, each with a journal and a store of its own;
-    the first merges the stores once all have ended. ``config`` is of configs/extract.py.
+    Several processes divide the passages by id. Each has its own journal and store, and the first
+    merges the stores at the end.
 
     Returns:
         Counts of passages by outcome, failures by cause, malformed answers by kind, triples,
-        tokens, seconds, and whether everything is done (``complete``); nothing in all processes
-        but the first.
+        tokens, seconds, and ``complete``. Only the first process returns any.
     """
     started = time.monotonic()
     settings = _settings(config)
@@ -79,14 +79,14 @@ def extract_corpus(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     def work() -> None:
         identity = _identity(config, settings)
         with (
-            _CorpusExtraction(config, settings, identity, paths[index], started) as extracting,
+            _CorpusExtraction(config, settings, identity, paths[index], started) as extraction_run,
             TripleStore.create(parts[index]) as store,
             CorpusScan(config.data.dir) as corpus,
         ):
             selection = _Selection(
                 config, identity, corpus, store, _selected(config), (index, count)
             )
-            store.note(extracting.run(selection, store))
+            store.note(extraction_run.run(selection, store))
 
     processes.together(work)
     if index:
@@ -99,8 +99,7 @@ def extract_corpus(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 def _settings(config: Config) -> ExtractionSettings:
     check_at_least(1, config, "entity_tokens", "triple_tokens", "block", "in_flight")
     check_at_least(0, config, "limit", "stop_after_minutes", "min_passages")
-    if not 0 <= config.max_empty_share <= 1:
-        raise UserError("config.max_empty_share must be between 0 and 1.")
+    check_value("config.max_empty_share", config.max_empty_share, UnitInterval)
     check_choice("config.retry", config.retry, ("never", "errors", "all"))
     return ExtractionSettings(
         config.entity_tokens,
@@ -112,32 +111,32 @@ def _settings(config: Config) -> ExtractionSettings:
 
 
 def _identity(config: Config, settings: ExtractionSettings) -> dict[str, Any]:
-    """Who extracts: all that decides the triples of a passage."""
+    """Checks the adapter and returns the identity of the extractor."""
     extraction.check_adapter(config.extractor, settings)
     return of_extractor(config.extractor, settings)
 
 
 def _selected(config: Config) -> Collection[str] | None:
-    """Ids of the passages that ``config.data`` leaves of the corpus; None: all of them."""
+    """Returns the ids of the passages that ``config.data`` selects; None for all passages."""
     data = config.data
     if data.corpus == WHOLE:
-        named = [name for name in ("split", "fold", "setting", "limit") if data[name]]
-        if named:
+        filters = [name for name in ("split", "fold", "setting", "limit") if data[name]]
+        if filters:
             raise UserError(
-                f"config.data.{named[0]} selects questions; config.data.corpus=selected_questions "
-                "extracts the passages of their contexts."
+                f"config.data.{filters[0]} selects questions, but config.data.corpus={WHOLE} uses "
+                "all passages; set config.data.corpus=selected_questions to extract the passages "
+                "of their contexts."
             )
         return None
     dataset = load_dataset(data)
-    selected = select_questions(dataset, data)
-    passages = select_corpus(dataset, selected, data).passages
-    return frozenset(passage.id for passage in passages)
+    questions = select_questions(dataset, data)
+    return frozenset(passage.id for passage in select_corpus(dataset, questions, data).passages)
 
 
 def _estimate_only(
     config: Config, workdir: pathlib.Path, settings: ExtractionSettings
 ) -> dict[str, Any]:
-    """Reads and changes nothing else."""
+    """Estimates the cost of an extraction, without changing ``workdir``."""
     with contextlib.ExitStack() as stack:
         store = rate = None
         if (workdir / stores.FILE).exists():
@@ -148,12 +147,14 @@ def _estimate_only(
         corpus = stack.enter_context(CorpusScan(config.data.dir))
         identity = _identity(config, settings)
         selection = _Selection(config, identity, corpus, store, _selected(config), (0, 1))
-        return {**estimate(selection.wanted(), config, settings, rate), "complete": False}
+        return {**estimate(selection.pending(), config, settings, rate), "complete": False}
 
 
 def _import(config: Config, workdir: pathlib.Path, started: float) -> dict[str, Any]:
     if _selected(config) is not None:
-        raise UserError("config.import_openie takes the whole file; leave data.corpus.")
+        raise UserError(
+            "config.import_openie imports the whole file; do not set config.data.corpus."
+        )
     if jax.process_count() > 1:
         raise UserError("config.import_openie runs in one process.")
     path = pathlib.Path(config.import_openie).expanduser()
@@ -176,7 +177,7 @@ def _import(config: Config, workdir: pathlib.Path, started: float) -> dict[str, 
 def _result(
     workdir: pathlib.Path, parts: Sequence[pathlib.Path], paths: Sequence[pathlib.Path]
 ) -> dict[str, Any]:
-    """What the command prints: of the whole store, and of this run of every process."""
+    """Returns the result of the command: counts of the whole store and of all processes."""
     runs = collections.Counter()
     for part in parts:
         with TripleStore.open(part) as store:
@@ -190,7 +191,7 @@ def _result(
         counts, failures = store.counts(), store.failures()
         if failures:
             cause, number = next(iter(failures.items()))
-            say(f"{counts['failed']:,} passages failed, {number:,} of them: {cause}")
+            say(f"{counts['failed']:,} passages failed, {number:,} of them with: {cause}")
         return {
             "passages": len(store),
             **counts,
@@ -207,11 +208,15 @@ def _result(
 
 @dataclasses.dataclass(frozen=True)
 class _Selection:
-    """Which passages of a corpus are in question, and which of them are still to be extracted.
+    """The passages of a corpus to extract.
 
-    ``identity`` is who would extract, ``store`` what there is (None: nothing yet); ``only`` are ids
-    of the passages in question (None: the whole corpus); ``share`` is the number of this process,
-    and of all processes.
+    Attributes:
+        config: see configs/extract.py.
+        identity: the identity of the extractor.
+        corpus: all passages.
+        store: the existing store, if any.
+        only: ids of the selected passages; None for the whole corpus.
+        share: (index of this process, number of processes).
     """
 
     config: Config
@@ -222,56 +227,56 @@ class _Selection:
     share: tuple[int, int]
 
     def chosen(self) -> Iterator[Passage]:
-        """The passages in question, in the corpus's order."""
+        """Yields this process's share of the selected passages, in the order of the corpus."""
         index, count = self.share
         chosen = (p for p in self.corpus if self.only is None or p.id in self.only)
         for passage in itertools.islice(chosen, self.config.limit or None):
-            # By the id: a corpus that changes leaves a passage with its process.
+            # By id, so that a passage stays with its process if the corpus changes.
             if zlib.crc32(passage.id.encode("utf-8", "replace")) % count == index:
                 yield passage
 
-    def wanted(self) -> Iterator[Passage]:
-        """Those still to be extracted."""
-        return filter(self.is_wanted, self.chosen())
+    def pending(self) -> Iterator[Passage]:
+        """Yields the passages still to be extracted."""
+        return filter(self.is_pending, self.chosen())
 
     def blocks(self) -> Iterator[tuple[str, list[Passage]]]:
-        """The passages still to be extracted, ``config.block`` at a time, and each block's name.
+        """Yields the names of blocks and their passages, which are still to be extracted.
 
-        Passages all of which are new make a block of their own, however many of those before them
-        have been done meanwhile: a run that goes on finds it again under its name.
+        A range of the corpus that is all pending forms a block. Its name does not depend on how
+        many earlier passages are done, so that a resumed run finds its journal again.
         """
         chosen, size, rest = self.chosen(), self.config.block, list[Passage]()
         for number in itertools.count():
             part = list(itertools.islice(chosen, size))
-            wanted = [passage for passage in part if self.is_wanted(passage)]
-            if part and len(wanted) == len(part):
+            pending = [passage for passage in part if self.is_pending(passage)]
+            if part and len(pending) == len(part):
                 yield f"{number:08d}", part
                 continue
-            rest += wanted
+            rest += pending
             if len(rest) >= size or (rest and not part):
                 yield f"{number:08d}-rest", rest[:size]
                 del rest[:size]
             if not part:
                 return
 
-    def is_wanted(self, passage: Passage) -> bool:
-        """Whether it is still to be extracted; raises `UserError` as `wanted` does."""
+    def is_pending(self, passage: Passage) -> bool:
+        """Returns whether a passage is still to be extracted."""
         entry = self.store.entry(passage.id) if self.store else None
         if self.store is None or entry is None or entry.hash != content_hash(passage):
             return True
-        if "import" in entry.extractor:  # given by the user: as good as extracted
+        if "import" in entry.extractor:  # imported triples count as extracted
             return False
         if entry.extractor != self.identity:
             if not self.config.replace:
-                remedy = "--config.replace=true extracts again, another --workdir keeps the triples"
+                remedy = "set --config.replace=true to extract again, or use another --workdir"
                 if "extractor" not in entry.extractor:
                     raise UserError(
-                        f"{self.store.path} is of an earlier version, which did not note all that "
-                        f"decides its triples; {remedy}."
+                        f"{self.store.path} was written by an earlier version, which did not "
+                        f"record the full identity of the extractor; {remedy}."
                     )
                 check_same(self.store.path, entry.extractor, self.identity, remedy)
             return True
-        if self.config.retry == "errors":  # of requests: an unreadable answer would come again
+        if self.config.retry == "errors":  # an unreadable answer would not change
             return bool(entry.cause) and not entry.cause.startswith(extraction.UNREADABLE)
         return self.config.retry == "all" and entry.status == "failed"
 
@@ -279,7 +284,7 @@ class _Selection:
 class _Shard(NamedTuple):
     """A block of passages for a worker of a Ray cluster.
 
-    ``file`` is its journal's; ``until``, of `time.time`, when no more is asked, if ever.
+    ``file`` is its journal. After ``until`` (`time.time`), no more requests are sent.
     """
 
     name: str
@@ -292,39 +297,39 @@ class _Worker:
     """Extracts shards, in a process of a Ray cluster."""
 
     def __init__(self, config: Config, identity: dict[str, Any]):
-        """Opens the language model, which must be that of ``identity``."""
+        """Opens the language model, which must have the given identity."""
         self._config, self._settings, self._identity = config, _settings(config), identity
         remedy = "a worker of the Ray cluster has other software, or another model"
         check_same("the extraction", identity, _identity(config, self._settings), remedy)
         self._handler = GenerateHandler(backends.open_backend(config.extractor), {})
 
     def __call__(self, shard: _Shard) -> bool:
-        """Whether all programs of the shard have ended; its journal has what became of them."""
+        """Extracts a shard into its journal; returns whether all its programs have ended."""
         with self._open(shard) as runner:
             return runner.run(_jobs(shard.passages, self._settings))
 
     def _open(self, shard: _Shard) -> Runner:
-        """Waits where a worker that is lost, or of a command that was killed, still has it open."""
-        for _ in range(_REFUSALS):
+        """Opens the journal; retries while a lost worker or a killed command still has it open."""
+        for _ in range(_RETRIES):
             with contextlib.suppress(InUse):
                 return self._runner(shard)
         return self._runner(shard)
 
     def _runner(self, shard: _Shard) -> Runner:
-        left = None if shard.until is None else shard.until - time.time()
+        until = None if shard.until is None else time.monotonic() + shard.until - time.time()
         return Runner(
             shard.file,
             self._identity,
             lambda *_: {"extractor": self._handler},
             in_flight=self._config.in_flight,
-            until=None if left is None else time.monotonic() + left,
+            until=until,
             encode=extraction.encode_extraction,
             replace=self._config.replace,
         )
 
 
 def _rate(book: JournalReader) -> float | None:
-    """Passages a second over all runs on a journal."""
+    """Returns passages per second over all runs of a journal."""
     return book.totals().programs / book.seconds if book.seconds else None
 
 
@@ -337,7 +342,7 @@ def _jobs(passages: Iterable[Passage], settings: ExtractionSettings) -> list[Job
 
 
 class _CorpusExtraction(Closing):
-    """The share of one process in an extraction, over its own journal."""
+    """The extraction of one process's share, with its journal."""
 
     def __init__(
         self,
@@ -347,7 +352,7 @@ class _CorpusExtraction(Closing):
         file: pathlib.Path,
         started: float,
     ):
-        """Opens the journal ``file``; ``started`` is `time.monotonic()` at the command's start."""
+        """Opens the journal; ``started`` is the `time.monotonic` at which the command started."""
         minutes = config.stop_after_minutes
         self._config, self._settings = config, settings
         self._until = started + 60 * minutes if minutes else None
@@ -364,8 +369,8 @@ class _CorpusExtraction(Closing):
         self._book = self._runner.book
         self._shards = file.resolve().with_name(SHARDS)
         self._statuses: collections.Counter[str] = collections.Counter()
-        self._example = ""  # what a model wrote where there was no triple
-        self._before = Progress()  # of earlier blocks
+        self._example = ""  # a model's output without triples
+        self._done = Progress()  # of earlier blocks
 
     def close(self) -> None:
         """Closes the model and the journal."""
@@ -380,72 +385,72 @@ class _CorpusExtraction(Closing):
         return {"extractor": GenerateHandler(backend, {})}
 
     def run(self, selection: _Selection, store: TripleStore) -> dict[str, int]:
-        """Extracts what is left; returns how many passages were ``reused``, ``extracted``,
-        ``deleted``, ``left``.
+        """Extracts all pending passages.
+
+        Returns:
+            Numbers of passages: ``reused``, ``extracted``, ``deleted`` and ``left``.
         """
         bar = tqdm.tqdm(
             selection.chosen(), desc="corpus", unit=" passages", file=sys.stderr, delay=5
         )
         chosen = sum(1 for _ in bar)
         rate = _rate(self._book)
-        wanted = estimate(selection.wanted(), self._config, self._settings, rate)["passages"]
-        gone = [name for name in store.passage_ids() if name not in selection.corpus]
-        if gone:
-            store.commit((), {}, gone)
-            say(f"{len(gone):,} passages have left the corpus: their triples are removed")
-        if wanted < chosen:
-            say(f"{chosen - wanted:,} passages are up to date")
-        done = self._extract(selection, store, wanted) if wanted else 0
-        if done == wanted:
+        pending = estimate(selection.pending(), self._config, self._settings, rate)["passages"]
+        deleted = [name for name in store.passage_ids() if name not in selection.corpus]
+        if deleted:
+            store.commit((), {}, deleted)
+            say(f"removed the triples of {len(deleted):,} passages that left the corpus")
+        if pending < chosen:
+            say(f"{chosen - pending:,} passages are up to date")
+        done = self._extract(selection, store, pending) if pending else 0
+        if done == pending:
             self._book.forget([record.id for record in self._book.records()])
             if selection.share == (0, 1):
                 self._drop_shards()
         self._runner.seconds()
-        counts = {"reused": chosen - wanted, "extracted": done}
-        return {**counts, "deleted": len(gone), "left": wanted - done}
+        counts = {"reused": chosen - pending, "extracted": done}
+        return {**counts, "deleted": len(deleted), "left": pending - done}
 
-    def _extract(self, selection: _Selection, store: TripleStore, wanted: int) -> int:
-        """Extracts block by block; returns of how many passages the outcome is stored."""
+    def _extract(self, selection: _Selection, store: TripleStore, pending: int) -> int:
+        """Extracts block by block; returns the number of passages whose outcome is stored."""
         done = 0
-        with progress_bar(wanted, "passage") as show:
-            if cluster.is_chosen(self._config):
-                blocks = self._on_cluster(selection, show)
-            else:
-                blocks = self._here(selection, show)
+        extract = self._on_cluster if cluster.is_chosen(self._config) else self._locally
+        with progress_bar(pending, "passage") as show:
+            blocks = extract(selection, show)
             with contextlib.closing(blocks):
                 for block, records in blocks:
                     store.commit(_stored(block, records), selection.identity)
                     done += len(block)
         return done
 
-    def _here(self, selection: _Selection, show: Show) -> Generator[_Block]:
-        """Blocks, the last what has ended of it; what follows one is done once it is stored."""
+    def _locally(self, selection: _Selection, show: Show) -> Generator[_Block]:
+        """Yields blocks to store; the last may be partial. Resumes after a block is stored."""
 
         def on_progress(progress: Progress, tokens: int) -> None:
-            self._check(self._before.failed + progress.failed)
-            show(_sum(self._before, progress), tokens)
+            self._check(self._done.failed + progress.failed)
+            show(_sum(self._done, progress), tokens)
 
-        passages = selection.wanted()
+        passages = selection.pending()
         while block := list(itertools.islice(passages, self._config.block)):
             jobs = _jobs(block, self._settings)
             names = [job.id for job in jobs]
-            for name, outcome in self._book.outcomes(names).items():  # of an earlier run
+            for name, outcome in self._book.outcomes(names).items():  # of earlier runs
                 self._count(typed(self._book.path, name, outcome, extraction.Outcome))
             complete = self._runner.run(jobs, show=on_progress)
-            self._before = _sum(self._before, self._runner.progress)
-            self._check(self._before.failed)
-            known = self._runner.records(jobs)
+            self._done = _sum(self._done, self._runner.progress)
+            self._check(self._done.failed)
+            records = self._runner.records(jobs)
             if not complete:
-                # What failed is left: it may be of an earlier run, and not asked again.
-                known = {name: r for name, r in known.items() if r.outcome is not None}
-                block = [p for p in block if extraction.program_of(p) in known]
-            yield block, known
-            self._book.forget(list(known))
+                # Without failures, which may be those of an earlier run that were not retried.
+                records = {name: r for name, r in records.items() if r.outcome is not None}
+                block = [p for p in block if extraction.program_of(p) in records]
+            yield block, records
+            self._book.forget(list(records))
             if not complete:
                 return
 
     def _on_cluster(self, selection: _Selection, show: Show) -> Generator[_Block]:
-        """As `_here`, by workers of a Ray cluster; a shard's journal goes once it is stored."""
+        """Yields blocks that workers extracted; deletes a shard's journal once it is stored."""
         config = self._config
         self._shards.mkdir(exist_ok=True)
 
@@ -459,21 +464,22 @@ class _CorpusExtraction(Closing):
         work = functools.partial(_Worker, config, dict(selection.identity))
         on_devices = config.extractor.backend != "openai"
         done = cluster.in_order(work, shards(), config, self._shards, on_devices=on_devices)
-        for shard, is_whole in done:
-            if not is_whole:
+        for shard, is_complete in done:
+            if not is_complete:
                 return
             with JournalReader(shard.file) as book:
-                found = {record.id: record for record in book.records()}
+                all_records = {record.id: record for record in book.records()}
                 totals = book.totals()
-            records = {name: found[name] for name in map(extraction.program_of, shard.passages)}
-            self._before = _sum(self._before, self._progress(records, totals))
-            self._check(self._before.failed)
-            show(self._before, 0)
+            names = map(extraction.program_of, shard.passages)
+            records = {name: all_records[name] for name in names}
+            self._done = _sum(self._done, self._progress(records, totals))
+            self._check(self._done.failed)
+            show(self._done, 0)
             yield shard.passages, records
             self._drop(shard.file)
 
     def _progress(self, records: Mapping[str, Record], totals: Totals) -> Progress:
-        """Of a shard; counts its outcomes, too."""
+        """Returns the progress of a shard, and counts its outcomes."""
         outcomes = [record.result(extraction.Outcome) for record in records.values()]
         for outcome in filter(None, outcomes):
             self._count(outcome)
@@ -488,45 +494,45 @@ class _CorpusExtraction(Closing):
         )
 
     def _drop_shards(self) -> None:
-        """Removes what workers left of blocks that are cut otherwise now; its calls count."""
+        """Removes journals of blocks that are now divided differently; their calls count."""
         for file in sorted(self._shards.glob("*.sqlite")):
             self._drop(file)
         shutil.rmtree(self._shards, ignore_errors=True)
 
     def _drop(self, file: pathlib.Path) -> None:
-        """Removes a shard's journal; its calls count, once, whenever a kill comes."""
+        """Removes a shard's journal; its calls are counted exactly once, even after a kill."""
         with JournalReader(file) as book:
             name, totals = book.id, book.totals()
         self._book.count(name, totals)
         file.unlink()
 
-    def _encode(self, found: Extraction) -> dict[str, Any]:
-        self._count(found)
-        return extraction.encode_extraction(found)
+    def _encode(self, outcome: Extraction) -> dict[str, Any]:
+        self._count(outcome)
+        return extraction.encode_extraction(outcome)
 
-    def _count(self, found: Extraction | extraction.Outcome) -> None:
-        self._statuses[found.status] += 1
-        self._example = self._example or found.answer
+    def _count(self, outcome: Extraction | extraction.Outcome) -> None:
+        self._statuses[outcome.status] += 1
+        self._example = self._example or outcome.answer
 
     def _check(self, failed_requests: int) -> None:
-        """Raises `UserError` where too many passages gave no triple."""
+        """Raises `UserError` if too many passages gave no triples."""
         total = self._statuses.total() + failed_requests
-        without, limit = total - self._statuses["ok"], self._config.max_empty_share
-        if total < max(self._config.min_passages, 1) or without <= limit * total:
+        missing, limit = total - self._statuses["ok"], self._config.max_empty_share
+        if total < max(self._config.min_passages, 1) or missing <= limit * total:
             return
-        empty, said = self._statuses["empty"], " ".join(self._example.split())[:120]
+        empty, example = self._statuses["empty"], " ".join(self._example.split())[:120]
         raise UserError(
-            f"{without} of {total} passages gave no triple ({without - empty} failed, {empty} "
-            f"empty), more than config.max_empty_share={limit:g} allows; the first of them got the "
-            f"answer {said!r}; use a better model (with --config.replace=true), or raise the "
-            "share: what is answered is kept and will not be asked again."
+            f"{missing} of {total} passages gave no triples ({missing - empty} failed, {empty} "
+            f"empty), more than config.max_empty_share={limit:g} allows; the first such output is "
+            f"{example!r}; use a better model (with --config.replace=true) or raise the limit. "
+            "Progress is saved."
         )
 
 
 def _stored(block: Iterable[Passage], records: Mapping[str, Record]) -> list[stores.Record]:
-    """The store's records of passages, from the journal's."""
-    found = ((passage, records[extraction.program_of(passage)]) for passage in block)
-    return [extraction.stored(p, r.result(extraction.Outcome), r.error) for p, r in found]
+    """Converts the journal's records of passages to records of the store."""
+    pairs = ((passage, records[extraction.program_of(passage)]) for passage in block)
+    return [extraction.stored(p, r.result(extraction.Outcome), r.error) for p, r in pairs]
 
 
 def _sum(one: Progress, other: Progress) -> Progress:

@@ -1,4 +1,4 @@
-"""What an extraction will take, before it starts: tokens, money, time."""
+"""Estimates of the tokens and the time that an extraction takes."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,33 +11,35 @@ from cirag_jax.methods.common.extraction import ExtractionSettings, weight_files
 from cirag_jax.methods.common.extraction_prompts import entity_messages, triple_messages
 from cirag_jax.types import Config, Passage
 
-# Assumed where nothing has been measured: parameters read per second, operations per second, rows
-# of a batch; and a server's tokens per second.
+# Assumed speeds: parameters and operations per second and rows per batch of a machine,
+# and tokens per second and request of a server.
 _MACHINE = {"cpu": (2e9, 1e11, 16), "other": (5e11, 1e14, 64)}
 _SERVER_RATE = 40.0
-_BYTES = {".gguf": 0.6, ".safetensors": 2.0}  # a parameter, in a file of a usual kind
+_BYTES = {".gguf": 0.6, ".safetensors": 2.0}  # typical size of a parameter
 
 
 def estimate(
     passages: Iterable[Passage], config: Config, settings: ExtractionSettings, rate: float | None
 ) -> dict[str, Any]:
-    """Says, and returns, what the extraction of ``passages`` takes, counted on the high side.
+    """Prints and returns a high estimate of the cost of extracting ``passages``.
 
-    ``rate`` is passages per second, measured before; None: guessed from the model's size (every
-    decoding step reads all parameters once, for all rows of the batch) or, for a server, from 40
-    tokens per second and request.
+    ``rate`` is the measured speed in passages per second. Without it, the time is guessed from the
+    size of the model: each decoding step reads all parameters once per batch. A server is assumed
+    to generate 40 tokens per second and request.
     """
     count = text_tokens = 0
     for passage in passages:
         size = sum(len(text.encode("utf-8", "replace")) for text in (passage.title, passage.text))
         count, text_tokens = count + 1, text_tokens + size // 3 + 1
-    nothing = Passage("", "", "")
+    empty = Passage("", "", "")
     if settings.dialect == dialects.OPENIE:
-        shared = estimate_tokens((*entity_messages(nothing), *triple_messages(nothing, ())))
-        new = 2 * text_tokens + count * settings.entity_tokens // 2  # texts twice, entities once
+        shared = estimate_tokens((*entity_messages(empty), *triple_messages(empty, ())))
+        new = (
+            2 * text_tokens + count * settings.entity_tokens // 2
+        )  # two prompts with the text, one with the entities
         generated = count * (settings.entity_tokens + settings.triple_tokens)
     else:
-        shared, new = estimate_tokens(dialects.messages(nothing, settings.dialect)), text_tokens
+        shared, new = estimate_tokens(dialects.messages(empty, settings.dialect)), text_tokens
         generated = count * settings.triple_tokens
     prompt = count * shared + new
     seconds = count / rate if rate else _guess(config.extractor, count, new, generated)
@@ -45,7 +47,7 @@ def estimate(
         say(
             f"estimate: {count:,} passages: at most about {prompt:,} prompt tokens and "
             f"{generated:,} generated tokens, in about {_duration(seconds)} "
-            f"({'at the rate so far' if rate else 'a guess until a rate is measured'})"
+            f"({'at the measured rate' if rate else 'a guess; no rate has been measured'})"
         )
     return {
         "passages": count,

@@ -1,4 +1,4 @@
-"""Triples that exist already: ``openie.jsonl`` into a store."""
+"""Import of existing triples (``openie.jsonl``) into a store."""
 
 import contextlib
 import hashlib
@@ -20,43 +20,43 @@ from cirag_jax.types import Triple
 
 
 def import_openie(path: Path, corpus: CorpusScan, store: TripleStore, block: int) -> dict[str, Any]:
-    """Puts the triples of a file (``openie.jsonl`` of docs/data.md) into the store, as extracted by
-    that file.
+    """Imports the triples of an ``openie.jsonl`` (docs/data.md) into the store.
 
-    A passage that the store has from the same file is kept; every other one of the file is added or
-    replaced, ``block`` of them in a transaction. Passages that the corpus lacks leave the store.
-    Several lines of one passage are merged; triples that are not three non-empty strings are
-    dropped, sentences out of range taken as null, both counted. Neither file nor corpus is held in
-    memory.
+    Each transaction adds or replaces ``block`` passages. Passages already imported from the same
+    file are kept, and passages that are not in the corpus are deleted from the store. Several lines
+    of a passage are merged. Triples that are not three non-empty strings are dropped, and sentence
+    indices out of range become null. Neither the file nor the corpus is held in memory.
 
-    Returns how many passages were ``imported``, ``reused``, ``deleted``, how many triples were
-    ``malformed`` or had a sentence ``out_of_range``.
+    Returns:
+        Numbers of passages that were ``imported``, ``reused`` and ``deleted``, and of triples that
+        were ``malformed`` or had a sentence ``out_of_range``.
     """
     if not path.is_file():
-        raise UserError(f"{path} does not exist; config.import_openie names an openie.jsonl.")
+        raise UserError(
+            f"{path} does not exist; config.import_openie must be the path of an openie.jsonl."
+        )
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     identity = {"import": path.name, "sha256": digest[:16]}
     counts = {"imported": 0, "reused": 0, "deleted": 0, "malformed": 0, "out_of_range": 0}
     with contextlib.closing(sqlite3.connect("", isolation_level=None)) as lines:
         _read(path, corpus, lines)
-        gone = [name for name in store.passage_ids() if name not in corpus]
-        counts["deleted"] = len(gone)
-        store.commit((), {}, gone)
+        deleted = [name for name in store.passage_ids() if name not in corpus]
+        counts["deleted"] = len(deleted)
+        store.commit((), {}, deleted)
         records = _records(corpus, store, lines, identity, counts)
         while batch := list(itertools.islice(records, block)):
             store.commit(batch, identity)
             counts["imported"] += len(batch)
     if counts["malformed"]:
-        dropped = f"{counts['malformed']:,} triples that are not three non-empty strings"
-        say(f"{path}: dropped {dropped}")
+        say(f"{path}: dropped {counts['malformed']:,} triples that are not three non-empty strings")
     if counts["out_of_range"]:
-        say(f"{path}: {counts['out_of_range']:,} triple_sentences out of range, taken as null")
+        say(f"{path}: set {counts['out_of_range']:,} triple_sentences out of range to null")
     return counts
 
 
 def _read(path: Path, corpus: CorpusScan, lines: sqlite3.Connection) -> None:
-    """Puts the lines into a temporary file, where those of a passage are found together."""
+    """Stores the lines in a temporary database, indexed by passage."""
     lines.execute("CREATE TABLE lines (id TEXT, place TEXT, line BLOB)")
     lines.execute("BEGIN")
     for place, line in read_lines(path, OpenIE):
@@ -75,21 +75,21 @@ def _records(
     identity: dict[str, Any],
     counts: dict[str, int],
 ) -> Iterator[Record]:
-    """What is new, in the corpus's order."""
+    """Yields new records in the order of the corpus."""
     query = "SELECT place, line FROM lines WHERE id = ? ORDER BY rowid"
     for passage in corpus:
         rows = lines.execute(query, (passage.id,)).fetchall()
-        found = [(place, msgspec.json.decode(line, type=OpenIE)) for place, line in rows]
-        if all(line.triples is None for _, line in found):
+        decoded = [(place, msgspec.json.decode(line, type=OpenIE)) for place, line in rows]
+        if all(line.triples is None for _, line in decoded):
             continue
         entry, digest = store.entry(passage.id), content_hash(passage)
         if entry is not None and (entry.hash, entry.extractor) == (digest, identity):
             counts["reused"] += 1
             continue
         triples: dict[Triple, None] = {}
-        for place, line in found:
-            more, malformed, beyond = triples_of(place, line, passage)
-            triples.update(dict.fromkeys(more))
+        for place, line in decoded:
+            new, malformed, out_of_range = triples_of(place, line, passage)
+            triples.update(dict.fromkeys(new))
             counts["malformed"] += malformed
-            counts["out_of_range"] += beyond
+            counts["out_of_range"] += out_of_range
         yield Record(passage.id, digest, tuple(triples))

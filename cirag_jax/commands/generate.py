@@ -1,6 +1,6 @@
-"""Generation for a file of prompts: what ``launch/generate.py`` runs.
+"""Generation for a file of prompts: the command ``launch/generate.py``.
 
-Every conversation is a program of one request, over the scheduler and the journal of all commands.
+Each conversation is a program of one request.
 """
 
 import collections
@@ -30,10 +30,9 @@ _NOT_SENT = Generated("", "error", error="not sent: the budget is exhausted")
 
 
 def generate_file(config: Any, workdir: Path) -> dict[str, Any]:
-    """Answers every request of ``config.prompts`` (configs/generate.py); resumes what ``workdir``
-    holds.
+    """Answers every request of ``config.prompts`` (configs/generate.py); resumes.
 
-    Writes ``responses.jsonl`` (in input order) and, while it runs, ``journal.sqlite``; returns
+    Writes ``responses.jsonl`` in input order and, while it runs, ``journal.sqlite``. Returns
     counts, tokens, seconds, and tokens per second.
     """
     _check_config(config, workdir)
@@ -54,11 +53,11 @@ def generate_file(config: Any, workdir: Path) -> dict[str, Any]:
 
     settings = identity.of_language_model(config)
     with Runner(workdir / JOURNAL, settings, open_handlers, in_flight=len(requests)) as runner:
-        known = runner.book.outcomes()
-        pending = [name for name, program in programs.items() if program not in known]
+        outcomes = runner.book.outcomes()
+        pending = [name for name, program in programs.items() if program not in outcomes]
         if 0 < len(pending) < len(requests):
-            kept = len(requests) - len(pending)
-            say(f"resuming: {kept} of {len(requests)} requests are answered already")
+            answered = len(requests) - len(pending)
+            say(f"resuming: {answered} of {len(requests)} requests are already answered")
         runner.run([_job(programs[name], requests[name]) for name in pending], unit="row")
         seconds, book = runner.run_seconds, runner.book
         errors = {record.id: record.error for record in book.records() if record.error}
@@ -86,19 +85,20 @@ def generate_file(config: Any, workdir: Path) -> dict[str, Any]:
 
 
 def _program(name: str, request: Generate, is_local: bool) -> str:
-    """The journal's name of a request: a prompt that was changed is another program, and so is one
-    whose schema another release of the library enforces here.
+    """Returns the name of a request in the journal, which includes a hash of its content.
+
+    The version of llguidance, which enforces schemas locally, is part of the content.
     """
-    decided_by = codec.encode_request(request)
+    content = codec.encode_request(request)
     if is_local and request.json_schema is not None:
-        decided_by = {**decided_by, **of_packages("llguidance")}
-    return f"{name}@{codec.digest(codec.dump(decided_by))}"
+        content = {**content, **of_packages("llguidance")}
+    return f"{name}@{codec.digest(codec.dump(content))}"
 
 
 def _job(program: str, request: Generate) -> Job:
     def start() -> Program[bool]:
         yield request
-        return True  # the response itself is recorded once, by the journal
+        return True  # the journal records the response itself
 
     return Job(program, {}, start)
 
@@ -115,7 +115,6 @@ def _open_model(
 
 
 def _counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Counts and tokens of all rows."""
     usage = sum((Usage(**row["usage"]) for row in rows), Usage())
     reasons = collections.Counter(row["finish_reason"] for row in rows)
     return {
@@ -135,22 +134,22 @@ def _check_config(config: Any, workdir: Path) -> None:
     if not is_environment_name(config.api_key_env):
         raise UserError("api_key_env must be the name of an environment variable, not a key.")
     if config.prompts is None:
-        raise UserError("--config.prompts=FILE.jsonl is required: the conversations to answer.")
+        raise UserError("--config.prompts=FILE.jsonl is required: the file of conversations.")
     if (workdir / _OLD_JOURNAL).exists():
         raise UserError(
-            f"{workdir / _OLD_JOURNAL} is of an earlier version, which this one cannot resume; use "
-            "another --workdir."
+            f"{workdir / _OLD_JOURNAL} was written by an earlier version and cannot be resumed; "
+            "use another --workdir."
         )
 
 
 # ---------------------------------------------------------------------------------------- the rows
 
 
-def _row(name: str, found: Any, error: str | None) -> dict[str, Any]:
-    """The line of ``responses.jsonl``."""
+def _row(name: str, recorded: Any, error: str | None) -> dict[str, Any]:
+    """Returns the line of ``responses.jsonl``."""
     if error is not None:
-        found = Generated("", "error", error=error)
-    response: Generated = found or _NOT_SENT
+        recorded = Generated("", "error", error=error)
+    response: Generated = recorded or _NOT_SENT
     row: dict[str, Any] = {
         "id": name,
         "text": response.text,

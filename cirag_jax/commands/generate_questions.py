@@ -1,7 +1,8 @@
-"""From documents to a benchmark of controlled difficulty: ``launch/generate_questions.py`` (GRADE).
+"""Generation of a benchmark of controlled difficulty from documents (GRADE).
 
-Step by step, each a set of programs over one journal. A program is known by all that decides its
-result, so that after a change of the config only what the change touches is asked again.
+This is the command ``launch/generate_questions.py``. Each step runs programs over one journal. The
+id of a program is a hash of everything that determines its result, so that after a change of the
+config only affected requests are sent again.
 """
 
 import collections
@@ -14,7 +15,7 @@ from typing import Any
 
 from cirag_jax import sqlite
 from cirag_jax.commands import backends, identity, question_files, task
-from cirag_jax.commands.question_files import Asked, added
+from cirag_jax.commands.question_files import GeneratedQuestion, Knowledge, total_counts
 from cirag_jax.datasets.chunks import ChunkSettings
 from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.grade import (
@@ -44,21 +45,21 @@ from cirag_jax.runtime.store import JOURNAL, Journal, ResponseCache
 from cirag_jax.types import Config, Count, Triple
 
 
-class _Stopped(Exception):
-    """The deadline or a budget ended the run before its end."""
+class _Interrupted(Exception):
+    """The deadline or a budget has stopped the run."""
 
 
-class _Estimated(Exception):
-    """Ends an estimate: what the step takes that is the first to ask."""
+class _Estimate(Exception):
+    """The cost of the first step that needs the language model; ends an estimate."""
 
     def __init__(self, step: str, requests: int, tokens: int):
         super().__init__(step)
-        self.told = {"step": step, "requests": requests, "prompt_tokens": tokens}
+        self.cost = {"step": step, "requests": requests, "prompt_tokens": tokens}
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Those of every step."""
+    """The settings of all steps."""
 
     claims: claims.ClaimSettings
     triples: triples.TripleSettings
@@ -70,54 +71,54 @@ class Settings:
 
     @classmethod
     def of(cls, config: Config) -> "Settings":
-        """Of configs/grade.py; raises `UserError` where a value cannot be used."""
+        """Reads and checks the settings of a config of configs/grade.py."""
         kinds: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(cls)}
         return cls(**{name: kind(**task.plain(config[name])) for name, kind in kinds.items()})
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The roles of the language model that are asked."""
+        """The roles of the language model in these steps."""
         steps = (self.claims, self.triples, self.equivalence, self.questions)
         return tuple(role for step in steps for role in step.roles)
 
 
 def generate_questions(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Makes ``workdir`` a dataset folder of questions over documents; resumes what it holds.
+    """Writes a dataset folder of questions over documents to ``workdir``; resumes.
 
-    Beside the files of docs/data.md it writes ``paths.jsonl`` (every path that was asked, with what
-    became of it), ``groups.jsonl`` and ``review.jsonl`` (equivalence groups, and a sample
-    of them to judge), ``sources.jsonl`` (what the documents are) and, while it runs,
-    ``journal.sqlite``. ``config`` is of configs/grade.py.
+    In addition to the files of docs/data.md, it writes ``paths.jsonl`` (every path and its
+    outcome), ``groups.jsonl`` and ``review.jsonl`` (equivalence groups, and a sample of them for
+    human review), ``sources.jsonl`` (the documents) and, while it runs, ``journal.sqlite``.
+    ``config`` is of configs/grade.py.
 
     Returns:
-      Counts of every step, why things were dropped, the share of questions by hops that need an
-      added link (Table 2), of groups that a person judged how many are right (A.6), tokens by role,
-      ``seconds`` and ``complete``. With ``config.estimate_only`` the ``step`` that is the first to
-      ask, None where none has anything to ask, its ``requests`` and ``prompt_tokens`` at most and
-      ``complete``: False; ``workdir`` stays as it is.
+      Counts of every step, reasons for dropping candidates, the share of questions by hops that
+      need an added link (Table 2), the share of reviewed groups that are right (A.6), tokens by
+      role, ``seconds`` and ``complete``. With ``config.estimate_only``, only the first ``step``
+      that needs the language model (None if no step does), an upper bound on its ``requests`` and
+      ``prompt_tokens``, and ``complete``: False; ``workdir`` is not changed.
     """
     started = time.monotonic()
     settings = Settings.of(config)
     check_at_least(1, config, "in_flight")
     check_at_least(0, config, "min_words", "max_words", "limit", "review", "context")
     until = task.deadline(config)
-    found, dropped = documents.select(
+    all_documents, dropped = documents.select(
         documents.read(config.documents), config.min_words, config.max_words
     )
-    found = found[: config.limit or None]
-    if not found:
+    all_documents = all_documents[: config.limit or None]
+    if not all_documents:
         place = config.documents or "the built-in dataset"
-        raise UserError(f"no document of {place} is left{_because(dropped)}.")
-    say(f"{len(found):,} documents" + (f"; {_told(dropped)}" if dropped else ""))
+        raise UserError(f"no document of {place} can be used{_reasons(dropped)}.")
+    say(f"{len(all_documents):,} documents{_reasons(dropped)}")
     if config.estimate_only:
-        return _estimate_only(config, settings, found, workdir)
+        return _estimate_only(config, settings, all_documents, workdir)
     with _Steps(config, settings, workdir / JOURNAL, until=until, started=started) as steps:
-        result: dict[str, Any] = {"documents": len(found), "dropped_documents": dropped}
+        result: dict[str, Any] = {"documents": len(all_documents), "dropped_documents": dropped}
         try:
-            _generate(steps, found, workdir, result)
+            _generate(steps, all_documents, workdir, result)
             complete = True
-        except _Stopped:
-            say("stopped before the end; the same command goes on from here")
+        except _Interrupted:
+            say("stopped before the end; run the same command to resume")
             complete = False
         totals = steps.book.totals()
         return {
@@ -132,50 +133,47 @@ def generate_questions(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def _estimate_only(
-    config: Config, settings: Settings, found: Sequence[Document], workdir: pathlib.Path
+    config: Config, settings: Settings, all_documents: Sequence[Document], workdir: pathlib.Path
 ) -> dict[str, Any]:
-    """Runs the steps that have nothing to ask, in a copy of the journal, up to one that has."""
-    told: dict[str, Any] = {"step": None, "requests": 0, "prompt_tokens": 0}
+    """Runs steps on a copy of the journal until one needs the language model."""
+    cost: dict[str, Any] = {"step": None, "requests": 0, "prompt_tokens": 0}
     file = workdir / JOURNAL
-    check_settings(file, _bound(config, settings))
-    with (
-        sqlite.copied(file) as copy,
-        _Steps(config, settings, copy, copy_of=file) as steps,
-    ):
+    check_settings(file, _identity(config, settings))
+    with sqlite.copied(file) as copy, _Steps(config, settings, copy, copy_of=file) as steps:
         try:
-            _generate(steps, found, workdir, {})
-            say("nothing is left to ask")
-        except _Estimated as estimate:
-            told = estimate.told
-            say("the steps after it ask about its results, so that no estimate of them is possible")
-    return {"documents": len(found), **told, "complete": False}
+            _generate(steps, all_documents, workdir, {})
+            say("no requests are left")
+        except _Estimate as estimate:
+            cost = estimate.cost
+            say("later steps cannot be estimated, because they depend on the results of this one")
+    return {"documents": len(all_documents), **cost, "complete": False}
 
 
 def _generate(
-    steps: "_Steps", found: Sequence[Document], workdir: pathlib.Path, result: dict[str, Any]
+    steps: "_Steps", all_documents: Sequence[Document], workdir: pathlib.Path, result: dict
 ) -> None:
-    """All steps, one after the other; ``result`` is filled as they end."""
+    """Runs all steps and adds their counts to ``result``."""
     settings = steps.settings
-    # What is wrong with either is said before anything is asked.
+    # Both may raise errors, which should come before any request.
     question_files.read_review(workdir)
-    database = Database(found, settings.chunks)
-    stated = _claims(steps, found, result)
-    facts = _facts(steps, stated, result)
-    groups, clustered = _groups(steps, stated, facts, result)
+    database = Database(all_documents, settings.chunks)
+    all_claims = _claims(steps, all_documents, result)
+    facts = _facts(steps, all_claims, result)
+    groups, clustered = _groups(steps, all_claims, facts, result)
     graph = equivalence.link(facts, clustered, groups, settings.equivalence.most_names)
     nodes = {node for edge in graph.own for node in (edge.head, edge.tail)}
     result |= {"nodes": len(nodes), "edges": len(graph.own), "added_edges": len(graph.added)}
     result["group_problems"] = dict(graph.problems)
-    by_id = {document.id: document for document in found}
+    knowledge = Knowledge(all_documents, database, all_claims, graph, clustered, groups)
     templates = None
     if settings.questions.kind == "hops":
-        templates = questions.WordedTemplates(_wordings(steps, graph, stated, result))
+        templates = questions.WordedTemplates(_wordings(steps, graph, all_claims, result))
     elif settings.questions.kind == "rules":
         typed = any(fact.type for fact in facts)
         templates = questions.TypedTemplates() if typed else questions.RelationTemplates(graph)
     checks = None
     if settings.questions.validation in ("rules", "both"):
-        checks = questions.Checks(graph, stated, found, settings.questions.one_source)
+        checks = questions.Checks(graph, all_claims, all_documents, settings.questions.one_source)
 
     def usable(path: Path) -> str | None:
         reason = None if graph.is_stated(path) else "end_added"
@@ -190,47 +188,45 @@ def _generate(
     result["cut_sources"] = drawn.cut_sources
     if drawn.cut_sources:
         say(
-            f"WARNING: from {drawn.cut_sources:,} nodes more than "
-            f"{settings.paths.most_per_source:,} paths lead, and only so many of each were looked "
-            "at (config.paths.most_per_source)"
+            f"WARNING: {drawn.cut_sources:,} nodes start more than "
+            f"{settings.paths.most_per_source:,} paths each; the others were ignored "
+            "(config.paths.most_per_source)"
         )
     result["candidates"] = {str(hops): count for hops, count in drawn.candidates.items()}
     result["passed_over"] = {str(hops): dict(why) for hops, why in drawn.reasons.items()}
     if not drawn.paths:
         raise UserError(
-            f"no question can be asked: {len(facts):,} facts of {len(stated):,} claims have no "
-            f"path of {_lengths(settings)} hops that can be used"
-            f"{_because(added(drawn.reasons.values()))}."
+            f"no questions can be generated: {len(facts):,} facts of {len(all_claims):,} claims "
+            f"have no usable path of {', '.join(map(str, settings.paths.hops))} hops"
+            f"{_reasons(total_counts(drawn.reasons.values()))}."
         )
-    asked = _ask(steps, drawn.paths, graph, stated, by_id, templates, checks)
+    generated = _generate_from_paths(steps, drawn.paths, knowledge, templates, checks)
     if steps.config.estimate_only:
         return
-    result |= question_files.write(
-        steps.config, found, database, stated, graph, clustered, groups, asked, workdir
-    )
+    result |= question_files.write(steps.config, knowledge, generated, workdir)
     if not result["questions"]:
         raise UserError(
-            f"none of the {len(asked):,} paths became a question"
-            f"{_because(result['dropped_questions'])}."
+            f"none of the {len(generated):,} paths became a question"
+            f"{_reasons(result['dropped_questions'])}."
         )
-    lacking = [hops for hops in map(str, settings.paths.hops) if not result["hops"].get(hops)]
-    for hops in lacking:
-        why = _because({**drawn.reasons[int(hops)], **result["dropped_by_hops"].get(hops, {})})
-        say(f"no question of {hops} hops: {drawn.candidates[int(hops)]:,} paths{why}")
+    missing = [hops for hops in map(str, settings.paths.hops) if not result["hops"].get(hops)]
+    for hops in missing:
+        counts = {**drawn.reasons[int(hops)], **result["dropped_by_hops"].get(hops, {})}
+        say(f"no questions of {hops} hops: {drawn.candidates[int(hops)]:,} paths{_reasons(counts)}")
 
 
-# ------------------------------------------------------------------------------------ the programs
+# ---------------------------------------------------------------------------------------- programs
 
 
 class _Steps(Closing):
-    """The programs of all steps over one journal, and what failed."""
+    """The programs of all steps, which share a journal and a language model."""
 
     def __init__(self, config: Config, settings: Settings, file: pathlib.Path, **options: Any):
-        """``file`` is the journal's; ``options`` are those of `Runner`."""
+        """Opens the journal ``file``; see `Runner` for ``options``."""
         self.config, self.settings = config, settings
-        bound = _bound(config, settings)
         options["in_flight"] = config.in_flight
-        self._runner = Runner(file, bound, self._open_handlers, **options)
+        bound_to = _identity(config, settings)
+        self._runner = Runner(file, bound_to, self._open_handlers, **options)
         self.book, self.seconds = self._runner.book, self._runner.seconds
         self.failed: collections.Counter[str] = collections.Counter()
 
@@ -239,41 +235,39 @@ class _Steps(Closing):
         self._runner.close()
 
     def records(self, step: str, jobs: Sequence[Job], asks: bool, kind: Any) -> dict[str, Record]:
-        """Runs a step's programs; the record of each by its id.
+        """Runs a step's programs; returns their records by id.
 
         Args:
-          step: which.
+          step: the name of the step.
           jobs: its programs.
-          asks: whether they ask the language model.
-          kind: of their results.
+          asks: whether they call the language model.
+          kind: the type of their results.
 
         Raises:
-          _Stopped: not all have ended.
+          _Interrupted: some have not ended.
         """
         if not self._runner.run(jobs, asks=asks, unit="program", name=step):
-            raise _Stopped
-        records = self._runner.records(jobs)
-        found = {name: self._typed(record, kind) for name, record in records.items()}
-        errors = collections.Counter(record.error for record in found.values() if record.error)
+            raise _Interrupted
+        records = {
+            name: dataclasses.replace(record, outcome=record.result(kind))
+            for name, record in self._runner.records(jobs).items()
+        }
+        errors = collections.Counter(record.error for record in records.values() if record.error)
         if errors:
             error, count = errors.most_common(1)[0]
-            say(f"{step}: {errors.total():,} requests failed, {count:,} of them: {error}")
+            say(f"{step}: {errors.total():,} requests failed, {count:,} of them with: {error}")
         self.failed[step] += errors.total()
-        return found
+        return records
 
-    def waiting(self, jobs: Iterable[Job]) -> set[str]:
-        """Ids of the programs that have no result yet."""
+    def pending(self, jobs: Iterable[Job]) -> set[str]:
+        """Returns the ids of programs without a result."""
         return {job.id for job in self._runner.left(jobs)}
 
-    def _typed(self, record: Record, kind: Any) -> Record:
-        return dataclasses.replace(record, outcome=record.result(kind))
-
-    def check(self, job: Job, places: Iterable[int], size: int) -> None:
-        """Raises `UserError` where the result of ``job`` names a place that there is not."""
-        beyond = [place for place in places if place >= size]
-        if beyond:
-            error = IndexError(f"{beyond[0]} of {size}")
-            raise damaged(self.book.path, job.id, error)
+    def check(self, job: Job, indices: Iterable[int], size: int) -> None:
+        """Raises `UserError` if the result of ``job`` contains an index out of range."""
+        for index in indices:
+            if index >= size:
+                raise damaged(self.book.path, job.id, IndexError(f"{index} of {size}"))
 
     def _open_handlers(
         self, stack: contextlib.ExitStack, book: Journal
@@ -283,139 +277,143 @@ class _Steps(Closing):
         cache = stack.enter_context(ResponseCache(config.cache)) if config.cache else None
         backend: Any = backends.open_backend(config.llm, spent=spent)
         stack.enter_context(contextlib.closing(backend))
-        made_by = identity.of_language_model(config.llm)
-        handler = GenerateHandler(backend, {}, seed=config.seed, cache=cache, identity=made_by)
+        model = identity.of_language_model(config.llm)
+        handler = GenerateHandler(backend, {}, seed=config.seed, cache=cache, identity=model)
         return dict.fromkeys(self.settings.roles, handler)
 
     def estimate(self, step: str, messages: Iterable[tuple[int, Sequence[Message]]]) -> None:
-        """Says what a step's requests take, of each of which so many are alike.
+        """Prints an upper bound on a step's requests; ``messages`` are pairs (count, example).
 
-        It is the most: what one role rejects is no more shown to the next.
+        There may be fewer requests, because what one role rejects is not passed to the next.
 
         Raises:
-          _Estimated: there are any, and no more than this is wanted.
+          _Estimate: with ``config.estimate_only``, if there are any requests.
         """
         sizes = [(count, count * estimate_tokens(tuple(turns))) for count, turns in messages]
         if sizes:
             requests, tokens = (sum(column) for column in zip(*sizes, strict=True))
             say(f"{step}: at most {requests:,} requests, about {tokens:,} prompt tokens")
             if self.config.estimate_only:
-                raise _Estimated(step, requests, tokens)
+                raise _Estimate(step, requests, tokens)
 
 
-def _job(step: str, decided_by: Any, program: Any) -> Job:
-    """A program that is known by its step and by what decides its result."""
-    return Job(f"{step}-{codec.digest(codec.dump(decided_by))}", {"step": step}, program)
+def _job(step: str, content: Any, program: Any) -> Job:
+    """Returns a job whose id is the step and a hash of the content that determines its result."""
+    return Job(f"{step}-{codec.digest(codec.dump(content))}", {"step": step}, program)
 
 
-def _bound(config: Config, settings: Settings) -> dict[str, Any]:
-    """What decides every program beside what it is known by."""
-    found: dict[str, Any] = {"code": of_code(__name__), "seed": config.seed}
+def _identity(config: Config, settings: Settings) -> dict[str, Any]:
+    """Returns what determines the results of all programs, in addition to their ids."""
+    fields: dict[str, Any] = {"code": of_code(__name__), "seed": config.seed}
     if settings.roles:
-        found["llm"] = identity.of_language_model(config.llm)
+        fields["llm"] = identity.of_language_model(config.llm)
     if settings.equivalence.kind != "off":
-        found["encoder"] = identity.of_encoder(config.encoder)
-    return found
+        fields["encoder"] = identity.of_encoder(config.encoder)
+    return fields
 
 
-def _claims(steps: _Steps, found: Sequence[Document], result: dict[str, Any]) -> tuple[Claim, ...]:
+def _claims(
+    steps: _Steps, all_documents: Sequence[Document], result: dict[str, Any]
+) -> tuple[Claim, ...]:
     settings = steps.settings.claims
-    places = [(d, i) for d in found for i, s in enumerate(d.sentences) if s.strip()]
-    how = codec.encode(settings)
+    sentences = [(d, i) for d in all_documents for i, s in enumerate(d.sentences) if s.strip()]
+    encoded = codec.encode(settings)
 
     def program(document: Document, index: int) -> Any:
         return lambda: claims.claim(document, index, settings)
 
-    # An article is hashed once, and not once a sentence.
-    whole = {d.id: codec.digest(codec.dump([d.title, d.sentences])) for d in found}
-    jobs = [_job("claim", [d.id, i, whole[d.id], how], program(d, i)) for d, i in places]
-    waiting = steps.waiting(jobs)
-    left = collections.Counter(
-        d.id for (d, _), job in zip(places, jobs, strict=True) if job.id in waiting
+    digests = {d.id: codec.digest(codec.dump([d.title, d.sentences])) for d in all_documents}
+    jobs = [_job("claim", [d.id, i, digests[d.id], encoded], program(d, i)) for d, i in sentences]
+    pending = steps.pending(jobs)
+    counts = collections.Counter(
+        d.id for (d, _), job in zip(sentences, jobs, strict=True) if job.id in pending
     )
-    shown = (
-        (left[d.id], turns)
-        for d in found
-        if left[d.id]
+    messages = (
+        (counts[d.id], turns)
+        for d in all_documents
+        if counts[d.id]
         for turns in claims.typical_messages(d, settings)
     )
-    steps.estimate("claims", shown)
+    steps.estimate("claims", messages)
     records = steps.records("claims", jobs, bool(settings.roles), claims.ClaimResult)
-    stated: list[Claim] = []
-    why: collections.Counter[str] = collections.Counter()
-    for (document, index), job in zip(places, jobs, strict=True):
+    all_claims: list[Claim] = []
+    dropped: collections.Counter[str] = collections.Counter()
+    for (document, index), job in zip(sentences, jobs, strict=True):
         outcome = records[job.id].outcome or {"reason": "request_failed"}
         if "text" in outcome:
-            stated.append(Claim(document.id, index, outcome["text"]))
+            all_claims.append(Claim(document.id, index, outcome["text"]))
         else:
-            why[outcome["reason"]] += 1
-    result |= {"sentences": len(places), "claims": len(stated), "dropped_sentences": dict(why)}
-    if not stated:
+            dropped[outcome["reason"]] += 1
+    result |= {"sentences": len(sentences), "claims": len(all_claims)}
+    result["dropped_sentences"] = dict(dropped)
+    if not all_claims:
         raise UserError(
-            f"none of the {len(places):,} sentences of {steps.config.documents or 'the dataset'} "
-            f"became a claim{_because(why)}."
+            f"none of the {len(sentences):,} sentences of {steps.config.documents or 'the dataset'}"
+            f" became a claim{_reasons(dropped)}."
         )
-    say(f"{len(stated):,} claims of {len(places):,} sentences")
-    return tuple(stated)
+    say(f"{len(all_claims):,} claims of {len(sentences):,} sentences")
+    return tuple(all_claims)
 
 
-def _facts(steps: _Steps, stated: Sequence[Claim], result: dict[str, Any]) -> tuple[Fact, ...]:
+def _facts(steps: _Steps, all_claims: Sequence[Claim], result: dict[str, Any]) -> tuple[Fact, ...]:
     settings, path = steps.settings.triples, steps.config.documents
     problems: collections.Counter[str] = collections.Counter()
     if settings.kind == "dataset":
-        found, problems["no_claim"] = triples.of_dataset(path, stated)
+        facts, problems["no_claim"] = triples.of_dataset(path, all_claims)
     else:
         batches = [
-            stated[first : first + settings.claims]
-            for first in range(0, len(stated), settings.claims)
+            all_claims[first : first + settings.claims]
+            for first in range(0, len(all_claims), settings.claims)
         ]
         texts = [[claim.text for claim in batch] for batch in batches]
 
-        def program(some: Sequence[str]) -> Any:
-            return lambda: triples.extract(some, settings)
+        def program(batch_texts: Sequence[str]) -> Any:
+            return lambda: triples.extract(batch_texts, settings)
 
-        how = codec.encode(settings)
-        jobs = [
-            # Two batches may say the same.
-            _job("triples", [first, some, how], program(some))
-            for first, some in enumerate(texts)
+        encoded = codec.encode(settings)
+        jobs = [  # with their numbers, because batches may be equal
+            _job("triples", [number, batch_texts, encoded], program(batch_texts))
+            for number, batch_texts in enumerate(texts)
         ]
-        waiting = steps.waiting(jobs)
-        left = (some for some, job in zip(texts, jobs, strict=True) if job.id in waiting)
-        steps.estimate("triples", ((1, prompts.triple_messages(some)) for some in left))
+        ids = steps.pending(jobs)
+        pending = (some for some, job in zip(texts, jobs, strict=True) if job.id in ids)
+        steps.estimate("triples", ((1, prompts.triple_messages(some)) for some in pending))
         records = steps.records("triples", jobs, True, triples.TripleResult)
         rows: list[tuple[Triple, int]] = []
         for number, job in enumerate(jobs):
             outcome = records[job.id].outcome or {"triples": [], "problems": ["request_failed"]}
             problems.update(outcome["problems"])
-            steps.check(job, (place for *_, place in outcome["triples"]), len(batches[number]))
-            for head, relation, tail, place in outcome["triples"]:
-                rows.append((Triple(head, relation, tail), number * settings.claims + place))
-        found = triples.facts(rows)
-    result |= {"facts": len(found), "triple_problems": {k: n for k, n in problems.items() if n}}
-    if not found:
-        raise UserError(f"none of the {len(stated):,} claims gave a triple{_because(problems)}.")
-    return found
+            steps.check(job, (index for *_, index in outcome["triples"]), len(batches[number]))
+            for head, relation, tail, index in outcome["triples"]:
+                rows.append((Triple(head, relation, tail), number * settings.claims + index))
+        facts = triples.facts(rows)
+    result |= {"facts": len(facts), "triple_problems": {k: n for k, n in problems.items() if n}}
+    if not facts:
+        raise UserError(
+            f"none of the {len(all_claims):,} claims gave a triple{_reasons(problems)}."
+        )
+    return facts
 
 
 def _groups(
-    steps: _Steps, stated: Sequence[Claim], facts: Sequence[Fact], result: dict[str, Any]
+    steps: _Steps, all_claims: Sequence[Claim], facts: Sequence[Fact], result: dict[str, Any]
 ) -> tuple[list[Group], clusters.Clusters]:
-    """Equivalence groups, and the clusters in which they were found."""
-    settings, how = steps.settings.equivalence, steps.settings.clusters
-    if settings.kind == "off" or all(fact.type for fact in facts):  # they point to things already
+    """Returns equivalence groups, and the clusters in which they were found."""
+    settings, cluster_settings = steps.settings.equivalence, steps.settings.clusters
+    if settings.kind == "off" or all(fact.type for fact in facts):  # facts already have entity ids
         result |= {"clusters": 0, "groups": {}, "equivalence_problems": {}}
         return [], ()
-    texts = [claim.text for claim in stated]
+    texts = [claim.text for claim in all_claims]
 
     def program() -> Program[list[list[int]]]:
         encoder = kept_on_disk(open_encoder_for(steps.config.encoder))
         say(f"embedding and clustering {len(texts):,} claims")
-        return [list(rows) for rows in clusters.clusters(encoder.encode(texts), how)]
-        yield  # a program, which has nothing to ask
+        vectors = encoder.encode(texts)
+        return [list(rows) for rows in clusters.clusters(vectors, cluster_settings)]
+        yield  # makes this a generator without requests
 
-    encoded_by = identity.of_encoder(steps.config.encoder)
-    job = _job("clusters", [texts, codec.encode(how), encoded_by], program)
+    encoder_identity = identity.of_encoder(steps.config.encoder)
+    job = _job("clusters", [texts, codec.encode(cluster_settings), encoder_identity], program)
     record = steps.records("clusters", [job], False, list[list[Count]])[job.id]
     if record.outcome is None:
         raise UserError(f"the claims could not be clustered: {record.error}.")
@@ -423,19 +421,19 @@ def _groups(
     clustered = tuple(tuple(rows) for rows in record.outcome)
     parts = list(equivalence.parts(clustered, facts, settings))
 
-    def find(places: Sequence[int]) -> Any:
-        return lambda: equivalence.find([facts[at] for at in places], stated, settings)
+    def find(indices: Sequence[int]) -> Any:
+        return lambda: equivalence.find([facts[i] for i in indices], all_claims, settings)
 
     jobs = []
-    for number, (cluster, places) in enumerate(parts):
-        shown = [[*facts[at].parts, stated[facts[at].claim].text] for at in places]
-        decided_by = [cluster, number, shown, codec.encode(settings)]
-        jobs.append(_job("same", decided_by, find(places)))
+    for number, (cluster, indices) in enumerate(parts):
+        rows = [[*facts[i].parts, all_claims[facts[i].claim].text] for i in indices]
+        content = [cluster, number, rows, codec.encode(settings)]
+        jobs.append(_job("same", content, find(indices)))
     if settings.kind == "model":
-        waiting = steps.waiting(jobs)
-        left = (p for (_, p), job in zip(parts, jobs, strict=True) if job.id in waiting)
-        shown = ([(facts[at].parts, stated[facts[at].claim].text) for at in p] for p in left)
-        steps.estimate("equivalence", ((1, prompts.same_messages(some)) for some in shown))
+        ids = steps.pending(jobs)
+        pending = (p for (_, p), job in zip(parts, jobs, strict=True) if job.id in ids)
+        facts_of = ([(facts[i].parts, all_claims[facts[i].claim].text) for i in p] for p in pending)
+        steps.estimate("equivalence", ((1, prompts.same_messages(some)) for some in facts_of))
     records = steps.records("equivalence", jobs, bool(settings.roles), equivalence.GroupResult)
     groups: list[Group] = []
     problems: collections.Counter[str] = collections.Counter()
@@ -454,89 +452,77 @@ def _groups(
 
 
 def _wordings(
-    steps: _Steps, graph: equivalence.Graph, stated: Sequence[Claim], result: dict[str, Any]
+    steps: _Steps, graph: equivalence.Graph, all_claims: Sequence[Claim], result: dict[str, Any]
 ) -> dict[int, questions.Wording]:
-    """The facts that can be part of a path in a language model's words, by their places."""
+    """Returns a language model's wordings of the facts that can be part of a path, by index."""
     settings, facts = steps.settings.questions, graph.facts
 
     def program(fact: Fact) -> Any:
-        return lambda: questions.write_wording(fact, stated[fact.claim], settings)
+        return lambda: questions.write_wording(fact, all_claims[fact.claim], settings)
 
-    jobs = {
-        at: _job(
-            "wording",
-            [facts[at].parts, stated[facts[at].claim].text, settings.max_tokens],
-            program(facts[at]),
-        )
-        for at in sorted(questions.worth_wording(graph.edges))
-    }
-    once = {job.id: at for at, job in jobs.items()}  # a fact may be stated twice
-    unique = [jobs[at] for at in once.values()]
-    waiting = steps.waiting(unique)
-    left = (facts[at] for name, at in once.items() if name in waiting)
-    shown = (
-        turns for fact in left for turns in questions.typical_messages(fact, stated[fact.claim])
+    jobs = {}
+    for i in sorted(questions.worth_wording(graph.edges)):
+        fact = facts[i]
+        content = [fact.parts, all_claims[fact.claim].text, settings.max_tokens]
+        jobs[i] = _job("wording", content, program(fact))
+    indices = {job.id: i for i, job in jobs.items()}  # equal facts share a job
+    unique = [jobs[i] for i in indices.values()]
+    ids = steps.pending(unique)
+    pending = (facts[i] for name, i in indices.items() if name in ids)
+    messages = (
+        (1, turns)
+        for fact in pending
+        for turns in questions.typical_messages(fact, all_claims[fact.claim])
     )
-    steps.estimate("wordings", ((1, turns) for turns in shown))
+    steps.estimate("wordings", messages)
     records = steps.records("wordings", unique, True, questions.Wording)
     failed: questions.Wording = {"reason": "request_failed"}
-    found = {at: records[job.id].outcome or failed for at, job in jobs.items()}
-    result["wordings"] = len(found)
+    wordings = {i: records[job.id].outcome or failed for i, job in jobs.items()}
+    result["wordings"] = len(wordings)
     result["wording_problems"] = dict(
-        collections.Counter(worded["reason"] for worded in found.values() if "reason" in worded)
+        collections.Counter(w["reason"] for w in wordings.values() if "reason" in w)
     )
-    return found
+    return wordings
 
 
-def _ask(
+def _generate_from_paths(
     steps: _Steps,
     drawn: Sequence[Path],
-    graph: equivalence.Graph,
-    stated: Sequence[Claim],
-    by_id: Mapping[str, Document],
+    knowledge: Knowledge,
     templates: questions.Templates | None,
     checks: questions.Checks | None,
-) -> list[Asked]:
-    settings = steps.settings.questions
+) -> list[GeneratedQuestion]:
+    settings, graph, all_claims = steps.settings.questions, knowledge.graph, knowledge.claims
+    by_id = {document.id: document for document in knowledge.documents}
 
     def program(path: Path) -> Any:
-        return lambda: questions.ask(path, graph, stated, by_id, settings, templates, checks)
+        return lambda: questions.ask(path, graph, all_claims, by_id, settings, templates, checks)
 
     jobs, messages = [], []
     for path in drawn:
-        shown = questions.path_messages(path, graph, stated, by_id, settings)
-        messages.append(shown)
+        turns = questions.path_messages(path, graph, all_claims, by_id, settings)
+        messages.append(turns)
         surfaces = [graph.surfaces[node] for node in (path[0].head, *(e.tail for e in path))]
-        decided_by = [[turn.text for turn in shown], surfaces, codec.encode(settings)]
-        jobs.append(_job("question", [codec.encode(path), decided_by], program(path)))
-    waiting, asking = steps.waiting(jobs), []
+        content = [[turn.text for turn in turns], surfaces, codec.encode(settings)]
+        jobs.append(_job("question", [codec.encode(path), content], program(path)))
+    pending, requests = steps.pending(jobs), []
     roles = [role for role in settings.roles if role != "asker" or templates is None]
     for path, turns, job in zip(drawn, messages, jobs, strict=True):
         last = graph.facts[path[-1].fact]
-        # A claim is about as long as a question.
-        told = prompts.validation_messages(stated[last.claim].text, last.tail)
-        if job.id in waiting:
-            asking += [(1, {"asker": turns, "validator": told}[role]) for role in roles]
-    steps.estimate("questions", asking)
+        # The claim stands in for the question, which has about the same length.
+        validation = prompts.validation_messages(all_claims[last.claim].text, last.tail)
+        if job.id in pending:
+            requests += [(1, {"asker": turns, "validator": validation}[role]) for role in roles]
+    steps.estimate("questions", requests)
     records = steps.records("questions", jobs, bool(roles), questions.QuestionResult)
     failed = {"question": "", "answers": [], "reason": "request_failed"}
     return [
-        Asked(path, records[job.id].outcome or failed)
+        GeneratedQuestion(path, records[job.id].outcome or failed)
         for path, job in zip(drawn, jobs, strict=True)
     ]
 
 
-# ---------------------------------------------------------------------------------------- in words
-
-
-def _lengths(settings: Settings) -> str:
-    return ", ".join(map(str, settings.paths.hops))
-
-
-def _told(why: Mapping[str, int]) -> str:
-    return ", ".join(f"{count:,} {name}" for name, count in sorted(why.items()) if count)
-
-
-def _because(why: Mapping[str, int]) -> str:
-    told = _told(why)
-    return f" ({told})" if told else ""
+def _reasons(counts: Mapping[str, int]) -> str:
+    """Returns the counts in parentheses, or an empty string if there are none."""
+    text = ", ".join(f"{count:,} {name}" for name, count in sorted(counts.items()) if count)
+    return f" ({text})" if text else ""

@@ -1,7 +1,6 @@
-"""Identity of runs: what a workdir is bound to when a method runs or a language model is asked.
+"""Identities of runs and of their parts: models, encoders, extractors and triples.
 
-`of_run` lists all that decides the answers of a method. The other functions return the identity of
-its parts, some of which other commands use without a method.
+A workdir keeps the identity of its run, see `cirag_jax.identity`.
 """
 
 import dataclasses
@@ -11,16 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cirag_jax.commands import backends
+from cirag_jax.commands import task as task_lib
 from cirag_jax.commands.backends import DEFAULT_MODEL
-from cirag_jax.commands.task import (
-    Task,
-    asks_schemas,
-    demonstrations,
-    most_tokens,
-    needs_encoder,
-    plain,
-    roles_of,
-)
 from cirag_jax.identity import of_code, of_packages, of_records
 from cirag_jax.io import local_path
 from cirag_jax.methods.common import extraction
@@ -40,23 +31,23 @@ _LOCAL = ("backend", "adapter", "overflow", "merge_adapter", "dtype", "context")
 _SERVER = ("backend", "overflow", "server", "omit", "extra_body")
 
 
-def of_run(config: Config, code: str, task: Task) -> dict[str, Any]:
-    """Returns what decides the results of a run.
+def of_run(config: Config, code: str, task: task_lib.Task) -> dict[str, Any]:
+    """Returns the identity of a run: everything that determines its results.
 
-    The fields are flat, so that a refusal names one of them: the first in this order that differs.
+    Error messages name the first field that differs, in this order.
 
     Args:
-      config: of configs/methods, or with the same blocks.
+      config: a config of configs/methods, or one with the same blocks.
       code: name of the module with the method's program.
-      task: the questions, and the passages to search.
+      task: the questions and the passages to search.
     """
     needs = task.needs
-    searching = _search_blocks(config, needs)
+    blocks = _search_blocks(config, needs)
     return {
         **_method(config),
-        **_flat(searching),
-        **_search_models(config, searching),
-        "packages": _packages(config, needs, searching),
+        **_flat(blocks),
+        **_search_models(config, blocks),
+        "packages": _packages(config, needs, blocks),
         **_passages(config, task),
         "code": of_code(code),
         **_roles(config, needs),
@@ -74,17 +65,17 @@ def _method(config: Config) -> dict[str, Any]:
 
 
 def _search_blocks(config: Config, needs: Needs) -> dict[str, Config]:
-    """The blocks of what ranks, retrieves and embeds, by name, where the method uses them."""
+    """Returns the blocks of the rankers, retriever and encoder that the method uses."""
     blocks = {f"rankers.{name}": config.rankers[name] for name in needs.rankers}
     if needs.index:
         blocks["retriever"] = config.retriever
-    if needs_encoder(config, needs):
+    if task_lib.needs_encoder(config, needs):
         blocks["encoder"] = config.encoder
     return blocks
 
 
 def _search_models(config: Config, blocks: Mapping[str, Config]) -> dict[str, Any]:
-    """The index folder, weights, and how rankers read triples."""
+    """Returns the index manifest, the weights, and the text format of triples for rankers."""
     fields: dict[str, Any] = {}
     if "retriever" in blocks and config.retriever.folder:
         fields["retriever.index"] = read_manifest(pathlib.Path(config.retriever.folder))
@@ -93,13 +84,13 @@ def _search_models(config: Config, blocks: Mapping[str, Config]) -> dict[str, An
             fields[f"{name}.weights"] = of_model(block.model)
         if name.startswith("rankers."):
             text, _ = triple_text_of(config, name.removeprefix("rankers."))
-            if text != TripleText("tuple", block.normalization):  # the only one in older journals
+            if text != TripleText("tuple", block.normalization):  # implied in older journals
                 fields[f"{name}.writes"] = dataclasses.asdict(text)
     return fields
 
 
 def _packages(config: Config, needs: Needs, blocks: Mapping[str, Config]) -> dict[str, str]:
-    """Packages that split passages, index, rank and embed; language models have their own."""
+    """Returns the packages that split, index, rank and embed passages."""
     kinds = {block.kind for name, block in blocks.items() if name != "encoder"}
     packages = of_packages("sentencex") if needs.corpus else {}
     if kinds & {"bm25", "linked"}:
@@ -111,7 +102,7 @@ def _packages(config: Config, needs: Needs, blocks: Mapping[str, Config]) -> dic
     return packages
 
 
-def _passages(config: Config, task: Task) -> dict[str, Any]:
+def _passages(config: Config, task: task_lib.Task) -> dict[str, Any]:
     if not task.needs.corpus:
         return {}
     # The policy has no effect on the documents of a single question.
@@ -121,14 +112,14 @@ def _passages(config: Config, task: Task) -> dict[str, Any]:
 
 def _roles(config: Config, needs: Needs) -> dict[str, Any]:
     fields: dict[str, Any] = {}
-    for role in roles_of(config, needs):
-        model = of_language_model(config[role], asks_schemas(needs, role))
+    for role in task_lib.roles_of(config, needs):
+        model = of_language_model(config[role], task_lib.asks_schemas(needs, role))
         fields |= {f"{role}.{name}": value for name, value in model.items()}
-        fields[f"{role}.max_tokens"] = most_tokens(config, role)
+        fields[f"{role}.max_tokens"] = task_lib.most_tokens(config, role)
     return fields
 
 
-def _triples(config: Config, task: Task) -> dict[str, Any]:
+def _triples(config: Config, task: task_lib.Task) -> dict[str, Any]:
     if not task.needs.triples:
         return {}
     if config.triples == ONLINE:
@@ -143,10 +134,10 @@ def _triples(config: Config, task: Task) -> dict[str, Any]:
     return {"triples": config.triples, "triples.content": content}
 
 
-def _demonstrations(task: Task) -> dict[str, Any]:
+def _demonstrations(task: task_lib.Task) -> dict[str, Any]:
     if not task.needs.demonstrations:
         return {}
-    shown = codec.encode(demonstrations(task))
+    shown = codec.encode(task_lib.demonstrations(task))
     return {"demonstrations": codec.digest(codec.dump(shown))}
 
 
@@ -154,7 +145,7 @@ def _flat(blocks: Mapping[str, Config]) -> dict[str, Any]:
     return {
         f"{name}.{field}": value
         for name, block in blocks.items()
-        for field, value in plain(block).items()
+        for field, value in task_lib.plain(block).items()
     }
 
 
@@ -162,14 +153,14 @@ def _flat(blocks: Mapping[str, Config]) -> dict[str, Any]:
 
 
 def of_language_model(config: Any, schemas: bool = False) -> dict[str, Any]:
-    """Returns what decides the texts of the language model of ``config``, as JSON.
+    """Returns the identity of a language model.
 
-    The address of a server, its rate and its budget do not count, unless the config names no
-    model: then the server is asked for its model, and its address counts as well.
+    A server's address, rate limits and budget are left out. If the config names no model, the
+    server reports its model, and the identity includes the address.
 
     Args:
       config: a block of `configs.common.language_model`.
-      schemas: whether it is asked for JSON of a schema.
+      schemas: whether requests constrain the output to a JSON schema.
     """
     is_served = config.backend == "openai"
     fields = {name: config[name] for name in (_SERVER if is_served else _LOCAL)}
@@ -184,14 +175,14 @@ def of_language_model(config: Any, schemas: bool = False) -> dict[str, Any]:
     fields["weights"] = of_model(name or DEFAULT_MODEL)
     if config.adapter is not None and local_path(config.adapter).exists():
         fields["adapter_weights"] = of_model(config.adapter)
-    packages = ["tokenizers", "transformers", "jinja2"]  # these write the prompt in either backend
+    packages = ["tokenizers", "transformers", "jinja2"]  # render the prompt in both backends
     if schemas:
         packages.append("llguidance")
     return {**fields, "packages": of_packages(*packages)}
 
 
 def _default_dtype(backend: str) -> str | None:
-    """Returns what a null dtype is on this machine; None for PyTorch where it is not installed."""
+    """Returns the default dtype on this machine; None if PyTorch is needed but not installed."""
     if backend == "jax":
         return default_dtype()
     try:
@@ -202,13 +193,13 @@ def _default_dtype(backend: str) -> str | None:
 
 
 def of_extractor(config: Any, settings: ExtractionSettings) -> dict[str, Any]:
-    """Returns what decides the triples that the language model of ``config`` extracts."""
+    """Returns the identity of triples that the language model of ``config`` extracts."""
     model = of_language_model(config, settings.constrained)
     return extraction.extractor_identity(model, settings)
 
 
 def of_encoder(config: Any) -> dict[str, Any]:
-    """Returns the settings (`configs.retrievers.encoder`), weights and packages of an encoder."""
+    """Returns the identity of an encoder: settings, weights and packages."""
     return {**config.to_dict(), **of_model(config.model), "packages": _encoder_packages(config)}
 
 

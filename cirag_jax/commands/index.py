@@ -1,9 +1,9 @@
-"""Building an index folder, shard by shard: what ``launch/index.py`` runs.
+"""Building of index folders: the command ``launch/index.py``.
 
-A folder holds ``ids.jsonl`` (passage id of every row), ``vectors-*.npy`` (shards of embeddings),
-for faiss ``index.faiss``, for BM25 ``bm25/``, and ``manifest.json``, written last. Every file is
-written aside, then renamed, so that a build that was stopped goes on after its last whole shard.
-Passages are read when their shard is embedded: there may be more of them than memory holds.
+A folder holds ``ids.jsonl`` (the passage id of every row), ``vectors-*.npy`` (shards of
+embeddings), ``index.faiss`` for faiss, ``bm25/`` for BM25, and ``manifest.json``, which is written
+last. Files are written atomically, so an interrupted build resumes after its last complete shard.
+Passages are read shard by shard, so the corpus may be larger than memory.
 """
 
 import functools
@@ -33,7 +33,7 @@ PLAN = "building.json"
 
 
 class Shard(NamedTuple):
-    """Passages that are embedded together, and the file that their vectors go to."""
+    """Passages that are embedded together, and the file for their vectors."""
 
     name: str
     file: pathlib.Path
@@ -44,22 +44,19 @@ Spread = Callable[[dict[str, Any], Iterable[Shard]], Iterable[Shard]]
 
 
 def index_dataset(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Builds ``workdir/index`` over every passage of ``config.data.dir`` (configs/index.py).
-
-    Returns counts, bytes, seconds and passages per second.
-    """
+    """Builds ``workdir/index`` over all passages of ``config.data.dir`` (configs/index.py)."""
     start = time.monotonic()
     index_lib.check_kind(config.retriever.kind)
     spread = None
     if cluster.is_chosen(config):
         if config.retriever.kind == "bm25":
-            raise UserError("config.engine=ray has nothing to do for config.retriever.kind=bm25.")
+            raise UserError("config.engine=ray does not support config.retriever.kind=bm25.")
         spread = functools.partial(_spread, config, workdir)
     options = IndexOptions.of(config.retriever)
     folder = workdir / "index"
     with CorpusScan(config.data.dir) as passages:
         encoder = None if config.retriever.kind == "bm25" else _open_encoder(config)
-        with bar("indexing", len(passages), "passage") as shown:
+        with bar("indexing", len(passages), "passage") as progress:
             counts = build_index(
                 passages,
                 encoder,
@@ -67,7 +64,7 @@ def index_dataset(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
                 config.retriever.kind,
                 options=options,
                 shard_rows=config.shard_rows,
-                progress=shown.update,
+                progress=progress.update,
                 spread=spread,
             )
     manifest = index_lib.read_manifest(folder)
@@ -101,15 +98,20 @@ def build_index(
     progress: Progress | None = None,
     spread: Spread | None = None,
 ) -> dict[str, Any]:
-    """Writes the index of ``passages`` into ``folder``, or finishes one that was begun.
+    """Writes the index of ``passages`` into ``folder``, or finishes an interrupted build.
 
-    The rows are in the order of the passages, whose ids differ and which are gone through several
-    times; ``shard_rows`` of them are saved together. ``encoder`` may be None for ``bm25``.
-    ``progress`` is called with the number of passages just done, at once with those that a run
-    before has done. ``spread`` has others embed the shards, by an encoder of the same identity.
+    Args:
+      passages: the passages in the order of the rows; iterated several times. Ids are unique.
+      encoder: embeds the passages; may be None for ``bm25``.
+      folder: the index folder.
+      kind: the kind of index.
+      options: options of the index.
+      shard_rows: passages per shard.
+      progress: called with the number of passages just done, including those of earlier runs.
+      spread: embeds the shards in other processes, with an encoder of the same identity.
 
-    Returns ``resumed`` and ``embedded``, passages done before and now, and ``seconds`` of
-    embedding.
+    Returns:
+      ``resumed`` and ``embedded``, the passages done before and now, and ``seconds`` of embedding.
     """
     index_lib.check_kind(kind)
     options, folder = options or IndexOptions(), pathlib.Path(folder)
@@ -121,7 +123,7 @@ def build_index(
             if progress is not None:
                 progress(len(passages))
             return {"resumed": len(passages), "embedded": 0, "seconds": 0.0}
-        _begin(folder, plan)
+        _start_or_resume(folder, plan)
         remove_parts(folder)
         ids = (json.dumps(passage.id) + "\n" for passage in passages)
         write_text(folder / "ids.jsonl", ids)
@@ -133,19 +135,19 @@ def build_index(
             )
         if index_lib.hash_corpus(passages) != plan["corpus"]:
             raise UserError(
-                f"{folder}: the passages were changed while they were indexed; remove the folder "
-                "and build it anew."
+                f"{folder}: the passages changed during indexing; remove the folder and build the "
+                "index again."
             )
         if kind in FAISS_KINDS:
             index = FaissIndex.build(index_lib.Shards(folder, plan), kind, options)
-            with replacing(folder / "index.faiss") as aside:
-                index.save(aside)
+            with replacing(folder / "index.faiss") as temporary:
+                index.save(temporary)
         write_json(folder / index_lib.MANIFEST, plan)
         (folder / PLAN).unlink(missing_ok=True)
     except OSError as error:
         raise UserError(
-            f"{folder}: the index cannot be written ({error.strerror or error}); what is whole is "
-            "kept, the same command goes on from there"
+            f"{folder}: the index cannot be written ({error.strerror or error}); progress is "
+            "saved; run the same command to resume"
         ) from error
     return counts
 
@@ -157,9 +159,9 @@ def _plan(
     options: IndexOptions,
     shard_rows: int,
 ) -> dict[str, Any]:
-    """The manifest of the index to be built."""
+    """Returns the manifest of the index to build."""
     if not passages:
-        raise UserError("there is no passage to index")
+        raise UserError("there are no passages to index")
     if shard_rows < 1:
         raise UserError(f"config.shard_rows={shard_rows} must be at least 1")
     plan: dict[str, Any] = {
@@ -191,16 +193,16 @@ def _plan(
     return json.loads(json.dumps(plan))
 
 
-def _begin(folder: pathlib.Path, plan: dict[str, Any]) -> None:
-    """Notes what is being built, or checks that a build that was stopped is the same."""
+def _start_or_resume(folder: pathlib.Path, plan: dict[str, Any]) -> None:
+    """Records the plan, or checks that an interrupted build has the same plan."""
     file = folder / PLAN
     if file.is_file():
         old = read_json(file)
         if not isinstance(old, dict) or not isinstance(old.get("encoder"), dict | None):
-            raise UserError(f"{file} is damaged; remove the folder to begin anew.")
+            raise UserError(f"{file} is damaged; remove the folder to start over.")
         index_lib.check_manifest(folder, old, plan)
     elif any(not entry.name.startswith(".") for entry in folder.iterdir()):
-        raise UserError(f"{folder}: not empty and not an index; it is left as it is.")
+        raise UserError(f"{folder} is neither empty nor an index; use another --workdir.")
     else:
         write_json(file, plan)
 
@@ -214,26 +216,26 @@ def _embed_shards(
     spread: Spread | None,
 ) -> dict[str, Any]:
     rows, resumed, start = plan["shard_rows"], 0, time.monotonic()
-    told = progress or (lambda count: None)
+    report = progress or (lambda count: None)
 
     def missing() -> Iterator[Shard]:
         nonlocal resumed
-        unread = iter(passages)
-        parts = iter(lambda: list(itertools.islice(unread, rows)), [])
+        remaining = iter(passages)
+        parts = iter(lambda: list(itertools.islice(remaining, rows)), [])
         for number, part in enumerate(parts):
             file = folder / index_lib.shard_name(number)
-            if file.is_file():  # It was renamed, hence whole.
+            if file.is_file():  # complete, since files are written atomically
                 resumed += len(part)
-                told(len(part))
+                report(len(part))
                 continue
             yield Shard(file.name, file.resolve(), [passage_text(passage) for passage in part])
 
     if spread is None:
         for shard in missing():
-            _embed(encoder, plan["dtype"], shard, told)
+            _embed(encoder, plan["dtype"], shard, report)
     else:
         for shard in spread(plan, missing()):
-            told(len(shard.texts))
+            report(len(shard.texts))
     return {
         "resumed": resumed,
         "embedded": plan["rows"] - resumed,
@@ -244,7 +246,7 @@ def _embed_shards(
 def _embed(encoder: Encoder, dtype: str, shard: Shard, progress: Progress | None = None) -> None:
     vectors_ND = encoder.encode(shard.texts, "passage", progress)
     if progress is not None:
-        progress(len(shard.texts) - len(set(shard.texts)))  # Equal texts are embedded once.
+        progress(len(shard.texts) - len(set(shard.texts)))  # equal texts are embedded once
     save_array(shard.file, index_lib.to_stored(vectors_ND, dtype))
 
 
@@ -252,11 +254,11 @@ class _Worker:
     """Embeds shards, in a process of a Ray cluster."""
 
     def __init__(self, config: Config, plan: dict[str, Any]):
-        """Opens the encoder, which must be the one of ``plan``."""
+        """Opens the encoder, which must have the identity in ``plan``."""
         self._encoder, self._dtype = _open_encoder(config), plan["dtype"]
-        own = {**plan, "encoder": dict(self._encoder.identity)}
+        worker_plan = {**plan, "encoder": dict(self._encoder.identity)}
         remedy = "a worker of the Ray cluster has other software, or another model"
-        index_lib.check_manifest("the index", plan, own, remedy)
+        index_lib.check_manifest("the index", plan, worker_plan, remedy)
 
     def __call__(self, shard: Shard) -> None:
         _embed(self._encoder, self._dtype, shard)
@@ -265,7 +267,7 @@ class _Worker:
 def _spread(
     config: Config, workdir: pathlib.Path, plan: dict[str, Any], shards: Iterable[Shard]
 ) -> Iterator[Shard]:
-    """Yields the shards, in order, once workers of a Ray cluster have written them."""
+    """Yields the shards, in order, as workers of a Ray cluster finish them."""
     work = functools.partial(_Worker, config, plan)
     for shard, _ in cluster.in_order(work, shards, config, workdir, on_devices=True):
         yield shard
@@ -275,8 +277,8 @@ def _build_bm25(
     passages: Collection[Passage], folder: pathlib.Path, progress: Progress | None
 ) -> dict[str, Any]:
     start = time.monotonic()
-    with replacing(folder / "bm25") as aside:
-        BM25([passage_text(passage) for passage in passages]).save(aside)
+    with replacing(folder / "bm25") as temporary:
+        BM25([passage_text(passage) for passage in passages]).save(temporary)
     if progress is not None:
         progress(len(passages))
     return {"resumed": 0, "embedded": len(passages), "seconds": time.monotonic() - start}

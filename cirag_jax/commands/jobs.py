@@ -1,15 +1,15 @@
-"""Which training or evaluation a config describes: launch/train.py, evaluate.py and sweep.py."""
+"""Dispatch from a config to its training or evaluation, for launch/{train,evaluate,sweep}.py."""
 
 import pathlib
 from typing import Any
 
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_choice
 from cirag_jax.training import state as state_lib
 from cirag_jax.types import Config
 
 
 def run(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """`train` or `evaluate`, as the config is for."""
+    """Trains or evaluates, depending on the config."""
     return (train if state_lib.is_training(config) else evaluate)(config, workdir)
 
 
@@ -26,7 +26,7 @@ def train(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Evaluates what a config describes; with ``config.follow``, one checkpoint after the other."""
+    """Runs the evaluation of a config; with ``config.follow``, on each checkpoint of a training."""
     from cirag_jax.commands import (
         comparison,
         difficulty,
@@ -40,9 +40,8 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     if "bootstrap_samples" not in config:
         raise UserError(
-            "--config is not one to evaluate by; there are configs/retrieval.py, "
-            "integrator_eval.py, extractor_eval.py, reader_eval.py, comparison.py, "
-            "difficulty.py and judge.py."
+            "--config describes no evaluation; use configs/retrieval.py, integrator_eval.py, "
+            "extractor_eval.py, reader_eval.py, comparison.py, difficulty.py or judge.py."
         )
     component = config.get("component")
     evaluations = {
@@ -54,11 +53,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "difficulty": difficulty.evaluate,
         "judge": judge.evaluate,
     }
-    if component not in evaluations:
-        raise UserError(
-            f"config.component is {component!r}; it must be integrator, extractor, reader, "
-            "answers, difficulty or judge."
-        )
+    check_choice("config.component", component, evaluations)
     evaluation = evaluations[component]
     if config.get("follow"):
         return follow.follow(config, workdir, evaluation)

@@ -1,4 +1,4 @@
-"""Judges the answers of runs by a language model, and two judges by each other."""
+"""Judging of answers by language models, and agreement between two judges."""
 
 import collections
 import pathlib
@@ -24,16 +24,16 @@ from cirag_jax.types import Config
 FILE = "judgements.jsonl"
 TEXTS = ("answer", "response")
 JUDGE, SECOND = "judge", "second"
-BESIDE = ("em", "acc")  # metrics that the table shows, too
+OTHER_METRICS = ("em", "acc")  # also shown in the table
 
 
-class Given(NamedTuple):
-    """A run's answers to its questions, in one order for all runs.
+class RunAnswers(NamedTuple):
+    """The answers of a run, in the same order for all runs.
 
     Attributes:
-      name: how tables call the run.
+      name: the name of the run in tables.
       answered: questions and predictions.
-      texts: what is judged of each; None: nothing, for there is no gold answer.
+      texts: the text to judge of each answer; None if the question has no gold answer.
     """
 
     name: str
@@ -42,75 +42,74 @@ class Given(NamedTuple):
 
 
 def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Has one or two judges say which answers of ``config.runs`` are right.
+    """Lets one or two judges decide which answers of ``config.runs`` are correct; resumes.
 
-    An answer that two runs gave to one question is judged once. One that is empty, as that of a
-    question that failed, is wrong without being asked about; a question without a gold answer does
-    not count, and neither does an answer that a judge gives no verdict about. Leaves
-    ``judgements.jsonl``, ``table.md`` and a journal a judge; a run that was stopped goes on. Of
-    several seeds the first is judged. ``config`` is of configs/judge.py.
+    The same answer of two runs to a question is judged once. Empty answers, including those of
+    failed questions, are wrong. Questions without a gold answer and answers without a verdict are
+    ignored. If a run has several seeds, the first is judged. Writes ``judgements.jsonl``,
+    ``table.md`` and a journal per judge. ``config`` is of configs/judge.py.
 
     Returns:
-      ``systems``: of every run ``judge`` and, where there is a second judge, ``second`` (shares of
-      right answers with their 95 % intervals, questions resampled), ``em`` and ``acc`` likewise.
-      ``differences``: of each pair of runs and score, as `pairwise`.
-      ``agreement``: of two judges over all runs' answers, as `agreement`; else null.
-      ``judges``: of each ``rubric``, ``model``, ``verdicts`` (answers asked about), ``unjudged``
-      and ``failures`` among them, ``parse_errors``, tokens and seconds.
+      ``systems``: scores of every run by ``judge`` and, if there is one, the ``second`` judge
+      (share of correct answers, with a 95 % bootstrap interval), and ``em`` and ``acc`` likewise.
+      ``differences``: for each pair of runs and score, see `pairwise`.
+      ``agreement``: of the two judges over all answers, see `agreement`; else null.
+      ``judges``: for each judge its ``rubric``, ``model``, number of ``verdicts`` requested, of
+      these the ``unjudged`` and ``failures``, ``parse_errors``, tokens and seconds.
       ``num_questions``, ``without_gold``, ``empty`` (answers), ``settings``, ``complete``.
     """
     judges = _judges(config)
     runs = comparison.read_runs(comparison.named_folders(config.runs))
     ids = list(runs[0].records)
-    given = [_given(config, run, ids) for run in runs]
-    places = {name: [_jobs(config, name, run) for run in given] for name in judges}
+    run_answers = [_run_answers(config, run, ids) for run in runs]
+    jobs = {name: [_jobs(config, name, run) for run in run_answers] for name in judges}
 
-    # ---- Every judge over all answers ------------------------------------------------------------
+    # ---- Verdicts --------------------------------------------------------------------------------
     def programs(name: str) -> tuple[list[Job], dict[str, Any]]:
-        jobs = {job.id: job for row in places[name] for job in row if job is not None}
-        bound = {"max_tokens": config.max_tokens, "retries": config.retries}
-        return list(jobs.values()), {**bound, "rubric": config[name].rubric}
+        unique = {job.id: job for row in jobs[name] for job in row if job is not None}
+        settings = {"max_tokens": config.max_tokens, "retries": config.retries}
+        return list(unique.values()), {**settings, "rubric": config[name].rubric}
 
     models = {
         name: evaluation.Model(config[name], {}, schemas=config[name].constrained)
         for name in judges
     }
-    asked = evaluation.ask_models(
+    results = evaluation.ask_models(
         config, workdir, models, (JUDGE, config.max_tokens), programs, "answer"
     )
     verdicts: dict[str, list[list[bool | None]]] = {}
-    described: dict[str, dict[str, Any]] = {}
-    for name, (records, usage) in asked.items():
+    descriptions: dict[str, dict[str, Any]] = {}
+    for name, (records, usage) in results.items():
         block = config[name]
-        described[name] = {"rubric": block.rubric, "model": backends.model_name(block)}
+        descriptions[name] = {"rubric": block.rubric, "model": backends.model_name(block)}
         if records is not None:
-            said = {i: record.result(Verdict) for i, record in records.items()}
+            by_job = {i: record.result(Verdict) for i, record in records.items()}
             verdicts[name] = [
-                _verdicts(said, *pair) for pair in zip(places[name], given, strict=True)
+                _verdicts(by_job, *pair) for pair in zip(jobs[name], run_answers, strict=True)
             ]
-            described[name] |= _counted(said.values())
-        described[name] |= usage
+            descriptions[name] |= _counts(by_job.values())
+        descriptions[name] |= usage
 
-    # ---- Figures ---------------------------------------------------------------------------------
+    # ---- Scores ----------------------------------------------------------------------------------
     scores = {
         run.name: {
-            **{name: mean_of(found[i]) for name, found in verdicts.items()},
-            **_beside(run, config.profile),
+            **{name: mean_of(rows[i]) for name, rows in verdicts.items()},
+            **_other_metrics(run, config.profile),
         }
-        for i, run in enumerate(given)
+        for i, run in enumerate(run_answers)
     }
     systems = {
         run.name: evaluation.System(
             scores[run.name], {}, _rows(run, {name: row[i] for name, row in verdicts.items()})
         )
-        for i, run in enumerate(given)
+        for i, run in enumerate(run_answers)
     }
     facts = {
-        "agreement": _agreement(given, verdicts) if len(verdicts) == 2 else None,
-        "judges": described,
+        "agreement": _agreement(run_answers, verdicts) if len(verdicts) == 2 else None,
+        "judges": descriptions,
         "num_questions": len(ids),
-        "without_gold": sum(text is None for text in given[0].texts),
-        "empty": sum(text == "" for run in given for text in run.texts),
+        "without_gold": sum(text is None for text in run_answers[0].texts),
+        "empty": sum(text == "" for run in run_answers for text in run.texts),
         "settings": {
             "runs": {run.name: run.folder for run in runs},
             **{name: config[name] for name in ("text", "profile", "bootstrap_samples", "seed")},
@@ -122,7 +121,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def _judges(config: Config) -> tuple[str, ...]:
-    """Checks the settings; returns the judges to ask."""
+    """Checks the config and returns the names of the judges."""
     judges = (JUDGE, SECOND) if config.second.run else (JUDGE,)
     check_choice("config.text", config.text, TEXTS)
     check_at_least(1, config, "max_tokens", "in_flight", "bootstrap_samples")
@@ -131,33 +130,33 @@ def _judges(config: Config) -> tuple[str, ...]:
     for name in judges:
         check_choice(f"config.{name}.rubric", config[name].rubric, prompts.RUBRICS)
         if config[name].constrained:
-            asking = f"config.{name}.constrained=true"
-            backends.check_abilities(config, name, ("json_schema",), asking)
-    if len(judges) == 2 and _identity(config, JUDGE) == _identity(config, SECOND):
+            setting = f"config.{name}.constrained=true"
+            backends.check_abilities(config, name, ("json_schema",), setting)
+    blocks = [config[name] for name in judges]
+    identities = [(block.rubric, identity.of_language_model(block)) for block in blocks]
+    if identities[1:] == identities[:1]:
         raise UserError(
-            "config.second is the same model with the same rubric as config.judge; change one."
+            "config.second has the same model and rubric as config.judge; change one of them."
         )
     return judges
 
 
-def _identity(config: Config, name: str) -> tuple[str, Any]:
-    return config[name].rubric, identity.of_language_model(config[name])
-
-
-def _given(config: Config, run: comparison.Run, ids: Sequence[str]) -> Given:
+def _run_answers(config: Config, run: comparison.Run, ids: Sequence[str]) -> RunAnswers:
     answered = [comparison.answered_of(run.records[i]) for i in ids]
     texts: list[str | None] = []
-    for question, found in answered:
-        text = "" if found is None else found.answer if config.text == "answer" else raw(found)
+    for question, prediction in answered:
+        text = ""
+        if prediction is not None:
+            text = prediction.answer if config.text == "answer" else raw(prediction)
         texts.append(text.strip() if question.answers else None)
-    return Given(run.name, answered, texts)
+    return RunAnswers(run.name, answered, texts)
 
 
 # ------------------------------------------------------------------------------------- the verdicts
 
 
 class Verdict(TypedDict):
-    """``right``: None where there is no verdict; ``parse_errors``: kinds, one each time."""
+    """A judge's verdict (None if it gave none) and the kinds of its malformed outputs."""
 
     right: bool | None
     parse_errors: list[str]
@@ -166,56 +165,57 @@ class Verdict(TypedDict):
 def judge(
     messages: tuple[Message, ...], rubric: str, constrained: bool, retries: int
 ) -> Program[Verdict]:
-    """Asks role ``judge`` about one answer until it gives a verdict, ``retries`` times again."""
+    """Asks the role ``judge`` about one answer, with up to ``retries`` retries."""
     schema = prompts.verdict_schema(rubric) if constrained else None
-    asked, problems, verdict = messages, list[str](), None
+    prompt, problems, verdict = messages, list[str](), None
     for _ in range(retries + 1):
-        said: Generated = yield Generate(asked, JUDGE, json_schema=schema)
-        truncated = said.finish_reason == "length"
-        verdict, found = prompts.parse_verdict(said.text, rubric, truncated=truncated)
-        problems += found
+        response: Generated = yield Generate(prompt, JUDGE, json_schema=schema)
+        truncated = response.finish_reason == "length"
+        verdict, errors = prompts.parse_verdict(response.text, rubric, truncated=truncated)
+        problems += errors
         if verdict is not None:
             break
-        asked = prompts.ask_again(messages, said.text, rubric)
+        prompt = prompts.ask_again(messages, response.text, rubric)
     return {"right": verdict, "parse_errors": problems}
 
 
-def _jobs(config: Config, name: str, given: Given) -> list[Job | None]:
-    """Returns a judge's program about every answer of a run; None where nothing is asked."""
+def _jobs(config: Config, name: str, run: RunAnswers) -> list[Job | None]:
+    """Returns a judge's job for each answer of a run; None if there is nothing to judge."""
     return [
         _job(config, name, answered, text) if text else None
-        for answered, text in zip(given.answered, given.texts, strict=True)
+        for answered, text in zip(run.answered, run.texts, strict=True)
     ]
 
 
 def _verdicts(
-    said: Mapping[str, Verdict | None], jobs: Sequence[Job | None], given: Given
+    by_job: Mapping[str, Verdict | None], jobs: Sequence[Job | None], run: RunAnswers
 ) -> list[bool | None]:
-    """Returns a judge's verdict about every answer of a run; None where there is none."""
+    """Returns a judge's verdict on each answer of a run, or None."""
     verdicts: list[bool | None] = []
-    for job, text in zip(jobs, given.texts, strict=True):
-        verdict = said[job.id] if job else None
-        right = verdict["right"] if verdict else None
-        verdicts.append(False if text == "" else right)
+    for job, text in zip(jobs, run.texts, strict=True):
+        verdict = by_job[job.id] if job else None
+        is_right = verdict["right"] if verdict else None
+        verdicts.append(False if text == "" else is_right)
     return verdicts
 
 
 def _job(config: Config, name: str, answered: Answered, text: str) -> Job:
-    """The program about one answer, known by all that is shown."""
+    """Returns the job for one answer; its id is a hash of the messages and settings."""
     block, question = config[name], answered.question
     messages = prompts.judge_messages(question.question, text, question.answers, block.rubric)
-    shown = [[message.role, message.text] for message in messages]
-    how = (block.rubric, block.constrained, config.retries)
-    return Job(codec.digest(codec.dump([shown, how])), shown, lambda: judge(messages, *how))
+    turns = [[message.role, message.text] for message in messages]
+    settings = (block.rubric, block.constrained, config.retries)
+    key = codec.digest(codec.dump([turns, settings]))
+    return Job(key, turns, lambda: judge(messages, *settings))
 
 
-def _counted(said: Collection[Verdict | None]) -> dict[str, Any]:
-    verdicts = [verdict for verdict in said if verdict is not None]
-    errors = collections.Counter(kind for one in verdicts for kind in one["parse_errors"])
+def _counts(results: Collection[Verdict | None]) -> dict[str, Any]:
+    verdicts = [verdict for verdict in results if verdict is not None]
+    errors = collections.Counter(kind for verdict in verdicts for kind in verdict["parse_errors"])
     return {
-        "verdicts": len(said),
-        "unjudged": sum(one["right"] is None for one in verdicts),
-        "failures": len(said) - len(verdicts),
+        "verdicts": len(results),
+        "unjudged": sum(verdict["right"] is None for verdict in verdicts),
+        "failures": len(results) - len(verdicts),
         "parse_errors": dict(sorted(errors.items())),
     }
 
@@ -223,60 +223,60 @@ def _counted(said: Collection[Verdict | None]) -> dict[str, Any]:
 # -------------------------------------------------------------------------------------- the figures
 
 
-def _beside(one: Given, profile: str) -> dict[str, Ratio]:
-    """EM and Acc of what is judged."""
+def _other_metrics(run: RunAnswers, profile: str) -> dict[str, Ratio]:
+    """Computes `OTHER_METRICS` of the judged texts."""
     return {
         name: mean_of(
             [
                 None if text is None else answers.METRICS[name](text, question.answers, profile)
-                for (question, _), text in zip(one.answered, one.texts, strict=True)
+                for (question, _), text in zip(run.answered, run.texts, strict=True)
             ]
         )
-        for name in BESIDE
+        for name in OTHER_METRICS
     }
 
 
 def _agreement(
-    given: Sequence[Given], verdicts: Mapping[str, Sequence[Sequence[bool | None]]]
+    runs: Sequence[RunAnswers], verdicts: Mapping[str, Sequence[Sequence[bool | None]]]
 ) -> dict[str, Any]:
-    """Over the distinct answers of all runs about which both judges gave a verdict."""
+    """Compares the judges on the distinct answers of all runs that both judged."""
     pairs: dict[tuple[str, str], tuple[bool, bool]] = {}
-    for one, *found in zip(given, *verdicts.values(), strict=True):
-        for (question, _), text, *both in zip(one.answered, one.texts, *found, strict=True):
+    for run, *rows in zip(runs, *verdicts.values(), strict=True):
+        for (question, _), text, *both in zip(run.answered, run.texts, *rows, strict=True):
             if text and None not in both:
                 pairs[question.id, text] = (bool(both[0]), bool(both[1]))
     first, second = zip(*pairs.values(), strict=True) if pairs else ((), ())
     return agreement(first, second)
 
 
-def _rows(given: Given, verdicts: Mapping[str, Sequence[bool | None]]) -> list[dict[str, Any]]:
+def _rows(run: RunAnswers, verdicts: Mapping[str, Sequence[bool | None]]) -> list[dict[str, Any]]:
     return [
         {
             "id": question.id,
-            "system": given.name,
+            "system": run.name,
             "question": question.question,
             "gold": question.answers,
             "judged": text,
-            "answer": found.answer if found else "",
-            **{name: right[place] for name, right in verdicts.items()},
+            "answer": prediction.answer if prediction else "",
+            **{name: row[i] for name, row in verdicts.items()},
         }
-        for place, ((question, found), text) in enumerate(
-            zip(given.answered, given.texts, strict=True)
+        for i, ((question, prediction), text) in enumerate(
+            zip(run.answered, run.texts, strict=True)
         )
     ]
 
 
 def table_of(result: Mapping[str, Any]) -> str:
-    """The figures in per cent, one row a run, then the differences and the judges' agreement."""
+    """Formats scores in per cent, one row per run, the differences and the judges' agreement."""
     columns = [Column(f"{name} [95 %]", name, bounded) for name in result["judges"]]
     columns += [Column("EM", "em"), Column("Acc", "acc")]
     rows = system_rows("answers of", columns, result)
-    described = (
-        f"{name}: {told['model']}, rubric {told['rubric']}"
-        + (f", {told['unjudged']} without a verdict" if told.get("unjudged") else "")
-        for name, told in result["judges"].items()
+    descriptions = (
+        f"{name}: {judge['model']}, rubric {judge['rubric']}"
+        + (f", {judge['unjudged']} without a verdict" if judge.get("unjudged") else "")
+        for name, judge in result["judges"].items()
     )
-    caption = f"{result['num_questions']} questions; {'; '.join(described)}"
+    caption = f"{result['num_questions']} questions; {'; '.join(descriptions)}"
     table = captioned(caption, rows, result["complete"])
     both = result["agreement"]
     if both is None:
@@ -284,6 +284,6 @@ def table_of(result: Mapping[str, Any]) -> str:
     agree = "n/a" if both["agree"] is None else f"{100 * both['agree']:.1f} %"
     kappa = f"n/a ({both['reason']})" if both["kappa"] is None else f"{both['kappa']:.2f}"
     return (
-        f"{table}\n\nThe judges agree about {agree} of {both['num_answers']} answers, "
+        f"{table}\n\nThe judges agree on {agree} of {both['num_answers']} answers, "
         f"Cohen's kappa {kappa}."
     )

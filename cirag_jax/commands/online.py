@@ -1,4 +1,4 @@
-"""Triples extracted when they are asked for, once a passage (the paper's online setting)."""
+"""Extraction of triples on demand, once per passage (the paper's online setting)."""
 
 import dataclasses
 import json
@@ -12,45 +12,42 @@ from cirag_jax.runtime.run import Runner
 from cirag_jax.runtime.scheduler import Call, Done, Job
 from cirag_jax.types import Passage, Triple
 
-NAME = "extractions"  # of a journal beside the run's, named as that one is
+NAME = "extractions"  # replaces "journal" in the name of the run's journal
 
 
 class OnlineExtractHandler:
-    """Extracts the passages that no question asked for before, all together.
+    """Extracts all requested passages together, except those already extracted.
 
-    ``generate`` is the language model of role ``extractor``, which answers in ``runner``. The
-    journal is of extractions: a run that was killed repeats none, and questions share them.
+    ``generate`` is the language model of the role ``extractor``. The journal of ``runner`` keeps
+    extractions, so that questions share them and a resumed run does not repeat them.
     """
 
     is_slow = True
 
     def __init__(
-        self,
-        generate: GenerateHandler,
-        runner: Runner,
-        settings: extraction.ExtractionSettings,
+        self, generate: GenerateHandler, runner: Runner, settings: extraction.ExtractionSettings
     ):
         self._generate = generate
         self._runner = runner
         self._settings = settings
-        self._known: dict[str, tuple[Triple, ...] | None] = {}
+        self._triples: dict[str, tuple[Triple, ...] | None] = {}  # by passage id
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether the model's budget has ended."""
+        """Whether the model's budget is spent."""
         return self._generate.is_exhausted
 
     def __call__(self, calls: Sequence[Call], done: Done) -> None:
-        """See `Handler`; a passage whose extraction failed has None."""
+        """Answers the calls; see `Handler`. The triples of a failed extraction are None."""
         passages: dict[str, Passage] = {}
         for call in calls:
             request: Extract = call.request
-            passages.update((p.id, p) for p in request.passages if p.id not in self._known)
+            passages.update((p.id, p) for p in request.passages if p.id not in self._triples)
         complete = self._extract(list(passages.values())) if passages else True
         for index, call in enumerate(calls):
-            if complete or all(p.id in self._known for p in call.request.passages):
-                found = tuple(self._known.get(p.id) for p in call.request.passages)
-                done(index, Extracted(found))
+            if complete or all(p.id in self._triples for p in call.request.passages):
+                triples = tuple(self._triples.get(p.id) for p in call.request.passages)
+                done(index, Extracted(triples))
             else:
                 done(index, RequestError("the extractor's budget is exhausted"))
 
@@ -62,9 +59,9 @@ class OnlineExtractHandler:
             record = records.get(job.id)
             if record is not None and record.outcome is not None:
                 outcome = record.result(extraction.Outcome)
-                self._known[passage.id] = extraction.stored(passage, outcome, None).triples
+                self._triples[passage.id] = extraction.stored(passage, outcome, None).triples
             elif complete:
-                self._known[passage.id] = None
+                self._triples[passage.id] = None
         return complete
 
     def _job(self, passage: Passage) -> Job:

@@ -1,7 +1,7 @@
-"""Plans a training from shapes: memory of a device, collectives, and the time it may take.
+"""Estimates of a training from shapes only: device memory, collectives and time.
 
-The trainer's own step is rehearsed (`training.rehearsal`) on as many fake CPU devices as the mesh
-has, with the longest batch that the config allows.
+The trainer's step is compiled (`training.rehearsal`) for a mesh of fake CPU devices, with the
+longest batch that the config allows.
 """
 
 import dataclasses
@@ -35,16 +35,16 @@ GIB = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
-class Rehearsed:
-    """A step that was rehearsed.
+class RehearsedStep:
+    """A rehearsed training step.
 
     Attributes:
-      rehearsal: with its programs.
-      parts: bytes on each device of what is there during the whole step, by name.
-      dtype: of the computation.
+      rehearsal: the programs of the step.
+      parts: bytes per device of arrays that exist during the whole step, by name.
+      dtype: the dtype of the computation.
       tokens: real tokens of the step, over all devices.
       flops: floating-point operations of the step, over all devices.
-      steps: of the run; None: it depends on the data.
+      steps: number of steps of the run; None if it depends on the data.
     """
 
     rehearsal: Rehearsal
@@ -56,37 +56,37 @@ class Rehearsed:
 
 
 def plan(config: Config) -> dict[str, Any]:
-    """Rehearses a step of ``config``, says and returns what it takes.
+    """Rehearses a step of ``config``; prints and returns its costs.
 
     Returns:
       ``bytes_per_device`` by part, their sum ``peak_bytes`` and the program at the peak;
-      ``collective_bytes`` of a step on each device, by operation; ``gpus``: whether it fits and
-      how long a step and the run take at ``assumed_share_of_peak``, which nobody measured.
+      ``collective_bytes`` per device and step, by operation; ``gpus``: whether the step fits each
+      GPU, and the time of a step and of the run at ``assumed_share_of_peak`` (an assumption).
     """
     component = state_lib.component_of(config)
     gpus = _gpus(config)
-    found = rehearse(config)
-    rehearsal, mesh = found.rehearsal, found.rehearsal.mesh
-    activations = max(rehearsal.peak - sum(found.parts.values()), 0)
-    *_, update = rehearsal.programs.values()  # A step ends with the optimiser's.
+    step = rehearse(config)
+    rehearsal, mesh = step.rehearsal, step.rehearsal.mesh
+    activations = max(rehearsal.peak - sum(step.parts.values()), 0)
+    *_, update = rehearsal.programs.values()  # the optimiser's program is the last
     traffic = update.arguments + update.results
     assert rehearsal.peak_program is not None
     result = {
         "component": component,
         "model": config.model.spec or pretrained_decoder.DEFAULT_DECODER,
-        "dtype": found.dtype,
+        "dtype": step.dtype,
         "mesh": dict(mesh.shape),
         "devices": mesh.size,
-        "bytes_per_device": {**found.parts, "activations": activations},
+        "bytes_per_device": {**step.parts, "activations": activations},
         "peak_bytes": rehearsal.peak,
         "peak_program": rehearsal.peak_program.name,
-        "collective_bytes": {op: each.bytes for op, each in rehearsal.exchanged().items()},
+        "collective_bytes": {op: total.bytes for op, total in rehearsal.exchanged().items()},
         "compiled_for": "cpu",
-        "tokens_per_step": found.tokens,
-        "flops_per_step": found.flops,
-        "steps": found.steps,
+        "tokens_per_step": step.tokens,
+        "flops_per_step": step.flops,
+        "steps": step.steps,
         "assumed_share_of_peak": config.peak_share,
-        "gpus": {name: on_gpu(gpu, config, found, traffic) for name, gpu in gpus.items()},
+        "gpus": {name: on_gpu(gpu, config, step, traffic) for name, gpu in gpus.items()},
     }
     if config.memory_gib:
         result["fits"] = rehearsal.peak <= config.memory_gib * GIB
@@ -94,30 +94,30 @@ def plan(config: Config) -> dict[str, Any]:
     return result
 
 
-def rehearse(config: Config) -> Rehearsed:
+def rehearse(config: Config) -> RehearsedStep:
     """Rehearses a step of ``config`` on fake devices; see `plan`."""
     component = state_lib.component_of(config)
     trainers = {"aligner": aligner, "cross_encoder": cross_encoder}
     trainers.get(component, adapter).check_config(config)
     mesh = _make_mesh(config)
-    of_component = {"aligner": _aligner, "cross_encoder": _cross_encoder}.get(component, _adapter)
+    rehearse_component = {"aligner": _aligner, "cross_encoder": _cross_encoder}
     with jax.set_mesh(mesh), quick_collection():
-        return of_component(config, mesh)
+        return rehearse_component.get(component, _adapter)(config, mesh)
 
 
-def on_gpu(gpu: mfu.Gpu, config: Config, found: Rehearsed, traffic: int) -> dict[str, Any]:
-    """What the step is on a kind of GPU.
+def on_gpu(gpu: mfu.Gpu, config: Config, step: RehearsedStep, traffic: int) -> dict[str, Any]:
+    """Estimates a step and the run on a kind of GPU.
 
-    A step takes its operations at the share of the peak, and the time to read and write the
-    ``traffic`` of the optimiser once. The table's peaks are of bfloat16: there is no time in fp32.
+    The time of a step is that of its operations at ``config.peak_share`` of the peak, and of
+    reading or writing the optimiser's ``traffic`` in bytes once. Only bfloat16 has a known peak.
     """
     memory = config.memory_gib or gpu.memory_gib
     seconds = hours = None
-    if found.dtype == "bfloat16":
-        rate = gpu.flops * config.peak_share * found.rehearsal.mesh.size
-        seconds = found.flops / rate + traffic / gpu.bandwidth
-        hours = None if found.steps is None else found.steps * seconds / 3600
-    fits = found.rehearsal.peak <= memory * GIB
+    if step.dtype == "bfloat16":
+        rate = gpu.flops * config.peak_share * step.rehearsal.mesh.size
+        seconds = step.flops / rate + traffic / gpu.bandwidth
+        hours = None if step.steps is None else step.steps * seconds / 3600
+    fits = step.rehearsal.peak <= memory * GIB
     return {"memory_gib": memory, "fits": fits, "step_seconds": seconds, "run_hours": hours}
 
 
@@ -127,18 +127,18 @@ def on_gpu(gpu: mfu.Gpu, config: Config, found: Rehearsed, traffic: int) -> dict
 def _gpus(config: Config) -> dict[str, mfu.Gpu]:
     check_choice("config.gpu", config.gpu, (None, *mfu.GPUS))
     if not 0.0 < config.peak_share <= 1.0:
-        raise UserError(f"config.peak_share={config.peak_share} must be above 0 and at most 1")
+        raise UserError(f"config.peak_share={config.peak_share} must be above 0 and at most 1.")
     if config.memory_gib is not None:
         check_at_least(0, config, "memory_gib")
     return {config.gpu: mfu.GPUS[config.gpu]} if config.gpu else mfu.GPUS
 
 
 def _make_mesh(config: Config) -> jax.sharding.Mesh:
-    """The config's mesh over fake CPU devices."""
+    """Makes the config's mesh of fake CPU devices."""
     sizes = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     count = config.mesh.devices or math.prod(size for size in sizes if size > 0)
     if len(jax.devices("cpu")) < count:
-        # JAX asks for their number once; nothing is on a device yet.
+        # JAX reads the number of devices once. Nothing is on a device yet.
         backend.clear_backends()
         jax.config.update("jax_num_cpu_devices", count)
     return sharding.make_mesh(*sizes, devices=jax.devices("cpu")[:count])
@@ -152,11 +152,11 @@ def _check_heads(config: Config, heads: int) -> None:
 
 
 def _encoder_config(spec: str, settings: Config) -> EncoderConfig:
-    """Of an encoder's folder, of a training workdir's base, or of an adapter's."""
+    """Reads the shape of an encoder, or of the base model of a training workdir or an adapter."""
     if is_training_workdir(spec):
         spec = workdir.best_folder(spec)[1]
-    found = encoder_adapter.find_adapter(spec)
-    spec = spec if found is None else encoder_adapter.read_base(found)[0]
+    adapter_folder = encoder_adapter.find_adapter(spec)
+    spec = spec if adapter_folder is None else encoder_adapter.read_base(adapter_folder)[0]
     config, _ = pretrained.read_config(pretrained.shape_folder(spec))
     dropout = settings.get("dropout", 0.0)
     return pretrained.computing(
@@ -179,7 +179,7 @@ def _decoder_folder(spec: str) -> Path:
 
 def _parts(state: state_lib.TrainState, dtype: str) -> dict[str, int]:
     parts = {"parameters": bytes_of(state.params), "optimizer": bytes_of(state.opt_state)}
-    # A shard computes with whole parameters, and adds to a gradient of them.
+    # Each shard gathers whole parameters and adds to a gradient of the same size.
     whole, gathered, rounded = 0, 0, 0
     for path, node in nnx.to_flat_state(state.params):
         placed = node.get_value().sharding
@@ -195,9 +195,9 @@ def _parts(state: state_lib.TrainState, dtype: str) -> dict[str, int]:
     return {**parts, "gradients": whole}
 
 
-def _adapter(config: Config, mesh: jax.sharding.Mesh) -> Rehearsed:
+def _adapter(config: Config, mesh: jax.sharding.Mesh) -> RehearsedStep:
     folder = _decoder_folder(config.model.spec or pretrained_decoder.DEFAULT_DECODER)
-    # As on the device that is planned for.
+    # The default on the target device.
     dtype = config.model.dtype or ("bfloat16" if config.gpu else "float32")
     model, _ = pretrained_decoder.read_decoder_config(folder)
     model = dataclasses.replace(model, dtype=dtype, param_dtype=dtype, remat=config.model.remat)
@@ -207,7 +207,7 @@ def _adapter(config: Config, mesh: jax.sharding.Mesh) -> Rehearsed:
     layout = adapter.make_layout(config, mesh, model.max_positions)
     lora_config = adapter.make_lora(config)
 
-    rounds = -(-layout.length * config.rows_per_device // config.chunk)  # Of the loss, at most.
+    rounds = -(-layout.length * config.rows_per_device // config.chunk)  # at most, of the loss
     rehearsal = Rehearsal(mesh, bfloat16=dtype == "bfloat16", loops=rounds)
     base = decoder_params.to_params(rehearsal.place(decoder_params.abstract_params(model)))
     tx = optimizers.make_optimizer(config.optimizer, 1)
@@ -239,12 +239,12 @@ def _adapter(config: Config, mesh: jax.sharding.Mesh) -> Rehearsed:
     if config.examples and not steps:
         steps = math.ceil(config.num_epochs * config.examples / layout.rows_per_step)
     if config.max_tokens:
-        most = max(config.max_tokens // tokens, 1)
-        steps = min(steps, most) if steps else most
-    return Rehearsed(rehearsal, parts, dtype, tokens, flops, steps)
+        limit = max(config.max_tokens // tokens, 1)
+        steps = min(steps, limit) if steps else limit
+    return RehearsedStep(rehearsal, parts, dtype, tokens, flops, steps)
 
 
-def _aligner(config: Config, mesh: jax.sharding.Mesh) -> Rehearsed:
+def _aligner(config: Config, mesh: jax.sharding.Mesh) -> RehearsedStep:
     layout = aligner.make_layout(config, mesh)
     model = _encoder_config(config.model.spec, config.model)
     _check_heads(config, model.num_heads)
@@ -275,12 +275,12 @@ def _aligner(config: Config, mesh: jax.sharding.Mesh) -> Rehearsed:
 
     attended = queries * lengths["query"] ** 2 + layout.num_candidates * lengths["passage"] ** 2
     flops = mfu.encoder_flops(model, tokens=batch.tokens, attended=attended)
-    known = config.num_steps or config.examples
-    steps = aligner.num_steps(config, config.examples or 0) if known else None
-    return Rehearsed(rehearsal, parts, model.dtype, batch.tokens, flops, steps)
+    is_known = config.num_steps or config.examples
+    steps = aligner.num_steps(config, config.examples or 0) if is_known else None
+    return RehearsedStep(rehearsal, parts, model.dtype, batch.tokens, flops, steps)
 
 
-def _cross_encoder(config: Config, mesh: jax.sharding.Mesh) -> Rehearsed:
+def _cross_encoder(config: Config, mesh: jax.sharding.Mesh) -> RehearsedStep:
     model = _encoder_config(config.model.spec, config.model)
     _check_heads(config, model.num_heads)
     length = min(config.max_length, model.max_length)
@@ -293,21 +293,20 @@ def _cross_encoder(config: Config, mesh: jax.sharding.Mesh) -> Rehearsed:
     graphdef, params = nnx.split(abstract)
     tx = optimizers.make_optimizer(config.optimizer, 1)
     state = rehearsal.place(state_lib.abstract_state(params, tx))
-    # A chunk is placed when its turn comes.
+    # Only one chunk is on the devices at a time.
     rehearsal.placed = bytes_of([cross_encoder.place(array, mesh) for array in batch.chunks[0]])
     parts = {**_parts(state, model.dtype), "batch": rehearsal.placed}
-    # What it is compared with stays there.
+    # The bi-encoder baseline stays on the devices.
     if config.encoder.backend == "flax":
         other = _encoder_config(config.encoder.model, config.encoder)
         baseline = nnx.eval_shape(lambda: Encoder(other, rngs=nnx.Rngs(0)))
-        held = rehearsal.place(nnx.state(baseline))
-        parts["bi_encoder"] = bytes_of(held)
+        parts["bi_encoder"] = bytes_of(rehearsal.place(nnx.state(baseline)))
     cross_encoder.train_step(graphdef, tx, state, batch, config, mesh, rehearsal)
 
     flops = mfu.encoder_flops(model, tokens=batch.tokens, attended=pairs * length**2)
-    known = config.num_steps or config.max_steps or config.examples
-    steps = cross_encoder.num_steps(config, config.examples or 1 << 62) if known else None
-    return Rehearsed(rehearsal, parts, model.dtype, batch.tokens, flops, steps)
+    is_known = config.num_steps or config.max_steps or config.examples
+    steps = cross_encoder.num_steps(config, config.examples or 1 << 62) if is_known else None
+    return RehearsedStep(rehearsal, parts, model.dtype, batch.tokens, flops, steps)
 
 
 # ------------------------------------------------------------------------------------------- table
@@ -323,14 +322,14 @@ def _table(result: Mapping[str, Any]) -> str:
         f"{result['component']}, {result['model']}, {result['dtype']}, mesh {result['mesh']}: "
         f"a step of at most {result['tokens_per_step']:,} tokens",
         "",
-        tables.markdown([("on each device", "GiB"), *memory, ("peak", size(result["peak_bytes"]))]),
+        tables.markdown([("per device", "GiB"), *memory, ("peak", size(result["peak_bytes"]))]),
         "",
-        tables.markdown([("exchanged in a step", "GiB"), *(exchanged or [("nothing", "")])]),
+        tables.markdown([("exchanged per step", "GiB"), *(exchanged or [("nothing", "")])]),
         "",
-        f"Not measured: memory is what XLA's CPU compiler needs, a GPU's may differ; times assume "
-        f"{100 * result['assumed_share_of_peak']:g} % of the GPU's bfloat16 peak.",
+        "These are estimates. Memory is that of XLA's CPU compiler; a GPU may need more or less. "
+        f"Times assume {100 * result['assumed_share_of_peak']:g} % of the GPU's bfloat16 peak.",
         "",
-        tables.markdown([("GPU", "GiB", "fits", "s a step", "h the run"), *_gpu_rows(result)]),
+        tables.markdown([("GPU", "GiB", "fits", "s per step", "h per run"), *_gpu_rows(result)]),
     ]
     return "\n".join(lines)
 
@@ -342,10 +341,10 @@ def _gpu_rows(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return [
         (
             name,
-            number(on["memory_gib"]),
-            "yes" if on["fits"] else "no",
-            number(on["step_seconds"]),
-            number(on["run_hours"]),
+            number(gpu["memory_gib"]),
+            "yes" if gpu["fits"] else "no",
+            number(gpu["step_seconds"]),
+            number(gpu["run_hours"]),
         )
-        for name, on in result["gpus"].items()
+        for name, gpu in result["gpus"].items()
     ]

@@ -1,7 +1,7 @@
-"""What runs share: data, encoders, indexes, rankers and language models that are opened once.
+"""A pool of encoders, indexes, rankers and language models that several runs share.
 
-A thing is known by what decides it: its block of the config, and of an index the passages, too. So
-methods that ask for the same get the same, and one that asks for another gets its own.
+Each resource has a key: its block of the config and, for an index, the passages. Methods with equal
+keys share the resource.
 """
 
 import collections
@@ -18,15 +18,15 @@ from cirag_jax.types import Config
 
 T = TypeVar("T")
 
-# What an engine may have its own of over shared weights (`Engine.with_options`).
-_SIZES = ("batch_size", "context", "overflow", "prefix_tokens", "no_repeat_ngram_size")
+# Options in which engines with shared weights may differ (`Engine.with_options`).
+_OPTIONS = ("batch_size", "context", "overflow", "prefix_tokens", "no_repeat_ngram_size")
 
 
 class Pool:
-    """Opened things by kind and by what decides them; a context that closes them.
+    """Open resources by kind and key; a context manager that closes them.
 
     Attributes:
-      opened: how many of each kind were opened.
+      opened: the number of resources opened, by kind.
     """
 
     def __init__(self):
@@ -40,73 +40,70 @@ class Pool:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def get(self, kind: str, decided_by: Any, open_it: Callable[[], T]) -> T:
-        """What ``open_it`` gives the first time that this is asked for.
+    def get(self, kind: str, key: Any, open_resource: Callable[[], T]) -> T:
+        """Returns a resource, which is opened on first use and closed with the pool.
 
         Args:
-          kind: of the thing, counted in `opened`.
-          decided_by: JSON; equal for equal things of this kind.
-          open_it: opens it; what it returns is closed with the pool, if it can be closed.
+          kind: for example "indexes".
+          key: JSON that identifies the resource among those of its kind.
+          open_resource: opens the resource.
         """
-        key = kind, json.dumps(decided_by, sort_keys=True, default=str)
-        if key not in self._open:
-            found: Any = open_it()
-            if hasattr(found, "close"):
-                self._stack.enter_context(contextlib.closing(found))
-            self._open[key] = found
+        entry = kind, json.dumps(key, sort_keys=True, default=str)
+        if entry not in self._open:
+            resource: Any = open_resource()
+            if hasattr(resource, "close"):
+                self._stack.enter_context(contextlib.closing(resource))
+            self._open[entry] = resource
             self.opened[kind] += 1
-        return self._open[key]
+        return self._open[entry]
 
     def encoder(self, config: Config) -> RememberingEncoder:
-        """The encoder of a ``configs.retrievers.encoder()`` block."""
+        """Returns the encoder of a ``configs.retrievers.encoder()`` block."""
         return self.get(
             "encoders", config.to_dict(), lambda: RememberingEncoder(open_encoder_for(config))
         )
 
     def language_model(self, config: Config, spent: Usage) -> Backend:
-        """The backend of a ``configs.common.language_model()`` block.
+        """Returns the backend of a ``configs.common.language_model()`` block.
 
-        Engines share weights where they differ in batch, context or overflow alone. Backends with a
-        budget are not shared: it is a run's own.
-
-        Args:
-          config: the block.
-          spent: what counts against its budget already.
+        Engines share weights if they differ only in batch size, context, overflow or the like.
+        Backends with a budget are not shared, because each run has its own; ``spent`` counts
+        against it.
         """
 
-        def open_it() -> Backend:
+        def open_backend() -> Backend:
             return backends.open_backend(config, spent=spent)
 
         block = {**config.to_dict(), "model": backends.model_name(config)}
         block.pop("max_tokens", None)
         if config.backend == "jax":
-            weights = {name: value for name, value in block.items() if name not in _SIZES}
-            engine: Any = self.get("language models", weights, open_it)
+            weights = {name: value for name, value in block.items() if name not in _OPTIONS}
+            engine: Any = self.get("language models", weights, open_backend)
             options = backends.engine_options(config)
             return self.get("engines", block, lambda: engine.with_options(options))
         if config.budget_tokens is not None:
-            return self._stack.enter_context(contextlib.closing(open_it()))
-        return self.get("language models", block, open_it)
+            return self._stack.enter_context(contextlib.closing(open_backend()))
+        return self.get("language models", block, open_backend)
 
     def encoders(self) -> list[RememberingEncoder]:
-        """Those that are open."""
-        return [found for (kind, _), found in self._open.items() if kind == "encoders"]
+        """Returns the open encoders."""
+        return [encoder for (kind, _), encoder in self._open.items() if kind == "encoders"]
 
     def forget(self) -> None:
-        """Drops what encoders and engines remember of earlier texts; all stays open."""
-        for (kind, _), found in self._open.items():
+        """Clears the caches of encoders and engines."""
+        for (kind, _), resource in self._open.items():
             if kind in ("encoders", "engines"):
-                found.forget()
+                resource.forget()
 
     def release(self) -> None:
-        """Frees what engines keep of earlier prompts: gigabytes, which serve one method alone."""
-        for (kind, _), found in self._open.items():
+        """Frees the prompt caches of engines: gigabytes that only one method can use."""
+        for (kind, _), resource in self._open.items():
             if kind == "engines":
-                found.release()
+                resource.release()
         _return_freed_memory()
 
 
 def _return_freed_memory() -> None:
-    """Gives the system what was freed; glibc keeps it, gigabytes after the first large array."""
-    with contextlib.suppress(OSError, AttributeError):  # Another C library has no such call.
+    """Returns freed memory to the system; glibc may keep gigabytes after a large array."""
+    with contextlib.suppress(OSError, AttributeError):  # only glibc has this function
         ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -1,4 +1,4 @@
-"""The files of a generated benchmark: a dataset folder, and what became of every path."""
+"""The files of a generated benchmark: a dataset folder, and the outcome of every path."""
 
 import collections
 import dataclasses
@@ -25,15 +25,36 @@ REVIEW = "review.jsonl"
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
-    """A path and what became of it."""
+class GeneratedQuestion:
+    """A path and its outcome: a question, or the reason why there is none."""
 
     path: Path
     outcome: Mapping[str, Any]
 
 
+@dataclasses.dataclass(frozen=True)
+class Knowledge:
+    """The contents of the documents, from which questions are generated."""
+
+    documents: Sequence[Document]
+    database: Database
+    claims: Sequence[Claim]
+    graph: equivalence.Graph
+    clusters: clusters.Clusters
+    groups: Sequence[Group]
+
+    def facts(self, path: Path) -> list[Fact]:
+        """Returns the facts of a path."""
+        return [self.graph.facts[edge.fact] for edge in path]
+
+    def positions(self, path: Path) -> list[tuple[str, int]]:
+        """Returns the document and sentence number of each fact of a path."""
+        facts_claims = [self.claims[fact.claim] for fact in self.facts(path)]
+        return [(claim.document, claim.sentence) for claim in facts_claims]
+
+
 class Reviewed(msgspec.Struct, forbid_unknown_fields=True):
-    """A line of `REVIEW`: a group and what a person says of it, null until then."""
+    """A line of `REVIEW`: a group and a person's judgement, null until it is judged."""
 
     names: tuple[str, ...]
     kind: Kind
@@ -42,72 +63,67 @@ class Reviewed(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_review(workdir: pathlib.Path) -> list[Reviewed]:
-    """What an earlier run sampled and perhaps a person judged; [] where there is nothing."""
+    """Reads the sample of an earlier run, if there is one, with judgements."""
     file = workdir / REVIEW
-    if not file.is_file() or not file.stat().st_size:  # without a group it is empty
+    if not file.is_file() or not file.stat().st_size:  # empty if there were no groups
         return []
     return [row for _, row in read_lines(file, Reviewed)]
 
 
-def added(counts: Iterable[Mapping[str, int]]) -> collections.Counter[str]:
-    """All counts together."""
+def total_counts(counters: Iterable[Mapping[str, int]]) -> collections.Counter[str]:
+    """Adds up counters."""
     total: collections.Counter[str] = collections.Counter()
-    for some in counts:
-        total.update(some)
+    for counter in counters:
+        total.update(counter)
     return total
 
 
 def write(
     config: Config,
-    found: Sequence[Document],
-    database: Database,
-    stated: Sequence[Claim],
-    graph: equivalence.Graph,
-    clustered: clusters.Clusters,
-    groups: Sequence[Group],
-    asked: Sequence[Asked],
+    knowledge: Knowledge,
+    generated: Sequence[GeneratedQuestion],
     workdir: pathlib.Path,
 ) -> dict[str, Any]:
-    """Writes every file of the dataset folder, and those beside it; returns what they count."""
-    before = read_review(workdir)
-    kept, rows = _questions(asked, graph, stated, database)
+    """Writes all files of the dataset folder; returns their counts."""
+    old_reviews = read_review(workdir)
+    database = knowledge.database
+    kept, rows = _questions(generated, knowledge)
     kept = _with_contexts(kept, database, config.context)
-    by_chunk = _triples(graph, stated, database)
+    by_chunk = _triples(knowledge)
     jsonl.write_dataset(Dataset(workdir.name, tuple(kept), database.passages, by_chunk), workdir)
     write_lines(workdir / PATHS, rows)
-    write_lines(workdir / SOURCES, _sources(found, database))
-    shown = _group_rows(groups, clustered, graph, stated)
-    write_lines(workdir / GROUPS, shown)
-    random.Random(config.seed).shuffle(shown)
-    sample = [msgspec.convert({**r, "judgement": None}, Reviewed) for r in shown[: config.review]]
-    others = _carry(before, sample)
+    write_lines(workdir / SOURCES, _sources(knowledge))
+    group_rows = _group_rows(knowledge)
+    write_lines(workdir / GROUPS, group_rows)
+    random.Random(config.seed).shuffle(group_rows)
+    sample = [
+        msgspec.convert({**row, "judgement": None}, Reviewed) for row in group_rows[: config.review]
+    ]
+    others = _carry_over(old_reviews, sample)
     write_lines(workdir / REVIEW, map(msgspec.structs.asdict, (*sample, *others)))
     dropped = _dropped(rows, config.paths.hops)
     return {
-        "paths": dict(collections.Counter(str(len(one.path)) for one in asked)),
+        "paths": dict(collections.Counter(str(len(item.path)) for item in generated)),
         "questions": len(kept),
         "hops": dict(collections.Counter(str(question.hops) for question in kept)),
-        "dropped_questions": dict(added(dropped.values())),
-        "dropped_by_hops": {hops: dict(why) for hops, why in dropped.items() if why},
+        "dropped_questions": dict(total_counts(dropped.values())),
+        "dropped_by_hops": {hops: dict(counts) for hops, counts in dropped.items() if counts},
         "needs_link": _needs_link(rows),
         "chunks": len(database.chunks),
-        **_reviewed(sample),
+        **_review_counts(sample),
     }
 
 
 def _questions(
-    asked: Sequence[Asked],
-    graph: equivalence.Graph,
-    stated: Sequence[Claim],
-    database: Database,
+    generated: Sequence[GeneratedQuestion], knowledge: Knowledge
 ) -> tuple[list[Question], list[dict[str, Any]]]:
-    """The questions that are kept, numbered by hops, and a row of `PATHS` for every path."""
+    """Returns the questions to keep, numbered by hops, and the rows of `PATHS`."""
     kept: list[Question] = []
     rows: list[dict[str, Any]] = []
     counts: collections.Counter[int] = collections.Counter()
     texts: set[str] = set()
-    for one in asked:
-        outcome, hops = dict(one.outcome), len(one.path)
+    for item in generated:
+        outcome, hops = dict(item.outcome), len(item.path)
         if "reason" not in outcome and outcome["question"] in texts:
             outcome["reason"] = "asked_twice"
         name = None
@@ -115,29 +131,26 @@ def _questions(
             texts.add(outcome["question"])
             counts[hops] += 1
             name = f"{hops}hop-{counts[hops]:04d}"
-            kept.append(_question(name, one, graph, stated, database))
-        row = _path_row(one.path, graph, stated, database)
-        rows.append({"question_id": name, **row, **outcome})
+            kept.append(_question(name, item, knowledge))
+        rows.append({"question_id": name, **_path_row(item.path, knowledge), **outcome})
     return kept, rows
 
 
 def _dropped(
     rows: Iterable[Mapping[str, Any]], hops: Sequence[int]
 ) -> dict[str, collections.Counter[str]]:
-    """By hops, for which reason how many paths gave no question."""
-    found = {str(number): collections.Counter[str]() for number in hops}
+    """Counts the paths without a question by hops and reason."""
+    counts = {str(number): collections.Counter[str]() for number in hops}
     for row in rows:
         if row["question_id"] is None:
-            found[str(row["hops"])][row["reason"]] += 1
-    return found
+            counts[str(row["hops"])][row["reason"]] += 1
+    return counts
 
 
-def _path_row(
-    path: Path, graph: equivalence.Graph, stated: Sequence[Claim], database: Database
-) -> dict[str, Any]:
-    facts = [graph.facts[edge.fact] for edge in path]
-    homes = [(stated[fact.claim].document, stated[fact.claim].sentence) for fact in facts]
-    evidence = dict(zip(dict.fromkeys(homes), database.evidence(homes), strict=True))
+def _path_row(path: Path, knowledge: Knowledge) -> dict[str, Any]:
+    graph, positions = knowledge.graph, knowledge.positions(path)
+    unique = dict.fromkeys(positions)
+    evidence = dict(zip(unique, knowledge.database.evidence(positions), strict=True))
     return {
         "hops": len(path),
         "nodes": [graph.name(node) for node in (path[0].head, *(edge.tail for edge in path))],
@@ -145,149 +158,146 @@ def _path_row(
         "facts": [
             {
                 "triple": list(fact.parts),
-                "claim": stated[fact.claim].text,
-                "document": home[0],
-                "sentence": home[1],
-                "chunk": evidence[home][0],
+                "claim": knowledge.claims[fact.claim].text,
+                "document": position[0],
+                "sentence": position[1],
+                "chunk": evidence[position][0],
             }
-            for fact, home in zip(facts, homes, strict=True)
+            for fact, position in zip(knowledge.facts(path), positions, strict=True)
         ],
     }
 
 
-def _question(
-    name: str,
-    one: Asked,
-    graph: equivalence.Graph,
-    stated: Sequence[Claim],
-    database: Database,
-) -> Question:
-    facts = [graph.facts[edge.fact] for edge in one.path]
-    homes = [(stated[fact.claim].document, stated[fact.claim].sentence) for fact in facts]
-    evidence = database.evidence(homes)
-    places = [tuple(database.places(*home)) for home in dict.fromkeys(homes)]
+def _question(name: str, item: GeneratedQuestion, knowledge: Knowledge) -> Question:
+    database, positions = knowledge.database, knowledge.positions(item.path)
+    evidence = database.evidence(positions)
+    places = [tuple(database.places(*position)) for position in dict.fromkeys(positions)]
     return Question(
         id=name,
-        question=one.outcome["question"],
-        answers=tuple(one.outcome["answers"]),
+        question=item.outcome["question"],
+        answers=tuple(item.outcome["answers"]),
         type="bridge",
-        hops=len(one.path),
+        hops=len(item.path),
         split="test",
         supporting=tuple(dict.fromkeys(chunk for chunk, _ in evidence)),
         supporting_sentences=evidence,
         same_sentences=tuple(same for same in places if len(same) > 1) or None,
-        evidences=tuple(fact.parts for fact in facts),
+        evidences=tuple(fact.parts for fact in knowledge.facts(item.path)),
     )
 
 
 def _with_contexts(kept: Sequence[Question], database: Database, others: int) -> list[Question]:
-    """Every question with its evidence, and the other chunks nearest to it by BM25, as context."""
+    """Adds contexts to questions: the evidence and the ``others`` nearest chunks by BM25."""
     passages = list(database.passages.values())
     index = BM25([f"{passage.title} {passage.text}" for passage in passages])
     rows_QK = index.search(
         [q.question for q in kept], others + max((q.hops or 0 for q in kept), default=0)
     )
-    out = []
+    questions = []
     for question, rows in zip(kept, rows_QK, strict=True):
         gold = question.supporting or ()
         near = [passages[row].id for row in rows if row >= 0 and passages[row].id not in gold]
-        context = sorted((*gold, *near[:others]))  # an order that tells nothing
-        out.append(dataclasses.replace(question, context=tuple(context)))
-    return out
+        context = sorted((*gold, *near[:others]))  # an order that does not reveal the evidence
+        questions.append(dataclasses.replace(question, context=tuple(context)))
+    return questions
 
 
-def _triples(
-    graph: equivalence.Graph, stated: Sequence[Claim], database: Database
-) -> dict[str, tuple[Triple, ...]]:
-    """All facts, in every chunk that has their sentence; a chunk without one has none."""
-    found: dict[str, list[Triple]] = {name: [] for name in database.passages}
-    for fact in graph.facts:
-        claim = stated[fact.claim]
-        for name, sentence in database.places(claim.document, claim.sentence):
-            found[name].append(Triple(*fact.parts, name, sentence))
-    return {name: tuple(some) for name, some in found.items()}
+def _triples(knowledge: Knowledge) -> dict[str, tuple[Triple, ...]]:
+    """Returns the facts of every chunk, as triples."""
+    by_chunk: dict[str, list[Triple]] = {name: [] for name in knowledge.database.passages}
+    for fact in knowledge.graph.facts:
+        claim = knowledge.claims[fact.claim]
+        for name, sentence in knowledge.database.places(claim.document, claim.sentence):
+            by_chunk[name].append(Triple(*fact.parts, name, sentence))
+    return {name: tuple(chunk_triples) for name, chunk_triples in by_chunk.items()}
 
 
-def _sources(found: Sequence[Document], database: Database) -> Iterable[dict[str, Any]]:
-    of: dict[str, list[str]] = collections.defaultdict(list)
-    for one in database.chunks:
-        of[one.document].append(one.passage.id)
+def _sources(knowledge: Knowledge) -> Iterable[dict[str, Any]]:
+    chunks: dict[str, list[str]] = collections.defaultdict(list)
+    for chunk in knowledge.database.chunks:
+        chunks[chunk.document].append(chunk.passage.id)
     return (
-        {"id": d.id, "title": d.title, "source": d.source, "date": d.date, "chunks": of[d.id]}
-        for d in found
+        {"id": d.id, "title": d.title, "source": d.source, "date": d.date, "chunks": chunks[d.id]}
+        for d in knowledge.documents
     )
 
 
-def _group_rows(
-    groups: Sequence[Group],
-    clustered: clusters.Clusters,
-    graph: equivalence.Graph,
-    stated: Sequence[Claim],
-) -> list[dict[str, Any]]:
-    by_claim = equivalence.facts_of_claims(graph.facts)
-    facts_of = {
-        number: [graph.facts[at] for claim in cluster for at in by_claim.get(claim, ())]
-        for number, cluster in enumerate(clustered)
-    }
-    return [_group_row(group, facts_of[group.cluster], stated) for group in groups]
+def _group_rows(knowledge: Knowledge) -> list[dict[str, Any]]:
+    """Returns each group's names, and the claims of its cluster's facts that contain them."""
+    facts = knowledge.graph.facts
+    by_claim = equivalence.facts_of_claims(facts)
+    of_clusters = [
+        [facts[i] for claim in cluster for i in by_claim.get(claim, ())]
+        for cluster in knowledge.clusters
+    ]
+    return [
+        _group_row(group, of_clusters[group.cluster], knowledge.claims)
+        for group in knowledge.groups
+    ]
 
 
-def _group_row(group: Group, facts: Sequence[Fact], stated: Sequence[Claim]) -> dict[str, Any]:
-    """A group with its names and the claims that have them, of the facts of its cluster."""
+def _group_row(group: Group, facts: Sequence[Fact], claims: Sequence[Claim]) -> dict[str, Any]:
     nodes = set(group.nodes)
     named = [fact for fact in facts if nodes & {fact.head_id, fact.tail_id}]
     ends = [end for f in named for end in ((f.head, f.head_id), (f.tail, f.tail_id))]
     names = dict.fromkeys(name for name, node in ends if node in nodes)
-    told = dict.fromkeys(stated[fact.claim].text for fact in named)
-    return {"names": list(names), "kind": group.kind, "claims": list(told)}
+    texts = dict.fromkeys(claims[fact.claim].text for fact in named)
+    return {"names": list(names), "kind": group.kind, "claims": list(texts)}
 
 
-def _carry(before: Sequence[Reviewed], sample: Sequence[Reviewed]) -> list[Reviewed]:
-    """Gives the judgements of ``before`` to equal groups of ``sample``; the judged rows left over.
+def _carry_over(old: Sequence[Reviewed], sample: Sequence[Reviewed]) -> list[Reviewed]:
+    """Copies judgements from ``old`` to equal groups of ``sample``; returns the other judged rows.
 
-    Two clusters may have groups of the same names, which their claims then tell apart.
+    Groups with equal claims are matched first, because clusters may have groups of equal names.
     """
-    left = [row for row in before if row.judgement is not None]
+    rest = [row for row in old if row.judgement is not None]
     for with_claims in (True, False):
-        waiting: dict[Any, list[Reviewed]] = collections.defaultdict(list)
-        for row in left:
-            waiting[_key(row, with_claims)].append(row)
+        by_key: dict[Any, list[Reviewed]] = collections.defaultdict(list)
+        for row in rest:
+            by_key[_key(row, with_claims)].append(row)
         for row in sample:
-            if row.judgement is None and (same := waiting[_key(row, with_claims)]):
-                row.judgement = same.pop(0).judgement
-        left = [row for rows in waiting.values() for row in rows]
-    if left:
-        say(f"{REVIEW}: {len(left)} judged groups are not in the sample any more; they stay below")
-    return left
+            if row.judgement is None and (equal := by_key[_key(row, with_claims)]):
+                row.judgement = equal.pop(0).judgement
+        rest = [row for rows in by_key.values() for row in rows]
+    if rest:
+        say(f"{REVIEW}: {len(rest)} judged groups are no longer in the sample; kept at the end")
+    return rest
 
 
 def _key(row: Reviewed, with_claims: bool) -> Any:
     return frozenset(row.names), row.kind, row.claims if with_claims else None
 
 
-def _reviewed(sample: Sequence[Reviewed]) -> dict[str, Any]:
-    """``review``: kind -> how many groups are judged, and the share of right ones (A.6)."""
-    found: dict[str, Any] = {}
-    for kind in sorted({row.kind for row in sample if row.judgement is not None}):
-        own = [row.judgement for row in sample if row.kind == kind and row.judgement is not None]
-        found[kind] = {"judged": len(own), "right": sum(own) / len(own)}
-        say(f"{REVIEW}: of {len(own)} {kind} groups {100 * sum(own) / len(own):.1f} % are right")
-    return {"review": found} if found else {}
+def _review_counts(sample: Sequence[Reviewed]) -> dict[str, Any]:
+    """Returns ``review``: the number of judged groups and the share of right ones by kind (A.6)."""
+    by_kind: dict[str, list[bool]] = collections.defaultdict(list)
+    for row in sample:
+        if row.judgement is not None:
+            by_kind[row.kind].append(row.judgement)
+    review = {
+        kind: {"judged": len(judgements), "right": sum(judgements) / len(judgements)}
+        for kind, judgements in sorted(by_kind.items())
+    }
+    for kind, counts in review.items():
+        say(
+            f"{REVIEW}: {100 * counts['right']:.1f} % of {counts['judged']} {kind} groups are right"
+        )
+    return {"review": review} if review else {}
 
 
 def _needs_link(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """By hops the percentage of questions with added joints (Table 2).
+    """Returns the percentage of questions with added links, by hops (Table 2).
 
-    ``exact``: of those with an exact one; ``context``: with contextual ones alone, for the paper's
-    two columns add up to its third; ``either``.
+    ``exact`` counts questions with an exact link, ``context`` those with only contextual links, and
+    ``either`` is their sum, as in the paper.
     """
-    found: dict[str, dict[str, float]] = {}
+    percentages: dict[str, dict[str, float]] = {}
     for hops in sorted({str(row["hops"]) for row in rows if row["question_id"]}):
         links = [set(r["links"]) for r in rows if r["question_id"] and str(r["hops"]) == hops]
         share = {
-            "exact": sum("exact" in some for some in links),
-            "context": sum("context" in some and "exact" not in some for some in links),
+            "exact": sum("exact" in kinds for kinds in links),
+            "context": sum("context" in kinds and "exact" not in kinds for kinds in links),
         }
         share["either"] = sum(share.values())
-        found[hops] = {kind: round(100 * n / len(links), 1) for kind, n in share.items()}
-    return found
+        percentages[hops] = {kind: round(100 * n / len(links), 1) for kind, n in share.items()}
+    return percentages

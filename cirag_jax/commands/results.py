@@ -1,4 +1,4 @@
-"""The pages of launch/report.py: a run's trace, or several runs side by side and theirs."""
+"""The command ``launch/report.py``: a page of one run's trace, or of several runs side by side."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,12 @@ from cirag_jax.runtime.store import JOURNAL
 from cirag_jax.types import Config
 
 CONFIG, RESULT = "config.json", "result.json"
-# What becomes of reading a file that something else wrote.
-_OTHER = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
+# Errors from reading a result of another command.
+_WRONG_FORMAT = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
 
 
 class _Graded(msgspec.Struct):
-    """What is used of a line of ``difficulty.jsonl``."""
+    """A line of ``difficulty.jsonl``; only the id is read."""
 
     id: str
 
@@ -31,88 +31,86 @@ class _Graded(msgspec.Struct):
 def report(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Writes ``trace.html`` of the run ``config.run``, or the result page of several runs.
 
-    Args:
-      config: of configs/report.py.
-      workdir: an existing folder.
+    ``config`` is of configs/report.py.
 
     Returns:
-      Of one run as `trace.report`; of several as `comparison.measure_runs`, with ``page`` and
-      ``traces`` as `results.write`; of those in a folder the ``unfinished``, which are not shown.
+      For one run the result of `trace.report`. For several, the results of
+      `comparison.measure_runs` and `results.write`, and the ``unfinished`` runs, which the page
+      leaves out.
     """
     if config.run is not None and config.runs is not None:
-        raise UserError("config.run and config.runs are two ways to say it; give one of them.")
+        raise UserError("config.run and config.runs are alternatives; set only one.")
     inside = _runs_inside(config.run)
     if config.runs is None and not inside:
         if config.difficulty is not None:
-            raise UserError("config.difficulty is shown beside several runs; config.run is one.")
+            raise UserError("config.difficulty needs several runs; set config.runs.")
         return trace.report(config, workdir)
     unfinished: dict[str, str] = {}
     if inside:
         unfinished = _unfinished(inside)
         folders = [(name, path) for name, path in inside if name not in unfinished]
         if not folders:
-            raise UserError(f"no run in {config.run} has ended: {_list_unfinished(unfinished)}.")
+            raise UserError(f"no run in {config.run} is complete: {_list_unfinished(unfinished)}.")
     else:
         folders = comparison.named_folders(config.runs)
     runs, result = comparison.measure_runs(
         config,
         folders,
         config.allow_different or bool(inside),
-        _recorded_repeats(config.run, inside),
+        _recorded_repeats(config.run) if inside else None,
     )
     records = {run.name: run.records for run in runs}
     more = [] if config.difficulty is None else _difficulty(config.difficulty, records)
     note = f"Unfinished and not shown: {_list_unfinished(unfinished)}." if unfinished else ""
-    shown = results.write(result, records, workdir, title=config.title, note=note, more=more)
+    pages = results.write(result, records, workdir, title=config.title, note=note, more=more)
     if note:
         say(note)
-    return {**result, **shown, **({"unfinished": unfinished} if inside else {})}
+    return {**result, **pages, **({"unfinished": unfinished} if inside else {})}
 
 
 def _runs_inside(folder: str | None) -> list[tuple[str, pathlib.Path]]:
-    """Name and workdir of the runs of launch/compare.py in a folder, in the order it was told.
+    """Returns the runs of launch/compare.py in a folder, in the order of ``config.methods``.
 
-    One that it has not begun is among them.
+    Runs that have not started are included.
     """
     path = pathlib.Path(folder or "").expanduser()
     if folder is None or path.is_file() or (path / JOURNAL).exists():
         return []
-    found = [file.parent.name for file in sorted(path.glob(f"*/{JOURNAL}"))]
-    config = read_object(path / CONFIG, optional=True) if found else {}
+    folders = [file.parent.name for file in sorted(path.glob(f"*/{JOURNAL}"))]
+    config = read_object(path / CONFIG, optional=True) if folders else {}
     methods = config.get("methods")
-    told = compare.read_entries(methods, None) if isinstance(methods, str | list) else ()
-    names = dict.fromkeys([*(entry.name for entry in told), *found])
+    entries = compare.read_entries(methods, None) if isinstance(methods, str | list) else ()
+    names = dict.fromkeys([*(entry.name for entry in entries), *folders])
     return [(name, path / name) for name in names]
 
 
-def _recorded_repeats(folder: str | None, inside: Sequence[Any]) -> int | None:
-    """The seeds that launch/compare.py ran of each run in a folder, where it says so."""
-    found = read_object(pathlib.Path(folder or "").expanduser() / CONFIG, optional=True)
-    repeats = found.get("repeats") if inside else None
+def _recorded_repeats(folder: str) -> int | None:
+    """Returns the number of seeds per run of launch/compare.py, if it is recorded."""
+    config = read_object(pathlib.Path(folder).expanduser() / CONFIG, optional=True)
+    repeats = config.get("repeats")
     return repeats if isinstance(repeats, int) else None
 
 
 def _unfinished(inside: Sequence[tuple[str, pathlib.Path]]) -> dict[str, str]:
-    """How far those runs are that have not ended, by name.
+    """Returns the progress of each unfinished run, by name.
 
-    A journal knows only the questions that were begun: where its run says nothing itself, one that
-    knows fewer than another is not at its end.
+    A run without a result counts as unfinished if it has started fewer questions than another.
     """
     counts = {name: _question_counts(folder) for name, folder in inside}
-    whole = max(known for known, _ in counts.values())
-    found = {}
+    total = max(started for started, _ in counts.values())
+    progress = {}
     for name, folder in inside:
-        known, ended = counts[name]
-        says = read_object(folder / RESULT, optional=True).get("complete", known == whole)
+        started, ended = counts[name]
+        is_complete = read_object(folder / RESULT, optional=True).get("complete", started == total)
         if ended is None:
-            found[name] = "at work"
-        elif not says or ended < known:
-            found[name] = f"{ended} questions so far"
-    return found
+            progress[name] = "at work"
+        elif not is_complete or ended < started:
+            progress[name] = f"{ended} questions so far"
+    return progress
 
 
 def _question_counts(folder: pathlib.Path) -> tuple[int, int | None]:
-    """Questions that a run has begun, and that have ended; None: it is at work."""
+    """Returns how many questions have started and ended; None for a run in progress."""
     try:
         file = folder / JOURNAL
         if not file.is_file():
@@ -124,19 +122,20 @@ def _question_counts(folder: pathlib.Path) -> tuple[int, int | None]:
 
 
 def _list_unfinished(unfinished: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} ({how_far})" for name, how_far in unfinished.items())
+    return ", ".join(f"{name} ({progress})" for name, progress in unfinished.items())
 
 
 def _difficulty(folder: str, records: Mapping[str, Mapping[str, Record]]) -> list[Section]:
-    """What configs/difficulty.py left in ``folder``, about some of these runs and questions."""
+    """Returns the sections of a result of configs/difficulty.py about these runs."""
     path = pathlib.Path(folder).expanduser()
-    found, questions = read_object(path / RESULT), next(iter(records.values()))
+    result, questions = read_object(path / RESULT), next(iter(records.values()))
     try:
-        sections, named = difficulty_report.sections(found), set(found["systems"])
-    except _OTHER:
-        raise UserError(f"{path / RESULT} is no result of configs/difficulty.py.") from None
+        sections, systems = difficulty_report.sections(result), set(result["systems"])
+    except _WRONG_FORMAT:
+        raise UserError(f"{path / RESULT} is not a result of configs/difficulty.py.") from None
     graded = {row.id for _, row in read_lines(path / difficulty.QUESTIONS, _Graded)}
-    for what, ids in {"run": named - records.keys(), "question": graded - questions.keys()}.items():
-        if ids:
-            raise UserError(f"{path} is about a {what} that is not on the page: {min(ids)}.")
+    unknown = {"run": systems - records.keys(), "question": graded - questions.keys()}
+    for kind, names in unknown.items():
+        if names:
+            raise UserError(f"{path} is about a {kind} that is not on the page: {min(names)}.")
     return sections

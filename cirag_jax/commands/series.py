@@ -1,4 +1,4 @@
-"""Results of one kind, of a training's checkpoints or the runs of a sweep, beside each other."""
+"""Tables of comparable results: of a training's checkpoints, or of the runs of a sweep."""
 
 import math
 import pathlib
@@ -15,13 +15,13 @@ from cirag_jax.types import Config
 
 Figures = dict[str, float | None]
 
-# The main figure of an evaluation, by its component.
+# The main metric of an evaluation, by component.
 _METRICS = {
     "integrator": "systems.student.teacher.f1",
     "extractor": "systems.student.soft.f1",
     "reader": "systems.student.all.f1",
 }
-# Fields of a config that may differ when a run is resumed: they do not change its result.
+# Fields of a config that may change when a run is resumed, because they do not affect the result.
 MAY_DIFFER = (
     *("mesh", "in_flight", "cache", "stop_after_minutes"),
     *("save_every", "keep_checkpoints", "profile_steps", "follow", "metric"),
@@ -29,7 +29,7 @@ MAY_DIFFER = (
 
 
 def metric_of(config: Config) -> str:
-    """The figure to compare by: ``config.metric``, or the main one of such a result."""
+    """Returns ``config.metric``, or the main metric of this kind of run."""
     if config.get("metric") is not None:
         return config.metric
     if is_training(config):
@@ -39,31 +39,28 @@ def metric_of(config: Config) -> str:
         ks = tuple(config.recall_at)
         return f"trained.recall@{5 if 5 in ks else max(ks)}"
     if component not in _METRICS:
-        raise UserError("config.metric is required: a number of the result, block.block.name.")
+        raise UserError("config.metric is required: a number of result.json, such as block.name.")
     return _METRICS[component]
 
 
 def figures(result: Mapping[str, Any], metric: str) -> Figures:
-    """The number ``metric`` of a result, and after it those of the same block, by their last names.
+    """Returns the number ``metric`` of a result and the others of its block, by their last names.
 
-    Of a score with its interval it is the value.
+    Scores with intervals are reduced to their values.
     """
     numbers = dict(_numbers(result))
     if metric not in numbers:
-        known = ", ".join(sorted(numbers))
-        raise UserError(f"config.metric={metric} is no number of the result; it has {known}.")
-    block = metric[: _last_name(metric)]
-    beside = {
-        name[len(block) :]: value
-        for name, value in numbers.items()
-        if name[: _last_name(name)] == block
-    }
-    return {metric[len(block) :]: numbers[metric], **beside}
+        names = ", ".join(sorted(numbers))
+        raise UserError(f"config.metric={metric} is not in the result; choose one of {names}.")
+    block, last = _split(metric)
+    others = {_split(name)[1]: v for name, v in numbers.items() if _split(name)[0] == block}
+    return {last: numbers[metric], **others}
 
 
-def _last_name(name: str) -> int:
-    """Where it begins."""
-    return max(name.rfind("."), name.rfind("/")) + 1
+def _split(name: str) -> tuple[str, str]:
+    """Splits ``block.name`` or ``block/name`` before the last name."""
+    start = max(name.rfind("."), name.rfind("/")) + 1
+    return name[:start], name[start:]
 
 
 def _numbers(result: Mapping[str, Any], block: str = "") -> Iterator[tuple[str, float | None]]:
@@ -80,33 +77,34 @@ def _is_number(value: Any) -> bool:
     return (
         isinstance(value, int | float)
         and not isinstance(value, bool)
-        and not abs(value) > sys.float_info.max  # an integer of 400 digits; NaN is a number here
+        and not abs(value) > sys.float_info.max  # not an integer of 400 digits; NaN passes
     )
 
 
 def best_of(values: Mapping[Any, float | None], metric: str) -> Any:
-    """The key of the best value, the last of several; the lower the better where ``metric`` has
-    "loss" in its name. None where there is no value.
+    """Returns the key of the best value, the last one of equals; None if there are no values.
+
+    Lower is better for losses.
     """
     sign = -1 if "loss" in metric else 1
-    known = [key for key, value in values.items() if value is not None and math.isfinite(value)]
-    return max(reversed(known), key=lambda key: sign * (values[key] or 0.0), default=None)
+    keys = [key for key, value in values.items() if value is not None and math.isfinite(value)]
+    return max(reversed(keys), key=lambda key: sign * (values[key] or 0.0), default=None)
 
 
 def table(rows: Mapping[tuple[str, ...], Figures], keys: Sequence[str]) -> str:
-    """Markdown, a line for each row: its key's parts under ``keys``, then its figures."""
+    """Returns a Markdown table; each row is the parts of its key, then its figures."""
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
     cells = [[*key, *(cell(row.get(name)) for name in names)] for key, row in rows.items()]
     return markdown([[*keys, *names], *cells])
 
 
 def cell(value: float | None) -> str:
-    """A number of a table."""
+    """Formats a number of a table."""
     return "" if value is None else f"{value:.4g}"
 
 
 def finished(folder: pathlib.Path, config: Config) -> dict[str, Any] | None:
-    """The result in the folder of a run with this config; None: the run has not come to its end."""
+    """Returns the result in a run's folder, or None if the run is not complete."""
     result = read_object(folder / "result.json", optional=True)
     if not result or result.get("complete") is False:
         return None

@@ -1,4 +1,4 @@
-"""The Python API: a method over one's own documents, opened once and asked many questions."""
+"""The Python API: a method over the user's documents, opened once for many questions."""
 
 import contextlib
 import dataclasses
@@ -24,16 +24,16 @@ from cirag_jax.types import Passage, Prediction, Question, Step
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a question was answered with.
+    """The answer to a question.
 
     Attributes:
-      text: the short answer; empty where nothing was answered.
-      granularity: of the evidence that gave it: triple, sentence or passage; ``default``: all
-        refused, or nothing was read.
-      evidence: what the reader saw, line by line.
-      passages: the passages found, best first.
+      text: the short answer; empty if there is none.
+      granularity: of the evidence that gave the answer: triple, sentence or passage; ``default`` if
+        all evidence was insufficient or none was read.
+      evidence: the lines that the reader was shown.
+      passages: the retrieved passages, best first.
       steps: the rounds of retrieval.
-      prediction: everything that the method returned.
+      prediction: the full output of the method.
     """
 
     text: str
@@ -45,13 +45,13 @@ class Answer:
 
 
 class Cirag(Closing):
-    """A method with its models and the index of its documents, all open.
+    """A method with open models and an index of documents.
 
-    A context; `close` frees the models.
+    A context manager; `close` frees the models.
     """
 
     def __init__(self, config: Any, documents: str | os.PathLike[str] | Sequence[str]):
-        """Use `open`. ``config``: of configs/methods, locked."""
+        """Prefer `open`; ``config`` is a locked config of configs/methods."""
         self._program = find_method(config.method).program
         self._settings = task.method_settings(config)
         needs = self._settings.needs
@@ -66,10 +66,10 @@ class Cirag(Closing):
             dataset = documents_lib.from_texts(documents)
         corpus = build_corpus(dataset, (), WHOLE)
         self._passages = dataset.corpus
-        asked = task.Task(needs, dataset, (), corpus)
+        empty_task = task.Task(needs, dataset, (), corpus)
 
         def open_handlers(stack: contextlib.ExitStack, book: Journal) -> dict[type | str, Handler]:
-            return opening.open_handlers(config, asked, book, stack, rows=config.in_flight)
+            return opening.open_handlers(config, empty_task, book, stack, rows=config.in_flight)
 
         with contextlib.ExitStack() as stack:
             runner = Runner(MEMORY, {}, open_handlers, in_flight=config.in_flight)
@@ -90,13 +90,12 @@ class Cirag(Closing):
         """Opens a method over documents.
 
         Args:
-          preset: of configs/methods/``method``.py; "": the paper's setting. ``small`` of
-            CIRAG and KiRAG needs no triples; their others do.
-          documents: texts, or the path of a folder of .txt and .md files, of one such file, or of a
+          preset: a preset of configs/methods/``method``.py; "" is the paper's setting. Of CIRAG and
+            KiRAG, only ``small`` works without triples.
+          documents: texts, or the path of a .txt or .md file, of a folder of such files, or of a
             dataset folder.
-          method: cirag, kirag, native_rag, ircot, direct.
-          settings: values of the config by dotted key, as ``--config.KEY=VALUE`` on the command
-            line: ``{"reader.adapter": "runs/reader"}``.
+          method: a file in configs/methods, such as cirag, kirag, native_rag, ircot or direct.
+          settings: config values by dotted key, such as ``{"reader.adapter": "runs/reader"}``.
         """
         values = [f"{key}={value}" for key, value in (settings or {}).items()]
         return cls(task.method_config(method, preset, values), documents)
@@ -106,28 +105,28 @@ class Cirag(Closing):
         return self.answers([question])[0]
 
     def answers(self, questions: Iterable[str]) -> list[Answer]:
-        """Answers questions together, which is faster than one after the other."""
+        """Answers questions concurrently, which is faster than one by one."""
         if self._is_closed:
-            raise UserError("the models are closed; open them again, with Cirag.open.")
-        asked = [own_question(text) for text in questions]
-        jobs = {q.id: task.job(q, self._program, self._settings) for q in asked}
+            raise UserError("the models are closed; open them again with Cirag.open.")
+        parsed = [own_question(text) for text in questions]
+        jobs = {q.id: task.job(q, self._program, self._settings) for q in parsed}
         if not self._runner.run(jobs.values()):
             raise UserError("the budget of a model is spent.")
         records = self._runner.records(jobs.values())
-        return [self._answer(question, records[question.id]) for question in asked]
+        return [self._answer(question, records[question.id]) for question in parsed]
 
     def _answer(self, question: Question, record: Record) -> Answer:
-        found = record.result(Prediction)
-        if found is None:
+        prediction = record.result(Prediction)
+        if prediction is None:
             raise UserError(f"{question.question!r} could not be answered: {record.error}.")
-        read = [attempt for attempt in found.attempts if attempt.evidence]
+        attempts = [attempt for attempt in prediction.attempts if attempt.evidence]
         return Answer(
-            found.answer,
-            found.granularity,
-            read[-1].evidence if read else (),
-            tuple(self._passages[i] for i in found.passages if i in self._passages),
-            found.steps,
-            found,
+            prediction.answer,
+            prediction.granularity,
+            attempts[-1].evidence if attempts else (),
+            tuple(self._passages[i] for i in prediction.passages if i in self._passages),
+            prediction.steps,
+            prediction,
         )
 
     def close(self) -> None:
@@ -137,9 +136,9 @@ class Cirag(Closing):
 
 
 def own_question(text: str) -> Question:
-    """A question of one's own."""
+    """Returns a question without annotations."""
     if not isinstance(text, str):
-        raise UserError(f"a question is a text, not {text!r}.")
+        raise UserError(f"a question must be a text, not {text!r}.")
     text = " ".join(text.split())
     if not text:
         raise UserError("config.question is empty.")

@@ -1,4 +1,4 @@
-"""A grid of settings over a training or an evaluation: one run each, one table."""
+"""Grids of settings: one training or evaluation per combination, and a table of all."""
 
 import copy
 import hashlib
@@ -20,8 +20,8 @@ from cirag_jax.io import one_line, say, write_json, write_text
 from cirag_jax.training.state import is_training
 from cirag_jax.types import Config
 
-FAILED = "failed.txt"  # in a run's folder: why it failed
-# Between commas; these separate nothing within brackets and quotes.
+FAILED = "failed.txt"  # in a run's folder: the error message
+# A value between commas; commas within brackets and quotes do not separate values.
 _VALUE = re.compile(r"""(?:[^,()\[\]'"]|\([^()]*\)|\[[^\[\]]*\]|'[^']*'|"[^"]*")+""")
 
 
@@ -29,9 +29,9 @@ class GridRun(NamedTuple):
     """A point of the grid.
 
     Attributes:
-      name: of its folder, ``seed=1,optimizer.learning_rate=3e-5``.
-      values: of every swept field, as they were given.
-      config: of the training or evaluation.
+      name: the name of its folder, such as ``seed=1,optimizer.learning_rate=3e-5``.
+      values: the value of every swept field, as on the command line.
+      config: the config of the training or evaluation.
     """
 
     name: str
@@ -40,65 +40,65 @@ class GridRun(NamedTuple):
 
 
 def sweep(config: Config, workdir: pathlib.Path, arguments: Sequence[str]) -> dict[str, Any]:
-    """Carries out every run of a grid in ``workdir/NAME``, or one of a job array; resumes.
+    """Executes all runs of a grid in ``workdir/NAME``, or one run of a job array; resumes.
 
-    A run that fails is told of and does not keep the others from being carried out; one that is
-    stopped, by a signal or its time, ends the command. One that another command works at is left to
-    it. Writes ``table.md`` and ``result.json`` after every run.
+    Failed runs are reported and skipped, as are runs that another command is executing. A run that
+    is stopped, by a signal or its deadline, ends the command. Writes ``table.md`` and
+    ``result.json`` after every run.
 
     Args:
-      config: of a training or an evaluation, with ``array_index``, ``dry_run`` and ``metric``.
-      workdir: an existing folder, which several processes of an array share.
+      config: the config of a training or an evaluation, with the fields of launch/sweep.py.
+      workdir: an existing folder, which the processes of a job array share.
       arguments: ``--config.sweep.FIELD=VALUE,VALUE``.
 
     Returns:
-      ``metric``, ``runs`` (of each its ``name``, ``values``, ``state`` and, if it has ended,
-      `series.figures`), the name of the ``best``, and ``complete``: whether the runs that this
-      command was to carry out have ended or failed.
+      ``metric``; ``runs``, each with ``name``, ``values``, ``state`` and, once it has ended,
+      `series.figures`; the name of the ``best``; and ``complete``: whether all runs of this command
+      have ended or failed.
     """
     if jax.process_count() > 1 and not is_training(config):
         raise UserError(f"an evaluation runs in one process, not in {jax.process_count()}")
     runs = make_runs(config, arguments)
     metric = series.metric_of(config)
-    chosen = runs[_choice(config, len(runs))]
+    own_runs = runs[_own_slice(config, len(runs))]
     for run in runs:
-        series.finished(workdir / run.name, run.config)  # refuses other settings
+        series.finished(workdir / run.name, run.config)  # checks that the settings are the same
     if config.dry_run:
         for index, run in enumerate(runs):
             say(f"{index:>4}  {run.name}")
         return cli.Shown(_report(workdir, runs, metric, complete=False))
     complete = True
-    for number, run in enumerate(chosen, start=1):
+    for number, run in enumerate(own_runs, start=1):
         folder = workdir / run.name
         if series.finished(folder, run.config) is not None:
             continue
-        say(f"{run.name} ({number} of {len(chosen)})")
+        say(f"{run.name} ({number} of {len(own_runs)})")
         try:
-            ended = _carry_out(run, folder)
+            has_ended = _execute(run, folder)
         except InUse:
-            say(f"{run.name} is in the hands of another command")
+            say(f"{run.name} is already running elsewhere; skipped")
             complete = False
             continue
         except Exception as error:
             _report(workdir, runs, metric, complete=False)
-            if len(chosen) == 1 or jax.process_count() > 1:
+            if len(own_runs) == 1 or jax.process_count() > 1:
                 raise
-            told = isinstance(error, UserError)
-            say(f"{run.name} failed: {one_line(str(error)) if told else traceback.format_exc()}")
+            is_user_error = isinstance(error, UserError)
+            reason = one_line(str(error)) if is_user_error else traceback.format_exc()
+            say(f"{run.name} failed: {reason}")
             continue
         _report(workdir, runs, metric, complete=False)
-        if not ended:
+        if not has_ended:
             complete = False
             break
     return _report(workdir, runs, metric, complete)
 
 
-def _choice(config: Config, count: int) -> slice:
-    """The runs that this process carries out."""
-    index = config.array_index
-    name = "config.array_index"
-    if index is None and (told := os.environ.get("SLURM_ARRAY_TASK_ID")):
-        index, name = int(told), "SLURM_ARRAY_TASK_ID"
+def _own_slice(config: Config, count: int) -> slice:
+    """Returns the slice of the runs that this command executes."""
+    index, name = config.array_index, "config.array_index"
+    if index is None and (task_id := os.environ.get("SLURM_ARRAY_TASK_ID")):
+        index, name = int(task_id), "SLURM_ARRAY_TASK_ID"
     if index is None:
         return slice(None)
     if not 0 <= index < count:
@@ -106,8 +106,8 @@ def _choice(config: Config, count: int) -> slice:
     return slice(index, index + 1)
 
 
-def _carry_out(run: GridRun, folder: pathlib.Path) -> bool:
-    """Whether the run has come to its end."""
+def _execute(run: GridRun, folder: pathlib.Path) -> bool:
+    """Executes or resumes a run; returns whether it has ended."""
 
     def work() -> dict[str, Any]:
         (folder / FAILED).unlink(missing_ok=True)
@@ -124,24 +124,23 @@ def _carry_out(run: GridRun, folder: pathlib.Path) -> bool:
 
 
 def make_runs(config: Config, arguments: Sequence[str]) -> list[GridRun]:
-    """Every combination of the values, the last field's changing first.
+    """Returns all combinations of the values; the last field varies fastest.
 
     Args:
-      config: what all runs share, with the fields of the sweep itself.
-      arguments: ``--config.sweep.FIELD=VALUE,VALUE``. A comma within brackets or quotes belongs to
-        a value.
+      config: the config that all runs share, with the fields of launch/sweep.py.
+      arguments: ``--config.sweep.FIELD=VALUE,VALUE``.
     """
     grid: dict[str, list[str]] = {}
     for argument in arguments:
         name, _, text = argument.lstrip("-").partition("=")
         field, values = name.removeprefix("config.sweep."), _VALUE.findall(text)
         if not values or ",".join(values) != text:
-            raise UserError(f"{argument}: values are needed, with a comma between two of them.")
+            raise UserError(f"{argument}: expected values, separated by commas.")
         if field in grid:
-            raise UserError(f"--config.sweep.{field} is given twice.")
+            raise UserError(f"--config.sweep.{field} is set twice.")
         grid[field] = values
     if not grid:
-        raise UserError("nothing is swept: give --config.sweep.FIELD=VALUE,VALUE at least once.")
+        raise UserError("--config.sweep.FIELD=VALUE,VALUE is required at least once.")
     runs: dict[str, GridRun] = {}
     for combination in itertools.product(*grid.values()):
         values = dict(zip(grid, combination, strict=True))
@@ -159,7 +158,7 @@ def make_runs(config: Config, arguments: Sequence[str]) -> list[GridRun]:
 
 
 def _folder_name(values: Mapping[str, str]) -> str:
-    """A folder's; what no folder can be named is told apart by a hash."""
+    """Returns a folder name for the values; if characters are replaced, a hash is appended."""
     text = ",".join(f"{field}={value}" for field, value in values.items())
     name = re.sub(r"[^\w.,=+@:-]", "_", text, flags=re.ASCII)[:200]
     return name if name == text else f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
@@ -171,9 +170,9 @@ def _folder_name(values: Mapping[str, str]) -> str:
 def _report(
     workdir: pathlib.Path, runs: Sequence[GridRun], metric: str, complete: bool
 ) -> dict[str, Any]:
-    """Writes and returns how far all runs are, whoever carried them out."""
+    """Writes and returns the state of all runs, including those of other commands."""
     rows: dict[tuple[str, ...], series.Figures] = {}
-    found = []
+    summaries = []
     for run in runs:
         folder = workdir / run.name
         result, state = series.finished(folder, run.config), "ended"
@@ -183,13 +182,13 @@ def _report(
             if (folder / FAILED).exists():
                 state = f"failed: {(folder / FAILED).read_text('utf-8').strip()}"
         rows[*run.values.values(), state] = row
-        found.append({"name": run.name, "values": run.values, "state": state, **row})
+        summaries.append({"name": run.name, "values": run.values, "state": state, **row})
     values = {
         run.name: next(iter(row.values()), None)
         for run, row in zip(runs, rows.values(), strict=True)
     }
     best = series.best_of(values, metric)
-    result = {"metric": metric, "runs": found, "best": best, "complete": complete}
+    result = {"metric": metric, "runs": summaries, "best": best, "complete": complete}
     if jax.process_index() == 0:
         text = f"{metric} is best with {best}.\n\n" if best else ""
         text += series.table(rows, (*runs[0].values, "state"))

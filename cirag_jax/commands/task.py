@@ -1,4 +1,4 @@
-"""What commands share that run programs over the questions of a data set."""
+"""Helpers of commands that answer the questions of a dataset with a method."""
 
 import json
 import pathlib
@@ -25,18 +25,18 @@ _CONFIGS = config_files.CONFIGS / "methods"
 
 
 def method_config(method: str, preset: str = "", values: Sequence[str] = ()) -> Config:
-    """The config of a method, locked.
+    """Loads the config of a method.
 
     Args:
-      method: its name, for ``configs/methods/METHOD.py``, or the path of a config file (``.py``).
-      preset: "" is the paper's setting.
-      values: ``KEY=VALUE`` each, as ``--config.KEY=VALUE`` on the command line.
+      method: the name of a file in configs/methods, or the path of a config file (``.py``).
+      preset: a preset of the file; "" is the paper's setting.
+      values: overrides ``KEY=VALUE``, as in ``--config.KEY=VALUE`` on the command line.
     """
     file = pathlib.Path(method) if method.endswith(".py") else _CONFIGS / f"{method}.py"
     if method == "blocks" or not file.is_file():
-        known = ", ".join(sorted(f.stem for f in _CONFIGS.glob("*.py") if f.stem != "blocks"))
+        names = ", ".join(sorted(f.stem for f in _CONFIGS.glob("*.py") if f.stem != "blocks"))
         raise UserError(
-            f"method={method!r} is unknown; there are {known}, or give the path of a config file."
+            f"method={method!r} is unknown; choose one of {names}, or the path of a config file."
         )
     overrides = [f"--config.{value}" for value in values]
     return config_files.load_config(f"{file}:{preset}" if preset else str(file), overrides)
@@ -46,10 +46,10 @@ class Task(NamedTuple):
     """The questions of a run and the passages to search.
 
     Attributes:
-      needs: of the method with its settings.
-      dataset: with the triples of its passages.
-      questions: those that are answered.
-      corpus: the passages to search; none where none are needed.
+      needs: the needs of the method with its settings.
+      dataset: the whole dataset.
+      questions: the questions to answer.
+      corpus: the passages to search; empty if the method needs none.
     """
 
     needs: Needs
@@ -59,25 +59,25 @@ class Task(NamedTuple):
 
 
 def roles_of(config: Config, needs: Needs) -> tuple[str, ...]:
-    """Returns the roles of a run: the method's, and the extractor where it extracts online."""
+    """Returns the roles of the method, and the extractor if triples are extracted online."""
     online = needs.triples and config.triples == ONLINE
     return (*needs.roles, "extractor") if online else needs.roles
 
 
 def asks_schemas(needs: Needs, *roles: str) -> bool:
-    """Returns whether one of the roles is asked for JSON of a schema."""
+    """Returns whether requests to one of the roles constrain the output to a JSON schema."""
     return any("json_schema" in needs.abilities.get(role, ()) for role in roles)
 
 
 def needs_encoder(config: Config, needs: Needs) -> bool:
-    """Returns whether something embeds with ``config.encoder``."""
+    """Returns whether a method uses ``config.encoder``."""
     rankers = (config.rankers[name] for name in needs.rankers)
     embeds = needs.demonstrations or (needs.index and config.retriever.kind != "bm25")
     return embeds or any(block.kind == "bi_encoder" and not block.model for block in rankers)
 
 
 def demonstrations(task: Task) -> tuple[Question, ...]:
-    """Returns the training questions to show: none that is answered or held out."""
+    """Returns the training questions that may be shown: not held out, and not to be answered."""
     ids = {question.id for question in task.questions}
     texts = {normalise(question.question, "unicode") for question in task.questions}
     return tuple(
@@ -91,19 +91,17 @@ def demonstrations(task: Task) -> tuple[Question, ...]:
 
 
 def most_tokens(config: Config, role: str) -> int:
-    """Returns the most tokens that a role may write; a reader's default depends on its format."""
-    most: int = config[role].max_tokens
-    if most or role != "reader":
-        return most
-    own = method_block(config)
-    return ANSWER_TOKENS[own.get("reader_format", "documents")]
+    """Returns the output limit of a role; a reader's default depends on its format."""
+    limit: int = config[role].max_tokens
+    if limit or role != "reader":
+        return limit
+    return ANSWER_TOKENS[method_block(config).get("reader_format", "documents")]
 
 
 def select(dataset: Dataset, data: Config, default_split: str, needs: Needs) -> Task:
-    """The questions that ``data`` (``config.data``) selects and the passages they may find.
+    """Selects questions and passages by ``config.data``.
 
-    ``default_split`` is that of the built-in dataset, where ``data.split`` is unset. Where
-    ``needs`` has no corpus there are no passages.
+    ``default_split`` applies to the built-in dataset if ``data.split`` is not set.
     """
     data = data.copy_and_resolve_references()
     if not data.dir and not data.split:
@@ -117,17 +115,17 @@ def select(dataset: Dataset, data: Config, default_split: str, needs: Needs) -> 
 def job(
     question: Question, program: Callable[[Question, Any], Program[Prediction]], settings: Any
 ) -> Job:
-    """A program about a question; the annotations are the journal's, not the program's to see."""
-    given = question if settings.needs.gold else Question(question.id, question.question, ())
-    annotated = json.loads(codec.dump(jsonl.question_record(question)))
-    return Job(question.id, annotated, lambda: program(given, settings))
+    """Returns the job of a question; only programs that need gold annotations receive them."""
+    bare = question if settings.needs.gold else Question(question.id, question.question, ())
+    record = json.loads(codec.dump(jsonl.question_record(question)))
+    return Job(question.id, record, lambda: program(bare, settings))
 
 
 def method_settings(config: Config) -> Any:
-    """The settings of ``config.method``, of its own block of a config of configs/methods."""
+    """Returns the settings of ``config.method``, from the block of that name."""
     method, block = find_method(config.method), block_name(config.method)
     if block not in config:
-        raise UserError(f"config.method={config.method!r} needs its settings, config.{block}.")
+        raise UserError(f"config.method={config.method!r} needs the block config.{block}.")
     try:
         return method.config(**plain(config[block]))
     except UserError as error:
@@ -135,12 +133,12 @@ def method_settings(config: Config) -> Any:
 
 
 def plain(config: Config) -> dict[str, Any]:
-    """A block of a config as keyword arguments of a frozen dataclass."""
+    """Returns a block of a config as keyword arguments of a frozen dataclass."""
     return {k: tuple(v) if isinstance(v, list) else v for k, v in config.to_dict().items()}
 
 
 def deadline(config: Config) -> float | None:
-    """When ``config.stop_after_minutes``, counted from now, are over."""
+    """Returns the `time.monotonic` at which ``config.stop_after_minutes`` from now are over."""
     check_at_least(0, config, "stop_after_minutes")
     if not config.stop_after_minutes:
         return None
@@ -148,7 +146,7 @@ def deadline(config: Config) -> float | None:
 
 
 def refuse_budgets(config: Config) -> None:
-    """Raises `UserError` where a budget is set, which several processes cannot share."""
+    """Raises `UserError` if a budget is set, because processes cannot share one."""
     for name, block in config.items():
         if isinstance(block, ConfigDict) and block.get("budget_tokens") is not None:
-            raise UserError(f"config.{name}.budget_tokens holds in one process, not over several.")
+            raise UserError(f"config.{name}.budget_tokens works in one process only; unset it.")

@@ -1,14 +1,13 @@
 #!/bin/bash
-# Runs a command of launch/ as a Slurm job; sbatch's options stand before the script. From the
-# repository's folder:
+# Runs a command of launch/ as a Slurm job. Start it from the repository's folder, with options of
+# sbatch before the script:
 #
 #   sbatch --job-name=aligner --time=8:00:00 --gpus-per-node=8 --ntasks-per-node=8 \
 #     launch/slurm/job.sh train --config=configs/aligner.py:paper --config.data.dir=DATA
 #
-# The workdir is runs/JOB-NAME, unless --workdir names another one; the log is JOB-NAME-ID.log.
-# Three minutes before the time limit the command gets SIGTERM, as by `scancel --signal=TERM ID`.
-# If it has not come to its end then, the job is requeued and goes on from there, 100 times at most
-# (what has no budget left never ends).
+# The default workdir is runs/JOB-NAME, and the log is JOB-NAME-ID.log. Three minutes before the time
+# limit, the command receives SIGTERM, as by `scancel --signal=TERM ID`. If the run is not complete,
+# the job is requeued and resumes, at most 100 times (a run with a spent budget never completes).
 #SBATCH --output=%x-%j.log
 #SBATCH --open-mode=append
 #SBATCH --requeue
@@ -16,12 +15,12 @@
 
 program=$1
 shift
-# Standard output is the result and nothing else, of the first process alone.
+# Standard output contains only the result, of the first process.
 result=$(srun --kill-on-bad-exit=1 "${PYTHON:-.venv/bin/python}" "launch/$program.py" \
   --workdir="runs/$SLURM_JOB_NAME" "$@")
 status=$?
 printf '%s\n' "$result"
-# 143 and 130: what has no way to stop was ended by SIGTERM or SIGINT itself.
+# 143 and 130: SIGTERM or SIGINT ended a command that does not handle them.
 if [[ ($result == *'"complete": false'* || $status == 143 || $status == 130) &&
   ${SLURM_RESTART_COUNT:-0} -lt 100 ]]; then
   scontrol requeue "$SLURM_JOB_ID"

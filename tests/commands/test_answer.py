@@ -175,7 +175,7 @@ def test_ctrl_c_loses_nothing(runs, folders, tmp_path, command):
     plan = {"arguments": arguments(folders, tmp_path / "w"), "stop": [9, "after", signal.SIGINT]}
     (ended,) = execute(command, tmp_path / "first", [plan])
     assert (ended.status, ended.out) == (130, "") and "Traceback" not in ended.err
-    said = "answer.py: interrupted; what is recorded is kept, and the same command resumes"
+    said = "answer.py: interrupted; progress is saved; run the same command to resume"
     assert ended.err.splitlines()[-1].startswith(said)
     assert not (tmp_path / "w" / "result.json").exists()
     held = journalled(tmp_path / "w")

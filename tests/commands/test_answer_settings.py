@@ -157,8 +157,8 @@ def test_who_collects_trajectories_is_told_of_sentences():
     asked = task.Task(needs, Dataset("d", (), {}, {}), (), CORPUS)
     with pytest.raises(UserError, match="launch/extract.py") as refused:
         opening.check_task(ready, asked)
-    (_, _, advice) = str(refused.value).partition("or take ")
-    flags = advice.removesuffix(", which needs none.").split()
+    (_, _, advice) = str(refused.value).partition("or use ")
+    flags = advice.removesuffix(", which needs no triples.").split()
     other = load_config(str(_ROOT / "configs/trajectories.py"), flags)
     needs, ready = distill._prepared(other, distill._check(other))
     opening.check(ready, needs)

@@ -268,7 +268,7 @@ def test_a_lost_worker_is_given_time_to_let_go(server, tmp_path, ray, monkeypatc
     monkeypatch.setattr(runtime_run, "Journal", Held)
     ray()
     with monkeypatch.context() as patch, pytest.raises(InUse):
-        patch.setattr(extract_module, "_REFUSALS", 1)
+        patch.setattr(extract_module, "_RETRIES", 1)
         extract(server, folder, tmp_path / "w")
     assert extract(server, folder, tmp_path / "w")["complete"] and next(refusals, None) is None
 
@@ -286,7 +286,7 @@ def test_a_model_that_gives_nothing_stops_the_shards(server, tmp_path, ray):
     texts = {f"p{i}": "prose" for i in range(40)}
     given = ("--config.max_empty_share=0.5", "--config.min_passages=4")
     ray()
-    with pytest.raises(UserError, match=r"4 of 4 passages gave no triple .*'I am sorry.'"):
+    with pytest.raises(UserError, match=r"4 of 4 passages gave no triples .*'I am sorry.'"):
         extract(server, corpus(tmp_path / "c", texts), tmp_path / "w", *given)
     assert len(server.asked) <= 2 * 2 * 3 * 8 and nothing_asked_twice(server)
 
@@ -311,7 +311,7 @@ def test_a_deadline_ends_cleanly_and_other_engines_go_on(server, tmp_path, ray):
     [
         ("engine=slurm", "config.engine='slurm' is not one of local, ray"),
         ("workers=-1", "config.workers=-1 must not be negative"),
-        ("extractor.budget_tokens=9", "budget_tokens holds in one process"),
+        ("extractor.budget_tokens=9", "budget_tokens works in one process"),
     ],
 )
 def test_what_cannot_be_is_refused(server, tmp_path, ray, given, words):
@@ -423,6 +423,6 @@ def test_an_encoder_of_a_worker_that_is_another_is_refused(indexed, tmp_path, ra
 
 def test_words_need_no_cluster(indexed, tmp_path, ray):
     ray()
-    with pytest.raises(UserError, match="has nothing to do for config.retriever.kind=bm25"):
+    with pytest.raises(UserError, match="does not support config.retriever.kind=bm25"):
         indexed(tmp_path / "w", "--config.retriever.kind=bm25")
     assert not list((tmp_path / "w").iterdir())

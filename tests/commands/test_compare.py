@@ -260,7 +260,7 @@ def test_values_go_to_the_methods_that_have_the_key(folders):
         ({"methods": "direct,../x"}, "'../x' is no method; write METHOD"),
         (
             {"methods": "direct,blocks"},
-            "method='blocks' is unknown; there are beam_retrieval",
+            "method='blocks' is unknown; choose one of beam_retrieval",
         ),
         ({"methods": "direct:huge"}, "the presets are small, medium, paper"),
         ({"set": "reader.max_tokens"}, "'reader.max_tokens' must be KEY=VALUE"),

@@ -124,7 +124,7 @@ def test_another_model_needs_a_word(server, tmp_path):
     folder = corpus(tmp_path / "c", {"p0": TEXTS["p0"]})
     run(server, folder, tmp_path / "w")
     with pytest.raises(
-        UserError, match=r"started with model=\"m\", not \"n\"; --config.replace=true"
+        UserError, match=r"started with model=\"m\", not \"n\"; set --config.replace=true"
     ):
         run(server, folder, tmp_path / "w", **{"extractor.model": "n"})
     result = run(server, folder, tmp_path / "w", replace=True, **{"extractor.model": "n"})
@@ -140,7 +140,7 @@ def test_two_servers_do_not_mix(server, tmp_path):
     run(server, folder, tmp_path / "w", **{"extractor.model": None})
     run(server, folder, tmp_path / "named")
     with model_server() as other:
-        with pytest.raises(UserError, match=r"extractor\.base_url=.*; --config\.replace=true"):
+        with pytest.raises(UserError, match=r"extractor\.base_url=.*; set --config\.replace=true"):
             run(other, folder, tmp_path / "w", **{"extractor.model": None})
         assert run(other, folder, tmp_path / "named")["reused"] == 1
         assert not other.asked
@@ -155,7 +155,7 @@ def test_what_can_change_a_triple_needs_a_word(server, tmp_path):
         ("extractor.extra_body", '{"top_k": 1}'), ("extractor.overflow", "truncate"),
         ("extractor.omit", ("temperature",)), ("extractor.server", "vllm"),
     ):  # fmt: skip
-        with pytest.raises(UserError, match=rf"with {field}=.*; --config\.replace=true"):
+        with pytest.raises(UserError, match=rf"with {field}=.*; set --config\.replace=true"):
             run(server, folder, tmp_path / "w", **{field: value})
     for field, value in (
         ("extractor.max_concurrency", 1), ("extractor.timeout", 9.0), ("extractor.max_retries", 1),
@@ -172,7 +172,9 @@ def test_a_store_of_an_earlier_version_is_not_added_to(server, tmp_path, monkeyp
         patch.setattr(extraction, "extractor_identity", lambda *_: early)
         run(server, folder, tmp_path / "w")
     assert triples(tmp_path / "w", ["p0"])[1] == {"p0": "ok"}  # it is read as ever
-    with pytest.raises(UserError, match="is of an earlier version, .*; --config.replace=true"):
+    with pytest.raises(
+        UserError, match="was written by an earlier version, .*; set --config.replace=true"
+    ):
         run(server, folder, tmp_path / "w")
 
 
@@ -182,7 +184,7 @@ def test_another_parser_needs_a_word(server, tmp_path, monkeypatch):
         patch.setattr(extraction, "version", lambda *_: {"prompt": prompts.prompt_hash()})
         run(server, folder, tmp_path / "w")
     for fields in ({}, {"estimate_only": True}):
-        with pytest.raises(UserError, match=r"parser=null, not \d+; --config.replace=true"):
+        with pytest.raises(UserError, match=r"parser=null, not \d+; set --config.replace=true"):
             run(server, folder, tmp_path / "w", **fields)
     assert run(server, folder, tmp_path / "w", replace=True)["extracted"] == 1
     assert run(server, folder, tmp_path / "w")["reused"] == 1
@@ -215,12 +217,12 @@ def test_the_contexts_of_selected_questions_alone(server, tmp_path):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"data.limit": 2}, "config.data.limit selects questions; .*corpus=selected_questions"),
+        ({"data.limit": 2}, "config.data.limit selects questions, .*corpus=selected_questions"),
         (
             {"data.corpus": "all"},
             "config.data.corpus='all' is not one of ircot_full",
         ),
-        ({"data.corpus": "selected_questions", "import_openie": "x"}, "takes the whole file"),
+        ({"data.corpus": "selected_questions", "import_openie": "x"}, "imports the whole file"),
     ],
 )
 def test_a_selection_that_selects_nothing_is_refused(server, tmp_path, fields, words):
@@ -237,7 +239,7 @@ def test_a_run_without_triples_stops(server, tmp_path):
     folder = corpus(tmp_path / "c", texts)
     fields = {"min_passages": 5, "extractor.max_concurrency": 1}
     with pytest.raises(
-        UserError, match=r"4 of 5 passages gave no triple .*'\{\"triples\": \[\]\}'"
+        UserError, match=r"4 of 5 passages gave no triples .*'\{\"triples\": \[\]\}'"
     ):
         run(server, folder, tmp_path / "w", max_empty_share=0.5, **fields)
     asked = len(server.asked)

@@ -77,7 +77,7 @@ def test_ctrl_c_loses_nothing(command, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "record", interrupted)
         code, result, err = command(*arguments)
-    assert (code, result) == (130, None) and "interrupted; what is recorded is kept" in err
+    assert (code, result) == (130, None) and "interrupted; progress is saved" in err
     assert not (tmp_path / "w" / "result.json").exists()
     with JournalReader(tmp_path / "w" / JOURNAL) as book:
         assert book.totals().calls == 3

@@ -117,7 +117,7 @@ def test_a_full_disk_loses_nothing(server, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(store, "_columns", full)
-        with pytest.raises(UserError, match="disk is full; what is recorded is kept"):
+        with pytest.raises(UserError, match="disk is full; progress is saved"):
             run(server, folder, tmp_path / "w")
     asked = len(server.asked)
     assert run(server, folder, tmp_path / "w")["complete"]

@@ -136,7 +136,7 @@ def test_a_signal_ends_it_and_the_same_command_goes_on(training, workdir, capsys
     evaluate = Evaluation(lambda step: step == 2 and os.kill(os.getpid(), number))
     result = follow(config_of(training), workdir, evaluate, never)
     assert not result["complete"] and [row["step"] for row in result["checkpoints"]] == [1]
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "run the same command to resume" in capsys.readouterr().err
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
     # What was under way is evaluated after all, though the training has deleted it since.
     training.save(3, delete=(2,))
@@ -184,7 +184,9 @@ def test_the_metric_can_be_chosen_afterwards(training, workdir):
     training.save(2)
     training.end()
     evaluate = Evaluation()
-    with pytest.raises(UserError, match=r"metric=em is no number .* num_questions, trained.recall"):
+    with pytest.raises(
+        UserError, match=r"metric=em is not in the result.* num_questions, trained.recall"
+    ):
         follow(config_of(training, metric="em"), workdir, evaluate, never)
     result = follow(config_of(training, metric="trained.recall@2"), workdir, evaluate, never)
     assert evaluate.asked == [1, 2] and result["best"] == 0.125
@@ -195,7 +197,7 @@ def test_what_is_no_training_is_refused(training, workdir):
     config = config_of(training)
     training.folder.mkdir()
     (training.folder / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(UserError, match="w is no workdir of launch/train.py"):
+    with pytest.raises(UserError, match="w is not a workdir of launch/train.py"):
         follow(config, workdir, Evaluation(), never)
     config.checkpoint = None
     with pytest.raises(UserError, match="config.checkpoint is required"):

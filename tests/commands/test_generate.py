@@ -149,7 +149,7 @@ def test_other_settings_need_another_workdir(server, tmp_path):
     with pytest.raises(UserError, match="journal.sqlite cannot be used: file is not a database"):
         generate_file(served(server, prompts), tmp_path)
     (tmp_path / "journal.jsonl").write_text("{}\n")
-    with pytest.raises(UserError, match="journal.jsonl is of an earlier version"):
+    with pytest.raises(UserError, match="journal.jsonl was written by an earlier version"):
         generate_file(served(server, prompts), tmp_path)
 
 
@@ -290,7 +290,7 @@ def test_a_full_disk_is_one_sentence_and_repeats_nothing(server, tmp_path, comma
     done = command(*arguments, hooks=[["limit_files", 600_000]])
     assert done.returncode == 2 and done.stdout == "", done.stderr
     assert "Traceback" not in done.stderr
-    assert "what is recorded is kept" in done.stderr.splitlines()[-1]
+    assert "progress is saved" in done.stderr.splitlines()[-1]
     recorded = _recorded(tmp_path / "w")
     asked = len(server.bodies)
     done = command(*arguments)

@@ -209,7 +209,7 @@ def test_the_estimate_of_the_first_step_that_asks_may_be_all(
     assert result == {"documents": 5, "step": "claims", "requests": 27, "complete": False,
                       "prompt_tokens": result["prompt_tokens"]}  # fmt: skip
     assert result["prompt_tokens"] > 30 * 27 and "claims: at most 27 requests, about " in err
-    assert "the steps after it ask about its results, so that no estimate of them is poss" in err
+    assert "later steps cannot be estimated" in err
     assert list(files(tmp_path / "w")) == [".lock"]
     by_rules = ("claims.filter=rules", "claims.kind=rules")
     assert estimated(tmp_path / "w", *by_rules)[0]["step"] == "triples"
@@ -217,7 +217,7 @@ def test_the_estimate_of_the_first_step_that_asks_may_be_all(
     # Of what a workdir has the answers, nothing is asked again.
     assert estimated(whole[0], "questions.validation=model")[0]["step"] == "questions"
     result, err = estimated(whole[0], "context=0")  # which would make other questions.jsonl
-    assert (result["step"], result["requests"]) == (None, 0) and "nothing is left to ask" in err
+    assert (result["step"], result["requests"]) == (None, 0) and "no requests are left" in err
     argv = arguments(folders, whole[0], "estimate_only=true", "seed=1")
     assert f"{whole[0] / JOURNAL} was started with seed=0, not 1" in fails(capsys, argv)
     assert files(whole[0]) == before and len(model.asked) == asked
@@ -257,11 +257,11 @@ def test_judgements_outlive_the_same_command(whole, folders, capsys):
     judged = file.read_bytes()
     result, err = execute(capsys, arguments(folders, workdir))
     assert result["review"] == {"always": {"judged": 1, "right": 0.0}}
-    assert file.read_bytes() == judged and "of 1 always groups 0.0 % are right" in err
+    assert file.read_bytes() == judged and "0.0 % of 1 always groups are right" in err
     # One that is not sampled any more is no part of the share; it is not lost.
     result, err = execute(capsys, arguments(folders, workdir, "review=0"))
     assert "review" not in result and file.read_bytes() == judged
-    assert "1 judged groups are not in the sample any more; they stay below" in err
+    assert "1 judged groups are no longer in the sample; kept at the end" in err
     result, _ = execute(capsys, arguments(folders, workdir))
     assert result["review"]["always"]["judged"] == 1 and file.read_bytes() == judged
 
@@ -296,9 +296,9 @@ def test_groups_of_the_same_names_are_told_apart_by_their_claims():
         row("x", names=("C",)),
         row("z", kind="always"),
     ]
-    left = question_files._carry(before, sample)
+    left = question_files._carry_over(before, sample)
     assert [one.judgement for one in sample] == [True, False, None, True] and left == []
-    assert question_files._reviewed(sample) == {
+    assert question_files._review_counts(sample) == {
         "review": {"always": {"judged": 1, "right": 1.0}, "context": {"judged": 2, "right": 0.5}}
     }
 
@@ -356,7 +356,7 @@ def test_hard_clusters_and_no_equivalence_are_switches(whole, model, folders, tm
     assert hard["questions"] == whole[1]["questions"] and hard["claims_in_several_clusters"] == 0
     off, err = execute(capsys, arguments(folders, tmp_path / "o", "equivalence.kind=off"))
     assert off["candidates"] == {"2": 4, "3": 1, "4": 0, "5": 0} and off["clusters"] == 0
-    assert "no question of 4 hops: 0 paths" in err and off["hops"].get("4") is None
+    assert "no questions of 4 hops: 0 paths" in err and off["hops"].get("4") is None
 
 
 # ------------------------------------------------------------------------------ kills, ends, faults
@@ -430,7 +430,7 @@ def test_killed_in_a_step_by_a_signal(step, uninterrupted, folders, tmp_path, co
 def test_a_budget_and_a_deadline_end_the_run_cleanly(whole, model, folders, tmp_path, capsys):
     argv = arguments(folders, tmp_path / "w")
     result, err = execute(capsys, [*argv, "--config.stop_after_minutes=1e-9"])
-    assert result["complete"] is False and "the same command goes on from here" in err
+    assert result["complete"] is False and "run the same command to resume" in err
     for budget in (9, 12, 10):
         model.left = budget
         result, _ = execute(capsys, argv)
@@ -521,12 +521,12 @@ def test_nodes_whose_paths_are_cut_are_counted(whole, folders, capsys):
     assert first["cut_sources"] == 0
     result, err = execute(capsys, arguments(folders, workdir, "paths.most_per_source=4"))
     assert result["cut_sources"] == 2 and result["candidates"] == {"2": 5, "3": 3, "4": 0, "5": 0}
-    assert err.count("WARNING: from 2 nodes more than 4 paths lead, and only so many") == 1
+    assert err.count("WARNING: 2 nodes start more than 4 paths each") == 1
 
 
 def test_no_path_at_all(model, folders, tmp_path, capsys):
     message = fails(capsys, arguments(folders, tmp_path, "paths.hops=(7,)"))
-    assert "6 facts of 6 claims have no path of 7 hops that can be used" in message
+    assert "6 facts of 6 claims have no usable path of 7 hops" in message
 
 
 def test_a_group_that_merges_everything_is_counted(model, folders, tmp_path, capsys):
@@ -543,7 +543,7 @@ def test_a_title_twice(model, folders, tmp_path, capsys):
     argv = arguments({**folders, "articles": tmp_path}, tmp_path / "w")
     result, err = execute(capsys, argv)
     assert result["dropped_documents"] == {"repeated": 1, "same_title": 1}
-    assert result["documents"] == 6 and "6 documents; 1 repeated, 1 same_title" in err
+    assert result["documents"] == 6 and "6 documents (1 repeated, 1 same_title)" in err
 
 
 def test_rules_need_triples(folders, tmp_path, capsys):

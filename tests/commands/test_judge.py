@@ -118,7 +118,7 @@ def test_verdicts_by_hand(tmp_path, judges, capsys):
     assert [row["judge"] for row in rows[:6]] == [True, False, True, True, True, None]
     assert rows[6 + 3]["judged"] == "mumble twice" and rows[6 + 3]["judge"] is None
     said = capsys.readouterr().err
-    assert "agree about 66.7 % of 6 answers, Cohen's kappa 0.33" in said
+    assert "agree on 66.7 % of 6 answers, Cohen's kappa 0.33" in said
     assert "rubric dualrag, 1 without a verdict" in said
     json.dumps(result)
 
@@ -158,7 +158,7 @@ def test_the_response_may_be_judged_and_the_schema_left_out(tmp_path, judges):
     [
         ({"text": "thought"}, "config.text='thought' is not one of answer, response"),
         ({"judge.rubric": "mine"}, "config.judge.rubric='mine' is not one of dualrag, grade"),
-        ({"second.run": True}, "config.second is the same model with the same rubric"),
+        ({"second.run": True}, "config.second has the same model and rubric"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"retries": -1}, "retries"),
         ({"profile": "squad"}, "profile='squad' is an unknown profile"),

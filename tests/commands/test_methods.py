@@ -254,7 +254,7 @@ def test_a_method_finds_names_in_the_triples_of_the_corpus(folders, tmp_path, ca
     (tmp_path / "predictions.jsonl").unlink()
     assert run(capsys, [*argv, f"--workdir={tmp_path}"])["calls"] == result["calls"]
     assert lines(tmp_path / "predictions.jsonl") == rows
-    with pytest.raises(UserError, match="config.triples=online extracts passages when they are"):
+    with pytest.raises(UserError, match="config.triples=online extracts only retrieved passages"):
         online = load_config(config.removeprefix("--config="), ["--config.triples=online"])
         opening.check(online, Anchors.needs)
 
@@ -325,7 +325,7 @@ def test_words_are_refused_where_vectors_are_moved_before_anything_opens():
         str(_ROOT / "configs/methods/native_rag.py"), ["--config.retriever.kind=bm25"]
     )
     opening.check(config, Needs())
-    with pytest.raises(UserError, match=r"config\.retriever\.kind=bm25 has no vectors"):
+    with pytest.raises(UserError, match=r"config\.retriever\.kind=bm25 does not support"):
         opening.check(config, Needs(feedback=True))
 
 
@@ -414,7 +414,7 @@ def test_kirag_without_triples_is_refused_and_has_a_way_out(folders, tmp_path, c
     with pytest.raises(SystemExit) as end:
         cli.run(_MAIN, "configs/methods/cirag.py", ["answer.py", *argv])
     assert end.value.code == 2
-    assert "configs/methods/kirag.py:small, which needs none" in capsys.readouterr().err
+    assert "configs/methods/kirag.py:small, which needs no triples" in capsys.readouterr().err
     values = {
         "kirag.units": "sentence", "kirag.max_steps": 2, "kirag.use_constructor": False,
         "kirag.reader": "nothing", "data.limit": 2, "data.split": "train",

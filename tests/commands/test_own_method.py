@@ -116,7 +116,7 @@ def test_answer_config_without_the_block_of_its_method_is_refused(folders, confi
         + "    del config.my_method\n    return config\n"
     )
     config = load_config(str(config_file), overrides(models(folders)))
-    with pytest.raises(UserError, match=r"needs its settings, config\.my_method"):
+    with pytest.raises(UserError, match=r"needs the block config\.my_method"):
         answer.answer(config, tmp_path)
 
 
@@ -144,7 +144,7 @@ def test_compare_config_file_takes_part_under_its_name(folders, config_file, tmp
 def test_compare_missing_config_file_is_refused(tmp_path):
     config = compare_config.get_config()
     config.methods = "no_such_config.py"
-    with pytest.raises(UserError, match=r"method='no_such_config\.py' is unknown; there are beam"):
+    with pytest.raises(UserError, match=r"no_such_config\.py' is unknown; choose one of beam"):
         compare.compare(config.lock(), tmp_path)
 
 

@@ -56,8 +56,8 @@ def test_a_dataset_folder_and_another_method(folders):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"method": "crag"}, "method='crag' is unknown; there are beam_retrieval, c2rag"),
-        ({"preset": "llm"}, "cirag.py:small, which needs none"),
+        ({"method": "crag"}, "method='crag' is unknown; choose one of beam_retrieval, c2rag"),
+        ({"preset": "llm"}, "cirag.py:small, which needs no triples"),
         ({"settings": {"cirag.beams": 2}}, "unknown config key 'cirag.beams'"),
         ({"documents": "/nowhere"}, "config.documents=/nowhere is neither"),
         ({"documents": None}, "documents must be a path or texts, not None"),
@@ -74,7 +74,7 @@ def test_an_empty_question_is_refused(folders):
     with cirag_jax.Cirag.open(documents=TEXTS, settings=settings(folders)) as rag:
         with pytest.raises(UserError, match="question is empty"):
             rag.answer("  ")
-        with pytest.raises(UserError, match="a question is a text, not 5"):
+        with pytest.raises(UserError, match="a question must be a text, not 5"):
             rag.answer(5)
     with pytest.raises(UserError, match="the models are closed"):
         rag.answer("Who?")

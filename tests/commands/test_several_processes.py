@@ -147,5 +147,5 @@ def test_check_budget_or_no_program_in_flight_is_refused_before_anything_is_open
         opening.check(task.method_config("direct", "", ["in_flight=0"]), needs)
     opening.check(config, needs)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(UserError, match=r"config\.reader\.budget_tokens holds in one process"):
+    with pytest.raises(UserError, match=r"config\.reader\.budget_tokens works in one process"):
         opening.check(config, needs)

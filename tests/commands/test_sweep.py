@@ -157,11 +157,11 @@ def test_values_may_have_commas_and_what_no_folder_can_be_named(ran, tmp_path):
     [
         (["--config.sweep.optimizer.lr=1,2"], "unknown config key 'optimizer.lr'"),
         (["--config.sweep.seed=0,x"], "--config.seed=x: expected an integer"),
-        (["--config.sweep.seed=0,,1"], "values are needed"),
-        (["--config.sweep.seed"], "values are needed"),
+        (["--config.sweep.seed=0,,1"], "expected values, separated by commas"),
+        (["--config.sweep.seed"], "expected values, separated by commas"),
         (["--config.sweep.seed=0,1,0"], "seed=0 and seed=0 are the same run"),
         (["--config.sweep.temperature=0.1,1e-1"], "=0.1 and temperature=1e-1 are the same run"),
-        (["--config.sweep.seed=0", "--config.sweep.seed=1"], "given twice"),
+        (["--config.sweep.seed=0", "--config.sweep.seed=1"], "set twice"),
         (["--config.sweep.data=1,2"], "expected one of its fields"),
     ],
 )
@@ -173,7 +173,7 @@ def test_a_bad_grid_is_one_sentence_before_anything_runs(ran, tmp_path, grid, me
 
 
 def test_configs_that_cannot_be_swept(ran, tmp_path):
-    with pytest.raises(UserError, match="nothing is swept: give --config.sweep.FIELD"):
+    with pytest.raises(UserError, match="--config.sweep.FIELD=VALUE,VALUE is required"):
         from cirag_jax.commands.sweep import make_runs
 
         make_runs(load_config("configs/aligner.py", (), _EXTEND), [])

@@ -131,7 +131,9 @@ def test_runs_stand_in_the_order_of_their_methods_and_the_unfinished_are_named(
     assert f"<p>{said}</p>" in (tmp_path / "out" / "index.html").read_text("utf-8")
     for name in ("late", "kirag", "cirag", "other", "busy"):
         shutil.rmtree(root / name)
-    with pytest.raises(UserError, match=r"no run in .*w has ended: late \(0 questions so far\), k"):
+    with pytest.raises(
+        UserError, match=r"no run in .*w is complete: late \(0 questions so far\), k"
+    ):
         report(tmp_path / "no", run=str(root))
     assert not list((tmp_path / "no").iterdir())
 
@@ -200,11 +202,11 @@ def test_difficulty_is_shown_where_it_was_measured(page, made, tmp_path, monkeyp
     refused("is about a question that is not on the page: q9")
     for value in ({}, {"systems": {}}, {**result, "systems": [1]}):
         write_json(tmp_path / "d" / "result.json", cli.jsonable(value))
-        refused(r"result\.json is no result of configs/difficulty\.py")
+        refused(r"result\.json is not a result of configs/difficulty\.py")
     fields["difficulty"] = str(tmp_path / "none")
     refused(r"none/result\.json cannot be read")
     fields["runs"], fields["run"] = None, str(made / "cirag")
-    refused(r"config\.difficulty is shown beside several runs; config\.run is one")
+    refused(r"config\.difficulty needs several runs; set config\.runs")
 
 
 @pytest.mark.parametrize(
@@ -234,7 +236,7 @@ def test_what_is_refused_leaves_nothing(made, tmp_path, specs, message):
 
 
 def test_two_ways_to_name_runs_are_refused(made, tmp_path):
-    with pytest.raises(UserError, match="give one of them"):
+    with pytest.raises(UserError, match="are alternatives; set only one"):
         report(tmp_path / "out", run=str(made), runs=(str(made / "cirag"),))
 
 

@@ -168,7 +168,7 @@ def test_a_corpus_that_changes_as_it_is_indexed_is_refused(encoder, tmp_path, mo
 
     monkeypatch.setattr(command, "_open_encoder", lambda config: encoder)
     monkeypatch.setattr(encoder, "encode", changing)
-    with pytest.raises(UserError, match="the passages were changed while they were indexed"):
+    with pytest.raises(UserError, match="the passages changed during indexing"):
         _index_folder(folder, tmp_path)
     assert not (tmp_path / "index" / index_lib.MANIFEST).exists()
 
@@ -229,7 +229,7 @@ def test_a_full_disk_loses_nothing(encoder, tmp_path, monkeypatch):
         save(stream, array, **options)
 
     monkeypatch.setattr(search.np, "save", failing)
-    with pytest.raises(UserError, match="No space left on device.*goes on from there"):
+    with pytest.raises(UserError, match="No space left on device.*run the same command to resume"):
         command.build_index(_PASSAGES, encoder, tmp_path / "i", shard_rows=5)
     monkeypatch.setattr(search.np, "save", save)
     assert command.build_index(_PASSAGES, encoder, tmp_path / "i", shard_rows=5)["resumed"] == 5
@@ -318,7 +318,7 @@ def test_an_index_of_another_corpus_is_refused(encoder, tmp_path):
 
 def test_what_is_not_an_index_is_left_alone(encoder, tmp_path):
     (tmp_path / "thesis.tex").write_text("all of it")
-    with pytest.raises(UserError, match="not empty and not an index"):
+    with pytest.raises(UserError, match="is neither empty nor an index"):
         command.build_index(_PASSAGES, encoder, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
     with pytest.raises(UserError, match="is no index folder"):

@@ -392,7 +392,7 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(path, kind):
         pages = book._db.execute("PRAGMA page_count").fetchone()[0]
         book._db.execute(f"PRAGMA max_page_count = {pages}")  # the disk is full from here on
         big = "x" * 100_000
-        with pytest.raises(UserError, match="disk is full; what is recorded is kept"):
+        with pytest.raises(UserError, match="disk is full; progress is saved"):
             match kind:
                 case "passages":
                     found = Retrieved((dataclasses.replace(passage("q"), text=big),), (1.0,))

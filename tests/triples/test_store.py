@@ -265,7 +265,7 @@ def test_a_full_disk_loses_nothing(path):
         pages = store._db.execute("PRAGMA page_count").fetchone()[0]
         store._db.execute(f"PRAGMA max_page_count = {pages}")
         many = [ok(f"x{i}", 1) for i in range(2000)]
-        with pytest.raises(UserError, match="the disk is full; what is recorded is kept"):
+        with pytest.raises(UserError, match="the disk is full; progress is saved"):
             store.commit(many, MODEL, ["a"])
         assert content(path) == before
         store._db.execute("PRAGMA max_page_count = 100000")
