@@ -1,12 +1,12 @@
-# Needs Python 3.11, 3.12 or 3.13, bash and nothing else; `make help` lists the targets.
-# PYTHON=/path/to/python chooses the interpreter, REQUIREMENTS=file the set to install.
+# Needs only Python 3.11, 3.12 or 3.13 and bash. `make help` lists the targets.
+# PYTHON=/path/to/python selects the interpreter, REQUIREMENTS=file the packages.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help quickstart test test-slow test-cluster pytest attack lint bench docs format env dev clean docs
 
 export PYTHON REQUIREMENTS
-# Where this is set, every process compiles every library again: seconds each, minutes of the tests.
+# If this were set, every process would compile every library again.
 export PYTHONDONTWRITEBYTECODE :=
 python := .venv/bin/python
 PYTEST_ARGS ?=
@@ -18,20 +18,20 @@ help:  ## list the targets
 quickstart: env  ## train, evaluate and export the aligner, answer with CIRAG, on the built-in dataset
 	@$(python) launch/quickstart.py $(ARGS)
 
-# The types are checked beside the first tests, by one process.
-test: dev  ## environment, lint, types and the fast tests, in minutes
+# One process checks the types while others run the first tests.
+test: dev  ## environment, linter, types and the fast tests, in minutes
 	@$(MAKE) --no-print-directory -j2 lint pytest
 
 pytest: dev
 	@$(python) -m pytest -n 2 --dist loadscope --no-loadscope-reorder --durations 10 $(PYTEST_ARGS)
 
-test-slow: dev  ## whole trainings, several processes, torch as an oracle, the built wheel
+test-slow: dev  ## whole trainings, several processes, comparisons with torch, the built wheel
 	@$(python) -m pytest -m slow -n 2 --dist loadscope --no-loadscope-reorder --durations 10 $(PYTEST_ARGS)
 
-test-cluster: dev  ## a real Slurm (Debian, root) and a real Ray of this one machine, both installed by it
+test-cluster: dev  ## installs Slurm (Debian, as root) and Ray on this machine, and tests with both
 	@$(python) -m tests.cluster $(ARGS)
 
-attack: dev  ## hostile input with new seeds, until one fails; ARGS="--minutes 30"
+attack: dev  ## hostile input with new seeds, until a case fails; ARGS="--minutes 30"
 	@$(python) -m tests.attacks $(ARGS)
 
 lint: dev  ## ruff and pyright
@@ -40,7 +40,7 @@ lint: dev  ## ruff and pyright
 	@project=.venv/pyrightconfig.json; [[ -e $$project ]] || project=pyproject.toml; \
 	  PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(python) -m pyright --project $$project --pythonpath $(python)
 
-bench: dev  ## side by side with the usual libraries; BENCH=NAME of a file in experiments/benchmarks
+bench: dev  ## compare speed with the usual libraries; BENCH=NAME of a file in experiments/benchmarks
 	@$(python) experiments/benchmarks/$(BENCH).py $(ARGS)
 
 format: dev  ## reformat the code
@@ -54,10 +54,10 @@ docs: env  ## the documentation site, in build/site; dead links fail
 	  ln -s "$(CURDIR)/$$name" build/docs/; done
 	@$(python) -m mkdocs build
 
-env:  ## the virtual environment of the commands
+env:  ## virtual environment for the commands
 	@.ci/environment run
 
-dev:  ## the virtual environment of the checks
+dev:  ## virtual environment for tests and checks
 	@.ci/environment dev
 
 clean:  ## remove the virtual environment and caches; runs/ stays

@@ -1,7 +1,7 @@
-"""Packages of the wheel; everything else stands in pyproject.toml.
+"""Packages of the wheel; everything else is in pyproject.toml.
 
-The folder ``configs`` goes inside ``cirag_jax``: as a package of its own it would collide with a
-user's folder of that name. `cirag_jax.config_files` finds it in both places.
+The folder ``configs`` is installed inside ``cirag_jax``, because a top-level package of that name
+could collide with a user's folder. `cirag_jax.config_files` finds it in both places.
 """
 
 from setuptools import find_packages, setup
