@@ -131,11 +131,11 @@ def by_rules(facts: Sequence[Fact], claims: Sequence[Claim]) -> list[tuple[tuple
     """
     names = {node: name for fact in reversed(facts) for name, node in _ends(fact)}
     related = {frozenset((fact.head_id, fact.tail_id)) for fact in facts}
-    always = [*_spellings(names), *_acronyms(names)]
+    always: list[tuple[str, ...]] = [*_spellings(names), *_acronyms(names)]
     exact = {frozenset(pair) for pair in always}
     context = [pair for pair in _surnames(facts, claims) if frozenset(pair) not in exact]
     kinds: list[tuple[tuple[str, ...], Kind]] = [(pair, "always") for pair in always]
-    kinds += [(pair, "context") for pair in context]
+    kinds.extend((pair, "context") for pair in context)
     return [(pair, kind) for pair, kind in kinds if frozenset(pair) not in related]
 
 

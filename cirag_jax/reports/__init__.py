@@ -1,1 +1,1 @@
-"""What people look at: the trace viewer, figures."""
+"""Tables, figures and HTML pages of results."""

@@ -1,4 +1,4 @@
-"""Methods side by side: tables in Markdown and as a self-contained page, and figures."""
+"""Comparison of methods: tables in Markdown and HTML, and figures."""
 
 import json
 import pathlib
@@ -10,50 +10,48 @@ import numpy as np
 from cirag_jax.evaluation import metrics
 from cirag_jax.io import write_text
 from cirag_jax.reports import figures, pages
-from cirag_jax.reports.tables import Table, figure, lead, markdown, write_table
+from cirag_jax.reports.tables import Table, lead, markdown, percent, write_table
 from cirag_jax.types import GRANULARITIES
 
 PAGE = "table.html"
 STYLE = ("page.css", "results.css")
 GRANULARITIES_FIGURE, STEPS_FIGURE, LATENCY_FIGURE = "granularities", "recall_by_step", "latency"
-_FIRST = ("f1", "em", "acc")  # The order of columns; the others follow as they are measured.
+_FIRST = ("f1", "em", "acc")  # the first columns
 
 
 def write(result: Mapping[str, Any], workdir: pathlib.Path, show: bool = True) -> None:
     """Writes ``table.md``, ``table.html`` and the figures.
 
     Args:
-      result: of `commands.comparison.compare`.
+      result: result of `commands.comparison.compare`.
       workdir: an existing folder.
-      show: whether the tables are printed on standard error, too.
+      show: also print the tables on standard error.
     """
-    found = (f"{table.caption}\n\n{markdown(table.rows)}" for table in tables(result).values())
-    write_table("\n\n".join([*found, *_notes(result)]), workdir, show)
+    text = (f"{table.caption}\n\n{markdown(table.rows)}" for table in tables(result).values())
+    write_table("\n\n".join([*text, *_notes(result)]), workdir, show)
     pictures = {}
-    for name, drawn in draw(result):
-        figures.save(drawn, workdir, name)
+    for name, figure in draw(result):
+        figures.save(figure, workdir, name)
         pictures[name] = (workdir / f"{name}.svg").read_bytes()
-    shown = pages.sections(sections(result, pictures))
-    page = pages.template("table.html", "Comparison", STYLE, images=True, sections=shown)
+    html = pages.sections(sections(result, pictures))
+    page = pages.template("table.html", "Comparison", STYLE, images=True, sections=html)
     write_text(workdir / PAGE, page)
 
 
 def tables(result: Mapping[str, Any]) -> dict[str, Table]:
-    """Scores, differences, recall by step, what language models were asked, and time, by heading;
-    those that have any row.
-    """
-    found = {
+    """Returns the nonempty tables by heading."""
+    by_heading = {
         "Scores": _scores(result),
         "Differences": _differences(result),
         "Recall by step": _by_step(result),
         "Language models": _cost(result),
         "Time": _time(result),
     }
-    return {heading: table for heading, table in found.items() if len(table.rows) > 1}
+    return {heading: table for heading, table in by_heading.items() if len(table.rows) > 1}
 
 
 def draw(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The figures by name; whoever takes one closes it."""
+    """Yields figures by name, which the caller closes."""
     yield GRANULARITIES_FIGURE, _draw_granularities(result)
     if "Recall by step" in tables(result):
         yield STEPS_FIGURE, _draw_steps(result)
@@ -62,55 +60,55 @@ def draw(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def sections(result: Mapping[str, Any], pictures: Mapping[str, bytes]) -> list[pages.Section]:
-    """The tables as parts of a page, with their ``pictures`` by the names of `draw`."""
-    beside = {
+    """Returns the tables as sections of a page, with the ``pictures`` of `draw`."""
+    picture_of = {
         "Scores": GRANULARITIES_FIGURE,
         "Recall by step": STEPS_FIGURE,
         "Time": LATENCY_FIGURE,
     }
-    found = []
+    parts = []
     for heading, table in tables(result).items():
-        own = {name: svg for name, svg in pictures.items() if name == beside.get(heading)}
-        found.append(pages.Section(heading, [table], own))
+        shown = {name: svg for name, svg in pictures.items() if name == picture_of.get(heading)}
+        parts.append(pages.Section(heading, [table], shown))
     notes = _notes(result)
-    return [*found, pages.Section("Settings that differ", notes=notes)] if notes else found
+    return [*parts, pages.Section("Settings that differ", notes=notes)] if notes else parts
 
 
 # ------------------------------------------------------------------------------------ the tables
 
 
 def _columns(result: Mapping[str, Any]) -> list[str]:
-    """The scores that some run has of some question."""
+    """Returns the scores that at least one run has."""
     systems, names = result["systems"].values(), result["scores"]
     ordered = dict.fromkeys((*(name for name in _FIRST if name in names), *names))
-    return [name for name in ordered if any(figure(system.get(name)) for system in systems)]
+    return [name for name in ordered if any(percent(system.get(name)) for system in systems)]
 
 
-def _shown(name: str, system: Mapping[str, Any]) -> str:
+def _label(name: str, system: Mapping[str, Any]) -> str:
     return f"{name} *" if system["sees_gold"] else name
 
 
 def _scores(result: Mapping[str, Any]) -> Table:
-    """Per cent, one row a run; intervals of F1 and of passage recall at the largest K."""
+    """Returns a row per run in per cent, with intervals of F1 and recall at the largest K."""
     columns, systems = _columns(result), result["systems"]
     wide = {"f1", next((name for name in reversed(columns) if name.startswith("recall@")), "")}
     header = ["run", *(f"{metrics.title(c)}{' [95 %]' * (c in wide)}" for c in columns)]
     rows = []
     for name, system in systems.items():
-        scores = [figure(system.get(c), bounds=c in wide) or "n/a" for c in columns]
+        scores = [percent(system.get(c), bounds=c in wide) or "n/a" for c in columns]
         total = max(sum(system["granularities"].values()), 1)
         shares = [
             f"{100 * system['granularities'][granularity] / total:.0f} %"
             for granularity in GRANULARITIES
         ]
-        rows.append([_shown(name, system), *scores, *shares, str(system["failures"])])
+        rows.append([_label(name, system), *scores, *shares, str(system["failures"])])
     caption = (
         f"{result['num_questions']} questions, {result['num_annotated']} with gold passages; "
-        "scores in per cent; share of the answers read from triples, sentences, passages and by "
-        "default; questions that failed, which earn 0"
+        "scores in per cent; shares of answers from triples, sentences, passages and by default; "
+        "failed questions, which have score 0"
     )
     if any(system["sees_gold"] for system in systems.values()):
-        caption += "; * sees the gold annotations"
+        caption += "; * uses gold annotations"
     caption += "".join(
         f"; n/a of {name}: {reason} ({', '.join(map(metrics.title, of_reason))})"
         for name, system in systems.items()
@@ -122,17 +120,17 @@ def _scores(result: Mapping[str, Any]) -> Table:
         if system["repeats"]["count"] > 1
     ]
     if repeats:
-        caption += "; means over repeats with other seeds: " + ", ".join(repeats)
+        caption += "; means over runs with different seeds: " + ", ".join(repeats)
     return Table(caption, [[*header, *GRANULARITIES, "failed"], *rows])
 
 
 def _reasons(system: Mapping[str, Any], columns: Sequence[str]) -> dict[str, list[str]]:
-    """Why a run has no score in some columns, each reason with its columns."""
-    found: dict[str, list[str]] = {}
+    """Returns the reasons for missing scores, each with its columns."""
+    by_reason: dict[str, list[str]] = {}
     for name in columns:
         if "reason" in system[name]:
-            found.setdefault(system[name]["reason"], []).append(name)
-    return found
+            by_reason.setdefault(system[name]["reason"], []).append(name)
+    return by_reason
 
 
 def _spread(std: Mapping[str, float]) -> str:
@@ -140,7 +138,6 @@ def _spread(std: Mapping[str, float]) -> str:
 
 
 def _differences(result: Mapping[str, Any]) -> Table:
-    """Points, one row a pair."""
     columns = [
         name
         for name in _columns(result)
@@ -165,60 +162,60 @@ def _tested(difference: Mapping[str, float] | None) -> str:
 
 
 def _stepwise(result: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Name and recalls of the runs that retrieve; none where no run takes a second step."""
-    found = [(name, s["recall_by_step"]) for name, s in result["systems"].items()]
-    several = any(len(recalls) > 1 for _, recalls in found)
-    return [(name, recalls) for name, recalls in found if recalls and several]
+    """Returns names and recalls of runs that retrieve; none if no run has a second step."""
+    runs = [(name, s["recall_by_step"]) for name, s in result["systems"].items()]
+    has_steps = any(len(recalls) > 1 for _, recalls in runs)
+    return [(name, recalls) for name, recalls in runs if recalls and has_steps]
 
 
 def _by_step(result: Mapping[str, Any]) -> Table:
-    found = _stepwise(result)
-    most = max((len(recalls) for _, recalls in found), default=0)
+    runs = _stepwise(result)
+    most = max((len(recalls) for _, recalls in runs), default=0)
     rows = [["run", *(f"step {step}" for step in range(1, most + 1))]]
-    for name, recalls in found:
-        cells = [figure(recall, bounds=True) for recall in recalls]
-        rows.append([_shown(name, result["systems"][name]), *cells, *[""] * (most - len(cells))])
+    for name, recalls in runs:
+        cells = [percent(recall, bounds=True) for recall in recalls]
+        rows.append([_label(name, result["systems"][name]), *cells, *[""] * (most - len(cells))])
     return Table(
-        "Gold passages among all that were found up to a step, in per cent with 95 % intervals; a "
-        "question that took fewer steps stays where it was",
+        "Recall of gold passages over all steps so far, in per cent with 95 % intervals; questions "
+        "with fewer steps keep their last value",
         rows,
     )
 
 
 def _cost(result: Mapping[str, Any]) -> Table:
-    rows = [["run", "role", "stage", "calls", "prompt tokens", "of these reused", "written tokens"]]
+    rows = [["run", "role", "stage", "calls", "prompt tokens", "of these cached", "new tokens"]]
     for name, system in result["systems"].items():
         for role, spent in system["roles"].items():
             tokens = (f"{spent[key]:,.0f}" for key in ("prompt_tokens", "cached_tokens"))
-            written = f"{spent['generated_tokens']:,.0f}"
-            rows.append([name, role, spent["stage"], f"{spent['calls']:.1f}", *tokens, written])
-    return Table("Language models: means a question, by role", rows)
+            new = f"{spent['generated_tokens']:,.0f}"
+            rows.append([name, role, spent["stage"], f"{spent['calls']:.1f}", *tokens, new])
+    return Table("Language models: means per question, by role", rows)
 
 
 def _time(result: Mapping[str, Any]) -> Table:
     systems = result["systems"]
-    caption = "Time: all questions together, without loading"
+    caption = "Time: all questions concurrently, without loading"
     if not any(system["seconds_alone"] for system in systems.values()):
         rows = [[name, f"{system['seconds']:.2f}"] for name, system in systems.items()]
-        caption += "; for latency run launch/compare.py with --config.latency_questions=5"
-        return Table(caption, [["run", "s a question, together"], *rows])
-    rows = [["run", "s a question, together", "s a question, alone [95 %]", "asked alone"]]
+        caption += "; to measure latency, run launch/compare.py --config.latency_questions=5"
+        return Table(caption, [["run", "s per question, together"], *rows])
+    rows = [["run", "s per question, together", "s per question, alone [95 %]", "timed alone"]]
     for name, system in systems.items():
         alone = system["seconds_alone"]
         bounds = f"{alone['value']:.2f} [{alone['low']:.2f}, {alone['high']:.2f}]" if alone else ""
         count = str(alone["num_questions"]) if alone else ""
         rows.append([name, f"{system['seconds']:.2f}", bounds, count])
-    caption += "; and one after the other with nothing else running and nothing remembered"
+    caption += "; and alone, one question at a time without caches"
     return Table(caption, rows)
 
 
 def _notes(result: Mapping[str, Any]) -> list[str]:
-    """Which settings differ between the first run and each other one."""
+    """Returns the settings that differ between the first run and each other run."""
     first, notes = next(iter(result["systems"])), []
     for name, fields in result["different"].items():
-        told = (f"{field} {json.dumps(a)} / {json.dumps(b)}" for field, (a, b) in fields.items())
+        pairs = (f"{field} {json.dumps(a)} / {json.dumps(b)}" for field, (a, b) in fields.items())
         if fields:
-            notes.append(f"Settings of {first} / {name}: " + "; ".join(told))
+            notes.append(f"Settings of {first} / {name}: " + "; ".join(pairs))
     return notes
 
 
@@ -226,9 +223,9 @@ def _notes(result: Mapping[str, Any]) -> list[str]:
 
 
 def _draw_granularities(result: Mapping[str, Any]) -> Any:
-    """One stacked bar a run (CIRAG's Figures 3 and 5)."""
+    """Draws a stacked bar per run (CIRAG's Figures 3 and 5)."""
     systems = result["systems"]
-    drawn, axes = figures.pyplot().subplots(
+    figure, axes = figures.pyplot().subplots(
         figsize=(7, 0.6 * len(systems) + 1.4), layout="constrained"
     )
     left = np.zeros(len(systems))
@@ -246,32 +243,32 @@ def _draw_granularities(result: Mapping[str, Any]) -> Any:
     axes.legend(
         ncols=len(GRANULARITIES), loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False
     )
-    return drawn
+    return figure
 
 
 def _draw_steps(result: Mapping[str, Any]) -> Any:
-    """Recall after every step, one line a run."""
-    drawn, axes = figures.pyplot().subplots(figsize=(7, 4), layout="constrained")
+    """Draws recall by step, one line per run."""
+    figure, axes = figures.pyplot().subplots(figsize=(7, 4), layout="constrained")
     for index, (name, recalls) in enumerate(_stepwise(result)):
         axes.plot(
             range(1, len(recalls) + 1),
             [100 * recall["value"] for recall in recalls],
             marker=figures.MARKERS[index % len(figures.MARKERS)],
             color=figures.COLOURS[index % len(figures.COLOURS)],
-            label=figures.plain(_shown(name, result["systems"][name])),
+            label=figures.plain(_label(name, result["systems"][name])),
         )
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set_ylim(0, 103)  # A marker on 100 is whole.
+    axes.set_ylim(0, 103)  # so that markers at 100 are not cut
     axes.set_xlabel("step")
-    axes.set_ylabel("gold passages found so far, %")
+    axes.set_ylabel("recall of gold passages so far, %")
     axes.grid(alpha=0.3)
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    return drawn
+    figures.legend_on_the_right(axes)
+    return figure
 
 
 def _draw_latency(result: Mapping[str, Any]) -> Any:
-    """F1 against seconds alone, one point a run (the papers' Figures 6 and 12)."""
-    drawn, axes = figures.pyplot().subplots(figsize=(7, 4.5), layout="constrained")
+    """Draws F1 against latency, one point per run (the papers' Figures 6 and 12)."""
+    figure, axes = figures.pyplot().subplots(figsize=(7, 4.5), layout="constrained")
     for index, (name, alone, f1) in enumerate(_timed(result)):
         x, y = alone["value"], 100 * f1["value"]
         axes.errorbar(
@@ -284,20 +281,20 @@ def _draw_latency(result: Mapping[str, Any]) -> Any:
             linestyle="none",
             elinewidth=0.7,
             capsize=2,
-            label=figures.plain(_shown(name, result["systems"][name])),
+            label=figures.plain(_label(name, result["systems"][name])),
         )
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter("{x:g}")
-    axes.set_xlabel("seconds a question, alone")
+    axes.set_xlabel("seconds per question, alone")
     axes.set_ylabel("F1, %")
     axes.grid(alpha=0.3)
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    return drawn
+    figures.legend_on_the_right(axes)
+    return figure
 
 
 def _timed(result: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Name, seconds and F1 of the runs that were asked alone."""
+    """Yields name, latency and F1 of the runs with latencies."""
     for name, system in result["systems"].items():
-        if system["seconds_alone"] and figure(system.get("f1")):
+        if system["seconds_alone"] and percent(system.get("f1")):
             yield name, system["seconds_alone"], system["f1"]

@@ -1,4 +1,4 @@
-"""One answer with its evidence and its steps, as plain text for a terminal."""
+"""An answer with its evidence and steps, as plain text for a terminal."""
 
 import json
 import textwrap
@@ -9,17 +9,14 @@ from cirag_jax.io import visible
 from cirag_jax.types import Passage, Prediction, Sentence, Step, Triple, Unit
 
 WIDTH = 100  # columns
-# What a step lists of its passages, and an answer of each granularity of its evidence.
-_MOST = 10
+_MOST = 10  # passages of a step, and items of evidence, to list
 
 
 def render(prediction: Prediction, passages: Mapping[str, Passage]) -> str:
-    """The answer, the evidence with its sources, and what happened step by step.
+    """Returns the answer, the evidence with its sources, and the steps.
 
-    Model output and passages cannot drive the terminal: see `plain`.
-
-    Lines have at most `WIDTH` characters. A passage that is missing in ``passages`` is shown by its
-    id.
+    Lines have at most `WIDTH` characters, and no control characters (see `plain`). Passages that
+    are missing from ``passages`` are shown by their ids.
     """
     lines = _paragraph("Answer: ", prediction.answer or "(none)")
     lines += [_origin(prediction), "", "Evidence"]
@@ -33,23 +30,24 @@ def render(prediction: Prediction, passages: Mapping[str, Passage]) -> str:
 
 
 def plain(text: str) -> str:
-    """``text`` on one line, as `visible` shows it."""
+    """Returns a text on one line, with invisible characters spelt out."""
     return visible(" ".join(text.split()))
 
 
 def _origin(prediction: Prediction) -> str:
-    tried = [attempt.granularity for attempt in prediction.attempts]
-    if tried == ["default"]:
-        return "        from the reader alone, without evidence"
+    attempts = [attempt.granularity for attempt in prediction.attempts]
+    if attempts == ["default"]:
+        return "        from the reader, without evidence"
     if prediction.granularity == "default":
-        refused = ", ".join(tried) or "none"
-        return f"        every granularity refused ({refused}): the last output stands"
-    refused = f", after {' and '.join(tried[:-1])} evidence did not suffice" if tried[1:] else ""
+        return (
+            f"        refused at every granularity ({', '.join(attempts) or 'none'}); last output"
+        )
+    refused = f", after refusals from {' and '.join(attempts[:-1])}" if attempts[1:] else ""
     return f"        from {prediction.granularity} evidence{refused}"
 
 
 def _evidence(prediction: Prediction, passages: Mapping[str, Passage]) -> list[str]:
-    """What the answer was read from: what was kept, else sentences, else passages."""
+    """Lists the kept facts, or else the sentences, or else the passages."""
     core = list(dict.fromkeys(unit for step in prediction.steps for unit in step.kept))
     lines = []
     quoted: set[str] = set()
@@ -106,7 +104,7 @@ def _title(passage_id: str, passages: Mapping[str, Passage]) -> str:
 
 
 def _quote(passage: Passage, sentence: int | None) -> str:
-    """Where a fact stands, and the words there."""
+    """Returns the place of a fact and its sentence."""
     sentences, place = sentences_of(passage), _place(passage, sentence)
     if sentence is None or not 0 <= sentence < len(sentences):
         return place

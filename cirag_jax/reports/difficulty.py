@@ -1,4 +1,4 @@
-"""The difficulty matrix as tables, as heat maps and in one sentence."""
+"""The difficulty matrix as tables, heat maps and sentences."""
 
 import pathlib
 from collections.abc import Iterator, Mapping
@@ -17,30 +17,30 @@ QUARTILES = ("Q1, low", "Q2", "Q3", "Q4, high")
 
 _NAMES = {"min": "minimum", "mean": "mean", "power_mean": "power mean"}
 _X, _Y = "retrieval difficulty $D_r$, quartile of the hop", "hops"
-_WIDTH, _HEIGHT, _MARGIN = 4.6, 0.62, 1.5  # Inches: of a panel, of a row, of what is around.
+_WIDTH, _HEIGHT, _MARGIN = 4.6, 0.62, 1.5  # Inches of a panel, a row and the margins.
 
 
 def write(result: Mapping[str, Any], workdir: pathlib.Path) -> None:
-    """Writes ``table.md`` and the figures, prints the tables and a sentence a run.
+    """Writes ``table.md`` and the figures; prints the tables and a sentence per run.
 
     Args:
-      result: of `commands.difficulty.evaluate`.
+      result: result of `commands.difficulty.evaluate`.
       workdir: an existing folder.
     """
     text = [f"{table.caption}\n\n{markdown(table.rows)}" for table in tables(result)]
     write_table("\n\n".join([*text, *notes(result)]), workdir)
-    for name, drawn in heat_maps(result):
-        figures.save(drawn, workdir, name)
+    for name, figure in heat_maps(result):
+        figures.save(figure, workdir, name)
     for line in sentences(result):
         say(line)
 
 
 def sections(result: Mapping[str, Any]) -> list[pages.Section]:
-    """The same as parts of a page, of a ``result.json`` too."""
-    pictures = {name: figures.svg(drawn) for name, drawn in heat_maps(result)}
-    told = [*sentences(result), *notes(result)]
+    """Returns the sections of a page; ``result`` may also be read from ``result.json``."""
+    pictures = {name: figures.svg(figure) for name, figure in heat_maps(result)}
+    paragraphs = [*sentences(result), *notes(result)]
     return [
-        pages.Section("Difficulty", pictures=pictures, notes=told),
+        pages.Section("Difficulty", pictures=pictures, notes=paragraphs),
         pages.Section("Difficulty in tables", tables(result)),
     ]
 
@@ -49,13 +49,13 @@ def sections(result: Mapping[str, Any]) -> list[pages.Section]:
 
 
 def sentences(result: Mapping[str, Any]) -> list[str]:
-    """`sentence` of every run."""
+    """Returns the `sentence` of every run."""
     aggregate = result["settings"]["aggregate"]
     return [sentence(name, system, aggregate) for name, system in result["systems"].items()]
 
 
 def sentence(name: str, system: Mapping[str, Any], aggregate: str) -> str:
-    """What a person wants to know of a run."""
+    """Returns a summary of a run."""
     error, cells = system["error"], list(_filled(system["matrix"]))
     if error["value"] is None:
         return f"{name}: error n/a ({error['reason']})"
@@ -72,10 +72,10 @@ def sentence(name: str, system: Mapping[str, Any], aggregate: str) -> str:
     if "reason" in split:
         parts.append(split["reason"])
     else:
-        told = {"retriever": "lacked a gold passage", "reader": "had them all"}
-        counts = [f"{split[whose]['errors']:g} {text}" for whose, text in told.items()]
+        labels = {"retriever": "lack a gold passage", "reader": "have all gold passages"}
+        counts = [f"{split[cause]['errors']:g} {label}" for cause, label in labels.items()]
         if split["unanswered"]["errors"]:
-            counts.append(f"{split['unanswered']['errors']:g} broke down")
+            counts.append(f"{split['unanswered']['errors']:g} have no answer")
         parts.append("of the errors " + ", ".join(counts))
     return "; ".join(parts)
 
@@ -97,75 +97,73 @@ def _filled(matrix: Mapping[int, Any]) -> Iterator[tuple[int, int, Mapping[str, 
 
 
 def notes(result: Mapping[str, Any]) -> list[str]:
-    """What is n/a or left out, and why."""
-    found = [
+    """Returns notes about undefined values and ignored questions."""
+    lines = [
         f"Hops {hop}: no quartiles, {row['reason']}."
         for hop, row in result["hops"].items()
         if row.get("reason")
     ]
-    everything = {"Questions": result["left_out"]}
-    everything |= {f"Predictions of {n}": s["left_out"] for n, s in result["systems"].items()}
-    for what, left_out in everything.items():
-        if left_out:
-            told = ", ".join(f"{reason} ({count})" for reason, count in left_out.items())
-            found.append(f"{what} left out: {told}.")
+    left_out = {"Questions": result["left_out"]}
+    left_out |= {f"Predictions of {n}": s["left_out"] for n, s in result["systems"].items()}
+    for label, by_reason in left_out.items():
+        if by_reason:
+            counts = ", ".join(f"{reason} ({count})" for reason, count in by_reason.items())
+            lines.append(f"{label} left out: {counts}.")
     least = result["settings"].get("least_in_cell", 1)
     if least > 1:
-        found.append(f"Cells of fewer than {least} questions are n/a, and no points of r.")
+        lines.append(f"Cells of fewer than {least} questions are n/a and left out of r.")
     for name, system in result["systems"].items():
         if "reason" in system["failures"]:
-            found.append(f"Failures of {name}: n/a, {system['failures']['reason']}.")
-    return found
+            lines.append(f"Failures of {name}: n/a, {system['failures']['reason']}.")
+    return lines
 
 
 # ------------------------------------------------------------------------------------- in tables
 
 
 def tables(result: Mapping[str, Any]) -> list[Table]:
-    """The matrix of every run, of every pair, the failures and the correlations."""
+    """Returns tables of each run's and each pair's matrix, the failures and the correlations."""
     label, settings = _error_label(result), result["settings"]
     unit, chunks = f"{settings['unit']}s", settings["chunks"]
     if unit == "chunks":
         unit += f" of {chunks['least']} to {chunks['most']} words"
     caption = (
         f"{{}}: {label} in per cent with 95 % intervals (questions); {result['num_questions']} "
-        f"graded of {settings['data']}, D_r of the {_NAMES[settings['aggregate']]} over {unit}"
+        f"questions of {settings['data']}, D_r by the {_NAMES[settings['aggregate']]} over {unit}"
     )
-    found = [
-        Table(caption.format(name), _matrix_rows(system, system["error"]))
+    matrices = [
+        Table(caption.format(name), _matrix_rows(system))
         for name, system in result["systems"].items()
     ]
-    found += [
-        Table(f"{name}, in points", _matrix_rows(pair, pair["error"], "+"))
+    matrices += [
+        Table(f"{name}, in points", _matrix_rows(pair, "+"))
         for name, pair in result["differences"].items()
     ]
-    return [*found, _failures(result), _correlations(result)]
+    return [*matrices, _failures(result), _correlations(result)]
 
 
-def _matrix_rows(
-    found: Mapping[str, Any], total: Mapping[str, Any], sign: str = ""
-) -> list[list[str]]:
+def _matrix_rows(block: Mapping[str, Any], sign: str = "") -> list[list[str]]:
     rows = [["hops", *QUARTILES, "all"]]
-    for hop, cells in found["matrix"].items():
-        values = [*cells, found["by_hops"][hop]]
+    for hop, cells in block["matrix"].items():
+        values = [*cells, block["by_hops"][hop]]
         rows.append([str(hop), *(_bounded(v, sign) for v in values)])
-    return [*rows, ["all", *[""] * NUM_BINS, _bounded(total, sign)]]
+    return [*rows, ["all", *[""] * NUM_BINS, _bounded(block["error"], sign)]]
 
 
 def _failures(result: Mapping[str, Any]) -> Table:
-    header = ["run", "errors", "gold missing", "gold there", "no answer"]
-    rows = [[*header, "error, gold missing", "error, gold there"]]
+    header = ["run", "errors", "gold missing", "gold retrieved", "no answer"]
+    rows = [[*header, "error, gold missing", "error, gold retrieved"]]
     for name, system in result["systems"].items():
         split = system["failures"]
         if "reason" in split:
             rows.append([name, *["n/a"] * 6])
             continue
-        sums = [split[whose]["errors"] for whose in CAUSES]
+        sums = [split[cause]["errors"] for cause in CAUSES]
         counts = (f"{value:g}" for value in (sum(sums), *sums))
-        rates = (_bounded(split[whose]) for whose in ("retriever", "reader"))
+        rates = (_bounded(split[cause]) for cause in ("retriever", "reader"))
         rows.append([name, *counts, *rates])
     return Table(
-        "Whose errors: evidence was not retrieved (the retriever's), all of it was (the reader's)",
+        "Errors by cause: a gold passage is missing (retriever), or all are retrieved (reader)",
         rows,
     )
 
@@ -176,14 +174,14 @@ def _correlations(result: Mapping[str, Any]) -> Table:
     rows = [["run, aggregate", *columns, "hops, questions"]]
     for name, system in result["systems"].items():
         for how in AGGREGATES:
-            own = system["correlations"][how]
-            cells = [*(own["bins"][hop] for hop in hops), own["mean"], own["diagonal"]]
-            cells += [own["questions"]["all"], own["hops"]]
+            r = system["correlations"][how]
+            cells = [*(r["bins"][hop] for hop in hops), r["mean"], r["diagonal"]]
+            cells += [r["questions"]["all"], r["hops"]]
             best = " *" if how in system["strongest"] else ""
             rows.append([f"{name}, {_NAMES[how]}{best}", *map(_r, cells)])
     return Table(
-        "Pearson's r of difficulty and error (p; points): over the quartiles of each hop, four "
-        "points at most and so weak evidence; their mean (* the highest of a run); along the "
+        "Pearson's r of difficulty and error (p; points): over the quartiles of each hop, weak "
+        "evidence with at most four points; the mean of these (* highest of a run); along the "
         "diagonal; over single questions; of the number of hops, over single questions",
         rows,
     )
@@ -219,30 +217,28 @@ def _r(values: Mapping[str, Any]) -> str:
 
 
 def heat_maps(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The figures by name; whoever takes one closes it."""
+    """Yields figures by name, which the caller closes."""
     label = _error_label(result)
-    yield MATRIX, draw({name: one["matrix"] for name, one in result["systems"].items()}, label)
-    if pairs := {name: one["matrix"] for name, one in result["differences"].items()}:
+    systems = {name: system["matrix"] for name, system in result["systems"].items()}
+    yield MATRIX, draw(systems, label)
+    if pairs := {name: pair["matrix"] for name, pair in result["differences"].items()}:
         yield DIFFERENCE, draw(pairs, label, signed=True)
 
 
 def draw(matrices: Mapping[str, Mapping[int, Any]], label: str, signed: bool = False) -> Any:
-    """A heat map a run or pair, side by side; a cell without a value is grey.
+    """Draws a row of heat maps; cells without a value are grey.
 
-    The colours are told apart without seeing red and green: Matplotlib's cividis from 0 to 100 %,
-    of differences (``signed``) ColorBrewer's PuOr around 0.
+    The colour maps suit colour-blind readers: cividis from 0 to 100 %, and PuOr around 0 for
+    differences.
 
     Args:
-      matrices: by the panels' titles: hop -> four cells.
-      label: of the colours.
-      signed: whether values are differences.
-
-    Returns:
-      The figure, in one row of panels.
+      matrices: title of a panel -> hops -> four cells.
+      label: label of the colour bar.
+      signed: the values are differences.
     """
     count = len(matrices)
     rows = max(3, *(len(matrix) for matrix in matrices.values()))
-    drawn, axes = figures.pyplot().subplots(
+    figure, axes = figures.pyplot().subplots(
         1, count, squeeze=False, layout="constrained",
         figsize=(_WIDTH * count + _MARGIN / 2, _HEIGHT * rows + _MARGIN),
     )  # fmt: skip
@@ -254,8 +250,8 @@ def draw(matrices: Mapping[str, Mapping[int, Any]], label: str, signed: bool = F
     for panel, (name, matrix) in zip(axes[0], matrices.items(), strict=True):
         image = _panel(panel, matrix, most, signed)
         panel.set_title(figures.plain(name))
-    drawn.colorbar(image, ax=axes[0].tolist(), label=f"{label}, {'points' if signed else '%'}")
-    return drawn
+    figure.colorbar(image, ax=axes[0].tolist(), label=f"{label}, {'points' if signed else '%'}")
+    return figure
 
 
 def _panel(axes: Any, matrix: Mapping[int, Any], most: float, signed: bool) -> Any:
@@ -285,7 +281,7 @@ def _panel(axes: Any, matrix: Mapping[int, Any], most: float, signed: bool) -> A
 def _write(
     axes: Any, image: Any, row: int, column: int, cell: Mapping[str, Any], signed: bool
 ) -> None:
-    """The value of a cell and its number of questions, dark on light or light on dark."""
+    """Writes the value of a cell and its number of questions in a contrasting colour."""
     if cell["value"] is None:
         axes.text(column, row, "n/a", ha="center", va="center", color="black")
         return

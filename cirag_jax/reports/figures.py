@@ -1,4 +1,4 @@
-"""What figures share: colours and markers that everyone can tell apart, and the files."""
+"""Colours, markers, legends and files of all figures."""
 
 import io
 import pathlib
@@ -6,13 +6,13 @@ from typing import Any
 
 from cirag_jax.io import replacing, visible
 
-# Okabe and Ito (2008), without the yellow that vanishes on white.
+# Palette of Okabe and Ito (2008) for colour-blind readers, without yellow.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 def pyplot() -> Any:
-    """Matplotlib's, which needs no screen and writes the same SVG for the same figure."""
+    """Returns ``matplotlib.pyplot`` without a display and with reproducible SVG files."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -23,20 +23,25 @@ def pyplot() -> Any:
 
 
 def plain(name: str) -> str:
-    """A name that Matplotlib does not take for mathematics, and that XML can hold."""
+    """Escapes a name for Matplotlib's mathematics and for XML."""
     return visible(name).replace("$", r"\$")
+
+
+def legend_on_the_right(axes: Any) -> None:
+    """Puts the legend next to the axes, where it hides no data."""
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
 
 
 def save(figure: Any, folder: pathlib.Path, name: str) -> None:
     """Writes ``NAME.png`` and ``NAME.svg``, and closes the figure."""
-    for kind, told in (("png", "Software"), ("svg", "Date")):  # what differs from run to run
+    for kind, varying in (("png", "Software"), ("svg", "Date")):  # omitted, to be reproducible
         with replacing(folder / f"{name}.{kind}") as aside:
-            figure.savefig(aside, format=kind, dpi=150, metadata={told: None})
+            figure.savefig(aside, format=kind, dpi=150, metadata={varying: None})
     pyplot().close(figure)
 
 
 def svg(figure: Any) -> bytes:
-    """The figure as an SVG file; closes it."""
+    """Returns a figure as an SVG file, and closes it."""
     file = io.BytesIO()
     figure.savefig(file, format="svg", metadata={"Date": None})
     pyplot().close(figure)

@@ -1,12 +1,12 @@
 "use strict";
-// Draws the page from its data blocks. Text of questions, passages and models only ever becomes a
-// text node: nothing here writes markup, an attribute or a link made of it.
+// Helpers that draw a page from its data blocks. Untrusted text (questions, passages, model output)
+// only becomes text nodes, never markup, attributes or links.
 
 const $ = (id) => document.getElementById(id);
 
-// Characters that would hide, reorder or fake text are spelt out; halves of surrogate pairs too.
-const UNSEEN = /[\p{Cc}\p{Cs}\u061c\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|[\u{e0000}-\u{e007f}]/gu;
-const visible = (value) => String(value ?? "").replace(/\r\n/g, "\n").replace(UNSEEN,
+// Characters that hide or reorder text, and halves of surrogate pairs, are spelt out.
+const INVISIBLE = /[\p{Cc}\p{Cs}\u061c\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|[\u{e0000}-\u{e007f}]/gu;
+const visible = (value) => String(value ?? "").replace(/\r\n/g, "\n").replace(INVISIBLE,
   (c) => c === "\n" || c === "\t" ? c : "\\u" + c.codePointAt(0).toString(16).padStart(4, "0"));
 
 function el(tag, className, ...children) {
@@ -31,9 +31,9 @@ function button(className, onClick, ...children) {
 }
 
 const plain = (value) => value.normalize("NFKD").replace(/\p{M}/gu, "").toLowerCase();
-const words = () => plain($("search").value).split(/\s+/).filter(Boolean); // that are looked for
+const searchWords = () => plain($("search").value).split(/\s+/).filter(Boolean);
 
-function chips(holder, labels, choose) { // one of several values: [value, label], ...
+function chips(holder, labels, choose) { // chooses one of several [value, label]
   holder.append(...labels.map(([value, label], index) => {
     const chip = button("", () => {
       for (const other of holder.children) other.setAttribute("aria-pressed", String(other === chip));
@@ -49,9 +49,9 @@ function toggleTheme() {
   root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark";
 }
 
-function listen(own, search, enter) { // to the keyboard and the search field
+function listen(pageKeys, search, enter) { // to the keyboard and the search field
   const toSearch = () => { $("search").focus(); $("search").select(); };
-  const keys = { d: toggleTheme, "/": toSearch, ...own };
+  const keys = { d: toggleTheme, "/": toSearch, ...pageKeys };
   $("search").addEventListener("input", search);
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;

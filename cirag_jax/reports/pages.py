@@ -1,8 +1,8 @@
-"""Self-contained pages: what their HTML, style, script and data have in common.
+"""Self-contained HTML pages.
 
-A page fetches nothing and sends nothing. A Content-Security-Policy lets no script and no style take
-effect but the page's own, known by their hashes. What a run holds reaches it as escaped text, as
-JSON in data blocks in which no ``<`` stands, or inside a picture.
+A page makes no network requests. Its Content-Security-Policy only allows its own script and style,
+identified by their hashes. Data of a run is escaped text, JSON without ``<`` in data blocks, or
+part of a picture.
 """
 
 import base64
@@ -18,14 +18,7 @@ from cirag_jax.reports.tables import Table
 
 
 class Section(NamedTuple):
-    """A part of a page, with a heading.
-
-    Attributes:
-      title: the heading, in our own words.
-      tables: with their captions.
-      pictures: SVG files by what they show.
-      notes: paragraphs below.
-    """
+    """A section of a page: tables, SVG pictures by name, then paragraphs."""
 
     title: str
     tables: Sequence[Table] = ()
@@ -41,15 +34,15 @@ def template(
     images: bool = False,
     **parts: str,
 ) -> tuple[str, str]:
-    """A page before and after its data blocks.
+    """Returns the HTML of a page before and after its data blocks.
 
     Args:
-      body: file of this folder with what the page shows, in which ``{{NAME}}`` stands for a part.
-      title: text.
-      style: files of this folder.
-      script: files of this folder.
-      images: whether it may show pictures that stand in it.
-      **parts: HTML.
+      body: name of the body's file in this folder; ``{{NAME}}`` is replaced by a part.
+      title: text of the title.
+      style: names of CSS files in this folder.
+      script: names of JavaScript files in this folder.
+      images: allow pictures in the page.
+      **parts: HTML of the parts.
     """
     css, js = ("".join(map(_file, names)) for names in (style, script))
     policy = "; ".join(
@@ -64,7 +57,7 @@ def template(
             "trusted-types 'none'",
         ]
     )
-    # Half of a surrogate pair has no place in a UTF-8 file.
+    # UTF-8 cannot encode half of a surrogate pair.
     parts["title"] = html.escape(title.encode("utf-8", "backslashreplace").decode("utf-8"))
     parts["body"] = _fill(_file(body), parts)
     parts |= {"policy": policy, "style": css, "script": f"<script>{js}</script>" if js else ""}
@@ -73,29 +66,29 @@ def template(
 
 
 def data_block(name: str, value: Any) -> str:
-    """JSON that no HTML parser takes for anything but text: ASCII, and without ``<``."""
+    """Returns a script element with JSON that HTML parsers read as text: ASCII without ``<``."""
     text = json.dumps(value, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
     return f'<script type="application/json" id="{name}">{text}</script>\n'
 
 
-def sections(found: Sequence[Section]) -> str:
-    """HTML of the sections, each under an anchor that is called as `anchor` says."""
-    return "\n".join(map(_section, found))
+def sections(parts: Sequence[Section]) -> str:
+    """Returns the HTML of sections, each with an `anchor`."""
+    return "\n".join(map(_section, parts))
 
 
 def anchor(title: str) -> str:
-    """The name of a section in an address."""
+    """Returns the id of a section."""
     return title.lower().replace(" ", "-")
 
 
 def link(to: str, label: str, tab: str = "") -> str:
-    """HTML of a link; ``to`` and the ``tab`` that opens it, if not this one, are our own words."""
+    """Returns a link; ``to`` and ``tab``, the target window, must be trusted text."""
     target = f' target="{tab}"' if tab else ""
     return f'<a href="{to}"{target}>{text(label)}</a>'
 
 
 def text(value: str) -> str:
-    """HTML of a text that shows as what it is."""
+    """Returns a text as HTML, with invisible characters spelt out."""
     return html.escape(visible(value))
 
 
@@ -127,10 +120,10 @@ def _fill(template: str, parts: Mapping[str, str]) -> str:
 
 
 def _pieces(template: str, parts: Mapping[str, str]) -> Iterator[str]:
-    # In one pass, so that nothing that is put in is searched for a place itself.
+    # In one pass, because inserted parts must not be searched for placeholders.
     for piece in template.split("{{"):
-        name, found, rest = piece.partition("}}")
-        yield parts[name] + rest if found else piece
+        name, end, rest = piece.partition("}}")
+        yield parts[name] + rest if end else piece
 
 
 def _hash(text: str) -> str:

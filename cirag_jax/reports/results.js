@@ -1,4 +1,4 @@
-// The result page's list of questions: one row a question, one column a run.
+// The result page's list of questions: one row per question, one column per run.
 
 const BATCH = 100; // rows drawn at a time
 const MARKS = { right: "✓", wrong: "✗", unscored: "·", failed: "!" };
@@ -17,13 +17,13 @@ let haystacks = null;
 function search() {
   haystacks ??= questions.map((q) => plain(
     [q.question, q.id, q.type ?? "", ...q.answers, ...q.runs.map(([, answer]) => answer)].join("\n")));
-  state.words = words();
+  state.words = searchWords();
   filter();
 }
 
 function filter() {
   matching = questions.filter((q, index) => AGREEMENT[state.agreement](q)
-    && state.verdicts.every((wanted, run) => wanted === "" || q.runs[run][0] === wanted)
+    && state.verdicts.every((verdict, run) => verdict === "" || q.runs[run][0] === verdict)
     && state.words.every((word) => haystacks[index].includes(word)));
   $("answers").tBodies[0].replaceChildren();
   more();
@@ -51,7 +51,7 @@ function drawRow(q) {
       const link = el("a", "said", el("span", "mark " + verdict, MARKS[verdict]),
         text(verdict === "failed" ? "failed" : answer === "" ? "(empty)" : answer));
       link.href = `${runs[run].page}#${place}`;
-      link.target = runs[run].page; // one tab a run: its trace is loaded once
+      link.target = runs[run].page; // one tab per run, so that its trace is loaded once
       link.title = verdict;
       return el("td", "", link);
     }));

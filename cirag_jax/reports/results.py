@@ -1,7 +1,6 @@
 """The result page: several runs on the same questions, with a link to every answer's trace.
 
-``index.html`` stands beside the traces that it links, ``trace-1.html`` and so on; each is one file
-that fetches nothing.
+``index.html`` links to the traces in its folder, ``trace-1.html`` and so on.
 """
 
 import os
@@ -29,18 +28,18 @@ def write(
     note: str = "",
     more: Sequence[Section] = (),
 ) -> dict[str, Any]:
-    """Writes ``index.html`` and every run's trace; all of them or none.
+    """Writes ``index.html`` and every run's trace, all of them or none.
 
     Args:
-      result: of `commands.comparison.measure_runs`.
-      records: of every run's questions, by id.
+      result: result of `commands.comparison.measure_runs`.
+      records: run -> question id -> record.
       workdir: an existing folder.
-      title: by default the runs' names.
-      note: what stands below the title.
-      more: sections that stand before the questions.
+      title: title of the page; None is the names of the runs.
+      note: text below the title.
+      more: additional sections before the questions.
 
     Returns:
-      ``page`` and ``traces``: the paths.
+      The paths of ``page`` and ``traces``.
     """
     settings = result["settings"]
     names = {run: f"trace-{number}.html" for number, run in enumerate(settings["runs"], start=1)}
@@ -68,22 +67,22 @@ def _page(
     note: str,
     more: Sequence[Section],
 ) -> Iterator[str]:
-    pictures = {name: figures.svg(drawn) for name, drawn in comparison.draw(result)}
-    found = [*comparison.sections(result, pictures), *more]
+    pictures = {name: figures.svg(figure) for name, figure in comparison.draw(result)}
+    sections = [*comparison.sections(result, pictures), *more]
     profile = result["settings"]["profile"]
-    several = any(system["repeats"]["count"] > 1 for system in result["systems"].values())
+    is_repeated = any(system["repeats"]["count"] > 1 for system in result["systems"].values())
     before, after = pages.template(
         "results.html",
         title,
         comparison.STYLE,
         ["page.js", "results.js"],
         images=True,
-        links="".join(pages.link(f"#{pages.anchor(s.title)}", s.title) for s in found),
+        links="".join(pages.link(f"#{pages.anchor(s.title)}", s.title) for s in sections),
         traces="".join(pages.link(name, run, tab=name) for run, name in traces.items()),
         note=f"<p>{pages.text(note)}</p>" if note else "",
-        sections=pages.sections(found),
+        sections=pages.sections(sections),
         profile=pages.text(profile),
-        seed=", of the first seed" if several else "",
+        seed=", first seed" if is_repeated else "",
     )
     yield before
     yield pages.data_block(
@@ -97,11 +96,11 @@ def _page(
 
 
 def _rows(records: Mapping[str, Mapping[str, Record]], profile: str) -> Iterator[dict[str, Any]]:
-    """Every question, and of every run its verdict, its answer, and its number in the trace."""
-    places = {run: {i: n for n, i in enumerate(own, start=1)} for run, own in records.items()}
+    """Yields each question with every run's verdict, answer, and position in its trace."""
+    positions = {run: {i: n for n, i in enumerate(ids, start=1)} for run, ids in records.items()}
     for i, record in next(iter(records.values())).items():
         cells = []
-        for run, own in records.items():
-            judged = trace.judged(own[i], own[i].result(Prediction), profile)
-            cells.append([judged["verdict"], judged["answer"], places[run][i]])
-        yield {**trace.asked(record), "runs": cells}
+        for run, by_id in records.items():
+            answer = trace.answer_fields(by_id[i], by_id[i].result(Prediction), profile)
+            cells.append([answer["verdict"], answer["answer"], positions[run][i]])
+        yield {**trace.question_fields(record), "runs": cells}

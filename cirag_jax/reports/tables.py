@@ -1,4 +1,4 @@
-"""The retrieval result as a table and a figure."""
+"""Tables of results, and the table and figure of the retrieval evaluation."""
 
 import pathlib
 import sys
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from cirag_jax.io import write_text
 from cirag_jax.reports import figures
 
-# Key in the result -> what people read.
+# System in the result -> name in tables and figures.
 NAMES = {
     "bm25": "BM25",
     "one_shot_frozen": "one-shot, frozen",
@@ -30,77 +30,81 @@ class Table(NamedTuple):
 
 
 def write_report(result: Mapping[str, Any], workdir: pathlib.Path, show: bool = True) -> None:
-    """Writes ``table.md``, ``recall.png`` and ``.svg``; ``show`` prints the table, too."""
+    """Writes ``table.md``, ``recall.png`` and ``recall.svg``; ``show`` also prints the table."""
     write_table(table_of(result), workdir, show)
     figures.save(_draw(result), workdir, "recall")
 
 
 def table_of(result: Mapping[str, Any]) -> str:
-    """Recall in per cent, one row a system, and the lead of what was trained with its 95 %
-    interval; a column for each fold, where questions of several were asked.
+    """Returns a table with recall of each system in per cent, also for each fold.
+
+    It has the lead of the main system with its 95 % interval.
     """
-    ks, main = _ks(result), _main(result)
-    first = _first(result)
+    ks, main_k = _ks(result), _main_k(result)
+    first = _main_system(result)
     folds = result["per_fold"] if len(result["per_fold"]) > 1 else {}
     header = [
-        "passages found by",
+        "retrieval",
         *(f"R@{k}" for k in ks),
-        f"{first} leads R@{main} by",
-        *(f"R@{main}, {recalls['num_questions']} {fold}" for fold, recalls in folds.items()),
+        f"lead of {first} in R@{main_k}",
+        *(f"R@{main_k}, {recalls['num_questions']} {fold}" for fold, recalls in folds.items()),
     ]
     rows = []
     for system, name in _names(result).items():
-        figures = [f"{100 * result[system][f'recall@{k}']:.1f}" for k in ks]
-        ahead = result["differences"].get(f"{first}-{system}", {}).get(f"recall@{main}")
-        of_folds = [f"{100 * recalls[system][f'recall@{main}']:.1f}" for recalls in folds.values()]
-        rows.append([name, *figures, lead(ahead), *of_folds])
+        recalls = [f"{100 * result[system][f'recall@{k}']:.1f}" for k in ks]
+        difference = result["differences"].get(f"{first}-{system}", {}).get(f"recall@{main_k}")
+        of_folds = [f"{100 * fold[system][f'recall@{main_k}']:.1f}" for fold in folds.values()]
+        rows.append([name, *recalls, lead(difference), *of_folds])
     settings = result["settings"]
     caption = (
         f"{result['num_questions']} questions over {result['num_passages']} passages of "
         f"{settings['data']}; units: {settings['units']}, {settings['steps']} steps of "
         f"{settings['k']} passages"
     )
-    return f"{caption}\n\n{markdown([header, *rows])}{_stops_of(result)}"
+    return f"{caption}\n\n{markdown([header, *rows])}{_stops_table(result)}"
 
 
-def _stops_of(result: Mapping[str, Any]) -> str:
-    """What a search along links reads that stops by itself, as a second table; or nothing."""
+def _stops_table(result: Mapping[str, Any]) -> str:
+    """Returns a second table about linked searches that stop by themselves, or ""."""
     if not result.get("stops"):
         return ""
-    header = ["stops below", "passages read", "recall", "exactly the gold ones", "F1"]
+    header = ["threshold", "passages", "recall", "exact match", "F1"]
     rows = [
-        [f"{one['stop']:g}", f"{one['read']:.1f}"]
-        + [f"{100 * one[name]:.1f}" for name in ("recall", "exact", "f1")]
-        for one in result["stops"]
+        [f"{scores['stop']:g}", f"{scores['read']:.1f}"]
+        + [f"{100 * scores[name]:.1f}" for name in ("recall", "exact", "f1")]
+        for scores in result["stops"]
     ]
-    caption = f"{NAMES[_first(result)]}, where it leaves out what is needed with less probability"
+    caption = (
+        f"{NAMES[_main_system(result)]}, without passages whose probability of being needed is "
+        "below a threshold: sets of passages against the gold sets"
+    )
     return f"\n\n{caption}\n\n{markdown([header, *rows])}"
 
 
-def _first(result: Mapping[str, Any]) -> str:
-    """The system that the others are compared with, and whose searches stop."""
+def _main_system(result: Mapping[str, Any]) -> str:
+    """Returns the system that is compared with the others, and whose searches may stop."""
     return "linked" if "linked" in result else "trained"
 
 
 def _ks(result: Mapping[str, Any]) -> list[int]:
-    """The K of the result's recall@K, ascending."""
+    """Returns the K of recall@K, ascending."""
     recalls = result[next(iter(_names(result)))]
     return sorted(int(name.partition("@")[2]) for name in recalls)
 
 
 def _names(result: Mapping[str, Any]) -> dict[str, str]:
-    """`NAMES` of the systems that were evaluated."""
+    """Returns the `NAMES` of the evaluated systems."""
     return {system: name for system, name in NAMES.items() if system in result}
 
 
-def _main(result: Mapping[str, Any]) -> int:
-    """The K whose lead is shown: 5 as in the papers, else the largest."""
+def _main_k(result: Mapping[str, Any]) -> int:
+    """Returns the K of the lead: 5 as in the papers, or else the largest."""
     ks = _ks(result)
     return 5 if 5 in ks else ks[-1]
 
 
-def figure(score: Mapping[str, float] | None, bounds: bool = False) -> str:
-    """A score of `significance.interval` in per cent, with its interval if asked; "" for none."""
+def percent(score: Mapping[str, float] | None, bounds: bool = False) -> str:
+    """Returns a score of `significance.interval` in per cent, with ``bounds`` if true, or ""."""
     if score is None or score["value"] != score["value"]:
         return ""
     text = f"{100 * score['value']:.1f}"
@@ -110,40 +114,40 @@ def figure(score: Mapping[str, float] | None, bounds: bool = False) -> str:
 
 
 def lead(difference: Mapping[str, float] | None) -> str:
-    """A difference of `significance.paired_interval` in points, with its interval; "" for none."""
+    """Returns a difference of `significance.paired_interval` in points with its bounds, or ""."""
     if difference is None or difference["difference"] != difference["difference"]:
         return ""
     value, low, high = (100 * difference[name] for name in ("difference", "low", "high"))
     return f"{value:+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
-def bounded(score: Mapping[str, float]) -> str:
-    """`figure` with the interval."""
-    return figure(score, bounds=True)
+def percent_with_bounds(score: Mapping[str, float]) -> str:
+    """Returns `percent` with the interval."""
+    return percent(score, bounds=True)
 
 
 class Column(NamedTuple):
     """A column of a table of systems.
 
     Attributes:
-      title: its header.
-      path: keys of its value in what a result says of a system, joined by "/".
-      show: formats the value of a system.
-      compared: whether differences of two systems have it.
+      title: the header.
+      path: keys of the value in a system's block of the result, joined by "/".
+      show: formats a system's value.
+      compared: differences of systems have this column.
     """
 
     title: str
     path: str
-    show: Callable[[Any], str] = figure
+    show: Callable[[Any], str] = percent
     compared: bool = True
 
     def of_system(self, block: Any) -> str:
-        """Returns the cell of a system; empty without a value."""
+        """Returns the cell of a system, or ""."""
         value = self._value(block)
         return "" if value is None else self.show(value)
 
     def of_difference(self, block: Any) -> str:
-        """Returns the cell of a difference; empty without a value."""
+        """Returns the cell of a difference, or ""."""
         return lead(self._value(block)) if self.compared else ""
 
     def _value(self, block: Any) -> Any:
@@ -156,35 +160,30 @@ def system_rows(
     label: str, columns: Sequence[Column], result: Mapping[str, Any]
 ) -> list[list[str]]:
     """Returns the header, a row per system of a result, and a row per difference."""
-    return [
-        [label, *(column.title for column in columns)],
-        *(
-            [name, *(column.of_system(block) for column in columns)]
-            for name, block in result["systems"].items()
-        ),
-        *(
-            [name, *(column.of_difference(block) for column in columns)]
-            for name, block in result["differences"].items()
-        ),
-    ]
+    rows = [[label, *(column.title for column in columns)]]
+    for name, block in result["systems"].items():
+        rows.append([name, *(column.of_system(block) for column in columns)])
+    for name, block in result["differences"].items():
+        rows.append([name, *(column.of_difference(block) for column in columns)])
+    return rows
 
 
 def write_table(table: str, workdir: pathlib.Path, show: bool = True) -> None:
-    """Writes ``table.md``; ``show`` prints it on standard error, too."""
+    """Writes ``table.md``; ``show`` also prints it on standard error."""
     write_text(workdir / "table.md", (table, "\n"))
     if show:
         print(table, file=sys.stderr)
 
 
 def captioned(caption: str, rows: Sequence[Sequence[str]], complete: bool) -> str:
-    """A table below what it is of; says how to go on where not all of it is there."""
+    """Returns a Markdown table below its caption, which says if the result is incomplete."""
     if not complete:
-        caption += "; not complete, run the command again to go on"
+        caption += "; incomplete, run the same command to resume"
     return f"{caption}\n\n{markdown(rows)}"
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """An aligned Markdown table; the first row is its header."""
+    """Returns an aligned Markdown table; the first row is the header."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
 
     def line(cells: Sequence[str]) -> str:
@@ -198,19 +197,18 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
 
 def _draw(result: Mapping[str, Any]) -> Any:
     ks = _ks(result)
-    drawn, axes = figures.pyplot().subplots(figsize=(6, 4), layout="constrained")
+    figure, axes = figures.pyplot().subplots(figsize=(7.5, 4), layout="constrained")
     for system, name in _names(result).items():
         style: dict[str, Any] = {"linewidth": 2.5} if system == "trained" else {"linestyle": "--"}
         axes.plot(
             ks, [100 * result[system][f"recall@{k}"] for k in ks], marker="o", label=name, **style
         )
     if stops := result.get("stops"):
-        read, recall = ([one[name] for one in stops] for name in ("read", "recall"))
         axes.plot(
-            read,
-            [100 * value for value in recall],
+            [scores["read"] for scores in stops],
+            [100 * scores["recall"] for scores in stops],
             "k.-",
-            label=f"{NAMES[_first(result)]}, stopping",
+            label=f"{NAMES[_main_system(result)]}, stopping",
         )
     axes.set_xticks(ks)
     axes.set_xlabel("K passages")
@@ -218,5 +216,5 @@ def _draw(result: Mapping[str, Any]) -> Any:
     data = figures.plain(result["settings"]["data"])
     axes.set_title(f"{data}, {result['num_questions']} questions")
     axes.grid(alpha=0.3)
-    axes.legend()
-    return drawn
+    figures.legend_on_the_right(axes)
+    return figure

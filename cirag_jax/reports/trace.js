@@ -1,10 +1,10 @@
-// The trace viewer: a list of questions, one of them step by step, and its passages.
+// The trace viewer: a list of questions, the steps of one question, and its passages.
 
 const VERDICTS = ["right", "wrong", "unscored", "failed", "unfinished"];
 const GRANULARITIES = ["triple", "sentence", "passage", "default"];
 const BATCH = 60; // list entries drawn at a time
 
-function folded(label, draw) { // drawn when first opened
+function folded(label, draw) { // its content is drawn when it is first opened
   const node = el("details", "", el("summary", "", label));
   node.addEventListener("toggle", () => {
     if (node.open && node.childElementCount === 1) node.append(draw());
@@ -21,7 +21,7 @@ function passage(number) {
 }
 const titleOf = (number) => passage(number).title.trim() || passage(number).id;
 
-let origin = null; // what was clicked to get to a passage
+let origin = null; // the button that opened a passage
 
 function jump(number, sentence, from) {
   const node = $("sources").querySelector(`[data-passage="${number}"]`);
@@ -45,7 +45,7 @@ function goBack() {
   origin = null;
 }
 
-let shown = null; // the question on display
+let currentQuestion = null;
 
 function drawBody(node) {
   if (node.querySelector(".body")) return;
@@ -55,8 +55,8 @@ function drawBody(node) {
   passage(number).sentences.forEach((sentence, index) => {
     const span = text(sentence.trim(), "s");
     span.dataset.sentence = index;
-    if (has(shown.core, index)) span.classList.add("core");
-    if (has(shown.gold_sentences, index)) span.classList.add("gold");
+    if (has(currentQuestion.core, index)) span.classList.add("core");
+    if (has(currentQuestion.gold_sentences, index)) span.classList.add("gold");
     body.append(span, " ");
   });
   node.append(body);
@@ -64,31 +64,31 @@ function drawBody(node) {
 
 function drawPassages(q) {
   const rounds = new Map();
-  const see = (number, round) => {
+  const addPassage = (number, round) => {
     if (!rounds.has(number)) rounds.set(number, new Set());
     if (round) rounds.get(number).add(round);
   };
-  q.steps.forEach((step, index) => step.passages.forEach((number) => see(number, index + 1)));
-  for (const [number] of q.core) see(number);
-  for (const number of q.gold_passages) see(number);
+  q.steps.forEach((step, index) => step.passages.forEach((number) => addPassage(number, index + 1)));
+  for (const [number] of q.core) addPassage(number);
+  for (const number of q.gold_passages) addPassage(number);
   const core = new Set(q.core.map((pair) => pair[0]));
   const gold = new Set(q.gold_passages);
   const rank = (number) => (core.has(number) ? 0 : 2) + (gold.has(number) ? 0 : 1);
-  const order = [...rounds.keys()].sort((a, b) => rank(a) - rank(b)); // stable: then as retrieved
+  const order = [...rounds.keys()].sort((a, b) => rank(a) - rank(b)); // stable: ties are in the order of retrieval
   const nodes = order.map((number) => {
-    const seen = [...rounds.get(number)];
+    const steps = [...rounds.get(number)];
     const node = el("details", "passage", el("summary", "",
       el("b", "", titleOf(number)),
       core.has(number) && el("span", "pill core", "core"),
       gold.has(number) && el("span", "pill gold", "gold"),
-      el("span", "rounds", seen.length ? "step " + seen.join(", ") : "not retrieved by a step")));
+      el("span", "rounds", steps.length ? "step " + steps.join(", ") : "not retrieved")));
     node.dataset.passage = number;
     node.addEventListener("toggle", () => node.open && drawBody(node));
     if (rank(number) < 3) { node.open = true; drawBody(node); }
     return node;
   });
   const missing = q.gold_missing.map((id) => el("div", "passage",
-    el("span", "soft", "Never retrieved: "), text(id), " ", el("span", "pill gold", "gold")));
+    el("span", "soft", "Not retrieved: "), text(id), " ", el("span", "pill gold", "gold")));
   $("sources").replaceChildren(
     el("h2", "", plural(order.length, "passage")),
     el("div", "legend",
@@ -148,7 +148,7 @@ function drawStep(step, index, q) {
   return el("section", "step",
     el("span", "number", index + 1),
     text(step.query, "query"),
-    step.more_queries.length > 0 && part("Also asked", step.more_queries.map((query) => el("div", "", text(query)))),
+    step.more_queries.length > 0 && part("More queries", step.more_queries.map((query) => el("div", "", text(query)))),
     found.length > 0 && part(`${plural(found.length, "passage")} retrieved`, el("div", "found", found)),
     step.thought.trim() !== "" && part("Thought", el("div", "thought", text(step.thought.trim()))),
     step.kept.length > 0 && part(core, step.kept.map(coreFact)),
@@ -162,7 +162,7 @@ function drawStep(step, index, q) {
 
 function drawAttempt(attempt) {
   const uncalled = attempt.evidence.length === 0 && attempt.response === "";
-  const state = attempt.sufficient ? "sufficient" : uncalled ? "no evidence, not asked" : "refused";
+  const state = attempt.sufficient ? "sufficient" : uncalled ? "skipped, no evidence" : "refused";
   return el("div", attempt.sufficient ? "try sufficient" : "try",
     el("div", "head",
       el("span", "granularity", attempt.granularity),
@@ -185,8 +185,8 @@ function drawFigures(q) {
     figure(count(q.steps.length), q.steps.length === 1 ? "step" : "steps"),
     figure(count(asked), asked === 1 ? "model call" : "model calls"),
     figure(count(lookups), lookups === 1 ? "lookup" : "lookups"),
-    figure(count(q.usage.prompt_tokens), q.usage.cached_tokens ? `tokens read (${count(q.usage.cached_tokens)} cached)` : "tokens read"),
-    figure(count(q.usage.generated_tokens), "written"),
+    figure(count(q.usage.prompt_tokens), q.usage.cached_tokens ? `prompt tokens (${count(q.usage.cached_tokens)} cached)` : "prompt tokens"),
+    figure(count(q.usage.generated_tokens), "new tokens"),
     figure(q.seconds.toFixed(1), "s"),
     q.usage.cost > 0 && figure(q.usage.cost.toFixed(4), "cost"));
   line.title = visible(kinds);
@@ -204,14 +204,14 @@ function drawAnnotation(q) {
 function drawQuestion(index) {
   const q = data("q" + index);
   q.core = q.steps.flatMap((step) => step.kept).filter((fact) => fact[3] !== null).map((fact) => [fact[3], fact[4]]);
-  shown = q;
+  currentQuestion = q;
   origin = null;
   const kind = [q.id, q.type, q.hops && plural(q.hops, "hop")].filter(Boolean).join(" · ");
   const parseErrors = Object.entries(q.parse_errors).map(([name, n]) => `${name.replaceAll("_", " ")} × ${n}`).join(", ");
   const back = el("a", "back", "← all questions");
   back.href = "#";
   const reasoning = q.verdict === "unfinished"
-    ? [el("p", "soft", "This question has not been finished yet; run the same command again.")]
+    ? [el("p", "soft", "This question is unfinished; run the same command to resume.")]
     : q.error !== null ? [] : [
       el("h2", "", "Steps"), ...q.steps.map((step, i) => drawStep(step, i, q)),
       el("h2", "", "Answering"), ...q.attempts.map(drawAttempt)];
@@ -225,11 +225,11 @@ function drawQuestion(index) {
         text(q.answer === "" ? "(empty)" : q.answer, "answer"), " ",
         el("span", "pill " + q.verdict, q.verdict), " ",
         el("span", "pill", q.granularity !== "default" ? "from " + q.granularity + "s"
-          : q.attempts.length === 1 && q.attempts[0].granularity === "default" ? "from the reader alone"
-            : "every granularity refused"))],
+          : q.attempts.length === 1 && q.attempts[0].granularity === "default" ? "from the reader, without evidence"
+            : "refused at every granularity"))],
       q.answers.length > 0 && [el("dt", "", "Gold"), el("dd", "", text(q.answers.join("  |  ")))]),
       drawFigures(q),
-      parseErrors !== "" && el("div", "small soft", "Malformed or missing: ", text(parseErrors))),
+      parseErrors !== "" && el("div", "small soft", "Parse errors: ", text(parseErrors))),
     ...reasoning, ...drawAnnotation(q));
   drawPassages(q);
   $("main").scrollTop = 0;
@@ -245,7 +245,7 @@ let haystacks = null;
 
 function search() {
   haystacks ??= questions.map((q) => plain([q.question, q.answer, ...q.answers, q.id].join("\n")));
-  state.words = words();
+  state.words = searchWords();
   filter();
 }
 
@@ -263,7 +263,7 @@ function filter() {
   summarise();
 }
 
-function more(least = 0) { // draws the next entries, as many as are needed
+function more(least = 0) { // draws the next entries, at least `least` in total
   const from = $("list").childElementCount;
   const to = Math.min(matching.length, Math.max(from + BATCH, least));
   $("list").append(...matching.slice(from, to).map(drawItem));
@@ -282,7 +282,7 @@ function drawItem(index) {
 
 function summarise() {
   const scored = matching.map((index) => questions[index])
-    .filter((q) => q.em !== null || (q.verdict === "failed" && q.answers.length > 0)); // it earns 0
+    .filter((q) => q.em !== null || (q.verdict === "failed" && q.answers.length > 0)); // failed questions have score 0
   const mean = (key) => scored.reduce((sum, q) => sum + (q[key] ?? 0), 0) / scored.length;
   const figures = scored.every((q) => q.em === null) ? "" : ` · EM ${(100 * mean("em")).toFixed(1)} · F1 ${(100 * mean("f1")).toFixed(1)}`;
   const all = matching.length === questions.length ? "" : ` of ${questions.length.toLocaleString("en")}`;
@@ -324,14 +324,14 @@ function route() {
   }
 }
 
-function move(by) { // through the questions that match
+function move(by) { // through the matching questions
   if (matching.length === 0) return;
   const place = matching.indexOf(current);
   const next = place < 0 ? 0 : Math.min(matching.length - 1, Math.max(0, place + by));
   location.hash = "#" + (matching[next] + 1);
 }
 
-function moveFact(by) { // through the core facts of the question, showing where each stands
+function moveFact(by) { // through the core facts of the question, showing their sources
   const facts = [...$("main").querySelectorAll(".fact")];
   if (facts.length === 0) return;
   const place = facts.indexOf(origin);

@@ -1,11 +1,9 @@
 """The trace viewer: a run's journal as one self-contained, static HTML page.
 
-The page needs no network and no server. It scales by laziness: every question and every passage is
-a data block of its own, which the page parses when it is looked at.
+Each question and each passage is a data block, which the page only parses when it shows it.
 
-Passages and model output are hostile input. They reach the page only as JSON inside data blocks in
-which no ``<`` stands, and the document only as text nodes; a Content-Security-Policy lets no script
-run but the page's own, known by its hash, and lets nothing be fetched or sent.
+Passages and model output are untrusted. They are JSON without ``<`` in data blocks, and the page
+inserts them only as text nodes. See `pages` for its Content-Security-Policy.
 """
 
 import dataclasses
@@ -30,15 +28,15 @@ VERDICTS = ("right", "wrong", "unscored", "failed", "unfinished")
 
 
 def report(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Writes ``trace.html`` for the run that ``config.run`` (configs/report.py) names.
+    """Writes ``trace.html`` for the run ``config.run`` (configs/report.py).
 
     Returns:
-      ``page`` (path), ``bytes``, ``num_questions`` and how many questions had each verdict.
+      ``page`` (path), ``bytes``, ``num_questions`` and the number of questions with each verdict.
     """
     if config.run is None:
         raise UserError(
-            "--config.run=WORKDIR is required: a folder of launch/answer.py, launch/distill.py or "
-            "launch/compare.py; or --config.runs, several of launch/answer.py."
+            "--config.run=WORKDIR is required: a workdir of launch/answer.py, launch/distill.py or "
+            "launch/compare.py; or --config.runs, several workdirs of launch/answer.py."
         )
     answers.check_profile(config.profile)
     page = workdir / PAGE
@@ -53,17 +51,19 @@ def write_trace(
     title: str | None = None,
     profile: str = answers.DEFAULT,
 ) -> dict[str, int]:
-    """Writes a run's page, aside, then renamed; returns the counts of `write_page`.
+    """Writes a run's page atomically; returns the counts of `write_page`.
 
-    ``run`` is a workdir of ``launch/answer.py`` or ``launch/distill.py``, or its
-    ``journal.sqlite``; the title is by default the method's name and the workdir's. Exact match by
-    ``profile`` says what is right.
+    Args:
+      run: a workdir of ``launch/answer.py`` or ``launch/distill.py``, or its ``journal.sqlite``.
+      page: path of the page.
+      title: title of the page; None is the names of method and workdir.
+      profile: scorer whose exact match decides which answers are right.
     """
     path = pathlib.Path(run).expanduser()
     path = path / JOURNAL if path.is_dir() else path
-    with JournalReader(path) as book:
-        records, passages = list(book.records()), book.passages()
-        method = book.settings.get("method")
+    with JournalReader(path) as journal:
+        records, passages = list(journal.records()), journal.passages()
+        method = journal.settings.get("method")
     for record in records:
         if not isinstance(record.input, Mapping) or "question" not in record.input:
             raise UserError(f"{path} is not the journal of a run that answers questions.")
@@ -84,7 +84,7 @@ def write_page(
     passages: Mapping[str, Passage],
     profile: str = answers.DEFAULT,
 ) -> dict[str, int]:
-    """Writes the page of ``records``, as `write_trace` does; ``passages`` by id."""
+    """Writes the page of ``records`` like `write_trace`; ``passages`` are by id."""
     number = {passage_id: index for index, passage_id in enumerate(passages)}
     before, after = pages.template(
         "trace.html", title, ["page.css", "trace.css"], ["page.js", "trace.js"]
@@ -105,23 +105,23 @@ def write_page(
 
 # ------------------------------------------------------------------------------------- the data
 
-# What the list of questions shows and searches.
+# Fields that the list of questions shows and searches.
 _LISTED = ("id", "question", "verdict", "granularity", "answer", "answers", "f1", "em")
 
 
 def _question(record: Record, number: Mapping[str, int], profile: str) -> dict[str, Any]:
-    """Everything about a question; passages as their numbers in the page."""
-    given: Mapping[str, Any] = record.input
-    outcome = record.result(Prediction)
-    evidences = [tuple(map(str, fact)) for fact in given.get("evidences") or ()]
+    """Returns all data of a question; passages are numbers of data blocks."""
+    question: Mapping[str, Any] = record.input
+    prediction = record.result(Prediction)
+    evidences = [tuple(map(str, fact)) for fact in question.get("evidences") or ()]
     pairs = {endpoints(head, tail) for head, _, tail in evidences}
-    supporting = [str(passage_id) for passage_id in given.get("supporting") or ()]
-    steps = outcome.steps if outcome else ()
+    supporting = [str(passage_id) for passage_id in question.get("supporting") or ()]
+    steps = prediction.steps if prediction else ()
     facts = [unit for step in steps for unit in step.kept if isinstance(unit, Triple)]
     kept = {endpoints(triple.head, triple.tail) for triple in facts}
     gold_sentences = [
         [number[i], sentence]
-        for i, sentence in given.get("supporting_sentences") or ()
+        for i, sentence in question.get("supporting_sentences") or ()
         if i in number
     ]
 
@@ -134,46 +134,46 @@ def _question(record: Record, number: Mapping[str, int], profile: str) -> dict[s
         return unit in supporting
 
     return {
-        **asked(record),
-        **judged(record, outcome, profile),
+        **question_fields(record),
+        **answer_fields(record, prediction, profile),
         "error": record.error,
         "gold_passages": [number[i] for i in supporting if i in number],
         "gold_missing": [i for i in supporting if i not in number],
         "gold_sentences": gold_sentences,
         "gold_facts": [[*fact, endpoints(fact[0], fact[2]) in kept] for fact in evidences],
-        "decomposition": given.get("decomposition") or [],
+        "decomposition": question.get("decomposition") or [],
         "steps": [_step(step, number, is_gold) for step in steps],
-        "attempts": [dataclasses.asdict(a) for a in (outcome.attempts if outcome else ())],
-        "parse_errors": dict(outcome.parse_errors) if outcome else {},
+        "attempts": [dataclasses.asdict(a) for a in (prediction.attempts if prediction else ())],
+        "parse_errors": dict(prediction.parse_errors) if prediction else {},
         "calls": {kind: count for kind, count in record.calls.items() if count},
         "usage": dataclasses.asdict(record.usage),
         "seconds": record.seconds,
     }
 
 
-def asked(record: Record) -> dict[str, Any]:
-    """What a question is, as the pages show it; of every run on it the same."""
-    given: Mapping[str, Any] = record.input
+def question_fields(record: Record) -> dict[str, Any]:
+    """Returns the fields of a question that are the same in all runs."""
+    question: Mapping[str, Any] = record.input
     return {
         "id": record.id,
-        "question": str(given["question"]),
-        "type": given.get("type"),
-        "hops": given.get("hops"),
-        "answers": [str(gold) for gold in given.get("answers") or ()],
+        "question": str(question["question"]),
+        "type": question.get("type"),
+        "hops": question.get("hops"),
+        "answers": [str(gold) for gold in question.get("answers") or ()],
     }
 
 
-def judged(record: Record, outcome: Prediction | None, profile: str) -> dict[str, Any]:
-    """Its answer and one of `VERDICTS`, by exact match of ``profile``."""
-    golds = asked(record)["answers"]
+def answer_fields(record: Record, prediction: Prediction | None, profile: str) -> dict[str, Any]:
+    """Returns the answer, its scores and one of `VERDICTS`."""
+    golds = question_fields(record)["answers"]
     em = f1 = None
-    # A run that only collects evidence for distillation reads nothing, which is no wrong answer.
-    if outcome is not None and golds and outcome.attempts:
-        em = answers.exact_match(outcome.answer, golds, profile)
-        f1 = answers.f1(outcome.answer, golds, profile)
+    # Runs that only collect evidence for distillation have no attempts, and so no wrong answers.
+    if prediction is not None and golds and prediction.attempts:
+        em = answers.exact_match(prediction.answer, golds, profile)
+        f1 = answers.f1(prediction.answer, golds, profile)
     return {
-        "answer": outcome.answer if outcome else "",
-        "granularity": outcome.granularity if outcome else None,
+        "answer": prediction.answer if prediction else "",
+        "granularity": prediction.granularity if prediction else None,
         "verdict": _verdict(record, em),
         "em": em,
         "f1": f1,
@@ -206,7 +206,7 @@ def _step(step: Step, number: Mapping[str, int], is_gold: Callable[[Unit], bool]
 
 
 def _unit(unit: Unit, number: Mapping[str, int]) -> list[Any]:
-    """Head, relation, tail, passage, sentence; of a sentence or a passage: null, null, its id."""
+    """Returns [head, relation, tail, passage, sentence], or [None, None, passage id, ...]."""
     match unit:
         case Triple():
             source = number.get(unit.passage_id) if unit.passage_id is not None else None
@@ -217,6 +217,6 @@ def _unit(unit: Unit, number: Mapping[str, int]) -> list[Any]:
 
 
 def _passage(passage: Passage) -> dict[str, Any]:
-    # The sentences to which triples point, which need not be the benchmark's.
+    # The sentences that triples refer to, which may differ from the benchmark's.
     sentences = list(sentences_of(passage)) or [passage.text]
     return {"id": passage.id, "title": passage.title, "sentences": sentences}
