@@ -15,7 +15,7 @@ from cirag_jax.evaluation.triples import entity_overlap, exact_overlap, soft_ove
 from cirag_jax.methods.common import extraction
 from cirag_jax.methods.common import extraction_prompts as prompts
 from cirag_jax.methods.common.extraction import ExtractionSettings
-from cirag_jax.reports.tables import Column, bounded, captioned, system_rows
+from cirag_jax.reports.tables import Column, captioned, percent_with_bounds, system_rows
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.records import Record
 from cirag_jax.runtime.requests import Program
@@ -25,7 +25,7 @@ from cirag_jax.types import Config, Passage, Triple
 
 FILE = "extractions.jsonl"
 COLUMNS = (
-    Column("soft F1 [95 %]", "soft/f1", bounded),
+    Column("soft F1 [95 %]", "soft/f1", percent_with_bounds),
     Column("soft P", "soft/precision", compared=False),
     Column("soft R", "soft/recall", compared=False),
     Column("micro soft F1", "soft/micro_f1", compared=False),

@@ -18,7 +18,7 @@ from cirag_jax.evaluation import decisions
 from cirag_jax.evaluation.decisions import Search, Similarity, StepDecision
 from cirag_jax.methods.cirag.compact import Units
 from cirag_jax.methods.cirag.settings import PROMPT_FIELDS, CiragConfig
-from cirag_jax.reports.tables import Column, bounded, captioned, system_rows
+from cirag_jax.reports.tables import Column, captioned, percent_with_bounds, system_rows
 from cirag_jax.retrieval.encoders import open_encoder_for
 from cirag_jax.retrieval.index import open_retriever
 from cirag_jax.runtime import codec
@@ -31,7 +31,7 @@ ANNOTATIONS = "annotations"  # the teacher that decides as the gold annotations 
 _SHOWN = (*PROMPT_FIELDS, "keep_above", "prefilled_headers", "match_cutoff")
 
 COLUMNS = (
-    Column("core F1 [95 %]", "teacher/f1", bounded),
+    Column("core F1 [95 %]", "teacher/f1", percent_with_bounds),
     Column("core P", "teacher/precision", compared=False),
     Column("core R", "teacher/recall", compared=False),
     Column("F1 if any", "teacher/nonempty_f1"),

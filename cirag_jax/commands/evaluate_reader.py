@@ -17,7 +17,7 @@ from cirag_jax.evaluation.calibration import calibration
 from cirag_jax.evaluation.overlap import Ratio, ratio
 from cirag_jax.methods.common import reading_prompts
 from cirag_jax.reports import figures
-from cirag_jax.reports.tables import Column, bounded, captioned
+from cirag_jax.reports.tables import Column, captioned, percent_with_bounds
 from cirag_jax.runtime.records import Record
 from cirag_jax.runtime.requests import Generate, Generated, Program
 from cirag_jax.runtime.scheduler import Job
@@ -27,8 +27,8 @@ from cirag_jax.types import Config
 
 FILE = "readings.jsonl"
 COLUMNS = (
-    Column("EM [95 %]", "em", bounded),
-    Column("F1 [95 %]", "f1", bounded),
+    Column("EM [95 %]", "em", percent_with_bounds),
+    Column("F1 [95 %]", "f1", percent_with_bounds),
     Column("refuses, part missing", "refuses_missing"),
     Column("refuses, whole", "refuses_whole"),
 )

@@ -15,7 +15,7 @@ from cirag_jax.evaluation.overlap import Ratio, mean_of
 from cirag_jax.evaluation.scoring import Answered
 from cirag_jax.evaluation.significance import pairwise_scores
 from cirag_jax.llm.types import Message
-from cirag_jax.reports.tables import Column, bounded, captioned, system_rows
+from cirag_jax.reports.tables import Column, captioned, percent_with_bounds, system_rows
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.requests import Generate, Generated, Program
 from cirag_jax.runtime.scheduler import Job
@@ -268,7 +268,7 @@ def _rows(run: RunAnswers, verdicts: Mapping[str, Sequence[bool | None]]) -> lis
 
 def table_of(result: Mapping[str, Any]) -> str:
     """Formats scores in per cent, one row per run, the differences and the judges' agreement."""
-    columns = [Column(f"{name} [95 %]", name, bounded) for name in result["judges"]]
+    columns = [Column(f"{name} [95 %]", name, percent_with_bounds) for name in result["judges"]]
     columns += [Column("EM", "em"), Column("Acc", "acc")]
     rows = system_rows("answers of", columns, result)
     descriptions = (

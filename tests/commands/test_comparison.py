@@ -191,7 +191,7 @@ def test_repeats_without_a_score_of_answers_are_counted_alone(tmp_path):
             },
         }
         table = (tmp_path / "c" / "table.md").read_text("utf-8")
-        assert "means over repeats with other seeds: a over 2\n" in table
+        assert "means over runs with different seeds: a over 2\n" in table
         assert "nan" not in table
 
 

@@ -160,9 +160,11 @@ def test_what_a_person_sees(two_runs, capsys):
     assert told[-2] == (
         "a: error 50.0 % of 32 questions; from 0.0 % (hops 2, Q1) to 100.0 % (hops 3, Q4); "
         "r(D_r, error) +0.46 (p=0.008; 32); "
-        "of the errors 7 lacked a gold passage, 9 had them all"
+        "of the errors 7 lack a gold passage, 9 have all gold passages"
     )
-    assert told[-1].endswith("of the errors 0 lacked a gold passage, 24 had them all, 8 broke down")
+    assert told[-1].endswith(
+        "of the errors 0 lack a gold passage, 24 have all gold passages, 8 have no answer"
+    )
     table = (root / "w" / "table.md").read_text()
     assert "a: error (1 - Acc) in per cent" in table and "a-b, in points" in table
     assert re.search(r"^\| 2 +\| +0\.0 \[0\.0, 0\.0\] \(4\) \| +25\.0 \[", table, re.MULTILINE)
@@ -266,7 +268,7 @@ def test_cells_of_few_questions_are_not_told(two_runs, capsys):
     assert result["settings"]["least_in_cell"] == 4
     table = (root / "w" / "table.md").read_text()
     assert re.search(r"^\| 2 +\| +n/a \| +50\.0 \[", table, re.MULTILINE)
-    assert "Cells of fewer than 4 questions are n/a, and no points of r." in table
+    assert "Cells of fewer than 4 questions are n/a and left out of r." in table
     for name, count in (("matrix", 2), ("difference", 2)):
         assert (root / "w" / f"{name}.svg").read_text().count("<!-- n/a -->") == count
 

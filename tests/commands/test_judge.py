@@ -139,7 +139,7 @@ def test_a_run_that_was_stopped_goes_on(tmp_path, judges):
     runs = two_runs(tmp_path)
     stopped = evaluate(tmp_path, *runs, stop_after_minutes=1e-9)
     assert not stopped["complete"] and "judge" not in stopped["systems"]["a"]
-    assert "not complete" in (tmp_path / "j" / "table.md").read_text()
+    assert "incomplete" in (tmp_path / "j" / "table.md").read_text()
     assert evaluate(tmp_path, *runs)["systems"]["a"]["judge"]["value"] == pytest.approx(4 / 5)
 
 

@@ -84,7 +84,7 @@ def test_the_bars_are_shares_of_the_answers(drawn):
 
 def test_recall_rises_with_the_steps(drawn):
     (axes,) = drawn(comparison._draw_steps, RESULT).axes
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "gold passages found so far, %")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "recall of gold passages so far, %")
     assert axes.get_ylim() == (0, 103)
     assert [points(line) for line in axes.lines] == [[[1, 2, 3], [25, 50, 75]], [[1], [40]]]
     assert texts(axes.get_legend().get_texts()) == ["a", r"\$b *"]
@@ -92,7 +92,7 @@ def test_recall_rises_with_the_steps(drawn):
 
 def test_f1_against_seconds(drawn):
     (axes,) = drawn(comparison._draw_latency, RESULT).axes
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("seconds a question, alone", "F1, %")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("seconds per question, alone", "F1, %")
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear")
     assert texts(axes.get_legend().get_texts()) == ["a", r"\$b *"]  # c was not asked alone
     found = []
@@ -111,7 +111,7 @@ def test_time_without_latency_says_how_to_measure_it():
     together = {"a": {"seconds": 1.5, "seconds_alone": None}}
     table = comparison._time({"systems": together})
     assert "--config.latency_questions=5" in table.caption
-    assert table.rows == [["run", "s a question, together"], ["a", "1.50"]]
+    assert table.rows == [["run", "s per question, together"], ["a", "1.50"]]
     alone = {"value": 2.0, "low": 1.0, "high": 3.0, "num_questions": 4}
     table = comparison._time({"systems": {**together, "b": {"seconds": 2, "seconds_alone": alone}}})
     assert "latency_questions" not in table.caption
@@ -152,7 +152,7 @@ def test_confidence_against_what_is_right(drawn):
         (comparison._draw_granularities, RESULT, (7, 3.2)),
         (comparison._draw_steps, RESULT, (7, 4)),
         (comparison._draw_latency, RESULT, (7, 4.5)),
-        (tables._draw, result_of((2, 5), 5), (6, 4)),
+        (tables._draw, result_of((2, 5), 5), (7.5, 4)),
         (evaluate_reader._draw, READERS, (9, 4)),
     ],
     ids=["granularities", "recall_by_step", "latency", "recall", "calibration"],

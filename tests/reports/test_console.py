@@ -14,7 +14,7 @@ SHOWN = console.render(made_up.PREDICTION, made_up.PASSAGES)
 def test_the_answer_its_evidence_and_the_steps():
     lines = SHOWN.splitlines()
     assert lines[0] == "Answer: Orlin County"
-    assert lines[1].strip() == "from sentence evidence, after triple evidence did not suffice"
+    assert lines[1].strip() == "from sentence evidence, after refusals from triple"
     place = lines.index("Evidence")
     assert lines[place + 1 : place + 4] == [
         "   1. <The Lantern Road; was directed by; Ilse Varga>",
@@ -76,13 +76,13 @@ def test_a_round_of_several_queries_units_and_notes():
 def test_an_answer_without_evidence_says_so():
     alone = Attempt("default", (), "Nobody", "Nobody", True)
     shown = console.render(Prediction("Nobody", "default", attempts=(alone,)), {})
-    assert "from the reader alone" in shown and "refused" not in shown
+    assert "from the reader, without evidence" in shown and "refused" not in shown
 
 
 def test_nothing_at_all():
     shown = console.render(Prediction("", "default"), {})
     assert shown.splitlines()[0] == "Answer: (none)"
-    assert "every granularity refused (none)" in shown and "Evidence\n  (none)" in shown
+    assert "refused at every granularity (none)" in shown and "Evidence\n  (none)" in shown
 
 
 def test_escape_sequences_are_spelt_out():

@@ -21,16 +21,16 @@ def result_of(ks, main, leading="trained", data="x"):
 
 def test_the_figure_is_a_picture_of_both_kinds_and_a_name_no_mathematics(tmp_path):
     write_report(result_of((2, 5), 5, data="a$\\frac$\x00"), tmp_path)
-    assert matplotlib.image.imread(tmp_path / "recall.png").shape[:2] == (600, 900)
+    assert matplotlib.image.imread(tmp_path / "recall.png").shape[:2] == (600, 1125)
     assert "<!-- a$\\frac$\\x00, 7 questions -->" in (tmp_path / "recall.svg").read_text()
 
 
 def test_where_a_search_stops_by_itself_is_a_table_of_its_own(tmp_path):
     result = result_of((2, 5), 5, "linked")
-    assert "stops below" not in table_of(result | {"stops": None})
+    assert "threshold" not in table_of(result | {"stops": None})
     result["stops"] = [{"stop": 0.25, "read": 2.46, "recall": 0.9, "exact": 0.5, "f1": 0.75}]
     _, _, caption, rows = table_of(result).split("\n\n")
-    assert caption.startswith("aligner and links, trained, where it leaves out")
+    assert caption.startswith("aligner and links, trained, without passages whose probability")
     assert [cell.strip() for cell in rows.splitlines()[2].split("|")[1:-1]] == [
         "0.25", "2.5", "90.0", "50.0", "75.0",
     ]  # fmt: skip
@@ -46,6 +46,6 @@ def test_the_columns_are_the_k_of_the_config(ks, main, leading):
     header, _, first, *_ = table_of(result_of(ks, main, leading)).split("\n\n")[1].splitlines()
     cells = [cell.strip() for cell in header.split("|")[1:-1]]
     wanted = [f"R@{k}" for k in sorted(ks)]
-    assert cells == ["passages found by", *wanted, f"{leading} leads R@{main} by"]
+    assert cells == ["retrieval", *wanted, f"lead of {leading} in R@{main}"]
     assert [cell.strip() for cell in first.split("|")[2:-2]] == [f"{5 * k:.1f}" for k in sorted(ks)]
     assert "+10.0 [+5.0, +15.0]" in first and first.startswith("| BM25")

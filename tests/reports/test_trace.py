@@ -241,7 +241,7 @@ def test_a_question_with_everything(page, made_up_page):
     assert "p-lost" in page.text("#sources > div.passage")
     figures = page.text(".figures")
     assert "4 model calls" in figures and "3 lookups" in figures and "2.5 s" in figures
-    assert "900 tokens read (640 cached)" in figures and "31 written" in figures
+    assert "900 prompt tokens (640 cached)" in figures and "31 new tokens" in figures
     assert page.complaints() == []
 
 
