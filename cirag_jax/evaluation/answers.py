@@ -58,22 +58,14 @@ def check_profile(name: str) -> None:
 
 
 def normalise_answer(text: str, profile: str = DEFAULT) -> str:
-    """Normalises a text for the comparison of answers.
-
-    Raises:
-      ValueError: no such profile.
-    """
+    """Normalises a text for the comparison of answers."""
     if _profile(profile).decompose:
         text = unicodedata.normalize("NFD", text)
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
 def exact_match(prediction: str, golds: Sequence[str], profile: str = DEFAULT) -> float:
-    """Returns 1 if the normalised prediction equals a normalised gold answer, else 0.
-
-    Raises:
-      ValueError: no gold answer, or no such profile.
-    """
+    """Returns 1 if the normalised prediction equals a normalised gold answer, else 0."""
     return _best(lambda p, gold: float(p == gold), prediction, golds, profile)
 
 
@@ -81,9 +73,6 @@ def f1(prediction: str, golds: Sequence[str], profile: str = DEFAULT) -> float:
     """Returns the largest token F1 over the gold answers (SQuAD).
 
     Token F1 of multisets P and G is ``2 |P and G| / (|P| + |G|)``.
-
-    Raises:
-      ValueError: no gold answer, or no such profile.
     """
     rules = _profile(profile)
     golds = golds[:1] if rules.first_gold else golds
@@ -105,9 +94,6 @@ def accuracy(prediction: str, golds: Sequence[str], profile: str = DEFAULT) -> f
 
     This is CIRAG's and DualRAG's Acc and FlashRAG's ``acc``. A gold answer that normalisation makes
     empty ("The") would match every text; here it matches only empty ones.
-
-    Raises:
-      ValueError: no gold answer, or no such profile.
     """
     return _best(lambda p, gold: float(gold in p if gold else not p), prediction, golds, profile)
 

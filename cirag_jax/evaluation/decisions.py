@@ -264,8 +264,7 @@ def _overlap(
     gold = {fact_key(fact, normalization) for fact in gold_facts}
     if decision.error is not None:
         return Overlap(0, 0, len(gold), failed=True)
-    kept = {fact_key(fact, normalization) for fact in decision.kept}
-    return Overlap(len(kept & gold), len(kept), len(gold))
+    return Overlap.of({fact_key(fact, normalization) for fact in decision.kept}, gold)
 
 
 def _query_scores(

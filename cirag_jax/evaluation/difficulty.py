@@ -56,9 +56,6 @@ def retrieval_difficulty(similarity_C: np.ndarray, how: str = "min", power: floa
 
     The power mean is (sum_i s_i^p / n)^(1/p). Negative similarities count as 0; a similarity of 0
     makes it 0 if p is negative, which is the limit.
-
-    Raises:
-      ValueError: no similarity, an unknown aggregate, or a power of 0.
     """
     if how == "min":
         return float(1 - similarity_C.min())

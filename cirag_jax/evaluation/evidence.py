@@ -36,9 +36,6 @@ def recall_per_step(
       ``hops``, for each i the ``recall@K`` of the i-th gold passage in the final ranking and
       ``num_questions``, the number of questions with at least i gold passages (KiRAG, Figures 3
       and 9).
-
-    Raises:
-      ValueError: lengths differ.
     """
     rows = [
         (p, _in_order(q), passage_substitutes(q))

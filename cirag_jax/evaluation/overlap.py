@@ -6,8 +6,8 @@ one bootstrap for both.
 """
 
 import dataclasses
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Sequence, Set
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,11 @@ class Overlap:
     predicted: int
     gold: int
     failed: bool = False
+
+    @classmethod
+    def of(cls, predicted: Set[Any], gold: Set[Any]) -> "Overlap":
+        """Returns the overlap of two sets."""
+        return cls(len(predicted & gold), len(predicted), len(gold))
 
     @property
     def precision(self) -> float:

@@ -16,11 +16,7 @@ def recall_at(
     k: int,
     substitutes: Substitutes = NO_SUBSTITUTES,
 ) -> float:
-    """Returns |top-K and gold| / |gold|; an empty ranking has 0.
-
-    Raises:
-      ValueError: no gold.
-    """
+    """Returns |top-K and gold| / |gold|; an empty ranking has 0."""
     relevant, top = set(gold), set(ranked[:k])
     if not relevant:
         raise ValueError("recall needs at least one gold item")
@@ -46,11 +42,7 @@ def set_scores(
     gold: Collection[Hashable],
     substitutes: Substitutes = NO_SUBSTITUTES,
 ) -> SetScores:
-    """Scores the set ``retrieved`` against the set ``gold``, both without repetitions.
-
-    Raises:
-      ValueError: no gold.
-    """
+    """Scores the set ``retrieved`` against the set ``gold``, both without repetitions."""
     recall = recall_at(list(retrieved), gold, len(retrieved), substitutes)
     # One passage may replace several gold ones.
     precision = min(recall * len(gold) / len(retrieved), 1.0) if retrieved else 0.0
@@ -72,9 +64,6 @@ def recall_by_step(
     """Returns the recall of all that steps 1 to i retrieved, for i from 1 to ``count``.
 
     It never falls, and stays constant after the last step.
-
-    Raises:
-      ValueError: no gold.
     """
     retrieved: list[Hashable] = []
     recalls = []

@@ -35,9 +35,6 @@ def paired_interval(a: Ratio, b: Ratio, samples: int = SAMPLES, seed: int = 0) -
 
     This is the paired bootstrap of Efron and Tibshirani (1993) for ratios of sums. Resamples with a
     denominator of 0 are ignored. All are NaN if a denominator is 0.
-
-    Raises:
-      ValueError: the groups differ in number.
     """
     drawn_RM = _resampled([a, b], samples, seed)
     return _percentiles(a.value - b.value, drawn_RM[:, 0] - drawn_RM[:, 1])
@@ -68,9 +65,6 @@ def pairwise(
       For every pair, in the order of ``systems``: ``difference`` (first minus second), ``low`` and
       ``high`` as in `paired_interval`, ``p`` of the two-sided permutation test, and ``p_holm``,
       corrected for the number of pairs.
-
-    Raises:
-      ValueError: the groups differ in number.
     """
     names, scores = list(systems), list(systems.values())
     pairs = list(itertools.combinations(range(len(names)), 2))
@@ -122,9 +116,6 @@ def _rows(scores: Sequence[Ratio]) -> tuple[np.ndarray, np.ndarray]:
     """Returns the kinds of questions and their sizes, or each question as a kind of size 1.
 
     A kind is a row of ``row_KC``: the M numerators of the scores, then the M denominators.
-
-    Raises:
-      ValueError: the groups differ in number.
     """
     sizes = {len(a.top_Q) for a in scores}
     if len(sizes) > 1:
@@ -182,9 +173,6 @@ def permutation_test(
     1/2, on the same groups for all pairs. p is the share of permutations with at least the observed
     difference. The observed arrangement counts as one of them (Phipson and Smyth, 2010), so p is at
     least 1 / (samples + 1).
-
-    Raises:
-      ValueError: the groups differ in number.
     """
     rng = np.random.default_rng((seed, 1))  # a stream independent of the bootstrap's
     moved = _drawn(scores, _halves, samples, rng)

@@ -24,8 +24,7 @@ def exact_overlap(
     predicted: Iterable[Triple], reference: Iterable[Triple], normalization: Normalization = "ascii"
 ) -> Overlap:
     """Counts triples that are equal after normalisation, without repetitions."""
-    mine, gold = set(_keys(predicted, normalization)), set(_keys(reference, normalization))
-    return Overlap(len(mine & gold), len(mine), len(gold))
+    return Overlap.of(set(_keys(predicted, normalization)), set(_keys(reference, normalization)))
 
 
 def soft_overlap(
@@ -57,8 +56,7 @@ def entity_overlap(
     predicted: Iterable[str], reference: Iterable[str], normalization: Normalization = "ascii"
 ) -> Overlap:
     """Counts names that are equal after normalisation, without repetitions."""
-    mine, gold = _names(predicted, normalization), _names(reference, normalization)
-    return Overlap(len(mine & gold), len(mine), len(gold))
+    return Overlap.of(_names(predicted, normalization), _names(reference, normalization))
 
 
 def _keys(triples: Iterable[Triple], normalization: Normalization) -> list[Key]:

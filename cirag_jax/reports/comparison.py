@@ -253,9 +253,8 @@ def _draw_steps(result: Mapping[str, Any]) -> Any:
         axes.plot(
             range(1, len(recalls) + 1),
             [100 * recall["value"] for recall in recalls],
-            marker=figures.MARKERS[index % len(figures.MARKERS)],
-            color=figures.COLOURS[index % len(figures.COLOURS)],
             label=figures.plain(_label(name, result["systems"][name])),
+            **figures.style(index),
         )
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylim(0, 103)  # so that markers at 100 are not cut
@@ -276,12 +275,11 @@ def _draw_latency(result: Mapping[str, Any]) -> Any:
             [y],
             xerr=[[x - alone["low"]], [alone["high"] - x]],
             yerr=[[y - 100 * f1["low"]], [100 * f1["high"] - y]],
-            marker=figures.MARKERS[index % len(figures.MARKERS)],
-            color=figures.COLOURS[index % len(figures.COLOURS)],
             linestyle="none",
             elinewidth=0.7,
             capsize=2,
             label=figures.plain(_label(name, result["systems"][name])),
+            **figures.style(index),
         )
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}")

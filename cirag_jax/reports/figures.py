@@ -27,6 +27,11 @@ def plain(name: str) -> str:
     return visible(name).replace("$", r"\$")
 
 
+def style(index: int) -> dict[str, str]:
+    """Returns marker and colour of the ``index``-th system."""
+    return {"marker": MARKERS[index % len(MARKERS)], "color": COLOURS[index % len(COLOURS)]}
+
+
 def legend_on_the_right(axes: Any) -> None:
     """Puts the legend next to the axes, where it hides no data."""
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)

@@ -8,10 +8,7 @@ SmolLM2-135M think and choose names, with the shipped aligner and reader. ``medi
 1.5B parameters in every role. ``paper`` (Qwen2.5-7B-Instruct, bge-reranker-v2-m3) is for a GPU; not
 yet run.
 
-Record (launch/compare.py, ``small``, --config.data.dir=musique --config.data.only_with_triples=true
---config.data.limit=10 --config.data.random=true; 2026-11-25, 2 CPU cores of an AMD EPYC, commit
-60718d3): EM 10.0, F1 17.3, passage Recall@3 43.3, Recall@5 56.7; no failures; 69 generations,
-of which 17 thoughts were cut off; 105 s.
+configs/compare.py has the record of ``small``, in which 17 of 69 thoughts were cut off.
 """
 
 from typing import Any

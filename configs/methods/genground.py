@@ -7,10 +7,7 @@ shipped reader, on a laptop's CPU; a cosine of 0.3 replaces the logit of 0. ``me
 of 1.5B parameters with the tags and pairs of the released code, and the same cosine. ``paper`` is
 the code's setting (50 passages, of which bge-reranker-v2-m3 keeps 10), for a GPU; not yet run.
 
-Record (launch/compare.py, ``small``, --config.data.dir=musique --config.data.only_with_triples=true
---config.data.limit=10 --config.data.random=true; 2026-11-25, 2 CPU cores of an AMD EPYC, commit
-60718d3): EM 0.0, F1 12.0, passage Recall@3 55.0, Recall@5 60.0; no failures; 56 generations, 18
-answers not grounded; 107 s.
+configs/compare.py has the record of ``small``, in which 18 answers were not grounded.
 """
 
 from typing import Any

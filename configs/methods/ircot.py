@@ -5,11 +5,9 @@ python launch/answer.py --config=configs/methods/ircot.py:small --config.data.di
 Presets: ``small`` thinks with SmolLM2-135M and reads the five best passages with the shipped
 reader, on a laptop's CPU; ``medium`` and ``paper`` as in configs/methods/cirag.py.
 
-Record (launch/compare.py, ``small``, --config.data.dir=musique --config.data.only_with_triples=true
---config.data.limit=10 --config.data.random=true; 2026-11-25, 2 CPU cores of an AMD EPYC, commit
-60718d3): EM 10.0, F1 24.7, passage Recall@3 63.3, Recall@5 78.3; no failures; 32 generations; 75
-s. With launch/answer.py and --config.ircot.thoughts=documents: EM 0.0, F1 15.0, passage Recall@3
-40.0, Recall@5 53.3; 37 s.
+configs/compare.py has the record of ``small``. With launch/answer.py and
+--config.ircot.thoughts=documents, IRDoc has EM 0.0, F1 15.0, passage Recall@3 40.0, Recall@5 53.3
+on the same questions; 37 s.
 """
 
 from typing import Any

@@ -5,9 +5,7 @@ python launch/answer.py --config=configs/methods/oracle.py --config.data.dir=DAT
 Presets: ``small`` reads gold sentences with the shipped reader; ``medium`` and ``paper`` read gold
 passages, with models as in configs/methods/cirag.py.
 
-Record (launch/compare.py, ``small``, --config.data.dir=musique --config.data.only_with_triples=true
---config.data.limit=10 --config.data.random=true; 2026-11-25, 2 CPU cores of an AMD EPYC, commit
-60718d3): EM 10.0, F1 13.3; no failures; 35 s.
+configs/compare.py has the record of ``small``.
 """
 
 from typing import Any
