@@ -1,4 +1,4 @@
-"""The answering command in tests: a tiny dataset, tiny models, and runs in other processes."""
+"""Runs of launch/answer.py in other processes, over a tiny dataset with tiny models."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ VOLATILE = {"seconds", "seconds_per_question", "load_seconds"}
 
 
 def tiny_folders(root: pathlib.Path) -> dict[str, pathlib.Path]:
-    """A dataset of which eight questions are asked, an encoder and a decoder, all tiny."""
+    """Makes a tiny dataset with eight questions to answer, a tiny encoder and a tiny decoder."""
     return {
         "data": tiny.dataset_folder(root / "data"),
         "encoder": tiny.model_folder(root / "encoder"),
@@ -49,7 +49,7 @@ def arguments(folders, workdir, *more, method="cirag") -> list[str]:
 
 @dataclasses.dataclass
 class Run:
-    """One run of the command: its status, its result, and what its backends were asked."""
+    """One run of the command: its status, its result, and the requests to its backends."""
 
     status: int
     out: str
@@ -66,10 +66,10 @@ class Run:
 
 
 def execute(command, folder: pathlib.Path, plans: list[dict[str, Any]]) -> list[Run]:
-    """Runs ``launch/answer.py`` as often as there are plans, by the fixture ``command``.
+    """Runs ``launch/answer.py`` once per plan, with the fixture ``command``.
 
-    A plan has ``arguments``; ``stop``, if it stops itself: what `tests.hooks.signal_at_write`
-    takes; ``keep``: a workdir and the folder to which its journal is copied afterwards.
+    A plan has ``arguments``. Optional are ``stop``, the arguments of `tests.hooks.signal_at_write`,
+    and ``keep``, a workdir and the folder to which its journal is copied afterwards.
     """
     folder.mkdir(parents=True, exist_ok=True)
     runs = []
@@ -82,7 +82,7 @@ def execute(command, folder: pathlib.Path, plans: list[dict[str, Any]]) -> list[
         if "keep" in plan:
             workdir, to = plan["keep"]
             to.mkdir(parents=True)
-            for path in workdir.glob("journal.sqlite*"):  # its write-ahead log included
+            for path in workdir.glob("journal.sqlite*"):  # with its write-ahead log
                 shutil.copy(path, to)
         runs.append(Run(*done, _batches(log)))
     return runs
@@ -94,7 +94,7 @@ def _batches(log: pathlib.Path) -> list[tuple[str, set[tuple[str, int, int]]]]:
 
 
 def journalled(workdir: pathlib.Path, name: str = "journal.sqlite") -> set[tuple[str, int, int]]:
-    """Places of the responses that a journal holds."""
+    """Returns the keys of the responses in a journal."""
     with sqlite3.connect(workdir / name) as db:
         found = set(db.execute("SELECT program, ordinal, part FROM responses"))
     db.close()

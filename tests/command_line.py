@@ -1,4 +1,4 @@
-"""A command with a small config of its own, run in this process, and how it ends."""
+"""Runs a command with a small config in this process."""
 
 import pathlib
 import types
@@ -30,14 +30,14 @@ def get_config(preset="quick"):
 
 
 def write_config(folder: pathlib.Path) -> pathlib.Path:
-    """The command's config file."""
+    """Writes the command's config file."""
     path = folder / "config.py"
     path.write_text(CONFIG)
     return path
 
 
 def runner(config_file: pathlib.Path, workdir: pathlib.Path, capsys):
-    """Runs a command in this process; returns its exit code, stdout, stderr and configs seen."""
+    """Returns a function that runs the command; it returns the exit code, output and configs."""
 
     def run(*arguments, main=None, workdir=workdir, **fields):
         seen = []
@@ -58,7 +58,7 @@ def runner(config_file: pathlib.Path, workdir: pathlib.Path, capsys):
 
 
 def refused(done, *words):
-    """Exit code 2, nothing on stdout, and one sentence on stderr that has all the words."""
+    """Checks for exit code 2, empty stdout, and one sentence on stderr with all the words."""
     assert done.code == 2
     assert done.out == ""
     assert done.err.startswith("command.py: ")

@@ -1,9 +1,9 @@
 """Runs the scripts of launch/ in forks of a process that has imported everything.
 
-A command so costs no start-up: the process touches no device, and every fork does what a process
-of its own would do. `CommandServer` starts it; a line on its standard input are runs, a line on its
-standard output their exit statuses. A run's hooks, functions of `tests.hooks` with their arguments,
-are called in its fork before the script begins.
+This avoids the start-up time of commands. The process uses no device, so a fork behaves like a new
+process. `CommandServer` starts it. Each line of standard input describes runs, and each line of
+standard output contains their exit statuses. The hooks of a run, which are functions of
+`tests.hooks` with arguments, are called in the fork before the script starts.
 """
 
 import importlib
@@ -25,7 +25,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 class Done(NamedTuple):
-    """How a command ended; a negative code is the signal that ended it."""
+    """The exit status and output of a command; a negative status is a signal."""
 
     returncode: int
     stdout: str
@@ -33,7 +33,7 @@ class Done(NamedTuple):
 
 
 class CommandServer:
-    """Call it with a script of launch/ and its arguments; a context that ends the process."""
+    """Runs scripts of launch/ when called; a context manager that ends the process."""
 
     def __init__(self):
         environment = {
@@ -42,7 +42,7 @@ class CommandServer:
             "CIRAG_JAX_CACHE": "0",
             "JAX_NUM_CPU_DEVICES": "1",
         }
-        environment.pop("NPROC", None)  # of tests/conftest.py, for its eight devices
+        environment.pop("NPROC", None)  # tests/conftest.py sets it for eight devices
         self._process: Any = subprocess.Popen(
             [sys.executable, "-m", "tests.command_server"],
             cwd=_ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -55,11 +55,11 @@ class CommandServer:
         self._process.communicate()
 
     def __call__(self, script: str, *arguments: object, hooks: Sequence[list] = ()) -> Done:
-        """Runs it in one process; ``hooks``: ``[name, *arguments]`` each."""
+        """Runs a script in one process; each of the ``hooks`` is ``[name, *arguments]``."""
         return self._run([[script, *arguments]], hooks)[0]
 
     def together(self, script: str, *arguments: object, count: int = 2) -> list[Done]:
-        """Runs it in several processes that know of each other."""
+        """Runs a script in several processes of one distributed run."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             address = f"--coordinator_address=127.0.0.1:{probe.getsockname()[1]}"
@@ -95,7 +95,7 @@ def _import_everything() -> None:
 
 
 def _fork(argv: list[str], paths: list[str], hooked: list[list]) -> int:
-    """The process in which the command runs."""
+    """Forks the process of a command."""
     child = os.fork()
     if child:
         return child

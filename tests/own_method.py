@@ -1,4 +1,4 @@
-"""A method that lives outside of the package, as a user's own would."""
+"""A method outside of the package, like a user's own."""
 
 import sys
 import types
@@ -7,7 +7,7 @@ from cirag_jax.methods.registry import Method
 
 
 def own_method(monkeypatch, name, program, settings) -> str:
-    """Puts a method into an importable module; returns the name for ``config.method``."""
+    """Makes a method importable; returns the name for ``config.method``."""
     package, module = types.ModuleType("own_methods"), types.ModuleType(f"own_methods.{name}")
     module.METHOD = Method(program, settings)  # pyright: ignore[reportAttributeAccessIssue]
     monkeypatch.setitem(sys.modules, package.__name__, package)

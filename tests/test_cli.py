@@ -29,14 +29,14 @@ def run(tmp_path, config_file, capsys):
 # ------------------------------------------------------------------------------------- success
 
 
-def test_result_is_one_json_object_and_a_file(run, tmp_path):
+def test_run_prints_and_saves_result(run, tmp_path):
     done = run("--config.train.steps=7")
     assert (done.code, json.loads(done.out)) == (0, {"steps": 7})
     assert json.loads((tmp_path / "work" / "result.json").read_text()) == {"steps": 7}
     assert done.seen[0].is_locked
 
 
-def test_overrides_and_presets(run, config_file):
+def test_run_applies_presets_and_overrides(run, config_file):
     arguments = [f"--config={config_file}:paper", "--config.data.dir=D", "--config.train.steps", 3]
     arguments += ["--config.ks=(1,2,3)", "--config.quiet", "--config.train.learning_rate=1"]
     config = run(*arguments).seen[0]
@@ -48,10 +48,10 @@ def test_overrides_and_presets(run, config_file):
 
 
 @pytest.mark.parametrize("word", ["null", "None"])
-def test_null_clears_an_optional_field(run, word):
+def test_override_null_unsets_optional_field(run, word):
     assert run("--config.data.dir=D", f"--config.data.dir={word}").seen[0].data.dir is None
     found = run(f"--config.ks={word}", f"--config.name={word}").seen[0]
-    assert found.ks == () and found.name is None  # which a preset had set
+    assert found.ks == () and found.name is None  # even if the config file had set it
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_null_clears_an_optional_field(run, word):
         (["--config.data.dir=D", "--config.data.dir", "null"], None),
     ],
 )
-def test_override_same_field_twice_the_last_value_counts(run, given, expected):
+def test_override_field_twice_last_value_wins(run, given, expected):
     assert run(*given).seen[0].data.dir == expected
 
 
@@ -81,14 +81,14 @@ def test_override_several_values_of_a_tuple_are_joined(run):
         ("methods/cirag", "encoder.model", ""),
     ],
 )
-def test_an_empty_name_of_a_model_is_no_default(repository, file, field, unset):
+def test_override_empty_model_name_is_refused(repository, file, field, unset):
     told = f"config.{field}='' must name a model{unset}."
     with pytest.raises(UserError, match=f"^{re.escape(told)}$"):
         config_files.load_config(str(repository / f"configs/{file}.py"), [f"--config.{field}="])
 
 
-def test_no_config_offers_a_word_that_means_null():
-    """``--config.x=none`` clears x, so that it cannot also be one of its values."""
+def test_configs_offer_no_word_for_null():
+    """``--config.x=none`` unsets x, so it cannot also be one of its values."""
     files = list((pathlib.Path(__file__).parents[1] / "configs").rglob("*.py"))
     assert len(files) > 10
     for file in files:
@@ -99,7 +99,7 @@ def test_no_config_offers_a_word_that_means_null():
             assert not words & set(config_files._NULL_WORDS), f"{file}: {line}"
 
 
-def test_numbers_that_json_lacks_become_null(run):
+def test_result_nan_and_infinity_become_null(run):
     values = {
         "nan": math.nan,
         "inf": np.float32(np.inf),
@@ -117,7 +117,7 @@ def test_numbers_that_json_lacks_become_null(run):
     }
 
 
-def test_the_run_is_recorded(run, tmp_path):
+def test_run_records_config_and_environment(run, tmp_path):
     run("--config.train.steps=7")
     config = json.loads((tmp_path / "work" / "config.json").read_text())
     assert config["train"]["steps"] == 7
@@ -128,7 +128,7 @@ def test_the_run_is_recorded(run, tmp_path):
     assert environment["packages"]["jax"]
 
 
-def test_a_refused_command_leaves_the_record_of_the_run_before(run, tmp_path):
+def test_record_refused_command_restores_old_record(run, tmp_path):
     def refuse(config, workdir):
         raise UserError("not with this config")
 
@@ -141,7 +141,7 @@ def test_a_refused_command_leaves_the_record_of_the_run_before(run, tmp_path):
     assert record.read_bytes() == before
 
 
-def test_a_command_that_fails_after_it_has_begun_keeps_its_record(run, tmp_path):
+def test_record_command_failing_later_keeps_own_record(run, tmp_path):
     def fail(config, workdir):
         (workdir / "journal.sqlite").write_text("an hour's work")
         raise UserError("the server is gone")
@@ -151,7 +151,7 @@ def test_a_command_that_fails_after_it_has_begun_keeps_its_record(run, tmp_path)
     assert config["train"]["steps"] == 5 and (tmp_path / "work" / "environment.json").exists()
 
 
-def test_the_record_of_the_run_before_comes_back_whole_or_not_at_all(run, tmp_path, monkeypatch):
+def test_record_is_restored_completely_or_not_at_all(run, tmp_path, monkeypatch):
     def refuse(config, workdir):
         def full(path, content):
             path.write_text(content.decode()[:9])
@@ -163,11 +163,13 @@ def test_the_record_of_the_run_before_comes_back_whole_or_not_at_all(run, tmp_pa
     run("--config.train.steps=7")
     record = tmp_path / "work" / "config.json"
     assert run("--config.train.steps=5", main=refuse).code == 2
-    assert json.loads(record.read_text())["train"]["steps"] == 5  # no half of the other
+    assert (
+        json.loads(record.read_text())["train"]["steps"] == 5
+    )  # complete, not half of the old record
     assert not list(record.parent.glob("*.part"))
 
 
-def test_default_config_is_found_from_another_directory(tmp_path, monkeypatch, capsys):
+def test_default_config_found_from_other_directory(tmp_path, monkeypatch, capsys):
     inside = pathlib.Path(cli.__file__).parent.parent / "configs"
     if not (inside / "aligner.py").exists():
         pytest.skip("configs/aligner.py is not there")
@@ -178,7 +180,7 @@ def test_default_config_is_found_from_another_directory(tmp_path, monkeypatch, c
 # ---------------------------------------------------------------------------------- user faults
 
 
-def test_unknown_flag(run):
+def test_flag_unknown_is_refused_with_suggestion(run):
     assert refused(run("--wrokdir=x"), "unknown flag --wrokdir", "did you mean --workdir?")
     assert refused(run("--question=x"), "unknown flag --question; set fields of the config by")
 
@@ -187,11 +189,11 @@ def test_unknown_flag(run):
     ("given", "meant"),
     [("train.lerning_rate=1", "train.learning_rate"), ("learning_rate=1", "train.learning_rate")],
 )
-def test_unknown_config_key(run, given, meant):
+def test_override_unknown_key_is_refused_with_suggestion(run, given, meant):
     assert refused(run(f"--config.{given}"), "unknown config key", f"did you mean {meant}?")
 
 
-def test_unknown_key_below_a_value(run):
+def test_override_key_below_value_is_refused(run):
     assert refused(run("--config.train.steps.more=1"), "unknown config key 'train.steps.more'")
 
 
@@ -206,24 +208,24 @@ def test_unknown_key_below_a_value(run):
         ("--config.key=None", "expected a string, got 'None'"),
     ],
 )
-def test_wrong_type(run, flag, expected):
+def test_override_wrong_type_is_refused(run, flag, expected):
     other = "--config.data.limit=4"
     assert refused(run(other, flag), flag, expected)
     assert refused(run(flag), flag, expected)
 
 
-def test_stray_argument(run):
+def test_argument_without_dashes_is_refused(run):
     assert refused(run("stray"), "unexpected argument 'stray'")
 
 
-def test_missing_config_file(run, tmp_path):
+def test_config_file_missing_is_refused_with_suggestion(run, tmp_path):
     assert refused(run(f"--config={tmp_path}/none.py"), "there is no config file")
     (tmp_path / "cirag.py").touch()
     meant = f"did you mean {tmp_path}/cirag.py?"
     assert refused(run(f"--config={tmp_path}/cirga.py:small"), "there is no config file", meant)
 
 
-def test_config_file_that_raises_user_error(run, config_file):
+def test_config_file_user_error_is_reported(run, config_file):
     assert refused(run(f"--config={config_file}:large"), "there is no preset 'large'")
 
 
@@ -237,39 +239,39 @@ def test_config_file_that_raises_user_error(run, config_file):
         ("def get_config(preset):\n    return {'a': 1}[preset]\n", ["needs a preset"]),
     ],
 )
-def test_broken_config_file(run, tmp_path, text, words):
+def test_config_file_broken_is_reported_with_line(run, tmp_path, text, words):
     path = tmp_path / "broken.py"
     path.write_text(text)
     assert refused(run(f"--config={path}"), str(path), *words)
 
 
-def test_config_file_without_presets(run, tmp_path):
+def test_config_file_without_presets_refuses_preset(run, tmp_path):
     path = tmp_path / "plain.py"
     path.write_text("def get_config():\n    return 3\n")
     assert refused(run(f"--config={path}:quick"), "takes no preset")
 
 
 @pytest.mark.parametrize("name", ["aligner", "extract", "grade", "trajectories", "methods/cirag"])
-def test_an_unknown_preset(run, name):
+def test_preset_unknown_lists_presets(run, name):
     root = pathlib.Path(__file__).parents[1]
     done = run(f"--config={root}/configs/{name}.py:smal")
     assert refused(done, "there is no preset 'smal'; the presets are ")
 
 
-def test_workdir_is_no_file(run, tmp_path):
+def test_workdir_file_is_refused(run, tmp_path):
     (tmp_path / "notes").touch()
     assert refused(run(workdir=tmp_path / "notes"), "it is a file")
 
 
-def test_workdir_is_required(run):
+def test_workdir_missing_is_refused(run):
     assert refused(run(workdir=None), "--workdir=DIRECTORY is required")
 
 
-def test_unwritable_workdir(run, config_file):
+def test_workdir_unwritable_is_refused(run, config_file):
     assert refused(run(workdir=config_file / "inside"), f"--workdir={config_file}/inside")
 
 
-def test_a_result_that_is_only_shown_leaves_the_workdir_alone(run, tmp_path):
+def test_shown_result_leaves_workdir_unchanged(run, tmp_path):
     def shown(config, workdir):
         return cli.Shown(seconds=3)
 
@@ -287,7 +289,7 @@ def test_a_result_that_is_only_shown_leaves_the_workdir_alone(run, tmp_path):
     assert (done.code, json.loads(done.out), contents()) == (0, {"seconds": 3}, before)
 
 
-def test_user_error_of_main(run, tmp_path):
+def test_user_error_is_one_sentence(run, tmp_path):
     def main(config, workdir):
         raise UserError("corpus.jsonl, line 3:\n  'id' is missing")
 
@@ -296,11 +298,11 @@ def test_user_error_of_main(run, tmp_path):
 
 
 @pytest.mark.parametrize("flags", [["--process_id=1"], ["--num_processes=2", "--process_id=0"]])
-def test_half_a_distributed_set_up(run, flags):
+def test_distributed_flags_must_be_given_together(run, flags):
     assert refused(run(*flags), "must be given together")
 
 
-def test_process_beyond_the_last(run):
+def test_process_id_out_of_range_is_refused(run):
     flags = ["--coordinator_address=localhost:1", "--num_processes=2", "--process_id=2"]
     assert refused(run(*flags), "--process_id=2 must be less than --num_processes=2")
 
@@ -308,7 +310,7 @@ def test_process_beyond_the_last(run):
 # ------------------------------------------------------------------------------- other endings
 
 
-def test_fault_of_ours_has_a_traceback(run):
+def test_bug_has_traceback_and_exit_code_1(run):
     def main(config, workdir):
         raise ValueError("a bug")
 
@@ -318,7 +320,7 @@ def test_fault_of_ours_has_a_traceback(run):
 
 
 @pytest.mark.parametrize("resumes", [False, True])
-def test_interrupt(run, resumes):
+def test_interrupt_message_and_exit_code_130(run, resumes):
     def main(config, workdir):
         raise KeyboardInterrupt
 
@@ -327,11 +329,11 @@ def test_interrupt(run, resumes):
     assert (done.code, done.out, done.err) == (130, "", f"command.py: interrupted{hint}\n")
 
 
-def test_a_result_that_is_no_mapping_is_a_fault_of_ours(run):
+def test_result_other_than_mapping_is_a_bug(run):
     assert run(main=lambda config, workdir: 3).code == 1
 
 
-def test_a_second_command_in_the_same_workdir_is_refused(run, tmp_path):
+def test_lock_second_command_is_refused(run, tmp_path):
     inner = []
 
     def main(config, workdir):
@@ -341,7 +343,7 @@ def test_a_second_command_in_the_same_workdir_is_refused(run, tmp_path):
     assert run(main=main).code == 0
     assert refused(inner[0], f"--workdir={tmp_path / 'work'} is in use by command.py (process ")
     assert not inner[0].seen
-    # What the first left is its own, and the lock has gone with it, after an error too.
+    # The record of the first command is unchanged, and every error releases the lock.
     assert json.loads((tmp_path / "work" / "config.json").read_text())["train"]["steps"] == 5
     for error in (UserError("no"), ValueError("a bug"), KeyboardInterrupt()):
 
@@ -353,7 +355,7 @@ def test_a_second_command_in_the_same_workdir_is_refused(run, tmp_path):
     assert run(main=main, workdir=tmp_path / "other").code == 0  # another folder is free
 
 
-def test_what_is_quoted_drives_no_terminal(run):
+def test_output_control_characters_are_escaped(run):
     evil = "half \ud800 a pair, \x1b[2J, \x9b31m, \u202egnp.exe"
 
     def main(config, workdir):
@@ -375,14 +377,14 @@ def test_what_is_quoted_drives_no_terminal(run):
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS])
-def test_a_disk_without_room_is_one_sentence(run, number):
+def test_full_disk_is_one_sentence(run, number):
     def main(config, workdir):
         raise OSError(number, os.strerror(number), "responses.jsonl")
 
     assert refused(run(main=main), "responses.jsonl cannot be written", os.strerror(number))
 
 
-def test_a_name_longer_than_files_have_is_one_sentence(run):
+def test_too_long_file_name_is_one_sentence(run):
     def main(config, workdir):
         return {"size": pathlib.Path("a" * 3000).stat().st_size}
 
@@ -392,7 +394,7 @@ def test_a_name_longer_than_files_have_is_one_sentence(run):
 
 
 @pytest.mark.parametrize(("room", "name"), [(0, ".lock"), (60, "config.json")])
-def test_a_disk_without_room_names_the_first_file_that_found_none(run, tmp_path, room, name):
+def test_full_disk_names_first_file(run, tmp_path, room, name):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
     try:
@@ -402,7 +404,7 @@ def test_a_disk_without_room_names_the_first_file_that_found_none(run, tmp_path,
     assert refused(done, f"{tmp_path / 'work' / name} cannot be written: File too large")
 
 
-def test_what_names_the_command_at_work_may_be_any_bytes(run, tmp_path):
+def test_lock_file_may_contain_any_bytes(run, tmp_path):
     (tmp_path / "work").mkdir()
     with (tmp_path / "work" / cli.LOCK).open("wb") as held:
         held.write(b"\xff\x1b[2J")
@@ -412,7 +414,7 @@ def test_what_names_the_command_at_work_may_be_any_bytes(run, tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [["--help"], []])
-def test_a_reader_that_has_left_is_no_fault(run, monkeypatch, arguments):
+def test_closed_pipe_is_no_error(run, monkeypatch, arguments):
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as left, monkeypatch.context() as patch:
@@ -421,5 +423,5 @@ def test_a_reader_that_has_left_is_no_fault(run, monkeypatch, arguments):
     assert done.code == 0 and "Traceback" not in done.err
 
 
-def test_an_argument_that_is_no_text_is_refused(run):
+def test_argument_invalid_utf8_is_refused(run):
     assert refused(run("--config.data.dir=\udcff"), "not valid UTF-8")

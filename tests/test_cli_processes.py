@@ -1,4 +1,4 @@
-"""Commands as processes of their own: what they import, write and lock, one of them and two."""
+"""Commands in one process and in two: imports, output, locks."""
 
 import fcntl
 import json
@@ -70,7 +70,7 @@ def start_two(script, workdir, *flags):
 
 
 def together(script, workdir):
-    """Runs a script in two processes; their exit codes, and what they wrote."""
+    """Runs a script in two processes; returns their exit codes and output."""
     processes = start_two(script, workdir)
     try:
         outputs = [process.communicate(timeout=600) for process in processes]
@@ -80,7 +80,7 @@ def together(script, workdir):
     return [process.returncode for process in processes], outputs
 
 
-def test_noise_goes_to_stderr(script, tmp_path):
+def test_stdout_of_libraries_goes_to_stderr(script, tmp_path):
     done = start(script, f"--workdir={tmp_path / 'w'}")
     assert done.returncode == 0, done.stderr
     assert done.stdout == '{"jax": true, "steps": 5}\n'
@@ -88,7 +88,7 @@ def test_noise_goes_to_stderr(script, tmp_path):
 
 
 def test_help_does_not_import_jax(script, tmp_path):
-    # A jax that cannot be imported stands in the way.
+    # Importing this jax fails.
     (tmp_path / "blocked").mkdir()
     (tmp_path / "blocked" / "jax.py").write_text("raise RuntimeError('jax was imported')")
     done = start(script, "--help", PYTHONPATH=str(tmp_path / "blocked"))
@@ -121,7 +121,7 @@ for path in sorted(pathlib.Path("cirag_jax").rglob("*.py")):
 """
 
 
-def test_help_of_every_command_and_no_start_of_one_imports_what_it_does_not_need(repository):
+def test_commands_import_no_more_than_needed(repository):
     done = subprocess.run(
         [sys.executable, "-c", _HELP],
         cwd=repository, env={**os.environ, "PYTHONPATH": "."}, capture_output=True, text=True,
@@ -129,7 +129,7 @@ def test_help_of_every_command_and_no_start_of_one_imports_what_it_does_not_need
     assert done.returncode == 0, done.stderr
 
 
-def test_compilation_cache_is_filled(script, tmp_path):
+def test_compilation_cache_receives_programs(script, tmp_path):
     slow = script.read_text().replace(
         'print("noise of Python")',
         "import jax; jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0); "
@@ -149,7 +149,7 @@ def test_compilation_cache_is_filled(script, tmp_path):
     assert list(cache.glob("*/*"))
 
 
-def test_a_lock_dies_with_its_process(run, script, tmp_path):
+def test_lock_is_released_by_killed_process(run, script, tmp_path):
     script.write_text(
         script.read_text().replace('print("noise of Python")', "os.write(2, b'in'); input()")
     )
@@ -163,15 +163,15 @@ def test_a_lock_dies_with_its_process(run, script, tmp_path):
         assert run().code == 0
 
 
-def test_a_command_of_one_process_refuses_several(script, tmp_path):
+def test_single_process_command_refuses_several(script, tmp_path):
     codes, outputs = together(script, tmp_path / "w")
     assert codes == [2, 2]
     for _, err in outputs:
         assert "command.py: this command runs in one process, not in 2" in err
 
 
-def test_an_error_in_one_process_ends_all(script, tmp_path):
-    """The workdir that is in use is known to the first process alone."""
+def test_error_in_one_process_ends_all(script, tmp_path):
+    """Only the first process sees that the workdir is in use."""
     several = script.read_text().replace("config.py')", "config.py', several_processes=True)")
     script.write_text(several)
     (tmp_path / "w").mkdir()
@@ -195,7 +195,7 @@ def test_an_error_in_one_process_ends_all(script, tmp_path):
 
 
 @pytest.mark.parametrize("stopped", [0, 1])
-def test_a_process_that_is_stopped_ends_the_other(script, tmp_path, stopped):
+def test_stopped_process_ends_the_other(script, tmp_path, stopped):
     text = script.read_text().replace("config.py')", "config.py', several_processes=True)")
     script.write_text(
         text.replace(
@@ -214,11 +214,11 @@ def test_a_process_that_is_stopped_ends_the_other(script, tmp_path, stopped):
         for process in started:
             process.kill()
             process.communicate()
-    assert started[1 - stopped].returncode < 0, err  # JAX aborts.
+    assert started[1 - stopped].returncode < 0, err  # JAX aborts
     assert "result.json" not in os.listdir(tmp_path / "w")
 
 
-def test_two_processes_give_one_result(script, tmp_path):
+def test_two_processes_print_one_result(script, tmp_path):
     script.write_text(
         script.read_text()
         .replace(

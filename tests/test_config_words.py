@@ -59,7 +59,7 @@ def described(config, path):
     return config_words.describe_fields(config, [function_of(str(path))])
 
 
-def test_describe_comments_of_the_statements_that_set_fields(tmp_path):
+def test_describe_fields_uses_comments_of_statements(tmp_path):
     path = tmp_path / "config.py"
     path.write_text(_FILE)
     words = described(load_config(str(path)), path)
@@ -71,7 +71,7 @@ def test_describe_comments_of_the_statements_that_set_fields(tmp_path):
         "one": "Of both.",
         "two": "Of both.",
         "far": "",
-        # A block of another function or file has its comments.
+        # Comments in other functions and files describe their blocks.
         "made.depth": "Of the block.",
         "made.data.setting": "HotpotQA: distractor or fullwiki.",
         "named.first": "Of a part of a computed name.",
@@ -80,7 +80,7 @@ def test_describe_comments_of_the_statements_that_set_fields(tmp_path):
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_every_field_of_every_config_is_described(path):
+def test_describe_fields_covers_every_config(path):
     words = described(load_config(str(path)), path)
     assert words and all(words.values())
 
@@ -108,7 +108,7 @@ class _Settings:
     kinds: tuple[Literal["one", "two"], ...] = ()
 
 
-def test_the_docstring_of_a_dataclass_describes_its_block():
+def test_describe_fields_uses_docstring_of_dataclass():
     config = ConfigDict()
     config.block = block = config_words.block_of(_Settings())
     block.first = False
@@ -123,7 +123,7 @@ def test_the_docstring_of_a_dataclass_describes_its_block():
     }
 
 
-def test_most_fields_of_a_method_are_described():
+def test_describe_fields_covers_methods():
     file = "configs/methods/cirag.py:small"
     words = described(load_config(file), file)
     assert sum(map(bool, words.values())) > 0.95 * len(words)

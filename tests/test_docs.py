@@ -1,4 +1,4 @@
-"""What the documentation promises: commands whose settings exist, links that lead somewhere."""
+"""Checks of the documentation: settings in commands exist, and links have targets."""
 
 import functools
 import pathlib
@@ -29,14 +29,14 @@ _LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(#[^)\s]*)?\)")
 
 
 def commands(page: str) -> Iterator[tuple[str, list[str]]]:
-    """Name and arguments of every ``launch/NAME.py`` in a page's blocks of code."""
+    """Yields the name and arguments of every ``launch/NAME.py`` in a page's code blocks."""
     text = (ROOT / page).read_text("utf-8")
     fenced = [block for block in _FENCED.findall(text) if not block.startswith(EARLIER)]
     blocks = "\n".join([*fenced, *_INDENTED.findall(_FENCED.sub("", text))])
     for line in blocks.replace("\\\n", " ").splitlines():
         found = re.search(r"launch/(\w+)\.py(.*)", line)
         if found:
-            # Several may share a line of a job; "..." stands for what the reader knows.
+            # A line may contain several commands; "..." is a placeholder.
             own = re.split(r" && |; |'$", found[2])[0]
             if '="' in line[: found.start()]:  # a variable that later lines use
                 own = own.removesuffix('"')
@@ -49,7 +49,7 @@ COMMANDS = [(page, *command) for page in PAGES for command in commands(page)]
 
 @functools.cache
 def frame_of(name: str) -> tuple[str, Any]:
-    """The default config of a launch script, and what it adds to any."""
+    """Returns the default config of a launch script, and the function that extends configs."""
     told: dict[str, Any] = {}
 
     def run(main: Any, default_config: str, *_: Any, extend: Any = None, **options: Any) -> None:
@@ -61,12 +61,12 @@ def frame_of(name: str) -> tuple[str, Any]:
     return told["default"], told["extend"]
 
 
-def test_there_are_commands():
+def test_docs_contain_commands():
     assert len(COMMANDS) > 100 and len({name for _, name, _ in COMMANDS}) > 8
 
 
 @pytest.mark.parametrize("page", sorted({page for page, *_ in COMMANDS}))
-def test_settings_of_the_commands_exist(page):
+def test_docs_settings_exist(page):
     for _, name, arguments in (one for one in COMMANDS if one[0] == page):
         default, extend = frame_of(name)
         if name == "sweep":  # its values are lists
@@ -78,7 +78,7 @@ def test_settings_of_the_commands_exist(page):
             load_config((files or [default])[0], overrides, extend)
 
 
-def test_every_module_of_evaluation_is_on_the_page_of_metrics():
+def test_docs_metrics_page_has_every_module():
     page = (ROOT / "docs" / "evaluation.md").read_text("utf-8")
     package = ROOT / "cirag_jax"
     files = (package / "evaluation").rglob("*.py")
@@ -86,14 +86,14 @@ def test_every_module_of_evaluation_is_on_the_page_of_metrics():
     assert len(modules) > 15 and not [name for name in modules if f"`{name}`" not in page]
 
 
-def test_every_file_that_the_page_of_metrics_names_is_there():
+def test_docs_metrics_page_files_exist():
     page = (ROOT / "docs" / "evaluation.md").read_text("utf-8")
     named = set(re.findall(r"`((?:\w+/)+\w+\.py)`", page))
     places = (ROOT, ROOT / "cirag_jax")
     assert named and not [n for n in named if not any((p / n).is_file() for p in places)]
 
 
-def test_the_metric_of_ones_own_works_as_it_is_shown(monkeypatch):
+def test_docs_own_metric_example_works(monkeypatch):
     text = (ROOT / "docs" / "evaluation.md").read_text("utf-8")
     (example,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     monkeypatch.setattr(metrics, "FAMILIES", dict(metrics.FAMILIES))
@@ -109,14 +109,14 @@ def test_the_metric_of_ones_own_works_as_it_is_shown(monkeypatch):
 
 
 def anchors(path: pathlib.Path) -> set[str]:
-    """The anchors that GitHub gives to the headings of a page."""
+    """Returns GitHub's anchors of the headings of a page."""
     titles = re.findall(r"^#+ +(.*)$", _FENCED.sub("", path.read_text("utf-8")), re.MULTILINE)
     plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).lower() for title in titles)
     return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in plain}
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page):
+def test_docs_links_have_targets(page):
     path = ROOT / page
     for target, anchor in _LINK.findall(_FENCED.sub("", path.read_text("utf-8"))):
         file = (path.parent / target).resolve() if target else path
@@ -126,8 +126,8 @@ def test_links_lead_somewhere(page):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_tables_have_no_gap(page):
-    """A blank line ends a table, and rows after it are shown as they are typed."""
+def test_docs_tables_have_no_gap(page):
+    """A blank line ends a table, so later rows would be plain text."""
     lines = _FENCED.sub("", (ROOT / page).read_text("utf-8")).splitlines()
     for number, line in enumerate(lines[:-1]):
         begins = line.startswith("|") and not (number and lines[number - 1].startswith("|"))

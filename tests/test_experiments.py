@@ -10,15 +10,13 @@ from experiments import linked
 from tests import tiny
 
 
-def test_heads_under_changed_settings_are_rows_of_a_table(
-    tmp_path, capsys, monkeypatch, one_device
-):
+def test_linked_experiment_table_has_row_per_setting(tmp_path, capsys, monkeypatch, one_device):
     model, made = tiny.model_folder(tmp_path / "m"), tiny.dataset()
     questions = [
         dataclasses.replace(q, fold="f" if q.split == "dev" else None) for q in made.questions
     ]
     jsonl.write_dataset(dataclasses.replace(made, questions=tuple(questions)), tmp_path / "d")
-    # A process of its own would keep this setting.
+    # A separate process would keep this setting.
     monkeypatch.setattr(jax.config, "update", lambda *setting: None)
     monkeypatch.setattr(
         "sys.argv",

@@ -1,4 +1,4 @@
-"""Identity of code, packages and records, and the comparison of two of them."""
+"""Identities of code, packages and records, and their comparison."""
 
 import ast
 import gc
@@ -14,12 +14,12 @@ from cirag_jax.retrieval import faiss_index
 from cirag_jax.training import state
 
 
-def test_a_package_that_is_not_installed_is_named():
+def test_of_packages_missing_package_is_named():
     with pytest.raises(UserError, match=r"'no-such', which .* \(pip install no-such\)\.$"):
         identity.of_packages("tokenizers", "no-such")
 
 
-def test_code_counts_and_comments_do_not(tmp_path, monkeypatch):
+def test_of_code_ignores_comments(tmp_path, monkeypatch):
     methods = tmp_path / "cirag_jax" / "methods" / "m"
     methods.mkdir(parents=True)
     monkeypatch.setattr(identity, "_PACKAGE", tmp_path / "cirag_jax")
@@ -45,7 +45,7 @@ def test_code_counts_and_comments_do_not(tmp_path, monkeypatch):
     assert code() != old
 
 
-def test_versions_count_as_far_as_they_change_results(monkeypatch):
+def test_of_packages_ignores_harmless_patches(monkeypatch):
     monkeypatch.setattr(identity.importlib.metadata, "version", lambda name: "3.1.6")
     whole = ("tokenizers", "transformers", "sentencex", "bm25s", "PyStemmer", "llguidance")
     assert identity.of_packages(*whole) == dict.fromkeys(whole, "3.1.6")
@@ -66,8 +66,8 @@ async def f(a, /, b: int = 1, *, c=None, **more) -> "x":
 '''
 
 
-def test_code_is_the_same_to_every_version_of_python(tmp_path, monkeypatch):
-    """The tests run on several; what the hash is on one of them it must be on all."""
+def test_of_code_is_independent_of_python_version(tmp_path, monkeypatch):
+    """The tests run on several versions, and the hash must be equal on all."""
     monkeypatch.setattr(identity, "_PACKAGE", tmp_path / "cirag_jax")
     (tmp_path / "cirag_jax").mkdir()
     file = tmp_path / "cirag_jax" / "m.py"
@@ -84,8 +84,8 @@ def test_code_is_the_same_to_every_version_of_python(tmp_path, monkeypatch):
     assert identity.of_code("cirag_jax.m") == "f3b9b8c4031c46db"
 
 
-def test_garbage_that_parses_does_not_disturb():
-    """As a traceback does that is logged for a task when it is collected."""
+def test_of_code_survives_parsing_finalisers():
+    """A finaliser may log a traceback, which parses source code."""
 
     def parses(phase: str, info: dict) -> None:
         ast.parse("a = f(1)")
@@ -100,7 +100,7 @@ def test_garbage_that_parses_does_not_disturb():
         gc.callbacks.remove(parses)
 
 
-def test_one_sentence_names_the_field_and_both_values():
+def test_check_same_names_field_and_both_values():
     old = {"a": 1, "block": {"x": [1, 2], "y": {"z": None}}, "gone": 3}
     identity.check_same("w", old, json.loads(json.dumps(old)))
     identity.check_same("w", {"a": [1]}, {"a": (1,)})
@@ -130,23 +130,23 @@ def test_one_sentence_names_the_field_and_both_values():
         ("encoder.revision", "sha256:ab12", "sha256:cd", "other weights of the encoder;"),
         ("m.files.x", None, "b" * 16, "no m.files.x;"),
         ("m.files.x", "a" * 16, None, "m.files.x, which is missing now;"),
-        # What a user can name is shown: a commit, or a value beside a hash.
+        # Values that users can set are shown: a commit, or a value next to a hash.
         ("revision", "a" * 40, "main", 'revision="' + "a" * 40 + '", not "main";'),
         ("revision", "a" * 40, "b" * 40, 'revision="' + "a" * 40 + '", not "'),
         ("model", "x", "b" * 16, 'model="x", not "bbbb'),
     ],
 )
-def test_hashes_are_told_in_words(name, was, now, words):
+def test_check_same_describes_hashes_in_words(name, was, now, words):
     with pytest.raises(UserError, match=re.escape(f"w was started with {words}")):
         identity.check_same("w", {name: was}, {name: now})
 
 
-def test_what_differs_comes_in_the_order_of_the_new_settings():
+def test_differences_in_order_of_new_settings():
     recorded, wanted = {"code": "a", "method": "x"}, {"more": 1, "method": "y", "code": "b"}
     assert list(identity.differences(recorded, wanted)) == ["method", "code", "more"]
 
 
-def test_check_same_fields_that_may_differ_are_not_compared():
+def test_check_same_ignores_fields_that_may_differ():
     old = {"mesh": {"data": 1}, "encoder": {"model": "a", "dtype": "x"}, "seed": 0}
     new = {"mesh": None, "encoder": {"model": "b", "dtype": "x"}, "seed": 0, "follow": True}
     free = ("mesh", "encoder.model", "follow")
@@ -158,16 +158,16 @@ def test_check_same_fields_that_may_differ_are_not_compared():
         identity.check_same("w", old, {**new, "seed": 1}, may_differ=free)
 
 
-def test_without_names_drop_fields_blocks_and_fields_of_blocks():
+def test_without_drops_fields_and_blocks():
     fields = {"a": 1, "block": {"a": 2, "b": {"c": 3, "d": 4}}, "flat.a": 5, "mesh": {"a": 6}}
     kept = identity.without(fields, ("a", "block.b.c", "flat.a", "mesh", "gone.x"))
     assert kept == {"block": {"a": 2, "b": {"d": 4}}}
     assert identity.without(fields, ()) == fields
 
 
-def test_of_records_any_change_is_another_hash():
+def test_of_records_any_change_changes_hash():
     records = [["a", None], ["b", [1]]]
     text = b'["a", null]\n["b", [1]]\n'
-    assert identity.of_records(records) == hashlib.sha256(text).hexdigest()  # those on disk
+    assert identity.of_records(records) == hashlib.sha256(text).hexdigest()  # of existing journals
     for other in ([*records, 1], records[::-1], [["a", None, "b", [1]]]):
         assert identity.of_records(other) != identity.of_records(records)

@@ -1,4 +1,4 @@
-"""The house: one order of layers, from nouns to commands, and every import points down."""
+"""The layers of the package: every import points to the same layer or a lower one."""
 
 import ast
 import graphlib
@@ -9,7 +9,7 @@ import pytest
 
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "cirag_jax"
 
-# From the ground up. A module may import its own layer and those before it, anywhere in its text.
+# From bottom to top. A module may import from its own layer and from those before it.
 LAYERS = (
     "types", "errors", "validation", "io", "identity", "sqlite", "processes", "config_files",
     "config_words", "cli", "sharding", "datasets", "models", "triples", "retrieval", "llm",
@@ -26,7 +26,7 @@ def _layer(module: str) -> str:
 
 
 def imports(source: str) -> set[str]:
-    """The modules of this package that a text imports, wherever in it."""
+    """Returns the modules of this package that a source imports, also within functions."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -34,19 +34,19 @@ def imports(source: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, "relative imports hide where they point"
             base = node.module or ""
-            # `from cirag_jax import x` names a layer only in its alias.
+            # The layer of `from cirag_jax import x` is its alias.
             found |= {f"{base}.{alias.name}" for alias in node.names}
     return {name for name in found if name.startswith("cirag_jax.")}
 
 
 def upward(name: str, source: str) -> set[str]:
-    """What the module ``name`` imports from above its own layer."""
+    """Returns the imports of module ``name`` from higher layers."""
     own = LAYERS.index(_layer(name))
     return {other for other in imports(source) if LAYERS.index(_layer(other)) > own}
 
 
 @pytest.mark.parametrize("path", _modules(), ids=lambda p: str(p.relative_to(_PACKAGE)))
-def test_every_import_points_down(path):
+def test_imports_point_to_lower_layers(path):
     name = ".".join(path.relative_to(_PACKAGE.parent).with_suffix("").parts)
     if name == "cirag_jax.__init__":
         return  # the package itself
@@ -54,7 +54,7 @@ def test_every_import_points_down(path):
 
 
 def _outside(source: str) -> set[str]:
-    """The other folders of the repository that a text imports from."""
+    """Returns the other folders of the repository that a source imports from."""
     names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -64,22 +64,19 @@ def _outside(source: str) -> set[str]:
     return names & {"configs", "experiments", "launch", "tests"}
 
 
-def test_package_imports_no_other_folder_of_the_repository():
+def test_package_imports_no_other_folder():
     assert {str(p): o for p in _modules() if (o := _outside(p.read_text("utf-8")))} == {}
     assert _outside("def f():\n    from experiments.demo_dataset import build")
 
 
 def modules_by_name() -> dict[str, str]:
-    """The text of each module, by its dotted name; a package's is that of its ``__init__``."""
+    """Returns the source of each module by dotted name; a package's is its ``__init__``."""
     paths = {".".join(p.relative_to(_PACKAGE.parent).with_suffix("").parts): p for p in _modules()}
     return {name.removesuffix(".__init__"): p.read_text("utf-8") for name, p in paths.items()}
 
 
 def cycle(sources: Mapping[str, str]) -> list[str]:
-    """Modules that import each other in a circle, at the top or in functions; empty if none do.
-
-    A name that is imported from a module counts as an import of that module.
-    """
+    """Returns modules with a cyclic import, also within functions; empty if there are none."""
     graph = {}
     for name, source in sources.items():
         nearest = {
@@ -94,12 +91,12 @@ def cycle(sources: Mapping[str, str]) -> list[str]:
 
 
 def _parents(name: str) -> list[str]:
-    """A dotted name and those of the packages around it, the innermost first."""
+    """Returns a dotted name and those of the packages around it, innermost first."""
     parts = name.split(".")
     return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
 
 
-def test_imports_of_the_package_have_no_cycle():
+def test_package_imports_have_no_cycle():
     assert not cycle(modules_by_name())
 
 
@@ -107,13 +104,13 @@ def test_imports_of_the_package_have_no_cycle():
     "line",
     ["from cirag_jax.commands.b import name", "def f():\n    from cirag_jax.commands import b"],
 )
-def test_cycle_of_two_modules_is_found(line):
+def test_cycle_two_modules_is_found(line):
     sources = {"cirag_jax.commands.a": line, "cirag_jax.commands.b": "import cirag_jax.commands.a"}
     assert set(cycle(sources)) == set(sources)
     assert not cycle({**sources, "cirag_jax.commands.b": "import json"})
 
 
-def test_every_layer_is_named():
+def test_layers_are_complete():
     found = {
         p.stem for p in _PACKAGE.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()
     }
@@ -129,6 +126,6 @@ def test_every_layer_is_named():
         "def f():\n    from cirag_jax.training import aligner",
     ],
 )
-def test_an_upward_import_is_seen(line):
+def test_upward_import_is_found(line):
     assert upward("cirag_jax.methods.cirag.method", line)
     assert not upward("cirag_jax.commands.compare", line)

@@ -1,4 +1,4 @@
-"""How the processes of a run share out the GPUs of a node."""
+"""Sharing of a node's GPUs, and of errors, among processes."""
 
 import itertools
 from typing import Any
@@ -24,7 +24,7 @@ from cirag_jax.errors import InUse, UserError
             {"SLURM_STEP_TASKS_PER_NODE": "8(x2),4", "SLURM_NODEID": "2", "visible": "0,1,2,3"},
             [2],
         ),
-        ({"SLURM_STEP_TASKS_PER_NODE": "4", "visible": "0"}, [0]),  # bound to its own
+        ({"SLURM_STEP_TASKS_PER_NODE": "4", "visible": "0"}, [0]),  # sees only its own
         (
             {"SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_GPUS_PER_TASK": "4", "visible": "0,1,2,3"},
             [0, 1, 2, 3],
@@ -32,7 +32,7 @@ from cirag_jax.errors import InUse, UserError
         ({"SLURM_STEP_TASKS_PER_NODE": "4", "visible": ""}, None),
     ],
 )
-def test_the_gpus_of_a_slurm_task(monkeypatch, env, expected):
+def test_slurm_gpus_are_divided_among_tasks(monkeypatch, env, expected):
     told = []
     monkeypatch.setattr(jax.distributed, "initialize", lambda *given, **_: told.append(given))
     for name in ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"):
@@ -52,7 +52,7 @@ def test_the_gpus_of_a_slurm_task(monkeypatch, env, expected):
     ("error", "kind"),
     [(InUse("in use"), InUse), (UserError("=a"), UserError), (OSError("x"), UserError)],
 )
-def test_an_error_in_one_process_is_one_of_its_kind_in_all(monkeypatch, error, kind):
+def test_together_error_has_same_type_in_all_processes(monkeypatch, error, kind):
     outcomes, met, here = np.zeros((2, processes._TEXT_BYTES), np.uint8), [], [0]
 
     def gather(bytes_B):

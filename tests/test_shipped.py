@@ -1,4 +1,4 @@
-"""The models that come with the repository: size, training questions, and what they answer."""
+"""The models in the repository: their sizes, training questions and answers."""
 
 import json
 import pathlib
@@ -19,7 +19,7 @@ from configs.methods import c2rag as c2rag_config
 
 pytestmark = pytest.mark.slow
 
-NAMES = ("aligner", "extractor", "integrator", "reader")  # The extractor has ids of passages.
+NAMES = ("aligner", "extractor", "integrator", "reader")  # the extractor lists ids of passages
 
 DOCUMENTS = {
     "Where was the father of Ada Lovelace born?": (
@@ -71,25 +71,25 @@ def trained_on(name):
     return json.loads((local_path(f"shipped:{name}") / "training.json").read_text())["trained_on"]
 
 
-def test_they_are_small():
+def test_shipped_models_are_small():
     files = [f for name in NAMES for f in local_path(f"shipped:{name}").rglob("*") if f.is_file()]
     assert {f.suffix for f in files} == {".json", ".md", ".safetensors"}
     assert all(f.stat().st_size < 6e6 for f in files) and sum(f.stat().st_size for f in files) < 2e7
 
 
 @pytest.mark.parametrize("name", ["extractor", "integrator", "reader"])
-def test_peft_finds_the_base_of_an_adapter(name):
+def test_shipped_adapter_names_its_base(name):
     folder, model = local_path(f"shipped:{name}"), check_role(f"shipped:{name}", name)["model"]
     described = json.loads((folder / "adapter_config.json").read_text())
     assert described["base_model_name_or_path"] == hub_id(model) != model
 
 
-def test_they_play_their_parts_alone():
+def test_shipped_models_load_for_their_roles():
     assert check_role("shipped:reader", "reader")["prompt"] == {"reader_format": "chain"}
     with pytest.raises(cirag_jax.errors.UserError, match="component reader, where integrator"):
         check_role("shipped:reader", "integrator")
     check_role("shipped:extractor", "extractor")
-    online = c2rag_config.get_config("small").extractor  # With config.triples=online.
+    online = c2rag_config.get_config("small").extractor  # with config.triples=online
     assert (online.adapter, online.grounded) == ("shipped:extractor", True)
     asked = check_role("shipped:integrator", "integrator")["prompt"]
     assert (asked["units"], asked["prompt_format"]) == ("sentence", "compact")
@@ -98,35 +98,35 @@ def test_they_play_their_parts_alone():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_question_that_is_evaluated_on_was_trained_on(name):
-    learnt = set(trained_on(name))
-    assert len(learnt) >= 400
-    assert not learnt & {q.id for q in demo.build().questions if q.split != "train"}
+def test_shipped_training_questions_exclude_evaluation(name):
+    training_ids = set(trained_on(name))
+    assert len(training_ids) >= 400
+    assert not training_ids & {q.id for q in demo.build().questions if q.split != "train"}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_dev_question_of_the_benchmarks_was_trained_on(name, shared_data):
-    learnt = set(trained_on(name))
+def test_shipped_training_questions_exclude_benchmark_dev(name, shared_data):
+    training_ids = set(trained_on(name))
     for file in sorted(pathlib.Path(shared_data).glob("*/questions.jsonl")):
         rows = map(json.loads, file.read_text("utf-8").splitlines())
         for row in rows:
             if row.get("split") != "train" or row.get("fold") in ("tune", "test"):
-                own = row.get("context", ()) if name == "extractor" else [row["id"]]
-                assert not learnt & {*own}, (file, row["id"])
+                ids = row.get("context", ()) if name == "extractor" else [row["id"]]
+                assert not training_ids & {*ids}, (file, row["id"])
 
 
-def test_a_strangers_documents_are_answered():
-    texts = [text for _, *told in DOCUMENTS.values() for text in told]
+def test_shipped_models_answer_new_documents():
+    texts = [text for _, *passages in DOCUMENTS.values() for text in passages]
     with cirag_jax.Cirag.open(documents=texts) as rag:
-        found = dict(zip(DOCUMENTS, rag.answers(DOCUMENTS), strict=True))
-    chain = found["Where was the father of Ada Lovelace born?"].prediction.attempts[-1].response
+        answers = dict(zip(DOCUMENTS, rag.answers(DOCUMENTS), strict=True))
+    chain = answers["Where was the father of Ada Lovelace born?"].prediction.attempts[-1].response
     assert chain == (
         "Ada Lovelace; father; Lord Byron\nLord Byron; place of birth; London\nAnswer: London"
     )
-    assert {q: a.text for q, a in found.items()} == {q: told[0] for q, told in DOCUMENTS.items()}
+    assert {q: a.text for q, a in answers.items()} == {q: v[0] for q, v in DOCUMENTS.items()}
 
 
-def test_triples_of_a_strangers_passage(tmp_path):
+def test_shipped_extractor_new_passage(tmp_path):
     rows = [
         {
             "id": "a",

@@ -1,4 +1,4 @@
-"""The wheel: what it holds, and that it answers from documents outside of the repository."""
+"""The wheel contains all files and works outside of the repository."""
 
 import os
 import pathlib
@@ -41,7 +41,7 @@ print(pathlib.Path(config_files.__file__).parent)
 
 @pytest.fixture(scope="module")
 def tracked(repository):
-    """The names of the files that git has, or would add."""
+    """The names of files that git tracks or would add."""
     git = ["git", "-C", str(repository), "ls-files", "--cached", "--others", "--exclude-standard"]
     done = subprocess.run(git, capture_output=True, text=True)
     if done.returncode:
@@ -51,7 +51,7 @@ def tracked(repository):
 
 @pytest.fixture(scope="module")
 def wheel(repository, tracked, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("source")  # the build leaves files beside the sources
+    folder = tmp_path_factory.mktemp("source")  # the build writes files next to the sources
     for name in tracked:
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A tiny encoder and a tiny dataset, written here, for tests that train or search."""
+"""A tiny encoder and a tiny dataset for tests that train or search."""
 
 import json
 import pathlib
@@ -23,7 +23,7 @@ _CRAFTS = ("potter", "sailor", "weaver", "mason", "singer", "tanner")
 
 
 def dataset() -> Dataset:
-    """Twelve people, each born in a town that has a patron: two-hop questions in two splits."""
+    """Makes two-hop questions in two splits: twelve people, their birth towns, and the patrons."""
     corpus: dict[str, Passage] = {}
     triples: dict[str, tuple[Triple, ...]] = {}
     people, towns = _NAMES[:12], _NAMES[12:]
@@ -58,13 +58,13 @@ def dataset() -> Dataset:
 
 
 def dataset_folder(folder: pathlib.Path) -> pathlib.Path:
-    """The tiny dataset as a JSONL folder."""
+    """Writes the tiny dataset as a JSONL folder."""
     jsonl.write_dataset(dataset(), folder)
     return folder
 
 
 def model_folder(folder: pathlib.Path, *, d_model: int = 32, kind: str = "bert") -> pathlib.Path:
-    """A two-layer BERT, or ``mpnet``, with random weights and a tokenizer of letters and words."""
+    """Writes a two-layer random BERT, or ``mpnet``, with a tokenizer of letters and words."""
     folder.mkdir(parents=True, exist_ok=True)
     is_mpnet = kind == "mpnet"
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
@@ -100,7 +100,7 @@ def model_folder(folder: pathlib.Path, *, d_model: int = 32, kind: str = "bert")
     (folder / "config.json").write_text(json.dumps(config))
     encoder, _ = pretrained.read_config(folder)
     _, state = nnx.split(Encoder(encoder, rngs=nnx.Rngs(0)))
-    # A wider start than BERT's 0.02, so that texts differ before training.
+    # Larger than BERT's 0.02, so that texts differ before training.
     state = jax.tree.map(lambda x: x * 5 if x.ndim > 1 else x, state)
     tensors = weights.to_tensors(state, encoder, kind)
     tensor_files.save_tensors(tensors, folder / "model.safetensors")
@@ -133,11 +133,11 @@ def _pieces() -> list[str]:
 
 
 def arrays(tree) -> list[np.ndarray]:
-    """The leaves of a pytree on the host."""
+    """Returns the leaves of a pytree on the host."""
     return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
 
 
 def random_encoder(config: EncoderConfig, seed: int = 0) -> tuple[nnx.GraphDef, nnx.State]:
-    """A split `Encoder` with random parameters, drawn in one compilation."""
+    """Returns a split `Encoder` with random parameters, which compiles once."""
     graphdef, _ = nnx.split(nnx.eval_shape(lambda: Encoder(config, rngs=nnx.Rngs(0))))
     return graphdef, jax.jit(lambda: nnx.state(Encoder(config, rngs=nnx.Rngs(seed))))()

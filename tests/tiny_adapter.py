@@ -1,4 +1,4 @@
-"""A tiny decoder with an adapter, in PEFT and in ours, with the same random weights."""
+"""A tiny decoder with an adapter, in PEFT and in this package, with equal random weights."""
 
 import contextlib
 import pathlib
@@ -20,14 +20,14 @@ from tests import tiny_decoder
 
 @contextlib.contextmanager
 def quiet_peft() -> Iterator[None]:
-    """Without the warning that peft 0.21.2 asks for an alias which transformers 5.23 deprecates."""
+    """Ignores a warning: peft 0.21.2 uses an alias that transformers 5.23 deprecates."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
         yield
 
 
 def peft_model(folder: pathlib.Path, config: LoraConfig, seed: int = 0, **fields: Any) -> Any:
-    """PEFT's model over the checkpoint, with random A and B, in evaluation mode."""
+    """Returns PEFT's model of the checkpoint, with random A and B, in evaluation mode."""
     base = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     settings: dict[str, Any] = {
         "r": config.rank,
@@ -49,7 +49,7 @@ def peft_model(folder: pathlib.Path, config: LoraConfig, seed: int = 0, **fields
 
 
 def stacked(model: Any, names: tuple[str, ...], layers: int, gradient: bool = False) -> Any:
-    """PEFT's weights (or their gradients) as our plain adapter, read from the modules."""
+    """Converts PEFT's weights or gradients to an adapter of this package."""
 
     def pair(name: str, side: str) -> np.ndarray:
         rows = []
@@ -65,7 +65,7 @@ def stacked(model: Any, names: tuple[str, ...], layers: int, gradient: bool = Fa
 def both(
     folder: pathlib.Path, config: LoraConfig, family: str = "llama", **fields: Any
 ) -> tuple[Any, TextDecoder, Any]:
-    """PEFT's model, our decoder, and our adapter state with PEFT's weights."""
+    """Returns PEFT's model, our decoder, and our adapter state with PEFT's weights."""
     tiny_decoder.folder(folder, family, **fields)
     model, ours = peft_model(folder, config), load_decoder(str(folder))
     adapter = stacked(model, config.names, ours.config.num_layers)

@@ -1,4 +1,4 @@
-"""Tiny decoder checkpoints with random weights and a real tokenizer, in transformers' format."""
+"""Tiny decoder checkpoints in transformers' format: random weights and a real tokenizer."""
 
 import json
 import pathlib
@@ -67,14 +67,14 @@ _FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def config(family: str = "llama", **fields: Any) -> dict[str, Any]:
-    """The ``config.json`` of a tiny model of ``family``; ``fields`` override, None included."""
+    """Returns ``config.json`` of a tiny model of ``family``, overridden by ``fields``."""
     name = {"qwen2": "Qwen2", "qwen3": "Qwen3", "gemma2": "Gemma2"}.get(family, family.title())
     head = {"model_type": family, "architectures": [f"{name}ForCausalLM"], "dtype": "float32"}
     return {**head, **_BASE, **_FAMILIES[family], **fields}
 
 
 def tensors(raw: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
-    """Random fp32 tensors of a checkpoint, large enough that every part shows in the logits."""
+    """Returns random fp32 tensors, large enough that every part affects the logits."""
     rng = np.random.default_rng(seed)
     shapes = parse_decoder_config(raw, "config.json")
     found = {}
@@ -92,7 +92,7 @@ def tensors(raw: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def tokenizer() -> tokenizers.Tokenizer:
-    """A byte-level BPE tokenizer of `VOCABULARY` tokens, trained on four sentences."""
+    """Trains a byte-level BPE tokenizer of `VOCABULARY` tokens on four sentences."""
     made = tokenizers.Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore
     made.decoder = decoders.ByteLevel()  # pyright: ignore
@@ -107,7 +107,7 @@ def tokenizer() -> tokenizers.Tokenizer:
 
 
 def write_tokenizer(path: pathlib.Path) -> None:
-    """``tokenizer.json``, ``tokenizer_config.json`` and ``generation_config.json`` in ``path``."""
+    """Writes the tokenizer's files and ``generation_config.json`` to ``path``."""
     tokenizer().save(str(path / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -129,10 +129,10 @@ def folder(
     """Writes a model folder that transformers and `load_decoder` open; returns its path.
 
     Args:
-      path: made if it does not exist.
+      path: the folder, which is created if needed.
       family: ``llama``, ``qwen2``, ``qwen3``, ``mistral`` or ``gemma2``.
-      seed: of the weights.
-      **fields: of ``config.json``; for instance ``num_hidden_layers=3`` or ``rope_parameters``.
+      seed: seed of the weights.
+      **fields: fields of ``config.json``, such as ``num_hidden_layers=3``.
     """
     path = pathlib.Path(path)
     path.mkdir(parents=True, exist_ok=True)
@@ -144,7 +144,7 @@ def folder(
 
 
 def write_gguf(file, raw, tensors, quantise=None, extra=None, rope_factors=None) -> None:
-    """A GGUF file as llama.cpp's converter writes it: names, permuted rows, Gemma's norms."""
+    """Writes a GGUF file like llama.cpp's converter: names, permuted rows, Gemma's norms."""
     import gguf
 
     arch = str(raw["model_type"])
@@ -194,15 +194,15 @@ def write_gguf(file, raw, tensors, quantise=None, extra=None, rope_factors=None)
 
 
 def random_state(config: DecoderConfig) -> nnx.State:
-    """The `nnx.State` of a `Decoder` with random weights, drawn in one compilation."""
+    """Returns the `nnx.State` of a `Decoder` with random weights, which compiles once."""
     return jax.jit(lambda: nnx.state(decoder_params.Decoder(config, rngs=nnx.Rngs(0))))()
 
 
 def random_params(config: DecoderConfig) -> decoder_params.Params:
-    """The same as the plain dictionary that `decoder` takes."""
+    """Returns random weights as the dictionary that `decoder` takes."""
     return decoder_params.to_params(random_state(config))
 
 
 def parameter_count(config: DecoderConfig) -> int:
-    """The number of a decoder's weights."""
+    """Returns the number of a decoder's weights."""
     return sum(leaf.size for leaf in jax.tree.leaves(decoder_params.abstract_params(config)))

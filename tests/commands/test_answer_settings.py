@@ -37,7 +37,7 @@ def different(old, new):
     return {name for name in (*old, *new) if old.get(name) != new.get(name)}
 
 
-def test_a_passage_that_was_edited_is_another_run():
+def test_identity_changes_with_edited_passage():
     edited = Corpus("ircot_full", (dataclasses.replace(LUND, text="Lund is in Halland."),))
     old, new = settings("native_rag"), settings("native_rag", corpus=edited)
     assert old == settings("native_rag") and different(old, new) == {"passages"}
@@ -48,7 +48,7 @@ def test_a_passage_that_was_edited_is_another_run():
     [(), (FACT, FACT), (FACT._replace(tail="Halland"),),
      (FACT._replace(sentence=None),)],
 )  # fmt: skip
-def test_triples_of_the_dataset_that_were_edited_are_another_run(triples):
+def test_identity_changes_with_edited_triples(triples):
     old = settings()
     assert old == settings() and old["triples"] is None
     assert different(old, settings(triples=triples)) == {"triples.content"}
@@ -57,7 +57,7 @@ def test_triples_of_the_dataset_that_were_edited_are_another_run(triples):
 
 
 @pytest.mark.parametrize("backend", ["jax", "transformers"])
-def test_a_dtype_that_is_left_open_is_what_it_becomes(monkeypatch, backend):
+def test_identity_records_default_dtype(monkeypatch, backend):
     if backend == "transformers":
         pytest.importorskip("torch")
     chosen = f"--config.reader.backend={backend}"
@@ -85,14 +85,14 @@ def test_a_dtype_that_is_left_open_is_what_it_becomes(monkeypatch, backend):
          ("sentencex", "tokenizers", "sentence-transformers", "transformers")),
     ],
 )  # fmt: skip
-def test_packages_count_where_they_are_used(method, overrides, names):
+def test_identity_has_packages_in_use(method, overrides, names):
     if "sentence-transformers" in names:
         pytest.importorskip("sentence_transformers")
     found = settings(method, *(f"--config.{override}" for override in overrides))
     assert set(found["packages"]) == set(names)
 
 
-def test_language_models_name_what_reads_and_writes():
+def test_identity_of_language_model_has_prompt_packages():
     reading = {"tokenizers", "transformers", "jinja2"}
     assert set(settings("direct")["reader.packages"]) == reading
     served = ("--config.reader.backend=openai", "--config.reader.model=m")
@@ -104,7 +104,7 @@ def test_language_models_name_what_reads_and_writes():
         assert set(found["reader.packages"]) == reading
 
 
-def test_a_store_that_was_changed_is_another_run(tmp_path):
+def test_identity_changes_with_triple_store(tmp_path):
     def commit(passage, triples):
         with TripleStore.create(tmp_path / FILE) as store:
             record = Record(passage.id, content_hash(passage), triples)
@@ -120,7 +120,7 @@ def test_a_store_that_was_changed_is_another_run(tmp_path):
         settings("cirag", f"--config.triples={tmp_path / 'nowhere'}")
 
 
-def test_another_parser_is_another_run_of_online_extraction(monkeypatch):
+def test_identity_of_online_extraction_has_parser_version(monkeypatch):
     old = settings("cirag", "--config.triples=online")
     assert old["triples"] == "online" and "triples.content" not in old
     assert old == settings("cirag", "--config.triples=online", triples=())
@@ -136,7 +136,7 @@ def planned(method, questions):
     return Plan(config, asked, (), {})
 
 
-def test_questions_that_a_model_was_trained_on_are_counted(capsys):
+def test_warning_counts_training_questions(capsys):
     names = sorted(workdir.trained_on("shipped:aligner") or ())[:2]
     aligner, reader = (workdir.trained_on(f"shipped:{name}") for name in ("aligner", "reader"))
     assert aligner and reader
@@ -151,7 +151,7 @@ def test_questions_that_a_model_was_trained_on_are_counted(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_who_collects_trajectories_is_told_of_sentences():
+def test_trajectories_without_triples_suggest_sentences():
     config = load_config(str(_ROOT / "configs/trajectories.py"))
     needs, ready = distill._prepared(config, distill._check(config))
     asked = task.Task(needs, Dataset("d", (), {}, {}), (), CORPUS)

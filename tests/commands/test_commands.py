@@ -35,7 +35,7 @@ def trained(tmp_path_factory, command):
 
 
 @pytest.mark.slow
-def test_train_prints_one_object_and_keeps_it(trained):
+def test_train_prints_and_saves_one_object(trained):
     root, done = trained
     result = json.loads(done.stdout)
     assert result["complete"] and result["step"] == 4 and "dev/mrr" in result
@@ -43,7 +43,7 @@ def test_train_prints_one_object_and_keeps_it(trained):
     assert json.loads((root / "w" / "result.json").read_text()) == result
 
 
-def test_evaluate_has_the_keys_of_the_contract(trained, tmp_path, command):
+def test_evaluate_result_has_documented_keys(trained, tmp_path, command):
     root, _ = trained
     done = command(
         "evaluate.py", f"--workdir={tmp_path}", f"--config.checkpoint={root / 'w'}",
@@ -90,7 +90,7 @@ def test_evaluate_has_the_keys_of_the_contract(trained, tmp_path, command):
     assert share in (0, 0.5, 1)
 
 
-def test_follow_evaluates_every_checkpoint(trained, tmp_path, command):
+def test_follow_command_evaluates_every_checkpoint(trained, tmp_path, command):
     root, _ = trained
     shared = [
         f"--config.data.dir={root / 'data'}", "--config.data.split=dev",
@@ -127,7 +127,7 @@ def test_evaluate_with_other_retrievers_and_corpora(trained, tmp_path, command, 
             assert all(len(rows) <= 8 for rows in record["ranked"].values())
 
 
-def test_a_method_retrieves_along_links_with_what_was_exported(trained, tmp_path, command):
+def test_export_link_head_retrieves_in_method(trained, tmp_path, command):
     root, _ = trained
     done = command("export.py", f"--workdir={tmp_path}", f"--config.checkpoint={root / 'w'}")
     assert json.loads(done.stdout)["link_head"]
@@ -155,7 +155,7 @@ def rankings_of(workdir):
     return [json.loads(line) for line in (workdir / "rankings.jsonl").read_text().splitlines()]
 
 
-def test_export_is_loaded_by_sentence_transformers(trained, tmp_path, command):
+def test_export_loads_in_sentence_transformers(trained, tmp_path, command):
     sentence_transformers = pytest.importorskip("sentence_transformers")
     root, _ = trained
     done = command("export.py", f"--workdir={tmp_path}", f"--config.checkpoint={root / 'w'}")
@@ -193,9 +193,7 @@ def test_export_is_loaded_by_sentence_transformers(trained, tmp_path, command):
                       "--config.dev.questions=2", "--config.batch_size=8"], "config.json"),
     ],
 )  # fmt: skip
-def test_bad_input_is_one_sentence_and_exit_code_2(
-    trained, tmp_path, command, script, arguments, message
-):
+def test_commands_bad_input_exit_code_2(trained, tmp_path, command, script, arguments, message):
     root, _ = trained
     filled = [argument.format(root=root) for argument in arguments]
     done = command(script, f"--workdir={tmp_path / 'w'}", *filled)
@@ -204,7 +202,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
     assert done.stdout == "" and not (tmp_path / "w" / "result.json").exists()
 
 
-def test_a_quickstart_that_is_stopped_ends_and_says_how_to_go_on(tmp_path, monkeypatch):
+def test_quickstart_stopped_says_how_to_resume(tmp_path, monkeypatch):
     root = pathlib.Path(__file__).resolve().parents[2]
     main = runpy.run_path(str(root / "launch/quickstart.py"))["main"]
     monkeypatch.setattr(aligner, "train_and_evaluate", lambda *_: {"complete": False, "step": 3})

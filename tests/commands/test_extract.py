@@ -20,7 +20,7 @@ def server(monkeypatch):
         yield running
 
 
-def test_every_kind_of_outcome_is_told_apart(server, tmp_path):
+def test_extract_outcomes_are_counted_by_kind(server, tmp_path):
     result = run(server, corpus(tmp_path / "c", TEXTS), tmp_path / "w")
     assert (result["passages"], result["ok"], result["empty"], result["failed"]) == (6, 3, 1, 2)
     assert result["triples"] == 6 and result["complete"] and result["left"] == 0
@@ -55,7 +55,7 @@ HOSTILE = (
 
 
 @pytest.mark.parametrize("answer", HOSTILE, ids=range(len(HOSTILE)))
-def test_hostile_answers_and_passages_break_nothing(server, tmp_path, answer):
+def test_extract_hostile_text_is_stored_or_counted(server, tmp_path, answer):
     texts = {"'; --": "'); DROP TABLE passages; --", "a\x00b\u202e": "{}\x00 [[", "../../x": "x"}
     server.answer = lambda text, wants: (answer, "stop")
     result = run(server, corpus(tmp_path / "c", texts), tmp_path / "w")
@@ -67,7 +67,7 @@ def test_hostile_answers_and_passages_break_nothing(server, tmp_path, answer):
     assert run(server, tmp_path / "c", tmp_path / "w")["reused"] == 3
 
 
-def test_what_failed_is_tried_again_as_configured(server, tmp_path):
+def test_extract_retry_setting_selects_failures(server, tmp_path):
     folder = corpus(tmp_path / "c", TEXTS)
     run(server, folder, tmp_path / "w")
     for retry, asked in (("never", 0), ("errors", 1), ("all", 3)):
@@ -79,7 +79,7 @@ def test_what_failed_is_tried_again_as_configured(server, tmp_path):
     assert result["failed"] == 1 and triples(tmp_path / "w", ["p5"])[1] == {"p5": "ok"}
 
 
-def test_what_fails_in_a_run_is_not_tried_again_in_it(server, tmp_path):
+def test_extract_failure_is_not_retried_in_same_run(server, tmp_path):
     run(server, corpus(tmp_path / "c", TEXTS), tmp_path / "w")
     server.asked.clear()
     more = {"n1": "Osk refused Ule.", **TEXTS, "n2": "Ule joins Osk."}
@@ -88,7 +88,7 @@ def test_what_fails_in_a_run_is_not_tried_again_in_it(server, tmp_path):
     assert len(server.asked) == 4
 
 
-def test_updates_equal_an_extraction_from_scratch(server, tmp_path):
+def test_extract_update_equals_new_extraction(server, tmp_path):
     old = {**TEXTS, "q1": "Ule joins Osk.", "q2": "Tarn joins Osk."}
     new = {
         "n1": "Osk joins Brum.",
@@ -109,7 +109,7 @@ def test_updates_equal_an_extraction_from_scratch(server, tmp_path):
     assert old_rows == new_rows
 
 
-def test_a_limit_leaves_the_rest_alone(server, tmp_path):
+def test_extract_limit_keeps_other_passages(server, tmp_path):
     folder = corpus(tmp_path / "c", TEXTS)
     result = run(server, folder, tmp_path / "w", limit=2)
     assert (result["passages"], result["extracted"]) == (2, 2)
@@ -120,7 +120,7 @@ def test_a_limit_leaves_the_rest_alone(server, tmp_path):
     assert (result["passages"], result["deleted"]) == (6, 0) and not server.asked
 
 
-def test_another_model_needs_a_word(server, tmp_path):
+def test_extract_other_model_needs_replace(server, tmp_path):
     folder = corpus(tmp_path / "c", {"p0": TEXTS["p0"]})
     run(server, folder, tmp_path / "w")
     with pytest.raises(
@@ -134,7 +134,7 @@ def test_another_model_needs_a_word(server, tmp_path):
         run(server, folder, tmp_path / "w", **{"extractor.model": None})
 
 
-def test_two_servers_do_not_mix(server, tmp_path):
+def test_extract_other_server_needs_replace(server, tmp_path):
     """Both call what they have "only": the address tells them apart, unless it has a name."""
     folder = corpus(tmp_path / "c", {"p0": TEXTS["p0"]})
     run(server, folder, tmp_path / "w", **{"extractor.model": None})
@@ -146,7 +146,7 @@ def test_two_servers_do_not_mix(server, tmp_path):
         assert not other.asked
 
 
-def test_what_can_change_a_triple_needs_a_word(server, tmp_path):
+def test_extract_other_settings_need_replace(server, tmp_path):
     folder = corpus(tmp_path / "c", {"p0": TEXTS["p0"]})
     run(server, folder, tmp_path / "w")
     asked = len(server.asked)
@@ -165,7 +165,7 @@ def test_what_can_change_a_triple_needs_a_word(server, tmp_path):
     assert len(server.asked) == asked
 
 
-def test_a_store_of_an_earlier_version_is_not_added_to(server, tmp_path, monkeypatch):
+def test_extract_old_store_needs_replace(server, tmp_path, monkeypatch):
     folder = corpus(tmp_path / "c", {"p0": TEXTS["p0"]})
     with monkeypatch.context() as patch:
         early = {"model": "m", **extraction.version()}
@@ -178,7 +178,7 @@ def test_a_store_of_an_earlier_version_is_not_added_to(server, tmp_path, monkeyp
         run(server, folder, tmp_path / "w")
 
 
-def test_another_parser_needs_a_word(server, tmp_path, monkeypatch):
+def test_extract_other_parser_needs_replace(server, tmp_path, monkeypatch):
     folder = corpus(tmp_path / "c", {"p0": TEXTS["p0"]})
     with monkeypatch.context() as patch:  # a store from before there was a version
         patch.setattr(extraction, "version", lambda *_: {"prompt": prompts.prompt_hash()})
@@ -194,7 +194,7 @@ def test_another_parser_needs_a_word(server, tmp_path, monkeypatch):
     assert run(server, folder, tmp_path / "w", replace=True)["extracted"] == 1
 
 
-def test_the_contexts_of_selected_questions_alone(server, tmp_path):
+def test_extract_selected_questions_only_their_contexts(server, tmp_path):
     folder = corpus(tmp_path / "c", TEXTS)
     contexts = {"q0": ["p0", "p3"], "q1": ["p3", "p1"], "q2": ["p4"]}
     rows = [
@@ -225,7 +225,7 @@ def test_the_contexts_of_selected_questions_alone(server, tmp_path):
         ({"data.corpus": "selected_questions", "import_openie": "x"}, "imports the whole file"),
     ],
 )
-def test_a_selection_that_selects_nothing_is_refused(server, tmp_path, fields, words):
+def test_extract_bad_selection_is_refused(server, tmp_path, fields, words):
     folder = corpus(tmp_path / "c", TEXTS)
     question = {"id": "q", "question": "?", "answers": ["a"], "split": "dev", "context": ["p0"]}
     (folder / "questions.jsonl").write_text(json.dumps(question) + "\n")
@@ -233,7 +233,7 @@ def test_a_selection_that_selects_nothing_is_refused(server, tmp_path, fields, w
         run(server, folder, tmp_path / "w", **fields)
 
 
-def test_a_run_without_triples_stops(server, tmp_path):
+def test_extract_too_few_triples_stops_run(server, tmp_path):
     texts = {f"p{i}": "It says nothing." if i < 3 else "prose" for i in range(9)}
     texts["p0"] = TEXTS["p0"]
     folder = corpus(tmp_path / "c", texts)
@@ -252,7 +252,7 @@ def test_a_run_without_triples_stops(server, tmp_path):
     assert run(server, few, tmp_path / "v", max_empty_share=0.5, **fields)["empty"] == 1
 
 
-def test_the_estimate_comes_first_and_may_be_all(server, tmp_path, capsys):
+def test_extract_estimate_comes_first(server, tmp_path, capsys):
     folder = corpus(tmp_path / "c", TEXTS)
     result = run(server, folder, tmp_path / "w", estimate_only=True)
     assert not server.asked and not list((tmp_path / "w").iterdir())
@@ -274,7 +274,7 @@ def test_the_estimate_comes_first_and_may_be_all(server, tmp_path, capsys):
         (None, "corpus.jsonl does not exist"),
     ],
 )  # fmt: skip
-def test_broken_corpora_are_refused(server, tmp_path, content, message):
+def test_extract_broken_corpus_is_refused(server, tmp_path, content, message):
     (tmp_path / "c").mkdir()
     if content is not None:
         (tmp_path / "c" / "corpus.jsonl").write_text(content)
@@ -288,7 +288,7 @@ def test_broken_corpora_are_refused(server, tmp_path, content, message):
     [("block", 0), ("retry", "some"), ("max_empty_share", 1.5), ("limit", -1),
      ("entity_tokens", 0), ("data.dir", "/nowhere")],
 )  # fmt: skip
-def test_bad_settings_are_refused(server, tmp_path, field, value):
+def test_extract_bad_settings_are_refused(server, tmp_path, field, value):
     folder = corpus(tmp_path / "c", TEXTS)
     with pytest.raises(UserError, match=field if field != "data.dir" else "/nowhere"):
         run(server, folder, tmp_path / "w", **{field: value})

@@ -45,7 +45,7 @@ def tiny_model(folder):
 
 
 @pytest.mark.slow
-def test_nonsense_is_counted_and_stops_the_run(command, tmp_path):
+def test_command_nonsense_output_is_counted_and_stops_run(command, tmp_path):
     arguments = tiny_model(tmp_path)
     code, result, err = command(*arguments)
     assert (code, result) == (2, None) and "estimate: 6 passages" in err
@@ -63,7 +63,7 @@ def test_nonsense_is_counted_and_stops_the_run(command, tmp_path):
 
 
 @pytest.mark.slow
-def test_ctrl_c_loses_nothing(command, tmp_path, monkeypatch):
+def test_command_ctrl_c_keeps_all_answers(command, tmp_path, monkeypatch):
     arguments = (*tiny_model(tmp_path), "--config.max_empty_share=1", "--config.in_flight=2")
     record, count = Journal.record, 0
 
@@ -86,7 +86,7 @@ def test_ctrl_c_loses_nothing(command, tmp_path, monkeypatch):
     assert (result["passages"], result["failed"], result["calls"]) == (6, 6, 12)
 
 
-def test_an_estimate_leaves_an_earlier_result_alone(command, tmp_path):
+def test_command_estimate_keeps_earlier_result(command, tmp_path):
     def kept():
         return {path.name: path.read_bytes() for path in tmp_path.glob("w/*") if path.is_file()}
 
@@ -105,7 +105,7 @@ def test_an_estimate_leaves_an_earlier_result_alone(command, tmp_path):
     assert kept() == before
 
 
-def test_a_store_of_an_earlier_version_is_refused(command, tmp_path):
+def test_command_old_store_is_refused(command, tmp_path):
     old = tmp_path / "w" / "triples"
     (old / "segments").mkdir(parents=True)
     (old / "index.sqlite").write_bytes(b"")

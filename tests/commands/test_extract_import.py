@@ -44,7 +44,7 @@ def folder(tmp_path):
     return folder
 
 
-def test_it_reads_what_the_dataset_reads(folder, tmp_path):
+def test_import_same_triples_as_dataset_reader(folder, tmp_path):
     result = run(folder, tmp_path / "w", folder / "openie.jsonl", block=5)
     dataset = jsonl.read_dataset(folder)
     with TripleStore.open(tmp_path / "w") as store:
@@ -58,7 +58,7 @@ def test_it_reads_what_the_dataset_reads(folder, tmp_path):
     assert (again["imported"], again["reused"]) == (0, 22)
 
 
-def test_extraction_goes_on_from_an_import(folder, tmp_path):
+def test_import_then_extraction_of_other_passages(folder, tmp_path):
     run(folder, tmp_path / "w", folder / "openie.jsonl")
     with model_server() as server:
         result = run(
@@ -75,7 +75,7 @@ def test_extraction_goes_on_from_an_import(folder, tmp_path):
     assert counted.count("openie.jsonl") == 22 and counted.count(None) == 2
 
 
-def test_a_changed_file_and_a_changed_corpus(folder, tmp_path):
+def test_import_changed_file_and_corpus_update_store(folder, tmp_path):
     run(folder, tmp_path / "w", folder / "openie.jsonl")
     lines = (folder / "corpus.jsonl").read_text().splitlines()
     (folder / "corpus.jsonl").write_text("\n".join(lines[:-1]) + "\n")
@@ -101,7 +101,7 @@ def test_a_changed_file_and_a_changed_corpus(folder, tmp_path):
          "new.jsonl:1: field 'triple_sentences.0.' must not be negative"),
     ],
 )  # fmt: skip
-def test_broken_lines_are_refused(folder, tmp_path, row, message):
+def test_import_broken_line_is_refused(folder, tmp_path, row, message):
     with pytest.raises(UserError, match=message):
         run(folder, tmp_path / "w", write(tmp_path / "new.jsonl", row))
     with pytest.raises(UserError, match="does not exist"):

@@ -29,7 +29,7 @@ def server(monkeypatch):
         yield running
 
 
-def test_a_deadline_ends_cleanly_and_a_budget_too(server, tmp_path):
+def test_stop_by_deadline_or_budget_is_clean(server, tmp_path):
     folder = corpus(tmp_path / "c", TEXTS)
     stopped = run(server, folder, tmp_path / "w", stop_after_minutes=1e-9)
     assert not stopped["complete"] and stopped["left"] == 6 and not server.asked
@@ -42,7 +42,7 @@ def test_a_deadline_ends_cleanly_and_a_budget_too(server, tmp_path):
     assert len(rest) == len(set(rest)) and refused
 
 
-def test_a_clean_end_stores_what_has_an_outcome(server, tmp_path):
+def test_stop_stores_all_outcomes(server, tmp_path):
     folder = corpus(tmp_path / "c", TEXTS)
     fields = {"in_flight": 1, "extractor.max_concurrency": 1}
     stopped = run(server, folder, tmp_path / "w", **fields, **{"extractor.budget_tokens": 1150})
@@ -63,7 +63,7 @@ def test_a_clean_end_stores_what_has_an_outcome(server, tmp_path):
     assert content(tmp_path / "w") == content(tmp_path / "whole")
 
 
-def test_what_an_aborted_run_left_is_replaced_with_a_word(server, tmp_path):
+def test_stop_then_other_model_needs_replace(server, tmp_path):
     folder = corpus(tmp_path / "c", {f"p{i}": "Osk prose here." for i in range(3)})
     with pytest.raises(UserError, match="use a better model .with --config.replace=true."):
         run(server, folder, tmp_path / "w", max_empty_share=0.5, min_passages=3)
@@ -83,7 +83,7 @@ def test_what_an_aborted_run_left_is_replaced_with_a_word(server, tmp_path):
     ("owner", "name", "call"),
     [(TripleStore, "commit", 2), (Journal, "forget", 1), (Journal, "close_program", 4)],
 )
-def test_a_block_counts_once_wherever_it_is_interrupted(
+def test_stop_anywhere_in_block_counts_it_once(
     server, tmp_path, monkeypatch, owner, name, call, when
 ):
     folder, function, count = corpus(tmp_path / "c", TEXTS), getattr(owner, name), 0
@@ -109,7 +109,7 @@ def test_a_block_counts_once_wherever_it_is_interrupted(
     assert content(tmp_path / "w") == content(tmp_path / "whole")
 
 
-def test_a_full_disk_loses_nothing(server, tmp_path, monkeypatch):
+def test_stop_by_full_disk_keeps_all_answers(server, tmp_path, monkeypatch):
     folder = corpus(tmp_path / "c", TEXTS)
 
     def full(*_):
@@ -124,7 +124,7 @@ def test_a_full_disk_loses_nothing(server, tmp_path, monkeypatch):
     assert len(server.asked) == asked + 1  # the request that had failed, and no other
 
 
-def test_an_interruption_from_the_keyboard_loses_nothing(server, tmp_path, monkeypatch):
+def test_stop_by_keyboard_keeps_all_answers(server, tmp_path, monkeypatch):
     folder, record, count = corpus(tmp_path / "c", TEXTS), Journal.record, 0
 
     def interrupted(*arguments):
@@ -145,7 +145,7 @@ def test_an_interruption_from_the_keyboard_loses_nothing(server, tmp_path, monke
     assert 8 <= before < 12 and len(again) - len(set(again)) <= 1  # the one under way
 
 
-def test_killed_anywhere_it_resumes_to_the_same_rows(server, tmp_path):
+def test_stop_by_kill_anywhere_resumes_to_same_rows(server, tmp_path):
     words = [f"{a}{b}" for a in ("Ul", "Tar", "Os", "Bru") for b in ("e", "n", "k")]
     texts = {f"p{i}": f"{a} feeds {words[i - 3]}. Osk joins {a}." for i, a in enumerate(words[:9])}
     texts |= {"p3": "It says nothing.", "p5": "Osk prose here."}

@@ -72,7 +72,7 @@ def never(seconds):
     raise AssertionError("it waits")
 
 
-def test_a_running_training_is_followed_to_its_end(training, workdir, capsys):
+def test_follow_running_training_until_it_ends(training, workdir, capsys):
     moments = iter(
         [
             lambda: training.save(1),
@@ -104,7 +104,7 @@ def test_a_running_training_is_followed_to_its_end(training, workdir, capsys):
     assert evaluate.asked == [1, 2, 3]
 
 
-def test_a_checkpoint_that_is_deleted_while_it_is_evaluated_is_read_to_its_end(training, workdir):
+def test_follow_checkpoint_deleted_during_evaluation_is_kept(training, workdir):
     def delete(step):
         shutil.rmtree(training.folder / "checkpoints" / str(step))
 
@@ -116,7 +116,7 @@ def test_a_checkpoint_that_is_deleted_while_it_is_evaluated_is_read_to_its_end(t
     assert evaluate.asked == [1, 2]
 
 
-def test_one_that_was_deleted_before_is_left_out(training, workdir, capsys):
+def test_follow_checkpoint_deleted_before_is_skipped(training, workdir, capsys):
     training.save(1)
     training.save(2)
     training.end()
@@ -129,7 +129,7 @@ def test_one_that_was_deleted_before_is_left_out(training, workdir, capsys):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_and_the_same_command_goes_on(training, workdir, capsys, number):
+def test_follow_signal_stops_and_same_command_resumes(training, workdir, capsys, number):
     before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     training.save(1)
     training.save(2)
@@ -150,7 +150,7 @@ def test_a_signal_ends_it_and_the_same_command_goes_on(training, workdir, capsys
     assert not follow(config_of(training), workdir, evaluate, kill)["complete"]
 
 
-def test_an_evaluation_without_time_ends_it(training, workdir):
+def test_follow_stopped_evaluation_stops_follow(training, workdir):
     config = reader_eval.get_config()
     config.follow, config.metric, config.checkpoint = True, None, str(training.folder)
     config.stop_after_minutes = 60.0
@@ -166,7 +166,7 @@ def test_an_evaluation_without_time_ends_it(training, workdir):
     assert asked == [(False, True)] and not list(workdir.glob("step_1/table.md"))
 
 
-def test_other_settings_and_another_training_are_refused(training, workdir, tmp_path):
+def test_follow_other_settings_or_training_is_refused(training, workdir, tmp_path):
     training.save(1)
     training.end()
     follow(config_of(training), workdir, Evaluation(), never)
@@ -179,7 +179,7 @@ def test_other_settings_and_another_training_are_refused(training, workdir, tmp_
         follow(config_of(other), workdir, Evaluation(), never)
 
 
-def test_the_metric_can_be_chosen_afterwards(training, workdir):
+def test_follow_metric_may_change_on_resume(training, workdir):
     training.save(1)
     training.save(2)
     training.end()
@@ -193,7 +193,7 @@ def test_the_metric_can_be_chosen_afterwards(training, workdir):
     assert list(result["checkpoints"][0]) == ["step", "recall@2", "recall@5"]
 
 
-def test_what_is_no_training_is_refused(training, workdir):
+def test_follow_folder_without_training_is_refused(training, workdir):
     config = config_of(training)
     training.folder.mkdir()
     (training.folder / "config.json").write_text('{"model_type": "bert"}')

@@ -57,7 +57,7 @@ def read(workdir):
 # ------------------------------------------------------------------------------------ through HTTP
 
 
-def test_responses_in_input_order_and_the_result(server, tmp_path):
+def test_generate_responses_in_input_order(server, tmp_path):
     prompts = write(tmp_path / "p.jsonl", *(line(f"q{i}") for i in range(7)))
     server.script["q2"] = [400]
     result = generate_file(served(server, prompts, max_concurrency=4), tmp_path)
@@ -83,7 +83,7 @@ def test_responses_in_input_order_and_the_result(server, tmp_path):
     assert result["tokens_per_second"] == pytest.approx(30 / result["seconds"])
 
 
-def test_every_field_of_a_line_reaches_the_server(server, tmp_path):
+def test_generate_all_fields_reach_server(server, tmp_path):
     turns = [
         {"role": "system", "content": "s"},
         {"role": "user", "content": "q", "observation": " seen"},
@@ -110,7 +110,7 @@ def test_every_field_of_a_line_reaches_the_server(server, tmp_path):
     assert second["seed"] == 2 and "response_format" not in second
 
 
-def test_a_restart_asks_only_for_what_is_missing(server, tmp_path, capfd):
+def test_generate_restart_sends_only_missing_requests(server, tmp_path, capfd):
     prompts = write(tmp_path / "p.jsonl", line("a"), line("b"), line("c"))
     server.script["b"] = [400]
     generate_file(served(server, prompts), tmp_path)
@@ -136,7 +136,7 @@ def test_a_restart_asks_only_for_what_is_missing(server, tmp_path, capfd):
     assert again["generated_tokens"] == result["generated_tokens"]
 
 
-def test_other_settings_need_another_workdir(server, tmp_path):
+def test_generate_other_settings_are_refused(server, tmp_path):
     prompts = write(tmp_path / "p.jsonl", line("a"))
     generate_file(served(server, prompts), tmp_path)
     before = (tmp_path / "responses.jsonl").read_bytes()
@@ -153,7 +153,7 @@ def test_other_settings_need_another_workdir(server, tmp_path):
         generate_file(served(server, prompts), tmp_path)
 
 
-def test_a_budget_holds_over_restarts(server, tmp_path, capfd):
+def test_generate_budget_spans_restarts(server, tmp_path, capfd):
     prompts = write(tmp_path / "p.jsonl", *(line(f"q{i}", max_tokens=20) for i in range(4)))
     fields = {"budget_tokens": 50, "max_concurrency": 1}
     result = generate_file(served(server, prompts, **fields), tmp_path)
@@ -167,7 +167,7 @@ def test_a_budget_holds_over_restarts(server, tmp_path, capfd):
     assert not more["budget_exhausted"] and more["failures"] == 0 and more["resumed"] == 2
 
 
-def test_the_only_model_of_a_server_needs_no_name(server, tmp_path):
+def test_generate_only_model_of_server_needs_no_name(server, tmp_path):
     prompts = write(tmp_path / "p.jsonl", line("a"))
     server.models = ["llama"]
     result = generate_file(served(server, prompts, model=None), tmp_path)
@@ -177,7 +177,7 @@ def test_the_only_model_of_a_server_needs_no_name(server, tmp_path):
         generate_file(served(server, write(prompts, line("b")), model=None), tmp_path)
 
 
-def test_servers_that_are_asked_for_their_model_do_not_mix(server, tmp_path):
+def test_generate_unnamed_models_of_two_servers_differ(server, tmp_path):
     """Neither in a workdir nor, by the same fingerprint, in a cache."""
     prompts = write(tmp_path / "p.jsonl", line("a"))
     server.models = ["llama"]
@@ -224,7 +224,7 @@ def test_servers_that_are_asked_for_their_model_do_not_mix(server, tmp_path):
         ({"continue_final": True}, "needs a last message with the role 'assistant'"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path, record, words):
+def test_generate_bad_line_is_named(tmp_path, record, words):
     prompts = write(tmp_path / "p.jsonl", line("first"), {**line("second"), **record})
     with pytest.raises(UserError, match=f"p.jsonl:2: .*{words}"):
         generate_file(config_of(prompts), tmp_path)
@@ -246,7 +246,7 @@ def test_a_bad_line_is_named(tmp_path, record, words):
         ({"backend": "openai", "base_url": None}, "OPENAI_API_KEY must hold"),
     ],
 )
-def test_a_bad_config_is_named(tmp_path, monkeypatch, fields, words):
+def test_generate_bad_config_is_named(tmp_path, monkeypatch, fields, words):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     prompts = write(tmp_path / "p.jsonl", line("a"))
     fields = (
@@ -256,7 +256,7 @@ def test_a_bad_config_is_named(tmp_path, monkeypatch, fields, words):
         generate_file(config_of(prompts, **fields), tmp_path)
 
 
-def test_a_key_given_for_its_name_leaves_the_workdir(tmp_path, capsys):
+def test_generate_key_instead_of_name_is_not_recorded(tmp_path, capsys):
     prompts = write(tmp_path / "p.jsonl", line("a"))
     key, workdir = "sk-test-0123456789", tmp_path / "w"
     argv = ["generate.py", f"--workdir={workdir}", f"--config.prompts={prompts}"]
@@ -272,7 +272,7 @@ def test_a_key_given_for_its_name_leaves_the_workdir(tmp_path, capsys):
 # ------------------------------------------------------------------------------------- as commands
 
 
-def test_bad_prompts_exit_with_2_and_one_sentence(tmp_path, command):
+def test_generate_bad_prompts_exit_code_2(tmp_path, command):
     prompts = write(tmp_path / "p.jsonl", {"id": "a"})
     done = command("generate.py", f"--config.prompts={prompts}", f"--workdir={tmp_path / 'w'}")
     assert done.returncode == 2 and done.stdout == ""
@@ -280,7 +280,7 @@ def test_bad_prompts_exit_with_2_and_one_sentence(tmp_path, command):
     assert "Traceback" not in done.stderr
 
 
-def test_a_full_disk_is_one_sentence_and_repeats_nothing(server, tmp_path, command):
+def test_generate_full_disk_keeps_all_answers(server, tmp_path, command):
     prompts = write(tmp_path / "p.jsonl", *(line(f"q{i}", f"q{i}" + "x" * 3000) for i in range(40)))
     arguments = (
         "generate.py", "--config.backend=openai", f"--config.base_url={server.url}",
@@ -308,7 +308,7 @@ def _recorded(workdir):
     return count
 
 
-def test_a_schema_that_another_release_enforces_is_another_program(monkeypatch):
+def test_generate_other_llguidance_is_other_program(monkeypatch):
     turns = (Message("user", "who is it?"),)
     plain, held = Generate(turns), Generate(turns, json_schema={"enum": ["the mill"]})
 
@@ -323,7 +323,7 @@ def test_a_schema_that_another_release_enforces_is_another_program(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["jax", "transformers"])
-def test_the_command_with_a_local_model(tmp_path, backend, command):
+def test_generate_command_with_local_model(tmp_path, backend, command):
     if backend == "transformers":
         pytest.importorskip("torch")
     model = tiny_decoder.folder(tmp_path / "model")

@@ -112,7 +112,7 @@ def whole(model, folders, tmp_path, capsys):
 # --------------------------------------------------------------------------------------- whole runs
 
 
-def test_every_step_and_why_things_were_dropped(whole, model):
+def test_result_counts_every_step_and_reason(whole, model):
     workdir, result = whole
     assert result["complete"] is True and result["failures"] == 0
     assert (result["documents"], result["sentences"], result["claims"]) == (5, 9, 6)
@@ -133,7 +133,7 @@ def test_every_step_and_why_things_were_dropped(whole, model):
     assert asked.count("asker") == 10 and asked.count("extractor") == 1
 
 
-def test_facts_are_worded_once_and_put_together(whole, model, folders, tmp_path, capsys):
+def test_wordings_equal_facts_are_worded_once(whole, model, folders, tmp_path, capsys):
     workdir, _ = whole
     asked = len(model.asked)
     hops = arguments(folders, tmp_path / "hops", "questions.kind=hops")
@@ -152,7 +152,7 @@ def test_facts_are_worded_once_and_put_together(whole, model, folders, tmp_path,
     assert [role for role, _ in model.asked[asked:]].count("asker") == 11
 
 
-def test_the_folder_is_a_dataset_of_this_project(whole):
+def test_output_folder_is_a_dataset(whole):
     workdir, _ = whole
     dataset = jsonl.read_dataset(workdir)
     rows = {row["question_id"]: row for row in answering.lines(workdir / "paths.jsonl")}
@@ -178,7 +178,7 @@ def test_the_folder_is_a_dataset_of_this_project(whole):
     assert group["claims"] == ["Tarn governs Osk.", "Oskton borders Fenn."]
 
 
-def test_what_is_left_to_ask_is_estimated(model, folders, tmp_path, capsys):
+def test_estimate_covers_remaining_requests(model, folders, tmp_path, capsys):
     def told(*more):
         _, err = execute(capsys, arguments(folders, tmp_path, *more))
         lines = re.findall(r"(\w+): at most (\d+) requests, about ([\d,]+) prompt tokens", err)
@@ -194,9 +194,7 @@ def test_what_is_left_to_ask_is_estimated(model, folders, tmp_path, capsys):
     assert again.keys() == {"questions"} and again["questions"][0] >= 20
 
 
-def test_the_estimate_of_the_first_step_that_asks_may_be_all(
-    whole, model, folders, tmp_path, capsys
-):
+def test_estimate_only_stops_at_first_request(whole, model, folders, tmp_path, capsys):
     def files(workdir):
         return {path.name: path.read_bytes() for path in workdir.iterdir()}
 
@@ -223,7 +221,7 @@ def test_the_estimate_of_the_first_step_that_asks_may_be_all(
     assert files(whole[0]) == before and len(model.asked) == asked
 
 
-def test_an_estimate_names_the_damaged_journal_not_its_copy(whole, folders, capsys):
+def test_estimate_damaged_journal_is_named(whole, folders, capsys):
     file = whole[0] / JOURNAL
     with contextlib.closing(sqlite3.connect(file)) as db, db:
         changed = db.execute("UPDATE programs SET outcome = '{'")
@@ -233,7 +231,7 @@ def test_an_estimate_names_the_damaged_journal_not_its_copy(whole, folders, caps
     assert " is damaged (" in told
 
 
-def test_runs_share_their_responses(model, folders, tmp_path, capsys):
+def test_cache_two_runs_share_responses(model, folders, tmp_path, capsys):
     cache = f"cache={tmp_path / 'responses.sqlite'}"
     first, _ = execute(capsys, arguments(folders, tmp_path / "a", cache))
     asked = len(model.asked)
@@ -249,7 +247,7 @@ def test_runs_share_their_responses(model, folders, tmp_path, capsys):
 # ------------------------------------------------------------------------------ judged by a person
 
 
-def test_judgements_outlive_the_same_command(whole, folders, capsys):
+def test_review_judgements_survive_rerun(whole, folders, capsys):
     workdir, first = whole
     file = workdir / "review.jsonl"
     assert "review" not in first
@@ -276,7 +274,7 @@ def test_judgements_outlive_the_same_command(whole, folders, capsys):
         (None, ":2: invalid or truncated JSON"),
     ],
 )
-def test_a_malformed_review_is_refused_and_kept(line, message, model, folders, tmp_path, capsys):
+def test_review_malformed_file_is_refused_and_kept(line, message, model, folders, tmp_path, capsys):
     good = {"names": ["Osk"], "kind": "always", "claims": [], "judgement": True}
     text = "{" if line is None else json.dumps({**good, **line})
     (tmp_path / "review.jsonl").write_text(f"{json.dumps(good)}\n{text}\n")
@@ -285,7 +283,7 @@ def test_a_malformed_review_is_refused_and_kept(line, message, model, folders, t
     assert (tmp_path / "review.jsonl").read_bytes() == before and model.asked == []
 
 
-def test_groups_of_the_same_names_are_told_apart_by_their_claims():
+def test_review_equal_names_are_matched_by_claims():
     def row(claims, judgement=None, kind="context", names=("A", "B")):
         return question_files.Reviewed(names, kind, (claims,), judgement)
 
@@ -303,7 +301,7 @@ def test_groups_of_the_same_names_are_told_apart_by_their_claims():
     }
 
 
-def test_a_question_that_needs_links_of_both_kinds_counts_once():
+def test_needs_link_both_kinds_count_once():
     def row(links, name="q"):
         return {"question_id": name, "hops": 3, "links": links}
 
@@ -313,14 +311,14 @@ def test_a_question_that_needs_links_of_both_kinds_counts_once():
     assert question_files._needs_link(rows) == {"3": wanted}
 
 
-def test_the_same_question_twice_is_one(model, folders, tmp_path, capsys):
+def test_questions_duplicates_are_dropped(model, folders, tmp_path, capsys):
     model.asker = lambda shown: "Question: What is it that Ule feeds? | Answer: Dunn"
     more = ("questions.validation=off", "paths.hops=(4,5)")
     result, _ = execute(capsys, arguments(folders, tmp_path, *more))
     assert result["questions"] == 1 and result["dropped_questions"] == {"asked_twice": 2}
 
 
-def test_a_sentence_of_two_chunks_is_evidence_in_either(model, folders, tmp_path, capsys):
+def test_evidence_sentence_in_two_chunks_counts_in_both(model, folders, tmp_path, capsys):
     facts = ("Ule feeds Tarn.", "Tarn governs Osk.")
     texts = [f"It says nothing. {fact} It says nothing." for fact in facts]
     documents = tmp_path / "documents"
@@ -340,7 +338,7 @@ def test_a_sentence_of_two_chunks_is_evidence_in_either(model, folders, tmp_path
     assert recall_at(others, gold, 2, passage_substitutes(question)) == 1.0
 
 
-def test_other_chunks_ask_nobody_again(whole, model, folders, capsys):
+def test_chunks_other_size_sends_no_requests(whole, model, folders, capsys):
     workdir, first = whole
     before = len(model.asked)
     sizes = ("chunks.least=1", "chunks.most=3", "chunks.overlap=0")
@@ -351,7 +349,7 @@ def test_other_chunks_ask_nobody_again(whole, model, folders, capsys):
     assert {p for q in dataset.questions for p in q.supporting or ()} <= set(dataset.corpus)
 
 
-def test_hard_clusters_and_no_equivalence_are_switches(whole, model, folders, tmp_path, capsys):
+def test_settings_hard_clusters_and_no_equivalence(whole, model, folders, tmp_path, capsys):
     hard, _ = execute(capsys, arguments(folders, tmp_path / "h", "clusters.soft=false"))
     assert hard["questions"] == whole[1]["questions"] and hard["claims_in_several_clusters"] == 0
     off, err = execute(capsys, arguments(folders, tmp_path / "o", "equivalence.kind=off"))
@@ -362,7 +360,7 @@ def test_hard_clusters_and_no_equivalence_are_switches(whole, model, folders, tm
 # ------------------------------------------------------------------------------ kills, ends, faults
 
 
-def test_killed_at_any_write_and_resumed_gives_the_same_bytes(
+def test_resume_after_kill_at_any_write_same_bytes(
     whole, model, folders, tmp_path, capsys, monkeypatch
 ):
     workdir, _ = whole
@@ -408,7 +406,7 @@ def uninterrupted(tmp_path_factory):
 
 
 @pytest.mark.parametrize("step", ["claim", "clusters", "same", "question"])
-def test_killed_in_a_step_by_a_signal(step, uninterrupted, folders, tmp_path, command):
+def test_resume_after_signal_in_step(step, uninterrupted, folders, tmp_path, command):
     argv = arguments(folders, tmp_path / "w", preset="rules", documents="films")
     if not (uninterrupted / "result.json").exists():
         first = command("generate_questions.py", *argv[:-1], f"--workdir={uninterrupted}")
@@ -427,7 +425,7 @@ def test_killed_in_a_step_by_a_signal(step, uninterrupted, folders, tmp_path, co
     assert same_bytes(uninterrupted, tmp_path / "w") == []
 
 
-def test_a_budget_and_a_deadline_end_the_run_cleanly(whole, model, folders, tmp_path, capsys):
+def test_stop_by_budget_or_deadline_is_clean(whole, model, folders, tmp_path, capsys):
     argv = arguments(folders, tmp_path / "w")
     result, err = execute(capsys, [*argv, "--config.stop_after_minutes=1e-9"])
     assert result["complete"] is False and "run the same command to resume" in err
@@ -440,7 +438,7 @@ def test_a_budget_and_a_deadline_end_the_run_cleanly(whole, model, folders, tmp_
     assert result["complete"] is True and same_bytes(whole[0], tmp_path / "w") == []
 
 
-def test_requests_that_fail_are_counted_and_asked_again(whole, model, folders, tmp_path, capsys):
+def test_failed_requests_are_counted_and_retried(whole, model, folders, tmp_path, capsys):
     argv = arguments(folders, tmp_path / "w")
     model.broken = "validator"
     message = fails(capsys, argv)
@@ -465,7 +463,7 @@ def test_requests_that_fail_are_counted_and_asked_again(whole, model, folders, t
         ),
     ],
 )
-def test_a_random_decoder_ends_in_one_sentence(more, message, role, folders, tmp_path, capsys):
+def test_random_decoder_ends_with_one_sentence(more, message, role, folders, tmp_path, capsys):
     limits = ("claims.max_tokens=6", "triples.max_tokens=6")
     decoder = (f"llm.model={folders['decoder']}", "llm.batch_size=4", "llm.prefix_tokens=0")
     argv = arguments(folders, tmp_path, *limits, *decoder, *more, preset="small")
@@ -476,7 +474,7 @@ def test_a_random_decoder_ends_in_one_sentence(more, message, role, folders, tmp
     assert list(totals.usage) == [role]
 
 
-def test_a_random_decoder_from_end_to_end_and_its_questions_are_answered(folders, tmp_path, capsys):
+def test_random_decoder_end_to_end(folders, tmp_path, capsys):
     """Equivalence and questions are the decoder's, the rest are rules; then rules ask, too."""
     decoder = (
         *(f"llm.model={folders['decoder']}", "llm.batch_size=4", "llm.prefix_tokens=0"),
@@ -499,14 +497,14 @@ def test_a_random_decoder_from_end_to_end_and_its_questions_are_answered(folders
 # ---------------------------------------------------------------------------------------- bad input
 
 
-def test_documents_without_a_fact(model, folders, tmp_path, capsys):
+def test_documents_without_facts_are_refused(model, folders, tmp_path, capsys):
     (tmp_path / "documents.jsonl").write_text('{"text": "Nobody likes it! It says nothing."}\n')
     argv = arguments({**folders, "articles": tmp_path}, tmp_path / "w")
     message = fails(capsys, argv)
     assert message.endswith("became a claim (1 empty, 1 opinion).")
 
 
-def test_chunks_of_one_id_are_refused_before_anything_is_asked(model, folders, tmp_path, capsys):
+def test_chunks_duplicate_ids_are_refused_before_requests(model, folders, tmp_path, capsys):
     rows = [{"id": "a", "text": "Ule feeds Tarn. Tarn governs Osk."},
             {"id": "a@1", "text": "Osk borders Fenn."}]  # fmt: skip
     (tmp_path / "documents.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -516,7 +514,7 @@ def test_chunks_of_one_id_are_refused_before_anything_is_asked(model, folders, t
     assert model.asked == []
 
 
-def test_nodes_whose_paths_are_cut_are_counted(whole, folders, capsys):
+def test_paths_cut_sources_are_counted(whole, folders, capsys):
     workdir, first = whole
     assert first["cut_sources"] == 0
     result, err = execute(capsys, arguments(folders, workdir, "paths.most_per_source=4"))
@@ -524,19 +522,19 @@ def test_nodes_whose_paths_are_cut_are_counted(whole, folders, capsys):
     assert err.count("WARNING: 2 nodes start more than 4 paths each") == 1
 
 
-def test_no_path_at_all(model, folders, tmp_path, capsys):
+def test_paths_none_is_one_sentence(model, folders, tmp_path, capsys):
     message = fails(capsys, arguments(folders, tmp_path, "paths.hops=(7,)"))
     assert "6 facts of 6 claims have no usable path of 7 hops" in message
 
 
-def test_a_group_that_merges_everything_is_counted(model, folders, tmp_path, capsys):
+def test_groups_merging_everything_is_counted(model, folders, tmp_path, capsys):
     model.matcher = lambda shown: '[Ule|Tarn|Osk|Oskton|Fenn|Brum|Dunn|Vell|"always"]'
     more = ("equivalence.most_names=4",)
     result, _ = execute(capsys, arguments(folders, tmp_path, *more))
     assert result["group_problems"] == {"merges_too_much": 1} and result["questions"] == 4
 
 
-def test_a_title_twice(model, folders, tmp_path, capsys):
+def test_documents_with_equal_titles_are_dropped(model, folders, tmp_path, capsys):
     lines = (folders["articles"] / "documents.jsonl").read_text().splitlines()
     other = json.dumps({"title": "Ule", "text": "Ule owns Dell."})
     (tmp_path / "documents.jsonl").write_text("\n".join([*lines, lines[0], other]))
@@ -546,18 +544,18 @@ def test_a_title_twice(model, folders, tmp_path, capsys):
     assert result["documents"] == 6 and "6 documents (1 repeated, 1 same_title)" in err
 
 
-def test_rules_need_triples(folders, tmp_path, capsys):
+def test_rules_without_triples_are_refused(folders, tmp_path, capsys):
     message = fails(capsys, arguments(folders, tmp_path, preset="rules"))
     assert message.endswith("has no openie.jsonl; --config.triples.kind=model asks a language "
                             "model for triples.")  # fmt: skip
 
 
-def test_other_settings_of_the_model_need_another_workdir(whole, folders, capsys):
+def test_resume_other_model_settings_are_refused(whole, folders, capsys):
     argv = arguments(folders, whole[0], "llm.dtype=bfloat16")
     assert 'was started with llm.dtype="float32", not "bfloat16"' in fails(capsys, argv)
 
 
-def test_rules_are_bound_to_their_encoder(folders, tmp_path, capsys):
+def test_resume_rules_other_encoder_is_refused(folders, tmp_path, capsys):
     argv = arguments(folders, tmp_path, preset="rules", documents="films")
     execute(capsys, argv)
     message = fails(capsys, [*argv, "--config.encoder.passage_max_length=7"])
@@ -565,11 +563,11 @@ def test_rules_are_bound_to_their_encoder(folders, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("field", ["chunks.least=0", "paths.kind=long", "review=-1", "in_flight=0"])
-def test_settings_that_cannot_be(field, folders, tmp_path, capsys):
+def test_settings_bad_values_are_refused(field, folders, tmp_path, capsys):
     assert f"config.{field.partition('=')[0]}" in fails(capsys, arguments(folders, tmp_path, field))
 
 
-def test_a_library_that_is_missing_is_named(whole, folders, tmp_path, capsys, monkeypatch):
+def test_missing_library_is_named(whole, folders, tmp_path, capsys, monkeypatch):
     def gone(name):
         raise ModuleNotFoundError(name=name)
 

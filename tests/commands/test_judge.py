@@ -91,7 +91,7 @@ def two_runs(root):
     )
 
 
-def test_verdicts_by_hand(tmp_path, judges, capsys):
+def test_judge_scores_equal_hand_computed(tmp_path, judges, capsys):
     runs = two_runs(tmp_path)
     result = evaluate(tmp_path, *runs, **{"second.run": True, "second.rubric": "grade"})
     a, b = result["systems"]["a"], result["systems"]["b"]
@@ -123,7 +123,7 @@ def test_verdicts_by_hand(tmp_path, judges, capsys):
     json.dumps(result)
 
 
-def test_nothing_is_asked_twice(tmp_path, judges):
+def test_judge_second_run_sends_no_requests(tmp_path, judges):
     runs = two_runs(tmp_path)
     first = evaluate(tmp_path, *runs)
     asked = len(judges["judge"].asked)
@@ -135,7 +135,7 @@ def test_nothing_is_asked_twice(tmp_path, judges):
         evaluate(tmp_path, *runs, retries=0)
 
 
-def test_a_run_that_was_stopped_goes_on(tmp_path, judges):
+def test_judge_stopped_run_resumes(tmp_path, judges):
     runs = two_runs(tmp_path)
     stopped = evaluate(tmp_path, *runs, stop_after_minutes=1e-9)
     assert not stopped["complete"] and "judge" not in stopped["systems"]["a"]
@@ -143,7 +143,7 @@ def test_a_run_that_was_stopped_goes_on(tmp_path, judges):
     assert evaluate(tmp_path, *runs)["systems"]["a"]["judge"]["value"] == pytest.approx(4 / 5)
 
 
-def test_the_response_may_be_judged_and_the_schema_left_out(tmp_path, judges):
+def test_judge_response_without_schema(tmp_path, judges):
     run = workdir(tmp_path, "a", [(QUESTION, PREDICTION)])
     evaluate(tmp_path, run, text="response", **{"judge.constrained": False})
     (request,) = judges["judge"].asked
@@ -168,14 +168,14 @@ def test_the_response_may_be_judged_and_the_schema_left_out(tmp_path, judges):
         ),
     ],
 )
-def test_what_cannot_be_judged_is_said(tmp_path, judges, fields, words):
+def test_judge_bad_settings_are_refused(tmp_path, judges, fields, words):
     run = workdir(tmp_path, "a", [(QUESTION, PREDICTION)])
     with pytest.raises(UserError, match=words):
         evaluate(tmp_path, run, **fields)
     assert not judges
 
 
-def test_a_tiny_model_judges_under_its_schema(tmp_path, capsys):
+def test_judge_tiny_model_follows_schema(tmp_path, capsys):
     model = tiny_decoder.folder(tmp_path / "model", max_position_embeddings=2048)
     run = workdir(tmp_path, "a", [(QUESTION, PREDICTION)])
     values = {

@@ -104,7 +104,7 @@ def question(names):
 # --------------------------------------------------------------------------------------------------
 
 
-def test_a_passage_is_extracted_once_however_many_ask(tmp_path):
+def test_online_passage_is_extracted_once(tmp_path):
     model = Model()
     with online(tmp_path, model) as handler:
         first, second = ask(handler, "ab", "bc")
@@ -117,7 +117,7 @@ def test_a_passage_is_extracted_once_however_many_ask(tmp_path):
         assert len(model.asked) == 8 and handler.is_slow and not handler.is_exhausted
 
 
-def test_a_failure_is_none_and_nothing_found_is_empty(tmp_path):
+def test_online_failure_is_none_and_no_triples_is_empty(tmp_path):
     with online(tmp_path, Model()) as handler:
         (found,) = ask(handler, "bcde")
         assert found == Extracted(((BRUM,), (), None, None))
@@ -133,7 +133,7 @@ def test_a_failure_is_none_and_nothing_found_is_empty(tmp_path):
 
 
 @pytest.mark.parametrize("dies", range(6))
-def test_a_run_that_dies_repeats_none(tmp_path, dies):
+def test_online_killed_run_repeats_no_extraction(tmp_path, dies):
     first, second = Model(dies=dies), Model()
     with pytest.raises(KeyboardInterrupt), online(tmp_path, first) as handler:
         ask(handler, "abc")
@@ -144,7 +144,7 @@ def test_a_run_that_dies_repeats_none(tmp_path, dies):
     assert [len(triples) for triples in found.triples] == [2, 1, 0]
 
 
-def test_a_budget_that_ends_is_no_failure(tmp_path):
+def test_online_spent_budget_is_not_a_failure(tmp_path):
     """Three answers: the entities of both passages, the triples of one."""
     with online(tmp_path, Model(budget=3)) as handler:
         found, refused, both = ask(handler, "b", "c", "bc")
@@ -153,7 +153,7 @@ def test_a_budget_that_ends_is_no_failure(tmp_path):
         assert str(refused) == "the extractor's budget is exhausted"
 
 
-def test_a_run_ends_with_its_budget_and_goes_on_later(tmp_path):
+def test_online_run_stops_at_budget_and_resumes(tmp_path):
     jobs = [question("ab"), question("bd"), question("ca")]
 
     def run(model):
@@ -169,7 +169,7 @@ def test_a_run_ends_with_its_budget_and_goes_on_later(tmp_path):
     assert sorted(first.asked + second.asked) == [(n, t) for n in "abcd" for t in (False, True)]
 
 
-def test_a_passage_that_changed_is_another_passage(tmp_path, monkeypatch):
+def test_online_changed_passage_is_extracted_again(tmp_path, monkeypatch):
     with online(tmp_path, Model()) as handler:
         ask(handler, "a")
     monkeypatch.setitem(PASSAGES, "a", Passage("a", "a", "Osk feeds Ule."))

@@ -113,9 +113,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("component", "devices", "setting"), CASES)
-def test_the_planned_peak_is_that_of_the_step_on_arrays(
-    folders, planned, monkeypatch, component, devices, setting
-):
+def test_plan_peak_equals_compiled_step(folders, planned, monkeypatch, component, devices, setting):
     wanted = planned(component, f"mesh.devices={devices}", setting)
     monkeypatch.setattr(plan, "Rehearsal", Arrays)
     real = plan.plan(configured(folders, component, f"mesh.devices={devices}", setting))
@@ -133,12 +131,12 @@ def reader(folders):
     return plan.plan(configured(folders, "reader", shape, *told))
 
 
-def test_devices_exchange_the_gradient_of_every_layer_once(reader):
+def test_plan_gradients_are_exchanged_once(reader):
     sums = reader["collective_bytes"]["all-reduce"]
     assert 0 <= sums - reader["bytes_per_device"]["gradients"] < 1000  # and a few numbers
 
 
-def test_an_mpnet_is_planned_by_its_config_alone(planned, tmp_path):
+def test_plan_mpnet_needs_only_its_config(planned, tmp_path):
     folder = tiny.model_folder(tmp_path / "mpnet", d_model=WIDTH, kind="mpnet")
     size = sum(array.nbytes for _, _, array in tensor_files.read_tensors(folder))
     (folder / "model.safetensors").unlink()
@@ -155,7 +153,7 @@ EXCHANGES = {
 
 
 @pytest.mark.parametrize("name", EXCHANGES)
-def test_gradients_are_exchanged_once_a_step_whatever_its_chunks(folders, monkeypatch, name):
+def test_plan_chunks_do_not_repeat_gradient_exchange(folders, monkeypatch, name):
     """On a data mesh that, and the aligner's table of embeddings, is all that is exchanged."""
     component, made = name.partition(",")[0], []
 
@@ -181,26 +179,26 @@ def test_gradients_are_exchanged_once_a_step_whatever_its_chunks(folders, monkey
 
 
 @pytest.mark.parametrize("component", ["aligner", "integrator", "cross_encoder"])
-def test_a_step_exchanges_what_its_shapes_ask_for(component):
+def test_plan_exchange_follows_from_shapes(component):
     """On a mesh that splits everything; the theory is the benchmark's."""
     row = scaling.compile_step(component, scaling.Mesh(2, 2, 2))
     assert 1.0 <= row["ratio"] < 1.001, row
 
 
 @pytest.mark.parametrize("component", ["aligner", "cross_encoder"])
-def test_weights_are_gathered_in_the_dtype_of_the_computation(component):
+def test_plan_weights_are_gathered_in_compute_dtype(component):
     row = scaling.compile_step(component, scaling.Mesh(1, 2, 1), "bfloat16")
     assert 1.0 <= row["ratio"] < 1.001, row
 
 
-def test_real_processes_exchange_what_one_does(capfd):
+def test_plan_exchange_of_real_processes_is_the_same(capfd):
     flags = ["--components=cross_encoder", "--meshes=2x1x1", "--processes=2"]
     assert scaling.main(flags) == 0
     (row,) = json.loads(capfd.readouterr().out.splitlines()[-1])["rows"]
     assert row["processes"] == 2 and 1.0 <= row["ratio"] < 1.001, row
 
 
-def test_a_run_has_the_steps_of_its_epochs_in_the_dtype_of_the_gpu(reader):
+def test_plan_steps_from_epochs_dtype_from_gpu(reader):
     assert reader["dtype"] == "bfloat16"
     assert reader["steps"] == 100  # two epochs of rows by two
     on = reader["gpus"]["A100-80"]
@@ -208,7 +206,7 @@ def test_a_run_has_the_steps_of_its_epochs_in_the_dtype_of_the_gpu(reader):
     assert on["run_hours"] == pytest.approx(100 * on["step_seconds"] / 3600)
 
 
-def test_the_time_is_that_of_the_share_of_the_peak(folders):
+def test_plan_time_uses_peak_share(folders):
     gpu, config = mfu.GPUS["L40S"], configured(folders, "reader", "peak_share=0.25")
     rehearsal = Rehearsal(sharding.make_mesh(2, devices=jax.devices()[:2]))
     found = plan.RehearsedStep(rehearsal, {}, "bfloat16", 1, gpu.flops, 1800)
@@ -218,7 +216,7 @@ def test_the_time_is_that_of_the_share_of_the_peak(folders):
     assert plan.on_gpu(gpu, config, found, traffic=1)["step_seconds"] is None
 
 
-def test_what_does_not_fit_is_said(reader, planned):
+def test_plan_too_large_step_does_not_fit(reader, planned):
     assert reader["peak_bytes"] > 0.0005 * 2**30
     assert not reader["fits"] and not reader["gpus"]["A100-80"]["fits"]
     # Any training would do; this one is planned already.
@@ -255,7 +253,7 @@ ENTRY %main (p: f32[8]) -> f32[8] {
 """  # noqa: E501
 
 
-def test_collectives_of_a_loop_count_as_often_as_it_runs():
+def test_plan_collectives_in_loop_count_per_iteration():
     assert collectives(HLO, loops=3) == {
         "all-reduce": (5 + 1 + 2, 5 * (32 + 12) + 4 + 12 + 20),
         "all-gather": (3, 3 * 16),
@@ -286,12 +284,12 @@ def test_collectives_of_a_loop_count_as_often_as_it_runs():
         ("reader", "model.spec=nobody/nothing", "the shape of model 'nobody/nothing' is not known"),
     ],
 )
-def test_bad_input_is_one_sentence(folders, component, settings, message):
+def test_plan_bad_input_is_refused(folders, component, settings, message):
     with pytest.raises(UserError, match=message):
         plan.plan(configured(folders, component, *settings.split()))
 
 
-def test_a_config_that_trains_nothing_is_refused():
+def test_plan_config_without_training_is_refused():
     with pytest.raises(UserError, match="--config is not one to train by"):
         plan.plan(load_config(str(_ROOT / "configs/index.py"), [], _EXTEND))
 
@@ -306,7 +304,7 @@ def test_a_config_that_trains_nothing_is_refused():
         ("BAAI/bge-reranker-v2-m3", 566_705_152),
     ],
 )
-def test_well_known_shapes_have_their_number_of_parameters(name, count):
+def test_plan_known_shapes_have_known_parameter_counts(name, count):
     folder = pretrained.shape_folder(name)
     if name.startswith(("intfloat", "BAAI")):
         config, _ = pretrained.read_config(folder)
@@ -317,7 +315,7 @@ def test_well_known_shapes_have_their_number_of_parameters(name, count):
         assert tiny_decoder.parameter_count(config) == count
 
 
-def test_the_command_has_as_many_devices_as_it_is_told(command, folders, tmp_path):
+def test_plan_command_uses_requested_devices(command, folders, tmp_path):
     flags = [
         "--config=configs/aligner.py",
         *(f"--config.{setting}" for setting in TINY["aligner"]),

@@ -31,7 +31,7 @@ def settings(folders, **more):
     }  # fmt: skip
 
 
-def test_questions_over_texts(folders):
+def test_session_answers_over_texts(folders):
     with cirag_jax.Cirag.open(documents=TEXTS, settings=settings(folders)) as rag:
         one = rag.answer("Where was the patron of Balum born?")
         again, other = rag.answers(["Where was the patron of Balum born?", "Who was a weaver?"])
@@ -43,7 +43,7 @@ def test_questions_over_texts(folders):
     assert any(text in line for text in sentences for line in one.evidence)
 
 
-def test_a_dataset_folder_and_another_method(folders):
+def test_session_dataset_folder_and_other_method(folders):
     given = {"encoder.model": folders["encoder"], "reader.model": folders["decoder"]}
     with cirag_jax.Cirag.open(
         "", documents=folders["data"], method="native_rag",
@@ -63,14 +63,14 @@ def test_a_dataset_folder_and_another_method(folders):
         ({"documents": None}, "documents must be a path or texts, not None"),
     ],
 )
-def test_what_cannot_be_opened_is_said(folders, fields, words):
+def test_session_bad_arguments_are_refused(folders, fields, words):
     fields = {"documents": TEXTS, **fields}
     fields["settings"] = fields.get("settings") or {"encoder.model": folders["encoder"]}
     with pytest.raises(UserError, match=words):
         cirag_jax.Cirag.open(**fields)
 
 
-def test_an_empty_question_is_refused(folders):
+def test_session_empty_question_is_refused(folders):
     with cirag_jax.Cirag.open(documents=TEXTS, settings=settings(folders)) as rag:
         with pytest.raises(UserError, match="question is empty"):
             rag.answer("  ")
@@ -80,7 +80,7 @@ def test_an_empty_question_is_refused(folders):
         rag.answer("Who?")
 
 
-def test_the_command_over_documents(folders, tmp_path, capsys, monkeypatch):
+def test_answer_command_over_documents(folders, tmp_path, capsys, monkeypatch):
     """The second question finds the embeddings that the first has kept."""
     monkeypatch.setenv("CIRAG_JAX_CACHE", str(tmp_path / "cache"))
     (tmp_path / "docs").mkdir()
@@ -119,7 +119,7 @@ class _Counting:
         return np.full((len(texts), 2), len(texts), np.float32)
 
 
-def test_vectors_are_kept_by_content(tmp_path):
+def test_vector_cache_key_is_content(tmp_path):
     inner = _Counting()
     for _ in range(2):
         found = CachedEncoder(inner, tmp_path / "v").encode(["a", "b"])
@@ -134,7 +134,7 @@ def test_vectors_are_kept_by_content(tmp_path):
     assert inner.asked == 4
 
 
-def test_collections_too_large_for_the_cache_are_not_kept(tmp_path, monkeypatch):
+def test_vector_cache_skips_large_collections(tmp_path, monkeypatch):
     monkeypatch.setattr(encoders, "MOST_KEPT", 16)  # two vectors of two floats
     CachedEncoder(_Counting(), tmp_path / "v").encode(["a", "b", "c"])
     assert not (tmp_path / "v").exists()

@@ -22,9 +22,7 @@ SCONTROL = '#!/bin/bash\necho "$@" >scontrol.txt\n'
         ("", 2, "", False),
     ],
 )
-def test_what_has_not_come_to_its_end_is_requeued(
-    repository, tmp_path, result, status, restarts, requeued
-):
+def test_job_incomplete_run_is_requeued(repository, tmp_path, result, status, restarts, requeued):
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)

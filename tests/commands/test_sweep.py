@@ -49,7 +49,7 @@ def state_of(result):
     return [run["state"] for run in result["runs"]]
 
 
-def test_every_combination_runs_once_and_stands_in_one_table(ran, tmp_path):
+def test_sweep_runs_every_combination_once(ran, tmp_path):
     result = sweep(tmp_path, batch_size=32)
     assert ran == NAMES and result["complete"] and result["metric"] == "dev/mrr"
     assert result["runs"][1] == {
@@ -75,14 +75,14 @@ def test_every_combination_runs_once_and_stands_in_one_table(ran, tmp_path):
         sweep(tmp_path, *more, batch_size=16)
 
 
-def test_the_lower_loss_and_the_later_of_equals_is_the_best():
+def test_best_of_lower_loss_and_later_of_equals():
     from cirag_jax.commands import series
 
     assert series.best_of({"a": 2.0, "b": 1.0, "c": None, "d": math.nan}, "dev/loss") == "b"
     assert series.best_of({"a": 2.0, "b": 1.0, "c": 2.0}, "dev/mrr") == "c"
 
 
-def test_a_task_of_an_array_carries_out_its_own_run(ran, tmp_path, monkeypatch):
+def test_sweep_array_task_executes_own_run(ran, tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "2")
     result = sweep(tmp_path)
     assert ran == [NAMES[2]] and result["complete"]
@@ -94,16 +94,14 @@ def test_a_task_of_an_array_carries_out_its_own_run(ran, tmp_path, monkeypatch):
         sweep(tmp_path)
 
 
-def test_a_dry_run_lists_the_runs_and_begins_none(ran, tmp_path, capsys):
+def test_sweep_dry_run_starts_nothing(ran, tmp_path, capsys):
     result = sweep(tmp_path, dry_run=True)
     assert ran == [] and isinstance(result, cli.Shown)
     assert capsys.readouterr().err.splitlines() == [f"{i:>4}  {n}" for i, n in enumerate(NAMES)]
     assert not list(tmp_path.glob("*seed*"))
 
 
-def test_a_run_that_fails_keeps_none_from_running_and_is_tried_again(
-    ran, tmp_path, monkeypatch, capsys
-):
+def test_sweep_failed_run_is_skipped_and_retried(ran, tmp_path, monkeypatch, capsys):
     run = jobs.run
 
     def failing(config, folder):
@@ -122,7 +120,7 @@ def test_a_run_that_fails_keeps_none_from_running_and_is_tried_again(
     assert state_of(sweep(tmp_path)) == ["ended"] * 4 and ran[3:] == [NAMES[1]]
 
 
-def test_a_run_that_is_stopped_ends_the_sweep_and_goes_on(ran, tmp_path, monkeypatch):
+def test_sweep_stopped_run_ends_sweep_and_resumes(ran, tmp_path, monkeypatch):
     monkeypatch.setattr(jobs, "run", lambda config, folder: {"complete": False})
     result = sweep(tmp_path)
     assert not result["complete"] and state_of(result) == ["begun", "", "", ""]
@@ -132,7 +130,7 @@ def test_a_run_that_is_stopped_ends_the_sweep_and_goes_on(ran, tmp_path, monkeyp
     assert state_of(result) == ["ended"] * 4 and result["best"] is None
 
 
-def test_a_run_in_other_hands_is_left_to_them(ran, tmp_path):
+def test_sweep_run_in_use_is_skipped(ran, tmp_path):
     (tmp_path / NAMES[0]).mkdir()
     with cli._lock(tmp_path / NAMES[0], "sweep.py"):
         result = sweep(tmp_path)
@@ -140,7 +138,7 @@ def test_a_run_in_other_hands_is_left_to_them(ran, tmp_path):
     assert state_of(result) == ["", "ended", "ended", "ended"]
 
 
-def test_values_may_have_commas_and_what_no_folder_can_be_named(ran, tmp_path):
+def test_sweep_values_with_commas_and_special_characters(ran, tmp_path):
     result = sweep(tmp_path, "--config.sweep.data.dir=('a/b','c'),d,null")
     assert [run["values"]["data.dir"] for run in result["runs"]] == ["('a/b','c')", "d", "null"]
     names = [run["name"] for run in result["runs"]]
@@ -165,14 +163,14 @@ def test_values_may_have_commas_and_what_no_folder_can_be_named(ran, tmp_path):
         (["--config.sweep.data=1,2"], "expected one of its fields"),
     ],
 )
-def test_a_bad_grid_is_one_sentence_before_anything_runs(ran, tmp_path, grid, message):
+def test_sweep_bad_grid_is_refused_before_runs(ran, tmp_path, grid, message):
     with pytest.raises(UserError) as error:
         sweep(tmp_path / "s", *grid)
     assert message in str(error.value) and "\n" not in str(error.value)
     assert ran == [] and list((tmp_path / "s").iterdir()) == []
 
 
-def test_configs_that_cannot_be_swept(ran, tmp_path):
+def test_sweep_unusable_configs_are_refused(ran, tmp_path):
     with pytest.raises(UserError, match="--config.sweep.FIELD=VALUE,VALUE is required"):
         from cirag_jax.commands.sweep import make_runs
 
@@ -181,7 +179,7 @@ def test_configs_that_cannot_be_swept(ran, tmp_path):
         sweep(tmp_path, GRID[1], config="configs/comparison.py")
 
 
-def test_the_command_trains_a_grid(tmp_path, command):
+def test_sweep_command_trains_grid(tmp_path, command):
     model, data = tiny.model_folder(tmp_path / "m"), tiny.dataset_folder(tmp_path / "d")
     given = [
         f"--config.model.spec={model}", f"--config.data.dir={data}", "--config.dev.questions=2",
