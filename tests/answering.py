@@ -96,9 +96,9 @@ def _batches(log: pathlib.Path) -> list[tuple[str, set[tuple[str, int, int]]]]:
 def journalled(workdir: pathlib.Path, name: str = "journal.sqlite") -> set[tuple[str, int, int]]:
     """Returns the keys of the responses in a journal."""
     with sqlite3.connect(workdir / name) as db:
-        found = set(db.execute("SELECT program, ordinal, part FROM responses"))
+        keys = set(db.execute("SELECT program, ordinal, part FROM responses"))
     db.close()
-    return found
+    return keys
 
 
 def lines(path: pathlib.Path) -> list[dict[str, Any]]:

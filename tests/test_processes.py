@@ -20,10 +20,7 @@ from cirag_jax.errors import InUse, UserError
         ({"SLURM_STEP_TASKS_PER_NODE": "4(x2)", "visible": "0,1,2,3"}, [2]),
         ({"SLURM_STEP_TASKS_PER_NODE": "4", "visible": "0,1,2,3,4,5,6,7"}, [4, 5]),
         ({"SLURM_STEP_TASKS_PER_NODE": "8,4", "SLURM_NODEID": "1", "visible": "0,1,2,3"}, [2]),
-        (
-            {"SLURM_STEP_TASKS_PER_NODE": "8(x2),4", "SLURM_NODEID": "2", "visible": "0,1,2,3"},
-            [2],
-        ),
+        ({"SLURM_STEP_TASKS_PER_NODE": "8(x2),4", "SLURM_NODEID": "2", "visible": "0,1,2,3"}, [2]),
         ({"SLURM_STEP_TASKS_PER_NODE": "4", "visible": "0"}, [0]),  # sees only its own
         (
             {"SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_GPUS_PER_TASK": "4", "visible": "0,1,2,3"},

@@ -168,8 +168,7 @@ def write_gguf(file, raw, tensors, quantise=None, extra=None, rope_factors=None)
     for add, value in (extra or {}).items():
         getattr(writer, add)(*value)
     names = gguf.get_tensor_name_map(
-        getattr(gguf.MODEL_ARCH, arch.upper()),
-        raw["num_hidden_layers"],
+        getattr(gguf.MODEL_ARCH, arch.upper()), raw["num_hidden_layers"]
     )
     for name, values in tensors.items():
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))

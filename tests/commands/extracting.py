@@ -1,4 +1,4 @@
-"""What the tests of ``launch/extract.py`` share: a small corpus, a run over it, what it left."""
+"""Shared helpers of the tests of ``launch/extract.py``."""
 
 import contextlib
 import json
@@ -43,20 +43,20 @@ def run(server, folder, workdir, **fields):
 
 
 def triples(workdir, names):
-    """Each passage's triples and status."""
+    """Returns the triples and the status of each passage."""
     with TripleStore.open(workdir) as held:
         entries = {name: held.entry(name) for name in names}
         return held.triples(names), {n: e and e.status for n, e in entries.items()}
 
 
 def constant(result):
-    """A result without what the interruptions of a run change."""
+    """Returns a result without the fields that depend on interruptions."""
     varying = ("seconds", "reused", "extracted", "store")
     return {name: value for name, value in result.items() if name not in varying}
 
 
 def content(workdir):
-    """Everything the store holds but what it notes of the last run."""
+    """Returns the content of the store, without its notes about the last run."""
     with contextlib.closing(sqlite3.connect(workdir / FILE)) as db:
         tables = ("passages", "extractors")
         return [sorted(db.execute(f"SELECT * FROM {table}")) for table in tables]

@@ -1,9 +1,9 @@
 """Runs extractions that kill themselves (signal 9) after a given number of recorded events.
 
-python killed_driver.py URL CORPUS OUT KILL...: for each KILL a run in OUT/KILL that dies after that
-many events (0: never), and one that goes on; each run a process of its own. Prints, for each KILL,
-the events of the first run. An event is a write to the journal or the store. OUT/KILL.done
-lists the requests whose responses the first run had recorded. In URL, NAME stands for the KILL.
+python killed_driver.py URL CORPUS OUT KILL...: for each KILL, a run in OUT/KILL that dies after
+that many events (0: never), and a run that resumes it. Each run is a separate process. Prints the
+number of events of each first run. An event is a write to the journal or the store. OUT/KILL.done
+lists the requests whose responses the first run recorded. NAME in URL is replaced by KILL.
 """
 
 import json
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _run(url, corpus, out, name, pipe, kill) -> None:
-    """An extraction in a process that does not return."""
+    """Runs an extraction and exits the process."""
     count = 0
 
     def event(*_) -> None:

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server on loopback that extracts by rules; records what it was asked."""
+"""A local OpenAI-compatible server that extracts by rules and records its requests."""
 
 import collections
 import contextlib
@@ -16,7 +16,7 @@ TEARS = ("reset", "half", "late")
 
 
 def rules(text: str, wants_triples: bool) -> tuple[str, str] | int:
-    """(answer, finish reason), or a status: what a passage's text says is done to it.
+    """Returns (answer, finish reason), or an error status if the passage's text demands it.
 
     Sentences of the form "A verb B." become triples.
     """
@@ -37,12 +37,12 @@ def rules(text: str, wants_triples: bool) -> tuple[str, str] | int:
 
 
 class ModelServer(http.server.ThreadingHTTPServer):
-    """``asked``: for every request, in order, the model's name and the last message; ``answered``:
-    how often each message was, to its end.
+    """A server that records its requests.
 
-    ``url_of(name)`` is an address of its own, ``asked_at[name]`` the messages sent there.
-    ``tear()`` says of each answer, of `TEARS`, what becomes of its connection, if anything: it is
-    reset, it ends after half of the answer, or nothing comes until the client gives up.
+    ``asked`` has the model's name and the last message of every request, in order. ``answered``
+    counts the complete answers to each message. ``url_of(name)`` is a separate address, and
+    ``asked_at[name]`` has the messages sent there. ``tear()`` may return one of `TEARS` for an
+    answer: the connection is reset, ends after half of the answer, or stalls.
     """
 
     daemon_threads = True
@@ -64,7 +64,7 @@ class ModelServer(http.server.ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}/{name}/v1"
 
     def handle_error(self, request, client_address) -> None:
-        pass  # a client that was killed
+        pass  # the client was killed
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -121,7 +121,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def model_server(answer: Answer = rules) -> Iterator[ModelServer]:
-    """A running server, stopped at the end."""
+    """Runs a server until the end of the block."""
     server = ModelServer(answer)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()

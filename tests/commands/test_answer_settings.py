@@ -1,4 +1,4 @@
-"""What binds a workdir of launch/answer.py to its run."""
+"""The identity of a run of launch/answer.py."""
 
 import dataclasses
 import pathlib
@@ -29,8 +29,8 @@ def settings(method="cirag", *overrides, corpus=CORPUS, triples=(FACT,)):
     dataset = Dataset("towns", (), passages, {"a": triples, "elsewhere": (FACT,)})
     entry = find_method(method)
     needs = entry.config(**task.plain(config[method])).needs
-    asked = task.Task(needs, dataset, (), corpus)
-    return identity.of_run(config, entry.program.__module__, asked)
+    empty_task = task.Task(needs, dataset, (), corpus)
+    return identity.of_run(config, entry.program.__module__, empty_task)
 
 
 def different(old, new):
@@ -52,7 +52,7 @@ def test_identity_changes_with_edited_triples(triples):
     old = settings()
     assert old == settings() and old["triples"] is None
     assert different(old, settings(triples=triples)) == {"triples.content"}
-    # Who uses no triples is bound to none.
+    # Methods without triples do not depend on them.
     assert settings("native_rag") == settings("native_rag", triples=triples)
 
 
@@ -88,8 +88,8 @@ def test_identity_records_default_dtype(monkeypatch, backend):
 def test_identity_has_packages_in_use(method, overrides, names):
     if "sentence-transformers" in names:
         pytest.importorskip("sentence_transformers")
-    found = settings(method, *(f"--config.{override}" for override in overrides))
-    assert set(found["packages"]) == set(names)
+    fields = settings(method, *(f"--config.{override}" for override in overrides))
+    assert set(fields["packages"]) == set(names)
 
 
 def test_identity_of_language_model_has_prompt_packages():
@@ -99,9 +99,9 @@ def test_identity_of_language_model_has_prompt_packages():
     assert "reader.packages" not in settings("direct", *served)
     for constrained, more in ((True, {"llguidance"}), (False, set())):
         chosen = f"--config.dualrag.constrained={constrained}"
-        found = settings("dualrag", chosen)
-        assert set(found["reasoner.packages"]) == reading | more
-        assert set(found["reader.packages"]) == reading
+        fields = settings("dualrag", chosen)
+        assert set(fields["reasoner.packages"]) == reading | more
+        assert set(fields["reader.packages"]) == reading
 
 
 def test_identity_changes_with_triple_store(tmp_path):
@@ -132,8 +132,8 @@ def test_identity_of_online_extraction_has_parser_version(monkeypatch):
 def planned(method, questions):
     config = task.method_config(method, "small")
     needs = find_method(method).config(**task.plain(config[method])).needs
-    asked = task.Task(needs, Dataset("d", questions, {}, {}), questions, CORPUS)
-    return Plan(config, asked, (), {})
+    planned_task = task.Task(needs, Dataset("d", questions, {}, {}), questions, CORPUS)
+    return Plan(config, planned_task, (), {})
 
 
 def test_warning_counts_training_questions(capsys):
@@ -154,13 +154,13 @@ def test_warning_counts_training_questions(capsys):
 def test_trajectories_without_triples_suggest_sentences():
     config = load_config(str(_ROOT / "configs/trajectories.py"))
     needs, ready = distill._prepared(config, distill._check(config))
-    asked = task.Task(needs, Dataset("d", (), {}, {}), (), CORPUS)
+    empty_task = task.Task(needs, Dataset("d", (), {}, {}), (), CORPUS)
     with pytest.raises(UserError, match="launch/extract.py") as refused:
-        opening.check_task(ready, asked)
+        opening.check_task(ready, empty_task)
     (_, _, advice) = str(refused.value).partition("or use ")
     flags = advice.removesuffix(", which needs no triples.").split()
     other = load_config(str(_ROOT / "configs/trajectories.py"), flags)
     needs, ready = distill._prepared(other, distill._check(other))
     opening.check(ready, needs)
-    opening.check_task(ready, asked._replace(needs=needs))
+    opening.check_task(ready, empty_task._replace(needs=needs))
     assert other.encoder.model == "shipped:aligner"

@@ -1,4 +1,4 @@
-"""The commands, end to end, on the tiny dataset: train, evaluate, export, and bad input."""
+"""The commands end to end on the tiny dataset: train, evaluate, export, bad input."""
 
 import json
 import pathlib
@@ -15,7 +15,7 @@ from tests import tiny
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, command):
-    """A workdir after a short training run, with the folders it was made from."""
+    """The workdir of a short training, and its input folders."""
     root = tmp_path_factory.mktemp("commands")
     model, data = tiny.model_folder(root / "model"), tiny.dataset_folder(root / "data")
     questions = [json.loads(line) for line in (data / "questions.jsonl").read_text().splitlines()]
@@ -96,8 +96,8 @@ def test_follow_command_evaluates_every_checkpoint(trained, tmp_path, command):
         f"--config.data.dir={root / 'data'}", "--config.data.split=dev",
         "--config.bootstrap_samples=10", "--config.systems=('trained',)",
     ]  # fmt: skip
-    given = [f"--config.checkpoint={root / 'w'}", "--config.follow=true", *shared]
-    done = command("evaluate.py", f"--workdir={tmp_path / 'e'}", *given)
+    flags = [f"--config.checkpoint={root / 'w'}", "--config.follow=true", *shared]
+    done = command("evaluate.py", f"--workdir={tmp_path / 'e'}", *flags)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["complete"] and result["metric"] == "trained.recall@5"
@@ -145,10 +145,10 @@ def test_export_link_head_retrieves_in_method(trained, tmp_path, command):
         f"--config.data.dir={root / 'data'}", "--config.data.split=dev",
         "--config.bootstrap_samples=10", "--config.systems=('linked',)",
     )  # fmt: skip
-    found = {row["id"]: row["ranked"]["linked"] for row in rankings_of(tmp_path / "e")}
+    ranked = {row["id"]: row["ranked"]["linked"] for row in rankings_of(tmp_path / "e")}
     for line in (tmp_path / "a" / "predictions.jsonl").read_text().splitlines():
         record = json.loads(line)
-        assert set(record["passages"]) == set(found[record["id"]][:2])
+        assert set(record["passages"]) == set(ranked[record["id"]][:2])
 
 
 def rankings_of(workdir):
@@ -169,7 +169,7 @@ def test_export_loads_in_sentence_transformers(trained, tmp_path, command):
         str(tmp_path / "model"), device="cpu"
     ).encode(texts)
     np.testing.assert_allclose(theirs, encode(encoder, None, texts), atol=1e-5)
-    assert open_encoder(str(tmp_path / "model"))[0].dim == 32  # Our own commands read it, too.
+    assert open_encoder(str(tmp_path / "model"))[0].dim == 32  # in this package, too
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Extraction: updates, failures by cause, selections, estimates."""
+"""Extraction: updates, failures, selections, estimates."""
 
 import json
 
@@ -33,14 +33,14 @@ def test_extract_outcomes_are_counted_by_kind(server, tmp_path):
     }
     assert result["calls"] == 11 and result["generated_tokens"] == 70
     assert result["cached_tokens"] == 20 and result["prompt_tokens"] > 70
-    found, status = triples(tmp_path / "w", TEXTS)
+    stored, status = triples(tmp_path / "w", TEXTS)
     assert status == dict(zip(TEXTS, ["ok", "empty", "failed", "ok", "ok", "failed"], strict=True))
-    assert found["p0"] == (
+    assert stored["p0"] == (
         Triple("Ule", "feeds", "Tarn", "p0", 0),
         Triple("Tarn", "governs", "Osk", "p0", 1),
     )
-    assert found["p1"] == () and found["p2"] is None and found["p5"] is None
-    assert [t.head for t in found["p3"] or ()] == ["Dunn", "Ule"]  # the third was cut off
+    assert stored["p1"] == () and stored["p2"] is None and stored["p5"] is None
+    assert [t.head for t in stored["p3"] or ()] == ["Dunn", "Ule"]  # the third was truncated
     with TripleStore.open(tmp_path / "w") as held:
         entry = held.entry("p0")
         assert entry and entry.extractor["model"] == "m"
@@ -61,8 +61,8 @@ def test_extract_hostile_text_is_stored_or_counted(server, tmp_path, answer):
     result = run(server, corpus(tmp_path / "c", texts), tmp_path / "w")
     assert result["complete"] and result["passages"] == 3
     assert result["ok"] + result["failed"] == 3 and set(result["parse_errors"].values()) == {3}
-    found, _ = triples(tmp_path / "w", texts)
-    parts = {part for one in found.values() for t in one or () for part in (t.head, t.tail)}
+    stored, _ = triples(tmp_path / "w", texts)
+    parts = {part for one in stored.values() for t in one or () for part in (t.head, t.tail)}
     assert not any("\ud800" in part or "\x00" in part for part in parts)
     assert run(server, tmp_path / "c", tmp_path / "w")["reused"] == 3
 
@@ -100,7 +100,7 @@ def test_extract_update_equals_new_extraction(server, tmp_path):
     server.asked.clear()
     result = run(server, corpus(tmp_path / "c", new), tmp_path / "w", block=3, retry="never")
     texts = {text.split("\n")[0] for _, text in server.asked}
-    assert texts == {"Title: n1", "Title: q2", "Title: n2"}  # only what is new or has changed
+    assert texts == {"Title: n1", "Title: q2", "Title: n2"}  # only new and changed passages
     assert (result["extracted"], result["deleted"], result["reused"]) == (3, 2, 5)
     run(server, corpus(tmp_path / "c", new), tmp_path / "scratch")
     names = {**old, **new}
@@ -129,13 +129,13 @@ def test_extract_other_model_needs_replace(server, tmp_path):
         run(server, folder, tmp_path / "w", **{"extractor.model": "n"})
     result = run(server, folder, tmp_path / "w", replace=True, **{"extractor.model": "n"})
     assert result["extracted"] == 1 and result["passages"] == 1
-    # A server's only model is asked for its name.
+    # The server reports the name of its only model.
     with pytest.raises(UserError, match='not "only"'):
         run(server, folder, tmp_path / "w", **{"extractor.model": None})
 
 
 def test_extract_other_server_needs_replace(server, tmp_path):
-    """Both call what they have "only": the address tells them apart, unless it has a name."""
+    """Both call their model "only"; without a configured name, the addresses differ."""
     folder = corpus(tmp_path / "c", {"p0": TEXTS["p0"]})
     run(server, folder, tmp_path / "w", **{"extractor.model": None})
     run(server, folder, tmp_path / "named")
@@ -149,7 +149,7 @@ def test_extract_other_server_needs_replace(server, tmp_path):
 def test_extract_other_settings_need_replace(server, tmp_path):
     folder = corpus(tmp_path / "c", {"p0": TEXTS["p0"]})
     run(server, folder, tmp_path / "w")
-    asked = len(server.asked)
+    num_requests = len(server.asked)
     for field, value in (
         ("entity_tokens", 9), ("triple_tokens", 9), ("constrained", True), ("grounded", True),
         ("extractor.extra_body", '{"top_k": 1}'), ("extractor.overflow", "truncate"),
@@ -162,7 +162,7 @@ def test_extract_other_settings_need_replace(server, tmp_path):
         ("extractor.api_key_env", "MINE"), ("block", 1), ("in_flight", 1),
     ):  # fmt: skip
         assert run(server, folder, tmp_path / "w", **{field: value})["reused"] == 1
-    assert len(server.asked) == asked
+    assert len(server.asked) == num_requests
 
 
 def test_extract_old_store_needs_replace(server, tmp_path, monkeypatch):
@@ -171,7 +171,7 @@ def test_extract_old_store_needs_replace(server, tmp_path, monkeypatch):
         early = {"model": "m", **extraction.version()}
         patch.setattr(extraction, "extractor_identity", lambda *_: early)
         run(server, folder, tmp_path / "w")
-    assert triples(tmp_path / "w", ["p0"])[1] == {"p0": "ok"}  # it is read as ever
+    assert triples(tmp_path / "w", ["p0"])[1] == {"p0": "ok"}  # it can still be read
     with pytest.raises(
         UserError, match="was written by an earlier version, .*; set --config.replace=true"
     ):
@@ -180,7 +180,7 @@ def test_extract_old_store_needs_replace(server, tmp_path, monkeypatch):
 
 def test_extract_other_parser_needs_replace(server, tmp_path, monkeypatch):
     folder = corpus(tmp_path / "c", {"p0": TEXTS["p0"]})
-    with monkeypatch.context() as patch:  # a store from before there was a version
+    with monkeypatch.context() as patch:  # a store without a version
         patch.setattr(extraction, "version", lambda *_: {"prompt": prompts.prompt_hash()})
         run(server, folder, tmp_path / "w")
     for fields in ({}, {"estimate_only": True}):
@@ -210,7 +210,7 @@ def test_extract_selected_questions_only_their_contexts(server, tmp_path):
     assert (result["passages"], result["reused"], result["deleted"]) == (3, 1, 0)
     estimated = run(server, folder, tmp_path / "e", estimate_only=True, **fields)
     assert estimated["passages"] == 3
-    # The rest of the corpus follows, and none of it is extracted again.
+    # Then the rest of the corpus is extracted, and nothing again.
     assert run(server, folder, tmp_path / "w")["reused"] == 3
 
 
@@ -218,10 +218,7 @@ def test_extract_selected_questions_only_their_contexts(server, tmp_path):
     ("fields", "words"),
     [
         ({"data.limit": 2}, "config.data.limit selects questions, .*corpus=selected_questions"),
-        (
-            {"data.corpus": "all"},
-            "config.data.corpus='all' is not one of ircot_full",
-        ),
+        ({"data.corpus": "all"}, "config.data.corpus='all' is not one of ircot_full"),
         ({"data.corpus": "selected_questions", "import_openie": "x"}, "imports the whole file"),
     ],
 )
@@ -242,12 +239,12 @@ def test_extract_too_few_triples_stops_run(server, tmp_path):
         UserError, match=r"4 of 5 passages gave no triples .*'\{\"triples\": \[\]\}'"
     ):
         run(server, folder, tmp_path / "w", max_empty_share=0.5, **fields)
-    asked = len(server.asked)
+    num_requests = len(server.asked)
     with pytest.raises(UserError, match="gave no triple"):
         run(server, folder, tmp_path / "w", max_empty_share=0.5, **fields)
     result = run(server, folder, tmp_path / "w", max_empty_share=0.9, **fields)
     assert result["complete"] and (result["ok"], result["empty"]) == (1, 2)
-    assert len(server.asked) == len(set(server.asked)) and asked <= 18  # nothing was asked twice
+    assert len(server.asked) == len(set(server.asked)) and num_requests <= 18  # none repeated
     few = corpus(tmp_path / "few", {"p1": "It says nothing."})
     assert run(server, few, tmp_path / "v", max_empty_share=0.5, **fields)["empty"] == 1
 

@@ -1,4 +1,4 @@
-"""``launch/extract.py``: a tiny decoder that writes nonsense, interruption, estimates."""
+"""``launch/extract.py``: a tiny decoder with nonsense output, interruptions, estimates."""
 
 import json
 import pathlib
@@ -18,16 +18,16 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def command(tmp_path, capsys, monkeypatch):
-    """Runs the command on a tiny corpus; its exit code, its result and what it said."""
+    """Runs the command on a tiny corpus; returns the exit code, the result and stderr."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     main = runpy.run_path(str(_ROOT / "launch" / "extract.py"))["main"]
     data = tiny.dataset_folder(tmp_path / "data")
 
     def run(*arguments):
-        given = (f"--config.data.dir={data}", f"--workdir={tmp_path / 'w'}", *arguments)
+        flags = (f"--config.data.dir={data}", f"--workdir={tmp_path / 'w'}", *arguments)
         with pytest.raises(SystemExit) as end:
             cli.run(
-                main, str(_ROOT / "configs" / "extract.py"), ["extract.py", *given], resumes=True
+                main, str(_ROOT / "configs" / "extract.py"), ["extract.py", *flags], resumes=True
             )
         out, err = capsys.readouterr()
         return end.value.code, json.loads(out) if out else None, err
@@ -36,7 +36,7 @@ def command(tmp_path, capsys, monkeypatch):
 
 
 def tiny_model(folder):
-    """Six passages by a tiny decoder."""
+    """Returns flags to extract six passages with a tiny decoder."""
     model = tiny_decoder.folder(folder / "model", max_position_embeddings=4096)
     return (
         f"--config.extractor.model={model}", "--config.limit=6", "--config.entity_tokens=5",
@@ -91,15 +91,15 @@ def test_command_estimate_keeps_earlier_result(command, tmp_path):
         return {path.name: path.read_bytes() for path in tmp_path.glob("w/*") if path.is_file()}
 
     with model_server() as server:
-        asked = (
+        flags = (
             "--config.extractor.backend=openai", f"--config.extractor.base_url={server.url}",
             "--config.extractor.model=m",
         )  # fmt: skip
-        code, done, _ = command(*asked, "--config.max_empty_share=1", "--config.limit=2")
+        code, done, _ = command(*flags, "--config.max_empty_share=1", "--config.limit=2")
         before = kept()
         assert code == 0 and done and done["passages"] == 2
         assert json.loads(before["result.json"]) == done
-        code, estimate, _ = command(*asked, "--config.estimate_only=true")
+        code, estimate, _ = command(*flags, "--config.estimate_only=true")
         assert code == 0 and estimate
         assert estimate["passages"] == 22 and not estimate["complete"]
     assert kept() == before

@@ -1,4 +1,4 @@
-"""Import of openie.jsonl: the same triples as the dataset's own reader, in a store."""
+"""Import of openie.jsonl: the same triples as the dataset reader's."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Extraction that stops: at a deadline or a budget, by a user, by a full disk, killed anywhere."""
+"""Interrupted extraction: deadline, budget, keyboard, full disk, kills."""
 
 import json
 import os
@@ -49,12 +49,12 @@ def test_stop_stores_all_outcomes(server, tmp_path):
     stored = stopped["extracted"]
     assert 0 < stored < 6 and stopped["left"] == 6 - stored and not stopped["complete"]
     names = list(TEXTS)
-    found, status = triples(tmp_path / "w", names)
+    stored, status = triples(tmp_path / "w", names)
     assert all(status[name] for name in names[:stored])
     assert not any(status[name] for name in names[stored:])
-    assert found["p0"] and found["p0"][0].head == "Ule"
-    calls, asked = stopped["calls"], len(server.asked)
-    assert calls == asked  # what left the journal still counts
+    assert stored["p0"] and stored["p0"][0].head == "Ule"
+    calls, num_requests = stopped["calls"], len(server.asked)
+    assert calls == num_requests  # calls removed from the journal still count
     finished = run(server, folder, tmp_path / "w")
     assert finished["complete"] and (finished["reused"], finished["left"]) == (stored, 0)
     again = [text for _, text in server.asked if "refused" not in text]
@@ -67,12 +67,12 @@ def test_stop_then_other_model_needs_replace(server, tmp_path):
     folder = corpus(tmp_path / "c", {f"p{i}": "Osk prose here." for i in range(3)})
     with pytest.raises(UserError, match="use a better model .with --config.replace=true."):
         run(server, folder, tmp_path / "w", max_empty_share=0.5, min_passages=3)
-    asked = len(server.asked)
+    num_requests = len(server.asked)
     with pytest.raises(UserError, match='was started with model="m", not "n"'):
         run(server, folder, tmp_path / "w", **{"extractor.model": "n"})
     result = run(server, folder, tmp_path / "w", replace=True, **{"extractor.model": "n"})
     assert (result["extracted"], result["complete"]) == (3, True)
-    assert result["calls"] == len(server.asked) == 2 * asked  # of both models
+    assert result["calls"] == len(server.asked) == 2 * num_requests  # of both models
     with TripleStore.open(tmp_path / "w") as held:
         entries = [held.entry(f"p{i}") for i in range(3)]
         assert {entry and entry.extractor["model"] for entry in entries} == {"n"}
@@ -119,9 +119,9 @@ def test_stop_by_full_disk_keeps_all_answers(server, tmp_path, monkeypatch):
         patch.setattr(store, "_columns", full)
         with pytest.raises(UserError, match="disk is full; progress is saved"):
             run(server, folder, tmp_path / "w")
-    asked = len(server.asked)
+    num_requests = len(server.asked)
     assert run(server, folder, tmp_path / "w")["complete"]
-    assert len(server.asked) == asked + 1  # the request that had failed, and no other
+    assert len(server.asked) == num_requests + 1  # only the failed request
 
 
 def test_stop_by_keyboard_keeps_all_answers(server, tmp_path, monkeypatch):
@@ -142,7 +142,7 @@ def test_stop_by_keyboard_keeps_all_answers(server, tmp_path, monkeypatch):
     before = len(server.asked)
     assert run(server, folder, tmp_path / "w", **fields)["complete"]
     again = [text for _, text in server.asked if "refused" not in text]
-    assert 8 <= before < 12 and len(again) - len(set(again)) <= 1  # the one under way
+    assert 8 <= before < 12 and len(again) - len(set(again)) <= 1  # the request in flight
 
 
 def test_stop_by_kill_anywhere_resumes_to_same_rows(server, tmp_path):
@@ -177,12 +177,12 @@ def test_stop_by_kill_anywhere_resumes_to_same_rows(server, tmp_path):
         assert content(tmp_path / name) == expected, name
         result = json.loads((tmp_path / name / "result.json").read_text())
         assert constant(result) == counted, name
-        asked = server.asked_at[name]
+        requests = server.asked_at[name]
         done = tmp_path / f"{name}.done"
         lines = done.read_text().splitlines() if done.exists() else []
         completed = [json.loads(line) for line in lines]
-        assert [asked.count(text) for text in completed] == [1] * len(completed), name
-        # Only what was under way when it was killed is asked a second time.
-        assert set(asked) == once and len(asked) <= len(once) + 2
+        assert [requests.count(text) for text in completed] == [1] * len(completed), name
+        # Only requests in flight during the kill are repeated.
+        assert set(requests) == once and len(requests) <= len(once) + 2
         recorded += len(completed)
     assert recorded > 15

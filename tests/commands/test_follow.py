@@ -1,4 +1,4 @@
-"""Checkpoints that are evaluated while their training goes on; the evaluation itself is made up."""
+"""Evaluation of checkpoints during training, with a fake evaluation."""
 
 import json
 import os
@@ -17,7 +17,7 @@ VALUES = {1: 0.25, 2: 0.75, 3: 0.5}
 
 
 class Training:
-    """A training's workdir, which it changes as told."""
+    """A fake training that saves and deletes checkpoints on request."""
 
     def __init__(self, folder, learning_rate=0.1):
         self.folder, self._meta = folder, {"run": {"learning_rate": learning_rate}}
@@ -52,7 +52,7 @@ def config_of(training, **fields):
 
 
 class Evaluation:
-    """Reads a checkpoint's step from its weights; ``before`` is called first."""
+    """A fake evaluation that reads the step from the weights; calls ``before`` first."""
 
     def __init__(self, before=lambda step: None):
         self.asked, self._before = [], before
@@ -76,7 +76,7 @@ def test_follow_running_training_until_it_ends(training, workdir, capsys):
     moments = iter(
         [
             lambda: training.save(1),
-            lambda: training.end(complete=False),  # stopped, and continued
+            lambda: training.end(complete=False),  # stopped, and resumed
             lambda: training.save(2),
             lambda: (training.save(3, delete=(1, 2)), training.end()),
         ]
@@ -96,10 +96,10 @@ def test_follow_running_training_until_it_ends(training, workdir, capsys):
     assert "step 3: trained.recall@5 0.5; best so far 0.75 at step 2\n" in said
     table = (workdir / "table.md").read_text().splitlines()
     assert [cell.strip() for cell in table[5].split("|")[1:-1]] == ["2", "0.75", "0.125"]
-    # The training has deleted its best one; here it is, and alone.
+    # The training has deleted its best checkpoint; only that one is kept here.
     assert [path.name for path in workdir.glob("step_*/checkpoints/*")] == ["2"]
     assert (workdir / "step_3" / "rankings.jsonl").read_text() == "3"
-    # Again: nothing is evaluated twice.
+    # The same command evaluates nothing again.
     assert follow(config_of(training), workdir, evaluate, never) == result
     assert evaluate.asked == [1, 2, 3]
 
@@ -138,13 +138,13 @@ def test_follow_signal_stops_and_same_command_resumes(training, workdir, capsys,
     assert not result["complete"] and [row["step"] for row in result["checkpoints"]] == [1]
     assert "run the same command to resume" in capsys.readouterr().err
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
-    # What was under way is evaluated after all, though the training has deleted it since.
+    # The interrupted evaluation is repeated, although the training has deleted the checkpoint.
     training.save(3, delete=(2,))
     training.end()
     evaluate = Evaluation()
     result = follow(config_of(training), workdir, evaluate, never)
     assert evaluate.asked == [2, 3] and result["best_step"] == 2 and result["complete"]
-    # A signal while it waits, too.
+    # A signal also stops it while it waits.
     training.end(complete=False)
     kill = lambda _: os.kill(os.getpid(), number)  # noqa: E731
     assert not follow(config_of(training), workdir, evaluate, kill)["complete"]
@@ -156,14 +156,14 @@ def test_follow_stopped_evaluation_stops_follow(training, workdir):
     config.stop_after_minutes = 60.0
     training.save(1)
     training.end()
-    asked = []
+    evaluated = []
 
     def evaluate(config, folder):
-        asked.append((config.base.run, 0 < config.stop_after_minutes <= 60))
+        evaluated.append((config.base.run, 0 < config.stop_after_minutes <= 60))
         return {"complete": False}
 
     assert not follow(config.lock(), workdir, evaluate, never)["complete"]
-    assert asked == [(False, True)] and not list(workdir.glob("step_1/table.md"))
+    assert evaluated == [(False, True)] and not list(workdir.glob("step_1/table.md"))
 
 
 def test_follow_other_settings_or_training_is_refused(training, workdir, tmp_path):

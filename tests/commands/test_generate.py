@@ -1,4 +1,4 @@
-"""The generation command: prompts read strictly, order, resumption, budget, exit codes."""
+"""The generation command: strict prompts, order, resuming, budget, exit codes."""
 
 import json
 import pathlib
@@ -89,7 +89,7 @@ def test_generate_all_fields_reach_server(server, tmp_path):
         {"role": "user", "content": "q", "observation": " seen"},
         {"role": "assistant", "content": "so"},
     ]
-    own = {
+    fields = {
         "max_tokens": 9,
         "temperature": 1,
         "top_p": 0.5,
@@ -98,7 +98,7 @@ def test_generate_all_fields_reach_server(server, tmp_path):
         "continue_final": True,
         "json_schema": {"type": "object"},
     }
-    prompts = write(tmp_path / "p.jsonl", {"id": "a", "messages": turns, **own}, line("b"))
+    prompts = write(tmp_path / "p.jsonl", {"id": "a", "messages": turns, **fields}, line("b"))
     defaults = {"max_tokens": 5, "stop": ("x", "y"), "temperature": 0.5, "seed": 2}
     generate_file(served(server, prompts, server="vllm", max_concurrency=1, **defaults), tmp_path)
     first, second = server.bodies
@@ -114,7 +114,7 @@ def test_generate_restart_sends_only_missing_requests(server, tmp_path, capfd):
     prompts = write(tmp_path / "p.jsonl", line("a"), line("b"), line("c"))
     server.script["b"] = [400]
     generate_file(served(server, prompts), tmp_path)
-    with sqlite3.connect(tmp_path / "journal.sqlite") as db:  # killed before it wrote the last one
+    with sqlite3.connect(tmp_path / "journal.sqlite") as db:  # as after a kill
         lost = "c"
         for table, column in (("responses", "program"), ("programs", "id")):
             db.execute(f"DELETE FROM {table} WHERE {column} LIKE 'c@%'")
@@ -143,7 +143,7 @@ def test_generate_other_settings_are_refused(server, tmp_path):
     with pytest.raises(UserError, match='started with model="m", not "n"'):
         generate_file(served(server, prompts, model="n"), tmp_path)
     assert (tmp_path / "responses.jsonl").read_bytes() == before
-    generate_file(served(server, prompts, max_tokens=9), tmp_path)  # another request: asked anew
+    generate_file(served(server, prompts, max_tokens=9), tmp_path)  # another request
     assert len(server.bodies) == 2
     (tmp_path / "journal.sqlite").write_text("{}\n" * 9)
     with pytest.raises(UserError, match="journal.sqlite cannot be used: file is not a database"):
@@ -157,7 +157,7 @@ def test_generate_budget_spans_restarts(server, tmp_path, capfd):
     prompts = write(tmp_path / "p.jsonl", *(line(f"q{i}", max_tokens=20) for i in range(4)))
     fields = {"budget_tokens": 50, "max_concurrency": 1}
     result = generate_file(served(server, prompts, **fields), tmp_path)
-    # Each sets aside 10 + 20 tokens and uses 15.
+    # Each request reserves 10 + 20 tokens and uses 15.
     assert result["budget_exhausted"] and result["finish_reasons"]["stop"] == 2
     assert "not sent: the budget" in read(tmp_path)[3]["error"]
     assert "estimate: 4 requests: at most about 40 prompt tokens and 80" in capfd.readouterr().err
@@ -178,7 +178,7 @@ def test_generate_only_model_of_server_needs_no_name(server, tmp_path):
 
 
 def test_generate_unnamed_models_of_two_servers_differ(server, tmp_path):
-    """Neither in a workdir nor, by the same fingerprint, in a cache."""
+    """The fingerprint of a workdir is also the key of the cache."""
     prompts = write(tmp_path / "p.jsonl", line("a"))
     server.models = ["llama"]
     generate_file(served(server, prompts, model=None), tmp_path)
@@ -191,7 +191,7 @@ def test_generate_unnamed_models_of_two_servers_differ(server, tmp_path):
         with pytest.raises(UserError, match=f'with base_url="{server.url}", not "{other.url}"'):
             generate_file(served(other, prompts, model=None), tmp_path)
         assert not other.bodies and len(server.bodies) == 1
-        # One that is named is the same wherever it runs: jobs of a cluster move.
+        # A named model is the same at every address, because jobs of a cluster move.
         blocks = [served(running, prompts, model="llama") for running in (server, other)]
         assert identity.of_language_model(blocks[0]) == identity.of_language_model(blocks[1])
 
@@ -292,16 +292,16 @@ def test_generate_full_disk_keeps_all_answers(server, tmp_path, command):
     assert "Traceback" not in done.stderr
     assert "progress is saved" in done.stderr.splitlines()[-1]
     recorded = _recorded(tmp_path / "w")
-    asked = len(server.bodies)
+    num_requests = len(server.bodies)
     done = command(*arguments)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["finish_reasons"] == {"stop": 40, "length": 0, "error": 0}
-    assert len(server.bodies) - asked == 40 - recorded
+    assert len(server.bodies) - num_requests == 40 - recorded
     assert 0 < recorded < 40
 
 
 def _recorded(workdir):
-    """How many responses the journal holds."""
+    """Counts the responses in the journal."""
     with sqlite3.connect(workdir / "journal.sqlite") as db:
         (count,) = db.execute("SELECT COUNT(*) FROM responses").fetchone()
     db.close()
@@ -313,8 +313,8 @@ def test_generate_other_llguidance_is_other_program(monkeypatch):
     plain, held = Generate(turns), Generate(turns, json_schema={"enum": ["the mill"]})
 
     def names():
-        given = ((held, True), (held, False), (plain, True))
-        return [generate._program("a", request, is_local) for request, is_local in given]
+        cases = ((held, True), (held, False), (plain, True))
+        return [generate._program("a", request, is_local) for request, is_local in cases]
 
     old = names()
     monkeypatch.setattr(generate, "of_packages", lambda name: {name: "0.1"})

@@ -1,4 +1,4 @@
-"""The generating command: whole runs, kills and resumptions, bad input. Tiny models, real code."""
+"""Generation of questions: whole runs, resuming, bad input, with tiny models."""
 
 import contextlib
 import json
@@ -31,13 +31,13 @@ _ANSWER = runpy.run_path(str(_ROOT / "launch/answer.py"))["main"]
 FILES = ("questions.jsonl", "corpus.jsonl", "openie.jsonl", "paths.jsonl", "groups.jsonl",
          "review.jsonl", "sources.jsonl")  # fmt: skip
 
-# What rules can ask about: who made it, where they were born, where that is.
+# Relations with rules: the maker, their birthplace, and its location.
 CHAIN = (("Tide", "is a film by Ann", "director"), ("Ann", "comes from Old", "place of birth"),
          ("Old", "lies in West", "country"))  # fmt: skip
 
 
 def rules_folder(folder):
-    """Passages and triples of five films."""
+    """Writes passages and triples about five films."""
     folder.mkdir()
     passages, openie = [], []
     for name in ("Ula", "Orm", "Fenn", "Brum", "Dell"):
@@ -53,12 +53,12 @@ def rules_folder(folder):
 
 @pytest.fixture
 def model(monkeypatch):
-    found = Model()
-    monkeypatch.setattr(backends, "open_backend", lambda config, spent: found)
+    fake = Model()
+    monkeypatch.setattr(backends, "open_backend", lambda config, spent: fake)
     monkeypatch.setattr(
         identity, "of_model", lambda name: {"name": str(name)}
-    )  # there are no such weights
-    return found
+    )  # the weights do not exist
+    return fake
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def arguments(folders, workdir, *more, preset="", documents="articles"):
 
 
 def execute(capsys, argv, status=0, main=_MAIN):
-    """The result and standard error of the command."""
+    """Runs the command; returns its result and stderr."""
     with pytest.raises(SystemExit) as end:
         cli.run(main, "configs/grade.py", ["generate_questions.py", *argv], resumes=True)
     captured = capsys.readouterr()
@@ -104,7 +104,7 @@ def same_bytes(one, other):
 
 @pytest.fixture
 def whole(model, folders, tmp_path, capsys):
-    """An uninterrupted run with a model in every step: its workdir and its result."""
+    """The workdir and result of an uninterrupted run with a model in every step."""
     result, _ = execute(capsys, arguments(folders, tmp_path / "whole"))
     return tmp_path / "whole", result
 
@@ -120,36 +120,36 @@ def test_result_counts_every_step_and_reason(whole, model):
     assert (result["facts"], result["clusters"], result["groups"]) == (6, 1, {"always": 1})
     # Ule-Tarn-Osk-Fenn-Brum-Dunn, and Vell after Tarn.
     assert result["candidates"] == {"2": 5, "3": 3, "4": 2, "5": 1}
-    # The article on Brum names Tarn, too.
+    # The article on Brum also names Tarn.
     assert result["passed_over"]["3"] == {"shortcut": 1}
     assert result["paths"] == {"2": 5, "3": 2, "4": 2, "5": 1}
     assert result["dropped_by_hops"] == {"2": {"no_question": 1}, "5": {"unclear": 1}}
     assert result["hops"] == {"2": 4, "3": 2, "4": 2} and result["questions"] == 8
     assert result["needs_link"]["2"] == {"exact": 25.0, "context": 0.0, "either": 25.0}
     assert result["needs_link"]["4"]["exact"] == 100.0
-    asked = [role for role, _ in model.asked]
-    assert result["calls"] == len(asked) == len(set(model.asked))
-    assert result["tokens"]["validator"]["prompt_tokens"] == 5 * asked.count("validator")
-    assert asked.count("asker") == 10 and asked.count("extractor") == 1
+    roles = [role for role, _ in model.asked]
+    assert result["calls"] == len(roles) == len(set(model.asked))
+    assert result["tokens"]["validator"]["prompt_tokens"] == 5 * roles.count("validator")
+    assert roles.count("asker") == 10 and roles.count("extractor") == 1
 
 
 def test_wordings_equal_facts_are_worded_once(whole, model, folders, tmp_path, capsys):
     workdir, _ = whole
-    asked = len(model.asked)
+    num_requests = len(model.asked)
     hops = arguments(folders, tmp_path / "hops", "questions.kind=hops")
     result, err = execute(capsys, hops)
-    # Six facts, each once, and read once; that of Vell has no words, hence no question ends there.
+    # Six facts, each worded once. The fact of Vell has no wording, so no question ends there.
     assert (result["wordings"], result["wording_problems"]) == (6, {"no_phrase": 1})
     assert "wordings: at most 12 requests" in err
-    assert [role for role, _ in model.asked[asked:]].count("asker") == 11
+    assert [role for role, _ in model.asked[num_requests:]].count("asker") == 11
     assert result["passed_over"]["2"] == {"no_wording": 1}
     assert result["hops"] == {"2": 4, "3": 2, "4": 2}
     texts = {row["question"] for row in answering.lines(tmp_path / "hops" / "questions.jsonl")}
     assert "What is it that what Ule feeds governs?" in texts
     assert same_bytes(workdir, tmp_path / "hops") == ["questions.jsonl", "paths.jsonl"]
-    # Killed after any of its steps nothing is asked again.
+    # After a kill in any step, no request is repeated.
     execute(capsys, hops)
-    assert [role for role, _ in model.asked[asked:]].count("asker") == 11
+    assert [role for role, _ in model.asked[num_requests:]].count("asker") == 11
 
 
 def test_output_folder_is_a_dataset(whole):
@@ -169,7 +169,7 @@ def test_output_folder_is_a_dataset(whole):
         assert stated == [fact["claim"] for fact in path["facts"]]
         assert [fact["chunk"] for fact in path["facts"]] == list(question.supporting or ())
         assert question.same_sentences is None  # every document is one chunk
-    assert rows[None]["reason"]  # what became of no question has its path, too
+    assert rows[None]["reason"]  # paths without a question are listed, too
     sources = answering.lines(workdir / "sources.jsonl")
     assert {row["source"] for row in sources} == {"The Daily"}
     assert [c for row in sources for c in row["chunks"]] == list(dataset.corpus)
@@ -185,7 +185,7 @@ def test_estimate_covers_remaining_requests(model, folders, tmp_path, capsys):
         return {step: (int(count), int(tokens.replace(",", ""))) for step, count, tokens in lines}
 
     first = told()
-    # Nine sentences, each for three roles; ten paths, each to ask about and to check.
+    # Nine sentences with three roles each; ten paths with two roles each.
     counts = {step: count for step, (count, _) in first.items()}
     assert counts == {"claims": 27, "triples": 1, "equivalence": 1, "questions": 20}
     assert all(tokens > 30 * count for count, tokens in first.values())
@@ -202,7 +202,7 @@ def test_estimate_only_stops_at_first_request(whole, model, folders, tmp_path, c
         result, err = execute(capsys, arguments(folders, workdir, "estimate_only=true", *more))
         return result, err
 
-    asked, before = len(model.asked), files(whole[0])
+    num_requests, before = len(model.asked), files(whole[0])
     result, err = estimated(tmp_path / "w")
     assert result == {"documents": 5, "step": "claims", "requests": 27, "complete": False,
                       "prompt_tokens": result["prompt_tokens"]}  # fmt: skip
@@ -212,13 +212,13 @@ def test_estimate_only_stops_at_first_request(whole, model, folders, tmp_path, c
     by_rules = ("claims.filter=rules", "claims.kind=rules")
     assert estimated(tmp_path / "w", *by_rules)[0]["step"] == "triples"
     assert list(files(tmp_path / "w")) == [".lock"]
-    # Of what a workdir has the answers, nothing is asked again.
+    # Requests that the workdir has answers to are not counted.
     assert estimated(whole[0], "questions.validation=model")[0]["step"] == "questions"
-    result, err = estimated(whole[0], "context=0")  # which would make other questions.jsonl
+    result, err = estimated(whole[0], "context=0")  # this would change questions.jsonl
     assert (result["step"], result["requests"]) == (None, 0) and "no requests are left" in err
     argv = arguments(folders, whole[0], "estimate_only=true", "seed=1")
     assert f"{whole[0] / JOURNAL} was started with seed=0, not 1" in fails(capsys, argv)
-    assert files(whole[0]) == before and len(model.asked) == asked
+    assert files(whole[0]) == before and len(model.asked) == num_requests
 
 
 def test_estimate_damaged_journal_is_named(whole, folders, capsys):
@@ -226,22 +226,22 @@ def test_estimate_damaged_journal_is_named(whole, folders, capsys):
     with contextlib.closing(sqlite3.connect(file)) as db, db:
         changed = db.execute("UPDATE programs SET outcome = '{'")
         assert changed.rowcount
-    told = fails(capsys, arguments(folders, whole[0], "estimate_only=true"))
-    assert told.startswith(f"generate_questions.py: {file}: the result of '")
-    assert " is damaged (" in told
+    message = fails(capsys, arguments(folders, whole[0], "estimate_only=true"))
+    assert message.startswith(f"generate_questions.py: {file}: the result of '")
+    assert " is damaged (" in message
 
 
 def test_cache_two_runs_share_responses(model, folders, tmp_path, capsys):
     cache = f"cache={tmp_path / 'responses.sqlite'}"
     first, _ = execute(capsys, arguments(folders, tmp_path / "a", cache))
-    asked = len(model.asked)
+    num_requests = len(model.asked)
     second, _ = execute(capsys, arguments(folders, tmp_path / "b", cache))
-    assert len(model.asked) == asked and same_bytes(tmp_path / "a", tmp_path / "b") == []
+    assert len(model.asked) == num_requests and same_bytes(tmp_path / "a", tmp_path / "b") == []
     assert second["questions"] == first["questions"]
-    # Another model's responses are others.
+    # Responses of another model are not shared.
     more = (cache, "llm.dtype=bfloat16")
     execute(capsys, arguments(folders, tmp_path / "c", *more))
-    assert len(model.asked) == 2 * asked
+    assert len(model.asked) == 2 * num_requests
 
 
 # ------------------------------------------------------------------------------ judged by a person
@@ -256,7 +256,7 @@ def test_review_judgements_survive_rerun(whole, folders, capsys):
     result, err = execute(capsys, arguments(folders, workdir))
     assert result["review"] == {"always": {"judged": 1, "right": 0.0}}
     assert file.read_bytes() == judged and "0.0 % of 1 always groups are right" in err
-    # One that is not sampled any more is no part of the share; it is not lost.
+    # A group that is no longer sampled does not count, but is kept.
     result, err = execute(capsys, arguments(folders, workdir, "review=0"))
     assert "review" not in result and file.read_bytes() == judged
     assert "1 judged groups are no longer in the sample; kept at the end" in err
@@ -294,8 +294,8 @@ def test_review_equal_names_are_matched_by_claims():
         row("x", names=("C",)),
         row("z", kind="always"),
     ]
-    left = question_files._carry_over(before, sample)
-    assert [one.judgement for one in sample] == [True, False, None, True] and left == []
+    rest = question_files._carry_over(before, sample)
+    assert [row.judgement for row in sample] == [True, False, None, True] and rest == []
     assert question_files._review_counts(sample) == {
         "review": {"always": {"judged": 1, "right": 1.0}, "context": {"judged": 2, "right": 0.5}}
     }
@@ -364,7 +364,7 @@ def test_resume_after_kill_at_any_write_same_bytes(
     whole, model, folders, tmp_path, capsys, monkeypatch
 ):
     workdir, _ = whole
-    asked = len(model.asked)
+    num_requests = len(model.asked)
     count, killed = 0, set()
     real = {name: getattr(Journal, name) for name in ("record", "close_program")}
 
@@ -395,13 +395,13 @@ def test_resume_after_kill_at_any_write_same_bytes(
         ("close_program", "clusters")
     }
     assert same_bytes(workdir, tmp_path / "w") == []
-    # A kill costs the request whose response was not recorded, and those of its batch.
-    assert len(set(model.asked)) == asked
+    # A kill loses the unrecorded response and those of its batch.
+    assert len(set(model.asked)) == num_requests
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """The workdir of a run by rules, made by the first that needs it."""
+    """The workdir of an uninterrupted run by rules."""
     return tmp_path_factory.mktemp("rules")
 
 
@@ -413,7 +413,7 @@ def test_resume_after_signal_in_step(step, uninterrupted, folders, tmp_path, com
         assert first.returncode == 0, first.stderr
     records = read_records(uninterrupted / JOURNAL)
     steps = [record.id.partition("-")[0] for record in records]
-    # Programs of rules ask nothing: each writes its end alone.
+    # Programs of rules send no requests; each only writes its end.
     ends = {"claim": 3, "clusters": steps.count("claim") + 1, "question": len(steps) - 1}
     ends["same"] = ends["clusters"] + 1
     stopped = command(
@@ -475,7 +475,7 @@ def test_random_decoder_ends_with_one_sentence(more, message, role, folders, tmp
 
 
 def test_random_decoder_end_to_end(folders, tmp_path, capsys):
-    """Equivalence and questions are the decoder's, the rest are rules; then rules ask, too."""
+    """The decoder decides equivalence and writes questions; then rules write them, too."""
     decoder = (
         *(f"llm.model={folders['decoder']}", "llm.batch_size=4", "llm.prefix_tokens=0"),
         *("equivalence.kind=model", "equivalence.max_tokens=6", "questions.max_tokens=6"),
@@ -487,8 +487,8 @@ def test_random_decoder_end_to_end(folders, tmp_path, capsys):
     result, _ = execute(capsys, argv)
     assert result["hops"] == {"2": 10, "3": 5} and result["equivalence_problems"]["truncated"] > 0
     assert set(result["tokens"]) == {"asker", "matcher", "validator"}
-    own = {**folders, "data": tmp_path / "g"}
-    answers = answering.arguments(own, tmp_path / "a", method="direct")
+    generated = {**folders, "data": tmp_path / "g"}
+    answers = answering.arguments(generated, tmp_path / "a", method="direct")
     answers = [argument for argument in answers if "data.split" not in argument]
     answered, _ = execute(capsys, [*answers, "--config.data.limit=2"], main=_ANSWER)
     assert answered["num_questions"] == 2 and "f1" in answered

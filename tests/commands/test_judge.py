@@ -1,4 +1,4 @@
-"""Judges of answers: by hand over made-up runs, and a tiny model from end to end."""
+"""Judging of answers: fake judges of small runs, and a tiny model end to end."""
 
 import contextlib
 import dataclasses
@@ -25,7 +25,7 @@ _MAIN = runpy.run_path(str(_ROOT / "launch/evaluate.py"))["main"]
 
 
 class Canned:
-    """Takes any county for right; ``strict`` wants the first gold answer. Counts its calls."""
+    """A fake judge that accepts any county or, if ``strict``, only the first gold answer."""
 
     is_slow, is_exhausted = True, False
 
@@ -79,15 +79,15 @@ def evaluate(root, *runs, **fields):
 
 
 def two_runs(root):
-    """Six questions; the last has no gold. The first run is right about four of five."""
+    """Six questions, the last without gold; the first run answers four of five correctly."""
     pairs = many(6)
-    asked = [question for question, _ in pairs]
-    asked[5] = dataclasses.replace(asked[5], answers=())
+    questions = [question for question, _ in pairs]
+    questions[5] = dataclasses.replace(questions[5], answers=())
     first = [says(a) for a in ("Orlin County", "Orlin", "County", "Orlin County", "County", "x")]
     second = [says(a) for a in ("Orlin County", "mumble", "", "mumble twice")] + [None, says("x")]
     return (
-        workdir(root, "a", zip(asked, first, strict=True)),
-        workdir(root, "b", zip(asked, second, strict=True), failed=[asked[4]]),
+        workdir(root, "a", zip(questions, first, strict=True)),
+        workdir(root, "b", zip(questions, second, strict=True), failed=[questions[4]]),
     )
 
 
@@ -95,17 +95,17 @@ def test_judge_scores_equal_hand_computed(tmp_path, judges, capsys):
     runs = two_runs(tmp_path)
     result = evaluate(tmp_path, *runs, **{"second.run": True, "second.rubric": "grade"})
     a, b = result["systems"]["a"], result["systems"]["b"]
-    assert a["judge"]["value"] == pytest.approx(4 / 5)  # "Orlin" is no county
+    assert a["judge"]["value"] == pytest.approx(4 / 5)  # "Orlin" is not a county
     assert a["second"]["value"] == pytest.approx(2 / 5)
     assert (a["em"]["value"], a["acc"]["value"]) == (pytest.approx(3 / 5), pytest.approx(3 / 5))
-    # "mumble twice" gets no verdict and does not count; the empty and the failed one are wrong.
+    # "mumble twice" has no verdict and is ignored; empty and failed answers are wrong.
     assert b["judge"]["value"] == pytest.approx(2 / 4)
-    told = result["judges"]["judge"]
-    assert (told["verdicts"], told["unjudged"], told["failures"]) == (7, 1, 0)
-    assert told["parse_errors"] == {"verdict_missing": 3, "verdict_no_json": 4}
-    assert (told["rubric"], result["judges"]["second"]["rubric"]) == ("dualrag", "grade")
+    judge = result["judges"]["judge"]
+    assert (judge["verdicts"], judge["unjudged"], judge["failures"]) == (7, 1, 0)
+    assert judge["parse_errors"] == {"verdict_missing": 3, "verdict_no_json": 4}
+    assert (judge["rubric"], result["judges"]["second"]["rubric"]) == ("dualrag", "grade")
     assert (result["num_questions"], result["without_gold"], result["empty"]) == (6, 1, 2)
-    # What both runs answered alike is asked about once, in one batch, under its schema.
+    # Equal answers of both runs are judged once, in one batch, with the schema.
     assert len(judges["judge"].asked) == 7 + 2
     assert {r.role for r in judges["judge"].asked} == {"judge"}
     assert list(judges["second"].asked[0].json_schema["properties"]) == ["correct"]
@@ -126,10 +126,10 @@ def test_judge_scores_equal_hand_computed(tmp_path, judges, capsys):
 def test_judge_second_run_sends_no_requests(tmp_path, judges):
     runs = two_runs(tmp_path)
     first = evaluate(tmp_path, *runs)
-    asked = len(judges["judge"].asked)
+    num_requests = len(judges["judge"].asked)
     judges.clear()
     again = evaluate(tmp_path, *runs)
-    assert not judges and asked == 9
+    assert not judges and num_requests == 9
     assert again["systems"] == first["systems"] and again["agreement"] is None
     with pytest.raises(UserError, match=r"retries"):
         evaluate(tmp_path, *runs, retries=0)
@@ -189,6 +189,6 @@ def test_judge_tiny_model_follows_schema(tmp_path, capsys):
     captured = capsys.readouterr()
     assert end.value.code == 0, captured.err
     result = json.loads(captured.out)
-    told = result["judges"]["judge"]
-    assert (told["verdicts"], told["unjudged"], told["parse_errors"]) == (1, 0, {})
+    judge = result["judges"]["judge"]
+    assert (judge["verdicts"], judge["unjudged"], judge["parse_errors"]) == (1, 0, {})
     assert result["systems"]["a"]["judge"]["value"] in (0, 1)

@@ -1,4 +1,4 @@
-"""Extraction online: once a passage, resumable, failures apart from nothing found, budgets."""
+"""Online extraction: once per passage, resuming, failures, budgets."""
 
 import contextlib
 
@@ -29,11 +29,11 @@ BRUM = Triple("Brum", "borders", "Osk", "b", 0)
 
 
 class Model:
-    """Extracts by `rules`; ``asked`` holds (passage, whether its triples were asked for).
+    """A model that extracts by `rules`; ``asked`` has pairs (passage, whether for triples).
 
     Args:
-      dies: raises a KeyboardInterrupt instead of the answer with this number.
-      budget: answers until it is exhausted; None: no end.
+      dies: number of the answer at which it raises KeyboardInterrupt.
+      budget: number of answers before the budget is spent.
     """
 
     def __init__(self, dies: int | None = None, budget: int | None = None):
@@ -56,16 +56,16 @@ class Model:
             raise KeyboardInterrupt
         wants_triples = "Named entities:" in text
         self.asked.append((text.split("\n")[0].removeprefix("Title: "), wants_triples))
-        found = rules(text, wants_triples)
-        if isinstance(found, int):
-            return llm.failed(f"status {found}")
+        answer = rules(text, wants_triples)
+        if isinstance(answer, int):
+            return llm.failed(f"status {answer}")
         usage = llm.Usage(prompt_tokens=10, generated_tokens=3)
-        return llm.Generated(found[0], found[1], usage)  # pyright: ignore
+        return llm.Generated(answer[0], answer[1], usage)  # pyright: ignore
 
 
 @contextlib.contextmanager
 def online(folder, model):
-    """A handler on the extractions that ``folder`` holds, as a process would open it."""
+    """Opens a handler with the journal of extractions in ``folder``."""
     generate = GenerateHandler(model, {"extractor": 50})
     with Runner(
         folder / "extractions.sqlite",
@@ -77,25 +77,25 @@ def online(folder, model):
 
 
 def ask(handler, *wanted):
-    """What it answers to requests for the triples of these passages (one text: their names)."""
-    found = {}
+    """Returns the answers to requests for the triples of passages, named by letters."""
+    answers = {}
     calls = [
         Call(Key(f"q{index}", 0), Extract(tuple(PASSAGES[name] for name in names)))
         for index, names in enumerate(wanted)
     ]
-    handler(calls, lambda index, response: found.setdefault(index, response))
-    assert set(found) == set(range(len(calls)))
-    return [found[index] for index in range(len(calls))]
+    handler(calls, lambda index, response: answers.setdefault(index, response))
+    assert set(answers) == set(range(len(calls)))
+    return [answers[index] for index in range(len(calls))]
 
 
 def question(names):
-    """A program that asks for each passage in turn and returns how many triples there are."""
+    """A program that requests the passages one by one and counts their triples."""
 
     def program():
         total = 0
         for name in names:
-            found = yield Extract((PASSAGES[name],))
-            total += len(found.triples[0] or ())
+            extracted = yield Extract((PASSAGES[name],))
+            total += len(extracted.triples[0] or ())
         return total
 
     return Job(f"q-{names}", {}, program)
@@ -110,7 +110,7 @@ def test_online_passage_is_extracted_once(tmp_path):
         first, second = ask(handler, "ab", "bc")
         assert first.triples[1] == second.triples[0] == (BRUM,)
         assert sorted(model.asked) == [(n, t) for n in "abc" for t in (False, True)]
-        assert model.batches == [3, 3]  # all together: first the entities, then the triples
+        assert model.batches == [3, 3]  # in two batches: first the entities, then the triples
         assert ask(handler, "b", "bb") == [Extracted(((BRUM,),)), Extracted(((BRUM,),) * 2)]
         ask(handler, "ad")
         assert sorted(model.asked)[-2:] == [("d", False), ("d", True)]
@@ -119,16 +119,16 @@ def test_online_passage_is_extracted_once(tmp_path):
 
 def test_online_failure_is_none_and_no_triples_is_empty(tmp_path):
     with online(tmp_path, Model()) as handler:
-        (found,) = ask(handler, "bcde")
-        assert found == Extracted(((BRUM,), (), None, None))
+        (extracted,) = ask(handler, "bcde")
+        assert extracted == Extracted(((BRUM,), (), None, None))
         assert ask(handler, "e") == [Extracted((None,))]
     records = {r.input["id"]: r for r in read_records(tmp_path / "extractions.sqlite")}
     assert records["d"].outcome["cause"] == "answer: no_json" and records["d"].error is None
     assert records["e"].outcome is None and records["e"].error == "status 400"
-    # Another run asks again for what had no answer, not for what had an unreadable one.
+    # Another run repeats failed requests, but not unreadable answers.
     model = Model()
     with online(tmp_path, model) as handler:
-        assert ask(handler, "bcde") == [found]
+        assert ask(handler, "bcde") == [extracted]
     assert model.asked == [("e", False)]
 
 
@@ -138,17 +138,17 @@ def test_online_killed_run_repeats_no_extraction(tmp_path, dies):
     with pytest.raises(KeyboardInterrupt), online(tmp_path, first) as handler:
         ask(handler, "abc")
     with online(tmp_path, second) as handler:
-        (found,) = ask(handler, "abc")
+        (extracted,) = ask(handler, "abc")
     assert len(first.asked) == dies
     assert sorted(first.asked + second.asked) == [(n, t) for n in "abc" for t in (False, True)]
-    assert [len(triples) for triples in found.triples] == [2, 1, 0]
+    assert [len(triples) for triples in extracted.triples] == [2, 1, 0]
 
 
 def test_online_spent_budget_is_not_a_failure(tmp_path):
-    """Three answers: the entities of both passages, the triples of one."""
+    """Three answers suffice for the entities of both passages and the triples of one."""
     with online(tmp_path, Model(budget=3)) as handler:
-        found, refused, both = ask(handler, "b", "c", "bc")
-        assert found == Extracted(((BRUM,),)) and handler.is_exhausted
+        extracted, refused, both = ask(handler, "b", "c", "bc")
+        assert extracted == Extracted(((BRUM,),)) and handler.is_exhausted
         assert isinstance(refused, RequestError) and isinstance(both, RequestError)
         assert str(refused) == "the extractor's budget is exhausted"
 

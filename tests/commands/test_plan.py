@@ -1,4 +1,4 @@
-"""A planned training against the same step on arrays; collectives, times, and what is refused."""
+"""Plans of trainings: comparison with real steps, collectives, times, bad input."""
 
 import dataclasses
 import functools
@@ -26,7 +26,7 @@ from tests import tiny, tiny_decoder
 
 pytestmark = pytest.mark.slow
 
-WIDTH = 32  # of the encoder
+WIDTH = 32  # width of the encoder
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _EXTEND = runpy.run_path(str(_ROOT / "launch/plan.py"))["extend"]
 
@@ -39,7 +39,7 @@ def standard_promotion():
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Tiny models; of one, nothing but its config.json."""
+    """Tiny models; one of them only as a config.json."""
     folder = tmp_path_factory.mktemp("plan")
     tiny.model_folder(folder / "encoder", d_model=WIDTH)
     tiny_decoder.folder(folder / "decoder")
@@ -50,13 +50,13 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def planned(folders):
-    """What is planned of a component with some settings, once."""
+    """Plans a component with some settings; cached."""
     return functools.cache(
         lambda component, *overrides: plan.plan(configured(folders, component, *overrides))
     )
 
 
-# Of each component what makes a tiny step in several parts.
+# Settings of each component for a tiny step in several parts.
 TINY = {
     "aligner": ("batch_size=8", "num_negatives=3", "query_max_length=64", "unit_max_length=64"),
     "cross_encoder": ("targets_per_step=4", "max_length=32"),
@@ -76,7 +76,7 @@ def configured(folders, component, *overrides):
 
 
 class Arrays(Rehearsal):
-    """Runs the step on arrays, and looks at what is in memory beside each program."""
+    """Runs the step on arrays and measures the memory in use before each program."""
 
     def __init__(self, *arguments, **settings):
         super().__init__(*arguments, **settings)
@@ -96,13 +96,13 @@ class Arrays(Rehearsal):
 
 
 def _live() -> int:
-    """Bytes of all arrays on the first device; what two of them share counts once."""
-    first, found = jax.devices()[0], {}
+    """Returns the bytes of all arrays on the first device; shared buffers count once."""
+    first, sizes = jax.devices()[0], {}
     for array in jax.live_arrays():
         for shard in array.addressable_shards:
             if shard.device == first:
-                found[shard.data.unsafe_buffer_pointer()] = shard.data.nbytes
-    return sum(found.values())
+                sizes[shard.data.unsafe_buffer_pointer()] = shard.data.nbytes
+    return sum(sizes.values())
 
 
 CASES = [
@@ -118,17 +118,17 @@ def test_plan_peak_equals_compiled_step(folders, planned, monkeypatch, component
     monkeypatch.setattr(plan, "Rehearsal", Arrays)
     real = plan.plan(configured(folders, component, f"mesh.devices={devices}", setting))
     assert wanted["collective_bytes"] == real["collective_bytes"]
-    # They differ by a few bytes of batches that a step places itself.
+    # They differ by a few bytes of batches that the step places itself.
     assert abs(wanted["peak_bytes"] / real["peak_bytes"] - 1.0) < 0.01, (wanted, real)
     assert sum(wanted["bytes_per_device"].values()) == wanted["peak_bytes"]
 
 
 @pytest.fixture(scope="module")
 def reader(folders):
-    """A reader planned for two devices of one kind, of whose base nothing else is there."""
+    """The plan of a reader for two devices, with only the config of its base model."""
     shape = f"model.spec={folders / 'shape'}"
-    told = ("mesh.devices=2", "gpu=A100-80", "memory_gib=0.0005", "examples=100", "peak_share=0.5")
-    return plan.plan(configured(folders, "reader", shape, *told))
+    flags = ("mesh.devices=2", "gpu=A100-80", "memory_gib=0.0005", "examples=100", "peak_share=0.5")
+    return plan.plan(configured(folders, "reader", shape, *flags))
 
 
 def test_plan_gradients_are_exchanged_once(reader):
@@ -140,8 +140,8 @@ def test_plan_mpnet_needs_only_its_config(planned, tmp_path):
     folder = tiny.model_folder(tmp_path / "mpnet", d_model=WIDTH, kind="mpnet")
     size = sum(array.nbytes for _, _, array in tensor_files.read_tensors(folder))
     (folder / "model.safetensors").unlink()
-    found = planned("aligner", "mesh.devices=1", f"model.spec={folder}")
-    assert found["bytes_per_device"]["parameters"] == size
+    result = planned("aligner", "mesh.devices=1", f"model.spec={folder}")
+    assert result["bytes_per_device"]["parameters"] == size
 
 
 EXCHANGES = {
@@ -154,7 +154,7 @@ EXCHANGES = {
 
 @pytest.mark.parametrize("name", EXCHANGES)
 def test_plan_chunks_do_not_repeat_gradient_exchange(folders, monkeypatch, name):
-    """On a data mesh that, and the aligner's table of embeddings, is all that is exchanged."""
+    """A data mesh exchanges only gradients and the aligner's table of embeddings."""
     component, made = name.partition(",")[0], []
 
     def rehearsal(*arguments, **settings):
@@ -180,7 +180,7 @@ def test_plan_chunks_do_not_repeat_gradient_exchange(folders, monkeypatch, name)
 
 @pytest.mark.parametrize("component", ["aligner", "integrator", "cross_encoder"])
 def test_plan_exchange_follows_from_shapes(component):
-    """On a mesh that splits everything; the theory is the benchmark's."""
+    """Compares a mesh that splits everything with the formulas of the benchmark."""
     row = scaling.compile_step(component, scaling.Mesh(2, 2, 2))
     assert 1.0 <= row["ratio"] < 1.001, row
 
@@ -200,7 +200,7 @@ def test_plan_exchange_of_real_processes_is_the_same(capfd):
 
 def test_plan_steps_from_epochs_dtype_from_gpu(reader):
     assert reader["dtype"] == "bfloat16"
-    assert reader["steps"] == 100  # two epochs of rows by two
+    assert reader["steps"] == 100  # two epochs, two rows per step
     on = reader["gpus"]["A100-80"]
     assert on["step_seconds"] > 0
     assert on["run_hours"] == pytest.approx(100 * on["step_seconds"] / 3600)
@@ -209,17 +209,17 @@ def test_plan_steps_from_epochs_dtype_from_gpu(reader):
 def test_plan_time_uses_peak_share(folders):
     gpu, config = mfu.GPUS["L40S"], configured(folders, "reader", "peak_share=0.25")
     rehearsal = Rehearsal(sharding.make_mesh(2, devices=jax.devices()[:2]))
-    found = plan.RehearsedStep(rehearsal, {}, "bfloat16", 1, gpu.flops, 1800)
-    on = plan.on_gpu(gpu, config, found, traffic=int(gpu.bandwidth))
+    step = plan.RehearsedStep(rehearsal, {}, "bfloat16", 1, gpu.flops, 1800)
+    on = plan.on_gpu(gpu, config, step, traffic=int(gpu.bandwidth))
     assert on == {"memory_gib": 48, "fits": True, "step_seconds": 3.0, "run_hours": 1.5}
-    found = dataclasses.replace(found, dtype="float32")
-    assert plan.on_gpu(gpu, config, found, traffic=1)["step_seconds"] is None
+    step = dataclasses.replace(step, dtype="float32")
+    assert plan.on_gpu(gpu, config, step, traffic=1)["step_seconds"] is None
 
 
 def test_plan_too_large_step_does_not_fit(reader, planned):
     assert reader["peak_bytes"] > 0.0005 * 2**30
     assert not reader["fits"] and not reader["gpus"]["A100-80"]["fits"]
-    # Any training would do; this one is planned already.
+    # Any training would do; this plan is cached.
     roomy = planned("aligner", "mesh.devices=1", "chunk_tokens=512")
     assert "fits" not in roomy and roomy["gpus"].keys() == mfu.GPUS.keys()
     assert all(on["fits"] for on in roomy["gpus"].values())
@@ -267,7 +267,7 @@ def test_plan_collectives_in_loop_count_per_iteration():
     [
         ("reader", "mesh.devices=4 mesh.data=3", "mesh sizes .* do not fit 4 devices"),
         ("reader", "mesh.devices=3", "config.batch_size=2 is not a multiple of 3"),
-        # What the training refuses as well, and before the model is looked at.
+        # The training refuses these, too, before it opens the model.
         ("aligner", "data.units=word model.spec=nobody", "config.data.units='word' is not one of"),
         ("aligner", "head.rounds=1 head.steps=0 model.spec=nobody", "config.head.steps=0 must be"),
         (
@@ -297,7 +297,7 @@ def test_plan_config_without_training_is_refused():
 @pytest.mark.parametrize(
     ("name", "count"),
     [
-        ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),  # as their model cards round them
+        ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),  # rounded as in their model cards
         ("meta-llama/Meta-Llama-3-8B-Instruct", 8_030_261_248),
         ("intfloat/e5-large-v2", 334_092_288),
         ("BAAI/bge-m3", 566_705_152),

@@ -81,7 +81,7 @@ def test_session_empty_question_is_refused(folders):
 
 
 def test_answer_command_over_documents(folders, tmp_path, capsys, monkeypatch):
-    """The second question finds the embeddings that the first has kept."""
+    """The second question reuses the embeddings of the first."""
     monkeypatch.setenv("CIRAG_JAX_CACHE", str(tmp_path / "cache"))
     (tmp_path / "docs").mkdir()
     for number, text in enumerate(TEXTS):
@@ -122,8 +122,8 @@ class _Counting:
 def test_vector_cache_key_is_content(tmp_path):
     inner = _Counting()
     for _ in range(2):
-        found = CachedEncoder(inner, tmp_path / "v").encode(["a", "b"])
-        assert found.tolist() == [[2, 2], [2, 2]]
+        vectors = CachedEncoder(inner, tmp_path / "v").encode(["a", "b"])
+        assert vectors.tolist() == [[2, 2], [2, 2]]
     assert inner.asked == 1
     CachedEncoder(inner, tmp_path / "v").encode(["a", "c"])
     CachedEncoder(inner, tmp_path / "v").encode(["a", "b"], "query")

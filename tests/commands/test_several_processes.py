@@ -1,4 +1,4 @@
-"""Commands whose work several processes share: they leave what one leaves."""
+"""Commands in several processes give the same results as in one."""
 
 import json
 import pathlib
@@ -24,7 +24,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def alone(name, argv, capsys):
-    """Runs a command in this process; its exit code, its result and what it said."""
+    """Runs a command in this process; returns the exit code, the result and stderr."""
     main = runpy.run_path(str(_ROOT / "launch" / f"{name}.py"))["main"]
     with pytest.raises(SystemExit) as end:
         cli.run(main, "configs/methods/cirag.py", [f"{name}.py", *map(str, argv)])
@@ -33,7 +33,7 @@ def alone(name, argv, capsys):
 
 
 class Turns:
-    """The processes of a run, one after the other in this one."""
+    """Simulates the processes of a run, one after the other."""
 
     def __init__(self, monkeypatch, workdir):
         self.workdir, self.asked, self.here = workdir, [], 0
@@ -50,7 +50,7 @@ class Turns:
         return Job(name, {"id": name}, program)
 
     def run(self, names, stopped=()):
-        """The first process, which merges, comes last."""
+        """Runs the first process last, because it merges."""
         jobs = [self.job(name) for name in names]
         for self.here in (2, 1, 0):
             until = 0.0 if self.here in stopped else None
@@ -68,7 +68,7 @@ def test_another_selection_leaves_every_question_with_its_process(tmp_path, monk
     for chosen in (NAMES[:30], NAMES[4:]):
         found = turns.run(chosen)
         assert found.complete and set(found.records) == set(chosen)
-    assert sorted(turns.asked) == sorted(NAMES)  # each once
+    assert sorted(turns.asked) == sorted(NAMES)  # each question once
     assert len(read_records(tmp_path / "journal.sqlite")) == len(NAMES)
 
 
@@ -96,10 +96,10 @@ def test_two_processes_answer_as_one(tmp_path, capsys, monkeypatch, command):
     assert (two / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
     assert len(lines(two / name)) == 8
     result = json.loads(said[0].stdout)
-    volatile = {*VOLATILE, "cached_tokens"}  # of prefixes that a process has seen before
+    volatile = {*VOLATILE, "cached_tokens"}  # depends on the prefixes that a process has cached
     for name in wanted.keys() - volatile:
         assert result[name] == wanted[name], name
-    # The merged journal can be read, and not resumed by another number of processes.
+    # The merged journal can be read, but not resumed by another number of processes.
     assert (two / "journal.sqlite").exists()
     code, _, err = alone("answer", arguments(folders, two), capsys)
     assert code == 2, err
@@ -121,7 +121,7 @@ def test_two_processes_extract_as_one(tmp_path, capsys, monkeypatch, command):
         said = command.together("extract.py", *given, f"--workdir={places[1]}")
         assert [done.returncode for done in said] == [0, 0] and said[1].stdout == "", said
         asked = len(set(server.asked))
-        assert len(server.asked) == 2 * asked  # no passage by both of the two
+        assert len(server.asked) == 2 * asked  # no passage in both processes
         code, _, err = alone("extract", [*given, f"--workdir={places[1]}"], capsys)
         assert code == 2, err
         assert "two was started by 2 processes, not 1; resume it with as many" in err

@@ -1,4 +1,4 @@
-"""The job script between a made-up srun and a made-up scontrol; tests/cluster has real ones."""
+"""The job script with a fake srun and scontrol; tests/cluster uses real ones."""
 
 import os
 import subprocess

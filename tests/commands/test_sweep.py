@@ -1,4 +1,4 @@
-"""Grids of settings; the trainings themselves are made up, but for one."""
+"""Grids of settings, with fake trainings except in the last test."""
 
 import json
 import math
@@ -24,7 +24,7 @@ NAMES = [
 
 @pytest.fixture
 def ran(monkeypatch):
-    """The names of the runs that were carried out; whose seed is 1 and rate 3e-5 is the best."""
+    """The names of the executed runs; seed 1 with rate 3e-5 is the best."""
     names = []
 
     def run(config, folder):
@@ -67,7 +67,7 @@ def test_sweep_runs_every_combination_once(ran, tmp_path):
     ]
     assert rows[0] == ["optimizer.learning_rate", "seed", "state", "mrr", "recall@5"]
     assert rows[3] == ["1e-4", "1", "ended", "1", "0.5"] and len(rows) == 6
-    # Once more, with a further value: what has ended is not run again.
+    # With another value, completed runs are not repeated.
     more = (GRID[0], "--config.sweep.seed=0,1,2")
     result = sweep(tmp_path, *more, batch_size=32)
     assert ran[4:] == [name[:-1] + "2" for name in NAMES[::2]] and len(result["runs"]) == 6
@@ -87,7 +87,7 @@ def test_sweep_array_task_executes_own_run(ran, tmp_path, monkeypatch):
     result = sweep(tmp_path)
     assert ran == [NAMES[2]] and result["complete"]
     assert state_of(result) == ["", "", "ended", ""]
-    result = sweep(tmp_path, array_index=0)  # said by hand
+    result = sweep(tmp_path, array_index=0)  # set by hand
     assert ran == [NAMES[2], NAMES[0]] and state_of(result) == ["ended", "", "ended", ""]
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "4")
     with pytest.raises(UserError, match=r"SLURM_ARRAY_TASK_ID=4 must be 0 to 3: .* has 4 runs"):
@@ -114,7 +114,9 @@ def test_sweep_failed_run_is_skipped_and_retried(ran, tmp_path, monkeypatch, cap
     assert ran == [NAMES[0], *NAMES[2:]] and result["complete"]
     assert state_of(result)[1] == "failed: loss is nan at step 7" and "mrr" not in result["runs"][1]
     assert "seed=1 failed: loss is nan at step 7" in capsys.readouterr().err
-    with pytest.raises(UserError, match="loss is nan"):  # a job array tells its scheduler
+    with pytest.raises(
+        UserError, match="loss is nan"
+    ):  # the scheduler of a job array sees the failure
         sweep(tmp_path, array_index=1)
     monkeypatch.setattr(jobs, "run", run)
     assert state_of(sweep(tmp_path)) == ["ended"] * 4 and ran[3:] == [NAMES[1]]
