@@ -71,7 +71,7 @@ def run(
     shared: bool = False,
     extend: Callable[[Any], None] | None = None,
 ) -> NoReturn:
-    """Runs ``main(config, workdir)`` as a command and exits with an exit code from above.
+    """Runs ``main(config, workdir)`` as a command and exits; see the module's docstring.
 
     Args:
       main: takes the locked config and the workdir, which exists. Returns the result, which is
@@ -150,7 +150,7 @@ class _Formatter(logging.Formatter):
 
 
 def _print(text: str, file: TextIO) -> None:
-    """Prints a line; ignores that the reader of a pipe such as ``| head`` has exited."""
+    """Prints a line; a closed pipe, as behind ``| head``, is no error."""
     try:
         print(text, file=file, flush=True)
     except BrokenPipeError:

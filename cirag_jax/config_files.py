@@ -123,11 +123,7 @@ def find_block(config: ConfigDict, key: str) -> tuple[ConfigDict, str]:
 
 def has_key(config: ConfigDict, key: str) -> bool:
     """Returns whether ``config`` has the dotted ``key``, possibly with an index."""
-    try:
-        block, last = find_block(config, key.partition("[")[0])
-        return isinstance(block, ConfigDict) and last in block
-    except (KeyError, AttributeError, TypeError):
-        return False
+    return key.partition("[")[0] in dict(_fields(config))
 
 
 def _is_optional(block: ConfigDict, name: str) -> bool:
