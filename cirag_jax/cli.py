@@ -56,7 +56,7 @@ _RECORDED_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "gra
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 
 
-class Shown(dict[str, Any]):
+class PrintOnly(dict[str, Any]):
     """A result that is only printed; the command leaves its workdir unchanged."""
 
 
@@ -75,7 +75,7 @@ def run(
 
     Args:
       main: takes the locked config and the workdir, which exists. Returns the result, which is
-        saved as ``result.json`` unless it is a `Shown`; see `jsonable` for allowed values.
+        saved as ``result.json`` unless it is a `PrintOnly`; see `jsonable` for allowed values.
       default_config: path of the default config file, or ``path.py:preset``.
       argv: the command line, including the program's name; ``sys.argv`` by default.
       default_workdir: default of ``--workdir``; by default the flag is required.
@@ -175,7 +175,7 @@ def run_inside(
 
     Args:
       workdir: is locked until ``work`` returns. ``config.json``, ``environment.json`` and, unless
-        the result is `Shown`, ``result.json`` are written there by the first process.
+        the result is `PrintOnly`, ``result.json`` are written there by the first process.
       config: the config to record.
       work: returns the result.
       argv: the command line to record; ``sys.argv`` by default.
@@ -200,7 +200,7 @@ def run_inside(
                 _restore(old_records)
             raise
         plain_result = jsonable(dict(result))
-        if isinstance(result, Shown):
+        if isinstance(result, PrintOnly):
             _restore(old_records)
         elif is_first:
             write_json(workdir / "result.json", plain_result)
@@ -289,7 +289,7 @@ def _help_text(
     except UserError as error:
         return "\n".join([*lines, f"The fields cannot be shown: {one_line(str(error))}"])
     lines.append(f"Fields of {args.config}:")
-    functions = [config_files.function_of(args.config), *([extend] if extend else [])]
+    functions = [config_files.get_config_of(args.config), *([extend] if extend else [])]
     descriptions = config_words.describe_fields(config, functions)
     for key, value in config_files.leaves(config):
         lines.append(f"  --config.{key}={json.dumps(jsonable(value))}")

@@ -49,7 +49,7 @@ def load_config(
     return override(config, overrides, path_and_preset)
 
 
-def function_of(path_and_preset: str) -> Callable[..., ConfigDict]:
+def get_config_of(path_and_preset: str) -> Callable[..., ConfigDict]:
     """Returns ``get_config`` of a config file."""
     return _execute(path_and_preset)[0]
 

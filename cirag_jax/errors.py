@@ -36,7 +36,7 @@ def parsing(problem: str, hint: str = "") -> Iterator[None]:
         raise UserError(f"{problem} ({reason}){hint}.") from error
 
 
-def extra(name: str, feature: str, requirements: str) -> Any:
+def import_optional(name: str, feature: str, requirements: str) -> Any:
     """Imports an optional dependency; ``feature`` needs it and ``requirements`` installs it."""
     try:
         with warnings.catch_warnings():  # umap warns about missing TensorFlow

@@ -18,7 +18,7 @@ from typing import Any
 
 from cirag_jax.errors import UserError
 
-START_ANEW = "use another --workdir, or remove it to start over"
+START_OVER = "use another --workdir, or remove it to start over"
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -42,14 +42,11 @@ _MEANINGS = {
 }
 
 
-# --------------------------------------------------------------------------------------- comparison
-
-
 def check_same(
     place: object,
     old: Mapping[str, Any],
     new: Mapping[str, Any],
-    remedy: str = START_ANEW,
+    remedy: str = START_OVER,
     *,
     may_differ: Collection[str] = (),
 ) -> None:
@@ -119,9 +116,6 @@ def _flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _short(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return text if len(text) <= 80 else text[:77] + "..."
-
-
-# ----------------------------------------------------------------------- packages, records and code
 
 
 def of_packages(*names: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ import msgspec
 Config = Any
 
 # Types with a range, checked when records are read from files and when settings are created.
-Filled = Annotated[str, msgspec.Meta(pattern=r"\S")]
+NonEmptyStr = Annotated[str, msgspec.Meta(pattern=r"\S")]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 NonNegativeFloat = Annotated[float, msgspec.Meta(ge=0)]
@@ -26,7 +26,7 @@ UnitInterval = Annotated[float, msgspec.Meta(ge=0, le=1)]
 class Passage:
     """A short document; ``sentences`` keeps the benchmark's own sentence boundaries."""
 
-    id: Filled
+    id: NonEmptyStr
     title: str
     text: str
     sentences: tuple[str, ...] | None = None
@@ -107,8 +107,8 @@ class Question:
         decomposition: Sub-questions in reasoning order (MuSiQue).
     """
 
-    id: Filled
-    question: Filled
+    id: NonEmptyStr
+    question: NonEmptyStr
     answers: tuple[str, ...]
     type: str | None = None
     hops: Count | None = None
@@ -225,8 +225,8 @@ class Trajectory:
         parse_errors: Number of malformed outputs by kind.
     """
 
-    question_id: Filled
-    question: Filled
+    question_id: NonEmptyStr
+    question: NonEmptyStr
     teacher: str
     steps: tuple[Step[Triple | Sentence], ...]
     end: Literal["stopped", "max_steps", "repeat", "in_vain", "no_decision"]

@@ -17,7 +17,7 @@ def main(config, workdir):
     from cirag_jax.commands import extract
 
     result = extract.extract_corpus(config, workdir)
-    return cli.Shown(result) if config.estimate_only else result
+    return cli.PrintOnly(result) if config.estimate_only else result
 
 
 if __name__ == "__main__":

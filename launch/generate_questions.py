@@ -17,7 +17,7 @@ def main(config, workdir):
     from cirag_jax.commands import generate_questions
 
     result = generate_questions.generate_questions(config, workdir)
-    return cli.Shown(result) if config.estimate_only else result
+    return cli.PrintOnly(result) if config.estimate_only else result
 
 
 if __name__ == "__main__":

@@ -273,7 +273,7 @@ def test_workdir_unwritable_is_refused(run, config_file):
 
 def test_shown_result_leaves_workdir_unchanged(run, tmp_path):
     def shown(config, workdir):
-        return cli.Shown(seconds=3)
+        return cli.PrintOnly(seconds=3)
 
     def contents():
         files = {path.name: path.read_bytes() for path in (tmp_path / "work").iterdir()}

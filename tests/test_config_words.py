@@ -6,7 +6,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from cirag_jax import config_words
-from cirag_jax.config_files import function_of, load_config
+from cirag_jax.config_files import get_config_of, load_config
 
 _FOLDER = pathlib.Path(__file__).resolve().parents[1] / "configs"
 CONFIGS = [path for path in sorted(_FOLDER.rglob("*.py")) if "def get_config" in path.read_text()]
@@ -56,7 +56,7 @@ def finished(config):
 
 
 def described(config, path):
-    return config_words.describe_fields(config, [function_of(str(path))])
+    return config_words.describe_fields(config, [get_config_of(str(path))])
 
 
 def test_describe_fields_uses_comments_of_statements(tmp_path):

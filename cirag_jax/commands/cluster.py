@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 import jax
 
 from cirag_jax import cli
-from cirag_jax.errors import UserError, check_at_least, check_choice, extra, parsing
+from cirag_jax.errors import UserError, check_at_least, check_choice, import_optional, parsing
 from cirag_jax.io import one_line, say
 from cirag_jax.types import Config
 
@@ -99,7 +99,7 @@ def in_order(
 
 
 def _extra() -> Any:
-    return extra("ray", "config.engine=ray", "requirements-cluster.txt")
+    return import_optional("ray", "config.engine=ray", "requirements-cluster.txt")
 
 
 class _Actor:

@@ -25,7 +25,7 @@ from cirag_jax.evaluation.overlap import Ratio, mean_of
 from cirag_jax.io import say, write_lines
 from cirag_jax.reports import difficulty as report
 from cirag_jax.retrieval.encoders import Encoder, open_encoder_for
-from cirag_jax.types import Config, Dataset, Filled, Question
+from cirag_jax.types import Config, Dataset, NonEmptyStr, Question
 
 CONFIG = "config.json"
 QUESTIONS = "difficulty.jsonl"
@@ -42,7 +42,7 @@ HowOften = tuple[int, int]
 class Row(msgspec.Struct):
     """What is used of a line of ``predictions.jsonl``."""
 
-    id: Filled
+    id: NonEmptyStr
     answer: str
     passages: tuple[str, ...] = ()
     error: str | None = None
@@ -54,7 +54,7 @@ class Judgement(msgspec.Struct):
     ``judged`` is the text; ``answer`` the short one, where that was read from the text.
     """
 
-    id: Filled
+    id: NonEmptyStr
     system: str
     judged: str | None
     answer: str | None = None

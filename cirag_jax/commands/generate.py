@@ -125,9 +125,6 @@ def _counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-# ------------------------------------------------------------------------------------- the config
-
-
 def _check_config(config: Any, workdir: Path) -> None:
     from cirag_jax.llm.client import is_environment_name
 
@@ -140,9 +137,6 @@ def _check_config(config: Any, workdir: Path) -> None:
             f"{workdir / _OLD_JOURNAL} was written by an earlier version and cannot be resumed; "
             "use another --workdir."
         )
-
-
-# ---------------------------------------------------------------------------------------- the rows
 
 
 def _row(name: str, recorded: Any, error: str | None) -> dict[str, Any]:

@@ -56,9 +56,6 @@ def of_run(config: Config, code: str, task: task_lib.Task) -> dict[str, Any]:
     }
 
 
-# --------------------------------------------------------------------------- the parts of a run
-
-
 def _method(config: Config) -> dict[str, Any]:
     block = block_name(config.method)
     return {"method": config.method, "seed": config.seed, **_flat({block: config[block]})}
@@ -147,9 +144,6 @@ def _flat(blocks: Mapping[str, Config]) -> dict[str, Any]:
         for name, block in blocks.items()
         for field, value in task_lib.plain(block).items()
     }
-
-
-# ----------------------------------------------------------------------------- models and data
 
 
 def of_language_model(config: Any, schemas: bool = False) -> dict[str, Any]:

@@ -152,9 +152,6 @@ def _run_answers(config: Config, run: comparison.Run, ids: Sequence[str]) -> Run
     return RunAnswers(run.name, answered, texts)
 
 
-# ------------------------------------------------------------------------------------- the verdicts
-
-
 class Verdict(TypedDict):
     """A judge's verdict (None if it gave none) and the kinds of its malformed outputs."""
 
@@ -218,9 +215,6 @@ def _counts(results: Collection[Verdict | None]) -> dict[str, Any]:
         "failures": len(results) - len(verdicts),
         "parse_errors": dict(sorted(errors.items())),
     }
-
-
-# -------------------------------------------------------------------------------------- the figures
 
 
 def _other_metrics(run: RunAnswers, profile: str) -> dict[str, Ratio]:

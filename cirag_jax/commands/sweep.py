@@ -66,7 +66,7 @@ def sweep(config: Config, workdir: pathlib.Path, arguments: Sequence[str]) -> di
     if config.dry_run:
         for index, run in enumerate(runs):
             say(f"{index:>4}  {run.name}")
-        return cli.Shown(_report(workdir, runs, metric, complete=False))
+        return cli.PrintOnly(_report(workdir, runs, metric, complete=False))
     complete = True
     for number, run in enumerate(own_runs, start=1):
         folder = workdir / run.name
@@ -120,9 +120,6 @@ def _execute(run: GridRun, folder: pathlib.Path) -> bool:
     return cli.run_inside(folder, run.config, work).get("complete") is not False
 
 
-# --------------------------------------------------------------------------------------- the grid
-
-
 def make_runs(config: Config, arguments: Sequence[str]) -> list[GridRun]:
     """Returns all combinations of the values; the last field varies fastest.
 
@@ -162,9 +159,6 @@ def _folder_name(values: Mapping[str, str]) -> str:
     text = ",".join(f"{field}={value}" for field, value in values.items())
     name = re.sub(r"[^\w.,=+@:-]", "_", text, flags=re.ASCII)[:200]
     return name if name == text else f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
-
-
-# -------------------------------------------------------------------------------------- the table
 
 
 def _report(

@@ -18,7 +18,7 @@ from cirag_jax.datasets.records import field_error, read_lines
 from cirag_jax.datasets.sentences import sentences_of, source_sentence
 from cirag_jax.errors import UserError
 from cirag_jax.io import write_lines
-from cirag_jax.types import Count, Dataset, Filled, Passage, Question, Triple
+from cirag_jax.types import Count, Dataset, NonEmptyStr, Passage, Question, Triple
 
 QUESTIONS = "questions.jsonl"
 CORPUS = "corpus.jsonl"
@@ -106,7 +106,7 @@ def write_dataset(dataset: Dataset, folder: str | os.PathLike[str]) -> None:
 class OpenIE(msgspec.Struct):
     """A line of ``openie.jsonl``, without its ``entities``; ``triples`` None: never extracted."""
 
-    passage_id: Filled
+    passage_id: NonEmptyStr
     triples: list[Any] | None = None
     triple_sentences: list[Count | None] | None = None
 

@@ -12,7 +12,7 @@ from cirag_jax.datasets import load
 from cirag_jax.datasets.jsonl import OPENIE
 from cirag_jax.datasets.records import read_lines
 from cirag_jax.errors import UserError
-from cirag_jax.types import Config, Dataset, Filled, Passage, Question, Triple
+from cirag_jax.types import Config, Dataset, NonEmptyStr, Passage, Question, Triple
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Reference:
 
 
 class _Entities(msgspec.Struct):
-    passage_id: Filled
+    passage_id: NonEmptyStr
     entities: tuple[str, ...] | None = None
 
 

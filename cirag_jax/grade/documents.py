@@ -11,7 +11,7 @@ import msgspec
 from cirag_jax.datasets import demo, documents, jsonl, sentences
 from cirag_jax.datasets.records import field_error, read_lines
 from cirag_jax.grade.records import Document
-from cirag_jax.types import Filled
+from cirag_jax.types import NonEmptyStr
 
 DOCUMENTS = "documents.jsonl"
 
@@ -21,8 +21,8 @@ _PARAGRAPHS = re.compile(r"\n[ \t]*\n")
 class _Row(msgspec.Struct):
     """A line of ``documents.jsonl`` or ``corpus.jsonl``."""
 
-    text: Filled
-    id: Filled | None = None
+    text: NonEmptyStr
+    id: NonEmptyStr | None = None
     title: str = ""
     source: str | None = None
     date: str | None = None

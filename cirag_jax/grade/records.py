@@ -73,4 +73,4 @@ Path = tuple[Edge, ...]
 
 def extra(name: str) -> Any:
     """Imports a module that only the generation needs."""
-    return errors.extra(name, "generating questions", "requirements-grade.txt")
+    return errors.import_optional(name, "generating questions", "requirements-grade.txt")

@@ -11,7 +11,7 @@ from msgspec import Meta
 from cirag_jax.datasets.records import convert, field_error, read_lines
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Generate, Message
-from cirag_jax.types import Filled
+from cirag_jax.types import NonEmptyStr
 
 ROLES = ("system", "user", "assistant")
 
@@ -37,7 +37,7 @@ class _Message(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Line(_Sampling, kw_only=True, forbid_unknown_fields=True):
-    id: Filled
+    id: NonEmptyStr
     messages: list[_Message]
     json_schema: dict[str, Any] | None = None
     continue_final: bool | None = None

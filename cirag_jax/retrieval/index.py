@@ -26,7 +26,7 @@ from cirag_jax.datasets.chains import (
 )
 from cirag_jax.datasets.records import convert
 from cirag_jax.errors import UserError, check_choice, parsing
-from cirag_jax.identity import START_ANEW, check_same, of_records
+from cirag_jax.identity import START_OVER, check_same, of_records
 from cirag_jax.io import read_json
 from cirag_jax.retrieval import bm25
 from cirag_jax.retrieval.bm25 import BM25
@@ -314,7 +314,7 @@ class _VectorManifest(_Manifest):
 
 
 def check_manifest(
-    place: object, old: Mapping[str, Any], new: Mapping[str, Any], remedy: str = START_ANEW
+    place: object, old: Mapping[str, Any], new: Mapping[str, Any], remedy: str = START_OVER
 ) -> None:
     """Compares the manifests of two indexes, see `identity.check_same`.
 

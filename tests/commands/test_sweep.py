@@ -96,7 +96,7 @@ def test_sweep_array_task_executes_own_run(ran, tmp_path, monkeypatch):
 
 def test_sweep_dry_run_starts_nothing(ran, tmp_path, capsys):
     result = sweep(tmp_path, dry_run=True)
-    assert ran == [] and isinstance(result, cli.Shown)
+    assert ran == [] and isinstance(result, cli.PrintOnly)
     assert capsys.readouterr().err.splitlines() == [f"{i:>4}  {n}" for i, n in enumerate(NAMES)]
     assert not list(tmp_path.glob("*seed*"))
 

@@ -7,7 +7,7 @@ import tensorflow_datasets as tfds
 
 from cirag_jax.datasets.benchmarks.base import Converted, OfficialBuilder, passage_of
 from cirag_jax.datasets.benchmarks.files import OfficialFile
-from cirag_jax.types import Count, Filled, Passage, Question
+from cirag_jax.types import Count, NonEmptyStr, Passage, Question
 
 _SITE = "http://curtis.ml.cmu.edu/datasets/hotpot"
 # The publisher states no checksum for these files (only for its Wikipedia dump). These are what
@@ -39,8 +39,8 @@ _TEST_FULLWIKI = OfficialFile(
 class HotpotRecord(msgspec.Struct):
     """An official record; the format that 2WikiMultihopQA shares."""
 
-    id: Filled = msgspec.field(name="_id")
-    question: Filled
+    id: NonEmptyStr = msgspec.field(name="_id")
+    question: NonEmptyStr
     context: list[tuple[str, list[str]]]
     answer: str | None = None
     type: str | None = None

@@ -7,7 +7,7 @@ import tensorflow_datasets as tfds
 
 from cirag_jax.datasets.benchmarks.base import Converted, OfficialBuilder
 from cirag_jax.datasets.benchmarks.files import OfficialFile
-from cirag_jax.types import Filled, Question
+from cirag_jax.types import NonEmptyStr, Question
 
 # --------------------------------------------------------------------------------------------- ASQA
 
@@ -31,8 +31,8 @@ class Annotation(msgspec.Struct):
 class ASQARecord(msgspec.Struct):
     """An official record."""
 
-    id: Filled
-    ambiguous_question: Filled
+    id: NonEmptyStr
+    ambiguous_question: NonEmptyStr
     qa_pairs: list[Reading]
     annotations: list[Annotation]
     wikipages: Any = None
@@ -86,8 +86,8 @@ class Output(msgspec.Struct):
 class KILTRecord(msgspec.Struct):
     """A record of the KILT benchmark (Petroni et al., NAACL 2021)."""
 
-    id: Filled
-    input: Filled
+    id: NonEmptyStr
+    input: NonEmptyStr
     output: list[Output]
     meta: Any = None
 

@@ -7,7 +7,7 @@ import msgspec
 from cirag_jax.datasets.benchmarks.base import ARTICLES, Converted, OfficialBuilder
 from cirag_jax.datasets.benchmarks.files import FoundFile, OfficialFile
 from cirag_jax.datasets.records import convert, field_error
-from cirag_jax.types import Filled, Passage, Question
+from cirag_jax.types import NonEmptyStr, Passage, Question
 
 _SITE = "https://huggingface.co/datasets/yixuantt/MultiHopRAG/resolve/main"
 
@@ -15,7 +15,7 @@ _SITE = "https://huggingface.co/datasets/yixuantt/MultiHopRAG/resolve/main"
 class About(msgspec.Struct, kw_only=True):
     """What is told of an article, in the corpus and beside every fact from it."""
 
-    url: Filled
+    url: NonEmptyStr
     title: str
     source: str
     published_at: str
@@ -38,7 +38,7 @@ class Evidence(About, kw_only=True):
 class MultiHopRAGRecord(msgspec.Struct):
     """An official record."""
 
-    query: Filled
+    query: NonEmptyStr
     answer: str
     question_type: str
     evidence_list: list[Evidence]

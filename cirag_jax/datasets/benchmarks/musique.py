@@ -8,7 +8,7 @@ import tensorflow_datasets as tfds
 from cirag_jax.datasets.benchmarks.base import Converted, OfficialBuilder, passage_of
 from cirag_jax.datasets.benchmarks.files import OfficialFile
 from cirag_jax.datasets.records import field_error
-from cirag_jax.types import Count, Filled, Passage, Question, SubQuestion
+from cirag_jax.types import Count, NonEmptyStr, Passage, Question, SubQuestion
 
 _ARCHIVE = "musique_data_v1.0.zip"
 # This host gives the file itself, where drive.google.com asks first whether to skip a virus scan.
@@ -39,8 +39,8 @@ class Step(msgspec.Struct):
 class MuSiQueRecord(msgspec.Struct):
     """An official record."""
 
-    id: Filled
-    question: Filled
+    id: NonEmptyStr
+    question: NonEmptyStr
     paragraphs: list[Paragraph]
     answer: str | None = None
     answer_aliases: list[str] | None = None

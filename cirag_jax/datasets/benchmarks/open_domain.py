@@ -7,7 +7,7 @@ import msgspec
 from cirag_jax.datasets.benchmarks.base import Converted, OfficialBuilder
 from cirag_jax.datasets.benchmarks.files import OfficialFile
 from cirag_jax.datasets.records import field_error
-from cirag_jax.types import Filled, Question
+from cirag_jax.types import NonEmptyStr, Question
 
 # ---------------------------------------------------------------------------------------- Bamboogle
 
@@ -15,8 +15,8 @@ from cirag_jax.types import Filled, Question
 class BamboogleRecord(msgspec.Struct):
     """A row of the official table."""
 
-    question: Filled = msgspec.field(name="Question")
-    answer: Filled = msgspec.field(name="Answer")
+    question: NonEmptyStr = msgspec.field(name="Question")
+    answer: NonEmptyStr = msgspec.field(name="Answer")
 
 
 class Bamboogle(OfficialBuilder):
@@ -55,7 +55,7 @@ _DESCRIPTIONS = re.compile(rf"\(list(?: {_DESCRIPTION})*\)")
 class WebQuestionsRecord(msgspec.Struct):
     """An official record."""
 
-    utterance: Filled
+    utterance: NonEmptyStr
     target_value: str = msgspec.field(name="targetValue")
     url: str | None = None
 
@@ -111,7 +111,7 @@ class WebQuestions(OfficialBuilder):
 class NQOpenRecord(msgspec.Struct):
     """An official record."""
 
-    question: Filled
+    question: NonEmptyStr
     answer: list[str]
 
 
@@ -147,8 +147,8 @@ class NQOpen(OfficialBuilder):
 class PopQARecord(msgspec.Struct):
     """A row of the official table."""
 
-    id: Filled
-    question: Filled
+    id: NonEmptyStr
+    question: NonEmptyStr
     prop: str
     possible_answers: str
     subj: str | None = None
