@@ -1,4 +1,4 @@
-"""Two judges' agreement against scikit-learn and by hand."""
+"""Agreement of two judges against scikit-learn and values by hand."""
 
 import numpy as np
 import pytest
@@ -6,20 +6,20 @@ import pytest
 from cirag_jax.evaluation.agreement import agreement
 
 
-def test_kappa_is_scikit_learns():
+def test_kappa_matches_sklearn():
     from sklearn.metrics import cohen_kappa_score
 
     rng = np.random.default_rng(0)
     for share in (0.1, 0.5, 0.9):
         first = rng.random(60) < share
         second = np.where(rng.random(60) < 0.7, first, rng.random(60) < 0.5)
-        found = agreement(first.tolist(), second.tolist())
-        assert found["kappa"] == pytest.approx(cohen_kappa_score(first, second))
-        assert found["agree"] == pytest.approx(float((first == second).mean()))
+        result = agreement(first.tolist(), second.tolist())
+        assert result["kappa"] == pytest.approx(cohen_kappa_score(first, second))
+        assert result["agree"] == pytest.approx(float((first == second).mean()))
 
 
-def test_by_hand():
-    """Equal in 7 of 10; by chance in 0.6 * 0.5 + 0.4 * 0.5: (0.7 - 0.5) / 0.5."""
+def test_agreement_matches_hand_computed_values():
+    """7 of 10 are equal, 0.6 * 0.5 + 0.4 * 0.5 by chance: kappa is (0.7 - 0.5) / 0.5."""
     first = [True] * 6 + [False] * 4
     second = [True] * 4 + [False] * 2 + [True] + [False] * 3
     assert agreement(first, second) == {
@@ -28,7 +28,7 @@ def test_by_hand():
     }  # fmt: skip
 
 
-def test_what_cannot_be_said_has_its_reason():
+def test_agreement_undefined_kappa_has_reason():
     same = agreement([True, True], [True, True])
     assert (same["agree"], same["kappa"]) == (1.0, None) and "always" in same["reason"]
     assert agreement([], [])["reason"] == "no answer has both verdicts"

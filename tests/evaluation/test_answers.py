@@ -14,7 +14,7 @@ from cirag_jax.types import Prediction, Question
 
 PROFILES = sorted(answers.PROFILES)
 every_profile = pytest.mark.parametrize("profile", PROFILES)
-# Words that scorers treat specially, and anything else.
+# Words that scorers treat specially, and random text.
 ANSWERS = st.text(max_size=12) | st.lists(
     st.sampled_from(["yes", "no", "noanswer", "the", "A", "an", "Cork", "county", "é", "!", "12."]),
     max_size=5,
@@ -23,12 +23,12 @@ GOLDS = st.lists(ANSWERS, min_size=1, max_size=4)
 
 
 @every_profile
-def test_normalisation_by_hand(profile):
+def test_normalise_answer_examples(profile):
     def normal(text):
         return answers.normalise_answer(text, profile)
 
     assert normal("  The  U.S. Army,\tan  army ") == "us army army"
-    # Punctuation goes before articles, and leaves no space: "a-b" has no article in it.
+    # Punctuation is removed before articles, without a space: "a-b" has no article.
     assert normal("an-a a-b theatre") == "ana ab theatre"
     assert normal("A.") == normal("the") == normal("...") == ""
     assert normal("“curly” – dash") == "“curly” – dash"  # only ASCII punctuation is deleted
@@ -37,7 +37,7 @@ def test_normalisation_by_hand(profile):
     )
 
 
-def test_only_dualrag_sees_through_composition():
+def test_unicode_decomposition_only_in_dualrag():
     composed, decomposed = "Café", "Cafe\u0301"
     scores = {name: answers.exact_match(composed, [decomposed], name) for name in PROFILES}
     assert scores == {name: float(name == "dualrag") for name in PROFILES}
@@ -45,7 +45,7 @@ def test_only_dualrag_sees_through_composition():
 
 
 @every_profile
-def test_f1_by_hand(profile):
+def test_f1_matches_hand_computed_values(profile):
     def f1(prediction, *golds):
         return answers.f1(prediction, golds, profile)
 
@@ -58,13 +58,13 @@ def test_f1_by_hand(profile):
     assert f1("", "Cork") == f1("Cork", "the") == 0.0
 
 
-def test_an_empty_answer_to_an_empty_gold():
-    """MuSiQue's scorer says equal; the others divide only where a token is shared."""
+def test_f1_empty_answer_and_empty_gold():
+    """F1 is 1 by MuSiQue's scorer, and 0 by the others, which need a shared token."""
     scores = {name: answers.f1("the", ["a"], name) for name in PROFILES}
     assert scores == {name: float(name == "musique") for name in PROFILES}
 
 
-def test_yes_and_no_share_no_token_with_longer_answers_in_hotpot_s_line():
+def test_f1_closed_words_have_no_partial_credit():
     closed = {"hotpot", "kirag", "flashrag"}
     for prediction, gold in (
         ("yes it is", "yes"),
@@ -77,42 +77,46 @@ def test_yes_and_no_share_no_token_with_longer_answers_in_hotpot_s_line():
     assert all(answers.f1("Yes.", ["yes"], name) == 1.0 for name in PROFILES)
 
 
-def test_the_first_gold_alone_counts_for_kirag_s_f1():
+def test_f1_kirag_uses_only_first_gold():
     golds = ["Orlin County", "Orlin"]
     for name in PROFILES:
         expected = 2 / 3 if name == "kirag" else 1.0
         assert answers.f1("Orlin", golds, name) == pytest.approx(expected)
-        assert answers.exact_match("Orlin", golds, name) == 1.0  # of all golds, kirag's too
-    # Another gold's yes/no does not spoil the best one.
+        assert (
+            answers.exact_match("Orlin", golds, name) == 1.0
+        )  # exact match uses all gold answers, also for kirag
+    # A gold answer yes or no does not affect the others.
     assert answers.f1("Orlin", ["no", "Orlin"], "flashrag") == 1.0
 
 
-def test_accuracy_is_a_substring_of_the_prediction():
+def test_accuracy_is_substring_of_prediction():
     assert answers.accuracy("It lies in Orlin County, says the map", ["Orlin County"]) == 1
-    assert answers.accuracy("Orlin", ["Orlin County"]) == 0  # not the other way round
+    assert (
+        answers.accuracy("Orlin", ["Orlin County"]) == 0
+    )  # a substring of the gold answer is not enough
     assert answers.accuracy("in the U.S.", ["x", "US"]) == 1
-    assert answers.accuracy("a category", ["cat"]) == 1  # of characters, not of tokens
+    assert answers.accuracy("a category", ["cat"]) == 1  # substrings of characters, not tokens
     assert answers.accuracy("anything", ["The"]) == 0 and answers.accuracy("", ["The"]) == 1
 
 
 @every_profile
 @given(prediction=ANSWERS, golds=GOLDS)
-def test_invariants(profile, prediction, golds):
+def test_scores_invariants(profile, prediction, golds):
     em = answers.exact_match(prediction, golds, profile)
     f1 = answers.f1(prediction, golds, profile)
     acc = answers.accuracy(prediction, golds, profile)
     assert em in (0, 1) and acc in (0, 1) and 0 <= f1 <= 1
     assert em <= acc
-    # The order of golds matters to KiRAG's F1 and to nothing else.
+    # The order of gold answers only matters for KiRAG's F1.
     assert answers.exact_match(prediction, golds[::-1], profile) == em
     if profile != "kirag":
         assert answers.f1(prediction, golds[::-1], profile) == f1
         assert answers.f1(prediction, [*golds, "more"], profile) >= f1
-        # F1 is the same from both sides.
+        # F1 is symmetric.
         assert f1 == max(answers.f1(gold, [prediction], profile) for gold in golds)
         if em and answers.normalise_answer(prediction, profile):
             assert f1 == 1
-    # What normalisation drops changes no score.
+    # Text that normalisation removes does not change scores.
     noisy = f"The {prediction} !"
     assert answers.exact_match(noisy, golds, profile) == em
     assert answers.f1(noisy, golds, profile) == f1
@@ -120,7 +124,7 @@ def test_invariants(profile, prediction, golds):
 
 @every_profile
 @given(text=ANSWERS)
-def test_normal_form(profile, text):
+def test_normalise_answer_is_idempotent(profile, text):
     once = answers.normalise_answer(text, profile)
     assert set(once).isdisjoint(string.punctuation)
     assert once == " ".join(once.split())
@@ -128,7 +132,7 @@ def test_normal_form(profile, text):
     assert answers.f1(once, [text], profile) in (0.0, 1.0)
 
 
-def test_a_run_is_scored_question_by_question():
+def test_answer_scores_of_a_run():
     said = ["Orlin County", "no", "", "in Cork", "x"]
     golds = [("Orlin", "Orlin County"), ("yes",), ("Cork",), ("Cork", "the city of Cork"), ()]
     answered = [
@@ -140,7 +144,7 @@ def test_a_run_is_scored_question_by_question():
     assert scores["acc"].top_Q.tolist() == [1, 0, 0, 1, 0]
     np.testing.assert_allclose(scores["f1"].top_Q, [1, 0, 0, 2 / 3, 0])
     for score in scores.values():
-        assert score.bottom_Q.tolist() == [1, 1, 1, 1, 0]  # there is no gold answer of the last
+        assert score.bottom_Q.tolist() == [1, 1, 1, 1, 0]  # the last question has no gold answer
     assert (scores["em"].value, scores["acc"].value) == (0.25, 0.5)
     assert scores["f1"].value == pytest.approx((1 + 2 / 3) / 4)
     assert answer_scores(answered, Scoring("kirag"))["f1"].value == pytest.approx(
@@ -149,10 +153,10 @@ def test_a_run_is_scored_question_by_question():
     assert math.isnan(answer_scores([], Scoring())["em"].value)
 
 
-def test_what_cannot_be_scored():
+def test_scores_reject_unknown_profile_and_missing_gold():
     with pytest.raises(ValueError, match="unknown answer profile 'squad'; choose one of musique"):
         answers.exact_match("x", ["x"], "squad")
     with pytest.raises(ValueError, match="at least one gold"):
         answers.f1("x", [])
     with pytest.raises(ValueError, match="at least one gold"):
-        answers.accuracy("x", "x")  # a string is a list of its letters
+        answers.accuracy("x", "x")  # a string would be read as a list of letters

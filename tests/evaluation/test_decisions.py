@@ -1,4 +1,4 @@
-"""Decisions at a teacher's steps: what a model is asked, how it is scored, the command."""
+"""Decisions at a teacher's steps: prompts, scores and the command."""
 
 import contextlib
 import dataclasses
@@ -49,12 +49,12 @@ def reply_of(step):
 
 
 def step_of(call):
-    """Question and step, without the digest of what was given."""
+    """Returns question and step of a program, without the digest of its input."""
     return call.key.program.rpartition("@")[0]
 
 
 class Canned:
-    """Answers by the program's name: a text, or what a function makes of the request."""
+    """A model with a response, or a function of the request, for each program."""
 
     is_slow, is_exhausted = True, False
 
@@ -85,19 +85,19 @@ def run(model, trajectories=BOTH, path=":memory:", **settings):
 # ---------------------------------------------------------------------------------------- decoding
 
 
-def test_every_step_is_asked_at_once_with_the_teachers_history():
+def test_jobs_ask_all_steps_with_teacher_history():
     texts = {"q1#1": reply((B,), "Why?"), "q1#2": reply((D,), None), "q2#1": "garbage"}
     model = Canned(texts)
-    found = run(model)
+    result = run(model)
     (batch,) = model.batches
     assert {step_of(call) for call in batch} == texts.keys()
-    asked = {step_of(call): call.request for call in batch}
-    assert asked["q1#1"].messages == integration_messages("Where?", (), FIRST.candidates)
-    # Not what the model itself said at step 1.
-    assert asked["q1#2"].messages == integration_messages("Where?", (FIRST,), LAST.candidates)
-    assert asked["q2#1"].messages == integration_messages("Who?", (), MISS.candidates)
-    assert all(r.role == "integrator" and r.temperature == 0 for r in asked.values())
-    assert found == [
+    requests = {step_of(call): call.request for call in batch}
+    assert requests["q1#1"].messages == integration_messages("Where?", (), FIRST.candidates)
+    # The history is the teacher's, not the model's own response at step 1.
+    assert requests["q1#2"].messages == integration_messages("Where?", (FIRST,), LAST.candidates)
+    assert requests["q2#1"].messages == integration_messages("Who?", (), MISS.candidates)
+    assert all(r.role == "integrator" and r.temperature == 0 for r in requests.values())
+    assert result == [
         [
             StepDecision("Hm.", (B,), "Why?", response=texts["q1#1"]),
             StepDecision("Hm.", (D,), None, response=texts["q1#2"]),
@@ -107,16 +107,16 @@ def test_every_step_is_asked_at_once_with_the_teachers_history():
                 "",
                 (),
                 has_question=False,
-                parse_errors=found[1][0].parse_errors,
+                parse_errors=result[1][0].parse_errors,
                 response="garbage",
             )
         ],
     ]
-    assert {"no_header", "no_question"} <= set(found[1][0].parse_errors)
-    assert [one.stops for row in found for one in row] == [False, True, False]
+    assert {"no_header", "no_question"} <= set(result[1][0].parse_errors)
+    assert [one.stops for row in result for one in row] == [False, True, False]
 
 
-def test_settings_reach_prompt_and_parser_and_nothing_is_asked_twice():
+def test_settings_reach_prompt_and_parser_without_retry():
     model = Canned({name: "[[## question ##]] Why?" for name in ("q1#1", "q1#2", "q2#1")})
     run(model, prompt_format="paper", few_shot=True, decision_tokens=9)
     request = model.batches[0][1].request
@@ -125,11 +125,11 @@ def test_settings_reach_prompt_and_parser_and_nothing_is_asked_twice():
     )
     assert request.max_tokens == 9
     silent = Canned({"q1#1": "no question", "q1#2": "", "q2#1": "x"})
-    run(silent)  # the loop would ask once more for the question
+    run(silent)  # with retry, the loop would ask again
     assert len(silent.batches) == 1
 
 
-def test_guided_sections_are_written_for_the_model():
+def test_prefilled_headers_guide_the_model():
     def answer(request):
         written = request.messages[-1].text
         if written.endswith("[[## thought ##]]\n"):
@@ -137,27 +137,27 @@ def test_guided_sections_are_written_for_the_model():
         return '["a", "lies in", "aland"' if written.endswith('{"fact": [') else "Why?"
 
     model = Canned(dict.fromkeys(("q1#1", "q1#2", "q2#1"), answer))
-    found = run(model, prefilled_headers=True)
+    result = run(model, prefilled_headers=True)
     assert [len(batch) for batch in model.batches] == [3, 3, 3]
     assert all(r.request.continue_final for batch in model.batches for r in batch)
-    assert found[0][0].thought == "I see." and found[0][0].next_query == "Why?"
-    assert found[0][0].kept == (A,) and not found[0][0].parse_errors
+    assert result[0][0].thought == "I see." and result[0][0].next_query == "Why?"
+    assert result[0][0].kept == (A,) and not result[0][0].parse_errors
 
 
-def test_a_failed_request_fails_alone_and_a_rerun_asks_for_it_alone(tmp_path):
+def test_failed_request_is_isolated_and_retried_on_rerun(tmp_path):
     texts = {"q1#1": reply((A,), "Why?"), "q1#2": RequestError("too long"), "q2#1": reply((), None)}
     path = tmp_path / "j.sqlite"
-    found = run(Canned(texts), path=path)
+    result = run(Canned(texts), path=path)
     assert (
-        found[0][1] == StepDecision("", (), has_question=False, error="too long")
-        and not found[0][1].stops
+        result[0][1] == StepDecision("", (), has_question=False, error="too long")
+        and not result[0][1].stops
     )
-    assert found[0][0].kept == (A,) and found[1][0].stops
+    assert result[0][0].kept == (A,) and result[1][0].stops
     again = Canned({"q1#2": reply((D,), None)})
     second = run(again, path=path)
     assert [step_of(call) for call in again.batches[0]] == ["q1#2"] and len(again.batches) == 1
-    assert second[0][1].kept == (D,) and second[0][0] == found[0][0]
-    # Other candidates are another step, whatever the question's id.
+    assert second[0][1].kept == (D,) and second[0][0] == result[0][0]
+    # A step with other candidates is another program, even with the same question id.
     other = Trajectory("q2", "Who?", "t", (Step("Who?", candidates=(C,), scores=(1.0,)),), "repeat")
     third = Canned({"q2#1": reply((C,), None)})
     assert run(third, (LONG, other), path)[1][0].kept == (C,) and len(third.batches[0]) == 1
@@ -166,62 +166,64 @@ def test_a_failed_request_fails_alone_and_a_rerun_asks_for_it_alone(tmp_path):
 # ----------------------------------------------------------------------------------------- scoring
 
 
-def test_scores_by_hand():
-    found = [
+def test_score_matches_hand_computed_values():
+    result = [
         [
-            # 1 of 2 kept is right, 1 of 2 wanted is kept; "and then" of 2 and 4 tokens.
+            # Precision 1/2, recall 1/2; the query has "and then" of 2 and 4 tokens.
             StepDecision("", (A, B), "And then what now?"),
-            StepDecision("", ()),  # keeps nothing where D is wanted; stops rightly
+            StepDecision("", ()),  # keeps nothing although D is gold; stops correctly
         ],
         [
             StepDecision("", (), None, parse_errors=("no_facts", "no_facts"))
-        ],  # rightly nothing; too early
+        ],  # correctly keeps nothing; stops too early
     ]
-    got = {name: ratio.value for name, ratio in score(BOTH, found).items()}
-    assert got["teacher/precision"] == pytest.approx((0.5 + 0 + 1) / 3)
-    assert got["teacher/recall"] == pytest.approx((0.5 + 0 + 1) / 3)
-    assert got["teacher/f1"] == pytest.approx((0.5 + 0 + 1) / 3)
-    assert got["teacher/nonempty_f1"] == pytest.approx((0.5 + 0) / 2)
-    assert got["teacher/micro_precision"] == pytest.approx(1 / 2)
-    assert got["teacher/micro_recall"] == pytest.approx(1 / 3)
-    assert got["teacher/micro_f1"] == pytest.approx(2 / (2 + 3))
-    # Two steps ask; the second of them is met by a stop.
-    assert got["query_f1"] == pytest.approx((2 * 2 / (2 + 4) + 0) / 2)
-    assert got["stop_accuracy"] == pytest.approx(2 / 3)
-    assert (got["stop_precision"], got["stop_recall"]) == (0.5, 1.0)
-    assert got["parse_rate"] == pytest.approx(2 / 3)
-    assert "query_cosine" not in got and "gold/f1" not in got
-    np.testing.assert_allclose(score(BOTH, found)["teacher/f1"].top_Q, [0.5, 1.0])
-    assert decisions.parse_errors(found) == {"no_facts": 1}
+    actual = {name: ratio.value for name, ratio in score(BOTH, result).items()}
+    assert actual["teacher/precision"] == pytest.approx((0.5 + 0 + 1) / 3)
+    assert actual["teacher/recall"] == pytest.approx((0.5 + 0 + 1) / 3)
+    assert actual["teacher/f1"] == pytest.approx((0.5 + 0 + 1) / 3)
+    assert actual["teacher/nonempty_f1"] == pytest.approx((0.5 + 0) / 2)
+    assert actual["teacher/micro_precision"] == pytest.approx(1 / 2)
+    assert actual["teacher/micro_recall"] == pytest.approx(1 / 3)
+    assert actual["teacher/micro_f1"] == pytest.approx(2 / (2 + 3))
+    # The teacher has two queries; the model stops at the second.
+    assert actual["query_f1"] == pytest.approx((2 * 2 / (2 + 4) + 0) / 2)
+    assert actual["stop_accuracy"] == pytest.approx(2 / 3)
+    assert (actual["stop_precision"], actual["stop_recall"]) == (0.5, 1.0)
+    assert actual["parse_rate"] == pytest.approx(2 / 3)
+    assert "query_cosine" not in actual and "gold/f1" not in actual
+    np.testing.assert_allclose(score(BOTH, result)["teacher/f1"].top_Q, [0.5, 1.0])
+    assert decisions.parse_errors(result) == {"no_facts": 1}
 
 
-def test_failures_and_missing_questions_earn_nothing():
+def test_score_failures_and_missing_questions_have_zero():
     failed = StepDecision("", (), has_question=False, error="too long")
     mute = StepDecision("", (D,), None, has_question=False, parse_errors=("no_question",))
-    got = {name: ratio.value for name, ratio in score(BOTH, [[failed, mute], [failed]]).items()}
-    assert got["teacher/f1"] == pytest.approx((0 + 1 + 0) / 3)  # nothing decided is not "nothing"
-    assert got["teacher/precision"] == got["teacher/recall"] == pytest.approx(1 / 3)
-    # The last step's teacher keeps nothing: it is none that has something to be found.
-    assert got["teacher/nonempty_f1"] == pytest.approx((0 + 1) / 2)
-    assert got["teacher/micro_recall"] == pytest.approx(1 / 3)
-    assert got["stop_accuracy"] == 0 and got["query_f1"] == 0 and got["parse_rate"] == 0
+    actual = {name: ratio.value for name, ratio in score(BOTH, [[failed, mute], [failed]]).items()}
+    assert actual["teacher/f1"] == pytest.approx(
+        (0 + 1 + 0) / 3
+    )  # a missing decision differs from keeping nothing
+    assert actual["teacher/precision"] == actual["teacher/recall"] == pytest.approx(1 / 3)
+    # The teacher keeps nothing at the last step, which nonempty_f1 ignores.
+    assert actual["teacher/nonempty_f1"] == pytest.approx((0 + 1) / 2)
+    assert actual["teacher/micro_recall"] == pytest.approx(1 / 3)
+    assert actual["stop_accuracy"] == 0 and actual["query_f1"] == 0 and actual["parse_rate"] == 0
     assert decisions.parse_errors([[failed, mute]]) == {"failed": 1, "no_question": 1}
 
 
-def test_facts_are_equal_after_normalisation_and_gold_counts_where_it_is():
-    mine = Triple("A.", "Lies  in", "ALAND", "elsewhere", 3)
-    found = [
-        [StepDecision("", (mine,), "x"), StepDecision("", (D,), None)],
+def test_score_normalises_facts_and_skips_missing_gold():
+    predicted = Triple("A.", "Lies  in", "ALAND", "elsewhere", 3)
+    result = [
+        [StepDecision("", (predicted,), "x"), StepDecision("", (D,), None)],
         [StepDecision("", (B,), "y")],
     ]
-    assert score((LONG,), found[:1])["teacher/f1"].value == pytest.approx((2 / 3 + 1) / 2)
+    assert score((LONG,), result[:1])["teacher/f1"].value == pytest.approx((2 / 3 + 1) / 2)
     gold = [[(A,), None], [()]]
-    got = score(BOTH, found, gold=gold)
-    assert got["gold/f1"].value == pytest.approx((1 + 0) / 2)
-    assert "gold/f1" not in score(BOTH, found, gold=[[None, None], [None]])
+    actual = score(BOTH, result, gold=gold)
+    assert actual["gold/f1"].value == pytest.approx((1 + 0) / 2)
+    assert "gold/f1" not in score(BOTH, result, gold=[[None, None], [None]])
 
 
-def test_the_teacher_is_perfect_and_the_rule_is_scored_by_hand():
+def test_score_of_teacher_is_perfect_and_top_k_by_hand():
     teachers = [[StepDecision(s.thought, s.kept, s.next_query) for s in t.steps] for t in BOTH]
     perfect = score(BOTH, teachers, similarity=lambda pairs: np.ones(len(pairs)))
     wrong = {"false_keeps", "stop_unsolved"}
@@ -231,11 +233,13 @@ def test_the_teacher_is_perfect_and_the_rule_is_scored_by_hand():
     ruled = top_k(BOTH)
     assert [one.kept for row in ruled for one in row] == [(A, B, C), (D, B), (B,)]
     assert {one.next_query for one in ruled[0]} == {"Where?"}
-    got = {name: ratio.value for name, ratio in score(BOTH, ruled).items()}
-    assert got["teacher/f1"] == pytest.approx((2 * 2 / 5 + 2 * 1 / 3 + 0) / 3)
-    assert got["stop_accuracy"] == pytest.approx(2 / 3) and got["stop_recall"] == 0
-    assert np.isnan(got["stop_precision"])
-    assert got["false_keeps"] == 1 and got["stop_unsolved"] == 0  # it keeps where nothing helps
+    actual = {name: ratio.value for name, ratio in score(BOTH, ruled).items()}
+    assert actual["teacher/f1"] == pytest.approx((2 * 2 / 5 + 2 * 1 / 3 + 0) / 3)
+    assert actual["stop_accuracy"] == pytest.approx(2 / 3) and actual["stop_recall"] == 0
+    assert np.isnan(actual["stop_precision"])
+    assert (
+        actual["false_keeps"] == 1 and actual["stop_unsolved"] == 0
+    )  # it keeps a fact where the teacher keeps none
     nothing = score(BOTH, [[StepDecision("", ()) for _ in t.steps] for t in BOTH])
     assert nothing["false_keeps"].value == 0 and nothing["stop_unsolved"].value == 1
     chained = top_k(BOTH, chain=True)
@@ -244,11 +248,11 @@ def test_the_teacher_is_perfect_and_the_rule_is_scored_by_hand():
     assert first.startswith("Where?") and len(second) > len(first) > len("Where?")
 
 
-def test_the_aligner_keeps_its_best_new_candidate_and_stops_below_a_score():
+def test_aligner_keeps_best_new_candidate_and_stops_below():
     kept = [[one.kept for one in row] for row in aligner(BOTH, CiragConfig())]
     best = [[t.candidates[0] for t in row.steps] for row in BOTH]
     assert kept[0][0] == (best[0][0],) and all(len(one) == 1 for row in kept for one in row)
-    # What the teacher kept before is not kept again.
+    # Facts kept in earlier steps are not kept again.
     again = dataclasses.replace(BOTH[0], steps=(BOTH[0].steps[0], BOTH[0].steps[0]))
     (row,) = aligner([again], CiragConfig())
     assert row[0].kept == (A,) and row[1].kept == (B,)
@@ -258,58 +262,66 @@ def test_the_aligner_keeps_its_best_new_candidate_and_stops_below_a_score():
     assert all(one == StepDecision("", ()) and one.stops for row in stopped for one in row)
 
 
-def test_queries_are_compared_where_both_ask():
+def test_query_scores_compare_steps_with_queries():
     seen = []
 
     def similarity(pairs):
         seen.extend(pairs)
         return np.array([0.25])
 
-    found = [[StepDecision("", (), "Mine?"), StepDecision("", (), "Late?")], [StepDecision("", ())]]
-    got = score(BOTH, found, similarity=similarity)
+    result = [
+        [StepDecision("", (), "Mine?"), StepDecision("", (), "Late?")],
+        [StepDecision("", ())],
+    ]
+    actual = score(BOTH, result, similarity=similarity)
     assert seen == [("Mine?", "And then?")]
-    assert got["query_cosine"].value == pytest.approx(0.25 / 2)
+    assert actual["query_cosine"].value == pytest.approx(0.25 / 2)
 
 
-def test_a_query_is_worth_the_missing_passages_that_it_retrieves():
-    found = {"And then?": ["d", "x"], "Mine?": ["a", "c", "d"], "Who else?": ["z"]}
-    asked = []
+def test_query_recall_counts_missing_passages():
+    result = {"And then?": ["d", "x"], "Mine?": ["a", "c", "d"], "Who else?": ["z"]}
+    requests = []
 
     def search(queries):
-        asked.extend(queries)
-        return [found[query] for query in queries]
+        requests.extend(queries)
+        return [result[query] for query in queries]
 
     def recall(rows, supporting, trajectories=BOTH):
         scores = score(trajectories, rows, search=search, supporting=supporting)
         return scores["query_recall"].value if "query_recall" in scores else None
 
-    gold = {"q1": ("a", "c", "d"), "q2": ("b", "e")}  # "a" and "b" were retrieved before
-    mine = [[StepDecision("", (), "Mine?"), StepDecision("", (), "Late?")], [StepDecision("", ())]]
-    assert recall(mine, gold) == pytest.approx((2 / 2 + 0) / 2)
-    assert asked == ["Mine?"]  # the teacher stops at the other, and to stop retrieves nothing
+    gold = {"q1": ("a", "c", "d"), "q2": ("b", "e")}  # "a" and "b" are already retrieved
+    predicted = [
+        [StepDecision("", (), "Mine?"), StepDecision("", (), "Late?")],
+        [StepDecision("", ())],
+    ]
+    assert recall(predicted, gold) == pytest.approx((2 / 2 + 0) / 2)
+    assert requests == ["Mine?"]  # the teacher stops at the other step
     own = decisions.teacher(BOTH)
     assert recall(own, gold) == pytest.approx((1 / 2 + 0 / 1) / 2)
-    assert recall(own, {"q1": ("a", "d")}) == pytest.approx(1)  # q2 has nothing to be found
-    assert recall(own, {"q1": ("a",)}) is None  # all was retrieved
+    assert recall(own, {"q1": ("a", "d")}) == pytest.approx(1)  # q2 has no gold passages
+    assert recall(own, {"q1": ("a",)}) is None  # every gold passage is already retrieved
     seen = dataclasses.replace(LAST, query="And then?", next_query="Mine?")
     three = dataclasses.replace(LONG, steps=(FIRST, seen))
     assert recall(decisions.teacher([three]), {"q1": ("d", "c")}, [three]) == pytest.approx(
         (1 / 2 + 1) / 2
-    )  # "d" was retrieved in the second round, "c" was still missing
+    )  # "d" is retrieved in the second round, "c" is still missing
 
 
-def test_sentences_are_decided_on_by_all():
+def test_decisions_over_sentences():
     made = by_hand.of_sentences(by_hand.trajectory())
     first, second, third = (step.candidates for step in made.steps)
     model = Canned({"q0#1": "Keep: 1 3\nNext: x", "q0#2": "Keep: 2\nNext: x", "q0#3": "garbage"})
     settings = {"units": "sentence", "prompt_format": "compact"}
-    found = run(model, [made], **settings)
-    assert [one.kept for one in found[0]] == [(first[0], first[2]), (second[1],), ()]
-    asked = {step_of(call): call.request.messages for call in model.batches[0]}
-    assert asked["q0#2"] == integration_messages(made.question, made.steps[:1], second, **settings)
-    got = {name: ratio.value for name, ratio in score([made], found).items()}
-    assert got["teacher/f1"] == pytest.approx((2 / 3 + 0 + 0) / 3) and got["false_keeps"] == 1
-    assert got["parse_rate"] == pytest.approx(2 / 3)
+    result = run(model, [made], **settings)
+    assert [one.kept for one in result[0]] == [(first[0], first[2]), (second[1],), ()]
+    requests = {step_of(call): call.request.messages for call in model.batches[0]}
+    assert requests["q0#2"] == integration_messages(
+        made.question, made.steps[:1], second, **settings
+    )
+    actual = {name: ratio.value for name, ratio in score([made], result).items()}
+    assert actual["teacher/f1"] == pytest.approx((2 / 3 + 0 + 0) / 3) and actual["false_keeps"] == 1
+    assert actual["parse_rate"] == pytest.approx(2 / 3)
     chained = top_k([made], chain=True, units="sentence")
     assert [one.kept for one in chained[0]] == [first, second, third]
     texts = list(map(compact.line, first))
@@ -352,18 +364,18 @@ def read_rows(tmp_path):
     return [json.loads(line) for line in lines]
 
 
-def test_the_command_compares_student_base_and_rule(trajectories, tmp_path, monkeypatch, capsys):
+def test_command_compares_student_base_and_rule(trajectories, tmp_path, monkeypatch, capsys):
     models = {
         "student": Canned(
             {"q1#1": reply((A, C), "And then?"), "q1#2": reply((D,), None), "q2#1": reply((), "x")}
         ),
         "base": Canned(dict.fromkeys(("q1#1", "q1#2", "q2#1"), "what?")),
     }
-    asked = []
+    requests = []
 
     @contextlib.contextmanager
     def opened(config, model, roles, journal):
-        asked.append((model.block.adapter, roles))
+        requests.append((model.block.adapter, roles))
         yield models["student" if model.block.adapter else "base"]
 
     monkeypatch.setattr(evaluation, "open_model", opened)
@@ -372,7 +384,7 @@ def test_the_command_compares_student_base_and_rule(trajectories, tmp_path, monk
     settings = {"checkpoint": str(tmp_path / "peft"), "base.prefilled_headers": False}
     of = evaluation.models_of
 
-    def models_of(config, role):  # as if a workdir had said what it was trained on
+    def models_of(config, role):  # like a workdir with a record of its training
         found = of(config, role)
         found["student"] = dataclasses.replace(found["student"], trained_on=frozenset({"q2", "z"}))
         return found
@@ -380,7 +392,7 @@ def test_the_command_compares_student_base_and_rule(trajectories, tmp_path, monk
     monkeypatch.setattr(evaluation, "models_of", models_of)
     result = evaluate(trajectories, tmp_path / "e", **settings)
     assert result["num_trained_on"] == 1
-    assert asked == [(settings["checkpoint"], {"integrator": 384}), (None, {"integrator": 384})]
+    assert requests == [(settings["checkpoint"], {"integrator": 384}), (None, {"integrator": 384})]
     student, base = result["systems"]["student"], result["systems"]["base"]
     assert student["teacher"]["f1"]["value"] == student["gold"]["f1"]["value"] == 1
     assert student["stop_accuracy"]["value"] == student["parse_rate"]["value"] == 1
@@ -394,7 +406,7 @@ def test_the_command_compares_student_base_and_rule(trajectories, tmp_path, monk
     assert "student-top_k" in result["differences"] and result["complete"]
     main = series.figures(result, series.metric_of(integrator_eval.get_config()))
     assert next(iter(main.items())) == ("f1", 1) and "nonempty_f1" in main
-    # It agrees at the one step of three at which the teacher kept nothing.
+    # It agrees at one of three steps, where the teacher keeps nothing.
     nothing = result["systems"]["nothing"]["teacher"]
     assert nothing["f1"]["value"] == pytest.approx(1 / 3) and nothing["nonempty_f1"]["value"] == 0
     assert "parse_rate" not in result["systems"]["nothing"]
@@ -411,22 +423,22 @@ def test_the_command_compares_student_base_and_rule(trajectories, tmp_path, monk
     assert len(rows) == 6 and rows[1]["question"] == "q1" and rows[1]["step"] == 2
     assert rows[1]["parsed"]["kept"] == [["d", "lies in", "dland", "d", 0]]
     assert rows[3]["response"] == "what?" and "no_header" in rows[3]["parse_errors"]
-    # Again: everything is in the journals, nothing is opened.
+    # A rerun reads the journals and opens no model.
     before = (tmp_path / "e" / "decisions.jsonl").read_bytes()
     evaluate(trajectories, tmp_path / "e", **settings)
-    assert len(asked) == 2 and (tmp_path / "e" / "decisions.jsonl").read_bytes() == before
-    # Other settings are another run.
+    assert len(requests) == 2 and (tmp_path / "e" / "decisions.jsonl").read_bytes() == before
+    # Other settings make a new run.
     for field, value in (("match_cutoff", 0.5), ("integrator.max_tokens", 9)):
         with pytest.raises(UserError, match=field.rpartition(".")[2]):
             evaluate(trajectories, tmp_path / "e", **settings, **{field: value})
 
 
-def test_a_real_model_with_and_without_an_adapter(tmp_path, capsys):
+def test_command_real_model_with_and_without_adapter(tmp_path, capsys):
     spec = str(tiny_decoder.folder(tmp_path / "m", max_position_embeddings=4096))
     write_trajectories(tmp_path / "one.jsonl", (SHORT,))
     settings = LoraConfig(rank=2, alpha=64.0)
     state = lora.init_adapter(load_decoder(spec).config, settings, 0)
-    state = jax.tree.map(lambda x: x + 0.3, state)  # B begins at 0: no change at all
+    state = jax.tree.map(lambda x: x + 0.3, state)  # LoRA's B starts at 0, without effect
     peft_format.save_adapter(state, settings, tmp_path / "peft", spec)
     result = evaluate(
         tmp_path / "one.jsonl",
@@ -441,7 +453,7 @@ def test_a_real_model_with_and_without_an_adapter(tmp_path, capsys):
             "base.few_shot": False,
         },
     )
-    assert result["num_trained_on"] is None  # a PEFT folder does not tell
+    assert result["num_trained_on"] is None  # a PEFT folder has no record
     assert "does not say whether it was trained on some of these" in capsys.readouterr().err
     student, base = read_rows(tmp_path)
     assert (student["system"], base["system"]) == ("student", "base")
@@ -452,7 +464,7 @@ def test_a_real_model_with_and_without_an_adapter(tmp_path, capsys):
         assert result["systems"][name]["parse_errors"]["truncated"] == 1
 
 
-def test_the_command_searches_what_is_asked_next(tmp_path, monkeypatch, capsys):
+def test_command_searches_next_queries(tmp_path, monkeypatch, capsys):
     dataset = tiny.dataset()
     jsonl.write_dataset(dataset, tmp_path / "data")
     question = dataset.questions[0]
@@ -479,8 +491,8 @@ def test_the_command_searches_what_is_asked_next(tmp_path, monkeypatch, capsys):
     assert "its own queries have a recall of 100.0" in capsys.readouterr().err
 
 
-def test_gold_of_a_language_models_steps_comes_from_the_annotations():
-    """At the steps of another teacher, gold is what the annotation teacher would keep there."""
+def test_gold_of_language_model_steps_is_annotated():
+    """Gold facts at another teacher's steps are those of the annotation teacher."""
     dataset = tiny.dataset()
     question = dataset.questions[0]
     born, worked = dataset.triples["p0"]
@@ -489,15 +501,15 @@ def test_gold_of_a_language_models_steps_comes_from_the_annotations():
         Step(question.question, candidates=(worked, born), scores=(1.0, 0.5), kept=(worked, born)),
         Step("x", candidates=(known, patron), scores=(1.0, 0.5), kept=(known,), next_query=None),
     )
-    mine = Trajectory(question.id, question.question, "some-llm", steps, "stopped")
+    predicted = Trajectory(question.id, question.question, "some-llm", steps, "stopped")
     theirs = Trajectory("q9", "?", "annotations", (FIRST,), "stopped")
     nobody = Trajectory("unknown", "?", "some-llm", (FIRST,), "stopped")
-    gold = evaluate_integrator._gold(dataset, (mine, theirs, nobody), "ascii")
+    gold = evaluate_integrator._gold(dataset, (predicted, theirs, nobody), "ascii")
     assert gold == [[(born,), (patron,)], [(A, C)], [None]]
-    assert evaluate_integrator._gold(None, (mine, theirs), "ascii") == [[None, None], [(A, C)]]
+    assert evaluate_integrator._gold(None, (predicted, theirs), "ascii") == [[None, None], [(A, C)]]
 
 
-def test_gold_sentences_of_a_language_models_steps_are_the_annotated_ones():
+def test_gold_sentences_of_language_model_steps_are_annotated():
     dataset = tiny.dataset()
     question = dataset.questions[0]
     said = {
@@ -508,22 +520,24 @@ def test_gold_sentences_of_a_language_models_steps_are_the_annotated_ones():
         Step(question.question, candidates=(*said["p0"], *said["t0"][1:]), kept=said["p0"][1:]),
         Step("x", candidates=tuple(said["t0"]), kept=(), next_query=None),
     )
-    mine = Trajectory(question.id, question.question, "some-llm", steps, "stopped")
-    gold = evaluate_integrator._gold(dataset, (mine,), "ascii", "sentence")
-    assert gold == [[(said["p0"][0],), ()]]  # the patron's town: its hop is not reached
+    predicted = Trajectory(question.id, question.question, "some-llm", steps, "stopped")
+    gold = evaluate_integrator._gold(dataset, (predicted,), "ascii", "sentence")
+    assert gold == [[(said["p0"][0],), ()]]  # the hop of the patron's town is not reached
     kept = dataclasses.replace(steps[0], kept=said["p0"][:1])
-    mine = dataclasses.replace(mine, steps=(kept, steps[1]))
-    gold = evaluate_integrator._gold(dataset, (mine,), "ascii", "sentence")
+    predicted = dataclasses.replace(predicted, steps=(kept, steps[1]))
+    gold = evaluate_integrator._gold(dataset, (predicted,), "ascii", "sentence")
     assert gold == [[(said["p0"][0],), (said["t0"][0],)]]
 
 
-def test_the_command_scores_sentences_and_refuses_a_student_of_triples(tmp_path, monkeypatch):
+def test_command_scores_sentences_and_rejects_triple_student(tmp_path, monkeypatch):
     folder = tmp_path / "t"
     folder.mkdir()
     made = by_hand.of_sentences(by_hand.trajectory())
     write_trajectories(folder / "trajectories.jsonl", [made])
     sidecar = {"normalization": "ascii", "prompt_format": "compact", "few_shot": False}
-    (folder / "trajectories.json").write_text(json.dumps(sidecar))  # the steps tell the units
+    (folder / "trajectories.json").write_text(
+        json.dumps(sidecar)
+    )  # the units are read from the steps
     result = evaluate(folder, tmp_path / "a", **{"base.run": False})
     systems = result["systems"]
     assert set(systems) == {"top_k", "top_k_chain", "aligner", "nothing"}
@@ -541,15 +555,15 @@ def test_the_command_scores_sentences_and_refuses_a_student_of_triples(tmp_path,
     assert "each of them a sentence" in model.batches[0][0].request.messages[0].text
     rows = [json.loads(line) for line in (tmp_path / "b/decisions.jsonl").read_text().splitlines()]
     assert rows[0]["parsed"]["kept"][0]["text"] == compact.line(made.steps[0].kept[0])
-    # What it was trained on is read before anything is opened.
+    # The units of training are checked before a model is opened.
     monkeypatch.setattr(evaluation, "open_model", None)
     for prompt, trained_on in (({}, "triple"), ({"units": "triple"}, "triple")):
         prompt |= {"normalization": "ascii", "prompt_format": "compact", "few_shot": False}
-        told = {"component": "integrator", "model": "m", "prompt": prompt}
+        output = {"component": "integrator", "model": "m", "prompt": prompt}
         peft = tmp_path / "peft"
         peft.mkdir(exist_ok=True)
         (peft / "adapter_config.json").write_text("{}")
-        (peft / "training.json").write_text(json.dumps(told))
+        (peft / "training.json").write_text(json.dumps(output))
         with pytest.raises(
             UserError, match=f"peft was trained on units={trained_on}, and .*/t has"
         ):
@@ -572,7 +586,7 @@ def test_the_command_scores_sentences_and_refuses_a_student_of_triples(tmp_path,
         ({"stop_after_minutes": -1.0}, "stop_after_minutes"),
     ],
 )
-def test_bad_input_is_one_sentence(trajectories, tmp_path, fields, message, monkeypatch):
-    monkeypatch.setattr(evaluation, "open_model", None)  # it is refused before
+def test_command_rejects_bad_input(trajectories, tmp_path, fields, message, monkeypatch):
+    monkeypatch.setattr(evaluation, "open_model", None)  # the input is rejected before
     with pytest.raises(UserError, match=message):
         evaluate(trajectories, tmp_path / "e", **fields)

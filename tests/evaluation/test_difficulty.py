@@ -1,4 +1,4 @@
-"""The difficulty matrix: D_r, quartiles and correlations by hand, and the paper's own tables."""
+"""The difficulty matrix: D_r, quartiles and correlations by hand, and the tables of the paper."""
 
 import math
 
@@ -14,11 +14,11 @@ from cirag_jax.evaluation.difficulty import (
 )
 from cirag_jax.evaluation.overlap import mean_of
 
-HOW_OFTEN = (200, 0)
+BOOTSTRAP = (200, 0)  # samples, seed
 
 
 def cells(graded, errors):
-    return difficulty.matrix(graded, lambda rows: difficulty.error_rate(errors, rows, *HOW_OFTEN))
+    return difficulty.matrix(graded, lambda rows: difficulty.error_rate(errors, rows, *BOOTSTRAP))
 
 
 # ------------------------------------------------------------------------------ difficulty, D_r
@@ -39,61 +39,61 @@ def cells(graded, errors):
         ([0.5], "power_mean", -2.0, 0.5),
     ],
 )
-def test_the_difficulty_of_similarities(similarities, how, power, wanted):
-    found = retrieval_difficulty(np.array(similarities), how, power)
-    assert found == pytest.approx(wanted, abs=1e-12)
+def test_retrieval_difficulty_by_aggregate(similarities, how, power, wanted):
+    result = retrieval_difficulty(np.array(similarities), how, power)
+    assert result == pytest.approx(wanted, abs=1e-12)
 
 
-def test_a_power_of_0_and_an_unknown_aggregate_are_refused():
+def test_retrieval_difficulty_rejects_bad_aggregates():
     for how, power in (("power_mean", 0.0), ("median", -2.0)):
         with pytest.raises(ValueError, match=how):
             retrieval_difficulty(np.array([0.5]), how, power)
 
 
-def test_of_several_texts_the_most_similar_counts():
+def test_similarities_use_most_similar_text_of_item():
     vectors = {"q": [1.0, 0.0], "near": [0.8, 0.6], "far": [0.6, 0.8], "off": [0.0, 1.0]}
 
     def embed(texts, kind):
         assert kind == ("query" if list(texts) == ["q"] else "passage")
         return np.array([vectors[text] for text in texts], np.float32)
 
-    (found,) = difficulty.similarities(["q"], [[("far", "near"), ("off",)]], embed)
-    assert found == pytest.approx([0.8, 0.0])
+    (result,) = difficulty.similarities(["q"], [[("far", "near"), ("off",)]], embed)
+    assert result == pytest.approx([0.8, 0.0])
 
 
 # ------------------------------------------------------------------------------------- quartiles
 
 
-def test_quartile_edges_by_hand():
-    # At the places 1.75, 3.5 and 5.25 of eight, counted from 0; the order of questions is nothing.
+def test_bin_questions_edges_match_hand_computed_values():
+    # At positions 1.75, 3.5 and 5.25 of eight, from 0; the order of questions is irrelevant.
     graded = bin_questions([2] * 8, [0.8, 0.1, 0.7, 0.2, 0.6, 0.3, 0.5, 0.4])
     assert graded.edges[2] == pytest.approx([0.275, 0.45, 0.625])
     assert list(graded.bin_Q) == [3, 0, 3, 0, 2, 1, 2, 1]
-    # A question on a quartile belongs below it.
+    # A question equal to a quartile belongs to the bin below.
     graded = bin_questions([3] * 5, [0.125, 0.25, 0.375, 0.5, 0.625])
     assert list(graded.edges[3]) == [0.25, 0.375, 0.5]
     assert list(graded.bin_Q) == [0, 0, 1, 2, 3]
 
 
-def test_quartiles_are_within_each_hop():
+def test_bin_questions_separately_for_each_hop():
     graded = bin_questions([2, 2, 2, 2, 4, 4, 4, 4], [0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.9])
     assert graded.hops == [2, 4] and list(graded.bin_Q) == [0, 1, 2, 3] * 2
 
 
-def test_a_hop_without_quartiles_has_a_reason():
+def test_bin_questions_without_quartiles_has_reason():
     graded = bin_questions([2, 2, 2, 3, 3, 3, 3], [0.1, 0.2, 0.3, 0.5, 0.5, 0.5, 0.5])
     assert graded.reasons == {
         2: "fewer than 4 questions (3)",
         3: "all 4 questions have the same D_r",
     }
     assert set(graded.bin_Q) == {-1} and not graded.edges
-    found = cells(graded, mean_of([1.0] * 7))
-    assert found[2] == [{"value": None, "reason": "fewer than 4 questions (3)"}] * 4
-    assert [cell["reason"] for cell in found[3]] == ["all 4 questions have the same D_r"] * 4
+    result = cells(graded, mean_of([1.0] * 7))
+    assert result[2] == [{"value": None, "reason": "fewer than 4 questions (3)"}] * 4
+    assert [cell["reason"] for cell in result[3]] == ["all 4 questions have the same D_r"] * 4
 
 
-def test_an_empty_bin_is_no_zero():
-    """Four of five lie on all three quartiles at once."""
+def test_matrix_empty_cell_is_undefined():
+    """Four of five questions are equal to all three quartiles."""
     graded = bin_questions([2] * 5, [0.1, 0.1, 0.1, 0.1, 0.9])
     first, *empty, last = cells(graded, mean_of([1.0, 0.0, 0.0, 0.0, 1.0]))[2]
     assert (first["value"], first["num_questions"]) == (0.25, 4)
@@ -101,14 +101,14 @@ def test_an_empty_bin_is_no_zero():
     assert (last["value"], last["low"], last["high"], last["num_questions"]) == (1.0, 1.0, 1.0, 1)
 
 
-def test_a_question_that_does_not_count_is_in_no_rate():
+def test_error_rate_ignores_questions_without_error():
     graded = bin_questions([2] * 4, [0.1, 0.2, 0.3, 0.4])
     errors = mean_of([1.0, None, 0.0, None])
     values = [(c["value"], c["num_questions"]) for c in cells(graded, errors)[2]]
     assert values == [(1.0, 1), (None, 0), (0.0, 1), (None, 0)]
-    found = difficulty.correlations(graded, errors)
-    assert found["bins"][2]["reason"] == "fewer than 3 points (2)"
-    assert found["questions"]["all"]["num_points"] == 2
+    result = difficulty.correlations(graded, errors)
+    assert result["bins"][2]["reason"] == "fewer than 3 points (2)"
+    assert result["questions"]["all"]["num_points"] == 2
 
 
 # ------------------------------------------------------------------------------------ the matrix
@@ -130,11 +130,11 @@ def synthetic(wrong, hops=(2, 3, 4, 5), per_cell=20):
     return bin_questions(found_hops, difficulties), mean_of(errors)
 
 
-def test_the_matrix_of_a_known_function_is_recovered():
+def test_matrix_recovers_known_error_rates():
     graded, errors = synthetic(lambda hop, column: 3 * (hop - 2) + 2 * column)
-    found = cells(graded, errors)
+    result = cells(graded, errors)
     for hop in (2, 3, 4, 5):
-        for column, cell in enumerate(found[hop]):
+        for column, cell in enumerate(result[hop]):
             rate = (3 * (hop - 2) + 2 * column) / 20
             assert (cell["value"], cell["num_questions"]) == (pytest.approx(rate), 20)
             assert cell["low"] <= rate <= cell["high"]
@@ -142,45 +142,45 @@ def test_the_matrix_of_a_known_function_is_recovered():
                 assert cell["low"] < rate < cell["high"]
 
 
-def test_correlations_of_a_known_function():
-    """A line in the column: every hop and the diagonal lie on one; single questions do not."""
+def test_correlations_of_known_error_rates():
+    """Error rates that are linear in the column, for every hop and the diagonal."""
     graded, errors = synthetic(lambda hop, column: 3 * (hop - 2) + 2 * column)
-    found = difficulty.correlations(graded, errors)
-    assert [found["bins"][hop]["value"] for hop in (2, 3, 4, 5)] == pytest.approx([1.0] * 4)
-    assert found["mean"] == {"value": pytest.approx(1.0), "num_points": 4}
-    assert found["diagonal"]["value"] == pytest.approx(1.0)
-    assert found["diagonal"]["num_points"] == 4
+    result = difficulty.correlations(graded, errors)
+    assert [result["bins"][hop]["value"] for hop in (2, 3, 4, 5)] == pytest.approx([1.0] * 4)
+    assert result["mean"] == {"value": pytest.approx(1.0), "num_points": 4}
+    assert result["diagonal"]["value"] == pytest.approx(1.0)
+    assert result["diagonal"]["num_points"] == 4
     for name, own in (("3", graded.hops_Q == 3), ("all", graded.hops_Q > 0)):
         r = np.corrcoef(graded.difficulty_Q[own], errors.top_Q[own])[0, 1]
-        assert found["questions"][name]["value"] == pytest.approx(r)
-        assert found["questions"][name]["num_points"] == own.sum()
-    assert found["hops"]["value"] == pytest.approx(np.corrcoef(graded.hops_Q, errors.top_Q)[0, 1])
-    assert list(found["questions"]) == ["2", "3", "4", "5", "all"]
+        assert result["questions"][name]["value"] == pytest.approx(r)
+        assert result["questions"][name]["num_points"] == own.sum()
+    assert result["hops"]["value"] == pytest.approx(np.corrcoef(graded.hops_Q, errors.top_Q)[0, 1])
+    assert list(result["questions"]) == ["2", "3", "4", "5", "all"]
 
 
-def test_the_diagonal_is_neither_a_row_nor_a_column():
+def test_correlations_diagonal_differs_from_rows_and_columns():
     graded, errors = synthetic(lambda hop, column: 10 if hop - 2 == column else 3 * column)
-    found = difficulty.correlations(graded, errors)
-    assert found["diagonal"]["reason"] == "the error is constant"
-    assert found["bins"][2]["value"] != pytest.approx(1.0)
+    result = difficulty.correlations(graded, errors)
+    assert result["diagonal"]["reason"] == "the error is constant"
+    assert result["bins"][2]["value"] != pytest.approx(1.0)
 
 
-def test_differences_are_over_what_both_answered():
+def test_error_difference_uses_shared_questions():
     graded = bin_questions([2] * 4, [0.1, 0.2, 0.3, 0.4])
     a, b = mean_of([1.0, 1.0, None, 1.0]), mean_of([0.0, 1.0, 0.0, None])
     everyone = np.arange(4)
-    found = difficulty.error_difference(a, b, everyone, *HOW_OFTEN)
-    assert (found["value"], found["num_questions"]) == (0.5, 2)
-    assert found["low"] == 0.0 and found["high"] == 1.0
-    none = difficulty.error_difference(a, b, graded.cell(2, 3), *HOW_OFTEN)
+    result = difficulty.error_difference(a, b, everyone, *BOOTSTRAP)
+    assert (result["value"], result["num_questions"]) == (0.5, 2)
+    assert result["low"] == 0.0 and result["high"] == 1.0
+    none = difficulty.error_difference(a, b, graded.cell(2, 3), *BOOTSTRAP)
     assert none == {"value": None, "reason": "no question", "num_questions": 0}
 
 
-def test_whose_failure():
+def test_errors_by_cause_and_their_rates():
     errors = mean_of([1.0, 0.0, 1.0, 1.0, None, 1.0])
     whose = ["retriever", "retriever", "reader", "unanswered", "reader", "retriever"]
-    found = difficulty.error_rates_by_cause(errors, whose, *HOW_OFTEN)
-    counts = {name: (v["errors"], v["num_questions"], v["value"]) for name, v in found.items()}
+    result = difficulty.error_rates_by_cause(errors, whose, *BOOTSTRAP)
+    counts = {name: (v["errors"], v["num_questions"], v["value"]) for name, v in result.items()}
     assert counts == {
         "retriever": (2.0, 3, pytest.approx(2 / 3)),
         "reader": (1.0, 1, 1.0),
@@ -193,19 +193,19 @@ def test_whose_failure():
 # ---------------------------------------------------------------------------------- correlations
 
 
-def test_a_correlation_by_hand():
-    """Of four points r is uniform on [-1, 1] by chance, so that p = 1 - |r|."""
-    found = correlation([1, 2, 3, 4], [1, 3, 2, 4])
+def test_correlation_matches_hand_computed_values():
+    """By chance, r of four points is uniform on [-1, 1], so p = 1 - |r|."""
+    result = correlation([1, 2, 3, 4], [1, 3, 2, 4])
     width = 1.959964 / math.sqrt(4 - 3)
-    assert found["value"] == pytest.approx(0.8) and found["p"] == pytest.approx(0.2)
-    assert found["low"] == pytest.approx(math.tanh(math.atanh(0.8) - width))
-    assert found["high"] == pytest.approx(math.tanh(math.atanh(0.8) + width))
-    assert found["num_points"] == 4
+    assert result["value"] == pytest.approx(0.8) and result["p"] == pytest.approx(0.2)
+    assert result["low"] == pytest.approx(math.tanh(math.atanh(0.8) - width))
+    assert result["high"] == pytest.approx(math.tanh(math.atanh(0.8) + width))
+    assert result["num_points"] == 4
 
 
-def test_three_points_have_no_interval():
-    found = correlation([1, 2, 3], [1, 3, 2])
-    assert found["value"] == pytest.approx(0.5) and found["low"] is found["high"] is None
+def test_correlation_three_points_have_no_interval():
+    result = correlation([1, 2, 3], [1, 3, 2])
+    assert result["value"] == pytest.approx(0.5) and result["low"] is result["high"] is None
 
 
 @pytest.mark.parametrize(
@@ -216,12 +216,12 @@ def test_three_points_have_no_interval():
         ([1, 2, 3], [1, 1, 1], "the error is constant"),
     ],
 )
-def test_a_correlation_that_there_is_not_has_a_reason(x, y, reason):
-    found = correlation(x, y)
-    assert found == {"value": None, "reason": reason, "num_points": len(x)}
+def test_correlation_undefined_has_reason(x, y, reason):
+    result = correlation(x, y)
+    assert result == {"value": None, "reason": reason, "num_points": len(x)}
 
 
-def test_no_correlation_at_all():
+def test_mean_correlation_and_strongest_without_values():
     assert difficulty.mean_correlation([difficulty.undefined("x")])["value"] is None
     assert difficulty.strongest({"min": None, "mean": None}) == []
     assert difficulty.strongest({"min": 0.5, "mean": None, "power_mean": 0.5}) == [
@@ -256,15 +256,15 @@ TABLE_5 = {
 }  # fmt: skip
 
 
-def test_table_3_is_the_mean_of_table_1_over_hops():
+def test_paper_table_3_is_mean_of_table_1():
     for domain, models in TABLE_1.items():
         for model, of_hops in enumerate(models):
             mean = difficulty.mean_correlation([{"value": r} for r in of_hops])["value"]
             assert mean == pytest.approx(TABLE_3[domain]["min"][model], abs=5.1e-4)
 
 
-def test_the_minimum_is_best_in_five_of_six():
-    """The paper says four, and that the power mean beats the mean everywhere, which is so."""
+def test_paper_minimum_is_strongest_in_five_of_six_domains():
+    """The paper says four. The power mean beats the mean everywhere, as it says."""
     best = [
         difficulty.strongest({how: TABLE_3[domain][how][model] for how in AGGREGATES})
         for domain in TABLE_3
@@ -275,8 +275,8 @@ def test_the_minimum_is_best_in_five_of_six():
         assert all(p > m for p, m in zip(domain["power_mean"], domain["mean"], strict=True))
 
 
-def test_the_leads_that_the_paper_states_are_not_those_of_its_table():
-    """It says 29 and 16 % over the mean and the power mean in Sports."""
+def test_paper_stated_leads_differ_from_its_table():
+    """The paper states leads of 29 and 16 % over mean and power mean in Sports."""
     mean = {how: np.mean(values) for how, values in TABLE_3["Sports"].items()}
     assert mean["min"] / mean["mean"] - 1 == pytest.approx(0.570, abs=5e-4)
     assert mean["min"] / mean["power_mean"] - 1 == pytest.approx(0.427, abs=5e-4)
@@ -294,9 +294,9 @@ def test_the_leads_that_the_paper_states_are_not_those_of_its_table():
         ((0.431, 0.375, 0.488, 0.550), 0.807),  # Table 10, technology
     ],
 )
-def test_published_diagonals(diagonal, wanted):
-    """Above 0.9 in the domains of the main text, as it says; not in the two of appendix A.5."""
+def test_paper_diagonal_correlations(diagonal, wanted):
+    """r is above 0.9 in the domains of the main text, but not in those of appendix A.5."""
     graded, errors = synthetic(lambda hop, column: 0, per_cell=4)
     errors = mean_of([diagonal[h - 2] for h in graded.hops_Q])
-    found = difficulty.correlations(graded, errors)["diagonal"]
-    assert found["value"] == pytest.approx(wanted, abs=5e-4)
+    result = difficulty.correlations(graded, errors)["diagonal"]
+    assert result["value"] == pytest.approx(wanted, abs=5e-4)

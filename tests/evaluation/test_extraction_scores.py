@@ -1,4 +1,4 @@
-"""Scores of extracted triples by hand and against scipy; the command over canned models."""
+"""Scores of extracted triples by hand and against SciPy; the command with a fake model."""
 
 import contextlib
 import itertools
@@ -30,24 +30,24 @@ def triple(text):
 # ----------------------------------------------------------------------------------------- scoring
 
 
-def test_exact_matches_by_hand():
-    mine = [triple("Ule; feeds; Tarn"), triple("ule!; Feeds; TARN"), triple("Osk; is; big")]
+def test_exact_overlap_matches_hand_computed_values():
+    predicted = [triple("Ule; feeds; Tarn"), triple("ule!; Feeds; TARN"), triple("Osk; is; big")]
     gold = [triple("Ule; feeds; Tarn"), triple("Tarn; governs; Osk")]
-    found = exact_overlap(mine, gold)
-    assert (found.matched, found.predicted, found.gold) == (1, 2, 2)
+    result = exact_overlap(predicted, gold)
+    assert (result.matched, result.predicted, result.gold) == (1, 2, 2)
     assert exact_overlap([triple("Bråk; a; b")], [triple("Br k; a; b")]).matched == 1
     assert exact_overlap([triple("Bråk; a; b")], [triple("Br k; a; b")], "unicode").matched == 0
 
 
-def test_soft_matches_by_hand():
+def test_soft_overlap_matches_hand_computed_values():
     # Token F1: "ule feeds tarn" with "the ule river feeds tarn" is 2*3/(3+5), with the other 0.
-    mine = [triple("Ule; feeds; Tarn"), triple("Osk; is; big")]
+    predicted = [triple("Ule; feeds; Tarn"), triple("Osk; is; big")]
     gold = [triple("the Ule river; feeds; Tarn")]
-    found = soft_overlap(mine, gold)
-    assert found.matched == pytest.approx(6 / 8)
-    assert found.precision == pytest.approx(6 / 16) and found.recall == pytest.approx(6 / 8)
-    assert found.f1 == pytest.approx(2 * (6 / 8) / 3)
-    # A part moved from relation to tail costs nothing, a word that comes twice counts twice.
+    result = soft_overlap(predicted, gold)
+    assert result.matched == pytest.approx(6 / 8)
+    assert result.precision == pytest.approx(6 / 16) and result.recall == pytest.approx(6 / 8)
+    assert result.f1 == pytest.approx(2 * (6 / 8) / 3)
+    # Moving a word from relation to tail changes nothing; repeated words count twice.
     assert soft_overlap([triple("a; moved to; b in 1835")], [triple("a; moved; to b in 1835")]).f1
     assert similarities(["a a b"], ["a b b"])[0, 0] == pytest.approx(2 * 2 / 6)
     assert similarities([""], ["", "a"]).tolist() == [[0, 0]]
@@ -56,10 +56,13 @@ def test_soft_matches_by_hand():
     assert soft_overlap([], []).f1 == 1
 
 
-def test_matching_is_one_to_one_and_the_best_there_is():
-    # Greedily, "a b c" takes "a b c d" and leaves the others with nothing: 6/7 + 0.
-    mine, gold = [triple("a; b; c"), triple("a; b; y")], [triple("a; b; c d"), triple("c; w; z")]
-    assert soft_overlap(mine, gold).matched == pytest.approx(1 / 3 + 4 / 7)
+def test_soft_overlap_is_best_one_to_one_matching():
+    # Greedy matching would pair "a b c" with "a b c d" and leave the others unmatched: 6/7 + 0.
+    predicted, gold = (
+        [triple("a; b; c"), triple("a; b; y")],
+        [triple("a; b; c d"), triple("c; w; z")],
+    )
+    assert soft_overlap(predicted, gold).matched == pytest.approx(1 / 3 + 4 / 7)
     crossed = [triple("p; q; r"), triple("p; q; s")], [triple("p; q; t"), triple("p; q; r")]
     assert soft_overlap(*crossed).matched == pytest.approx(1 + 2 / 3)
     rng = np.random.default_rng(0)
@@ -79,32 +82,32 @@ def test_matching_is_one_to_one_and_the_best_there_is():
         assert soft_overlap(left, right).matched == pytest.approx(best)
 
 
-def test_entities_by_hand():
-    found = entity_overlap(["Ule", "ULE", "Tarn", "?"], ["ule", "Osk", "!"])
-    assert (found.matched, found.predicted, found.gold) == (1, 3, 3)  # "?" is not "!"
+def test_entity_overlap_matches_hand_computed_values():
+    result = entity_overlap(["Ule", "ULE", "Tarn", "?"], ["ule", "Osk", "!"])
+    assert (result.matched, result.predicted, result.gold) == (1, 3, 3)  # "?" is not "!"
 
 
-def test_means_over_passages_and_over_all_triples():
+def test_scores_macro_and_micro_over_passages():
     passage = Passage("p", "t", "x")
     gold = (triple("a; b; c"), triple("d; e; f"))
     references = [Reference(passage, ("a", "d"), gold), Reference(passage, ("g",), gold[:1])]
-    found = [PassageExtraction((gold[0], triple("d; e; x")), ("a",), "ok"), PassageExtraction()]
-    got = {name: ratio.value for name, ratio in score(references, found).items()}
-    assert got["exact/f1"] == pytest.approx((1 / 2 + 0) / 2)
-    assert got["soft/f1"] == pytest.approx((2 * (1 + 2 / 3) / 4 + 0) / 2)
-    assert got["exact/precision"] == pytest.approx((1 / 2 + 0) / 2)
-    assert got["exact/recall"] == pytest.approx((1 / 2 + 0) / 2)
-    assert got["exact/micro_precision"] == 1 / 2
-    assert got["exact/micro_recall"] == pytest.approx(1 / 3)
-    assert got["exact/micro_f1"] == pytest.approx(2 / (2 + 3))
-    assert got["entities/f1"] == pytest.approx((2 / 3 + 0) / 2)
+    result = [PassageExtraction((gold[0], triple("d; e; x")), ("a",), "ok"), PassageExtraction()]
+    actual = {name: ratio.value for name, ratio in score(references, result).items()}
+    assert actual["exact/f1"] == pytest.approx((1 / 2 + 0) / 2)
+    assert actual["soft/f1"] == pytest.approx((2 * (1 + 2 / 3) / 4 + 0) / 2)
+    assert actual["exact/precision"] == pytest.approx((1 / 2 + 0) / 2)
+    assert actual["exact/recall"] == pytest.approx((1 / 2 + 0) / 2)
+    assert actual["exact/micro_precision"] == 1 / 2
+    assert actual["exact/micro_recall"] == pytest.approx(1 / 3)
+    assert actual["exact/micro_f1"] == pytest.approx(2 / (2 + 3))
+    assert actual["entities/f1"] == pytest.approx((2 / 3 + 0) / 2)
 
 
 # ------------------------------------------------------------------------------------- the passages
 
 
 def dataset():
-    """p0 train; p1 train and test; p2 test; p3 test without triples; p4 test, nothing found."""
+    """p0: train; p1: train and test; p2: test; p3: test without triples; p4: test, no triples."""
     corpus = {
         f"p{i}": Passage(f"p{i}", f"T{i}", f"T{i} knows U{i}. V{i} is odd.") for i in range(6)
     }
@@ -116,7 +119,7 @@ def dataset():
     questions = (
         question("q0", "train", ("p0", "p1")),
         question("q1", "test", ("p1", "p2", "p3", "p4", "p5")),
-        question("q2", None, ("p2",)),  # of no fold: it takes no passage away
+        question("q2", None, ("p2",)),  # without a fold: removes no passages
     )
     return Dataset("d", questions, corpus, {**facts, "p4": ()})
 
@@ -133,9 +136,9 @@ def block(folder, fold):
     return config
 
 
-def test_a_passage_belongs_to_one_fold_alone(data):
-    found, counts = select_references(block(data, "test"))
-    assert {r.passage.id for r in found} == {"p2", "p5"}
+def test_passages_shared_with_another_fold_are_left_out(data):
+    result, counts = select_references(block(data, "test"))
+    assert {r.passage.id for r in result} == {"p2", "p5"}
     assert counts == {
         "passages": 5, "without_triples": 1, "empty": 1, "shared": 1, "kept": 2, "sampled": 2
     }  # fmt: skip
@@ -151,17 +154,17 @@ def test_a_passage_belongs_to_one_fold_alone(data):
         select_references(block(data, "tune"))
 
 
-def test_entities_are_those_of_the_file(data, monkeypatch):
+def test_reference_entities_come_from_the_file(data, monkeypatch):
     lines = (data / "openie.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     for row in rows:
         row["entities"] = ["Zed", "U0", "Zed"] if row["passage_id"] == "p0" else []
-    rows.append({**rows[0], "entities": ["W", "Zed"]})  # of p0 once more
+    rows.append({**rows[0], "entities": ["W", "Zed"]})  # p0 again
     (data / "openie.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setenv("HOME", str(data.parent))
     for folder in (data, "~/data"):
         assert select_references(block(folder, "train"))[0][0].entities == ("Zed", "U0", "W")
-    # None listed: heads and tails.
+    # Without listed entities: heads and tails.
     test = {r.passage.id: r.entities for r in select_references(block(data, "test"))[0]}
     assert test["p5"] == ("T5", "U5")
 
@@ -170,7 +173,7 @@ def test_entities_are_those_of_the_file(data, monkeypatch):
 
 
 class Canned:
-    """A model that answers by the passage's title, or not at all."""
+    """A model that answers by the passage's title, or fails."""
 
     is_slow, is_exhausted = True, False
 
@@ -201,7 +204,7 @@ def evaluate(data, workdir, **fields):
     return evaluate_extraction.evaluate(config.lock(), workdir)
 
 
-def test_the_command_compares_student_and_base(data, tmp_path, monkeypatch, capsys):
+def test_command_compares_student_and_base(data, tmp_path, monkeypatch, capsys):
     models = {"student": Canned(True), "base": Canned(False)}
     opened = []
 
@@ -238,7 +241,7 @@ def test_the_command_compares_student_and_base(data, tmp_path, monkeypatch, caps
     assert rows["p5", "student"]["triples"] == [["T5", "knows", "U5"]]
     assert rows["p5", "student"]["entities"] == ["U5", "T5"]
     assert rows["p2", "base"]["cause"] == "request: too long" and len(rows) == 4
-    # Again: of the journals' two models only the one with a failed request is opened.
+    # A rerun only opens the model with a failed request.
     del models["base"].asked[:]
     evaluate(data, tmp_path / "e", checkpoint=peft)
     assert opened[2:] == [(None, "extractor")] and models["base"].asked == ["p2"]
@@ -246,7 +249,7 @@ def test_the_command_compares_student_and_base(data, tmp_path, monkeypatch, caps
         evaluate(data, tmp_path / "e", checkpoint=peft, triple_tokens=9)
 
 
-def test_a_passage_that_changed_is_extracted_again():
+def test_changed_passage_is_extracted_again():
     passage = Passage("p1", "T1", "T1 knows U1.")
     changed = Passage("p1", "T1", "T1 knows U1 well.")
     model = Canned(True)
@@ -255,9 +258,9 @@ def test_a_passage_that_changed_is_extracted_again():
             jobs = [evaluate_extraction.job(one, ExtractionSettings())]
             assert runner.run(jobs)
             records = runner.records(jobs)
-            (found,) = evaluate_extraction.read([Reference(one, (), ())], records)
-            assert found.status == "ok" and found.entities == ("U1", "T1")
-            assert found.triples == (Triple("T1", "knows", "U1", "p1", 0),)
+            (result,) = evaluate_extraction.read([Reference(one, (), ())], records)
+            assert result.status == "ok" and result.entities == ("U1", "T1")
+            assert result.triples == (Triple("T1", "knows", "U1", "p1", 0),)
     assert len(model.asked) == 4
 
 
@@ -273,7 +276,7 @@ def test_a_passage_that_changed_is_extracted_again():
         ({"checkpoint": "nowhere"}, "nowhere is neither a training workdir"),
     ],
 )
-def test_bad_input_is_one_sentence(data, tmp_path, fields, message, monkeypatch):
-    monkeypatch.setattr(evaluation, "open_model", None)  # it is refused before
+def test_command_rejects_bad_input(data, tmp_path, fields, message, monkeypatch):
+    monkeypatch.setattr(evaluation, "open_model", None)  # the input is rejected before
     with pytest.raises(UserError, match=message):
         evaluate(data, tmp_path / "e", **fields)

@@ -1,4 +1,4 @@
-"""The families of metrics against figures by hand."""
+"""The families of metrics against values by hand."""
 
 import dataclasses
 
@@ -38,23 +38,23 @@ FOUND = Prediction(
 
 
 def measured(pairs, names=NAMES, corpus=True, **scoring):
-    """Value and number of questions of every score."""
-    found = metrics.measure(
+    """Returns value and number of questions of every score."""
+    result = metrics.measure(
         [Answered(*pair) for pair in pairs], Scoring(**scoring), names, corpus=corpus
     )
-    return {name: (ratio.value, int(ratio.bottom_Q.sum())) for name, ratio in found.items()}
+    return {name: (ratio.value, int(ratio.bottom_Q.sum())) for name, ratio in result.items()}
 
 
-def test_recall_at_three_granularities():
+def test_recall_scores_at_three_granularities():
     assert measured([(QUESTION, FOUND)], ["recall"], recall_at=(5, 3)) == {
         "recall@5": (1.0, 1), "recall@3": (0.5, 1),
         "sentence_recall@5": (0.5, 1), "sentence_recall@3": (0.5, 1),
-        # Born and died at one place: one pair of names, found at rank 4. The other is reversed.
+        # Birth and death at one place are one pair of names, at rank 4. The other is reversed.
         "triple_recall@5": (1.0, 1), "triple_recall@3": (0.5, 1),
     }  # fmt: skip
 
 
-def test_recall_where_passages_overlap():
+def test_recall_scores_with_overlapping_passages():
     """The last sentence of p1 is the first of p2."""
     question = dataclasses.replace(
         QUESTION,
@@ -62,49 +62,49 @@ def test_recall_where_passages_overlap():
         supporting_sentences=(("p1", 4), ("p3", 0)),
         same_sentences=((("p1", 4), ("p2", 0)),),
     )
-    found = Prediction("", "passage", passages=("p2", "p3"), sentences=(("p9", 0), ("p2", 0)))
-    scores = measured([(question, found)], ["recall"], recall_at=(1, 2))
+    result = Prediction("", "passage", passages=("p2", "p3"), sentences=(("p9", 0), ("p2", 0)))
+    scores = measured([(question, result)], ["recall"], recall_at=(1, 2))
     assert [scores[f"recall@{k}"][0] for k in (1, 2)] == [0.5, 1.0]
     assert [scores[f"sentence_recall@{k}"][0] for k in (1, 2)] == [0.0, 0.5]
     # p1 is evidence for another sentence as well, which p2 does not have.
     more = dataclasses.replace(
         question, supporting_sentences=(("p1", 1), *(question.supporting_sentences or ()))
     )
-    scores = measured([(more, found)], ["recall"], recall_at=(2,))
+    scores = measured([(more, result)], ["recall"], recall_at=(2,))
     assert scores["recall@2"][0] == 0.5 and scores["sentence_recall@2"][0] == pytest.approx(1 / 3)
 
 
-def test_what_a_run_never_ranks_has_no_score():
+def test_recall_scores_unranked_granularity_has_no_score():
     passages = Prediction("Bess", "passage", passages=FOUND.passages)
-    found = measured([(QUESTION, passages), (QUESTION, None)], ["recall"], recall_at=(5,))
-    assert found["recall@5"] == (0.5, 2)
-    assert found["sentence_recall@5"][1] == found["triple_recall@5"][1] == 0
+    result = measured([(QUESTION, passages), (QUESTION, None)], ["recall"], recall_at=(5,))
+    assert result["recall@5"] == (0.5, 2)
+    assert result["sentence_recall@5"][1] == result["triple_recall@5"][1] == 0
 
 
-def test_only_annotated_questions_count_and_failed_ones_earn_nothing():
+def test_recall_scores_failed_questions_have_zero():
     pairs = [
         (QUESTION, FOUND),
         (QUESTION, None),
         (BARE, FOUND),
         (QUESTION, Prediction("", "default")),
     ]
-    found = measured(pairs, ["recall", "answers"], recall_at=(5,))
+    result = measured(pairs, ["recall", "answers"], recall_at=(5,))
     for name in ("recall@5", "triple_recall@5"):
-        assert found[name] == (pytest.approx(1 / 3), 3)
-    assert found["em"] == found["f1"] == found["acc"] == (0.25, 4)
+        assert result[name] == (pytest.approx(1 / 3), 3)
+    assert result["em"] == result["f1"] == result["acc"] == (0.25, 4)
     unscored = measured([(BARE, FOUND), (dataclasses.replace(BARE, answers=()), FOUND)], ["recall"])
     assert all(value != value and count == 0 for value, count in unscored.values())
     partly = dataclasses.replace(QUESTION, evidences=None, supporting_sentences=())
-    found = measured([(QUESTION, FOUND), (partly, FOUND)], ["recall"], recall_at=(1,))
-    assert [count for _, count in found.values()] == [2, 1, 1]
+    result = measured([(QUESTION, FOUND), (partly, FOUND)], ["recall"], recall_at=(1,))
+    assert [count for _, count in result.values()] == [2, 1, 1]
 
 
-def test_a_method_without_a_corpus_is_not_scored_by_what_it_retrieved():
+def test_measure_without_corpus_skips_retrieval():
     assert set(measured([(QUESTION, FOUND)], corpus=False)) == {"em", "f1", "acc"}
     assert {"recall@3", "hit@3"} < set(measured([(QUESTION, FOUND)]))
 
 
-def test_a_hit_is_an_answer_in_a_passage_where_no_gold_passage_is_known():
+def test_hit_scores_only_without_gold_passages():
     texts = {
         "p9": Passage("p9", "A road", "Nobody's road."),
         "p8": Passage("p8", "Orlin", "He is NOBODY, they say."),
@@ -123,14 +123,14 @@ def test_a_hit_is_an_answer_in_a_passage_where_no_gold_passage_is_known():
         ]
 
     assert hit(("he is nobody",), 1) == (0.0, 1) and hit(("he is nobody",), 2) == (1.0, 1)
-    assert hit(("nobody",), 1) == (1.0, 1)  # an apostrophe is a token of its own
-    assert hit(("orlin",), 2) == (1.0, 1)  # the title is read, too
+    assert hit(("nobody",), 1) == (1.0, 1)  # an apostrophe is a token
+    assert hit(("orlin",), 2) == (1.0, 1)  # the title counts too
     assert hit(("obody",), 5) == hit(("...!",), 5) == hit(("",), 5) == (0.0, 1)
-    assert hit((), 5)[1] == 0  # without an answer there is nothing to look for
+    assert hit((), 5)[1] == 0  # no gold answers
     read.clear()
-    found = measured([(QUESTION, FOUND)], ["hits"], passages=passages)
-    assert found["hit@3"][1] == 0 and not read  # gold passages are known: recall says it
-    nowhere = dataclasses.replace(BARE, supporting=())  # no passage answers it, which is known
+    result = measured([(QUESTION, FOUND)], ["hits"], passages=passages)
+    assert result["hit@3"][1] == 0 and not read  # gold passages are known, so recall applies
+    nowhere = dataclasses.replace(BARE, supporting=())  # known to have no gold passage
     assert measured([(nowhere, FOUND)], ["hits"], passages=passages)["hit@3"][1] == 0
     assert measured([(BARE, None)], ["hits"], recall_at=(1,))["hit@1"] == (0.0, 1)
 
@@ -142,63 +142,65 @@ def test_a_hit_is_an_answer_in_a_passage_where_no_gold_passage_is_known():
         ("in Sao Paulo.", "São Paulo", 0.0),
         ("Thomas Müller", "Mu", 0.0),  # a mark is a part of its word
         ("हिन्दी", "ह", 0.0),
-        ("snake_case", "snake", 1.0),  # a line is a sign, as in DPR
+        ("snake_case", "snake", 1.0),  # an underscore is a token, as in DPR
         ("one\x00two", "one two", 1.0),
     ],
 )
-def test_an_answer_is_whole_words_with_their_accents(text, answer, hit):
+def test_hit_scores_match_whole_words(text, answer, hit):
     question = dataclasses.replace(BARE, answers=(answer,))
     texts = {"p9": Passage("p9", "", text)}
     pairs = [(question, FOUND)]
     assert measured(pairs, ["hits"], passages=lambda: texts)["hit@3"] == (hit, 1)
 
 
-def test_a_passage_is_read_once_and_only_among_the_first(monkeypatch):
+def test_hit_scores_read_each_passage_once(monkeypatch):
     read = []
     tokens = metrics._tokens
     monkeypatch.setattr(metrics, "_tokens", lambda text: read.append(text) or tokens(text))
     texts = {name: Passage(name, "", f"text of {name}") for name in FOUND.passages}
     question = dataclasses.replace(BARE, answers=("no such", "nor this"))
     measured([(question, FOUND)] * 3, ["hits"], passages=lambda: texts, recall_at=(1, 2))
-    told = [text.rpartition(" ")[2] for text in read if "text of" in text]
-    assert sorted(told) == ["p8", "p9"]
-    assert len(read) == len(told) + 3 * 2
+    output = [text.rpartition(" ")[2] for text in read if "text of" in text]
+    assert sorted(output) == ["p8", "p9"]
+    assert len(read) == len(output) + 3 * 2
 
 
-def test_recall_looks_once_through_what_a_run_ranks(monkeypatch):
-    """Whether anything is ranked is one question of a run, not one of every question."""
-    asked = 0
+def test_recall_scores_check_ranked_items_once_per_run(monkeypatch):
+    """Ranked items are checked once per run, not once per question."""
+    checks = 0
 
     class Ranked(list):
         def __bool__(self):
-            nonlocal asked
-            asked += 1
+            nonlocal checks
+            checks += 1
             return False
 
     kinds = {"passage": (lambda found: (), lambda question: question.supporting, lambda _: {})}
     monkeypatch.setattr(metrics, "GRANULARITIES", kinds)
     monkeypatch.setattr(metrics, "list", Ranked, raising=False)
     measured([(QUESTION, FOUND)] * 50, ["recall"], recall_at=(5,))
-    assert asked == 50
+    assert checks == 50
 
 
-def test_the_larger_of_raw_and_short():
-    """Each metric by itself: the short answer is exact, the raw response holds more of the gold."""
+def test_raw_or_short_scores_keep_larger_score():
+    """The short answer is exact; the raw response has more of the gold answers."""
     question = dataclasses.replace(BARE, answers=("Orlin", "the county of Orlin in Tarn"))
     attempts = (
         Attempt("triple", ("x",), "I cannot say.", "", False),
         Attempt("passage", ("x",), "the county of Orlin, in Tarn!", "Orlin", True),
     )
-    found = Prediction("Orlin", "passage", attempts=attempts)
-    assert metrics.raw(found) == "the county of Orlin, in Tarn!"
-    both = measured([(question, found)], ["answers", "raw_or_short"])
+    result = Prediction("Orlin", "passage", attempts=attempts)
+    assert metrics.raw(result) == "the county of Orlin, in Tarn!"
+    both = measured([(question, result)], ["answers", "raw_or_short"])
     assert both["em"] == both["em_max"] == (1.0, 1)
-    wrong = dataclasses.replace(found, answer="Tarn")
-    assert metrics.raw(wrong) == "the county of Orlin, in Tarn!"  # none gave it: the last
+    wrong = dataclasses.replace(result, answer="Tarn")
+    assert (
+        metrics.raw(wrong) == "the county of Orlin, in Tarn!"
+    )  # no attempt has this answer: the last one
     scores = measured([(question, wrong)], ["answers", "raw_or_short"])
     assert scores["em"][0] == 0 and scores["em_max"][0] == 1 > scores["f1"][0]
     short = dataclasses.replace(
-        found, attempts=(Attempt("passage", (), "So: Orlin", "Orlin", True),)
+        result, attempts=(Attempt("passage", (), "So: Orlin", "Orlin", True),)
     )
     scores = measured([(question, short)], ["raw_or_short"])
     assert scores["em_max"] == (1.0, 1)
@@ -206,8 +208,8 @@ def test_the_larger_of_raw_and_short():
     assert metrics.raw(Prediction("", "default")) == ""
 
 
-def test_each_stage_of_the_cascade_by_itself():
-    """Two answers from triples, one right and one half so; one by default; one question failed."""
+def test_stage_scores_by_granularity():
+    """Two answers from triples (right and half right), one by default, one failure."""
     question = dataclasses.replace(BARE, answers=("Orlin County",))
     answers = [
         ("triple", "the Orlin County"), ("triple", "Orlin Bay"), ("default", "Tarn"),
@@ -215,43 +217,43 @@ def test_each_stage_of_the_cascade_by_itself():
     ]  # fmt: skip
     pairs = [(question, Prediction(answer, stage)) for stage, answer in answers]
     hidden = (dataclasses.replace(BARE, answers=()), Prediction("x", "triple"))
-    found = measured([*pairs, (question, None), hidden], ["by_granularity"])
-    assert found["triple_em"] == (0.5, 2) and found["triple_f1"] == (0.75, 2)
-    assert found["sentence_em"] == found["sentence_f1"] == (1.0, 1)
-    assert found["default_em"] == found["default_f1"] == (0.0, 1)
-    value, count = found["passage_f1"]
-    assert value != value and count == 0  # nothing was answered there: no score, not 0
-    # Together they are the cascade's own, but for the question that failed.
+    result = measured([*pairs, (question, None), hidden], ["by_granularity"])
+    assert result["triple_em"] == (0.5, 2) and result["triple_f1"] == (0.75, 2)
+    assert result["sentence_em"] == result["sentence_f1"] == (1.0, 1)
+    assert result["default_em"] == result["default_f1"] == (0.0, 1)
+    value, count = result["passage_f1"]
+    assert value != value and count == 0  # no answers: no score
+    # Their sum is the cascade's score without the failed question.
     whole = measured(pairs, ["answers"])
     assert whole["f1"] == (pytest.approx((2 * 0.75 + 1 + 0) / 4), 4)
     assert metrics.title("triple_f1") == "triple F1"
 
 
-def test_rouge_by_hand():
-    """Five words, four of them of the gold's six; two pairs of neighbours of its five."""
+def test_rouge_scores_match_hand_computed_values():
+    """Four of five words and two of four bigrams match the six gold words."""
     question = dataclasses.replace(BARE, answers=("no", "The cat sat on the mat."))
-    found = measured(
+    result = measured(
         [(question, Prediction("a cat sat on mat", "passage")), (question, None)], ["rouge"]
     )
     # Recall 4/6 and precision 4/5; of pairs 2/5 and 2/4; in order 4/6 and 4/5.
-    assert found["rouge1"] == (pytest.approx(8 / 11 / 2), 2)
-    assert found["rouge2"] == (pytest.approx(4 / 9 / 2), 2)
-    assert found["rougeL"] == (pytest.approx(8 / 11 / 2), 2)
+    assert result["rouge1"] == (pytest.approx(8 / 11 / 2), 2)
+    assert result["rouge2"] == (pytest.approx(4 / 9 / 2), 2)
+    assert result["rougeL"] == (pytest.approx(8 / 11 / 2), 2)
     turned = measured([(question, Prediction("mat cat on sat", "passage"))], ["rouge"])
     assert turned["rouge1"] == (pytest.approx(8 / 10), 1)
     assert turned["rougeL"] == (pytest.approx(4 / 10), 1)  # "cat on" or "cat sat"
     assert measured([(dataclasses.replace(BARE, answers=()), None)], ["rouge"])["rougeL"][1] == 0
 
 
-def test_a_triple_must_join_both_names():
+def test_endpoints_normalise_both_names():
     assert endpoints("Ilse Varga", "Tarnow Bay") == endpoints("TARNOW bay!", "ilse-varga")
     assert endpoints("Ilse Varga", "Tarnow Bay") != endpoints("Ilse Varga", "Tarnow")
     assert endpoints("Bråk", "X") != endpoints("Br k", "X")  # letters of every script are kept
     assert endpoints("東京", "日本") != endpoints("大阪", "日本")
-    assert endpoints("+", "x") != endpoints("-", "x")  # nothing left: the sign itself
+    assert endpoints("+", "x") != endpoints("-", "x")  # nothing is left, so the sign itself
 
 
-def test_titles_and_bad_settings():
+def test_titles_and_rejected_settings():
     assert metrics.title("recall@5") == "R@5" and metrics.title("f1") == "F1"
     assert metrics.title("sentence_recall@2") == "sentence R@2"
     metrics.check(NAMES)

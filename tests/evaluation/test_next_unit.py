@@ -15,14 +15,14 @@ def _embed(texts, role):
     return np.array([[SCORES[text]] for text in texts], np.float32)
 
 
-def test_every_step_is_a_problem_without_what_was_found():
+def test_next_units_excludes_earlier_steps():
     first, second = next_units([CHAIN], [POOL], "triple")
     assert first.candidates == ("a", "b", "c", "d") and first.relevant == {"a"}
     assert second.candidates == ("b", "c", "d") and second.relevant == {"b"}
     assert second.query == "q\nknowledge triples: a."
 
 
-def test_mrr_and_recall_by_hand():
+def test_evaluate_next_unit_matches_hand_computed_values():
     metrics = evaluate_next_unit(next_units([CHAIN], [POOL], "triple"), _embed, ks=(1, 2))
     # Step 1: a is second of four; step 2: b is last of three.
     assert metrics["step1/mrr"] == 0.5 and metrics["step2/mrr"] == pytest.approx(1 / 3)
@@ -30,7 +30,7 @@ def test_mrr_and_recall_by_hand():
     assert metrics["recall@1"] == 0.0 and metrics["recall@2"] == 0.5
 
 
-def test_constant_scores_earn_the_worst_rank():
+def test_evaluate_next_unit_constant_scores_have_worst_rank():
     problems = next_units([CHAIN], [POOL], "triple")
     metrics = evaluate_next_unit(
         problems, lambda texts, role: np.ones((len(texts), 1), np.float32), ks=(1,)
@@ -38,7 +38,7 @@ def test_constant_scores_earn_the_worst_rank():
     assert metrics["step1/mrr"] == 0.25 and metrics["step2/mrr"] == pytest.approx(1 / 3)
 
 
-def test_the_best_of_several_relevant_units_counts():
+def test_evaluate_next_unit_uses_best_relevant_unit():
     comparison = Chain("q", "q", CHAIN.steps, ((), ()), True)
     metrics = evaluate_next_unit(next_units([comparison], [POOL], "triple")[:1], _embed)
     assert metrics["mrr"] == 0.5

@@ -1,4 +1,4 @@
-"""Precision, recall, F1 and their bootstrap, against hand-made figures, sklearn and each other."""
+"""Precision, recall, F1 and their bootstrap, against values by hand, sklearn and SciPy."""
 
 import numpy as np
 import pytest
@@ -8,33 +8,33 @@ from cirag_jax.evaluation.overlap import Overlap, Ratio, mean_of, overlap_ratios
 from cirag_jax.evaluation.significance import differences, interval, intervals, paired_interval
 
 
-def test_an_overlap_by_hand():
-    found = Overlap(matched=2, predicted=3, gold=4)
-    assert (found.precision, found.recall) == (2 / 3, 0.5)
-    assert found.f1 == pytest.approx(4 / 7)
+def test_overlap_scores_match_hand_computed_values():
+    result = Overlap(matched=2, predicted=3, gold=4)
+    assert (result.precision, result.recall) == (2 / 3, 0.5)
+    assert result.f1 == pytest.approx(4 / 7)
     for one in (Overlap(0, 0, 3), Overlap(0, 3, 0)):
         assert (one.precision, one.recall, one.f1) == (0, 0, 0)
     both = Overlap(0, 0, 0)
     assert (both.precision, both.recall, both.f1) == (1, 1, 1)
 
 
-def test_macro_and_micro_by_hand():
+def test_overlap_ratios_match_hand_computed_values():
     # Question 0: two steps, question 1: one step and one that is not counted.
     overlaps = [Overlap(1, 2, 1), Overlap(0, 0, 0), Overlap(1, 1, 4), None]
-    found = overlap_ratios(overlaps, [0, 0, 1, 1], 2)
-    assert found["precision"].value == pytest.approx((0.5 + 1 + 1) / 3)
-    assert found["recall"].value == pytest.approx((1 + 1 + 0.25) / 3)
-    assert found["f1"].value == pytest.approx((2 / 3 + 1 + 2 / 5) / 3)
-    assert found["nonempty_f1"].value == pytest.approx((2 / 3 + 2 / 5) / 2)
-    assert found["micro_precision"].value == pytest.approx(2 / 3)
-    assert found["micro_recall"].value == pytest.approx(2 / 5)
-    assert found["micro_f1"].value == pytest.approx(4 / 8)
-    np.testing.assert_array_equal(found["f1"].bottom_Q, [2, 1])
+    result = overlap_ratios(overlaps, [0, 0, 1, 1], 2)
+    assert result["precision"].value == pytest.approx((0.5 + 1 + 1) / 3)
+    assert result["recall"].value == pytest.approx((1 + 1 + 0.25) / 3)
+    assert result["f1"].value == pytest.approx((2 / 3 + 1 + 2 / 5) / 3)
+    assert result["nonempty_f1"].value == pytest.approx((2 / 3 + 2 / 5) / 2)
+    assert result["micro_precision"].value == pytest.approx(2 / 3)
+    assert result["micro_recall"].value == pytest.approx(2 / 5)
+    assert result["micro_f1"].value == pytest.approx(4 / 8)
+    np.testing.assert_array_equal(result["f1"].bottom_Q, [2, 1])
     empty = overlap_ratios([None], [0], 1)["f1"]
     assert np.isnan(empty.value) and np.isnan(interval(empty)["low"])
 
 
-def test_the_same_figures_as_sklearn():
+def test_overlap_ratios_match_sklearn():
     metrics = pytest.importorskip("sklearn.metrics")
     rng = np.random.default_rng(0)
     gold_NC, mine_NC = rng.random((2, 20, 7)) < 0.4
@@ -43,21 +43,21 @@ def test_the_same_figures_as_sklearn():
         Overlap(int((g & m).sum()), int(m.sum()), int(g.sum()))
         for g, m in zip(gold_NC, mine_NC, strict=True)
     ]
-    found = overlap_ratios(overlaps, range(20), 20)
-    # sklearn calls 0/0 what it is told; where one side alone is empty ours is 0, as with 0.
+    result = overlap_ratios(overlaps, range(20), 20)
+    # sklearn's value of 0/0 is an argument; with one empty side ours is 0.
     filled = [o.predicted + o.gold > 0 for o in overlaps]
     macro = metrics.precision_recall_fscore_support(
         gold_NC[filled], mine_NC[filled], average="samples", zero_division=0
     )
     agreed = filled.count(False)
     for name, theirs in zip(("precision", "recall", "f1"), macro, strict=False):
-        assert found[name].value == pytest.approx((theirs * sum(filled) + agreed) / 20)
+        assert result[name].value == pytest.approx((theirs * sum(filled) + agreed) / 20)
     micro = metrics.precision_recall_fscore_support(gold_NC, mine_NC, average="micro")
     for name, theirs in zip(("precision", "recall", "f1"), micro, strict=False):
-        assert found[f"micro_{name}"].value == pytest.approx(theirs)
+        assert result[f"micro_{name}"].value == pytest.approx(theirs)
 
 
-def test_bootstrap_agrees_with_scipy():
+def test_paired_interval_matches_scipy_bootstrap():
     rng = np.random.default_rng(0)
     a, b = rng.random(200), rng.random(200) - 0.1
     ours = paired_interval(mean_of(a), mean_of(b), samples=20_000)
@@ -69,20 +69,20 @@ def test_bootstrap_agrees_with_scipy():
     assert ours["high"] == pytest.approx(theirs.high, abs=0.004)
 
 
-def test_bootstrap_pairs_the_questions():
-    """Two systems that differ by a constant have no spread, however much questions differ."""
+def test_paired_interval_constant_difference_has_no_width():
+    """A constant difference of two systems has an interval of width 0."""
     a = np.random.default_rng(0).random(50)
     interval = paired_interval(mean_of(a), mean_of(a - 0.25))
     assert interval["low"] == pytest.approx(0.25) and interval["high"] == pytest.approx(0.25)
 
 
-def test_bootstrap_repeats_for_a_seed():
+def test_interval_same_seed_gives_same_result():
     a, b = np.random.default_rng(0).random((2, 30))
     first, again, other = (paired_interval(mean_of(a), mean_of(b), seed=s) for s in (3, 3, 4))
     assert first == again != other
 
 
-def test_an_interval_is_the_difference_to_nothing():
+def test_interval_equals_difference_to_zero():
     a, b = map(mean_of, np.random.default_rng(1).random((2, 40)))
     alone = paired_interval(a, mean_of(np.zeros(40)), samples=1500, seed=3)
     assert interval(a, 1500, 3) == pytest.approx(
@@ -93,7 +93,7 @@ def test_an_interval_is_the_difference_to_nothing():
     assert intervals({"x": a}, 1500, 3)["x"] == interval(a, 1500, 3)
 
 
-def test_steps_of_one_question_are_drawn_together():
+def test_interval_resamples_questions_not_steps():
     """Ten equal steps of one question are one observation, not ten."""
     values, groups = [1.0] * 10 + [0.0] * 10, [0] * 10 + [1] * 10
     together = interval(ratio(values, [1.0] * 20, groups, 2), samples=2000)
@@ -102,7 +102,7 @@ def test_steps_of_one_question_are_drawn_together():
     assert 0.2 < apart["low"] < 0.35 and 0.65 < apart["high"] < 0.8
 
 
-def test_resamples_without_anything_that_counts_are_left_out():
+def test_interval_ignores_resamples_without_denominator():
     rare = Ratio(np.array([1.0, 0.0, 0.0]), np.array([2.0, 0.0, 0.0]))
     assert interval(rare, samples=200) == {"value": 0.5, "low": 0.5, "high": 0.5}
     with pytest.raises(ValueError, match="3 and 2 groups"):

@@ -1,4 +1,4 @@
-"""Scores of readings by hand, and the command over a canned reader."""
+"""Scores of a reader by hand, and the command with a fake reader."""
 
 import contextlib
 import json
@@ -24,8 +24,8 @@ def reading(number, granularity, sufficient):
     return Reading(question, granularity, ("x",), sufficient, True)
 
 
-def test_scores_by_hand():
-    found = [
+def test_scores_match_hand_computed_values():
+    result = [
         *(reading(i, "sentence", True) for i in range(2)),
         reading(2, "triple", True),
         *(reading(i, "sentence", False) for i in range(2)),
@@ -39,7 +39,7 @@ def test_scores_by_hand():
         ReaderAnswer("answer 1", False),
         ReaderAnswer("Unanswerable", True),
     ]
-    values = {name: ratio.value for name, ratio in score(found, said, "musique").items()}
+    values = {name: ratio.value for name, ratio in score(result, said, "musique").items()}
     assert values == {
         "all/em": pytest.approx(1 / 3),
         "all/f1": pytest.approx((1 + 2 / 3) / 3),
@@ -56,15 +56,15 @@ def test_scores_by_hand():
     }
 
 
-def test_calibration_by_hand():
-    found = calibration([0.95, 0.91, 1.0, 0.15, 0.55], [True, False, True, True, False], 10)
-    assert found["bins"] == [
+def test_calibration_matches_hand_computed_values():
+    result = calibration([0.95, 0.91, 1.0, 0.15, 0.55], [True, False, True, True, False], 10)
+    assert result["bins"] == [
         {"confidence": 0.15, "right": 1.0, "count": 1},
         {"confidence": 0.55, "right": 0.0, "count": 1},
         {"confidence": pytest.approx(2.86 / 3), "right": pytest.approx(2 / 3), "count": 3},
     ]
-    assert found["error"] == pytest.approx((0.85 + 0.55 + 3 * abs(2.86 / 3 - 2 / 3)) / 5)
-    assert found["coverage"] == [
+    assert result["error"] == pytest.approx((0.85 + 0.55 + 3 * abs(2.86 / 3 - 2 / 3)) / 5)
+    assert result["coverage"] == [
         {"answered": 0.5, "right": pytest.approx(3 / 5)},
         {"answered": 0.4, "right": 2 / 4},
         {"answered": 0.3, "right": pytest.approx(2 / 3)},
@@ -74,7 +74,10 @@ def test_calibration_by_hand():
     equal = calibration([0.7, 0.2, 0.7, 0.2, 0.7], [True, True, False, False, False], 5)
     assert equal["coverage"] == [
         {"answered": 1.0, "right": pytest.approx(2 / 5)},
-        {"answered": 0.6, "right": pytest.approx(1 / 3)},  # no threshold parts the equally sure
+        {
+            "answered": 0.6,
+            "right": pytest.approx(1 / 3),
+        },  # a threshold does not separate equal confidences
     ]
     many = calibration([i / 100 for i in range(100)], [True] * 100, 100)
     assert len(many["coverage"]) == 20 and many["coverage"][0]["answered"] == 1.0
@@ -86,7 +89,7 @@ def token(text, offset, probability):
 
 
 class Canned:
-    """Reads well, where it sees "born" and "father"; without the adapter it always says "x"."""
+    """Answers right if the evidence has "born" and "father"; without the adapter always "x"."""
 
     is_slow, is_exhausted = True, False
 
@@ -112,10 +115,10 @@ class Canned:
         ("Answer: x", ("Answer:", " x"), 0.25),
         ("ANSWER **: x", ("ANSWER", " **:", " x"), 0.125),
         ("Answer: no\nAnswer: x", ("Answer: no\n", "Answer:", " x"), 0.125),
-        ("in London", ("in", " London"), 0.125),  # without the mark all of it is the answer
+        ("in London", ("in", " London"), 0.125),  # without the label the whole text is the answer
     ],
 )
-def test_the_confidence_is_that_of_what_is_read_as_the_answer(data, text, pieces, expected):
+def test_confidence_is_that_of_the_parsed_answer(data, text, pieces, expected):
     tokens, offset = [], 0
     for number, piece in enumerate(pieces, start=1):
         tokens.append(token(piece, offset, 0.5**number))
@@ -153,7 +156,7 @@ def evaluate(data, workdir, **fields):
     return evaluate_reader.evaluate(config_of(data, **fields), workdir)
 
 
-def test_the_command_compares_student_and_base(data, tmp_path, monkeypatch, capsys):
+def test_command_compares_student_and_base(data, tmp_path, monkeypatch, capsys):
     @contextlib.contextmanager
     def open_model(config, model, roles, journal):
         assert list(roles) == ["reader"]
@@ -182,15 +185,15 @@ def test_the_command_compares_student_and_base(data, tmp_path, monkeypatch, caps
     ]  # fmt: skip
     assert "refuses, part missing" in capsys.readouterr().err
     assert [r["confidence"] for r in rows] == [pytest.approx(0.25), pytest.approx(0.25), None, None]
-    told = result["systems"]["student"]["calibration"]  # the refusal is no answer
-    assert told["bins"] == [{"confidence": pytest.approx(0.25), "right": 1.0, "count": 1}]
-    assert told["coverage"] == [{"answered": 0.5, "right": 1.0}]
+    output = result["systems"]["student"]["calibration"]  # the refusal is not an answer
+    assert output["bins"] == [{"confidence": pytest.approx(0.25), "right": 1.0, "count": 1}]
+    assert output["coverage"] == [{"answered": 0.5, "right": 1.0}]
     assert result["systems"]["base"]["calibration"]["bins"] == []
     assert matplotlib.image.imread(tmp_path / "e" / "calibration.png").shape[:2] == (600, 1350)
     json.dumps(result)
 
 
-def test_an_exported_reader_says_what_it_was_trained_on():
+def test_exported_reader_warns_about_training_questions():
     config = reader_eval.get_config()
     config.checkpoint = "shipped:reader"
     student = evaluation.models_of(config, "reader")["student"]
@@ -210,6 +213,6 @@ def test_an_exported_reader_says_what_it_was_trained_on():
         ({"evidence.granularities": ("page",)}, "granularities"),
     ],
 )
-def test_what_cannot_be_evaluated_is_said(data, tmp_path, fields, words):
+def test_command_rejects_bad_input(data, tmp_path, fields, words):
     with pytest.raises(UserError, match=words):
         evaluate(data, tmp_path / "e", **fields)

@@ -9,7 +9,7 @@ from cirag_jax.evaluation.recall import (
 )
 
 
-def test_recall_is_the_share_of_gold_in_the_first_k():
+def test_recall_at_is_share_of_gold_in_first_k():
     ranked = ["a", "x", "b", "y"]
     assert [recall_at(ranked, {"a", "b"}, k) for k in (1, 2, 3, 9)] == [0.5, 0.5, 1.0, 1.0]
     assert recall_at([], {"a"}, 5) == 0.0
@@ -18,7 +18,7 @@ def test_recall_is_the_share_of_gold_in_the_first_k():
         recall_at(ranked, [], 1)
 
 
-def test_a_gold_item_may_be_found_elsewhere():
+def test_recall_at_accepts_substitutes():
     elsewhere = {"a": [{"a", "x"}, {"a", "y"}], "b": [{"b"}]}
     ranked = ["x", "b", "y"]
     assert [recall_at(ranked, {"a", "b"}, k, elsewhere) for k in (1, 2, 3)] == [0.0, 0.5, 1.0]
@@ -26,7 +26,7 @@ def test_a_gold_item_may_be_found_elsewhere():
     assert recall_by_step([("x",), ("y",)], {"a"}, 2, elsewhere) == [0.0, 1.0]
 
 
-def test_a_set_is_compared_with_the_gold_one():
+def test_set_scores_match_hand_computed_values():
     exact, half = set_scores(["b", "a"], ["a", "b"]), set_scores(["a", "x", "y"], ["a", "b"])
     assert exact == SetScores(2, 1.0, 1.0, 1.0)
     assert half == SetScores(3, 0.5, 0.0, pytest.approx(0.4))
@@ -34,13 +34,13 @@ def test_a_set_is_compared_with_the_gold_one():
     assert set_scores(["x"], ["a"]) == SetScores(1, 0.0, 0.0, 0.0)
     assert set_scores([], ["a"]) == SetScores(0, 0.0, 0.0, 0.0)
     assert mean_scores([exact, half]) == SetScores(2.5, 0.75, 0.5, pytest.approx(0.7))
-    # Found in another passage that holds the same, or the same as two.
+    # Retrieved in another passage that replaces one gold passage, or two.
     elsewhere = {"a": [{"a", "x"}], "b": [{"b", "x"}]}
     assert set_scores(["x"], ["a"], elsewhere) == exact._replace(read=1)
     assert set_scores(["x"], ["a", "b"], elsewhere) == exact._replace(read=1)
 
 
-def test_recall_by_step_counts_all_that_was_found_so_far():
+def test_recall_by_step_is_cumulative():
     steps = [("x", "a"), ("a", "y"), ("b", "x")]
     assert recall_by_step(steps, {"a", "b"}, 5) == [0.5, 0.5, 1.0, 1.0, 1.0]
     assert recall_by_step(steps, {"a", "b"}, 2) == [0.5, 0.5]

@@ -1,4 +1,4 @@
-"""The tests of significance against scipy's, exact ones and hand-made figures."""
+"""Intervals and tests against SciPy, exact permutations and values by hand."""
 
 import itertools
 import math
@@ -25,39 +25,39 @@ def sampled_p(a, b, samples):
 
 
 def exact_p(a, b):
-    """All 2^Q arrangements."""
+    """Returns p over all 2^Q arrangements."""
     signs = np.array(list(itertools.product((1, -1), repeat=len(a))))
-    found = np.abs(signs @ (a - b))
-    return np.mean(found >= found[0] - 1e-12)
+    result = np.abs(signs @ (a - b))
+    return np.mean(result >= result[0] - 1e-12)
 
 
-def test_a_permutation_test_approaches_the_exact_one():
+def test_permutation_test_approaches_exact_p():
     rng = np.random.default_rng(0)
     a, b = rng.random(9), rng.random(9) - 0.15
-    found = sampled_p(mean_of(a), mean_of(b), samples=40_000)
-    assert found == pytest.approx(exact_p(a, b), abs=0.01)
+    result = sampled_p(mean_of(a), mean_of(b), samples=40_000)
+    assert result == pytest.approx(exact_p(a, b), abs=0.01)
     theirs = scipy.stats.permutation_test(
         (a, b), lambda x, y: np.mean(x - y), permutation_type="samples", n_resamples=np.inf
     )
-    assert found == pytest.approx(theirs.pvalue, abs=0.01)
+    assert result == pytest.approx(theirs.pvalue, abs=0.01)
 
 
-def test_discrete_scores_have_ties_which_count():
+def test_permutation_test_counts_ties():
     a, b = np.array([1, 1, 1, 0, 1.0]), np.array([0, 0, 1, 1, 1.0])
-    # Of three questions that differ, two speak for the first: all arrangements but none are as far.
+    # Of three different questions, two favour the first system: every arrangement is as extreme.
     assert exact_p(a, b) == 1
     assert sampled_p(mean_of(a), mean_of(b), samples=500) == 1
     same = sampled_p(mean_of(a), mean_of(a), samples=500)
-    assert same == 1  # nothing to swap
+    assert same == 1  # no different questions
     far = sampled_p(mean_of(np.ones(40)), mean_of(np.zeros(40)), samples=999)
-    assert far == 1 / 1000  # what was observed is one arrangement
+    assert far == 1 / 1000  # the observed arrangement counts as one
 
 
-def test_kinds_of_questions_are_questions():
-    """Equal questions are drawn as one number; made unequal by a hair, one by one."""
+def test_resampling_by_kind_equals_by_question():
+    """Equal questions are drawn as one kind, slightly different ones one by one."""
     rng = np.random.default_rng(3)
     a, b = (rng.random((2, 300)) < [[0.6], [0.5]]).astype(float)
-    hair = 1e-12 * rng.random(300)  # ties stay ties
+    hair = 1e-12 * rng.random(300)  # small enough to keep ties
     together = paired_interval(mean_of(a), mean_of(b), samples=20_000)
     apart = paired_interval(mean_of(a + hair), mean_of(b), samples=20_000)
     for bound in ("difference", "low", "high"):
@@ -68,13 +68,13 @@ def test_kinds_of_questions_are_questions():
 
 @pytest.fixture(params=["by kind", "by question"])
 def way(request, monkeypatch):
-    """Both ways of drawing, whatever the number of kinds."""
+    """Forces one way of drawing."""
     monkeypatch.setattr(significance, "_KIND_COST", 0 if request.param == "by kind" else math.inf)
     monkeypatch.setattr(significance, "_BLOCK", 1000)  # several blocks, the last one smaller
 
 
 def twofold():
-    """Two scores that go together, of 45 questions of which every third is there twice."""
+    """Returns two correlated scores of 45 questions, every third of which is repeated."""
     rng = np.random.default_rng(5)
     top_Q = rng.random(45)
     rows = np.sort([*range(45), *range(0, 45, 3)])
@@ -84,13 +84,13 @@ def twofold():
 
 
 def assert_one_distribution(drawn, loop):
-    """Kolmogorov's and Smirnov's test, at the level 0.001."""
+    """Runs the Kolmogorov-Smirnov test at level 0.001."""
     for ours, theirs in zip(drawn, loop, strict=True):
-        found: Any = scipy.stats.ks_2samp(ours, theirs)  # its stubs know no p-value
-        assert found.pvalue > 0.001
+        result: Any = scipy.stats.ks_2samp(ours, theirs)  # SciPy's stubs lack pvalue
+        assert result.pvalue > 0.001
 
 
-def test_resamples_are_those_of_a_loop(way):
+def test_bootstrap_has_distribution_of_a_loop(way):
     a, b = twofold()
     found_RM = significance._resampled([a, b], 20_000, seed=1)
     assert found_RM.shape == (20_000, 2)
@@ -98,15 +98,15 @@ def test_resamples_are_those_of_a_loop(way):
     for _ in range(20_000):
         rows = rng.integers(0, 60, 60)
         loop.append([score.top_Q[rows].sum() / score.bottom_Q[rows].sum() for score in (a, b)])
-    found, loop = found_RM.T, np.transpose(loop)
-    assert_one_distribution([*found, found[0] - found[1]], [*loop, loop[0] - loop[1]])
+    result, loop = found_RM.T, np.transpose(loop)
+    assert_one_distribution([*result, result[0] - result[1]], [*loop, loop[0] - loop[1]])
     again = significance._resampled([a, b], 20_000, seed=1)
     other = significance._resampled([a, b], 20_000, seed=3)
     assert (found_RM == again).all() and (found_RM != other).any()
 
 
-def test_sums_have_the_moments_of_their_distribution(way):
-    """Within five standard errors of the mean and of the variance."""
+def test_bootstrap_sums_have_expected_moments(way):
+    """Mean and variance are within five standard errors."""
     a, b = twofold()
     values_QC = np.stack([a.top_Q, b.top_Q, a.bottom_Q, b.bottom_Q], axis=1)
     for draw, mean_C, variance_C in (
@@ -120,7 +120,7 @@ def test_sums_have_the_moments_of_their_distribution(way):
         assert (abs(sum_RC.var(axis=0) / variance_C - 1) < 5 * np.sqrt(2 / 50_000)).all()
 
 
-def test_swaps_are_those_of_a_loop(way):
+def test_permutations_have_distribution_of_a_loop(way):
     a, b = twofold()
     rng, loop = np.random.default_rng(2), []
     for _ in range(20_000):
@@ -135,7 +135,7 @@ def test_swaps_are_those_of_a_loop(way):
     assert 0.01 < p < 0.3 and sampled_p(a, b, samples=20_000) == pytest.approx(p, abs=error)
 
 
-def test_questions_of_many_kinds_are_drawn_one_by_one_in_little_memory():
+def test_bootstrap_many_kinds_uses_little_memory():
     rng = np.random.default_rng(0)
     match = [mean_of((rng.random(400) < 0.5).astype(float)) for _ in range(2)]
     assert significance._rows(match)[1].shape == (4,)
@@ -150,11 +150,11 @@ def test_questions_of_many_kinds_are_drawn_one_by_one_in_little_memory():
     assert peak < 40e6  # all counts at once would take 80 million bytes
 
 
-def test_a_swap_takes_the_denominator_along():
-    """Precision of sets: what is swapped are a question's matches and its size."""
+def test_permutation_swaps_denominators_too():
+    """For precision, a swap exchanges both matches and sizes."""
     a = Ratio(np.array([1.0, 2.0, 0.0, 3.0, 2.0]), np.array([1.0, 9.0, 1.0, 4.0, 8.0]))
     b = Ratio(np.array([0.0, 1.0, 1.0, 1.0, 1.0]), np.array([2.0, 2.0, 1.0, 4.0, 1.0]))
-    found = sampled_p(a, b, samples=30_000)
+    result = sampled_p(a, b, samples=30_000)
     values = []
     for swapped in itertools.product((False, True), repeat=5):
         one, two = (
@@ -162,38 +162,38 @@ def test_a_swap_takes_the_denominator_along():
             for pair in ((a, b), (b, a))
         )
         values.append(abs(one[0].sum() / one[1].sum() - two[0].sum() / two[1].sum()))
-    assert found == pytest.approx(np.mean(np.array(values) >= values[0] - 1e-12), abs=0.01)
+    assert result == pytest.approx(np.mean(np.array(values) >= values[0] - 1e-12), abs=0.01)
 
 
-def test_holms_rule_by_hand():
+def test_holm_matches_hand_computed_values():
     # 3 * .01, then max(that, 2 * .04), then max(that, .05).
     np.testing.assert_allclose(holm([0.04, 0.01, 0.05]), [0.08, 0.03, 0.08])
     np.testing.assert_allclose(holm([0.9, np.nan, 0.6]), [1.0, np.nan, 1.0])
     assert holm([]).shape == (0,)
 
 
-def test_every_pair_of_several_systems():
+def test_pairwise_compares_every_pair():
     rng = np.random.default_rng(1)
     systems = {name: mean_of((rng.random(80) < p).astype(float)) for name, p in
                (("x", 0.8), ("y", 0.5), ("z", 0.45))}  # fmt: skip
-    found = pairwise(systems, samples=3000)
-    assert list(found) == [("x", "y"), ("x", "z"), ("y", "z")]
-    raw = [pair["p"] for pair in found.values()]
-    np.testing.assert_allclose([pair["p_holm"] for pair in found.values()], holm(raw))
-    for (a, b), pair in found.items():
+    result = pairwise(systems, samples=3000)
+    assert list(result) == [("x", "y"), ("x", "z"), ("y", "z")]
+    raw = [pair["p"] for pair in result.values()]
+    np.testing.assert_allclose([pair["p_holm"] for pair in result.values()], holm(raw))
+    for (a, b), pair in result.items():
         alone = paired_interval(systems[a], systems[b], samples=3000)
         assert pair["difference"] == alone["difference"]
         assert pair["low"] == pytest.approx(alone["low"], abs=0.03)
         assert pair["p"] == pytest.approx(sampled_p(systems[a], systems[b], samples=3000), abs=0.03)
-    assert found["x", "z"]["p_holm"] < 0.01 < 0.1 < found["y", "z"]["p"]
+    assert result["x", "z"]["p_holm"] < 0.01 < 0.1 < result["y", "z"]["p"]
     assert pairwise({"x": systems["x"]}) == {}
 
 
-def test_what_nothing_counts_for_has_no_test():
+def test_pairwise_without_data_is_nan():
     none, one = Ratio(np.zeros(3), np.zeros(3)), mean_of([1.0, 0.0, 1.0])
-    found = pairwise({"a": none, "b": one, "c": one}, samples=50)
-    assert np.isnan(found["a", "b"]["p"]) and np.isnan(found["a", "b"]["p_holm"])
-    assert found["b", "c"]["p_holm"] == 1  # corrected for the pairs that are tested: one
+    result = pairwise({"a": none, "b": one, "c": one}, samples=50)
+    assert np.isnan(result["a", "b"]["p"]) and np.isnan(result["a", "b"]["p_holm"])
+    assert result["b", "c"]["p_holm"] == 1  # corrected for the only tested pair
     with pytest.raises(ValueError, match="3 and 2 groups"):
         sampled_p(one, mean_of([1.0, 0.0]), samples=9)
     nobody = Ratio(np.zeros(0), np.zeros(0))

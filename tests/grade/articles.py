@@ -1,4 +1,4 @@
-"""Articles with a chain of facts, and a language model that makes questions of them by rules."""
+"""Articles with a chain of facts, and a fake language model that writes questions by rules."""
 
 import json
 import re
@@ -16,7 +16,7 @@ ARTICLES = (
 
 
 def write_articles(folder):
-    """The articles as a folder of documents."""
+    """Writes the articles as a folder of documents."""
     folder.mkdir()
     rows = [{"title": t, "text": x, "source": "The Daily"} for t, x in ARTICLES]
     (folder / "documents.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -24,7 +24,7 @@ def write_articles(folder):
 
 
 class Model:
-    """A backend that does every step by rules, from what the last message shows."""
+    """A backend that answers every prompt by rules, from its last message."""
 
     usage = Usage()
 

@@ -1,4 +1,4 @@
-"""Sentences to claims: rules, and the requests of a model by hand."""
+"""Claims of sentences by rules and by a fake model."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ RULES = ClaimSettings(filter="rules", kind="rules")
 
 
 def drive(index, settings, *answers):
-    """(roles asked, outcome) of a claim; an answer is a text or (text, finish reason)."""
+    """Returns the requested roles and the result; an answer is a text or (text, finish reason)."""
     program, roles = claims.claim(MILL, index, settings), []
     try:
         request: Any = next(program)
@@ -28,7 +28,7 @@ def drive(index, settings, *answers):
     raise AssertionError(f"it asks {request.role} more")
 
 
-def test_rules_ask_nobody():
+def test_claim_by_rules_sends_no_request():
     assert drive(0, RULES) == ([], {"text": "Osk Mill is a mill."})
     assert drive(1, RULES) == ([], {"text": "Osk Mill opened in 1871."})
     assert drive(2, RULES) == ([], {"reason": "opinion"})
@@ -44,7 +44,7 @@ def test_rules_ask_nobody():
         ("It opened in May.", None),
     ],
 )
-def test_the_rule_of_facts(sentence, reason):
+def test_rejection_reason_examples(sentence, reason):
     assert claims.rejection_reason(sentence) == reason
 
 
@@ -58,7 +58,7 @@ def test_the_rule_of_facts(sentence, reason):
         ("Italy bought it.", "Osk Mill: Italy bought it."),
     ],
 )
-def test_the_title_stands_for_a_first_pronoun(sentence, claim):
+def test_decontextualised_replaces_first_pronoun(sentence, claim):
     assert claims.decontextualised(sentence, "Osk Mill") == claim
     assert claims.decontextualised(sentence, "") == sentence
     assert claims.decontextualised("It runs.", r"A\1 Mill") == r"A\1 Mill runs."
@@ -81,18 +81,18 @@ MODEL = ClaimSettings()
         (("Fact", "Claim: Osk Mill closed.", "?"), {"reason": "no_verdict"}),
     ],
 )
-def test_a_model_is_asked_until_there_is_a_claim_or_a_reason(answers, outcome):
-    roles, found = drive(1, MODEL, *answers)
-    assert found == outcome and roles == ["filter", "claimer", "checker"][: len(answers)]
+def test_claim_by_model_gives_claim_or_reason(answers, outcome):
+    roles, result = drive(1, MODEL, *answers)
+    assert result == outcome and roles == ["filter", "claimer", "checker"][: len(answers)]
 
 
-def test_switches_leave_requests_out():
+def test_claim_settings_skip_requests():
     roles, _ = drive(1, ClaimSettings(filter="off", check=False), "Claim: Osk Mill opened.")
     assert roles == ["claimer"] == list(ClaimSettings(filter="off", check=False).roles)
     assert MODEL.roles == ("filter", "claimer", "checker") and RULES.roles == ()
 
 
-def test_a_window_holds_whole_sentences_around_the_claim():
+def test_window_has_whole_sentences_around_claim():
     document = Document("d", "T", tuple(f"{word} {word}." for word in "abcdef"))
     assert claims.window(document, 2, 0) == "T: a a. b b. c c. d d. e e. f f."
     assert claims.window(document, 2, 6) == "T: b b. c c. d d."
@@ -103,6 +103,6 @@ def test_a_window_holds_whole_sentences_around_the_claim():
 
 
 @pytest.mark.parametrize("fields", [{"filter": "x"}, {"kind": "off"}, {"max_tokens": 0}])
-def test_settings_that_cannot_be(fields):
+def test_settings_reject_invalid_values(fields):
     with pytest.raises(UserError, match="config.claims"):
         ClaimSettings(**fields)

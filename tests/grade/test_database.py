@@ -1,4 +1,4 @@
-"""Where evidence stands in the database."""
+"""Chunks of documents and places of evidence."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def document(*sizes, name="d"):
     return Document(name, "T", tuple(" ".join([f"s{i}"] * n) for i, n in enumerate(sizes)))
 
 
-def test_evidence_takes_few_chunks_and_counts_sentences_in_them():
+def test_evidence_prefers_few_chunks():
     database = Database([document(*[4] * 6), document(4, name="e")], ChunkSettings(4, 12, 4))
     assert list(database.passages) == ["d@1", "d@2", "d@3", "e"]
     assert database.places("d", 2) == [("d@1", 2), ("d@2", 0)]
@@ -21,8 +21,8 @@ def test_evidence_takes_few_chunks_and_counts_sentences_in_them():
     assert database.passages["d@2"].sentences == document(*[4] * 6).sentences[2:5]
 
 
-def test_a_document_that_is_called_as_a_chunk_of_another_is_refused():
-    found = [document(*[4] * 6, name="a"), document(4, name="a@4"), document(4, name="a@2")]
+def test_database_rejects_clashing_chunk_ids():
+    result = [document(*[4] * 6, name="a"), document(4, name="a@4"), document(4, name="a@2")]
     with pytest.raises(UserError, match="documents 'a' and 'a@2' both have a chunk 'a@2'; give"):
-        Database(found, ChunkSettings(4, 12, 4))
-    assert len(Database(found[:2], ChunkSettings(4, 12, 4)).passages) == 4
+        Database(result, ChunkSettings(4, 12, 4))
+    assert len(Database(result[:2], ChunkSettings(4, 12, 4)).passages) == 4

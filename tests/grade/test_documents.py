@@ -1,4 +1,4 @@
-"""Whole documents: which files are read, and which documents are left out."""
+"""Reading and selection of documents."""
 
 import json
 
@@ -14,7 +14,7 @@ def write(path, *rows):
     return str(path)
 
 
-def test_articles_keep_what_is_known_of_them(tmp_path):
+def test_read_articles_keeps_their_fields(tmp_path):
     row = {
         "title": "A",
         "text": "Ule rose. It fell.\n\nOsk too.",
@@ -22,21 +22,21 @@ def test_articles_keep_what_is_known_of_them(tmp_path):
         "date": "x",
     }
     write(tmp_path / "documents.jsonl", row, {"id": "b", "text": "Osk."})
-    found = documents.read(str(tmp_path))
-    assert found == (
+    result = documents.read(str(tmp_path))
+    assert result == (
         Document("documents-1", "A", ("Ule rose.", "It fell.", "Osk too."), "The Daily", "x"),
         Document("b", "", ("Osk.",)),
     )
-    assert documents.read(str(tmp_path / "documents.jsonl")) == found
+    assert documents.read(str(tmp_path / "documents.jsonl")) == result
 
 
-def test_a_dataset_s_passages_are_documents_with_their_own_sentences(tmp_path):
+def test_read_dataset_keeps_passages_and_sentences(tmp_path):
     row = {"id": "p", "title": "T", "text": "A. B.", "sentences": ["A. B.", " "]}
     write(tmp_path / "corpus.jsonl", row)
     assert documents.read(str(tmp_path)) == (Document("p", "T", ("A. B.", " ")),)
 
 
-def test_text_files_are_whole(tmp_path):
+def test_read_text_files_as_whole_documents(tmp_path):
     (tmp_path / "ada_lovelace.txt").write_text("Ada wrote. " * 150)
     (tmp_path / "b.md").write_text("# Byron\n\nHe wrote\n\n## Life\n\nHe left.\n")
     ada, byron = documents.read(str(tmp_path))
@@ -54,26 +54,26 @@ def test_text_files_are_whole(tmp_path):
         ([], r"documents.jsonl is empty"),
     ],
 )  # fmt: skip
-def test_lines_that_cannot_be_read(tmp_path, rows, message):
+def test_read_rejects_bad_lines(tmp_path, rows, message):
     write(tmp_path / "documents.jsonl", *rows)
     with pytest.raises(UserError, match=message):
         documents.read(str(tmp_path))
 
 
-def test_nothing_to_read(tmp_path):
+def test_read_rejects_missing_files(tmp_path):
     with pytest.raises(UserError, match="has no text"):
         documents.read(str(tmp_path))
     with pytest.raises(UserError, match="neither a folder nor a file"):
         documents.read(str(tmp_path / "gone"))
 
 
-def test_repeated_short_and_long_documents_are_left_out_and_counted():
+def test_select_counts_rejected_documents():
     def made(name, title, words):
         return Document(name, title, (" ".join([title] * words),))
 
-    found = [made("a", "x", 5), made("b", "x", 5), made("c", "x", 6), made("d", "y", 1)]
-    found += [made("e", "z", 99), Document("f", "", ())]
-    kept, why = documents.select(found, 3, 50)
+    result = [made("a", "x", 5), made("b", "x", 5), made("c", "x", 6), made("d", "y", 1)]
+    result += [made("e", "z", 99), Document("f", "", ())]
+    kept, why = documents.select(result, 3, 50)
     assert [d.id for d in kept] == ["a", "c"]
     assert why == {"repeated": 1, "same_title": 1, "short": 2, "long": 1}
-    assert len(documents.select(found[:-1], 0, 0)[0]) == 4
+    assert len(documents.select(result[:-1], 0, 0)[0]) == 4

@@ -1,4 +1,4 @@
-"""Equivalent entities by hand, and the links that they add."""
+"""Equivalent entities and the links that they add."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from cirag_jax.grade.records import Claim, Edge, Group
 from cirag_jax.llm.types import Generate, Generated
 from cirag_jax.types import Triple
 
-# Claims 0 and 1 stand in document a, claim 2 in b, claim 3 in c.
+# Claims 0 and 1 are from document a, claim 2 from b, claim 3 from c.
 CLAIMS = tuple(Claim(d, 0, f"claim {i}") for i, d in enumerate("aabc"))
 
 
@@ -29,7 +29,7 @@ PERRY = facts_of(
 )
 
 
-def test_exact_names_become_the_first_of_them_everywhere():
+def test_link_exact_names_become_first_node():
     group = Group(0, ("united states", "usa"), "always")
     graph = equivalence.link(PERRY, ((0,), (1,), (2,), (3,)), [group], 12)
     assert ("united states", "fda") in nodes(graph) and ("united states", "canada") in nodes(graph)
@@ -38,7 +38,7 @@ def test_exact_names_become_the_first_of_them_everywhere():
     assert graph.same_as["united states"] == ("united states", "usa")
 
 
-def test_names_equal_in_context_share_edges_in_their_cluster_alone():
+def test_link_context_names_share_edges_within_cluster():
     pair = ("high levels of ketamine", "high levels of ketamine in his blood")
     graph = equivalence.link(PERRY, ((0, 1), (2, 3)), [Group(0, pair, "context")], 12)
     assert graph.own == tuple(Edge(i, f.head_id, f.tail_id) for i, f in enumerate(PERRY))
@@ -50,14 +50,14 @@ def test_names_equal_in_context_share_edges_in_their_cluster_alone():
     assert not elsewhere.added
 
 
-def test_both_ends_of_an_edge_are_exchanged():
+def test_link_replaces_both_ends_of_an_edge():
     facts = facts_of(("a", "r", "b", 0))
     groups = [Group(0, ("a", "x"), "context"), Group(0, ("b", "y"), "context")]
     graph = equivalence.link(facts, ((0,),), groups, 12)
     assert nodes(graph) == {("a", "b"), ("a", "y"), ("x", "b"), ("x", "y")}
 
 
-def test_a_joint_says_what_makes_it_one():
+def test_graph_links_name_the_equivalence():
     facts = facts_of(
         ("a", "r", "b", 0), ("b", "r", "c", 0), ("the c", "r", "d", 1), ("d prime", "r", "e", 1)
     )
@@ -69,13 +69,13 @@ def test_a_joint_says_what_makes_it_one():
     assert graph.is_stated(path) and not graph.is_stated(path[3:])
 
 
-def test_exact_groups_that_share_a_name_are_joined():
+def test_link_joins_exact_groups_with_shared_name():
     first, members, dissolved = equivalence.joined([("c", "b"), ("x", "y"), ("b", "a")], 12)
     assert first == {"a": "a", "b": "a", "c": "a", "x": "x", "y": "x"}
     assert members == {"a": ("a", "b", "c"), "x": ("x", "y")} and dissolved == 0
 
 
-def test_a_group_that_merges_everything_is_left_out_and_counted():
+def test_link_drops_and_counts_large_groups():
     facts = facts_of(*((f"n{i}", "r", f"m{i}", 0) for i in range(5)))
     whole = tuple(sorted({end for fact in facts for end in (fact.head_id, fact.tail_id)}))
     for kind in ("always", "context"):
@@ -87,7 +87,7 @@ def test_a_group_that_merges_everything_is_left_out_and_counted():
     assert len(graph.own) == 5 and graph.problems == {"merges_too_much": 1}
 
 
-def test_an_edge_of_a_node_to_itself_goes():
+def test_link_drops_self_loops():
     facts = facts_of(("the mill", "is", "mill", 0), ("mill", "in", "Osk", 0))
     graph = equivalence.link(facts, ((0,),), [Group(0, ("mill", "the mill"), "always")], 12)
     assert nodes(graph) == {("mill", "osk")} and graph.problems == {"self_loop": 1}
@@ -102,13 +102,13 @@ def test_an_edge_of_a_node_to_itself_goes():
         ([("St. Osk", "r", "a", 0), ("St Osk", "r", "b", 2)], [(("st osk", "st. osk"), "always")]),
         ([("NASA", "r", "a", 0), ("National Air and Space Administration", "r", "b", 2)],
          [(("nasa", "national air and space administration"), "always")]),
-        # An acronym of two names is of none.
+        # An acronym of two names is ambiguous.
         ([("AB", "r", "a", 0), ("Ann Bell", "r", "b", 0), ("Ada Byrd", "r", "c", 0)], []),
-        # A surname means the person in one document, and in another one it does not.
+        # A surname matches a full name only in the same document.
         ([("Ann Bell", "r", "a", 0), ("Bell", "r", "b", 1)], [(("bell", "ann bell"), "context")]),
         ([("Ann Bell", "r", "a", 0), ("Bell", "r", "b", 2)], []),
         ([("Ann Bell", "r", "a", 0), ("Bob Bell", "r", "b", 1), ("Bell", "r", "c", 1)], []),
-        # What a triple relates are two things.
+        # The two ends of a triple are never equivalent.
         ([("Ada Bell", "is a sister of", "Bell", 0)], []),
         ([("Western Osk", "r", "a", 0), ("Osk", "r", "b", 0)], []),
         ([("Osk", "r", "a", 0), ("Osk Report", "r", "b", 0), ("mill of Osk", "r", "c", 0)], []),
@@ -116,7 +116,7 @@ def test_an_edge_of_a_node_to_itself_goes():
         ([("1.5", "r", "a", 0), ("15", "r", "b", 0)], []),
     ],
 )  # fmt: skip
-def test_what_rules_find(rows, groups):
+def test_by_rules_examples(rows, groups):
     assert equivalence.by_rules(facts_of(*rows), CLAIMS) == groups
 
 
@@ -131,17 +131,17 @@ def drive(text, finish="stop"):
     return end.value.value
 
 
-def test_a_model_is_asked_about_a_cluster_and_its_names_become_nodes():
-    found = drive('[United States|usa|"always"]\n[FDA|Canada|"context"]')
-    assert found["groups"] == [
+def test_find_by_model_maps_names_to_nodes():
+    result = drive('[United States|usa|"always"]\n[FDA|Canada|"context"]')
+    assert result["groups"] == [
         [["united states", "usa"], "always"],
         [["canada", "fda"], "context"],
     ]
-    assert found["problems"] == []
+    assert result["problems"] == []
     assert drive("[", "length") == {"groups": [], "problems": ["no_groups", "truncated"]}
 
 
-def test_a_large_cluster_is_shown_in_parts_and_a_cluster_of_one_pair_not_at_all():
+def test_parts_split_large_and_skip_tiny_clusters():
     facts = facts_of(*((f"n{i}", "r", f"m{i}", i) for i in range(5)))
     small = EquivalenceSettings(claims=2)
     parts = list(equivalence.parts(((0, 1, 2, 3, 4), (0,)), facts, small))
@@ -151,6 +151,6 @@ def test_a_large_cluster_is_shown_in_parts_and_a_cluster_of_one_pair_not_at_all(
 
 
 @pytest.mark.parametrize("fields", [{"kind": "magic"}, {"most_names": 1}, {"claims": 0}])
-def test_settings_that_cannot_be(fields):
+def test_settings_reject_invalid_values(fields):
     with pytest.raises(UserError, match="config.equivalence"):
         EquivalenceSettings(**fields)

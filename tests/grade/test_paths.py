@@ -1,4 +1,4 @@
-"""Paths against brute force; what is drawn of them."""
+"""Paths against brute force, and the draw."""
 
 import itertools
 import random
@@ -19,7 +19,7 @@ def edges_of(*pairs):
 
 
 def brute(edges, hops, shortest):
-    """All simple paths of these lengths, of the shortest between their ends where that is asked."""
+    """Returns all simple paths of these lengths, or only the shortest between their ends."""
     nodes = sorted({node for edge in edges for node in (edge.head, edge.tail)})
     pairs = {(edge.head, edge.tail) for edge in edges}
     walks = [
@@ -41,17 +41,17 @@ def brute(edges, hops, shortest):
 
 @pytest.mark.parametrize("kind", ["shortest", "simple"])
 @pytest.mark.parametrize("seed", range(6))
-def test_paths_are_those_of_brute_force(kind, seed):
+def test_node_paths_match_brute_force(kind, seed):
     rng = random.Random(seed)
     pairs = {(rng.randrange(7), rng.randrange(7)) for _ in range(5 + 3 * seed)}
     edges = edges_of(*((f"n{a}", f"n{b}") for a, b in sorted(pairs) if a != b))
     for hops in ((2, 3, 4, 5), (1,), (3, 5)):
-        found = list(paths.node_paths(edges, PathSettings(kind=kind, hops=hops)))
-        assert len(found) == len(set(found))
-        assert set(found) == brute(edges, hops, kind == "shortest")
+        result = list(paths.node_paths(edges, PathSettings(kind=kind, hops=hops)))
+        assert len(result) == len(set(result))
+        assert set(result) == brute(edges, hops, kind == "shortest")
 
 
-def test_facts_side_by_side_are_all_tried_and_a_pair_of_ends_is_drawn_once():
+def test_draw_tries_parallel_facts_once_per_pair_of_ends():
     edges = edges_of(("a", "b"), ("a", "b"), ("b", "c"), ("a", "x"), ("x", "c"))
     settings = PathSettings(hops=(2,), per_hop=0)
     drawn = paths.draw(edges, settings, lambda path: None if path[0].fact == 1 else "first")
@@ -60,7 +60,7 @@ def test_facts_side_by_side_are_all_tried_and_a_pair_of_ends_is_drawn_once():
     assert drawn.reasons[2] in ({"first": 1}, {"same_ends": 1})
 
 
-def test_a_length_without_a_path_is_counted():
+def test_draw_counts_lengths_without_paths():
     drawn = paths.draw(edges_of(("a", "b"), ("b", "c")), PathSettings())
     assert len(drawn.paths) == 1 and drawn.candidates == {2: 1, 3: 0, 4: 0, 5: 0}
     assert paths.draw([], PathSettings()).paths == ()
@@ -70,7 +70,7 @@ def star(count):
     return edges_of(*((f"s{i}", "hub") for i in range(count)), ("hub", "end"))
 
 
-def test_what_starts_or_ends_too_often_is_passed_over():
+def test_draw_limits_paths_per_start_and_end():
     drawn = paths.draw(star(9), PathSettings(hops=(2,), most_per_end=4))
     assert len(drawn.paths) == 4 and drawn.reasons == {2: {"end_used_up": 5}}
     fan = edges_of(("a", "hub"), *(("hub", f"e{i}") for i in range(9)))
@@ -79,43 +79,43 @@ def test_what_starts_or_ends_too_often_is_passed_over():
 
 
 @pytest.mark.parametrize("kind", ["shortest", "simple"])
-def test_nodes_of_which_not_all_paths_are_looked_at_are_counted(kind):
-    """From ``a`` six paths lead, of one edge or two, from ``b`` five."""
+def test_draw_counts_cut_sources(kind):
+    """Node ``a`` has six paths of one or two edges, and ``b`` five."""
     edges = edges_of(("a", "b"), *(("b", f"e{i}") for i in range(5)))
     for most, wanted in ((4, 2), (5, 1), (6, 0), (0, 0)):
         settings = PathSettings(kind=kind, hops=(2,), per_hop=0, most_per_source=most)
         drawn = paths.draw(edges, settings)
         assert drawn.cut_sources == wanted
-        # The nearest node comes first, where paths are shortest.
+        # Shortest paths are enumerated by distance.
         assert kind == "simple" or drawn.candidates == {2: min(most or 6, 6) - 1}
 
 
-def test_the_draw_is_fixed_by_its_seed_and_keeps_its_number():
+def test_draw_is_reproducible_and_has_requested_number():
     settings = PathSettings(hops=(2,), per_hop=5)
     first = paths.draw(star(60), settings)
     assert len(first.paths) == 5 and first == paths.draw(star(60), settings)
     assert first.paths != paths.draw(star(60), PathSettings(hops=(2,), per_hop=5, seed=1)).paths
 
 
-def test_candidates_beyond_what_is_held_are_a_fair_sample():
-    found = set()
+def test_draw_samples_candidates_uniformly():
+    result = set()
     for seed in range(40):
         settings = PathSettings(hops=(2,), most_candidates=3, seed=seed, per_hop=0)
         drawn = paths.draw(star(12), settings)
         assert len(drawn.paths) == 3 and drawn.candidates == {2: 12}
-        found |= {path[0].head for path in drawn.paths}
-    assert len(found) == 12
+        result |= {path[0].head for path in drawn.paths}
+    assert len(result) == 12
 
 
 @pytest.mark.parametrize(
     "fields", [{"kind": "long"}, {"hops": ()}, {"hops": (0,)}, {"per_hop": -1}]
 )
-def test_settings_that_cannot_be(fields):
+def test_settings_reject_invalid_values(fields):
     with pytest.raises(UserError, match="config.paths"):
         PathSettings(**fields)
 
 
-def test_a_library_that_is_missing_is_one_sentence(monkeypatch):
+def test_draw_reports_missing_library(monkeypatch):
     def gone(name):
         raise ModuleNotFoundError(name=name)
 

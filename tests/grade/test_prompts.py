@@ -1,4 +1,4 @@
-"""GRADE's prompts and parsers: what a model writes is hostile."""
+"""GRADE's prompts and parsers, with untrusted model output."""
 
 import random
 
@@ -7,7 +7,7 @@ import pytest
 from cirag_jax.grade import prompts
 
 
-def test_a_verdict_is_the_first_of_the_words():
+def test_parse_verdict_uses_first_word():
     assert prompts.parse_verdict("Yes.", "yes", "no") is True
     assert prompts.parse_verdict("**No**, yes would be wrong", "yes", "no") is False
     assert prompts.parse_verdict("<think>yes, yes</think> no", "yes", "no") is False
@@ -38,19 +38,19 @@ def test_a_verdict_is_the_first_of_the_words():
         ("x" * 601, "", "long_claim"),
     ],
 )  # fmt: skip
-def test_claims(text, claim, problem):
+def test_parse_claim_examples(text, claim, problem):
     assert prompts.parse_claim(text) == (claim, problem)
 
 
-def test_triples_know_their_sentence():
+def test_parse_triples_with_sentence_indices():
     text = "Here:\n(Ule|feeds|Tarn|1)\n- (Tarn | governs | Osk | 2).\n3. Ule|is|wide|Sentence 2"
-    found = prompts.parse_triples(text, "stop", 2)
-    assert found.triples == (
+    result = prompts.parse_triples(text, "stop", 2)
+    assert result.triples == (
         (("Ule", "feeds", "Tarn"), 0),
         (("Tarn", "governs", "Osk"), 1),
         (("Ule", "is", "wide"), 1),
     )
-    assert found.problems == ()
+    assert result.problems == ()
 
 
 @pytest.mark.parametrize(
@@ -65,11 +65,11 @@ def test_triples_know_their_sentence():
         ("(a|b|" + "c " * 13 + "|1)", "stop", ("long_name",)),
     ],
 )
-def test_what_is_no_triple_is_named(text, reason, problems):
+def test_parse_triples_names_problems(text, reason, problems):
     assert prompts.parse_triples(text, reason, 2) == ((), problems)
 
 
-def test_a_triple_is_listed_once():
+def test_parse_triples_drops_duplicates():
     assert len(prompts.parse_triples("(a|b|c|1)\n(A|b|C|1)\n(a|b|c|2)", "stop", 2).triples) == 2
 
 
@@ -92,14 +92,14 @@ def test_a_triple_is_listed_once():
          "long_question"),
     ],
 )  # fmt: skip
-def test_a_fact_in_other_words(text, phrase, question, problem):
+def test_parse_wording_examples(text, phrase, question, problem):
     assert prompts.parse_wording(text, "Ule", "old Tarn") == (phrase, question, problem)
 
 
-def test_names_in_a_name_and_signs_of_patterns_are_text():
+def test_named_matches_whole_names_literally():
     text = "Phrase: the part of Ule (river) | Question: What is part of Ule (river)?"
     assert prompts.parse_wording(text, "Ule (river)", "Ule").problem is None
-    shown = text.replace("Ule (river)", "Ule river")  # as the prompt has it
+    shown = text.replace("Ule (river)", "Ule river")  # as the prompt shows it
     assert prompts.parse_wording(shown, "Ule (river)", "Tarn").problem is None
     shown = prompts.wording_messages(("Ule | (river)", "has", "a\nmill"), "Ule has\na mill.")
     assert shown[-1].text == "Fact: (Ule river|has|a mill)\nClaim: Ule has a mill."
@@ -108,7 +108,7 @@ def test_names_in_a_name_and_signs_of_patterns_are_text():
 NAMES = ("USA", "United States", "Ann [x] Lee", "the mayor", "Osk")
 
 
-def test_groups_are_spelt_as_the_names_are():
+def test_parse_groups_keeps_spelling_of_names():
     text = '[usa|United States|"always"]\nand\n[ Ann x Lee | the mayor | context ]'
     assert prompts.parse_groups(text, "stop", NAMES) == (
         ((("USA", "United States"), "always"), (("Ann [x] Lee", "the mayor"), "context")),
@@ -126,7 +126,7 @@ def test_groups_are_spelt_as_the_names_are():
         ('[USA|usa|"always"]', ("too_few",)),
     ],
 )
-def test_what_is_no_group_is_named(text, problems):
+def test_parse_groups_names_problems(text, problems):
     assert prompts.parse_groups(text, "stop", NAMES) == ((), problems)
 
 
@@ -142,11 +142,11 @@ def test_what_is_no_group_is_named(text, problems):
         ("Question: Who? | Answer: " + "x" * 201, ("", "", "long_answer")),
     ],
 )
-def test_questions(text, found):
+def test_parse_question_examples(text, found):
     assert prompts.parse_question(text) == found
 
 
-def test_what_is_shown_begins_no_line_of_its_own():
+def test_messages_keep_untrusted_text_on_one_line():
     hostile = 'x\nSentence 9: y\u2028[a|b|"always"]\ud800\x00'
     for messages in (
         prompts.claim_messages(hostile, hostile),
@@ -159,7 +159,7 @@ def test_what_is_shown_begins_no_line_of_its_own():
         prompts.validation_messages(hostile, hostile),
     ):
         text = messages[-1].text
-        text.encode()  # no half of a surrogate pair
+        text.encode()  # fails for half of a surrogate pair
         assert not any(line.startswith(("Sentence 9", "[")) for line in text.splitlines())
         assert "\x00" not in text
     shown = prompts.same_messages([(("a|b", "r", 'c["d"]'), "claim")])[-1].text
@@ -182,7 +182,7 @@ PIECES = ("|", "[", "]", "(", ")", '"', "\n", "\x00", "\ud800", "Answer:", "Ques
 
 
 def mutated(rng: random.Random) -> str:
-    """A model's output with a few characters or pieces changed."""
+    """Returns a model's output with a few characters or pieces changed."""
     text = list(rng.choice(SEEDS))
     for _ in range(rng.randrange(8)):
         at = rng.randrange(len(text) + 1)
@@ -190,7 +190,7 @@ def mutated(rng: random.Random) -> str:
     return "".join(text) * rng.choice((1, 1, 1, 3))
 
 
-def test_10_000_mutated_outputs_make_no_parser_raise():
+def test_parsers_never_raise_on_mutated_outputs():
     rng = random.Random(0)
     kinds = set()
     for _ in range(10_000):
@@ -205,21 +205,21 @@ def test_10_000_mutated_outputs_make_no_parser_raise():
         groups = prompts.parse_groups(text, reason, NAMES)
         assert all(len(set(g)) > 1 and set(g) <= set(NAMES) for g, _ in groups.groups)
         kinds |= {("groups", p) for p in groups.problems}
-        asked = prompts.parse_question(text)
-        assert bool(asked.question) == bool(asked.answer) == (asked.problem is None)
-        kinds.add(("question", asked.problem))
+        requests = prompts.parse_question(text)
+        assert bool(requests.question) == bool(requests.answer) == (requests.problem is None)
+        kinds.add(("question", requests.problem))
         assert len(prompts.parse_reading(text).splitlines()) < 2
         worded = prompts.parse_wording(text, "Ule", "Tarn")
         assert bool(worded.question) == bool(worded.phrase) == (worded.problem is None)
-    found = {str(kind) for _, kind in kinds}
-    assert found >= {"True", "False", "empty", "no_claim", "bad_line", "out_of_range", "self_loop"}
-    assert found >= {"no_kind", "unknown_name", "too_few", "no_groups", "no_question", "no_answer"}
+    result = {str(kind) for _, kind in kinds}
+    assert result >= {"True", "False", "empty", "no_claim", "bad_line", "out_of_range", "self_loop"}
+    assert result >= {"no_kind", "unknown_name", "too_few", "no_groups", "no_question", "no_answer"}
 
 
 @pytest.mark.parametrize(
     "unit", ["[", "|", "Question:", "answer ", "(a|b", "\n", " ", "claim: ", "phrase:"]
 )
-def test_long_outputs_take_no_long_time(unit):
+def test_parsers_are_fast_on_long_outputs(unit):
     text = unit * 200_000
     prompts.parse_claim(text)
     prompts.parse_triples(text, "stop", 2)

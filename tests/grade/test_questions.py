@@ -1,4 +1,4 @@
-"""Questions about paths: templates, checks and requests by hand."""
+"""Questions about paths: templates, checks and requests."""
 
 import dataclasses
 
@@ -22,16 +22,16 @@ ROWS = (
 
 
 def world(*more, groups=()):
-    """A graph, its claims and documents, of which each row is a sentence."""
+    """Returns a graph, claims and documents; each row is a sentence."""
     rows = (*ROWS, *more)
     claims, sentences = [], {}
     for *_, home, text in rows:
         claims.append(Claim(home, len(sentences.setdefault(home, [])), text))
         sentences[home].append(text)
-    found = triples.facts([(Triple(*row[:3]), at) for at, row in enumerate(rows)])
+    result = triples.facts([(Triple(*row[:3]), at) for at, row in enumerate(rows)])
     documents = {name: Document(name, name, tuple(said)) for name, said in sentences.items()}
     clusters = (tuple(range(len(rows))),)
-    return equivalence.link(found, clusters, groups, 12), claims, documents
+    return equivalence.link(result, clusters, groups, 12), claims, documents
 
 
 def path_of(graph, *facts):
@@ -43,17 +43,17 @@ def checks_of(made, one_source=False):
     return Checks(graph, claims, documents.values(), one_source)
 
 
-def test_relations_become_one_question():
+def test_relation_templates_compose_one_question():
     graph, *_ = world()
-    asked = RelationTemplates(graph).ask(path_of(graph, 0, 1), graph.facts)
-    assert asked == ("Where was the director of Low Tide born?", None)
-    asked = RelationTemplates(graph).ask(path_of(graph, 0, 1, 3), graph.facts)
-    assert asked[0] == "How many people live in the place of birth of the director of Low Tide?"
+    requests = RelationTemplates(graph).ask(path_of(graph, 0, 1), graph.facts)
+    assert requests == ("Where was the director of Low Tide born?", None)
+    requests = RelationTemplates(graph).ask(path_of(graph, 0, 1, 3), graph.facts)
+    assert requests[0] == "How many people live in the place of birth of the director of Low Tide?"
     more = [("Ann Bell", r, "Fenn", "x", f"Ann Bell {r} Fenn.") for r in ("was seen in", "liking")]
     graph, *_ = world(*more)
     for fact in (4, 5):
-        asked = RelationTemplates(graph).ask(path_of(graph, 0, fact), graph.facts)
-        assert asked == ("", "no_template")
+        requests = RelationTemplates(graph).ask(path_of(graph, 0, fact), graph.facts)
+        assert requests == ("", "no_template")
 
 
 def _buried(place):
@@ -74,19 +74,19 @@ def _buried(place):
         ((("Low Tide", "is", "x", "y", "Low Tide cost 1,234."),), (0, 1, 3), "shortcut"),
     ],
 )
-def test_what_makes_a_path_no_question(more, path, reason):
+def test_checks_reject_paths_with_reason(more, path, reason):
     made = world(*more)
     assert checks_of(made).path(path_of(made[0], *path)) == reason
 
 
-def test_a_link_that_another_document_states_too():
+def test_checks_one_source_rejects_restated_link():
     made = world(("Ann Bell", "left", "Osk", "y", "Ann Bell left Osk."))
     path = path_of(made[0], 0, 1)
     assert checks_of(made).path(path) is None
     assert checks_of(made, one_source=True).path(path) == "told_twice"
 
 
-def test_a_name_that_two_things_have():
+def test_checks_reject_ambiguous_names():
     def fact(head, relation, tail, claim, *ids):
         return Fact(head, relation, tail, claim, *ids)
 
@@ -120,7 +120,7 @@ def test_a_name_that_two_things_have():
         ("Where was the maker of Low Tide born?", "Fenn", "answer_elsewhere"),
     ],
 )
-def test_what_makes_a_question_none_about_its_path(question, answer, reason):
+def test_checks_reject_questions_with_reason(question, answer, reason):
     made = world()
     assert checks_of(made).question(path_of(made[0], 0, 1), question, answer) == reason
 
@@ -134,10 +134,10 @@ def test_what_makes_a_question_none_about_its_path(question, answer, reason):
         ("Élan Vörk", "Who is the head of Élan Vörk?", None),
         ("Of the", "Who is the head of Of The?", None),
         ("Of the", "Who is the head?", "no_start"),
-        ("M.S.", "Who is the head of the Museum of the Sea?", None),  # the same, always
+        ("M.S.", "Who is the head of the Museum of the Sea?", None),  # exactly equivalent
     ],
 )
-def test_a_question_has_a_name_of_its_start(start, question, reason):
+def test_checks_require_name_of_start(start, question, reason):
     group = equivalence.Group(0, ("m.s.", "museum of the sea"), "always")
     row = (start, "head", "Ann Low", "y", f"{start} is led by Ann Low.")
     made = world(row, ("Museum of the Sea", "rival", "Fenn", "z", "x"), groups=[group])
@@ -154,26 +154,26 @@ def drive(settings, *answers, checks=True, groups=(), facts=(0, 1)):
 
 
 def answered(program, *answers):
-    """What a program asks for, and what it gives."""
-    asked = []
+    """Returns a program's requests and its result."""
+    requests = []
     try:
         request = next(program)
         for text in answers:
-            asked.append(request)
+            requests.append(request)
             request = program.send(Generated(text, "stop"))
     except StopIteration as end:
-        return asked, end.value
+        return requests, end.value
     raise AssertionError("it asks more")
 
 
 GOOD = "Question: Where was the director of Low Tide born? | Answer: Osk"
 
 
-def test_a_model_asks_and_is_asked_whether_it_is_clear():
-    asked, found = drive(QuestionSettings(), GOOD, "True")
-    assert found == {"question": "Where was the director of Low Tide born?", "answers": ["Osk"]}
-    assert [r.role for r in asked] == ["asker", "validator"]
-    shown = asked[0].messages[-1].text
+def test_ask_by_model_is_validated_by_model():
+    requests, result = drive(QuestionSettings(), GOOD, "True")
+    assert result == {"question": "Where was the director of Low Tide born?", "answers": ["Osk"]}
+    assert [r.role for r in requests] == ["asker", "validator"]
+    shown = requests[0].messages[-1].text
     assert "Triple 1: Low Tide|director|Ann Bell\n" in shown
     assert "Claim 2: Ann Bell was born in Osk." in shown and "Context: film" in shown
 
@@ -187,46 +187,50 @@ def test_a_model_asks_and_is_asked_whether_it_is_clear():
         (("Question: Where was Ann Bell of Low Tide born? | Answer: Osk",), "names_later"),
     ],
 )
-def test_what_becomes_of_a_question_stands_beside_it(answers, reason):
-    _, found = drive(QuestionSettings(), *answers)
-    assert found["reason"] == reason
+def test_ask_records_reason_of_rejection(answers, reason):
+    _, result = drive(QuestionSettings(), *answers)
+    assert result["reason"] == reason
 
 
-def test_rules_ask_nobody_and_the_paper_checks_by_model_alone():
-    asked, found = drive(QuestionSettings(kind="rules", validation="rules"))
-    assert not asked and found["question"] == "Where was the director of Low Tide born?"
+def test_settings_roles_by_kind_and_validation():
+    requests, result = drive(QuestionSettings(kind="rules", validation="rules"))
+    assert not requests and result["question"] == "Where was the director of Low Tide born?"
     clue = "Question: Where was Ann Bell of Low Tide born? | Answer: Osk"
-    _, found = drive(QuestionSettings(validation="model"), clue, "True", checks=False)
-    assert "reason" not in found
+    _, result = drive(QuestionSettings(validation="model"), clue, "True", checks=False)
+    assert "reason" not in result
     assert QuestionSettings(kind="rules", validation="off").roles == ()
 
 
 def worded(made, *facts):
-    """`WordedTemplates` of facts that a model has put into other words."""
+    """Returns `WordedTemplates` for facts paraphrased by a fake model."""
     graph, claims, _ = made
     says = {
         "Low Tide": "Phrase: the director of Low Tide | Question: Who directed Low Tide?",
         "Ann Bell": "Phrase: the town where Ann Bell was born | Question: Where was Ann Bell born?",
         "Osk": "Phrase: what Osk rules | Question: What is Tarn to Osk?",
     }
-    found = {}
+    result = {}
     for at in facts:
         fact = graph.facts[at]
         program = questions.write_wording(fact, claims[fact.claim], QuestionSettings())
-        # Who finds no words reads nothing.
-        asked, found[at] = answered(program, says[fact.head], *[fact.tail][: fact.head != "Osk"])
-        for request in asked:
+        # Without a wording, nothing is read.
+        requests, result[at] = answered(
+            program, says[fact.head], *[fact.tail][: fact.head != "Osk"]
+        )
+        for request in requests:
             assert request.role == "asker" and claims[at].text in request.messages[-1].text
-        assert asked[-1].messages[-1].text.endswith(says[fact.head][-10:]) == (len(asked) == 2)
-    return questions.WordedTemplates(found)
+        assert requests[-1].messages[-1].text.endswith(says[fact.head][-10:]) == (
+            len(requests) == 2
+        )
+    return questions.WordedTemplates(result)
 
 
-def test_facts_in_other_words_become_one_question():
+def test_worded_templates_compose_one_question():
     made = world()
     graph = made[0]
-    asked = worded(made, 0, 1).ask(path_of(graph, 0, 1), graph.facts)
-    assert asked == ("Where was the director of Low Tide born?", None)
-    # The last fact's wording names its answer, so that it has none.
+    requests = worded(made, 0, 1).ask(path_of(graph, 0, 1), graph.facts)
+    assert requests == ("Where was the director of Low Tide born?", None)
+    # The last fact's wording names its answer, so it is rejected.
     templates = worded(made, 0, 1, 2)
     assert templates.ask(path_of(graph, 0, 1, 2), graph.facts) == ("", "no_wording")
     assert templates.ask(path_of(graph, 0, 1, 3), graph.facts) == ("", "no_wording")
@@ -247,40 +251,40 @@ def test_facts_in_other_words_become_one_question():
         ("in", False),
     ],
 )
-def test_a_question_whose_claim_is_read_otherwise_is_no_wording(read, kept):
+def test_write_wording_rejects_other_readings(read, kept):
     (graph, claims, _), settings = world(), QuestionSettings()
     text = "Phrase: the town where Ann Bell was born | Question: Where was Ann Bell born?"
-    _, found = answered(questions.write_wording(graph.facts[1], claims[1], settings), text, read)
-    assert found == {"reason": "read_otherwise"} if not kept else "reason" not in found
+    _, result = answered(questions.write_wording(graph.facts[1], claims[1], settings), text, read)
+    assert result == {"reason": "read_otherwise"} if not kept else "reason" not in result
     number = dataclasses.replace(graph.facts[3], tail="1,234 people")
     text = "Phrase: the size of Osk | Question: How many people live in Osk?"
-    _, found = answered(questions.write_wording(number, claims[3], settings), text, "1,234")
-    assert "reason" not in found
+    _, result = answered(questions.write_wording(number, claims[3], settings), text, "1,234")
+    assert "reason" not in result
 
 
-def test_facts_between_others_alone_are_worth_words():
+def test_worth_wording_needs_adjacent_facts():
     graph, *_ = world(("Fenn", "borders", "Brum", "y", "Fenn borders Brum."))
     assert questions.worth_wording(graph.edges) == {0, 1, 2, 3}
 
 
-def test_put_together_by_hops_only_the_validator_is_asked():
+def test_ask_by_hops_only_calls_validator():
     made = world()
     settings, path = QuestionSettings(kind="hops"), path_of(made[0], 0, 1)
     program = questions.ask(path, *made, settings, worded(made, 0, 1), checks_of(made))
-    asked, found = answered(program, "True")
-    assert [request.role for request in asked] == ["validator"]
-    assert found == {"question": "Where was the director of Low Tide born?", "answers": ["Osk"]}
+    requests, result = answered(program, "True")
+    assert [request.role for request in requests] == ["validator"]
+    assert result == {"question": "Where was the director of Low Tide born?", "answers": ["Osk"]}
 
 
-def test_a_triple_that_its_claim_does_not_state_is_counted():
+def test_extract_counts_unsupported_triples():
     claims = ["Low Tide is a film by Ann Bell.", "Ann Bell was born in Osk."]
     text = "(Low Tide|director|Ann Bell|1)\n(Ann Bell|born in|Osk|1)\n(ann bell|came from|OSK|2)"
-    _, found = answered(triples.extract(claims, triples.TripleSettings()), text)
+    _, result = answered(triples.extract(claims, triples.TripleSettings()), text)
     kept = [["Low Tide", "director", "Ann Bell", 0], ["ann bell", "came from", "OSK", 1]]
-    assert found == {"triples": kept, "problems": ["not_said"]}
+    assert result == {"triples": kept, "problems": ["not_said"]}
 
 
-def test_other_names_of_the_answer_are_accepted_and_shown_as_the_same():
+def test_ask_accepts_equivalent_answers():
     rows = (("the town of Osk", "county", "Brum", "y", "The town of Osk is in Brum."),)
     group = equivalence.Group(0, ("osk", "the town of osk"), "always")
     made = world(*rows, groups=[group])
@@ -293,14 +297,14 @@ def test_other_names_of_the_answer_are_accepted_and_shown_as_the_same():
 
 
 def _typed_path(*typed):
-    """A path along typed triples, and its facts."""
+    """Returns a path along typed triples, and its facts."""
     facts = [
         Fact(*t.triple[:3], 0, t.head, t.target or t.triple.tail, t.type) for t in typed
     ]  # fmt: skip
     return tuple(Edge(i, f.head_id, f.tail_id) for i, f in enumerate(facts)), facts
 
 
-def test_typed_templates_ask_as_a_person_would():
+def test_typed_templates_write_natural_questions():
     templates, by_triple = TypedTemplates(), {t.triple[:4]: t for t in demo.typed_triples()}
     reasons = set()
     for question in demo.build().questions:
@@ -335,6 +339,6 @@ def test_typed_templates_number_words_are_answers_too():
 
 
 @pytest.mark.parametrize("fields", [{"kind": "off"}, {"validation": "x"}, {"max_tokens": 0}])
-def test_settings_that_cannot_be(fields):
+def test_settings_reject_invalid_values(fields):
     with pytest.raises(UserError, match="config.questions"):
         QuestionSettings(**fields)

@@ -13,7 +13,7 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
 def find_chromium():
-    """The browser's path; without one the test is skipped."""
+    """Returns the browser's path; skips the test if there is none."""
     for name in _NAMES:
         if path := shutil.which(name):
             return path
@@ -21,7 +21,7 @@ def find_chromium():
 
 
 class Page:
-    """One tab. What the pages report meanwhile gathers in ``events``."""
+    """A tab. ``events`` collects what the pages report."""
 
     def __init__(self, to_browser, from_browser):
         self._to, self._from = to_browser, from_browser
@@ -35,7 +35,7 @@ class Page:
         self.resize(1440, 900)
 
     def call(self, method, **params):
-        """A DevTools command; returns its result."""
+        """Runs a DevTools command and returns its result."""
         self._last += 1
         message = {"id": self._last, "method": method, "params": params}
         if self._session:
@@ -56,7 +56,7 @@ class Page:
         return json.loads(message)
 
     def open(self, path, fragment=""):
-        """Loads a file afresh and waits until it has drawn itself."""
+        """Loads a file and waits until it is drawn."""
         self.call("Page.navigate", url="about:blank")
         self.events.clear()
         self.call("Page.navigate", url=path.resolve().as_uri() + fragment)
@@ -78,7 +78,7 @@ class Page:
         )
 
     def evaluate(self, expression):
-        """The value of a JavaScript expression; a promise is waited for."""
+        """Returns the value of a JavaScript expression or promise."""
         answer = self.call(
             "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
         )
@@ -93,32 +93,32 @@ class Page:
         )
 
     def press(self, key):
-        """A key, as a keyboard sends it."""
+        """Presses a key."""
         text = {"text": key} if len(key) == 1 else {}
         self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
 
     def text(self, selector):
-        """Text of the first element that matches; None without one."""
+        """Returns the text of the first matching element, or None."""
         return self.evaluate(f"document.querySelector({json.dumps(selector)})?.textContent ?? null")
 
     def count(self, selector):
-        """How many elements match."""
+        """Returns the number of matching elements."""
         return self.evaluate(f"document.querySelectorAll({json.dumps(selector)}).length")
 
     def requests(self):
-        """Addresses asked for since the page was opened."""
+        """Returns the addresses requested since the page was opened."""
         sent = (e for e in self.events if e.get("method") == "Network.requestWillBeSent")
         return [event["params"]["request"]["url"] for event in sent]
 
     def complaints(self):
-        """Uncaught errors and what the browser logged: refused scripts, failed loads."""
+        """Returns uncaught errors and the browser's log: refused scripts, failed loads."""
         kinds = ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled")
         return [event["params"] for event in self.events if event.get("method") in kinds]
 
 
 def _pipe():
-    """A pipe whose ends are not descriptors that bash is about to give away."""
+    """Returns a pipe whose descriptors bash does not reuse."""
     ends = os.pipe()
     moved = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends]
     for end in ends:
@@ -128,11 +128,11 @@ def _pipe():
 
 @contextlib.contextmanager
 def headless(profile):
-    """A `Page` of a browser that keeps its files in ``profile`` and ends with the block."""
+    """Yields a `Page` of a browser with its files in ``profile``."""
     browser = find_chromium()
     commands, to_browser = _pipe()
     from_browser, answers = _pipe()
-    # The protocol speaks on descriptors 3 and 4; bash puts the pipes there.
+    # The protocol uses descriptors 3 and 4, to which bash redirects the pipes.
     script = f'exec "$@" 3<&{commands} 4>&{answers} {commands}<&- {answers}>&-'
     process = subprocess.Popen(
         [

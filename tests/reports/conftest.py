@@ -1,4 +1,4 @@
-"""One browser for all tests of the viewer; closed when the last has run."""
+"""A browser shared by all tests of the pages."""
 
 import pytest
 

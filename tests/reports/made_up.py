@@ -1,4 +1,4 @@
-"""A run of our own invention: a finished question, and journals of many like it."""
+"""An invented run: a finished question, and journals with many like it."""
 
 import dataclasses
 import json
@@ -52,7 +52,7 @@ PASSAGES = {
 
 
 def sentence(passage_id, index):
-    """A sentence of one of `PASSAGES`."""
+    """Returns a sentence of one of `PASSAGES`."""
     return (PASSAGES[passage_id].sentences or ())[index]
 
 
@@ -141,11 +141,11 @@ def write_journal(path, pairs, passages=PASSAGES, failed=(), **settings):
     with Journal(path, {"method": "cirag", **settings}) as book:
         for place, (question, prediction) in enumerate(pairs):
             book.open_program(question.id, place, json.loads(_json(question)))
-            found = Retrieved(tuple(passages.values()), tuple(0.5 for _ in passages))
-            book.record(Key(question.id, 0), Retrieve(question.question, 10), found)
-            asked = Generate((), "reader")
+            result = Retrieved(tuple(passages.values()), tuple(0.5 for _ in passages))
+            book.record(Key(question.id, 0), Retrieve(question.question, 10), result)
+            requests = Generate((), "reader")
             said = Generated("...", "stop", Usage(900, 640, 31))
-            book.record(Key(question.id, 1), asked, said)
+            book.record(Key(question.id, 1), requests, said)
             if prediction is not None:
                 outcome = codec.encode(prediction)
                 book.close_program(question.id, outcome, None, 2.5)
@@ -159,7 +159,7 @@ def _json(question):
 
 
 def many(count):
-    """``count`` questions with their predictions; every third answer is wrong."""
+    """Returns ``count`` questions with predictions; every third answer is wrong."""
     pairs = []
     for index in range(count):
         wrong = index % 3 == 2
@@ -176,7 +176,7 @@ def many(count):
 
 
 def hostile(text):
-    """A question in which every field that is shown is ``text``."""
+    """Returns a question whose displayed fields are all ``text``."""
     triple = Triple(text, text, text, f"passage {text}", 1)
     step = Step(text, (triple.passage_id,), (triple,), (0.5,), text, (triple,), text, text)
     attempt = Attempt("triple", (text,), text, text, True)
@@ -198,7 +198,7 @@ def hostile(text):
 
 
 OWN = "document.title='owned';window.owned=1"
-# What hostile text tries, and how the page must show it.
+# Hostile texts, and how the page must show them.
 HOSTILE = {
     f"<script>{OWN}</script>": None,
     f"</script><script>{OWN}</script>": None,
@@ -224,8 +224,8 @@ HOSTILE = {
 
 
 def blocks(path):
-    """The data blocks of a page, read as a browser delimits them."""
-    found = re.findall(
+    """Returns the data blocks of a page, parsed like a browser."""
+    result = re.findall(
         r'<script type="application/json" id="(\w+)">(.*?)</script>', path.read_text("utf-8"), re.S
     )
-    return {name: json.loads(text) for name, text in found}
+    return {name: json.loads(text) for name, text in result}

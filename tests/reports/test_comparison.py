@@ -64,14 +64,14 @@ def texts(artists):
 
 
 def points(line):
-    """Two lists, as numbers of double precision."""
+    """Returns a line's x and y as lists of floats."""
     return [np.asarray(values, float).tolist() for values in line.get_data()]
 
 
-def test_the_bars_are_shares_of_the_answers(drawn):
+def test_draw_granularities_bars_are_shares(drawn):
     (axes,) = drawn(comparison._draw_granularities, RESULT).axes
     assert axes.get_xlabel() == "questions answered from, %" and axes.get_ylabel() == ""
-    assert axes.get_xlim() == (0, 100) and axes.yaxis.get_inverted()  # the first run is above
+    assert axes.get_xlim() == (0, 100) and axes.yaxis.get_inverted()  # the first run is at the top
     assert texts(axes.get_yticklabels()) == ["a", r"\$b", "c"]
     assert texts(axes.get_legend().get_texts()) == ["triple", "sentence", "passage", "default"]
     bars = [[(b.get_x(), b.get_width()) for b in of_stage] for of_stage in axes.containers]
@@ -82,7 +82,7 @@ def test_the_bars_are_shares_of_the_answers(drawn):
     assert rows == [0, 1, 2]
 
 
-def test_recall_rises_with_the_steps(drawn):
+def test_draw_steps_plots_recall(drawn):
     (axes,) = drawn(comparison._draw_steps, RESULT).axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "recall of gold passages so far, %")
     assert axes.get_ylim() == (0, 103)
@@ -90,24 +90,24 @@ def test_recall_rises_with_the_steps(drawn):
     assert texts(axes.get_legend().get_texts()) == ["a", r"\$b *"]
 
 
-def test_f1_against_seconds(drawn):
+def test_draw_latency_plots_f1(drawn):
     (axes,) = drawn(comparison._draw_latency, RESULT).axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("seconds per question, alone", "F1, %")
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear")
-    assert texts(axes.get_legend().get_texts()) == ["a", r"\$b *"]  # c was not asked alone
-    found = []
+    assert texts(axes.get_legend().get_texts()) == ["a", r"\$b *"]  # c has no latency
+    result = []
     for point, _, (across, along) in axes.containers:
         (left, y), (right, _) = across.get_segments()[0]
         (x, low), (_, high) = along.get_segments()[0]
         assert points(point) == [[x], [y]]
-        found.append((x, left, right, y, low, high))
-    assert found == [
+        result.append((x, left, right, y, low, high))
+    assert result == [
         pytest.approx((2, 1.5, 4, 50, 40, 70)),
         pytest.approx((0.5, 0.25, 1, 25, 0, 50)),
     ]
 
 
-def test_time_without_latency_says_how_to_measure_it():
+def test_time_table_without_latency_names_the_setting():
     together = {"a": {"seconds": 1.5, "seconds_alone": None}}
     table = comparison._time({"systems": together})
     assert "--config.latency_questions=5" in table.caption
@@ -118,7 +118,7 @@ def test_time_without_latency_says_how_to_measure_it():
     assert [row[2:] for row in table.rows[1:]] == [["", ""], ["2.00 [1.00, 3.00]", "4"]]
 
 
-def test_recall_at_every_k(drawn):
+def test_draw_recall_at_every_k(drawn):
     (axes,) = drawn(tables._draw, result_of((2, 5, 10), 5, data="a$b")).axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("K passages", "Recall@K, %")
     assert axes.get_xticks().tolist() == [2, 5, 10]
@@ -128,16 +128,16 @@ def test_recall_at_every_k(drawn):
     assert [line.get_linestyle() for line in axes.lines] == [
         "--",
         "-",
-    ]  # what was trained stands out
+    ]  # the trained system stands out
 
 
-def test_confidence_against_what_is_right(drawn):
+def test_draw_calibration_plots_confidence(drawn):
     left, right = drawn(evaluate_reader._draw, READERS).axes
     assert left.get_xlabel() == "confidence of the answer, %" and left.get_ylabel() == "right, %"
     assert right.get_xlabel() == "answered, the most confident first, %"
     for axes in (left, right):
         assert axes.get_xlim() == axes.get_ylim() == (0, 100)
-    assert points(left.lines[0]) == [[0, 100], [0, 100]]  # where confidence is right
+    assert points(left.lines[0]) == [[0, 100], [0, 100]]  # perfect calibration
     (dots,) = left.collections
     np.testing.assert_allclose(dots.get_offsets(), [[15, 40], [95, 80]])
     assert dots.get_sizes().tolist() == [20, 30]
@@ -157,9 +157,9 @@ def test_confidence_against_what_is_right(drawn):
     ],
     ids=["granularities", "recall_by_step", "latency", "recall", "calibration"],
 )
-def test_the_file_is_an_image_with_something_on_it(draw, result, inches, tmp_path):
+def test_saved_figure_is_a_nonempty_image(draw, result, inches, tmp_path):
     figures.save(draw(result), tmp_path, "x")
-    pixels = matplotlib.image.imread(tmp_path / "x.png")  # 150 dots an inch
+    pixels = matplotlib.image.imread(tmp_path / "x.png")  # 150 dots per inch
     assert pixels.shape[:2] == (round(150 * inches[1]), round(150 * inches[0]))
     colours = {
         matplotlib.colors.to_hex(p) for p in np.unique(pixels[..., :3].reshape(-1, 3), axis=0)

@@ -11,7 +11,7 @@ from tests.reports import made_up
 SHOWN = console.render(made_up.PREDICTION, made_up.PASSAGES)
 
 
-def test_the_answer_its_evidence_and_the_steps():
+def test_render_answer_evidence_and_steps():
     lines = SHOWN.splitlines()
     assert lines[0] == "Answer: Orlin County"
     assert lines[1].strip() == "from sentence evidence, after refusals from triple"
@@ -29,7 +29,7 @@ def test_the_answer_its_evidence_and_the_steps():
     assert all(len(line) <= console.WIDTH for line in lines)
 
 
-def test_a_sentence_is_quoted_once():
+def test_render_quotes_a_sentence_once():
     first = Triple("Tarnow Bay", "has", "a lighthouse", "p-bay", 1)
     step = Step("?", ("p-bay",), (made_up.SEAT, first), (0.2, 0.1), "", (made_up.SEAT, first))
     shown = console.render(Prediction("Orlin", "triple", steps=(step,)), made_up.PASSAGES)
@@ -37,8 +37,8 @@ def test_a_sentence_is_quoted_once():
     assert "      in Tarnow Bay, sentence 2 (quoted above)" in shown.splitlines()
 
 
-def test_without_core_triples_the_passages_are_the_evidence():
-    """NativeRAG names no sentence and no triple."""
+def test_render_without_kept_facts_lists_passages():
+    """NativeRAG has neither sentences nor triples."""
     step = Step("Who?", tuple(f"p{i}" for i in range(12)), (made_up.SEAT,), (0.5,))
     attempt = Attempt("passage", ("text",), "Nobody", "Nobody", True)
     prediction = Prediction(
@@ -57,7 +57,7 @@ def test_without_core_triples_the_passages_are_the_evidence():
     ]
 
 
-def test_a_round_of_several_queries_units_and_notes():
+def test_render_step_with_queries_units_and_notes():
     kept = (Sentence("p-ferry", 1), "p-bay", Sentence("gone", 0))
     step = Step(
         "Who?", ("p-bay",), kept, (0.3, 0.2, 0.1), "", kept, None, "", ("And where?",),
@@ -73,19 +73,19 @@ def test_a_round_of_several_queries_units_and_notes():
     ]
 
 
-def test_an_answer_without_evidence_says_so():
+def test_render_answer_without_evidence():
     alone = Attempt("default", (), "Nobody", "Nobody", True)
     shown = console.render(Prediction("Nobody", "default", attempts=(alone,)), {})
     assert "from the reader, without evidence" in shown and "refused" not in shown
 
 
-def test_nothing_at_all():
+def test_render_empty_prediction():
     shown = console.render(Prediction("", "default"), {})
     assert shown.splitlines()[0] == "Answer: (none)"
     assert "refused at every granularity (none)" in shown and "Evidence\n  (none)" in shown
 
 
-def test_escape_sequences_are_spelt_out():
+def test_render_spells_out_escape_sequences():
     assert console.plain("a\x1b[2Jb\x07\x9bc") == "a\\x1b[2Jb\\x07\\x9bc"
     assert console.plain("x\u202egnp\u2066\ud800\ufeff") == "x\\u202egnp\\u2066\\ud800\\ufeff"
     assert console.plain("one\r\ntwo\u2028three\tfour") == "one two three four"
@@ -94,7 +94,7 @@ def test_escape_sequences_are_spelt_out():
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(st.characters(), max_size=150))
-def test_no_text_drives_the_terminal(text):
+def test_render_has_no_control_characters(text):
     triple = Triple(text, text, text, "p", 0)
     kept, notes = (triple, text, Sentence("p", 0)), {text: [text]}
     step = Step(text, ("p", text), (triple,), (0.1,), text, kept, text, text, (text,), notes)
@@ -109,6 +109,6 @@ def test_no_text_drives_the_terminal(text):
     assert not set(shown) & set("\u2028\u2029\x85")
     shown.encode("utf-8")
     assert max(map(len, shown.split("\n"))) <= console.WIDTH
-    # Lines that text broke cannot pass for ours: what begins a line is a label or an indent.
+    # Every line starts with a label or an indent, so wrapped text cannot imitate one.
     labels = ("Answer: ", "Evidence", "Step 1: ", "Parse errors: ", " ", "")
     assert all(line.startswith(labels[:-1]) or not line for line in shown.split("\n"))

@@ -1,4 +1,4 @@
-"""Heat maps of the difficulty matrix: axes, colours, what is written in the cells."""
+"""Heat maps of the difficulty matrix: axes, colours and text."""
 
 import matplotlib
 import matplotlib.image
@@ -33,7 +33,7 @@ MATRIX = {
 }
 
 
-def test_axes_and_cells(drawn):
+def test_draw_axes_and_cells(drawn):
     figure = drawn({"cost $1 or $2": MATRIX, "b": MATRIX}, "error (1 - EM)")
     first, _, bar = figure.axes
     assert list(figure.get_size_inches()) == pytest.approx([9.95, 3.36])
@@ -42,18 +42,18 @@ def test_axes_and_cells(drawn):
     assert [label.get_text() for label in first.get_xticklabels()] == list(difficulty.QUARTILES)
     assert [label.get_text() for label in first.get_yticklabels()] == ["2", "4"]
     assert bar.get_ylabel() == "error (1 - EM), %"
-    # Low D_r is left, the fewest hops are above.
+    # Low D_r is on the left, few hops at the top.
     texts = {text.get_position(): text.get_text() for text in first.texts}
     assert texts[0, 0] == "0\nn=5" and texts[3, 0] == "100\nn=7" and texts[1, 1] == "n/a"
     assert first.yaxis.get_inverted()
-    figure.canvas.draw()  # A title with dollars is no formula.
+    figure.canvas.draw()  # Fails if a title with dollars is a formula.
     assert figure.axes[0].get_title() == r"cost \$1 or \$2"
 
 
-def test_colours_are_told_apart_without_red_and_green(drawn):
+def test_draw_colours_suit_colour_blind_readers(drawn):
     (image,) = drawn({"a": MATRIX}, "error").axes[0].get_images()
     assert (image.cmap.name, image.norm.vmin, image.norm.vmax) == ("cividis", 0, 100)
-    assert np.ma.is_masked(image.get_array()[1, 0])  # n/a has no colour at all
+    assert np.ma.is_masked(image.get_array()[1, 0])  # n/a has no colour
     pair = {2: [cell(-0.4), cell(0.0), cell(0.1), undefined("no question")]}
     figure = drawn({"a-b": pair}, "error", signed=True)
     (image,) = figure.axes[0].get_images()
@@ -63,8 +63,8 @@ def test_colours_are_told_apart_without_red_and_green(drawn):
 
 
 @pytest.mark.parametrize(("signed", "name"), [(False, "cividis"), (True, "PuOr")])
-def test_the_picture_has_the_colour_of_its_value_in_every_cell(signed, name, drawn, tmp_path):
-    """Hops go down and quartiles to the right, so that no two cells can be taken for each other."""
+def test_draw_cells_have_colour_of_their_value(signed, name, drawn, tmp_path):
+    """Rows are hops, columns quartiles; all cells have different values."""
     value = {(row, column): (4 * row + column) / 15 for row in range(4) for column in range(4)}
     matrix = {
         hop: [cell(value[row, column] - 0.5 * signed) for column in range(4)]
@@ -73,14 +73,14 @@ def test_the_picture_has_the_colour_of_its_value_in_every_cell(signed, name, dra
     matrix[3][2] = undefined("no question")
     figure = drawn({"a": matrix}, "error", signed=signed)
     figures.save(figure, tmp_path, "matrix")
-    found = matplotlib.image.imread(tmp_path / "matrix.png")
-    height, width, _ = found.shape
+    result = matplotlib.image.imread(tmp_path / "matrix.png")
+    height, width, _ = result.shape
     panel = figure.axes[0].get_position()
     for (row, column), place in value.items():
-        # Beside the words in its middle: an eighth of the cell from its left edge.
+        # Sampled at an eighth of the cell's width, left of the text.
         x = panel.x0 + (column + 1 / 8) / 4 * panel.width
         y = panel.y1 - (row + 1 / 2) / 4 * panel.height
-        seen = found[round((1 - y) * height), round(x * width), :3]
+        seen = result[round((1 - y) * height), round(x * width), :3]
         wanted = matplotlib.colormaps[name](place)[:3]
         if (row, column) == (1, 2):
             wanted = colors.to_rgb("#e6e6e6")
@@ -88,8 +88,8 @@ def test_the_picture_has_the_colour_of_its_value_in_every_cell(signed, name, dra
 
 
 @pytest.mark.parametrize("signed", [False, True])
-def test_what_is_written_can_be_read(drawn, signed):
-    """By the contrast of WCAG 2: at least 3 to 1 on every colour."""
+def test_draw_text_has_contrast(drawn, signed):
+    """The contrast by WCAG 2 is at least 3 to 1."""
     values = [i / 20 - signed * (1 - i / 20) for i in range(21)]
     figure = drawn({"a": {i: [cell(v)] * 4 for i, v in enumerate(values)}}, "x", signed=signed)
     axes = figure.axes[0]
@@ -107,12 +107,12 @@ def test_what_is_written_can_be_read(drawn, signed):
         assert (high + 0.05) / (low + 0.05) >= 3
 
 
-def test_a_matrix_without_any_value(drawn):
+def test_draw_matrix_without_values(drawn):
     figure = drawn({"a": {2: [undefined("x")] * 4}}, "error", signed=True)
     assert [text.get_text() for text in figure.axes[0].texts] == ["n/a"] * 4
 
 
-def test_no_correlation_is_said_to_be_impossible_by_chance():
+def test_p_values_are_never_shown_as_zero():
     sure = {"value": 0.5, "p": 4e-5, "num_points": 32}
     system = {
         "error": cell(0.5, 32),

@@ -1,4 +1,4 @@
-"""The result page of several runs: what stands in it, what a browser shows, and what is refused."""
+"""The result page of several runs: HTML, behaviour in a browser, and errors."""
 
 import dataclasses
 import errno
@@ -21,7 +21,7 @@ from tests.reports import made_up
 from tests.reports.made_up import HOSTILE, OWN, PREDICTION, blocks
 
 TEXTS = "[...document.querySelectorAll('{}')].map(n => n.textContent)"
-LOADED = "[...document.images].map(n => n.complete && n.naturalWidth > 0)"  # of every picture
+LOADED = "[...document.images].map(n => n.complete && n.naturalWidth > 0)"  # for every picture
 
 
 def workdir(root, name, pairs, **more):
@@ -31,13 +31,13 @@ def workdir(root, name, pairs, **more):
 
 
 def worse(pairs):
-    """Other answers, in another order: of four questions only the first and the last are right."""
+    """Returns other answers in another order; only the first and last of four are right."""
     answers = ["Orlin", "Ferry County", "Tarnow Bay", "Orlin County"]
-    found = [
+    result = [
         (q, dataclasses.replace(PREDICTION, answer=answer))
         for (q, _), answer in zip(pairs, answers, strict=True)
     ]
-    return found[::-1]
+    return result[::-1]
 
 
 def report(out, **fields):
@@ -49,7 +49,7 @@ def report(out, **fields):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Three runs, as launch/compare.py leaves them, of four questions; a setting differs."""
+    """Three runs of launch/compare.py on four questions, with a different setting."""
     root = tmp_path_factory.mktemp("runs")
     pairs = made_up.many(4)
     workdir(root, "cirag", pairs, seed=1)
@@ -66,17 +66,17 @@ def shown(made, tmp_path_factory):
 
 
 def cells(page):
-    """Marks and answers of the rows."""
+    """Returns marks and answers of the rows."""
     return page.evaluate(
         "[...document.querySelectorAll('#answers tbody tr')].map("
         "r => [...r.querySelectorAll('.said')].map(n => n.textContent))"
     )
 
 
-# --------------------------------------------------------------------------------- what is written
+# ------------------------------------------------------------------------------------------ files
 
 
-def test_the_runs_of_a_comparison_become_one_page(shown, made):
+def test_report_shows_runs_of_a_comparison(shown, made):
     out, result = shown
     assert {path.name for path in out.iterdir()} == {
         "index.html", "trace-1.html", "trace-2.html", "trace-3.html",
@@ -102,10 +102,8 @@ def test_the_runs_of_a_comparison_become_one_page(shown, made):
     assert blocks(out / "trace-3.html")["index"]["title"] == "late"
 
 
-def test_runs_stand_in_the_order_of_their_methods_and_the_unfinished_are_named(
-    made, tmp_path, capsys
-):
-    """In flight when it was killed, killed between two questions, stopped, at work, not begun."""
+def test_report_orders_runs_and_names_unfinished(made, tmp_path, capsys):
+    """Runs that were killed (within or between questions), stopped, are running, or not started."""
     root = shutil.copytree(made, tmp_path / "w")
     pairs = made_up.many(4)
     workdir(root, "killed", [*pairs[:3], (pairs[3][0], None)])
@@ -138,14 +136,14 @@ def test_runs_stand_in_the_order_of_their_methods_and_the_unfinished_are_named(
     assert not list((tmp_path / "no").iterdir())
 
 
-def test_one_run_has_its_trace_as_before(made, tmp_path):
+def test_report_of_one_run_is_its_trace(made, tmp_path):
     result = report(tmp_path / "a", run=str(made / "kirag"))
     assert result["num_questions"] == 4 and result["right"] == 2
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["trace.html"]
     alone = report(tmp_path / "b", runs=str(made / "kirag"))
     assert list(alone["traces"]) == ["kirag"] and alone["differences"] == {}
     assert ", first seed" not in (tmp_path / "b" / "index.html").read_text("utf-8")
-    # Further seeds lie in a run's folder, and are no runs of their own.
+    # Repeats with other seeds are inside a run's folder, and are not runs.
     again = shutil.copytree(made / "kirag", tmp_path / "again")
     workdir(again, "repeat-2", made_up.many(4))
     assert report(tmp_path / "c", run=str(again))["num_questions"] == 4
@@ -155,7 +153,7 @@ def test_one_run_has_its_trace_as_before(made, tmp_path):
     assert ", first seed" in (tmp_path / "d" / "index.html").read_text("utf-8")
 
 
-def test_difficulty_is_shown_where_it_was_measured(page, made, tmp_path, monkeypatch):
+def test_report_shows_difficulty(page, made, tmp_path, monkeypatch):
     questions = [
         dataclasses.replace(q, supporting=("p-bay",), supporting_sentences=None, hops=3)
         for q, _ in made_up.many(4)
@@ -183,7 +181,9 @@ def test_difficulty_is_shown_where_it_was_measured(page, made, tmp_path, monkeyp
     fields = {"runs": runs, "difficulty": str(tmp_path / "d")}
     report(tmp_path / "out", **fields)
     text = (tmp_path / "out" / "index.html").read_text("utf-8")
-    assert text.count("data:image/svg+xml") == 4  # two more: of each run, of their difference
+    assert (
+        text.count("data:image/svg+xml") == 4
+    )  # two more: heat maps of the runs and of their difference
     assert '<a href="#difficulty">' in text and "cirag: error 0.0 % of 4 questions" in text
     page.open(tmp_path / "out" / "index.html")
     assert page.evaluate(LOADED) == [True] * 4
@@ -221,7 +221,7 @@ def test_difficulty_is_shown_where_it_was_measured(page, made, tmp_path, monkeyp
         ("cirag open", "open has not ended: 1 of 4 questions are left"),
     ],
 )
-def test_what_is_refused_leaves_nothing(made, tmp_path, specs, message):
+def test_report_rejects_bad_runs_without_files(made, tmp_path, specs, message):
     pairs = made_up.many(4)
     workdir(tmp_path, "other", pairs[:2])
     workdir(tmp_path, "open", [(q, None if i == 1 else p) for i, (q, p) in enumerate(pairs)])
@@ -235,12 +235,12 @@ def test_what_is_refused_leaves_nothing(made, tmp_path, specs, message):
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_two_ways_to_name_runs_are_refused(made, tmp_path):
+def test_report_rejects_run_and_runs_together(made, tmp_path):
     with pytest.raises(UserError, match="are alternatives; set only one"):
         report(tmp_path / "out", run=str(made), runs=(str(made / "cirag"),))
 
 
-def test_a_full_disk_leaves_the_pages_before(shown, made, tmp_path, monkeypatch):
+def test_report_full_disk_keeps_old_pages(shown, made, tmp_path, monkeypatch):
     shutil.copytree(shown[0], tmp_path / "out")
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     write_page, written = trace.write_page, []
@@ -259,10 +259,10 @@ def test_a_full_disk_leaves_the_pages_before(shown, made, tmp_path, monkeypatch)
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
 
 
-# ------------------------------------------------------------------------------ what a browser does
+# ---------------------------------------------------------------------------------------- browser
 
 
-def test_every_answer_leads_to_its_question_in_its_run_s_trace(page, shown):
+def test_browser_answers_link_to_traces(page, shown):
     out, _ = shown
     page.open(out / "index.html")
     assert page.text("h1") == page.evaluate("document.title") == "Three runs"
@@ -278,14 +278,14 @@ def test_every_answer_leads_to_its_question_in_its_run_s_trace(page, shown):
     assert page.requests() == [(out / "index.html").resolve().as_uri(), *pictures_of(page)]
     assert page.complaints() == []
     row = "#answers tbody tr:nth-child(2)"
-    asked = page.text(f"{row} .text")
+    requests = page.text(f"{row} .text")
     address = page.evaluate(f"document.querySelectorAll('{row} .said')[1].href")
     name, _, number = address.rpartition("/")[2].partition("#")
     page.open(out / name, f"#{number}")
-    assert page.text(".ask") == asked and page.text(".answer") == "Ferry County"
+    assert page.text(".ask") == requests and page.text(".answer") == "Ferry County"
 
 
-def test_a_run_of_which_no_answer_is_scored_has_no_share(page, tmp_path):
+def test_browser_unscored_run_has_no_share(page, tmp_path):
     pairs = made_up.many(2)
     bare = [(q, dataclasses.replace(p, attempts=())) for q, p in pairs]
     for name, own in (("bare", bare), ("full", pairs)):
@@ -295,7 +295,7 @@ def test_a_run_of_which_no_answer_is_scored_has_no_share(page, tmp_path):
     assert page.evaluate(TEXTS.format("#answers .share")) == ["", "100.0 % right"]
 
 
-def test_a_folder_says_how_many_seeds_count(tmp_path):
+def test_report_counts_seeds_of_a_folder(tmp_path):
     for name in ("a", "a/repeat-2", "a/repeat-3"):
         workdir(tmp_path, name, made_up.many(2))
     write_json(tmp_path / "config.json", {"methods": "a=cirag", "repeats": 2})
@@ -304,11 +304,11 @@ def test_a_folder_says_how_many_seeds_count(tmp_path):
 
 
 def pictures_of(page):
-    """Addresses of pictures that stand in the page itself."""
+    """Returns the addresses of pictures in the page."""
     return [url for url in page.requests() if url.startswith("data:image/svg+xml;base64,")]
 
 
-def test_questions_are_filtered(page, shown):
+def test_browser_filters_questions(page, shown):
     def choose(label):
         page.evaluate(
             "[...document.querySelectorAll('.chips button')].find("
@@ -335,8 +335,8 @@ def test_questions_are_filtered(page, shown):
     assert len(cells(page)) == 2
 
 
-def test_hostile_text_is_shown_and_never_runs(page, tmp_path):
-    texts = [text for text in HOSTILE if "\ud800" not in text]  # which no journal can hold
+def test_browser_shows_hostile_text_without_running_it(page, tmp_path):
+    texts = [text for text in HOSTILE if "\ud800" not in text]  # a journal cannot store it
     cases = [made_up.hostile(text) for text in texts]
     pairs = [(question, prediction) for question, prediction, _ in cases]
     passages = {passage.id: passage for *_, passage in cases}
@@ -365,7 +365,7 @@ def test_hostile_text_is_shown_and_never_runs(page, tmp_path):
     assert sorted(hrefs) == [here, *(here.replace("index", f"trace-{n}") for n in (1, 2))]
 
 
-def test_only_rows_that_are_seen_are_drawn(page, tmp_path):
+def test_browser_draws_rows_lazily(page, tmp_path):
     runs = tuple(str(workdir(tmp_path, name, made_up.many(1000))) for name in "ab")
     report(tmp_path / "out", runs=runs)
     page.open(tmp_path / "out" / "index.html")

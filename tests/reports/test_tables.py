@@ -1,4 +1,4 @@
-"""The table of a retrieval evaluation, at the K that were asked for."""
+"""The table and the figure of a retrieval evaluation."""
 
 import matplotlib.image
 import pytest
@@ -19,13 +19,13 @@ def result_of(ks, main, leading="trained", data="x"):
     }
 
 
-def test_the_figure_is_a_picture_of_both_kinds_and_a_name_no_mathematics(tmp_path):
+def test_write_report_saves_figure_with_escaped_name(tmp_path):
     write_report(result_of((2, 5), 5, data="a$\\frac$\x00"), tmp_path)
     assert matplotlib.image.imread(tmp_path / "recall.png").shape[:2] == (600, 1125)
     assert "<!-- a$\\frac$\\x00, 7 questions -->" in (tmp_path / "recall.svg").read_text()
 
 
-def test_where_a_search_stops_by_itself_is_a_table_of_its_own(tmp_path):
+def test_table_of_stopping_searches(tmp_path):
     result = result_of((2, 5), 5, "linked")
     assert "threshold" not in table_of(result | {"stops": None})
     result["stops"] = [{"stop": 0.25, "read": 2.46, "recall": 0.9, "exact": 0.5, "f1": 0.75}]
@@ -42,7 +42,7 @@ def test_where_a_search_stops_by_itself_is_a_table_of_its_own(tmp_path):
 @pytest.mark.parametrize(
     ("ks", "main"), [((2, 3, 5, 10), 5), ((4, 1), 4)], ids=["the papers", "others"]
 )
-def test_the_columns_are_the_k_of_the_config(ks, main, leading):
+def test_table_columns_are_the_k_of_the_config(ks, main, leading):
     header, _, first, *_ = table_of(result_of(ks, main, leading)).split("\n\n")[1].splitlines()
     cells = [cell.strip() for cell in header.split("|")[1:-1]]
     wanted = [f"R@{k}" for k in sorted(ks)]

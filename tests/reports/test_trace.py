@@ -1,4 +1,4 @@
-"""The viewer's page: what stands in it, and that a browser shows it and runs nothing of it."""
+"""The trace viewer: its HTML, and its behaviour in a browser."""
 
 import dataclasses
 import errno
@@ -46,10 +46,10 @@ def made_up_page(tmp_path_factory):
     return path
 
 
-# ---------------------------------------------------------------------------------- what it holds
+# ------------------------------------------------------------------------------------------- data
 
 
-def test_a_journal_becomes_a_page(tmp_path):
+def test_write_trace_of_a_journal(tmp_path):
     failed = dataclasses.replace(made_up.QUESTION, id="failed")
     begun = dataclasses.replace(made_up.QUESTION, id="begun")
     pairs = [*made_up.many(4), (failed, None), (begun, None)]
@@ -72,7 +72,7 @@ def test_a_journal_becomes_a_page(tmp_path):
     assert not list(tmp_path.glob(".*"))
 
 
-def test_the_command(tmp_path):
+def test_report_command(tmp_path):
     made_up.write_journal(tmp_path / JOURNAL, made_up.many(3))
     config = load_config("configs/report.py", [f"--config.run={tmp_path}"])
     (tmp_path / "out").mkdir()
@@ -87,7 +87,7 @@ def test_the_command(tmp_path):
         trace.report(config, tmp_path)
 
 
-def test_facts_point_at_their_sentences_and_gold_is_marked(made_up_page):
+def test_page_marks_gold_and_sources_of_facts(made_up_page):
     data = blocks(made_up_page)
     question = data["q0"]
     for step, expected in zip(question["steps"], made_up.PREDICTION.steps, strict=True):
@@ -109,7 +109,7 @@ def test_facts_point_at_their_sentences_and_gold_is_marked(made_up_page):
     assert data["q2"]["f1"] == 0.5  # Ferry County, Orlin County
 
 
-def test_units_of_any_granularity_and_notes_are_on_the_page(page, tmp_path):
+def test_page_shows_all_granularities_and_notes(page, tmp_path):
     kept = (Sentence("p-bay", 1), "p-varga", "p-ferry", "gone")
     step = Step("Who?", ("p-bay",), kept, (), kept=kept, more_queries=("Where?",), notes={"k": [1]})
     prediction = dataclasses.replace(made_up.PREDICTION, steps=(*made_up.PREDICTION.steps, step))
@@ -132,14 +132,14 @@ def test_units_of_any_granularity_and_notes_are_on_the_page(page, tmp_path):
     assert '"k": [' in page.text(".step:last-of-type pre") and page.complaints() == []
 
 
-def test_passages_without_own_sentences_are_split_as_extraction_splits_them(made_up_page):
+def test_page_splits_passages_like_extraction(made_up_page):
     shown = {data["id"]: data for name, data in blocks(made_up_page).items() if name[0] == "p"}
     assert shown["p-ferry"]["sentences"] == ["Night ferries run in winter.", "They carry mail."]
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.recursive(st.text(st.characters()) | st.floats(allow_nan=False), st.lists, max_leaves=5))
-def test_a_data_block_holds_any_value_and_no_markup(value):
+def test_data_block_has_any_value_without_markup(value):
     block = pages.data_block("name", value)
     start, end = '<script type="application/json" id="name">', "</script>\n"
     assert block.startswith(start) and block.endswith(end)
@@ -148,7 +148,7 @@ def test_a_data_block_holds_any_value_and_no_markup(value):
     assert json.loads(text) == value
 
 
-def test_only_the_page_s_own_script_and_style_may_run():
+def test_page_policy_allows_only_own_script_and_style():
     file = io.StringIO()
     trace.write_page(file, "{{script}} <b>", [], {})
     text = file.getvalue()
@@ -163,7 +163,7 @@ def test_only_the_page_s_own_script_and_style_may_run():
     assert "innerHTML" not in script and "insertAdjacent" not in script
 
 
-def test_a_run_that_is_none_is_refused(tmp_path):
+def test_write_trace_rejects_other_folders(tmp_path):
     page = tmp_path / "trace.html"
     with pytest.raises(UserError, match="does not exist"):
         trace.write_trace(tmp_path, page)
@@ -179,7 +179,7 @@ def test_a_run_that_is_none_is_refused(tmp_path):
     assert not page.exists()
 
 
-def test_a_page_is_never_half_written(tmp_path, monkeypatch):
+def test_write_trace_is_atomic(tmp_path, monkeypatch):
     made_up.write_journal(tmp_path / JOURNAL, made_up.many(1))
     page = tmp_path / "trace.html"
     page.write_text("the page before")
@@ -195,15 +195,15 @@ def test_a_page_is_never_half_written(tmp_path, monkeypatch):
     assert not list(tmp_path.glob(".*"))
 
 
-# ------------------------------------------------------------------------------ what a browser does
+# ---------------------------------------------------------------------------------------- browser
 
 
-def test_hostile_text_is_shown_and_never_runs(page, tmp_path):
+def test_browser_shows_hostile_text_without_running_it(page, tmp_path):
     cases = [made_up.hostile(text) for text in HOSTILE]
     records = [record(question, prediction) for question, prediction, _ in cases]
     records += [record(q, None, text) for (q, _, _), text in zip(cases, HOSTILE, strict=True)]
     passages = {passage.id: passage for *_, passage in cases}
-    title = "".join(text for text in HOSTILE if "\0" not in text)  # HTML drops a NUL itself
+    title = "".join(text for text in HOSTILE if "\0" not in text)  # HTML parsers drop NUL
     path, _ = write(tmp_path / "trace.html", records, passages, title)
 
     page.open(path)
@@ -212,15 +212,15 @@ def test_hostile_text_is_shown_and_never_runs(page, tmp_path):
     for index, shown in enumerate(shown or text for text, shown in HOSTILE.items()):
         page.after("hashchange", "window", f"location.hash = '#x'; location.hash = '#{index + 1}'")
         page.evaluate("for (const d of document.querySelectorAll('details')) d.open = true")
-        page.evaluate("new Promise((done) => setTimeout(done, 0))")  # their toggle events
+        page.evaluate("new Promise((done) => setTimeout(done, 0))")  # waits for toggle events
         page.evaluate("document.querySelectorAll('.fact').forEach((fact) => fact.click())")
         for selector, least in {
             ".ask": 1, ".answer": 1, ".query": 1, ".thought": 1, ".fact": 3, ".next .text": 1,
             "table": 3, "pre": 1, ".try": 3, ".passage summary": 1, ".passage .body": 2,
             "#sources > div.passage": 1, ".gold-row": 3, ".place": 2, "[aria-current]": 2,
         }.items():  # fmt: skip
-            found = page.text(selector)
-            assert found.count(shown) >= least, (selector, shown, found)
+            result = page.text(selector)
+            assert result.count(shown) >= least, (selector, shown, result)
         assert page.count("main :is(script, img, svg, iframe, a:not(.back), meta, link)") == 0
         assert page.count("aside :is(script, img, svg, iframe, a, meta, link)") == 0
         page.after("hashchange", "window", f"location.hash = '#{len(HOSTILE) + index + 1}'")
@@ -231,7 +231,7 @@ def test_hostile_text_is_shown_and_never_runs(page, tmp_path):
     assert page.complaints() == []
 
 
-def test_a_question_with_everything(page, made_up_page):
+def test_browser_shows_question_with_all_parts(page, made_up_page):
     page.open(made_up_page)
     assert page.text(".ask").startswith(made_up.QUESTION.question)
     assert page.text(".answer") == "Orlin County" and page.text(".pill.right") == "right"
@@ -245,7 +245,7 @@ def test_a_question_with_everything(page, made_up_page):
     assert page.complaints() == []
 
 
-def test_a_fact_leads_to_its_sentence_and_back(page, made_up_page):
+def test_browser_fact_opens_its_sentence_and_returns(page, made_up_page):
     page.resize(1440, 240)
     page.open(made_up_page)
     page.evaluate("document.querySelectorAll('.fact')[2].click()")
@@ -262,7 +262,7 @@ def test_a_fact_leads_to_its_sentence_and_back(page, made_up_page):
     page.resize(1440, 900)
 
 
-def test_gold_and_core_sentences_are_marked(page, made_up_page):
+def test_browser_marks_gold_and_core_sentences(page, made_up_page):
     page.open(made_up_page)
     marked = "[...document.querySelectorAll('{}')].map(n => n.textContent)"
     gold = page.evaluate(marked.format("#sources .body .gold"))
@@ -271,7 +271,7 @@ def test_gold_and_core_sentences_are_marked(page, made_up_page):
     assert sorted(gold) == sorted(core) == sorted(sentences)
 
 
-def test_candidates_are_drawn_when_asked_for(page, made_up_page):
+def test_browser_draws_candidates_on_demand(page, made_up_page):
     page.open(made_up_page)
     assert page.count("table") == 0
     details = "[...document.querySelectorAll('.step details')][0]"
@@ -283,7 +283,7 @@ def test_candidates_are_drawn_when_asked_for(page, made_up_page):
     assert "0.812" in rows[0][1] and made_up.ABOUT.tail in rows[1][1]
 
 
-def test_keys_lead_through_questions_and_facts(page, made_up_page):
+def test_browser_keys_move_through_questions_and_facts(page, made_up_page):
     page.open(made_up_page)
     for key, place in (("j", 2), ("j", 3), ("k", 2), ("j", 3), ("j", 4)):
         page.press(key)
@@ -302,17 +302,19 @@ def test_keys_lead_through_questions_and_facts(page, made_up_page):
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
 
 
-def test_trajectories_without_answers_have_no_scores(page, tmp_path):
+def test_browser_trajectories_have_no_scores(page, tmp_path):
     bare = dataclasses.replace(made_up.PREDICTION, attempts=())
     lost = record(dataclasses.replace(made_up.QUESTION, id="lost"), None, "the server is away")
     records = [record(made_up.QUESTION, bare), lost]
     page.open(write(tmp_path / "trace.html", records)[0])
     assert page.text("#summary") == "2 questions"
     page.open(write(tmp_path / "trace.html", [*records, record(*made_up.many(1)[0])])[0])
-    assert page.text("#summary") == "3 questions · EM 50.0 · F1 50.0"  # what failed earns 0
+    assert (
+        page.text("#summary") == "3 questions · EM 50.0 · F1 50.0"
+    )  # failed questions have score 0
 
 
-def test_search_and_filters(page, made_up_page):
+def test_browser_search_and_filters(page, made_up_page):
     def shown():
         return page.evaluate("[...document.querySelectorAll('.item')].map(n => n.hash)")
 
@@ -348,7 +350,7 @@ def test_search_and_filters(page, made_up_page):
     assert shown() == ["#1", "#2"]
 
 
-def test_a_thousand_questions_open_and_only_what_is_seen_is_drawn(page, tmp_path):
+def test_browser_draws_thousand_questions_lazily(page, tmp_path):
     path, _ = write(tmp_path / "trace.html", [record(*pair) for pair in made_up.many(1000)])
     page.open(path)
     assert page.text("#summary").startswith("1,000 questions · EM 66.7")
@@ -361,7 +363,7 @@ def test_a_thousand_questions_open_and_only_what_is_seen_is_drawn(page, tmp_path
     assert page.complaints() == []
 
 
-def test_a_phone_shows_the_list_or_a_question(page, made_up_page):
+def test_browser_narrow_screen_shows_list_or_question(page, made_up_page):
     visible = "[...document.querySelectorAll('#side, #main')].map(n => n.offsetHeight > 0)"
     page.resize(390, 844)
     try:
