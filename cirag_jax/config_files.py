@@ -2,12 +2,10 @@
 
 import contextlib
 import difflib
-import functools
 import importlib.machinery
 import importlib.util
 import inspect
 import itertools
-import operator
 import pathlib
 import sys
 import traceback
@@ -118,7 +116,10 @@ def _check_model_names(config: ConfigDict) -> None:
 def find_block(config: ConfigDict, key: str) -> tuple[ConfigDict, str]:
     """Returns the block that contains the dotted ``key``, and the field's name in the block."""
     *parents, last = key.split(".")
-    return functools.reduce(operator.getitem, parents, config), last
+    block: Any = config
+    for parent in parents:
+        block = block[parent]
+    return block, last
 
 
 def has_key(config: ConfigDict, key: str) -> bool:

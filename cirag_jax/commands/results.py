@@ -84,9 +84,9 @@ def _runs_inside(folder: str | None) -> list[tuple[str, pathlib.Path]]:
     return [(name, path / name) for name in names]
 
 
-def _recorded_repeats(folder: str) -> int | None:
+def _recorded_repeats(folder: str | None) -> int | None:
     """Returns the number of seeds per run of launch/compare.py, if it is recorded."""
-    config = read_object(pathlib.Path(folder).expanduser() / CONFIG, optional=True)
+    config = read_object(pathlib.Path(folder or "").expanduser() / CONFIG, optional=True)
     repeats = config.get("repeats")
     return repeats if isinstance(repeats, int) else None
 
