@@ -49,10 +49,10 @@ def test_stop_stores_all_outcomes(server, tmp_path):
     stored = stopped["extracted"]
     assert 0 < stored < 6 and stopped["left"] == 6 - stored and not stopped["complete"]
     names = list(TEXTS)
-    stored, status = triples(tmp_path / "w", names)
+    by_passage, status = triples(tmp_path / "w", names)
     assert all(status[name] for name in names[:stored])
     assert not any(status[name] for name in names[stored:])
-    assert stored["p0"] and stored["p0"][0].head == "Ule"
+    assert by_passage["p0"] and by_passage["p0"][0].head == "Ule"
     calls, num_requests = stopped["calls"], len(server.asked)
     assert calls == num_requests  # calls removed from the journal still count
     finished = run(server, folder, tmp_path / "w")
