@@ -72,10 +72,7 @@ def read_review(workdir: pathlib.Path) -> list[Reviewed]:
 
 def total_counts(counters: Iterable[Mapping[str, int]]) -> collections.Counter[str]:
     """Adds up counters."""
-    total: collections.Counter[str] = collections.Counter()
-    for counter in counters:
-        total.update(counter)
-    return total
+    return sum(map(collections.Counter, counters), collections.Counter())
 
 
 def write(
