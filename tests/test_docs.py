@@ -13,7 +13,7 @@ import pytest
 from cirag_jax import cli
 from cirag_jax.config_files import load_config
 from cirag_jax.evaluation import metrics
-from cirag_jax.evaluation.scoring import Answered, Scoring
+from cirag_jax.evaluation.scoring import AnsweredQuestion, Scoring
 from cirag_jax.types import Prediction, Question
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -101,7 +101,7 @@ def test_docs_own_metric_example_works(monkeypatch):
     metrics.check(("brief",))
     question = Question("q", "", ("x",))
     said = [Prediction("Orlin County", "passage"), Prediction("in the county of Orlin", "passage")]
-    answered = [Answered(question, found) for found in (*said, None)]
+    answered = [AnsweredQuestion(question, found) for found in (*said, None)]
     scores = metrics.measure(answered, Scoring(), ("brief",))
     assert [metrics.title(name) for name in scores] == ["brief"]
     assert scores["brief"].value == 0.5 and scores["brief"].bottom_Q.sum() == 2

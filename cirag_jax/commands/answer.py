@@ -19,7 +19,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.evaluation import cost, metrics
 from cirag_jax.evaluation.evidence import recall_per_step
 from cirag_jax.evaluation.overlap import Ratio
-from cirag_jax.evaluation.scoring import Answered, Scoring
+from cirag_jax.evaluation.scoring import AnsweredQuestion, Scoring
 from cirag_jax.io import say, write_lines
 from cirag_jax.llm.types import Usage
 from cirag_jax.methods.common import extraction
@@ -229,7 +229,7 @@ def _result(
     """The command's result, over the questions that ended; a failed one answers nothing."""
     ended = [(q, r, p) for q, r, p in rows if r is not None and r.has_ended]
     found = [prediction for *_, prediction in ended]
-    answered = [Answered(question, prediction) for question, _, prediction in ended]
+    answered = [AnsweredQuestion(question, prediction) for question, _, prediction in ended]
     config, corpus = plan.config, plan.task.needs.corpus
     scoring = _scoring(config, lambda: read_passages(workdir / JOURNAL))
     measured = metrics.measure(answered, scoring, config.metrics, corpus=corpus)
@@ -253,7 +253,7 @@ def _result(
         "prompt_tokens": sum(usage.prompt_tokens for usage in usages),
         "cached_tokens": sum(usage.cached_tokens for usage in usages),
         "generated_tokens": sum(usage.generated_tokens for usage in usages),
-        **cost.described(cost.by_role(record for _, record, _ in ended)),
+        **cost.summarize(cost.spent_by_role(record for _, record, _ in ended)),
         "seconds": run.seconds,
         "seconds_per_question": run.seconds / len(ended) if ended else None,
         "num_questions": len(rows),

@@ -17,7 +17,7 @@ from cirag_jax.evaluation import cost, metrics
 from cirag_jax.evaluation.evidence import passage_substitutes
 from cirag_jax.evaluation.overlap import Ratio, mean_of
 from cirag_jax.evaluation.recall import recall_by_step
-from cirag_jax.evaluation.scoring import Answered, Scoring
+from cirag_jax.evaluation.scoring import AnsweredQuestion, Scoring
 from cirag_jax.evaluation.significance import interval, intervals, pairwise_scores
 from cirag_jax.identity import differences, without
 from cirag_jax.methods.registry import block_name, find_method
@@ -300,9 +300,9 @@ def _scores(
     return found
 
 
-def answered_of(record: Record) -> Answered:
+def answered_of(record: Record) -> AnsweredQuestion:
     """The question of a run's record, and its answer."""
-    return Answered(record.given(Question), record.result(Prediction))
+    return AnsweredQuestion(record.given(Question), record.result(Prediction))
 
 
 def _pooled(of_seeds: Sequence[Mapping[str, Ratio]]) -> dict[str, Ratio]:
@@ -357,7 +357,9 @@ def _described(run: Run, ids: Sequence[str], how_often: tuple[int, int]) -> dict
     of_seeds = [[answered_of(records[i]) for i in ids] for records in run.repeats]
     found = [a.prediction for seed in of_seeds for a in seed if a.prediction is not None]
     extractions = [p for j in run.journals for p in j.parent.glob(f"{online.NAME}*.sqlite")]
-    spent = cost.by_role([*records, *(r for file in extractions for r in _records(file).values())])
+    spent = cost.spent_by_role(
+        [*records, *(r for file in extractions for r in _records(file).values())]
+    )
     alone = None
     if run.seconds_alone:
         alone = {**interval(mean_of(run.seconds_alone), *how_often)}
@@ -371,7 +373,7 @@ def _described(run: Run, ids: Sequence[str], how_often: tuple[int, int]) -> dict
         "failures": len(records) - len(found),
         "calls": sum(sum(r.calls.values()) for r in records) / len(records),
         "generated_tokens": sum(r.usage.generated_tokens for r in records) / len(records),
-        **cost.described(spent, len(records)),
+        **cost.summarize(spent, len(records)),
         "seconds": run.seconds,
         "seconds_alone": alone,
         "sees_gold": run.needs.gold,
@@ -379,7 +381,7 @@ def _described(run: Run, ids: Sequence[str], how_often: tuple[int, int]) -> dict
 
 
 def _recall_by_step(
-    of_seeds: Sequence[Sequence[Answered]], how_often: tuple[int, int]
+    of_seeds: Sequence[Sequence[AnsweredQuestion]], how_often: tuple[int, int]
 ) -> list[dict[str, float]]:
     """Of every step `recall_by_step` with its interval; none of a run that retrieved nothing, or
     whose questions have no gold passages.
@@ -389,7 +391,7 @@ def _recall_by_step(
     if not any(any(_found(a)) for a in everything) or not any(q.supporting for q, _ in everything):
         return []
 
-    def measure(seed: Sequence[Answered]) -> dict[str, Ratio]:
+    def measure(seed: Sequence[AnsweredQuestion]) -> dict[str, Ratio]:
         rows = [
             recall_by_step(_found(a), a.question.supporting, count, passage_substitutes(a.question))
             if a.question.supporting
@@ -401,6 +403,6 @@ def _recall_by_step(
     return list(intervals(_pooled([measure(seed) for seed in of_seeds]), *how_often).values())
 
 
-def _found(answered: Answered) -> list[tuple[str, ...]]:
+def _found(answered: AnsweredQuestion) -> list[tuple[str, ...]]:
     """The passages of every step."""
     return [step.passages for step in answered.prediction.steps] if answered.prediction else []

@@ -12,7 +12,7 @@ from cirag_jax.evaluation import judge_prompts as prompts
 from cirag_jax.evaluation.agreement import agreement
 from cirag_jax.evaluation.metrics import raw
 from cirag_jax.evaluation.overlap import Ratio, mean_of
-from cirag_jax.evaluation.scoring import Answered
+from cirag_jax.evaluation.scoring import AnsweredQuestion
 from cirag_jax.evaluation.significance import pairwise_scores
 from cirag_jax.llm.types import Message
 from cirag_jax.reports.tables import Column, captioned, percent_with_bounds, system_rows
@@ -37,7 +37,7 @@ class RunAnswers(NamedTuple):
     """
 
     name: str
-    answered: Sequence[Answered]
+    answered: Sequence[AnsweredQuestion]
     texts: Sequence[str | None]
 
 
@@ -196,7 +196,7 @@ def _verdicts(
     return verdicts
 
 
-def _job(config: Config, name: str, answered: Answered, text: str) -> Job:
+def _job(config: Config, name: str, answered: AnsweredQuestion, text: str) -> Job:
     """Returns the job for one answer; its id is a hash of the messages and settings."""
     block, question = config[name], answered.question
     messages = prompts.judge_messages(question.question, text, question.answers, block.rubric)

@@ -11,7 +11,7 @@ def stage_of(role: str) -> str:
     return {"extractor": "extraction", "reader": "answering"}.get(role, "retrieval")
 
 
-def by_role(records: Iterable[Record]) -> dict[str, Spent]:
+def spent_by_role(records: Iterable[Record]) -> dict[str, Spent]:
     """Returns the sums over ``records`` for each role, in the order of first calls."""
     totals: dict[str, Spent] = {}
     for record in records:
@@ -20,7 +20,7 @@ def by_role(records: Iterable[Record]) -> dict[str, Spent]:
     return totals
 
 
-def described(roles: Mapping[str, Spent], questions: int = 1) -> dict[str, Any]:
+def summarize(roles: Mapping[str, Spent], questions: int = 1) -> dict[str, Any]:
     """Returns calls and prompt, cached and generated tokens for ``roles`` and ``stages``.
 
     With more than one question, the numbers are means over questions.

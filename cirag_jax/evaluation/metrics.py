@@ -14,7 +14,7 @@ from cirag_jax.evaluation.answers import METRICS
 from cirag_jax.evaluation.evidence import GRANULARITIES
 from cirag_jax.evaluation.overlap import Ratio, mean_of
 from cirag_jax.evaluation.recall import recall_at
-from cirag_jax.evaluation.scoring import NAMES, Answered, Scoring
+from cirag_jax.evaluation.scoring import NAMES, AnsweredQuestion, Scoring
 from cirag_jax.types import GRANULARITIES as STAGES
 from cirag_jax.types import Prediction
 
@@ -34,7 +34,7 @@ class Family(NamedTuple):
       needs_corpus: the scores need a method that retrieves.
     """
 
-    measure: Callable[[Sequence[Answered], Scoring], Mapping[str, Ratio]]
+    measure: Callable[[Sequence[AnsweredQuestion], Scoring], Mapping[str, Ratio]]
     titles: Mapping[str, str]
     needs_corpus: bool = False
 
@@ -42,7 +42,7 @@ class Family(NamedTuple):
 # ---------------------------------------------------------------------------- scores of answers
 
 
-def answer_scores(answered: Sequence[Answered], scoring: Scoring) -> dict[str, Ratio]:
+def answer_scores(answered: Sequence[AnsweredQuestion], scoring: Scoring) -> dict[str, Ratio]:
     """Returns ``em``, ``f1`` and ``acc`` over the questions with gold answers.
 
     A failed question has an empty answer.
@@ -50,7 +50,7 @@ def answer_scores(answered: Sequence[Answered], scoring: Scoring) -> dict[str, R
     return _best_scores(answered, scoring, lambda prediction: (prediction.answer,))
 
 
-def raw_or_short_scores(answered: Sequence[Answered], scoring: Scoring) -> dict[str, Ratio]:
+def raw_or_short_scores(answered: Sequence[AnsweredQuestion], scoring: Scoring) -> dict[str, Ratio]:
     """Returns ``em_max``, ``f1_max`` and ``acc_max`` (DualRAG).
 
     DualRAG's released evaluation scores a long response and the short answer extracted from it, and
@@ -63,7 +63,7 @@ def raw_or_short_scores(answered: Sequence[Answered], scoring: Scoring) -> dict[
 
 
 def _best_scores(
-    answered: Sequence[Answered],
+    answered: Sequence[AnsweredQuestion],
     scoring: Scoring,
     texts_of: Callable[[Prediction], tuple[str, ...]],
 ) -> dict[str, Ratio]:
@@ -92,7 +92,7 @@ def raw(prediction: Prediction) -> str:
     return last[0].response if last else ""
 
 
-def stage_scores(answered: Sequence[Answered], scoring: Scoring) -> dict[str, Ratio]:
+def stage_scores(answered: Sequence[AnsweredQuestion], scoring: Scoring) -> dict[str, Ratio]:
     """Returns ``triple_em``, ``triple_f1``, ``sentence_em`` and so on (CIRAG, Figure 4).
 
     A question counts for the granularity from which it was answered, or for ``default`` if every
@@ -114,7 +114,7 @@ def stage_scores(answered: Sequence[Answered], scoring: Scoring) -> dict[str, Ra
     }
 
 
-def rouge_scores(answered: Sequence[Answered], scoring: Scoring) -> dict[str, Ratio]:
+def rouge_scores(answered: Sequence[AnsweredQuestion], scoring: Scoring) -> dict[str, Ratio]:
     """Returns the F-measures ``rouge1``, ``rouge2`` and ``rougeL`` of long answers (Lin, 2004).
 
     Each is the largest over the gold answers, by Google's ``rouge-score`` without stemming, which
@@ -140,7 +140,7 @@ def rouge_scores(answered: Sequence[Answered], scoring: Scoring) -> dict[str, Ra
 # --------------------------------------------------------------------------- scores of retrieval
 
 
-def recall_scores(answered: Sequence[Answered], scoring: Scoring) -> dict[str, Ratio]:
+def recall_scores(answered: Sequence[AnsweredQuestion], scoring: Scoring) -> dict[str, Ratio]:
     """Returns ``recall@K`` of passages, ``sentence_recall@K`` and ``triple_recall@K``.
 
     Recall@K is |top-K and gold| / |gold|, averaged over questions with gold of the granularity
@@ -163,7 +163,7 @@ def recall_scores(answered: Sequence[Answered], scoring: Scoring) -> dict[str, R
     return scores
 
 
-def hit_scores(answered: Sequence[Answered], scoring: Scoring) -> dict[str, Ratio]:
+def hit_scores(answered: Sequence[AnsweredQuestion], scoring: Scoring) -> dict[str, Ratio]:
     """Returns ``hit@K``, the share of questions with an answer in the first K passages (DPR, 2020).
 
     Only counts questions of benchmarks without gold passages (NaturalQuestions, WebQuestions,
@@ -257,7 +257,7 @@ def check(names: Sequence[str]) -> None:
 
 
 def measure(
-    answered: Sequence[Answered],
+    answered: Sequence[AnsweredQuestion],
     scoring: Scoring,
     names: Sequence[str] = NAMES,
     *,
@@ -278,7 +278,7 @@ def measure(
     return scores
 
 
-def reason(name: str, answered: Sequence[Answered], *, corpus: bool = True) -> str:
+def reason(name: str, answered: Sequence[AnsweredQuestion], *, corpus: bool = True) -> str:
     """Returns why a score applies to no question; arguments as in `measure`."""
     kind = name.partition("@")[0]
     (family,) = (name for name, family in FAMILIES.items() if kind in family.titles)

@@ -11,7 +11,7 @@ from cirag_jax.types import Passage, Prediction, Question
 NAMES = ("answers", "recall", "hits")  # default metric families
 
 
-class Answered(NamedTuple):
+class AnsweredQuestion(NamedTuple):
     """A question and a method's prediction for it, None if the method failed."""
 
     question: Question

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cirag_jax.evaluation import answers
 from cirag_jax.evaluation.metrics import answer_scores
-from cirag_jax.evaluation.scoring import Answered, Scoring
+from cirag_jax.evaluation.scoring import AnsweredQuestion, Scoring
 from cirag_jax.types import Prediction, Question
 
 PROFILES = sorted(answers.PROFILES)
@@ -136,7 +136,7 @@ def test_answer_scores_of_a_run():
     said = ["Orlin County", "no", "", "in Cork", "x"]
     golds = [("Orlin", "Orlin County"), ("yes",), ("Cork",), ("Cork", "the city of Cork"), ()]
     answered = [
-        Answered(Question(str(i), "", gold), Prediction(text, "passage") if text else None)
+        AnsweredQuestion(Question(str(i), "", gold), Prediction(text, "passage") if text else None)
         for i, (text, gold) in enumerate(zip(said, golds, strict=True))
     ]
     scores = answer_scores(answered, Scoring())

@@ -7,7 +7,7 @@ import pytest
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import metrics
 from cirag_jax.evaluation.evidence import endpoints
-from cirag_jax.evaluation.scoring import NAMES, Answered, Scoring
+from cirag_jax.evaluation.scoring import NAMES, AnsweredQuestion, Scoring
 from cirag_jax.types import Attempt, Passage, Prediction, Question, Triple
 
 QUESTION = Question(
@@ -40,7 +40,7 @@ FOUND = Prediction(
 def measured(pairs, names=NAMES, corpus=True, **scoring):
     """Returns value and number of questions of every score."""
     result = metrics.measure(
-        [Answered(*pair) for pair in pairs], Scoring(**scoring), names, corpus=corpus
+        [AnsweredQuestion(*pair) for pair in pairs], Scoring(**scoring), names, corpus=corpus
     )
     return {name: (ratio.value, int(ratio.bottom_Q.sum())) for name, ratio in result.items()}
 
