@@ -1,18 +1,19 @@
-r"""What each addition to the search along links gives: heads of one aligner under changed settings.
+r"""Ablations of the link head: heads of one aligner, trained with changed settings.
 
     python experiments/linked.py --checkpoint W --data A B C [--fold dev_tune] \
         [--change held_out=0 --change "corpus=own held_out=0" ...] [--pools] \
         [--stops 0.2 0.5]
 
-For every ``--change`` (settings of ``config.head``, parted by spaces) and for none, a head is
-trained on the aligner of W as configs/aligner.py:linked does, and searches for the questions of the
-fold (of HotpotQA only those of setting distractor) among all passages of their folder. Vectors are
-kept in ``--vectors``: only the first run embeds. A table has recall in per cent with its 95 %
-bootstrap interval; ``found`` is the share of the gold passages that any step had among its
-candidates: what else is missed was ranked low. With ``--pools`` a question searches its own context
-alone as well, as Beam Retriever and Q-RAG do. ``--stops`` tells, on standard error, what a search
-reads that leaves out what is needed with less probability, beside the first 2 to 5 passages of
-every ranking. Figures and their reading: experiments/RESULTS.md.
+Without a change, and for every ``--change`` (space-separated settings of ``config.head``), this
+trains a head on the aligner of W as configs/aligner.py:linked does. The head then searches for the
+questions of the fold (HotpotQA: only setting distractor) among all passages of their folder.
+Vectors are cached in ``--vectors``, so only the first run embeds.
+
+The table shows recall in per cent with 95 % bootstrap intervals. ``found`` is the share of gold
+passages among the candidates of any step; other misses were ranked too low. ``--pools`` also
+searches each question's own context, as Beam Retriever and Q-RAG do. ``--stops`` prints, on
+standard error, the sets read by searches that drop passages below a probability, and the first 2
+to 5 passages. Results: experiments/RESULTS.md.
 """
 
 import argparse
@@ -48,20 +49,28 @@ _FIRST = (2, 3, 4, 5)
 
 
 def main() -> None:
-    """Prints one table."""
+    """Prints the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
         "--checkpoint", required=True, help="a workdir of configs/aligner.py:linked"
     )
-    parser.add_argument("--data", nargs="+", required=True, help="the folders it was trained on")
+    parser.add_argument(
+        "--data", nargs="+", required=True, help="folders that the checkpoint was trained on"
+    )
     parser.add_argument("--fold", default="dev_tune")
-    parser.add_argument("--held_out", type=int, default=50, help="training questions of each set")
-    parser.add_argument("--change", action="append", default=[], help="settings of config.head")
-    parser.add_argument("--pools", action="store_true", help="a question's own context, too")
-    parser.add_argument("--stops", nargs="*", type=float, default=[], help="probabilities")
-    parser.add_argument("--vectors", default="runs/vectors", help="a folder, made where needed")
+    parser.add_argument(
+        "--held_out", type=int, default=50, help="training questions to hold out per dataset"
+    )
+    parser.add_argument(
+        "--change", action="append", default=[], help="settings of config.head; repeatable"
+    )
+    parser.add_argument(
+        "--pools", action="store_true", help="also search each question's own context"
+    )
+    parser.add_argument("--stops", nargs="*", type=float, default=[], help="stopping probabilities")
+    parser.add_argument("--vectors", default="runs/vectors", help="cache folder")
     options = parser.parse_args()
-    jax.config.update("jax_numpy_dtype_promotion", "standard")  # As training does.
+    jax.config.update("jax_numpy_dtype_promotion", "standard")  # As in training.
 
     overrides = [f"--config.data.dir={tuple(options.data)!r}"]
     overrides += [f"--config.dev.questions={options.held_out}"]
@@ -81,31 +90,33 @@ def main() -> None:
         changed = [f"--config.head.{setting}" for setting in change.split()]
         head_config = load_config(str(_ROOT / "configs/aligner.py:linked"), changed).head
         link_head.check_settings(head_config)
-        head, searched = trainer.train(head_config)
-        for one, task in zip(sets, searched, strict=True):
-            asked = [q for q in one.dataset.questions if q.fold == options.fold and q.supporting]
-            asked = [q for q in asked if q.setting in (None, "distractor")]
-            if not asked:
+        head, tasks = trainer.train(head_config)
+        for one, task in zip(sets, tasks, strict=True):
+            questions = [
+                q for q in one.dataset.questions if q.fold == options.fold and q.supporting
+            ]
+            questions = [q for q in questions if q.setting in (None, "distractor")]
+            if not questions:
                 continue
-            for in_pools in (False, True)[: 1 + options.pools]:
-                found, candidates = searched_for(task, head, asked, in_pools)
-                name = f"{change or 'as configured'}{', own context' if in_pools else ''}"
-                print("|", name, "|", *row(one, task, asked, found, candidates), flush=True)
-                for where, scores in stopped(task, head, asked, found, options.stops):
-                    told = f"read {scores.read:.2f}, recall {100 * scores.recall:.1f}, "
-                    told += f"exact {100 * scores.exact:.1f}, F1 {100 * scores.f1:.1f}"
-                    print(f"{one.dataset.name}, {name}, {where}: {told}", file=sys.stderr)
+            for own_context in (False, True)[: 1 + options.pools]:
+                found, candidates = search(task, head, questions, own_context)
+                name = f"{change or 'as configured'}{', own context' if own_context else ''}"
+                print("|", name, "|", *row(one, task, questions, found, candidates), flush=True)
+                for where, scores in stopped(task, head, questions, found, options.stops):
+                    line = f"read {scores.read:.2f}, recall {100 * scores.recall:.1f}, "
+                    line += f"exact {100 * scores.exact:.1f}, F1 {100 * scores.f1:.1f}"
+                    print(f"{one.dataset.name}, {name}, {where}: {line}", file=sys.stderr)
 
 
 class Trainer:
-    """Trains heads on one aligner; what they search is indexed once."""
+    """Trains heads on one aligner and reuses the indexes that they search."""
 
     def __init__(self, config: Config, sets: Sequence[Questions], embeds: Encoder):
         self._config, self._sets, self._embeds = config, sets, embeds
         self._tasks: dict[tuple[str, int], list[link_head.Task]] = {}
 
     def train(self, head_config: Config) -> tuple[LinkHead, list[link_head.Task]]:
-        """A head, and for each of the sets a search among all of its passages."""
+        """Returns a head, and for each dataset a search task over all of its passages."""
         kind, searched = self._config.data.units, self._searched(head_config)
         head, _ = link_head.train_link_head(head_config, searched, kind, self._config.seed)
         everywhere = head_config.copy_and_resolve_references()
@@ -122,50 +133,52 @@ class Trainer:
         return self._tasks[key]
 
 
-def searched_for(
-    task: link_head.Task, head: LinkHead, asked: Sequence[Question], in_pools: bool
+def search(
+    task: link_head.Task, head: LinkHead, questions: Sequence[Question], own_context: bool
 ) -> tuple[list[Found], list[set[int]]]:
-    """What is found, and the candidates of all steps."""
-    candidates: list[set[int]] = [set() for _ in asked]
+    """Returns the search results of the questions, and the candidates of all steps."""
+    candidates: list[set[int]] = [set() for _ in questions]
 
     def watch(step: Candidates) -> None:
         candidates[step.question].update(step.row_R.tolist())
 
     allowed = None
-    if in_pools:
+    if own_context:
         row = {id: place for place, id in enumerate(task.ids)}
-        allowed = [np.array(sorted({row[id] for id in q.context or ()}), np.int32) for q in asked]
-    texts = [question.question for question in asked]
+        allowed = [
+            np.array(sorted({row[id] for id in q.context or ()}), np.int32) for q in questions
+        ]
+    texts = [question.question for question in questions]
     return task.index.explore(texts, head.score, allowed, watch), candidates
 
 
 def row(
     one: Questions,
     task: link_head.Task,
-    asked: Sequence[Question],
+    questions: Sequence[Question],
     found: Sequence[Found],
     candidates: Sequence[set[int]],
 ) -> list[Any]:
-    """A line of the table."""
+    """Returns the cells of a table row."""
     ranked = [searched.rows for searched in found]
-    cells: list[Any] = [one.dataset.name, "|", len(asked), "|"]
+    cells: list[Any] = [one.dataset.name, "|", len(questions), "|"]
     for k in _KS:
-        told = interval(mean_of(_recalls(task, asked, ranked, k)))
-        value, low, high = (100 * told[name] for name in ("value", "low", "high"))
+        bounds = interval(mean_of(_recalls(task, questions, ranked, k)))
+        value, low, high = (100 * bounds[name] for name in ("value", "low", "high"))
         cells += [f"{value:.1f} [{low:.1f}, {high:.1f}]", "|"]
     pools = [list(rows) for rows in candidates]
     most = max(map(len, pools))
-    return [*cells, f"{100 * _recalls(task, asked, pools, most).mean():.1f}", "|"]
+    return [*cells, f"{100 * _recalls(task, questions, pools, most).mean():.1f}", "|"]
 
 
 def stopped(
     task: link_head.Task,
     head: LinkHead,
-    asked: Sequence[Question],
+    questions: Sequence[Question],
     found: Sequence[Found],
     stops: Sequence[float],
 ) -> Iterator[tuple[str, SetScores]]:
-    """What is read and how much of it is gold, where a search stops, or after so many passages."""
+    """Yields scores of the passages read, for fixed numbers and for every stopping probability."""
     if not stops:
         return
     assert head.stop is not None
@@ -180,18 +193,18 @@ def stopped(
         ids = [[task.ids[place] for place in chosen] for chosen in rows]
         scores = [
             set_scores(chosen, q.supporting or (), passage_substitutes(q))
-            for chosen, q in zip(ids, asked, strict=True)
+            for chosen, q in zip(ids, questions, strict=True)
         ]
         yield name, mean_scores(scores)
 
 
 def _recalls(
-    task: link_head.Task, asked: Sequence[Question], ranked: Sequence[Sequence[int]], k: int
+    task: link_head.Task, questions: Sequence[Question], ranked: Sequence[Sequence[int]], k: int
 ) -> np.ndarray:
     return np.array(
         [
             recall_at([task.ids[r] for r in rows], q.supporting or (), k, passage_substitutes(q))
-            for q, rows in zip(asked, ranked, strict=True)
+            for q, rows in zip(questions, ranked, strict=True)
         ]
     )
 

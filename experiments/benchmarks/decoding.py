@@ -1,21 +1,18 @@
-"""A decoder of 7B parameters on an accelerator: prefill, decoding, and mixed prompts.
+"""Measures a 7B decoder on an accelerator: prefill, decoding, and mixed prompts.
 
 Random bf16 weights of Qwen2.5-7B's shape.
 
-- ``prefill``: the first tokens of a prompt in one call. Utilisation is its operations (twice the
-  weights a token, without embedding and output layer, and causal attention) over seconds, over the
+- ``prefill``: the first tokens of a prompt in one call. Utilization is operations per second (twice
+  the weights per token, without embedding and output layer, plus causal attention) relative to the
   device's peak.
-- ``decode``: the step of 1, 16 and 64 rows. Utilisation is the bytes that it must read (weights
-  without the embedding table, keys and values of the cached tokens) over seconds, over the
-  bandwidth of the device's memory.
-- ``mixed prompts``: first and second steps of ``generation_workload.jsonl``, given at once, through
-  the whole engine, with and without the reuse of prefixes; at most 64 new tokens each.
-- ``transformers``: the decoding step of its ``generate`` on a model of the same shape, where
-  PyTorch has CUDA.
+- ``decode``: a step of 1, 16 and 64 rows. Utilization is the bytes to read per second (weights
+  without the embedding table, keys and values of cached tokens) relative to the memory bandwidth.
+- ``mixed prompts``: first and second steps of ``generation_workload.jsonl`` through the engine, with
+  and without prefix reuse; at most 64 new tokens each.
+- ``transformers``: the decoding step of its ``generate`` on a model of the same shape, if PyTorch
+  has CUDA.
 
-``--shape=tiny --torch=cpu`` shows on any machine that it runs.
-
-Results: gpu.py has them.
+``--shape=tiny --torch=cpu`` runs on any machine. Results are in gpu.py.
 """
 
 import argparse
@@ -51,7 +48,7 @@ PARTS = ("prefill", "decode", "mixed", "transformers")
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every row of the table, printed as it is found."""
+    """Measures every row of the table and prints it."""
     raw = SHAPES[args.shape]
     config, params, rows = bf16_decoder(raw), None, []
     if {"prefill", "decode"} & set(args.only):
@@ -75,7 +72,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def decode_step(config: Any, params: Any, rows: int, length: int, cached: int) -> float:
-    """Median seconds of one decoding step."""
+    """Returns the median seconds of a decoding step."""
     pages = -(-length // PAGE)
     cache = decoder.empty_cache(config, rows * pages, PAGE)
     weights = steps.Weights(params, None)
@@ -111,7 +108,7 @@ def decode_rate(config: Any, params: Any, rows: int, cached: int) -> dict[str, A
 
 
 def _decoded(side: str, config: Any, rows: int, cached: int, step: float) -> dict[str, Any]:
-    """A row of the table: a decoding step of so many rows took ``step`` seconds."""
+    """Returns the table row of a decoding step that took ``step`` seconds."""
     return {
         "task": f"decode {rows}",
         "side": side,
@@ -124,7 +121,7 @@ def _decoded(side: str, config: Any, rows: int, cached: int, step: float) -> dic
 
 
 def _share_of_bandwidth(config: Any, rows: int, cached: int, seconds: float) -> dict[str, Any]:
-    """Bytes that a decoding step must read, over its seconds and the device's bandwidth."""
+    """Returns the bytes read per second in a decoding step, relative to the device's bandwidth."""
     read = 2 * (parameter_count(config) - config.vocab_size * config.d_model)
     read += 4 * rows * cached * config.num_layers * config.num_kv_heads * config.head_dim
     gpu, rate = mfu.gpu_of(jax.devices()[0].device_kind), read / seconds
@@ -133,13 +130,13 @@ def _share_of_bandwidth(config: Any, rows: int, cached: int, seconds: float) -> 
 
 
 def prefill_rate(config: Any, params: Any, tokens: int) -> dict[str, Any]:
-    """A prompt's first ``tokens`` tokens in one call, against the device's arithmetic."""
+    """Measures the prefill of ``tokens`` tokens in one call, relative to the device's peak."""
     pages, seconds = -(-tokens // PAGE), []
     cache, table_N = decoder.empty_cache(config, pages, PAGE), np.arange(pages, dtype=np.int32)
     weights, tokens_T = steps.Weights(params, None), np.full(tokens, 5, np.int32)
     for _ in range(6):
         start = time.perf_counter()
-        for _ in range(4):  # Queued: the device does not wait for the host.
+        for _ in range(4):  # Calls are queued, so the device does not wait for the host.
             cache = steps.prefill(
                 config,
                 weights,
@@ -169,7 +166,7 @@ def prefill_rate(config: Any, params: Any, tokens: int) -> dict[str, Any]:
 
 
 def mixed_prompts(raw: dict[str, Any], count: int) -> list[dict[str, Any]]:
-    """CIRAG's first and second steps, all given at once, through the whole engine."""
+    """Measures CIRAG's first and second steps, submitted at once, through the whole engine."""
     config = bf16_decoder(raw | {"vocab_size": 49152})  # the tokenizer's
     engine = Engine(
         config,
@@ -206,7 +203,7 @@ def mixed_prompts(raw: dict[str, Any], count: int) -> list[dict[str, Any]]:
 def torch_decode_rates(
     raw: dict[str, Any], device: str, counts: Sequence[int], cached: int
 ) -> list[dict[str, Any]]:
-    """The decoding step of ``transformers.generate`` on random weights of the same shape."""
+    """Measures the decoding step of ``transformers.generate`` with random weights of that shape."""
     import torch
     import transformers
 
@@ -238,16 +235,20 @@ def torch_decode_rates(
 
 
 def main() -> None:
-    """Prints rows on stderr and one JSON object on stdout."""
-    # transformers has its turn in the same process.
+    """Prints rows on stderr and a JSON object on stdout."""
+    # transformers runs in the same process.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64])
-    parser.add_argument("--cached", type=int, default=1024, help="tokens of each row")
-    parser.add_argument("--prompts", type=int, default=64, help="mixed prompts, 64 at most")
-    parser.add_argument("--shape", choices=SHAPES, default="7b", help="tiny: whether it runs")
-    parser.add_argument("--torch", default="cuda", help="PyTorch's device; none: no such side")
+    parser.add_argument("--cached", type=int, default=1024, help="cached tokens per row")
+    parser.add_argument(
+        "--prompts", type=int, default=64, help="number of mixed prompts, at most 64"
+    )
+    parser.add_argument(
+        "--shape", choices=SHAPES, default="7b", help="tiny only shows that it runs"
+    )
+    parser.add_argument("--torch", default="cuda", help="device of PyTorch; none skips that side")
     print(json.dumps({"rows": measure(parser.parse_args())}))
 
 

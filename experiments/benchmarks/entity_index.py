@@ -1,13 +1,13 @@
-"""C2RAG's anchor search over a million entities, on one core.
+"""Measures C2RAG's anchor search over a million entities on one core.
 
-Names have two to five words. A word's frequency falls with its rank as in text (Zipf, exponent 1),
-over 200,000 words, so that the most frequent stand in many names, as "the" and "of" do. A query is
-an entity's name, one that lost a word, or one with a word of another; the three nearest are found.
+Names have two to five of 200,000 words. Word frequencies follow Zipf's law with exponent 1, so that
+some words occur in many names, as "the" and "of" do. A query is the name of an entity, a name
+without one of its words, or a name with a word of another one. The three nearest are returned.
 ``coverage`` is the paper's similarity (Eq. 3). ``ratio`` is the released code's (difflib); it has
-no limit here, for it compares letters, which these made-up names have nearly all in common.
+no time limit here, because it compares letters, nearly all of which these made-up names share.
 
 Results
-  One core of a shared virtual machine at load 5, 2026-11-24, Python 3.11, processor time, ms:
+  One core of a shared virtual machine at load 5, 2026-11-24, Python 3.11, processor time in ms:
 
                 mean    median   95 %    largest
     coverage    0.92    0.41     3.56    8.19     1,000 queries
@@ -60,7 +60,7 @@ def _word(number: int) -> str:
 
 
 def names(count: int, rng: np.random.Generator) -> list[str]:
-    """Different names of two to five words."""
+    """Returns distinct names of two to five words."""
     share = 1 / np.arange(1, _WORDS + 1)
     found: dict[str, None] = {}
     while len(found) < count:
@@ -72,7 +72,7 @@ def names(count: int, rng: np.random.Generator) -> list[str]:
 
 
 def query(made: list[str], rng: random.Random) -> str:
-    """A name as a question may have it."""
+    """Returns a name as a question may spell it."""
     words = rng.choice(made).split()
     kind = rng.randrange(3)
     if kind == 1:
@@ -83,7 +83,7 @@ def query(made: list[str], rng: random.Random) -> str:
 
 
 def main() -> None:
-    """Prints the figures as JSON; exit code 1 where searches by coverage take too long."""
+    """Prints the figures as JSON; exits with 1 if searches by coverage take too long."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--entities", type=int, default=1_000_000)
     parser.add_argument("--queries", type=int, default=1_000)

@@ -1,19 +1,20 @@
-"""Equivalence of entities over 100,000 claims, within 24 GiB of memory.
+"""Measures entity equivalence over 100,000 claims within 24 GiB of memory.
 
-Claims are made up: vectors of 384 numbers around 500 topics, one triple each between names of a
-topic, of which a fifth stand with and without their article and some are abbreviated. They are
-reduced, clustered and looked through as launch/generate_questions.py does with rules
-(cirag_jax/grade); a language model's part is one request for every 40 claims of a cluster instead.
+Claims are synthetic: vectors of 384 numbers around 500 topics, each with a triple between names of
+a topic. A fifth of the names occur with and without an article, and some are abbreviated. They are
+reduced, clustered and compared as launch/generate_questions.py does with rules (cirag_jax/grade). A
+language model would take one request per 40 claims of a cluster.
 
 Results
-  --claims=100000, one thread beside other work that took most of two cores, 2026-11-26, Python
-  3.11, commits afa8936 (PCA) and 9369a4f (UMAP); processor time of clustering, all else took 3 s:
+  --claims=100000, one thread under load, 2026-11-26, Python 3.11, commits afa8936 (PCA) and 9369a4f
+  (UMAP); processor time of clustering; everything else took 3 s:
 
             clustering   clusters   largest   requests of a model   most memory
     PCA     557 s        732        1,594     4,167                 0.71 GiB
     UMAP    1,034 s      559        602       2,809                 2.29 GiB
 
-  Mixtures and UMAP are fitted to 20,000 claims; mixtures fitted to all did not end in 20 minutes.
+  Mixtures and UMAP are fitted to 20,000 claims; mixtures fitted to all claims did not finish in 20
+  minutes.
 """
 
 import argparse
@@ -38,7 +39,7 @@ _DIM = 384
 
 
 def made(count: int, rng: np.random.Generator) -> tuple[np.ndarray, list[Claim], list[Triple]]:
-    """Vectors [N, D] of unit length, claims, and the triple of each."""
+    """Returns unit vectors [N, D], claims, and the triple of each claim."""
     center_TD = rng.normal(size=(_TOPICS, _DIM)).astype(np.float32)
     topic_N = rng.integers(_TOPICS, size=count)
     vector_ND = center_TD[topic_N] + 0.8 * rng.normal(size=(count, _DIM)).astype(np.float32)
@@ -56,7 +57,7 @@ def made(count: int, rng: np.random.Generator) -> tuple[np.ndarray, list[Claim],
 
 
 def main() -> None:
-    """Prints the figures as JSON; exit code 1 where it took too much memory."""
+    """Prints the figures as JSON; exits with 1 if it took too much memory."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--claims", type=int, default=100_000)
     parser.add_argument("--reduction", choices=("pca", "umap"), default="pca")

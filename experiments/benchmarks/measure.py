@@ -1,4 +1,4 @@
-"""What the benchmarks share: two sides measured in turn, and whether PyTorch is one."""
+"""Shared by the benchmarks: alternating measurements of two sides, and a check for PyTorch."""
 
 import statistics
 import time
@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 
 class Seconds(NamedTuple):
-    """Median wall and processor seconds of one call."""
+    """Median wall time and processor time of a call, in seconds."""
 
     wall: float
     processor: float
 
 
 def alternately(sides: dict[str, Callable[[], Any]], repeats: int) -> dict[str, Seconds]:
-    """Seconds of each side, run in turn; one unmeasured call warms each up."""
+    """Measures the sides in turn, each after one unmeasured call."""
     for call in sides.values():
         call()
     measured: dict[str, list[Seconds]] = {name: [] for name in sides}
@@ -31,7 +31,7 @@ def alternately(sides: dict[str, Callable[[], Any]], repeats: int) -> dict[str, 
 
 
 def row(seconds: dict[str, Seconds], **rest: Any) -> dict[str, Any]:
-    """Seconds of both sides and the ratios of wall and of processor time."""
+    """Returns the seconds of both sides, and the ratios of wall time and of processor time."""
     ours, theirs = seconds["ours"], seconds["theirs"]
     return {
         "ours_seconds": round(ours.wall, 4),
@@ -43,7 +43,7 @@ def row(seconds: dict[str, Seconds], **rest: Any) -> dict[str, Any]:
 
 
 def has_torch(device: str) -> bool:
-    """PyTorch is installed, and has the device; not for ``none``."""
+    """Returns whether PyTorch is installed and has the device; False for ``none``."""
     if device == "none":
         return False
     try:
