@@ -7,7 +7,7 @@ Random bf16 weights of Qwen2.5-7B's shape.
   device's peak.
 - ``decode``: a step of 1, 16 and 64 rows. Utilization is the bytes to read per second (weights
   without the embedding table, keys and values of cached tokens) relative to the memory bandwidth.
-- ``mixed prompts``: first and second steps of ``generation_workload.jsonl`` through the engine, with
+- ``mixed prompts``: first and second steps of ``generation_workload.jsonl`` in the engine, with
   and without prefix reuse; at most 64 new tokens each.
 - ``transformers``: the decoding step of its ``generate`` on a model of the same shape, if PyTorch
   has CUDA.
