@@ -509,7 +509,7 @@ def _ranking_records(
     depth: int,
 ) -> Iterator[dict[str, Any]]:
     evidence = Evidence("unicode")
-    evidence.see(problem.corpus.passages)
+    evidence.add_retrieved(problem.corpus.passages)
     for index, question in enumerate(problem.questions):
         yield {
             "id": question.id,

@@ -1,1 +1,1 @@
-"""The methods, each a generator of requests that reads like its paper."""
+"""The methods: generators of requests that read like their papers."""

@@ -1,4 +1,4 @@
-"""Hashes of how the prompts read: what a model was trained on, it must be asked."""
+"""Hashes of prompts. A trained model must be used with the prompts that it was trained on."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,13 +7,13 @@ from cirag_jax.methods.cirag import prompts as cirag
 from cirag_jax.methods.common import extraction_prompts, reading_prompts
 
 
-def prompt_digest(described: Mapping[str, Any]) -> str:
-    """The hash of a component's prompts.
+def prompt_digest(fields: Mapping[str, Any]) -> str:
+    """Returns the hash of a component's prompts.
 
     Args:
-      described: how they are rendered: the fields of the integrator's prompt, or of the reader's;
-        the extractor's has none.
+      fields: the settings that change the prompts of the integrator or the reader; empty for the
+        extractor.
     """
-    if "reader_format" in described:
-        return reading_prompts.prompt_digest(**described)
-    return cirag.prompt_digest(**described) if described else extraction_prompts.prompt_hash()
+    if "reader_format" in fields:
+        return reading_prompts.prompt_digest(**fields)
+    return cirag.prompt_digest(**fields) if fields else extraction_prompts.prompt_hash()

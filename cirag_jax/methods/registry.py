@@ -1,4 +1,4 @@
-"""Methods by name: each is a module that defines ``METHOD``."""
+"""The registry of methods. A method is a module that defines ``METHOD``, found by its name."""
 
 import dataclasses
 import importlib
@@ -13,7 +13,7 @@ from cirag_jax.methods import baselines
 from cirag_jax.runtime.requests import Program
 from cirag_jax.types import Prediction, Question
 
-_SHARED = ("baselines", "common", "registry", "prompt_digests")  # in methods/, but no methods
+_NOT_METHODS = ("baselines", "common", "registry", "prompt_digests")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,10 +21,10 @@ class Method:
     """A method.
 
     Attributes:
-      program: starts the method on a question. The question carries only its id and text, unless
-        the method's `Needs` declare that it sees gold annotations.
-      config: the settings, a frozen dataclass whose ``needs`` is a `Needs`; their values are the
-        block ``config.<name>`` of a config file.
+      program: generator function that answers a question. The question has only its id and text,
+        unless the settings' `Needs` include gold annotations.
+      config: frozen dataclass of the settings, the block ``config.<name>`` of a config file; its
+        ``needs`` are a `Needs`.
     """
 
     program: Callable[[Question, Any], Program[Prediction]]
@@ -35,7 +35,7 @@ def method_names() -> list[str]:
     """Returns the names of the built-in methods."""
     folders = (module.name for module in pkgutil.iter_modules(methods.__path__))
     files = (module.name for module in pkgutil.iter_modules(baselines.__path__))
-    return sorted({*folders, *files} - {*_SHARED})
+    return sorted({*folders, *files} - {*_NOT_METHODS})
 
 
 def find_method(name: str) -> Method:
@@ -43,7 +43,7 @@ def find_method(name: str) -> Method:
 
     Args:
       name: a folder of ``cirag_jax/methods``, a file of ``cirag_jax/methods/baselines``, or the
-        dotted path of a module elsewhere, such as ``my_package.my_method``.
+        dotted path of any other module, such as ``my_package.my_method``.
     """
     return _load(method_module(name), name)
 
@@ -62,7 +62,7 @@ def method_module(name: str) -> str:
 
 
 def block_name(name: str) -> str:
-    """Returns the field of a config that holds a method's settings: the last part of its name."""
+    """Returns the name of a method's block in a config, the last part of the method's name."""
     return name.rpartition(".")[2]
 
 
@@ -73,18 +73,17 @@ def method_block(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _load(module: str, name: str) -> Method:
     try:
-        found = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
         raise UserError(
-            f"config.method={name!r} cannot be imported: there is no module {error.name!r} on "
-            "PYTHONPATH."
+            f"config.method={name!r} cannot be imported: no module {error.name!r} on PYTHONPATH."
         ) from None
-    method = getattr(found, "METHOD", None)
+    method = getattr(imported, "METHOD", None)
     if not isinstance(method, Method):
         raise UserError(
-            f"config.method={name!r}: the module {module} defines no "
+            f"config.method={name!r}: the module {module} must define "
             "METHOD = Method(program, config)."
         )
     return method

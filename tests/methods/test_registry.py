@@ -80,13 +80,15 @@ def test_find_method_missing_module_is_named(package, name, missing):
     with pytest.raises(UserError) as error:
         registry.find_method(name)
     assert str(error.value) == (
-        f"config.method={name!r} cannot be imported: there is no module {missing!r} on PYTHONPATH."
+        f"config.method={name!r} cannot be imported: no module {missing!r} on PYTHONPATH."
     )
 
 
 @pytest.mark.parametrize("module", ["empty", "wrong"])
 def test_find_method_module_without_method_is_refused(package, module):
-    with pytest.raises(UserError, match=rf"{module} defines no METHOD = Method\(program, config\)"):
+    with pytest.raises(
+        UserError, match=rf"{module} must define METHOD = Method\(program, config\)"
+    ):
         registry.find_method(f"{package}.{module}")
 
 

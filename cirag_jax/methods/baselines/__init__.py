@@ -1,1 +1,1 @@
-"""The baselines that the papers compare with, one file each."""
+"""Baselines of the papers, one file each."""

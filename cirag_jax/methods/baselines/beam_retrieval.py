@@ -1,6 +1,6 @@
 """Beam retrieval over chains of passages, after BeamDR (Zhao et al., NAACL 2021).
 
-BeamDR trains its own encoder; here the configured one embeds question and chain.
+BeamDR trains an encoder for question and chain; here the configured encoder embeds them.
 """
 
 import collections
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from cirag_jax.datasets.chains import passage_text, query_text
+from cirag_jax.methods.common.evidence import best_scores
 from cirag_jax.methods.common.reading import ReaderFormat, read
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Needs, Program, Retrieve, Retrieved
@@ -21,11 +22,11 @@ class BeamRetrievalConfig:
     """The settings of beam retrieval.
 
     Attributes:
-      max_hops: passages of a chain.
-      num_chains: chains that are kept at every hop.
+      max_hops: maximum number of passages in a chain.
+      num_chains: chains kept per hop.
       num_passages: passages retrieved to extend a chain.
-      num_read: passages of the best chains that the reader gets.
-      reader_format: documents (FlashRAG's prompt), or as for CIRAG's reader: thought, chain, brief.
+      num_read: number of passages that the reader reads, those of the best chains.
+      reader_format: documents (FlashRAG), or a format of CIRAG's reader: thought, chain, brief.
     """
 
     needs = Needs(roles=("reader",))
@@ -41,39 +42,38 @@ class BeamRetrievalConfig:
 
 
 class PassageChain(NamedTuple):
-    """Passages in the order in which they were found, and the sum of their scores."""
+    """Passages in order of retrieval, and the sum of their scores."""
 
     passages: tuple[Passage, ...] = ()
     score: float = 0.0
 
 
-def beam_retrieval(asked: Question, config: BeamRetrievalConfig) -> Program[Prediction]:
-    """Extends the best chains hop by hop; reads the passages of those that are left."""
-    question, steps = asked.question, []
-    beam, errors = [PassageChain()], collections.Counter[str]()
+def beam_retrieval(question: Question, config: BeamRetrievalConfig) -> Program[Prediction]:
+    """Answers a question: extends the best chains hop by hop, and reads their passages."""
+    beam, steps, errors = [PassageChain()], [], collections.Counter[str]()
     for _ in range(config.max_hops):
-        # An aligner is asked in the words it was trained in.
+        # The form of query that aligners are trained on.
         queries = [
-            query_text(question, [passage_text(p) for p in chain.passages], "passage")
+            query_text(question.question, [passage_text(p) for p in chain.passages], "passage")
             for chain in beam
         ]
-        found: Sequence[Retrieved] = yield [
+        responses: Sequence[Retrieved] = yield [
             Retrieve(query, config.num_passages + len(chain.passages))
             for query, chain in zip(queries, beam, strict=True)
         ]
         longer = [
             PassageChain((*chain.passages, passage), chain.score + score)
-            for chain, hits in zip(beam, found, strict=True)
-            for passage, score in zip(hits.passages, hits.scores, strict=True)
+            for chain, retrieved in zip(beam, responses, strict=True)
+            for passage, score in zip(retrieved.passages, retrieved.scores, strict=True)
             if passage not in chain.passages
         ]
         if not longer:
             break
         beam = sorted(longer, key=lambda chain: -chain.score)[: config.num_chains]
-        steps.append(_step(queries, found, beam))
+        steps.append(_step(queries, responses, beam))
     ranked = list(dict.fromkeys(passage for chain in beam for passage in chain.passages))
     passages = ranked[: config.num_read]
-    attempt = yield from read(question, "passage", passages, config.reader_format, errors)
+    attempt = yield from read(question.question, "passage", passages, config.reader_format, errors)
     others = (passage_id for step in steps for passage_id in step.passages)
     return Prediction(
         attempt.answer,
@@ -89,12 +89,13 @@ METHOD = Method(beam_retrieval, BeamRetrievalConfig)
 
 
 def _step(
-    queries: Sequence[str], found: Sequence[Retrieved], beam: Sequence[PassageChain]
+    queries: Sequence[str], responses: Sequence[Retrieved], beam: Sequence[PassageChain]
 ) -> Step[str]:
-    best: dict[str, float] = {}
-    for hits in found:
-        for passage, score in zip(hits.passages, hits.scores, strict=True):
-            best[passage.id] = max(score, best.get(passage.id, score))
+    best = best_scores(
+        (passage.id, score)
+        for retrieved in responses
+        for passage, score in zip(retrieved.passages, retrieved.scores, strict=True)
+    )
     first, *more = queries
     chains = [{"passages": [p.id for p in c.passages], "score": c.score} for c in beam]
     return Step(

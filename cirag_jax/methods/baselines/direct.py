@@ -1,4 +1,4 @@
-"""Direct: the reader alone answers, from what it knows. What retrieval must beat."""
+"""Direct: the reader answers without retrieval."""
 
 import dataclasses
 
@@ -10,13 +10,13 @@ from cirag_jax.types import Attempt, Prediction, Question
 
 @dataclasses.dataclass(frozen=True)
 class DirectConfig:
-    """It has no settings."""
+    """Direct has no settings."""
 
     needs = Needs(roles=("reader",), corpus=False)
 
 
 def direct(question: Question, config: DirectConfig) -> Program[Prediction]:
-    """Asks the reader the question."""
+    """Answers a question from the reader's own knowledge."""
     response: Generated = yield Generate(prompts.reading_messages(question.question, ()), "reader")
     answer = prompts.parse_short_answer(response.text)
     return Prediction(

@@ -1,4 +1,4 @@
-"""GenGround: guess the answer to a sub-question, then ground it (Shi et al., ACL 2024)."""
+"""GenGround: guesses answers to sub-questions, then grounds them (Shi et al., ACL 2024)."""
 
 import collections
 import dataclasses
@@ -11,7 +11,8 @@ from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common import reading_prompts
 from cirag_jax.methods.common.evidence import passage_line
-from cirag_jax.methods.common.reading import ReaderFormat, read, search
+from cirag_jax.methods.common.prompt_parts import object_schema, one_line
+from cirag_jax.methods.common.reading import ReaderFormat, ask_reader, read, search
 from cirag_jax.methods.common.tolerant_json import find_json
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Generate, Generated, Needs, Program
@@ -24,18 +25,18 @@ class GengroundConfig:
     """GenGround's settings; the defaults are those of DualRAG's code.
 
     Attributes:
-      max_steps: sub-questions; the code always asks for so many.
-      num_passages: passages kept for a sub-question.
-      rerank_from: passages retrieved for the ranker, which keeps those; 0: no ranker.
-      min_score: what a passage must score above: 0 is a cross-encoder's logit.
-      batch: passages that are read at a time, until some support an answer.
-      max_batches: so many times at most.
-      constrained: hold the JSON to its schema while it is decoded.
-      grounding: tags (the code's: a reference and a revision, by the generator), or reader (ours,
-        for small models: the reader answers the sub-question, or refuses).
-      reader_format: pairs (the code's: sub-questions and answers in), documents, or as for CIRAG's
-        reader: thought, chain, brief; these read the passages that answers were grounded in, and
-        the pairs only where none was.
+      max_steps: number of sub-questions.
+      num_passages: passages kept per sub-question.
+      rerank_from: passages retrieved for the ranker; 0 disables reranking.
+      min_score: reranked passages that score this or less are dropped; 0 suits logits.
+      batch: passages read at a time, until some support an answer.
+      max_batches: maximum number of batches per sub-question.
+      constrained: decode JSON under its schema.
+      grounding: tags (released code: the generator writes a reference and a revised answer), or
+        reader (ours, for small models: the reader answers the sub-question or refuses).
+      reader_format: pairs (released code: reads sub-questions and answers), documents, or a format
+        of CIRAG's reader: thought, chain, brief. All but pairs read the passages that support the
+        answers, and the pairs if there are none.
     """
 
     max_steps: PositiveInt = 5
@@ -55,7 +56,7 @@ class GengroundConfig:
 
     @property
     def needs(self) -> Needs:
-        """A ranker only where something is ranked."""
+        """The generator, the reader, and a ranker if passages are reranked."""
         return Needs(
             roles=("generator", "reader"),
             abilities={"generator": ("json_schema",)} if self.constrained else {},
@@ -63,35 +64,39 @@ class GengroundConfig:
         )
 
 
-def genground(asked: Question, config: GengroundConfig) -> Program[Prediction]:
-    """Sub-question by sub-question: guess, search, ground; then answer from what is known."""
-    question, pairs, steps = asked.question, [], []
+def genground(question: Question, config: GengroundConfig) -> Program[Prediction]:
+    """Answers a question: guesses, searches and grounds each sub-question, then reads."""
+    text, pairs, steps = question.question, [], []
     errors = collections.Counter[str]()
-    grounded: dict[str, Passage] = {}
+    supporting: dict[str, Passage] = {}
     for _ in range(config.max_steps):
         schema = DEDUCTION_SCHEMA if config.constrained else None
-        messages = deduction_messages(question, pairs)
-        said: Generated = yield Generate(messages, "generator", json_schema=schema)
-        deduced = parse_deduction(said.text, truncated=said.finish_reason == "length")
-        if deduced.problem:
-            errors[f"deduction_{deduced.problem}"] += 1
-        query = deduced.question
-        if not query or query in (asks for asks, _ in pairs):
-            # Nothing new is asked: the question itself is, once, and then that is all.
+        messages = deduction_messages(text, pairs)
+        response: Generated = yield Generate(messages, "generator", json_schema=schema)
+        deduction = parse_deduction(response.text, truncated=response.finish_reason == "length")
+        if deduction.problem:
+            errors[f"deduction_{deduction.problem}"] += 1
+        query = deduction.question
+        earlier = [sub_question for sub_question, _ in pairs]
+        if not query or query in earlier:  # The question replaces it once, then the rounds end.
             errors["repeated_query"] += bool(query)
-            query = question
-            if question in (asks for asks, _ in pairs):
+            query = text
+            if query in earlier:
                 break
-        found = yield from search(query, config.num_passages, config.rerank_from, config.min_score)
-        answer, support = yield from ground(query, deduced.guess, found.passages, config, errors)
+        retrieved = yield from search(
+            query, config.num_passages, config.rerank_from, config.min_score
+        )
+        answer, support = yield from ground(
+            query, deduction.guess, retrieved.passages, config, errors
+        )
         pairs.append((query, answer))
-        grounded |= {passage.id: passage for passage in support}
-        ids = tuple(passage.id for passage in found.passages)
-        note = {"guess": deduced.guess, "answer": answer}
+        supporting |= {passage.id: passage for passage in support}
+        ids = tuple(passage.id for passage in retrieved.passages)
+        notes = {"guess": deduction.guess, "answer": answer}
         kept = tuple(passage.id for passage in support)
-        steps.append(Step(query, ids, kept=kept, response=said.text, notes=note))
-    ranked = dict.fromkeys([*grounded, *(name for step in steps for name in step.passages)])
-    attempt = yield from _answer(question, pairs, tuple(grounded.values()), config, errors)
+        steps.append(Step(query, ids, kept=kept, response=response.text, notes=notes))
+    ranked = dict.fromkeys([*supporting, *(name for step in steps for name in step.passages)])
+    attempt = yield from _answer(text, pairs, tuple(supporting.values()), config, errors)
     return Prediction(
         attempt.answer,
         "passage",
@@ -112,7 +117,7 @@ def ground(
     config: GengroundConfig,
     errors: collections.Counter[str],
 ) -> Program[tuple[str, tuple[Passage, ...]]]:
-    """The answer to a sub-question and the passages that gave it; the guess where none does."""
+    """Returns the answer to a sub-question with the passages that support it, or the guess."""
     starts = range(0, len(passages), config.batch)
     for start in itertools.islice(starts, config.max_batches):
         batch = tuple(passages[start : start + config.batch])
@@ -120,21 +125,19 @@ def ground(
             messages = reading_prompts.answer_messages(
                 query, "passage", [*map(passage_line, batch)], reader_format=config.reader_format
             )
-            read_out: Generated = yield Generate(messages, "reader")
-            revised, supports, problem = reading_prompts.parse_answer(
-                read_out.text, truncated=read_out.finish_reason == "length"
+            response: Generated = yield Generate(messages, "reader")
+            answer, is_grounded, problem = reading_prompts.parse_answer(
+                response.text, truncated=response.finish_reason == "length"
             )
-            if problem is not None:
-                errors[f"grounding_{problem}"] += 1
         else:
             messages = grounding_messages(query, guess, batch)
-            checked: Generated = yield Generate(messages, "generator")
-            found = parse_grounding(checked.text)
-            if found.problem:
-                errors[f"grounding_{found.problem}"] += 1
-            revised, supports = found.revised or guess, bool(found.reference)
-        if supports:
-            return revised, batch
+            response = yield Generate(messages, "generator")
+            reference, answer, problem = parse_grounding(response.text)
+            answer, is_grounded = answer or guess, bool(reference)
+        if problem is not None:
+            errors[f"grounding_{problem}"] += 1
+        if is_grounded:
+            return answer, batch
     errors["answer_not_grounded"] += 1
     return guess, ()
 
@@ -142,28 +145,22 @@ def ground(
 def _answer(
     question: str,
     pairs: Sequence[tuple[str, str]],
-    grounded: Sequence[Passage],
+    supporting: Sequence[Passage],
     config: GengroundConfig,
     errors: collections.Counter[str],
 ) -> Program[Attempt]:
-    """The answer from the pairs, or from the passages behind them."""
-    if config.reader_format != "pairs" and grounded:
-        return (yield from read(question, "passage", grounded, config.reader_format, errors))
-    lines = tuple(f"{asks} {answer}" for asks, answer in pairs)
+    """Answers from the pairs, or from the passages that support them."""
+    if config.reader_format != "pairs" and supporting:
+        return (yield from read(question, "passage", supporting, config.reader_format, errors))
+    lines = tuple(f"{sub_question} {answer}" for sub_question, answer in pairs)
     if config.reader_format in reading_prompts.FORMATS:
         return (yield from read(question, "sentence", lines, config.reader_format, errors))
-    response: Generated = yield Generate(answer_messages(question, pairs), "reader")
-    answer, sufficient, problem = reading_prompts.parse_answer(
-        response.text, truncated=response.finish_reason == "length"
-    )
-    if problem:
-        errors[f"answer_{problem}"] += 1
-    return Attempt("sentence", lines, response.text, answer, sufficient)
+    return (yield from ask_reader(answer_messages(question, pairs), "sentence", lines, errors))
 
 
 # -------------------------------------------------------------------------------------- prompts
 
-EMPTY = "Empty"  # No document supports the guess (released code).
+EMPTY = "Empty"  # The reference if no document supports the guess (released code).
 MAX_CHARS = 300
 
 _DEDUCE = (
@@ -182,13 +179,8 @@ _ANSWER = (
     "Answer the question from the sub-questions and their answers. Write "
     '"Answer: " and the answer alone: a name, a date, a number or a short phrase.'
 )
-_text = {"type": "string", "pattern": r"^[^\s].{1,149}$"}
-DEDUCTION_SCHEMA: Mapping[str, Any] = {
-    "type": "object",
-    "properties": {"question": _text, "answer": _text},
-    "required": ["question", "answer"],
-    "additionalProperties": False,
-}
+_STRING = {"type": "string", "pattern": r"^[^\s].{1,149}$"}
+DEDUCTION_SCHEMA: Mapping[str, Any] = object_schema({"question": _STRING, "answer": _STRING})
 
 Pairs = Sequence[tuple[str, str]]
 
@@ -197,18 +189,18 @@ _SOLVED = (("Where was Mira Solheim born?", "Lindvik"), ("In which country is Li
 
 
 def deduction_messages(question: str, pairs: Pairs) -> tuple[Message, ...]:
-    """Asks for the next sub-question and a guess, after two worked steps.
+    """Returns the conversation that requests the next sub-question and a guess.
 
     Args:
-      question: x.
-      pairs: (sub-question, answer) so far.
+      question: the question.
+      pairs: sub-questions with their answers.
     """
     examples = [
         message
-        for number, (asks, answer) in enumerate(_SOLVED)
+        for number, (sub_question, answer) in enumerate(_SOLVED)
         for message in (
             Message("user", _state(_EXAMPLE, _SOLVED[:number])),
-            Message("assistant", f'{{"question": "{asks}", "answer": "{answer}"}}'),
+            Message("assistant", f'{{"question": "{sub_question}", "answer": "{answer}"}}'),
         )
     ]
     return Message("system", _DEDUCE), *examples, Message("user", _state(question, pairs))
@@ -217,29 +209,25 @@ def deduction_messages(question: str, pairs: Pairs) -> tuple[Message, ...]:
 def grounding_messages(
     question: str, guess: str, documents: Sequence[Passage]
 ) -> tuple[Message, ...]:
-    """Asks for the sentence that answers a sub-question, and for the answer it gives."""
-    shown = "\n\n".join(f"{document.title}\n{document.text}" for document in documents)
-    ending = f"\n\nQuestion: {_inert(question)}\nAnswer from memory: {_inert(guess)}"
-    return Message("system", _GROUND), Message("user", "Documents:\n", shown, ending)
+    """Returns the conversation that requests a reference for a guess, and a revised answer."""
+    texts = "\n\n".join(map(passage_line, documents))
+    ending = f"\n\nQuestion: {one_line(question)}\nAnswer from memory: {one_line(guess)}"
+    return Message("system", _GROUND), Message("user", "Documents:\n", texts, ending)
 
 
 def answer_messages(question: str, pairs: Pairs) -> tuple[Message, ...]:
-    """Asks for the answer, which `reading.parse_answer` reads."""
+    """Returns the conversation that requests the answer (`reading_prompts.parse_answer`)."""
     return Message("system", _ANSWER), Message("user", _state(question, pairs))
 
 
 def _state(question: str, pairs: Pairs) -> str:
-    known = "\n".join(f"{_inert(asks)} {_inert(answer)}" for asks, answer in pairs)
-    return f"Question: {_inert(question)}\nKnown:\n{known or 'nothing yet'}"
-
-
-def _inert(text: str) -> str:
-    """One line, which can begin no other."""
-    return " ".join(text.split())
+    lines = (f"{one_line(sub_question)} {one_line(answer)}" for sub_question, answer in pairs)
+    known = "\n".join(lines) or "nothing yet"
+    return f"Question: {one_line(question)}\nKnown:\n{known}"
 
 
 class Deduction(NamedTuple):
-    """A sub-question and a guess, and what was wrong with them (None: nothing)."""
+    """A sub-question, a guess, and the kind of malformed output, or None."""
 
     question: str
     guess: str
@@ -247,18 +235,18 @@ class Deduction(NamedTuple):
 
 
 def parse_deduction(text: str, *, truncated: bool = False) -> Deduction:
-    """Reads a deduction; never fails. Without a sub-question there is a problem."""
+    """Parses a deduction; never fails."""
     value, problem = find_json(text, "question", truncated)
     fields = [] if value is None else [value.get("question"), value.get("answer")]
-    parts = [_inert(f)[:MAX_CHARS] if isinstance(f, str) else "" for f in fields] or ["", ""]
+    parts = [one_line(f)[:MAX_CHARS] if isinstance(f, str) else "" for f in fields] or ["", ""]
     if value is not None and not all(parts):
         problem = "wrong_shape"
-    asked, answer = parts
-    return Deduction(asked, answer, None if problem == "loose_json" else problem)
+    question, guess = parts
+    return Deduction(question, guess, None if problem == "loose_json" else problem)
 
 
 class GroundingReply(NamedTuple):
-    """A reference, empty where no document has it, the revised answer, and what was wrong."""
+    """A reference (empty without support), a revised answer, and the kind of malformed output."""
 
     reference: str
     revised: str
@@ -266,17 +254,17 @@ class GroundingReply(NamedTuple):
 
 
 def parse_grounding(text: str) -> GroundingReply:
-    """Reads a grounding; never fails. Without its marks it supports nothing."""
-    parts = [_inside(tag, text) for tag in ("ref", "revise")]
-    if parts[0] is None:
+    """Parses a grounding; never fails."""
+    reference, revised = _tagged("ref", text), _tagged("revise", text)
+    if reference is None:
         return GroundingReply("", "", "no_reference")
-    reference = "" if parts[0].strip(" .").lower() == EMPTY.lower() else parts[0]
-    if reference and not parts[1]:
-        return GroundingReply(reference, "", "no_revision")
-    return GroundingReply(reference, parts[1] or "", None)
+    if reference.strip(" .").lower() == EMPTY.lower():
+        reference = ""
+    problem = "no_revision" if reference and not revised else None
+    return GroundingReply(reference, revised or "", problem)
 
 
-def _inside(tag: str, text: str) -> str | None:
-    """What stands between a pair of marks; the second may be missing at the text's end."""
+def _tagged(tag: str, text: str) -> str | None:
+    """The text in a pair of tags, the second of which may be missing; None without the first."""
     match = re.search(rf"<{tag}>([^<]*)(?:</{tag}>|<|$)", text[:20_000], re.IGNORECASE)
-    return None if match is None else _inert(match[1])[:MAX_CHARS]
+    return None if match is None else one_line(match[1])[:MAX_CHARS]

@@ -1,6 +1,6 @@
 """IRCoT: retrieval interleaved with a chain of thought (Trivedi et al., ACL 2023).
 
-IRDoc (KiRAG, Figure 1) is its switch ``thoughts=documents``.
+With ``thoughts=documents`` it is IRDoc (KiRAG, Figure 1).
 """
 
 import collections
@@ -10,7 +10,7 @@ from typing import Literal
 
 from cirag_jax.datasets.sentences import split_sentences
 from cirag_jax.llm.types import Message
-from cirag_jax.methods.common.evidence import passage_line
+from cirag_jax.methods.common.evidence import best_scores, passage_line
 from cirag_jax.methods.common.reading import ReaderFormat, read
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Generate, Generated, Needs, Program, Retrieve, Retrieved
@@ -23,12 +23,12 @@ class IrcotConfig:
     """IRCoT's settings.
 
     Attributes:
-      num_passages: passages retrieved for the question and for every thought.
-      max_passages: passages collected at most; the earliest stay.
-      max_thoughts: thoughts at most.
-      thoughts: model; or documents (IRDoc): in a thought's place the best passage that was in none.
-      num_read: passages read, the best; 0: all that were collected.
-      reader_format: documents (FlashRAG's prompt), or as for CIRAG's reader: thought, chain, brief.
+      num_passages: passages retrieved for the question and for each thought.
+      max_passages: maximum number of collected passages; later ones are dropped.
+      max_thoughts: maximum number of thoughts.
+      thoughts: model; or documents (IRDoc), where the best unused passage replaces the thought.
+      num_read: number of passages that the reader reads, best first; 0 is all collected ones.
+      reader_format: documents (FlashRAG), or a format of CIRAG's reader: thought, chain, brief.
     """
 
     num_passages: PositiveInt = 5
@@ -43,23 +43,22 @@ class IrcotConfig:
 
     @property
     def needs(self) -> Needs:
-        """No model reasons where documents take its place."""
+        """The reader, and the reasoner unless documents replace the thoughts."""
         return Needs(roles=("reasoner", "reader") if self.thoughts == "model" else ("reader",))
 
 
 def ircot(question: Question, config: IrcotConfig) -> Program[Prediction]:
-    """Retrieves with the question, then with each thought; a reader reads what was collected."""
+    """Answers a question: retrieves with it and with each thought, then reads all passages."""
     query, thoughts, steps = question.question, [], []
     collected: dict[str, Passage] = {}
-    best: dict[str, float] = {}  # the highest score of each passage
+    best: dict[str, float] = {}  # The highest score of each passage.
     errors = collections.Counter[str]()
     while True:
         retrieved: Retrieved = yield Retrieve(query, config.num_passages)
-        for passage, score in zip(retrieved.passages, retrieved.scores, strict=True):
-            best[passage.id] = max(score, best.get(passage.id, score))
+        ids = tuple(p.id for p in retrieved.passages)
+        best = best_scores([*best.items(), *zip(ids, retrieved.scores, strict=True)])
         collected = {p.id: p for p in (*collected.values(), *retrieved.passages)}
         collected = dict(list(collected.items())[: config.max_passages])
-        ids = tuple(p.id for p in retrieved.passages)
         if len(thoughts) == config.max_thoughts:
             steps.append(Step(query, ids))
             break
@@ -72,12 +71,12 @@ def ircot(question: Question, config: IrcotConfig) -> Program[Prediction]:
         else:
             new = (passage_line(p) for p in retrieved.passages if passage_line(p) not in thoughts)
             thought = next(new, "")
-        repeats = thought in thoughts or thought == question.question
-        errors["repeated_query"] += repeats
-        ends = repeats or not thought or FINAL.lower() in thought.lower()
-        following = None if ends else thought
-        steps.append(Step(query, ids, thought=thought, next_query=following, response=text))
-        if ends:
+        is_repeated = thought in thoughts or thought == question.question
+        errors["repeated_query"] += is_repeated
+        is_last = is_repeated or not thought or FINAL.lower() in thought.lower()
+        next_query = None if is_last else thought
+        steps.append(Step(query, ids, thought=thought, next_query=next_query, response=text))
+        if is_last:
             break
         thoughts.append(thought)
         query = thought
@@ -109,12 +108,12 @@ _INSTRUCTION = (
 def thought_messages(
     question: str, passages: Iterable[Passage], thoughts: Sequence[str]
 ) -> tuple[Message, ...]:
-    """Asks for the sentence that follows ``thoughts``."""
+    """Returns the conversation that requests the sentence after ``thoughts``."""
     documents = "\n\n".join(f"{passage.title}\n{passage.text}" for passage in passages)
     reasoning = f"Question: {question}\nReasoning: {' '.join(thoughts)}".rstrip()
     return (Message("system", _INSTRUCTION, documents), Message("user", reasoning))
 
 
 def parse_thought(text: str) -> str:
-    """The first sentence of a response; empty where there is none."""
+    """Returns the first sentence of a response, or an empty string."""
     return next((s.strip() for s in split_sentences(text.strip()) if s.strip()), "")

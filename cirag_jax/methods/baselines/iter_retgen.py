@@ -1,10 +1,11 @@
-"""Iter-RetGen: what was generated is the next query (Shao et al., Findings of EMNLP 2023)."""
+"""Iter-RetGen: the answer extends the next query (Shao et al., Findings of EMNLP 2023)."""
 
 import collections
 import dataclasses
 from typing import Literal
 
 from cirag_jax.errors import UserError
+from cirag_jax.methods.common.prompt_parts import one_line
 from cirag_jax.methods.common.reading import ReaderFormat, read
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Needs, Program, Retrieve, Retrieved
@@ -17,12 +18,12 @@ class IterRetgenConfig:
     """Iter-RetGen's settings (FlashRAG's).
 
     Attributes:
-      num_rounds: rounds of retrieval and reading.
-      num_passages: passages retrieved in a round.
-      num_read: how many of them the reader gets.
-      query_with: what follows the question in the next query: the answer, or the whole response (as
-        in the paper, whose reader reasons first: reader_format=thought).
-      reader_format: documents (FlashRAG's prompt), or as for CIRAG's reader: thought, chain, brief.
+      num_rounds: number of rounds of retrieval and reading.
+      num_passages: passages retrieved per round.
+      num_read: number of these that the reader reads.
+      query_with: text after the question in the next query: the answer, or the whole response (the
+        paper, whose reader reasons first: reader_format=thought).
+      reader_format: documents (FlashRAG), or a format of CIRAG's reader: thought, chain, brief.
     """
 
     needs = Needs(roles=("reader",))
@@ -41,34 +42,36 @@ class IterRetgenConfig:
             )
 
 
-def iter_retgen(asked: Question, config: IterRetgenConfig) -> Program[Prediction]:
-    """Retrieves and reads; question and answer together retrieve again. The last round counts."""
-    question, query = asked.question, asked.question
+def iter_retgen(question: Question, config: IterRetgenConfig) -> Program[Prediction]:
+    """Answers a question in rounds: retrieve, read, and add the answer to the query."""
+    query = question.question
     steps, attempts, queries = [], [], []
     errors = collections.Counter[str]()
-    found = Retrieved((), ())
+    retrieved = Retrieved((), ())
     for _ in range(config.num_rounds):
-        if query in queries:  # It would find, and read, the same again.
+        if query in queries:  # The round would repeat an earlier one.
             errors["repeated_query"] += 1
             break
         queries.append(query)
-        found = yield Retrieve(query, config.num_passages)
-        passages = found.passages[: config.num_read]
-        attempt = yield from read(question, "passage", passages, config.reader_format, errors)
+        retrieved = yield Retrieve(query, config.num_passages)
+        passages = retrieved.passages[: config.num_read]
+        attempt = yield from read(
+            question.question, "passage", passages, config.reader_format, errors
+        )
         attempts.append(attempt)
-        said = attempt.response
+        addition = attempt.response
         if config.query_with == "answer":
-            # What is no answer, a thought cut off before it, names nothing to search for.
-            said = attempt.answer if attempt.sufficient else ""
-        following = " ".join(f"{question} {said}".split())
-        ids = tuple(p.id for p in found.passages)
-        steps.append(Step(query, ids, next_query=following, response=attempt.response))
-        query = following
+            # A thought that was cut off before its answer is not worth a search.
+            addition = attempt.answer if attempt.sufficient else ""
+        next_query = one_line(f"{question.question} {addition}")
+        ids = tuple(p.id for p in retrieved.passages)
+        steps.append(Step(query, ids, next_query=next_query, response=attempt.response))
+        query = next_query
     steps[-1] = dataclasses.replace(steps[-1], next_query=None)
     return Prediction(
         attempts[-1].answer,
         "passage",
-        tuple(passage.id for passage in found.passages),
+        tuple(passage.id for passage in retrieved.passages),
         steps=tuple(steps),
         attempts=tuple(attempts),
         parse_errors=dict(errors),

@@ -1,4 +1,4 @@
-"""NativeRAG: one retrieval with the question, one reading. What every method must beat."""
+"""NativeRAG: one retrieval with the question, one reading."""
 
 import collections
 import dataclasses
@@ -9,10 +9,10 @@ from cirag_jax.errors import UserError
 from cirag_jax.methods.common.evidence import (
     Evidence,
     Fact,
-    place_of,
-    places_of,
+    location_of,
     rank_passages,
     rank_sentences,
+    sentences_by_text,
     triple_line,
 )
 from cirag_jax.methods.common.reading import ReaderFormat, read, search
@@ -28,15 +28,15 @@ class NativeRagConfig:
     """NativeRAG's settings (FlashRAG's naive generation).
 
     Attributes:
-      num_passages: passages retrieved, which recall looks at.
-      reader_format: documents (FlashRAG's prompt), or as for CIRAG's reader: thought, chain, brief.
-      num_read: how many of the units the reader gets; the CIRAG paper's NativeRAG reads all ten.
-      units: passage; or sentence or triple: those of the passages, ranked by the question (the
-        retriever's row of CIRAG's Table 5).
-      rerank_from: above 0: so many passages are retrieved, and the best num_passages of them kept
-        (DualRAG's NativeRAG: 50).
-      min_score: what a reranked passage must score above.
-      normalization: normalisation by which triples are equal.
+      num_passages: number of retrieved passages.
+      reader_format: documents (FlashRAG), or a format of CIRAG's reader: thought, chain, brief.
+      num_read: number of units that the reader reads (all ten in the CIRAG paper).
+      units: passage; or the sentences (sentence) or triples (triple) of the passages, ranked by the
+        question (the retriever's row of CIRAG's Table 5).
+      rerank_from: above 0, retrieve this number of passages and keep the num_passages best of them
+        after reranking (DualRAG's NativeRAG: 50).
+      min_score: reranked passages that score this or less are dropped.
+      normalization: normal form in which triples are compared.
     """
 
     num_passages: PositiveInt = 10
@@ -54,39 +54,41 @@ class NativeRagConfig:
                 f"num_read={self.num_read} must not exceed num_passages={self.num_passages}."
             )
         if self.rerank_from and self.rerank_from < self.num_passages:
-            raise UserError("rerank_from must be 0, or at least num_passages.")
+            raise UserError(
+                f"rerank_from={self.rerank_from} must be 0 or at least "
+                f"num_passages={self.num_passages}."
+            )
         if self.units != "passage" and self.reader_format == "documents":
             raise UserError(f"units={self.units} needs reader_format=thought, chain or brief.")
 
     @property
     def needs(self) -> Needs:
-        """A ranker only where something is ranked."""
-        rankers = [
-            *(["passages"] if self.rerank_from else []),
-            *(["units"] if self.units != "passage" else []),
-        ]
+        """The reader, and rankers of passages and units if these are ranked."""
         return Needs(
             roles=("reader",),
-            rankers=tuple(rankers),
+            rankers=(
+                *(("passages",) if self.rerank_from else ()),
+                *(("units",) if self.units != "passage" else ()),
+            ),
             units=None if self.units == "passage" else self.units,
             triples=self.units == "triple",
         )
 
 
-def native_rag(asked: Question, config: NativeRagConfig) -> Program[Prediction]:
-    """Retrieves once, reads once."""
-    question, errors = asked.question, collections.Counter[str]()
-    found = yield from search(question, config.num_passages, config.rerank_from, config.min_score)
-    step, evidence = Step(question, tuple(p.id for p in found.passages)), found.passages
+def native_rag(question: Question, config: NativeRagConfig) -> Program[Prediction]:
+    """Answers a question with one retrieval and one reading."""
+    query, errors = question.question, collections.Counter[str]()
+    retrieved = yield from search(query, config.num_passages, config.rerank_from, config.min_score)
+    step, evidence = Step(query, tuple(p.id for p in retrieved.passages)), retrieved.passages
     facts: Sequence[Fact] = ()
     if config.units != "passage":
-        ranked, scores = yield from _units(question, found.passages, config)
-        step, facts = dataclasses.replace(step, candidates=ranked, scores=scores), ranked
+        facts, scores = yield from _rank_units(query, retrieved.passages, config)
+        step = dataclasses.replace(step, candidates=facts, scores=scores)
         pool = Evidence(config.normalization)
-        pool.see(found.passages)
-        evidence = [_line(fact, pool) for fact in facts[: config.num_read]]
+        pool.add_retrieved(retrieved.passages)
+        evidence = [_line(fact, pool) for fact in facts]
     attempt = yield from read(
-        question, config.units, evidence[: config.num_read], config.reader_format, errors
+        query, config.units, evidence[: config.num_read], config.reader_format, errors
     )
     return Prediction(
         attempt.answer,
@@ -103,25 +105,25 @@ def native_rag(asked: Question, config: NativeRagConfig) -> Program[Prediction]:
 METHOD = Method(native_rag, NativeRagConfig)
 
 
-def _units(
-    question: str, passages: Sequence[Passage], config: NativeRagConfig
+def _rank_units(
+    query: str, passages: Sequence[Passage], config: NativeRagConfig
 ) -> Program[tuple[tuple[Fact, ...], tuple[float, ...]]]:
     """The passages' sentences or triples, best first, with their scores."""
     if config.units == "triple":
         extracted: Extracted = yield Extract(tuple(passages))
-        stated = (triple for triples in extracted.triples for triple in triples or ())
-        facts = tuple(fact.triple for fact in merge_sources(stated, config.normalization))
-        best: Ranked[Triple] = yield Rank(question, facts, 0, "units")
+        triples = (triple for triples in extracted.triples for triple in triples or ())
+        facts = tuple(fact.triple for fact in merge_sources(triples, config.normalization))
+        best: Ranked[Triple] = yield Rank(query, facts, 0, "units")
         return best.texts, best.scores
-    places = places_of(passages)
-    ranked: Ranked[str] = yield Rank(question, tuple(places), 0, "units")
-    return tuple(places[text] for text in ranked.texts), ranked.scores
+    sentences = sentences_by_text(passages)
+    ranked: Ranked[str] = yield Rank(query, tuple(sentences), 0, "units")
+    return tuple(sentences[text] for text in ranked.texts), ranked.scores
 
 
 def _line(fact: Fact, pool: Evidence) -> str:
-    """A unit as the reader sees it."""
+    """A triple or a sentence as the reader reads it."""
     if isinstance(fact, Triple):
         return triple_line(fact, pool.normalization)
-    passage_id, index = place_of(fact)
-    assert passage_id is not None and index is not None  # of a sentence
+    passage_id, index = location_of(fact)
+    assert passage_id is not None and index is not None  # A sentence has both.
     return pool.sentence((passage_id, index))

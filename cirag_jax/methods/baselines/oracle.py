@@ -1,4 +1,4 @@
-"""Oracle: the reader reads the gold evidence. What no retrieval can beat with the same reader."""
+"""Oracle: the reader reads the gold evidence, an upper bound for retrieval with this reader."""
 
 import collections
 import dataclasses
@@ -22,10 +22,10 @@ class OracleConfig:
     """The oracle's settings.
 
     Attributes:
-      units: of the gold evidence that is read: passage, sentence (of a set that annotates none: the
-        whole passages' sentences) or triple (evidence triples, or sub-questions with answers).
-      normalization: of triples as the reader sees them.
-      reader_format: documents (FlashRAG's prompt), or as for CIRAG's reader: thought, chain, brief.
+      units: units of the gold evidence: passage; sentence (all sentences of a gold passage without
+        annotated ones); or triple (evidence triples, or sub-questions with their answers).
+      normalization: normal form of triples that the reader reads.
+      reader_format: documents (FlashRAG), or a format of CIRAG's reader: thought, chain, brief.
     """
 
     units: UnitKind = "passage"
@@ -39,40 +39,42 @@ class OracleConfig:
 
     @property
     def needs(self) -> Needs:
-        """Gold; and the gold passages, by their ids, where not only triples are read."""
+        """The annotations, and the gold passages by id unless only triples are read."""
         reads_text = self.units != "triple"
         return Needs(roles=("reader",), corpus=reads_text, search=False, gold=True)
 
 
-def oracle(asked: Question, config: OracleConfig) -> Program[Prediction]:
-    """Reads what the benchmark annotates as evidence; without any, the reader answers alone."""
+def oracle(question: Question, config: OracleConfig) -> Program[Prediction]:
+    """Answers a question from its annotated evidence, or without evidence if it has none."""
     errors = collections.Counter[str]()
-    gold = tuple(dict.fromkeys(asked.supporting or ()))
+    gold = tuple(dict.fromkeys(question.supporting or ()))
     triples: tuple[Triple, ...] = ()
-    places: tuple[tuple[str, int], ...] = ()
+    sentences: tuple[tuple[str, int], ...] = ()
     if config.units == "triple":
-        triples = _triples(asked)
+        triples = _triples(question)
         evidence: Sequence[Passage] | Sequence[str] = [
             triple_line(triple, config.normalization) for triple in triples
         ]
     else:
-        found = Retrieved((), ())
+        fetched = Retrieved((), ())
         if gold:
-            found = yield Fetch(gold)
-        evidence = found.passages
+            fetched = yield Fetch(gold)
+        evidence = fetched.passages
         if config.units == "sentence":
-            known = {passage.id: passage for passage in found.passages}
-            places = _places(asked, known)
-            evidence = [sentence_line(known[name], index) for name, index in places]
+            passages = {passage.id: passage for passage in fetched.passages}
+            sentences = _sentences(question, passages)
+            evidence = [sentence_line(passages[p], index) for p, index in sentences]
     if not evidence:
         errors["question_without_gold"] += 1
-    attempt = yield from read(asked.question, config.units, evidence, config.reader_format, errors)
-    step = Step(asked.question, gold, notes={"gold": len(evidence)})
+    attempt = yield from read(
+        question.question, config.units, evidence, config.reader_format, errors
+    )
+    step = Step(question.question, gold, notes={"gold": len(evidence)})
     return Prediction(
         attempt.answer,
         config.units,
         passages=gold,
-        sentences=places,
+        sentences=sentences,
         triples=triples,
         steps=(step,),
         attempts=(attempt,),
@@ -83,31 +85,32 @@ def oracle(asked: Question, config: OracleConfig) -> Program[Prediction]:
 METHOD = Method(oracle, OracleConfig)
 
 
-def _places(asked: Question, known: dict[str, Passage]) -> tuple[tuple[str, int], ...]:
-    """Supporting sentences; of a gold passage in which none is annotated, all."""
-    annotated = asked.supporting_sentences or ()
-    inside = {passage_id for passage_id, _ in annotated}
+def _sentences(question: Question, passages: dict[str, Passage]) -> tuple[tuple[str, int], ...]:
+    """The annotated sentences, and all sentences of gold passages without annotated ones."""
+    annotated = question.supporting_sentences or ()
+    with_annotations = {passage_id for passage_id, _ in annotated}
     rest = [
         (passage_id, index)
-        for passage_id, passage in known.items()
-        if passage_id not in inside
+        for passage_id, passage in passages.items()
+        if passage_id not in with_annotations
         for index in range(len(sentences_of(passage)))
     ]
-    places = (
+    sentences = (
         (passage_id, index)
         for passage_id, index in (*annotated, *rest)
-        if passage_id in known and index < len(sentences_of(known[passage_id]))
+        if passage_id in passages and index < len(sentences_of(passages[passage_id]))
     )
-    return tuple(dict.fromkeys(places))
+    return tuple(dict.fromkeys(sentences))
 
 
-def _triples(asked: Question) -> tuple[Triple, ...]:
-    """The evidence triples; of a decomposition, each sub-question with its answer."""
-    if asked.evidences:
-        return tuple(Triple(*parts) for parts in asked.evidences)
-    answers = {index: step.answer for index, step in enumerate(asked.decomposition or ())}
-    found = []
-    for step in asked.decomposition or ():
+def _triples(question: Question) -> tuple[Triple, ...]:
+    """The evidence triples, or the sub-questions of the decomposition with their answers."""
+    if question.evidences:
+        return tuple(Triple(*parts) for parts in question.evidences)
+    decomposition = question.decomposition or ()
+    answers = {index: step.answer for index, step in enumerate(decomposition)}
+    triples = []
+    for step in decomposition:
         head, _, relation = fill(step.question, answers).partition(" >> ")
-        found.append(Triple(head, relation, step.answer))
-    return tuple(found)
+        triples.append(Triple(head, relation, step.answer))
+    return tuple(triples)

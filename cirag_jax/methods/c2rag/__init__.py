@@ -1,1 +1,1 @@
-"""C2RAG: constraints checked against a graph of triples, and text where the graph has gaps."""
+"""C2RAG: constraints grounded in a graph of triples, or in text if the graph is insufficient."""

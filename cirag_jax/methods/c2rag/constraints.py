@@ -1,6 +1,6 @@
-"""C2RAG's constraints against a graph: what was found for each, whether it suffices, what it binds.
+"""Constraints, their candidates in the graph, the sufficiency check, and bindings of unknowns.
 
-Pure functions; the requests are in `cirag_jax.methods.c2rag.method`.
+Pure functions (sections 3.2 and 3.3); the requests are in `cirag_jax.methods.c2rag.search`.
 """
 
 import dataclasses
@@ -13,13 +13,14 @@ import numpy as np
 
 from cirag_jax.methods.c2rag.prompts import Constraint, is_variable
 from cirag_jax.methods.c2rag.settings import C2ragConfig, Rule
+from cirag_jax.methods.common.evidence import best_scores
 from cirag_jax.triples.normalization import Normalization, SourcedTriple, name_key
 
-_EPSILON = 1e-6  # Of Eq. 7; the paper leaves it open.
+_EPSILON = 1e-6  # Of Eq. 7; the paper does not give its value.
 
 
 class Candidate(NamedTuple):
-    """A triple that may fill a constraint, and the reranker's score z."""
+    """A triple that may ground a constraint, and its score z."""
 
     fact: SourcedTriple
     score: float
@@ -27,14 +28,14 @@ class Candidate(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class CandidatePool:
-    """What the graph says about a constraint (the paper's C_i^top).
+    """The candidates of a constraint: the paper's C_i^top.
 
     Attributes:
-      constraint: tau.
-      instances: the constraint with the names that its bound unknowns had, as it was looked up.
-      anchors: names of the graph that it was anchored at.
-      candidates: best first.
-      unbound: its unknowns that had no name then, and that the candidates may bind.
+      constraint: tau_i.
+      instances: the constraint with the names that its unknowns were bound to at the lookup.
+      anchors: names of the entities at which the graph was searched.
+      candidates: the candidates, best first.
+      unbound: unknowns without a binding at the lookup, which the candidates may bind.
     """
 
     constraint: Constraint
@@ -44,31 +45,31 @@ class CandidatePool:
     unbound: tuple[str, ...] = ()
 
 
-# Unknown -> the names it is bound to, best first (the paper's E_b).
+# The names that each unknown is bound to, best first: the paper's E_b.
 Bindings = Mapping[str, tuple[str, ...]]
 
 
-# ------------------------------------------------------------------------------------ sufficiency
+# -------------------------------------------------------------------------------------- sufficiency
 
 
 def effective_number(p_N: Any) -> float:
-    """N_eff = 1 / sum of p^2: how many candidates compete (Eq. 8); infinite where there is none.
+    """Returns N_eff = 1 / sum of p^2, the number of competing candidates (Eq. 8).
 
     Args:
-      p_N: a distribution.
+      p_N: a distribution over candidates; N_eff is infinite without candidates.
     """
     square = float(np.square(np.asarray(p_N, np.float64)).sum())
     return 1.0 / square if square else math.inf
 
 
 def shares(score_N: Sequence[float], rule: Rule) -> np.ndarray:
-    """Scores as a distribution over the candidates.
+    """Returns the distribution p over candidates that their scores induce.
 
     Args:
-      score_N: of the candidates, at least one.
-      rule: ``always_shift``: in proportion to the distance from the lowest (Eq. 7);
-        ``shift_if_nonpositive``: the same only where the lowest is not positive, else in
-        proportion to the scores (released code); ``softmax``.
+      score_N: scores of at least one candidate.
+      rule: ``always_shift``: proportional to the distance from the lowest score (Eq. 7).
+        ``shift_if_nonpositive``: the same if the lowest score is not positive; otherwise
+        proportional to the scores (released code). ``softmax``: the softmax of the scores.
     """
     z_N = np.asarray(score_N, np.float64)
     if rule == "softmax":
@@ -82,19 +83,19 @@ def shares(score_N: Sequence[float], rule: Rule) -> np.ndarray:
 
 
 class Check(NamedTuple):
-    """Whether scores suffice, and their N_eff (None: there are none)."""
+    """The result of the sufficiency check, and N_eff (None without candidates)."""
 
     suffices: bool
     n_eff: float | None
 
 
 def check(scores: Sequence[float], config: C2ragConfig, *, always: bool = False) -> Check:
-    """The sufficiency check (Eq. 9).
+    """Checks whether candidates with these scores resolve a constraint (Eq. 9).
 
     Args:
-      scores: of the candidates.
-      config: of `C2ragConfig`.
-      always: whatever there is suffices.
+      scores: the candidates' scores.
+      config: the settings.
+      always: whether any candidates suffice.
     """
     if config.floor_at_zero:
         scores = [max(score, 0.0) for score in scores]
@@ -109,11 +110,11 @@ def check(scores: Sequence[float], config: C2ragConfig, *, always: bool = False)
     return Check(n_eff <= config.gamma and high_enough, n_eff)
 
 
-# --------------------------------------------------------------------------- instances and binding
+# ------------------------------------------------------------------------- instances and bindings
 
 
 def instances(constraint: Constraint, bindings: Bindings) -> tuple[Constraint, ...]:
-    """The constraint with every choice of names for its bound unknowns; itself where none is."""
+    """Returns the constraint with each combination of names for its bound unknowns."""
     ends = (bindings.get(end, (end,)) for end in (constraint.head, constraint.tail))
     return tuple(
         constraint._replace(head=head, tail=tail) for head, tail in itertools.product(*ends)
@@ -123,15 +124,15 @@ def instances(constraint: Constraint, bindings: Bindings) -> tuple[Constraint, .
 def bound_name(
     pool: CandidatePool, variable: str, fact: SourcedTriple, end: str, form: Normalization
 ) -> str:
-    """The name that a candidate gives an unknown; empty where it gives none.
+    """Returns the name that a candidate gives an unknown, or an empty string.
 
     Args:
-      pool: of the candidate.
-      variable: of the pool's constraint.
+      pool: the pool of the candidate.
+      variable: an unknown of the pool's constraint.
       fact: the candidate.
-      end: ``slot``: the end where the constraint has the unknown (Eq. 13); ``other_end``: the one
-        that is no anchor, whatever the triple's direction (released code), and where the graph was
-        not entered by anchors, the slot.
+      end: ``slot`` takes the end at which the constraint has the unknown (Eq. 13). ``other_end``
+        takes the end that is not an anchor, whatever the direction of the triple (released code),
+        and the slot if the pool has no anchors.
       form: normal form of names.
     """
     triple = fact.triple
@@ -143,48 +144,49 @@ def bound_name(
 
 
 class Entity(NamedTuple):
-    """A name that an unknown may have, and the sum of the scores that speak for it."""
+    """A name that an unknown may have, and the sum of its scores over pools."""
 
     name: str
     score: float
 
 
 def entities_of(variable: str, pools: Iterable[CandidatePool], config: C2ragConfig) -> list[Entity]:
-    """What the pools say of an unknown, best first: what all agree on, else what any says (Eq. 14).
+    """Returns the entities for an unknown, best first: those of all pools, else of any (Eq. 14).
 
-    A pool scores an entity by its best candidate; an entity's score is the sum over the pools.
+    In a pool, the score of an entity is that of its best candidate; the scores of pools are added.
     """
+    form = config.normalization
     names: dict[str, str] = {}
-    scores: dict[str, list[float]] = {}
-    sets: list[set[str]] = []
+    scores_by_pool: list[dict[str, float]] = []
     for pool in pools:
         if variable not in pool.unbound:
             continue
-        best: dict[str, float] = {}
+        pairs = []
         for fact, score in pool.candidates:
-            name = bound_name(pool, variable, fact, config.binding_end, config.normalization)
-            if not name:
-                continue
-            key = name_key(name, config.normalization)
-            names.setdefault(key, name)
-            score = max(score, 0.0) if config.floor_at_zero else score
-            best[key] = max(score, best.get(key, score))
-        for key, score in best.items():
-            scores.setdefault(key, []).append(score)
-        sets.append(set(best))
-    common = set.intersection(*sets) if sets and config.intersect else set()
-    chosen = [key for key in names if key in common or not common]
-    found = [Entity(names[key], sum(scores[key])) for key in chosen]
-    return sorted(found, key=lambda entity: -entity.score)
+            if name := bound_name(pool, variable, fact, config.binding_end, form):
+                key = name_key(name, form)
+                names.setdefault(key, name)
+                pairs.append((key, max(score, 0.0) if config.floor_at_zero else score))
+        scores_by_pool.append(best_scores(pairs))
+    common: set[str] = set()
+    if scores_by_pool and config.intersect:
+        common = set.intersection(*map(set, scores_by_pool))
+    entities = [
+        Entity(name, sum(scores[key] for scores in scores_by_pool if key in scores))
+        for key, name in names.items()
+        if key in common or not common
+    ]
+    return sorted(entities, key=lambda entity: -entity.score)
 
 
 class Grounding(NamedTuple):
-    """The state of a plan after its pools were checked.
+    """The result of checking the pools of a plan.
 
     Attributes:
       bindings: E_b of every bound unknown.
-      resolved: places of the constraints that the graph grounds.
-      n_eff: place -> N_eff, of a constraint or the largest of its unknowns' (None: no candidate).
+      resolved: indices of the constraints that the graph grounds.
+      n_eff: N_eff of each constraint, or the largest N_eff of its unknowns; None without
+        candidates.
     """
 
     bindings: dict[str, tuple[str, ...]]
@@ -198,65 +200,61 @@ def ground(
     text_bindings: Bindings,
     config: C2ragConfig,
 ) -> Grounding:
-    """Checks what was found for each constraint, or for each unknown, and binds what suffices.
+    """Checks each constraint, or each unknown, and binds the unknowns of those that suffice.
 
     Args:
       plan: the constraints.
-      pools: of those looked up so far, by place in the plan.
-      text_bindings: bindings that stand whatever the graph says (read from text).
-      config: of `C2ragConfig`.
+      pools: the candidates of the constraints that were looked up.
+      text_bindings: bindings read from text, which take precedence.
+      config: the settings.
     """
+    unknowns = tuple(dict.fromkeys(v for constraint in plan for v in constraint.variables))
+    bindings = dict(text_bindings)
     if config.neff_unit == "constraint":
         checks = {
             i: check([c.score for c in pool.candidates], config, always=i < config.plain_hops)
             for i, pool in pools.items()
         }
-        resolved = frozenset(i for i, found in checks.items() if found.suffices)
-        bindings = dict(text_bindings)
-        for variable in _variables(plan):
-            found = entities_of(variable, (pools[i] for i in sorted(resolved)), config)
-            if found and variable not in text_bindings:
-                bindings[variable] = _names(found, config.max_bound)
-        return Grounding(bindings, resolved, {i: found.n_eff for i, found in checks.items()})
-    bindings, of_variable = dict(text_bindings), {}
-    for variable in _variables(plan):
-        found = entities_of(variable, pools.values(), config)[: config.num_structural]
-        of_variable[variable] = check([entity.score for entity in found], config)
-        if of_variable[variable].suffices and variable not in text_bindings:
-            bindings[variable] = _names(found, config.max_bound)
-    ends = {i: (plan[i].head, plan[i].tail) for i in pools}
+        resolved = frozenset(i for i, result in checks.items() if result.suffices)
+        for unknown in unknowns:
+            entities = entities_of(unknown, (pools[i] for i in sorted(resolved)), config)
+            if entities and unknown not in text_bindings:
+                bindings[unknown] = _names(entities, config)
+        return Grounding(bindings, resolved, {i: result.n_eff for i, result in checks.items()})
+    check_of: dict[str, Check] = {}
+    for unknown in unknowns:
+        entities = entities_of(unknown, pools.values(), config)[: config.num_structural]
+        check_of[unknown] = check([entity.score for entity in entities], config)
+        if check_of[unknown].suffices and unknown not in text_bindings:
+            bindings[unknown] = _names(entities, config)
     resolved = frozenset(
-        i for i, both in ends.items() if all(e in bindings if is_variable(e) else e for e in both)
+        i
+        for i in pools
+        if all(end in bindings if is_variable(end) else end for end in (plan[i].head, plan[i].tail))
     )
-    n_eff = {i: _largest(of_variable[v].n_eff for v in plan[i].variables) for i in pools}
+    n_eff = {i: _largest(check_of[v].n_eff for v in plan[i].variables) for i in pools}
     return Grounding(bindings, resolved, n_eff)
 
 
 def consistent(
     pool: CandidatePool, bindings: Bindings, config: C2ragConfig
 ) -> tuple[Candidate, ...]:
-    """The candidates that give their unknowns names these are bound to."""
+    """Returns the candidates that give the pool's unknowns names to which these are bound."""
     form = config.normalization
-    kept = []
-    for candidate in pool.candidates:
-        for variable in pool.unbound:
-            names = {name_key(name, form) for name in bindings.get(variable, ())}
-            name = bound_name(pool, variable, candidate.fact, config.binding_end, form)
-            if name_key(name, form) not in names:
-                break
-        else:
-            kept.append(candidate)
-    return tuple(kept)
+    allowed = {v: {name_key(name, form) for name in bindings.get(v, ())} for v in pool.unbound}
+    return tuple(
+        candidate
+        for candidate in pool.candidates
+        if all(
+            name_key(bound_name(pool, v, candidate.fact, config.binding_end, form), form) in names
+            for v, names in allowed.items()
+        )
+    )
 
 
-def _variables(plan: Sequence[Constraint]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(v for constraint in plan for v in constraint.variables))
-
-
-def _names(found: Sequence[Entity], most: int) -> tuple[str, ...]:
-    return tuple(entity.name for entity in found[: most or None])
+def _names(entities: Sequence[Entity], config: C2ragConfig) -> tuple[str, ...]:
+    return tuple(entity.name for entity in entities[: config.max_bound or None])
 
 
 def _largest(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return max(known) if known else None
+    return max((value for value in values if value is not None), default=None)

@@ -1,8 +1,16 @@
-"""C2RAG: constraint-checked retrieval over an imperfect graph of triples (paper, section 3).
+"""C2RAG (paper, section 3): checks whether a graph suffices for a fact before it uses the graph.
 
-Names follow the paper: q is the question, U(q) its passages, tau_i a constraint of the plan P,
-C_i the candidate triples of one, z their scores, N_eff how many of them compete, E_b(v) the names
-that an unknown v is bound to. Where the code released after the paper differs, a switch says so.
+1. `build_graph`: the passages U(q) of the question, and the graph of their triples.
+2. `make_plan`: the planner writes the question as constraints, triples with unknowns (section 3.2).
+3. `ground_plan`: constraints are looked up in the graph. If few candidates compete, a constraint is
+   resolved and binds its unknowns, which grounds further constraints (sections 3.2 and 3.3).
+4. `collect_evidence`: resolved constraints get the sources of their candidates, the others are
+   looked up in text (section 3.3).
+5. `answer`: the reader reads the evidence in blocks, one per constraint (section 3.4).
+
+Symbols are the paper's: q is the question, tau_i a constraint of the plan P, C_i the candidate
+triples of a constraint, z their scores, N_eff the number of candidates that compete, and E_b(v) the
+names to which an unknown v is bound. Settings select the released code where it differs.
 """
 
 import collections
@@ -14,38 +22,29 @@ from cirag_jax.datasets.sentences import sentences_of
 from cirag_jax.methods.c2rag import constraints, prompts
 from cirag_jax.methods.c2rag.constraints import Candidate, CandidatePool, Grounding
 from cirag_jax.methods.c2rag.prompts import Constraint, linearise, textual
-from cirag_jax.methods.c2rag.search import best, look_up, recover
+from cirag_jax.methods.c2rag.search import best_excerpts, search_graph, search_text
 from cirag_jax.methods.c2rag.settings import C2ragConfig
 from cirag_jax.methods.c2rag.state import Excerpt, State
 from cirag_jax.methods.common import reading_prompts
-from cirag_jax.methods.common.reading import parse_response
+from cirag_jax.methods.common.evidence import request_triples
+from cirag_jax.methods.common.reading import ask_reader, parser_of
 from cirag_jax.methods.registry import Method
-from cirag_jax.runtime.requests import (
-    Extract,
-    Extracted,
-    Fetch,
-    Generate,
-    Generated,
-    Program,
-    Retrieve,
-    Retrieved,
-)
+from cirag_jax.runtime.requests import Fetch, Generate, Generated, Program, Retrieve, Retrieved
 from cirag_jax.triples.entity_index import EntityIndex
 from cirag_jax.triples.normalization import name_key
 from cirag_jax.types import Attempt, Passage, Prediction, Question, Step, Triple
 
 
 def c2rag(question: Question, config: C2ragConfig) -> Program[Prediction]:
-    """Answers q: plans constraints, grounds them in the graph or in text, reads the evidence."""
+    """Answers a question: plans constraints, grounds them, and reads their evidence."""
     state = State(question.question, config)
-    first = yield from build_graph(state)
+    first_step = yield from build_graph(state)
     response = yield from make_plan(state)
     grounding = yield from ground_plan(state)
     blocks = yield from collect_evidence(state, grounding)
     attempt = yield from answer(state, blocks)
-    return _prediction(
-        state, [dataclasses.replace(first, response=response)], grounding, blocks, attempt
-    )
+    steps = [dataclasses.replace(first_step, response=response)]
+    return _prediction(state, steps, grounding, blocks, attempt)
 
 
 METHOD = Method(c2rag, C2ragConfig)
@@ -55,35 +54,34 @@ METHOD = Method(c2rag, C2ragConfig)
 
 
 def build_graph(state: State) -> Program[Step]:
-    """U(q) and, unless the graph is the corpus's, the graph of its triples."""
-    found: Retrieved = yield Retrieve(state.question, state.config.num_passages)
-    state.see(found.passages)
+    """Retrieves U(q) and builds the graph of its triples, unless the graph is the corpus's."""
+    retrieved: Retrieved = yield Retrieve(state.question, state.config.num_passages)
+    state.add_retrieved(retrieved.passages)
     notes: dict[str, Any] = {}
     if state.config.kg_scope == "per_question":
-        extracted: Extracted = yield Extract(found.passages)
-        state.parse_errors["passage_without_triples"] += sum(t == () for t in extracted.triples)
-        state.parse_errors["passage_not_extracted"] += sum(t is None for t in extracted.triples)
-        triples = (triple for triples in extracted.triples for triple in triples or ())
+        extracted = yield from request_triples(retrieved.passages, state.parse_errors)
+        triples = (triple for triples in extracted for triple in triples or ())
         state.graph = EntityIndex(triples, state.config.normalization)
-        notes["graph"] = {"passages": len(found.passages), **state.graph.statistics()}
-    return Step(state.question, tuple(p.id for p in found.passages), notes=notes)
+        notes["graph"] = {"passages": len(retrieved.passages), **state.graph.statistics()}
+    return Step(state.question, tuple(p.id for p in retrieved.passages), notes=notes)
 
 
 def make_plan(state: State) -> Program[str]:
-    """P: the planner's constraints; where they cannot be used, q as a textual one."""
-    config, limits = state.config, _limits(state.config)
+    """Requests the plan P and returns the response; q replaces a plan that cannot be used."""
+    config = state.config
+    limits = {"num_variants": config.num_variants, "max_constraints": config.max_constraints}
     messages = prompts.plan_messages(state.question, num_examples=config.num_examples, **limits)
     schema = prompts.plan_schema(state.question, **limits) if config.plan_schema else None
-    asked, text, plan = messages, "", prompts.Plan((), "", ())
+    conversation, text, plan = messages, "", prompts.Plan((), "", ())
     for _ in range(config.plan_retries + 1):
-        said: Generated = yield Generate(asked, "planner", json_schema=schema)
-        text, truncated = said.text, said.finish_reason == "length"
+        response: Generated = yield Generate(conversation, "planner", json_schema=schema)
+        text, truncated = response.text, response.finish_reason == "length"
         plan = prompts.parse_plan(text, state.question, **limits, truncated=truncated)
         state.parse_errors.update(plan.parse_errors)
         if not plan.problem:
             break
         state.parse_errors["plan_invalid"] += 1
-        asked = prompts.ask_again(messages, text, plan.problem)
+        conversation = prompts.ask_again(messages, text, plan.problem)
     if not plan.problem:
         state.plan = plan.constraints if config.typed_variables else untyped(plan.constraints)
     elif config.plan_failure == "question":
@@ -91,38 +89,34 @@ def make_plan(state: State) -> Program[str]:
     return text
 
 
-def _limits(config: C2ragConfig) -> dict[str, int]:
-    return {"num_variants": config.num_variants, "max_constraints": config.max_constraints}
-
-
 def untyped(plan: Sequence[Constraint]) -> tuple[Constraint, ...]:
-    """The plan with unknowns called by number."""
+    """Returns the plan with unknowns named ?v1, ?v2, ... (w/o Typed-Var)."""
     variables = dict.fromkeys(v for constraint in plan for v in constraint.variables)
-    number = {variable: f"?v{place}" for place, variable in enumerate(variables, 1)}
+    name = {variable: f"?v{number}" for number, variable in enumerate(variables, 1)}
     return tuple(
-        c._replace(head=number.get(c.head, c.head), tail=number.get(c.tail, c.tail)) for c in plan
+        c._replace(head=name.get(c.head, c.head), tail=name.get(c.tail, c.tail)) for c in plan
     )
 
 
-# --------------------------------------------------------------------- grounding, and propagation
+# --------------------------------------------------------------------- grounding and propagation
 
 
 def ground_plan(state: State) -> Program[Grounding]:
-    """Constraints with one unknown first; then, from what they bind, those with two."""
+    """Grounds constraints with a named end (P_1), then those that bindings ground (P_2, Eq. 15)."""
     plan, config = state.plan, state.config
-    todo = [
+    indices = [
         i for i, c in enumerate(plan) if c.entities and (c.variables or config.ground_constants)
     ]
-    passes = 2 if config.propagation == "single_pass" else len(plan) + 1
+    max_passes = 2 if config.propagation == "single_pass" else len(plan) + 1
     grounding = constraints.ground(plan, state.pools, state.text_bindings, config)
-    for _ in range(passes):
-        if not todo:
+    for _ in range(max_passes):
+        if not indices:
             break
-        state.pools.update((yield from look_up(state, todo, grounding.bindings)))
+        state.pools.update((yield from search_graph(state, indices, grounding.bindings)))
         grounding = constraints.ground(plan, state.pools, state.text_bindings, config)
         if config.bind_from_text:
-            grounding = yield from fill(state, todo, grounding)
-        todo = [
+            grounding = yield from bind_from_text(state, indices, grounding)
+        indices = [
             i
             for i, constraint in enumerate(plan)
             if i not in state.pools and set(constraint.variables) & set(grounding.bindings)
@@ -130,88 +124,91 @@ def ground_plan(state: State) -> Program[Grounding]:
     return grounding
 
 
-def fill(state: State, places: Sequence[int], grounding: Grounding) -> Program[Grounding]:
-    """Binds unknowns that others wait for, and that the graph does not bind, from text."""
-    others = collections.Counter(v for constraint in state.plan for v in constraint.variables)
-    wanted: dict[str, int] = {}
-    for place in places:
-        for variable in state.plan[place].variables:
-            if variable not in grounding.bindings and others[variable] > 1:
-                wanted.setdefault(variable, place)
-    if not wanted:
+def bind_from_text(
+    state: State, indices: Sequence[int], grounding: Grounding
+) -> Program[Grounding]:
+    """Reads the names of unbound unknowns that other constraints need from recovered texts."""
+    num_uses = collections.Counter(v for constraint in state.plan for v in constraint.variables)
+    source: dict[str, int] = {}  # The constraint whose texts are read for an unknown.
+    for i in indices:
+        for variable in state.plan[i].variables:
+            if variable not in grounding.bindings and num_uses[variable] > 1:
+                source.setdefault(variable, i)
+    if not source:
         return grounding
-    yield from recover(state, tuple(dict.fromkeys(wanted.values())), grounding.bindings)
+    yield from search_text(state, tuple(dict.fromkeys(source.values())), grounding.bindings)
     responses: list[Generated] = yield [
         Generate(
             prompts.fill_messages(
-                constraints.instances(state.plan[place], grounding.bindings)[0],
+                constraints.instances(state.plan[i], grounding.bindings)[0],
                 variable,
-                [text.line for text in state.texts[place]],
+                [text.line for text in state.texts[i]],
             ),
             "planner",
             max_tokens=32,
         )
-        for variable, place in wanted.items()
+        for variable, i in source.items()
     ]
-    for variable, response in zip(wanted, responses, strict=True):
+    for variable, response in zip(source, responses, strict=True):
         if (value := prompts.parse_fill(response.text)) is not None:
             state.text_bindings[variable] = (value,)
     return constraints.ground(state.plan, state.pools, state.text_bindings, state.config)
 
 
-# ---------------------------------------------------------------------------- evidence and answer
+# --------------------------------------------------------------------------- evidence and answer
 
 
 class Block(NamedTuple):
-    """B_i: a constraint's state and its evidence (Eq. 16)."""
+    """B_i: the evidence of a constraint, and its state (Eq. 16)."""
 
-    place: int
+    index: int
     resolved: bool
     kept: tuple[Candidate, ...]
     texts: tuple[Excerpt, ...]
 
 
 def collect_evidence(state: State, grounding: Grounding) -> Program[list[Block]]:
-    """Of resolved constraints the sources of their candidates, of the others recovered texts."""
+    """Collects the sources of resolved constraints, and texts for the others (section 3.3)."""
     config = state.config
-    resolved = [i for i in sorted(grounding.resolved) if i not in state.texts]
-    kept = {i: state.pools[i].candidates for i in resolved}
-    if config.consistent_only:
-        kept = {
-            i: constraints.consistent(state.pools[i], grounding.bindings, config) for i in resolved
-        }
+    kept = {
+        i: constraints.consistent(state.pools[i], grounding.bindings, config)
+        if config.consistent_only
+        else state.pools[i].candidates
+        for i in sorted(grounding.resolved)
+        if i not in state.texts
+    }
     if config.kg_scope == "corpus" and config.fetch_sources:
-        sources = (p for own in kept.values() for c in own for p, _ in c.fact.sources)
-        unseen = tuple(dict.fromkeys(p for p in sources if p and p not in state.passages))
-        if unseen:
-            fetched: Retrieved = yield Fetch(unseen)
-            state.see(fetched.passages)
-    texts = {i: best(_source_texts(state, own)) for i, own in kept.items()}
+        sources = (p for candidates in kept.values() for c in candidates for p, _ in c.fact.sources)
+        missing = tuple(dict.fromkeys(p for p in sources if p and p not in state.passages))
+        if missing:
+            fetched: Retrieved = yield Fetch(missing)
+            state.add_retrieved(fetched.passages)
+    texts = {i: best_excerpts(_sources(state, candidates)) for i, candidates in kept.items()}
     unread = [i for i in range(len(state.plan)) if i not in texts and i not in state.texts]
     if config.recover_if_empty:
-        unread += [i for i, own in texts.items() if not own]
+        unread += [i for i, excerpts in texts.items() if not excerpts]
     if unread:
-        yield from recover(state, unread, grounding.bindings)
+        yield from search_text(state, unread, grounding.bindings)
     return [
         Block(i, i in kept, kept.get(i, ()), texts.get(i) or state.texts.get(i, ()))
         for i in range(len(state.plan))
     ]
 
 
-def _source_texts(state: State, kept: Sequence[Candidate]) -> Iterable[Excerpt]:
-    for fact, score in kept:
+def _sources(state: State, candidates: Sequence[Candidate]) -> Iterable[Excerpt]:
+    """The excerpts that state candidates, as ``config.resolved_evidence`` selects them."""
+    unit = state.config.resolved_evidence
+    for fact, score in candidates:
         for passage_id, _ in fact.sources:
             passage = state.passages.get(passage_id or "")
             if passage is None:
                 continue
-            kind = state.config.resolved_evidence
-            if kind == "passage":
+            if unit == "sentence":
+                index = _naming_sentence(passage, fact.triple, state.config)
+                if index is not None:
+                    yield Excerpt(passage, index, score)
+            elif unit == "passage" or _names_both(passage.text, fact.triple, state.config):
                 yield Excerpt(passage, None, score)
-            elif kind == "naming_passage":
-                if _names_both(passage.text, fact.triple, state.config):
-                    yield Excerpt(passage, None, score)
-            elif (place := _naming_sentence(passage, fact.triple, state.config)) is not None:
-                yield Excerpt(passage, place, score)
 
 
 def _names_both(text: str, triple: Triple, config: C2ragConfig) -> bool:
@@ -220,32 +217,27 @@ def _names_both(text: str, triple: Triple, config: C2ragConfig) -> bool:
 
 
 def _naming_sentence(passage: Passage, triple: Triple, config: C2ragConfig) -> int | None:
-    """The first sentence that has both names of a triple."""
-    for place, sentence in enumerate(sentences_of(passage)):
-        if _names_both(sentence, triple, config):
-            return place
-    return None
+    """The index of the first sentence that contains both names of a triple."""
+    sentences = enumerate(sentences_of(passage))
+    return next((i for i, sentence in sentences if _names_both(sentence, triple, config)), None)
 
 
 def answer(state: State, blocks: Sequence[Block]) -> Program[Attempt]:
-    """The reader's answer from the blocks, in the order of the plan."""
-    config, most = state.config, state.config.max_texts or None
-    shown = [
-        (linearise(state.plan[block.place]), [text.line for text in block.texts[:most]])
+    """Returns the reader's answer from the blocks, in the order of the plan (Eq. 16)."""
+    config, max_texts = state.config, state.config.max_texts or None
+    lines_of = [
+        (linearise(state.plan[block.index]), [text.line for text in block.texts[:max_texts]])
         for block in blocks
     ]
-    lines = tuple(dict.fromkeys(line for _, texts in shown for line in texts))
+    lines = tuple(dict.fromkeys(line for _, lines in lines_of for line in lines))
     if config.reader_format == "blocks":
-        messages = prompts.answer_messages(state.question, shown)
+        messages = prompts.answer_messages(state.question, lines_of)
     else:
         messages = reading_prompts.answer_messages(
             state.question, "passage", lines, may_refuse=False, reader_format=config.reader_format
         )
-    response: Generated = yield Generate(messages, "reader")
-    found, sufficient, problem = parse_response(response, config.reader_format)
-    if problem is not None:
-        state.parse_errors[f"answer_{problem}"] += 1
-    return Attempt("passage", lines, response.text, found, sufficient)
+    parse = parser_of(config.reader_format)
+    return (yield from ask_reader(messages, "passage", lines, state.parse_errors, parse=parse))
 
 
 def _prediction(
@@ -255,18 +247,20 @@ def _prediction(
     kept = sorted((c for block in blocks for c in block.kept), key=lambda c: -c.score)
     if state.config.recall_order == "score":
         texts = sorted(texts, key=lambda text: -text.score)
-    places = [(t.passage.id, t.sentence) for t in texts] + [s for c in kept for s in c.fact.sources]
+    sources = [(t.passage.id, t.sentence) for t in texts] + [
+        s for c in kept for s in c.fact.sources
+    ]
     steps = [*steps, *(_step(state, block, grounding) for block in blocks)]
-    queries = [*(step.query for step in steps[1:]), None]
+    next_queries = [*(step.query for step in steps[1:]), None]
     return Prediction(
         attempt.answer,
         attempt.granularity,
         tuple(dict.fromkeys(text.passage.id for text in texts)),
-        tuple(dict.fromkeys((p, s) for p, s in places if p is not None and s is not None)),
+        tuple(dict.fromkeys((p, s) for p, s in sources if p is not None and s is not None)),
         tuple(dict.fromkeys(candidate.fact.triple for candidate in kept)),
         tuple(
             dataclasses.replace(step, next_query=query)
-            for step, query in zip(steps, queries, strict=True)
+            for step, query in zip(steps, next_queries, strict=True)
         ),
         (attempt,),
         {kind: count for kind, count in sorted(state.parse_errors.items()) if count},
@@ -274,10 +268,10 @@ def _prediction(
 
 
 def _step(state: State, block: Block, grounding: Grounding) -> Step:
-    """A constraint as a trace shows it."""
-    constraint = state.plan[block.place]
-    pool = state.pools.get(block.place, CandidatePool(constraint))
-    n_eff = grounding.n_eff.get(block.place)
+    """A constraint as a step of the trace."""
+    constraint = state.plan[block.index]
+    pool = state.pools.get(block.index, CandidatePool(constraint))
+    n_eff = grounding.n_eff.get(block.index)
     names = {
         v: list(grounding.bindings[v]) for v in constraint.variables if v in grounding.bindings
     }

@@ -1,8 +1,8 @@
-"""C2RAG's messages and parsers: the plan of constraints, an unknown read from text, the answer.
+"""C2RAG's prompts and parsers: planning, reading a name from text, answering.
 
-The paper publishes no prompt: purposes and fields are the paper's (sections 3.2 and 3.4), words and
-examples ours. What a model writes is hostile input: it is searched and parsed, never evaluated, and
-whatever is wrong with it is named, so that it can be counted.
+The paper publishes no prompts. Purposes and fields are the paper's (sections 3.2 and 3.4), words
+and examples ours. Responses are untrusted: they are parsed, never evaluated, and every kind of
+malformed output has a name under which it is counted.
 """
 
 import json
@@ -11,16 +11,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cirag_jax.llm.types import Message
+from cirag_jax.methods.common.prompt_parts import object_schema, one_line
 from cirag_jax.methods.common.reading_prompts import EXAMPLE_QUERY
 from cirag_jax.methods.common.refusals import refuses
 from cirag_jax.methods.common.short_answers import parse_short_answer
 from cirag_jax.methods.common.tolerant_json import find_json
 from cirag_jax.triples.normalization import name_key
 
-# A word of a name, and what may stand between two of them. Possessives end a name.
+# A word of a name, and the small words between two of them. A possessive ends a name.
 _WORD = r"(?:[A-Z0-9][\w.&/-]*(?:'(?!s\b)\w+)?)"
 _NAME = re.compile(rf"\b{_WORD}(?:,? (?:(?:of|the|and|for|de|la|van|von) ){{0,2}}{_WORD})*")
-# Questions begin with these; none of them is a name for that.
+# First words of questions, which are not names although they are capitalised.
 _FIRST_WORDS = frozenset(
     {
         "who", "whom", "whose", "what", "which", "where", "when", "why", "how", "in", "on", "at",
@@ -29,17 +30,17 @@ _FIRST_WORDS = frozenset(
     }
 )  # fmt: skip
 
-MAX_ITEMS = 100  # of one response that are looked at
-MAX_CHARS = 200  # of a name or a relation
-_KEYS = ("constraints", "triples")  # ours, and the released code's
+MAX_ITEMS = 100  # Constraints of one response that are parsed.
+MAX_CHARS = 200  # Of a name or a relation.
+_KEYS = ("constraints", "triples")  # Ours, and the released code's.
 _VARIANTS = ("variants", "relation_variants")
 
 
 class Constraint(NamedTuple):
-    """A triple pattern tau = (h, r, t), whose unknowns begin with "?" and are named for their type.
+    """A triple pattern tau = (h, r, t) (Eq. 1).
 
-    ``variants`` are other wordings of the relation. A question that stands for itself (`textual`)
-    has a relation alone.
+    Unknowns begin with "?" and are named for their type. ``variants`` are other wordings of the
+    relation. A question as a constraint (`textual`) has only a relation.
     """
 
     head: str
@@ -49,27 +50,27 @@ class Constraint(NamedTuple):
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """The unknowns, each once."""
+        """The unknowns, without repeats."""
         return tuple(dict.fromkeys(end for end in (self.head, self.tail) if is_variable(end)))
 
     @property
     def entities(self) -> tuple[str, ...]:
-        """The ends that are named."""
+        """The named ends."""
         return tuple(end for end in (self.head, self.tail) if end and not is_variable(end))
 
     @property
     def relations(self) -> tuple[str, ...]:
-        """The relation and its variants, each once."""
+        """The relation and its variants, without repeats."""
         return tuple(dict.fromkeys((self.relation, *self.variants)))
 
 
 class Plan(NamedTuple):
-    """What a planner's response says.
+    """A parsed plan P.
 
     Attributes:
-      constraints: in its order.
-      problem: why the plan cannot be used, as a sentence for the planner; empty: it can.
-      parse_errors: kinds of malformed output met, one entry each time.
+      constraints: the constraints in order.
+      problem: why the plan is unusable, as a sentence for the planner; empty if it is usable.
+      parse_errors: kinds of malformed output, one entry per occurrence.
     """
 
     constraints: tuple[Constraint, ...]
@@ -78,19 +79,19 @@ class Plan(NamedTuple):
 
 
 def is_variable(end: str) -> bool:
-    """Whether an end of a constraint is an unknown."""
+    """Returns whether an end of a constraint is an unknown."""
     return end.startswith("?")
 
 
 def textual(question: str) -> Constraint:
-    """The constraint of a question without a plan: it is looked up in text alone."""
+    """Returns a question as a constraint, which is only looked up in text."""
     return Constraint("", question, "")
 
 
 def linearise(constraint: Constraint, relation: str | None = None) -> str:
-    """Lin(tau): the parts that there are, as one line; ``relation`` in place of its own."""
-    parts = (constraint.head, constraint.relation if relation is None else relation)
-    return " — ".join(part for part in (*parts, constraint.tail) if part)
+    """Returns Lin(tau), the nonempty parts on one line; ``relation`` replaces the relation."""
+    relation = constraint.relation if relation is None else relation
+    return " — ".join(filter(None, (constraint.head, relation, constraint.tail)))
 
 
 # --------------------------------------------------------------------------------------- planning
@@ -140,36 +141,36 @@ NUM_EXAMPLES = len(_EXAMPLES)
 def plan_messages(
     question: str, *, num_variants: int, max_constraints: int, num_examples: int
 ) -> tuple[Message, ...]:
-    """The planner's conversation.
+    """Returns the planner's conversation.
 
     Args:
       question: q.
-      num_variants: m, wordings of a relation, its first one included.
-      max_constraints: k at most.
-      num_examples: worked examples shown, up to `NUM_EXAMPLES`.
+      num_variants: m, wordings per relation, including the first one.
+      max_constraints: k, maximum number of constraints.
+      num_examples: number of worked examples, at most `NUM_EXAMPLES`.
     """
     shape = render_plan([Constraint("...", "...", "...", ("...",))], num_variants)
     variants = _VARIANTS_TASK.format(count=num_variants - 1) if num_variants > 1 else ""
     task = _TASK.format(most=max_constraints, variants=variants, shape=shape)
-    shown = [
+    examples = [
         message
-        for asked, constraints in _EXAMPLES[:num_examples]
+        for example, constraints in _EXAMPLES[:num_examples]
         for message in (
-            Message("user", f"Question: {asked}"),
+            Message("user", f"Question: {example}"),
             Message("assistant", render_plan(constraints, num_variants)),
         )
     ]
-    return (Message("system", task), *shown, Message("user", f"Question: {question}"))
+    return (Message("system", task), *examples, Message("user", f"Question: {question}"))
 
 
 def ask_again(messages: Sequence[Message], response: str, problem: str) -> tuple[Message, ...]:
-    """The conversation that asks for a plan once more."""
+    """Returns the conversation that requests an unusable plan again."""
     reminder = f"This plan cannot be used: {problem} Write the whole plan again."
     return (*messages, Message("assistant", response), Message("user", reminder))
 
 
 def render_plan(constraints: Iterable[Constraint], num_variants: int) -> str:
-    """A plan in the format asked for."""
+    """Returns a plan as JSON."""
     rows = []
     for constraint in constraints:
         row: dict[str, Any] = dict(zip(("head", "relation", "tail"), constraint, strict=False))
@@ -180,10 +181,10 @@ def render_plan(constraints: Iterable[Constraint], num_variants: int) -> str:
 
 
 def plan_schema(question: str, *, num_variants: int, max_constraints: int) -> Mapping[str, Any]:
-    """The JSON schema of a plan, for a model that does not keep the format by itself.
+    """Returns a JSON schema of plans, for models that do not keep the format by themselves.
 
-    Every constraint has an unknown, and its names are the question's (`names_in`; where nothing in
-    it looks like one, any text).
+    Every constraint must have an unknown. Its names must be among `names_in` the question, or any
+    text if there are none.
     """
     text = {"type": "string", "minLength": 1, "maxLength": 60}
     unknown = {"type": "string", "pattern": r"^\?[a-z]{2,14}$"}
@@ -192,56 +193,44 @@ def plan_schema(question: str, *, num_variants: int, max_constraints: int) -> Ma
     more: dict[str, Any] = {}
     if num_variants > 1:
         more["variants"] = {"type": "array", "items": text, "maxItems": num_variants - 1}
-    ends = ((name, unknown), (unknown, name), (unknown, unknown))
-    rows = [_object({"head": head, "relation": text, "tail": tail, **more}) for head, tail in ends]
-    listed = {"type": "array", "items": {"anyOf": rows}, "minItems": 1, "maxItems": max_constraints}
-    return _object({"constraints": listed})
+    rows = [
+        object_schema({"head": head, "relation": text, "tail": tail, **more})
+        for head, tail in ((name, unknown), (unknown, name), (unknown, unknown))
+    ]
+    plan = {"type": "array", "items": {"anyOf": rows}, "minItems": 1, "maxItems": max_constraints}
+    return object_schema({"constraints": plan})
 
 
 def names_in(question: str) -> tuple[str, ...]:
-    """What looks like a name: runs of capitalised words and numbers, small words within them.
+    """Returns likely names: runs of capitalised words and numbers, with small words between them.
 
-    The first word counts where it is none of those that questions begin with.
+    The first word of the question counts unless questions usually begin with it.
     """
-    found = (match.group().removesuffix("'s").strip() for match in _NAME.finditer(question))
+    runs = (match.group().removesuffix("'s").strip() for match in _NAME.finditer(question))
     first = (question.split(maxsplit=1) or [""])[0].rstrip(",.?")
     names = (
         name.removeprefix(first).strip()
         if first.lower() in _FIRST_WORDS and question.lstrip().startswith(name)
         else name
-        for name in found
+        for name in runs
     )
     return tuple(dict.fromkeys(name for name in names if name))
 
 
-def _object(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": fields,
-        "required": list(fields),
-        "additionalProperties": False,
-    }
-
-
 def parse_plan(
-    text: str,
-    question: str,
-    *,
-    num_variants: int,
-    max_constraints: int,
-    truncated: bool = False,
+    text: str, question: str, *, num_variants: int, max_constraints: int, truncated: bool = False
 ) -> Plan:
-    """Reads a plan; never fails.
+    """Parses a plan; never fails.
 
-    Also takes the released code's field names, rows that are lists of three, and one row alone. A
-    row that is no constraint is dropped, as is one from an unknown to itself; a constraint without
-    an unknown and an unknown that no propagation reaches are counted and stay (our specification).
+    Accepts the field names of the released code, rows that are lists of three, and a single row.
+    Rows that are not constraints are dropped, and constraints from an end to itself. Constraints
+    without an unknown, and unknowns that no propagation can bind, are counted and kept.
 
     Args:
       text: the response.
-      question: q; a plan that names nothing from it cannot be used.
+      question: q; a plan without a name from it is unusable.
       num_variants: m; further wordings are dropped.
-      max_constraints: k; a longer plan cannot be used.
+      max_constraints: k; a longer plan is unusable.
       truncated: whether generation ended at its token limit.
     """
     rows, errors = _rows(text, truncated)
@@ -255,9 +244,9 @@ def parse_plan(
         else:
             constraints[constraint] = None
     plan = tuple(constraints)
-    asked = set(name_key(question, "unicode").split())
-    strangers = [e for c in plan for e in c.entities if asked.isdisjoint(_words(e))]
-    errors += ["plan_unnamed_entity"] * len(strangers)
+    question_words = set(name_key(question, "unicode").split())
+    foreign = [e for c in plan for e in c.entities if question_words.isdisjoint(_words(e))]
+    errors += ["plan_unnamed_entity"] * len(foreign)
     errors += ["plan_no_variable" for constraint in plan if not constraint.variables]
     errors += ["plan_unbound_variable"] * len(unreachable(plan))
     problem = ""
@@ -266,20 +255,20 @@ def parse_plan(
     elif len(plan) > max_constraints:
         problem = f"it has more than {max_constraints} constraints."
         errors.append("plan_too_long")
-    elif not any(c.variables and set(c.entities) - set(strangers) for c in plan):
+    elif not any(c.variables and set(c.entities) - set(foreign) for c in plan):
         problem = "no constraint has both a name from the question and an unknown."
     return Plan(plan, problem, tuple(errors))
 
 
 def unreachable(plan: Sequence[Constraint]) -> tuple[str, ...]:
-    """Variables that no chain of constraints connects with a name."""
-    known: set[str] = set()
+    """Returns the unknowns that no chain of constraints connects with a name."""
+    reached: set[str] = set()
     while True:
-        found = {v for c in plan if c.entities or known & set(c.variables) for v in c.variables}
-        if found <= known:
+        new = {v for c in plan if c.entities or reached & set(c.variables) for v in c.variables}
+        if new <= reached:
             break
-        known |= found
-    return tuple(dict.fromkeys(v for c in plan for v in c.variables if v not in known))
+        reached |= new
+    return tuple(dict.fromkeys(v for c in plan for v in c.variables if v not in reached))
 
 
 def _rows(text: str, truncated: bool) -> tuple[list[Any], list[str]]:
@@ -288,7 +277,7 @@ def _rows(text: str, truncated: bool) -> tuple[list[Any], list[str]]:
         if isinstance(value, dict):
             rows = value[key]
             break
-    else:  # the list alone, or one constraint, without the object around it
+    else:  # The list, or its only constraint, may lack the object around it.
         rows, problem = find_json(text, truncated=truncated)
     errors = [f"plan_{problem}"] if problem is not None else []
     if isinstance(rows, dict):
@@ -309,7 +298,7 @@ def _constraint(row: Any, num_variants: int) -> Constraint | None:
     if len(parts) != 3:
         return None
     head, relation, tail = map(_plain, parts)
-    if not (_is_end(head) and relation and _is_end(tail)):
+    if not (_words(head) and relation and _words(tail)):
         return None
     others = map(_plain, variants if isinstance(variants, list) else ())
     wordings = tuple(dict.fromkeys(o for o in others if o and o != relation))
@@ -319,15 +308,11 @@ def _constraint(row: Any, num_variants: int) -> Constraint | None:
 def _plain(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return ""
-    return " ".join(str(value).split())[:MAX_CHARS]
-
-
-def _is_end(text: str) -> bool:
-    return bool(_words(text))
+    return one_line(str(value))[:MAX_CHARS]
 
 
 def _end(text: str) -> str:
-    """A variable in one spelling, a name as it is."""
+    """An unknown in a canonical spelling, or an unchanged name."""
     return "?" + "_".join(_words(text)) if is_variable(text) else text
 
 
@@ -335,13 +320,13 @@ def _words(text: str) -> list[str]:
     return name_key(text.lstrip("?"), "unicode").split()
 
 
-# ---------------------------------------------------------------------- an unknown read from text
+# ------------------------------------------------------------------------- reading a name from text
 
 
 def fill_messages(
     constraint: Constraint, variable: str, texts: Sequence[str]
 ) -> tuple[Message, ...]:
-    """The conversation that asks a text for the value of one unknown (``bind_from_text``)."""
+    """Returns the conversation that reads an unknown's name from texts (``bind_from_text``)."""
     task = (
         f"Read the passages and say what {variable} is in the fact below. Write its name, date or "
         "number alone, as the passages write it; write none if they do not say."
@@ -353,7 +338,7 @@ def fill_messages(
 
 
 def parse_fill(text: str) -> str | None:
-    """The value of an unknown; None where the text does not say. Never fails."""
+    """Returns the name of an unknown, or None if the texts do not state it; never fails."""
     value = parse_short_answer(text)[:MAX_CHARS].strip(" .")
     return None if not _words(value) or is_variable(value) or refuses(value) else value
 
@@ -370,19 +355,19 @@ then give the answer alone: a name, a date, a number or a short phrase, without 
 
 
 def answer_messages(question: str, blocks: Sequence[Block]) -> tuple[Message, ...]:
-    """The reader's conversation (Eq. 16).
+    """Returns the reader's conversation (Eq. 16).
 
     Args:
       question: q.
-      blocks: Lin(tau_i) and its texts, in the order of the plan; one without texts shows its line.
+      blocks: Lin(tau_i) and its texts, in the order of the plan.
     """
-    shown = []
+    facts = []
     for number, (line, texts) in enumerate(blocks, 1):
-        numbered = (f"[{place}] {' '.join(text.split())}" for place, text in enumerate(texts, 1))
-        shown.append("\n".join([f"Fact {number}: {line}", *numbered]))
+        numbered = (f"[{i}] {one_line(text)}" for i, text in enumerate(texts, 1))
+        facts.append("\n".join([f"Fact {number}: {line}", *numbered]))
     return (
         Message("system", _ANSWER),
         Message(
-            "user", f"Question: {question}\n\n", "\n\n".join(shown), f"\n\nQuestion: {question}"
+            "user", f"Question: {question}\n\n", "\n\n".join(facts), f"\n\nQuestion: {question}"
         ),
     )

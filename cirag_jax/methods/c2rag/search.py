@@ -1,14 +1,18 @@
-"""C2RAG's two searches for a constraint: in the graph (section 3.2), and in text (section 3.3)."""
+"""C2RAG's two searches for a constraint: in the graph (section 3.2) and in text (section 3.3).
+
+All constraints of a search are looked up together: each step is one list of requests. A `Lookup` is
+one instance of a constraint, identified by the constraint's index in the plan.
+"""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from cirag_jax.datasets.sentences import sentences_of
 from cirag_jax.methods.c2rag.constraints import Bindings, Candidate, CandidatePool, instances
 from cirag_jax.methods.c2rag.prompts import Constraint, linearise
 from cirag_jax.methods.c2rag.settings import C2ragConfig
 from cirag_jax.methods.c2rag.state import Excerpt, State
-from cirag_jax.methods.common.evidence import sentence_line
+from cirag_jax.methods.common.evidence import best_scores, sentence_line
 from cirag_jax.runtime.requests import (
     Anchor,
     Anchored,
@@ -21,145 +25,155 @@ from cirag_jax.runtime.requests import (
 from cirag_jax.triples.normalization import merge_sources
 from cirag_jax.types import Triple
 
-# ------------------------------------------------------------------------------------ in the graph
+
+class Lookup(NamedTuple):
+    """An instance of a constraint, and the index of the constraint in the plan."""
+
+    index: int
+    constraint: Constraint
 
 
-def look_up(
-    state: State, places: Sequence[int], bindings: Bindings
+def _lookups(state: State, indices: Sequence[int], bindings: Bindings) -> list[Lookup]:
+    return [Lookup(i, c) for i in indices for c in instances(state.plan[i], bindings)]
+
+
+# ----------------------------------------------------------------------------------- in the graph
+
+
+def search_graph(
+    state: State, indices: Sequence[int], bindings: Bindings
 ) -> Program[dict[int, CandidatePool]]:
-    """The refined pools C_i^top of constraints with a named end, all looked up together."""
+    """Returns the refined pools C_i^top of constraints, each of which has a named end."""
     config = state.config
-    asked = [(i, c) for i in places for c in instances(state.plan[i], bindings)]
-    anchors = yield from _anchor(state, asked)
-    aligned = yield from _align(state, asked, [triples for _, triples in anchors])
-    ranked = yield from _rerank(state, asked, aligned)
+    lookups = _lookups(state, indices, bindings)
+    anchored = yield from _match_anchors(state, lookups)  # C_i
+    aligned = yield from _align_relations(state, lookups, [triples for _, triples in anchored])
+    ranked = yield from _rerank(state, lookups, aligned)
     pools = {}
-    for place in places:
-        own = [row for row, (i, _) in enumerate(asked) if i == place]
-        best: dict[Any, Candidate] = {}
-        for fact, score in (candidate for row in own for candidate in ranked[row]):
-            known = best.get(fact.triple)
-            if known is None or score > known.score:
-                best[fact.triple] = Candidate(fact, score)
-        pools[place] = CandidatePool(
-            state.plan[place],
-            tuple(asked[row][1] for row in own),
-            tuple(dict.fromkeys(name for row in own for name in anchors[row][0])),
+    for i in indices:
+        rows = [row for row, lookup in enumerate(lookups) if lookup.index == i]
+        best: dict[Triple, Candidate] = {}
+        for candidate in (candidate for row in rows for candidate in ranked[row]):
+            known = best.get(candidate.fact.triple)
+            if known is None or candidate.score > known.score:
+                best[candidate.fact.triple] = candidate
+        pools[i] = CandidatePool(
+            state.plan[i],
+            tuple(lookups[row].constraint for row in rows),
+            tuple(dict.fromkeys(name for row in rows for name in anchored[row][0])),
             tuple(sorted(best.values(), key=lambda c: -c.score))[: config.num_structural],
-            tuple(v for v in state.plan[place].variables if v not in bindings),
+            tuple(v for v in state.plan[i].variables if v not in bindings),
         )
     return pools
 
 
-def _is_coarse(state: State, place: int) -> bool:
-    return not state.config.use_constraints or place < state.config.plain_hops
+def _is_coarse(state: State, lookup: Lookup) -> bool:
+    """Whether all triples of the graph are candidates (w/o Constraint, NoC2RAG)."""
+    return not state.config.use_constraints or lookup.index < state.config.plain_hops
 
 
-def _anchor(
-    state: State, asked: Sequence[tuple[int, Constraint]]
+def _match_anchors(
+    state: State, lookups: Sequence[Lookup]
 ) -> Program[list[tuple[tuple[str, ...], tuple[Triple, ...]]]]:
-    """Of each constraint, the entities that its named ends match, and the triples around them."""
+    """For each lookup, the anchors of its named ends and the triples around them (Eq. 3 and 4)."""
     config, graph = state.config, state.graph
-    fine = [c for i, c in asked if not _is_coarse(state, i)]
-    surfaces = tuple(dict.fromkeys(surface for c in fine for surface in c.entities))
+    named = [lookup.constraint for lookup in lookups if not _is_coarse(state, lookup)]
+    surfaces = tuple(dict.fromkeys(surface for c in named for surface in c.entities))
     if graph is None:
-        requests = [Anchor(s, config.num_anchors, config.anchor_match) for s in surfaces]
-        responses: list[Anchored] = yield requests
-        found = {s: (r.entities, r.triples) for s, r in zip(surfaces, responses, strict=True)}
+        responses: list[Anchored] = yield [
+            Anchor(s, config.num_anchors, config.anchor_match) for s in surfaces
+        ]
+        near = {s: (r.entities, r.triples) for s, r in zip(surfaces, responses, strict=True)}
     else:
-        names = {s: graph.anchors(s, config.num_anchors, config.anchor_match) for s in surfaces}
-        found = {s: (near, graph.neighbours(near)) for s, near in names.items()}
+        anchors = {s: graph.anchors(s, config.num_anchors, config.anchor_match) for s in surfaces}
+        near = {s: (names, graph.neighbours(names)) for s, names in anchors.items()}
     anchored = []
-    for place, constraint in asked:
-        if graph is not None and _is_coarse(state, place):
+    for lookup in lookups:
+        if graph is not None and _is_coarse(state, lookup):
             anchored.append(((), tuple(graph.triples)))
             continue
-        near = [found[surface] for surface in constraint.entities]
-        anchored.append(
-            (
-                tuple(dict.fromkeys(name for entities, _ in near for name in entities)),
-                tuple(dict.fromkeys(triple for _, triples in near for triple in triples)),
-            )
-        )
+        matches = [near[surface] for surface in lookup.constraint.entities]
+        names = tuple(dict.fromkeys(name for entities, _ in matches for name in entities))
+        triples = tuple(dict.fromkeys(triple for _, triples in matches for triple in triples))
+        anchored.append((names, triples))
     return anchored
 
 
-def _align(
-    state: State, asked: Sequence[tuple[int, Constraint]], pools: Sequence[Sequence[Triple]]
+def _align_relations(
+    state: State, lookups: Sequence[Lookup], pools: Sequence[Sequence[Triple]]
 ) -> Program[list[list[Candidate]]]:
-    """C_i^init: the R candidates whose relation is nearest to a wording of the constraint's."""
+    """C_i^init: the R candidates of each lookup with the best relations (Eq. 5)."""
     config = state.config
     facts = [merge_sources(pool, config.normalization) for pool in pools]
-    requests, owners = [], []
-    for row, (place, constraint) in enumerate(asked):
+    requests, rows = [], []
+    for row, lookup in enumerate(lookups):
         if not facts[row]:
             continue
-        if _is_coarse(state, place):
+        if _is_coarse(state, lookup):
             triples = tuple(fact.triple for fact in facts[row])
-            wanted = [Rank(linearise(constraint), triples, config.num_structural, "relations")]
+            query = linearise(lookup.constraint)
+            ranks = [Rank(query, triples, config.num_structural, "relations")]
         elif config.use_relations:
             relations = tuple(dict.fromkeys(fact.triple.relation for fact in facts[row]))
-            wanted = [Rank(r, relations, 0, "relations") for r in constraint.relations]
+            ranks = [Rank(r, relations, 0, "relations") for r in lookup.constraint.relations]
         else:
             continue
-        requests += wanted
-        owners += [row] * len(wanted)
-    ranked: list[Ranked[Any]] = yield requests
-    score: list[dict[Any, float]] = [{} for _ in asked]
-    for row, found in zip(owners, ranked, strict=True):
-        for text, value in zip(found.texts, found.scores, strict=True):
-            score[row][text] = max(value, score[row].get(text, value))
+        requests += ranks
+        rows += [row] * len(ranks)
+    responses: list[Ranked[Any]] = yield requests
+    pairs: list[list[tuple[Any, float]]] = [[] for _ in lookups]
+    for row, ranked in zip(rows, responses, strict=True):
+        pairs[row] += zip(ranked.texts, ranked.scores, strict=True)
     aligned = []
-    for row, (place, _) in enumerate(asked):
-        if _is_coarse(state, place):
-            chosen = [
-                Candidate(f, score[row][f.triple]) for f in facts[row] if f.triple in score[row]
-            ]
+    for row, lookup in enumerate(lookups):
+        score = best_scores(pairs[row])
+        if _is_coarse(state, lookup):
+            chosen = [Candidate(f, score[f.triple]) for f in facts[row] if f.triple in score]
         elif not config.use_relations:
             aligned.append([Candidate(fact, 0.0) for fact in facts[row]])
             continue
         else:
-            chosen = [Candidate(fact, score[row][fact.triple.relation]) for fact in facts[row]]
+            chosen = [Candidate(fact, score[fact.triple.relation]) for fact in facts[row]]
         chosen.sort(key=lambda candidate: -candidate.score)
         aligned.append(chosen[: config.num_relations])
     return aligned
 
 
 def _rerank(
-    state: State, asked: Sequence[tuple[int, Constraint]], aligned: Sequence[Sequence[Candidate]]
+    state: State, lookups: Sequence[Lookup], aligned: Sequence[Sequence[Candidate]]
 ) -> Program[list[list[Candidate]]]:
-    """The scores z of Eq. 6, and the K_s best candidates of each constraint."""
+    """The K_s best candidates of each lookup, with their scores z (Eq. 6)."""
     config = state.config
-    ranked = [list(candidates[: config.num_structural]) for candidates in aligned]
+    best = [list(candidates[: config.num_structural]) for candidates in aligned]
     if not config.rerank_structural:
-        return ranked
-    requests, owners = [], []
-    for row, (place, constraint) in enumerate(asked):
-        if aligned[row] and not _is_coarse(state, place):
-            shown = {_shown(c.fact.triple, config): c for c in aligned[row]}
-            query = f"{state.question}\n{_pattern(constraint, config)}"
-            requests.append(Rank(query, tuple(shown), config.num_structural, "triples"))
-            owners.append((row, shown))
-    found: list[Ranked[Triple]] = yield requests
-    for (row, shown), response in zip(owners, found, strict=True):
-        pairs = zip(response.texts, response.scores, strict=True)
-        ranked[row] = [Candidate(shown[text].fact, score) for text, score in pairs]
-    return ranked
+        return best
+    requests, rows = [], []
+    for row, lookup in enumerate(lookups):
+        if aligned[row] and not _is_coarse(state, lookup):
+            by_text = {_ranked_triple(c.fact.triple, config): c for c in aligned[row]}
+            query = f"{state.question}\n{_pattern(lookup.constraint, config)}"
+            requests.append(Rank(query, tuple(by_text), config.num_structural, "triples"))
+            rows.append((row, by_text))
+    responses: list[Ranked[Triple]] = yield requests
+    for (row, by_text), ranked in zip(rows, responses, strict=True):
+        pairs = zip(ranked.texts, ranked.scores, strict=True)
+        best[row] = [Candidate(by_text[text].fact, score) for text, score in pairs]
+    return best
 
 
-def _shown(triple: Triple, config: C2ragConfig) -> Triple:
-    """A candidate as the reranker sees it."""
+def _ranked_triple(triple: Triple, config: C2ragConfig) -> Triple:
+    """A candidate as the reranker reads it."""
     return triple if config.use_relations else triple._replace(relation="")
 
 
 def _pattern(constraint: Constraint, config: C2ragConfig) -> str:
-    """Lin(tau) as the rerankers see it."""
+    """Lin(tau) as the rerankers read it."""
     relation = constraint.relation
     if config.lin_relation == "variants" and constraint.variants:
         relation = f"{relation} ({' | '.join(constraint.variants)})"
     if not config.use_placeholders:
-        gone = {variable: "" for variable in constraint.variables}
-        head, tail = (gone.get(end, end) for end in (constraint.head, constraint.tail))
+        blank = {variable: "" for variable in constraint.variables}
+        head, tail = (blank.get(end, end) for end in (constraint.head, constraint.tail))
         constraint = constraint._replace(head=head, tail=tail)
     return linearise(constraint, relation if config.use_relations else "")
 
@@ -167,39 +181,46 @@ def _pattern(constraint: Constraint, config: C2ragConfig) -> str:
 # ---------------------------------------------------------------------------------------- in text
 
 
-def recover(state: State, places: Sequence[int], bindings: Bindings) -> Program[None]:
-    """The texts of constraints that the graph does not ground, all looked up together."""
+def search_text(state: State, indices: Sequence[int], bindings: Bindings) -> Program[None]:
+    """Finds texts for constraints that the graph does not ground (textual recovery)."""
     config = state.config
-    asked = [(i, c) for i in places for c in instances(state.plan[i], bindings)]
-    found: list[Retrieved] = yield [Retrieve(linearise(c), config.num_dense) for _, c in asked]
-    units = [_excerpts(response, config) for response in found]
-    for response in found:
-        state.see(response.passages)
+    lookups = _lookups(state, indices, bindings)
+    responses: list[Retrieved] = yield [
+        Retrieve(linearise(lookup.constraint), config.num_dense)
+        for lookup in lookups  # Eq. 11
+    ]
+    excerpts = [_excerpts(response, config) for response in responses]
+    for response in responses:
+        state.add_retrieved(response.passages)
     if config.rerank_texts:
-        rows = [row for row, own in enumerate(units) if own]
-        ranked: list[Ranked[Any]] = yield [
-            Rank(_text_query(state, asked[row][1]), tuple(units[row]), config.num_texts, "passages")
-            for row in rows
+        rows = [row for row, of_lookup in enumerate(excerpts) if of_lookup]
+        rankings: list[Ranked[Any]] = yield [
+            Rank(
+                _text_query(state, lookups[row].constraint),
+                tuple(excerpts[row]),
+                config.num_texts,
+                "passages",
+            )
+            for row in rows  # Eq. 12
         ]
-        for row, response in zip(rows, ranked, strict=True):
-            pairs = zip(response.texts, response.scores, strict=True)
-            units[row] = {unit: units[row][unit]._replace(score=score) for unit, score in pairs}
-    for place in places:
-        texts = [
-            t for (i, _), own in zip(asked, units, strict=True) if i == place for t in own.values()
-        ]
-        state.texts[place] = best(texts)[: config.num_texts]
+        for row, ranked in zip(rows, rankings, strict=True):
+            pairs = zip(ranked.texts, ranked.scores, strict=True)
+            excerpts[row] = {t: excerpts[row][t]._replace(score=score) for t, score in pairs}
+    for i in indices:
+        rows = [row for row, lookup in enumerate(lookups) if lookup.index == i]
+        texts = [text for row in rows for text in excerpts[row].values()]
+        state.texts[i] = best_excerpts(texts)[: config.num_texts]
 
 
-def _excerpts(found: Retrieved, config: C2ragConfig) -> dict[Any, Excerpt]:
-    """What the reranker compares -> the text it stands for, best first."""
-    pairs = zip(found.passages, found.scores, strict=True)
+def _excerpts(retrieved: Retrieved, config: C2ragConfig) -> dict[Any, Excerpt]:
+    """Maps what the reranker reads to the excerpt that it stands for, best first."""
+    pairs = zip(retrieved.passages, retrieved.scores, strict=True)
     if config.recovery_unit == "passage":
         return {passage: Excerpt(passage, None, score) for passage, score in pairs}
     return {
-        sentence_line(passage, place): Excerpt(passage, place, score)
+        sentence_line(passage, index): Excerpt(passage, index, score)
         for passage, score in pairs
-        for place, sentence in enumerate(sentences_of(passage))
+        for index, sentence in enumerate(sentences_of(passage))
         if sentence.strip()
     }
 
@@ -211,9 +232,9 @@ def _text_query(state: State, constraint: Constraint) -> str:
     return f"{state.question}\n{pattern}"
 
 
-def best(texts: Iterable[Excerpt]) -> tuple[Excerpt, ...]:
-    """By falling score, each passage or sentence once."""
-    places: dict[Any, Excerpt] = {}
-    for text in sorted(texts, key=lambda text: -text.score):
-        places.setdefault((text.passage.id, text.sentence), text)
-    return tuple(places.values())
+def best_excerpts(excerpts: Iterable[Excerpt]) -> tuple[Excerpt, ...]:
+    """Returns excerpts by score, best first, without repeats of a passage or sentence."""
+    best: dict[Any, Excerpt] = {}
+    for excerpt in sorted(excerpts, key=lambda excerpt: -excerpt.score):
+        best.setdefault((excerpt.passage.id, excerpt.sentence), excerpt)
+    return tuple(best.values())

@@ -1,4 +1,4 @@
-"""C2RAG's switches."""
+"""The settings of C2RAG."""
 
 import dataclasses
 from typing import Annotated, Literal, get_args
@@ -16,78 +16,78 @@ from cirag_jax.triples.normalization import Normalization
 from cirag_jax.types import Count, PositiveInt
 from cirag_jax.validation import check_fields
 
-# How scores become shares; see `cirag_jax.methods.c2rag.constraints.shares`.
+# How scores become a distribution; see `cirag_jax.methods.c2rag.constraints.shares`.
 Rule = Literal["always_shift", "shift_if_nonpositive", "softmax"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 
-_NO_SCORE = -1e9  # Any score reaches it.
+_NO_SCORE = -1e9  # Below every score.
 
 
 @dataclasses.dataclass(frozen=True)
 class C2ragConfig:
-    """C2RAG's switches; the defaults are the paper's, what it leaves open our specification's.
+    """C2RAG's settings; the defaults are the paper's, or ours where it gives no value.
 
     Attributes:
       num_passages: passages retrieved for the question, U(q); 20 is a whole context of MuSiQue.
-      kg_scope: the graph: per_question (the triples of U(q), as the paper) or corpus (of all
-        passages, as the released code).
-      normalization: normal form in which names are the same: unicode or ascii.
-      num_variants: m, wordings of a relation that the planner gives, the first one included.
-      max_constraints: k; a longer plan cannot be used.
-      num_examples: worked examples that the planner sees.
-      plan_schema: force the plan into its JSON schema (backends that can).
-      plan_retries: how often a plan that cannot be used is asked for again.
-      plan_failure: where it still cannot: question (one textual constraint, q itself) or empty (the
-        reader gets no evidence; released code).
-      num_anchors: E, entities that a name is anchored at.
-      anchor_match: coverage (Eq. 3) or ratio (released code: difflib's).
-      num_relations: R, candidates kept by their relation (Eq. 5).
-      num_structural: K_s, candidates kept by the reranker (Eq. 6).
-      lin_relation: Lin(tau) has the relation alone (canonical) or the variants with it (variants).
-      sufficiency: what decides whether candidates suffice: neff (Eq. 8 and 9), score (the best
-        reaches ``min_score``, which must then be given: w/o Dist), none (whatever there is: w/o
-        Check).
-      gamma: most effective candidates.
-      min_score: least score of the best candidate, of sufficiency=score and beside neff.
-      neff_unit: N_eff is taken over the triples of a constraint (paper) or over the entities of an
-        unknown (released code).
+      kg_scope: the graph of the triples of U(q) (per_question, paper) or of all passages (corpus,
+        released code).
+      normalization: normal form in which names are compared: unicode or ascii.
+      num_variants: m, wordings per relation that the planner writes, including the first one.
+      max_constraints: k, maximum number of constraints; a longer plan is unusable.
+      num_examples: worked examples that the planner is shown.
+      plan_schema: force the plan into its JSON schema (not supported by every backend).
+      plan_retries: how often an unusable plan is requested again.
+      plan_failure: without a usable plan, the question is the only constraint (question), or the
+        reader gets no evidence (empty; released code).
+      num_anchors: E, entities matched to a name.
+      anchor_match: similarity of names: coverage (Eq. 3) or ratio (difflib's; released code).
+      num_relations: R, candidates selected by their relation (Eq. 5).
+      num_structural: K_s, candidates selected by the reranker (Eq. 6).
+      lin_relation: Lin(tau) has only the relation (canonical), or also its variants (variants).
+      sufficiency: criterion for a resolved constraint: neff (Eq. 8 and 9); score (the best
+        candidate scores at least ``min_score``, which must be set; w/o Dist); none (any candidate;
+        w/o Check).
+      gamma: maximum number of effective candidates.
+      min_score: minimum score of the best candidate, with sufficiency=score or neff.
+      neff_unit: N_eff is computed over the triples of a constraint (paper), or over the entities
+        of a variable (released code).
       neff_rule: always_shift (Eq. 7), shift_if_nonpositive (released code) or softmax (ours).
-      floor_at_zero: negative scores count as 0 (released code).
-      binding_end: slot (Eq. 13) or other_end (released code: the end that is no anchor).
-      intersect: constraints on the same unknown must agree, where they can (Eq. 14); off: union.
-      max_bound: names that an unknown is bound to at most; 0: all.
-      consistent_only: evidence is of the candidates that fit the bindings alone.
-      propagation: fixpoint (until nothing new is grounded) or single_pass (once; released code).
-      ground_constants: look constraints without unknowns up in the graph (released code); off: in
-        text.
-      bind_from_text: let the planner read an unknown's name from recovered text, as the paper's
-        case study does and its section 3.3 forbids.
-      resolved_evidence: of a candidate: passage (its source), sentence (the source's first that
-        has both names; released code), or naming_passage (a source that has both; released code,
-        MuSiQue).
-      fetch_sources: of kg_scope=corpus: read sources that are not in U(q), too; off: a candidate
-        that only other passages state has no evidence (released code).
-      recover_if_empty: look a resolved constraint up in text where its evidence is empty.
-      recovery_unit: passage, or sentence (released code).
-      num_dense: K'_t, passages retrieved for a constraint that is looked up in text: from U(q)
-        where a question searches its own context alone (Eq. 11), else from all passages (ours).
-      num_texts: K_t, of these, or of their sentences, kept by the reranker.
-      recovery_question: the reranker of texts reads the question with the constraint (Eq. 12).
-      max_texts: texts of a block that the reader sees; 0: all.
-      recall_order: passages are ranked by their best score, or in the order of the plan (released
-        code).
-      reader_format: blocks (Eq. 16) or, the passages each once without the plan, as readers are
-        trained: thought, chain, brief.
-      use_constraints: off: candidates are the triples of the graph most similar to Lin(tau)
-        (w/o Constraint).
-      use_relations: off: no candidate is dropped for its relation, and the reranker sees entities
-        alone (w/o Relation).
-      use_placeholders: off: the rerankers do not see unknowns (w/o Placeholder).
-      typed_variables: off: unknowns are called ?v1, ?v2, ... (w/o Typed-Var).
-      rerank_structural: off: candidates are kept by their relation's similarity (w/o Rerank (Con)).
-      rerank_texts: off: texts are kept by the retriever's score (w/o Rerank (Rel)).
-      plain_hops: so many first constraints are looked up as without ``use_constraints``, and
-        unchecked (NoC2RAG-1, NoC2RAG-1&2).
+      floor_at_zero: count negative scores as 0 (released code).
+      binding_end: slot (Eq. 13), or other_end (the end that is not an anchor; released code).
+      intersect: constraints on the same unknown must agree if they can (Eq. 14); off takes their
+        union.
+      max_bound: maximum number of names per unknown; 0 is all.
+      consistent_only: keep only candidates that agree with the bindings.
+      propagation: fixpoint (until nothing new is grounded) or single_pass (released code).
+      ground_constants: look up constraints without unknowns in the graph (released code); off
+        looks them up in text.
+      bind_from_text: let the planner read names of unknowns from recovered text, as in the paper's
+        case study but not in its section 3.3.
+      resolved_evidence: evidence of a candidate: its source passage (passage), the first sentence
+        of the source with both names (sentence, released code), or the source if it has both names
+        (naming_passage, released code for MuSiQue).
+      fetch_sources: with kg_scope=corpus, also read sources outside U(q); off leaves a candidate
+        without evidence if only other passages state it (released code).
+      recover_if_empty: look up a resolved constraint in text if its evidence is empty.
+      recovery_unit: unit of recovered text: passage, or sentence (released code).
+      num_dense: K'_t, passages retrieved for a constraint that is looked up in text: from U(q) if
+        the question searches only its own context (Eq. 11), else from all passages (ours).
+      num_texts: K_t, passages or sentences of these that the reranker keeps.
+      recovery_question: the query of the reranker of texts contains the question (Eq. 12).
+      max_texts: maximum number of texts per block for the reader; 0 is all.
+      recall_order: rank passages by their best score, or in the order of the plan (released code).
+      reader_format: blocks (Eq. 16), or the passages without the plan in a format of CIRAG's
+        reader: thought, chain, brief.
+      use_constraints: off makes the triples of the graph that are most similar to Lin(tau) the
+        candidates (w/o Constraint).
+      use_relations: off keeps candidates with any relation, and hides relations from the reranker
+        (w/o Relation).
+      use_placeholders: off hides unknowns from the rerankers (w/o Placeholder).
+      typed_variables: off names unknowns ?v1, ?v2, ... (w/o Typed-Var).
+      rerank_structural: off selects candidates by their relation's similarity (w/o Rerank (Con)).
+      rerank_texts: off selects texts by the retriever's score (w/o Rerank (Rel)).
+      plain_hops: this number of first constraints are looked up as without ``use_constraints``, and
+        not checked (NoC2RAG-1, NoC2RAG-1&2).
     """
 
     num_passages: PositiveInt = 20
@@ -139,45 +139,50 @@ class C2ragConfig:
         check_fields(self)
         if not (self.use_relations or self.rerank_structural):
             raise UserError(
-                "use_relations=false and rerank_structural=false leave candidates without a score."
+                "use_relations=false needs rerank_structural=true; without both, candidates have "
+                "no score."
             )
         if self.kg_scope == "corpus" and not (self.use_constraints and not self.plain_hops):
-            raise UserError("without constraints, kg_scope must be per_question.")
+            raise UserError(
+                "use_constraints=false and plain_hops above 0 need kg_scope=per_question."
+            )
         if self.sufficiency == "score" and self.min_score <= _NO_SCORE:
             raise UserError(
-                "sufficiency=score needs min_score, the least score of the best candidate (0 is "
-                "where a cross-encoder takes it for relevant)."
+                "sufficiency=score needs min_score, the minimum score of the best candidate (0 is "
+                "the threshold of relevance of a cross-encoder)."
             )
         if self.sufficiency == "neff":
             self._warn()
 
     def _warn(self) -> None:
-        """Says where the check cannot tell anything (errata 15 and 16 of our specification)."""
+        """Warns if N_eff cannot separate resolved from unresolved constraints."""
         if self.gamma < 1:
-            say(f"WARNING: no candidates are fewer than one: gamma={self.gamma} resolves nothing")
+            say(f"WARNING: gamma={self.gamma} resolves no constraint, because N_eff is at least 1")
         elif self.neff_rule == "always_shift" and (
             self.num_structural < 3 or self.gamma >= self.num_structural - 1
         ):
             say(
-                f"WARNING: neff_rule=always_shift gives the lowest candidate no weight: with "
-                f"num_structural={self.num_structural} and gamma={self.gamma} nearly everything "
-                "is resolved"
+                f"WARNING: num_structural={self.num_structural} and gamma={self.gamma} resolve "
+                "nearly every constraint, because neff_rule=always_shift gives the lowest "
+                "candidate no weight"
             )
 
     @property
     def needs(self) -> Needs:
-        """The relations' ranker is the dense one; where nothing is reranked, no other is opened."""
+        """The planner, the reader, and a ranker for each enabled use."""
         abilities: tuple[Ability, ...] = ("json_schema",) if self.plan_schema else ()
         rankers = {
             "relations": self.use_relations,
             "triples": self.rerank_structural,
             "passages": self.rerank_texts,
         }
-        coarse = not self.use_constraints or self.plain_hops > 0
+        is_coarse = not self.use_constraints or self.plain_hops > 0
         return Needs(
             roles=("planner", "reader"),
             abilities={"planner": abilities} if abilities else {},
-            rankers=tuple(n for n, used in rankers.items() if used or (coarse and n != "passages")),
+            rankers=tuple(
+                name for name, used in rankers.items() if used or (is_coarse and name != "passages")
+            ),
             triples=True,
             entities=self.normalization if self.kg_scope == "corpus" else None,
         )

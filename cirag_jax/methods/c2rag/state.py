@@ -1,4 +1,4 @@
-"""The state of one question, and the evidence found for its constraints."""
+"""The state of one question while C2RAG answers it, and the texts found for its constraints."""
 
 import collections
 import dataclasses
@@ -14,7 +14,7 @@ from cirag_jax.types import Passage
 
 
 class Excerpt(NamedTuple):
-    """A piece of evidence: a passage, or one sentence of it, and its score."""
+    """A text of evidence: a passage, or one of its sentences (by index), with its score."""
 
     passage: Passage
     sentence: int | None
@@ -22,7 +22,7 @@ class Excerpt(NamedTuple):
 
     @property
     def line(self) -> str:
-        """As the reader sees it."""
+        """The text as the reader reads it."""
         if self.sentence is None:
             return passage_line(self.passage)
         return sentence_line(self.passage, self.sentence)
@@ -30,18 +30,18 @@ class Excerpt(NamedTuple):
 
 @dataclasses.dataclass
 class State:
-    """The state of one question.
+    """The state of one question. Constraints are identified by their index in the plan.
 
     Attributes:
       question: q.
-      config: the switches.
-      passages: everything retrieved, by id, in order.
-      graph: of U(q); None: the corpus's, which is asked for.
-      plan: the constraints.
-      pools: what was found in the graph, by place in the plan.
-      texts: what was recovered from text, by place in the plan.
+      config: the settings.
+      passages: all retrieved passages by id, in order.
+      graph: the graph of U(q); None if the graph is the corpus's, which requests search.
+      plan: P, the constraints.
+      pools: candidates found in the graph, by constraint.
+      texts: texts found by textual recovery, by constraint.
       text_bindings: bindings read from text.
-      parse_errors: malformed output by kind.
+      parse_errors: number of malformed outputs of each kind.
     """
 
     question: str
@@ -54,6 +54,6 @@ class State:
     text_bindings: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     parse_errors: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
-    def see(self, passages: Iterable[Passage]) -> None:
-        """Notes passages."""
+    def add_retrieved(self, passages: Iterable[Passage]) -> None:
+        """Records retrieved passages."""
         self.passages.update((p.id, p) for p in passages if p.id not in self.passages)

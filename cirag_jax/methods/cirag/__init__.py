@@ -1,1 +1,1 @@
-"""CIRAG: iterative construction and integration, then cascaded answering."""
+"""CIRAG: iterative construction-integration, then adaptive cascaded generation."""

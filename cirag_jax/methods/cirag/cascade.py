@@ -1,50 +1,54 @@
-"""The cascade: an answer from triples, else from sentences, else from passages (CIRAG, 3.4).
+"""Adaptive cascaded generation (section 3.4): answers from triples, sentences, then passages.
 
-CIRAG reads by it, and so may another method that collects `Evidence`.
+The reader may refuse at each granularity; the first answer that is not a refusal counts. Any method
+that collects `Evidence` can use the cascade.
 """
 
 import collections
+import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Protocol
 
 from cirag_jax.methods.common import reading_prompts
 from cirag_jax.methods.common.evidence import Evidence, passage_line, triple_line
-from cirag_jax.runtime.requests import Generate, Generated, Program
+from cirag_jax.methods.common.reading import ask_reader
+from cirag_jax.runtime.requests import Program
 from cirag_jax.triples.normalization import normalise
 from cirag_jax.types import Attempt, Granularity, Passage
 
 
 class CascadeConfig(Protocol):
-    """What the cascade reads of a method's settings; `CiragConfig` describes the fields."""
+    """The settings that the cascade reads; `CiragConfig` describes them."""
 
     @property
     def pools(self) -> tuple[Granularity, ...]:
-        """Granularities that can hold something, in the order of the cascade."""
+        """Granularities whose pools can hold evidence, in the order of the cascade."""
         ...
 
     @property
     def force_answer(self) -> bool:
-        """See above."""
+        """Whether the reader must answer if it refused at every granularity."""
         ...
 
     @property
     def wide_refusal(self) -> bool:
-        """See above."""
+        """Whether paraphrases of "Unanswerable" are refusals."""
         ...
 
     @property
     def grounded_answers(self) -> bool:
-        """See above."""
+        """Whether answers that do not occur in the evidence are refusals."""
         ...
 
     @property
     def reader_format(self) -> str:
-        """See above."""
+        """Format of the prompt and the answer."""
         ...
 
     @property
     def answer_tokens(self) -> int:
-        """See above."""
+        """Most new tokens of an answer."""
         ...
 
 
@@ -55,10 +59,10 @@ def cascade(
     config: CascadeConfig,
     parse_errors: collections.Counter[str],
 ) -> Program[list[Attempt]]:
-    """Triples, then sentences, then passages: the first granularity whose answer is no refusal.
+    """Reads one granularity after the other until the reader answers (Eq. 5 and 6).
 
-    An empty pool is refused without a call, except that of the passages, which the first round's
-    documents D_1 then fill.
+    An empty pool counts as a refusal, without a call. An empty pool of passages is filled with the
+    passages ``first`` of the first round (D_1).
     """
     attempts: list[Attempt] = []
     for granularity in config.pools:
@@ -73,20 +77,19 @@ def cascade(
         granularity, pool = attempts[-1].granularity, attempts[-1].evidence
         if not pool:
             granularity, pool = "passage", _pool("passage", evidence, first)
-        attempts.append(
-            (yield from _read(question, granularity, pool, config, parse_errors, False))
-        )
+        attempt = yield from _read(question, granularity, pool, config, parse_errors, False)
+        attempts.append(attempt)
     return attempts
 
 
 def _pool(
     granularity: Granularity, evidence: Evidence, first: Sequence[Passage]
 ) -> tuple[str, ...]:
-    """C, S or D as the reader sees it."""
+    """The lines of the pool C, S or D that the reader reads."""
     if granularity == "triple":
         return tuple(triple_line(t, evidence.normalization) for t in evidence.triples)
     if granularity == "sentence":
-        return tuple(evidence.sentence(place) for place in evidence.sentences)
+        return tuple(map(evidence.sentence, evidence.sentences))
     return tuple(passage_line(p) for p in evidence.passages or first)
 
 
@@ -98,34 +101,27 @@ def _read(
     parse_errors: collections.Counter[str],
     may_refuse: bool = True,
 ) -> Program[Attempt]:
-    """M_R reads one pool; Suf is 0 where its answer is the refusal."""
-    response: Generated = yield Generate(
-        reading_prompts.answer_messages(
-            question,
-            granularity,
-            pool,
-            may_refuse=may_refuse,
-            reader_format=config.reader_format,
-        ),
-        "reader",
+    """a^(g) = M_R(x, C^(g), I^(g)) of Eq. 5, with its sufficiency Suf."""
+    messages = reading_prompts.answer_messages(
+        question, granularity, pool, may_refuse=may_refuse, reader_format=config.reader_format
+    )
+    attempt = yield from ask_reader(
+        messages,
+        granularity,
+        pool,
+        parse_errors,
+        parse=functools.partial(reading_prompts.parse_answer, wide=config.wide_refusal),
         max_tokens=config.answer_tokens,
     )
-    answer, sufficient, problem = reading_prompts.parse_answer(
-        response.text,
-        wide=config.wide_refusal,
-        truncated=response.finish_reason == "length",
-    )
-    if problem is not None:
-        parse_errors[f"answer_{problem}"] += 1
-    if config.grounded_answers and not holds(pool, answer):
-        sufficient = False
-    return Attempt(granularity, pool, response.text, answer, sufficient)
+    if config.grounded_answers and not contains_answer(pool, attempt.answer):
+        return dataclasses.replace(attempt, sufficient=False)
+    return attempt
 
 
-def holds(pool: Sequence[str], answer: str) -> bool:
-    """Whether the evidence has the answer's words in a row; it need not have a yes or a no.
+def contains_answer(pool: Sequence[str], answer: str) -> bool:
+    """Returns whether the words of the answer occur in a row in the evidence, or it is yes or no.
 
-    In ascii or in unicode: triples may be shown as ascii ("sk ne"), which other scripts lack.
+    Words are compared in the forms ascii and unicode, because triples may be shown in ascii.
     """
     for form in ("ascii", "unicode"):
         words = normalise(answer, form)
@@ -136,14 +132,14 @@ def holds(pool: Sequence[str], answer: str) -> bool:
     return False
 
 
-def outcome(attempts: Sequence[Attempt], config: CascadeConfig) -> tuple[str, Granularity]:
-    """The answer of the last attempt, and the granularity that gave it.
+def final_answer(attempts: Sequence[Attempt], config: CascadeConfig) -> tuple[str, Granularity]:
+    """Returns the last answer a^(g*) and its granularity g* (Eq. 6).
 
-    Where all refuse, that output stands, in the default bucket. So do an answer that was forced
-    and, where nobody read, the empty one.
+    The granularity is ``default`` if every attempt was refused, the answer was forced, or there
+    were no attempts.
     """
     if not attempts:
         return "", "default"
     last = attempts[-1]
-    by_itself = last.sufficient and len(attempts) <= len(config.pools)
-    return last.answer, last.granularity if by_itself else "default"
+    is_forced = len(attempts) > len(config.pools)
+    return last.answer, last.granularity if last.sufficient and not is_forced else "default"

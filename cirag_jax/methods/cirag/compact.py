@@ -1,9 +1,8 @@
-"""The compact format of integration: numbered candidates in, their numbers and a question out.
+"""The compact format of integration (ours): candidates are numbered, and kept by their numbers.
 
-Ours, not the paper's. A decision has two lines, ``Keep: 2 5`` (or ``none``) and ``Next: ...`` (or
-``done``), so that "nothing helps here" and "nothing is missing" are different words, and a fact
-costs a number instead of a copy. Triples are shown as they were extracted, sentences as an aligner
-reads them.
+A decision has two lines: ``Keep: 2 5`` (or ``none``) and ``Next: ...`` (or ``done``). So "nothing
+helps here" and "nothing is missing" are different words, and a kept fact costs a number instead of
+a copy. Triples are shown as they were extracted, sentences after the title of their passage.
 """
 
 import re
@@ -12,12 +11,14 @@ from typing import Any, Literal
 
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.cirag.decisions import Decision, Section
+from cirag_jax.methods.common.prompt_parts import one_line
 from cirag_jax.types import Sentence, Step, Triple, Unit
 
 Units = Literal["triple", "sentence"]
 
 NONE, DONE = "none", "done"
-KEEP, ENDS = "Keep:", f"Next: {DONE}"  # How a decision begins, and how the last one ends.
+KEEP = "Keep:"  # Every decision begins with it.
+LAST_LINE = f"Next: {DONE}"  # The last decision ends with it.
 
 _INSTRUCTION = """\
 You collect facts until a question can be answered. Each round shows numbered facts{form}. Reply \
@@ -32,24 +33,24 @@ SECTIONS = (
     Section("Next:", ("\n",), "", 40),
 )
 
-# Bold closes right after the colon; an asterisk further on is the text's own.
+# Bold ends right after the colon; a later asterisk belongs to the text.
 _LINE = re.compile(r"^[ \t*#-]*(keep|next)[ \t*]*:\**[ \t]*(.*)$", re.IGNORECASE)
 _NOTHING = ([DONE], [NONE], ["no", "question"], ["nothing"])
-_MOST_DIGITS = 6  # A longer number is no candidate's, and int() is quadratic.
+_MAX_DIGITS = 6  # No candidate has a longer number, and int() takes quadratic time.
 _QUESTION = "Question: "
 
 
 def messages(
     question: str, steps: Sequence[Step], candidates: Sequence[Unit], units: Units = "triple"
 ) -> list[Message]:
-    """The conversation before the decision on ``candidates``; see `methods.cirag.prompts`."""
-    made = [Message("system", _INSTRUCTION.format(form=_FORMS[units]))]
+    """Returns the conversation before a decision, as `prompts.integration_messages`."""
+    turns = [Message("system", _INSTRUCTION.format(form=_FORMS[units]))]
     for index, facts in enumerate([*(step.candidates for step in steps), candidates]):
-        head = f"{_QUESTION}{_inert(question)}\n\n" if index == 0 else ""
-        made.append(Message("user", head, _numbered(facts)))
+        head = f"{_QUESTION}{one_line(question)}\n\n" if index == 0 else ""
+        turns.append(Message("user", head, _numbered(facts)))
         if index < len(steps):
-            made.append(Message("assistant", render_decision(steps[index])))
-    return made
+            turns.append(Message("assistant", render_decision(steps[index])))
+    return turns
 
 
 def _numbered(facts: Sequence[Unit]) -> str:
@@ -58,35 +59,30 @@ def _numbered(facts: Sequence[Unit]) -> str:
 
 
 def line(fact: Unit) -> str:
-    """A candidate as it is shown: a triple, a sentence with its text, or a line itself."""
+    """Returns a candidate (a triple, a sentence with its text, or a line) as prompts show it."""
     match fact:
         case Triple():
-            return " | ".join(_inert(part).replace("|", "/") for part in fact[:3])
+            return " | ".join(one_line(part).replace("|", "/") for part in fact[:3])
         case Sentence():
-            return _inert(fact.text or "")
-    return _inert(fact)
-
-
-def _inert(text: str) -> str:
-    """One line, which can begin no other."""
-    return " ".join(text.split())
+            return one_line(fact.text or "")
+    return one_line(fact)
 
 
 def render_decision(step: Step) -> str:
-    """A round's decision; kept triples that are no candidates cannot be named, and are not."""
+    """Returns the decision of a round; kept facts that were not candidates are left out."""
     numbers = [str(n) for n, fact in enumerate(step.candidates, 1) if fact in step.kept]
-    query = DONE if step.next_query is None else _inert(step.next_query)
+    query = DONE if step.next_query is None else one_line(step.next_query)
     return f"{KEEP} {' '.join(numbers) or NONE}\nNext: {query}"
 
 
 def read_conversation(
     messages: Sequence[Message],
 ) -> tuple[list[tuple[str, tuple[str, ...]]], str, tuple[str, ...]]:
-    """The rounds of a conversation as it was shown, each its query and the lines that were kept.
+    """Parses a rendered conversation, without its worked examples.
 
     Returns:
-      The rounds before this one, this one's query and the lines of its candidates. A worked example
-      in front is skipped.
+      The decided rounds, each as its query and the lines that it kept; the query of the current
+      round; and the lines of its candidates.
     """
     start = max(i for i, message in enumerate(messages) if message.text.startswith(_QUESTION))
     query = messages[start].text.partition("\n")[0].removeprefix(_QUESTION)
@@ -103,7 +99,7 @@ def read_conversation(
 
 
 def ask_for_question(messages: Sequence[Message], response: str) -> tuple[Message, ...]:
-    """The conversation that asks once more for a missing second line."""
+    """Returns the conversation that requests a missing line ``Next:``."""
     reminder = (
         'Your reply has no line "Next:". Write that line alone, with the next question, or '
         f'"Next: {DONE}" if the facts kept so far answer the question.'
@@ -112,56 +108,57 @@ def ask_for_question(messages: Sequence[Message], response: str) -> tuple[Messag
 
 
 def parse_decision(text: str, candidates: Sequence[Any], *, truncated: bool = False) -> Decision:
-    """Reads a response; never fails.
+    """Parses a response; never fails.
 
     Args:
       text: the response.
-      candidates: what the numbers stand for.
+      candidates: the numbered candidates.
       truncated: whether generation ended at its token limit.
 
     Returns:
-      The decision; what stands outside of the two lines is its thought. Kinds of parse errors:
-      ``truncated``, ``empty``, ``no_facts``, ``no_question``, ``repeated_header``,
-      ``not_a_candidate`` (a number that no candidate has).
+      The decision, with all other lines as its thought. Kinds of parse errors: ``truncated``,
+      ``empty``, ``no_facts``, ``no_question``, ``repeated_header``, and ``not_a_candidate`` (a
+      number without a candidate).
     """
     errors = ["truncated"] if truncated else []
     if not text.strip():
         return Decision("", (), None, False, (*errors, "empty"))
-    found: dict[str, str] = {}
-    rest = []
-    for written in text.splitlines():
-        match = _LINE.match(written)
+    lines: dict[str, str] = {}
+    thought = []
+    for text_line in text.splitlines():
+        match = _LINE.match(text_line)
         if match is None:
-            rest.append(written.strip())
-        elif match[1].lower() in found:
+            thought.append(text_line.strip())
+        elif match[1].lower() in lines:
             errors.append("repeated_header")
         else:
-            found[match[1].lower()] = match[2].strip()
+            lines[match[1].lower()] = match[2].strip()
     kept: dict[Any, None] = {}
-    for number in re.findall(r"\d+", found.get("keep", "")):
-        place = int(number) if len(number) <= _MOST_DIGITS else 0
-        if 1 <= place <= len(candidates):
-            kept[candidates[place - 1]] = None
+    for digits in re.findall(r"\d+", lines.get("keep", "")):
+        number = int(digits) if len(digits) <= _MAX_DIGITS else 0
+        if 1 <= number <= len(candidates):
+            kept[candidates[number - 1]] = None
         else:
             errors.append("not_a_candidate")
-    if "keep" not in found:
+    if "keep" not in lines:
         errors.append("no_facts")
-    # An empty line that was cut off says nothing.
-    has_question = "next" in found and bool(found["next"] or not truncated)
+    # An empty line counts unless the text was cut off there.
+    has_question = "next" in lines and bool(lines["next"] or not truncated)
     if not has_question:
         errors.append("no_question")
-    query = parse_query(found.get("next", ""))
-    return Decision(" ".join(filter(None, rest)), tuple(kept), query, has_question, tuple(errors))
+    query = parse_query(lines.get("next", ""))
+    thought = " ".join(filter(None, thought))
+    return Decision(thought, tuple(kept), query, has_question, tuple(errors))
 
 
 def parse_query(text: str) -> str | None:
-    """The question of a line ``Next:``; None where it is empty or says that nothing is missing."""
+    """Returns the question of a line ``Next:``, or None if nothing is missing."""
     words = re.findall(r"\w+", text.lower())
-    return None if not words or words in _NOTHING else " ".join(text.split())
+    return None if not words or words in _NOTHING else one_line(text)
 
 
 def parse_reply(text: str, *, truncated: bool = False) -> Decision:
-    """Reads the reply to `ask_for_question`: its line, or one bare question; never fails."""
+    """Parses the reply to `ask_for_question`, a line or a bare question; never fails."""
     decision = parse_decision(text, (), truncated=truncated)
     errors = ("truncated",) if truncated else ()
     if decision.has_question:

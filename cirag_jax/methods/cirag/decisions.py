@@ -1,9 +1,9 @@
-"""What an integrator's response says, whatever the format it was written in."""
+"""Decisions of an integrator, in whichever format they were written."""
 
 import dataclasses
 from typing import Any
 
-# Every kind of malformed output that a parser of decisions names.
+# All kinds of malformed output that the parsers of decisions report.
 PARSE_ERRORS = frozenset(
     {
         *("empty", "truncated", "no_header", "no_facts", "no_question", "repeated_header"),
@@ -16,15 +16,15 @@ PARSE_ERRORS = frozenset(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Decision:
-    """What an integration response says.
+    """A parsed integration response y_t = (r_t, T~_t, a_{t+1}).
 
     Attributes:
-      thought: its reasoning; empty where it has none.
-      kept: the candidates it names, in its order, each once (triples, or sentences).
-      next_query: what to retrieve for, or None to end; meaningless unless ``has_question``.
-      has_question: whether there is a question section at all.
-      parse_errors: kinds of malformed output met, one entry each time.
-      response: the text as it came.
+      thought: the reasoning r_t, or an empty string.
+      kept: the chosen candidates T~_t (triples or sentences), without repeats.
+      next_query: the next query a_{t+1}, or None to end; meaningless unless ``has_question``.
+      has_question: whether the response has a question section.
+      parse_errors: kinds of malformed output, one entry per occurrence.
+      response: the unparsed text.
     """
 
     thought: str
@@ -37,13 +37,13 @@ class Decision:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Section:
-    """A section of the response, for a model that is led through it.
+    """A section of a response whose headers are prefilled.
 
     Attributes:
-      opening: written for the model, its header first.
-      stop: ends the model's part.
-      closing: written after it.
-      max_tokens: most tokens of the model's part.
+      opening: text before the model's part, such as the header.
+      stop: strings that end the model's part.
+      closing: text after the model's part.
+      max_tokens: most new tokens of the model's part.
     """
 
     opening: str

@@ -1,4 +1,7 @@
-"""How a language model writes a decision: freely (paper), section by section, or by probability."""
+"""Decoding a decision of a language model: freely (paper), by sections, or by probability (ours).
+
+Each way returns the response, and whether generation ended at its token limit.
+"""
 
 import numpy as np
 
@@ -11,11 +14,7 @@ from cirag_jax.runtime.requests import Generate, Generated, Program, Score, Scor
 def write_decision(
     messages: tuple[Message, ...], num_candidates: int, config: CiragConfig
 ) -> Program[tuple[str, bool]]:
-    """The integrator's response.
-
-    Returns:
-      The text, and whether generation ended at its token limit.
-    """
+    """Returns the integrator's response to ``messages``, and whether it was truncated."""
     if config.keep_above:
         return (yield from _keep_probable(messages, num_candidates, config))
     if config.prefilled_headers:
@@ -32,7 +31,7 @@ def write_decision(
 def _keep_probable(
     messages: tuple[Message, ...], num_candidates: int, config: CiragConfig
 ) -> Program[tuple[str, bool]]:
-    """A compact response that keeps the candidates of at least ``keep_above`` probability."""
+    """Keeps the candidates whose numbers have a probability of at least ``keep_above``."""
     choices = [*map(str, range(1, num_candidates + 1)), compact.NONE]
     scored: Scored = yield Score(
         (*messages, Message("assistant", compact.KEEP)),
@@ -43,8 +42,8 @@ def _keep_probable(
     logprob_N = np.asarray(scored.logprobs, np.float64)
     weight_N = np.exp(logprob_N - logprob_N.max())
     share_N = weight_N / weight_N.sum()
-    *names, _ = choices
-    kept = [name for name, p in zip(names, share_N, strict=False) if p >= config.keep_above]
+    numbers = choices[:-1]
+    kept = [n for n, share in zip(numbers, share_N, strict=False) if share >= config.keep_above]
     question = compact.SECTIONS[1]
     text = f"{compact.KEEP} {' '.join(kept) or compact.NONE}\n{question.opening}"
     response: Generated = yield Generate(
@@ -58,7 +57,7 @@ def _keep_probable(
 
 
 def _fill_sections(messages: tuple[Message, ...], config: CiragConfig) -> Program[tuple[str, bool]]:
-    """A response whose headers are given and whose sections are generated one by one."""
+    """Writes the headers for the model, which generates the sections one by one."""
     text, truncated = "", False
     for section in prompts.sections(config.prompt_format):
         text += section.opening

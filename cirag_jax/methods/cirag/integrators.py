@@ -1,6 +1,6 @@
-"""Integration: from the candidates of a round to what is kept of them and the next query.
+"""Integration (section 3.3): keeps candidates of a round and chooses the next query.
 
-The paper's integrator is a language model. An aligner, or a rule, may take its place (ours).
+The paper's integrator is a language model. An aligner or a fixed rule can replace it (ours).
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ TOP_K = 3
 
 
 def integrate(state: State, candidates: Candidates) -> Program[Decision]:
-    """K_D(x, T^, I, H): the thought r_t, the core facts T~_t and the next query a_{t+1} (Eq. 1)."""
+    """Returns thought r_t, core facts T~_t and next query a_{t+1}: K_D(x, T^, I, H) of Eq. 1."""
     if state.config.integrator == "aligner":
         return extend_chain(state, candidates)
     if state.config.integrator == "top_k":
@@ -28,7 +28,7 @@ def integrate(state: State, candidates: Candidates) -> Program[Decision]:
 
 
 def ask_model(state: State, candidates: Sequence[Fact]) -> Program[Decision]:
-    """The decision of the role ``integrator``."""
+    """Returns the decision of the language model ``integrator``."""
     config = state.config
     messages = prompts.integration_messages(
         state.question,
@@ -51,7 +51,7 @@ def ask_model(state: State, candidates: Sequence[Fact]) -> Program[Decision]:
     if not decision.has_question and text.strip() and config.retry:
         decision = yield from _ask_for_question(state, messages, text, decision)
     state.parse_errors.update(decision.parse_errors)
-    # Such a decision ends the rounds, but the model did not choose to stop.
+    # Without a question section the rounds end, although the model did not choose to stop.
     state.parse_errors["no_decision"] += not decision.has_question
     return dataclasses.replace(decision, response=text)
 
@@ -59,16 +59,13 @@ def ask_model(state: State, candidates: Sequence[Fact]) -> Program[Decision]:
 def _ask_for_question(
     state: State, messages: Sequence[Message], text: str, decision: Decision
 ) -> Program[Decision]:
-    """The decision with the next query of one more call, where ``text`` lacks it."""
+    """Requests the question section that ``text`` lacks and adds it to the decision."""
     prompt_format = state.config.prompt_format
     response: Generated = yield Generate(
         prompts.ask_for_question(messages, text, prompt_format), "integrator", max_tokens=64
     )
-    reply = prompts.parse_reply(
-        response.text,
-        prompt_format=prompt_format,
-        truncated=response.finish_reason == "length",
-    )
+    truncated = response.finish_reason == "length"
+    reply = prompts.parse_reply(response.text, prompt_format=prompt_format, truncated=truncated)
     state.parse_errors["asked_again"] += 1
     return dataclasses.replace(
         decision,
@@ -79,20 +76,16 @@ def _ask_for_question(
 
 
 def keep_top(question: str, candidates: Sequence[Fact]) -> Decision:
-    """The decision of the top-k baseline: keeps the first three, asks the question again.
-
-    Args:
-      question: x.
-      candidates: best first.
-    """
+    """Returns the decision of the baseline: keep the best three candidates, repeat the question."""
     return Decision("", tuple(candidates[:TOP_K]), question, True, ())
 
 
 def extend_chain(state: State, candidates: Candidates) -> Decision:
-    """The decision of an aligner: the best candidate that is not in the chain extends it.
+    """Returns the decision of an aligner: the best candidate outside the chain extends it.
 
-    The next query is the question and the chain. Kept are that fact and, up to ``keep`` new ones,
-    the best candidates. Without a candidate that reaches ``stop_below`` the rounds end.
+    The next query is the question with the extended chain. The decision keeps that candidate and
+    the ``config.keep`` best new ones. The rounds end if no candidate outside the chain scores at
+    least ``config.stop_below``.
     """
     config = state.config
     in_chain = {fact_key(fact, config.normalization) for fact in state.chain}

@@ -1,38 +1,43 @@
-"""CIRAG: iterative construction-integration, then adaptive cascaded generation (paper, section 3).
+"""CIRAG (paper, section 3): collects facts in rounds, then answers at rising granularity.
 
-Names follow the paper: x is the question, a_t the query of round t, D_t its passages, T^_t the
-candidate triples, T~_t the core triples; the pools C, S, D hold core triples, sentences, passages.
-What the paper does not have is off by default and stands in the modules beside this one.
+A round of *iterative construction-integration* (section 3.3) has three steps:
+
+1. `retrieve`: the K passages nearest to the current query.
+2. `construct` (candidates.py): the N triples of these passages nearest to the query.
+3. `integrate` (integrators.py): the integrator keeps the candidates that help with the question and
+   writes the next query, or ends the rounds.
+
+*Adaptive cascaded generation* (section 3.4, cascade.py) answers from the kept triples. If the
+reader refuses, it answers from the sentences that state them, and then from the passages.
+
+Symbols are the paper's: x is the question, a_t the query of round t, D_t its passages, T^_t the
+candidate triples, and T~_t the core triples. The pools C, S and D hold the core triples, sentences
+and passages of all rounds. Extensions of ours are off by default and live in the other modules.
 """
 
 from collections.abc import Sequence
 
 from cirag_jax.methods.cirag import links
 from cirag_jax.methods.cirag.candidates import construct
-from cirag_jax.methods.cirag.cascade import cascade, outcome
+from cirag_jax.methods.cirag.cascade import cascade, final_answer
 from cirag_jax.methods.cirag.decisions import Decision
 from cirag_jax.methods.cirag.integrators import integrate
 from cirag_jax.methods.cirag.queries import following_query
 from cirag_jax.methods.cirag.settings import CiragConfig
 from cirag_jax.methods.cirag.state import State
-from cirag_jax.methods.common.evidence import (
-    Candidates,
-    rank_facts,
-    rank_passages,
-    rank_sentences,
-)
+from cirag_jax.methods.common.evidence import Candidates, rank_facts, rank_passages, rank_sentences
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Program, Retrieve, Retrieved
 from cirag_jax.types import Attempt, Passage, Prediction, Question, Step, Triple
 
 
 def cirag(question: Question, config: CiragConfig) -> Program[Prediction]:
-    """Answers x: integrates facts round by round, then reads them at rising granularity."""
+    """Answers a question: construction-integration, then cascaded generation."""
     state = State(question.question, config)
-    yield from collect(state)
+    yield from collect_facts(state)
     if not config.max_steps:
         yield from _retrieve_once(state)
-    first = state.evidence.seen[: len(state.steps[0].passages)]  # D_1
+    first = state.evidence.retrieved[: len(state.steps[0].passages)]  # D_1
     attempts = yield from cascade(state.question, state.evidence, first, config, state.parse_errors)
     return _prediction(state, attempts)
 
@@ -41,14 +46,14 @@ METHOD = Method(cirag, CiragConfig)
 
 
 def construct_and_integrate(question: Question, config: CiragConfig) -> Program[Prediction]:
-    """Runs the first module alone, which distillation imitates: steps, and no answer."""
+    """Runs only construction-integration; distillation trains on its steps (section 3.5)."""
     state = State(question.question, config)
-    yield from collect(state)
+    yield from collect_facts(state)
     return _prediction(state, ())
 
 
-def collect(state: State) -> Program[None]:
-    """Iterative construction-integration (section 3.3): at most L rounds, until a_{t+1} is none."""
+def collect_facts(state: State) -> Program[None]:
+    """Runs at most L rounds of construction and integration, until there is no next query."""
     query: str | None = state.question  # a_1 = x
     for _ in range(state.config.max_steps):
         passages, linked = yield from retrieve(state, query)  # D_t
@@ -56,28 +61,24 @@ def collect(state: State) -> Program[None]:
         decision = yield from integrate(state, candidates)  # r_t, T~_t and a_{t+1} (Eq. 1)
         state.evidence.keep(decision.kept)  # C, S and D (Eq. 3 and 4)
         state.steps.append(_step(query, passages, candidates, decision))
-        query = following_query(state, decision)
+        query = following_query(state, decision)  # a_{t+1}
         if query is None:
             break
 
 
 def retrieve(state: State, query: str) -> Program[tuple[tuple[Passage, ...], tuple[Passage, ...]]]:
-    """D_t: the K passages nearest to a_t, and the linked ones after them.
-
-    Returns:
-      All passages, and those of them that links lead to; see `links.follow`.
-    """
+    """Returns the passages of a round (D_t), and those among them that links lead to (ours)."""
     retrieved: Retrieved = yield Retrieve(query, state.config.num_passages)
-    linked = yield from links.follow(state)
+    linked = yield from links.follow_links(state)
     passages = tuple({p.id: p for p in (*retrieved.passages, *linked)}.values())
-    state.evidence.see(passages)
+    state.evidence.add_retrieved(passages)
     return passages, linked
 
 
 def _retrieve_once(state: State) -> Program[None]:
-    """Without rounds, the passages nearest to x are all that is read."""
+    """Retrieves passages for the question, which the reader reads if there are no rounds."""
     retrieved: Retrieved = yield Retrieve(state.question, state.config.num_passages)
-    state.evidence.see(retrieved.passages)
+    state.evidence.add_retrieved(retrieved.passages)
     state.steps.append(Step(state.question, tuple(p.id for p in retrieved.passages)))
 
 
@@ -97,7 +98,7 @@ def _step(
 
 
 def _prediction(state: State, attempts: Sequence[Attempt]) -> Prediction:
-    answer, granularity = outcome(attempts, state.config)
+    answer, granularity = final_answer(attempts, state.config)
     facts = rank_facts(state.steps, state.config.normalization)
     return Prediction(
         answer=answer,

@@ -1,13 +1,10 @@
-"""CIRAG's messages and parsers of integration (paper, Fig. 11).
+"""The prompts of CIRAG's integration (Figure 11), and the parsers of the responses.
 
-The papers' headers and formats, in our own sentences. What a model writes is hostile input: it is
-searched and parsed, never evaluated, and whatever is wrong with it is named, so that it can be
-counted.
+Headers and formats are the paper's; the sentences are ours. Responses are untrusted: they are
+parsed, never evaluated, and every kind of malformed output has a name under which it is counted.
 """
 
 import difflib
-import hashlib
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -15,6 +12,7 @@ from typing import Any, Literal
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.cirag import compact
 from cirag_jax.methods.cirag.decisions import Decision, Section
+from cirag_jax.methods.common.prompt_parts import conversation_hash, one_line
 from cirag_jax.methods.common.reading_prompts import EXAMPLE_QUERY
 from cirag_jax.methods.common.tolerant_json import find_json
 from cirag_jax.triples.normalization import Normalization, normalise, triple_key
@@ -23,7 +21,7 @@ from cirag_jax.types import Sentence, Step, Triple
 PromptFormat = Literal["multi_turn", "paper", "compact"]
 NO_QUESTION = "<no question>"
 HEADERS = ("thought", "fact_after_filter", "question")
-# A model that runs past its own turn starts to write the next observation.
+# A model that does not end its turn writes the next observation.
 INTEGRATION_STOP = ("[[## fact_before_filter", "[[## historical_context", "[[## Original Query")
 
 _INSTRUCTION = """\
@@ -42,7 +40,7 @@ Write the thought, fact_after_filter and question sections, in this order and wi
 and nothing else."""
 
 _HEADER = re.compile(
-    # Spaces are looked for after a bracket alone: a long run of them must not cost its square.
+    # Spaces may only follow a bracket; otherwise a long run of them would take quadratic time.
     r"(?:\[{1,2}[ \t]*)?#{1,3}[ \t]*(thought|fact_after_filter|question)[ \t]*#{1,3}"
     r"[ \t]*\]{0,2}[ \t]*:?",
     re.IGNORECASE,
@@ -53,7 +51,7 @@ _DOUBLED = re.compile(r"([\[\]#])\1+")
 
 Facts = Sequence[Triple]
 
-MAX_FACTS = 500  # of one response that are looked at; each may cost a search for the closest
+MAX_FACTS = 500  # Of one response; each may require a search for the most similar candidate.
 
 
 # ------------------------------------------------------------------------------------- integration
@@ -69,22 +67,22 @@ def integration_messages(
     few_shot: bool = False,
     units: compact.Units = "triple",
 ) -> tuple[Message, ...]:
-    """The integrator's conversation before it decides on ``candidates``.
+    """Returns the integrator's conversation before it decides on ``candidates``.
 
     Args:
       question: the original query x.
-      steps: the rounds so far, with their candidates and decisions.
+      steps: the finished rounds, with their candidates and decisions.
       candidates: the current candidates, best first.
-      normalization: normalisation of the triples' surface.
-      prompt_format: ``multi_turn`` alternates observations and decisions, so that a step extends
-        the last one's prompt; ``paper`` is the single turn of Fig. 11, the history last;
-        ``compact`` is ours (`methods.cirag.compact`).
-      few_shot: begin with a worked example, in ``compact`` two (the paper has none).
-      units: what the candidates are; sentences, with their texts, in ``compact`` alone.
+      normalization: normal form in which triples are shown.
+      prompt_format: ``multi_turn`` alternates observations and decisions, so that each prompt
+        extends that of the round before; ``paper`` is the single turn of Figure 11, with the
+        history last; ``compact`` is ours (`methods.cirag.compact`).
+      few_shot: begin with a worked example, or two in ``compact`` (the paper has none).
+      units: units of the candidates; sentences need their texts and ``compact``.
     """
-    shown = _examples(normalization, prompt_format, units) if few_shot else ()
-    own = _conversation(question, steps, candidates, normalization, prompt_format, units)
-    return (*shown, *own[bool(shown) :])
+    examples = _example_turns(normalization, prompt_format, units) if few_shot else ()
+    turns = _conversation(question, steps, candidates, normalization, prompt_format, units)
+    return (*examples, *turns[bool(examples) :])
 
 
 def _conversation(
@@ -117,12 +115,12 @@ def _turns(
 def _single_turn(
     question: str, steps: Sequence[Step], candidates: Facts, normalization: Normalization
 ) -> tuple[Message, ...]:
-    """Equation 1's input. H_<t holds every round's candidates and decision, but those of this one.
+    """Returns the input of Eq. 1: the current candidates, then the history H_<t.
 
-    The paper puts the first candidates beside H and the current ones at its end; here each round's
-    stand before their decision. Truncation may drop the history, never query and current facts.
+    The paper gives the first candidates apart from H and the current ones at its end; here the
+    candidates of each round precede its decision. Truncation can only drop the history.
     """
-    now = (
+    current = (
         f"[[## Original Query ##]]\n{question}\n\n"
         f"{_observation(candidates, normalization)}\n\n[[## historical_context ##]]\n"
     )
@@ -132,7 +130,7 @@ def _single_turn(
     )
     return (
         Message("system", _INSTRUCTION),
-        Message("user", now, "\n\n".join(rounds) or "none"),
+        Message("user", current, "\n\n".join(rounds) or "none"),
     )
 
 
@@ -146,7 +144,7 @@ def prompt_digest(
     few_shot: bool,
     units: compact.Units = "triple",
 ) -> str:
-    """A hash of how conversations read: what a student was trained on, it must be asked."""
+    """Returns a hash of the rendered prompts, which must be those that a student was trained on."""
     steps = _EXAMPLES[units][0]
     messages = integration_messages(
         EXAMPLE_QUERY,
@@ -157,49 +155,47 @@ def prompt_digest(
         few_shot=few_shot,
         units=units,
     )
-    text = json.dumps([[message.role, message.text] for message in messages])
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return conversation_hash(messages)
 
 
-def _examples(
+def _example_turns(
     normalization: Normalization, prompt_format: str, units: compact.Units
 ) -> tuple[Message, ...]:
-    """Worked examples, the instruction in front; the paper's formats, which are long, show one."""
+    """The instruction and the worked examples: two in ``compact``, one in the long formats."""
     examples = _EXAMPLES[units] if prompt_format == "compact" else _EXAMPLES[units][:1]
-    made: list[Message] = []
+    messages: list[Message] = []
     for *before, last in examples:
         query = before[0].query
         turns = _conversation(query, before, last.candidates, normalization, prompt_format, units)
         decision = render_decision(last, normalization, prompt_format)
-        made += [*turns[bool(made) :], Message("assistant", decision)]
-    return tuple(made)
+        messages += [*turns[bool(messages) :], Message("assistant", decision)]
+    return tuple(messages)
 
 
 def render_facts(triples: Iterable[Triple], normalization: Normalization) -> str:
-    """Triples as the JSON that the model copies from; normalised text needs no escaping twice."""
+    """Returns triples as the JSON that the model copies from."""
     rows = ", ".join(
-        "[" + ", ".join(f'"{part}"' for part in _shown(triple, normalization)) + "]"
+        "[" + ", ".join(f'"{part}"' for part in _shown_parts(triple, normalization)) + "]"
         for triple in triples
     )
     return f'{{"fact": [{rows}]}}'
 
 
-def _shown(triple: Triple, normalization: Normalization) -> tuple[str, str, str]:
-    """A triple as the model sees it and copies it; what it copies is brought to the same form."""
+def _shown_parts(triple: Triple, normalization: Normalization) -> tuple[str, str, str]:
+    """The parts of a triple as the model sees and copies them."""
     head, relation, tail = triple_key(triple, normalization)
-    return _inert(head), _inert(relation), _inert(tail)
+    return _sanitized(head), _sanitized(relation), _sanitized(tail)
 
 
-def _inert(text: str) -> str:
-    """Text that neither ends a JSON string nor imitates a header."""
-    text = _DOUBLED.sub(r"\1", text.replace("\\", " ").replace('"', "'"))
-    return " ".join(text.split())
+def _sanitized(text: str) -> str:
+    """The text without characters that would end a JSON string or imitate a header."""
+    return one_line(_DOUBLED.sub(r"\1", text.replace("\\", " ").replace('"', "'")))
 
 
 def render_decision(
     step: Step, normalization: Normalization, prompt_format: str = "multi_turn"
 ) -> str:
-    """A round's decision y_t = (thought, core triples, next query) in the format asked for."""
+    """Returns the decision of a round, y_t = (r_t, T~_t, a_{t+1}), in a prompt format."""
     if prompt_format == "compact":
         return compact.render_decision(step)
     question = NO_QUESTION if step.next_query is None else step.next_query
@@ -211,16 +207,16 @@ def render_decision(
 
 
 def sections(prompt_format: str) -> tuple[Section, ...]:
-    """Those of a response, in their order."""
-    return compact.SECTIONS if prompt_format == "compact" else _SECTIONS_OF_PAPER
+    """Returns the sections of a response in a prompt format."""
+    return compact.SECTIONS if prompt_format == "compact" else _PAPER_SECTIONS
 
 
 def stops(prompt_format: str) -> tuple[str, ...]:
-    """Strings that end a response: the model has run past its own turn."""
+    """Returns strings at which generation stops, because they begin the next turn."""
     return compact.STOP if prompt_format == "compact" else INTEGRATION_STOP
 
 
-_SECTIONS_OF_PAPER = (
+_PAPER_SECTIONS = (
     Section("[[## thought ##]]\n", ("\n", "[["), "\n\n", 64),
     Section('[[## fact_after_filter ##]]\n{"fact": [', ("\n", "]]", "##"), "]]}\n\n", 96),
     Section("[[## question ##]]\n", ("\n", "[["), "", 40),
@@ -230,7 +226,7 @@ _SECTIONS_OF_PAPER = (
 def ask_for_question(
     messages: Sequence[Message], response: str, prompt_format: str = "multi_turn"
 ) -> tuple[Message, ...]:
-    """The conversation that asks once more for a missing question section."""
+    """Returns the conversation that requests a missing question section."""
     if prompt_format == "compact":
         return compact.ask_for_question(messages, response)
     reminder = (
@@ -249,18 +245,18 @@ def parse_decision(
     cutoff: float = 0.8,
     truncated: bool = False,
 ) -> Decision:
-    """Reads an integration response; never fails.
+    """Parses an integration response; never fails.
 
-    Facts are mapped to candidates: equal after normalisation, else the candidate whose text is
-    closest by difflib's ratio, if that reaches ``cutoff`` (HippoRAG's rule has no cutoff and maps
-    anything); the others are dropped.
+    Facts are mapped to candidates. A fact that equals no candidate after normalisation is mapped to
+    the most similar one by difflib's ratio, or dropped if the ratio is below ``cutoff``. (HippoRAG
+    has the same rule without a cutoff.)
 
     Args:
       text: the response.
-      candidates: what the model could choose from.
-      normalization: normalisation for the comparison.
-      prompt_format: ``compact`` names candidates by number, so that nothing is compared.
-      cutoff: least similarity in [0, 1].
+      candidates: the candidates that the model was shown.
+      normalization: normal form for the comparison.
+      prompt_format: in ``compact``, candidates are kept by number and nothing is compared.
+      cutoff: minimum similarity in [0, 1].
       truncated: whether generation ended at its token limit.
 
     Returns:
@@ -274,15 +270,15 @@ def parse_decision(
     parse_errors = ["truncated"] if truncated else []
     if not text.strip():
         return Decision("", (), None, False, (*parse_errors, "empty"))
-    sections, repeated = _sections(text)
-    parse_errors += ["repeated_header"] * repeated
+    sections, num_repeated = _split_sections(text)
+    parse_errors += ["repeated_header"] * num_repeated
     if not sections:
         parse_errors.append("no_header")
     kept: tuple[Triple, ...] = ()
     if "fact_after_filter" in sections or not sections:
         body = sections.get("fact_after_filter", text)
-        kept, wrong = _facts(body, candidates, normalization, cutoff, truncated)
-        parse_errors += wrong
+        kept, fact_errors = _facts(body, candidates, normalization, cutoff, truncated)
+        parse_errors += fact_errors
     else:
         parse_errors.append("no_facts")
     has_question = _has_question(sections, truncated)
@@ -300,20 +296,20 @@ def parse_decision(
 def parse_reply(
     text: str, *, prompt_format: str = "multi_turn", truncated: bool = False
 ) -> Decision:
-    """Reads the reply to `ask_for_question`, which holds a question section alone; never fails.
+    """Parses the reply to `ask_for_question`, which has only a question section; never fails.
 
-    A reply without the header is taken where it can mean one thing only: ``<no question>``, or a
-    single line that ends in a question mark. Anything else leaves ``has_question`` False: our
-    specification ends the rounds there, but the model did not decide to stop.
+    The header may be missing if the reply contains ``<no question>`` or is a single line that ends
+    in a question mark. Any other reply leaves ``has_question`` False; the rounds then end, although
+    the model did not decide to stop.
 
     Returns:
-      The next query. Kinds of parse errors: ``truncated``, and ``question_without_header`` or
-      ``no_question``.
+      A decision with only the next query. Kinds of parse errors: ``truncated``, and
+      ``question_without_header`` or ``no_question``.
     """
     if prompt_format == "compact":
         return compact.parse_reply(text, truncated=truncated)
     parse_errors = ("truncated",) if truncated else ()
-    sections, _ = _sections(text)
+    sections, _ = _split_sections(text)
     bare = text.strip()
     asks = bare.endswith("?") and len(bare.splitlines()) == 1
     if "question" not in sections and (asks or _END_MARK.search(text)):
@@ -325,32 +321,27 @@ def parse_reply(
 
 
 def _has_question(sections: Mapping[str, str], truncated: bool) -> bool:
-    """An empty section asks for nothing more; a header where the text was cut off says nothing."""
+    # An empty section means "no question" unless the text was cut off there.
     return "question" in sections and bool(sections["question"].strip() or not truncated)
 
 
 def parse_question(text: str) -> str | None:
-    """The next query of a question section; None where it is empty or ``<no question>``."""
+    """Returns the query of a question section, or None if it is empty or ``<no question>``."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines or _END_MARK.search(text):
         return None
     bare = normalise(lines[0], "unicode")
-    return None if bare in ("", "no question", "none") else " ".join(lines[0].split())
+    return None if bare in ("", "no question", "none") else one_line(lines[0])
 
 
-def _sections(text: str) -> tuple[dict[str, str], int]:
-    """Text of each section, the first of its name, and how many headers came again."""
-    found: dict[str, str] = {}
-    repeated = 0
-    marks = list(_HEADER.finditer(text))
-    ends = [*(mark.start() for mark in marks[1:]), len(text)]
-    for mark, end in zip(marks, ends, strict=False):  # no mark at all leaves the one end
-        name = mark.group(1).lower()
-        if name in found:
-            repeated += 1
-            continue
-        found[name] = text[mark.end() : end]
-    return found, repeated
+def _split_sections(text: str) -> tuple[dict[str, str], int]:
+    """The text of each section, by its name, and the number of repeated headers."""
+    sections: dict[str, str] = {}
+    headers = list(_HEADER.finditer(text))
+    ends = [*(header.start() for header in headers[1:]), len(text)]
+    for header, end in zip(headers, ends, strict=False):  # Without a header there is still one end.
+        sections.setdefault(header.group(1).lower(), text[header.end() : end])
+    return sections, len(headers) - len(sections)
 
 
 def _facts(
@@ -358,16 +349,16 @@ def _facts(
 ) -> tuple[tuple[Triple, ...], list[str]]:
     value, problem = find_json(text, "fact", truncated=truncated)
     rows = value["fact"] if isinstance(value, dict) else None
-    if value is None:  # the list alone, without the object around it
-        bare, flaw = find_json(text, truncated=truncated)
-        if isinstance(bare, list):
-            rows, problem = bare, flaw
+    if value is None:  # The list may lack the object around it.
+        bare_list, list_problem = find_json(text, truncated=truncated)
+        if isinstance(bare_list, list):
+            rows, problem = bare_list, list_problem
     parse_errors = [] if problem is None else [f"facts_{problem}"]
     if not isinstance(rows, list):
         return (), parse_errors or ["facts_wrong_shape"]
     if len(rows) == 3 and all(isinstance(part, str) for part in rows):
-        rows = [rows]  # one fact without the list around it
-    by_key = {_shown(triple, normalization): triple for triple in reversed(candidates)}
+        rows = [rows]  # A single fact may lack the list around it.
+    by_key = {_shown_parts(triple, normalization): triple for triple in reversed(candidates)}
     kept: dict[Triple, None] = {}
     if len(rows) > MAX_FACTS:
         parse_errors.append("too_many_facts")
@@ -375,10 +366,11 @@ def _facts(
         if not (isinstance(row, (list, tuple)) and len(row) == 3):
             parse_errors.append("not_a_triple")
             continue
-        head, relation, tail = (_inert(str(part)) for part in row)
-        triple = by_key.get((head, relation, tail))  # copied as it was shown
+        head, relation, tail = (_sanitized(str(part)) for part in row)
+        triple = by_key.get((head, relation, tail))  # Copied exactly.
         if triple is None:
-            triple = _closest(_shown(Triple(head, relation, tail), normalization), by_key, cutoff)
+            key = _shown_parts(Triple(head, relation, tail), normalization)
+            triple = _most_similar(key, by_key, cutoff)
         if triple is None:
             parse_errors.append("not_a_candidate")
         else:
@@ -386,13 +378,12 @@ def _facts(
     return tuple(kept), parse_errors
 
 
-def _closest(
+def _most_similar(
     key: tuple[str, str, str], by_key: dict[tuple[str, str, str], Triple], cutoff: float
 ) -> Triple | None:
-    exact = by_key.get(key)
-    if exact is not None:
-        return exact
-    text = " | ".join(key)[:1000]  # difflib is quadratic: an endless repetition must not be
+    if key in by_key:
+        return by_key[key]
+    text = " | ".join(key)[:1000]  # difflib takes quadratic time.
     texts = {" | ".join(other): triple for other, triple in by_key.items()}
     close = difflib.get_close_matches(text, texts, n=1, cutoff=cutoff)
     return texts[close[0]] if close else None
@@ -401,13 +392,14 @@ def _closest(
 # ---------------------------------------------------------------------------------------- examples
 
 
-# One fact a round, and never the first: Qwen2.5-1.5B copies the pattern. Shown "Keep: 1" it keeps
-# the first of any list, shown "Keep: 4 5" it counts on to the end. Of a single example it also
-# copies the words: a third of its queries began with "In which country".
-def _worked(
+# The examples keep one fact per round and never the first one, because Qwen2.5-1.5B copies the
+# pattern: after "Keep: 1" it keeps the first of any list, and after "Keep: 4 5" it counts to the
+# end. With a single example it also copies words: a third of its queries began with "In which
+# country".
+def _example(
     queries: Sequence[str], *rounds: tuple[tuple[Any, ...], tuple[Any, ...], str]
 ) -> tuple[Step, ...]:
-    """Rounds of (candidates, kept, thought), each of which asks the next query."""
+    """The steps of an example, from rounds of (candidates, kept, thought)."""
     return tuple(
         Step(query, candidates=candidates, kept=kept, thought=thought, next_query=next_query)
         for query, next_query, (candidates, kept, thought) in zip(
@@ -429,8 +421,8 @@ _TOWN = Triple("Lindvik", "town in", "Norway")
 _PAINTED = Triple("Two Boats", "painted by", "Ivo Brandt")
 _PUPIL = Triple("Ivo Brandt", "pupil at", "Harlow School")
 _FOUNDED = Triple("Harlow School", "founded by", "Edith Harlow")
-_OF_TRIPLES = (
-    _worked(
+_TRIPLE_EXAMPLES = (
+    _example(
         _BIRTHPLACE,
         (
             (
@@ -454,7 +446,7 @@ _OF_TRIPLES = (
             "The second fact places Lindvik in Norway. The query can be answered now.",
         ),
     ),
-    _worked(
+    _example(
         _SCHOOL,
         (
             (
@@ -510,9 +502,9 @@ _HARLOW = _page(
     "It was founded by Edith Harlow.",
 )
 _TORVIK = _page("Torvik", "Monks founded Torvik.")
-_OF_SENTENCES = (
-    _worked(_BIRTHPLACE, ((*_PRIZE, *_MIRA), _MIRA[1:], ""), (_LINDVIK, _LINDVIK[1:], "")),
-    _worked(
+_SENTENCE_EXAMPLES = (
+    _example(_BIRTHPLACE, ((*_PRIZE, *_MIRA), _MIRA[1:], ""), (_LINDVIK, _LINDVIK[1:], "")),
+    _example(
         _SCHOOL,
         ((_HARLOW[0], *_BOATS), _BOATS[1:], ""),
         ((_IVO[2], *_ANNA), (), ""),
@@ -521,6 +513,6 @@ _OF_SENTENCES = (
     ),
 )
 _EXAMPLES: Mapping[str, Sequence[Sequence[Step]]] = {
-    "triple": _OF_TRIPLES,
-    "sentence": _OF_SENTENCES,
+    "triple": _TRIPLE_EXAMPLES,
+    "sentence": _SENTENCE_EXAMPLES,
 }

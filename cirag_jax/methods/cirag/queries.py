@@ -1,4 +1,4 @@
-"""The query of the next round: what the integrator wrote, or question and chain (ours)."""
+"""The query of the next round: the integrator's (paper), or question and kept facts (ours)."""
 
 from cirag_jax.datasets.chains import query_text
 from cirag_jax.methods.cirag.decisions import Decision
@@ -6,21 +6,20 @@ from cirag_jax.methods.cirag.state import State
 
 
 def following_query(state: State, decision: Decision) -> str | None:
-    """a_{t+1}: the query of the next round, or None to end.
+    """Returns a_{t+1}, or None to end the rounds.
 
-    In the paper the integrator writes it. ``next_query`` and ``on_repeat`` of the settings change
-    that.
+    The integrator writes the query unless ``config.next_query`` or ``config.on_repeat`` replace it.
     """
     query = decision.next_query
     if query is not None and state.config.next_query == "chain":
-        query = chained_query(state)
-    was_asked = any(query == step.query for step in state.steps)
-    if not was_asked or state.config.on_repeat == "ask":
+        query = chain_query(state)
+    is_repeated = any(query == step.query for step in state.steps)
+    if not is_repeated or state.config.on_repeat == "ask":
         return query
-    return None if state.config.on_repeat == "stop" else chained_query(state)
+    return None if state.config.on_repeat == "stop" else chain_query(state)
 
 
-def chained_query(state: State) -> str:
-    """The question followed by the facts kept so far, as an aligner reads them."""
+def chain_query(state: State) -> str:
+    """Returns the question followed by the kept facts, in the form that aligners are trained on."""
     texts = dict.fromkeys(state.evidence.text(fact) for fact in state.kept)
     return query_text(state.question, list(texts), state.config.units)

@@ -1,4 +1,4 @@
-"""CIRAG's switches."""
+"""The settings of CIRAG."""
 
 import dataclasses
 from typing import Literal
@@ -14,59 +14,57 @@ from cirag_jax.triples.normalization import Normalization
 from cirag_jax.types import Count, Granularity, NonNegativeFloat, PositiveInt, UnitInterval
 from cirag_jax.validation import check_fields
 
-# The fields that say how the integrator's conversations read: a student is asked as it was trained.
+# The settings that change the integrator's prompt; they must be those of a student's training.
 PROMPT_FIELDS = ("units", "normalization", "prompt_format", "few_shot")
 
 
 @dataclasses.dataclass(frozen=True)
 class CiragConfig:
-    """CIRAG's switches; the defaults are the paper's (its Appendix B.2 and our specification).
+    """CIRAG's settings; the defaults are the paper's (Appendix B.2).
 
     Attributes:
-      max_steps: L, rounds of construction-integration; 0: answer from the first retrieval alone.
-      num_passages: K, passages retrieved a round.
-      units: of the candidates: triple, or sentence where nobody extracted triples (as KiRAG-Sent);
-        the cascade then begins at sentences, and a language model needs prompt_format=compact.
-      num_candidates: N, candidates a round.
-      use_reranker: without it all of them are candidates, in passage order.
-      granularities: steps of the cascade, any subset of triple, sentence, passage, in this order.
-      force_answer: where every granularity refuses, ask the last one again without letting it
-        refuse (the passages, where its pool is empty).
-      wide_refusal: also take paraphrases of "Unanswerable" for a refusal.
-      grounded_answers: also take for a refusal an answer whose words the evidence does not have in
-        a row, unless it is yes or no: small models seldom refuse. Ours.
-      prompt_format: multi_turn, paper (one turn, history last), or compact (ours: candidates are
-        kept by number, in two thirds of the tokens).
-      normalization: normalisation of triples: ascii (the paper's case study) or unicode.
-      match_cutoff: least similarity at which a fact that is no candidate is taken for one.
-      retry: ask once more for a missing question section.
-      on_repeat: what follows a next query that was asked before: ask it again (paper), ``stop``, or
-        ask the question with what was kept (``chain``, ours): the same query finds the same.
-      next_query: what a round searches with: the query that the integrator has written (paper), or
-        the question and what was kept (``chain``, ours), whatever it writes; it still says when to
-        stop.
-      only_new: facts kept in earlier rounds are no candidates again. Ours.
-      prefilled_headers: write the headers for the integrator and have it fill the sections one
-        by one; small models then keep the format. A server must support continuing an
-        assistant's turn.
-      few_shot: show the integrator a worked example (two in ``compact``), which the paper's prompt
-        has not.
-      keep_above: above 0: every candidate is kept whose number has at least this share of the
-        probability, which is divided among all numbers and "none"; compact format only. 0: those
-        that the integrator writes.
-      integrator: model; or, without a language model, aligner: in every round keep the candidate
-        that the ranker, an aligner, puts first, and search with question and chain (KiRAG without
-        its constructor); or what a trained integrator must beat: top_k keeps the three best and
-        asks the question again, with next_query=chain the question with what was kept.
-      stop_below: the aligner stops where its best new candidate scores less; -1: never.
-      keep: new facts that the aligner keeps a round; the best of a round extends the chain.
-      link_bonus: above 0: the passages that the question and the kept facts name by their titles
-        are searched beside the retrieved ones, and their facts score so much more until the chain
-        has been there. Ours.
-      reader_format: thought (an example, reasoning before the answer); as readers are trained,
-        chain (the facts that lead to the answer, then the answer) or brief (the answer alone).
-      decision_tokens: most tokens of an integration response; 0: the role's.
-      answer_tokens: most tokens of an answer; 0: the role's.
+      max_steps: L, maximum number of rounds; 0 answers from the passages nearest to the question.
+      num_passages: K, passages retrieved per round.
+      units: units of the candidates: triple (paper), or sentence, which needs no extraction (as
+        KiRAG-Sent); the cascade then starts at sentences, and integrator=model needs
+        prompt_format=compact.
+      num_candidates: N, candidates per round.
+      use_reranker: rank the candidates; off keeps all of them, in passage order.
+      granularities: steps of the cascade, in this order: triple, sentence, passage.
+      force_answer: if the reader refuses at every granularity, repeat the last one (passages if
+        its pool is empty) with a prompt that does not allow refusals.
+      wide_refusal: also treat paraphrases of "Unanswerable" as refusals.
+      grounded_answers: also treat an answer as a refusal if it is neither yes nor no and does not
+        occur word for word in the evidence (ours; small models seldom refuse).
+      prompt_format: multi_turn; paper (a single turn with the history last); or compact (ours:
+        candidates are kept by number, which takes a third fewer tokens).
+      normalization: normal form of triples: ascii (the paper's case study) or unicode.
+      match_cutoff: minimum similarity at which a fact that is not a candidate is replaced by the
+        most similar candidate.
+      retry: request a missing question section once.
+      on_repeat: if the next query repeats an earlier one: ask it again (paper), ``stop``, or search
+        with the question and the kept facts (``chain``, ours).
+      next_query: query of the next round: the one that the integrator has written (paper), or the
+        question and the kept facts (``chain``, ours; the integrator still decides when to stop).
+      only_new: drop candidates that earlier rounds kept (ours).
+      prefilled_headers: write the headers of the response for the integrator, which then keeps the
+        format more often if it is small; the backend must be able to continue an assistant turn.
+      few_shot: show the integrator a worked example (two in ``compact``); the paper shows none.
+      keep_above: keep every candidate whose number has at least this probability, among all
+        numbers and "none"; needs prompt_format=compact. 0 keeps the candidates that the integrator
+        writes.
+      integrator: model (paper); aligner (keeps the best candidate and searches with question and
+        chain, as KiRAG without its constructor); or top_k (a baseline: keeps the three best
+        candidates and repeats the question).
+      stop_below: integrator=aligner stops if its best new candidate scores less; -1 never stops.
+      keep: new facts that integrator=aligner keeps per round; the best one extends the chain.
+      link_bonus: above 0, passages whose titles occur in the question or in kept facts are added
+        to the retrieved ones, and their facts get this bonus until the chain has visited them
+        (ours).
+      reader_format: thought (a worked example, then reasoning and the answer); chain (the facts
+        that lead to the answer, then the answer) or brief (only the answer), for trained readers.
+      decision_tokens: most new tokens of an integration response; 0 is the role's limit.
+      answer_tokens: most new tokens of an answer; 0 is the role's limit.
     """
 
     max_steps: Count = 4
@@ -105,7 +103,7 @@ class CiragConfig:
                 "in this order."
             )
         if self.keep_above and (self.prompt_format != "compact" or self.prefilled_headers):
-            raise UserError("keep_above needs prompt_format=compact, without prefilled_headers.")
+            raise UserError("keep_above needs prompt_format=compact and prefilled_headers=false.")
         by_model = self.units == "sentence" and self.integrator == "model"
         if by_model and self.prompt_format != "compact":
             raise UserError(
@@ -113,33 +111,35 @@ class CiragConfig:
                 "integrator=aligner or top_k."
             )
         if not self.pools:
-            raise UserError("units=sentence has no triples to read: granularities needs another.")
+            raise UserError(
+                f"granularities={self.granularities!r} leaves nothing to read: with units=sentence "
+                "add sentence or passage."
+            )
         if (self.integrator == "aligner" or self.link_bonus) and not self.use_reranker:
-            raise UserError("integrator=aligner needs use_reranker; so does link_bonus.")
+            raise UserError("integrator=aligner and link_bonus need use_reranker=true.")
 
     @property
     def pools(self) -> tuple[Granularity, ...]:
-        """Granularities that can hold something, in the order of the cascade."""
-        return tuple(
-            unit for unit in self.granularities if unit != "triple" or self.units == "triple"
-        )
+        """Granularities whose pools can hold evidence, in the order of the cascade."""
+        has_triples = self.units == "triple"
+        return tuple(unit for unit in self.granularities if unit != "triple" or has_triples)
 
     @property
     def needs(self) -> Needs:
-        """Without rounds there are no triples, so nothing to rank or to integrate."""
-        rounds = self.max_steps > 0
-        asks = rounds and self.integrator == "model"
+        """The integrator, the ranker and triples are needed only if there are rounds."""
+        has_rounds = self.max_steps > 0
+        asks_model = has_rounds and self.integrator == "model"
         abilities: dict[str, tuple[Ability, ...]] = {}
-        if asks and self.keep_above:
+        if asks_model and self.keep_above:
             abilities["integrator"] = ("continue_final", "score")
-        elif asks and self.prefilled_headers:
+        elif asks_model and self.prefilled_headers:
             abilities["integrator"] = ("continue_final",)
-        ranks = rounds and self.use_reranker
+        ranks = has_rounds and self.use_reranker
         return Needs(
-            roles=("integrator", "reader") if asks else ("reader",),
+            roles=("integrator", "reader") if asks_model else ("reader",),
             abilities=abilities,
             rankers=("triples",) if ranks else (),
             units=self.units if ranks else None,
-            links=rounds and self.link_bonus > 0,
-            triples=rounds and self.units == "triple",
+            links=has_rounds and self.link_bonus > 0,
+            triples=has_rounds and self.units == "triple",
         )

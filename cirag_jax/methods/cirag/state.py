@@ -1,4 +1,4 @@
-"""The state of one question."""
+"""The state of one question while CIRAG answers it."""
 
 import collections
 from collections.abc import Iterable
@@ -14,9 +14,9 @@ class State:
     Attributes:
       question: x.
       config: the settings.
-      steps: the rounds so far, with their candidates and decisions (H_<t).
+      steps: the finished rounds, with their candidates and decisions (H_<t, Eq. 2).
       evidence: the pools C, S and D.
-      parse_errors: malformed output by kind.
+      parse_errors: number of malformed outputs of each kind.
     """
 
     def __init__(self, question: str, config: CiragConfig, steps: Iterable[Step] = ()):
@@ -28,10 +28,10 @@ class State:
 
     @property
     def kept(self) -> list[Fact]:
-        """The facts that the rounds so far kept, in order."""
+        """The facts that the finished rounds kept, in order."""
         return [fact for step in self.steps for fact in step.kept]
 
     @property
     def chain(self) -> list[Fact]:
-        """The fact that each round kept first."""
+        """The first fact that each finished round kept."""
         return [step.kept[0] for step in self.steps if step.kept]

@@ -1,12 +1,10 @@
-"""Triples in angle brackets in one call: the extraction formats of KiRAG and TRACE.
+"""The extraction formats of KiRAG and TRACE: a single call that writes triples in angle brackets.
 
-``<head; relation; tail>``, one a line. KiRAG's heads and tails are the title or phrases of the
-text, and tails of one head and relation may be joined by commas; TRACE's heads are the title. The
-wording is ours; the example is that of the default format (`extraction_prompts`).
+A line is ``<head; relation; tail>``. In KiRAG, head and tail are the title or phrases of the text,
+and commas may join several tails; in TRACE, the head is the title. The wording is ours; the
+example is that of the default format (`extraction_prompts`).
 """
 
-import hashlib
-import json
 import re
 from collections.abc import Mapping
 from typing import Literal, get_args
@@ -14,13 +12,14 @@ from typing import Literal, get_args
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common import extraction_prompts
 from cirag_jax.methods.common.extraction_prompts import MAX_ITEMS, Parts
+from cirag_jax.methods.common.prompt_parts import conversation_hash
 from cirag_jax.methods.common.tolerant_json import MAX_CHARS
 from cirag_jax.types import Passage
 
-# What an answer lacks; with triples beside it, the rest was lost.
+# A defect of a response; triples returned with it are those that could be parsed.
 Problem = Literal["no_triples", "truncated", "wrong_shape"]
 
-# ``openie`` is the default: entities, then triples, as JSON (`methods.common.extraction_prompts`).
+# The default is ``openie``: entities, then triples, as JSON (`methods.common.extraction_prompts`).
 Dialect = Literal["openie", "kirag", "trace"]
 DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
 OPENIE: Dialect = "openie"
@@ -56,12 +55,12 @@ _EXAMPLES: Mapping[str, tuple[Parts, ...]] = {
 }
 _SPAN = re.compile(r"<([^<>]*)>")
 _OPEN = re.compile(r"<[^<>]*$")
-# What models write that copy the format instead of filling it.
+# Spans of models that copy the format instead of filling it in.
 _PLACEHOLDERS = re.compile(r"\b(head|tail) entity\b|^\s*head\s*;\s*relation\s*;\s*tail\s*$", re.I)
 
 
 def messages(passage: Passage, dialect: str) -> tuple[Message, ...]:
-    """The conversation that asks for the triples of ``passage``."""
+    """Returns the conversation that requests the triples of a passage."""
     return (
         Message("system", _TASKS[dialect]),
         Message("user", extraction_prompts.passage_turn(extraction_prompts.EXAMPLE)),
@@ -71,41 +70,39 @@ def messages(passage: Passage, dialect: str) -> tuple[Message, ...]:
 
 
 def render(triples: tuple[Parts, ...]) -> str:
-    """The answer that lists these triples."""
+    """Returns a response with these triples."""
     return "\n".join(f"<{head}; {relation}; {tail}>" for head, relation, tail in triples)
 
 
 def prompt_hash(dialect: str) -> str:
-    """A hash of the prompt: another one is another extraction."""
-    turns = messages(Passage("", "{title}", "{text}"), dialect)
-    text = json.dumps([[turn.role, turn.text] for turn in turns], ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    """Returns a hash of the prompt, on which the results of extraction depend."""
+    return conversation_hash(messages(Passage("", "{title}", "{text}"), dialect))
 
 
 def parse(
     text: str, finish_reason: str, dialect: str, passage: Passage
 ) -> tuple[tuple[Parts, ...], Problem | None]:
-    """The triples in a model's answer, each once, and what was wrong with it; never fails.
+    """Parses a response, which is untrusted; never fails.
 
-    Every span in angle brackets that holds two semicolons is one. KiRAG's tail has the rest of a
-    span with more of them, TRACE's the part after the last; TRACE's head becomes the title where it
-    is neither that nor in the text.
+    A span in angle brackets with two semicolons is a triple. Further semicolons belong to the tail
+    in KiRAG, and to the head in TRACE. A head that is neither the title nor in the text is replaced
+    by the title in TRACE.
 
     Args:
-      text: the answer; hostile.
-      finish_reason: ``length`` where it was truncated.
+      text: the response.
+      finish_reason: ``length`` if the response was truncated.
       dialect: kirag or trace.
-      passage: what was extracted.
+      passage: the passage of the prompt.
 
     Returns:
-      The triples, and a problem or None: ``wrong_shape`` says that spans hold no triple, or the
-      format instead of one.
+      The triples without repeats, and a problem or None. The problem ``wrong_shape`` means that
+      some spans are not triples, or copies of the format.
     """
     text = text[:MAX_CHARS]
     spans = _SPAN.findall(text)
     stated = f"{passage.title}\n{passage.text}".casefold()
-    found: dict[Parts, Parts] = {}
-    good = 0
+    triples: dict[Parts, Parts] = {}
+    num_valid = 0
     for span in spans[: 2 * MAX_ITEMS]:
         if _PLACEHOLDERS.search(span):
             continue
@@ -113,13 +110,13 @@ def parse(
         triple = extraction_prompts.triple_of(parts)
         if triple is None:
             continue
-        good += 1
+        num_valid += 1
         if dialect == "trace" and triple[0].casefold() not in stated:
             triple = extraction_prompts.triple_of([passage.title, *triple[1:]]) or triple
-        found.setdefault(extraction_prompts.folded(triple), triple)
-    kept = tuple(found.values())[:MAX_ITEMS]
+        triples.setdefault(extraction_prompts.folded(triple), triple)
+    kept = tuple(triples.values())[:MAX_ITEMS]
     if finish_reason == "length" and (_OPEN.search(text) or not spans):
         return kept, "truncated"
     if not spans:
         return (), "no_triples"
-    return kept, None if good == len(spans) else "wrong_shape"
+    return kept, None if num_valid == len(spans) else "wrong_shape"

@@ -1,14 +1,17 @@
-"""What a method has collected: facts with their provenance, and the rankings they induce."""
+"""The facts that a method has collected, with their sources, and the rankings that they induce."""
 
+import collections
 from collections.abc import Hashable, Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from cirag_jax.datasets.chains import passage_text, sentence_text, sentence_texts, triple_text
 from cirag_jax.datasets.sentences import sentences_of
+from cirag_jax.runtime.requests import Extract, Extracted, Program
 from cirag_jax.triples.normalization import Normalization, triple_key
 from cirag_jax.types import Passage, Sentence, Step, Triple, Unit
 
-Fact = Unit  # a candidate of a round: a triple, a sentence, or a passage by its id
+Fact = Unit  # A candidate of a round: a triple, a sentence, or the id of a passage.
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 class Candidates(NamedTuple):
@@ -19,28 +22,28 @@ class Candidates(NamedTuple):
 
 
 class Evidence:
-    """The pools of the cascade: core triples, sentences and passages, in order, each once.
+    """The pools of the cascade: core triples, sentences and passages, in order, without repeats.
 
     Args:
-      normalization: normalisation by which triples are equal.
+      normalization: normal form in which triples are compared.
     """
 
     def __init__(self, normalization: Normalization):
         self.normalization: Normalization = normalization
         self._facts: dict[Hashable, Fact] = {}
-        self._places: dict[tuple[str | None, int | None], None] = {}  # Of every kept fact.
-        self._seen: dict[str, Passage] = {}
+        self._locations: dict[tuple[str | None, int | None], None] = {}  # Of all core facts.
+        self._retrieved: dict[str, Passage] = {}
 
-    def see(self, passages: Iterable[Passage]) -> None:
-        """Notes passages that were retrieved."""
+    def add_retrieved(self, passages: Iterable[Passage]) -> None:
+        """Records retrieved passages, from which facts may be kept."""
         for passage in passages:
-            self._seen.setdefault(passage.id, passage)
+            self._retrieved.setdefault(passage.id, passage)
 
     def keep(self, facts: Iterable[Fact]) -> None:
-        """Adds core triples, or core sentences."""
+        """Adds core facts, and with them their source sentences and passages."""
         for fact in facts:
             self._facts.setdefault(fact_key(fact, self.normalization), fact)
-            self._places.setdefault(place_of(fact))
+            self._locations.setdefault(location_of(fact))
 
     @property
     def triples(self) -> tuple[Triple, ...]:
@@ -49,70 +52,80 @@ class Evidence:
 
     @property
     def sentences(self) -> tuple[tuple[str, int], ...]:
-        """Core sentences (S) as (passage id, sentence index): all that state a core fact."""
+        """Core sentences (S), the sources of core facts, as (passage id, sentence index)."""
         return tuple(
             (p, s)
-            for p, s in self._places
-            # A store may have been made from other sentence boundaries.
-            if p in self._seen and s is not None and s < len(sentences_of(self._seen[p]))
+            for p, s in self._locations
+            # The triples may come from a store that split the passages at other boundaries.
+            if p in self._retrieved and s is not None and s < len(sentences_of(self._retrieved[p]))
         )
 
     @property
     def passages(self) -> tuple[Passage, ...]:
-        """Core passages (D): all that state a core fact."""
-        ids = dict.fromkeys(passage_id for passage_id, _ in self._places)
-        return tuple(self._seen[i] for i in ids if i is not None and i in self._seen)
+        """Core passages (D), the sources of core facts."""
+        ids = dict.fromkeys(passage_id for passage_id, _ in self._locations)
+        return tuple(self._retrieved[i] for i in ids if i is not None and i in self._retrieved)
 
     @property
-    def seen(self) -> tuple[Passage, ...]:
-        """Everything retrieved so far, in order."""
-        return tuple(self._seen.values())
+    def retrieved(self) -> tuple[Passage, ...]:
+        """All retrieved passages, in order."""
+        return tuple(self._retrieved.values())
 
     def text(self, fact: Fact) -> str:
-        """A fact as an aligner reads it."""
+        """Returns a fact as the aligner reads it."""
         match fact:
             case Triple():
                 return triple_text(fact)
             case Sentence():
-                return fact.text or sentence_text(self._seen[fact.passage_id], fact.index)
-        return passage_text(self._seen[fact])
+                return fact.text or sentence_text(self._retrieved[fact.passage_id], fact.index)
+        return passage_text(self._retrieved[fact])
 
-    def sentence(self, place: tuple[str, int]) -> str:
-        """A sentence as the reader sees it."""
-        return sentence_line(self._seen[place[0]], place[1])
+    def sentence(self, location: tuple[str, int]) -> str:
+        """Returns a sentence as the reader reads it."""
+        return sentence_line(self._retrieved[location[0]], location[1])
 
 
-def places_of(passages: Iterable[Passage]) -> dict[str, Sentence]:
-    """Sentences by their texts as an aligner reads them: of equal ones the first."""
-    places: dict[str, Sentence] = {}
+def request_triples(
+    passages: Sequence[Passage], parse_errors: collections.Counter[str]
+) -> Program[tuple[tuple[Triple, ...] | None, ...]]:
+    """Requests the triples of each passage, and counts the passages without any."""
+    extracted: Extracted = yield Extract(tuple(passages))
+    parse_errors["passage_without_triples"] += sum(t == () for t in extracted.triples)
+    parse_errors["passage_not_extracted"] += sum(t is None for t in extracted.triples)
+    return extracted.triples
+
+
+def sentences_by_text(passages: Iterable[Passage]) -> dict[str, Sentence]:
+    """Maps the text of each sentence, as the aligner reads it, to its first occurrence."""
+    sentences: dict[str, Sentence] = {}
     for passage in passages:
         for text, index in sentence_texts(passage).items():
-            places.setdefault(text, Sentence(passage.id, index))  # Chunks may overlap.
-    return places
+            sentences.setdefault(text, Sentence(passage.id, index))  # Passages may overlap.
+    return sentences
 
 
 def triple_line(triple: Triple, normalization: Normalization) -> str:
-    """A triple as the reader sees it."""
+    """Returns a triple as the reader reads it."""
     return repr(triple_key(triple, normalization))
 
 
 def sentence_line(passage: Passage, index: int) -> str:
-    """A sentence as the reader sees it, its passage's title in front."""
+    """Returns a sentence as the reader reads it, after the title of its passage."""
     return f"{passage.title}: {sentences_of(passage)[index].strip()}"
 
 
 def passage_line(passage: Passage) -> str:
-    """A passage as the reader sees it."""
+    """Returns a passage as the reader reads it."""
     return f"{passage.title}\n{passage.text}"
 
 
 def fact_key(fact: Fact, normalization: Normalization) -> Hashable:
-    """What makes a fact the same as another."""
+    """Returns a key that is equal for equal facts."""
     return triple_key(fact, normalization) if isinstance(fact, Triple) else fact
 
 
-def place_of(fact: Fact) -> tuple[str | None, int | None]:
-    """(passage id, sentence index) of a fact, each None where it is unknown."""
+def location_of(fact: Fact) -> tuple[str | None, int | None]:
+    """Returns passage id and sentence index of a fact; None stands for an unknown one."""
     match fact:
         case Triple():
             return fact.passage_id, fact.sentence
@@ -121,10 +134,18 @@ def place_of(fact: Fact) -> tuple[str | None, int | None]:
     return fact, None
 
 
-def rank_facts(steps: Sequence[Step], normalization: Normalization) -> tuple[Fact, ...]:
-    """Core facts by round, then by the ranker's score; then the other candidates by best score.
+def best_scores(pairs: Iterable[tuple[_Key, float]]) -> dict[_Key, float]:
+    """Maps each key to its highest score, in the order in which the keys first occur."""
+    best: dict[_Key, float] = {}
+    for key, score in pairs:
+        best[key] = max(score, best.get(key, score))
+    return best
 
-    The paper's Table 5 does not say how triples are ranked; this is the rule of our specification.
+
+def rank_facts(steps: Sequence[Step], normalization: Normalization) -> tuple[Fact, ...]:
+    """Ranks core facts by round, then by score; the other candidates follow by their best score.
+
+    The CIRAG paper does not say how it ranks triples for its Table 5; this rule is ours.
     """
     ranked: dict[Hashable, Fact] = {}
     for step in steps:
@@ -138,13 +159,12 @@ def rank_facts(steps: Sequence[Step], normalization: Normalization) -> tuple[Fac
 
 
 def rank_sentences(facts: Iterable[Fact]) -> tuple[tuple[str, int], ...]:
-    """Sentences in the order of their best fact."""
-    return tuple(
-        dict.fromkeys((p, s) for p, s in map(place_of, facts) if p is not None and s is not None)
-    )
+    """Ranks the source sentences of ranked facts by their best fact."""
+    locations = map(location_of, facts)
+    return tuple(dict.fromkeys((p, s) for p, s in locations if p is not None and s is not None))
 
 
 def rank_passages(facts: Iterable[Fact], steps: Sequence[Step]) -> tuple[str, ...]:
-    """Passages in the order of their best fact, then those without one, as retrieved."""
-    first = [passage for passage, _ in map(place_of, facts) if passage is not None]
-    return tuple(dict.fromkeys([*first, *(p for step in steps for p in step.passages)]))
+    """Ranks passages by their best fact; passages without one follow in order of retrieval."""
+    sources = [passage for passage, _ in map(location_of, facts) if passage is not None]
+    return tuple(dict.fromkeys([*sources, *(p for step in steps for p in step.passages)]))

@@ -1,4 +1,4 @@
-"""The extraction of one passage: two generations, then triples with their sentences."""
+"""Extraction of the triples of a passage (CIRAG, section 3.3; KiRAG, section 3.2)."""
 
 import collections
 import dataclasses
@@ -19,27 +19,27 @@ from cirag_jax.triples.store import Record, Status, content_hash
 from cirag_jax.types import Count, Passage, Triple
 from cirag_jax.validation import check_fields
 
-# Raise it with every change after which an answer that was given before yields other triples: in
-# `extract`, in the parsing of extraction_prompts.py and tolerant_json.py, in the choice of a
-# triple's sentence (provenance.py, datasets/sentences.py). The prompts have a hash of their own.
+# Increase this version with every change after which the same responses give other triples: in
+# `extract`, in the parsers of extraction_prompts.py and tolerant_json.py, or in the choice of a
+# triple's sentence (datasets/sentences.py). The prompts have their own hash.
 PARSER = 1
 
 _WORD = re.compile(r"\w+")
-UNREADABLE = "answer: "  # begins the cause of a failure that asking again would repeat
+UNREADABLE = "answer: "  # Begins the cause of a failure that another request would repeat.
 
-ONLINE = "online"  # Of `config.triples`: extracted when asked for.
+ONLINE = "online"  # The value of `config.triples` with which methods extract triples on request.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ExtractionSettings:
-    """How a passage is extracted.
+    """Settings of the extraction.
 
     Attributes:
-        entity_tokens: Most new tokens of the entities' list.
-        triple_tokens: Most new tokens of the triples' list.
-        constrained: Force the answers into the JSON asked for (backends that can).
-        grounded: Drop triples with a word in head or tail that the passage does not have.
-        dialect: openie (CIRAG's two calls), or in one call with angle brackets kirag or trace.
+      entity_tokens: most new tokens of the list of entities.
+      triple_tokens: most new tokens of the list of triples.
+      constrained: force responses into their JSON schema (not supported by every backend).
+      grounded: drop triples whose head or tail has a word that is not in the passage.
+      dialect: openie (CIRAG: two calls, JSON), or kirag or trace (one call, angle brackets).
     """
 
     entity_tokens: int = 192
@@ -51,25 +51,27 @@ class ExtractionSettings:
     def __post_init__(self):
         check_fields(self)
         if self.constrained and self.dialect != dialects.OPENIE:
-            raise UserError(f"dialect={self.dialect} is no JSON that constrained could enforce.")
+            raise UserError(
+                f"constrained=true needs dialect={dialects.OPENIE}, not {self.dialect}."
+            )
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The settings as JSON; the default dialect goes without saying, as it always did."""
-        said = dataclasses.asdict(self)
-        return {k: v for k, v in said.items() if (k, v) != ("dialect", dialects.OPENIE)}
+        """The settings as JSON, without the default dialect, which older records lack."""
+        settings = dataclasses.asdict(self)
+        return {k: v for k, v in settings.items() if (k, v) != ("dialect", dialects.OPENIE)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Extraction:
-    """What became of a passage.
+    """The triples of a passage, or the reason why there are none.
 
     Attributes:
-        status: ``ok``, ``empty`` (the model says that there is nothing) or ``failed``.
-        triples: With passage and sentence.
-        cause: Why it failed.
-        parse_errors: Malformed answers of each kind, rescued or not.
-        answer: What the model wrote where there is no triple; its beginning.
+      status: ``ok``, ``empty`` (the model lists no triples) or ``failed``.
+      triples: triples with passage and sentence.
+      cause: reason of a failure.
+      parse_errors: number of malformed responses of each kind, rescued or not.
+      answer: beginning of the response if there are no triples.
     """
 
     status: Status
@@ -80,70 +82,55 @@ class Extraction:
 
 
 def extract(passage: Passage, settings: ExtractionSettings) -> Program[Extraction]:
-    """Asks for the entities of a passage, then for its triples (CIRAG, offline construction).
+    """Requests the entities of a passage, then its triples; in other dialects only the triples.
 
-    In another dialect it asks for the triples alone.
-
-    An entity list that cannot be read costs its help, not the passage. A list of triples that
-    cannot be read is a failure with a cause: never an empty result. Asking with a `Generate` of
-    role ``extractor``, it fails as its requests fail (`RequestError`).
+    Unreadable entities are ignored. Unreadable triples are a failure with a cause, never an empty
+    result. The requests have the role ``extractor``; a `RequestError` of theirs passes through.
     """
-    parse_errors: collections.Counter[str] = collections.Counter()
-    ask = _two_calls if settings.dialect == dialects.OPENIE else _one_call
-    parts, problem, answer = yield from ask(passage, settings, parse_errors)
+    parse_errors = collections.Counter[str]()
+    if settings.dialect == dialects.OPENIE:
+        entities = yield from _extract_entities(passage, settings, parse_errors)
+        messages = prompts.triple_messages(passage, entities)
+    else:
+        messages = dialects.messages(passage, settings.dialect)
+    schema = prompts.TRIPLES_SCHEMA if settings.constrained else None
+    response: Generated = yield Generate(
+        messages, "extractor", settings.triple_tokens, json_schema=schema
+    )
+    text, finish_reason = response.text, response.finish_reason
+    if settings.dialect == dialects.OPENIE:
+        parsed, problem = prompts.parse_triples(text, finish_reason)
+    else:
+        parsed, problem = dialects.parse(text, finish_reason, settings.dialect, passage)
     parse_errors.update(_kinds("triples", problem))
-    own = [triple for triple in parts if not prompts.is_example(triple, passage)]
-    if len(own) < len(parts):  # small models repeat the worked example
+    triples = [triple for triple in parsed if not prompts.is_example(triple, passage)]
+    if len(triples) < len(parsed):
         parse_errors["triples: example"] += 1
-    kept = [t for t in own if is_grounded(t, passage)] if settings.grounded else own
-    if len(kept) < len(own):
+    kept = [t for t in triples if is_grounded(t, passage)] if settings.grounded else triples
+    if len(kept) < len(triples):
         parse_errors["triples: ungrounded"] += 1
     if kept:
-        return Extraction("ok", _placed(kept, passage), parse_errors=parse_errors)
+        return Extraction("ok", _with_sources(kept, passage), parse_errors=parse_errors)
     if problem == "empty":
-        return Extraction("empty", parse_errors=parse_errors, answer=answer[:200])
-    cause = UNREADABLE + (problem or ("ungrounded" if own else "example"))
-    return Extraction("failed", (), cause, parse_errors, answer[:200])
+        return Extraction("empty", parse_errors=parse_errors, answer=text[:200])
+    cause = UNREADABLE + (problem or ("ungrounded" if triples else "example"))
+    return Extraction("failed", (), cause, parse_errors, text[:200])
 
 
-_Told = tuple[tuple[prompts.Parts, ...], prompts.Problem | dialects.Problem | None, str]
-
-
-def _two_calls(
+def _extract_entities(
     passage: Passage, settings: ExtractionSettings, parse_errors: collections.Counter[str]
-) -> Program[_Told]:
-    """The entities first, which the triples shall hold; the last answer, read and as it came."""
+) -> Program[tuple[str, ...]]:
     schema = prompts.ENTITIES_SCHEMA if settings.constrained else None
-    listed: Generated = yield Generate(
+    response: Generated = yield Generate(
         prompts.entity_messages(passage), "extractor", settings.entity_tokens, json_schema=schema
     )
-    entities, problem = prompts.parse_entities(listed.text, listed.finish_reason)
+    entities, problem = prompts.parse_entities(response.text, response.finish_reason)
     parse_errors.update(_kinds("entities", problem))
-    schema = prompts.TRIPLES_SCHEMA if settings.constrained else None
-    told: Generated = yield Generate(
-        prompts.triple_messages(passage, entities),
-        "extractor",
-        settings.triple_tokens,
-        json_schema=schema,
-    )
-    return *prompts.parse_triples(told.text, told.finish_reason), told.text
-
-
-def _one_call(
-    passage: Passage, settings: ExtractionSettings, parse_errors: collections.Counter[str]
-) -> Program[_Told]:
-    """The triples at once, in angle brackets."""
-    asked = dialects.messages(passage, settings.dialect)
-    told: Generated = yield Generate(asked, "extractor", settings.triple_tokens)
-    found = dialects.parse(told.text, told.finish_reason, settings.dialect, passage)
-    return *found, told.text
+    return entities
 
 
 def is_grounded(triple: prompts.Parts, passage: Passage) -> bool:
-    """Whether the passage, its title included, has every word of the triple's head and tail.
-
-    Small models go on with names of their own.
-    """
+    """Returns whether all words of a triple's head and tail occur in the passage or its title."""
     head, _, tail = triple
     return _words(f"{head} {tail}") <= _words(f"{passage.title} {passage.text}")
 
@@ -156,30 +143,30 @@ def _kinds(call: str, problem: str | None) -> list[str]:
     return [] if problem in (None, "empty") else [f"{call}: {problem}"]
 
 
-def _placed(parts: list[prompts.Parts], passage: Passage) -> tuple[Triple, ...]:
+def _with_sources(parts: list[prompts.Parts], passage: Passage) -> tuple[Triple, ...]:
     sentences = sentences_of(passage)
     return tuple(
         Triple(*triple, passage.id, source_sentence(*triple, sentences)) for triple in parts
     )
 
 
-# -------------------------------------------------------------------------- as the journal holds it
+# ----------------------------------------------------------------------------- journal and store
 
 
-def encode_extraction(found: Extraction) -> dict[str, Any]:
-    """An extraction as JSON."""
+def encode_extraction(extraction: Extraction) -> dict[str, Any]:
+    """Returns an extraction as JSON, for the journal."""
     return {
-        "status": found.status,
-        "triples": [[t.head, t.relation, t.tail, t.sentence] for t in found.triples],
-        "cause": found.cause,
-        "parse_errors": dict(found.parse_errors),
-        "answer": found.answer,
+        "status": extraction.status,
+        "triples": [[t.head, t.relation, t.tail, t.sentence] for t in extraction.triples],
+        "cause": extraction.cause,
+        "parse_errors": dict(extraction.parse_errors),
+        "answer": extraction.answer,
     }
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What `encode_extraction` gave; raises ValueError where it contradicts itself."""
+    """An extraction as `encode_extraction` writes it; raises ValueError if it is inconsistent."""
 
     status: Status
     triples: list[tuple[str, str, str, Count | None]]
@@ -192,50 +179,50 @@ class Outcome:
             raise ValueError(f"status {self.status!r} with cause {self.cause!r}")
 
 
-def stored(passage: Passage, outcome: Outcome | None, error: str | None) -> Record:
-    """The store's record of a passage, from what the journal knows of it."""
+def stored(passage: Passage, extraction: Outcome | None, error: str | None) -> Record:
+    """Returns the store's record of a passage, from its entry in the journal."""
     digest = content_hash(passage)
-    if outcome is None:
+    if extraction is None:
         return Record(passage.id, digest, None, f"request: {error}")
-    triples = tuple(Triple(h, r, t, passage.id, place) for h, r, t, place in outcome.triples)
-    kept = None if outcome.status == "failed" else triples
-    return Record(passage.id, digest, kept, outcome.cause, outcome.parse_errors)
+    triples = tuple(Triple(h, r, t, passage.id, index) for h, r, t, index in extraction.triples)
+    kept = None if extraction.status == "failed" else triples
+    return Record(passage.id, digest, kept, extraction.cause, extraction.parse_errors)
 
 
 def program_of(passage: Passage) -> str:
-    """The journal's name of a passage's extraction; a passage that changed is another program."""
+    """Returns the journal's name of a passage's extraction, which changes with the passage."""
     return f"{passage.id}@{content_hash(passage).hex()[:16]}"
 
 
-# ------------------------------------------------------------------------------------ the extractor
+# --------------------------------------------------------------------------------- the extractor
 
 
 def version(dialect: str = dialects.OPENIE) -> dict[str, Any]:
-    """What decides, beside the model, which triples a passage gets: JSON that changes with it."""
-    own = prompts.prompt_hash() if dialect == dialects.OPENIE else dialects.prompt_hash(dialect)
-    return {"prompt": own, "parser": PARSER, **of_packages("sentencex")}
+    """Returns JSON that changes whenever prompts or parsers may give other triples."""
+    digest = prompts.prompt_hash() if dialect == dialects.OPENIE else dialects.prompt_hash(dialect)
+    return {"prompt": digest, "parser": PARSER, **of_packages("sentencex")}
 
 
-def extractor_identity(made_by: Mapping[str, Any], settings: ExtractionSettings) -> dict[str, Any]:
-    """Who extracts, as JSON: what makes the triples of a passage others than they were.
+def extractor_identity(
+    model_identity: Mapping[str, Any], settings: ExtractionSettings
+) -> dict[str, Any]:
+    """Returns JSON of everything on which the triples of a passage depend.
 
     Args:
-        made_by: The identity of the language model; the place of its adapter does not count.
-        settings: How.
+      model_identity: the language model's identity; the path of its adapter is left out.
+      settings: the settings of the extraction.
     """
-    apart = ("model", "adapter")
+    rest = {k: value for k, value in model_identity.items() if k not in ("model", "adapter")}
     return {
-        "model": made_by["model"],
+        "model": model_identity["model"],
         **version(settings.dialect),
         **settings.identity,
-        "extractor": {name: value for name, value in made_by.items() if name not in apart},
+        "extractor": rest,
     }
 
 
 def check_adapter(config: Any, settings: ExtractionSettings) -> None:
-    """Raises `UserError` where the adapter of ``config`` (`configs.common.language_model`) was
-    trained for another role, or in another dialect.
-    """
+    """Refuses an adapter (`configs.common.language_model`) of another role or dialect."""
     if config.backend == "openai" or not is_training_workdir(config.adapter):
         return
     from cirag_jax.models.io import workdir
@@ -243,15 +230,13 @@ def check_adapter(config: Any, settings: ExtractionSettings) -> None:
     workdir.check_role(config.adapter, "extractor")
     if settings.dialect != dialects.OPENIE:
         raise UserError(
-            f"{config.adapter} was trained in the dialect openie, not {settings.dialect}."
+            f"{config.adapter} was trained with dialect=openie, not {settings.dialect}."
         )
 
 
 def weight_files(model: str) -> list[Path]:
-    """The files with a local model's weights; raises `UserError` where there is no such model."""
+    """Returns the files with a local model's weights."""
     from cirag_jax.models.io.pretrained_decoder import resolve_decoder
 
-    place = resolve_decoder(model)
-    if place.is_file():
-        return [place]
-    return sorted([*place.glob("*.safetensors"), *place.glob("*.gguf")])
+    path = resolve_decoder(model)
+    return [path] if path.is_file() else sorted([*path.glob("*.safetensors"), *path.glob("*.gguf")])

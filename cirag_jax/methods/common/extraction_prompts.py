@@ -1,51 +1,33 @@
-"""From a passage to knowledge triples in two calls: its named entities, then facts about them.
+"""CIRAG's extraction prompts: one call for the named entities of a passage, one for its triples.
 
-The fields of the answers are CIRAG's (Appendix, extraction prompts): a JSON object with
-``named_entities``, then one with ``triples``. Wording and worked example are our own; the example
-is invented, so that it holds no fact that anybody asks for.
+The responses are a JSON object with ``named_entities`` and one with ``triples`` (CIRAG, Appendix
+A.1). The wording is ours. The worked example is invented, so that no question is about its facts.
 """
 
 import functools
-import hashlib
 import json
 import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from cirag_jax.llm.types import Message
+from cirag_jax.methods.common.prompt_parts import conversation_hash, object_schema, one_line
 from cirag_jax.methods.common.tolerant_json import find_json
 from cirag_jax.types import Passage
 
-# What a model's answer lacks. ``empty``: it says, as it should, that there is nothing; the others
-# are faults, with or without items rescued. ``wrong_shape``: JSON, but other than asked for.
+# ``empty`` is a valid response without items. The others are defects, possibly with some items
+# rescued; ``wrong_shape`` is JSON in another form than requested.
 Problem = Literal["no_json", "broken_json", "loose_json", "truncated", "wrong_shape", "empty"]
 Parts = tuple[str, str, str]
 
-MAX_ITEMS = 200  # an endless repetition is truncated here
-MAX_PART_CHARS = 400  # longer "names" are no names
+MAX_ITEMS = 200  # Some models repeat themselves until the token limit.
+MAX_PART_CHARS = 400  # Longer entities and relations are dropped.
 
-ENTITIES_SCHEMA: Mapping[str, Any] = {
-    "type": "object",
-    "properties": {"named_entities": {"type": "array", "items": {"type": "string"}}},
-    "required": ["named_entities"],
-    "additionalProperties": False,
-}
-TRIPLES_SCHEMA: Mapping[str, Any] = {
-    "type": "object",
-    "properties": {
-        "triples": {
-            "type": "array",
-            "items": {
-                "type": "array",
-                "items": {"type": "string"},
-                "minItems": 3,
-                "maxItems": 3,
-            },
-        }
-    },
-    "required": ["triples"],
-    "additionalProperties": False,
-}
+_NAMES: Mapping[str, Any] = {"type": "array", "items": {"type": "string"}}
+ENTITIES_SCHEMA: Mapping[str, Any] = object_schema({"named_entities": _NAMES})
+TRIPLES_SCHEMA: Mapping[str, Any] = object_schema(
+    {"triples": {"type": "array", "items": {**_NAMES, "minItems": 3, "maxItems": 3}}}
+)
 
 _ENTITIES_TASK = (
     "List the named entities of the passage you are given: people, places, organisations, works, "
@@ -95,7 +77,7 @@ EXAMPLE_TRIPLES: tuple[Parts, ...] = (
 
 
 def entity_messages(passage: Passage) -> tuple[Message, ...]:
-    """The conversation that asks for the named entities of ``passage``."""
+    """Returns the conversation that requests the named entities of a passage."""
     return (
         Message("system", _ENTITIES_TASK),
         Message("user", passage_turn(EXAMPLE)),
@@ -105,7 +87,7 @@ def entity_messages(passage: Passage) -> tuple[Message, ...]:
 
 
 def triple_messages(passage: Passage, entities: Sequence[str]) -> tuple[Message, ...]:
-    """The conversation that asks for the triples of ``passage``, given its entities."""
+    """Returns the conversation that requests the triples of a passage, given its entities."""
     return (
         Message("system", _TRIPLES_TASK),
         Message("user", _triples_text(EXAMPLE, _EXAMPLE_ENTITIES)),
@@ -115,8 +97,8 @@ def triple_messages(passage: Passage, entities: Sequence[str]) -> tuple[Message,
 
 
 def passage_turn(passage: Passage) -> str:
-    """A passage as the prompts show it."""
-    # The text is no observation: an extraction from a text left out would be an invention.
+    """Returns a passage as the prompts show it."""
+    # The text is not an observation: without it the model would have to invent triples.
     return f"Title: {passage.title}\nText: {passage.text}"
 
 
@@ -125,12 +107,12 @@ def _triples_text(passage: Passage, entities: Sequence[str]) -> str:
 
 
 def render_entities(entities: Sequence[str]) -> str:
-    """The answer that lists these entities, in the format asked for."""
+    """Returns a response with these entities."""
     return _dump({"named_entities": entities})
 
 
 def render_triples(triples: Sequence[Parts]) -> str:
-    """The answer that lists these triples, in the format asked for."""
+    """Returns a response with these triples."""
     return _dump({"triples": triples})
 
 
@@ -140,98 +122,90 @@ def _dump(value: Any) -> str:
 
 @functools.cache
 def prompt_hash() -> str:
-    """A hash of both prompts: another one is another extraction."""
+    """Returns a hash of both prompts, on which the results of extraction depend."""
     passage = Passage("", "{title}", "{text}")
-    turns = (*entity_messages(passage), *triple_messages(passage, ("{entity}",)))
-    text = _dump([[turn.role, turn.text] for turn in turns])
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return conversation_hash([*entity_messages(passage), *triple_messages(passage, ("{entity}",))])
 
 
 # ----------------------------------------------------------------------------------------- parsing
 
 
 def parse_entities(text: str, finish_reason: str) -> tuple[tuple[str, ...], Problem | None]:
-    """The entities in a model's answer, each once, and what was wrong with it.
+    """Parses a response with entities, which is untrusted; never fails.
 
     Args:
-        text: The answer; hostile.
-        finish_reason: ``length`` where it was truncated.
+      text: the response.
+      finish_reason: ``length`` if the response was truncated.
 
     Returns:
-        The entities, and a `Problem` or None. With a problem other than ``empty`` they are what
-        could be rescued.
+      The entities without repeats, and a problem or None.
     """
-    found, problem = _items(text, "named_entities", finish_reason)
-    if found is None:
+    items, problem = _items(text, "named_entities", finish_reason)
+    if items is None:
         return (), problem
-    names = [_clean(item) for item in found]
-    kept = tuple(dict.fromkeys(name for name in names if name))[:MAX_ITEMS]
-    return kept, _problem(problem, found, sum(bool(name) for name in names))
+    names = [name for name in map(_clean, items) if name]
+    return tuple(dict.fromkeys(names))[:MAX_ITEMS], _problem(problem, items, len(names))
 
 
 def parse_triples(text: str, finish_reason: str) -> tuple[tuple[Parts, ...], Problem | None]:
-    """The triples in a model's answer, each once, and what was wrong with it; see `parse_entities`.
+    """Parses a response with triples; like `parse_entities`.
 
-    Elements that are not three names are dropped (``wrong_shape``); objects with ``head``,
+    Items that are not three names are dropped (``wrong_shape``). Objects with ``head``,
     ``relation`` and ``tail`` (or subject, predicate and object) count as lists.
     """
-    found, problem = _items(text, "triples", finish_reason)
-    if found is None:
+    items, problem = _items(text, "triples", finish_reason)
+    if items is None:
         return (), problem
-    triples = [triple for triple in map(triple_of, found) if triple is not None]
+    triples = [triple for triple in map(triple_of, items) if triple is not None]
     kept: dict[Parts, Parts] = {}
     for triple in triples[: 2 * MAX_ITEMS]:
         kept.setdefault(folded(triple), triple)
-    return tuple(kept.values())[:MAX_ITEMS], _problem(problem, found, len(triples))
+    return tuple(kept.values())[:MAX_ITEMS], _problem(problem, items, len(triples))
 
 
 def is_example(triple: Parts, passage: Passage) -> bool:
-    """Whether head or tail is a name of the worked example that the passage does not hold.
+    """Returns whether a triple is copied from the worked example, as small models do.
 
-    Small models repeat the example; since it is invented, no passage says such a thing.
+    Its head or tail is then a name of the example that does not occur in the passage.
     """
     stated = f"{passage.title}\n{passage.text}".casefold()
     names = (triple[0].casefold(), triple[2].casefold())
     return any(name in _EXAMPLE_NAMES and name not in stated for name in names)
 
 
-def _problem(problem: Problem | None, found: Sequence[Any], good: int) -> Problem | None:
-    """What to say of a list: that elements are lost counts more than how it was spelt."""
+def _problem(problem: Problem | None, items: Sequence[Any], num_valid: int) -> Problem | None:
     if problem in ("truncated", "broken_json"):
         return problem
-    if not found:
+    if not items:
         return "empty"
-    return problem if good == len(found) else "wrong_shape"
+    return problem if num_valid == len(items) else "wrong_shape"
 
 
 def _items(text: str, key: str, finish_reason: str) -> tuple[list[Any] | None, Problem | None]:
-    """The list under ``key``, or a list without the object around it."""
+    """The list under ``key``, or a list without an object around it."""
     truncated = finish_reason == "length"
     value, problem = find_json(text, key, truncated)
     if value is not None:
         items = value[key]
-        if isinstance(items, list):
-            return items, problem
-        return None, "wrong_shape"
-    bare, bare_problem = find_json(text, None, truncated)
-    if isinstance(bare, list) and bare:
-        return bare, "wrong_shape" if bare_problem in (None, "loose_json") else bare_problem
-    return None, "wrong_shape" if bare is not None else problem
+        return (items, problem) if isinstance(items, list) else (None, "wrong_shape")
+    value, value_problem = find_json(text, None, truncated)
+    if isinstance(value, list) and value:
+        return value, "wrong_shape" if value_problem in (None, "loose_json") else value_problem
+    return None, "wrong_shape" if value is not None else problem
 
 
 def triple_of(item: Any) -> Parts | None:
-    """Three names on a line each, or None where an item of a list is no triple."""
+    """Returns an item of a list as a triple of cleaned names, or None if it is not a triple."""
     if isinstance(item, dict):
-        item = next(
-            ([item[n] for n in names] for names in _NAMES if all(n in item for n in names)), None
-        )
+        keys = next((keys for keys in _TRIPLE_KEYS if all(key in item for key in keys)), ())
+        item = [item[key] for key in keys]
     if not isinstance(item, list) or len(item) != 3:
         return None
     head, relation, tail = map(_clean, item)
     return (head, relation, tail) if head and relation and tail else None
 
 
-_NAMES = (
+_TRIPLE_KEYS = (
     ("head", "relation", "tail"),
     ("subject", "predicate", "object"),
     ("subject", "relation", "object"),
@@ -239,18 +213,18 @@ _NAMES = (
 
 
 def _clean(value: Any) -> str:
-    """A name on one line, or an empty string where it is none."""
+    """A name on one line, or an empty string if the value is not a name."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str) or len(value) > MAX_PART_CHARS:
         return ""
-    # Control characters and line separators; format characters belong to some scripts.
+    # Drops control characters and line separators; some scripts need format characters.
     plain = (" " if unicodedata.category(c) in ("Cc", "Zl", "Zp") else c for c in value)
-    return " ".join("".join(plain).split())
+    return one_line("".join(plain))
 
 
 def folded(triple: Parts) -> Parts:
-    """What makes triples of one passage the same."""
+    """Returns a key that is equal for equal triples of one passage."""
     head, relation, tail = (part.casefold() for part in triple)
     return head, relation, tail
 

@@ -1,9 +1,10 @@
-"""What the text baselines share: a search that may be reranked, and one reading of it."""
+"""Searching with an optional reranker, and reading: the parts that most methods share."""
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
+from cirag_jax.llm.types import Message
 from cirag_jax.methods.common import reading_prompts, short_answers
 from cirag_jax.methods.common.evidence import passage_line
 from cirag_jax.runtime.requests import (
@@ -20,7 +21,7 @@ from cirag_jax.types import Attempt, Granularity, Passage
 # FlashRAG's prompt, or a format of CIRAG's reader.
 ReaderFormat = Literal["documents", reading_prompts.ReaderFormat]
 
-# What an answer of each format takes: four facts or a thought come first in some.
+# Most new tokens of an answer in each format; some write facts or a thought before the answer.
 ANSWER_TOKENS = {
     "documents": 32,
     "brief": 32,
@@ -33,20 +34,20 @@ ANSWER_TOKENS = {
 
 
 def search(query: str, k: int, rerank_from: int = 0, min_score: float = 0.0) -> Program[Retrieved]:
-    """The ``k`` nearest passages, or those of a longer list that a ranker puts first.
+    """Returns the ``k`` nearest passages, or the ``k`` best of a longer list after reranking.
 
     Args:
-      query: what is searched.
-      k: passages at most.
-      rerank_from: so many are retrieved for the ranker ``passages``; 0: none is asked.
-      min_score: what it must score a passage above (DualRAG's baselines: 50 passages, 10 kept whose
-        logit is above 0).
+      query: query of the retriever and the ranker.
+      k: maximum number of passages.
+      rerank_from: number of passages retrieved for the ranker ``passages``; 0 skips reranking.
+      min_score: reranked passages that score this or less are dropped. DualRAG's baselines keep 10
+        of 50 passages, with a logit above 0.
     """
-    found: Retrieved = yield Retrieve(query, max(k, rerank_from))
-    if not rerank_from or not found.passages:
-        return found
-    best: Ranked[Passage] = yield Rank(query, found.passages, k, "passages")
-    good = [(p, s) for p, s in zip(best.texts, best.scores, strict=True) if s > min_score]
+    retrieved: Retrieved = yield Retrieve(query, max(k, rerank_from))
+    if not rerank_from or not retrieved.passages:
+        return retrieved
+    ranked: Ranked[Passage] = yield Rank(query, retrieved.passages, k, "passages")
+    good = [(p, s) for p, s in zip(ranked.texts, ranked.scores, strict=True) if s > min_score]
     return Retrieved(tuple(p for p, _ in good), tuple(s for _, s in good))
 
 
@@ -57,38 +58,62 @@ def read(
     reader_format: str,
     parse_errors: collections.Counter[str],
 ) -> Program[Attempt]:
-    """The reader answers from evidence, and may not refuse.
+    """Answers from evidence; the reader's prompt does not let it refuse.
 
     Args:
-      question: what is asked.
-      granularity: of the evidence.
-      evidence: passages, or lines of sentences or triples; documents are passages.
-      reader_format: documents (FlashRAG's prompt), or as for CIRAG's reader: thought, chain, brief.
-      parse_errors: where a malformed answer is counted.
+      question: the question.
+      granularity: granularity of the evidence.
+      evidence: passages, or lines of sentences or triples; the format documents needs passages.
+      reader_format: documents (FlashRAG's prompt), or thought, chain or brief (CIRAG's reader).
+      parse_errors: counter of malformed answers.
     """
-    lines = tuple(passage_line(one) if isinstance(one, Passage) else one for one in evidence)
+    lines = tuple(passage_line(e) if isinstance(e, Passage) else e for e in evidence)
     if reader_format == "documents":
-        passages = [one for one in evidence if isinstance(one, Passage)]
+        passages = [e for e in evidence if isinstance(e, Passage)]
         messages = short_answers.reading_messages(question, passages)
     else:
         messages = reading_prompts.answer_messages(
             question, granularity, lines, may_refuse=False, reader_format=reader_format
         )
-    response: Generated = yield Generate(messages, "reader")
-    answer, sufficient, problem = parse_response(response, reader_format)
+    parse = parser_of(reader_format)
+    return (yield from ask_reader(messages, granularity, lines, parse_errors, parse=parse))
+
+
+def ask_reader(
+    messages: tuple[Message, ...],
+    granularity: Granularity,
+    evidence: tuple[str, ...],
+    parse_errors: collections.Counter[str],
+    *,
+    parse: Callable[..., tuple[str, bool, str | None]] = reading_prompts.parse_answer,
+    max_tokens: int = 0,
+) -> Program[Attempt]:
+    """Returns the reader's answer to ``messages``, which show ``evidence``.
+
+    Args:
+      messages: the conversation.
+      granularity: granularity of the evidence.
+      evidence: the lines of evidence.
+      parse_errors: counter of malformed answers.
+      parse: parser of the response, with the signature of `reading_prompts.parse_answer`.
+      max_tokens: most new tokens; 0 is the role's limit.
+    """
+    response: Generated = yield Generate(messages, "reader", max_tokens=max_tokens)
+    truncated = response.finish_reason == "length"
+    answer, sufficient, problem = parse(response.text, truncated=truncated)
     if problem is not None:
         parse_errors[f"answer_{problem}"] += 1
-    return Attempt(granularity, lines, response.text, answer, sufficient)
+    return Attempt(granularity, evidence, response.text, answer, sufficient)
 
 
-def parse_response(response: Generated, reader_format: str) -> tuple[str, bool, str | None]:
-    """Returns what `reading_prompts.parse_answer` does: answer, whether it is one, problem or None.
+def parser_of(reader_format: str) -> Callable[..., tuple[str, bool, str | None]]:
+    """Returns the parser of answers in a format of CIRAG's reader or in one line."""
+    is_marked = reader_format in reading_prompts.FORMATS
+    return reading_prompts.parse_answer if is_marked else _parse_line
 
-    The first line of a format that has no others is the answer, however it ended.
-    """
-    truncated = response.finish_reason == "length"
-    if reader_format in reading_prompts.FORMATS:
-        return reading_prompts.parse_answer(response.text, truncated=truncated)
-    answer = short_answers.parse_short_answer(response.text)
-    cut = truncated and len(response.text.strip().splitlines()) == 1
-    return answer, bool(answer), "empty" if not answer else "truncated" if cut else None
+
+def _parse_line(text: str, *, truncated: bool = False) -> tuple[str, bool, str | None]:
+    """Parses an answer of one line, which is complete if further lines follow it."""
+    answer = short_answers.parse_short_answer(text)
+    is_cut = truncated and len(text.strip().splitlines()) == 1
+    return answer, bool(answer), "empty" if not answer else "truncated" if is_cut else None

@@ -1,15 +1,11 @@
-"""The reader's messages and parser: CIRAG's answering cascade (paper, Fig. 12), in our own words.
+"""The prompts of CIRAG's reader (its Figure 12, in our words), and the parser of its answers."""
 
-What a model writes is hostile input: it is searched, never evaluated.
-"""
-
-import hashlib
-import json
 import re
 from collections.abc import Sequence
 from typing import Literal, get_args
 
 from cirag_jax.llm.types import Message
+from cirag_jax.methods.common.prompt_parts import conversation_hash, one_line
 from cirag_jax.methods.common.refusals import refuses
 
 UNANSWERABLE = "Unanswerable"
@@ -61,16 +57,16 @@ def answer_messages(
     may_refuse: bool = True,
     reader_format: str = "thought",
 ) -> tuple[Message, ...]:
-    """The reader's conversation at one granularity.
+    """Returns the reader's conversation about evidence of one granularity.
 
     Args:
       question: the query.
       granularity: ``triple``, ``sentence`` or ``passage``.
       evidence: rendered triples, sentences or passages.
-      may_refuse: without it the sufficiency instruction is left out (``force_answer``).
-      reader_format: ``thought`` shows a worked example and asks for reasoning before the answer;
-        ``chain`` for the facts that lead to it and then the answer, ``brief`` for the answer alone:
-        what a trained reader writes.
+      may_refuse: include the sufficiency instruction I^(g), which allows refusals.
+      reader_format: ``thought`` shows a worked example and requests reasoning before the answer.
+        Trained readers use ``chain`` (the facts that lead to the answer, then the answer) or
+        ``brief`` (only the answer).
     """
     noun = _NOUNS[granularity]
     instruction = _INSTRUCTIONS[reader_format] + (_REFUSAL if may_refuse else "")
@@ -86,21 +82,21 @@ def answer_messages(
 
 
 def render_answer(answer: str | None, chain: Sequence[tuple[str, str, str]] = ()) -> str:
-    """What a trained reader writes.
+    """Returns the response that a reader is trained to write.
 
     Args:
-      answer: the answer; None: the evidence does not suffice.
+      answer: the answer, or None if the evidence does not suffice.
       chain: the facts that lead to it (``reader_format=chain``).
     """
-    facts = ["; ".join(" ".join(part.split()) for part in fact) for fact in chain]
-    last = UNANSWERABLE if answer is None else " ".join(answer.split())
+    facts = ["; ".join(map(one_line, fact)) for fact in chain]
+    last = UNANSWERABLE if answer is None else one_line(answer)
     return "\n".join([*facts, f"Answer: {last}"])
 
 
 def prompt_digest(reader_format: str) -> str:
-    """A hash of how conversations read: what a reader was trained on, it must be asked."""
-    shown = [
-        [message.role, message.text]
+    """Returns a hash of the rendered prompts, which must be those that a reader was trained on."""
+    return conversation_hash(
+        message
         for granularity in _NOUNS
         for may_refuse in (True, False)
         for message in answer_messages(
@@ -110,49 +106,47 @@ def prompt_digest(reader_format: str) -> str:
             may_refuse=may_refuse,
             reader_format=reader_format,
         )
-    ]
-    return hashlib.sha256(json.dumps(shown).encode()).hexdigest()[:16]
+    )
 
 
 def _reading_turn(question: str, noun: str, evidence: Sequence[str]) -> tuple[str, str, str]:
-    """Heading, evidence (which truncation may drop) and query of a user turn."""
+    """The heading, the evidence (which truncation may drop) and the query of a user turn."""
     return f"{noun.capitalize()}:\n", "\n".join(evidence), f"\n\nQuery: {question}"
 
 
 def answer_start(text: str) -> int:
-    """Where the text after the last ``Answer:`` of a response begins; 0 where there is none."""
+    """Returns the position after the last ``Answer:`` of a response; 0 if there is none."""
     return max((mark.end() for mark in _ANSWER_MARK.finditer(text)), default=0)
 
 
 def parse_answer(
     text: str, *, wide: bool = False, truncated: bool = False
 ) -> tuple[str, bool, str | None]:
-    """Reads a reader's response; never fails.
+    """Parses a reader's response; never fails.
 
     Args:
       text: the response.
-      wide: also take a refusal in other words (`refusals.refuses`) for one.
+      wide: also treat a refusal in other words (`refusals.refuses`) as one.
       truncated: whether generation ended at its token limit.
 
     Returns:
-      The text after the last ``Answer:`` up to the end of its line (the whole response where there
-      is no such mark), whether it answers, and the kind of problem (``empty``, ``truncated``,
-      ``no_answer_mark``) or None. Neither an empty answer nor a thought that was cut off before
-      its answer answers.
+      The answer: the line after the last ``Answer:``, or the whole response without that mark.
+      Whether it is sufficient: not a refusal, not empty, and not a thought cut off before its
+      answer. The kind of problem (``empty``, ``truncated``, ``no_answer_mark``), or None.
     """
     if not text.strip():
         return "", False, "empty"
     start = answer_start(text)
     marked = start > 0
     lines = [line.strip(" \t*") for line in text[start:].splitlines() if line.strip(" \t*")]
-    answer = (lines[0] if lines else "") if marked else " ".join(text.split())
+    answer = (lines[0] if lines else "") if marked else one_line(text)
     problem = None if marked else "no_answer_mark"
-    if truncated and not (marked and len(lines) > 1):  # a line that others follow is whole
+    if truncated and not (marked and len(lines) > 1):  # A line before another one is complete.
         problem = "truncated"
     if not answer:
         return "", False, problem or "empty"
-    said = answer.lower()
-    # Half of the word is what the shipped reader writes where it may not refuse.
-    half = said.strip(" .'\"") == "unanswer"
-    refused = half or "unanswerable" in said or (wide and refuses(answer))
-    return answer, not refused and (marked or not truncated), problem
+    lower = answer.lower()
+    # The shipped reader writes half of the word if its prompt does not allow refusals.
+    is_half = lower.strip(" .'\"") == "unanswer"
+    is_refusal = is_half or "unanswerable" in lower or (wide and refuses(answer))
+    return answer, not is_refusal and (marked or not truncated), problem

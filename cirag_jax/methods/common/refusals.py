@@ -1,7 +1,8 @@
-"""Answers that say there is none, in other words than the prompt's "Unanswerable".
+"""Refusals to answer in other words than the prompt's "Unanswerable".
 
-An answer refuses only where it says so as a sentence does: "The director is unknown", not "Unknown
-Pleasures"; "It is not mentioned in the triples", not "Not Without My Daughter".
+Only phrases of a sentence count, so that titles do not: "The director is unknown" is a refusal, but
+"Unknown Pleasures" is not; "It is not mentioned in the triples" is, but "Not Without My Daughter"
+is not.
 """
 
 import re
@@ -37,7 +38,7 @@ _NOTHING = (
     r"|i (?:do not|cannot) (?:know|tell|say|answer))"
 )
 
-# The whole answer, or its first sentence: "Unknown. The text names no director."
+# Matches the whole answer or its first sentence: "Unknown. The text names no director."
 _FIRST = re.compile(
     rf"{_NOTHING}(?:$|[.;:](?:$| )|,? (?:based on|given|from the|in the|according))"
 )
@@ -60,19 +61,17 @@ _PART = re.compile(
     rf"(?=$|[.,;]| {_WHERE})"
     r"|\bunanswerable\b"
 )
-# "Lund, although its province is not mentioned" and "Lund (the street is unknown)" answer, as does
-# "the first does not mention it, but the second says Lund".
+# Hedges around an answer, which is then not a refusal: "Lund, although its province is not
+# mentioned", "Lund (the street is unknown)", "the first does not mention it, but the second says
+# Lund".
 _HEDGE = re.compile(r"\([^()]*\)|[,;] (?:al)?though\b.*|.*[,;.] (?:but|however)\b")
 _SHORT_FORMS = (("can't", "cannot"), ("n't", " not"), ("'s not", " is not"))
-_LENGTH = 2_000
+_MAX_CHARS = 2_000  # The end of a longer text counts.
 
 
 def refuses(answer: str) -> bool:
-    """Whether an answer says that there is none; a hedge beside one does not make it a refusal.
-
-    Of a longer text than an answer should be, its last `_LENGTH` characters are looked at.
-    """
-    answer = answer[-_LENGTH:].casefold().replace("\u2019", "'")
+    """Returns whether an answer is a refusal; an answer with a hedge is not."""
+    answer = answer[-_MAX_CHARS:].casefold().replace("\u2019", "'")
     text = " ".join(answer.split()).strip(" .!\"'*")
     for short, long in _SHORT_FORMS:
         text = text.replace(short, long)

@@ -1,4 +1,4 @@
-"""Messages of retrieve-then-read: passages in, a short answer out."""
+"""The prompt of FlashRAG's naive generation: passages in, a short answer out."""
 
 from collections.abc import Sequence
 
@@ -11,28 +11,20 @@ _BRIEFLY = (
 
 
 def reading_messages(question: str, passages: Sequence[Passage]) -> tuple[Message, ...]:
-    """The conversation of a reader that answers from passages (FlashRAG's naive generation).
-
-    Without passages it answers from what it knows.
-    """
+    """Asks for an answer from passages; without any, from the model's own knowledge."""
+    query = Message("user", f"Question: {question}")
     if not passages:
-        return (
-            Message("system", f"Answer the question. {_BRIEFLY}"),
-            Message("user", f"Question: {question}"),
-        )
+        return Message("system", f"Answer the question. {_BRIEFLY}"), query
     documents = "\n".join(
         f"Doc {number} (Title: {passage.title}) {passage.text}"
         for number, passage in enumerate(passages, start=1)
     )
     instruction = f"Answer the question from the documents below. {_BRIEFLY}\n\n"
-    return (
-        Message("system", instruction, documents),
-        Message("user", f"Question: {question}"),
-    )
+    return Message("system", instruction, documents), query
 
 
 def parse_short_answer(text: str) -> str:
-    """The first line that holds something, without the label that some models put before it."""
+    """Returns the first line with content, without a label such as ``Answer:``."""
     for line in text.splitlines():
         line = line.strip(" \t*")
         label, colon, rest = line.partition(":")

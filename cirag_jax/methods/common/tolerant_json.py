@@ -1,12 +1,12 @@
-"""JSON in the output of a language model: found, read and repaired, never evaluated.
+"""Parsing of JSON in the output of a language model.
 
-Models wrap JSON in prose and code fences, write it with single quotes, leave commas over, or are
-cut off in the middle of a list. `find_json` reads what it can and says what was wrong. The text is
-hostile: time and memory are bounded by its length, and no input makes it raise.
+Models wrap JSON in prose and code fences, write it with single quotes or superfluous commas, or are
+cut off in the middle of a list. `find_json` parses what it can and reports what was wrong. The text
+is untrusted: it is never evaluated, its length bounds time and memory, and no input raises.
 
-Not by the library json-repair (0.64.6): 20,000 characters such as ``["["["`` take it 20 seconds or
-end in a RecursionError, it takes half of a string that was cut off for the whole, gives infinities
-and unpaired surrogates, and does not tell what was repaired from what was lost.
+The library json-repair (0.64.6) is unsuitable. 20,000 characters such as ``["["["`` take it 20
+seconds or end in a RecursionError. It accepts strings that were cut off, returns infinities and
+unpaired surrogates, and does not separate repairs from losses.
 """
 
 import dataclasses
@@ -18,10 +18,10 @@ from typing import Any, Literal
 
 Problem = Literal["no_json", "broken_json", "loose_json", "truncated"]
 
-MAX_CHARS = 200_000  # what lies beyond is not read
-MAX_DEPTH = 32  # containers within containers
-_WORK = 8 * MAX_CHARS  # characters looked at over all places where JSON might begin
-_TRY = 1_000  # what a failed try costs at least, counted in characters
+MAX_CHARS = 200_000  # Further text is ignored.
+MAX_DEPTH = 32  # Of nested containers.
+_MAX_WORK = 8 * MAX_CHARS  # Characters read, summed over all positions where JSON may begin.
+_FAILURE_COST = 1_000  # Minimum cost of a failed attempt, in characters.
 
 _THOUGHTS, _THOUGHTS_END = "<think>", "</think>"
 _BEGIN = re.compile(r"[\[{]")
@@ -31,9 +31,8 @@ _WORD = re.compile(r"[^\s,;:\[\]{}()\"'“”‘’]+|.", re.DOTALL)
 _NUMBER = re.compile(r"-?\d{1,18}(\.\d{1,24})?([eE][+-]?\d{1,3})?", re.ASCII)
 _WORDS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
 _QUOTES = {'"': '"', "'": "'", "“": "”", "‘": "’"}
-_STOPS = {
-    quote: re.compile(rf"[\\{end}]") for quote, end in _QUOTES.items()
-}  # where reading a string has to look
+# The next backslash or possible end of a string.
+_STOPS = {quote: re.compile(rf"[\\{end}]") for quote, end in _QUOTES.items()}
 _CLOSERS = {"{": "}", "[": "]", "(": ")"}
 _AFTER_STRING = ",:;]})"
 _ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
@@ -43,62 +42,64 @@ _HEX = {char: re.compile(f"[0-9a-fA-F]{{{n}}}") for char, n in (("x", 2), ("u", 
 def find_json(
     text: str, key: str | None = None, truncated: bool = False
 ) -> tuple[Any | None, Problem | None]:
-    """The first JSON object or list in ``text``, or the first object that has ``key``.
+    """Returns the first JSON object or list in ``text``, or the first object that has ``key``.
 
-    Beyond JSON it understands quotes of other kinds and unescaped ones, tuples, Python's constants,
-    superfluous and missing commas and missing closing brackets; words without quotes are dropped.
-    What a reasoning model thinks first, up to ``</think>``, is ignored. With ``key``, a complete
-    object is preferred to a broken one before it, the object may lie within other values, its key
-    may differ in case and in ``_``, ``-`` or space (it is renamed to ``key``), and ``key: [...]``
-    without braces counts.
+    Accepts other and unescaped quotes, tuples, Python's constants, superfluous and missing commas,
+    and missing closing brackets. Words without quotes are dropped. Thoughts of a reasoning model,
+    up to ``</think>``, are ignored.
+
+    With ``key``, a complete object takes precedence over an earlier broken one. The object may be
+    nested in other values. Its key may differ in case and in ``_``, ``-`` or space, and is renamed
+    to ``key``. ``key: [...]`` without braces also counts.
 
     Args:
-      text: what a model wrote; only the first `MAX_CHARS` characters are looked at.
-      key: a name the object must have.
-      truncated: the model was stopped by its token limit.
+      text: a model's output; only the first `MAX_CHARS` characters count.
+      key: a key that the object must have.
+      truncated: whether generation ended at its token limit.
 
     Returns:
-      The value and what was wrong with it. The value is None where there was nothing to rescue
-      (``no_json``, ``broken_json``, or ``truncated`` where that is given); beside a value
-      ``loose_json`` says that all of it was there, but not as strict JSON, and ``broken_json`` or
-      ``truncated`` that a part is missing: only complete elements are kept. Strings of the value
-      hold no unpaired surrogates, numbers are finite, and containers nest at most `MAX_DEPTH` deep.
+      The value and its problem, each possibly None. Without a value the problem is ``no_json``,
+      ``broken_json``, or ``truncated`` (only if ``truncated`` is set). With a value, ``loose_json``
+      means that it is complete, but not strict JSON; ``broken_json`` and ``truncated`` mean that
+      parts are missing, and only complete elements are kept. Strings of the value have no unpaired
+      surrogates, numbers are finite, and containers nest at most `MAX_DEPTH` deep.
     """
-    text = _surface(text)
+    text = _prepared(text)
     rescued: tuple[Any, Problem] | None = None
-    seen, work, position = False, _WORK, 0
+    has_bracket, work, position = False, _MAX_WORK, 0
     while work > 0 and (begin := _BEGIN.search(text, position)) is not None:
-        seen = True
+        has_bracket = True
         reading = _read(text, begin.start())
-        hit = reading.value if key is None else _with_key(reading.value, key)
+        value = reading.value if key is None else _with_key(reading.value, key)
         work -= reading.end - begin.start()
         if reading.problem is None or reading.problem == "loose_json":
-            if hit is not None:
-                return hit, reading.problem
+            if value is not None:
+                return value, reading.problem
             position = reading.end
-        elif hit:
-            rescued = rescued or (hit, reading.problem)
+        elif value:
+            rescued = rescued or (value, reading.problem)
             if key is None:
                 break
-            position = reading.end  # what was rescued is not searched a second time
+            position = reading.end  # Continues after the rescued value.
         else:
-            work -= _TRY
+            work -= _FAILURE_COST
             position = begin.end()
     if rescued is None and key is not None:
         rescued = _without_braces(text, key)
     if rescued is not None:
         value, problem = rescued
-        # A text that ends too early although nothing stopped the model is broken.
+        # A text that ends too early is broken if the model ended it itself.
         return value, "broken_json" if problem == "truncated" and not truncated else problem
     if truncated:
         return None, "truncated"
-    return None, "broken_json" if seen else "no_json"
+    return None, "broken_json" if has_bracket else "no_json"
 
 
-def _surface(text: str) -> str:
+def _prepared(text: str) -> str:
+    """The text after a model's thoughts, at most `MAX_CHARS` long."""
     end = text.rfind(_THOUGHTS_END)
     if end >= 0:
-        # A string of the JSON may hold the mark, too; then it does not begin its line.
+        # A string of the JSON may also contain the mark, which then does not begin its line.
         begins_line = not text[:end].rpartition("\n")[2].strip()
         if begins_line or text.lstrip().startswith(_THOUGHTS):
             text = text[end + len(_THOUGHTS_END) :]
@@ -106,7 +107,7 @@ def _surface(text: str) -> str:
 
 
 def _paired(text: str) -> str:
-    """``text`` with surrogate pairs joined and unpaired surrogates replaced."""
+    """The text with surrogate pairs joined and unpaired surrogates replaced."""
     try:
         text.encode()
         return text
@@ -125,7 +126,7 @@ def _same_name(name: str, key: str) -> bool:
 
 
 def _with_key(value: Any, key: str) -> dict[str, Any] | None:
-    """The outermost, first object with ``key`` in ``value``, the key spelt as asked for."""
+    """The first of the outermost objects in ``value`` with ``key``, whose spelling it takes."""
     level = [value]
     while level:
         for item in level:
@@ -144,10 +145,10 @@ def _is_container(value: Any) -> bool:
 
 def _without_braces(text: str, key: str) -> tuple[dict[str, Any], Problem] | None:
     name = r"[\s_-]+".join(map(re.escape, re.split(r"[\s_-]+", key)))
-    found = re.search(rf"(?i)\b{name}[\"'”’]?\s*[:=]\s*(?=[\[{{])", text)
-    if found is None:
+    match = re.search(rf"(?i)\b{name}[\"'”’]?\s*[:=]\s*(?=[\[{{])", text)
+    if match is None:
         return None
-    reading = _read(text, found.end())
+    reading = _read(text, match.end())
     problem: Problem = reading.problem or "loose_json"
     if not reading.value and problem != "loose_json":
         return None
@@ -159,7 +160,7 @@ def _without_braces(text: str, key: str) -> tuple[dict[str, Any], Problem] | Non
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Reading:
-    """What was read from one place: a value, where it ends, and what was wrong."""
+    """A container that was read: its value, its end in the text, and its problem."""
 
     value: Any
     end: int
@@ -176,7 +177,7 @@ def _short_integer(text: str) -> int | float | None:
 
 
 _STRICT = json.JSONDecoder(
-    strict=False,  # line breaks within strings do no harm
+    strict=False,  # Allows line breaks in strings.
     parse_float=_finite,
     parse_int=_short_integer,
     parse_constant=lambda _: None,
@@ -184,7 +185,7 @@ _STRICT = json.JSONDecoder(
 
 
 def _read(text: str, start: int) -> _Reading:
-    """Reads the container that begins at ``start``."""
+    """Reads the container that begins at ``start``, strictly if possible."""
     try:
         value, end = _STRICT.raw_decode(text, start)
         return _Reading(_checked(value, MAX_DEPTH), end, None)
@@ -205,39 +206,38 @@ def _checked(value: Any, depth: int) -> Any:
 
 
 class _Open:
-    """A container that is being read; ``key`` is the last string, ``named`` once its colon came."""
+    """A container that is being read: ``has_colon`` if a colon follows its last string ``key``."""
 
-    __slots__ = ("closer", "key", "named", "value")
+    __slots__ = ("closer", "has_colon", "key", "value")
 
     def __init__(self, opener: str):
         self.closer = _CLOSERS[opener]
         self.value: Any = {} if opener == "{" else []
         self.key: str | None = None
-        self.named = False
+        self.has_colon = False
 
     def add(self, item: Any) -> bool:
-        """Takes an element; False if there is no place for it."""
+        """Adds an element; returns False if an element is lost."""
         if isinstance(self.value, list):
             self.value.append(item)
             return True
-        if self.named and self.key is not None:
+        if self.has_colon and self.key is not None:
             self.value[self.key] = item
-            self.key, self.named = None, False
+            self.key, self.has_colon = None, False
             return True
-        lost = self.key is not None
+        loses_key = self.key is not None
         self.key = item if isinstance(item, str) else None
-        return self.key is not None and not lost
+        return self.key is not None and not loses_key
 
 
 class _Reader:
-    """The forgiving reader: one pass, no recursion."""
+    """A tolerant reader of one container, in a single pass without recursion."""
 
     def __init__(self, text: str, start: int):
         self._text, self._at = text, start
-        self._lost = False  # something was dropped
+        self._lost = False  # Whether something was dropped.
 
     def read(self) -> _Reading:
-        """Reads one container."""
         text = self._text
         stack = [_Open(text[self._at])]
         root = stack[0].value
@@ -250,9 +250,9 @@ class _Reader:
             if char in _CLOSERS:
                 if len(stack) == MAX_DEPTH:
                     return _Reading(None, self._at, "broken_json")
-                opened = _Open(char)
-                self._lost |= not stack[-1].add(opened.value)
-                stack.append(opened)
+                container = _Open(char)
+                self._lost |= not stack[-1].add(container.value)
+                stack.append(container)
                 self._at += 1
             elif char in "}])":
                 self._close(stack, char)
@@ -263,36 +263,36 @@ class _Reader:
                     return _Reading(root, len(text), "truncated")
                 self._lost |= not stack[-1].add(string)
             elif char == ":":
-                self._lost |= stack[-1].key is None or stack[-1].named
-                stack[-1].named = stack[-1].key is not None
+                self._lost |= stack[-1].key is None or stack[-1].has_colon
+                stack[-1].has_colon = stack[-1].key is not None
                 self._at += 1
             else:
                 self._word(stack[-1])
         return _Reading(root, self._at, "broken_json" if self._lost else "loose_json")
 
     def _close(self, stack: list[_Open], char: str) -> None:
-        """Closes what ``char`` belongs to, and whatever was left open within it."""
+        """Closes the container that ``char`` ends, and all open containers in it."""
         depth = next((i for i in range(len(stack) - 1, -1, -1) if stack[i].closer == char), None)
         if depth is None:
             self._lost = True
         else:
-            self._lost |= any(opened.key is not None for opened in stack[depth:])
+            self._lost |= any(container.key is not None for container in stack[depth:])
             del stack[depth:]
 
-    def _word(self, opened: _Open) -> None:
-        found = _WORD.match(self._text, self._at)
-        word = found.group() if found else " "
+    def _word(self, container: _Open) -> None:
+        match = _WORD.match(self._text, self._at)
+        word = match.group() if match else " "
         self._at += len(word)
         if word in _WORDS:
-            self._lost |= not opened.add(_WORDS[word])
-        elif _NUMBER.fullmatch(word) and self._at < len(self._text):  # at the end it may go on
-            plain = word.lstrip("-").isdigit()
-            self._lost |= not opened.add(int(word) if plain else _finite(word))
+            self._lost |= not container.add(_WORDS[word])
+        elif _NUMBER.fullmatch(word) and self._at < len(self._text):  # At the end it may be cut.
+            is_integer = word.lstrip("-").isdigit()
+            self._lost |= not container.add(int(word) if is_integer else _finite(word))
         else:
             self._lost = True
 
     def _string(self, quote: str) -> str | None:
-        """A string and the position after it; None where it does not end."""
+        """Reads a string; returns None if it does not end."""
         text, parts, at = self._text, [], self._at + 1
         while (stop := _STOPS[quote].search(text, at)) is not None:
             parts.append(text[at : stop.start()])
@@ -304,11 +304,11 @@ class _Reader:
                 self._at = at
                 return _paired("".join(parts))
             else:
-                parts.append(stop.group())  # a quote that should have been escaped
+                parts.append(stop.group())  # A quote that should have been escaped.
         return None
 
     def _ends(self, at: int) -> bool:
-        """Whether the quote before ``at`` closes its string: what follows could follow one."""
+        """Whether the quote before ``at`` ends its string, judged by the text after it."""
         after = _SPACE.match(self._text, at).end()  # pyright: ignore
         if after >= len(self._text):
             return True

@@ -1,6 +1,6 @@
-"""What is read of a reply that should be one word; prose that holds the word may say the opposite.
+"""Parsing replies that should be a single word.
 
-A reply is hostile text: it is searched, never evaluated.
+A word inside prose does not count, since the prose may say the opposite.
 """
 
 import re
@@ -13,12 +13,12 @@ _LEADING = re.compile(
 
 
 def without_thoughts(text: str) -> str:
-    """What a reasoning model says after ``</think>``; nothing where its thoughts have no end."""
-    said = text.rpartition("</think>")[2]
-    return "" if said.lstrip().startswith("<think>") else said
+    """Returns the text after ``</think>``; empty if the thoughts do not end."""
+    reply = text.rpartition("</think>")[2]
+    return "" if reply.lstrip().startswith("<think>") else reply
 
 
 def leading_word(text: str) -> str:
-    """The word that a text is, or that it begins with before a sign, in lower case; else empty."""
-    found = _LEADING.match(text)
-    return found[1].casefold() if found else ""
+    """Returns the word, in lower case, that is the text or precedes punctuation; else empty."""
+    match = _LEADING.match(text)
+    return match[1].casefold() if match else ""

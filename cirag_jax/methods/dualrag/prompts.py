@@ -1,7 +1,7 @@
-"""DualRAG's messages and parsers (its Figures 5 to 7): fields and formats of the paper, our words.
+"""DualRAG's prompts and parsers (Figures 5 to 7): the paper's fields and formats in our words.
 
-Two roles answer in JSON, held to a schema where the backend can; what they write is searched, never
-evaluated.
+Reasoner and entity identifier write JSON, under a schema if the backend supports it. Responses are
+untrusted: they are parsed, never evaluated.
 """
 
 import re
@@ -10,56 +10,42 @@ from typing import Any, NamedTuple
 
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.baselines.ircot import FINAL
+from cirag_jax.methods.common.prompt_parts import object_schema, one_line
 from cirag_jax.methods.common.tolerant_json import find_json
 from cirag_jax.types import Passage
 
-ELSE = "else"  # The entity of knowledge that belongs to none (released code).
-MAX_CHARS = 200  # Of a name or a query; longer ones are none.
+ELSE = "else"  # The entity of knowledge without an entity (released code).
+MAX_CHARS = 200  # Of a name or a query; longer ones are dropped.
 _MAX_THOUGHT = 500
 
-# A pattern where maxLength would say the same: more servers take it. The white space of a small
-# model under greedy decoding could go on for ever.
-THOUGHT_SCHEMA: Mapping[str, Any] = {
-    "type": "object",
-    "properties": {
+# More servers support a pattern than maxLength. It excludes leading white space, which small models
+# may write without end under greedy decoding.
+THOUGHT_SCHEMA: Mapping[str, Any] = object_schema(
+    {
         "thought": {"type": "string", "pattern": r"^[^\s].{9,399}$"},
         "need_retrieve": {"type": "boolean"},
-    },
-    "required": ["thought", "need_retrieve"],
-    "additionalProperties": False,
-}
+    }
+)
 
 
 def entities_schema(
     max_entities: int, max_keywords: int, names: Sequence[str] = ()
 ) -> Mapping[str, Any]:
-    """The schema of the entity identifier's answer.
+    """Returns the schema of the entity identifier's response.
 
     Args:
-      max_entities: most entities.
-      max_keywords: most queries of each.
-      names: what an entity may be called; empty: anything. With names, as many entities as may be.
+      max_entities: maximum number of entities.
+      max_keywords: maximum number of queries per entity.
+      names: allowed names of entities, of which as many as possible are required; empty allows any
+        name.
     """
-    fewest = min(max_entities, len(names)) or 1
+    min_entities = min(max_entities, len(names)) or 1
     text = {"type": "string", "pattern": r"^[^\s].{1,99}$"}
-    item = {
-        "type": "object",
-        "properties": {
-            "entity": {"type": "string", "enum": list(names)} if names else text,
-            "keywords": {
-                "type": "array", "items": text, "minItems": 1, "maxItems": max_keywords,
-            },
-        },
-        "required": ["entity", "keywords"],
-        "additionalProperties": False,
-    }  # fmt: skip
-    listed = {"type": "array", "items": item, "minItems": fewest, "maxItems": max_entities}
-    return {
-        "type": "object",
-        "properties": {"entities": listed},
-        "required": ["entities"],
-        "additionalProperties": False,
-    }
+    name = {"type": "string", "enum": list(names)} if names else text
+    keywords = {"type": "array", "items": text, "minItems": 1, "maxItems": max_keywords}
+    item = object_schema({"entity": name, "keywords": keywords})
+    entities = {"type": "array", "items": item, "minItems": min_entities, "maxItems": max_entities}
+    return object_schema({"entities": entities})
 
 
 _REASON = (
@@ -113,18 +99,18 @@ _MISSING = (
 def reasoning_messages(
     knowledge: str, question: str, thoughts: Sequence[str], *, few_shot: bool = True
 ) -> tuple[Message, ...]:
-    """M_R: asks for the next thought and whether to retrieve.
+    """Asks the reasoner M_R for the next thought and whether to retrieve.
 
     Args:
-      knowledge: the outline, see `render_outline`.
+      knowledge: K^{t-1}, from `render_outline`.
       question: x.
       thoughts: R^{t-1}, oldest first.
       few_shot: show the three worked examples.
     """
-    shown = ({}, 0, True), (_MIRA, 1, True), (_BOTH, 2, False)
+    rounds = ({}, 0, True), (_MIRA, 1, True), (_BOTH, 2, False)
     examples = [
         message
-        for known, number, needs in shown
+        for known, number, needs in rounds
         for message in (
             _turn(render_outline(known), _QUESTION, _MISSING[:number]),
             Message("assistant", _thought_json(_MISSING[number], needs)),
@@ -140,7 +126,7 @@ def reasoning_messages(
 def sentence_messages(
     knowledge: str, question: str, thoughts: Sequence[str]
 ) -> tuple[Message, ...]:
-    """Without the reasoner (w/o R): asks for one more sentence, as IRCoT does."""
+    """Asks for one more sentence, as IRCoT does, in place of the reasoner (w/o R)."""
     return Message("system", _NEXT_SENTENCE), _turn(knowledge, question, thoughts)
 
 
@@ -152,13 +138,13 @@ def entity_messages(
     *,
     few_shot: bool = True,
 ) -> tuple[Message, ...]:
-    """M_EI: asks for entities and queries.
+    """Asks the entity identifier M_EI for entities and queries.
 
     Args:
-      knowledge: the outline.
+      knowledge: K^{t-1}.
       question: x.
       thoughts: R^t, oldest first.
-      names: entities that are known, or that may be named.
+      names: the entities of the outline, or the allowed names.
       few_shot: show the worked examples.
     """
     examples = (
@@ -181,69 +167,54 @@ def summary_messages(
     queries: Sequence[str],
     documents: Sequence[Passage],
 ) -> tuple[Message, ...]:
-    """M_KS: asks for what documents say about an entity.
-
-    Args:
-      question: x.
-      thoughts: R^t, oldest first.
-      entity: e.
-      queries: Q^t(e).
-      documents: D_e.
-    """
-    about = "" if entity == ELSE else f"\nEntity: {_inert(entity)}"
-    asked = "; ".join(map(_inert, queries))
+    """Asks the summarizer M_KS what documents D_e say about an entity e (Eq. 9)."""
+    entity_line = "" if entity == ELSE else f"\nEntity: {one_line(entity)}"
+    searched = "; ".join(map(one_line, queries))
+    ending = f"{_reasoning(thoughts)}{entity_line}\nSearched: {searched}"
     return (
         Message("system", _SUMMARISE),
         Message(
             "user",
             "Documents:\n",
             "\n\n".join(f"{document.title}\n{document.text}" for document in documents),
-            f"\n\nQuestion: {_inert(question)}\n{_reasoning(thoughts)}{about}\nSearched: {asked}",
+            f"\n\nQuestion: {one_line(question)}\n{ending}",
         ),
     )
 
 
 def answer_messages(knowledge: str, question: str, thoughts: Sequence[str]) -> tuple[Message, ...]:
-    """M_A: asks for the answer, which `reading.parse_answer` reads."""
+    """Asks M_A for the answer (Eq. 4), which `reading_prompts.parse_answer` parses."""
     return Message("system", _ANSWER), _turn(knowledge, question, thoughts)
 
 
 def ask_again(messages: Sequence[Message], response: str) -> tuple[Message, ...]:
-    """The conversation that asks once more for JSON that could not be read."""
+    """Returns the conversation that requests unreadable JSON again."""
     return (*messages, Message("assistant", response or "{}"), Message("user", _AGAIN))
 
 
 def render_outline(outline: Mapping[str, Sequence[str]]) -> str:
-    """K: a heading an entity, its fragments below (released code)."""
-    parts = ["\n".join([f"#### {_inert(entity)}", *said]) for entity, said in outline.items()]
+    """Returns K as text: each entity is a heading with its fragments below (released code)."""
+    parts = ["\n".join([f"#### {one_line(e)}", *fragments]) for e, fragments in outline.items()]
     return "\n\n".join(parts) or "Nothing yet."
 
 
 def render_documents(documents: Sequence[Passage]) -> str:
-    """What takes the outline's place without it (w/o KO): documents under one heading."""
-    return render_outline(
-        {"Documents": [f"{document.title}: {document.text}" for document in documents]}
-        if documents
-        else {}
-    )
+    """Returns documents under one heading, in place of the outline (w/o KO)."""
+    lines = [f"{document.title}: {document.text}" for document in documents]
+    return render_outline({"Documents": lines} if lines else {})
 
 
 def _turn(knowledge: str, question: str, thoughts: Sequence[str], listed: str = "") -> Message:
-    ending = f"\n\nQuestion: {_inert(question)}\n{_reasoning(thoughts)}{listed}"
+    ending = f"\n\nQuestion: {one_line(question)}\n{_reasoning(thoughts)}{listed}"
     return Message("user", "Knowledge:\n", knowledge, ending)
 
 
 def _reasoning(thoughts: Sequence[str]) -> str:
-    return f"Reasoning so far: {' '.join(map(_inert, thoughts)) or 'none'}"
+    return f"Reasoning so far: {' '.join(map(one_line, thoughts)) or 'none'}"
 
 
 def _listed(names: Sequence[str]) -> str:
-    return f"\nNames: {'; '.join(map(_inert, names)) or 'none'}"
-
-
-def _inert(text: str) -> str:
-    """One line, which can begin no other."""
-    return " ".join(text.split())
+    return f"\nNames: {'; '.join(map(one_line, names)) or 'none'}"
 
 
 def _thought_json(thought: str, needs: bool) -> str:
@@ -259,12 +230,12 @@ def _entities_json(entity: str, *keywords: str) -> str:
 
 
 class Thought(NamedTuple):
-    """A reasoner's answer.
+    """A parsed response of the reasoner.
 
     Attributes:
-      text: r^t; empty where nothing could be read.
-      need_retrieve: f^t; None where it is missing.
-      problem: what violates the schema, or None.
+      text: r^t; empty if unreadable.
+      need_retrieve: f^t; None if unreadable.
+      problem: the kind of malformed output, or None.
     """
 
     text: str
@@ -273,48 +244,48 @@ class Thought(NamedTuple):
 
 
 def parse_thought(text: str, *, truncated: bool = False) -> Thought:
-    """Reads a reasoner's answer; never fails. Prose without JSON is a thought without a flag."""
+    """Parses a reasoner's response; never fails. Prose without JSON is a thought without a flag."""
     value, problem = find_json(text, "thought", truncated)
     if value is None:
-        prose = "" if "{" in text else _inert(text)[:_MAX_THOUGHT]
+        prose = "" if "{" in text else one_line(text)[:_MAX_THOUGHT]
         return Thought(prose, None, problem)
     thought, flag = value["thought"], value.get("need_retrieve")
-    said = _inert(thought)[:_MAX_THOUGHT] if isinstance(thought, str) else ""
-    needs = flag if isinstance(flag, bool) else None
-    if not said or needs is None:
+    thought = one_line(thought)[:_MAX_THOUGHT] if isinstance(thought, str) else ""
+    flag = flag if isinstance(flag, bool) else None
+    if not thought or flag is None:
         problem = problem if problem in ("broken_json", "truncated") else "wrong_shape"
-    return Thought(said, needs, None if problem == "loose_json" else problem)
+    return Thought(thought, flag, None if problem == "loose_json" else problem)
 
 
-class Demand(NamedTuple):
-    """An entity and the queries about it."""
+class Entity(NamedTuple):
+    """An entity e with its queries Q(e)."""
 
-    entity: str
+    name: str
     queries: tuple[str, ...]
 
 
 def parse_entities(
     text: str, max_entities: int, max_keywords: int, *, truncated: bool = False
-) -> tuple[tuple[Demand, ...], tuple[str, ...]]:
-    """Reads an entity identifier's answer; never fails.
+) -> tuple[tuple[Entity, ...], tuple[str, ...]]:
+    """Parses an entity identifier's response; never fails.
 
     Args:
-      text: the answer.
-      max_entities: entities kept.
-      max_keywords: queries kept of each.
+      text: the response.
+      max_entities: maximum number of entities; further ones are dropped.
+      max_keywords: maximum number of queries per entity; further ones are dropped.
       truncated: whether generation ended at its token limit.
 
     Returns:
-      The demands, one an entity, and the kinds of problems: those of `find_json`, ``wrong_shape``,
-      ``unnamed`` (queries without an entity, which go to `ELSE`), ``without_keywords`` (an entity
-      without a query, which is searched by its name).
+      The entities, and the kinds of malformed output: those of `find_json`, ``wrong_shape``,
+      ``unnamed`` (queries without an entity, which get the entity `ELSE`), and
+      ``without_keywords`` (an entity without queries, whose name becomes the query).
     """
     value, problem = find_json(text, "entities", truncated)
     problems = [] if problem in (None, "loose_json") else [str(problem)]
     items = value["entities"] if value is not None else []
     if not isinstance(items, list):
         return (), (*problems, "wrong_shape")
-    found: dict[str, dict[str, None]] = {}
+    queries_of: dict[str, dict[str, None]] = {}
     for item in items:
         if not isinstance(item, dict):
             problems.append("wrong_shape")
@@ -330,25 +301,25 @@ def parse_entities(
             problems.append("without_keywords")
             queries = [] if name.lower() == ELSE else [name]
         if queries:
-            key = next((known for known in found if known.lower() == name.lower()), name)
-            found.setdefault(key, {}).update(dict.fromkeys(queries))
-    demands = [Demand(name, tuple(queries)[:max_keywords]) for name, queries in found.items()]
-    if not demands and not problems:
+            same = (known for known in queries_of if known.lower() == name.lower())
+            queries_of.setdefault(next(same, name), {}).update(dict.fromkeys(queries))
+    entities = [Entity(name, tuple(queries)[:max_keywords]) for name, queries in queries_of.items()]
+    if not entities and not problems:
         problems.append("wrong_shape")
-    return tuple(demands)[:max_entities], tuple(problems)
+    return tuple(entities)[:max_entities], tuple(problems)
 
 
 def _name(value: Any) -> str:
-    """A name or a query on one line; empty where it is none."""
-    line = _inert(value) if isinstance(value, str) else ""
+    """A name or a query on one line; empty if the value is neither."""
+    line = one_line(value) if isinstance(value, str) else ""
     return line if len(line) <= MAX_CHARS else ""
 
 
 def parse_summary(text: str) -> str:
-    """A fragment of knowledge; empty where the summarizer says that there is none."""
+    """Returns the fragment k_e of a summary; empty if the summary is "None"."""
     fragment = "\n".join(line.strip() for line in text.splitlines() if line.strip())
     words = re.findall(r"\w+", fragment.lower())
-    # The released code drops every text with "none" in it; we take the word alone.
+    # The released code drops every text that contains "none".
     return "" if words in ([], ["none"]) else fragment.replace("####", "")
 
 
@@ -365,8 +336,8 @@ _OPENERS = frozenset(
 
 
 def names_in(text: str) -> tuple[str, ...]:
-    """Runs of capitalised words, each once: what a small model may call an entity."""
-    found: dict[str, None] = {}
+    """Returns runs of capitalised words, the names that entities=named allows."""
+    names: dict[str, None] = {}
     run: list[str] = []
 
     def end() -> None:
@@ -376,7 +347,7 @@ def names_in(text: str) -> tuple[str, ...]:
             del run[0]
         name = " ".join(run).removesuffix("'s").removesuffix("’s")
         if 1 < len(name) <= MAX_CHARS:
-            found[name] = None
+            names[name] = None
         run.clear()
 
     for line in text.splitlines():
@@ -391,4 +362,4 @@ def names_in(text: str) -> tuple[str, ...]:
             if word[-1] in _MARKS:
                 end()
         end()
-    return tuple(found)
+    return tuple(names)

@@ -1,4 +1,4 @@
-"""DualRAG's settings."""
+"""The settings of DualRAG."""
 
 import dataclasses
 from typing import Literal
@@ -13,31 +13,30 @@ from cirag_jax.validation import check_fields
 
 @dataclasses.dataclass(frozen=True)
 class DualragConfig:
-    """DualRAG's switches; the defaults are the paper's (section 4.3) and the released code's.
+    """DualRAG's settings; the defaults are those of the paper (section 4.3) and its code.
 
     Attributes:
-      max_steps: rounds at most.
-      num_retrieved: documents retrieved for a query.
-      num_documents: documents kept for an entity.
-      min_score: what a document must score above against the entity's name: 0 is the logit of a
-        cross-encoder that takes it for relevant; a bi-encoder's cosines need a threshold of theirs.
-      use_reasoner: off (Table 3, w/o R): a sentence at a time, as IRCoT, in the reasoner's place.
-      use_entities: off (w/o EI): the thought is the query, a document's title its entity.
-      use_outline: off (w/o KO): the documents themselves, under one heading.
-      use_reranker: off: the best documents as retrieved.
-      max_entities: entities of a round at most.
-      max_keywords: queries of an entity at most.
-      constrained: hold the JSON to its schema while it is decoded.
-      max_retries: how often JSON that cannot be read is asked for again; the released code never
-        gives up.
+      max_steps: maximum number of rounds.
+      num_retrieved: documents retrieved per query.
+      num_documents: documents kept per entity.
+      min_score: documents with this score or less against the entity's name are dropped; 0 suits
+        the logits of a cross-encoder, cosines of a bi-encoder need another threshold.
+      use_reasoner: off replaces the reasoner by one sentence per round, as IRCoT (Table 3, w/o R).
+      use_entities: off uses the thought as the query, and titles as entities (w/o EI).
+      use_outline: off shows the documents themselves, under one heading (w/o KO).
+      use_reranker: off keeps the best documents in the order of retrieval.
+      max_entities: maximum number of entities per round.
+      max_keywords: maximum number of queries per entity.
+      constrained: decode JSON under its schema.
+      max_retries: how often unreadable JSON is requested again (released code: without limit).
       few_shot: show worked examples.
-      min_retrievals: ours: so many rounds retrieve whatever the reasoner says.
-      entities: free (any name), or named (ours, for small models): the schema allows only names
-        that question, thoughts and outline hold and that were not searched yet; each is a query.
-      summarizer: model, or sentences (ours, without a language model): the sentences of D_e that
-        the ranker puts first after the question and the outline.
-      num_sentences: how many of these.
-      reader_format: outline (the paper's: outline and thoughts in, reasoning out), or as for
+      min_retrievals: this number of first rounds retrieve whatever the reasoner says (ours).
+      entities: free (any name), or named (ours, for small models): the schema allows only names in
+        question, thoughts and outline that were not searched before; each name is also a query.
+      summarizer: model, or sentences (ours): the sentences of D_e that the ranker finds nearest to
+        the question and the outline, without a language model.
+      num_sentences: number of sentences per entity with summarizer=sentences.
+      reader_format: outline (the paper's: outline and thoughts, then reasoning), or a format of
         CIRAG's reader: thought, chain, brief.
     """
 
@@ -63,26 +62,19 @@ class DualragConfig:
     def __post_init__(self):
         check_fields(self)
         if self.entities == "named" and not self.constrained:
-            raise UserError("entities=named needs constrained.")
+            raise UserError("entities=named needs constrained=true.")
         if self.summarizer == "sentences" and not self.use_reranker:
-            raise UserError("summarizer=sentences needs use_reranker.")
+            raise UserError("summarizer=sentences needs use_reranker=true.")
 
     @property
     def needs(self) -> Needs:
-        """Only the roles that the switches leave."""
+        """What the enabled components request."""
+        has_summarizer = self.use_outline and self.summarizer == "model"
+        identifier = ("entity_identifier",) if self.use_entities else ()
+        writers_of_json = (*(("reasoner",) if self.use_reasoner else ()), *identifier)
         json: tuple[Ability, ...] = ("json_schema",)
-        constrained = [
-            *(["reasoner"] if self.use_reasoner else []),
-            *(["entity_identifier"] if self.use_entities else []),
-        ]
-        writes = self.use_outline and self.summarizer == "model"
         return Needs(
-            roles=(
-                "reasoner",
-                *(["entity_identifier"] if self.use_entities else []),
-                *(["summarizer"] if writes else []),
-                "reader",
-            ),
-            abilities=dict.fromkeys(constrained, json) if self.constrained else {},
+            roles=("reasoner", *identifier, *(("summarizer",) if has_summarizer else ()), "reader"),
+            abilities=dict.fromkeys(writers_of_json, json) if self.constrained else {},
             rankers=("passages",) if self.use_reranker else (),
         )

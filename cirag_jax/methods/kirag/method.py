@@ -1,7 +1,16 @@
-"""KiRAG: iterative retrieval along a reasoning chain of knowledge triples (paper, section 3).
+"""KiRAG (paper, section 3): retrieves along a reasoning chain of knowledge triples.
 
-Names follow the paper: q_i is the query of step i, T^i the units of its passages, T_q^i those that
-the aligner puts first, T_q all of them with their scores; the constructor extends the chain.
+A step (section 3.2) retrieves passages for the question and the chain, and then
+
+1. `decompose`: splits the passages into knowledge triples,
+2. `align`: selects the triples that extend the chain best, with the aligner,
+3. `construct`: lets the constructor complete the chain, and appends its first new triple.
+
+Passages are ranked by their best triple (section 3.3), and the reader reads the first ones.
+
+Symbols are the paper's: q_i is the query of step i, T^i the triples of its passages, T_q^i the
+candidates that the aligner selects, and T_q all candidates with their scores. The units of a chain
+can also be sentences or passages.
 """
 
 import collections
@@ -9,24 +18,23 @@ from collections.abc import Sequence
 
 from cirag_jax.datasets.chains import sentence_texts
 from cirag_jax.llm.types import Message
-from cirag_jax.methods.cirag.cascade import cascade, outcome
+from cirag_jax.methods.cirag.cascade import cascade, final_answer
 from cirag_jax.methods.common import reading_prompts
 from cirag_jax.methods.common.evidence import (
     Candidates,
     passage_line,
     rank_facts,
     rank_sentences,
+    request_triples,
 )
-from cirag_jax.methods.common.reading import parse_response
+from cirag_jax.methods.common.reading import ask_reader, parser_of
 from cirag_jax.methods.kirag import prompts
 from cirag_jax.methods.kirag.settings import KiragConfig
-from cirag_jax.methods.kirag.state import Link, State
+from cirag_jax.methods.kirag.state import ChainLink, State
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import (
     Demonstrate,
     Demonstrated,
-    Extract,
-    Extracted,
     Generate,
     Generated,
     Program,
@@ -40,7 +48,7 @@ from cirag_jax.types import Attempt, Passage, Prediction, Question, Sentence, St
 
 
 def kirag(question: Question, config: KiragConfig) -> Program[Prediction]:
-    """Builds the reasoning chain step by step, ranks passages by its candidates, reads them."""
+    """Answers a question: builds a chain, ranks passages by its candidates, and reads them."""
     state = State(question.question, config)
     if config.needs.demonstrations:
         state.demonstrations = yield from demonstrate(state.question, config)
@@ -52,7 +60,7 @@ def kirag(question: Question, config: KiragConfig) -> Program[Prediction]:
         link = yield from construct(state, candidates)
         state.append(link)
         state.steps.append(_step(state, query, retrieved, candidates, link))
-        if link.ends:
+        if link.is_last:
             break
     ranked = state.ranked_passages()  # D_q
     attempts = yield from read(state, ranked)
@@ -62,46 +70,43 @@ def kirag(question: Question, config: KiragConfig) -> Program[Prediction]:
 METHOD = Method(kirag, KiragConfig)
 
 
-# ------------------------------------------------------------------------------------------ a step
+# --------------------------------------------------------------------------------------- one step
 
 
 def demonstrate(question: str, config: KiragConfig) -> Program[tuple[tuple[Message, ...], ...]]:
-    """The most similar training questions whose annotations give a chain."""
-    # Not every one does: some more are asked for.
+    """Returns demonstrations: the most similar training questions with an annotated chain."""
+    # Some questions lack a chain, so this requests more than needed.
     similar: Demonstrated = yield Demonstrate(question, 4 * config.num_demonstrations)
-    made = (prompts.demonstration(one) for one in similar.questions)
-    turns = [turn for turn in made if turn is not None][: config.num_demonstrations]
-    return tuple(reversed(turns))  # the most similar one last, next to what is asked
+    turns = [turns for q in similar.questions if (turns := prompts.demonstration(q)) is not None]
+    return tuple(reversed(turns[: config.num_demonstrations]))  # Ends with the most similar one.
 
 
 def decompose(state: State, passages: Sequence[Passage]) -> Program[None]:
-    """Knowledge decomposition: the units of passages that no earlier step had."""
+    """Splits passages that are new into units: T^i (knowledge decomposition)."""
     new = tuple(passage for passage in passages if passage.id not in state.units)
-    state.evidence.see(new)
+    state.evidence.add_retrieved(new)
     if state.config.units == "sentence":
         for passage in new:
-            places = sentence_texts(passage).values()
-            state.units[passage.id] = tuple(Sentence(passage.id, place) for place in places)
+            indices = sentence_texts(passage).values()
+            state.units[passage.id] = tuple(Sentence(passage.id, index) for index in indices)
     elif state.config.units == "passage":
         state.units |= {passage.id: (passage.id,) for passage in new}
     elif new:
-        extracted: Extracted = yield Extract(new)
-        for passage, triples in zip(new, extracted.triples, strict=True):
-            state.parse_errors["passage_not_extracted"] += triples is None
-            state.parse_errors["passage_without_triples"] += triples == ()
+        extracted = yield from request_triples(new, state.parse_errors)
+        for passage, triples in zip(new, extracted, strict=True):
             state.units[passage.id] = tuple(t for t in triples or () if any(triple_key(t)))
 
 
 def align(state: State, passages: Sequence[Passage]) -> Program[Candidates]:
-    """Candidate identification: T^i -> T_q^i, the N units nearest to question and chain.
+    """Selects the N units nearest to q_i: T_q^i (candidate knowledge identification).
 
     Returns:
-      What the constructor is shown.
+      The units that the constructor is shown: T_q^i, or the best of T_q (``config.pool_size``).
     """
     config = state.config
     units: dict[str, Unit] = {}
     sources: dict[str, dict[str, None]] = collections.defaultdict(dict)
-    for passage in state.evidence.seen if config.accumulate else passages:
+    for passage in state.evidence.retrieved if config.accumulate else passages:
         for unit in state.units[passage.id]:
             text = state.evidence.text(unit)
             units.setdefault(text, unit)
@@ -117,13 +122,13 @@ def align(state: State, passages: Sequence[Passage]) -> Program[Candidates]:
     return state.best_of_pool() if config.pool_size else candidates
 
 
-def construct(state: State, candidates: Candidates) -> Program[Link]:
-    """Chain construction: the constructor completes the chain; its first new unit is appended."""
+def construct(state: State, candidates: Candidates) -> Program[ChainLink]:
+    """Lets the constructor complete the chain and returns its first new unit."""
     config = state.config
     if not config.use_constructor:
         return best_new(state, candidates)
     completion, response = yield from _complete(state, candidates)
-    is_lost = completion.candidate is None and not _says_answer(completion)
+    is_lost = completion.candidate is None and not _is_answer(completion)
     if config.prefilled_opening and is_lost and candidates.facts and config.units == "triple":
         state.parse_errors["asked_again"] += 1
         completion, response = yield from _complete(state, candidates, opening=True)
@@ -131,28 +136,29 @@ def construct(state: State, candidates: Candidates) -> Program[Link]:
         text = completion.written
         nearest = state.nearest(text)
         unit = None if nearest is None else nearest.unit
-        is_answer = prompts.answer_in(text) is not None
+        has_answer = prompts.answer_in(text) is not None
     elif completion.candidate is not None:
         unit = candidates.facts[completion.candidate]
-        text, is_answer = state.evidence.text(unit), False
-    elif config.append_best and not _says_answer(completion):
+        text, has_answer = state.evidence.text(unit), False
+    elif config.append_best and not _is_answer(completion):
         return best_new(state, candidates)._replace(response=response)
     else:
-        text, unit, is_answer = "", None, False
-    # Without a new unit the next step would be the same as this one.
-    ends = not text or (config.stop == "chain" and is_answer)
-    ends |= config.stop == "text" and completion.answer is not None
-    return Link(text, unit, ends, completion.answer, response)
+        text, unit, has_answer = "", None, False
+    # Without a new unit, another step would repeat this one.
+    is_last = not text or (config.stop == "chain" and has_answer)
+    is_last |= config.stop == "text" and completion.answer is not None
+    return ChainLink(text, unit, is_last, completion.answer, response)
 
 
-def _says_answer(completion: prompts.Completion) -> bool:
-    """Whether the next step is the answer; after a unit that nobody offered, it is none."""
+def _is_answer(completion: prompts.Completion) -> bool:
+    """Whether the next step is the answer; an answer after an unknown unit does not count."""
     return completion.answer is not None and not completion.has_unit
 
 
 def _complete(
     state: State, candidates: Candidates, opening: bool = False
 ) -> Program[tuple[prompts.Completion, str]]:
+    """The constructor's completion of the chain, parsed and unparsed."""
     config, texts = state.config, state.texts(candidates)
     messages = prompts.constructor_messages(
         state.question,
@@ -179,66 +185,67 @@ def _complete(
     return completion, response.text
 
 
-def best_new(state: State, candidates: Candidates) -> Link:
-    """The first candidate that is not in the chain; without one the chain is complete."""
+def best_new(state: State, candidates: Candidates) -> ChainLink:
+    """Returns the first candidate outside the chain; without one, the chain is complete."""
     for text, unit in zip(state.texts(candidates), candidates.facts, strict=True):
         if text not in state.chain:
-            return Link(text, unit, False)
-    return Link("", None, True)
+            return ChainLink(text, unit, False)
+    return ChainLink("", None, True)
 
 
-# ----------------------------------------------------------------------------------------- reading
+# ---------------------------------------------------------------------------------------- reading
 
 
 def read(state: State, ranked: Sequence[str]) -> Program[list[Attempt]]:
-    """The reader's answer from the passages ranked first, or from the chain, by CIRAG's cascade."""
+    """Answers from the best passages, or from the chain with CIRAG's cascade."""
     config = state.config
     if config.reader == "nothing":
         return []
-    by_id = {passage.id: passage for passage in state.evidence.seen}
+    by_id = {passage.id: passage for passage in state.evidence.retrieved}
     passages = [by_id[passage_id] for passage_id in ranked[: config.num_read]]
     if config.reader == "cascade":
         return (
             yield from cascade(state.question, state.evidence, passages, config, state.parse_errors)
         )
-    texts = tuple(passage_line(passage) for passage in passages)
+    lines = tuple(map(passage_line, passages))
     if config.reader_format == "documents":
         messages = prompts.reading_messages(state.question, passages)
+        parse = prompts.parse_reading
     else:
         messages = reading_prompts.answer_messages(
-            state.question, "passage", texts, may_refuse=False, reader_format=config.reader_format
+            state.question, "passage", lines, may_refuse=False, reader_format=config.reader_format
         )
-    response: Generated = yield Generate(messages, "reader", max_tokens=config.answer_tokens)
-    if config.reader_format == "documents":
-        answer = prompts.parse_answer(response.text)
-        sufficient, problem = bool(answer), None if answer else "empty"
-    else:
-        answer, sufficient, problem = parse_response(response, config.reader_format)
-    if problem is not None:
-        state.parse_errors[f"answer_{problem}"] += 1
-    return [Attempt("passage", texts, response.text, answer, sufficient)]
+        parse = parser_of(config.reader_format)
+    attempt = yield from ask_reader(
+        messages,
+        "passage",
+        lines,
+        state.parse_errors,
+        parse=parse,
+        max_tokens=config.answer_tokens,
+    )
+    return [attempt]
 
 
 def _step(
-    state: State, query: str, retrieved: Retrieved, candidates: Candidates, link: Link
+    state: State, query: str, retrieved: Retrieved, candidates: Candidates, link: ChainLink
 ) -> Step:
-    thought = "" if link.answer is None else f"{prompts.FINAL} {link.answer}."
     written = link.text if link.text and link.unit is None else ""
     return Step(
         query,
         tuple(passage.id for passage in retrieved.passages),
         candidates.facts,
         candidates.scores,
-        thought,
-        () if link.unit is None else (link.unit,),
-        None if link.ends else state.retriever_query,
-        link.response,
+        thought="" if link.answer is None else f"{prompts.FINAL} {link.answer}.",
+        kept=() if link.unit is None else (link.unit,),
+        next_query=None if link.is_last else state.retriever_query,
+        response=link.response,
         notes={"written": written} if written else {},
     )
 
 
 def _prediction(state: State, ranked: tuple[str, ...], attempts: list[Attempt]) -> Prediction:
-    answer, granularity = outcome(attempts, state.config)
+    answer, granularity = final_answer(attempts, state.config)
     facts = rank_facts(state.steps, state.config.normalization)
     return Prediction(
         answer=answer,

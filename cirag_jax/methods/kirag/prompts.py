@@ -1,8 +1,8 @@
-"""KiRAG's messages and parsers: constructor (its Figure 7) and reader (Figure 8), in our own words.
+"""KiRAG's prompts of constructor (Figure 7) and reader (Figure 8), in our words, and the parsers.
 
 A reasoning chain is a thought whose steps are units copied from the context: triples in angle
-brackets one after the other, sentences or passages a line each. What a model writes is hostile
-input: it is searched, never evaluated, and what is wrong with it is named so that it is counted.
+brackets on one line, or a sentence or passage per line. Responses are untrusted: they are parsed,
+never evaluated, and every kind of malformed output has a name under which it is counted.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ from cirag_jax.datasets.annotations import fill, hops_of
 from cirag_jax.datasets.chains import UnitKind, triple_text
 from cirag_jax.datasets.sentences import split_sentences
 from cirag_jax.llm.types import Message
+from cirag_jax.methods.common.prompt_parts import one_line
 from cirag_jax.methods.common.reading_prompts import EXAMPLE_QUERY
 from cirag_jax.triples.normalization import normalise
 from cirag_jax.types import Passage, Question, Triple
@@ -25,7 +26,7 @@ NOUNS: Mapping[str, str] = {
     "sentence": "sentences",
     "passage": "passages",
 }
-# A model that runs past its own turn begins the next question.
+# A model that does not end its turn begins the next question.
 STOP = ("\nQuestion:", "\nContext:")
 
 _INSTRUCTION = (
@@ -33,7 +34,7 @@ _INSTRUCTION = (
     "{noun} of the context, copied word for word, each on its way from what the question names to "
     f'what it asks for. When they suffice, write "{FINAL}" and the answer.'
 )
-_EXAMPLE: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # context, and the chain
+_EXAMPLE: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # Context and chain.
     "triple": (
         (
             "<Mira Solheim; profession; cellist>",
@@ -66,7 +67,7 @@ _EXAMPLE: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # context, 
 }
 _EXAMPLE_ANSWER = "Norway"
 
-# A triple, as long as its brackets are; or the words that end a chain, outside of any triple.
+# A triple, possibly without its closing bracket, or the words that end a chain.
 _PIECE = re.compile(
     r"<(?P<unit>[^<>\n]*)(?P<closed>>?)|(?P<mark>\bthe (?:final )?answer is\b)", re.IGNORECASE
 )
@@ -75,8 +76,8 @@ _LABEL = re.compile(
     r"^(?:.*?\bthe (?:final )?answer is\b|(?:final )?answer\s*(?=:))", re.IGNORECASE
 )
 
-_MAX_UNITS = 20  # of one response that are looked at; each may cost a search for the closest
-_MAX_CHARS = 500  # of a unit that are compared: difflib is quadratic
+_MAX_UNITS = 20  # Of one response; each may require a search for the most similar candidate.
+_MAX_CHARS = 500  # Of a compared unit; difflib takes quadratic time.
 
 
 # ------------------------------------------------------------------------------------- constructor
@@ -92,37 +93,34 @@ def constructor_messages(
     opening: bool = False,
     continues: bool = True,
 ) -> tuple[Message, ...]:
-    """The constructor's conversation, which ends inside of its own turn: it completes the chain.
+    """Returns the constructor's conversation, which ends with the chain that it completes.
 
     Args:
-      question: what is asked.
+      question: the question.
       candidates: texts of the candidate units, best first.
-      chain: texts of the units found so far.
-      kind: what they are.
-      demonstrations: of `demonstration`; without any, a worked example of ours.
+      chain: texts of the units of the chain.
+      kind: kind of the units.
+      demonstrations: results of `demonstration`; without any, a worked example of ours is shown.
       opening: also write the bracket that begins the next triple.
-      continues: False: the chain stands at the end of the user's turn instead, for servers that
-        cannot go on with an assistant's.
+      continues: end with an assistant turn that holds the chain. Otherwise the chain ends the user
+        turn, for servers that cannot continue an assistant turn.
     """
     context, end = _context(candidates, kind), f"\n\nQuestion: {question}"
-    asked = (
+    head = (
         Message("system", _INSTRUCTION.format(noun=NOUNS[kind])),
         *(message for turns in demonstrations or (_worked_example(kind),) for message in turns),
     )
-    written = render_chain(chain, kind, opening=opening)
+    thought = render_chain(chain, kind, opening=opening)
     if continues:
-        return (
-            *asked,
-            Message("user", "Context:\n", context, end),
-            Message("assistant", written),
-        )
-    return (*asked, Message("user", "Context:\n", context, f"{end}\n{written}"))
+        user = Message("user", "Context:\n", context, end)
+        return (*head, user, Message("assistant", thought))
+    return (*head, Message("user", "Context:\n", context, f"{end}\n{thought}"))
 
 
 def render_chain(
     chain: Sequence[str], kind: UnitKind, *, answer: str | None = None, opening: bool = False
 ) -> str:
-    """A thought: the units of a chain, and the answer where there is one."""
+    """Returns a thought: the units of a chain, then the answer if there is one."""
     units = [shown(text, kind) for text in chain]
     if kind != "triple":
         lines = [THOUGHT, *units, *([] if answer is None else [f"{FINAL}: {answer}."])]
@@ -134,9 +132,9 @@ def render_chain(
 
 
 def shown(text: str, kind: UnitKind) -> str:
-    """A unit as the model sees it and copies it: on one line, its brackets no part of it."""
-    text = " ".join(text.split())
-    if kind != "triple" or not text.startswith("<"):  # A sentence may stand in a chain of triples.
+    """Returns a unit as the model sees and copies it: on one line, without inner brackets."""
+    text = one_line(text)
+    if kind != "triple" or not text.startswith("<"):  # A chain of triples may contain a sentence.
         return text
     return f"<{text.removeprefix('<').removesuffix('>').replace('<', '(').replace('>', ')')}>"
 
@@ -154,10 +152,10 @@ def _worked_example(kind: UnitKind) -> tuple[Message, ...]:
 
 
 def demonstration(question: Question) -> tuple[Message, ...] | None:
-    """A training question with its chain of triples; None where its annotations name none.
+    """Returns a training question and its chain as messages, or None without an annotated chain.
 
-    2WikiMultihopQA annotates triples. A sub-question of MuSiQue gives one of its keywords and its
-    answer; HotpotQA gives none.
+    2WikiMultihopQA annotates triples. In MuSiQue, the keywords of a sub-question and its answer
+    make a triple. HotpotQA annotates no chains.
     """
     hops = hops_of(question, {})
     known = {index: hop.answers[0] for index, hop in enumerate(hops) if hop.answers}
@@ -180,16 +178,16 @@ def demonstration(question: Question) -> tuple[Message, ...] | None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Completion:
-    """How a constructor goes on with a chain.
+    """A constructor's completion of a chain.
 
     Attributes:
-      candidate: place of the first new unit among the candidates; None where it names none.
-      written: the first new unit as it stands there, candidate or not; without any, the first
-        sentence. Empty where it wrote nothing.
-      has_unit: whether it wrote a new unit, candidate or not.
-      answer: what follows "the answer is"; None where that is not said.
-      parse_errors: ``empty``, ``truncated`` (before the first unit ended), ``not_a_candidate`` (one
-        each), ``no_unit`` (neither a unit nor an answer), ``too_many_units``.
+      candidate: index of the candidate that is the first new unit, or None.
+      written: the first new unit as written, candidate or not; without any, the first sentence.
+      has_unit: whether the completion has a new unit, candidate or not.
+      answer: the text after "the answer is", or None.
+      parse_errors: kinds of malformed output: ``empty``, ``truncated`` (before the first unit
+        ended), ``not_a_candidate`` (once per unit), ``no_unit`` (neither a unit nor an answer),
+        ``too_many_units``.
     """
 
     candidate: int | None
@@ -209,35 +207,35 @@ def parse_completion(
     opening: bool = False,
     truncated: bool = False,
 ) -> Completion:
-    """Reads what the constructor adds to a chain; never fails.
+    """Parses the constructor's completion of a chain; never fails.
 
     Args:
       text: the response.
-      candidates: what it could choose from.
-      chain: what it had found before; a unit of it is not new.
-      kind: of units.
-      cutoff: least similarity (difflib's ratio) at which a unit that is no candidate after
-        normalisation is taken for the closest one; 1: none is.
-      opening: whether the bracket of the first triple was written for it.
+      candidates: texts of the candidates.
+      chain: texts of the chain, whose units are not new.
+      kind: kind of the units.
+      cutoff: minimum similarity (difflib's ratio) at which a unit that equals no candidate after
+        normalisation is replaced by the most similar one; 1 disables it.
+      opening: whether the prompt ended with the opening bracket of a triple.
       truncated: whether generation ended at its token limit; a unit that was cut off is compared
         with the beginnings of the candidates.
     """
     if not text.strip():
         return Completion(None, "", False, None, ("empty",))
     keys = [_key(candidate) for candidate in candidates]
-    read = _triples if kind == "triple" else _lines
-    units, answer = read(f"<{text}" if opening else text, keys)
+    split = _split_triples if kind == "triple" else _split_lines
+    units, answer = split(f"<{text}" if opening else text, keys)
     parse_errors = ["too_many_units"] if len(units) > _MAX_UNITS else []
-    known = {_key(step) for step in chain}
-    written, is_cut = "", False
-    for place, (unit, is_whole) in enumerate(units[:_MAX_UNITS]):
-        if not _key(unit) or _key(unit) in known:
+    in_chain = {_key(step) for step in chain}
+    written = ""
+    for index, (unit, is_whole) in enumerate(units[:_MAX_UNITS]):
+        if not _key(unit) or _key(unit) in in_chain:
             continue
-        is_cut = truncated and answer is None and place == len(units) - 1 and not is_whole
+        is_cut = truncated and answer is None and index == len(units) - 1 and not is_whole
         written = written or unit
-        found = _match(_key(unit), keys, known, cutoff, is_cut)
-        if found is not None:
-            return Completion(found, written, True, answer, tuple(parse_errors))
+        candidate = _match(_key(unit), keys, in_chain, cutoff, is_cut)
+        if candidate is not None:
+            return Completion(candidate, written, True, answer, tuple(parse_errors))
         parse_errors.append("truncated" if is_cut else "not_a_candidate")
     if not written and answer is None:
         parse_errors.append("no_unit")
@@ -245,15 +243,15 @@ def parse_completion(
     return Completion(None, written or sentence, bool(written), answer, tuple(parse_errors))
 
 
-def _triples(text: str, _: Sequence[str]) -> tuple[list[tuple[str, bool]], str | None]:
-    """The triples before the answer, with whether each is whole, and the answer."""
+def _split_triples(text: str, _: Sequence[str]) -> tuple[list[tuple[str, bool]], str | None]:
+    """The triples before the answer, each with whether it is complete, and the answer."""
     units: list[tuple[str, bool]] = []
     for piece in _PIECE.finditer(text):
         if piece["mark"]:
             return units, parse_answer(text[piece.end() :])
         unit = piece["unit"]
         mark = None if piece["closed"] else _MARK.search(unit)
-        if mark is not None:  # its bracket was forgotten
+        if mark is not None:  # The closing bracket is missing.
             unit = unit[: mark.start()].rstrip(" .,")
         if unit.strip():
             units.append((f"<{unit.strip()}>", bool(piece["closed"] or mark)))
@@ -262,12 +260,13 @@ def _triples(text: str, _: Sequence[str]) -> tuple[list[tuple[str, bool]], str |
     return units, None
 
 
-def _lines(text: str, keys: Sequence[str]) -> tuple[list[tuple[str, bool]], str | None]:
-    """The lines before the answer; one that is a candidate may speak of an answer itself."""
+def _split_lines(text: str, keys: Sequence[str]) -> tuple[list[tuple[str, bool]], str | None]:
+    """The lines before the answer, each with whether it is complete, and the answer."""
     units: list[tuple[str, bool]] = []
     lines = text.splitlines()
     for number, line in enumerate(lines):
         line = line.strip(" \t-*")
+        # A candidate may itself contain "the answer is".
         mark = None if _key(line) in keys else _MARK.search(line)
         unit = line if mark is None else line[: mark.start()].strip()
         if unit:
@@ -279,27 +278,26 @@ def _lines(text: str, keys: Sequence[str]) -> tuple[list[tuple[str, bool]], str 
 
 
 def _match(
-    key: str, keys: Sequence[str], known: set[str], cutoff: float, is_cut: bool
+    key: str, keys: Sequence[str], in_chain: set[str], cutoff: float, is_cut: bool
 ) -> int | None:
-    """The place of the candidate that a unit stands for, one that is not in the chain yet."""
+    """The index of the candidate outside the chain that a unit stands for, or None."""
     if not is_cut and key in keys:
         return keys.index(key)
     if cutoff >= 1.0 and not is_cut:
         return None
     key = key[:_MAX_CHARS]
     length = len(key) if is_cut else _MAX_CHARS
-    places = {other[:length]: place for place, other in enumerate(keys) if other not in known}
-    close = difflib.get_close_matches(key, places, n=1, cutoff=cutoff)
-    return places[close[0]] if close else None
+    index_of = {other[:length]: i for i, other in enumerate(keys) if other not in in_chain}
+    close = difflib.get_close_matches(key, index_of, n=1, cutoff=cutoff)
+    return index_of[close[0]] if close else None
 
 
 def _key(text: str) -> str:
-    """What two units have in common that say the same in the same words."""
     return normalise(text, "unicode")
 
 
 def answer_in(text: str) -> str | None:
-    """What a text says the answer is; None where it says none."""
+    """Returns the answer after "the answer is" in a text, or None."""
     mark = _MARK.search(text)
     return None if mark is None else parse_answer(text[mark.end() :])
 
@@ -308,7 +306,7 @@ def answer_in(text: str) -> str | None:
 
 
 def reading_messages(question: str, passages: Sequence[Passage]) -> tuple[Message, ...]:
-    """The reader's conversation about the passages ranked first."""
+    """Returns the reader's conversation about passages."""
     documents = "\n".join(
         f"{number}. title: {passage.title}, text: {passage.text}"
         for number, passage in enumerate(passages, start=1)
@@ -324,10 +322,16 @@ def reading_messages(question: str, passages: Sequence[Passage]) -> tuple[Messag
 
 
 def parse_answer(text: str) -> str:
-    """The first line that holds something, without "the answer is" and a colon before it."""
+    """Returns the first line with content, without "the answer is" and a colon before it."""
     for line in text.splitlines():
         line = _LABEL.sub("", line.strip(" \t*"), count=1)
         line = line.strip(" \t*:").removesuffix(".").strip()
         if line:
             return line
     return ""
+
+
+def parse_reading(text: str, *, truncated: bool = False) -> tuple[str, bool, str | None]:
+    """Parses the reader's response, as `reading_prompts.parse_answer`; it may end anywhere."""
+    answer = parse_answer(text)
+    return answer, bool(answer), None if answer else "empty"

@@ -1,4 +1,4 @@
-"""KiRAG's settings."""
+"""The settings of KiRAG."""
 
 import dataclasses
 from typing import Literal
@@ -16,46 +16,50 @@ Ranking = Literal["score", "chain"]
 
 @dataclasses.dataclass(frozen=True)
 class KiragConfig:
-    """KiRAG's switches; the defaults are the paper's (section 3.2, Appendix B.3).
+    """KiRAG's settings; the defaults are the paper's (section 3.2, Appendix B.3).
 
-    What its released code does otherwise is a field each (preset ``code``).
+    The preset ``code`` has the values of the released code where it differs.
 
     Attributes:
-      max_steps: L.
-      num_passages: K_0, passages retrieved a step.
-      num_candidates: N, units that the aligner passes on a step; 0: all.
-      units: of the chain: triple, sentence (KiRAG-Sent) or passage (KiRAG-Doc).
-      use_aligner: without it the constructor sees all units, in passage order ("w/o Aligner"), and
-        the chain's passages are ranked first, for there are no scores.
-      use_constructor: without it the aligner's best new unit is appended ("w/o Constructor").
-      accumulate: the units of the passages of all steps are candidates (released code), not of this
-        step's alone.
-      retriever_query: what q_i is for the retriever: the question and the ``chain``, or the
-        question and the ``last`` unit of it (released code).
-      list_when_empty: an empty chain is written out in the aligner's query (released code).
-      pool_size: above 0 the constructor sees so many of T_q, best first (released code: 100), 0:
-        this step's candidates.
-      num_demonstrations: training questions shown to the constructor, the most similar; 0, or none
-        with a chain of triples: a worked example of ours.
-      match_cutoff: least similarity at which a unit that is no candidate is taken for the closest
-        one; 1: what is no candidate is dropped (paper).
-      as_written: the chain grows by what the constructor wrote, candidate or not, a sentence where
+      max_steps: L, maximum number of steps.
+      num_passages: K_0, passages retrieved per step.
+      num_candidates: N, units that the aligner selects per step; 0 is all.
+      units: units of the chain: triple, sentence (KiRAG-Sent) or passage (KiRAG-Doc).
+      use_aligner: select candidates with the aligner; off shows the constructor all units, in
+        passage order, and ranks the passages of the chain first ("w/o Aligner").
+      use_constructor: extend the chain with the constructor; off appends the aligner's best new
+        unit ("w/o Constructor").
+      accumulate: candidates come from the passages of all steps (released code), not only from
+        those of the current step.
+      retriever_query: the retriever's query: the question and the ``chain``, or the question and
+        the ``last`` unit of the chain (released code).
+      list_when_empty: write an empty list into the aligner's query if the chain is empty (released
+        code).
+      pool_size: show the constructor this number of the best units of T_q (released code: 100); 0
+        shows it the candidates of the current step.
+      num_demonstrations: number of similar training questions shown to the constructor; with 0, or
+        if none has an annotated chain of triples, a worked example of ours is shown.
+      match_cutoff: minimum similarity at which a unit that is not a candidate is replaced by the
+        most similar candidate; 1 drops it (paper).
+      as_written: append what the constructor wrote even if it is not a candidate, and a sentence if
         it wrote no unit (released code).
-      stop: where the constructor's next step is the answer (``chain``), where it says an answer
-        anywhere (``text``), or where it writes nothing (``empty``, released code).
-      prefilled_opening: ask a constructor that names no candidate again, with the next triple
-        begun for it.
-      append_best: where it names none, append the aligner's best new unit. Ours.
-      continues: the constructor continues its own turn; False: the chain ends the user's.
-      boost: added to the scores of the chosen unit and of the first that holds the answer (released
-        code: 0.5).
-      ranking: passages by ``score``, or those of the ``chain`` first, in its order (ours).
-      normalization: normalisation of triples that are read.
-      reader: ``passages``, CIRAG's ``cascade`` over the chain, or ``nothing``: retrieval alone.
-      num_read: K, passages that are read.
-      reader_format: documents (KiRAG's), or as CIRAG's readers are trained: thought, chain, brief.
+      stop: stop when the constructor's next step is the answer (``chain``), when its response
+        contains an answer (``text``), or when it is empty (``empty``, released code).
+      prefilled_opening: if the constructor names no candidate, ask it again with the opening
+        bracket of a triple prefilled.
+      append_best: if the constructor names no candidate, append the aligner's best new unit (ours).
+      continues: the constructor continues an assistant turn that holds the chain; off puts the
+        chain at the end of the user turn.
+      boost: added to the scores of the appended unit and of the best unit that contains the answer
+        (released code: 0.5).
+      ranking: rank passages by ``score``, or those of the ``chain`` first (ours).
+      normalization: normal form of triples that the reader reads.
+      reader: read the ranked ``passages``, read the chain with CIRAG's ``cascade``, or ``nothing``
+        (only retrieval).
+      num_read: K, number of passages that the reader reads.
+      reader_format: documents (KiRAG's), or a format of CIRAG's readers: thought, chain, brief.
       granularities: steps of the cascade.
-      force_answer, wide_refusal, grounded_answers, answer_tokens: as `CiragConfig` says.
+      force_answer, wide_refusal, grounded_answers, answer_tokens: as in `CiragConfig`.
     """
 
     max_steps: PositiveInt = 5
@@ -91,38 +95,35 @@ class KiragConfig:
         check_fields(self)
         if not self.use_aligner and (not self.use_constructor or self.append_best):
             raise UserError(
-                "use_aligner=false leaves no best unit: it needs use_constructor=true and "
-                "append_best=false."
+                "use_aligner=false needs use_constructor=true and append_best=false, because "
+                "without an aligner there is no best unit."
             )
         if self.reader == "cascade" and self.reader_format == "documents":
             raise UserError("reader=cascade needs reader_format=thought, chain or brief.")
         if not self.pools:
             raise UserError(
-                f"granularities={self.granularities!r} leaves the cascade nothing to read of "
+                f"granularities={self.granularities!r} leaves the cascade nothing to read with "
                 f"units={self.units}."
             )
 
     @property
     def pools(self) -> tuple[Granularity, ...]:
-        """Granularities that the cascade has something of: those of the units and above."""
+        """Granularities of the cascade that a chain of ``units`` can fill."""
         first = UNIT_KINDS.index(self.units)
         return tuple(g for g in UNIT_KINDS[first:] if g in self.granularities)
 
     @property
     def needs(self) -> Needs:
-        """What these switches leave to be opened."""
+        """What the enabled components request."""
         constructor = ("constructor",) if self.use_constructor else ()
-        continued = constructor if self.continues else ()
+        reader = () if self.reader == "nothing" else ("reader",)
+        # Annotations give only chains of triples.
+        shows_questions = self.num_demonstrations > 0 and self.units == "triple"
         return Needs(
-            roles=(*constructor, *(() if self.reader == "nothing" else ("reader",))),
-            abilities={role: ("continue_final",) for role in continued},
+            roles=(*constructor, *reader),
+            abilities=dict.fromkeys(constructor if self.continues else (), ("continue_final",)),
             rankers=("aligner",) if self.use_aligner else (),
             units=self.units if self.use_aligner else None,
             triples=self.units == "triple",
-            demonstrations=self.use_constructor and self.shows_questions,
+            demonstrations=self.use_constructor and shows_questions,
         )
-
-    @property
-    def shows_questions(self) -> bool:
-        """Whether training questions are shown: annotations give chains of triples alone."""
-        return self.num_demonstrations > 0 and self.units == "triple"

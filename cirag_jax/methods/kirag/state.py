@@ -1,4 +1,4 @@
-"""The state of one question: chain, pool of units and the rankings that they induce."""
+"""The state of one question while KiRAG answers it: chain, pool of units, and rankings."""
 
 import collections
 import dataclasses
@@ -7,24 +7,23 @@ from typing import NamedTuple
 
 from cirag_jax.datasets.chains import query_text
 from cirag_jax.llm.types import Message
-from cirag_jax.methods.common.evidence import Candidates, Evidence, place_of
+from cirag_jax.methods.common.evidence import Candidates, Evidence, best_scores, location_of
 from cirag_jax.methods.kirag import prompts
 from cirag_jax.methods.kirag.settings import KiragConfig
 from cirag_jax.triples.normalization import normalise
 from cirag_jax.types import Step, Unit
 
-_CLOSED_ANSWERS = ("yes", "no")
-_MIN_F1 = 0.6  # released code: above it a chain's text is taken for a unit of the pool
+_MIN_F1 = 0.6  # At which the released code identifies a text of the chain with a unit of the pool.
 
 
 @dataclasses.dataclass
 class PooledUnit:
-    """A unit of T_q; equal texts of several passages are one.
+    """A unit of T_q; units of several passages with the same text are one.
 
     Attributes:
-      unit: the first of them.
+      unit: the first unit with the text.
       passages: ids of the passages that state it.
-      score: its best score at any step, and what the released code adds.
+      score: its best score at any step, plus the boost of the released code.
     """
 
     unit: Unit
@@ -32,20 +31,20 @@ class PooledUnit:
     score: float
 
 
-class Link(NamedTuple):
-    """What a step adds to the chain.
+class ChainLink(NamedTuple):
+    """The extension of the chain in one step.
 
     Attributes:
-      text: as queries and prompts have it; empty: nothing.
-      unit: the unit; None if the constructor wrote none of the pool.
-      ends: whether the chain is complete.
-      answer: what the constructor says the answer is.
-      response: as it wrote it.
+      text: text of the appended unit, as in queries and prompts; empty if nothing is appended.
+      unit: the appended unit, or None if the constructor wrote none of the pool.
+      is_last: whether the chain is complete.
+      answer: the answer in the constructor's response, or None.
+      response: the constructor's response.
     """
 
     text: str
     unit: Unit | None
-    ends: bool
+    is_last: bool
     answer: str | None = None
     response: str = ""
 
@@ -54,16 +53,16 @@ class State:
     """The state of one question.
 
     Attributes:
-      question: as it was asked.
+      question: q.
       config: the settings.
-      evidence: retrieved passages and the facts of the chain.
+      evidence: retrieved passages and the units of the chain.
       units: the units of each retrieved passage, by its id.
-      pool: T_q by text.
-      chain: the texts of the chain.
-      links: the units of the chain.
-      steps: the steps so far.
+      pool: the candidates of all steps (T_q), by text.
+      chain: texts of the chain.
+      chain_units: units of the chain.
+      steps: the finished steps.
       demonstrations: conversations about training questions.
-      parse_errors: malformed output by kind.
+      parse_errors: number of malformed outputs of each kind.
     """
 
     def __init__(self, question: str, config: KiragConfig):
@@ -73,34 +72,36 @@ class State:
         self.units: dict[str, tuple[Unit, ...]] = {}
         self.pool: dict[str, PooledUnit] = {}
         self.chain: list[str] = []
-        self.links: list[Unit] = []
+        self.chain_units: list[Unit] = []
         self.steps: list[Step] = []
         self.demonstrations: tuple[tuple[Message, ...], ...] = ()
         self.parse_errors = collections.Counter[str]()
 
     @property
     def retriever_query(self) -> str:
-        """q_i as the retriever gets it."""
+        """q_i of the retriever."""
         if self.config.retriever_query == "last":
             return " ".join([self.question, *self.chain[-1:]])
         return query_text(self.question, self.chain, self.config.units)
 
     @property
     def aligner_query(self) -> str:
-        """q_i as the aligner gets it."""
-        empty = self.config.list_when_empty
-        return query_text(self.question, self.chain, self.config.units, list_when_empty=empty)
+        """q_i of the aligner."""
+        list_when_empty = self.config.list_when_empty
+        return query_text(
+            self.question, self.chain, self.config.units, list_when_empty=list_when_empty
+        )
 
     def texts(self, candidates: Candidates) -> tuple[str, ...]:
-        """The candidates as aligner and constructor read them."""
-        return tuple(self.evidence.text(unit) for unit in candidates.facts)
+        """Returns the candidates as the aligner and the constructor read them."""
+        return tuple(map(self.evidence.text, candidates.facts))
 
     def merge(self, candidates: Candidates, sources: Mapping[str, Mapping[str, None]]) -> None:
-        """Adds T_q^i to T_q: a unit keeps the best of its scores.
+        """Adds the candidates of a step to T_q, where each unit keeps its best score.
 
         Args:
-          candidates: the units.
-          sources: ids of the passages that state a text.
+          candidates: T_q^i.
+          sources: maps a unit's text to the ids of the passages that state it.
         """
         for text, unit, score in zip(self.texts(candidates), *candidates, strict=True):
             pooled = self.pool.setdefault(text, PooledUnit(unit, {}, score))
@@ -108,36 +109,34 @@ class State:
             pooled.score = max(pooled.score, score)
 
     def best_of_pool(self) -> Candidates:
-        """The first ``pool_size`` of T_q."""
+        """Returns the ``config.pool_size`` best units of T_q."""
         best = sorted(self.pool.values(), key=lambda pooled: -pooled.score)
         best = best[: self.config.pool_size]
-        return Candidates(
-            tuple(pooled.unit for pooled in best), tuple(pooled.score for pooled in best)
-        )
+        return Candidates(tuple(p.unit for p in best), tuple(p.score for p in best))
 
-    def append(self, link: Link) -> None:
-        """Extends the chain, and raises scores as the released code does."""
+    def append(self, link: ChainLink) -> None:
+        """Extends the chain and applies ``config.boost``."""
         if link.text:
             self.chain.append(link.text)
         if link.unit is not None:
-            self.links.append(link.unit)
+            self.chain_units.append(link.unit)
             self.evidence.keep([link.unit])
         if self.config.boost:
             self._boost(link)
 
     def nearest(self, text: str) -> PooledUnit | None:
-        """The unit of T_q that a chain's text stands for by the released code's rule."""
-        best = max(self.pool, key=lambda pooled: token_f1(pooled, text), default="")
+        """Returns the unit of T_q that the released code identifies with a text of the chain."""
+        best = max(self.pool, key=lambda unit_text: token_f1(unit_text, text), default="")
         return self.pool[best] if token_f1(best, text) >= _MIN_F1 else None
 
-    def _boost(self, link: Link) -> None:
-        """Raises the chosen unit and the best one that holds the answer."""
-        chosen = self.nearest(link.text)
-        if chosen is not None:
-            chosen.score += self.config.boost
+    def _boost(self, link: ChainLink) -> None:
+        """Raises the scores of the appended unit and of the best unit that contains the answer."""
+        appended = self.nearest(link.text)
+        if appended is not None:
+            appended.score += self.config.boost
         answer = prompts.answer_in(link.text) if link.text else link.answer
         answer = normalise(answer or "", "unicode")
-        if not answer or answer in _CLOSED_ANSWERS:
+        if answer in ("", "yes", "no"):
             return
         for text, pooled in sorted(self.pool.items(), key=lambda item: -item[1].score):
             if f" {answer} " in f" {normalise(text, 'unicode')} ":
@@ -145,21 +144,21 @@ class State:
                 return
 
     def ranked_passages(self) -> tuple[str, ...]:
-        """D_q: each passage by its best unit (section 3.3), then the others as retrieved."""
-        best: dict[str, float] = {}
-        for pooled in self.pool.values():
-            for passage in pooled.passages:
-                best[passage] = max(best.get(passage, pooled.score), pooled.score)
+        """Returns D_q: passages by their best unit (section 3.3), then the others as retrieved."""
+        best = best_scores(
+            (p, pooled.score) for pooled in self.pool.values() for p in pooled.passages
+        )
         by_score = sorted(best, key=lambda passage: -best[passage])
         first: list[str] = []
         if self.config.ranking == "chain" or not self.config.use_aligner:
-            first = [passage for passage, _ in map(place_of, self.links) if passage is not None]
-        retrieved = (passage.id for passage in self.evidence.seen)
+            sources = map(location_of, self.chain_units)
+            first = [passage for passage, _ in sources if passage is not None]
+        retrieved = (passage.id for passage in self.evidence.retrieved)
         return tuple(dict.fromkeys([*first, *by_score, *retrieved]))
 
 
 def token_f1(text: str, other: str) -> float:
-    """F1 of two texts' words."""
+    """Returns the F1 of the words of two texts."""
     a, b = (collections.Counter(normalise(t, "unicode").split()) for t in (text, other))
     total = a.total() + b.total()
     return 2 * (a & b).total() / total if total else 0.0

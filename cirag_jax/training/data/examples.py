@@ -232,7 +232,8 @@ def decision_parts(text: str) -> list[tuple[int, Part]]:
 def compact_parts(text: str) -> list[tuple[int, Part]]:
     """Where the lines of a compact decision begin."""
     start = text.index("\nNext:") + 1
-    return [(0, Part.FACTS), (start, Part.STOP if text[start:] == compact.ENDS else Part.QUESTION)]
+    last = Part.STOP if text[start:] == compact.LAST_LINE else Part.QUESTION
+    return [(0, Part.FACTS), (start, last)]
 
 
 # --------------------------------------------------------------------------------------- rendering

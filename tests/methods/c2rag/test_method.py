@@ -439,9 +439,12 @@ def test_settings_that_cannot_be_are_refused():
         ({"num_texts": 0}, "num_texts=0 must be at least 1"),
         ({"max_bound": -1}, "max_bound=-1 must not be negative"),
         ({"num_examples": 9}, "num_examples=9 must lie between 0 and 3"),
-        ({"kg_scope": "corpus", "plain_hops": 1}, "kg_scope must be per_question"),
+        ({"kg_scope": "corpus", "plain_hops": 1}, "need kg_scope=per_question"),
         ({"sufficiency": "score"}, "sufficiency=score needs min_score"),
-        ({"use_relations": False, "rerank_structural": False}, "leave candidates without a score"),
+        (
+            {"use_relations": False, "rerank_structural": False},
+            "use_relations=false needs rerank_structural=true",
+        ),
         ({"reader_format": "poem"}, "reader_format='poem' is not one of blocks, thought"),
     ):
         with pytest.raises(UserError, match=said):
@@ -451,11 +454,11 @@ def test_settings_that_cannot_be_are_refused():
 def test_settings_under_which_the_check_says_nothing_are_told(capsys):
     for settings, said in (
         ({}, ""),
-        ({"num_structural": 2}, "nearly everything is resolved"),
-        ({"gamma": 2.0}, "nearly everything is resolved"),
+        ({"num_structural": 2}, "resolve nearly every constraint"),
+        ({"gamma": 2.0}, "resolve nearly every constraint"),
         ({"gamma": 2.0, "neff_rule": "softmax"}, ""),
         ({"gamma": 2.0, "sufficiency": "none"}, ""),
-        ({"gamma": 0.5}, "resolves nothing"),
+        ({"gamma": 0.5}, "gamma=0.5 resolves no constraint"),
     ):
         C2ragConfig(**settings)
         told = capsys.readouterr().err

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cirag_jax.methods.cirag.cascade import holds
+from cirag_jax.methods.cirag.cascade import contains_answer
 from cirag_jax.runtime.requests import Generate, Generated
 from cirag_jax.types import Triple
 from tests.methods.ada import (
@@ -140,8 +140,8 @@ def test_an_answer_that_the_evidence_lacks_is_refused_where_asked():
     # Triples are shown in ascii: what they lost of a letter is no difference, nothing is no word.
     found = run(hand([GOES_ON, ENDS], ["Answer: Sk\u00e5ne"]), grounded_answers=True)
     assert (found.answer, found.granularity) == ("Sk\u00e5ne", "triple")
-    assert holds(["\u041b\u0443\u043d\u0434"], "\u041b\u0443\u043d\u0434")
-    assert not holds(["\u041b\u0443\u043d\u0434"], "\u041e\u0441\u043b\u043e")
+    assert contains_answer(["\u041b\u0443\u043d\u0434"], "\u041b\u0443\u043d\u0434")
+    assert not contains_answer(["\u041b\u0443\u043d\u0434"], "\u041e\u0441\u043b\u043e")
     # Where no evidence has the answer, it stands by default; a yes or a no need not be there.
     found = run(hand([GOES_ON, ENDS], [made_up] * 3), grounded_answers=True)
     assert (found.answer, found.granularity) == ("Oslo", "default")

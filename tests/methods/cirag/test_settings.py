@@ -19,10 +19,10 @@ from cirag_jax.methods.cirag.settings import CiragConfig
         ({"units": "sentence"}, "units=sentence needs prompt_format=compact, not multi_turn, or"),
         ({"units": "sentence", "prompt_format": "paper"}, "compact, not paper, or integrator="),
         ({"reader_format": "xml"}, "reader_format='xml' is not one of thought, chain, brief"),
-        ({"integrator": "aligner", "use_reranker": False}, "needs use_reranker"),
+        ({"integrator": "aligner", "use_reranker": False}, "link_bonus need use_reranker=true"),
         (
             {"units": "sentence", "integrator": "aligner", "granularities": ("triple",)},
-            "no triples to read",
+            "leaves nothing to read: with units=sentence",
         ),
         ({"on_repeat": "ponder"}, "on_repeat='ponder' is not one of ask, stop, chain"),
         ({"next_query": "none"}, "next_query='none' is not one of written, chain"),

@@ -103,7 +103,7 @@ def test_a_dialect_is_another_extraction_and_the_default_the_old_one():
     ("settings", "words"),
     [
         ({"dialect": "rdf"}, "openie, kirag, trace"),
-        ({"dialect": "kirag", "constrained": True}, "no JSON"),
+        ({"dialect": "kirag", "constrained": True}, "constrained=true needs dialect=openie"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings, words):

@@ -2,10 +2,10 @@
 
 from cirag_jax.methods.common.evidence import (
     Evidence,
-    places_of,
     rank_facts,
     rank_passages,
     rank_sentences,
+    sentences_by_text,
 )
 from cirag_jax.types import Passage, Sentence, Step, Triple
 from tests.methods.ada import ANSWERS, BORN, CHURCH, MINE, NEXT, PAINTS, PLACE, hand, run
@@ -39,7 +39,7 @@ def test_the_rankings_themselves():
 def test_a_fact_that_two_passages_state_is_one_with_two_sources():
     ada, lund = (Passage(id, id, "Ada was born in Lund.") for id in "ab")
     evidence = Evidence("ascii")
-    evidence.see([ada, lund])
+    evidence.add_retrieved([ada, lund])
     evidence.keep([Triple("Ada", "born in", "Lund", "a", 0)])
     evidence.keep([Triple("ada", "born in", "lund", "b", 0)])
     assert len(evidence.triples) == 1
@@ -48,5 +48,5 @@ def test_a_fact_that_two_passages_state_is_one_with_two_sources():
 
 def test_a_sentence_of_two_chunks_is_the_first_ones():
     chunks = [Passage(f"doc#{i}", "Ada", text) for i, text in enumerate(["Born.", "Born. Died."])]
-    places = places_of(chunks)
+    places = sentences_by_text(chunks)
     assert list(places.values()) == [Sentence("doc#0", 0), Sentence("doc#1", 1)]

@@ -7,7 +7,7 @@ import pytest
 
 from cirag_jax.methods.dualrag import prompts as dualrag
 from cirag_jax.methods.dualrag.prompts import (
-    Demand,
+    Entity,
     Thought,
     parse_entities,
     parse_summary,
@@ -44,15 +44,15 @@ LUND = {"entity": "Lund", "keywords": ["Lund", "where is Lund"]}
 @pytest.mark.parametrize(
     ("text", "demands", "problems"),
     [
-        (entities(LUND), (Demand("Lund", ("Lund", "where is Lund")),), ()),
+        (entities(LUND), (Entity("Lund", ("Lund", "where is Lund")),), ()),
         (entities(LUND, {"entity": "lund", "keywords": "x"}),
-         (Demand("Lund", ("Lund", "where is Lund")),), ()),
-        (entities({"entity": "Lund", "keywords": []}), (Demand("Lund", ("Lund",)),),
+         (Entity("Lund", ("Lund", "where is Lund")),), ()),
+        (entities({"entity": "Lund", "keywords": []}), (Entity("Lund", ("Lund",)),),
          ("without_keywords",)),
-        (entities({"entity": " ", "keywords": ["x"]}), (Demand("else", ("x",)),), ("unnamed",)),
+        (entities({"entity": " ", "keywords": ["x"]}), (Entity("else", ("x",)),), ("unnamed",)),
         (entities({"keywords": []}), (), ("unnamed",)),
-        (entities("Lund", LUND), (Demand("Lund", ("Lund", "where is Lund")),), ("wrong_shape",)),
-        (entities({"entity": "x" * 201, "keywords": ["y"]}), (Demand("else", ("y",)),),
+        (entities("Lund", LUND), (Entity("Lund", ("Lund", "where is Lund")),), ("wrong_shape",)),
+        (entities({"entity": "x" * 201, "keywords": ["y"]}), (Entity("else", ("y",)),),
          ("unnamed",)),
         ('{"entities": {"Lund": 1}}', (), ("wrong_shape",)),
         (entities(), (), ("wrong_shape",)),
@@ -66,7 +66,7 @@ def test_entities(text, demands, problems):
 def test_entities_are_capped():
     many = entities(*({"entity": f"e{i}", "keywords": ["a", "b", "c"]} for i in range(9)))
     demands, _ = parse_entities(many, 3, 2)
-    assert [d.entity for d in demands] == ["e0", "e1", "e2"]
+    assert [d.name for d in demands] == ["e0", "e1", "e2"]
     assert all(d.queries == ("a", "b") for d in demands)
 
 
@@ -116,6 +116,6 @@ def test_mutated_outputs_never_raise():
         assert thought.problem or (thought.text and thought.need_retrieve is not None)
         demands, problems = parse_entities(text, 3, 2, truncated=cut)
         assert demands or problems
-        assert all(d.entity and d.queries and "\n" not in d.entity for d in demands)
+        assert all(d.name and d.queries and "\n" not in d.name for d in demands)
         assert isinstance(parse_summary(text), str)
         dualrag.names_in(text)

@@ -184,7 +184,7 @@ def test_examples_are_what_the_cascade_asks(tmp_path_factory, missing, answer, h
     )
 
     evidence = Evidence("ascii")
-    evidence.see(CORPUS.values())
+    evidence.add_retrieved(CORPUS.values())
     kept = {line: (p, s) for line, p, s in zip(sorted(GOLD), "ab", (1, 0), strict=True)}
     evidence.keep(Triple(line, "", "", *kept[line]) for line in made.evidence)
     config = CiragConfig(granularities=("sentence",), reader_format=how)

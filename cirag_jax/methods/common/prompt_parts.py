@@ -1,0 +1,29 @@
+"""Pieces that the prompts of several methods share."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from cirag_jax.llm.types import Message
+
+
+def one_line(text: str) -> str:
+    """Returns ``text`` on one line, so that no part of it can pass for another line of a prompt."""
+    return " ".join(text.split())
+
+
+def object_schema(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the JSON schema of an object that has these properties and no others."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def conversation_hash(messages: Iterable[Message]) -> str:
+    """Returns a hash of the roles and texts of messages."""
+    turns = json.dumps([[message.role, message.text] for message in messages])
+    return hashlib.sha256(turns.encode()).hexdigest()[:16]
