@@ -77,7 +77,7 @@ def training_loop(config: Any, *, eval_every: int) -> None:
     config.num_steps = 0  # Above 0: replaces num_epochs.
     config.mesh = mesh()
     config.eval_every = eval_every  # Steps between evaluations, each of which saves a checkpoint.
-    config.save_every = 0  # Steps between additional checkpoints; 0 is none.
+    config.save_every = 0  # Steps between additional checkpoints; 0 disables them.
     config.keep_checkpoints = 2  # The newest checkpoints to keep, in addition to the best.
     config.stop_after_minutes = 0.0  # Stop cleanly, to be resumed by the same command; 0 is never.
     config.profile_steps = placeholder(str)  # "10:20" traces these steps into W/profile.
@@ -86,7 +86,7 @@ def training_loop(config: Any, *, eval_every: int) -> None:
 def resumable(config: Any) -> None:
     """Sets the fields of ``config`` of a command that calls models and can be resumed."""
     config.stop_after_minutes = 0.0  # Stop cleanly, to be resumed by the same command; 0 is never.
-    config.cache = placeholder(str)  # File of a response cache shared between runs; null is none.
+    config.cache = placeholder(str)  # File of a response cache shared by runs; null disables it.
 
 
 def scoring(config: Any) -> None:

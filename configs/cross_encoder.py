@@ -55,7 +55,7 @@ def base() -> Any:
     # Questions on which the gain over the bi-encoder is measured.
     config.evaluate = ConfigDict()
     config.evaluate.split = "dev"  # Their split; none of them is trained on.
-    config.evaluate.questions = 100  # Most questions; 0 is none.
+    config.evaluate.questions = 100  # Most questions; 0 skips the evaluation.
     config.evaluate.retrieved = 10  # Passages retrieved in addition to a question's own context.
     config.evaluate.bootstrap_samples = 10_000  # Bootstrap resamples for confidence intervals.
 

@@ -8,7 +8,7 @@ python launch/extract.py --config.data.dir=FOLDER --config.import_openie=FILE --
 
 Needs a dataset folder. Writes the store W/triples.sqlite; run the same command to resume.
 
-Presets: without one, choose a model of your own; 7B parameters or more do better than the default,
+Presets: without one, choose your own model; 7B parameters or more do better than the default,
 SmolLM2-135M-Instruct. ``small`` is the default model with this repository's extractor adapter, and
 drops triples with words that are not in the passage.
 

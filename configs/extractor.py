@@ -11,9 +11,9 @@ Presets: ``quick`` (the default) trains SmolLM2-135M on 2 CPU cores, on at most 
 distils no extractor; not yet run.
 
 Record of ``quick`` (--config.data.dir=musique; 2026-11-23, 2 cores of an Intel Xeon, jax 0.10.2,
-commit 6e1523a): 917 of 2,200 examples (0.42 epochs of 1,100 passages), 148 steps, 299,024 tokens;
-dev loss 0.72 -> 0.36 (fold tune); 54 min 27 s, of which about 6 min were paused. On one core of
-another machine (2026-11-22): the same losses in 80 min.
+commit 6e1523a): 917 of 2,200 examples (0.42 epochs of 1,100 passages), 148 steps, 299,024 tokens,
+rows 99 % full; dev loss 0.72 -> 0.36 (fold tune); 54 min 27 s, of which about 6 min were paused. On
+one core of another machine (2026-11-22): the same losses in 80 min.
 
 Record of cirag_jax/shipped/extractor (--config.lora.rank=7 --config.lora.alpha=14; 2026-11-25, 2
 CPU cores of an AMD EPYC, commit 82d86f7): 1,085 passages, without those shared with another fold,

@@ -12,19 +12,17 @@ Presets: ``quick`` (the default) trains SmolLM2-135M on 2 CPU cores, on at most 
 
 configs/integrator_eval.py evaluates the students below.
 
-Record of ``quick`` (2026-11-22, 2 CPU cores, jax 0.10.2, commit 9604270): T = 60 trajectories of
-MuSiQue's training fold and 110 with at least two rounds of 2WikiMultihopQA's training questions
-(configs/trajectories.py), 162 of them for training. 130 steps, 258,618 tokens, two epochs; dev loss
-1.18 -> 0.15 (rationale 1.87 -> 0.25, facts 0.34 -> 0.02, question 1.16 -> 0.18); on 22 dev steps
-core F1 71.2, next query F1 41.7, stops 77.3, parsed 90.9 per cent; 44 min 33 s. On one core of a
-similar machine: the same results in 74 min.
-  With other T (one core, at most 200,000 tokens):
-  MuSiQue's 60 (commit a09a180): 80 steps, 135,848 tokens, two epochs; dev loss 1.42 -> 0.34;
-    48 min 26 s. The student keeps nothing.
-  those 60 and 120 built-in (commit 7148867): 105 steps, 198,250 tokens, 1.28 epochs; dev loss
-    1.30 -> 0.24; 66 min 36 s. The student stops too early.
-  those 60 and 150 of 2WikiMultihopQA, half of them of one round (commit a09a180): 99 steps, 199,217
-    tokens, 1.56 epochs; dev loss 1.27 -> 0.23; 67 min 48 s. The student stops too early.
+Record of ``quick`` (2026-11-22, CPU, jax 0.10.2; configs/trajectories.py made T). T has MuSiQue's 60
+training trajectories and those in the table; the first row has 162 of 170 for training:
+  added to T                   commit   steps  tokens   epochs  rows full  dev loss      time
+  110 of 2Wiki, rounds >= 2    9604270  130    258,618  2.00    97 %       1.18 -> 0.15  44 min 33 s
+  none                         a09a180   80    135,848  2.00    83 %       1.42 -> 0.34  48 min 26 s
+  120 built-in                 7148867  105    198,250  1.28    92 %       1.30 -> 0.24  66 min 36 s
+  150 of 2Wiki, half 1 round   a09a180   99    199,217  1.56    98 %       1.27 -> 0.23  67 min 48 s
+The first ran on 2 cores (74 min on one), the others on one with at most 200,000 tokens. Its loss is
+1.87 -> 0.25 for rationales, 0.34 -> 0.02 for facts and 1.16 -> 0.18 for questions. On 22 dev steps
+it has core F1 71.2, next query F1 41.7, stops 77.3, parsed 90.9 per cent. The second student keeps
+nothing; the last two stop too early.
 
 Record of students over sentences (T made with cirag.units=sentence, see configs/trajectories.py;
 2026-11-25, 2 CPU cores of an AMD EPYC, commits 7ffffe9 and 4d7cf88), with --config.lora.rank=8
@@ -99,7 +97,7 @@ def base() -> Any:
     config = trainer("integrator")
     config.trajectories = placeholder(object)  # A workdir or .jsonl file, or a tuple of them.
     # Dataset folders ("demo" is the built-in one). Their decomposed training questions, read as
-    # config.data says, are additional examples of writing a query from known facts; null is none.
+    # config.data says, are additional examples of writing a query from known facts.
     config.query_folders = placeholder(object)
     config.data = common.data(split="train")
     # Loss weights of tokens that name kept candidates and that say that nothing is missing,

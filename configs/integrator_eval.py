@@ -73,8 +73,8 @@ def get_config() -> Any:
     config.prompt_format = placeholder(str)  # multi_turn | paper | compact
     config.few_shot = placeholder(bool)  # Start the prompt with the worked example.
     config.prefilled_headers = False  # Prompt the student section by section.
-    config.keep_above = 0.0  # As in configs/methods/cirag.py; chosen on dev_tune.
-    config.match_cutoff = 0.8  # As in configs/methods/cirag.py.
+    config.keep_above = 0.0  # See configs/methods/cirag.py; chosen on dev_tune.
+    config.match_cutoff = 0.8  # See configs/methods/cirag.py.
     # The aligner's threshold, as in configs/methods/cirag.py; chosen on dev_tune. It is the ranker
     # of the trajectories: make them with --config.encoder.model=ALIGNER.
     config.stop_below = -1.0

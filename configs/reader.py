@@ -5,7 +5,7 @@ r"""Trains a LoRA reader: evidence in, a short answer or a refusal out (CIRAG, s
 
 Needs dataset folders, or none for the built-in dataset. Writes checkpoints and metrics to W; run
 the same command to resume. Each epoch reads every training question once: its gold evidence, at a
-random granularity, mixed with distractors of its own context. In a quarter of the examples the
+random granularity, mixed with distractors from its context. In a quarter of the examples the
 evidence of one gold passage is missing, and the reader should refuse. Use the trained reader with
 ``reader_format=chain``.
 
@@ -15,7 +15,7 @@ yet run.
 
 Record of ``quick``: the shipped reader, trained in nine runs, each from the previous one (2 CPU
 cores, jax 0.10.2). All have --config.lora.rank=8 --config.lora.alpha=16 --config.data.random=true
-and a seed of their own. Arrows are dev/loss.
+and different seeds. Arrows are dev/loss.
   1. (2026-11-24) --config.folders="('demo','2wikimultihopqa')" --config.data.limit=600
      --config.num_epochs=1 --config.optimizer.learning_rate=2e-3: 267 steps, 266,064 tokens,
      2,434 s; 1.777 -> 0.230.

@@ -12,7 +12,7 @@ def agreement(first: Sequence[bool], second: Sequence[bool]) -> dict[str, Any]:
 
     Returns:
       The counts ``num_answers``, ``both_right``, ``first_alone``, ``second_alone`` and
-      ``both_wrong``; ``agree`` in [0, 1] and ``kappa`` in [-1, 1]. An undefined value is None, and
+      ``both_wrong``; ``agree`` in [0, 1] and ``kappa`` in [-1, 1]. Undefined values are None, and
       ``reason`` says why.
     """
     pairs = list(zip(first, second, strict=True))

@@ -38,9 +38,9 @@ Search = Callable[[Sequence[str]], Sequence[Sequence[str]]]
 class StepDecision:
     """A decision at one step.
 
-    ``next_query`` is None to stop, or if ``has_question`` is False: the response has no question
-    section. ``parse_errors`` are those of `methods.cirag.prompts.parse_decision`; ``error`` is the
-    reason for a missing decision.
+    Without ``next_query`` the decision is to stop, unless ``has_question`` is False: then the
+    response lacks the question section. ``parse_errors`` are those of
+    `methods.cirag.prompts.parse_decision`; ``error`` is the reason for a missing decision.
     """
 
     thought: str

@@ -1,8 +1,8 @@
 """GRADE's difficulty matrix (Lee, Kwon and Jin): errors by hops and by retrieval difficulty D_r.
 
 D_r is the distance of a question from its gold evidence, 1 - min_i cos(q, c_i) (equation 1). Rows
-of the matrix are hops, columns the quartiles of D_r among the questions of that hop. An undefined
-value is None with a ``reason``, never 0 or NaN.
+of the matrix are hops, columns the quartiles of D_r among the questions of that hop. Undefined
+values are None with a ``reason``, never 0 or NaN.
 """
 
 import dataclasses
@@ -104,8 +104,8 @@ class DifficultyBins:
 def bin_questions(hops: Sequence[int], difficulties: Sequence[float]) -> DifficultyBins:
     """Bins the questions of each hop by the quartiles of their D_r.
 
-    Quartiles are interpolated linearly and belong to the bin below. There are none for fewer than
-    four questions, or if all have the same D_r.
+    Quartiles are interpolated linearly and belong to the bin below. Hops with fewer than four
+    questions, or with equal D_r of all questions, have no quartiles.
     """
     hops_Q, difficulty_Q = np.asarray(hops, np.int64), np.asarray(difficulties, np.float64)
     bin_Q = np.full(len(hops_Q), -1)

@@ -96,7 +96,7 @@ def _quoted(text: str) -> str:
 
 
 class Verdict(NamedTuple):
-    """A parsed verdict; ``right`` is None if the reply has none."""
+    """A parsed verdict; ``right`` is None if the reply lacks it."""
 
     right: bool | None
     parse_errors: tuple[str, ...]

@@ -81,15 +81,15 @@ def compare(
     """
     queries = [problem.query for problem in problems]
     texts = [problem.texts for problem in problems]
-    mine = metrics(problems, ours(queries, texts))
-    theirs = metrics(problems, baseline(queries, texts))
+    our_metrics = metrics(problems, ours(queries, texts))
+    baseline_metrics = metrics(problems, baseline(queries, texts))
     return {
         "num_questions": len(problems),
         "candidates_per_question": float(np.mean([len(t) for t in texts])),
-        "cross_encoder": {name: float(values.mean()) for name, values in mine.items()},
-        "bi_encoder": {name: float(values.mean()) for name, values in theirs.items()},
+        "cross_encoder": {name: float(values.mean()) for name, values in our_metrics.items()},
+        "bi_encoder": {name: float(values.mean()) for name, values in baseline_metrics.items()},
         "difference": {
-            name: paired_interval(mean_of(values), mean_of(theirs[name]), samples, seed)
-            for name, values in mine.items()
+            name: paired_interval(mean_of(values), mean_of(baseline_metrics[name]), samples, seed)
+            for name, values in our_metrics.items()
         },
     }

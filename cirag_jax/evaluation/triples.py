@@ -31,21 +31,21 @@ def soft_overlap(
     predicted: Iterable[Triple], reference: Iterable[Triple], normalization: Normalization = "ascii"
 ) -> Overlap:
     """Matches triples one to one by token F1 (see the module); ``matched`` is the sum of F1."""
-    mine, gold = _keys(predicted, normalization), _keys(reference, normalization)
-    if not mine or not gold:
-        return Overlap(0.0, len(mine), len(gold))
-    similarity_PR = similarities([" ".join(k) for k in mine], [" ".join(k) for k in gold])
+    keys, gold = _keys(predicted, normalization), _keys(reference, normalization)
+    if not keys or not gold:
+        return Overlap(0.0, len(keys), len(gold))
+    similarity_PR = similarities([" ".join(key) for key in keys], [" ".join(key) for key in gold])
     rows, columns = optimize.linear_sum_assignment(similarity_PR, maximize=True)
-    return Overlap(float(similarity_PR[rows, columns].sum()), len(mine), len(gold))
+    return Overlap(float(similarity_PR[rows, columns].sum()), len(keys), len(gold))
 
 
 def similarities(predicted: Sequence[str], reference: Sequence[str]) -> np.ndarray:
     """Returns the token F1 of every pair of texts, float64 [P, R]; 0 without shared tokens."""
-    mine = [collections.Counter(text.split()) for text in predicted]
-    gold = [collections.Counter(text.split()) for text in reference]
-    similarity_PR = np.zeros((len(mine), len(gold)))
-    for row, a in enumerate(mine):
-        for column, b in enumerate(gold):
+    predicted_P = [collections.Counter(text.split()) for text in predicted]
+    reference_R = [collections.Counter(text.split()) for text in reference]
+    similarity_PR = np.zeros((len(predicted_P), len(reference_R)))
+    for row, a in enumerate(predicted_P):
+        for column, b in enumerate(reference_R):
             shared = (a & b).total()
             if shared:
                 similarity_PR[row, column] = 2 * shared / (a.total() + b.total())

@@ -15,7 +15,7 @@ from configs import common, retrievers
 def role(max_tokens: int, block: Callable[[], Any] = common.language_model) -> Any:
     """Returns the settings of a language model in one role of a method."""
     config = block()
-    config.max_tokens = max_tokens  # Most new tokens; 0 is as many as the reader's format needs.
+    config.max_tokens = max_tokens  # Most new tokens; 0 is the need of the reader's format.
     return config
 
 
@@ -25,8 +25,8 @@ def method(name: str, switches: Mapping[str, Any] | None = None, **max_tokens: i
     Args:
       name: name of the method; its last part names the block of the method's settings.
       switches: settings that differ from the defaults, whose needs also get blocks.
-      **max_tokens: most new tokens of each role; 128 by default, and for a reader as many as its
-        format needs (`methods.common.reading.ANSWER_TOKENS`).
+      **max_tokens: most new tokens of each role; the default is 128, and the need of its format
+        (`methods.common.reading.ANSWER_TOKENS`) for a reader.
     """
     config: Any = ConfigDict()
     config.method = name  # Selects the method; do not change.
@@ -62,7 +62,7 @@ def method(name: str, switches: Mapping[str, Any] | None = None, **max_tokens: i
         config.extractor = role(
             max_tokens=512, block=common.extractor
         )  # Runs only with triples=online.
-        config.extractor.grounded = False  # As in configs/extract.py.
+        config.extractor.grounded = False  # See configs/extract.py.
     if needs.roles:
         config.model = placeholder(str)  # Language model of every role that names none.
     for name in needs.roles:
