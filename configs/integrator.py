@@ -12,7 +12,7 @@ Presets: ``quick`` (the default) trains SmolLM2-135M on 2 CPU cores, on at most 
 
 configs/integrator_eval.py evaluates the students below.
 
-Record of ``quick`` (2026-11-22, CPU, jax 0.10.2; configs/trajectories.py made T). T has MuSiQue's 60
+Record of ``quick`` (2026-11-22, CPU, jax 0.10.2; T by configs/trajectories.py). T has MuSiQue's 60
 training trajectories and those in the table; the first row has 162 of 170 for training:
   added to T                   commit   steps  tokens   epochs  rows full  dev loss      time
   110 of 2Wiki, rounds >= 2    9604270  130    258,618  2.00    97 %       1.18 -> 0.15  44 min 33 s
