@@ -182,19 +182,14 @@ _ANSWER = (
 _STRING = {"type": "string", "pattern": r"^[^\s].{1,149}$"}
 DEDUCTION_SCHEMA: Mapping[str, Any] = object_schema({"question": _STRING, "answer": _STRING})
 
-Pairs = Sequence[tuple[str, str]]
+Pairs = Sequence[tuple[str, str]]  # Sub-questions with their answers.
 
 _EXAMPLE = "In which country is the town where Mira Solheim was born?"
 _SOLVED = (("Where was Mira Solheim born?", "Lindvik"), ("In which country is Lindvik?", "Norway"))
 
 
 def deduction_messages(question: str, pairs: Pairs) -> tuple[Message, ...]:
-    """Returns the conversation that requests the next sub-question and a guess.
-
-    Args:
-      question: the question.
-      pairs: sub-questions with their answers.
-    """
+    """Returns the conversation that requests the next sub-question and a guess."""
     examples = [
         message
         for number, (sub_question, answer) in enumerate(_SOLVED)

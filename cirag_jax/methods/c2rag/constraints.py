@@ -16,7 +16,7 @@ from cirag_jax.methods.c2rag.settings import C2ragConfig, Rule
 from cirag_jax.methods.common.evidence import best_scores
 from cirag_jax.triples.normalization import Normalization, SourcedTriple, name_key
 
-_EPSILON = 1e-6  # Of Eq. 7; the paper does not give its value.
+_EPSILON = 1e-6  # The epsilon of Eq. 7; the paper does not give its value.
 
 
 class Candidate(NamedTuple):
@@ -49,15 +49,8 @@ class CandidatePool:
 Bindings = Mapping[str, tuple[str, ...]]
 
 
-# -------------------------------------------------------------------------------------- sufficiency
-
-
 def effective_number(p_N: Any) -> float:
-    """Returns N_eff = 1 / sum of p^2, the number of competing candidates (Eq. 8).
-
-    Args:
-      p_N: a distribution over candidates; N_eff is infinite without candidates.
-    """
+    """Returns N_eff = 1 / sum of p^2, the number of competing candidates (Eq. 8)."""
     square = float(np.square(np.asarray(p_N, np.float64)).sum())
     return 1.0 / square if square else math.inf
 
@@ -65,11 +58,9 @@ def effective_number(p_N: Any) -> float:
 def shares(score_N: Sequence[float], rule: Rule) -> np.ndarray:
     """Returns the distribution p over candidates that their scores induce.
 
-    Args:
-      score_N: scores of at least one candidate.
-      rule: ``always_shift``: proportional to the distance from the lowest score (Eq. 7).
-        ``shift_if_nonpositive``: the same if the lowest score is not positive; otherwise
-        proportional to the scores (released code). ``softmax``: the softmax of the scores.
+    With the rule ``always_shift``, p is proportional to the distance from the lowest score (Eq. 7).
+    ``shift_if_nonpositive`` does so only if the lowest score is not positive; otherwise p is
+    proportional to the scores (released code). ``softmax`` is the softmax of the scores.
     """
     z_N = np.asarray(score_N, np.float64)
     if rule == "softmax":
@@ -90,13 +81,7 @@ class Check(NamedTuple):
 
 
 def check(scores: Sequence[float], config: C2ragConfig, *, always: bool = False) -> Check:
-    """Checks whether candidates with these scores resolve a constraint (Eq. 9).
-
-    Args:
-      scores: the candidates' scores.
-      config: the settings.
-      always: whether any candidates suffice.
-    """
+    """Checks whether candidates with these scores suffice (Eq. 9), as with ``always`` any do."""
     if config.floor_at_zero:
         scores = [max(score, 0.0) for score in scores]
     if not scores:
@@ -110,9 +95,6 @@ def check(scores: Sequence[float], config: C2ragConfig, *, always: bool = False)
     return Check(n_eff <= config.gamma and high_enough, n_eff)
 
 
-# ------------------------------------------------------------------------- instances and bindings
-
-
 def instances(constraint: Constraint, bindings: Bindings) -> tuple[Constraint, ...]:
     """Returns the constraint with each combination of names for its bound unknowns."""
     ends = (bindings.get(end, (end,)) for end in (constraint.head, constraint.tail))
@@ -124,16 +106,11 @@ def instances(constraint: Constraint, bindings: Bindings) -> tuple[Constraint, .
 def bound_name(
     pool: CandidatePool, variable: str, fact: SourcedTriple, end: str, form: Normalization
 ) -> str:
-    """Returns the name that a candidate gives an unknown, or an empty string.
+    """Returns the name that a candidate of a pool gives an unknown, or an empty string.
 
-    Args:
-      pool: the pool of the candidate.
-      variable: an unknown of the pool's constraint.
-      fact: the candidate.
-      end: ``slot`` takes the end at which the constraint has the unknown (Eq. 13). ``other_end``
-        takes the end that is not an anchor, whatever the direction of the triple (released code),
-        and the slot if the pool has no anchors.
-      form: normal form of names.
+    ``end=slot`` takes the end at which the constraint has the unknown (Eq. 13). ``other_end`` takes
+    the end that is not an anchor, whatever the direction of the triple (released code), and the
+    slot if the pool has no anchors.
     """
     triple = fact.triple
     if end == "slot" or not pool.anchors:
@@ -202,11 +179,7 @@ def ground(
 ) -> Grounding:
     """Checks each constraint, or each unknown, and binds the unknowns of those that suffice.
 
-    Args:
-      plan: the constraints.
-      pools: the candidates of the constraints that were looked up.
-      text_bindings: bindings read from text, which take precedence.
-      config: the settings.
+    Bindings that were read from text take precedence.
     """
     unknowns = tuple(dict.fromkeys(v for constraint in plan for v in constraint.variables))
     bindings = dict(text_bindings)

@@ -25,9 +25,8 @@ from cirag_jax.methods.c2rag.prompts import Constraint, linearise, textual
 from cirag_jax.methods.c2rag.search import best_excerpts, search_graph, search_text
 from cirag_jax.methods.c2rag.settings import C2ragConfig
 from cirag_jax.methods.c2rag.state import Excerpt, State
-from cirag_jax.methods.common import reading_prompts
 from cirag_jax.methods.common.evidence import request_triples
-from cirag_jax.methods.common.reading import ask_reader, parser_of
+from cirag_jax.methods.common.reading import ask_reader, parse_line, read
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Fetch, Generate, Generated, Program, Retrieve, Retrieved
 from cirag_jax.triples.entity_index import EntityIndex
@@ -230,14 +229,11 @@ def answer(state: State, blocks: Sequence[Block]) -> Program[Attempt]:
         for block in blocks
     ]
     lines = tuple(dict.fromkeys(line for _, lines in lines_of for line in lines))
-    if config.reader_format == "blocks":
-        messages = prompts.answer_messages(state.question, lines_of)
-    else:
-        messages = reading_prompts.answer_messages(
-            state.question, "passage", lines, may_refuse=False, reader_format=config.reader_format
-        )
-    parse = parser_of(config.reader_format)
-    return (yield from ask_reader(messages, "passage", lines, state.parse_errors, parse=parse))
+    errors = state.parse_errors
+    if config.reader_format != "blocks":
+        return (yield from read(state.question, "passage", lines, config.reader_format, errors))
+    messages = prompts.answer_messages(state.question, lines_of)
+    return (yield from ask_reader(messages, "passage", lines, errors, parse=parse_line))
 
 
 def _prediction(

@@ -31,7 +31,7 @@ _FIRST_WORDS = frozenset(
 )  # fmt: skip
 
 MAX_ITEMS = 100  # Constraints of one response that are parsed.
-MAX_CHARS = 200  # Of a name or a relation.
+MAX_CHARS = 200  # Maximum length of a name or a relation.
 _KEYS = ("constraints", "triples")  # Ours, and the released code's.
 _VARIANTS = ("variants", "relation_variants")
 
@@ -94,8 +94,6 @@ def linearise(constraint: Constraint, relation: str | None = None) -> str:
     return " — ".join(filter(None, (constraint.head, relation, constraint.tail)))
 
 
-# --------------------------------------------------------------------------------------- planning
-
 _TASK = """\
 Turn a question into a plan: the facts that one must look up, one after the other, to answer it. \
 Every fact is a constraint with a head, a relation and a tail.
@@ -141,14 +139,7 @@ NUM_EXAMPLES = len(_EXAMPLES)
 def plan_messages(
     question: str, *, num_variants: int, max_constraints: int, num_examples: int
 ) -> tuple[Message, ...]:
-    """Returns the planner's conversation.
-
-    Args:
-      question: q.
-      num_variants: m, wordings per relation, including the first one.
-      max_constraints: k, maximum number of constraints.
-      num_examples: number of worked examples, at most `NUM_EXAMPLES`.
-    """
+    """Returns the planner's conversation, with at most `NUM_EXAMPLES` worked examples."""
     shape = render_plan([Constraint("...", "...", "...", ("...",))], num_variants)
     variants = _VARIANTS_TASK.format(count=num_variants - 1) if num_variants > 1 else ""
     task = _TASK.format(most=max_constraints, variants=variants, shape=shape)
@@ -183,8 +174,7 @@ def render_plan(constraints: Iterable[Constraint], num_variants: int) -> str:
 def plan_schema(question: str, *, num_variants: int, max_constraints: int) -> Mapping[str, Any]:
     """Returns a JSON schema of plans, for models that do not keep the format by themselves.
 
-    Every constraint must have an unknown. Its names must be among `names_in` the question, or any
-    text if there are none.
+    Every constraint must have an unknown, and names must be among those of `names_in`, if any.
     """
     text = {"type": "string", "minLength": 1, "maxLength": 60}
     unknown = {"type": "string", "pattern": r"^\?[a-z]{2,14}$"}
@@ -224,14 +214,8 @@ def parse_plan(
 
     Accepts the field names of the released code, rows that are lists of three, and a single row.
     Rows that are not constraints are dropped, and constraints from an end to itself. Constraints
-    without an unknown, and unknowns that no propagation can bind, are counted and kept.
-
-    Args:
-      text: the response.
-      question: q; a plan without a name from it is unusable.
-      num_variants: m; further wordings are dropped.
-      max_constraints: k; a longer plan is unusable.
-      truncated: whether generation ended at its token limit.
+    without an unknown, and unknowns that no propagation can bind, are counted and kept. A plan is
+    unusable without a name from the question, or with more than ``max_constraints`` constraints.
     """
     rows, errors = _rows(text, truncated)
     constraints: dict[Constraint, None] = {}
@@ -320,9 +304,6 @@ def _words(text: str) -> list[str]:
     return name_key(text.lstrip("?"), "unicode").split()
 
 
-# ------------------------------------------------------------------------- reading a name from text
-
-
 def fill_messages(
     constraint: Constraint, variable: str, texts: Sequence[str]
 ) -> tuple[Message, ...]:
@@ -343,9 +324,7 @@ def parse_fill(text: str) -> str | None:
     return None if not _words(value) or is_variable(value) or refuses(value) else value
 
 
-# ----------------------------------------------------------------------------------------- answer
-
-Block = tuple[str, Sequence[str]]
+Block = tuple[str, Sequence[str]]  # Lin(tau_i) and its texts.
 
 _ANSWER = """\
 Answer the question from the evidence alone. The question was split into facts to look up, written \
@@ -355,12 +334,7 @@ then give the answer alone: a name, a date, a number or a short phrase, without 
 
 
 def answer_messages(question: str, blocks: Sequence[Block]) -> tuple[Message, ...]:
-    """Returns the reader's conversation (Eq. 16).
-
-    Args:
-      question: q.
-      blocks: Lin(tau_i) and its texts, in the order of the plan.
-    """
+    """Returns the reader's conversation (Eq. 16)."""
     facts = []
     for number, (line, texts) in enumerate(blocks, 1):
         numbered = (f"[{i}] {one_line(text)}" for i, text in enumerate(texts, 1))

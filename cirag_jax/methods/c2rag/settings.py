@@ -16,7 +16,7 @@ from cirag_jax.triples.normalization import Normalization
 from cirag_jax.types import Count, PositiveInt
 from cirag_jax.validation import check_fields
 
-# How scores become a distribution; see `cirag_jax.methods.c2rag.constraints.shares`.
+# The rules of `cirag_jax.methods.c2rag.constraints.shares`.
 Rule = Literal["always_shift", "shift_if_nonpositive", "softmax"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 

@@ -7,49 +7,36 @@ that collects `Evidence` can use the cascade.
 import collections
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
 
 from cirag_jax.methods.common import reading_prompts
-from cirag_jax.methods.common.evidence import Evidence, passage_line, triple_line
+from cirag_jax.methods.common.evidence import (
+    Evidence,
+    passage_line,
+    rank_facts,
+    rank_passages,
+    rank_sentences,
+    triple_line,
+)
 from cirag_jax.methods.common.reading import ask_reader
 from cirag_jax.runtime.requests import Program
-from cirag_jax.triples.normalization import normalise
-from cirag_jax.types import Attempt, Granularity, Passage
+from cirag_jax.triples.normalization import Normalization, normalise
+from cirag_jax.types import Attempt, Granularity, Passage, Prediction, Step, Triple
 
 
-class CascadeConfig(Protocol):
-    """The settings that the cascade reads; `CiragConfig` describes them."""
+class CascadeConfig:
+    """The settings that the cascade reads, to inherit from; `CiragConfig` describes them.
 
-    @property
-    def pools(self) -> tuple[Granularity, ...]:
-        """Granularities whose pools can hold evidence, in the order of the cascade."""
-        ...
+    ``pools`` are the granularities whose pools can hold evidence, in the order of the cascade.
+    """
 
-    @property
-    def force_answer(self) -> bool:
-        """Whether the reader must answer if it refused at every granularity."""
-        ...
-
-    @property
-    def wide_refusal(self) -> bool:
-        """Whether paraphrases of "Unanswerable" are refusals."""
-        ...
-
-    @property
-    def grounded_answers(self) -> bool:
-        """Whether answers that do not occur in the evidence are refusals."""
-        ...
-
-    @property
-    def reader_format(self) -> str:
-        """Format of the prompt and the answer."""
-        ...
-
-    @property
-    def answer_tokens(self) -> int:
-        """Most new tokens of an answer."""
-        ...
+    pools: tuple[Granularity, ...]
+    normalization: Normalization
+    force_answer: bool
+    wide_refusal: bool
+    grounded_answers: bool
+    reader_format: str
+    answer_tokens: int
 
 
 def cascade(
@@ -132,14 +119,28 @@ def contains_answer(pool: Sequence[str], answer: str) -> bool:
     return False
 
 
-def final_answer(attempts: Sequence[Attempt], config: CascadeConfig) -> tuple[str, Granularity]:
-    """Returns the last answer a^(g*) and its granularity g* (Eq. 6).
+def prediction(
+    steps: Sequence[Step],
+    attempts: Sequence[Attempt],
+    config: CascadeConfig,
+    parse_errors: Mapping[str, int],
+    passages: tuple[str, ...] | None = None,
+) -> Prediction:
+    """Returns the answer a^(g*) of the cascade with its granularity g* (Eq. 6), and the evidence.
 
     The granularity is ``default`` if every attempt was refused, the answer was forced, or there
-    were no attempts.
+    were no attempts. ``passages`` replaces the ranking of passages by their facts.
     """
-    if not attempts:
-        return "", "default"
-    last = attempts[-1]
+    facts = rank_facts(steps, config.normalization)
+    last = attempts[-1] if attempts else Attempt("default", (), "", "", False)
     is_forced = len(attempts) > len(config.pools)
-    return last.answer, last.granularity if last.sufficient and not is_forced else "default"
+    return Prediction(
+        answer=last.answer,
+        granularity=last.granularity if last.sufficient and not is_forced else "default",
+        passages=rank_passages(facts, steps) if passages is None else passages,
+        sentences=rank_sentences(facts),
+        triples=tuple(fact for fact in facts if isinstance(fact, Triple)),
+        steps=tuple(steps),
+        attempts=tuple(attempts),
+        parse_errors={kind: n for kind, n in sorted(parse_errors.items()) if n},
+    )

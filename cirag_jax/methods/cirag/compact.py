@@ -6,7 +6,7 @@ a copy. Triples are shown as they were extracted, sentences after the title of t
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from cirag_jax.llm.types import Message
@@ -44,12 +44,19 @@ def messages(
     question: str, steps: Sequence[Step], candidates: Sequence[Unit], units: Units = "triple"
 ) -> list[Message]:
     """Returns the conversation before a decision, as `prompts.integration_messages`."""
-    turns = [Message("system", _INSTRUCTION.format(form=_FORMS[units]))]
-    for index, facts in enumerate([*(step.candidates for step in steps), candidates]):
-        head = f"{_QUESTION}{one_line(question)}\n\n" if index == 0 else ""
-        turns.append(Message("user", head, _numbered(facts)))
-        if index < len(steps):
-            turns.append(Message("assistant", render_decision(steps[index])))
+    instruction = _INSTRUCTION.format(form=_FORMS[units])
+    head = f"{_QUESTION}{one_line(question)}\n\n"
+    observations = [_numbered(facts) for facts in (*(s.candidates for s in steps), candidates)]
+    return alternating(instruction, head, observations, map(render_decision, steps))
+
+
+def alternating(
+    instruction: str, head: str, observations: Sequence[str], decisions: Iterable[str]
+) -> list[Message]:
+    """Returns a conversation of observations, the first after ``head``, and decisions on them."""
+    turns = [Message("system", instruction), Message("user", head, observations[0])]
+    for decision, observation in zip(decisions, observations[1:], strict=True):
+        turns += [Message("assistant", decision), Message("user", "", observation)]
     return turns
 
 
@@ -108,17 +115,10 @@ def ask_for_question(messages: Sequence[Message], response: str) -> tuple[Messag
 
 
 def parse_decision(text: str, candidates: Sequence[Any], *, truncated: bool = False) -> Decision:
-    """Parses a response; never fails.
+    """Parses a response; never fails. Lines other than the two become the thought.
 
-    Args:
-      text: the response.
-      candidates: the numbered candidates.
-      truncated: whether generation ended at its token limit.
-
-    Returns:
-      The decision, with all other lines as its thought. Kinds of parse errors: ``truncated``,
-      ``empty``, ``no_facts``, ``no_question``, ``repeated_header``, and ``not_a_candidate`` (a
-      number without a candidate).
+    Kinds of parse errors: ``truncated``, ``empty``, ``no_facts``, ``no_question``,
+    ``repeated_header``, and ``not_a_candidate`` (a number without a candidate).
     """
     errors = ["truncated"] if truncated else []
     if not text.strip():

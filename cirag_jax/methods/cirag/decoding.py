@@ -7,6 +7,7 @@ import numpy as np
 
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.cirag import compact, prompts
+from cirag_jax.methods.cirag.decisions import Section
 from cirag_jax.methods.cirag.settings import CiragConfig
 from cirag_jax.runtime.requests import Generate, Generated, Program, Score, Scored
 
@@ -44,30 +45,30 @@ def _keep_probable(
     share_N = weight_N / weight_N.sum()
     numbers = choices[:-1]
     kept = [n for n, share in zip(numbers, share_N, strict=False) if share >= config.keep_above]
-    question = compact.SECTIONS[1]
-    text = f"{compact.KEEP} {' '.join(kept) or compact.NONE}\n{question.opening}"
-    response: Generated = yield Generate(
-        (*messages, Message("assistant", text)),
-        "integrator",
-        max_tokens=config.decision_tokens or question.max_tokens,
-        stop=question.stop,
-        continue_final=True,
-    )
-    return text + response.text.rstrip(), response.finish_reason == "length"
+    text = f"{compact.KEEP} {' '.join(kept) or compact.NONE}\n"
+    return (yield from _fill_section(messages, text, compact.SECTIONS[1], config))
 
 
 def _fill_sections(messages: tuple[Message, ...], config: CiragConfig) -> Program[tuple[str, bool]]:
     """Writes the headers for the model, which generates the sections one by one."""
     text, truncated = "", False
     for section in prompts.sections(config.prompt_format):
-        text += section.opening
-        response: Generated = yield Generate(
-            (*messages, Message("assistant", text)),
-            "integrator",
-            max_tokens=config.decision_tokens or section.max_tokens,
-            stop=section.stop,
-            continue_final=True,
-        )
-        text += response.text.rstrip() + section.closing
-        truncated |= response.finish_reason == "length"
+        text, is_cut = yield from _fill_section(messages, text, section, config)
+        truncated |= is_cut
     return text, truncated
+
+
+def _fill_section(
+    messages: tuple[Message, ...], text: str, section: Section, config: CiragConfig
+) -> Program[tuple[str, bool]]:
+    """Extends the response ``text`` by a section, whose content the model generates."""
+    text += section.opening
+    response: Generated = yield Generate(
+        (*messages, Message("assistant", text)),
+        "integrator",
+        max_tokens=config.decision_tokens or section.max_tokens,
+        stop=section.stop,
+        continue_final=True,
+    )
+    text += response.text.rstrip() + section.closing
+    return text, response.finish_reason == "length"

@@ -19,16 +19,15 @@ from collections.abc import Sequence
 
 from cirag_jax.methods.cirag import links
 from cirag_jax.methods.cirag.candidates import construct
-from cirag_jax.methods.cirag.cascade import cascade, final_answer
+from cirag_jax.methods.cirag.cascade import cascade, prediction
 from cirag_jax.methods.cirag.decisions import Decision
-from cirag_jax.methods.cirag.integrators import integrate
-from cirag_jax.methods.cirag.queries import following_query
+from cirag_jax.methods.cirag.integrators import following_query, integrate
 from cirag_jax.methods.cirag.settings import CiragConfig
 from cirag_jax.methods.cirag.state import State
-from cirag_jax.methods.common.evidence import Candidates, rank_facts, rank_passages, rank_sentences
+from cirag_jax.methods.common.evidence import Candidates
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Program, Retrieve, Retrieved
-from cirag_jax.types import Attempt, Passage, Prediction, Question, Step, Triple
+from cirag_jax.types import Passage, Prediction, Question, Step
 
 
 def cirag(question: Question, config: CiragConfig) -> Program[Prediction]:
@@ -39,7 +38,7 @@ def cirag(question: Question, config: CiragConfig) -> Program[Prediction]:
         yield from _retrieve_once(state)
     first = state.evidence.retrieved[: len(state.steps[0].passages)]  # D_1
     attempts = yield from cascade(state.question, state.evidence, first, config, state.parse_errors)
-    return _prediction(state, attempts)
+    return prediction(state.steps, attempts, config, state.parse_errors)
 
 
 METHOD = Method(cirag, CiragConfig)
@@ -49,7 +48,7 @@ def construct_and_integrate(question: Question, config: CiragConfig) -> Program[
     """Runs only construction-integration; distillation trains on its steps (section 3.5)."""
     state = State(question.question, config)
     yield from collect_facts(state)
-    return _prediction(state, ())
+    return prediction(state.steps, (), config, state.parse_errors)
 
 
 def collect_facts(state: State) -> Program[None]:
@@ -94,19 +93,4 @@ def _step(
         decision.kept,
         decision.next_query,
         decision.response,
-    )
-
-
-def _prediction(state: State, attempts: Sequence[Attempt]) -> Prediction:
-    answer, granularity = final_answer(attempts, state.config)
-    facts = rank_facts(state.steps, state.config.normalization)
-    return Prediction(
-        answer=answer,
-        granularity=granularity,
-        passages=rank_passages(facts, state.steps),
-        sentences=rank_sentences(facts),
-        triples=tuple(fact for fact in facts if isinstance(fact, Triple)),
-        steps=tuple(state.steps),
-        attempts=tuple(attempts),
-        parse_errors={kind: n for kind, n in sorted(state.parse_errors.items()) if n},
     )

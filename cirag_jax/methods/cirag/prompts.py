@@ -51,10 +51,7 @@ _DOUBLED = re.compile(r"([\[\]#])\1+")
 
 Facts = Sequence[Triple]
 
-MAX_FACTS = 500  # Of one response; each may require a search for the most similar candidate.
-
-
-# ------------------------------------------------------------------------------------- integration
+MAX_FACTS = 500  # Further facts of a response are ignored, because matching takes time.
 
 
 def integration_messages(
@@ -69,16 +66,10 @@ def integration_messages(
 ) -> tuple[Message, ...]:
     """Returns the integrator's conversation before it decides on ``candidates``.
 
-    Args:
-      question: the original query x.
-      steps: the finished rounds, with their candidates and decisions.
-      candidates: the current candidates, best first.
-      normalization: normal form in which triples are shown.
-      prompt_format: ``multi_turn`` alternates observations and decisions, so that each prompt
-        extends that of the round before; ``paper`` is the single turn of Figure 11, with the
-        history last; ``compact`` is ours (`methods.cirag.compact`).
-      few_shot: begin with a worked example, or two in ``compact`` (the paper has none).
-      units: units of the candidates; sentences need their texts and ``compact``.
+    ``prompt_format=multi_turn`` alternates observations and decisions, so that each prompt extends
+    that of the round before; ``paper`` is the single turn of Figure 11, with the history last;
+    ``compact`` is ours (`methods.cirag.compact`), and the only one for sentences. ``few_shot``
+    begins with a worked example, or two in ``compact``; the paper has none.
     """
     examples = _example_turns(normalization, prompt_format, units) if few_shot else ()
     turns = _conversation(question, steps, candidates, normalization, prompt_format, units)
@@ -97,19 +88,13 @@ def _conversation(
         return compact.messages(question, steps, candidates, units)
     if prompt_format == "paper":
         return _single_turn(question, steps, candidates, normalization)
-    return _turns(question, steps, candidates, normalization)
-
-
-def _turns(
-    question: str, steps: Sequence[Step], candidates: Facts, normalization: Normalization
-) -> tuple[Message, ...]:
-    messages = [Message("system", _INSTRUCTION)]
-    for index, facts in enumerate([*(step.candidates for step in steps), candidates]):
-        head = f"[[## Original Query ##]]\n{question}\n\n" if index == 0 else ""
-        messages.append(Message("user", head, _observation(facts, normalization)))
-        if index < len(steps):
-            messages.append(Message("assistant", render_decision(steps[index], normalization)))
-    return tuple(messages)
+    shown = (*(step.candidates for step in steps), candidates)
+    return compact.alternating(
+        _INSTRUCTION,
+        f"[[## Original Query ##]]\n{question}\n\n",
+        [_observation(facts, normalization) for facts in shown],
+        (render_decision(step, normalization) for step in steps),
+    )
 
 
 def _single_turn(
@@ -248,22 +233,11 @@ def parse_decision(
     """Parses an integration response; never fails.
 
     Facts are mapped to candidates. A fact that equals no candidate after normalisation is mapped to
-    the most similar one by difflib's ratio, or dropped if the ratio is below ``cutoff``. (HippoRAG
-    has the same rule without a cutoff.)
+    the most similar one by difflib's ratio, or dropped if the ratio is below ``cutoff``; HippoRAG
+    has the same rule without a cutoff. In ``compact``, candidates are kept by number.
 
-    Args:
-      text: the response.
-      candidates: the candidates that the model was shown.
-      normalization: normal form for the comparison.
-      prompt_format: in ``compact``, candidates are kept by number and nothing is compared.
-      cutoff: minimum similarity in [0, 1].
-      truncated: whether generation ended at its token limit.
-
-    Returns:
-      The decision. Kinds of parse errors, all in `PARSE_ERRORS`: ``empty``, ``no_header``,
-      ``no_facts``, ``no_question``, ``repeated_header``, ``not_a_triple`` and
-      ``not_a_candidate`` (one each), ``truncated``, ``too_many_facts``, and those of `find_json`,
-      prefixed by ``facts_``.
+    The kinds of parse errors are in `PARSE_ERRORS`; those of `find_json` begin with ``facts_``.
+    ``not_a_triple`` and ``not_a_candidate`` are reported once per fact.
     """
     if prompt_format == "compact":
         return compact.parse_decision(text, candidates, truncated=truncated)
@@ -299,12 +273,8 @@ def parse_reply(
     """Parses the reply to `ask_for_question`, which has only a question section; never fails.
 
     The header may be missing if the reply contains ``<no question>`` or is a single line that ends
-    in a question mark. Any other reply leaves ``has_question`` False; the rounds then end, although
-    the model did not decide to stop.
-
-    Returns:
-      A decision with only the next query. Kinds of parse errors: ``truncated``, and
-      ``question_without_header`` or ``no_question``.
+    in a question mark (parse error ``question_without_header``). Any other reply leaves
+    ``has_question`` False; the rounds then end, although the model did not decide to stop.
     """
     if prompt_format == "compact":
         return compact.parse_reply(text, truncated=truncated)
@@ -389,130 +359,100 @@ def _most_similar(
     return texts[close[0]] if close else None
 
 
-# ---------------------------------------------------------------------------------------- examples
+def _example(text: str) -> tuple[Step, ...]:
+    """Parses a worked example.
+
+    A round has a line with the query, lines with candidates ("+" if kept, else "-"), and possibly
+    a last line with the thought ("=").
+    """
+    rounds = [part.splitlines() for part in text.strip().split("\n\n")]
+    next_queries = [*(lines[0] for lines in rounds[1:]), None]
+    steps = []
+    for (query, *lines), next_query in zip(rounds, next_queries, strict=True):
+        thought = "".join(line[2:] for line in lines if line[0] == "=")
+        facts = [_example_fact(line[2:], i) for i, line in enumerate(lines) if line[0] != "="]
+        kept = tuple(fact for fact, line in zip(facts, lines, strict=False) if line[0] == "+")
+        steps.append(Step(query, (), tuple(facts), (), thought, kept, next_query))
+    return tuple(steps)
+
+
+def _example_fact(text: str, index: int) -> Triple | Sentence:
+    if " | " not in text:
+        return Sentence("", index, text)
+    head, relation, tail = text.split(" | ")
+    return Triple(head, relation, tail)
 
 
 # The examples keep one fact per round and never the first one, because Qwen2.5-1.5B copies the
 # pattern: after "Keep: 1" it keeps the first of any list, and after "Keep: 4 5" it counts to the
 # end. With a single example it also copies words: a third of its queries began with "In which
 # country".
-def _example(
-    queries: Sequence[str], *rounds: tuple[tuple[Any, ...], tuple[Any, ...], str]
-) -> tuple[Step, ...]:
-    """The steps of an example, from rounds of (candidates, kept, thought)."""
-    return tuple(
-        Step(query, candidates=candidates, kept=kept, thought=thought, next_query=next_query)
-        for query, next_query, (candidates, kept, thought) in zip(
-            queries, [*queries[1:], None], rounds, strict=True
-        )
-    )
-
-
-_BIRTHPLACE = (EXAMPLE_QUERY, "In which country is Lindvik?")
-_SCHOOL = (
-    "Who founded the school that the painter of Two Boats went to?",
-    "Which school did Ivo Brandt go to?",
-    "Where was Ivo Brandt, the painter of Two Boats, a pupil?",
-    "Who founded Harlow School?",
-)
-
-_BORN = Triple("Mira Solheim", "born in", "Lindvik")
-_TOWN = Triple("Lindvik", "town in", "Norway")
-_PAINTED = Triple("Two Boats", "painted by", "Ivo Brandt")
-_PUPIL = Triple("Ivo Brandt", "pupil at", "Harlow School")
-_FOUNDED = Triple("Harlow School", "founded by", "Edith Harlow")
-_TRIPLE_EXAMPLES = (
-    _example(
-        _BIRTHPLACE,
-        (
-            (
-                Triple("Mira Solheim", "profession", "cellist"),
-                Triple("Solheim Prize", "awarded in", "spring"),
-                Triple("Mira Solheim", "recorded", "six albums"),
-                _BORN,
-                Triple("Lindvik Prize", "given to", "cellists"),
-            ),
-            (_BORN,),
-            "The fourth fact names the town of her birth, Lindvik. The country of Lindvik is still "
-            "missing.",
-        ),
-        (
-            (
-                Triple("Lindvik", "known for", "fishing"),
-                _TOWN,
-                Triple("Norway", "borders", "Sweden"),
-            ),
-            (_TOWN,),
-            "The second fact places Lindvik in Norway. The query can be answered now.",
-        ),
-    ),
-    _example(
-        _SCHOOL,
-        (
-            (
-                Triple("Harlow School", "known for", "painting"),
-                Triple("Two Boats", "hangs in", "Torvik Museum"),
-                _PAINTED,
-            ),
-            (_PAINTED,),
-            "",
-        ),
-        (
-            (
-                Triple("Ivo Brandt", "has", "two sisters"),
-                Triple("Anna Brandt", "went to", "Torvik College"),
-            ),
-            (),
-            "",
-        ),
-        ((_PUPIL, Triple("Ivo Brandt", "painted", "Two Boats")), (_PUPIL,), ""),
-        (
-            (
-                Triple("Harlow School", "located in", "Torvik"),
-                Triple("Torvik", "founded by", "monks"),
-                _FOUNDED,
-            ),
-            (_FOUNDED,),
-            "",
-        ),
-    ),
-)
-
-
-def _page(title: str, *texts: str) -> tuple[Sentence, ...]:
-    return tuple(Sentence(title, index, f"{title}: {text}") for index, text in enumerate(texts))
-
-
-_PRIZE = _page("Solheim Prize", "The Solheim Prize is awarded every spring.")
-_MIRA = _page(
-    "Mira Solheim",
-    "Mira Solheim is a cellist who has recorded six albums.",
-    "She was born in Lindvik as the daughter of a shipwright.",
-)
-_LINDVIK = _page("Lindvik", "It lives from fishing.", "Lindvik is a town in the west of Norway.")
-_BOATS = _page("Two Boats", "It hangs in Torvik Museum.", "Two Boats is by Ivo Brandt.")
-_IVO = _page(
-    "Ivo Brandt", "He was a pupil at Harlow School.", "He painted Two Boats.", "He has two sisters."
-)
-_ANNA = _page("Anna Brandt", "Anna Brandt went to Torvik College.")
-_HARLOW = _page(
-    "Harlow School",
-    "It is known for its classes in painting.",
-    "Harlow School is in Torvik.",
-    "It was founded by Edith Harlow.",
-)
-_TORVIK = _page("Torvik", "Monks founded Torvik.")
-_SENTENCE_EXAMPLES = (
-    _example(_BIRTHPLACE, ((*_PRIZE, *_MIRA), _MIRA[1:], ""), (_LINDVIK, _LINDVIK[1:], "")),
-    _example(
-        _SCHOOL,
-        ((_HARLOW[0], *_BOATS), _BOATS[1:], ""),
-        ((_IVO[2], *_ANNA), (), ""),
-        (_IVO[:2], _IVO[:1], ""),
-        ((_HARLOW[1], *_TORVIK, _HARLOW[2]), _HARLOW[2:], ""),
-    ),
-)
 _EXAMPLES: Mapping[str, Sequence[Sequence[Step]]] = {
-    "triple": _TRIPLE_EXAMPLES,
-    "sentence": _SENTENCE_EXAMPLES,
+    "triple": (
+        _example(f"""
+{EXAMPLE_QUERY}
+- Mira Solheim | profession | cellist
+- Solheim Prize | awarded in | spring
+- Mira Solheim | recorded | six albums
++ Mira Solheim | born in | Lindvik
+- Lindvik Prize | given to | cellists
+= The fourth fact names the town of her birth, Lindvik. The country of Lindvik is still missing.
+
+In which country is Lindvik?
+- Lindvik | known for | fishing
++ Lindvik | town in | Norway
+- Norway | borders | Sweden
+= The second fact places Lindvik in Norway. The query can be answered now.
+"""),
+        _example("""
+Who founded the school that the painter of Two Boats went to?
+- Harlow School | known for | painting
+- Two Boats | hangs in | Torvik Museum
++ Two Boats | painted by | Ivo Brandt
+
+Which school did Ivo Brandt go to?
+- Ivo Brandt | has | two sisters
+- Anna Brandt | went to | Torvik College
+
+Where was Ivo Brandt, the painter of Two Boats, a pupil?
++ Ivo Brandt | pupil at | Harlow School
+- Ivo Brandt | painted | Two Boats
+
+Who founded Harlow School?
+- Harlow School | located in | Torvik
+- Torvik | founded by | monks
++ Harlow School | founded by | Edith Harlow
+"""),
+    ),
+    "sentence": (
+        _example(f"""
+{EXAMPLE_QUERY}
+- Solheim Prize: The Solheim Prize is awarded every spring.
+- Mira Solheim: Mira Solheim is a cellist who has recorded six albums.
++ Mira Solheim: She was born in Lindvik as the daughter of a shipwright.
+
+In which country is Lindvik?
+- Lindvik: It lives from fishing.
++ Lindvik: Lindvik is a town in the west of Norway.
+"""),
+        _example("""
+Who founded the school that the painter of Two Boats went to?
+- Harlow School: It is known for its classes in painting.
+- Two Boats: It hangs in Torvik Museum.
++ Two Boats: Two Boats is by Ivo Brandt.
+
+Which school did Ivo Brandt go to?
+- Ivo Brandt: He has two sisters.
+- Anna Brandt: Anna Brandt went to Torvik College.
+
+Where was Ivo Brandt, the painter of Two Boats, a pupil?
++ Ivo Brandt: He was a pupil at Harlow School.
+- Ivo Brandt: He painted Two Boats.
+
+Who founded Harlow School?
+- Harlow School: Harlow School is in Torvik.
+- Torvik: Monks founded Torvik.
++ Harlow School: It was founded by Edith Harlow.
+"""),
+    ),
 }

@@ -6,6 +6,7 @@ from typing import Literal
 from cirag_jax.datasets.chains import UNIT_KINDS, UnitKind
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Ability
+from cirag_jax.methods.cirag.cascade import CascadeConfig
 from cirag_jax.methods.cirag.compact import Units
 from cirag_jax.methods.cirag.prompts import PromptFormat
 from cirag_jax.methods.common.reading_prompts import ReaderFormat
@@ -19,7 +20,7 @@ PROMPT_FIELDS = ("units", "normalization", "prompt_format", "few_shot")
 
 
 @dataclasses.dataclass(frozen=True)
-class CiragConfig:
+class CiragConfig(CascadeConfig):
     """CIRAG's settings; the defaults are the paper's (Appendix B.2).
 
     Attributes:

@@ -86,17 +86,8 @@ def parse(
 
     A span in angle brackets with two semicolons is a triple. Further semicolons belong to the tail
     in KiRAG, and to the head in TRACE. A head that is neither the title nor in the text is replaced
-    by the title in TRACE.
-
-    Args:
-      text: the response.
-      finish_reason: ``length`` if the response was truncated.
-      dialect: kirag or trace.
-      passage: the passage of the prompt.
-
-    Returns:
-      The triples without repeats, and a problem or None. The problem ``wrong_shape`` means that
-      some spans are not triples, or copies of the format.
+    by the title in TRACE. The problem ``wrong_shape`` means that some spans are not triples, or
+    copies of the format.
     """
     text = text[:MAX_CHARS]
     spans = _SPAN.findall(text)

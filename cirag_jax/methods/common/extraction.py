@@ -194,9 +194,6 @@ def program_of(passage: Passage) -> str:
     return f"{passage.id}@{content_hash(passage).hex()[:16]}"
 
 
-# --------------------------------------------------------------------------------- the extractor
-
-
 def version(dialect: str = dialects.OPENIE) -> dict[str, Any]:
     """Returns JSON that changes whenever prompts or parsers may give other triples."""
     digest = prompts.prompt_hash() if dialect == dialects.OPENIE else dialects.prompt_hash(dialect)
@@ -208,9 +205,7 @@ def extractor_identity(
 ) -> dict[str, Any]:
     """Returns JSON of everything on which the triples of a passage depend.
 
-    Args:
-      model_identity: the language model's identity; the path of its adapter is left out.
-      settings: the settings of the extraction.
+    This includes the identity of the language model, but not the path of its adapter.
     """
     rest = {k: value for k, value in model_identity.items() if k not in ("model", "adapter")}
     return {

@@ -20,6 +20,11 @@ from cirag_jax.types import Passage
 Problem = Literal["no_json", "broken_json", "loose_json", "truncated", "wrong_shape", "empty"]
 Parts = tuple[str, str, str]
 
+_TRIPLE_KEYS = (
+    ("head", "relation", "tail"),
+    ("subject", "predicate", "object"),
+    ("subject", "relation", "object"),
+)
 MAX_ITEMS = 200  # Some models repeat themselves until the token limit.
 MAX_PART_CHARS = 400  # Longer entities and relations are dropped.
 
@@ -54,16 +59,9 @@ EXAMPLE = Passage(
     ),
 )
 _EXAMPLE_ENTITIES = (
-    "Ferrymoor Observatory",
-    "Isle of Calder",
-    "1894",
-    "Agnes Thorley",
-    "Wexley",
-    "Marrick University",
-    "1931",
-    "Dunnet & Sons",
-    "Oriel",
-)
+    "Ferrymoor Observatory", "Isle of Calder", "1894", "Agnes Thorley", "Wexley",
+    "Marrick University", "1931", "Dunnet & Sons", "Oriel",
+)  # fmt: skip
 EXAMPLE_TRIPLES: tuple[Parts, ...] = (
     ("Ferrymoor Observatory", "is located on", "Isle of Calder"),
     ("Ferrymoor Observatory", "was founded in", "1894"),
@@ -127,19 +125,8 @@ def prompt_hash() -> str:
     return conversation_hash([*entity_messages(passage), *triple_messages(passage, ("{entity}",))])
 
 
-# ----------------------------------------------------------------------------------------- parsing
-
-
 def parse_entities(text: str, finish_reason: str) -> tuple[tuple[str, ...], Problem | None]:
-    """Parses a response with entities, which is untrusted; never fails.
-
-    Args:
-      text: the response.
-      finish_reason: ``length`` if the response was truncated.
-
-    Returns:
-      The entities without repeats, and a problem or None.
-    """
+    """Parses the entities of a response, which is untrusted; never fails."""
     items, problem = _items(text, "named_entities", finish_reason)
     if items is None:
         return (), problem
@@ -148,7 +135,7 @@ def parse_entities(text: str, finish_reason: str) -> tuple[tuple[str, ...], Prob
 
 
 def parse_triples(text: str, finish_reason: str) -> tuple[tuple[Parts, ...], Problem | None]:
-    """Parses a response with triples; like `parse_entities`.
+    """Parses the triples of a response, which is untrusted; never fails.
 
     Items that are not three names are dropped (``wrong_shape``). Objects with ``head``,
     ``relation`` and ``tail`` (or subject, predicate and object) count as lists.
@@ -203,13 +190,6 @@ def triple_of(item: Any) -> Parts | None:
         return None
     head, relation, tail = map(_clean, item)
     return (head, relation, tail) if head and relation and tail else None
-
-
-_TRIPLE_KEYS = (
-    ("head", "relation", "tail"),
-    ("subject", "predicate", "object"),
-    ("subject", "relation", "object"),
-)
 
 
 def _clean(value: Any) -> str:

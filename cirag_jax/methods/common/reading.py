@@ -34,14 +34,10 @@ ANSWER_TOKENS = {
 
 
 def search(query: str, k: int, rerank_from: int = 0, min_score: float = 0.0) -> Program[Retrieved]:
-    """Returns the ``k`` nearest passages, or the ``k`` best of a longer list after reranking.
+    """Returns the ``k`` nearest passages, or the ``k`` best of ``rerank_from`` passages.
 
-    Args:
-      query: query of the retriever and the ranker.
-      k: maximum number of passages.
-      rerank_from: number of passages retrieved for the ranker ``passages``; 0 skips reranking.
-      min_score: reranked passages that score this or less are dropped. DualRAG's baselines keep 10
-        of 50 passages, with a logit above 0.
+    The ranker ``passages`` selects them; those that score ``min_score`` or less are dropped.
+    DualRAG's baselines keep 10 of 50 passages, with a logit above 0.
     """
     retrieved: Retrieved = yield Retrieve(query, max(k, rerank_from))
     if not rerank_from or not retrieved.passages:
@@ -57,26 +53,29 @@ def read(
     evidence: Sequence[Passage] | Sequence[str],
     reader_format: str,
     parse_errors: collections.Counter[str],
+    *,
+    max_tokens: int = 0,
 ) -> Program[Attempt]:
     """Answers from evidence; the reader's prompt does not let it refuse.
 
-    Args:
-      question: the question.
-      granularity: granularity of the evidence.
-      evidence: passages, or lines of sentences or triples; the format documents needs passages.
-      reader_format: documents (FlashRAG's prompt), or thought, chain or brief (CIRAG's reader).
-      parse_errors: counter of malformed answers.
+    The evidence consists of passages, or of lines with sentences or triples. ``reader_format`` is
+    documents (FlashRAG's prompt, only for passages), or a format of CIRAG's reader: thought, chain,
+    brief. Malformed answers are counted in ``parse_errors``.
     """
     lines = tuple(passage_line(e) if isinstance(e, Passage) else e for e in evidence)
+    parse = reading_prompts.parse_answer
     if reader_format == "documents":
         passages = [e for e in evidence if isinstance(e, Passage)]
-        messages = short_answers.reading_messages(question, passages)
+        messages, parse = short_answers.reading_messages(question, passages), parse_line
     else:
         messages = reading_prompts.answer_messages(
             question, granularity, lines, may_refuse=False, reader_format=reader_format
         )
-    parse = parser_of(reader_format)
-    return (yield from ask_reader(messages, granularity, lines, parse_errors, parse=parse))
+    return (
+        yield from ask_reader(
+            messages, granularity, lines, parse_errors, parse=parse, max_tokens=max_tokens
+        )
+    )
 
 
 def ask_reader(
@@ -90,13 +89,7 @@ def ask_reader(
 ) -> Program[Attempt]:
     """Returns the reader's answer to ``messages``, which show ``evidence``.
 
-    Args:
-      messages: the conversation.
-      granularity: granularity of the evidence.
-      evidence: the lines of evidence.
-      parse_errors: counter of malformed answers.
-      parse: parser of the response, with the signature of `reading_prompts.parse_answer`.
-      max_tokens: most new tokens; 0 is the role's limit.
+    ``parse`` has the signature of `reading_prompts.parse_answer`.
     """
     response: Generated = yield Generate(messages, "reader", max_tokens=max_tokens)
     truncated = response.finish_reason == "length"
@@ -106,14 +99,8 @@ def ask_reader(
     return Attempt(granularity, evidence, response.text, answer, sufficient)
 
 
-def parser_of(reader_format: str) -> Callable[..., tuple[str, bool, str | None]]:
-    """Returns the parser of answers in a format of CIRAG's reader or in one line."""
-    is_marked = reader_format in reading_prompts.FORMATS
-    return reading_prompts.parse_answer if is_marked else _parse_line
-
-
-def _parse_line(text: str, *, truncated: bool = False) -> tuple[str, bool, str | None]:
-    """Parses an answer of one line, which is complete if further lines follow it."""
+def parse_line(text: str, *, truncated: bool = False) -> tuple[str, bool, str | None]:
+    """Parses an answer of one line, as `reading_prompts.parse_answer` parses other formats."""
     answer = short_answers.parse_short_answer(text)
-    is_cut = truncated and len(text.strip().splitlines()) == 1
+    is_cut = truncated and len(text.strip().splitlines()) == 1  # No other line follows it.
     return answer, bool(answer), "empty" if not answer else "truncated" if is_cut else None

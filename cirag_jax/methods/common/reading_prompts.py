@@ -59,14 +59,9 @@ def answer_messages(
 ) -> tuple[Message, ...]:
     """Returns the reader's conversation about evidence of one granularity.
 
-    Args:
-      question: the query.
-      granularity: ``triple``, ``sentence`` or ``passage``.
-      evidence: rendered triples, sentences or passages.
-      may_refuse: include the sufficiency instruction I^(g), which allows refusals.
-      reader_format: ``thought`` shows a worked example and requests reasoning before the answer.
-        Trained readers use ``chain`` (the facts that lead to the answer, then the answer) or
-        ``brief`` (only the answer).
+    ``may_refuse`` includes the sufficiency instruction I^(g), which allows refusals. The format
+    ``thought`` shows a worked example and requests reasoning before the answer. Trained readers
+    use ``chain`` (the facts that lead to the answer, then the answer) or ``brief`` (the answer).
     """
     noun = _NOUNS[granularity]
     instruction = _INSTRUCTIONS[reader_format] + (_REFUSAL if may_refuse else "")
@@ -82,11 +77,9 @@ def answer_messages(
 
 
 def render_answer(answer: str | None, chain: Sequence[tuple[str, str, str]] = ()) -> str:
-    """Returns the response that a reader is trained to write.
+    """Returns the response that a reader is trained to write, with the facts of ``chain``.
 
-    Args:
-      answer: the answer, or None if the evidence does not suffice.
-      chain: the facts that lead to it (``reader_format=chain``).
+    ``answer`` is None if the evidence does not suffice.
     """
     facts = ["; ".join(map(one_line, fact)) for fact in chain]
     last = UNANSWERABLE if answer is None else one_line(answer)
@@ -115,7 +108,7 @@ def _reading_turn(question: str, noun: str, evidence: Sequence[str]) -> tuple[st
 
 
 def answer_start(text: str) -> int:
-    """Returns the position after the last ``Answer:`` of a response; 0 if there is none."""
+    """Returns the position after the last ``Answer:`` of a response; 0 without one."""
     return max((mark.end() for mark in _ANSWER_MARK.finditer(text)), default=0)
 
 
@@ -124,15 +117,11 @@ def parse_answer(
 ) -> tuple[str, bool, str | None]:
     """Parses a reader's response; never fails.
 
-    Args:
-      text: the response.
-      wide: also treat a refusal in other words (`refusals.refuses`) as one.
-      truncated: whether generation ended at its token limit.
-
     Returns:
       The answer: the line after the last ``Answer:``, or the whole response without that mark.
-      Whether it is sufficient: not a refusal, not empty, and not a thought cut off before its
-      answer. The kind of problem (``empty``, ``truncated``, ``no_answer_mark``), or None.
+      Whether it is sufficient: not a refusal (with ``wide``, in any words), not empty, and not a
+      thought cut off before its answer. The kind of problem (``empty``, ``truncated``,
+      ``no_answer_mark``), or None.
     """
     if not text.strip():
         return "", False, "empty"

@@ -19,7 +19,7 @@ from typing import Any, Literal
 Problem = Literal["no_json", "broken_json", "loose_json", "truncated"]
 
 MAX_CHARS = 200_000  # Further text is ignored.
-MAX_DEPTH = 32  # Of nested containers.
+MAX_DEPTH = 32  # Maximum depth of nested containers.
 _MAX_WORK = 8 * MAX_CHARS  # Characters read, summed over all positions where JSON may begin.
 _FAILURE_COST = 1_000  # Minimum cost of a failed attempt, in characters.
 
@@ -52,10 +52,8 @@ def find_json(
     nested in other values. Its key may differ in case and in ``_``, ``-`` or space, and is renamed
     to ``key``. ``key: [...]`` without braces also counts.
 
-    Args:
-      text: a model's output; only the first `MAX_CHARS` characters count.
-      key: a key that the object must have.
-      truncated: whether generation ended at its token limit.
+    Only the first `MAX_CHARS` characters count. ``truncated`` is whether generation ended at its
+    token limit.
 
     Returns:
       The value and its problem, each possibly None. Without a value the problem is ``no_json``,
@@ -115,9 +113,6 @@ def _paired(text: str) -> str:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-# -------------------------------------------------------------------------------- looking for a key
-
-
 def _same_name(name: str, key: str) -> bool:
     def plain(text: str) -> str:
         return re.sub(r"[\s_-]+", " ", text).strip().casefold()
@@ -153,9 +148,6 @@ def _without_braces(text: str, key: str) -> tuple[dict[str, Any], Problem] | Non
     if not reading.value and problem != "loose_json":
         return None
     return {key: reading.value}, problem
-
-
-# ----------------------------------------------------------------------------------------- reading
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

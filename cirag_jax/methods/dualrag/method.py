@@ -1,10 +1,11 @@
-"""DualRAG (paper, section 3): reasons until knowledge is missing, and collects it by entity.
+"""DualRAG (paper, section 3): reasons until knowledge is missing, then collects it by entity.
 
 A round consists of two processes.
 
 *Reasoning-augmented querying* (RaQ, section 3.1.1):
 
-1. `reason`: the reasoner writes a thought and whether knowledge is missing; if not, rounds end.
+1. `reason`: the reasoner writes a thought and whether knowledge is missing. If it is not, the
+   rounds end.
 2. `identify`: the entity identifier names entities, and queries about each of them.
 3. `retrieve`: the documents of an entity's queries are reranked against the entity's name.
 
@@ -23,11 +24,9 @@ import collections
 from collections.abc import Mapping, Sequence
 
 from cirag_jax.datasets.chains import query_text
-from cirag_jax.llm.types import Message
 from cirag_jax.methods.baselines import ircot
-from cirag_jax.methods.common import reading_prompts
 from cirag_jax.methods.common.evidence import best_scores, passage_line, sentences_by_text
-from cirag_jax.methods.common.reading import ask_reader
+from cirag_jax.methods.common.reading import ask_reader, read
 from cirag_jax.methods.dualrag import prompts
 from cirag_jax.methods.dualrag.settings import DualragConfig
 from cirag_jax.methods.registry import Method
@@ -90,7 +89,7 @@ class State:
         return "\n".join([self.question, *self.thoughts, *knowledge])
 
     def link(self, name: str) -> str:
-        """Returns the entity of the outline that differs from ``name`` only in spelling, if any."""
+        """Returns ``name`` as the outline spells it, if it is an entity of the outline."""
         known = {normalise(entity, "unicode"): entity for entity in self.outline}
         return known.get(normalise(name, "unicode"), name)
 
@@ -345,14 +344,6 @@ def _best_sentences(state: State, new: Documents, config: DualragConfig) -> Prog
 
 def answer(state: State, config: DualragConfig) -> Program[Attempt]:
     """Returns the answer M_A(K, x, R) (Eq. 4)."""
-    messages, granularity, evidence = _reading(state, config)
-    return (yield from ask_reader(messages, granularity, evidence, state.parse_errors))
-
-
-def _reading(
-    state: State, config: DualragConfig
-) -> tuple[tuple[Message, ...], Granularity, tuple[str, ...]]:
-    """The reader's conversation, and the granularity and lines of the evidence in it."""
     lines = tuple(
         dict.fromkeys(
             # Sentences already begin with their title.
@@ -362,21 +353,15 @@ def _reading(
             for line in fragment.split("\n")
         )
     )
-    granularity: Granularity = "sentence" if lines else "passage"
-    evidence = lines or tuple(map(passage_line, state.documents.values()))
-    if config.reader_format == "outline":
-        messages = prompts.answer_messages(state.knowledge(config), state.question, state.thoughts)
-        if config.use_outline:  # The reader reads the outline even if it is empty.
-            return messages, "sentence", lines
-    else:
-        messages = reading_prompts.answer_messages(
-            state.question,
-            granularity,
-            evidence,
-            may_refuse=False,
-            reader_format=config.reader_format,
-        )
-    return messages, granularity, evidence
+    reads_outline = config.reader_format == "outline"
+    granularity: Granularity = "sentence"
+    if not lines and not (reads_outline and config.use_outline):
+        granularity, lines = "passage", tuple(map(passage_line, state.documents.values()))
+    errors = state.parse_errors
+    if not reads_outline:
+        return (yield from read(state.question, granularity, lines, config.reader_format, errors))
+    messages = prompts.answer_messages(state.knowledge(config), state.question, state.thoughts)
+    return (yield from ask_reader(messages, granularity, lines, errors))
 
 
 def _step(

@@ -15,7 +15,7 @@ from cirag_jax.methods.common.tolerant_json import find_json
 from cirag_jax.types import Passage
 
 ELSE = "else"  # The entity of knowledge without an entity (released code).
-MAX_CHARS = 200  # Of a name or a query; longer ones are dropped.
+MAX_CHARS = 200  # Longer names and queries are dropped.
 _MAX_THOUGHT = 500
 
 # More servers support a pattern than maxLength. It excludes leading white space, which small models
@@ -33,11 +33,7 @@ def entities_schema(
 ) -> Mapping[str, Any]:
     """Returns the schema of the entity identifier's response.
 
-    Args:
-      max_entities: maximum number of entities.
-      max_keywords: maximum number of queries per entity.
-      names: allowed names of entities, of which as many as possible are required; empty allows any
-        name.
+    With ``names``, only these are allowed, and all of them are required up to ``max_entities``.
     """
     min_entities = min(max_entities, len(names)) or 1
     text = {"type": "string", "pattern": r"^[^\s].{1,99}$"}
@@ -99,14 +95,7 @@ _MISSING = (
 def reasoning_messages(
     knowledge: str, question: str, thoughts: Sequence[str], *, few_shot: bool = True
 ) -> tuple[Message, ...]:
-    """Asks the reasoner M_R for the next thought and whether to retrieve.
-
-    Args:
-      knowledge: K^{t-1}, from `render_outline`.
-      question: x.
-      thoughts: R^{t-1}, oldest first.
-      few_shot: show the three worked examples.
-    """
+    """Asks the reasoner M_R for the next thought and whether to retrieve (Eq. 3)."""
     rounds = ({}, 0, True), (_MIRA, 1, True), (_BOTH, 2, False)
     examples = [
         message
@@ -138,14 +127,9 @@ def entity_messages(
     *,
     few_shot: bool = True,
 ) -> tuple[Message, ...]:
-    """Asks the entity identifier M_EI for entities and queries.
+    """Asks the entity identifier M_EI for entities and queries (Eq. 5).
 
-    Args:
-      knowledge: K^{t-1}.
-      question: x.
-      thoughts: R^t, oldest first.
-      names: the entities of the outline, or the allowed names.
-      few_shot: show the worked examples.
+    ``names`` are the entities of the outline, or the allowed names.
     """
     examples = (
         _turn(render_outline({}), _QUESTION, _MISSING[:1], _listed(("Mira Solheim",))),
@@ -267,13 +251,7 @@ class Entity(NamedTuple):
 def parse_entities(
     text: str, max_entities: int, max_keywords: int, *, truncated: bool = False
 ) -> tuple[tuple[Entity, ...], tuple[str, ...]]:
-    """Parses an entity identifier's response; never fails.
-
-    Args:
-      text: the response.
-      max_entities: maximum number of entities; further ones are dropped.
-      max_keywords: maximum number of queries per entity; further ones are dropped.
-      truncated: whether generation ended at its token limit.
+    """Parses an entity identifier's response; never fails. Drops entities and queries over limits.
 
     Returns:
       The entities, and the kinds of malformed output: those of `find_json`, ``wrong_shape``,

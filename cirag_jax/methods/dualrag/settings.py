@@ -68,7 +68,7 @@ class DualragConfig:
 
     @property
     def needs(self) -> Needs:
-        """What the enabled components request."""
+        """The needs of the enabled components."""
         has_summarizer = self.use_outline and self.summarizer == "model"
         identifier = ("entity_identifier",) if self.use_entities else ()
         writers_of_json = (*(("reasoner",) if self.use_reasoner else ()), *identifier)

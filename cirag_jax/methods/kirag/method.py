@@ -18,16 +18,9 @@ from collections.abc import Sequence
 
 from cirag_jax.datasets.chains import sentence_texts
 from cirag_jax.llm.types import Message
-from cirag_jax.methods.cirag.cascade import cascade, final_answer
-from cirag_jax.methods.common import reading_prompts
-from cirag_jax.methods.common.evidence import (
-    Candidates,
-    passage_line,
-    rank_facts,
-    rank_sentences,
-    request_triples,
-)
-from cirag_jax.methods.common.reading import ask_reader, parser_of
+from cirag_jax.methods.cirag.cascade import cascade, prediction
+from cirag_jax.methods.common.evidence import Candidates, passage_line, request_triples
+from cirag_jax.methods.common.reading import ask_reader, read
 from cirag_jax.methods.kirag import prompts
 from cirag_jax.methods.kirag.settings import KiragConfig
 from cirag_jax.methods.kirag.state import ChainLink, State
@@ -63,8 +56,8 @@ def kirag(question: Question, config: KiragConfig) -> Program[Prediction]:
         if link.is_last:
             break
     ranked = state.ranked_passages()  # D_q
-    attempts = yield from read(state, ranked)
-    return _prediction(state, ranked, attempts)
+    attempts = yield from read_passages(state, ranked)
+    return prediction(state.steps, attempts, config, state.parse_errors, ranked)
 
 
 METHOD = Method(kirag, KiragConfig)
@@ -196,34 +189,27 @@ def best_new(state: State, candidates: Candidates) -> ChainLink:
 # ---------------------------------------------------------------------------------------- reading
 
 
-def read(state: State, ranked: Sequence[str]) -> Program[list[Attempt]]:
+def read_passages(state: State, ranked: Sequence[str]) -> Program[list[Attempt]]:
     """Answers from the best passages, or from the chain with CIRAG's cascade."""
-    config = state.config
+    config, question, errors = state.config, state.question, state.parse_errors
     if config.reader == "nothing":
         return []
     by_id = {passage.id: passage for passage in state.evidence.retrieved}
     passages = [by_id[passage_id] for passage_id in ranked[: config.num_read]]
     if config.reader == "cascade":
-        return (
-            yield from cascade(state.question, state.evidence, passages, config, state.parse_errors)
-        )
-    lines = tuple(map(passage_line, passages))
-    if config.reader_format == "documents":
-        messages = prompts.reading_messages(state.question, passages)
+        return (yield from cascade(question, state.evidence, passages, config, errors))
+    max_tokens, reader_format = config.answer_tokens, config.reader_format
+    if reader_format == "documents":  # KiRAG's prompt, not FlashRAG's.
+        messages = prompts.reading_messages(question, passages)
+        lines = tuple(map(passage_line, passages))
         parse = prompts.parse_reading
-    else:
-        messages = reading_prompts.answer_messages(
-            state.question, "passage", lines, may_refuse=False, reader_format=config.reader_format
+        attempt = yield from ask_reader(
+            messages, "passage", lines, errors, parse=parse, max_tokens=max_tokens
         )
-        parse = parser_of(config.reader_format)
-    attempt = yield from ask_reader(
-        messages,
-        "passage",
-        lines,
-        state.parse_errors,
-        parse=parse,
-        max_tokens=config.answer_tokens,
-    )
+    else:
+        attempt = yield from read(
+            question, "passage", passages, reader_format, errors, max_tokens=max_tokens
+        )
     return [attempt]
 
 
@@ -241,19 +227,4 @@ def _step(
         next_query=None if link.is_last else state.retriever_query,
         response=link.response,
         notes={"written": written} if written else {},
-    )
-
-
-def _prediction(state: State, ranked: tuple[str, ...], attempts: list[Attempt]) -> Prediction:
-    answer, granularity = final_answer(attempts, state.config)
-    facts = rank_facts(state.steps, state.config.normalization)
-    return Prediction(
-        answer=answer,
-        granularity=granularity,
-        passages=ranked,
-        sentences=rank_sentences(facts),
-        triples=tuple(fact for fact in facts if isinstance(fact, Triple)),
-        steps=tuple(state.steps),
-        attempts=tuple(attempts),
-        parse_errors={kind: n for kind, n in sorted(state.parse_errors.items()) if n},
     )

@@ -34,35 +34,21 @@ _INSTRUCTION = (
     "{noun} of the context, copied word for word, each on its way from what the question names to "
     f'what it asks for. When they suffice, write "{FINAL}" and the answer.'
 )
-_EXAMPLE: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # Context and chain.
+# The context of the worked example; its chain consists of the last unit and the one before.
+_EXAMPLE: Mapping[str, tuple[str, ...]] = {
     "triple": (
-        (
-            "<Mira Solheim; profession; cellist>",
-            "<Lindvik; town in; Norway>",
-            "<Mira Solheim; born in; Lindvik>",
-        ),
-        ("<Mira Solheim; born in; Lindvik>", "<Lindvik; town in; Norway>"),
+        "<Mira Solheim; profession; cellist>",
+        "<Lindvik; town in; Norway>",
+        "<Mira Solheim; born in; Lindvik>",
     ),
     "sentence": (
-        (
-            "Mira Solheim: She has recorded six albums.",
-            "Lindvik: Lindvik is a small town on the coast of Norway.",
-            "Mira Solheim: Mira Solheim (born in Lindvik) is a cellist.",
-        ),
-        (
-            "Mira Solheim: Mira Solheim (born in Lindvik) is a cellist.",
-            "Lindvik: Lindvik is a small town on the coast of Norway.",
-        ),
+        "Mira Solheim: She has recorded six albums.",
+        "Lindvik: Lindvik is a small town on the coast of Norway.",
+        "Mira Solheim: Mira Solheim (born in Lindvik) is a cellist.",
     ),
     "passage": (
-        (
-            "Lindvik. Lindvik is a small town on the coast of Norway. It lives from fishing.",
-            "Mira Solheim. Mira Solheim (born in Lindvik) is a cellist.",
-        ),
-        (
-            "Mira Solheim. Mira Solheim (born in Lindvik) is a cellist.",
-            "Lindvik. Lindvik is a small town on the coast of Norway. It lives from fishing.",
-        ),
+        "Lindvik. Lindvik is a small town on the coast of Norway. It lives from fishing.",
+        "Mira Solheim. Mira Solheim (born in Lindvik) is a cellist.",
     ),
 }
 _EXAMPLE_ANSWER = "Norway"
@@ -76,11 +62,8 @@ _LABEL = re.compile(
     r"^(?:.*?\bthe (?:final )?answer is\b|(?:final )?answer\s*(?=:))", re.IGNORECASE
 )
 
-_MAX_UNITS = 20  # Of one response; each may require a search for the most similar candidate.
-_MAX_CHARS = 500  # Of a compared unit; difflib takes quadratic time.
-
-
-# ------------------------------------------------------------------------------------- constructor
+_MAX_UNITS = 20  # Further units of a response are ignored, because matching takes time.
+_MAX_CHARS = 500  # Of a unit when compared; difflib takes quadratic time.
 
 
 def constructor_messages(
@@ -97,13 +80,13 @@ def constructor_messages(
 
     Args:
       question: the question.
-      candidates: texts of the candidate units, best first.
-      chain: texts of the units of the chain.
+      candidates: texts of the candidates, best first.
+      chain: texts of the chain.
       kind: kind of the units.
       demonstrations: results of `demonstration`; without any, a worked example of ours is shown.
       opening: also write the bracket that begins the next triple.
-      continues: end with an assistant turn that holds the chain. Otherwise the chain ends the user
-        turn, for servers that cannot continue an assistant turn.
+      continues: put the chain into an assistant turn; otherwise it ends the user turn, for servers
+        that cannot continue an assistant turn.
     """
     context, end = _context(candidates, kind), f"\n\nQuestion: {question}"
     head = (
@@ -144,7 +127,8 @@ def _context(candidates: Sequence[str], kind: UnitKind) -> str:
 
 
 def _worked_example(kind: UnitKind) -> tuple[Message, ...]:
-    context, chain = _EXAMPLE[kind]
+    context = _EXAMPLE[kind]
+    chain = (context[-1], context[-2])
     return (
         Message("user", f"Context:\n{_context(context, kind)}\n\nQuestion: {EXAMPLE_QUERY}"),
         Message("assistant", render_chain(chain, kind, answer=_EXAMPLE_ANSWER)),
@@ -209,16 +193,10 @@ def parse_completion(
 ) -> Completion:
     """Parses the constructor's completion of a chain; never fails.
 
-    Args:
-      text: the response.
-      candidates: texts of the candidates.
-      chain: texts of the chain, whose units are not new.
-      kind: kind of the units.
-      cutoff: minimum similarity (difflib's ratio) at which a unit that equals no candidate after
-        normalisation is replaced by the most similar one; 1 disables it.
-      opening: whether the prompt ended with the opening bracket of a triple.
-      truncated: whether generation ended at its token limit; a unit that was cut off is compared
-        with the beginnings of the candidates.
+    A unit that equals no candidate after normalisation is replaced by the most similar one, if
+    difflib's ratio is at least ``cutoff`` and ``cutoff`` is below 1. With ``truncated``, a unit
+    that was cut off is compared with the beginnings of the candidates. ``opening`` means that the
+    prompt ended with the opening bracket of a triple.
     """
     if not text.strip():
         return Completion(None, "", False, None, ("empty",))
@@ -300,9 +278,6 @@ def answer_in(text: str) -> str | None:
     """Returns the answer after "the answer is" in a text, or None."""
     mark = _MARK.search(text)
     return None if mark is None else parse_answer(text[mark.end() :])
-
-
-# ------------------------------------------------------------------------------------------ reader
 
 
 def reading_messages(question: str, passages: Sequence[Passage]) -> tuple[Message, ...]:

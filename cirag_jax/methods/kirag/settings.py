@@ -5,6 +5,7 @@ from typing import Literal
 
 from cirag_jax.datasets.chains import UNIT_KINDS, UnitKind
 from cirag_jax.errors import UserError
+from cirag_jax.methods.cirag.cascade import CascadeConfig
 from cirag_jax.methods.common import reading
 from cirag_jax.runtime.requests import Needs
 from cirag_jax.triples.normalization import Normalization
@@ -15,7 +16,7 @@ Ranking = Literal["score", "chain"]
 
 
 @dataclasses.dataclass(frozen=True)
-class KiragConfig:
+class KiragConfig(CascadeConfig):
     """KiRAG's settings; the defaults are the paper's (section 3.2, Appendix B.3).
 
     The preset ``code`` has the values of the released code where it differs.
@@ -114,7 +115,7 @@ class KiragConfig:
 
     @property
     def needs(self) -> Needs:
-        """What the enabled components request."""
+        """The needs of the enabled components."""
         constructor = ("constructor",) if self.use_constructor else ()
         reader = () if self.reader == "nothing" else ("reader",)
         # Annotations give only chains of triples.

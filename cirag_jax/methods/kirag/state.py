@@ -97,11 +97,9 @@ class State:
         return tuple(map(self.evidence.text, candidates.facts))
 
     def merge(self, candidates: Candidates, sources: Mapping[str, Mapping[str, None]]) -> None:
-        """Adds the candidates of a step to T_q, where each unit keeps its best score.
+        """Adds T_q^i, with the ids of the passages that state each text, to T_q.
 
-        Args:
-          candidates: T_q^i.
-          sources: maps a unit's text to the ids of the passages that state it.
+        A unit of T_q keeps its best score.
         """
         for text, unit, score in zip(self.texts(candidates), *candidates, strict=True):
             pooled = self.pool.setdefault(text, PooledUnit(unit, {}, score))
