@@ -165,7 +165,7 @@ def _read_result(root: pathlib.Path):
 def _read_config(root: pathlib.Path):
     _follow(root)
     results._runs_inside(str(root))
-    results._recorded_repeats(str(root))
+    assert isinstance(results._recorded_repeats(str(root)), int | None)
     series.finished(root, ConfigDict(RECORDS["config.json"]))
 
 
