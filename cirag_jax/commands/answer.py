@@ -297,7 +297,7 @@ def _extraction(workdir: pathlib.Path) -> dict[str, Any]:
         return {}
     records = [record for path in paths for record in read_records(path)]
     usage = sum((record.usage for record in records), start=Usage())
-    extracted = [r.result(extraction.Outcome) for r in records if r.has_ended]
+    extracted = [r.result(extraction.EncodedExtraction) for r in records if r.has_ended]
     told = {
         "passages": len(extracted),
         "failures": sum(kept is None or kept.status == "failed" for kept in extracted),

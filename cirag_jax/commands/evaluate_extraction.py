@@ -70,7 +70,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     num_trained_on = evaluation.count_seen(evaluation.learnt(models), ids, "passages")
 
     jobs = [job(reference.passage, settings) for reference in references]
-    bound = {**settings.identity, **extraction.version()}
+    bound = {**settings.identity, **extraction.extractor_version()}
     asked = ("extractor", settings.triple_tokens)
     told = evaluation.ask_models(config, workdir, models, asked, lambda _: (jobs, bound), "passage")
     systems: dict[str, evaluation.System] = {}
@@ -116,11 +116,11 @@ def _extraction_settings(config: Config) -> ExtractionSettings:
 def job(passage: Passage, settings: ExtractionSettings) -> Job:
     """Returns the program of launch/extract.py for a passage, which asks role ``extractor``."""
     described = json.loads(codec.dump(dataclasses.asdict(passage)))
-    return Job(extraction.program_of(passage), described, lambda: _extract(passage, settings))
+    return Job(extraction.program_name(passage), described, lambda: _extract(passage, settings))
 
 
 @dataclasses.dataclass(frozen=True)
-class _ListedOutcome(extraction.Outcome):
+class _ListedOutcome(extraction.EncodedExtraction):
     """The outcome of `_extract`."""
 
     entities: list[str]
@@ -129,7 +129,7 @@ class _ListedOutcome(extraction.Outcome):
 def read(references: Sequence[Reference], records: Mapping[str, Record]) -> list[PassageExtraction]:
     """Returns the extraction of every passage from the journal's records."""
     passages = [reference.passage for reference in references]
-    return [_read(passage, records[extraction.program_of(passage)]) for passage in passages]
+    return [_read(passage, records[extraction.program_name(passage)]) for passage in passages]
 
 
 def _extract(passage: Passage, settings: ExtractionSettings) -> Program[dict[str, Any]]:
@@ -150,7 +150,7 @@ def _read(passage: Passage, record: Record) -> PassageExtraction:
     outcome = record.result(_ListedOutcome)
     if outcome is None:
         return PassageExtraction(cause=f"request: {record.error}")
-    kept = extraction.stored(passage, outcome, None)
+    kept = extraction.store_record(passage, outcome, None)
     return PassageExtraction(
         kept.triples or (), tuple(outcome.entities), outcome.status, kept.parse_errors, kept.cause
     )

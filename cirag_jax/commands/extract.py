@@ -335,7 +335,7 @@ def _rate(book: JournalReader) -> float | None:
 
 def _jobs(passages: Iterable[Passage], settings: ExtractionSettings) -> list[Job]:
     def job(passage: Passage) -> Job:
-        name = extraction.program_of(passage)
+        name = extraction.program_name(passage)
         return Job(name, {"passage": passage.id}, lambda: extraction.extract(passage, settings))
 
     return [job(passage) for passage in passages]
@@ -435,7 +435,7 @@ class _CorpusExtraction(Closing):
             jobs = _jobs(block, self._settings)
             names = [job.id for job in jobs]
             for name, outcome in self._book.outcomes(names).items():  # of earlier runs
-                self._count(typed(self._book.path, name, outcome, extraction.Outcome))
+                self._count(typed(self._book.path, name, outcome, extraction.EncodedExtraction))
             complete = self._runner.run(jobs, show=on_progress)
             self._done = _sum(self._done, self._runner.progress)
             self._check(self._done.failed)
@@ -443,7 +443,7 @@ class _CorpusExtraction(Closing):
             if not complete:
                 # Without failures, which may be those of an earlier run that were not retried.
                 records = {name: r for name, r in records.items() if r.outcome is not None}
-                block = [p for p in block if extraction.program_of(p) in records]
+                block = [p for p in block if extraction.program_name(p) in records]
             yield block, records
             self._book.forget(list(records))
             if not complete:
@@ -470,7 +470,7 @@ class _CorpusExtraction(Closing):
             with JournalReader(shard.file) as book:
                 all_records = {record.id: record for record in book.records()}
                 totals = book.totals()
-            names = map(extraction.program_of, shard.passages)
+            names = map(extraction.program_name, shard.passages)
             records = {name: all_records[name] for name in names}
             self._done = _sum(self._done, self._progress(records, totals))
             self._check(self._done.failed)
@@ -480,7 +480,7 @@ class _CorpusExtraction(Closing):
 
     def _progress(self, records: Mapping[str, Record], totals: Totals) -> Progress:
         """Returns the progress of a shard, and counts its outcomes."""
-        outcomes = [record.result(extraction.Outcome) for record in records.values()]
+        outcomes = [record.result(extraction.EncodedExtraction) for record in records.values()]
         for outcome in filter(None, outcomes):
             self._count(outcome)
         usage = sum(totals.usage.values(), Usage())
@@ -510,7 +510,7 @@ class _CorpusExtraction(Closing):
         self._count(outcome)
         return extraction.encode_extraction(outcome)
 
-    def _count(self, outcome: Extraction | extraction.Outcome) -> None:
+    def _count(self, outcome: Extraction | extraction.EncodedExtraction) -> None:
         self._statuses[outcome.status] += 1
         self._example = self._example or outcome.answer
 
@@ -531,8 +531,11 @@ class _CorpusExtraction(Closing):
 
 def _stored(block: Iterable[Passage], records: Mapping[str, Record]) -> list[stores.Record]:
     """Converts the journal's records of passages to records of the store."""
-    pairs = ((passage, records[extraction.program_of(passage)]) for passage in block)
-    return [extraction.stored(p, r.result(extraction.Outcome), r.error) for p, r in pairs]
+    pairs = ((passage, records[extraction.program_name(passage)]) for passage in block)
+    return [
+        extraction.store_record(p, r.result(extraction.EncodedExtraction), r.error)
+        for p, r in pairs
+    ]
 
 
 def _sum(one: Progress, other: Progress) -> Progress:

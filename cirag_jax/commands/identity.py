@@ -120,7 +120,7 @@ def _triples(config: Config, task: task_lib.Task) -> dict[str, Any]:
     if not task.needs.triples:
         return {}
     if config.triples == ONLINE:
-        version = extraction.version()
+        version = extraction.extractor_version()
         return {"triples": ONLINE, **{f"extractor.{k}": value for k, value in version.items()}}
     ids = [passage.id for passage in task.corpus.passages]
     if config.triples is None:

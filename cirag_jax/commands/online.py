@@ -58,15 +58,15 @@ class OnlineExtractHandler:
         for job, passage in zip(jobs, passages, strict=True):
             record = records.get(job.id)
             if record is not None and record.outcome is not None:
-                outcome = record.result(extraction.Outcome)
-                self._triples[passage.id] = extraction.stored(passage, outcome, None).triples
+                outcome = record.result(extraction.EncodedExtraction)
+                self._triples[passage.id] = extraction.store_record(passage, outcome, None).triples
             elif complete:
                 self._triples[passage.id] = None
         return complete
 
     def _job(self, passage: Passage) -> Job:
         return Job(
-            extraction.program_of(passage),
+            extraction.program_name(passage),
             json.loads(codec.dump(dataclasses.asdict(passage))),
             lambda: extraction.extract(passage, self._settings),
         )

@@ -201,7 +201,7 @@ def _recorded(folder: pathlib.Path) -> tuple[set[Place], set[str]]:
             if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'passages'").fetchone():
                 corpus = tiny.dataset().corpus
                 ids = [row[0] for row in db.execute("SELECT id FROM passages")]
-                programs = {extraction.program_of(corpus[name]) for name in ids}
+                programs = {extraction.program_name(corpus[name]) for name in ids}
         db.close()
     return places, programs
 

@@ -168,7 +168,7 @@ def test_extract_other_settings_need_replace(server, tmp_path):
 def test_extract_old_store_needs_replace(server, tmp_path, monkeypatch):
     folder = corpus(tmp_path / "c", {"p0": TEXTS["p0"]})
     with monkeypatch.context() as patch:
-        early = {"model": "m", **extraction.version()}
+        early = {"model": "m", **extraction.extractor_version()}
         patch.setattr(extraction, "extractor_identity", lambda *_: early)
         run(server, folder, tmp_path / "w")
     assert triples(tmp_path / "w", ["p0"])[1] == {"p0": "ok"}  # it can still be read
@@ -181,7 +181,7 @@ def test_extract_old_store_needs_replace(server, tmp_path, monkeypatch):
 def test_extract_other_parser_needs_replace(server, tmp_path, monkeypatch):
     folder = corpus(tmp_path / "c", {"p0": TEXTS["p0"]})
     with monkeypatch.context() as patch:  # a store without a version
-        patch.setattr(extraction, "version", lambda *_: {"prompt": prompts.prompt_hash()})
+        patch.setattr(extraction, "extractor_version", lambda *_: {"prompt": prompts.prompt_hash()})
         run(server, folder, tmp_path / "w")
     for fields in ({}, {"estimate_only": True}):
         with pytest.raises(UserError, match=r"parser=null, not \d+; set --config.replace=true"):

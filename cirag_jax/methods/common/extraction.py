@@ -165,7 +165,7 @@ def encode_extraction(extraction: Extraction) -> dict[str, Any]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class EncodedExtraction:
     """An extraction as `encode_extraction` writes it; raises ValueError if it is inconsistent."""
 
     status: Status
@@ -179,7 +179,9 @@ class Outcome:
             raise ValueError(f"status {self.status!r} with cause {self.cause!r}")
 
 
-def stored(passage: Passage, extraction: Outcome | None, error: str | None) -> Record:
+def store_record(
+    passage: Passage, extraction: EncodedExtraction | None, error: str | None
+) -> Record:
     """Returns the store's record of a passage, from its entry in the journal."""
     digest = content_hash(passage)
     if extraction is None:
@@ -189,12 +191,12 @@ def stored(passage: Passage, extraction: Outcome | None, error: str | None) -> R
     return Record(passage.id, digest, kept, extraction.cause, extraction.parse_errors)
 
 
-def program_of(passage: Passage) -> str:
+def program_name(passage: Passage) -> str:
     """Returns the journal's name of a passage's extraction, which changes with the passage."""
     return f"{passage.id}@{content_hash(passage).hex()[:16]}"
 
 
-def version(dialect: str = dialects.OPENIE) -> dict[str, Any]:
+def extractor_version(dialect: str = dialects.OPENIE) -> dict[str, Any]:
     """Returns JSON that changes whenever prompts or parsers may give other triples."""
     digest = prompts.prompt_hash() if dialect == dialects.OPENIE else dialects.prompt_hash(dialect)
     return {"prompt": digest, "parser": PARSER, **of_packages("sentencex")}
@@ -210,7 +212,7 @@ def extractor_identity(
     rest = {k: value for k, value in model_identity.items() if k not in ("model", "adapter")}
     return {
         "model": model_identity["model"],
-        **version(settings.dialect),
+        **extractor_version(settings.dialect),
         **settings.identity,
         "extractor": rest,
     }

@@ -7,7 +7,7 @@ import pytest
 
 from cirag_jax.errors import UserError
 from cirag_jax.methods.common import dialects, extraction_prompts
-from cirag_jax.methods.common.extraction import ExtractionSettings, extract, version
+from cirag_jax.methods.common.extraction import ExtractionSettings, extract, extractor_version
 from cirag_jax.runtime.requests import Generate
 from cirag_jax.types import Passage, Triple
 from tests.methods.by_hand import Hand, prompt
@@ -92,9 +92,13 @@ def test_an_answer_that_cannot_be_read_is_a_failure():
 
 
 def test_a_dialect_is_another_extraction_and_the_default_the_old_one():
-    assert len({version(d)["prompt"] for d in dialects.DIALECTS}) == 3
+    assert len({extractor_version(d)["prompt"] for d in dialects.DIALECTS}) == 3
     cut = importlib.metadata.version("sentencex")  # sentences decide which one a triple is of
-    assert version() == {"prompt": extraction_prompts.prompt_hash(), "parser": 1, "sentencex": cut}
+    assert extractor_version() == {
+        "prompt": extraction_prompts.prompt_hash(),
+        "parser": 1,
+        "sentencex": cut,
+    }
     assert "dialect" not in ExtractionSettings().identity
     assert ExtractionSettings(dialect="trace").identity["dialect"] == "trace"
 
