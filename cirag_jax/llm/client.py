@@ -1,7 +1,6 @@
-"""The backend protocol over any OpenAI-compatible endpoint, with the official client library.
+"""A backend for OpenAI-compatible servers, using the official client library.
 
-The key comes from the environment and goes nowhere but into the request: every text that leaves
-this module is scrubbed.
+The API key is read from the environment and removed from every text that leaves this module.
 """
 
 import asyncio
@@ -21,27 +20,29 @@ import urllib.parse
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from cirag_jax.errors import UserError, check_at_least, check_choice
+from cirag_jax.errors import UserError
 from cirag_jax.io import visible
 from cirag_jax.llm import openai_format as wire
 from cirag_jax.llm.chat import OMITTED, Overflow
 from cirag_jax.llm.types import (
-    Done,
     Generate,
     Generated,
     Message,
-    More,
-    Progress,
+    MoreRequests,
+    OnProgress,
+    OnResponse,
     Score,
     Scored,
     Usage,
     failed,
 )
+from cirag_jax.types import Count, NonNegativeFloat, PositiveFloat, PositiveInt
+from cirag_jax.validation import check_fields
 
 log = logging.getLogger(__name__)
 
 _RETRIABLE = (408, 409, 425, 429)
-# Errors of the library's transport: a connection that was never made cannot have been billed.
+# Errors of the HTTP library before a request is sent, so that it cannot have been billed.
 _UNSENT = ("ConnectError", "ConnectTimeout", "PoolTimeout")
 _KEY_LIKE = re.compile(r"\bsk-[\w*.\-]{4,}")
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -53,41 +54,45 @@ class OpenAIConfig:
     """Settings of `OpenAIBackend`.
 
     Attributes:
-      model: name of the model on the server; empty: the one model that it has.
-      base_url: address up to ``/v1``; None is the library's default, api.openai.com.
+      model: name of the model on the server; if empty, the server must have only one.
+      base_url: address up to ``/v1``; None is api.openai.com.
       server: kind of server: ``openai``, ``vllm``, ``transformers`` or ``llamacpp``.
-      api_key_env: environment variable that holds the key; needed where ``base_url`` is None.
-      max_concurrency: requests under way at once.
-      timeout: seconds until one attempt is given up.
+      api_key_env: environment variable with the key; required if ``base_url`` is None.
+      max_concurrency: maximum number of concurrent requests.
+      timeout: seconds until an attempt is abandoned.
       max_retries: further attempts after the first.
       backoff: seconds; attempt n waits a random part of ``backoff * 2 ** n``.
-      max_backoff: most seconds of that wait.
-      max_retry_after: a server that asks for a longer wait, in seconds, fails the request.
-      budget_tokens: most tokens, prompt and generated, to spend.
-      overflow: ``truncate`` leaves out observations, oldest first, when the server says that the
-        prompt is too long.
-      omit: fields of the request never to send, such as ``temperature`` for reasoning models.
-      extra_body: more fields for every request.
+      max_backoff: upper bound of that wait, in seconds.
+      max_retry_after: a request fails if the server asks for a longer wait, in seconds.
+      budget_tokens: maximum total of prompt and generated tokens.
+      overflow: ``truncate`` omits observations, oldest first, if the server rejects a prompt as
+        too long.
+      omit: request fields that are not sent, such as ``temperature`` for reasoning models.
+      extra_body: additional fields of every request.
     """
 
     model: str
     base_url: str | None = None
     server: wire.Server = "openai"
     api_key_env: str = "OPENAI_API_KEY"
-    max_concurrency: int = 8
-    timeout: float = 120.0
-    max_retries: int = 6
-    backoff: float = 1.0
-    max_backoff: float = 60.0
+    max_concurrency: PositiveInt = 8
+    timeout: PositiveFloat = 120.0
+    max_retries: Count = 6
+    backoff: NonNegativeFloat = 1.0
+    max_backoff: NonNegativeFloat = 60.0
     max_retry_after: float = 600.0
-    budget_tokens: int | None = None
+    budget_tokens: Count | None = None
     overflow: Overflow = "error"
     omit: tuple[str, ...] = ()
     extra_body: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class _Failure(Exception):
-    """One attempt failed; the server asks for ``wait`` seconds, and may have ``billed`` it."""
+    """An attempt failed.
+
+    ``wait`` is the number of seconds that the server asks to wait. ``billed`` says whether the
+    attempt may have been billed.
+    """
 
     def __init__(self, reason: str, *, retriable: bool, wait: float | None = None, billed=False):
         super().__init__(reason)
@@ -95,59 +100,52 @@ class _Failure(Exception):
 
 
 class _TooLong(Exception):
-    """The server says that the prompt does not fit."""
+    """The server rejected the prompt as too long."""
 
 
 class _OutOfBudget(Exception):
-    """Sending this would exceed the budget."""
+    """A request would exceed the budget."""
 
 
-class Budget:
-    """Counts the tokens that are spent and under way; once full, it stays full."""
+class _Budget:
+    """The tokens spent and reserved; once exhausted, it admits no further request."""
 
     def __init__(self, limit: int | None, spent: int):
-        self._limit, self._spent, self._held = limit, spent, 0
+        self._limit, self._spent, self._reserved = limit, spent, 0
         self.exhausted = False
         self.reason = ""
 
-    def admit(self, tokens: int) -> None:
-        """Sets tokens aside before a request is sent; raises `_OutOfBudget` where it is none."""
-        total = self._spent + self._held + tokens
+    def reserve(self, tokens: int) -> None:
+        """Reserves tokens before a request is sent, or raises `_OutOfBudget`."""
+        total = self._spent + self._reserved + tokens
         if self._limit is not None and not self.exhausted and total > self._limit:
             self.exhausted = True
             self.reason = (
                 f"the budget of {self._limit} tokens would be exceeded ({self._spent} spent, "
-                f"{self._held} under way, {tokens} at most for the next request)"
+                f"{self._reserved} under way, {tokens} at most for the next request)"
             )
         if self.exhausted:
             raise _OutOfBudget(f"not sent: {self.reason}")
-        self._held += tokens
+        self._reserved += tokens
 
-    def settle(self, held: int, spent: int) -> None:
-        """Replaces tokens set aside by those that were spent."""
-        self._held -= held
+    def settle(self, reserved: int, spent: int) -> None:
+        """Replaces reserved tokens by those that were spent."""
+        self._reserved -= reserved
         self._spent += spent
 
 
 class OpenAIBackend:
     """Generates through an OpenAI-compatible server; see `cirag_jax.llm.types.Backend`.
 
-    Attributes:
-      usage: of all requests answered so far.
-      budget_exhausted: a request was not sent, and none will be, for want of budget.
+    ``usage`` is the total over all responses.
     """
 
-    takes_more = True
+    accepts_more = True
 
-    def __init__(
-        self,
-        config: OpenAIConfig,
-        *,
-        spent: Usage | None = None,
-    ):
-        """Reads the key from the environment; without ``config.model``, asks the server for it.
+    def __init__(self, config: OpenAIConfig, *, spent: Usage | None = None):
+        """Reads the key from the environment, and the model's name from the server if it is empty.
 
-        ``spent`` counts against the budget already.
+        Tokens ``spent`` earlier count against the budget.
         """
         _check(config)
         self.config = config
@@ -155,17 +153,16 @@ class OpenAIBackend:
         self._key = _key(config)
         if not config.model:
             self.config = dataclasses.replace(config, model=self._only_model())
-        used = spent or Usage()
-        self._budget = Budget(config.budget_tokens, used.prompt_tokens + used.generated_tokens)
-        self._limits: set[asyncio.Timeout] = set()
+        spent = spent or Usage()
+        self._budget = _Budget(config.budget_tokens, spent.prompt_tokens + spent.generated_tokens)
+        self._timeouts: set[asyncio.Timeout] = set()
 
     def _only_model(self) -> str:
-        """The model of a server that has just one."""
         import openai
 
         url = self.config.base_url
         if url is None:
-            raise UserError("model must name one of the models of api.openai.com.")
+            raise UserError("model must be the name of a model of api.openai.com.")
         try:
             with openai.OpenAI(
                 api_key=self._key or "none",
@@ -173,24 +170,22 @@ class OpenAIBackend:
                 timeout=self.config.timeout,
                 max_retries=self.config.max_retries,
             ) as client:
-                names = [wire.whole(model.id) for model in client.models.list()]
-        except (
-            *(openai.OpenAIError, ValueError, TypeError, AttributeError, RecursionError),
-        ) as error:
+                names = [wire.replace_surrogates(model.id) for model in client.models.list()]
+        except Exception as error:  # including any error of parsing a strange response
             reason = self._scrub(f"{type(error).__name__}: {error}")
-            raise UserError(f"{url} does not say which models it has ({reason}).") from None
+            raise UserError(f"{url} does not list its models ({reason}).") from None
         if len(names) != 1:
             listed = ", ".join(names[:8]) or "none"
-            raise UserError(f"model must name one of the models of {url}: {listed}.")
+            raise UserError(f"model must be one of the models of {url}: {listed}.")
         return names[0]
 
     @property
     def budget_exhausted(self) -> bool:
-        """Whether the budget has stopped the sending of requests."""
+        """Whether a request was not sent because of the budget; no further one will be."""
         return self._budget.exhausted
 
     def estimate(self, requests: Sequence[Generate]) -> str:
-        """Tokens that the requests may take: prompts on the high side, texts at full length."""
+        """Returns a sentence about the tokens that the requests may take at most."""
         prompt = sum(wire.estimate_tokens(request.messages) for request in requests)
         generated = sum(request.max_tokens for request in requests)
         return (
@@ -201,14 +196,13 @@ class OpenAIBackend:
     def generate(
         self,
         requests: Sequence[Generate],
-        progress: Progress | None = None,
-        done: Done | None = None,
-        more: More | None = None,
+        progress: OnProgress | None = None,
+        done: OnResponse | None = None,
+        more: MoreRequests | None = None,
     ) -> list[Generated]:
-        """One response a request, in order; failures are reported in the responses.
+        """Returns one response per request, in order; responses also report failures.
 
-        ``more`` is called whenever another request may be under way and none waits: what it returns
-        is answered as well.
+        ``more`` is called for further requests whenever one could be sent and none is waiting.
         """
         if not requests:
             return []
@@ -217,7 +211,7 @@ class OpenAIBackend:
             asyncio.get_running_loop()
         except RuntimeError:
             return asyncio.run(run)
-        # Called from within an event loop, as in a notebook: a thread has room for another.
+        # Within an event loop (in a notebook) another loop must run in a thread of its own.
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             return pool.submit(asyncio.run, run).result()
 
@@ -226,29 +220,29 @@ class OpenAIBackend:
         raise UserError("Scoring given text is not available over HTTP; use backend=jax.")
 
     def close(self) -> None:
-        """Nothing is held between calls."""
+        """Does nothing, because no connection outlives a call."""
 
     # ------------------------------------------------------------------------------- the requests
 
     async def _generate(
         self,
         requests: Sequence[Generate],
-        progress: Progress | None,
-        done: Done | None,
-        more: More | None,
+        progress: OnProgress | None,
+        done: OnResponse | None,
+        more: MoreRequests | None,
     ) -> list[Generated]:
         import openai
 
         responses: list[Generated | None] = []
         waiting: collections.deque[tuple[int, Generate]] = collections.deque()
         busy = finished = generated = 0
-        limit = self.config.timeout
+        timeout = 0.9 * self.config.timeout
         client = openai.AsyncOpenAI(
             api_key=self._key or "none",
             base_url=self.config.base_url or "https://api.openai.com/v1",
-            # A connection that is never made must show as such before the attempt's own limit,
-            # which alone bounds the rest.
-            timeout=openai.Timeout(None, connect=0.9 * limit, pool=0.9 * limit),
+            # A failing connection must be reported before the attempt's own timeout expires,
+            # which covers everything else.
+            timeout=openai.Timeout(None, connect=timeout, pool=timeout),
             max_retries=0,
         )
 
@@ -260,7 +254,7 @@ class OpenAIBackend:
             nonlocal busy
             while busy < self.config.max_concurrency:
                 if not waiting and more is not None:
-                    admit(self._undisturbed(more))
+                    admit(self._call_more(more))
                 if not waiting:
                     return
                 busy += 1
@@ -287,102 +281,100 @@ class OpenAIBackend:
             log.warning("Stopped: %s.", self._budget.reason)
         return [response for response in responses if response is not None]
 
-    def _undisturbed(self, more: More) -> Sequence[Generate]:
-        """What ``more`` returns; answers that arrive while it works do not become late by it."""
+    def _call_more(self, more: MoreRequests) -> Sequence[Generate]:
+        """Calls ``more``, and extends all timeouts by the time that it takes."""
         start = asyncio.get_running_loop().time()
         try:
             return more()
         finally:
-            passed = asyncio.get_running_loop().time() - start
-            for limit in self._limits:
-                if not limit.expired():
-                    limit.reschedule((limit.when() or 0.0) + passed)
+            elapsed = asyncio.get_running_loop().time() - start
+            for timeout in self._timeouts:
+                if not timeout.expired():
+                    timeout.reschedule((timeout.when() or 0.0) + elapsed)
 
     async def _respond(self, client: Any, request: Generate) -> Generated:
-        """Every outcome of one request, failures included, as a response."""
+        """Returns the response to a request; never raises an error of a request."""
         start = time.monotonic()
         truncated = 0
         try:
             while True:
                 try:
-                    answer = await self._attempts(client, request)
+                    completion = await self._retry(client, request)
                     break
                 except _TooLong as error:
-                    shorter = _leave_out_oldest(request.messages)
+                    shorter = _omit_oldest(request.messages)
                     if self.config.overflow != "truncate" or shorter is None:
-                        raise wire.Refused(str(error)) from None
+                        raise wire.RequestRejected(str(error)) from None
                     request, truncated = dataclasses.replace(request, messages=shorter), 1
-        except (_Failure, _OutOfBudget, wire.Refused) as error:
+        except (_Failure, _OutOfBudget, wire.RequestRejected) as error:
             usage = Usage(seconds=time.monotonic() - start, truncated=truncated)
             return failed(self._scrub(str(error)), usage)
-        usage = self._usage(request, answer)
+        usage = self._usage(request, completion)
         return Generated(
-            text=answer.text,
-            finish_reason=answer.finish_reason,
+            text=completion.text,
+            finish_reason=completion.finish_reason,
             usage=dataclasses.replace(usage, seconds=time.monotonic() - start, truncated=truncated),
-            tokens=answer.tokens,
+            tokens=completion.tokens,
         )
 
-    async def _attempts(self, client: Any, request: Generate) -> wire.Answer:
-        """Tries until there is an answer, the failure is final or the attempts are used up.
+    async def _retry(self, client: Any, request: Generate) -> wire.Completion:
+        """Sends a request until it succeeds, fails for good, or has no attempts left.
 
-        Not by the library's own retries: the budget must admit every attempt before it is sent,
-        and those do not try again after an answer that is cut short or no JSON, nor after a
-        trickle, nor wait longer than a minute where the server asks for it.
+        Does not use the library's retries: the budget must reserve tokens for every attempt.
+        Moreover, the library does not retry after a malformed response or a slow stream, and never
+        waits for more than a minute.
         """
         body = wire.request_body(request, self.config.model, self.config.server, self.config.omit)
-        prompt = wire.estimate_tokens(request.messages)
-        held = prompt + request.max_tokens
+        reserved = wire.estimate_tokens(request.messages) + request.max_tokens
         for attempt in range(self.config.max_retries + 1):
-            self._budget.admit(held)
+            self._budget.reserve(reserved)
             spent = 0
             try:
-                answer = await self._attempt(client, request, body)
-                usage = self._usage(request, answer)
+                completion = await self._attempt(client, request, body)
+                usage = self._usage(request, completion)
                 spent = usage.prompt_tokens + usage.generated_tokens
-                return answer
-            except wire.Refused:
-                spent = held
+                return completion
+            except wire.RequestRejected:
+                spent = reserved
                 raise
             except _Failure as error:
-                # An answer that was lost on its way may have been billed all the same.
-                spent = held if error.billed else spent
+                spent = reserved if error.billed else spent
                 if not error.retriable:
                     raise
                 failure = error
             finally:
-                self._budget.settle(held, spent)
+                self._budget.settle(reserved, spent)
             if attempt < self.config.max_retries:
                 await self._wait(attempt, failure)
         raise _Failure(f"gave up after {attempt + 1} attempts: {failure}", retriable=False)
 
     async def _wait(self, attempt: int, failure: _Failure) -> None:
-        """Exponential back-off with full jitter, never less than the server asks for."""
+        """Waits by exponential back-off with full jitter, plus the wait that the server asks."""
         if failure.wait is not None and failure.wait > self.config.max_retry_after:
-            raise _Failure(f"{failure}, to be tried again in {failure.wait:g} s", retriable=False)
+            raise _Failure(f"{failure}; retry after {failure.wait:g} s", retriable=False)
         ceiling = min(self.config.max_backoff, self.config.backoff * 2**attempt)
         jitter = ceiling * random.random()
-        # Those whom the server sends away together must not come back together.
+        # The jitter keeps requests that were rejected together from returning together.
         await asyncio.sleep(jitter if failure.wait is None else failure.wait + jitter)
 
     async def _attempt(
         self, client: Any, request: Generate, body: Mapping[str, Any]
-    ) -> wire.Answer:
+    ) -> wire.Completion:
         import openai
 
         known = {name: body[name] for name in ("model", "messages") if name in body}
         extra = {name: value for name, value in body.items() if name not in known}
-        limit = f"no answer within {self.config.timeout:g} s"
         try:
-            # The library's own limit would hold for every read: a trickle would never end.
-            async with self._limit():
+            # The library's timeout applies to each read, so a slow stream would never time out.
+            async with self._timeout():
                 raw = await client.chat.completions.with_raw_response.create(
                     **known, extra_body={**extra, **self.config.extra_body}
                 )
                 content = raw.http_response.content
         except (openai.APITimeoutError, TimeoutError) as error:
             billed = type(error.__cause__).__name__ not in _UNSENT
-            raise _Failure(limit, retriable=True, billed=billed) from None
+            reason = f"no answer within {self.config.timeout:g} s"
+            raise _Failure(reason, retriable=True, billed=billed) from None
         except openai.APIStatusError as error:
             raise self._status_failure(error) from None
         except openai.APIConnectionError as error:
@@ -391,58 +383,56 @@ class OpenAIBackend:
             reason = f"the connection failed ({type(cause).__name__}: {cause})"
             raise _Failure(self._scrub(reason), retriable=True, billed=billed) from None
         except (openai.OpenAIError, ValueError) as error:
-            reason = f"the client refuses the request ({type(error).__name__}: {error})"
+            reason = f"the request cannot be sent ({type(error).__name__}: {error})"
             raise _Failure(self._scrub(reason), retriable=False) from None
         try:
-            return wire.read_answer(content, request)
-        except wire.BadAnswer as error:
+            return wire.read_completion(content, request)
+        except wire.MalformedResponse as error:
             raise _Failure(str(error), retriable=True, billed=True) from None
 
     @contextlib.asynccontextmanager
-    async def _limit(self) -> AsyncIterator[asyncio.Timeout]:
-        """Ends an attempt in time, see `_undisturbed`."""
-        async with asyncio.timeout(self.config.timeout) as limit:
-            self._limits.add(limit)
+    async def _timeout(self) -> AsyncIterator[None]:
+        """Limits the time of an attempt; `_call_more` may extend it."""
+        async with asyncio.timeout(self.config.timeout) as timeout:
+            self._timeouts.add(timeout)
             try:
-                yield limit
+                yield
             finally:
-                self._limits.remove(limit)
+                self._timeouts.remove(timeout)
 
     def _status_failure(self, error: Any) -> Exception:
         status, text = error.status_code, _error_text(error)
         reason = self._scrub(f"the server answered {status}: {text}")
         if wire.is_too_long(status, text):
             return _TooLong(reason)
-        retriable = status in _RETRIABLE or status >= 500
-        if "insufficient_quota" in text:  # a 429 that no waiting cures
-            retriable = False
+        # The status of an exhausted quota is 429, but waiting does not help.
+        retriable = (status in _RETRIABLE or status >= 500) and "insufficient_quota" not in text
         wait = retry_after(error.response.headers, time.time())
         return _Failure(reason, retriable=retriable, wait=wait)
 
     # --------------------------------------------------------------------------------- accounting
 
-    def _usage(self, request: Generate, answer: wire.Answer) -> Usage:
-        """Tokens as the server counts them, else estimated on the high side."""
-        prompt, generated = answer.prompt_tokens, answer.generated_tokens
+    def _usage(self, request: Generate, completion: wire.Completion) -> Usage:
+        """Returns the tokens that the server counted, or an estimate on the high side."""
+        prompt, generated = completion.prompt_tokens, completion.generated_tokens
         if prompt is None:
             prompt = wire.estimate_tokens(request.messages)
         if generated is None:
-            generated = math.ceil(len(answer.text.encode("utf-8", "replace")) / 3)
-        cached = min(answer.cached_tokens, prompt)
-        return Usage(prompt, cached, generated)
+            generated = math.ceil(len(completion.text.encode("utf-8", "replace")) / 3)
+        return Usage(prompt, min(completion.cached_tokens, prompt), generated)
 
     def _scrub(self, text: str) -> str:
+        """Removes keys, and control characters that could change the terminal or a page."""
         if self._key:
             text = text.replace(self._key, _SECRET)
-        # Others' words go into the journal, to the terminal and onto pages.
         return visible(" ".join(_KEY_LIKE.sub(_SECRET, text).split()))
 
 
 # ------------------------------------------------------------------------------------- helpers
 
 
-def _leave_out_oldest(messages: Sequence[Message]) -> tuple[Message, ...] | None:
-    """The messages without their oldest observation; None where there is none left."""
+def _omit_oldest(messages: Sequence[Message]) -> tuple[Message, ...] | None:
+    """Returns the messages without their oldest observation; None if there is none."""
     for index, message in enumerate(messages):
         if message.observation and message.observation != OMITTED:
             shorter = dataclasses.replace(message, observation=OMITTED)
@@ -451,7 +441,7 @@ def _leave_out_oldest(messages: Sequence[Message]) -> tuple[Message, ...] | None
 
 
 def _error_text(error: Any) -> str:
-    """What the server says about a refusal, at most 300 characters of it."""
+    """Returns at most 300 characters of the server's error message."""
     text = ""
     with contextlib.suppress(Exception):  # the body may be anything
         text = error.response.text
@@ -464,10 +454,9 @@ def _error_text(error: Any) -> str:
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:
-    """Seconds (at least 0) that a server asks to wait, by Retry-After as seconds or as an HTTP
-    date.
+    """Returns the seconds to wait according to the header Retry-After, or None without a valid one.
 
-    ``now`` is in seconds since 1970. None where the header is absent or unusable.
+    The header holds seconds or an HTTP date; ``now`` is in seconds since 1970.
     """
     value = (headers.get("retry-after") or "").strip()
     if not value:
@@ -487,19 +476,19 @@ def _key(config: OpenAIConfig) -> str:
     if not key and config.base_url is None:
         raise UserError(f"The environment variable {config.api_key_env} must hold the API key.")
     if not key.isascii() or not key.isprintable() or " " in key:
-        raise UserError(f"The environment variable {config.api_key_env} holds no usable API key.")
+        raise UserError(f"The environment variable {config.api_key_env} holds no valid API key.")
     return key
 
 
 def is_environment_name(text: str) -> bool:
-    """Whether ``text`` may name an environment variable; a key pasted instead mostly may not."""
+    """Returns whether ``text`` can be an environment variable's name, and not a key by mistake."""
     return bool(_ENVIRONMENT_NAME.fullmatch(text)) and not _KEY_LIKE.match(text)
 
 
 def _check(config: OpenAIConfig) -> None:
     if not is_environment_name(config.api_key_env):
         raise UserError("api_key_env must be the name of an environment variable, not a key.")
-    check_choice("server", config.server, wire.SERVERS)
+    check_fields(config)
     if config.base_url is not None:
         try:
             url = urllib.parse.urlsplit(config.base_url)
@@ -507,12 +496,6 @@ def _check(config: OpenAIConfig) -> None:
         except ValueError:
             usable, url = False, urllib.parse.urlsplit("")
         if url.username or url.password or url.query:
-            raise UserError("base_url must hold no credentials; the key goes into api_key_env.")
+            raise UserError("base_url must not contain credentials; use api_key_env.")
         if not usable:
             raise UserError(f"base_url={config.base_url!r} is not like http://localhost:8000/v1.")
-    for name in ("max_concurrency", "timeout"):
-        if getattr(config, name) <= 0:
-            raise UserError(f"{name} must be positive.")
-    check_at_least(0, config, "max_retries", "backoff", "max_backoff", prefix="")
-    if config.budget_tokens is not None:
-        check_at_least(0, config, "budget_tokens", prefix="")

@@ -1,4 +1,4 @@
-"""Decoding under a JSON schema: which tokens may come next, by the llguidance library."""
+"""Decoding under a JSON schema, with masks of allowed tokens from the llguidance library."""
 
 import json
 from collections.abc import Mapping
@@ -10,26 +10,26 @@ from cirag_jax.errors import UserError
 from cirag_jax.llm.chat import ChatTokenizer
 
 _WORD_BITS = 32
-# Without a bound, a small model under greedy decoding may write white space for ever.
-_NO_FREE_SPACE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# With flexible white space, a small model under greedy decoding may never stop writing spaces.
+_FIXED_SPACES: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class JsonGrammar:
-    """Compiles JSON schemas for one tokenizer; make one per engine (about a second).
+    """A compiler of JSON schemas for one tokenizer; creating one takes about a second.
 
     Attributes:
-      vocab_size: rows of the model's output layer V; those beyond the tokenizer's are never
+      vocab_size: size V of the model's output layer; tokens unknown to the tokenizer are never
         allowed.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, vocab_size: int | None = None):
-        """``vocab_size``: the model's V, at least the tokenizer's (the default)."""
+        """``vocab_size`` is V, by default the size of the tokenizer, and not less than that."""
         from llguidance import LLTokenizer
 
         self.vocab_size = vocab_size or tokenizer.vocab_size
         self.eos_ids = tokenizer.eos_ids
         if not self.eos_ids:
-            raise UserError("A JSON schema needs a tokenizer with an end-of-text token.")
+            raise UserError("json_schema needs a tokenizer with an end-of-text token.")
         backend = tokenizer.tokenizer.backend_tokenizer
         self._tokenizer = LLTokenizer(
             backend.to_str(),
@@ -40,7 +40,7 @@ class JsonGrammar:
         self._compiled: dict[str, str] = {}
 
     def start(self, schema: Mapping[str, Any]) -> "GrammarState":
-        """The state before the first token of a text that satisfies ``schema``."""
+        """Returns the state before the first token of a text that satisfies ``schema``."""
         from llguidance import LLMatcher
 
         key = json.dumps(schema, sort_keys=False)
@@ -53,7 +53,7 @@ class JsonGrammar:
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:
-    """Raises `UserError` where ``schema`` cannot be enforced; needs no tokenizer."""
+    """Raises `UserError` if ``schema`` cannot be enforced; needs no tokenizer."""
     _compile(schema, None)
 
 
@@ -61,7 +61,7 @@ def _compile(schema: Mapping[str, Any], tokenizer: Any) -> str:
     from llguidance import LLMatcher
 
     try:
-        grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_NO_FREE_SPACE)
+        grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_FIXED_SPACES)
         problem, messages = LLMatcher.validate_grammar_with_warnings(grammar, tokenizer)
     except (TypeError, ValueError) as error:
         raise UserError(_bad_schema(str(error))) from None
@@ -75,7 +75,7 @@ def _bad_schema(reason: str) -> str:
 
 
 class GrammarState:
-    """How far one text has come; made by `JsonGrammar.start`."""
+    """The state of a grammar after the tokens of one text; created by `JsonGrammar.start`."""
 
     def __init__(self, matcher: Any, vocab_size: int):
         self._matcher = matcher
@@ -83,14 +83,13 @@ class GrammarState:
 
     @property
     def is_done(self) -> bool:
-        """Whether the text is complete: nothing but the end of the turn may follow."""
+        """Whether the text is complete, so that only an end-of-turn token may follow."""
         return self._matcher.is_stopped()
 
     def mask(self) -> np.ndarray:
-        """Tokens that may come next, an end of turn among them once the text may end.
+        """Returns the allowed next tokens, including an end-of-turn token if the text may end.
 
-        Returns:
-          uint32 ``[ceil(V / 32)]``, bit ``v % 32`` of word ``v // 32`` for token ``v``.
+        The mask is uint32 ``[ceil(V / 32)]``; token ``v`` is bit ``v % 32`` of word ``v // 32``.
         """
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
         words = -(-self._vocab_size // _WORD_BITS)
@@ -99,11 +98,7 @@ class GrammarState:
         return mask
 
     def advance(self, token_id: int) -> None:
-        """Takes the chosen token.
-
-        Raises:
-          ValueError: `mask` did not allow it.
-        """
+        """Adds a token to the text; raises ValueError if `mask` does not allow it."""
         if not self._matcher.consume_token(int(token_id)):
             reason = (self._matcher.get_error().splitlines() or ["?"])[0]
             raise ValueError(f"token {token_id} does not fit the grammar: {reason}")

@@ -1,4 +1,4 @@
-"""What goes over the wire to an OpenAI-compatible server, and what its answer means."""
+"""The JSON of requests to OpenAI-compatible servers, and of their responses."""
 
 import codecs
 import dataclasses
@@ -14,15 +14,15 @@ Server = Literal["openai", "vllm", "transformers", "llamacpp"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Abilities:
-    """What a kind of server can do beyond plain chat.
+class ServerFeatures:
+    """Features of a kind of server beyond plain chat.
 
     Attributes:
-      continue_final: goes on with an assistant turn: ``fields`` by request fields, ``messages`` by
-        a final assistant message alone, or not at all.
-      json_schema: takes ``response_format``.
+      continue_final: how it is asked to continue an assistant turn: by request ``fields``, by final
+        ``messages`` of the assistant, or not at all (empty).
+      json_schema: accepts ``response_format``.
       logprobs: returns log-probabilities.
-      length_field: name of the limit of new tokens.
+      length_field: the request field that limits new tokens.
     """
 
     continue_final: Literal["fields", "messages", ""]
@@ -31,29 +31,29 @@ class Abilities:
     length_field: str
 
 
-SERVERS: dict[str, Abilities] = {
-    "openai": Abilities("", True, True, "max_completion_tokens"),
-    "vllm": Abilities("fields", True, True, "max_tokens"),
-    "transformers": Abilities("", False, False, "max_tokens"),
-    "llamacpp": Abilities("messages", True, True, "max_tokens"),
+SERVERS: dict[str, ServerFeatures] = {
+    "openai": ServerFeatures("", True, True, "max_completion_tokens"),
+    "vllm": ServerFeatures("fields", True, True, "max_tokens"),
+    "transformers": ServerFeatures("", False, False, "max_tokens"),
+    "llamacpp": ServerFeatures("messages", True, True, "max_tokens"),
 }
 
 
-_MOST_TOKENS = 1 << 40  # that a count may claim: beyond it, it is none
-_LEAST_LOGPROB = -9999.0  # as OpenAI writes minus infinity, for which JSON has no number
+_MAX_COUNT = 1 << 40  # larger token counts are errors of the server
+_MIN_LOGPROB = -9999.0  # OpenAI's value for minus infinity, which JSON cannot represent
 
 
-class BadAnswer(Exception):
-    """An answer that is not what the API promises; another try may bring a good one."""
+class MalformedResponse(Exception):
+    """A response violates the API; a retry may succeed."""
 
 
-class Refused(Exception):
-    """The request cannot be served and trying again will not help; the message is one sentence."""
+class RequestRejected(Exception):
+    """A request cannot be served, and a retry will not help."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
-    """The useful part of a server's answer; token counts are None where it gives none."""
+class Completion:
+    """The relevant part of a server's response; token counts that it lacks are None."""
 
     text: str
     finish_reason: FinishReason
@@ -64,37 +64,39 @@ class Answer:
 
 
 def estimate_tokens(messages: Sequence[Message]) -> int:
-    """Tokens of a prompt, on the high side: 3 bytes of UTF-8 a token (English has about 4.5)."""
+    """Estimates the tokens of a prompt, at 3 bytes of UTF-8 per token (English has about 4.5)."""
     return 3 + sum(6 + math.ceil(len(m.text.encode("utf-8", "replace")) / 3) for m in messages)
 
 
 def request_body(
     request: Generate, model: str, server: Server, omit: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The JSON body of a chat completion.
+    """Returns the JSON body of a chat completion.
 
     Args:
-      request: what is asked.
+      request: the request to encode.
       model: name of the model on the server.
-      server: kind of server, which decides how some wishes are expressed.
-      omit: fields never sent, for models that refuse them.
+      server: kind of server.
+      omit: fields to leave out, for models that reject them.
 
     Raises:
-      Refused: this kind of server cannot do what is asked.
+      RequestRejected: this kind of server does not support the request.
     """
-    can = SERVERS[server]
+    features = SERVERS[server]
     if request.attention or request.entropy:
-        what = "attention" if request.attention else "entropy"
-        raise Refused(f"{what} is not available over HTTP; use backend=jax")
+        name = "attention" if request.attention else "entropy"
+        raise RequestRejected(f"{name} is not available over HTTP; use backend=jax")
     wants_logprobs = request.logprobs or request.top_logprobs > 0
-    if wants_logprobs and not can.logprobs:
-        raise Refused(f"log-probabilities are not available from a server of kind '{server}'")
-    if request.json_schema is not None and not can.json_schema:
-        raise Refused(f"json_schema is not enforced by a server of kind '{server}'")
+    if wants_logprobs and not features.logprobs:
+        raise RequestRejected(
+            f"log-probabilities are not available from a server of kind '{server}'"
+        )
+    if request.json_schema is not None and not features.json_schema:
+        raise RequestRejected(f"json_schema is not enforced by a server of kind '{server}'")
     body: dict[str, Any] = {
         "model": model,
         "messages": [{"role": m.role, "content": m.text} for m in request.messages],
-        can.length_field: request.max_tokens,
+        features.length_field: request.max_tokens,
         "temperature": request.temperature,
     }
     if request.temperature > 0:
@@ -110,67 +112,67 @@ def request_body(
         schema = {"name": "response", "schema": dict(request.json_schema), "strict": True}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
     if request.continue_final:
-        body.update(_continuation(request, server, can))
+        body.update(_continuation(request, server, features))
     return {name: value for name, value in body.items() if name not in omit}
 
 
-def _continuation(request: Generate, server: Server, can: Abilities) -> dict[str, Any]:
+def _continuation(request: Generate, server: Server, features: ServerFeatures) -> dict[str, Any]:
     if request.messages[-1].role != "assistant":
-        raise Refused("continue_final needs a final assistant message to go on with")
-    if not can.continue_final:
-        raise Refused(
-            f"continue_final is not possible with a server of kind '{server}'; "
+        raise RequestRejected("continue_final needs a final assistant message to continue")
+    if not features.continue_final:
+        raise RequestRejected(
+            f"continue_final is not supported by a server of kind '{server}'; "
             "use backend=jax or a vLLM server"
         )
-    if can.continue_final == "fields":
+    if features.continue_final == "fields":
         return {"continue_final_message": True, "add_generation_prompt": False}
     return {}
 
 
-def read_answer(content: bytes, request: Generate) -> Answer:
-    """Checks and reads the body of a successful answer.
+def read_completion(content: bytes, request: Generate) -> Completion:
+    """Parses the body of a response with a success status.
 
     Raises:
-      BadAnswer: empty, cut short, not JSON or not a chat completion.
-      Refused: the model declined, or the server did not do what was asked.
+      MalformedResponse: the body is empty, truncated, or not a chat completion.
+      RequestRejected: the model declined, or the server ignored part of the request.
     """
     if not content.strip():
-        raise BadAnswer("the server sent an empty answer")
+        raise MalformedResponse("the server sent an empty answer")
     try:
         data = json.loads(content)
     except (ValueError, RecursionError):
-        raise BadAnswer("the server's answer is not JSON or was cut short") from None
+        raise MalformedResponse("the server's answer is not JSON or is truncated") from None
     try:
-        return _read_completion(data, request)
+        return _parse_completion(data, request)
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError):
-        raise BadAnswer("the server's answer is JSON but not a chat completion") from None
+        raise MalformedResponse("the server's answer is JSON but not a chat completion") from None
 
 
-def _read_completion(data: Any, request: Generate) -> Answer:
+def _parse_completion(data: Any, request: Generate) -> Completion:
     choice = data["choices"][0]
     message, reason = choice["message"], choice.get("finish_reason")
     text = message.get("content")
-    if message.get("refusal"):
-        raise Refused(f"the model refused: {' '.join(str(message['refusal']).split())[:200]}")
+    if refusal := message.get("refusal"):
+        raise RequestRejected(f"the model refused: {' '.join(str(refusal).split())[:200]}")
     if reason == "content_filter":
-        raise Refused("the server's content filter withheld the text")
+        raise RequestRejected("the server's content filter withheld the text")
     if message.get("tool_calls") or reason in ("tool_calls", "function_call"):
-        raise Refused("the model called a tool instead of answering")
+        raise RequestRejected("the model called a tool instead of answering")
     if text is None and reason == "length":
-        text = ""  # a reasoning model that spent all its tokens before the answer
+        text = ""  # a reasoning model reached the limit before its answer
     if not isinstance(text, str) or reason not in ("stop", "length"):
         raise ValueError
-    text = whole(text)
-    # Some servers leave it in.
+    text = replace_surrogates(text)
+    # Some servers include the stop string.
     text = text[: min((text.find(stop) for stop in request.stop if stop in text), default=None)]
     if request.json_schema is not None and reason == "stop":
         try:
             json.loads(text)
         except (ValueError, RecursionError):
-            raise Refused("the server ignored json_schema: its text is not JSON") from None
+            raise RequestRejected("the server ignored json_schema; its text is not JSON") from None
     usage = data.get("usage") or {}
     details = usage.get("prompt_tokens_details") or {}
-    return Answer(
+    return Completion(
         text=text,
         finish_reason="stop" if reason == "stop" else "length",
         tokens=_read_tokens(choice.get("logprobs"), request),
@@ -180,49 +182,40 @@ def _read_completion(data: Any, request: Generate) -> Answer:
     )
 
 
-def whole(text: str) -> str:
-    """The text with replacement signs for halves of surrogate pairs, which no file can hold."""
+def replace_surrogates(text: str) -> str:
+    """Replaces lone surrogates, which no file can store, by the replacement character."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _count(value: Any) -> int | None:
     if value is None:
         return None
-    if type(value) is not int or not 0 <= value < _MOST_TOKENS:
+    if type(value) is not int or not 0 <= value < _MAX_COUNT:
         raise ValueError
     return value
-
-
-def _logprob(value: Any) -> float:
-    found = max(float(value), _LEAST_LOGPROB)
-    if not math.isfinite(found):
-        raise ValueError
-    return found
 
 
 def _read_tokens(logprobs: Any, request: Generate) -> tuple[Token, ...] | None:
     if not (request.logprobs or request.top_logprobs):
         return None
     if not logprobs or logprobs.get("content") is None:
-        raise Refused("the server returned no log-probabilities")
-    found, offset = [], 0
-    characters = codecs.getincrementaldecoder("utf-8")("replace")  # of which a token may end amid
+        raise RequestRejected("the server returned no log-probabilities")
+    tokens, offset = [], 0
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a token may end within a character
     for item in logprobs["content"]:
-        text, raw = whole(str(item["token"])), item.get("bytes")
-        found.append(
-            Token(
-                text=text,
-                id=int(item.get("id", -1)),
-                logprob=_logprob(item["logprob"]),
-                top=tuple(
-                    (whole(str(one["token"])), int(one.get("id", -1)), _logprob(one["logprob"]))
-                    for one in (item.get("top_logprobs") or ())[: request.top_logprobs]
-                ),
-                offset=offset,
-            )
-        )
-        offset += len(characters.decode(text.encode() if raw is None else bytes(list(raw))))
-    return tuple(found)
+        text, token_id, logprob = _read_token(item)
+        top = tuple(map(_read_token, (item.get("top_logprobs") or ())[: request.top_logprobs]))
+        tokens.append(Token(text, token_id, logprob, top, offset=offset))
+        raw = item.get("bytes")
+        offset += len(decoder.decode(text.encode() if raw is None else bytes(list(raw))))
+    return tuple(tokens)
+
+
+def _read_token(item: Any) -> tuple[str, int, float]:
+    logprob = max(float(item["logprob"]), _MIN_LOGPROB)
+    if not math.isfinite(logprob):
+        raise ValueError
+    return replace_surrogates(str(item["token"])), int(item.get("id", -1)), logprob
 
 
 _TOO_LONG = re.compile(
@@ -233,5 +226,5 @@ _TOO_LONG = re.compile(
 
 
 def is_too_long(status: int, body: str) -> bool:
-    """Whether a refusal says that the prompt does not fit the model."""
+    """Returns whether an error response says that the prompt does not fit the model."""
     return status in (400, 413, 422) and bool(_TOO_LONG.search(body))

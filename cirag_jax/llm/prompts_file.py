@@ -1,4 +1,4 @@
-"""The prompts file: one conversation a line, read strictly (docs/generation.md)."""
+"""Reading of prompt files with one conversation per line (docs/generation.md)."""
 
 import json
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ ROLES = ("system", "user", "assistant")
 
 
 class _Sampling(msgspec.Struct, kw_only=True):
-    """What a line and the config may both set."""
+    """Settings that both a line and the config may contain."""
 
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
@@ -46,12 +46,13 @@ class _Line(_Sampling, kw_only=True, forbid_unknown_fields=True):
 def read_prompts(
     path: Path, defaults: Mapping[str, Any], *, check_schemas: bool = True
 ) -> dict[str, Generate]:
-    """The requests of a file by id, in order.
+    """Returns the requests of a file by id, in order.
 
     Args:
       path: JSON lines.
       defaults: fields of `Generate` for lines that do not set them.
-      check_schemas: also try every ``json_schema`` with the grammar library, for local backends.
+      check_schemas: whether to compile every ``json_schema`` with the grammar library, as local
+        backends do.
     """
     _stop("config", convert("config", dict(defaults), _Defaults).stop)
     requests: dict[str, Generate] = {}
@@ -76,20 +77,19 @@ def _request(place: str, line: _Line, defaults: Mapping[str, Any]) -> Generate:
     if line.continue_final and line.messages[-1].role != "assistant":
         problem = "needs a last message with the role 'assistant'"
         raise field_error(place, "continue_final", problem)
-    own = msgspec.structs.asdict(line) | {
+    fields = msgspec.structs.asdict(line) | {
         "messages": tuple(Message(m.role, m.content, m.observation or "") for m in line.messages),
         "stop": _stop(place, line.stop),
     }
-    del own["id"]
-    given = {name: value for name, value in own.items() if value is not None}
-    return Generate(**{**defaults, **given})
+    del fields["id"]
+    return Generate(**{**defaults, **{k: v for k, v in fields.items() if v is not None}})
 
 
 def _stop(place: str, stop: str | tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """A single string stands for a list of one."""
+    """Returns a list of stop strings; a single string stands for a list of one."""
     stop = (stop,) if isinstance(stop, str) else stop
     if stop is not None and not all(stop):
-        raise field_error(place, "stop", "must not hold an empty string")
+        raise field_error(place, "stop", "must not contain an empty string")
     return stop
 
 

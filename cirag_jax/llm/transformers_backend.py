@@ -1,7 +1,7 @@
-"""The backend protocol over PyTorch models of ``transformers``, for readers that exist only there.
+"""A backend for PyTorch models of ``transformers``, such as encoder-decoders (Flan-T5).
 
-Causal models and encoder-decoders (Flan-T5), by ``model.generate``. Slower than the JAX engine:
-rows of a batch wait for the slowest of them and no prefix is reused.
+It is slower than the JAX engine, because a batch waits for its slowest row and prefixes are not
+reused.
 """
 
 import copy
@@ -10,20 +10,20 @@ import functools
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 import transformers
 
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_choice
 from cirag_jax.llm.chat import ChatTokenizer, Overflow, PromptError, fit_prompt, plain_text
 from cirag_jax.llm.grammar import GrammarState, JsonGrammar
 from cirag_jax.llm.types import (
-    Done,
     Generate,
     Generated,
-    Progress,
+    OnProgress,
+    OnResponse,
     Score,
     Scored,
     Token,
@@ -35,7 +35,9 @@ from cirag_jax.models.io.pretrained_decoder import resolve_decoder
 from cirag_jax.models.io.tensor_files import weight_files
 
 _UNBOUNDED = 1 << 30
-_REPEATED = -1e20
+_REPEATED = -1e20  # logit of a repeated n-gram; tokens that a grammar forbids get -inf
+
+Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,16 +46,17 @@ class TransformersConfig:
 
     Attributes:
       batch_size: conversations decoded together.
-      dtype: ``float32``, ``bfloat16`` or ``float16``; None: that of the checkpoint on a GPU,
-        float32 elsewhere.
-      device: such as ``cuda``; None: a GPU where there is one.
-      context: most tokens of prompt and answer; 0: what the model's config says, if anything.
-      overflow: what becomes of a prompt that is too long, see `fit_prompt`.
-      no_repeat_ngram_size: so many tokens in a row are generated once only in an answer; 0: any.
+      dtype: ``float32``, ``bfloat16`` or ``float16``. None is the checkpoint's type on a GPU, and
+        float32 otherwise.
+      device: such as ``cuda``; None is a GPU if there is one.
+      context: maximum number of tokens of prompt and answer; 0 is the limit in the model's config,
+        if it has one.
+      overflow: treatment of a prompt that is too long, see `fit_prompt`.
+      no_repeat_ngram_size: size of n-grams that an answer may contain only once; 0 disables it.
     """
 
     batch_size: int = 8
-    dtype: str | None = None
+    dtype: Dtype | None = None
     device: str | None = None
     context: int = 0
     overflow: Overflow = "error"
@@ -61,11 +64,11 @@ class TransformersConfig:
 
 
 class _EncoderTokenizer(ChatTokenizer):
-    """Of an encoder-decoder: no chat template, turns joined by newlines, text closed by its end."""
+    """The tokenizer of an encoder-decoder; it joins turns by newlines and ends texts with EOS."""
 
     def _encode_turns(self, turns: list[tuple[str, str]], continue_final: bool) -> np.ndarray:
         if continue_final:
-            raise PromptError("continue_final is not possible with an encoder-decoder model")
+            raise PromptError("continue_final is not supported by an encoder-decoder model")
         if not turns:
             raise PromptError("the conversation has no messages")
         return np.asarray(self._encode_text(plain_text(turns), closed=True), np.int32)
@@ -73,7 +76,7 @@ class _EncoderTokenizer(ChatTokenizer):
 
 @dataclasses.dataclass
 class _Row:
-    """A request under way; ``start`` is when its batch was taken up, in seconds."""
+    """A request in a batch, which began at time ``start`` (in seconds)."""
 
     index: int
     request: Generate
@@ -84,30 +87,25 @@ class _Row:
     generator: Any
     start: float = 0.0
     tokens: list[int] = dataclasses.field(default_factory=list)
-    found: list[Token] = dataclasses.field(default_factory=list)
-    text: str | None = None  # set by a stop string
+    described: list[Token] = dataclasses.field(default_factory=list)
+    text: str | None = None  # the text before a stop string, once there is one
     ended: bool = False
 
     @property
     def is_finished(self) -> bool:
-        """Whether it takes no further token."""
         return self.ended or len(self.tokens) >= self.limit
 
 
 class TransformersBackend:
     """Generates and scores with a PyTorch model; see `cirag_jax.llm.types.Backend`.
 
-    Attributes:
-      usage: of all requests answered so far.
+    ``usage`` is the total over all responses.
     """
 
     def __init__(
-        self,
-        model: Any,
-        tokenizer: ChatTokenizer,
-        config: TransformersConfig | None = None,
+        self, model: Any, tokenizer: ChatTokenizer, config: TransformersConfig | None = None
     ):
-        """``model``: a causal or encoder-decoder model, already on its device."""
+        """``model`` is a causal or an encoder-decoder model, already on its device."""
         self.config = config or TransformersConfig()
         self.model = model.eval()
         self.is_encoder_decoder = bool(model.config.is_encoder_decoder)
@@ -117,44 +115,36 @@ class TransformersBackend:
         self.usage = Usage()
         positions = getattr(model.config, "max_position_embeddings", None)
         self.context = self.config.context or positions or _UNBOUNDED
-        # What the checkpoint's own config would add (penalties, samples) is not asked for.
-        self._plain = transformers.GenerationConfig(
+        # Replaces the checkpoint's config, which may contain penalties and sampling.
+        self._generation_config = transformers.GenerationConfig(
             do_sample=False,
             pad_token_id=self.tokenizer.pad_id,
             eos_token_id=sorted(self.tokenizer.eos_ids),
             decoder_start_token_id=getattr(model.config, "decoder_start_token_id", None),
         )
-        model.generation_config = self._plain
+        model.generation_config = self._generation_config
 
     @classmethod
     def open(
-        cls,
-        model: str,
-        *,
-        adapter: str | None = None,
-        config: TransformersConfig | None = None,
+        cls, model: str, *, adapter: str | None = None, config: TransformersConfig | None = None
     ) -> "TransformersBackend":
-        """Loads a model and, with the library ``peft``, an adapter.
+        """Loads a model and, with the library ``peft``, an adapter in PEFT's format.
 
-        Args:
-          model: a folder, a ``.gguf`` file, ``package:NAME`` or a hub id.
-          adapter: a folder in PEFT's format.
-          config: the settings.
+        ``model`` is a folder, a ``.gguf`` file, ``package:NAME`` or a hub id.
         """
         config = config or TransformersConfig()
         device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        check_choice("dtype", config.dtype, (None, *get_args(Dtype)))
         name = config.dtype or ("auto" if device.startswith("cuda") else "float32")
-        if name not in ("auto", "float32", "bfloat16", "float16"):
-            raise UserError(f"dtype={name!r} must be float32, bfloat16 or float16.")
         dtype = "auto" if name == "auto" else getattr(torch, name)
         path = resolve_decoder(model)
         try:
             loaded = _load(path, dtype)
             if adapter is not None:
-                loaded = _adapted(loaded, adapter)
+                loaded = _merge_adapter(loaded, adapter)
             loaded = loaded.to(device)
         except ModuleNotFoundError as error:
-            raise UserError(f"{error.name} is not installed, which {model} needs.") from None
+            raise UserError(f"{model} needs {error.name}, which is not installed.") from None
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:300]
             raise UserError(f"{model} cannot be loaded by transformers: {reason}") from error
@@ -165,10 +155,10 @@ class TransformersBackend:
     def generate(
         self,
         requests: Sequence[Generate],
-        progress: Progress | None = None,
-        done: Done | None = None,
+        progress: OnProgress | None = None,
+        done: OnResponse | None = None,
     ) -> list[Generated]:
-        """One response a request, in order; a request that cannot be answered fails alone."""
+        """Returns one response per request, in order; one that fails has an ``error``."""
         responses: list[Generated | None] = [None] * len(requests)
 
         def finish(index: int, response: Generated) -> None:
@@ -196,10 +186,10 @@ class TransformersBackend:
         return [response for response in responses if response is not None]
 
     def score(self, requests: Sequence[Score]) -> list[Scored]:
-        """Log-probabilities of given continuations, one forward pass each."""
-        scored = [self._score(request) for request in requests]
-        self.usage = sum((found.usage for found in scored), self.usage)
-        return scored
+        """Returns log-probabilities of continuations, with one forward pass for each."""
+        responses = [self._score(request) for request in requests]
+        self.usage = sum((response.usage for response in responses), self.usage)
+        return responses
 
     def close(self) -> None:
         """Frees the model."""
@@ -210,27 +200,28 @@ class TransformersBackend:
     def _prepare(self, index: int, request: Generate) -> _Row:
         if request.attention:
             raise PromptError("attention is available from backend=jax only")
-        if self.is_encoder_decoder:
-            limit, room = self.context, request.max_tokens
-        else:
-            limit, room = self.context - 1, _UNBOUNDED
-        prompt, truncated = fit_prompt(
-            self.tokenizer, request.messages, limit, self.config.overflow, request.continue_final
-        )
-        if room == _UNBOUNDED:
-            room = min(request.max_tokens, self.context - len(prompt))
+        prompt, truncated = self._fit(request, 1)
+        limit = request.max_tokens
+        if not self.is_encoder_decoder:
+            limit = min(limit, self.context - len(prompt))
         grammar = None
         if request.json_schema is not None:
             grammar = self._grammar.start(request.json_schema)
         generator = torch.Generator().manual_seed(request.seed)
-        return _Row(index, request, prompt, truncated, room, grammar, generator)
+        return _Row(index, request, prompt, truncated, limit, grammar, generator)
+
+    def _fit(self, request: Generate | Score, new_tokens: int) -> tuple[np.ndarray, int]:
+        """Returns the prompt, which leaves room for ``new_tokens`` in a decoder's context."""
+        limit = self.context if self.is_encoder_decoder else self.context - new_tokens
+        return fit_prompt(
+            self.tokenizer, request.messages, limit, self.config.overflow, request.continue_final
+        )
 
     @functools.cached_property
     def _grammar(self) -> JsonGrammar:
         return JsonGrammar(self.tokenizer, self.model.config.vocab_size)
 
     def _run(self, rows: list[_Row]) -> None:
-        """Generates the tokens of one batch."""
         start = time.perf_counter()
         for row in rows:
             row.start = start
@@ -238,42 +229,42 @@ class TransformersBackend:
         ids_BS = np.full((len(rows), length), self.tokenizer.pad_id, np.int64)
         mask_BS = np.zeros((len(rows), length), np.int64)
         for i, row in enumerate(rows):
-            # A decoder goes on from its prompts' ends, so these stand below each other.
+            # A decoder continues its prompts, so their ends are aligned.
             first = 0 if self.is_encoder_decoder else length - len(row.prompt)
             ids_BS[i, first : first + len(row.prompt)] = row.prompt
             mask_BS[i, first : first + len(row.prompt)] = 1
-        config = copy.copy(self._plain)
+        config = copy.copy(self._generation_config)
         config.max_new_tokens = max(row.limit for row in rows)
         self.model.generate(
             torch.tensor(ids_BS, device=self.model.device),
             attention_mask=torch.tensor(mask_BS, device=self.model.device),
             generation_config=config,
-            logits_processor=[_Chooser(self, rows)],
-            stopping_criteria=[_Finished(rows)],
+            logits_processor=[_Sampler(self, rows)],
+            stopping_criteria=[_StopFinished(rows)],
         )
 
-    def _take(self, row: _Row, logits_V: torch.Tensor) -> int:
-        """Chooses a row's next token; a finished row gets padding."""
+    def _next_token(self, row: _Row, logits_V: torch.Tensor) -> int:
+        """Samples and appends a row's next token; returns padding for a finished row."""
         if row.is_finished:
             return self.tokenizer.pad_id
-        token = _choose(row, self._without_repeats(row, logits_V))
+        token = _sample(row, self._penalize_repeats(row, logits_V))
         row.tokens.append(token)
         request = row.request
         if request.wants_tokens:
-            row.found.append(self._describe(logits_V, row))
+            row.described.append(self._describe(logits_V, row))
         if row.grammar is not None:
             row.grammar.advance(token)
             row.ended = row.grammar.is_done
         row.ended = row.ended or token in self.tokenizer.eos_ids
         if request.stop:
             text = self._text(row, row.tokens)
-            places = [text.find(stop) for stop in request.stop if stop in text]
-            if places:
-                row.text, row.ended = text[: min(places)], True
+            positions = [text.find(stop) for stop in request.stop if stop in text]
+            if positions:
+                row.text, row.ended = text[: min(positions)], True
         return token
 
-    def _without_repeats(self, row: _Row, logits_V: torch.Tensor) -> torch.Tensor:
-        """Pushes down what would repeat an n-gram of the row, not as low as a grammar does."""
+    def _penalize_repeats(self, row: _Row, logits_V: torch.Tensor) -> torch.Tensor:
+        """Lowers the logits of tokens that would repeat an n-gram of the row."""
         size = self.config.no_repeat_ngram_size
         if not size:
             return logits_V
@@ -285,7 +276,7 @@ class TransformersBackend:
         return allowed_1V[0].clamp(min=_REPEATED)
 
     def _describe(self, logits_V: torch.Tensor, row: _Row) -> Token:
-        """Of the row's last token."""
+        """Describes the row's last token."""
         request, token = row.request, row.tokens[-1]
         logprobs_V = torch.log_softmax(logits_V, -1)
         entropy = None
@@ -296,8 +287,7 @@ class TransformersBackend:
             values, ids = torch.topk(logprobs_V, min(request.top_logprobs, len(logprobs_V)))
             pairs = zip(ids.tolist(), values.tolist(), strict=True)
             top = tuple((self.tokenizer.piece(i), i, value) for i, value in pairs)
-        wants = request.logprobs or request.top_logprobs > 0
-        logprob = float(logprobs_V[token]) if wants else None
+        logprob = float(logprobs_V[token]) if request.logprobs or request.top_logprobs else None
         offset = len(self._text(row, row.tokens[:-1]))
         return Token(self.tokenizer.piece(token), token, logprob, top, entropy, offset)
 
@@ -318,7 +308,7 @@ class TransformersBackend:
             text,
             "stop" if row.ended else "length",
             usage,
-            tokens=tuple(row.found) if request.wants_tokens else None,
+            tokens=tuple(row.described) if request.wants_tokens else None,
         )
 
     # ------------------------------------------------------------------------------------- scoring
@@ -326,25 +316,18 @@ class TransformersBackend:
     def _score(self, request: Score) -> Scored:
         start = time.perf_counter()
         try:
-            new = [self.tokenizer.encode(text) for text in request.continuations]
-            room = 0 if self.is_encoder_decoder else max(map(len, new))
-            prompt, truncated = fit_prompt(
-                self.tokenizer,
-                request.messages,
-                self.context - room,
-                self.config.overflow,
-                request.continue_final,
-            )
+            continuations = [self.tokenizer.encode(text) for text in request.continuations]
+            prompt, truncated = self._fit(request, max(map(len, continuations)))
         except UserError as error:
             return Scored((), error=str(error))
-        tokens = tuple(self._score_one(prompt, ids) for ids in new)
+        tokens = tuple(self._score_continuation(prompt, ids) for ids in continuations)
         seconds = time.perf_counter() - start
         return Scored(tokens, Usage(len(prompt), seconds=seconds, truncated=int(truncated > 0)))
 
-    def _score_one(self, prompt: np.ndarray, new: np.ndarray) -> tuple[Token, ...]:
+    def _score_continuation(self, prompt: np.ndarray, ids: np.ndarray) -> tuple[Token, ...]:
         device = self.model.device
         with torch.inference_mode():
-            ids_T = torch.tensor(new, dtype=torch.long, device=device)
+            ids_T = torch.tensor(ids, dtype=torch.long, device=device)
             prompt_S = torch.tensor(prompt, dtype=torch.long, device=device)
             if self.is_encoder_decoder:
                 first = torch.tensor([self.model.config.decoder_start_token_id], device=device)
@@ -355,28 +338,28 @@ class TransformersBackend:
                 logits_TV = self.model(both_1S).logits[0, len(prompt) - 1 : -1]
             logprobs_TV = torch.log_softmax(logits_TV.float(), -1)
             values = logprobs_TV.gather(1, ids_T[:, None])[:, 0].tolist()
-        pairs = zip(new.tolist(), values, strict=True)
+        pairs = zip(ids.tolist(), values, strict=True)
         return tuple(Token(self.tokenizer.piece(i), i, value) for i, value in pairs)
 
 
-# --------------------------------------------------------------------- what model.generate calls
+# ----------------------------------------------------------------- callbacks of model.generate
 
 
-class _Chooser(transformers.LogitsProcessor):
-    """Leaves each row the one token that its own request chooses."""
+class _Sampler(transformers.LogitsProcessor):
+    """Samples each row's token by the settings of its request, and masks all other tokens."""
 
     def __init__(self, backend: TransformersBackend, rows: list[_Row]):
         self._backend, self._rows = backend, rows
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         logits_BV = scores.float().cpu()
-        new = [self._backend._take(row, logits_BV[i]) for i, row in enumerate(self._rows)]
-        chosen_BV = torch.full_like(scores, -torch.inf)
-        return chosen_BV.scatter(1, torch.tensor(new, device=scores.device)[:, None], 0.0)
+        tokens = [self._backend._next_token(row, logits_BV[i]) for i, row in enumerate(self._rows)]
+        masked_BV = torch.full_like(scores, -torch.inf)
+        return masked_BV.scatter(1, torch.tensor(tokens, device=scores.device)[:, None], 0.0)
 
 
-class _Finished(transformers.StoppingCriteria):
-    """Rows that reached their own limit, a stop string or the end of their grammar."""
+class _StopFinished(transformers.StoppingCriteria):
+    """Stops rows at their limit, at a stop string or at the end of their grammar."""
 
     def __init__(self, rows: list[_Row]):
         self._rows = rows
@@ -385,8 +368,8 @@ class _Finished(transformers.StoppingCriteria):
         return torch.tensor([row.is_finished for row in self._rows], device=input_ids.device)
 
 
-def _choose(row: _Row, logits_V: torch.Tensor) -> int:
-    """Greedy, or sampled from the nucleus with the request's own random numbers."""
+def _sample(row: _Row, logits_V: torch.Tensor) -> int:
+    """Returns the best token, or one sampled from the nucleus with the row's generator."""
     if row.grammar is not None:
         bits = np.unpackbits(row.grammar.mask().view(np.uint8), bitorder="little")
         allowed_V = torch.from_numpy(bits[: len(logits_V)].astype(bool))
@@ -409,7 +392,7 @@ def _load(path: Path, dtype: Any) -> Any:
     if path.suffix == ".gguf":
         folder, options["gguf_file"] = path.parent, path.name
     else:
-        weight_files(folder)  # refuses pickles, which the library would open
+        weight_files(folder)  # rejects pickles, which the library would open
         options["use_safetensors"] = True
     config = transformers.AutoConfig.from_pretrained(
         str(folder), **{k: v for k, v in options.items() if k not in ("dtype", "use_safetensors")}
@@ -420,10 +403,9 @@ def _load(path: Path, dtype: Any) -> Any:
     return kind.from_pretrained(str(folder), trust_remote_code=False, **options)
 
 
-def _adapted(model: Any, adapter: str) -> Any:
-    """The model with an adapter merged into it."""
+def _merge_adapter(model: Any, adapter: str) -> Any:
     import peft
 
-    tensor_file(Path(adapter))  # the library would open a pickle, or ask the hub
-    added = peft.PeftModel.from_pretrained(model, adapter, local_files_only=True)
-    return added.merge_and_unload()
+    tensor_file(Path(adapter))  # rejects pickles and hub ids, which the library would open
+    peft_model = peft.PeftModel.from_pretrained(model, adapter, local_files_only=True)
+    return peft_model.merge_and_unload()

@@ -1,4 +1,4 @@
-"""The protocol of every language-model backend: requests in, responses out, in the same order."""
+"""The protocol of language-model backends, and its requests and responses."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 from cirag_jax.types import Usage
 
 FinishReason = Literal["stop", "length", "error"]
-# What only some backends give, by the fields of `Generate`; ``score`` is the request `Score`.
+# Features that only some backends have: fields of `Generate`, or ``score`` for the request `Score`.
 Ability = Literal["logprobs", "entropy", "attention", "score", "json_schema", "continue_final"]
 
 
@@ -16,10 +16,10 @@ class Message:
     """One turn of a conversation.
 
     Attributes:
-      role: who speaks: ``system``, ``user`` or ``assistant``.
-      content: text that is never dropped (the instruction, the question).
+      role: ``system``, ``user`` or ``assistant``.
+      content: text that truncation keeps (the instruction, the question).
       observation: text after ``content`` that truncation may drop (retrieved facts).
-      ending: text after ``observation`` that is never dropped either.
+      ending: text after ``observation`` that truncation keeps.
     """
 
     role: str
@@ -29,7 +29,7 @@ class Message:
 
     @property
     def text(self) -> str:
-        """The whole turn as the model reads it."""
+        """The whole turn, as the model reads it."""
         return self.content + self.observation + self.ending
 
 
@@ -39,21 +39,20 @@ class Generate:
 
     Attributes:
       messages: the turns so far, oldest first; at least one.
-      role: whose model answers, a block of the config; a backend ignores it.
-      max_tokens: most tokens to generate; 0: the role's own limit.
-      temperature: 0 is greedy; else softmax temperature.
-      top_p: nucleus of sampling, in (0, 1]; ignored when greedy.
-      seed: of this request's own random stream; its samples depend on nothing else. A method
-        leaves it 0: the run's seed and the request's place give one.
+      role: the config block of the model that answers. Backends ignore it.
+      max_tokens: maximum number of tokens to generate; 0 means the role's limit.
+      temperature: softmax temperature; 0 is greedy.
+      top_p: probability mass of nucleus sampling, in (0, 1]; ignored when greedy.
+      seed: seed of this request's random stream, on which alone its samples depend. Methods leave
+        it 0; then it is derived from the run's seed and the request's position.
       stop: strings that end the text and are removed from it.
-      continue_final: the last message is an assistant turn to continue; the response holds only
-        what is new.
+      continue_final: continue the last message, an assistant turn; return only the new text.
       json_schema: JSON schema that the text must satisfy.
       logprobs: return each generated token's log-probability.
       top_logprobs: also return this many most probable alternatives per token (implies logprobs).
       entropy: return the entropy (nats) of each token's distribution over the vocabulary.
-      attention: above 0: return so many of the positions that each generated token looked at most,
-        and the largest attention that later tokens gave it.
+      attention: if positive, return this many of the positions that each generated token attended
+        to most, and the largest attention weight that it received from later tokens.
     """
 
     messages: tuple[Message, ...]
@@ -72,19 +71,16 @@ class Generate:
 
     @property
     def wants_tokens(self) -> bool:
-        """Whether anything is asked about single tokens."""
+        """Whether the response must describe single tokens."""
         return self.logprobs or self.entropy or self.top_logprobs > 0 or self.attention > 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Score:
-    """Continuations whose probability after one conversation is asked; answered by `Scored`.
+    """A request for the probabilities of continuations of a conversation; answered by `Scored`.
 
-    Attributes:
-      messages: the conversation that they share.
-      continuations: at least one, none empty.
-      role: as in `Generate`.
-      continue_final: as in `Generate`.
+    There is at least one continuation and none is empty. ``role`` and ``continue_final`` are those
+    of `Generate`.
     """
 
     messages: tuple[Message, ...]
@@ -98,16 +94,16 @@ class Token:
     """One token of a response.
 
     Attributes:
-      text: its surface form; a token that holds part of a character gives the replacement sign.
-      id: vocabulary index; -1 where the server does not say.
-      logprob: natural logarithm of its probability before temperature and top-p.
+      text: surface form; part of a character is shown as the replacement character.
+      id: vocabulary index; -1 if the server does not report it.
+      logprob: natural logarithm of the probability before temperature and top-p.
       top: (text, id, logprob) of the most probable alternatives, best first.
-      entropy: of the whole distribution, in nats.
-      offset: of its first character in the response's text.
-      attended: (text, position, weight) of the tokens that were looked at most when it was written,
-        most first; positions count the prompt's tokens and the generated ones from 0. Weights are
-        the last layer's, averaged over its heads (DRAGIN, Su et al., 2024, section 3.2).
-      received: the largest such weight that it got from the tokens after it, itself excepted.
+      entropy: entropy of the whole distribution, in nats.
+      offset: position of its first character in the response's text.
+      attended: (text, position, weight) of the tokens that it attended to most, highest weight
+        first. Positions count prompt and generated tokens from 0. Weights are the last layer's,
+        averaged over its heads (DRAGIN, Su et al., 2024, section 3.2).
+      received: the largest such weight that a later token gave to it.
     """
 
     text: str
@@ -122,16 +118,16 @@ class Token:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Generated:
-    """What became of a `Generate`.
+    """The response to a `Generate`.
 
     Attributes:
       text: the new text, without special tokens and stop string; empty after an error.
-      finish_reason: ``stop`` (end of turn, stop string or complete JSON), ``length`` (max_tokens or
-        context full) or ``error``.
+      finish_reason: ``stop`` (end of turn, stop string or complete JSON), ``length`` (max_tokens
+        reached or context full) or ``error``.
       usage: tokens and seconds of this request.
-      error: one sentence saying why there is no text, else None. A method never sees one: its
-        request fails.
-      tokens: per generated token, where the request asked for anything about them.
+      error: one sentence that says why there is no text. Methods never receive one, because a
+        failed request raises an exception in them.
+      tokens: the generated tokens, if the request asked for details about them.
     """
 
     text: str
@@ -143,7 +139,7 @@ class Generated:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scored:
-    """Log-probabilities of given continuations, token by token; ``error`` as in `Generated`."""
+    """The tokens of each continuation of a `Score`; ``error`` as in `Generated`."""
 
     tokens: tuple[tuple[Token, ...], ...]
     usage: Usage = Usage()
@@ -155,19 +151,20 @@ class Scored:
         return tuple(float(sum(t.logprob or 0.0 for t in tokens)) for tokens in self.tokens)
 
 
-# Called with the responses finished so far and the tokens generated so far, all rows together.
-Progress = Callable[[int, int], None]
-# Called with a request's place and its response, as soon as that is complete.
-Done = Callable[[int, Generated], None]
-# Requests that have come since; their places go on from those before.
-More = Callable[[], Sequence[Generate]]
+# Called with the total numbers of finished responses and of generated tokens.
+OnProgress = Callable[[int, int], None]
+# Called with a request's index and its response, as soon as that is complete.
+OnResponse = Callable[[int, Generated], None]
+# Returns further requests; their indices continue those of the earlier ones.
+MoreRequests = Callable[[], Sequence[Generate]]
 
 
 class Backend(Protocol):
-    """What methods and commands know of a language model.
+    """A language model.
 
-    One that has ``takes_more`` (absent: False) takes a fourth argument in `generate`, a `More` that
-    it calls whenever it has room for further requests, and which it answers as well.
+    If it has a true attribute ``accepts_more``, `generate` takes a fourth argument, a
+    `MoreRequests`. The backend calls it whenever it has room for further requests, and answers
+    these, too.
     """
 
     usage: Usage
@@ -175,21 +172,21 @@ class Backend(Protocol):
     def generate(
         self,
         requests: Sequence[Generate],
-        progress: Progress | None = None,
-        done: Done | None = None,
+        progress: OnProgress | None = None,
+        done: OnResponse | None = None,
     ) -> list[Generated]:
-        """One response a request, in order; a request that fails fails alone (``error``)."""
+        """Returns one response per request, in order; one that fails has an ``error``."""
         ...
 
     def score(self, requests: Sequence[Score]) -> list[Scored]:
-        """Log-probabilities of continuations; a backend that cannot raises `UserError`."""
+        """Returns log-probabilities of continuations; raises `UserError` if unsupported."""
         ...
 
     def close(self) -> None:
-        """Frees what the backend holds."""
+        """Releases all resources."""
         ...
 
 
 def failed(error: str, usage: Usage | None = None) -> Generated:
-    """The response to a request that could not be answered."""
+    """Returns the response to a request that could not be answered."""
     return Generated("", "error", usage or Usage(), error)

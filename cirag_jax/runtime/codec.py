@@ -1,7 +1,7 @@
-"""Requests, responses and results as JSON, the form in which the journal keeps them.
+"""Encoding of requests, responses and results as JSON, for the journal.
 
-Passages are written as their ids (the journal has a table of them), ranked texts as their places in
-the request, so that a journal grows with what happened and not with what was looked at.
+To keep journals small, passages are encoded as their ids (the journal has a table of passages), and
+ranked texts as their indices in the request.
 """
 
 import dataclasses
@@ -31,25 +31,21 @@ KINDS = {request: request.__name__.lower() for request in _ANSWERS}
 
 
 def dump(value: Any) -> str:
-    """One line of JSON; equal values give equal text.
-
-    Raises:
-      ValueError: a number is not finite.
-    """
+    """Returns one line of JSON, with sorted keys; raises ValueError if a number is not finite."""
     return json.dumps(
         value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False
     )
 
 
 def digest(request_json: str) -> str:
-    """128 bits of the SHA-256 of a request's JSON, in hexadecimal."""
+    """Returns the first 128 bits of the SHA-256 of a request's JSON, in hexadecimal."""
     return hashlib.sha256(request_json.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def encode(value: Any) -> Any:
-    """Records of any kind as JSON holds them: fields that are None are left out, triples are lists.
+    """Encodes records of any kind; omits fields that are None, and encodes triples as lists.
 
-    A passage is its id alone, as an object, for a text beside it is a string.
+    A passage is encoded as an object with its id, so that it differs from a text.
     """
     if isinstance(value, Passage):
         return {"passage": value.id}
@@ -62,30 +58,25 @@ def encode(value: Any) -> Any:
 
 
 def encode_request(request: Request) -> dict[str, Any]:
-    """A request as JSON holds it; everything that decides its response, and nothing else."""
+    """Encodes everything that determines a request's response, and nothing else."""
     if type(request) not in KINDS:
-        raise TypeError(f"a method asked for {type(request).__name__}, which is no request")
+        raise TypeError(f"a method yielded {type(request).__name__}, which is not a request")
     return {"kind": KINDS[type(request)], **encode(request)}
 
 
 def encode_response(request: Request, response: Response | RequestError) -> dict[str, Any]:
-    """A response as JSON holds it.
-
-    Raises:
-      TypeError: it does not answer ``request``.
-    """
+    """Encodes a response; raises TypeError if it does not answer ``request``."""
     if isinstance(response, RequestError):
         return {"error": str(response)}
     if type(response) is not _ANSWERS[type(request)]:
-        names = type(response).__name__, type(request).__name__
-        raise TypeError("a {} does not answer a {}".format(*names))
+        raise TypeError(f"a {type(response).__name__} does not answer a {type(request).__name__}")
     match request, response:
         case Retrieve() | Fetch() | Follow(), requests.Retrieved():
             ids = [passage.id for passage in response.passages]
             return {"passages": ids, "scores": list(response.scores)}
         case requests.Rank(), requests.Ranked():
-            place = {text: index for index, text in enumerate(request.texts)}
-            order = [place[text] for text in response.texts]
+            indices = {text: index for index, text in enumerate(request.texts)}
+            order = [indices[text] for text in response.texts]
             return {"order": order, "scores": list(response.scores)}
     return encode(response)
 
@@ -95,9 +86,9 @@ def decode_response(
     data: Mapping[str, Any],
     passage: Callable[[str], Passage] | None = None,
 ) -> Any:
-    """The response that `encode_response` wrote: one to ``request``, or a `RequestError`.
+    """Decodes a response to ``request``, or a `RequestError`.
 
-    ``passage`` finds a passage by its id, where passages are what was asked for.
+    ``passage`` returns a passage by its id; requests for passages need it.
     """
     if "error" in data:
         return RequestError(data["error"])

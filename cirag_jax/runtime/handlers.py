@@ -1,9 +1,10 @@
-"""What answers each kind of request: one batch for everything that waits."""
+"""Handlers, which answer each kind of request in batches."""
 
+import abc
 import collections
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,47 +15,38 @@ from cirag_jax.retrieval.encoders import Encoder
 from cirag_jax.retrieval.links import TitleIndex
 from cirag_jax.retrieval.rankers import Ranker
 from cirag_jax.retrieval.search import ExactIndex
-from cirag_jax.runtime.requests import (
-    Anchor,
-    Anchored,
-    Demonstrate,
-    Demonstrated,
-    Extract,
-    Extracted,
-    Fetch,
-    Follow,
-    Generate,
-    Generated,
-    Rank,
-    Ranked,
-    RequestError,
-    Retrieve,
-    Retrieved,
-    Score,
-    Scored,
-)
-from cirag_jax.runtime.scheduler import Call, Done, More
+from cirag_jax.runtime import requests
+from cirag_jax.runtime.requests import RequestError, Response, Retrieved
+from cirag_jax.runtime.scheduler import Call, MoreCalls, Respond
 from cirag_jax.runtime.store import ResponseCache
 from cirag_jax.triples.entity_index import EntityIndex
 from cirag_jax.types import Passage, Question, Triple
 
-# Finds rows: (queries, k, rows each may find, feedback of each) -> row_QK, score_QK.
+# (queries, k, allowed rows of each, feedback of each) -> row_QK, score_QK.
 Search = Callable[..., tuple[np.ndarray, np.ndarray]]
-# Triples of each passage id; None where it was never extracted or failed.
+# Returns the triples by passage id; None if they were not extracted or extraction failed.
 TripleSource = Callable[[Sequence[str]], Mapping[str, tuple[Triple, ...] | None]]
 
 
-class _Quick:
-    """A handler that has no budget, and that pays to be asked before language models are."""
+class _FastHandler(abc.ABC):
+    """A handler without a budget, which answers before language models are called."""
 
     is_slow = False
     is_exhausted = False
 
+    def __call__(self, calls: Sequence[Call], respond: Respond) -> None:
+        for index, response in enumerate(self._responses(calls)):
+            respond(index, response)
 
-class RetrieveHandler(_Quick):
-    """Passages by one search over the corpus for all queries of the same k.
+    @abc.abstractmethod
+    def _responses(self, calls: Sequence[Call]) -> Iterable[Response | RequestError]:
+        """Returns the responses to the calls, in order."""
 
-    ``allowed`` are the rows that each program may find; None: all.
+
+class RetrieveHandler(_FastHandler):
+    """Retrieves passages, with one search for all queries with the same k.
+
+    ``allowed`` limits the rows of the corpus that each program may retrieve.
     """
 
     def __init__(
@@ -67,13 +59,12 @@ class RetrieveHandler(_Quick):
         self._passages = passages
         self._allowed = allowed
 
-    def __call__(self, calls: Sequence[Call], done: Done) -> None:
-        """See `Handler`."""
-        by_k: dict[int, list[int]] = collections.defaultdict(list)
+    def _responses(self, calls: Sequence[Call]) -> Iterable[Response]:
+        indices_by_k: dict[int, list[int]] = collections.defaultdict(list)
         for index, call in enumerate(calls):
-            request: Retrieve = call.request
-            by_k[request.k].append(index)
-        for k, indices in by_k.items():
+            indices_by_k[call.request.k].append(index)
+        responses: dict[int, Retrieved] = {}
+        for k, indices in indices_by_k.items():
             queries = [calls[index].request.query for index in indices]
             allowed = None
             if self._allowed is not None:
@@ -81,40 +72,33 @@ class RetrieveHandler(_Quick):
             feedback = [calls[index].request.feedback for index in indices]
             row_QK, score_QK = self._search(queries, k, allowed, feedback)
             for index, rows, scores in zip(indices, row_QK, score_QK, strict=True):
-                found = [(int(r), float(s)) for r, s in zip(rows, scores, strict=True) if r >= 0]
-                passages = tuple(self._passages[row] for row, _ in found)
-                done(index, Retrieved(passages, tuple(score for _, score in found)))
+                hits = [(int(r), float(s)) for r, s in zip(rows, scores, strict=True) if r >= 0]
+                passages = tuple(self._passages[row] for row, _ in hits)
+                responses[index] = Retrieved(passages, tuple(score for _, score in hits))
+        return [responses[index] for index in range(len(calls))]
 
 
-class FetchHandler(_Quick):
-    """Passages by their ids.
-
-    Args:
-      passages: the corpus.
-    """
+class FetchHandler(_FastHandler):
+    """Returns passages of the corpus by their ids."""
 
     def __init__(self, passages: Sequence[Passage]):
         self._passages = {passage.id: passage for passage in passages}
 
-    def __call__(self, calls: Sequence[Call], done: Done) -> None:
-        """See `Handler`."""
-        for index, call in enumerate(calls):
-            request: Fetch = call.request
-            missing = [name for name in request.passage_ids if name not in self._passages]
+    def _responses(self, calls: Sequence[Call]) -> Iterable[Response | RequestError]:
+        for call in calls:
+            ids = call.request.passage_ids
+            missing = [name for name in ids if name not in self._passages]
             if missing:
-                done(index, RequestError(f"the corpus has no passage {missing[0]!r}"))
-                continue
-            found = tuple(self._passages[name] for name in request.passage_ids)
-            done(index, Retrieved(found, (1.0,) * len(found)))
+                yield RequestError(f"the corpus has no passage {missing[0]!r}")
+            else:
+                yield Retrieved(tuple(self._passages[name] for name in ids), (1.0,) * len(ids))
 
 
-class FollowHandler(_Quick):
-    """Passages that texts name.
+class FollowHandler(_FastHandler):
+    """Retrieves the passages whose titles occur in texts.
 
-    Args:
-      titles: of ``passages``.
-      passages: the corpus.
-      allowed: rows that each program may find; None: all.
+    ``titles`` are those of ``passages``. ``allowed`` limits the rows that each program may
+    retrieve.
     """
 
     def __init__(
@@ -127,57 +111,50 @@ class FollowHandler(_Quick):
         self._passages = passages
         self._allowed = allowed
 
-    def __call__(self, calls: Sequence[Call], done: Done) -> None:
-        """See `Handler`."""
-        for index, call in enumerate(calls):
-            request: Follow = call.request
-            times = collections.Counter(r for t in request.texts for r in self._titles.named(t))
-            rows = list(times)
+    def _responses(self, calls: Sequence[Call]) -> Iterable[Response]:
+        for call in calls:
+            request: requests.Follow = call.request
+            counts = collections.Counter(r for t in request.texts for r in self._titles.named(t))
+            rows = list(counts)
             if self._allowed is not None:
                 allowed = set(self._allowed[call.key.program].tolist())
                 rows = [row for row in rows if row in allowed]
             rows = rows[: request.k]
             passages = tuple(self._passages[row] for row in rows)
-            done(index, Retrieved(passages, tuple(float(times[row]) for row in rows)))
+            yield Retrieved(passages, tuple(float(counts[row]) for row in rows))
 
 
-class ExtractHandler(_Quick):
-    """Triples that were extracted before: a triple store's, or a dataset's."""
+class ExtractHandler(_FastHandler):
+    """Looks up extracted triples in a triple store or a dataset."""
 
     def __init__(self, source: TripleSource):
         self._source = source
 
-    def __call__(self, calls: Sequence[Call], done: Done) -> None:
-        """See `Handler`."""
-        wanted: dict[str, None] = {}
+    def _responses(self, calls: Sequence[Call]) -> Iterable[Response]:
+        ids = dict.fromkeys(passage.id for call in calls for passage in call.request.passages)
+        triples = self._source(list(ids))
         for call in calls:
-            request: Extract = call.request
-            wanted.update(dict.fromkeys(passage.id for passage in request.passages))
-        found = self._source(list(wanted))
-        for index, call in enumerate(calls):
-            done(index, Extracted(tuple(found.get(p.id) for p in call.request.passages)))
+            passages: Sequence[Passage] = call.request.passages
+            yield requests.Extracted(tuple(triples.get(passage.id) for passage in passages))
 
 
-class AnchorHandler(_Quick):
-    """Entities and the triples around them."""
+class AnchorHandler(_FastHandler):
+    """Finds entities and the triples around them."""
 
     def __init__(self, index: EntityIndex):
         self._index = index
 
-    def __call__(self, calls: Sequence[Call], done: Done) -> None:
-        """See `Handler`."""
-        for place, call in enumerate(calls):
-            request: Anchor = call.request
+    def _responses(self, calls: Sequence[Call]) -> Iterable[Response]:
+        for call in calls:
+            request: requests.Anchor = call.request
             entities = self._index.anchors(request.surface, request.n, request.match)
-            done(place, Anchored(entities, self._index.neighbours(entities)))
+            yield requests.Anchored(entities, self._index.neighbours(entities))
 
 
-class DemonstrateHandler(_Quick):
-    """Training questions by the cosine of their embeddings.
+class DemonstrateHandler(_FastHandler):
+    """Selects training questions by the cosine similarity of their embeddings.
 
-    Args:
-      questions: those that may be shown; there may be none.
-      encoder: embeds them, all as queries.
+    ``questions`` are the candidates, possibly none. ``encoder`` embeds them as queries.
     """
 
     def __init__(self, questions: Sequence[Question], encoder: Encoder):
@@ -186,49 +163,45 @@ class DemonstrateHandler(_Quick):
         if questions:
             self._index = ExactIndex(encoder.encode([q.question for q in questions], "query"))
 
-    def __call__(self, calls: Sequence[Call], done: Done) -> None:
-        """See `Handler`."""
-        requests: list[Demonstrate] = [call.request for call in calls]
+    def _responses(self, calls: Sequence[Call]) -> Iterable[Response]:
         if not self._questions:
-            for index in range(len(requests)):
-                done(index, Demonstrated(()))
-            return
-        query_QD = self._encoder.encode([request.query for request in requests], "query")
-        row_QK, _ = self._index.search(query_QD, max(request.n for request in requests))
-        for index, request in enumerate(requests):
-            rows = row_QK[index, : request.n]
-            done(index, Demonstrated(tuple(self._questions[row] for row in rows)))
+            return [requests.Demonstrated(())] * len(calls)
+        query_QD = self._encoder.encode([call.request.query for call in calls], "query")
+        row_QK, _ = self._index.search(query_QD, max(call.request.n for call in calls))
+        return [
+            requests.Demonstrated(tuple(self._questions[row] for row in rows[: call.request.n]))
+            for call, rows in zip(calls, row_QK, strict=True)
+        ]
 
 
-class RankHandler(_Quick):
-    """Texts by a ranker's score, best first; ties keep the order they came in."""
+class RankHandler(_FastHandler):
+    """Sorts texts by a ranker's score, best first; ties keep their order."""
 
     def __init__(self, ranker: Ranker):
         self._ranker = ranker
 
-    def __call__(self, calls: Sequence[Call], done: Done) -> None:
-        """See `Handler`."""
-        requests: list[Rank] = [call.request for call in calls]
-        scored = self._ranker.score([r.query for r in requests], [r.texts for r in requests])
-        for index, (request, scores) in enumerate(zip(requests, scored, strict=True)):
+    def _responses(self, calls: Sequence[Call]) -> Iterable[Response]:
+        batch: list[requests.Rank] = [call.request for call in calls]
+        all_scores = self._ranker.score([r.query for r in batch], [r.texts for r in batch])
+        for request, scores in zip(batch, all_scores, strict=True):
             order = np.argsort(-np.asarray(scores), kind="stable")[: request.n or None]
             texts = tuple(request.texts[i] for i in order)
-            done(index, Ranked(texts, tuple(float(scores[i]) for i in order)))
+            yield requests.Ranked(texts, tuple(float(scores[i]) for i in order))
 
 
 class GenerateHandler:
-    """Texts and scores by one language model, for one role or for several that share it.
+    """Generates and scores texts with one language model, for the roles that share it.
 
     Args:
       backend: the model.
-      max_tokens: of each role, where a request names none.
-      seed: of sampled requests; each has its own stream, by its place in its program. None: the
-        requests say theirs.
-      cache: responses of earlier runs to the same request; None: none.
-      identity: what decides the model's texts, for the cache.
+      max_tokens: limit of each role, for requests without one.
+      seed: base of the seeds of sampled requests, which also depend on their position in the
+        program. None keeps the requests' own seeds.
+      cache: responses of earlier runs; None disables it.
+      identity: identifies the model in the cache.
 
     Attributes:
-      on_tokens: called while it works with the tokens written of responses not yet handed on.
+      on_tokens: called during generation with the number of tokens of incomplete responses.
     """
 
     is_slow = True
@@ -242,7 +215,7 @@ class GenerateHandler:
         cache: ResponseCache | None = None,
         identity: Any = None,
     ):
-        self._backend: Any = backend
+        self.backend: Any = backend
         self._max_tokens = max_tokens
         self._seed = seed
         self._cache = cache
@@ -251,102 +224,101 @@ class GenerateHandler:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether the backend's budget has ended."""
-        return bool(getattr(self._backend, "budget_exhausted", False))
+        """Whether the backend's budget is exhausted."""
+        return bool(getattr(self.backend, "budget_exhausted", False))
 
     @property
-    def backend(self) -> llm.Backend:
-        """The model."""
-        return self._backend
+    def accepts_more(self) -> bool:
+        """Whether the backend accepts requests while it answers others."""
+        return bool(getattr(self.backend, "accepts_more", False))
 
-    @property
-    def takes_more(self) -> bool:
-        """Whether the backend takes requests while it answers others."""
-        return bool(getattr(self._backend, "takes_more", False))
+    def __call__(
+        self, calls: Sequence[Call], respond: Respond, more: MoreCalls | None = None
+    ) -> None:
+        """Answers calls and, if ``more`` is given, further ones; see `Handler`."""
+        batch: list[llm.Generate | llm.Score] = []
+        generate_indices: list[int] = []  # in the batch, in the order of the backend's requests
+        score_indices: list[int] = []
 
-    def __call__(self, calls: Sequence[Call], done: Done, more: More | None = None) -> None:
-        """See `Handler`; responses are journalled one by one, as the backend has them."""
-        asked: list[Generate | Score] = []
-        texts: list[int] = []  # places of those that the backend generates, in its order
-        scores: list[int] = []
-
-        def receive(index: int, response: Generated | Scored) -> None:
+        def receive(index: int, response: llm.Generated | llm.Scored) -> None:
             if response.error is not None:
-                done(index, RequestError(response.error))
+                respond(index, RequestError(response.error))
                 return
             if self._cache is not None:
-                self._cache.keep(self._identity, asked[index], response)
-            done(index, response)
+                self._cache.keep(self._identity, batch[index], response)
+            respond(index, response)
 
-        def admit(calls: Sequence[Call]) -> list[Generate]:
-            """Answers what is cached; returns what is to be generated."""
-            new = []
+        def admit(calls: Sequence[Call]) -> list[llm.Generate]:
+            """Answers cached requests, and returns those to generate."""
+            uncached = []
             for call in calls:
-                request, index = self.request(call), len(asked)
-                asked.append(request)
-                known = self._cache.find(self._identity, request) if self._cache else None
-                if known is not None:
-                    done(index, known)
-                elif isinstance(request, Score):
-                    scores.append(index)
+                request, index = self.request(call), len(batch)
+                batch.append(request)
+                cached = self._cache.find(self._identity, request) if self._cache else None
+                if cached is not None:
+                    respond(index, cached)
+                elif isinstance(request, llm.Score):
+                    score_indices.append(index)
                 else:
-                    texts.append(index)
-                    new.append(request)
-            return new
+                    generate_indices.append(index)
+                    uncached.append(request)
+            return uncached
 
-        def take() -> list[Generate]:
-            """What has come since; after responses that were cached, there may be more."""
+        def more_requests() -> list[llm.Generate]:
             assert more is not None
-            new: list[Generate] = []
-            while not new and (calls := more()):
-                new = admit(calls)
-            return new
+            uncached: list[llm.Generate] = []
+            # Responses from the cache may lead to further calls.
+            while not uncached and (calls := more()):
+                uncached = admit(calls)
+            return uncached
 
-        first = admit(calls)
-        if first:
-            self._generate(first, lambda i, r: receive(texts[i], r), None if more is None else take)
-        if scores:
-            found = self._backend.score([asked[index] for index in scores])
-            for index, response in zip(scores, found, strict=True):
+        if first := admit(calls):
+            self._generate(
+                first,
+                lambda index, response: receive(generate_indices[index], response),
+                None if more is None else more_requests,
+            )
+        if score_indices:
+            responses = self.backend.score([batch[index] for index in score_indices])
+            for index, response in zip(score_indices, responses, strict=True):
                 receive(index, response)
 
     def _generate(
-        self, requests: Sequence[Generate], receive: llm.Done, more: llm.More | None
+        self,
+        batch: Sequence[llm.Generate],
+        receive: llm.OnResponse,
+        more: llm.MoreRequests | None,
     ) -> None:
         received = 0
 
-        def count(index: int, response: Generated) -> None:
+        def done(index: int, response: llm.Generated) -> None:
             nonlocal received
             received += response.usage.generated_tokens
             receive(index, response)
 
-        def show(rows: int, tokens: int) -> None:
+        def progress(responses: int, tokens: int) -> None:
             self.on_tokens(tokens - received)
 
         try:
-            if more is None:
-                self._backend.generate(requests, show, count)
-            else:
-                self._backend.generate(requests, show, count, more)
-        except ExceptionGroup as group:  # a server's tasks wrap what ``done`` raised (a full disk)
-            users = group.subgroup(UserError)
-            raise _first(users or group) from None
+            self.backend.generate(batch, progress, done, *([] if more is None else [more]))
+        except ExceptionGroup as group:  # tasks of a server's client wrap errors of ``done``
+            raise _first_error(group.subgroup(UserError) or group) from None
 
-    def request(self, call: Call) -> Generate | Score:
-        """A call's request with the role's limit, and with a seed of its place where it samples."""
-        asked: Generate | Score = call.request
-        if isinstance(asked, Score):
-            return asked
-        limit = asked.max_tokens or self._max_tokens[asked.role]
+    def request(self, call: Call) -> llm.Generate | llm.Score:
+        """Returns a call's request with its role's limit and, if it is sampled, with a seed."""
+        request: llm.Generate | llm.Score = call.request
+        if isinstance(request, llm.Score):
+            return request
+        limit = request.max_tokens or self._max_tokens[request.role]
         if self._seed is None:
-            return dataclasses.replace(asked, max_tokens=limit)
+            return dataclasses.replace(request, max_tokens=limit)
         name = f"{self._seed}/{call.key.program}/{call.key.ordinal}.{call.key.part}"
         bits = hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
-        seed = int.from_bytes(bits[:4], "little") >> 1 if asked.temperature else 0
-        return dataclasses.replace(asked, max_tokens=limit, seed=asked.seed or seed)
+        seed = int.from_bytes(bits[:4], "little") >> 1 if request.temperature else 0
+        return dataclasses.replace(request, max_tokens=limit, seed=request.seed or seed)
 
 
-def _first(error: Exception) -> Exception:
+def _first_error(error: Exception) -> Exception:
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -1,4 +1,4 @@
-"""The records of a journal, one a program, and their reader."""
+"""The reader of a journal, and the records of its programs."""
 
 import collections
 import contextlib
@@ -25,8 +25,8 @@ JOURNAL = "journal.sqlite"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Key:
-    """Which request: the ``ordinal``-th yield of ``program``, its ``part``-th where a list."""
+class RequestKey:
+    """A request's position: yield ``ordinal`` of ``program``, item ``part`` if that is a list."""
 
     program: str
     ordinal: int
@@ -34,30 +34,30 @@ class Key:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Spent:
-    """Responses of language models, and the tokens that they took."""
+class ModelUsage:
+    """The number of calls of language models, and their tokens."""
 
     calls: int = 0
     usage: Usage = Usage()
 
-    def __add__(self, other: "Spent") -> "Spent":
-        return Spent(self.calls + other.calls, self.usage + other.usage)
+    def __add__(self, other: "ModelUsage") -> "ModelUsage":
+        return ModelUsage(self.calls + other.calls, self.usage + other.usage)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Record:
-    """What the journal knows of one program (of a question, of a passage).
+    """The record of one program.
 
     Attributes:
-      id: of the program (a question's, a passage's).
-      input: what it was given, as JSON.
-      outcome: its result as JSON, or None while it runs or after it failed.
-      error: why it failed, or None.
+      id: id of the program, such as that of a question or of a passage.
+      input: input of the program, as JSON.
+      outcome: result as JSON; None while it runs and after it has failed.
+      error: why it failed.
       seconds: wall time from its start to its end, over all runs.
-      usage: language-model tokens of all its responses.
-      calls: responses of each kind of request.
+      usage: total over all responses of language models.
+      calls: number of responses by kind of request.
       file: the journal.
-      roles: language-model responses of each role.
+      roles: usage of language models by role.
     """
 
     id: str
@@ -68,27 +68,28 @@ class Record:
     usage: Usage
     calls: Mapping[str, int]
     file: Path = dataclasses.field(compare=False)
-    roles: Mapping[str, Spent] = dataclasses.field(default_factory=dict)
+    roles: Mapping[str, ModelUsage] = dataclasses.field(default_factory=dict)
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has a result, or failed."""
+        """Whether it has a result or has failed."""
         return self.outcome is not None or self.error is not None
 
-    def given(self, kind: type[T]) -> T:
-        """Its input, as `typed` makes it; raises UserError where it is damaged."""
-        return typed(self.file, self.id, self.input, kind, "input")
+    def converted_input(self, kind: type[T]) -> T:
+        """Returns the input as a ``kind``."""
+        return convert(self.file, self.id, self.input, kind, "input")
 
     def result(self, kind: type[T]) -> T | None:
-        """Its outcome, as `typed` makes it, or None; raises UserError where it is damaged."""
-        return None if self.outcome is None else typed(self.file, self.id, self.outcome, kind)
+        """Returns the outcome as a ``kind``, if there is one."""
+        return None if self.outcome is None else convert(self.file, self.id, self.outcome, kind)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Totals:
-    """What a journal has recorded since it was started, dropped programs included.
+    """Totals over all programs that a journal ever recorded, including dropped ones.
 
-    ``programs`` ended; ``calls`` are responses of language models, ``usage`` is theirs by role.
+    ``programs`` is the number of ended programs, ``calls`` that of calls of language models, and
+    ``usage`` is their usage by role.
     """
 
     programs: int = 0
@@ -101,28 +102,23 @@ class Totals:
         return Totals(self.programs + other.programs, self.calls + other.calls, usage)
 
 
-def typed(path: Path, program: str, value: Any, kind: type[T], what: str = "result") -> T:
-    """A program's result, or its input, as what it was when it was written.
+def convert(path: Path, program: str, value: Any, kind: type[T], what: str = "result") -> T:
+    """Converts the result or the input of a program of journal ``path`` to the type ``kind``.
 
-    Args:
-      path: of the journal.
-      program: its id.
-      value: as `Record` has it.
-      kind: what msgspec makes of it.
-      what: it is, for the message.
+    Raises `UserError` if the value is damaged; ``what`` names it in the message.
     """
-    with _naming(path, program, what):
+    with _reporting_damage(path, program, what):
         return msgspec.convert(value, kind)
 
 
 def damaged(path: Path, program: str, error: Exception, what: str = "result") -> UserError:
-    """The exception to raise about a program whose result, or input, cannot be used."""
+    """Returns the exception for a program whose result or input is damaged."""
     return sqlite.damaged(f"{path}: the {what} of {program!r}", error)
 
 
 @contextlib.contextmanager
-def _naming(path: Path, program: str, what: str = "result") -> Iterator[None]:
-    """Says of which program a row is that cannot be read."""
+def _reporting_damage(path: Path, program: str, what: str = "result") -> Iterator[None]:
+    """Turns errors of decoding a row into a `UserError` that names the program."""
     try:
         yield
     except sqlite.DAMAGE as error:
@@ -133,7 +129,7 @@ def _naming(path: Path, program: str, what: str = "result") -> Iterator[None]:
 
 
 class JournalReader(Database):
-    """A journal open for reading, while no run writes it; a context manager."""
+    """A journal open for reading, which no run may be writing; a context manager."""
 
     _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -154,7 +150,7 @@ CREATE TABLE responses (
         access: sqlite.Access = sqlite.READ,
         named: Path | None = None,
     ):
-        """Opens a journal; ``named`` is the path in error messages, where ``path`` is a copy."""
+        """Opens a journal; error messages show ``named``, if ``path`` is a copy of it."""
         if not access.writes and not Path(path).is_file():
             raise UserError(f"{path} does not exist; the journal of a run is {JOURNAL}.")
         self._passages: dict[str, Passage] = {}
@@ -164,20 +160,20 @@ CREATE TABLE responses (
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings with which the journal was begun."""
+        """The settings with which the journal was created."""
         with self._reading():
             return msgspec.json.decode(self._meta("settings") or "", type=dict[str, Any])
 
     @property
     def is_bound(self) -> bool:
         """Whether anything is recorded that a run with other settings must not use."""
-        results = "SELECT 1 FROM programs WHERE outcome IS NOT NULL"  # rules ask for no response
+        results = "SELECT 1 FROM programs WHERE outcome IS NOT NULL"  # some need no responses
         return self._row(f"SELECT 1 FROM responses UNION ALL {results} LIMIT 1") is not None
 
     @property
     def id(self) -> str:
-        """An identifier that no other journal has."""
-        return self._meta("id") or self.path.name  # earlier versions wrote none
+        """A unique identifier of the journal."""
+        return self._meta("id") or self.path.name  # journals of earlier versions have none
 
     @property
     def seconds(self) -> float:
@@ -186,12 +182,12 @@ CREATE TABLE responses (
 
     @property
     def load_seconds(self) -> float:
-        """Wall time of all runs on this journal until their first requests."""
+        """Wall time of all runs on this journal before their first requests."""
         return self._number("load_seconds")
 
     @property
     def is_sampled(self) -> bool:
-        """Whether a text was sampled, not decoded greedily."""
+        """Whether any text was sampled, rather than decoded greedily."""
         query = "SELECT 1 FROM responses WHERE json_extract(request, '$.temperature') > 0 LIMIT 1"
         return self._row(query) is not None
 
@@ -203,10 +199,10 @@ CREATE TABLE responses (
     # ----------------------------------------------------------------------------- the programs
 
     def records(self, programs: Iterable[str] | None = None) -> Iterator[Record]:
-        """The records of ``programs``, or of all, in the order of their places."""
-        chosen, values = _chosen(programs)
+        """Yields the records of ``programs``, by default of all, ordered by their places."""
+        condition, values = _where_in(programs)
         query = (
-            f"SELECT id, input, outcome, error, seconds FROM programs WHERE TRUE{chosen} "
+            f"SELECT id, input, outcome, error, seconds FROM programs WHERE TRUE{condition} "
             "ORDER BY place, id"
         )
         with self._reading():
@@ -214,10 +210,10 @@ CREATE TABLE responses (
                 yield self._record(*row)
 
     def _record(
-        self, program: str, given: str, outcome: str | None, error: str | None, seconds: float
+        self, program: str, input: str, outcome: str | None, error: str | None, seconds: float
     ) -> Record:
         roles, calls = {}, dict.fromkeys(codec.KINDS.values(), 0)
-        result = None if outcome is None else _decoded(self.path, program, outcome)
+        result = None if outcome is None else _decode_outcome(self.path, program, outcome)
         rows = self._db.execute(
             "SELECT json_extract(request, '$.kind'), json_extract(request, '$.role'), response "
             "FROM responses WHERE program = ? ORDER BY ordinal, part",
@@ -226,45 +222,45 @@ CREATE TABLE responses (
         for kind, role, response in rows:
             calls[kind] += 1
             if kind in ("generate", "score"):
-                roles[role] = roles.get(role, Spent()) + Spent(1, _usage(response))
-        usage = sum((spent.usage for spent in roles.values()), start=Usage())
-        given = msgspec.json.decode(given)
-        return Record(program, given, result, error, seconds, usage, calls, self.path, roles)
+                roles[role] = roles.get(role, ModelUsage()) + ModelUsage(1, _usage(response))
+        usage = sum((role.usage for role in roles.values()), start=Usage())
+        decoded = msgspec.json.decode(input)
+        return Record(program, decoded, result, error, seconds, usage, calls, self.path, roles)
 
     def outcomes(self, programs: Iterable[str] | None = None) -> dict[str, Any]:
-        """Results of the programs that have one, by id; of ``programs``, or of all."""
-        chosen, values = _chosen(programs)
-        query = f"SELECT id, outcome FROM programs WHERE outcome IS NOT NULL{chosen}"
+        """Returns the existing results of ``programs``, by default of all, by id."""
+        condition, values = _where_in(programs)
+        query = f"SELECT id, outcome FROM programs WHERE outcome IS NOT NULL{condition}"
         with self._reading():
             rows = self._db.execute(query, values)
-            return {name: _decoded(self.path, name, outcome) for name, outcome in rows}
+            return {name: _decode_outcome(self.path, name, outcome) for name, outcome in rows}
 
     def counts(self) -> tuple[int, int]:
-        """Number of programs, and how many of them have ended."""
+        """Returns the number of programs, and of those that have ended."""
         ended = "SUM(outcome IS NOT NULL OR error IS NOT NULL)"
         return self._row(f"SELECT COUNT(*), IFNULL({ended}, 0) FROM programs")
 
     def totals(self) -> Totals:
-        """What all programs took so far, those that left the journal included."""
+        """Returns the totals of all programs, including those that were dropped."""
         with self._reading():
-            return self._left() + self._totals()
+            return self._dropped_totals() + self._totals()
 
     def usage(self) -> Mapping[str, Usage]:
-        """Tokens of all responses, by the role that gave them; see `totals`."""
+        """Returns the usage of all programs by role; see `totals`."""
         return self.totals().usage
 
     def _totals(self, programs: Sequence[str] | None = None) -> Totals:
-        """What ``programs``, or all in the journal, took."""
-        chosen, values = _chosen(programs)
+        """Returns the totals of ``programs``, by default of all in the journal."""
+        condition, values = _where_in(programs)
         ended = self._db.execute(
             "SELECT COUNT(*) FROM programs WHERE (outcome IS NOT NULL OR error IS NOT NULL)"
-            + chosen,
+            + condition,
             values,
         )
-        chosen, values = _chosen(programs, "program")
+        condition, values = _where_in(programs, "program")
         rows = self._db.execute(
             "SELECT json_extract(request, '$.role'), response FROM responses "
-            "WHERE json_extract(request, '$.kind') IN ('generate', 'score')" + chosen,
+            "WHERE json_extract(request, '$.kind') IN ('generate', 'score')" + condition,
             values,
         )
         calls, usage = 0, collections.defaultdict[str, Usage](Usage)
@@ -273,8 +269,8 @@ CREATE TABLE responses (
             usage[role] += _usage(response)
         return Totals(ended.fetchone()[0], calls, dict(usage))
 
-    def _left(self) -> Totals:
-        """What the programs took that left the journal, and those of other journals."""
+    def _dropped_totals(self) -> Totals:
+        """Returns the totals of dropped programs and of other journals."""
         rows = self._db.execute(
             "SELECT value FROM meta WHERE key = 'forgotten' OR key GLOB 'counted/*'"
         )
@@ -282,8 +278,8 @@ CREATE TABLE responses (
 
     # ---------------------------------------------------------------------------- the responses
 
-    def replay(self, key: Key, request: Request) -> Response | RequestError | None:
-        """The recorded response to this very request, or None."""
+    def replay(self, key: RequestKey, request: Request) -> Response | RequestError | None:
+        """Returns the recorded response to a request, if there is one."""
         row = self._row(
             "SELECT request_hash, response FROM responses "
             "WHERE program = ? AND ordinal = ? AND part = ?",
@@ -293,24 +289,20 @@ CREATE TABLE responses (
             return None
         if row[0] != codec.digest(codec.dump(codec.encode_request(request))):
             raise UserError(
-                f"{self.path} records another request {key.ordinal} of {key.program!r}: the method "
-                "or its prompts changed since; use another --workdir."
+                f"{self.path} has a different request {key.ordinal} of {key.program!r}, because "
+                "the method or its prompts have changed; use another --workdir."
             )
         with self._reading():
             return codec.decode_response(request, msgspec.json.decode(row[1]), self.passage)
 
     def passages(self) -> dict[str, Passage]:
-        """All passages of the recorded responses, by id."""
+        """Returns all passages of the recorded responses, by id."""
         with self._reading():
             rows = self._db.execute("SELECT record FROM passages ORDER BY id")
             return {passage.id: passage for passage in (_passage(row[0]) for row in rows)}
 
     def passage(self, passage_id: str) -> Passage:
-        """A passage of a recorded response.
-
-        Raises:
-          KeyError: no response has it.
-        """
+        """Returns a passage of a recorded response; raises KeyError if no response has it."""
         if passage_id not in self._passages:
             row = self._row("SELECT record FROM passages WHERE id = ?", (passage_id,))
             if row is None:
@@ -321,50 +313,48 @@ CREATE TABLE responses (
 
 
 def read_records(path: str | os.PathLike[str]) -> list[Record]:
-    """The record of every program of a journal."""
-    with JournalReader(path) as book:
-        return list(book.records())
+    """Returns the records of a journal."""
+    with JournalReader(path) as journal:
+        return list(journal.records())
 
 
 def read_passages(path: str | os.PathLike[str]) -> dict[str, Passage]:
-    """All passages of the responses of a journal, by id."""
-    with JournalReader(path) as book:
-        return book.passages()
+    """Returns the passages of a journal by id."""
+    with JournalReader(path) as journal:
+        return journal.passages()
 
 
 def read_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The settings with which a journal was begun."""
-    with JournalReader(path) as book:
-        return book.settings
+    """Returns the settings of a journal."""
+    with JournalReader(path) as journal:
+        return journal.settings
 
 
 def check_settings(path: str | os.PathLike[str], settings: Mapping[str, Any]) -> None:
-    """Raises `UserError` where the journal ``path``, if any, is of a run with other settings."""
+    """Raises `UserError` if the journal ``path`` exists and belongs to other settings."""
     if not Path(path).is_file():
         return
-    with JournalReader(path) as book:
-        is_bound, old = book.is_bound, book.settings
-    if is_bound:
-        check_same(path, old, settings)
+    with JournalReader(path) as journal:
+        if journal.is_bound:
+            check_same(path, journal.settings, settings)
 
 
-def _chosen(programs: Iterable[str] | None, column: str = "id") -> tuple[str, tuple[str, ...]]:
-    """A further condition of a WHERE clause, and its values; both empty for all programs."""
+def _where_in(programs: Iterable[str] | None, column: str = "id") -> tuple[str, tuple[str, ...]]:
+    """Returns an SQL condition that selects programs, and its values; empty for all programs."""
     if programs is None:
         return "", ()
     names = list(programs)
-    cut = [name for name in names if "\0" in name]  # json_each would end them there
-    plain = codec.dump([name for name in names if "\0" not in name])
-    more = f" OR {column} IN ({', '.join('?' * len(cut))})"
-    return f" AND ({column} IN (SELECT value FROM json_each(?)){more})", (plain, *cut)
+    with_null = [name for name in names if "\0" in name]  # json_each would truncate them
+    others = codec.dump([name for name in names if "\0" not in name])
+    more = f" OR {column} IN ({', '.join('?' * len(with_null))})"
+    return f" AND ({column} IN (SELECT value FROM json_each(?)){more})", (others, *with_null)
 
 
-def _decoded(path: Path, program: str, text: str) -> Any:
-    """A program's result."""
-    with _naming(path, program):
-        outcome = msgspec.json.decode(text)  # refuses NaN and halves of surrogate pairs
+def _decode_outcome(path: Path, program: str, text: str) -> Any:
+    with _reporting_damage(path, program):
+        outcome = msgspec.json.decode(text)  # rejects NaN and lone surrogates
         if outcome is None:
-            raise ValueError("null is no result")
+            raise ValueError("the result is null")
         return outcome
 
 

@@ -1,8 +1,8 @@
-"""What a method may ask for, and what it gets back.
+"""The requests of methods, and their responses.
 
-A method is a generator function: it yields one request, or a list of requests that may run at the
-same time, and is sent the response, or the list of responses in order. So it never sees a model, a
-file or a network, and a test drives it by hand.
+A method is a generator function. It yields a request and is sent the response, or it yields a list
+of requests that may run concurrently and is sent their responses in order. Methods therefore need
+no access to models, files or networks, and tests can drive them by hand.
 """
 
 import dataclasses
@@ -21,9 +21,9 @@ TextT = TypeVar("TextT", bound=Text)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Retrieve:
-    """The ``k`` passages nearest to ``query``; answered by `Retrieved`.
+    """A request for the ``k`` passages nearest to ``query``; answered by `Retrieved`.
 
-    With ``feedback`` those nearest to its vector as passages move it, which no BM25 index answers.
+    ``feedback`` moves the query's vector towards passages; BM25 indexes do not support it.
     """
 
     query: str
@@ -41,9 +41,9 @@ class Retrieved:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Follow:
-    """The passages that ``texts`` name by their titles; answered by `Retrieved`.
+    """A request for the passages whose titles occur in ``texts``; answered by `Retrieved`.
 
-    At most ``k`` of them, as they are named; a score says how many texts name it.
+    Returns at most ``k``, in order of occurrence. The score is the number of texts with the title.
     """
 
     texts: tuple[str, ...]
@@ -52,9 +52,9 @@ class Follow:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fetch:
-    """The passages with these ids, in their order; answered by `Retrieved`, every score 1.
+    """A request for the passages with these ids; answered by `Retrieved`, with scores of 1.
 
-    It fails where the run's corpus lacks one.
+    It fails if the corpus lacks one of them.
     """
 
     passage_ids: tuple[str, ...]
@@ -62,23 +62,23 @@ class Fetch:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Extract:
-    """The triples of each passage; answered by `Extracted`."""
+    """A request for the triples of each passage; answered by `Extracted`."""
 
     passages: tuple[Passage, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Extracted:
-    """For every passage asked for, its triples, or None where extraction failed or never ran."""
+    """The triples of each passage; None if they were not extracted or extraction failed."""
 
     triples: tuple[tuple[Triple, ...] | None, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Anchor:
-    """The ``n`` entities of all triples nearest to a name, and what is said of them.
+    """A request for the ``n`` entities nearest to a name, with their triples.
 
-    Answered by `Anchored`; ``match`` as in `EntityIndex.anchors`.
+    Answered by `Anchored`; see `EntityIndex.anchors` for ``match``.
     """
 
     surface: str
@@ -88,7 +88,7 @@ class Anchor:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Anchored:
-    """Entities, best first, and the triples with one of them at either end, by passage."""
+    """Entities, best first, and the triples that contain one of them, by passage."""
 
     entities: tuple[str, ...]
     triples: tuple[Triple, ...]
@@ -96,13 +96,13 @@ class Anchored:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rank:
-    """The ``n`` texts that fit ``query`` best; answered by `Ranked`.
+    """A request for the ``n`` texts that match ``query`` best; answered by `Ranked`.
 
     Attributes:
-      query: what they are compared with.
-      texts: triples, passages or sentences; the ranker writes them as its model reads them.
-      n: 0: all of them.
-      ranker: which one, a block of ``config.rankers``.
+      query: the query.
+      texts: triples, passages or sentences, which the ranker formats for its model.
+      n: number of texts to return; 0 means all.
+      ranker: name of a block of ``config.rankers``.
     """
 
     query: str
@@ -121,9 +121,9 @@ class Ranked(Generic[TextT]):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Demonstrate:
-    """At most ``n`` training questions, most similar to ``query``; answered by `Demonstrated`.
+    """A request for at most ``n`` training questions similar to ``query``.
 
-    Never one that is being answered, by its id or by its text.
+    Answered by `Demonstrated`. Questions of the run itself are excluded, by id and by text.
     """
 
     query: str
@@ -132,7 +132,7 @@ class Demonstrate:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Demonstrated:
-    """Training questions with their annotations, the most similar first; none where none is."""
+    """Training questions with their annotations, most similar first; possibly none."""
 
     questions: tuple[Question, ...]
 
@@ -142,29 +142,29 @@ Response = Retrieved | Extracted | Anchored | Ranked | Demonstrated | Generated 
 
 _T = TypeVar("_T")
 
-# What a method returns when called: yields requests, is sent responses, returns its result.
+# A running method: it yields requests, is sent responses, and returns its result.
 Program = Generator[Request | Sequence[Request], Any, _T]
 
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """What a method asks for with its settings; nothing else is opened.
+    """The resources that a method requests with its settings; no others are opened.
 
     Attributes:
       roles: language models, each a block of the config.
-      abilities: what a role is asked for that not every backend gives.
-      rankers: each a block of ``config.rankers``.
-      units: what these rank, where that is triples, sentences or passages alone: an aligner that
-        was trained on others is refused.
-      corpus: passages, by `Retrieve` or `Fetch`.
-      search: without it passages are only fetched by their ids, and nothing is embedded.
-      feedback: whether it retrieves by vectors that passages move.
-      links: from texts to the passages that they name, by `Follow`.
-      triples: of passages, by `Extract`.
-      entities: of the triples of the whole corpus, by `Anchor`, with their passages, by `Fetch`;
-        the normal form of their names. None: not needed.
-      demonstrations: training questions, by `Demonstrate`.
-      gold: what a question's benchmark annotates, its answers too; results say so.
+      abilities: features that a role needs and that not every backend has.
+      rankers: names of blocks of ``config.rankers``.
+      units: the only kind of units that the rankers are given, if there is one. Aligners trained on
+        another kind are rejected.
+      corpus: passages (`Retrieve` or `Fetch`).
+      search: an index; without it, passages are only fetched by their ids.
+      feedback: retrieval with relevance feedback.
+      links: links from texts to the passages that they name (`Follow`).
+      triples: triples of passages (`Extract`).
+      entities: normal form of the names of entities (`Anchor`, and `Fetch` for their passages);
+        None if no entities are needed.
+      demonstrations: training questions (`Demonstrate`).
+      gold: gold annotations of the questions, including answers; results report this.
     """
 
     roles: tuple[str, ...] = ()
@@ -182,22 +182,22 @@ class Needs:
 
     @property
     def index(self) -> bool:
-        """Whether an index over the passages is needed."""
+        """Whether the method needs an index over the passages."""
         return self.corpus and self.search
 
 
 class RequestError(Exception):
-    """A request that could not be answered; ends its own question, never another's.
+    """A request could not be answered; only its own program ends.
 
-    Its text is `visible`: a journal keeps it, a terminal shows it.
+    Its text is made `visible`, because it is recorded and shown in terminals.
     """
 
     def __init__(self, text: str = ""):
         super().__init__(visible(text))
 
 
-def addressee(request: Request) -> type | str:
-    """Whose request it is: a role's, ``rankers.NAME``, or of the only one who answers its type."""
+def handler_key(request: Request) -> type | str:
+    """Returns the key of a request's handler: a role, ``rankers.NAME``, or the request's type."""
     if isinstance(request, Generate | Score):
         return request.role
     return f"rankers.{request.ranker}" if isinstance(request, Rank) else type(request)

@@ -1,9 +1,9 @@
-"""The lifecycle of a run: programs over a journal, and what answers their requests.
+"""The lifecycle of a run, which executes programs and records them in a journal.
 
-A command states its programs (`Job`), how its handlers are opened, and which settings decide its
-results. The rest is the same for all commands and happens here: the journal bound to its settings,
-programs that have ended skipped, handlers opened once something is left to run, the deadline, the
-progress bar, and notes of the time that a kill does not lose.
+A command provides its programs (`Job`), a function that opens handlers, and the settings that
+determine its results. This module does what all commands share. It binds the journal to the
+settings, skips finished programs, opens handlers when they are first needed, stops at the deadline,
+shows a progress bar, and saves the wall time regularly, so that a killed run loses little of it.
 """
 
 import contextlib
@@ -26,22 +26,22 @@ from cirag_jax.runtime.records import JournalReader, Record
 from cirag_jax.runtime.scheduler import Handler, Job, Progress, Scheduler
 from cirag_jax.runtime.store import JOURNAL, Journal, journal_path, merge_journals
 
-_NOTE_SECONDS = 5.0  # between two notes of the time
+_SAVE_SECONDS = 5.0  # interval at which the wall time is saved
 
-# Opens handlers; the stack closes them, and what the journal has used counts against budgets.
+# Opens handlers, which the stack closes. The journal's usage counts against budgets.
 OpenHandlers = Callable[[contextlib.ExitStack, Journal], Mapping[type | str, Handler]]
-# Shows a `Progress`, and the tokens of responses that it does not count yet.
+# Shows a `Progress`, and the number of tokens of incomplete responses.
 Show = Callable[[Progress, int], object]
 
 
 class Runner(Closing):
-    """Runs programs over one journal, which it opens; a context manager.
+    """Runs programs and records them in a journal; a context manager.
 
     Attributes:
-      book: the journal.
-      progress: of the latest `run`.
-      load_seconds: wall time in which the handlers were opened, 0 if they were not.
-      run_seconds: wall time in which programs ran.
+      journal: the journal.
+      progress: progress of the latest `run`.
+      load_seconds: wall time of opening the handlers; 0 if they were not opened.
+      run_seconds: wall time of running programs.
     """
 
     def __init__(
@@ -57,26 +57,26 @@ class Runner(Closing):
         replace: bool = False,
         copy_of: Path | None = None,
     ):
-        """Opens the journal, and nothing else yet.
+        """Opens the journal, but not the handlers.
 
         Args:
-          path: of the journal; `sqlite.MEMORY`: of one that is not kept.
-          settings: what decides the results, see `Journal`.
-          open_handlers: called once, when a program is left to run.
-          in_flight: programs that run at once.
-          until: `time.monotonic()` after which no batch is begun; None: never.
-          started: `time.monotonic()` from which on wall time counts; None: now.
-          encode: makes JSON of a program's result.
-          replace: as in `Journal`.
-          copy_of: as in `Journal`.
+          path: path of the journal, or `sqlite.MEMORY` for a temporary one.
+          settings: settings that determine the results, see `Journal`.
+          open_handlers: called once, when the first program must run.
+          in_flight: maximum number of programs that run at a time.
+          until: `time.monotonic()` after which no batch starts.
+          started: `time.monotonic()` from which wall time counts, by default now.
+          encode: converts a program's result to JSON.
+          replace: see `Journal`.
+          copy_of: see `Journal`.
         """
         self._open_handlers, self._in_flight, self._until = open_handlers, in_flight, until
         self._encode = encode
         self._handlers: Mapping[type | str, Handler] | None = None
-        self._noted = time.monotonic() if started is None else started
+        self._saved_until = time.monotonic() if started is None else started
         self._stack = contextlib.ExitStack()
-        self.book = Journal(path, settings, replace=replace, copy_of=copy_of)
-        self._stack.enter_context(self.book)
+        self.journal = Journal(path, settings, replace=replace, copy_of=copy_of)
+        self._stack.enter_context(self.journal)
         self.progress, self.load_seconds, self.run_seconds = Progress(), 0.0, 0.0
 
     def close(self) -> None:
@@ -84,12 +84,12 @@ class Runner(Closing):
         self._stack.close()
 
     def open(self) -> Mapping[type | str, Handler]:
-        """The handlers, opened at the first call."""
+        """Returns the handlers, which the first call opens."""
         if self._handlers is None:
             start = time.monotonic()
-            self._handlers = self._open_handlers(self._stack, self.book)
+            self._handlers = self._open_handlers(self._stack, self.journal)
             self.load_seconds = time.monotonic() - start
-            self.book.add_seconds(self.load_seconds, loading=True)
+            self.journal.add_seconds(self.load_seconds, loading=True)
         return self._handlers
 
     def run(
@@ -101,21 +101,21 @@ class Runner(Closing):
         name: str | None = None,
         show: Show | None = None,
     ) -> bool:
-        """Runs to their ends those of ``jobs`` that have no result yet.
+        """Runs those of ``jobs`` that have no result yet.
 
         Args:
-          jobs: programs with distinct ids, begun in this order.
-          asks: whether they make requests; if not, no handler is opened.
-          unit: of the programs on a progress bar; None: there is no bar.
-          name: of the progress bar.
-          show: called after every response and every ended program, where there is no bar.
+          jobs: programs with distinct ids, in the order of their start.
+          asks: whether they make requests; if not, handlers are not opened.
+          unit: unit of the programs on a progress bar; None shows no bar.
+          name: name of the progress bar.
+          show: called after every response and at every end of a program, if there is no bar.
 
         Returns:
           Whether all have ended; False after the deadline or once a budget is exhausted.
         """
         jobs = list(jobs)
         self.progress = Progress(total=len(jobs), done=len(jobs))
-        if not self.left(jobs):
+        if not self.unfinished(jobs):
             return True
         handlers = self.open() if asks else {}
         start = time.monotonic()
@@ -126,59 +126,59 @@ class Runner(Closing):
             complete = scheduler.run(jobs, deadline=self._until)
         self.run_seconds += time.monotonic() - start
         self.progress = scheduler.progress
-        self._note()
+        self._save_seconds()
         return complete
 
     def _scheduler(self, handlers: Mapping[type | str, Handler], show: Show | None) -> Scheduler:
         def on_progress(progress: Progress, new_tokens: int = 0) -> None:
-            self._note(_NOTE_SECONDS)
+            self._save_seconds(_SAVE_SECONDS)
             if show is not None:
                 show(progress, new_tokens)
 
         scheduler = Scheduler(
             handlers,
-            self.book,
+            self.journal,
             in_flight=self._in_flight,
             encode=self._encode,
             on_progress=on_progress,
         )
-        if show is not None:  # else another run may show the tokens of the same handler
+        if show is not None:  # otherwise another run may show the tokens of the same handler
             for handler in set(handlers.values()):
                 if isinstance(handler, GenerateHandler):
                     handler.on_tokens = lambda tokens: on_progress(scheduler.progress, tokens)
         return scheduler
 
-    def left(self, jobs: Iterable[Job]) -> list[Job]:
-        """Those of ``jobs`` that have no result yet."""
+    def unfinished(self, jobs: Iterable[Job]) -> list[Job]:
+        """Returns those of ``jobs`` that have no result yet."""
         jobs = list(jobs)
-        known = self.book.outcomes(job.id for job in jobs)
-        return [job for job in jobs if job.id not in known]
+        outcomes = self.journal.outcomes(job.id for job in jobs)
+        return [job for job in jobs if job.id not in outcomes]
 
     def records(self, jobs: Iterable[Job]) -> dict[str, Record]:
-        """The records of those of ``jobs`` that were begun, by id."""
-        return {record.id: record for record in self.book.records(job.id for job in jobs)}
+        """Returns the records of those of ``jobs`` that have started, by id."""
+        return {record.id: record for record in self.journal.records(job.id for job in jobs)}
 
     def seconds(self) -> float:
-        """Wall time of all runs on this journal until now."""
-        self._note()
-        return self.book.seconds
+        """Returns the wall time of all runs on this journal, including this one."""
+        self._save_seconds()
+        return self.journal.seconds
 
-    def _note(self, every: float = 0.0) -> None:
-        """Adds to the journal's wall time what has passed, if that is ``every`` seconds or more."""
+    def _save_seconds(self, every: float = 0.0) -> None:
+        """Adds the elapsed time to the journal, if it is at least ``every`` seconds."""
         now = time.monotonic()
-        if now - self._noted >= every:
-            self.book.add_seconds(now - self._noted)
-            self._noted = now
+        if now - self._saved_until >= every:
+            self.journal.add_seconds(now - self._saved_until)
+            self._saved_until = now
 
 
 class RunResult(NamedTuple):
-    """What a workdir holds after `run_jobs`.
+    """The state of a workdir after `run_jobs`.
 
     Attributes:
-      records: of the jobs that were begun, by id.
+      records: records of the jobs that have started, by id.
       complete: whether all jobs have ended.
-      load_seconds: until the first request of this process.
-      seconds: wall time of all runs on this workdir.
+      load_seconds: wall time of this process before its first request.
+      seconds: wall time of all runs in this workdir.
     """
 
     records: Mapping[str, Record]
@@ -196,13 +196,11 @@ def run_jobs(
     started: float,
     until: float | None,
 ) -> RunResult | None:
-    """Runs what is left of ``jobs`` about questions, recorded in ``workdir/journal.sqlite``.
+    """Runs unfinished ``jobs``, and records them in ``workdir/journal.sqlite``.
 
-    Several processes deal the jobs out among themselves by their ids, each with a journal of its
-    own, which the first merges once all have ended. Arguments are those of `Runner`.
-
-    Returns:
-      None in all processes but the first.
+    Several processes share the jobs by their ids, and each has its own journal. The first process
+    merges the journals once all have ended; the others return None. For the arguments, see
+    `Runner`.
     """
     index, count = jax.process_index(), jax.process_count()
 
@@ -220,15 +218,15 @@ def run_jobs(
     if count > 1:
         parts = [journal_path(workdir, number, count) for number in range(count)]
         merge_journals(parts, workdir / JOURNAL)
-    with JournalReader(workdir / JOURNAL) as book:
-        records = {record.id: record for record in book.records(job.id for job in jobs)}
-        seconds = book.seconds
+    with JournalReader(workdir / JOURNAL) as journal:
+        records = {record.id: record for record in journal.records(job.id for job in jobs)}
+        seconds = journal.seconds
     complete = complete and all(job.id in records and records[job.id].has_ended for job in jobs)
     return RunResult(records, complete, load_seconds, seconds)
 
 
 def _share(jobs: Sequence[Job], index: int, count: int) -> list[Job]:
-    """The jobs of one of the processes: whatever else is asked, a question stays with its own."""
+    """Returns the jobs of one process, which do not depend on the other jobs of a run."""
     return [
         dataclasses.replace(job, place=place)
         for place, job in enumerate(jobs)
@@ -238,7 +236,7 @@ def _share(jobs: Sequence[Job], index: int, count: int) -> list[Job]:
 
 @contextlib.contextmanager
 def progress_bar(total: int, unit: str, name: str | None = None) -> Iterator[Show]:
-    """Programs done, calls, tokens and time left, on standard error."""
+    """Shows the numbers of programs, calls and tokens on standard error."""
     with tqdm.tqdm(
         total=total,
         desc=name,
@@ -246,7 +244,7 @@ def progress_bar(total: int, unit: str, name: str | None = None) -> Iterator[Sho
         file=sys.stderr,
         mininterval=0.5 if sys.stderr.isatty() else 30,
         smoothing=0,
-        miniters=0,  # tokens count as progress, too
+        miniters=0,  # new tokens also update the bar
     ) as bar:
         start = time.monotonic()
 

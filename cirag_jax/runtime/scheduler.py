@@ -1,9 +1,9 @@
-"""The scheduler: many programs advance together, their requests run as batches.
+"""The scheduler, which runs many programs concurrently and batches their requests.
 
-Programs are started until ``in_flight`` of them run. What they wait for is grouped by the handler
-that answers it; cheap groups (retrieval, ranking) go first, so that by the time a language model is
-asked, everyone who can be waiting for it is. Every response is journalled, then sent on: at once
-where the handler takes more calls while it works, else when it has answered its whole group.
+At most ``in_flight`` programs run at a time. Their requests are grouped by the handler that answers
+them. Fast handlers (retrieval, ranking) are called first, so that a language model gets the largest
+possible batch. Every response is recorded in the journal, then sent to its program. If the handler
+accepts further calls while it works, that happens at once, and otherwise after the whole batch.
 """
 
 import collections
@@ -15,44 +15,45 @@ from typing import Any, Protocol
 
 from cirag_jax.errors import UserError
 from cirag_jax.io import one_line, visible
-from cirag_jax.runtime.records import Key
+from cirag_jax.runtime.records import RequestKey
 from cirag_jax.runtime.requests import (
     Generate,
     Program,
     Request,
     RequestError,
     Response,
-    addressee,
+    handler_key,
 )
 from cirag_jax.runtime.store import Journal
 
 log = logging.getLogger(__name__)
 
-# How a handler gives back a response: the index of its call, and the response.
-Done = Callable[[int, Response | RequestError], None]
+# Called by a handler with the index of a call and the response.
+Respond = Callable[[int, Response | RequestError], None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A request with the place it has in its program."""
+    """A request and its position in its program."""
 
-    key: Key
+    key: RequestKey
     request: Any
 
 
-# What has come to wait for a handler since it was asked; indices go on from those before.
-More = Callable[[], Sequence[Call]]
+# Returns the calls queued since the handler started; their indices continue the earlier ones.
+MoreCalls = Callable[[], Sequence[Call]]
 
 
 class Handler(Protocol):
-    """Answers requests of one kind, many at a time.
+    """Answers requests of one kind in batches.
+
+    If a slow handler has a true attribute ``accepts_more``, it is called with a third argument, a
+    `MoreCalls`. The handler calls it whenever it has room for further calls, and answers these,
+    too.
 
     Attributes:
-      is_slow: whether it pays to let others go first and ask it once, with more.
-      is_exhausted: whether a budget has ended; what it refuses then is not the program's failure.
-
-    A slow one may have ``takes_more`` (absent: False): it is then called with a third argument, a
-    `More` that it calls whenever it has room for further calls, and which it answers as well.
+      is_slow: whether other handlers run first, so that this one gets larger batches.
+      is_exhausted: whether a budget is exhausted, so that later errors are not the program's.
     """
 
     is_slow: bool
@@ -62,8 +63,8 @@ class Handler(Protocol):
         """See the class."""
         ...
 
-    def __call__(self, calls: Sequence[Call], done: Done) -> None:
-        """Calls ``done(index, response)`` once for every call, as soon as it is known."""
+    def __call__(self, calls: Sequence[Call], respond: Respond) -> None:
+        """Calls ``respond(index, response)`` once for every call, as soon as possible."""
         ...
 
 
@@ -72,10 +73,10 @@ class Job:
     """A program to run.
 
     Attributes:
-      id: of the program.
-      input: what it is, as the journal says it; JSON.
-      start: begins it.
-      place: among the programs of the journal; None: its place among the jobs that are run.
+      id: id of the program.
+      input: description of the program in the journal; JSON.
+      start: creates the program.
+      place: position among the programs of the journal; None is its position among the jobs.
     """
 
     id: str
@@ -86,11 +87,17 @@ class Job:
 
 @dataclasses.dataclass
 class Progress:
-    """Where a run stands; the same object is updated and shown.
+    """The progress of a run, which the scheduler updates in place.
 
-    Of ``total`` programs those ``done`` ended, ``failed`` ones with an error. ``replayed``
-    responses were taken from the journal, ``calls`` were answered by handlers; ``generated`` of
-    these are language models', and have the tokens.
+    Attributes:
+      total: number of programs.
+      done: programs that have ended.
+      failed: programs that ended with an error.
+      replayed: responses from the journal.
+      calls: responses of handlers.
+      generated: generated texts among ``calls``.
+      prompt_tokens: prompt tokens of language models.
+      generated_tokens: generated tokens of language models.
     """
 
     total: int = 0
@@ -115,10 +122,14 @@ class _Running:
 
 
 class Scheduler:
-    """Runs programs over handlers (by `addressee`; one may serve several), recording in a journal.
+    """Runs programs and records them in a journal.
 
-    At most ``in_flight`` programs run at once; ``encode`` makes JSON of a program's result;
-    ``on_progress`` is called with the `Progress` after every response and every ended program.
+    Args:
+      handlers: handlers by `handler_key`; one may have several keys.
+      journal: records responses and results.
+      in_flight: maximum number of programs that run at a time.
+      encode: converts a program's result to JSON.
+      on_progress: called after every response and at every end of a program.
     """
 
     def __init__(
@@ -142,17 +153,16 @@ class Scheduler:
         self.progress = Progress()
 
     def run(self, jobs: Iterable[Job], *, deadline: float | None = None) -> bool:
-        """Runs all jobs to their ends; those that have a result already are not begun.
+        """Runs all jobs that have no result yet, and returns whether all have ended.
 
-        Jobs have distinct ids and are begun in this order. After ``deadline`` (of `time.monotonic`)
-        no further batch is begun. Returns whether all have ended; False after the deadline or when
-        a budget is exhausted.
+        Jobs have distinct ids and start in this order. Returns False after ``deadline`` (of
+        `time.monotonic`), when no further batch starts, or if a budget is exhausted.
         """
         jobs = list(jobs)
-        known = self._journal.outcomes(job.id for job in jobs)
-        todo = [(place, job) for place, job in enumerate(jobs) if job.id not in known]
-        self.progress = Progress(total=len(jobs), done=len(jobs) - len(todo))
-        self._todo, self._deadline = collections.deque(todo), deadline
+        outcomes = self._journal.outcomes(job.id for job in jobs)
+        pending = [(place, job) for place, job in enumerate(jobs) if job.id not in outcomes]
+        self.progress = Progress(total=len(jobs), done=len(jobs) - len(pending))
+        self._pending, self._deadline = collections.deque(pending), deadline
         self._running, self._waiting = {}, {}
         try:
             return self._run()
@@ -161,27 +171,27 @@ class Scheduler:
                 running.program.close()
 
     def _run(self) -> bool:
-        while self._todo or self._running:
-            if self._is_late():
+        while self._pending or self._running:
+            if self._is_past_deadline():
                 return False
-            self._begin_programs()
+            self._start_programs()
             handler = self._next_handler()
             if handler is None:
                 continue
-            calls = self._answer(handler)
+            calls = self._call(handler)
             if handler.is_exhausted and any(c.key.program in self._running for c in calls):
                 return False
         return True
 
-    def _is_late(self) -> bool:
+    def _is_past_deadline(self) -> bool:
         return self._deadline is not None and time.monotonic() >= self._deadline
 
-    def _begin_programs(self) -> None:
-        while self._todo and len(self._running) < self._in_flight:
-            self._begin(*self._todo.popleft())
+    def _start_programs(self) -> None:
+        while self._pending and len(self._running) < self._in_flight:
+            self._start(*self._pending.popleft())
 
     def _next_handler(self) -> Handler | None:
-        """That of the largest group, a slow one only when nothing else waits; None: none does."""
+        """Returns the handler with most waiting calls, preferring fast ones; None without calls."""
         handlers = {id(handler): handler for handler in self._handlers.values()}
 
         def rank(key: int) -> tuple[bool, int]:
@@ -189,16 +199,16 @@ class Scheduler:
 
         return handlers[max(self._waiting, key=rank)] if self._waiting else None
 
-    def _answer(self, handler: Handler) -> list[Call]:
-        """Has a handler answer what waits for it, and what comes meanwhile; returns those calls."""
+    def _call(self, handler: Handler) -> list[Call]:
+        """Calls a handler with all calls that wait for it; returns these and further ones."""
         calls = self._waiting.pop(id(handler))
-        left = set(range(len(calls)))
-        answered: set[str] = set()
+        unanswered = set(range(len(calls)))
+        answered: set[str] = set()  # programs
 
-        def done(index: int, response: Response | RequestError) -> None:
-            left.remove(index)
+        def respond(index: int, response: Response | RequestError) -> None:
+            unanswered.remove(index)
             if isinstance(response, RequestError) and handler.is_exhausted:
-                return  # not asked: the budget ended before; a later run asks again
+                return  # the request was not sent; a later run repeats it
             call = calls[index]
             self._journal.record(call.key, call.request, response)
             self._count(call, response)
@@ -208,32 +218,34 @@ class Scheduler:
             self._on_progress(self.progress)
 
         def more() -> list[Call]:
-            if handler.is_exhausted or self._is_late():
+            if handler.is_exhausted or self._is_past_deadline():
                 return []
-            self._go_on(answered)
-            self._answer_quick()
+            self._resume(answered)
+            self._call_fast_handlers()
             new = self._waiting.pop(id(handler), [])
-            left.update(range(len(calls), len(calls) + len(new)))
+            unanswered.update(range(len(calls), len(calls) + len(new)))
             calls.extend(new)
             return new
 
-        ask: Any = handler
-        if getattr(handler, "takes_more", False):
-            ask(calls[:], done, more)
+        call_handler: Any = handler
+        if getattr(handler, "accepts_more", False):
+            call_handler(calls[:], respond, more)
         else:
-            ask(calls, done)
-        if left:
-            raise RuntimeError(f"{handler!r} left {len(left)} of {len(calls)} calls unanswered")
-        # Of other handlers, programs go on only now: what they ask next then waits together.
-        self._go_on(answered)
+            call_handler(calls, respond)
+        if unanswered:
+            raise RuntimeError(
+                f"{handler!r} left {len(unanswered)} of {len(calls)} calls unanswered"
+            )
+        # Programs resume only after the whole batch, so that their next requests form one batch.
+        self._resume(answered)
         return calls
 
-    def _answer_quick(self) -> None:
-        """Begins programs and has their requests answered until all wait for a slow handler."""
-        self._begin_programs()
+    def _call_fast_handlers(self) -> None:
+        """Starts programs, and answers their requests until all wait for a slow handler."""
+        self._start_programs()
         while (handler := self._next_handler()) is not None and not handler.is_slow:
-            self._answer(handler)
-            self._begin_programs()
+            self._call(handler)
+            self._start_programs()
 
     def _count(self, call: Call, response: Response | RequestError) -> None:
         self.progress.calls += 1
@@ -246,7 +258,7 @@ class Scheduler:
 
     # ---------------------------------------------------------------------------- one program
 
-    def _begin(self, place: int, job: Job) -> None:
+    def _start(self, place: int, job: Job) -> None:
         if job.id in self._running:
             raise ValueError(f"two jobs have the id {job.id!r}")
         place = place if job.place is None else job.place
@@ -255,8 +267,8 @@ class Scheduler:
         self._running[job.id] = running
         self._advance(running, None)
 
-    def _go_on(self, answered: set[str]) -> None:
-        """Sends programs their responses where they have all of them; empties ``answered``."""
+    def _resume(self, answered: set[str]) -> None:
+        """Resumes those programs that have all their responses; empties ``answered``."""
         for running in [r for r in self._running.values() if r.job.id in answered]:
             if len(running.responses) == len(running.requests):
                 responses = [running.responses[part] for part in range(len(running.requests))]
@@ -264,44 +276,44 @@ class Scheduler:
         answered.clear()
 
     def _advance(self, running: _Running, responses: list[Response | RequestError] | None) -> None:
-        """Runs a program to its next request that the journal cannot answer, or to its end."""
+        """Runs a program to its end, or to a request that the journal cannot answer."""
         while True:
             try:
-                asked = _resume(running, responses)
+                request = _send(running, responses)
             except StopIteration as end:
-                self._end(running, end.value, None)
+                self._finish(running, end.value, None)
                 return
             except UserError:
                 raise
-            except Exception as error:  # isolated: the other questions finish
+            except Exception as error:  # the other programs continue
                 if not isinstance(error, RequestError):
                     log.warning("%s failed", running.job.id, exc_info=True)
-                self._end(running, None, _cause(error))
+                self._finish(running, None, _error_text(error))
                 return
             running.ordinal += 1
-            running.is_list = isinstance(asked, Sequence)
-            running.requests = tuple(asked) if isinstance(asked, Sequence) else (asked,)
+            running.is_list = isinstance(request, Sequence)
+            running.requests = tuple(request) if isinstance(request, Sequence) else (request,)
             running.responses = {}
-            self._ask(running)
+            self._replay_or_queue(running)
             if len(running.responses) < len(running.requests):
                 return
             responses = [running.responses[part] for part in range(len(running.requests))]
 
-    def _ask(self, running: _Running) -> None:
+    def _replay_or_queue(self, running: _Running) -> None:
         for part, request in enumerate(running.requests):
-            key = Key(running.job.id, running.ordinal, part)
-            found = self._journal.replay(key, request)
-            if found is not None:
-                running.responses[part] = found
+            key = RequestKey(running.job.id, running.ordinal, part)
+            response = self._journal.replay(key, request)
+            if response is not None:
+                running.responses[part] = response
                 self.progress.replayed += 1
                 continue
-            who = addressee(request)
-            if who not in self._handlers:
-                raise UserError(f"the method asks {who!r}, which it does not declare as a need.")
-            handler = self._handlers[who]
+            name = handler_key(request)
+            if name not in self._handlers:
+                raise UserError(f"the method's needs do not declare {name!r}, which it requests.")
+            handler = self._handlers[name]
             self._waiting.setdefault(id(handler), []).append(Call(key, request))
 
-    def _end(self, running: _Running, result: Any, error: str | None) -> None:
+    def _finish(self, running: _Running, result: Any, error: str | None) -> None:
         outcome = None if error is not None else self._encode(result)
         seconds = time.monotonic() - running.started
         self._journal.close_program(running.job.id, outcome, error, seconds)
@@ -311,7 +323,8 @@ class Scheduler:
         self._on_progress(self.progress)
 
 
-def _resume(running: _Running, responses: list[Response | RequestError] | None) -> Any:
+def _send(running: _Running, responses: list[Response | RequestError] | None) -> Any:
+    """Resumes a program with its responses, or starts it, and returns its next request."""
     if responses is None:
         return next(running.program)
     for response in responses:
@@ -320,7 +333,7 @@ def _resume(running: _Running, responses: list[Response | RequestError] | None) 
     return running.program.send(responses if running.is_list else responses[0])
 
 
-def _cause(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     text = visible(one_line(str(error)))
     if isinstance(error, RequestError) and text:
         return text

@@ -1,9 +1,8 @@
-"""The store of a run: the journal of its responses, and the cache that several runs share.
+"""The journal of a run, and the cache of responses that several runs share.
 
-The journal records every response in SQLite before the program that asked for it sees it. A
-response is found again by (program id, ordinal, part) and the hash of its request, so a run that
-was killed replays what it has and repeats nothing. The same file is the trace that the viewer shows
-and the trajectory that distillation trains on.
+The journal records every response in SQLite before its program receives it, under (program id,
+ordinal, part) and with the hash of the request. A killed run therefore replays its responses and
+repeats no request. The viewer and distillation read the same file.
 """
 
 import contextlib
@@ -23,7 +22,7 @@ from cirag_jax import sqlite
 from cirag_jax.errors import UserError
 from cirag_jax.identity import check_same, differences
 from cirag_jax.runtime import codec
-from cirag_jax.runtime.records import JOURNAL, JournalReader, Key, Totals
+from cirag_jax.runtime.records import JOURNAL, JournalReader, RequestKey, Totals
 from cirag_jax.runtime.requests import (
     Generate,
     Generated,
@@ -39,7 +38,7 @@ from cirag_jax.types import Usage
 
 
 class Journal(JournalReader):
-    """A journal open for writing; a context manager. No other process may open it meanwhile."""
+    """A journal open for writing, which no other process can open; a context manager."""
 
     def __init__(
         self,
@@ -49,14 +48,16 @@ class Journal(JournalReader):
         replace: bool = False,
         copy_of: Path | None = None,
     ):
-        """Opens or begins the journal of a run.
+        """Opens or creates the journal of a run.
 
-        ``settings`` are everything that decides what a program gets to see, as JSON. With
-        ``replace``, what was recorded under others is dropped (see `forget`). Of a copy, errors
-        name the file ``copy_of``.
+        Args:
+          path: path of the journal.
+          settings: everything that determines the responses, as JSON.
+          replace: whether to drop records of other settings (see `forget`).
+          copy_of: if ``path`` is a copy, the file that errors name.
         """
         self._settings = settings
-        self._known: set[str] = set()
+        self._passage_ids: set[str] = set()
         super().__init__(path, sqlite.WRITE_ALONE, copy_of)
         with contextlib.ExitStack() as stack:
             stack.callback(self.close)
@@ -64,14 +65,14 @@ class Journal(JournalReader):
             stack.pop_all()
 
     def close(self) -> None:
-        """Closes the file; it is then a single one again, which a read-only folder may hold."""
-        with contextlib.suppress(sqlite3.Error):  # a full disk: the log stays beside it
+        """Closes the file and removes its logs, so that it can be read in a read-only folder."""
+        with contextlib.suppress(sqlite3.Error):  # the log remains if the disk is full
             self._db.execute("PRAGMA journal_mode = DELETE")
         super().close()
 
     def _first_meta(self) -> dict[str, str]:
-        own = {"settings": codec.dump(self._settings), "id": uuid.uuid4().hex}
-        return {**super()._first_meta(), **own}
+        meta = {"settings": codec.dump(self._settings), "id": uuid.uuid4().hex}
+        return {**super()._first_meta(), **meta}
 
     def _bind(self, settings: Mapping[str, Any], replace: bool) -> None:
         if not self.is_bound:
@@ -87,9 +88,7 @@ class Journal(JournalReader):
     # ---------------------------------------------------------------------------------- programs
 
     def open_program(self, program: str, place: int, input: Any) -> None:
-        """Notes a program before its first request; what failed in it before is forgotten, be it
-        that the program ended with it or that the run was stopped before.
-        """
+        """Records a program before its first request, and deletes errors of earlier runs."""
         text = codec.dump(input)
         row = self._row("SELECT input, error, outcome FROM programs WHERE id = ?", (program,))
         if row is None:
@@ -99,7 +98,7 @@ class Journal(JournalReader):
             return
         if row[0] != text:
             raise UserError(
-                f"{self.path} knows {program!r} with another input; use another --workdir or "
+                f"{self.path} contains {program!r} with another input; use another --workdir or "
                 f"remove {self.path.name}."
             )
         if row[1] is not None:
@@ -109,7 +108,7 @@ class Journal(JournalReader):
                 "responses WHERE program = ? AND json_extract(response, '$.error') IS NOT NULL)",
                 (program, program),
             )
-        elif row[2] is None:  # it survived those before its last request
+        elif row[2] is None:  # the program handled earlier errors, but not those of its last yield
             self._write(
                 "DELETE FROM responses WHERE program = ? AND ordinal = (SELECT MAX(ordinal) FROM "
                 "responses WHERE program = ?) AND json_extract(response, '$.error') IS NOT NULL",
@@ -119,7 +118,7 @@ class Journal(JournalReader):
     def close_program(
         self, program: str, outcome: Any, error: str | None, seconds: float = 0.0
     ) -> None:
-        """Records a program's result, which is not None, or why it failed."""
+        """Records a program's result, which is not None, or its error."""
         text = None if error is not None else _finite(outcome, f"the result of {program!r}")
         self._write(
             "UPDATE programs SET outcome = ?, error = ?, seconds = seconds + ? WHERE id = ?",
@@ -127,14 +126,14 @@ class Journal(JournalReader):
         )
 
     def count(self, name: str, totals: Totals) -> None:
-        """Adds to `totals` those of another journal, with the `id` ``name``, that is to be removed.
+        """Adds the totals of another journal, with the `id` ``name``, which is about to be removed.
 
-        Counted again, as after a kill before it was removed, it replaces its earlier count.
+        A second count of the same journal, after a killed run, replaces the first.
         """
         self._set_meta(f"counted/{name}", codec.dump(dataclasses.asdict(totals)))
 
     def forget(self, programs: Sequence[str]) -> None:
-        """Drops programs whose results are kept elsewhere by now; `totals` still counts them."""
+        """Drops programs whose results are stored elsewhere; `totals` still includes them."""
         rows = [(program,) for program in programs]
         with self._reading(), self._transaction():
             row = self._row("SELECT value FROM meta WHERE key = 'forgotten'")
@@ -145,17 +144,15 @@ class Journal(JournalReader):
             self._db.executemany("DELETE FROM programs WHERE id = ?", rows)
 
     def add_seconds(self, seconds: float, loading: bool = False) -> float:
-        """Adds to the wall time of this run's earlier parts, or to its part until the first
-        request; returns the sum.
-        """
+        """Adds to `seconds`, or to `load_seconds`, and returns the sum."""
         total = seconds + (self.load_seconds if loading else self.seconds)
         self._set_meta("load_seconds" if loading else "seconds", repr(total))
         return total
 
     # --------------------------------------------------------------------------------- responses
 
-    def record(self, key: Key, request: Request, response: Response | RequestError) -> None:
-        """Writes a response; it is durable against a kill when this returns."""
+    def record(self, key: RequestKey, request: Request, response: Response | RequestError) -> None:
+        """Writes a response; a kill after this call does not lose it."""
         text = codec.dump(codec.encode_request(request))
         answer = _finite(
             codec.encode_response(request, response),
@@ -164,7 +161,7 @@ class Journal(JournalReader):
         statement = "INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?, ?)"
         row = (key.program, key.ordinal, key.part, codec.digest(text), text, answer)
         passages = response.passages if isinstance(response, Retrieved) else ()
-        new = [p for p in passages if p.id not in self._known]
+        new = [p for p in passages if p.id not in self._passage_ids]
         if not new:
             self._write(statement, row)
             return
@@ -172,16 +169,16 @@ class Journal(JournalReader):
         with self._transaction():
             self._db.executemany("INSERT OR IGNORE INTO passages VALUES (?, ?)", texts)
             self._db.execute(statement, row)
-        self._known.update(p.id for p in new)
+        self._passage_ids.update(p.id for p in new)
 
 
 def _finite(value: Any, what: str) -> str:
-    """``value`` as JSON, which has no other numbers."""
+    """Encodes ``value`` as JSON; ``what`` names it in the error about numbers like NaN."""
     try:
         return codec.dump(value)
     except ValueError:
         raise UserError(
-            f"{what} holds a number that is not finite: the weights of a model must be damaged."
+            f"{what} contains a number that is not finite; the weights of a model may be damaged."
         ) from None
 
 
@@ -189,7 +186,7 @@ def _finite(value: Any, what: str) -> str:
 
 
 def journal_path(folder: Path, index: int, count: int) -> Path:
-    """The journal that one of the processes of a run writes; a single one's is `JOURNAL`."""
+    """Returns the journal of process ``index`` of ``count``; a single process has `JOURNAL`."""
     stem, suffix = JOURNAL.split(".")
     counts = {int(path.stem.rpartition("-")[2]) for path in folder.glob(f"{stem}.*-of-*.{suffix}")}
     if not counts and (folder / JOURNAL).exists():
@@ -198,19 +195,19 @@ def journal_path(folder: Path, index: int, count: int) -> Path:
         old = max(counts - {count})
         raise UserError(
             f"{folder} was started by {old} process{'es' * (old > 1)}, not {count}; resume it with "
-            "as many or use another --workdir."
+            "the same number, or use another --workdir."
         )
     return folder / (JOURNAL if count == 1 else f"{stem}.{index + 1}-of-{count}.{suffix}")
 
 
-_ENDED_LATER = (
+_NEWLY_ENDED = (
     "SELECT id FROM part.programs AS new JOIN main.programs AS old USING (id) "
     "WHERE old.outcome IS NULL AND (new.outcome IS NOT NULL OR new.error IS NOT NULL)"
 )
 _MERGE = (
     "INSERT OR IGNORE INTO passages SELECT * FROM part.passages",
-    f"DELETE FROM main.responses WHERE program IN ({_ENDED_LATER})",
-    f"DELETE FROM main.programs WHERE id IN ({_ENDED_LATER})",
+    f"DELETE FROM main.responses WHERE program IN ({_NEWLY_ENDED})",
+    f"DELETE FROM main.programs WHERE id IN ({_NEWLY_ENDED})",
     "INSERT INTO responses SELECT * FROM part.responses "
     "WHERE program NOT IN (SELECT id FROM main.programs)",
     "INSERT OR IGNORE INTO programs SELECT * FROM part.programs",
@@ -221,10 +218,10 @@ _MERGE = (
 
 
 def merge_journals(parts: Sequence[Path], target: Path) -> None:
-    """Writes one journal, ``target``, with what every process of a run recorded in its own.
+    """Merges the closed journals of a run's processes into ``target``.
 
-    The journals are closed. Where several know a program, which was dealt otherwise before, the
-    first that came to its end is taken.
+    If several contain a program, because it had been assigned differently before, the first journal
+    in which it has ended is used.
     """
     sqlite.merge(parts[1:], target, functools.partial(shutil.copyfile, parts[0]), _MERGE)
 
@@ -235,7 +232,7 @@ def merge_journals(parts: Sequence[Path], target: Path) -> None:
 class ResponseCache(Database):
     """Responses of language models by model and request, in a file that several runs share.
 
-    Several processes may write it at the same time; it is created where absent.
+    Several processes may write to it concurrently. It is created if it does not exist.
     """
 
     _SCHEMA = "CREATE TABLE responses (key TEXT PRIMARY KEY, response TEXT NOT NULL) WITHOUT ROWID"
@@ -244,9 +241,9 @@ class ResponseCache(Database):
         super().__init__(Path(path).expanduser(), sqlite.WRITE_TOGETHER)
 
     def find(self, identity: Any, request: Generate | Score) -> Generated | Scored | None:
-        """The response to an equal request to an equal model; it took no time and no money.
+        """Returns the response to an equal request to an equal model, with a usage of 0 seconds.
 
-        A damaged response counts as absent: it is asked for again.
+        Returns None if there is none, or if it is damaged.
         """
         with self._named_errors():
             rows = self._db.execute(
@@ -257,10 +254,10 @@ class ResponseCache(Database):
             if row is None:
                 return None
             response = codec.decode_response(request, msgspec.json.decode(row[0]))
-            used = response.usage
+            usage = response.usage
         except (*sqlite.ERRORS, *sqlite.DAMAGE):
             return None
-        usage = Usage(used.prompt_tokens, used.prompt_tokens, used.generated_tokens)
+        usage = Usage(usage.prompt_tokens, usage.prompt_tokens, usage.generated_tokens)
         return dataclasses.replace(response, usage=usage)
 
     def keep(self, identity: Any, request: Generate | Score, response: Generated | Scored) -> None:
@@ -279,6 +276,5 @@ class ResponseCache(Database):
 
 
 def _key(identity: Any, request: Generate | Score) -> str:
-    # Who asks does not matter, only what is asked of which model.
-    asked = codec.encode_request(dataclasses.replace(request, role=""))
-    return codec.digest(codec.dump({"model": identity, "request": asked}))
+    encoded = codec.encode_request(dataclasses.replace(request, role=""))
+    return codec.digest(codec.dump({"model": identity, "request": encoded}))

@@ -35,7 +35,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.llm.engine import sampling, steps
 from cirag_jax.llm.engine.engine import Engine
-from cirag_jax.llm.engine.pages import PAGE
+from cirag_jax.llm.engine.pages import PAGE_SIZE
 from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.models import decoder, decoder_params
 from cirag_jax.models.io.pretrained_decoder import resolve_decoder
@@ -73,8 +73,8 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def decode_step(config: Any, params: Any, rows: int, length: int, cached: int) -> float:
     """Returns the median seconds of a decoding step."""
-    pages = -(-length // PAGE)
-    cache = decoder.empty_cache(config, rows * pages, PAGE)
+    pages = -(-length // PAGE_SIZE)
+    cache = decoder.empty_cache(config, rows * pages, PAGE_SIZE)
     weights = steps.Weights(params, None)
     zeros = np.zeros(rows, np.int32)
     greedy = sampling.Sampling(
@@ -131,8 +131,8 @@ def _share_of_bandwidth(config: Any, rows: int, cached: int, seconds: float) -> 
 
 def prefill_rate(config: Any, params: Any, tokens: int) -> dict[str, Any]:
     """Measures the prefill of ``tokens`` tokens in one call, relative to the device's peak."""
-    pages, seconds = -(-tokens // PAGE), []
-    cache, table_N = decoder.empty_cache(config, pages, PAGE), np.arange(pages, dtype=np.int32)
+    pages, seconds = -(-tokens // PAGE_SIZE), []
+    cache, table_N = decoder.empty_cache(config, pages, PAGE_SIZE), np.arange(pages, dtype=np.int32)
     weights, tokens_T = steps.Weights(params, None), np.full(tokens, 5, np.int32)
     for _ in range(6):
         start = time.perf_counter()

@@ -28,7 +28,7 @@ RICH = dataclasses.replace(PLAIN, logprobs=True, top_logprobs=1, json_schema={},
 
 def _read_and_keep(content: bytes, request: Generate) -> None:
     """Reads an answer; one that is taken for an answer can be journalled and replayed."""
-    answer = held(lambda: wire.read_answer(content, request), wire.BadAnswer, wire.Refused)
+    answer = held(lambda: wire.read_completion(content, request), wire.MalformedResponse, wire.RequestRejected)
     if answer is None:
         return
     usage = Usage(answer.prompt_tokens or 0, answer.cached_tokens, answer.generated_tokens or 0)
@@ -58,8 +58,8 @@ def test_an_answer_with_any_text(text):
 @pytest.mark.parametrize("logprob", [math.nan, math.inf])
 def test_a_log_probability_that_is_no_number_is_no_answer(logprob):
     whole = completion("a", logprobs={"content": [{**_TOKEN, "logprob": logprob}]})
-    with pytest.raises(wire.BadAnswer):
-        wire.read_answer(json.dumps(whole).encode(), dataclasses.replace(PLAIN, logprobs=True))
+    with pytest.raises(wire.MalformedResponse):
+        wire.read_completion(json.dumps(whole).encode(), dataclasses.replace(PLAIN, logprobs=True))
 
 
 _DATES = ("Mon, 01 Jan {} 00:00:00 GMT", "{} Jan 1 0:0:0", "Sun, 0{}", "{}", "-{}", "1e{}", "+{}:0")

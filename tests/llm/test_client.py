@@ -82,7 +82,7 @@ def test_bounded_concurrency(server, backend_of):
 def test_requests_that_come_while_others_are_under_way(server, backend_of):
     """One answer is held back until all that came meanwhile are there."""
     backend, _ = backend_of(server, max_concurrency=2)
-    assert backend.takes_more
+    assert backend.accepts_more
     waves, order = [[ask("b"), ask("c")], [ask("d")]], []
 
     def more():
@@ -477,8 +477,9 @@ def test_every_response_is_handed_over_as_it_comes(server, backend_of):
         ({"server": "sglang"}, "is not one of openai"),
         ({"base_url": "http://user:secret@host/v1"}, "no credentials"),
         ({"base_url": "localhost:8000"}, "is not like"),
-        ({"max_concurrency": 0}, "positive"),
-        ({"max_retries": -1}, "negative"),
+        ({"max_concurrency": 0}, "max_concurrency=0 must be at least 1"),
+        ({"timeout": 0.0}, "timeout=0.0 must be above 0"),
+        ({"max_retries": -1}, "max_retries=-1 must not be negative"),
         ({"budget_tokens": -5}, "budget_tokens=-5 must not be negative"),
     ],
 )

@@ -1,15 +1,14 @@
-"""The generation engine: many conversations at once through one decoder, in JAX.
+"""The generation engine, which decodes many conversations together in JAX.
 
-Rows of all lengths decode together: keys and values lie in pages, of which every row has a list
-(`pages`). Prompts are prefilled row by row in a few chunk sizes, all rows decode for up to 32
-tokens under one `jax.lax.while_loop`, and between those chunks the host takes finished rows out,
-checks stop strings, and refills from the queue (continuous batching). Which chunks and which
-arithmetic a row gets depends on its own length alone, never on its neighbours. Only requests that
-need another program (sampling, a grammar, something reported beside the tokens, and where a step
-reads whole tables, a wider one) wait in another queue.
+Keys and values are stored in pages, so that rows of all lengths decode together (`pages`). Prompts
+are prefilled row by row, in chunks of a few sizes. All rows then decode a chunk of up to 32 tokens
+in one `jax.lax.while_loop`. Between chunks the host removes finished rows, checks stop strings, and
+admits rows from the queue (continuous batching). The chunks and the arithmetic of a row depend only
+on its own length, never on other rows. Requests that need different compiled programs (sampling, a
+grammar, details about tokens, wider page tables) wait in separate queues.
 
-Pages of prompts are kept: an instruction that a thousand prompts share is computed once and held
-once, and a conversation that goes on computes only what is new in it.
+Pages of prompts stay cached. An instruction that a thousand prompts share is computed and stored
+once, and a continued conversation computes only its new tokens.
 """
 
 import collections
@@ -21,9 +20,10 @@ import logging
 import pathlib
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
+import msgspec
 import numpy as np
 from flax import nnx
 
@@ -31,24 +31,24 @@ from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.llm.chat import ChatTokenizer, PromptError, fit_prompt
 from cirag_jax.llm.engine import steps
-from cirag_jax.llm.engine.pages import PAGE, Place
-from cirag_jax.llm.engine.rows import Row, upload
+from cirag_jax.llm.engine.pages import PAGE_SIZE, Allocation
+from cirag_jax.llm.engine.rows import Row, to_arrays
 from cirag_jax.llm.engine.sampling import Details
 from cirag_jax.llm.engine.shapes import (
     EngineConfig,
     chunks,
     context_of,
-    power_of_two,
-    window,
+    next_power_of_two,
+    padded_slice,
 )
-from cirag_jax.llm.engine.store import Store
+from cirag_jax.llm.engine.store import CacheStore
 from cirag_jax.llm.grammar import JsonGrammar
 from cirag_jax.llm.types import (
-    Done,
     Generate,
     Generated,
-    More,
-    Progress,
+    MoreRequests,
+    OnProgress,
+    OnResponse,
     Score,
     Scored,
     Token,
@@ -61,20 +61,25 @@ from cirag_jax.models.decoder import PLAIN_LORA, Adapter, DecoderConfig, LoraOpt
 from cirag_jax.models.io import peft_format
 from cirag_jax.models.io.pretrained_decoder import load_decoder
 from cirag_jax.models.lora import LoraConfig
+from cirag_jax.types import Count, NonNegativeFloat, PositiveInt
+from cirag_jax.validation import check_value
 
 log = logging.getLogger(__name__)
 
-CPU_FEATURES = pathlib.Path("/proc/cpuinfo")  # Linux; elsewhere there is none.
+CPU_FEATURES = pathlib.Path("/proc/cpuinfo")  # exists on Linux only
 
-_TOP_BUCKETS = (1, 5, 20)  # numbers of alternatives that are compiled for
+_TOP_BUCKETS = (1, 5, 20)  # numbers of alternatives with a compiled program
+_REQUEST_LIMITS = {
+    "max_tokens": PositiveInt,
+    "temperature": NonNegativeFloat,
+    "top_logprobs": Count,
+    "attention": Annotated[int, msgspec.Meta(ge=0, le=100)],
+}
 
 
 @dataclasses.dataclass(frozen=True)
-class _Kind:
-    """What is reported, greedy or not, with a grammar or not: each is another compiled program.
-
-    ``width`` is the pages of its tables, see `Store.width_for`.
-    """
+class _Variant:
+    """A variant of the decoding program; ``width`` is that of its page tables."""
 
     width: int
     details: Details
@@ -86,12 +91,9 @@ class _Kind:
 
 
 class Engine:
-    """A decoder that answers batches of requests; one per process and model.
+    """A decoder that answers batches of requests; ``usage`` is the total over all responses."""
 
-    ``usage`` is the work done so far, over all calls.
-    """
-
-    takes_more = True
+    accepts_more = True
 
     def __init__(
         self,
@@ -104,11 +106,10 @@ class Engine:
         mesh: jax.sharding.Mesh | None = None,
         options: EngineConfig | None = None,
     ):
-        """An engine over weights in memory.
+        """Creates an engine from weights in memory.
 
-        ``params`` and ``adapter`` may be stacked or unstacked (stacked weights are copied, layer by
-        layer); the dropout of ``lora`` is never applied here. ``mesh`` is where the weights lie, if
-        they are sharded; ``options`` are by default `EngineConfig.for_platform`'s.
+        ``params`` and ``adapter`` may be stacked, in which case they are copied layer by layer, or
+        unstacked. ``mesh`` is given if they are sharded. The dropout of ``lora`` is ignored.
         """
         self.config = config
         self.tokenizer = tokenizer
@@ -117,9 +118,9 @@ class Engine:
         self._mesh = mesh
         self._lora = lora
         with self._on_mesh():
-            self._weights = steps.Weights(_unstacked(params), _unstacked(adapter))
+            self._weights = steps.Weights(_unstack(params), _unstack(adapter))
         self._eos_ids = tuple(sorted(tokenizer.eos_ids))
-        self._store = Store(config, self.context, self.options)
+        self._store = CacheStore(config, self.context, self.options)
 
     @classmethod
     def open(
@@ -132,27 +133,28 @@ class Engine:
         mesh: jax.sharding.Mesh | None = None,
         options: EngineConfig | None = None,
     ) -> "Engine":
-        """Loads a model, and an adapter for it.
+        """Loads a model, and optionally an adapter for it.
 
         Args:
           model: a folder, a ``.gguf`` file, ``package:NAME`` or a hub id.
-          adapter: a folder in PEFT's format, or what `models.io.workdir.open_adapter` has read.
-          merge_adapter: add the adapter to the weights once instead of applying it at every step.
-          dtype: of weights and computation; default: bf16 on an accelerator, fp32 on a CPU. On a
-            CPU bf16 is of the weights and of what is multiplied with them; it becomes fp32 where
-            the CPU has no instructions for it.
-          mesh: shards the weights; default: one device.
-          options: sizes.
+          adapter: a folder in PEFT's format, or the result of `models.io.workdir.open_adapter`.
+          merge_adapter: whether to add the adapter to the weights instead of applying it at every
+            step.
+          dtype: type of weights and computation, by default bf16 on an accelerator and fp32 on a
+            CPU. On a CPU, bf16 applies to the weights and to the factors of their products, and
+            falls back to fp32 without instructions for it.
+          mesh: devices that the weights are sharded over; None is one device.
+          options: sizes, by default those of `EngineConfig.for_platform`.
         """
-        compute, stored = dtype, dtype
+        param_dtype = dtype
         if jax.default_backend() == "cpu" and dtype == "bfloat16":
-            compute, stored = "float32", _stored_on_cpu()
-        loaded = load_decoder(model, dtype=compute, param_dtype=stored, mesh=mesh)
-        # Of a large model there is no room for a second copy.
-        with _on(mesh):
+            dtype, param_dtype = "float32", _cpu_weight_dtype()
+        loaded = load_decoder(model, dtype=dtype, param_dtype=param_dtype, mesh=mesh)
+        with _mesh_context(mesh):
             params = decoder_params.to_params(loaded.state)
+            # A second copy of a large model would not fit in memory.
             params = decoder_params.unstack_layers(params, consume=True)
-        pairs, options_lora = None, PLAIN_LORA
+        pairs, lora_options = None, PLAIN_LORA
         if adapter is not None:
             if isinstance(adapter, str):
                 state, lora_config = peft_format.load_adapter(adapter, loaded.config, mesh=mesh)
@@ -160,56 +162,49 @@ class Engine:
                 state, lora_config = adapter
                 state = state if mesh is None else sharding.shard_state(state, mesh)
             pairs = lora_lib.to_adapter(state)
-            options_lora = lora_lib.lora_options(lora_config, train=False)
+            lora_options = lora_lib.lora_options(lora_config, train=False)
             if merge_adapter:
-                scale = options_lora.scale
-                params = lora_lib.merge(params, _unstacked(pairs), scale, consume=True)
+                scale = lora_options.scale
+                params = lora_lib.merge(params, _unstack(pairs), scale, consume=True)
                 pairs = None
         return cls(
             loaded.config,
             params,
             ChatTokenizer.load(loaded.folder),
             adapter=pairs,
-            lora=options_lora,
+            lora=lora_options,
             mesh=mesh,
             options=options,
         )
 
     @property
     def context(self) -> int:
-        """Most tokens of a prompt and its answer together."""
+        """The maximum number of tokens of a prompt and its answer."""
         return context_of(self.options, self.config.max_positions)
 
-    def set_adapter(self, adapter: Adapter | None, lora: LoraOptions = PLAIN_LORA) -> None:
-        """Exchanges the adapter (a student in training); what is cached is forgotten."""
-        with self._on_mesh():
-            self._weights = steps.Weights(self._weights.params, _unstacked(adapter))
-        self._lora = lora
-        self.forget()
-
     def with_options(self, options: EngineConfig) -> "Engine":
-        """An engine of other sizes over the same weights, which both hold until each is closed.
+        """Returns an engine with other sizes and the same weights; both must be closed.
 
-        They share pages and kept prefixes, if they keep as many tokens and the other needs no more
-        pages than there are, once they are in use.
+        The engines share pages and cached prefixes if ``prefix_tokens`` is the same and there are
+        enough pages, or if none was used yet.
         """
         other = copy.copy(self)
         other.options, other.usage = options, Usage()
-        kept = options.prefix_tokens == self.options.prefix_tokens
-        if not kept or not self._store.has_room(other.context, options):
-            other._store = Store(self.config, other.context, options)
+        same_prefixes = options.prefix_tokens == self.options.prefix_tokens
+        if not same_prefixes or not self._store.has_room(other.context, options):
+            other._store = CacheStore(self.config, other.context, options)
         return other
 
     def forget(self) -> None:
-        """Drops the kept prefixes."""
-        self._store.pages.tree.clear()
+        """Clears the cached prefixes."""
+        self._store.allocator.tree.clear()
 
     def release(self) -> None:
-        """Frees all keys and values; they begin anew with the next request."""
+        """Frees all keys and values; the next request allocates them again."""
         self._store.release()
 
     def close(self) -> None:
-        """Frees caches and weights; the engine cannot be used afterwards."""
+        """Frees keys, values and weights; the engine cannot be used afterwards."""
         self.release()
         del self._weights
 
@@ -218,19 +213,18 @@ class Engine:
     def generate(
         self,
         requests: Sequence[Generate],
-        progress: Progress | None = None,
-        done: Done | None = None,
-        more: More | None = None,
+        progress: OnProgress | None = None,
+        done: OnResponse | None = None,
+        more: MoreRequests | None = None,
     ) -> list[Generated]:
-        """One response a request, in order; a request that cannot be answered fails alone.
+        """Returns one response per request, in order; one that fails has an ``error``.
 
-        ``progress`` is called after every chunk with the responses and tokens finished so far,
-        ``done`` with each response as soon as it is complete, ``more`` whenever a row is free,
-        nothing waits for it, and no other program has more waiting than this one decodes: what it
-        returns is answered as well.
+        ``progress`` is called after every chunk, and ``done`` with each response once it is
+        complete. ``more`` is called for further requests whenever a row is free, no request waits
+        for it, and no other variant of the program has more requests waiting than this one decodes.
         """
         responses: list[Generated | None] = []
-        queues: dict[_Kind, collections.deque[Row]] = collections.defaultdict(collections.deque)
+        queues: dict[_Variant, collections.deque[Row]] = collections.defaultdict(collections.deque)
 
         def finish(index: int, response: Generated) -> None:
             responses[index] = response
@@ -243,9 +237,9 @@ class Engine:
                 index = len(responses)
                 responses.append(None)
                 try:
-                    kind, row = self._prepare(index, request)
-                    queues[kind].append(row)
-                except (PromptError, UserError) as error:
+                    variant, row = self._prepare(index, request)
+                    queues[variant].append(row)
+                except UserError as error:
                     finish(index, failed(str(error)))
             return bool(requests)
 
@@ -255,12 +249,12 @@ class Engine:
 
         admit(requests)
         generated = 0
-        while (waiting := [kind for kind in queues if queues[kind]]) or refill(0):
+        while (waiting := [variant for variant in queues if queues[variant]]) or refill(0):
             if not waiting:
                 continue
-            kind = min(waiting, key=_Kind.order)
-            # Whatever ends this, its rows let go of their pages at once.
-            with contextlib.closing(self._run(kind, queues[kind], refill)) as run:
+            variant = min(waiting, key=_Variant.order)
+            # Closing frees the rows' pages at once, also after an error.
+            with contextlib.closing(self._run(variant, queues[variant], refill)) as run:
                 for response, count in run:
                     generated += count
                     if response is not None:
@@ -271,183 +265,180 @@ class Engine:
             progress(len(responses), generated)
         return [response for response in responses if response is not None]
 
-    def _prepare(self, index: int, request: Generate) -> tuple[_Kind, Row]:
+    def _prepare(self, index: int, request: Generate) -> tuple[_Variant, Row]:
         _check(request)
-        prompt, truncated = self._fit(request.messages, request.continue_final)
+        prompt, truncated = self._fit(request)
         grammar = None
         if request.json_schema is not None:
             grammar = self._grammar.start(request.json_schema)
-        asked = request.top_logprobs
+        top = request.top_logprobs
         details = Details(
-            logprobs=request.logprobs or asked > 0,
-            top_logprobs=next((top for top in _TOP_BUCKETS if top >= asked), asked) if asked else 0,
+            logprobs=request.logprobs or top > 0,
+            top_logprobs=next((size for size in _TOP_BUCKETS if size >= top), top) if top else 0,
             entropy=request.entropy,
             attention=request.attention,
         )
         limit = min(request.max_tokens, self.context - len(prompt))
         row = Row(index, request, self.tokenizer, prompt, limit, truncated, grammar)
-        width = self._store.width_for(row.length, whole=details.attention > 0)
-        return _Kind(width, details, request.temperature == 0, grammar is not None), row
+        width = self._store.width_for(row.length, reads_all=details.attention > 0)
+        return _Variant(width, details, request.temperature == 0, grammar is not None), row
 
-    def _fit(self, messages: Any, continue_final: bool) -> tuple[np.ndarray, int]:
-        return fit_prompt(
-            self.tokenizer, messages, self.context - 1, self.options.overflow, continue_final
-        )
+    def _fit(self, request: Generate | Score) -> tuple[np.ndarray, int]:
+        limit, overflow = self.context - 1, self.options.overflow
+        return fit_prompt(self.tokenizer, request.messages, limit, overflow, request.continue_final)
 
     @functools.cached_property
     def _grammar(self) -> JsonGrammar:
         return JsonGrammar(self.tokenizer, self.config.vocab_size)
 
     def _run(
-        self, kind: _Kind, queue: collections.deque[Row], refill: Callable[[int], bool]
+        self, variant: _Variant, queue: collections.deque[Row], refill: Callable[[int], bool]
     ) -> Generator[tuple[tuple[int, Generated] | None, int], None, None]:
-        """Yields finished responses with their index, and after each chunk None with its tokens.
+        """Yields ((index, response), 0) per response, and (None, number of tokens) per chunk.
 
-        ``refill``, which may add to ``queue``, is called with the number of busy rows when there is
-        room for another and nothing waits for it.
+        ``refill`` is called with the number of busy rows if a further one fits and the queue is
+        empty. It may add to the queue.
         """
         rows: list[Row] = []
-        places: list[Place] = []
-        with self._placed(places):
+        allocations: list[Allocation] = []
+        with self._freeing(allocations):
             while True:
-                has_more = True  # Asked once where there is nothing, not for every free row.
-                while len(rows) < self._rows_of(kind):
+                has_more = True  # if there are no requests, the next free row does not ask again
+                while len(rows) < self._max_rows(variant):
                     while not queue and has_more:
                         has_more = refill(len(rows))
-                    place = self._admit(queue[0]) if queue else None
-                    if place is None:
+                    allocation = self._admit(queue[0]) if queue else None
+                    if allocation is None:
                         break
-                    places.append(place)
+                    allocations.append(allocation)
                     rows.append(queue.popleft())
                 if not rows:
-                    assert not queue  # There is room for one of the longest.
+                    assert not queue  # a row of any length fits if no other is busy
                     return
-                count = self._decode_chunk(kind, rows)
-                for row, place in list(zip(rows, places, strict=True)):
+                count = self._decode_chunk(variant, rows)
+                for row, allocation in list(zip(rows, allocations, strict=True)):
                     response = row.response()
                     if response is not None:
                         rows.remove(row)
-                        places.remove(place)
-                        self._keep(place, row.all_tokens[:-1])
-                        self._store.pages.free(place)
+                        allocations.remove(allocation)
+                        self._cache_prefix(allocation, row.all_tokens[:-1])
+                        self._store.allocator.free(allocation)
                         yield (row.index, response), 0
                 yield None, count
 
-    def _rows_of(self, kind: _Kind) -> int:
-        """Most rows of a decoding step.
+    def _max_rows(self, variant: _Variant) -> int:
+        """Returns the number of rows that may decode together.
 
-        Where they are laid out, whole tables of all rows take no more than ``cache_tokens``.
+        Contiguous copies of their page tables have at most ``cache_tokens`` tokens.
         """
-        most = self.options.batch_size
-        if not steps.lays_out(self.config):
-            return most
-        return max(1, min(most, self.options.cache_tokens // (kind.width * PAGE)))
+        max_rows = self.options.batch_size
+        if not steps.uses_contiguous_cache(self.config):
+            return max_rows
+        return max(1, min(max_rows, self.options.cache_tokens // (variant.width * PAGE_SIZE)))
 
-    def _admit(self, row: Row) -> Place | None:
-        """Brings a prompt's keys and values into pages; None: there are too few at present.
-
-        All but the last token, which starts the decoding.
-        """
+    def _admit(self, row: Row) -> Allocation | None:
+        """Prefills all but the last token of a prompt; returns None if there are too few pages."""
         row.started = time.perf_counter()
-        row.place = self._prefill(row.prompt[:-1], row.length)
-        return row.place
+        row.allocation = self._prefill(row.prompt[:-1], row.length)
+        return row.allocation
 
     @contextlib.contextmanager
-    def _placed(self, places: list[Place]) -> Iterator[None]:
-        """Frees, at the end, the places in the list; after an interruption nothing is kept."""
+    def _freeing(self, allocations: list[Allocation]) -> Iterator[None]:
+        """Frees the allocations in the list at the end; clears the store after an error."""
         try:
             yield
         except BaseException:
             self._store.repair()
             raise
         finally:
-            for place in places:
-                self._store.pages.free(place)
+            for allocation in allocations:
+                self._store.allocator.free(allocation)
 
-    def _prefill(self, tokens: np.ndarray, length: int) -> Place | None:
-        """A place for ``length`` tokens, with ``tokens`` computed; None: there is no room now."""
+    def _prefill(self, tokens: np.ndarray, length: int) -> Allocation | None:
+        """Allocates pages for ``length`` tokens and computes ``tokens``; None without room."""
         store = self._store
-        place = store.pages.place(tokens.tolist(), length)
-        if place is None:
+        allocation = store.allocator.allocate(tokens.tolist(), length)
+        if allocation is None:
             return None
         try:
             with self._on_mesh():
-                if place.copied is not None:
-                    own = place.pages[place.reused // PAGE]
-                    store.value = steps.copy_page(
-                        store.value, np.int32(place.copied), np.int32(own)
+                if allocation.copy_from is not None:
+                    target = allocation.pages[allocation.reused // PAGE_SIZE]
+                    store.cache = steps.copy_page(
+                        store.cache, np.int32(allocation.copy_from), np.int32(target)
                     )
-                for start, size in chunks(place.reused, len(tokens), self.options.prefill_chunks):
-                    store.value = steps.prefill(
+                sizes = self.options.prefill_chunks
+                for start, size in chunks(allocation.reused, len(tokens), sizes):
+                    store.cache = steps.prefill(
                         self.config,
                         self._weights,
-                        store.value,
-                        store.table(place, start + size),
-                        window(tokens, start, size),
+                        store.cache,
+                        store.table(allocation, start + size),
+                        padded_slice(tokens, start, size),
                         np.int32(start),
                         lora=self._lora,
                     )
         except BaseException:
-            store.pages.free(place)
+            store.allocator.free(allocation)
             raise
-        self._keep(place, tokens)
-        return place
+        self._cache_prefix(allocation, tokens)
+        return allocation
 
-    def _keep(self, place: Place, tokens: np.ndarray) -> None:
-        self._store.pages.tree.keep(tokens.tolist(), place.pages)
+    def _cache_prefix(self, allocation: Allocation, tokens: np.ndarray) -> None:
+        self._store.allocator.tree.insert(tokens.tolist(), allocation.pages)
 
-    def _decode_chunk(self, kind: _Kind, rows: list[Row]) -> int:
-        """Decodes every row by up to a chunk; returns the number of new tokens."""
-        store, size = self._store, self._rows_of(kind)
-        # Rows of about the same length stand together, see `paged_cache.attend_pages`.
+    def _decode_chunk(self, variant: _Variant, rows: list[Row]) -> int:
+        """Decodes a chunk of every row, and returns the number of new tokens."""
+        store, size = self._store, self._max_rows(variant)
+        # `paged_cache.attend_pages` is faster if neighbouring rows have similar lengths.
         rows = sorted(rows, key=lambda row: len(row.prompt) + len(row.tokens))
         slots = [None] * (size - len(rows)) + rows
         masks = None
-        if kind.constrained:
+        if variant.constrained:
             words = -(-self.config.vocab_size // 32)
             masks = np.full((size, words), 0xFFFFFFFF, np.uint32)
-            for number, row in enumerate(slots):
+            for slot, row in enumerate(slots):
                 if row is not None and row.grammar is not None:
-                    masks[number] = row.grammar.mask()
-        longest = power_of_two(max(row.limit for row in rows))
+                    masks[slot] = row.grammar.mask()
+        longest = next_power_of_two(max(row.limit for row in rows))
         history = longest if self.options.no_repeat_ngram_size else 0
-        count = 1 if kind.constrained else self.options.decode_chunk
+        count = 1 if variant.constrained else self.options.decode_chunk
         with self._on_mesh():
-            store.value, out = steps.decode(
+            store.cache, out = steps.decode(
                 self.config,
                 self._weights,
-                store.value,
-                upload(slots, kind.width, store.count, history),
+                store.cache,
+                to_arrays(slots, variant.width, store.count, history),
                 masks,
                 lora=self._lora,
-                details=kind.details,
-                greedy=kind.greedy,
+                details=variant.details,
+                greedy=variant.greedy,
                 eos_ids=self._eos_ids,
                 steps=count,
                 ngram=self.options.no_repeat_ngram_size,
             )
         chunk = jax.device_get(out)
-        return sum(row.take(chunk, number) for number, row in enumerate(slots) if row is not None)
+        return sum(row.append(chunk, slot) for slot, row in enumerate(slots) if row is not None)
 
     # ------------------------------------------------------------------------------------ scoring
 
     def score(self, requests: Sequence[Score]) -> list[Scored]:
-        """Log-probabilities of each request's continuations after its conversation, not decoded.
+        """Returns log-probabilities of continuations; a request that does not fit has an ``error``.
 
-        A continuation is tokenised by itself. A request that does not fit fails alone.
+        Continuations are tokenized separately from the conversation.
         """
-        scored = []
+        responses = []
         for request in requests:
-            started = time.perf_counter()
             try:
-                prompt, truncated = self._fit(request.messages, request.continue_final)
-                scored.append(self._score(request, prompt, truncated, started))
-            except (PromptError, UserError) as error:
-                scored.append(Scored((), error=str(error)))
-            self.usage += scored[-1].usage
-        return scored
+                responses.append(self._score(request))
+            except UserError as error:
+                responses.append(Scored((), error=str(error)))
+            self.usage += responses[-1].usage
+        return responses
 
-    def _score(self, request: Score, prompt: np.ndarray, truncated: int, started: float) -> Scored:
+    def _score(self, request: Score) -> Scored:
+        started = time.perf_counter()
+        prompt, truncated = self._fit(request)
         continuations = [tuple(self.tokenizer.encode(t).tolist()) for t in request.continuations]
         length = len(prompt) + max(map(len, continuations))
         if length > self.context:
@@ -468,15 +459,15 @@ class Engine:
     def _score_distinct(
         self, prompt: np.ndarray, continuations: Sequence[tuple[int, ...]]
     ) -> tuple[dict[tuple[int, ...], np.ndarray], int]:
-        """The log-probabilities of continuations' tokens, and how much of the prompt was reused.
+        """Returns each continuation's log-probabilities, and the number of reused prompt tokens.
 
-        The prompt is computed once, then as many continuations at a time as a prefill call has
-        room for: how many depends on this request alone.
+        The prompt is computed once. Then each call scores as many continuations as fit into a
+        prefill chunk, a number that depends on this request only.
         """
         first, longest = len(prompt) - 1, max(map(len, continuations))
-        most = self.options.prefill_chunks[0]
-        width = min(power_of_two(longest), most)
-        rows = min(power_of_two(len(continuations)), most // width)
+        chunk_size = self.options.prefill_chunks[0]
+        width = min(next_power_of_two(longest), chunk_size)
+        rows = min(next_power_of_two(len(continuations)), chunk_size // width)
         rows = max(1, min(rows, (self.context - first) // width))
         length = min(first + max(longest + 1, rows * width), self.context)
         count = -(-len(continuations) // rows) * rows
@@ -484,67 +475,61 @@ class Engine:
         tokens_NS[:, : len(prompt)] = prompt
         for row, ids in zip(tokens_NS, continuations, strict=False):
             row[len(prompt) : len(prompt) + len(ids)] = ids
-        logprob_NS = np.zeros(tokens_NS.shape, np.float32)  # of token i given those before it
-        places: list[Place] = []
-        with self._placed(places):
-            place = self._prefill(prompt[:-1], length)
-            assert place is not None  # Nobody else has one: there is room for a whole context.
-            places.append(place)
+        logprob_NS = np.zeros(tokens_NS.shape, np.float32)  # of each token, given those before it
+        allocations: list[Allocation] = []
+        with self._freeing(allocations):
+            allocation = self._prefill(prompt[:-1], length)
+            assert allocation is not None  # there is room for a whole context, as no row is busy
+            allocations.append(allocation)
             for batch in (slice(i, i + rows) for i in range(0, count, rows)):
                 end = first + max(map(len, continuations[batch]))
-                # More than one chunk only of one continuation: a batch is no longer than a call.
+                # There are several chunks only if the batch is a single long continuation.
                 for start, size in chunks(first, end, (width,)):
                     after = slice(start + 1, start + 1 + size)
                     with self._on_mesh():
-                        self._store.value, logprob_NS[batch, after] = steps.score(
+                        self._store.cache, logprob_NS[batch, after] = steps.score(
                             self.config,
                             self._weights,
-                            self._store.value,
-                            self._store.table(place, start + size * rows),
+                            self._store.cache,
+                            self._store.table(allocation, start + size * rows),
                             tokens_NS[batch, start : start + size],
                             tokens_NS[batch, after],
                             np.int32(start),
                             lora=self._lora,
                         )
-        found = zip(continuations, logprob_NS[:, len(prompt) :], strict=False)
-        return {ids: logprob_T[: len(ids)] for ids, logprob_T in found}, place.reused
+        pairs = zip(continuations, logprob_NS[:, len(prompt) :], strict=False)
+        return {ids: logprob_T[: len(ids)] for ids, logprob_T in pairs}, allocation.reused
 
     def _on_mesh(self) -> contextlib.AbstractContextManager[Any]:
-        return _on(self._mesh)
+        return _mesh_context(self._mesh)
 
 
-def _on(mesh: jax.sharding.Mesh | None) -> contextlib.AbstractContextManager[Any]:
+def _mesh_context(mesh: jax.sharding.Mesh | None) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
 
 
-def _stored_on_cpu() -> Literal["float32", "bfloat16"]:
-    """bf16 where the CPU multiplies it (Linux names its instructions), else fp32."""
+def _cpu_weight_dtype() -> Literal["float32", "bfloat16"]:
+    """Returns bf16 if the CPU has instructions for it (known on Linux only), and fp32 otherwise."""
     try:
         features = set(CPU_FEATURES.read_text("utf-8").split())
     except OSError:
         features = set()
     if features & {"avx512_bf16", "amx_bf16", "bf16"}:
         return "bfloat16"
-    log.info("this CPU has no instructions for bfloat16: weights are float32")
+    log.info("this CPU has no instructions for bfloat16; weights are float32")
     return "float32"
 
 
-def _unstacked(tree: Any) -> Any:
+def _unstack(tree: Any) -> Any:
     if tree is None or isinstance(tree["layers"], tuple):
         return tree
     return decoder_params.unstack_layers(tree)
 
 
 def _check(request: Generate) -> None:
-    if request.max_tokens < 1:
-        raise UserError(f"max_tokens is {request.max_tokens}; it must be at least 1.")
-    if request.temperature < 0:
-        raise UserError(f"temperature is {request.temperature}; it must not be negative.")
+    for field, annotation in _REQUEST_LIMITS.items():
+        check_value(field, getattr(request, field), annotation)
     if not 0 < request.top_p <= 1:
-        raise UserError(f"top_p is {request.top_p}; it must be in (0, 1].")
-    if request.top_logprobs < 0:
-        raise UserError(f"top_logprobs is {request.top_logprobs}; it must not be negative.")
-    if not 0 <= request.attention <= 100:
-        raise UserError(f"attention is {request.attention}; it must be between 0 and 100.")
-    if any(not stop for stop in request.stop):
+        raise UserError(f"top_p={request.top_p} must lie in (0, 1].")
+    if not all(request.stop):
         raise UserError("a stop string is empty.")

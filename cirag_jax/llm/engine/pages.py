@@ -1,11 +1,11 @@
-"""Where the keys and values of every token lie: pages that rows hold and that texts share.
+"""Allocation of the pages that hold the keys and values of tokens.
 
-A page has room for `PAGE` tokens of one text. A row has the list of its pages; what it has in
-common with an earlier text it does not copy but holds as well, so that a page is free again when
-the last holder lets go of it. Pages of earlier texts form a tree: a page's parent holds the tokens
-before it. A prompt's longest common prefix with everything kept is found to the token: whole pages
-by their tokens, then as much of one more as agrees, of which a row gets a copy to write on. The
-oldest leaves go when room is needed.
+A page has room for `PAGE_SIZE` tokens of one text. Every row has a list of pages. Rows that begin
+with the same tokens share pages, so a page is free again when its last holder releases it. Cached
+pages of earlier texts form a tree: a page's parent holds the tokens before it. For a new prompt,
+the longest cached prefix is found to the token. Whole pages of it are shared. If the prefix ends
+within a page, the row gets a copy of that page to write on. The least recently used leaves are
+evicted when room is needed.
 
 Source: Kwon et al. (2023), PagedAttention; Zheng et al. (2024), RadixAttention.
 """
@@ -14,12 +14,12 @@ import collections
 import dataclasses
 from collections.abc import Sequence
 
-PAGE = 128  # tokens; attention on a CPU reads as many keys at a time
+PAGE_SIZE = 128  # tokens; CPU attention reads keys in blocks of this size
 _ROOT = -1
 
 
 class PagePool:
-    """Which of ``count`` pages are free, and by how many each of the others is held."""
+    """The free pages, and the number of holders of each page."""
 
     def __init__(self, count: int):
         self.count = count
@@ -27,26 +27,26 @@ class PagePool:
         self._holders = [0] * count
 
     def __len__(self) -> int:
-        """Pages that are free."""
+        """Returns the number of free pages."""
         return len(self._free)
 
-    def take(self) -> int:
-        """A free page, held once."""
+    def allocate(self) -> int:
+        """Returns a free page, with one holder."""
         page = self._free.pop()
         self._holders[page] = 1
         return page
 
-    def hold(self, page: int) -> None:
-        """One more holder of a page that somebody holds."""
+    def share(self, page: int) -> None:
+        """Adds a holder to a page that is not free."""
         assert self._holders[page] > 0
         self._holders[page] += 1
 
     def is_shared(self, page: int) -> bool:
-        """Whether it would stay taken if one holder let go of it."""
+        """Returns whether a page has several holders."""
         return self._holders[page] > 1
 
-    def drop(self, page: int) -> None:
-        """One holder less; after the last one the page is free."""
+    def release(self, page: int) -> None:
+        """Removes a holder; without holders the page is free."""
         assert self._holders[page] > 0
         self._holders[page] -= 1
         if not self._holders[page]:
@@ -55,15 +55,14 @@ class PagePool:
 
 @dataclasses.dataclass
 class _Node:
-    """A kept page: its tokens (fewer than a page has in an unfinished one) and its place."""
+    """A cached page: its tokens (fewer than the page size if it is a partial page)."""
 
     tokens: tuple[int, ...]
     parent: int
     children: dict[tuple[int, ...], int] = dataclasses.field(default_factory=dict)
 
 
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
+def _common_length(a: Sequence[int], b: Sequence[int]) -> int:
     for i, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return i
@@ -71,137 +70,136 @@ def _common(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 class PrefixTree:
-    """Which tokens are kept in which page; it holds at most ``most`` pages of ``size`` tokens."""
+    """The cached pages by their tokens; at most ``capacity`` pages of ``size`` tokens."""
 
-    def __init__(self, pool: PagePool, most: int, size: int = PAGE):
-        self._pool, self._most, self._size = pool, most, size
+    def __init__(self, pool: PagePool, capacity: int, size: int = PAGE_SIZE):
+        self._pool, self._capacity, self._size = pool, capacity, size
         self._nodes: dict[int, _Node] = {_ROOT: _Node((), _ROOT)}
-        # Least recently used first. A page is always touched before its parent, so that the first
-        # one never has children.
+        # Least recently used first. A page is always moved to the end before its parent is, so the
+        # first page never has children.
         self._order: collections.OrderedDict[int, None] = collections.OrderedDict()
 
     def __len__(self) -> int:
-        """Pages kept."""
+        """Returns the number of cached pages."""
         return len(self._order)
 
     def match(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """Length of the longest kept prefix of ``tokens``, and the pages that hold it."""
+        """Returns the length of the longest cached prefix of ``tokens``, and its pages."""
         tokens = tuple(int(token) for token in tokens)
-        at, count, path = _ROOT, 0, []
+        node, count, path = _ROOT, 0, []
         while True:
             rest = tokens[count : count + self._size]
-            children = self._nodes[at].children
-            found = children.get(rest) if len(rest) == self._size else None
-            if found is not None:
-                path.append(found)
-                at, count = found, count + self._size
+            children = self._nodes[node].children
+            if len(rest) == self._size and rest in children:
+                node = children[rest]
+                path.append(node)
+                count += self._size
                 continue
-            best = max(children, key=lambda key: _common(key, rest), default=())
-            if common := _common(best, rest):
+            best = max(children, key=lambda key: _common_length(key, rest), default=())
+            if common := _common_length(best, rest):
                 path.append(children[best])
                 count += common
-            self._touch(path)
+            self._mark_used(path)
             return count, path
 
-    def keep(self, tokens: Sequence[int], pages: Sequence[int]) -> None:
-        """Keeps the pages of a text, except those whose tokens are kept already.
+    def insert(self, tokens: Sequence[int], pages: Sequence[int]) -> None:
+        """Adds the pages of a text, except those whose tokens are already cached.
 
-        Tokens may be written after the last ones by whoever holds the pages, as long as these stay.
+        A holder of the pages may still write further tokens after the last of ``tokens``.
         """
         tokens = tuple(int(token) for token in tokens)
-        at, path = _ROOT, []
+        node, path = _ROOT, []
         starts = range(0, len(tokens), self._size)
         for start, page in zip(starts, pages, strict=False):
-            piece = tokens[start : start + self._size]
-            children = self._nodes[at].children
-            if piece not in children:
-                if any(key[: len(piece)] == piece for key in children):
-                    break  # kept already, at the beginning of a longer one
-                for key in [key for key in children if key == piece[: len(key)]]:
-                    self._forget(children[key])  # an unfinished one that this continues
-                self._pool.hold(page)
-                self._nodes[page] = _Node(piece, at)
-                children[piece] = page
+            part = tokens[start : start + self._size]
+            children = self._nodes[node].children
+            if part not in children:
+                if any(key[: len(part)] == part for key in children):
+                    break  # a longer cached page begins with these tokens
+                for key in [key for key in children if key == part[: len(key)]]:
+                    self._remove(children[key])  # a partial page that this one extends
+                self._pool.share(page)
+                self._nodes[page] = _Node(part, node)
+                children[part] = page
                 self._order[page] = None
-            at = children[piece]
-            path.append(at)
-        self._touch(path)
-        while len(self) > self._most:
+            node = children[part]
+            path.append(node)
+        self._mark_used(path)
+        while len(self) > self._capacity:
             self.evict()
 
-    def idle(self) -> int:
-        """Pages that only the tree holds."""
+    def num_evictable(self) -> int:
+        """Returns the number of pages that only the tree holds."""
         return sum(not self._pool.is_shared(page) for page in self._order)
 
     def evict(self) -> None:
-        """Lets go of the least recently used page."""
-        self._forget(next(iter(self._order)))
+        """Removes the least recently used page."""
+        self._remove(next(iter(self._order)))
 
     def clear(self) -> None:
-        """Lets go of all."""
+        """Removes all pages."""
         while self._order:
             self.evict()
 
-    def _forget(self, page: int) -> None:
+    def _remove(self, page: int) -> None:
         node = self._nodes.pop(page)
         assert not node.children
         del self._nodes[node.parent].children[node.tokens]
         del self._order[page]
-        self._pool.drop(page)
+        self._pool.release(page)
 
-    def _touch(self, path: list[int]) -> None:
+    def _mark_used(self, path: list[int]) -> None:
         for page in reversed(path):
             self._order.move_to_end(page)
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """Where a text is to be written.
+class Allocation:
+    """The pages of a text.
 
     Attributes:
-      pages: in order; those of the first ``reused // PAGE`` are shared and not to be written.
-      reused: tokens whose keys and values are there, but for those in ``copied``.
-      copied: a page whose content the row's own (the first after the shared ones) begins with;
-        None: none.
+      pages: in order; the first ``reused // PAGE_SIZE`` are shared and must not be written.
+      reused: number of leading tokens whose keys and values are cached.
+      copy_from: a page to copy into the first page that is not shared; None if there is none.
     """
 
     pages: list[int]
     reused: int
-    copied: int | None
+    copy_from: int | None
 
 
-class Pages:
-    """The pool and the tree: finds places for texts."""
+class PageAllocator:
+    """Allocates pages to texts, from a pool and a tree of cached prefixes."""
 
-    def __init__(self, count: int, kept: int, size: int = PAGE):
-        """``count`` pages of ``size`` tokens, of which the tree keeps at most ``kept``."""
+    def __init__(self, count: int, capacity: int, size: int = PAGE_SIZE):
+        """``count`` pages of ``size`` tokens, of which the tree caches at most ``capacity``."""
         self.size = size
         self.pool = PagePool(count)
-        self.tree = PrefixTree(self.pool, kept, size)
+        self.tree = PrefixTree(self.pool, capacity, size)
 
-    def place(self, tokens: Sequence[int], length: int) -> Place | None:
-        """Pages for a text of ``length`` tokens that begins with ``tokens``; None: no room now.
+    def allocate(self, tokens: Sequence[int], length: int) -> Allocation | None:
+        """Allocates pages for ``length`` tokens that begin with ``tokens``; None without room.
 
-        Whoever has the place must `free` it once. What is kept of other texts makes room, unless
-        that would be in vain.
+        Evicts cached pages of other texts only if that makes enough room. The caller must `free`
+        the allocation.
         """
         count, path = self.tree.match(tokens) if len(self.tree) else (0, [])
-        for page in path:  # else they might be evicted now
-            self.pool.hold(page)
-        shared, copied = count // self.size, path[-1] if count % self.size else None
-        wanted = -(-length // self.size) - shared
-        if len(self.pool) < wanted and len(self.pool) + self.tree.idle() < wanted:
+        for page in path:  # protects them from eviction
+            self.pool.share(page)
+        num_shared, copy_from = count // self.size, path[-1] if count % self.size else None
+        num_new = -(-length // self.size) - num_shared
+        if len(self.pool) < num_new and len(self.pool) + self.tree.num_evictable() < num_new:
             for page in path:
-                self.pool.drop(page)
+                self.pool.release(page)
             return None
-        while len(self.pool) < wanted:
+        while len(self.pool) < num_new:
             self.tree.evict()
-        own = [self.pool.take() for _ in range(wanted)]
-        if copied is not None:
-            self.pool.drop(copied)  # read by the very next computation, before any that writes
-        return Place([*path[:shared], *own], count, copied)
+        new_pages = [self.pool.allocate() for _ in range(num_new)]
+        if copy_from is not None:
+            self.pool.release(copy_from)  # the next computation copies it, before any other writes
+        return Allocation([*path[:num_shared], *new_pages], count, copy_from)
 
-    def free(self, place: Place) -> None:
-        """Lets go of a text's pages."""
-        for page in place.pages:
-            self.pool.drop(page)
+    def free(self, allocation: Allocation) -> None:
+        """Releases a text's pages."""
+        for page in allocation.pages:
+            self.pool.release(page)

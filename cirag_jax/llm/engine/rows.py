@@ -1,4 +1,4 @@
-"""One request on its way through the engine, and what becomes its response."""
+"""The state of a request in the engine, and its upload to the device."""
 
 import dataclasses
 import time
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cirag_jax.llm.chat import ChatTokenizer
-from cirag_jax.llm.engine.pages import Place
+from cirag_jax.llm.engine.pages import Allocation
 from cirag_jax.llm.engine.sampling import Sampling
 from cirag_jax.llm.engine.steps import Rows
 from cirag_jax.llm.grammar import GrammarState
@@ -17,14 +17,18 @@ from cirag_jax.llm.types import Generate, Generated, Token, Usage
 
 @dataclasses.dataclass(eq=False)
 class Row:
-    """A request in the engine: its int32 prompt, and what has been generated.
+    """A request in the engine.
 
-    ``index`` is the place of its response, ``limit`` how many tokens it may generate
-    (``max_tokens``, or what the cache has room for), ``truncated`` how many observations were left
-    out of the prompt, ``place`` where its keys and values are, once it is admitted, ``started`` the
-    `time.perf_counter` then. ``found`` has, per name of `sampling.describe` and of
-    `steps.decode`, one value a generated token; ``received`` (fp32, where asked for) per position
-    the largest attention of the steps so far.
+    Attributes:
+      index: index of its response.
+      prompt: int32 tokens.
+      limit: maximum number of tokens to generate (``max_tokens``, or less in a full context).
+      truncated: number of observations omitted from the prompt.
+      allocation: its pages, once it is admitted.
+      started: `time.perf_counter` at its admission.
+      tokens: the generated tokens.
+      details: one value per generated token, by name of `sampling.describe` and `steps.decode`.
+      received: fp32 per position, the largest attention weight from later tokens so far.
     """
 
     index: int
@@ -34,41 +38,42 @@ class Row:
     limit: int
     truncated: int = 0
     grammar: GrammarState | None = None
-    place: Place | None = None
+    allocation: Allocation | None = None
     started: float = 0.0
     tokens: list[int] = dataclasses.field(default_factory=list)
-    found: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
+    details: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
     received: np.ndarray | None = None
 
     @property
     def length(self) -> int:
-        """Most tokens of prompt and answer."""
+        """Maximum number of tokens of prompt and answer."""
         return len(self.prompt) + self.limit
 
     @property
     def all_tokens(self) -> np.ndarray:
-        """Prompt and generated tokens."""
+        """The tokens of the prompt and the generated ones."""
         return np.concatenate([self.prompt, np.asarray(self.tokens, np.int32)])
 
-    def take(self, chunk: dict[str, np.ndarray], number: int) -> int:
-        """Adds this row's part of a decoded chunk (`steps.decode`); returns its new tokens."""
-        tokens_T = chunk["token"][:, number]
-        new = int((tokens_T >= 0).sum())
-        self.tokens.extend(tokens_T[:new].tolist())
+    def append(self, chunk: dict[str, np.ndarray], slot: int) -> int:
+        """Appends this row's tokens of a chunk (`steps.decode`), and returns their number."""
+        tokens_T = chunk["token"][:, slot]
+        count = int((tokens_T >= 0).sum())
+        self.tokens.extend(tokens_T[:count].tolist())
         for name, values in chunk.items():
             if name == "received":
-                seen = values[number][: self.length]
+                weights = values[slot][: self.length]
                 if self.received is None:
                     self.received = np.zeros(self.length, np.float32)
-                self.received[: len(seen)] = np.maximum(self.received[: len(seen)], seen)
+                earlier = self.received[: len(weights)]
+                np.maximum(earlier, weights, out=earlier)
             elif name != "token":
-                self.found.setdefault(name, []).extend(values[:new, number])
-        if self.grammar is not None and new:
+                self.details.setdefault(name, []).extend(values[:count, slot])
+        if self.grammar is not None and count:
             self.grammar.advance(self.tokens[-1])
-        return new
+        return count
 
     def response(self) -> Generated | None:
-        """The response if the row has ended, else None; drops tokens after a stop string."""
+        """Returns the response if the row has ended; drops tokens after a stop string."""
         ended = bool(self.tokens) and self.tokens[-1] in self.tokenizer.eos_ids
         ended = ended or (self.grammar is not None and self.grammar.is_done)
         text = self._cut_at_stop() if self.request.stop else None
@@ -79,13 +84,15 @@ class Row:
             self._text(self.tokens) if text is None else text,
             "stop" if ended else "length",
             self._usage(),
-            tokens=self._described(),
+            tokens=tuple(map(self._token, range(len(self.tokens))))
+            if self.request.wants_tokens
+            else None,
         )
 
     def _usage(self) -> Usage:
         return Usage(
             prompt_tokens=len(self.prompt),
-            cached_tokens=0 if self.place is None else self.place.reused,
+            cached_tokens=0 if self.allocation is None else self.allocation.reused,
             generated_tokens=len(self.tokens),
             seconds=time.perf_counter() - self.started,
             truncated=int(self.truncated > 0),
@@ -95,7 +102,7 @@ class Row:
         return self.tokenizer.decode(tokens, continuing=self.request.continue_final)
 
     def _cut_at_stop(self) -> str | None:
-        """The text before the first stop string; tokens after the one that completes it go."""
+        """Returns the text before the first stop string, and drops tokens after the string."""
         stops = self.request.stop
         text = self._text(self.tokens)
         ends = [end for end in map(text.find, stops) if end >= 0]
@@ -110,60 +117,55 @@ class Row:
             else:
                 low = middle + 1
         del self.tokens[low:]
-        for values in self.found.values():
+        for values in self.details.values():
             del values[low:]
         return text[: min(ends)]
 
-    def _described(self) -> tuple[Token, ...] | None:
-        if not self.request.wants_tokens:
-            return None
-        return tuple(self._token(i) for i in range(len(self.tokens)))
-
     def _token(self, i: int) -> Token:
-        wanted, piece, found = self.request, self.tokenizer.piece, self.found
+        request, piece, details = self.request, self.tokenizer.piece, self.details
         top, attended, received = (), (), None
-        if wanted.top_logprobs:
-            pairs = zip(found["top_ids"][i], found["top_logprobs"][i], strict=True)
+        if request.top_logprobs:
+            pairs = zip(details["top_ids"][i], details["top_logprobs"][i], strict=True)
             top = tuple((piece(int(t)), int(t), float(p)) for t, p in pairs)
-        if wanted.attention and self.received is not None:
+        if request.attention and self.received is not None:
             tokens = self.all_tokens
-            pairs = zip(found["attended"][i], found["weights"][i], strict=True)
-            # A text shorter than what was asked for has no more positions.
+            pairs = zip(details["attended"][i], details["weights"][i], strict=True)
+            # Weights are 0 if the text has fewer positions than requested.
             attended = tuple((piece(int(tokens[s])), int(s), float(w)) for s, w in pairs if w > 0)
             received = float(self.received[len(self.prompt) + i])
         return Token(
             piece(self.tokens[i]),
             self.tokens[i],
-            float(found["logprob"][i]) if wanted.logprobs or wanted.top_logprobs else None,
-            top[: wanted.top_logprobs],
-            float(found["entropy"][i]) if wanted.entropy else None,
+            float(details["logprob"][i]) if request.logprobs or request.top_logprobs else None,
+            top[: request.top_logprobs],
+            float(details["entropy"][i]) if request.entropy else None,
             len(self._text(self.tokens[:i])),
-            attended[: wanted.attention],
+            attended[: request.attention],
             received,
         )
 
 
-def table(place: Place | None, width: int, nowhere: int) -> np.ndarray:
-    """A row's pages, int32 ``[width]``, followed by ``nowhere``: what is written there is lost."""
-    found_N = np.full(width, nowhere, np.int32)
-    if place is not None:
-        pages = place.pages[:width]
-        found_N[: len(pages)] = pages
-    return found_N
+def page_table(allocation: Allocation | None, width: int, padding: int) -> np.ndarray:
+    """Returns a row's pages, int32 ``[width]``; ``padding`` is a page that does not exist."""
+    table_N = np.full(width, padding, np.int32)
+    if allocation is not None:
+        pages = allocation.pages[:width]
+        table_N[: len(pages)] = pages
+    return table_N
 
 
-def upload(slots: Sequence[Row | None], width: int, nowhere: int, history: int = 0) -> Rows:
-    """The rows as host arrays; idle ones stand at position 0 with nothing left to do.
+def to_arrays(slots: Sequence[Row | None], width: int, padding: int, history: int = 0) -> Rows:
+    """Returns the rows as host arrays; idle slots have no tokens to generate.
 
     Args:
       slots: the rows.
-      width: pages of a table.
-      nowhere: a page that does not exist.
-      history: above 0: with the tokens generated so far, in arrays of that length.
+      width: width of a page table.
+      padding: a page that does not exist.
+      history: length of the array of generated tokens; 0 omits it.
     """
     size = len(slots)
-    written = np.full((size, history), -1, np.int32) if history else None
-    token, position, left, step = (np.zeros(size, np.int32) for _ in range(4))
+    history_BS = np.full((size, history), -1, np.int32) if history else None
+    token, position, remaining, step = (np.zeros(size, np.int32) for _ in range(4))
     temperature, top_p = np.zeros(size, np.float32), np.ones(size, np.float32)
     seed = np.zeros(size, np.uint32)
     for i, row in enumerate(slots):
@@ -171,12 +173,12 @@ def upload(slots: Sequence[Row | None], width: int, nowhere: int, history: int =
             continue
         token[i] = row.tokens[-1] if row.tokens else row.prompt[-1]
         position[i] = len(row.prompt) + len(row.tokens) - 1
-        left[i] = row.limit - len(row.tokens)
+        remaining[i] = row.limit - len(row.tokens)
         step[i] = len(row.tokens)
         temperature[i], top_p[i] = row.request.temperature, row.request.top_p
         seed[i] = row.request.seed % (1 << 32)
-        if written is not None:
-            written[i, : len(row.tokens)] = row.tokens
-    tables = np.stack([table(None if row is None else row.place, width, nowhere) for row in slots])
+        if history_BS is not None:
+            history_BS[i, : len(row.tokens)] = row.tokens
+    tables = np.stack([page_table(row and row.allocation, width, padding) for row in slots])
     sampling = Sampling(temperature, top_p, seed)
-    return Rows(token, position, left, step, sampling, tables, written)
+    return Rows(token, position, remaining, step, sampling, tables, history_BS)

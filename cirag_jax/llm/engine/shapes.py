@@ -1,4 +1,4 @@
-"""The engine's settings, first its fixed shapes, and how a prompt is cut into them."""
+"""The settings of the engine, and the fixed shapes of its computations."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -9,25 +9,26 @@ import numpy as np
 
 from cirag_jax.llm.chat import Overflow
 
-MOST = 32768  # tokens of prompt and answer, where no other context is asked for
+MAX_CONTEXT = 32768  # tokens of prompt and answer, if the settings give no context
 
 
 @dataclasses.dataclass(frozen=True)
 class EngineConfig:
-    """Sizes and settings of the engine; the defaults are `for_platform`'s on a CPU.
+    """Sizes and settings of the engine; the defaults are those of `for_platform` on a CPU.
 
     Attributes:
       batch_size: rows that decode together.
-      cache_tokens: room for tokens of all rows that decode together, beside one page a row and
-        ``prefix_tokens``: where they are long, they are fewer. There is always room for a context.
-      prefill_chunks: tokens of a prefill call, descending; a prompt is cut greedily.
-      decode_chunk: most tokens decoded between two looks of the host.
-      prefix_tokens: tokens whose keys and values are kept for reuse, in whole pages, which rows may
-        take back; 0 switches reuse off.
-      overflow: a prompt longer than the context is an ``error``, or loses observations
+      cache_tokens: total tokens of rows that decode together, in addition to one page per row and
+        ``prefix_tokens``. Fewer rows decode together if they are long. One context always fits.
+      prefill_chunks: sizes of a prefill call in tokens, descending; prompts are split greedily.
+      decode_chunk: maximum number of tokens that are decoded between checks by the host.
+      prefix_tokens: tokens whose keys and values are cached for reuse, in whole pages. Rows may
+        take these pages back. 0 disables reuse.
+      overflow: whether a prompt longer than the context is an ``error``, or loses observations
         (``truncate``).
-      context: most tokens of prompt and answer; 0 is the model's, at most `MOST`.
-      no_repeat_ngram_size: so many tokens in a row are generated once only in an answer; 0: any.
+      context: maximum number of tokens of prompt and answer; 0 is the model's, at most
+        `MAX_CONTEXT`.
+      no_repeat_ngram_size: size of n-grams that an answer may contain only once; 0 disables it.
     """
 
     batch_size: int = 16
@@ -41,7 +42,7 @@ class EngineConfig:
 
     @staticmethod
     def for_platform(platform: str | None = None, **overrides: Any) -> "EngineConfig":
-        """The defaults of a platform (by default the one JAX runs on), with ``overrides``."""
+        """Returns the defaults of a platform (by default JAX's), with ``overrides``."""
         sizes: dict[str, Any] = {}
         if (platform or jax.default_backend()) != "cpu":
             sizes = {
@@ -54,30 +55,27 @@ class EngineConfig:
 
 
 def context_of(options: EngineConfig, max_positions: int) -> int:
-    """Most tokens of prompt and answer: never beyond what the model was trained for."""
-    return min(options.context or MOST, max_positions)
+    """Returns the maximum number of tokens of prompt and answer, within the model's limit."""
+    return min(options.context or MAX_CONTEXT, max_positions)
 
 
-def chunks(done: int, end: int, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """(start, size) of the calls that compute positions ``done .. end``.
+def chunks(start: int, end: int, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yields (start, size) of calls that compute the positions ``start`` to ``end``.
 
-    The largest size that is filled by three quarters, else the smallest.
+    Each has the largest size that is at least three quarters full, or the smallest size.
     """
-    while done < end:
-        left = end - done
-        size = next((size for size in sizes if left >= 0.75 * size), sizes[-1])
-        yield done, size
-        done += size
+    while start < end:
+        size = next((size for size in sizes if end - start >= 0.75 * size), sizes[-1])
+        yield start, size
+        start += size
 
 
-def power_of_two(count: int) -> int:
-    """The least one that is no smaller."""
+def next_power_of_two(count: int) -> int:
+    """Returns the smallest power of two that is at least ``count``."""
     return 1 << max(count - 1, 0).bit_length()
 
 
-def window(tokens: np.ndarray, start: int, size: int) -> np.ndarray:
-    """``tokens[start : start + size]``, padded with zeros; what they write is overwritten."""
-    window = np.zeros(size, np.int32)
+def padded_slice(tokens: np.ndarray, start: int, size: int) -> np.ndarray:
+    """Returns ``tokens[start : start + size]``, padded with zeros."""
     part = tokens[start : start + size]
-    window[: len(part)] = part
-    return window
+    return np.pad(part, (0, size - len(part))).astype(np.int32)

@@ -1,7 +1,7 @@
-"""The engine's compiled programs: extend a row's pages, decode all rows, score continuations.
+"""The engine's compiled programs: prefill, decoding and scoring.
 
-Shapes are those of the engine and the chunk alone, so that every program compiles once and what a
-row computes does not depend on its neighbours.
+Shapes depend only on the engine and the chunk, so every program compiles once, and the result of a
+row does not depend on other rows.
 """
 
 import functools
@@ -19,49 +19,49 @@ from cirag_jax.models.decoder import Adapter, DecoderConfig, LoraOptions, Params
 from cirag_jax.models.paged_cache import Cache
 
 Array = jax.Array | np.ndarray  # host arrays are uploaded with the call
-_LOGITS = 64  # tokens whose logits are held at once
+_LOGITS = 64  # number of tokens whose logits are in memory together
 
 
 class Weights(NamedTuple):
-    """What every program reads and none donates: unstacked weights and adapter."""
+    """The unstacked weights and adapter, which no program donates."""
 
     params: Params
     adapter: Adapter | None
 
 
 class Rows(NamedTuple):
-    """The rows of a batch as the host uploads them before every chunk.
+    """The rows of a batch, uploaded before every chunk.
 
     Attributes:
-      token_B: int32, the last token of each row, not in the cache yet.
+      token_B: int32, the last token of each row, which is not cached yet.
       position_B: int32, its position.
-      left_B: int32, tokens that may still be generated; 0 is an idle row.
-      step_B: int32, tokens generated so far.
+      remaining_B: int32, number of tokens that may still be generated; 0 for an idle row.
+      step_B: int32, number of tokens generated so far.
       sampling: temperature, top-p and seed.
-      tables_BN: int32, the pages of each row in order, then one that does not exist.
-      history_BS: int32, the tokens generated so far, where none of their n-grams may come again.
+      tables_BN: int32, the pages of each row, padded with a page that does not exist.
+      history_BS: int32, the tokens generated so far, if their n-grams may not be repeated.
     """
 
     token_B: Array
     position_B: Array
-    left_B: Array
+    remaining_B: Array
     step_B: Array
     sampling: Sampling
     tables_BN: Array
     history_BS: Array | None = None
 
 
-def lays_out(config: DecoderConfig) -> bool:
-    """Whether `decode` copies the pages of its rows into one piece each, once for several steps.
+def uses_contiguous_cache(config: DecoderConfig) -> bool:
+    """Returns whether `decode` copies each row's pages to contiguous memory first.
 
-    Off the CPU attention reads all keys of a row at once.
+    This pays off for several steps, except on a CPU, whose attention reads page by page.
     """
     return config.attention != "transposed"
 
 
 @functools.partial(jax.jit, donate_argnames="cache")
 def copy_page(cache: Cache, source: Array | np.integer, target: Array | np.integer) -> Cache:
-    """The cache with the content of page ``source`` in ``target`` as well."""
+    """Copies the page ``source`` to ``target``."""
 
     def copy(x: jax.Array) -> jax.Array:
         page = jax.lax.dynamic_slice_in_dim(x, source, 1, 0)
@@ -96,7 +96,7 @@ def prefill(
     *,
     lora: LoraOptions,
 ) -> Cache:
-    """Writes the keys and values of ``tokens_T`` at ``start`` of the row with pages ``table_N``."""
+    """Caches the keys and values of ``tokens_T`` from position ``start`` on, in ``table_N``."""
     return _extend(config, weights, cache, table_N, tokens_T, start, lora)[1]
 
 
@@ -112,10 +112,10 @@ def score(
     *,
     lora: LoraOptions,
 ) -> tuple[Cache, jax.Array]:
-    """Log-probabilities (fp32 ``[N, T]``) of targets, each after its token.
+    """Returns the log-probabilities (fp32 ``[N, T]``) of targets, each after its token.
 
-    Every row of ``tokens_NT`` goes on by itself from the ``start`` positions in the pages of
-    ``table_N``, in which they are written one after another.
+    Every row of ``tokens_NT`` independently continues the first ``start`` positions of ``table_N``.
+    The rows are cached one after another in the table's pages.
     """
     n, t = tokens_NT.shape
     tokens = jnp.reshape(tokens_NT, -1)
@@ -149,30 +149,30 @@ def decode(
     steps: int,
     ngram: int = 0,
 ) -> tuple[Cache, dict[str, jax.Array]]:
-    """Decodes until every row has ended, at most ``steps`` tokens a row.
+    """Decodes until every row has ended, at most ``steps`` tokens per row.
 
     Args:
       config: hyper-parameters.
       weights: unstacked weights and adapter.
       cache: the pages of all rows (donated).
-      rows: where each row stands.
-      mask_BW: packed bits of allowed tokens, for constrained rows with ``steps`` 1; else None.
+      rows: the state of each row.
+      mask_BW: packed bits of allowed tokens, for constrained rows and ``steps=1``.
       lora: the adapter's scale.
-      details: what to report beside the tokens.
-      greedy: every row is; else rows of temperature 0 are greedy among sampled ones.
-      eos_ids: tokens that end a row; the end token itself is returned.
+      details: what to report about the tokens.
+      greedy: whether every row is greedy. Otherwise, rows with temperature 0 still are.
+      eos_ids: tokens that end a row; they are returned.
       steps: length of the chunk.
-      ngram: so many tokens in a row are generated once only (needs ``rows.history_BS``); 0: any.
+      ngram: size of n-grams that may not be repeated (needs ``rows.history_BS``); 0 disables it.
 
     Returns:
-      The cache, and arrays that start with ``[steps, B]``: ``token`` (int32, -1 where the row had
-      ended) and what ``details`` asks for: ``attended`` and ``weights`` are the positions that
-      each step looked at most (``[steps, B, n]``); ``received`` (fp32 ``[B, S]``) is the largest
-      weight that any step of the chunk gave to each position before its own.
+      The cache, and a dictionary of arrays that start with ``[steps, B]``. ``token`` is int32, and
+      -1 after the row has ended. The others depend on ``details``. ``attended`` and ``weights``
+      (``[steps, B, n]``) are the positions that each step attended to most. ``received`` (fp32
+      ``[B, S]``) is the largest weight that a step of the chunk gave to each earlier position.
     """
     pages, tables_BN, start_B = cache, jnp.asarray(rows.tables_BN), rows.position_B
-    at_once = steps > 1 and lays_out(config)  # For one step, copies would not pay.
-    if at_once:
+    contiguous = steps > 1 and uses_contiguous_cache(config)
+    if contiguous:
         cache = paged_cache.laid_out(pages, tables_BN)
 
     def step(rows, cache):
@@ -182,7 +182,7 @@ def decode(
             rows.token_B[:, None],
             rows.position_B,
             cache,
-            None if at_once else tables_BN,
+            None if contiguous else tables_BN,
             adapter=weights.adapter,
             lora=lora,
         )
@@ -194,37 +194,36 @@ def decode(
         if mask_BW is not None:
             allowed_BV = sampling.apply_mask(allowed_BV, mask_BW)
         next_B = sampling.choose(allowed_BV, rows.sampling, rows.step_B, greedy=greedy)
-        found = sampling.describe(logits_BV, next_B, details)
+        values = sampling.describe(logits_BV, next_B, details)
         if details.attention:
             k_BKHS, v_BKSH = cache["k"][-1], cache["v"][-1]
-            if not at_once:
+            if not contiguous:
                 k_BKHS, _ = paged_cache.read_pages(k_BKHS, v_BKSH, tables_BN)
             k_BKHS = paged_cache.unpacked(k_BKHS)
             probs_BTNS = attention.probabilities(config.scoring, q_BTNH, k_BKHS, mask_BTS)
             weight_BS = probs_BTNS[:, 0].mean(1)
-            found["weights"], found["attended"] = jax.lax.top_k(weight_BS, details.attention)
-            own_BS = jnp.arange(weight_BS.shape[1]) == rows.position_B[:, None]
-            idle_BS = own_BS | (rows.left_B == 0)[:, None]
-            found["received"] = jnp.where(idle_BS, 0.0, weight_BS)
-        return cache, next_B, found
+            values["weights"], values["attended"] = jax.lax.top_k(weight_BS, details.attention)
+            itself_BS = jnp.arange(weight_BS.shape[1]) == rows.position_B[:, None]
+            ignored_BS = itself_BS | (rows.remaining_B == 0)[:, None]
+            values["received"] = jnp.where(ignored_BS, 0.0, weight_BS)
+        return cache, next_B, values
 
     def advance(rows, next_B):
-        active_B = rows.left_B > 0
+        active_B = rows.remaining_B > 0
         ended_B = jnp.isin(next_B, jnp.asarray(eos_ids, jnp.int32))
-        left_B = jnp.where(active_B & ~ended_B, rows.left_B - 1, 0)
-        # A row that has ended computes its last token again and again: the same numbers into the
-        # same place.
-        goes_on_B = left_B > 0
+        remaining_B = jnp.where(active_B & ~ended_B, rows.remaining_B - 1, 0)
+        # A row that has ended repeats its last computation, which writes the same values again.
+        continues_B = remaining_B > 0
         history_BS = rows.history_BS
         if history_BS is not None:
-            place_B = jnp.where(goes_on_B, rows.step_B, history_BS.shape[1])
-            row_B = jnp.arange(len(place_B))
-            history_BS = history_BS.at[row_B, place_B].set(next_B, mode="drop")
+            index_B = jnp.where(continues_B, rows.step_B, history_BS.shape[1])
+            row_B = jnp.arange(len(index_B))
+            history_BS = history_BS.at[row_B, index_B].set(next_B, mode="drop")
         return Rows(
-            token_B=jnp.where(goes_on_B, next_B, rows.token_B),
-            position_B=rows.position_B + goes_on_B.astype(jnp.int32),
-            left_B=left_B,
-            step_B=rows.step_B + goes_on_B.astype(jnp.int32),
+            token_B=jnp.where(continues_B, next_B, rows.token_B),
+            position_B=rows.position_B + continues_B.astype(jnp.int32),
+            remaining_B=remaining_B,
+            step_B=rows.step_B + continues_B.astype(jnp.int32),
             sampling=rows.sampling,
             tables_BN=rows.tables_BN,
             history_BS=history_BS,
@@ -232,13 +231,13 @@ def decode(
 
     def body(state: Any) -> Any:
         i, rows, cache, out = state
-        cache, next_B, found = step(rows, cache)
-        found["token"] = jnp.where(rows.left_B > 0, next_B, -1)
+        cache, next_B, values = step(rows, cache)
+        values["token"] = jnp.where(rows.remaining_B > 0, next_B, -1)
         out = {
-            name: jnp.maximum(values, found[name])
+            name: jnp.maximum(array, values[name])
             if name == "received"
-            else values.at[i].set(found[name])
-            for name, values in out.items()
+            else array.at[i].set(values[name])
+            for name, array in out.items()
         }
         return i + 1, advance(rows, next_B), cache, out
 
@@ -249,8 +248,8 @@ def decode(
     out["token"] = jnp.full((steps, rows.token_B.shape[0]), -1, jnp.int32)
     state = (jnp.int32(0), rows, cache, out)
     _, _, cache, out = jax.lax.while_loop(
-        lambda state: (state[0] < steps) & jnp.any(state[1].left_B > 0), body, state
+        lambda state: (state[0] < steps) & jnp.any(state[1].remaining_B > 0), body, state
     )
-    if at_once:
+    if contiguous:
         cache = paged_cache.written_back(pages, cache, tables_BN, jnp.asarray(start_B), steps)
     return cache, out

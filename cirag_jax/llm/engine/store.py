@@ -1,79 +1,80 @@
-"""Keys and values on the device, and the tables by which programs find them."""
+"""The keys and values of an engine on the device."""
 
 import jax
 import numpy as np
 
-from cirag_jax.llm.engine.pages import PAGE, Pages, Place
-from cirag_jax.llm.engine.rows import table
-from cirag_jax.llm.engine.shapes import EngineConfig, power_of_two
+from cirag_jax.llm.engine.pages import PAGE_SIZE, Allocation, PageAllocator
+from cirag_jax.llm.engine.rows import page_table
+from cirag_jax.llm.engine.shapes import EngineConfig, next_power_of_two
 from cirag_jax.models import decoder
 from cirag_jax.models.decoder import DecoderConfig
 from cirag_jax.models.paged_cache import Cache
 
 
-class Store:
-    """The pages of an engine, and their keys and values.
+class CacheStore:
+    """The pages of an engine, with their keys and values in the arrays ``cache``.
 
-    ``value`` is replaced by each call that donates it. Engines that share pages have one store.
+    Programs that donate ``cache`` replace it. Engines that share pages have the same store.
     """
 
     def __init__(self, config: DecoderConfig, context: int, options: EngineConfig):
-        """Takes no memory before it is used; ``context`` is the longest row's length."""
-        self._width = -(-config.max_positions // PAGE)  # whatever the context of who shares it
-        self._kept = -(-options.prefix_tokens // PAGE)
-        self.pages = Pages(self._needed(context, options), self._kept)
+        """``context`` is the length of the longest row. No memory is allocated before first use."""
+        # The width does not depend on ``context``, which differs among engines that share a store.
+        self._max_width = -(-config.max_positions // PAGE_SIZE)
+        self._capacity = -(-options.prefix_tokens // PAGE_SIZE)
+        self.allocator = PageAllocator(self._num_pages(context, options), self._capacity)
         self._config = config
-        self._value: Cache | None = None
+        self._cache: Cache | None = None
 
-    def _needed(self, context: int, options: EngineConfig) -> int:
-        """Pages for rows, of which each may leave most of one, and for what is kept of others."""
-        rows = max(context, min(options.cache_tokens, options.batch_size * context))
-        return -(-rows // PAGE) + options.batch_size + self._kept
+    def _num_pages(self, context: int, options: EngineConfig) -> int:
+        """Returns the pages for rows, each with a partial page, and for cached prefixes."""
+        tokens = max(context, min(options.cache_tokens, options.batch_size * context))
+        return -(-tokens // PAGE_SIZE) + options.batch_size + self._capacity
 
     def has_room(self, context: int, options: EngineConfig) -> bool:
-        """Whether there are as many pages as such an engine needs; unused ones are made more."""
-        needed = self._needed(context, options)
-        if self._value is None and needed > self.count:
-            self.pages = Pages(needed, self._kept)
+        """Returns whether there are enough pages for an engine; adds pages if none was used yet."""
+        needed = self._num_pages(context, options)
+        if self._cache is None and needed > self.count:
+            self.allocator = PageAllocator(needed, self._capacity)
         return needed <= self.count
 
     @property
     def count(self) -> int:
-        """Pages; as a page of a table, one that does not exist."""
-        return self.pages.pool.count
+        """The number of pages, which also serves as the index of a page that does not exist."""
+        return self.allocator.pool.count
 
     @property
-    def value(self) -> Cache:
-        """Keys and values of all pages, made when they are first asked for."""
-        if self._value is None:
-            self._value = decoder.empty_cache(self._config, self.count, PAGE)
-        return self._value
+    def cache(self) -> Cache:
+        """Keys and values of all pages."""
+        if self._cache is None:
+            self._cache = decoder.empty_cache(self._config, self.count, PAGE_SIZE)
+        return self._cache
 
-    @value.setter
-    def value(self, cache: Cache) -> None:
-        self._value = cache
+    @cache.setter
+    def cache(self, cache: Cache) -> None:
+        self._cache = cache
 
-    def table(self, place: Place | None, end: int) -> np.ndarray:
-        """A row's table for a computation that reads up to ``end`` tokens."""
-        return table(place, self.width_for(end), self.count)
+    def table(self, allocation: Allocation | None, end: int) -> np.ndarray:
+        """Returns a row's page table for a computation that reads up to ``end`` tokens."""
+        return page_table(allocation, self.width_for(end), self.count)
 
-    def width_for(self, end: int, whole: bool = False) -> int:
-        """Pages of a table that reaches ``end`` tokens.
+    def width_for(self, end: int, reads_all: bool = False) -> int:
+        """Returns the width of a page table that covers ``end`` tokens.
 
-        Attention on a CPU reads what is written, whatever the width; elsewhere, and where
-        ``whole`` tables are read, the program is that of the next power of two.
+        CPU attention only reads written pages, so one width serves all lengths. Elsewhere, or if
+        the program ``reads_all`` pages of a table, the width is the next power of two.
         """
-        if self._config.attention == "transposed" and not whole:
-            return self._width
-        return min(power_of_two(-(-end // PAGE)), self._width)
+        if self._config.attention == "transposed" and not reads_all:
+            return self._max_width
+        return min(next_power_of_two(-(-end // PAGE_SIZE)), self._max_width)
 
     def repair(self) -> None:
-        """Forgets all where an interruption has left donated buffers behind."""
-        self.pages.tree.clear()
-        if any(array.is_deleted() for array in jax.tree.leaves(self._value)):
-            self._value = None
+        """Clears the store after an interruption, which may have left deleted donated buffers."""
+        self.allocator.tree.clear()
+        if any(array.is_deleted() for array in jax.tree.leaves(self._cache)):
+            self._cache = None
 
     def release(self) -> None:
-        """Forgets all, and frees its memory until it is used again."""
-        self.pages.tree.clear()
-        self._value = None
+        """Clears the store and frees its memory."""
+        self.allocator.tree.clear()
+        self._cache = None

@@ -47,5 +47,5 @@ def numbers(response):
 
 def pages_are_free(engine):
     """Whether nobody but the tree holds a page."""
-    pages = engine._store.pages
+    pages = engine._store.allocator
     return len(pages.pool) + len(pages.tree) == pages.pool.count

@@ -1,9 +1,9 @@
-"""Pages and the tree of those kept, against brute force."""
+"""PageAllocator and the tree of those kept, against brute force."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cirag_jax.llm.engine.pages import Pages
+from cirag_jax.llm.engine.pages import PageAllocator
 
 SIZE = 4
 # Few different tokens and shared beginnings, so that prefixes meet in the middle of pages.
@@ -23,18 +23,18 @@ class Written:
     """What the device would hold: the tokens in each page, written as rows write them."""
 
     def __init__(self, count, kept):
-        self.pages = Pages(count, kept, SIZE)
+        self.pages = PageAllocator(count, kept, SIZE)
         self.content = [[None] * SIZE for _ in range(count)]
         self.rows = []
 
     def begin(self, prompt, room):
         """A row of ``prompt`` and room for more; None where none is free."""
-        place = self.pages.place(prompt, len(prompt) + room)
+        place = self.pages.allocate(prompt, len(prompt) + room)
         if place is None:
             return None
         shared = place.reused // SIZE
-        if place.copied is not None:
-            self.content[place.pages[shared]] = list(self.content[place.copied])
+        if place.copy_from is not None:
+            self.content[place.pages[shared]] = list(self.content[place.copy_from])
         row = (place, list(prompt), len(prompt) + room)
         assert self.read(place, place.reused) == prompt[: place.reused]
         self.write(place, prompt, place.reused)
@@ -74,7 +74,7 @@ def test_rows_read_what_they_wrote_and_no_page_is_lost(data, count, kept):
         if action == "begin":
             row = store.begin(data.draw(texts), data.draw(st.integers(1, SIZE + 2)))
             if row is not None:
-                store.pages.tree.keep(row[1], row[0].pages)
+                store.pages.tree.insert(row[1], row[0].pages)
         elif action == "grow" and store.rows:
             place, tokens, most = data.draw(st.sampled_from(store.rows))
             new = data.draw(st.lists(st.integers(0, 2), max_size=most - len(tokens)))
@@ -83,7 +83,7 @@ def test_rows_read_what_they_wrote_and_no_page_is_lost(data, count, kept):
         elif action == "end" and store.rows:
             index = data.draw(st.integers(0, len(store.rows) - 1))
             place, tokens, _ = store.rows.pop(index)
-            store.pages.tree.keep(tokens, place.pages)
+            store.pages.tree.insert(tokens, place.pages)
             store.pages.free(place)
         elif action == "forget":
             store.pages.tree.clear()
@@ -102,7 +102,7 @@ def test_the_longest_prefix_is_found_to_the_token(kept, asked):
     for tokens in kept:
         row = store.begin(tokens, 1)
         assert row is not None
-        store.pages.tree.keep(tokens, row[0].pages)
+        store.pages.tree.insert(tokens, row[0].pages)
     for tokens in (*kept, *asked):
         longest = max(common(tokens, other) for other in kept)
         row = store.begin(tokens, 1)
@@ -111,29 +111,29 @@ def test_the_longest_prefix_is_found_to_the_token(kept, asked):
 
 
 def placed(pages, tokens, length):
-    place = pages.place(tokens, length)
+    place = pages.allocate(tokens, length)
     assert place is not None
     return place
 
 
 def test_recent_use_protects():
-    pages = Pages(10, 3, SIZE)
+    pages = PageAllocator(10, 3, SIZE)
     a, b, c, d = ([token] * SIZE for token in (1, 2, 3, 4))
     for tokens in (a, b, c, a, d):
         place = placed(pages, tokens, SIZE)
-        pages.tree.keep(tokens, place.pages)
+        pages.tree.insert(tokens, place.pages)
         pages.free(place)
     assert [pages.tree.match(tokens)[0] for tokens in (a, b, c, d)] == [SIZE, 0, SIZE, SIZE]
 
 
 def test_what_is_kept_makes_room_and_what_is_held_does_not():
-    pages = Pages(4, 4, SIZE)
+    pages = PageAllocator(4, 4, SIZE)
     first = placed(pages, [1] * SIZE, 2 * SIZE)
-    pages.tree.keep([1] * SIZE, first.pages)
+    pages.tree.insert([1] * SIZE, first.pages)
     second = placed(pages, [2] * SIZE, 2 * SIZE)
-    assert pages.place([3], 1) is None
+    assert pages.allocate([3], 1) is None
     assert len(pages.tree) == 1  # To forget it would have been in vain.
     pages.free(first)
-    assert pages.place([3], 4 * SIZE) is None and len(pages.tree) == 1
+    assert pages.allocate([3], 4 * SIZE) is None and len(pages.tree) == 1
     assert len(placed(pages, [3], 2 * SIZE).pages) == 2 and not len(pages.tree)
     pages.free(second)

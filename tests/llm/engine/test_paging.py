@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cirag_jax.llm.engine import steps
 from cirag_jax.llm.engine.engine import Engine
-from cirag_jax.llm.engine.rows import upload
+from cirag_jax.llm.engine.rows import to_arrays
 from cirag_jax.llm.engine.sampling import Details
 from cirag_jax.models import decoder, decoder_params
 from cirag_jax.models.io.pretrained_decoder import load_decoder
@@ -76,7 +76,7 @@ def test_a_small_store_forgets_but_stays_right(engine, folder):
     for _ in range(2):
         responses = small.generate(mixed())
         assert [r.text for r in responses] == [r.text for r in engine.generate(mixed())]
-        assert len(small._store.pages.tree) <= 1
+        assert len(small._store.allocator.tree) <= 1
 
 
 def test_what_is_released_is_taken_again(engine, reusing):
@@ -167,7 +167,7 @@ def test_no_program_makes_a_copy_of_the_cache(stored):
             config,
             weights,
             cache,
-            upload([None] * 4, 32, 4 * 32),
+            to_arrays([None] * 4, 32, 4 * 32),
             None,
             lora=lora,
             details=Details(),
@@ -221,7 +221,7 @@ def test_the_room_for_rows_is_bounded(folder, engine, cache_tokens, room):
     assert [r.text for r in small.generate(asked)] == [r.text for r in engine.generate(asked)]
     assert pages_are_free(small)
     # Each row may leave most of a page empty.
-    held = sum(array.nbytes for array in jax.tree.leaves(small._store.value))
+    held = sum(array.nbytes for array in jax.tree.leaves(small._store.cache))
     config = small.config
     of_token = 2 * 4 * config.num_layers * config.num_kv_heads * config.head_dim
     assert held == (room + 8 * 128 + 256) * of_token
