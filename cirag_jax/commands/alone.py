@@ -56,9 +56,9 @@ def ask_alone(
     settings = {**plan.settings, "alone": True}
     with Runner(folder / JOURNAL, settings, open_all, in_flight=1, until=until) as runner:
         # Half of a question says nothing: it is asked from its beginning.
-        book = runner.book
+        book = runner.journal
         book.forget([record.id for record in book.records() if record.outcome is None])
-        left = runner.left([jobs[name] for name in ids])
+        left = runner.unfinished([jobs[name] for name in ids])
         if not left:
             return True
         runner.open()
@@ -80,7 +80,7 @@ def _ask(job: Job, runner: Runner, pool: Pool) -> bool:
         if _compilations()[0] == before:
             return True
         if left:
-            runner.book.forget([job.id])
+            runner.journal.forget([job.id])
     say(f"WARNING: something was compiled each time that {job.id} was asked; its time has that")
     return True
 

@@ -302,7 +302,7 @@ def _scores(
 
 def answered_of(record: Record) -> AnsweredQuestion:
     """The question of a run's record, and its answer."""
-    return AnsweredQuestion(record.given(Question), record.result(Prediction))
+    return AnsweredQuestion(record.input_as(Question), record.result(Prediction))
 
 
 def _pooled(of_seeds: Sequence[Mapping[str, Ratio]]) -> dict[str, Ratio]:

@@ -37,7 +37,7 @@ from cirag_jax.llm.types import Usage
 from cirag_jax.methods.common import extraction
 from cirag_jax.methods.common.extraction import Extraction, ExtractionSettings
 from cirag_jax.runtime.handlers import GenerateHandler
-from cirag_jax.runtime.records import JournalReader, Record, Totals, typed
+from cirag_jax.runtime.records import JournalReader, Record, Totals, convert
 from cirag_jax.runtime.run import Runner, Show, progress_bar
 from cirag_jax.runtime.scheduler import Handler, Job, Progress
 from cirag_jax.runtime.store import JOURNAL, Journal, journal_path
@@ -366,7 +366,7 @@ class _CorpusExtraction(Closing):
             encode=self._encode,
             replace=config.replace,
         )
-        self._book = self._runner.book
+        self._book = self._runner.journal
         self._shards = file.resolve().with_name(SHARDS)
         self._statuses: collections.Counter[str] = collections.Counter()
         self._example = ""  # a model's output without triples
@@ -435,7 +435,7 @@ class _CorpusExtraction(Closing):
             jobs = _jobs(block, self._settings)
             names = [job.id for job in jobs]
             for name, outcome in self._book.outcomes(names).items():  # of earlier runs
-                self._count(typed(self._book.path, name, outcome, extraction.EncodedExtraction))
+                self._count(convert(self._book.path, name, outcome, extraction.EncodedExtraction))
             complete = self._runner.run(jobs, show=on_progress)
             self._done = _sum(self._done, self._runner.progress)
             self._check(self._done.failed)

@@ -18,7 +18,7 @@ from cirag_jax.llm.prompts_file import read_prompts
 from cirag_jax.llm.types import Generate, Generated, Token, Usage
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.handlers import GenerateHandler
-from cirag_jax.runtime.records import Key
+from cirag_jax.runtime.records import RequestKey
 from cirag_jax.runtime.requests import Program
 from cirag_jax.runtime.run import Runner
 from cirag_jax.runtime.scheduler import Handler, Job
@@ -53,17 +53,17 @@ def generate_file(config: Any, workdir: Path) -> dict[str, Any]:
 
     settings = identity.of_language_model(config)
     with Runner(workdir / JOURNAL, settings, open_handlers, in_flight=len(requests)) as runner:
-        outcomes = runner.book.outcomes()
+        outcomes = runner.journal.outcomes()
         pending = [name for name, program in programs.items() if program not in outcomes]
         if 0 < len(pending) < len(requests):
             answered = len(requests) - len(pending)
             say(f"resuming: {answered} of {len(requests)} requests are already answered")
         runner.run([_job(programs[name], requests[name]) for name in pending], unit="row")
-        seconds, book = runner.run_seconds, runner.book
+        seconds, book = runner.run_seconds, runner.journal
         errors = {record.id: record.error for record in book.records() if record.error}
         rows = [
-            _row(name, book.replay(Key(programs[name], 0), request), errors.get(programs[name]))
-            for name, request in requests.items()
+            _row(name, book.replay(RequestKey(program, 0), requests[name]), errors.get(program))
+            for name, program in programs.items()
         ]
     write_lines(workdir / RESPONSES, rows)
     result = _counts(rows)

@@ -227,7 +227,7 @@ class _Steps(Closing):
         options["in_flight"] = config.in_flight
         bound_to = _identity(config, settings)
         self._runner = Runner(file, bound_to, self._open_handlers, **options)
-        self.book, self.seconds = self._runner.book, self._runner.seconds
+        self.book, self.seconds = self._runner.journal, self._runner.seconds
         self.failed: collections.Counter[str] = collections.Counter()
 
     def close(self) -> None:
@@ -261,7 +261,7 @@ class _Steps(Closing):
 
     def pending(self, jobs: Iterable[Job]) -> set[str]:
         """Returns the ids of programs without a result."""
-        return {job.id for job in self._runner.left(jobs)}
+        return {job.id for job in self._runner.unfinished(jobs)}
 
     def check(self, job: Job, indices: Iterable[int], size: int) -> None:
         """Raises `UserError` if the result of ``job`` contains an index out of range."""

@@ -9,7 +9,7 @@ from cirag_jax.runtime import codec
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.requests import Extract, Extracted, RequestError
 from cirag_jax.runtime.run import Runner
-from cirag_jax.runtime.scheduler import Call, Done, Job
+from cirag_jax.runtime.scheduler import Call, Job, Respond
 from cirag_jax.types import Passage, Triple
 
 NAME = "extractions"  # replaces "journal" in the name of the run's journal
@@ -37,7 +37,7 @@ class OnlineExtractHandler:
         """Whether the model's budget is spent."""
         return self._generate.is_exhausted
 
-    def __call__(self, calls: Sequence[Call], done: Done) -> None:
+    def __call__(self, calls: Sequence[Call], respond: Respond) -> None:
         """Answers the calls; see `Handler`. The triples of a failed extraction are None."""
         passages: dict[str, Passage] = {}
         for call in calls:
@@ -47,9 +47,9 @@ class OnlineExtractHandler:
         for index, call in enumerate(calls):
             if complete or all(p.id in self._triples for p in call.request.passages):
                 triples = tuple(self._triples.get(p.id) for p in call.request.passages)
-                done(index, Extracted(triples))
+                respond(index, Extracted(triples))
             else:
-                done(index, RequestError("the extractor's budget is exhausted"))
+                respond(index, RequestError("the extractor's budget is exhausted"))
 
     def _extract(self, passages: Sequence[Passage]) -> bool:
         jobs = [self._job(passage) for passage in passages]

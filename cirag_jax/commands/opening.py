@@ -116,7 +116,7 @@ def open_handlers(
             encode=extraction.encode_extraction,
         )
         extractions = stack.enter_context(runner)
-        spent = {**book.usage(), **extractions.book.usage()}
+        spent = {**book.usage(), **extractions.journal.usage()}
         handlers |= _open_models(config, needs, roles, stack, rows, spent, pool)
         extractor: Any = handlers["extractor"]
         handlers[requests.Extract] = online.OnlineExtractHandler(extractor, extractions, settings)

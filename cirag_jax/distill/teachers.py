@@ -27,7 +27,7 @@ from cirag_jax.methods.cirag import compact, prompts
 from cirag_jax.methods.cirag.settings import CiragConfig
 from cirag_jax.methods.common.extraction import ONLINE
 from cirag_jax.runtime.requests import Extracted, Generate, Generated, Response, Retrieved
-from cirag_jax.runtime.scheduler import Call, Done, Handler, RequestError
+from cirag_jax.runtime.scheduler import Call, Handler, RequestError, Respond
 from cirag_jax.triples.normalization import Normalization
 from cirag_jax.triples.store import TripleStore
 from cirag_jax.types import Config, Dataset, Passage, Question, Triple
@@ -55,12 +55,12 @@ class AnnotationTeacher:
     def __init__(self, golds: Mapping[str, AnyGold]):
         self._golds = golds
 
-    def __call__(self, calls: Sequence[Call], done: Done) -> None:
+    def __call__(self, calls: Sequence[Call], respond: Respond) -> None:
         """See `Handler`."""
         for index, call in enumerate(calls):
             request: Generate = call.request
             gold = self._golds[call.key.program]
-            done(index, Generated(self.respond(gold, request.messages), "stop"))
+            respond(index, Generated(self.respond(gold, request.messages), "stop"))
 
     def respond(self, gold: AnyGold, messages: Sequence[Message]) -> str:
         """The decision after a conversation that `integration_messages` rendered.
@@ -119,12 +119,12 @@ class Mixture:
         """Whether the budget of one of them is exhausted."""
         return any(teacher.is_exhausted for teacher in self._teachers.values())
 
-    def __call__(self, calls: Sequence[Call], done: Done) -> None:
+    def __call__(self, calls: Sequence[Call], respond: Respond) -> None:
         """See `Handler`."""
         for name, teacher in self._teachers.items():
             own = [i for i, c in enumerate(calls) if self._teacher_of(c.key.program) == name]
             if own:
-                teacher([calls[i] for i in own], lambda i, r, own=own: done(own[i], r))
+                teacher([calls[i] for i in own], lambda i, r, own=own: respond(own[i], r))
 
 
 def assign(question: Question, has_gold: bool, kind: str, share: float, seed: int) -> Teacher:
@@ -158,12 +158,12 @@ class Inserting:
         """Whether the other's budget is exhausted."""
         return self._handler.is_exhausted
 
-    def __call__(self, calls: Sequence[Call], done: Done) -> None:
+    def __call__(self, calls: Sequence[Call], respond: Respond) -> None:
         """See `Handler`."""
 
         def insert(index: int, found: Response | RequestError) -> None:
             failed = isinstance(found, RequestError)
-            done(index, found if failed else self._insert(calls[index], found))
+            respond(index, found if failed else self._insert(calls[index], found))
 
         self._handler(calls, insert)
 

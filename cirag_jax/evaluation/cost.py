@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from cirag_jax.runtime.records import Record, Spent
+from cirag_jax.runtime.records import ModelUsage, Record
 
 
 def stage_of(role: str) -> str:
@@ -11,23 +11,23 @@ def stage_of(role: str) -> str:
     return {"extractor": "extraction", "reader": "answering"}.get(role, "retrieval")
 
 
-def spent_by_role(records: Iterable[Record]) -> dict[str, Spent]:
+def spent_by_role(records: Iterable[Record]) -> dict[str, ModelUsage]:
     """Returns the sums over ``records`` for each role, in the order of first calls."""
-    totals: dict[str, Spent] = {}
+    totals: dict[str, ModelUsage] = {}
     for record in records:
         for role, spent in record.roles.items():
-            totals[role] = totals.get(role, Spent()) + spent
+            totals[role] = totals.get(role, ModelUsage()) + spent
     return totals
 
 
-def summarize(roles: Mapping[str, Spent], questions: int = 1) -> dict[str, Any]:
+def summarize(roles: Mapping[str, ModelUsage], questions: int = 1) -> dict[str, Any]:
     """Returns calls and prompt, cached and generated tokens for ``roles`` and ``stages``.
 
     With more than one question, the numbers are means over questions.
     """
-    stages: dict[str, Spent] = {}
+    stages: dict[str, ModelUsage] = {}
     for role, spent in roles.items():
-        stages[stage_of(role)] = stages.get(stage_of(role), Spent()) + spent
+        stages[stage_of(role)] = stages.get(stage_of(role), ModelUsage()) + spent
     return {
         "roles": {
             role: {"stage": stage_of(role), **_row(spent, questions)}
@@ -37,7 +37,7 @@ def summarize(roles: Mapping[str, Spent], questions: int = 1) -> dict[str, Any]:
     }
 
 
-def _row(spent: Spent, questions: int) -> dict[str, float]:
+def _row(spent: ModelUsage, questions: int) -> dict[str, float]:
     counts: dict[str, float] = {
         "calls": spent.calls,
         "prompt_tokens": spent.usage.prompt_tokens,

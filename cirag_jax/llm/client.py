@@ -391,12 +391,12 @@ class OpenAIBackend:
             raise _Failure(str(error), retriable=True, billed=True) from None
 
     @contextlib.asynccontextmanager
-    async def _timeout(self) -> AsyncIterator[None]:
+    async def _timeout(self) -> AsyncIterator[asyncio.Timeout]:
         """Limits the time of an attempt; `_call_more` may extend it."""
         async with asyncio.timeout(self.config.timeout) as timeout:
             self._timeouts.add(timeout)
             try:
-                yield
+                yield timeout
             finally:
                 self._timeouts.remove(timeout)
 

@@ -75,7 +75,7 @@ class Record:
         """Whether it has a result or has failed."""
         return self.outcome is not None or self.error is not None
 
-    def converted_input(self, kind: type[T]) -> T:
+    def input_as(self, kind: type[T]) -> T:
         """Returns the input as a ``kind``."""
         return convert(self.file, self.id, self.input, kind, "input")
 

@@ -309,7 +309,7 @@ class Scheduler:
                 continue
             name = handler_key(request)
             if name not in self._handlers:
-                raise UserError(f"the method's needs do not declare {name!r}, which it requests.")
+                raise UserError(f"the method requests {name!r}, which its needs do not declare.")
             handler = self._handlers[name]
             self._waiting.setdefault(id(handler), []).append(Call(key, request))
 

@@ -273,9 +273,9 @@ def overhead(programs: int = 1000, requests: int = 8) -> dict[str, Any]:
         is_slow = True
         is_exhausted = False
 
-        def __call__(self, calls: Any, done: Any) -> None:
+        def __call__(self, calls: Any, respond: Any) -> None:
             for index in range(len(calls)):
-                done(index, Generated("text " * 50, "stop"))
+                respond(index, Generated("text " * 50, "stop"))
 
     def program(name: int) -> Any:
         prompt = f"{name} " + "fact " * 500

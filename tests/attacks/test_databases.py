@@ -12,7 +12,7 @@ from cirag_jax.reports import trace
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.records import (
     JournalReader,
-    Key,
+    RequestKey,
     check_settings,
     read_passages,
     read_records,
@@ -39,8 +39,8 @@ def folder(tmp_path_factory):
     with Journal(root / "journal.sqlite", SETTINGS) as book:
         for name in ("a", "b"):
             book.open_program(name, 0, {"question": "who?", "answers": ["Ada"]})
-            book.record(Key(name, 0), ASKED, FOUND)
-            book.record(Key(name, 1), LOOKED, Retrieved(PASSAGES, (0.5, 0.25)))
+            book.record(RequestKey(name, 0), ASKED, FOUND)
+            book.record(RequestKey(name, 1), LOOKED, Retrieved(PASSAGES, (0.5, 0.25)))
         book.close_program("a", codec.encode(made_up.PREDICTION), None, 1.5)
         book.add_seconds(2.0)
         book.open_program("gone", 2, {})
@@ -89,10 +89,10 @@ def _use_journal(path: pathlib.Path) -> None:
         with Journal(path, SETTINGS) as book:
             for name in ("a", "b", "c"):
                 book.open_program(name, 0, {"question": "who?", "answers": ["Ada"]})
-                found = book.replay(Key(name, 0), ASKED)
+                found = book.replay(RequestKey(name, 0), ASKED)
                 assert found is None or isinstance(found, Generated | Exception)
-                book.replay(Key(name, 1), LOOKED)
-                book.record(Key(name, 2), ASKED, FOUND)
+                book.replay(RequestKey(name, 1), LOOKED)
+                book.record(RequestKey(name, 2), ASKED, FOUND)
                 book.close_program(name, {"answer": "x"}, None)
             book.add_seconds(1.0)
             assert book.outcomes() and list(book.records()) and book.totals()

@@ -13,7 +13,7 @@ from cirag_jax.llm import openai_format as wire
 from cirag_jax.llm.client import OpenAIBackend, OpenAIConfig
 from cirag_jax.llm.types import Generate, Generated, Message, Usage
 from cirag_jax.runtime.handlers import GenerateHandler
-from cirag_jax.runtime.records import Key
+from cirag_jax.runtime.records import RequestKey
 from cirag_jax.runtime.scheduler import Job, Scheduler
 from cirag_jax.runtime.store import Journal
 from tests.attacks.hostile import CHANGES, DAMAGES, DEEP, TEXTS, attack, damaged, garbled, held, st
@@ -28,15 +28,16 @@ RICH = dataclasses.replace(PLAIN, logprobs=True, top_logprobs=1, json_schema={},
 
 def _read_and_keep(content: bytes, request: Generate) -> None:
     """Reads an answer; one that is taken for an answer can be journalled and replayed."""
-    answer = held(lambda: wire.read_completion(content, request), wire.MalformedResponse, wire.RequestRejected)
+    errors = (wire.MalformedResponse, wire.RequestRejected)
+    answer = held(lambda: wire.read_completion(content, request), *errors)
     if answer is None:
         return
     usage = Usage(answer.prompt_tokens or 0, answer.cached_tokens, answer.generated_tokens or 0)
     response = Generated(answer.text, answer.finish_reason, usage, tokens=answer.tokens)
     with Journal(":memory:", {}) as book:
         book.open_program("q", 0, {})
-        book.record(Key("q", 0), request, response)
-        assert book.replay(Key("q", 0), request) == response
+        book.record(RequestKey("q", 0), request, response)
+        assert book.replay(RequestKey("q", 0), request) == response
         assert float(sum(book.totals().usage.values(), Usage()).prompt_tokens) >= 0
 
 
@@ -139,4 +140,4 @@ def test_a_server_that_names_no_model(server, name, monkeypatch):
         backend = OpenAIBackend(OpenAIConfig("", base_url=server.url, max_retries=0))
         backend.config.model.encode()
     except UserError as error:
-        assert "does not say which models it has" in str(error)
+        assert "does not list its models" in str(error)

@@ -173,7 +173,7 @@ def test_generate_only_model_of_server_needs_no_name(server, tmp_path):
     result = generate_file(served(server, prompts, model=None), tmp_path)
     assert result["model"] == "llama" and server.bodies[0]["model"] == "llama"
     server.models = ["llama", "qwen"]
-    with pytest.raises(UserError, match="model must name one of .*: llama, qwen"):
+    with pytest.raises(UserError, match="model must be one of .*: llama, qwen"):
         generate_file(served(server, write(prompts, line("b")), model=None), tmp_path)
 
 

@@ -8,7 +8,7 @@ from cirag_jax.commands.online import OnlineExtractHandler
 from cirag_jax.llm import types as llm
 from cirag_jax.methods.common.extraction import ExtractionSettings, encode_extraction
 from cirag_jax.runtime.handlers import GenerateHandler
-from cirag_jax.runtime.records import Key, read_records
+from cirag_jax.runtime.records import RequestKey, read_records
 from cirag_jax.runtime.requests import Extract, Extracted, RequestError
 from cirag_jax.runtime.run import Runner
 from cirag_jax.runtime.scheduler import Call, Job, Scheduler
@@ -80,7 +80,7 @@ def ask(handler, *wanted):
     """Returns the answers to requests for the triples of passages, named by letters."""
     answers = {}
     calls = [
-        Call(Key(f"q{index}", 0), Extract(tuple(PASSAGES[name] for name in names)))
+        Call(RequestKey(f"q{index}", 0), Extract(tuple(PASSAGES[name] for name in names)))
         for index, names in enumerate(wanted)
     ]
     handler(calls, lambda index, response: answers.setdefault(index, response))

@@ -20,7 +20,7 @@ from cirag_jax.distill.teachers import (
 from cirag_jax.distill.trajectories import UNCLEAR, marked, statistics
 from cirag_jax.methods.cirag import prompts
 from cirag_jax.runtime.requests import Retrieve, Retrieved
-from cirag_jax.runtime.scheduler import Call, Key, RequestError
+from cirag_jax.runtime.scheduler import Call, RequestError, RequestKey
 from cirag_jax.triples.normalization import normalise
 from cirag_jax.types import (
     Dataset,
@@ -416,11 +416,12 @@ def test_a_passage_that_its_query_misses_is_inserted():
     got = {}
     queries = [("s", NEXT), ("s", NEXT), ("s", NEXT)]
     calls = [
-        Call(Key(program, n), Retrieve(query, 1)) for n, (program, query) in enumerate(queries)
+        Call(RequestKey(program, n), Retrieve(query, 1))
+        for n, (program, query) in enumerate(queries)
     ]
     Inserting(other, functools.partial(insert_passage, wanted))(calls, got.__setitem__)
     assert got[0] == Retrieved((CORPUS["vik"], CORPUS["singer"]), (0.5, 0.5))
     assert got[1] == Retrieved((CORPUS["singer"],), (0.5,)) and isinstance(got[2], RequestError)
     for program, query in (("s", ASKED.question), ("t", NEXT)):  # nothing is to be found there
-        call = Call(Key(program, 0), Retrieve(query, 1))
+        call = Call(RequestKey(program, 0), Retrieve(query, 1))
         assert insert_passage(wanted, call, got[1]) is got[1]

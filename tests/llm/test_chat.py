@@ -233,7 +233,7 @@ def test_what_is_no_tokenizer_is_refused(tmp_path):
         (tmp_path / f"{name}.gguf").write_bytes(content)
         with pytest.raises(UserError, match=f"{name}.gguf"):
             ChatTokenizer.load(tmp_path / f"{name}.gguf")
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="does not exist"):
         ChatTokenizer.load(tmp_path / "absent.gguf")
 
 

@@ -110,10 +110,10 @@ def test_what_comes_may_take_longer_than_an_answer(server, backend_of):
             now += 100
             return [ask("a")]
 
-        async with backend._limit() as limit:
-            before = limit.when()
-            found = backend._undisturbed(more)
-            after = limit.when()
+        async with backend._timeout() as timeout:
+            before = timeout.when()
+            found = backend._call_more(more)
+            after = timeout.when()
         del loop.time
         return found, after - before
 
@@ -475,7 +475,7 @@ def test_every_response_is_handed_over_as_it_comes(server, backend_of):
         ({"api_key_env": KEY}, "not a key"),
         ({"api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY must hold"),
         ({"server": "sglang"}, "is not one of openai"),
-        ({"base_url": "http://user:secret@host/v1"}, "no credentials"),
+        ({"base_url": "http://user:secret@host/v1"}, "must not contain credentials"),
         ({"base_url": "localhost:8000"}, "is not like"),
         ({"max_concurrency": 0}, "max_concurrency=0 must be at least 1"),
         ({"timeout": 0.0}, "timeout=0.0 must be above 0"),

@@ -7,7 +7,7 @@ import re
 
 from cirag_jax.llm.types import Usage
 from cirag_jax.runtime import codec
-from cirag_jax.runtime.records import Key
+from cirag_jax.runtime.records import RequestKey
 from cirag_jax.runtime.requests import Generate, Generated, Retrieve, Retrieved
 from cirag_jax.runtime.store import Journal
 from cirag_jax.types import Attempt, Passage, Prediction, Question, Step, Triple
@@ -142,10 +142,10 @@ def write_journal(path, pairs, passages=PASSAGES, failed=(), **settings):
         for place, (question, prediction) in enumerate(pairs):
             book.open_program(question.id, place, json.loads(_json(question)))
             result = Retrieved(tuple(passages.values()), tuple(0.5 for _ in passages))
-            book.record(Key(question.id, 0), Retrieve(question.question, 10), result)
+            book.record(RequestKey(question.id, 0), Retrieve(question.question, 10), result)
             requests = Generate((), "reader")
             said = Generated("...", "stop", Usage(900, 640, 31))
-            book.record(Key(question.id, 1), requests, said)
+            book.record(RequestKey(question.id, 1), requests, said)
             if prediction is not None:
                 outcome = codec.encode(prediction)
                 book.close_program(question.id, outcome, None, 2.5)

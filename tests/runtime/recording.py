@@ -73,7 +73,7 @@ class Streaming(Recording):
     answers before it dies.
     """
 
-    takes_more = True
+    accepts_more = True
 
     def __init__(self, rows: int = 2, lives: int | None = None, **fields: Any):
         super().__init__(is_slow=True, **fields)

@@ -165,7 +165,7 @@ def test_a_response_of_another_kind_is_refused(request_, response):
 
 
 def test_what_is_no_request_is_refused():
-    with pytest.raises(TypeError, match="asked for str"):
+    with pytest.raises(TypeError, match="yielded str"):
         codec.encode_request("who?")  # pyright: ignore[reportArgumentType]
 
 

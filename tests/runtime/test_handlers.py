@@ -22,7 +22,7 @@ from cirag_jax.runtime.handlers import (
     RankHandler,
     RetrieveHandler,
 )
-from cirag_jax.runtime.records import Key
+from cirag_jax.runtime.records import RequestKey
 from cirag_jax.runtime.requests import (
     Anchor,
     Anchored,
@@ -55,7 +55,7 @@ def ask(handler, *requests, programs=None):
         assert index not in found
         found[index] = response
 
-    handler([Call(Key(n, 0), r) for n, r in zip(names, requests, strict=True)], done)
+    handler([Call(RequestKey(n, 0), r) for n, r in zip(names, requests, strict=True)], done)
     assert set(found) == set(range(len(requests)))
     return [found[index] for index in range(len(requests))]
 
@@ -247,7 +247,7 @@ def test_a_batch_gives_what_the_model_gives(engine, handler):
     requests = [say(text) for text in WORDS] + [say(WORDS[0], "integrator")]
     found = ask(handler, *requests)
     direct = engine.generate(
-        [handler.request(Call(Key(f"x{i}", 0), r)) for i, r in enumerate(requests)]
+        [handler.request(Call(RequestKey(f"x{i}", 0), r)) for i, r in enumerate(requests)]
     )
     assert [f.text for f in found] == [r.text for r in direct]
     assert [f.usage.generated_tokens for f in found] == [6, 6, 6, 9]  # the role's limit
@@ -258,11 +258,12 @@ def test_a_batch_gives_what_the_model_gives(engine, handler):
 def test_fields_of_a_request_reach_the_model(handler):
     turns, schema = (Message("user", "a", "b", "c"),), {"type": "object"}
     asked = Generate(turns, "reader", 3, 0.5, 0.9, 7, ("x",), True, schema)
-    request = handler.request(Call(Key("p", 2, 1), asked))
+    request = handler.request(Call(RequestKey("p", 2, 1), asked))
     assert request.messages == asked.messages
     assert request == asked
     assert request.continue_final and request.json_schema == {"type": "object"}
-    assert handler.request(Call(Key("p", 2), say("x"))).seed == 0  # greedy: one cache entry for all
+    # Greedy requests have no seed, so that they share one entry of the cache.
+    assert handler.request(Call(RequestKey("p", 2), say("x"))).seed == 0
 
 
 def test_samples_depend_on_the_seed_and_the_place_alone(engine):
@@ -297,10 +298,10 @@ def test_responses_are_handed_on_one_by_one(engine, handler, tmp_path):
             raise Died
 
     with pytest.raises(Died):
-        handler([Call(Key(f"p{i}", 0), r) for i, r in enumerate(requests)], done)
+        handler([Call(RequestKey(f"p{i}", 0), r) for i, r in enumerate(requests)], done)
     assert seen == [0, 1]
     assert engine.usage.generated_tokens - before == 2 + 14  # the third was still being written
-    assert len(engine._store.pages.pool) == engine._store.count  # nobody's row holds a page now
+    assert len(engine._store.allocator.pool) == engine._store.count  # nobody's row holds a page now
 
 
 def test_what_is_cached_is_not_asked_again(engine, tmp_path):
@@ -328,7 +329,7 @@ def test_calls_that_come_while_others_are_answered(engine, tmp_path):
     """Cached ones and scores among them; each is answered in its own place."""
     cache = ResponseCache(tmp_path / "cache")
     handler = GenerateHandler(engine, {"reader": 6}, cache=cache)
-    assert handler.takes_more
+    assert handler.accepts_more
     known = ask(handler, say(WORDS[1]))[0]
     turns = (Message("user", WORDS[0]),)
     waves = [
@@ -339,7 +340,7 @@ def test_calls_that_come_while_others_are_answered(engine, tmp_path):
     calls, found = [], {}
 
     def more():
-        new = [Call(Key(f"p{len(calls) + i}", 0), r) for i, r in enumerate(waves.pop(0))]
+        new = [Call(RequestKey(f"p{len(calls) + i}", 0), r) for i, r in enumerate(waves.pop(0))]
         calls.extend(new)
         return new
 
@@ -361,17 +362,17 @@ def test_calls_that_are_all_cached_are_no_end(engine, tmp_path):
     waves, came = [[known], [known], [other]], []
 
     class Backend:
-        takes_more = True
+        accepts_more = True
 
         def generate(self, requests, progress, done, more):
             came.extend(more())
             return engine.generate([*requests, *came], progress, done)
 
     handler = GenerateHandler(cast(Any, Backend()), {"reader": 6}, cache=cache)
-    calls, found = [Call(Key("p", 0), say(WORDS[0]))], {}
+    calls, found = [Call(RequestKey("p", 0), say(WORDS[0]))], {}
 
     def more():
-        new = [Call(Key(f"p{len(waves)}", 0), request) for request in waves.pop(0)]
+        new = [Call(RequestKey(f"p{len(waves)}", 0), request) for request in waves.pop(0)]
         calls.extend(new)
         return new
 

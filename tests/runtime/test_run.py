@@ -59,7 +59,7 @@ def test_runner_with_everything_done_opens_nothing_and_counts_it(tmp_path):
     with Runner(tmp_path / "j", {}, Opening()) as runner:
         assert runner.run(jobs)
     with Runner(tmp_path / "j", {}, again, until=0.0) as runner:
-        assert runner.left([*jobs, job("c")])[0].id == "c"
+        assert runner.unfinished([*jobs, job("c")])[0].id == "c"
         assert runner.run(jobs) and (runner.progress.done, runner.load_seconds) == (2, 0.0)
         assert not runner.run([*jobs, job("c")])  # the deadline is over
     assert not again.model.batches
@@ -73,7 +73,7 @@ def test_runner_of_programs_that_ask_nothing_opens_nothing():
     opening = Opening()
     with Runner(MEMORY, {}, opening) as runner:
         assert runner.run([job("a", silent)], asks=False) and not opening.opened
-        with pytest.raises(UserError, match="the method asks 'reader'"):
+        with pytest.raises(UserError, match="the method requests 'reader'"):
             runner.run([job("b")], asks=False)
 
 
@@ -90,7 +90,7 @@ def test_runner_does_not_read_the_programs_of_others():
     """So that the thousandth question of a session takes no longer than the first."""
     with Runner(MEMORY, {}, Opening()) as runner:
         assert runner.run([job("a")])
-        book = runner.book
+        book = runner.journal
         book._db.execute("UPDATE programs SET outcome = '{' WHERE id = 'a'")  # readers of it fail
         assert runner.run([job("b")])
         assert list(runner.records([job("b")])) == ["b"]
@@ -117,14 +117,14 @@ def test_runner_notes_the_time_of_all_runs_and_of_loading(tmp_path, monkeypatch)
     def one_run(name):
         with Runner(tmp_path / "j", {}, Slow(Model()), started=clock[0] - 1.0) as runner:
             assert runner.run([job(name)])
-            noted.append(runner.book.seconds)
+            noted.append(runner.journal.seconds)
             clock[0] += 0.5
             return runner.load_seconds, runner.run_seconds, runner.seconds()
 
     assert one_run("a") == (10.0, 3.0, 14.5)
     assert one_run("b") == (10.0, 3.0, 29.0) and noted == [14.0, 28.5]
     with Runner(tmp_path / "j", {}, Opening()) as runner:
-        assert (runner.book.load_seconds, runner.book.seconds) == (20.0, 29.0)
+        assert (runner.journal.load_seconds, runner.journal.seconds) == (20.0, 29.0)
 
 
 def test_runner_that_is_killed_loses_a_few_seconds_at_most(tmp_path, monkeypatch):
@@ -142,8 +142,8 @@ def test_runner_that_is_killed_loses_a_few_seconds_at_most(tmp_path, monkeypatch
     with pytest.raises(Killed), Runner(tmp_path / "j", {}, Opening(Dying())) as runner:
         runner.run([job(name) for name in "abcde"])
     with Runner(tmp_path / "j", {}, Opening()) as runner:
-        assert clock[0] - runner.book.seconds < runtime_run._NOTE_SECONDS + 4.0
-        assert runner.book.seconds == 8.0
+        assert clock[0] - runner.journal.seconds < runtime_run._SAVE_SECONDS + 4.0
+        assert runner.journal.seconds == 8.0
 
 
 def test_runner_without_a_bar_leaves_the_tokens_of_a_model_to_others():

@@ -5,7 +5,7 @@ import contextlib
 import pytest
 
 from cirag_jax.errors import UserError
-from cirag_jax.runtime.records import Key
+from cirag_jax.runtime.records import RequestKey
 from cirag_jax.runtime.requests import Extract, Generate, Generated, Rank, RequestError, Retrieve
 from cirag_jax.runtime.scheduler import Call, Job, Scheduler
 from cirag_jax.runtime.store import Journal
@@ -136,7 +136,7 @@ def test_a_list_of_requests_is_answered_in_order(book):
     assert book.outcomes()["a"] == [[], names, "reader: hello", "reader: alone"]
     assert len(search.batches) == 1 and len(search.batches[0]) == 2
     keys = [call.key for batch in (*search.batches, *model.batches) for call in batch]
-    assert keys == [Key("a", 1, 0), Key("a", 1, 2), Key("a", 1, 1), Key("a", 2, 0)]
+    assert keys == [RequestKey("a", *place) for place in ((1, 0), (1, 2), (1, 1), (2, 0))]
 
 
 def test_the_order_of_jobs_is_the_order_of_records(book):
@@ -365,7 +365,9 @@ def test_what_a_method_did_not_declare_is_named(book):
     def ranks(name):
         yield Rank(name, ("a",), 1, "passages")
 
-    with pytest.raises(UserError, match=r"asks 'rankers\.passages', which it does not declare"):
+    with pytest.raises(
+        UserError, match=r"requests 'rankers\.passages', which its needs do not declare"
+    ):
         Scheduler({Retrieve: Recording()}, book).run([job("p", ranks)])
 
 
@@ -542,10 +544,10 @@ def test_a_failure_that_was_recorded_just_before_a_stop_is_asked_again(tmp_path)
     """What the method went on after, and what was answered beside it, stays."""
     with Journal(tmp_path / "j", SETTINGS) as book:
         book.open_program("a", 0, {"name": "a"})
-        book.record(Key("a", 0), Retrieve("a", 1), RequestError("no index"))
-        book.record(Key("a", 1), say("one"), response_to(say("one")))
-        book.record(Key("a", 2, 0), say("two"), response_to(say("two")))
-        book.record(Key("a", 2, 1), say("three"), RequestError("no connection"))
+        book.record(RequestKey("a", 0), Retrieve("a", 1), RequestError("no index"))
+        book.record(RequestKey("a", 1), say("one"), response_to(say("one")))
+        book.record(RequestKey("a", 2, 0), say("two"), response_to(say("two")))
+        book.record(RequestKey("a", 2, 1), say("three"), RequestError("no connection"))
     search, model = Recording(), Recording(is_slow=True)
     with Journal(tmp_path / "j", SETTINGS) as book:
         assert scheduler(book, search, model).run([job("a", survivor)])
@@ -560,7 +562,7 @@ def test_a_response_is_recorded_before_its_program_sees_it(book, model):
     def watching(name):
         asked = say(name)
         yield asked
-        seen.append(book.replay(Key(name, 0), asked))
+        seen.append(book.replay(RequestKey(name, 0), asked))
 
     scheduler(book, Recording(), model).run([job("a", watching)])
     assert isinstance(seen[0], Generated) and seen[0].text == "reader: a"

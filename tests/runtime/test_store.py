@@ -15,7 +15,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Token, Usage
 from cirag_jax.runtime.records import (
     JournalReader,
-    Key,
+    RequestKey,
     Totals,
     check_settings,
     read_passages,
@@ -43,8 +43,8 @@ def begin(path, **changes):
 def write_one(path, program="a"):
     with begin(path) as book:
         book.open_program(program, 0, {"question": "where?"})
-        book.record(Key(program, 0), FIRST, response_to(FIRST))
-        book.record(Key(program, 1), say("who?"), response_to(say("who?")))
+        book.record(RequestKey(program, 0), FIRST, response_to(FIRST))
+        book.record(RequestKey(program, 1), say("who?"), response_to(say("who?")))
 
 
 # --------------------------------------------------------------------------------------- recording
@@ -53,9 +53,9 @@ def write_one(path, program="a"):
 def test_what_was_recorded_is_replayed_and_nothing_else(path):
     write_one(path)
     with begin(path) as book:
-        assert book.replay(Key("a", 0), FIRST) == response_to(FIRST)
-        assert book.replay(Key("a", 1), say("who?")) == response_to(say("who?"))
-        for key in (Key("a", 2), Key("a", 0, 1), Key("b", 0)):
+        assert book.replay(RequestKey("a", 0), FIRST) == response_to(FIRST)
+        assert book.replay(RequestKey("a", 1), say("who?")) == response_to(say("who?"))
+        for key in (RequestKey("a", 2), RequestKey("a", 0, 1), RequestKey("b", 0)):
             assert book.replay(key, FIRST) is None
 
 
@@ -64,10 +64,11 @@ def test_passages_are_kept_once_and_whole(path):
     request = Retrieve("x", 1)
     with begin(path) as book:
         for program in ("a", "b"):
-            book.record(Key(program, 0), request, Retrieved((own, passage("p")), (1.0, 0.1)))
+            book.record(RequestKey(program, 0), request, Retrieved((own, passage("p")), (1.0, 0.1)))
     assert read_passages(path) == {"ø/1": own, "p": passage("p")}
     with begin(path) as book:
-        assert book.replay(Key("b", 0), request) == Retrieved((own, passage("p")), (1.0, 0.1))
+        found = book.replay(RequestKey("b", 0), request)
+        assert found == Retrieved((own, passage("p")), (1.0, 0.1))
         with pytest.raises(KeyError):
             book.passage("nowhere")
     assert read_passages(path) == {"ø/1": own, "p": passage("p")}
@@ -75,16 +76,16 @@ def test_passages_are_kept_once_and_whole(path):
 
 def test_errors_are_replayed_as_errors(path):
     with begin(path) as book:
-        book.record(Key("a", 0), FIRST, RequestError("no index"))
-        found = book.replay(Key("a", 0), FIRST)
+        book.record(RequestKey("a", 0), FIRST, RequestError("no index"))
+        found = book.replay(RequestKey("a", 0), FIRST)
     assert isinstance(found, RequestError) and str(found) == "no index"
 
 
 def test_records_sum_tokens_and_calls(path):
     write_one(path)
     with begin(path) as book:
-        book.record(Key("a", 2), say("more?"), Generated("yes", "length", USAGE))
-        book.record(Key("a", 3), say("fails"), RequestError("busy"))
+        book.record(RequestKey("a", 2), say("more?"), Generated("yes", "length", USAGE))
+        book.record(RequestKey("a", 3), say("fails"), RequestError("busy"))
         book.close_program("a", None, "busy", 0.5)  # a run that failed took its time too
         book.close_program("a", {"answer": "x"}, None, 1.0)
         book.open_program("b", 1, None)
@@ -121,11 +122,11 @@ def test_forgetting_drops_programs_and_their_responses(path):
     write_one(path, "a")
     with begin(path) as book:
         book.open_program("b", 1, None)
-        book.record(Key("b", 0), FIRST, response_to(FIRST))
+        book.record(RequestKey("b", 0), FIRST, response_to(FIRST))
         book.forget(["a", "unknown"])
         assert [record.id for record in book.records()] == ["b"]
-        assert book.replay(Key("a", 0), FIRST) is None
-        assert book.replay(Key("b", 0), FIRST) is not None
+        assert book.replay(RequestKey("a", 0), FIRST) is None
+        assert book.replay(RequestKey("b", 0), FIRST) is not None
         book.open_program("a", 0, "another input")  # nothing is known of it any more
 
 
@@ -184,16 +185,16 @@ def test_a_kill_while_forgetting_counts_nothing_twice(path, monkeypatch):
 def test_a_failed_program_forgets_what_failed_and_no_more(path):
     with begin(path) as book:
         book.open_program("a", 0, None)
-        book.record(Key("a", 0), FIRST, response_to(FIRST))
-        book.record(Key("a", 1, 0), say("x"), response_to(say("x")))
-        book.record(Key("a", 1, 1), say("y"), RequestError("busy"))
+        book.record(RequestKey("a", 0), FIRST, response_to(FIRST))
+        book.record(RequestKey("a", 1, 0), say("x"), response_to(say("x")))
+        book.record(RequestKey("a", 1, 1), say("y"), RequestError("busy"))
         book.close_program("a", None, "busy")
         book.open_program("b", 1, None)
-        book.record(Key("b", 0), FIRST, RequestError("busy"))
+        book.record(RequestKey("b", 0), FIRST, RequestError("busy"))
         book.open_program("a", 0, None)
-        assert book.replay(Key("a", 0), FIRST) == response_to(FIRST)
-        assert book.replay(Key("a", 1, 1), say("y")) is None
-        assert book.replay(Key("b", 0), FIRST) is not None
+        assert book.replay(RequestKey("a", 0), FIRST) == response_to(FIRST)
+        assert book.replay(RequestKey("a", 1, 1), say("y")) is None
+        assert book.replay(RequestKey("b", 0), FIRST) is not None
         assert [r.error for r in book.records()] == [None, None]
 
 
@@ -267,14 +268,14 @@ def test_a_changed_method_is_refused(path):
     write_one(path)
     with (
         begin(path) as book,
-        pytest.raises(UserError, match=r"another request 1 of 'a': the method"),
+        pytest.raises(UserError, match=r"different request 1 of 'a', because the method"),
     ):
-        book.replay(Key("a", 1), say("whom?"))
+        book.replay(RequestKey("a", 1), say("whom?"))
 
 
 def test_another_input_is_refused(path):
     write_one(path)
-    with begin(path) as book, pytest.raises(UserError, match="knows 'a' with another input"):
+    with begin(path) as book, pytest.raises(UserError, match="contains 'a' with another input"):
         book.open_program("a", 0, {"question": "another"})
 
 
@@ -335,7 +336,7 @@ def test_a_damaged_file_is_one_sentence(path, damage):
 def test_what_a_killed_run_left_is_read_where_nobody_may_write(path, monkeypatch):
     book = begin(path)
     book.open_program("a", 0, None)
-    book.record(Key("a", 0), FIRST, response_to(FIRST))
+    book.record(RequestKey("a", 0), FIRST, response_to(FIRST))
     copy = path.parent / "copy"
     copy.mkdir()
     for file in path.parent.glob("journal.sqlite*"):
@@ -356,14 +357,15 @@ def test_a_number_that_no_json_has_is_refused_and_leaves_the_journal_whole(path,
     with begin(path) as book:
         book.open_program("a", 0, None)
         token = Token("x", 1, number)
-        with pytest.raises(UserError, match="request 0 of 'a' holds a number that is not finite"):
-            book.record(Key("a", 0), say("x"), Generated("x", "stop", tokens=(token,)))
-        with pytest.raises(UserError, match="result of 'a' holds a number that is not finite"):
+        message = "'a' contains a number that is not finite"
+        with pytest.raises(UserError, match=f"request 0 of {message}"):
+            book.record(RequestKey("a", 0), say("x"), Generated("x", "stop", tokens=(token,)))
+        with pytest.raises(UserError, match=f"result of {message}"):
             book.close_program("a", {"scores": [number]}, None)
         book.close_program("a", None, "it failed")
     with begin(path) as book:
         book.open_program("a", 0, None)  # its failure is forgotten
-        book.record(Key("a", 0), FIRST, response_to(FIRST))
+        book.record(RequestKey("a", 0), FIRST, response_to(FIRST))
         assert not journal_has_nan(path)
 
 
@@ -388,7 +390,7 @@ def test_another_format_is_refused(path):
 def test_a_full_disk_is_one_sentence_and_loses_nothing(path, kind):
     with begin(path) as book:
         book.open_program("a", 0, None)
-        book.record(Key("a", 0), FIRST, response_to(FIRST))
+        book.record(RequestKey("a", 0), FIRST, response_to(FIRST))
         pages = book._db.execute("PRAGMA page_count").fetchone()[0]
         book._db.execute(f"PRAGMA max_page_count = {pages}")  # the disk is full from here on
         big = "x" * 100_000
@@ -396,31 +398,31 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(path, kind):
             match kind:
                 case "passages":
                     found = Retrieved((dataclasses.replace(passage("q"), text=big),), (1.0,))
-                    book.record(Key("a", 1), FIRST, found)
+                    book.record(RequestKey("a", 1), FIRST, found)
                 case "text":
-                    book.record(Key("a", 1), say("x"), Generated(big, "stop"))
+                    book.record(RequestKey("a", 1), say("x"), Generated(big, "stop"))
                 case "program":
                     book.open_program("b", 1, big)
                 case _:
                     book.close_program("a", big, None)
     with begin(path) as book:  # there is room again
-        assert book.replay(Key("a", 0), FIRST) == response_to(FIRST)
-        assert book.replay(Key("a", 1), FIRST) is None
+        assert book.replay(RequestKey("a", 0), FIRST) == response_to(FIRST)
+        assert book.replay(RequestKey("a", 1), FIRST) is None
         with pytest.raises(KeyError):
             book.passage("q")
-        book.record(Key("a", 1), say("x"), Generated("x" * 100_000, "stop"))
+        book.record(RequestKey("a", 1), say("x"), Generated("x" * 100_000, "stop"))
 
 
 # ------------------------------------------------------------------------------------------ a kill
 
 _WRITER = """
 import os, signal, sys
-from cirag_jax.runtime.records import Key
+from cirag_jax.runtime.records import RequestKey
 from cirag_jax.runtime.store import Journal
 from tests.runtime.recording import response_to, say
 book = Journal(sys.argv[1], {})
 for index in range(1000):
-    book.record(Key("a", index), say(f"n{index}"), response_to(say(f"n{index}")))
+    book.record(RequestKey("a", index), say(f"n{index}"), response_to(say(f"n{index}")))
     print(index, flush=True)
     if index == int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -442,8 +444,8 @@ def test_what_was_recorded_survives_a_kill(path, repository):
     assert read_settings(path) == {} and read_passages(path) == {}
     with Journal(path, {}) as book:
         for index in range(18):
-            assert book.replay(Key("a", index), say(f"n{index}")) is not None
-        assert book.replay(Key("a", 18), say("n18")) is None
+            assert book.replay(RequestKey("a", index), say(f"n{index}")) is not None
+        assert book.replay(RequestKey("a", 18), say("n18")) is None
 
 
 def test_a_closed_journal_is_one_file(tmp_path):
@@ -464,7 +466,7 @@ def test_the_journals_of_two_processes_become_one(tmp_path):
         with begin(path) as book:
             for name in ["ac", "bd"][index]:
                 book.open_program(name, "abcd".index(name), {"id": name})
-                book.record(Key(name, 0), FIRST, response_to(FIRST))
+                book.record(RequestKey(name, 0), FIRST, response_to(FIRST))
                 book.close_program(name, {"answer": name}, None, 1.0)
             book.add_seconds(3.0 - index)
     merge_journals(parts, tmp_path / JOURNAL)
