@@ -42,7 +42,7 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     Returns:
       The statistics of what was written (`trajectories.statistics`); ``num_questions``,
       ``without_annotations``, ``inserted`` (facts, see `teachers.missing_facts`; of sentences the
-      passages that rounds were given, see `teachers.wanted_passages`), ``sees_gold``
+      passages that rounds were given, see `teachers.gold_passages`), ``sees_gold``
       (whether a teacher did), ``failures``, ``errors``, ``dropped`` (reason -> trajectories),
       tokens, ``seconds`` and ``complete``; nothing in all processes but the first.
     """
@@ -118,16 +118,16 @@ class _Insertions(NamedTuple):
     """What a teacher is given beside what is found: facts by passage, or passages by query."""
 
     facts: Mapping[str, Sequence[Triple]]
-    passages: teachers.Wanted
+    passages: teachers.GoldPassages
 
     def into(self, handlers: Mapping[type | str, Handler]) -> Mapping[type | str, Handler]:
         """The handlers, which insert."""
         if self.facts:
             insert = functools.partial(teachers.insert_facts, self.facts)
-            handlers = {**handlers, Extract: teachers.Inserting(handlers[Extract], insert)}
+            handlers = {**handlers, Extract: teachers.InsertingHandler(handlers[Extract], insert)}
         if self.passages:
             insert = functools.partial(teachers.insert_passage, self.passages)
-            handlers = {**handlers, Retrieve: teachers.Inserting(handlers[Retrieve], insert)}
+            handlers = {**handlers, Retrieve: teachers.InsertingHandler(handlers[Retrieve], insert)}
         return handlers
 
     def number(self, kept: Sequence[Trajectory], settings: CiragConfig) -> int:
@@ -155,7 +155,7 @@ def _insertions(
     }
     if settings.units == "sentence":
         taught = {k: gold for k, gold in chosen.items() if teacher_of[k] == "annotations"}
-        return _Insertions({}, teachers.wanted_passages(taught, dataset.corpus)), golds
+        return _Insertions({}, teachers.gold_passages(taught, dataset.corpus)), golds
     missing = teachers.missing_facts(chosen)
     known = {
         key: teachers.with_facts(gold, missing, settings.normalization)
@@ -279,7 +279,7 @@ def _trajectory(
     steps, solved = prediction.steps, None
     if teacher == "annotations":
         assert gold is not None
-        steps = trajectories.marked(trajectories.without_vain_rounds(steps), gold)
+        steps = trajectories.mark_unclear(trajectories.until_second_empty_round(steps), gold)
         solved = gold.is_solved([fact for step in steps for fact in step.kept])
     elif config.answer and question.answers:
         right = answers.exact_match(prediction.answer, question.answers, config.profile)

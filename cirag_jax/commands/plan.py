@@ -294,7 +294,7 @@ def _cross_encoder(config: Config, mesh: jax.sharding.Mesh) -> RehearsedStep:
     tx = optimizers.make_optimizer(config.optimizer, 1)
     state = rehearsal.place(state_lib.abstract_state(params, tx))
     # Only one chunk is on the devices at a time.
-    rehearsal.placed = bytes_of([cross_encoder.place(array, mesh) for array in batch.chunks[0]])
+    rehearsal.placed = bytes_of(state_lib.place_rows(batch.chunks[0], mesh))
     parts = {**_parts(state, model.dtype), "batch": rehearsal.placed}
     # The bi-encoder baseline stays on the devices.
     if config.encoder.backend == "flax":

@@ -1,8 +1,8 @@
-"""The oracle: the decision of a round that a question's annotations call for.
+"""The oracle, which decides a round by the annotations of a question.
 
-It has core triples, a rationale, and the next query or the stop. Thoughts and queries name no
-answer that neither the question nor a kept triple states: `decide` checks its sentences for such
-answers and falls back on templates without them.
+A decision has core triples, a rationale, and the next query or the stop. Rationales and queries
+name only answers that the question or a kept triple states. `decide` checks their sentences, and
+falls back on templates without answers.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from cirag_jax.methods.cirag import compact, prompts
 from cirag_jax.triples.normalization import Normalization, normalise
 from cirag_jax.types import Dataset, Passage, Question, Step, Triple, Unit
 
-# One wording each: a student cannot learn a choice that nothing in the conversation decides.
+# There is one wording each, because students cannot learn random choices.
 _FOUND = "{Noun} is {value}."
 _FOUND_FREE = 'A fact answers "{asks}" with {value}.'
 _FOUND_PLAIN = "A fact about {head} helps."
@@ -32,14 +32,14 @@ _ENOUGH = "The query can be answered now."
 
 @dataclasses.dataclass(frozen=True)
 class Gold:
-    """What the annotations of a question say of triples.
+    """The annotations of a question for decisions on triples.
 
     Attributes:
-      question: with its annotations.
-      hops: the facts it needs; empty where nothing is annotated.
-      statements: key of a triple (`fact_key`) -> its statements in the question's gold passages.
+      question: the annotated question.
+      hops: the facts that it needs; empty without annotations.
+      statements: key of a triple (`fact_key`) -> its statements in the gold passages.
       passages: gold passages by id.
-      normalization: normalisation by which triples are equal.
+      normalization: normalisation that makes triples equal.
     """
 
     question: Question
@@ -49,10 +49,10 @@ class Gold:
     normalization: Normalization
 
     def facts(self, triples: Sequence[Triple]) -> list[tuple[Triple, ...]]:
-        """Each triple with its statements in gold passages, itself where it has none.
+        """Returns the statements of each triple in the gold passages.
 
-        What says the same supports the same: equal triples, and triples of other passages with
-        equal ends and a related relation.
+        A triple without statements is returned with those that have equal ends and a related
+        relation.
         """
         return [
             self.statements.get(fact_key(t, self.normalization))
@@ -62,14 +62,14 @@ class Gold:
 
     @functools.cached_property
     def _by_ends(self) -> Mapping[Any, list[Triple]]:
-        found: dict[Any, list[Triple]] = {}
+        by_ends: dict[Any, list[Triple]] = {}
         for statements in self.statements.values():
             for triple in statements:
-                found.setdefault(_ends(triple), []).append(triple)
-        return found
+                by_ends.setdefault(_ends(triple), []).append(triple)
+        return by_ends
 
     def context(self, triple: Triple) -> tuple[str, str]:
-        """Title and sentence of a triple of a gold passage; "" where that is not known."""
+        """Returns the title and sentence of a triple of a gold passage; "" if unknown."""
         passage = self.passages.get(triple.passage_id or "")
         if passage is None:
             return "", ""
@@ -80,35 +80,37 @@ class Gold:
     def supports(
         self, triples: Sequence[Triple], known: Mapping[int, str] | None = None
     ) -> list[Support]:
-        """Supports of hops among ``triples``, where those in ``known`` are solved."""
+        """Returns the supports among ``triples``, given the solved hops ``known``."""
         return supports_of(self.hops, known or {}, self.facts(triples), self.context)
 
     def is_unclear(self, triples: Sequence[Triple], known: Mapping[int, str]) -> bool:
-        """Whether none of ``triples`` supports a hop, but some may: a round not to learn from."""
+        """Returns whether no triple supports a hop, but some might, so that nothing is learned."""
         return not self.supports(triples, known) and bool(
             near_misses(self.hops, known, self.facts(triples))
         )
 
     def known(self, triples: Sequence[Triple]) -> dict[int, str]:
-        """The hops that core triples solve, with their answers."""
+        """Returns the hops that core triples solve, with their answers."""
         return _values(self.supports(triples))
 
     def is_solved(self, triples: Sequence[Triple]) -> bool:
-        """Whether core triples support every hop."""
+        """Returns whether core triples support every hop."""
         return len(self.known(triples)) == len(self.hops)
 
 
 @dataclasses.dataclass(frozen=True)
 class SentenceGold:
-    """What the annotations of a question say of sentences, which are compared as a prompt shows
-    them (`compact.line`): as `Sentence` with its text, or as that line.
+    """The annotations of a question for decisions on sentences.
+
+    Sentences are compared by their lines in a prompt (`compact.line`), and are `Sentence`s with
+    texts or such lines.
 
     Attributes:
-      question: with ``supporting_sentences``.
-      hops: the facts it needs; empty where hops and passages of such sentences do not match.
-      answers: of each hop, in the words of its sentences where these state it; "": it has none.
-      sentences: line of a supporting sentence -> the hops of its passage, all of which it supports.
-      passages: of each hop the id of its passage.
+      question: the question, with ``supporting_sentences``.
+      hops: the facts that it needs; empty if hops and passages of sentences do not match.
+      answers: answer of each hop, if possible in the words of its sentences; "" without answer.
+      sentences: line of a supporting sentence -> the hops of its passage, which it supports.
+      passages: id of the passage of each hop.
     """
 
     question: Question
@@ -120,39 +122,39 @@ class SentenceGold:
     def known(
         self, sentences: Sequence[Unit], known: Mapping[int, str] | None = None
     ) -> dict[int, str]:
-        """The hops that ``sentences`` solve beside those in ``known``, with their answers.
+        """Returns the hops in ``known`` and those that ``sentences`` solve, with their answers.
 
-        A hop is solved when it can be reached; others may become reachable by it.
+        Only reachable hops are solved. They may make others reachable.
         """
-        found = dict(known or {})
-        stated = {hop for one in sentences for hop in self.sentences.get(compact.line(one), ())}
-        while new := stated & set(reachable(self.hops, found)):
-            found |= {hop: self.answers[hop] for hop in new}
-        return found
+        solved = dict(known or {})
+        stated = {hop for unit in sentences for hop in self.sentences.get(compact.line(unit), ())}
+        while new := stated & set(reachable(self.hops, solved)):
+            solved |= {hop: self.answers[hop] for hop in new}
+        return solved
 
     def supports(self, sentences: Sequence[Unit], known: Mapping[int, str]) -> list[int]:
-        """The hops that ``sentences`` solve, but for those in ``known``."""
+        """Returns the hops that ``sentences`` solve, without those in ``known``."""
         return [hop for hop in self.known(sentences, known) if hop not in known]
 
     def is_unclear(self, sentences: Sequence[Unit], known: Mapping[int, str]) -> bool:
-        """Whether this is a round not to learn from.
+        """Returns whether nothing is to be learned from a round.
 
-        Either a supporting sentence is there, though nobody can know it yet, or one that is kept
-        does not name what the next hop asks about (an annotation that points at another sentence).
+        Either there is a supporting sentence of a hop that is not yet reachable, or a kept sentence
+        does not name the answer that the next hop needs (the annotation is of another sentence).
         """
-        lines = [line for one in sentences if (line := compact.line(one)) in self.sentences]
+        lines = [line for unit in sentences if (line := compact.line(unit)) in self.sentences]
         new = self.supports(lines, known)
         if not new:
             return any(set(self.sentences[line]) - known.keys() for line in lines)
-        asked = {parent for hop in self.hops for parent in hop.parents if self.answers[parent]}
+        parents = {parent for hop in self.hops for parent in hop.parents if self.answers[parent]}
         return any(
             not names(line, self.answers[hop])
             for line in lines
-            for hop in asked.intersection(new, self.sentences[line])
+            for hop in parents.intersection(new, self.sentences[line])
         )
 
     def is_solved(self, sentences: Sequence[Unit]) -> bool:
-        """Whether core sentences support every hop."""
+        """Returns whether core sentences support every hop."""
         return len(self.known(sentences)) == len(self.hops)
 
 
@@ -161,7 +163,7 @@ AnyGold = Gold | SentenceGold
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Round:
-    """A round that has been decided: what was asked in it and what was kept."""
+    """The query and the kept facts of an earlier round."""
 
     query: str
     kept: tuple[Unit, ...]
@@ -173,32 +175,31 @@ def gold_of(
     triples: Mapping[str, Sequence[Triple] | None],
     normalization: Normalization,
 ) -> Gold:
-    """Gathers what a question's annotations say.
-
-    Args:
-      question: the question.
-      corpus: with its gold passages.
-      triples: of these passages, by id; a passage without any may be left out.
-      normalization: normalisation by which triples are equal.
-    """
+    """Returns the annotations of a question. ``triples`` are those of passages, by id."""
     ids = [i for i in question.supporting or () if i in corpus]
-    statements: dict[str, tuple[Triple, ...]] = {}
-    for passage_id in ids:
-        for triple in triples.get(passage_id) or ():
-            key = fact_key(triple, normalization)
-            statements[key] = (*statements.get(key, ()), triple)
+    gold_triples = [triple for i in ids for triple in triples.get(i) or ()]
+    statements = add_statements({}, gold_triples, normalization)
     passages = {i: corpus[i] for i in ids}
     return Gold(question, hops_of(question, corpus), statements, passages, normalization)
 
 
+def add_statements(
+    statements: Mapping[str, tuple[Triple, ...]],
+    triples: Sequence[Triple],
+    normalization: Normalization,
+) -> dict[str, tuple[Triple, ...]]:
+    """Returns ``statements`` of `Gold` with additional triples."""
+    merged = dict(statements)
+    for triple in triples:
+        key = fact_key(triple, normalization)
+        merged[key] = (*merged.get(key, ()), triple)
+    return merged
+
+
 def sentence_gold_of(question: Question, dataset: Dataset) -> SentenceGold:
-    """Gathers what a question's annotations say of sentences.
+    """Returns the annotations of a question for sentences.
 
-    A hop's passage is the one that is most about it, as for the aligner's silver chains.
-
-    Args:
-      question: the question.
-      dataset: with its gold passages.
+    The passage of a hop is chosen as for the silver chains of the aligner.
     """
     lines: dict[str, list[str]] = {}
     for passage_id, index in question.supporting_sentences or ():
@@ -215,12 +216,12 @@ def sentence_gold_of(question: Question, dataset: Dataset) -> SentenceGold:
         stated = _padded(" ".join(lines[passages[-1]]))
         worded = [answer for answer in hop.answers if _padded(answer) in stated]
         answers.append(next(iter((*worded, *hop.answers)), ""))
-    if lines.keys() - set(passages):  # then some hop was taken for one of another passage
+    if lines.keys() - set(passages):  # Some hop has a wrong passage.
         return SentenceGold(question, (), (), {}, ())
     sentences = {
-        line: tuple(index for index, own in enumerate(passages) if own == passage_id)
-        for passage_id, found in lines.items()
-        for line in found
+        line: tuple(index for index, id in enumerate(passages) if id == passage_id)
+        for passage_id, gold_lines in lines.items()
+        for line in gold_lines
     }
     return SentenceGold(question, hops, tuple(answers), sentences, tuple(passages))
 
@@ -230,41 +231,39 @@ def _ends(triple: Triple) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def _are_alike(a: Triple, b: Triple) -> bool:
-    """Whether two relations share a word's beginning ("born in", "was born at")."""
+    """Returns whether two relations share a stem ("born in", "was born at")."""
     return bool(stems(words(a.relation)) & stems(words(b.relation)))
 
 
 def fact_key(triple: Triple, normalization: Normalization) -> str:
-    """A triple as a prompt shows it: equal for those that a model cannot tell apart."""
+    """Returns the text of a triple in a prompt, which is equal for indistinguishable triples."""
     return prompts.render_facts((triple,), normalization)
 
 
 def decide(gold: AnyGold, rounds: Sequence[Round], query: str, candidates: Sequence[Any]) -> Step:
-    """The oracle's decision about ``candidates``; it stops if and only if every hop is supported.
+    """Decides a round. Stops if and only if every hop is supported.
 
     Args:
-      gold: the question's annotations, with at least one hop.
-      rounds: those before, with what the teacher kept.
-      query: what this round asked.
-      candidates: best first: triples as the prompt shows them, sentences as ``gold`` takes them.
+      gold: the annotations, with at least one hop.
+      rounds: the earlier rounds.
+      query: the query of this round.
+      candidates: the candidates, best first: triples as in the prompt, or sentences.
 
     Returns:
-      The step with thought (none about sentences, whose format has none), kept and next query;
-      ``kept`` holds candidates.
+      The step with the thought (none for sentences), the kept candidates and the next query.
     """
     if isinstance(gold, SentenceGold):
         return _decide_on_sentences(gold, rounds, query, candidates)
-    past: list[Any] = [triple for one in rounds for triple in one.kept]
+    past: list[Any] = [triple for earlier in rounds for triple in earlier.kept]
     before = gold.known(past)
     shown = {fact_key(triple, gold.normalization): triple for triple in reversed(candidates)}
     supports = gold.supports(candidates, before)
     kept = [shown[fact_key(candidates[s.place], gold.normalization)] for s in supports]
     known = {**before, **_values(supports)}
-    said = [gold.question.question, *known.values()]
-    said += [f"{triple.head} {triple.relation} {triple.tail}" for triple in past]
-    said += [f"{s.triple.head} {s.triple.relation} {s.triple.tail}" for s in supports]
-    unsupported = _Unsupported(gold, known, said)
-    asked = {one.query for one in rounds} | {query}
+    stated = [gold.question.question, *known.values()]
+    stated += [f"{t.head} {t.relation} {t.tail}" for t in (*past, *(s.triple for s in supports))]
+    unsupported = _UnsupportedAnswers(gold, known, stated)
+    asked = {earlier.query for earlier in rounds} | {query}
     target, next_query = _next_query(gold, known, asked, unsupported)
     thought = _rationale(gold, supports, known, target, unsupported)
     return Step(query, kept=tuple(dict.fromkeys(kept)), thought=thought, next_query=next_query)
@@ -273,8 +272,8 @@ def decide(gold: AnyGold, rounds: Sequence[Round], query: str, candidates: Seque
 def _decide_on_sentences(
     gold: SentenceGold, rounds: Sequence[Round], query: str, candidates: Sequence[Any]
 ) -> Step:
-    """Kept is every supporting sentence that is new and whose hop is solved by now."""
-    past: list[Any] = [sentence for one in rounds for sentence in one.kept]
+    """Keeps every new supporting sentence whose hop is solved."""
+    past: list[Any] = [sentence for earlier in rounds for sentence in earlier.kept]
     known = gold.known([*past, *candidates])
     before = set(map(compact.line, past))
     kept = [
@@ -283,29 +282,30 @@ def _decide_on_sentences(
         if known.keys() & gold.sentences.get(compact.line(sentence), ())
         and compact.line(sentence) not in before
     ]
-    said = [gold.question.question, *known.values(), *map(compact.line, [*past, *kept])]
-    asked = {one.query for one in rounds} | {query}
-    _, next_query = _next_query(gold, known, asked, _Unsupported(gold, known, said))
+    stated = [gold.question.question, *known.values(), *map(compact.line, [*past, *kept])]
+    asked = {earlier.query for earlier in rounds} | {query}
+    _, next_query = _next_query(gold, known, asked, _UnsupportedAnswers(gold, known, stated))
     return Step(query, kept=tuple(kept), next_query=next_query)
 
 
 def _values(supports: Sequence[Support]) -> dict[int, str]:
-    return {support.hop: support.value for support in reversed(supports)}  # the best support wins
-
-
-# ------------------------------------------------------------------------------------- next query
+    return {support.hop: support.value for support in reversed(supports)}  # The best wins.
 
 
 def _next_query(
-    gold: AnyGold, known: Mapping[int, str], asked: set[str], unsupported: "_Unsupported"
+    gold: AnyGold, known: Mapping[int, str], asked: set[str], unsupported: "_UnsupportedAnswers"
 ) -> tuple[int | None, str | None]:
-    """The hop to ask for, the least tried first, and the query; None: every hop is supported."""
+    """Returns the reachable hop with fewest queries so far, and the next query.
+
+    Both are None if every hop is supported.
+    """
     choices = []
     for index in reachable(gold.hops, known):
         texts = [t for t in queries(gold, index, known) if not unsupported.appear_in(t)]
-        left = [text for text in texts if text not in asked]
-        # Where everything was tried, the first is asked again; where all give the answer away, x.
-        choices.append((len(texts) - len(left), index, [*left, *texts, gold.question.question][0]))
+        unasked = [text for text in texts if text not in asked]
+        # Repeats the first query after all others, or the question if all queries state answers.
+        text = [*unasked, *texts, gold.question.question][0]
+        choices.append((len(texts) - len(unasked), index, text))
     if not choices:
         return None, None
     _, index, text = min(choices)
@@ -313,15 +313,12 @@ def _next_query(
 
 
 def queries(gold: AnyGold, index: int, known: Mapping[int, str]) -> list[str]:
-    """Queries for a hop: in words, in keywords, and the question itself with what is known."""
+    """Returns queries for a hop: in words, in keywords, and the question with known answers."""
     hop = gold.hops[index]
-    found = ", ".join(dict.fromkeys(value for value in known.values() if value))
+    answers = ", ".join(dict.fromkeys(value for value in known.values() if value))
     texts = [fill(hop.asks, known), fill(hop.keywords, known)]
-    texts += [f"{gold.question.question} ({found})"] if found else []
+    texts += [f"{gold.question.question} ({answers})"] if answers else []
     return list(dict.fromkeys(text for text in map(_one_line, texts) if text))
-
-
-# -------------------------------------------------------------------------------------- rationale
 
 
 def _rationale(
@@ -329,9 +326,9 @@ def _rationale(
     supports: Sequence[Support],
     known: Mapping[int, str],
     target: int | None,
-    unsupported: "_Unsupported",
+    unsupported: "_UnsupportedAnswers",
 ) -> str:
-    """What was found, and what is still missing: a few short sentences."""
+    """Describes in short sentences what was found and what is missing."""
     sentences = []
     for support in {s.hop: s for s in reversed(supports)}.values():
         hop, text = gold.hops[support.hop], ""
@@ -360,29 +357,29 @@ def _capital(text: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Text that imitates no header of the prompt's format."""
+    """Returns the text on one line, without header markup of the prompt format."""
     return " ".join(re.sub(r"[\[\]#]+", " ", text).split())
 
 
-class _Unsupported:
-    """The answers that neither the question nor a kept triple states.
+class _UnsupportedAnswers:
+    """The answers that no text in ``stated`` names.
 
     Args:
-      gold: the question's annotations.
-      known: the hops that are solved.
-      said: the question, and everything that was kept or found.
+      gold: the annotations.
+      known: the solved hops.
+      stated: the question and the kept facts.
     """
 
-    def __init__(self, gold: AnyGold, known: Mapping[int, str], said: Sequence[str]):
+    def __init__(self, gold: AnyGold, known: Mapping[int, str], stated: Sequence[str]):
         answers = [a for i, hop in enumerate(gold.hops) if i not in known for a in hop.answers]
         if len(known) < len(gold.hops):
             answers += [a for a in gold.question.answers if a.lower() not in ("yes", "no")]
-        open_text = [_padded(text) for text in said]
+        padded = [_padded(text) for text in stated]
         texts = {_padded(answer) for answer in answers} - {"  "}
-        self._answers = [t for t in texts if not any(t in text for text in open_text)]
+        self._answers = [t for t in texts if not any(t in text for text in padded)]
 
     def appear_in(self, text: str) -> bool:
-        """Whether ``text`` states one of them."""
+        """Returns whether ``text`` names one of the answers."""
         padded = _padded(text)
         return any(answer in padded for answer in self._answers)
 

@@ -1,7 +1,7 @@
-"""Which facts support a question's hops: pure functions.
+"""Functions that decide which candidate triples support the hops of a question.
 
-A hop is solved by a candidate triple that states its answer; until then its answer is used nowhere,
-so that a trajectory holds nothing that a student could not have read.
+A candidate that states the answer of a hop solves it. Before that, the answer is not used, so that
+a trajectory holds only what a student could have read.
 """
 
 import dataclasses
@@ -10,19 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from cirag_jax.datasets.annotations import Hop, fill, overlap, words
 from cirag_jax.types import Triple
 
-# A statement -> the title of its passage and the sentence that it was extracted from.
+# Maps a statement to the title of its passage and its sentence.
 Contexts = Callable[[Triple], tuple[str, str]]
-_KEPT_PER_HOP = 2  # core triples with the same answer: a paraphrase may help, a third does not
+_KEPT_PER_HOP = 2  # Core triples with the same answer. A second paraphrase does not help.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Support:
-    """A candidate that solves a hop, and the hop's answer as far as the candidate states it.
+    """A candidate that solves a hop.
 
-    ``place`` is the candidate's, ``triple`` that of its statements which was looked at.
-
-    ``strength`` compares candidates: how exactly it states the answer, whether as its tail, and how
-    many words it shares with what was asked.
+    ``place`` is the index of the candidate, ``triple`` the statement that supports the hop, and
+    ``value`` the answer in its words. ``strength`` ranks candidates: how exactly it states the
+    answer, whether as its tail, and the number of words shared with the query.
     """
 
     hop: int
@@ -38,18 +37,18 @@ def supports_of(
     facts: Sequence[Sequence[Triple]],
     contexts: Contexts,
 ) -> list[Support]:
-    """The facts that solve reachable hops, and the hops that these make reachable in turn.
+    """Returns the supports of reachable hops, including hops that become reachable.
 
     Args:
-      hops: of the question.
-      known: hop -> its answer, for those solved before.
-      facts: candidates, each with every statement of it (one triple, several sources).
-      contexts: title and sentence that a statement was extracted from; "" where not known.
+      hops: hops of the question.
+      known: answers of the hops that were solved before.
+      facts: candidates, each with all its statements (a triple may have several sources).
+      contexts: returns the title and sentence of a statement; "" if unknown.
 
     Returns:
-      For every hop that is solved now, at most two supports, the best first.
+      At most two supports for every newly solved hop, the best first.
     """
-    known, found = dict(known), []
+    known, supports = dict(known), []
     while True:
         new = []
         for index in reachable(hops, known):
@@ -58,22 +57,22 @@ def supports_of(
                 for place, statements in enumerate(facts)
                 if (s := _support(index, hops[index], known, place, statements, contexts))
             ]
-            ranked.sort(key=lambda s: s.strength, reverse=True)  # ties: the ranker's order
+            ranked.sort(key=lambda s: s.strength, reverse=True)  # Ties keep the ranker's order.
             new += [s for s in ranked if s.strength == ranked[0].strength][:_KEPT_PER_HOP]
         if not new:
-            return found
-        found += new
-        for support in reversed(new):  # the best support's wording wins
+            return supports
+        supports += new
+        for support in reversed(new):  # The wording of the best support wins.
             known[support.hop] = support.value
 
 
 def near_misses(
     hops: Sequence[Hop], known: Mapping[int, str], facts: Sequence[Sequence[Triple]]
 ) -> list[int]:
-    """Places of facts that state the answer of a reachable hop where it is to be found.
+    """Returns the indices of facts from a gold place that state the answer of a reachable hop.
 
-    Whether such a fact helps, only a reader of its sentence could say: where it is no support, it
-    is no mistake either.
+    Only a reader of the sentence could decide whether such a fact helps. If it is not a support,
+    keeping it is not a mistake.
     """
     return [
         place
@@ -89,7 +88,7 @@ def near_misses(
 
 
 def reachable(hops: Sequence[Hop], known: Mapping[int, str]) -> list[int]:
-    """Hops that are not solved but whose parents are."""
+    """Returns the unsolved hops whose parents are solved."""
     return [
         index
         for index, hop in enumerate(hops)
@@ -105,13 +104,13 @@ def _support(
     statements: Sequence[Triple],
     contexts: Contexts,
 ) -> Support | None:
-    """Whether a candidate, of which ``statements`` are the sources, supports a hop.
+    """Returns the first statement of a candidate that supports a hop, or None.
 
-    It has to state the answer and to speak of what is asked: by its own words, or, where it states
-    the answer as a part of its own, by those of its sentence, from which it was extracted
-    without a name ("Enola Gay; is; B-29" of "... the plane that bombed Hiroshima").
+    It must state the answer and mention the subject of the query. If its head or tail is exactly
+    the answer, its sentence may mention the subject instead ("Enola Gay; is; B-29" of "... the
+    plane that bombed Hiroshima").
     """
-    about, wanted = words(fill(hop.about, known)), words(fill(hop.keywords or hop.about, known))
+    about, keywords = words(fill(hop.about, known)), words(fill(hop.keywords or hop.about, known))
     for triple in statements:
         is_gold = hop.triple is not None and _same(triple, hop.triple)
         if not is_gold and not _is_in_place(triple, hop):
@@ -121,24 +120,24 @@ def _support(
             continue
         value, exactness = stated
         rest = words(f"{triple.head} {triple.relation} {triple.tail}") - words(value)
-        near = len(stems(wanted | about) & stems(rest))
-        is_head = words(value) <= words(triple.head)  # then the fact may be about the answer
+        shared = len(stems(keywords | about) & stems(rest))
+        is_head = words(value) <= words(triple.head)  # Then the fact may be about the answer.
         title, sentence = contexts(triple)
         if hop.is_entity and not is_gold:
             named = rest if is_head else rest | words(title)
             if 2 * len(about & named) < len(about):
-                near = 0
-        if not near and exactness == 2 and not is_head:
-            told = stems(words(f"{title} {sentence}") - words(value))
-            if 2 * len(stems(about) & told) >= len(about):
+                shared = 0
+        if not shared and exactness == 2 and not is_head:
+            context = stems(words(f"{title} {sentence}") - words(value))
+            if 2 * len(stems(about) & context) >= len(about):
                 return Support(index, place, triple, value, (0, not is_head, 0))
-        if near:
-            return Support(index, place, triple, value, (exactness, not is_head, near))
+        if shared:
+            return Support(index, place, triple, value, (exactness, not is_head, shared))
     return None
 
 
 def _is_in_place(triple: Triple, hop: Hop) -> bool:
-    """Whether the hop's fact may be there; of an annotated triple, any sentence will do."""
+    """Returns whether a triple is from a gold sentence, or passage if the hop has a gold triple."""
     anywhere = hop.triple is not None
     return any(
         triple.passage_id == passage_id and (anywhere or sentence in (None, triple.sentence))
@@ -147,20 +146,20 @@ def _is_in_place(triple: Triple, hop: Hop) -> bool:
 
 
 def _stated(answers: Sequence[str], triple: Triple) -> tuple[str, int] | None:
-    """The answer that a triple states, in its words, and how exactly (2: as a part of its own)."""
+    """Returns the answer that a triple states, in its words, and how exactly (2: head or tail)."""
     if not answers:
         return "", 0
     text = words(f"{triple.head} {triple.relation} {triple.tail}")
     best: tuple[str, int] | None = None
     for answer in answers:
-        wanted = words(answer)
+        answer_words = words(answer)
         for part in (triple.tail, triple.head):
-            if words(part) == wanted:
+            if words(part) == answer_words:
                 return part, 2
-            numbers = {w for w in wanted if any(map(str.isdigit, w))}
+            numbers = {w for w in answer_words if any(map(str.isdigit, w))}
             if overlap(part, answer) >= 0.6 and numbers <= words(part) and best is None:
                 best = (part, 0)
-        if wanted and wanted <= text:
+        if answer_words and answer_words <= text:
             return answer, 1
     return best
 
@@ -170,6 +169,6 @@ def _same(triple: Triple, gold: tuple[str, str, str]) -> bool:
     return all(words(a) == words(b) for a, b in zip(parts, gold, strict=True))
 
 
-def stems(found: frozenset[str]) -> frozenset[str]:
-    """Words by their beginnings, so that forms of a word are one."""
-    return frozenset(word[:6] for word in found)  # performed, performer
+def stems(tokens: frozenset[str]) -> frozenset[str]:
+    """Returns the first six letters of words, which "performed" and "performer" share."""
+    return frozenset(word[:6] for word in tokens)

@@ -1,14 +1,14 @@
-"""Who answers the integrator's requests while trajectories are collected.
+"""Teachers that answer the integrator's requests while trajectories are collected.
 
-The loop around a teacher is CIRAG's own, with its retrieval, triples and ranking; so what a teacher
-decides on is what a student will see.
+A teacher runs in CIRAG's own loop of retrieval, triples and ranking, so that it decides on the same
+inputs as a student.
 """
 
 import dataclasses
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from cirag_jax.datasets.annotations import fact_of, overlap
 from cirag_jax.distill.oracle import (
@@ -16,8 +16,8 @@ from cirag_jax.distill.oracle import (
     Gold,
     Round,
     SentenceGold,
+    add_statements,
     decide,
-    fact_key,
     gold_of,
     queries,
     sentence_gold_of,
@@ -33,20 +33,19 @@ from cirag_jax.triples.store import TripleStore
 from cirag_jax.types import Config, Dataset, Passage, Question, Triple
 
 Teacher = Literal["annotations", "llm"]
-KINDS = ("annotations", "llm", "mixture")
+KINDS = (*get_args(Teacher), "mixture")
 
 _QUERY = "[[## Original Query ##]]\n"
 _FACTS = "[[## fact_before_filter ##]]\n"
 
 
 class AnnotationTeacher:
-    """The oracle as a model: its decisions, in the format that a language model is asked for.
+    """The oracle as a model that responds with its decisions in the format of the prompt.
 
-    All it needs to know of earlier rounds is in the conversation, so that a killed run resumes as
-    if it had not been.
+    It reads earlier rounds from the conversation, so that a killed run can resume.
 
     Args:
-      golds: annotations by question id, which is a program's id.
+      golds: annotations by question id, which is the id of a program.
     """
 
     is_slow = False
@@ -63,9 +62,9 @@ class AnnotationTeacher:
             respond(index, Generated(self.respond(gold, request.messages), "stop"))
 
     def respond(self, gold: AnyGold, messages: Sequence[Message]) -> str:
-        """The decision after a conversation that `integration_messages` rendered.
+        """Returns the decision after a conversation of `integration_messages`.
 
-        Triples are read in the format multi_turn, sentences in compact.
+        The prompt format is multi_turn for triples and compact for sentences.
         """
         if isinstance(gold, SentenceGold):
             past, query, lines = compact.read_conversation(messages)
@@ -79,11 +78,9 @@ class AnnotationTeacher:
 def read_conversation(
     messages: Sequence[Message], normalization: Normalization
 ) -> tuple[list[Round], str, tuple[Triple, ...]]:
-    """The rounds decided so far, this round's query and its candidates, as they were shown.
+    """Returns the earlier rounds, and the query and candidates of this round.
 
-    Args:
-      messages: in the format multi_turn; a worked example before it is skipped.
-      normalization: normalisation of the facts in it.
+    ``messages`` have the format multi_turn. A worked example is skipped.
     """
     start = max(i for i, message in enumerate(messages) if _QUERY in message.text)
     query = messages[start].text.split(_QUERY, 1)[1].partition(f"\n\n{_FACTS}")[0]
@@ -101,11 +98,11 @@ def read_conversation(
 
 
 class Mixture:
-    """Routes every question to its own teacher.
+    """Routes every question to a teacher.
 
     Args:
       teachers: handlers by name.
-      teacher_of: the name for a program's id.
+      teacher_of: returns the name of the teacher for the id of a program.
     """
 
     is_slow = True
@@ -116,7 +113,7 @@ class Mixture:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether the budget of one of them is exhausted."""
+        """Whether the budget of a teacher is exhausted."""
         return any(teacher.is_exhausted for teacher in self._teachers.values())
 
     def __call__(self, calls: Sequence[Call], respond: Respond) -> None:
@@ -128,10 +125,10 @@ class Mixture:
 
 
 def assign(question: Question, has_gold: bool, kind: str, share: float, seed: int) -> Teacher:
-    """The teacher of a question; in a mixture, the language model has a ``share`` of them.
+    """Returns the teacher of a question. A mixture has a ``share`` of ``llm``.
 
-    The draw depends on the seed and the question alone, so that adding questions changes no
-    teacher. A question without annotations goes to the language model.
+    The draw depends only on the seed and the question, so that new questions do not change the
+    teachers of others. Mixtures assign questions without annotations to ``llm``.
     """
     if kind == "annotations" or (
         kind == "mixture" and has_gold and random.Random(f"{seed}/{question.id}").random() >= share
@@ -140,12 +137,12 @@ def assign(question: Question, has_gold: bool, kind: str, share: float, seed: in
     return "llm"
 
 
-class Inserting:
-    """What another handler finds, and what is annotated beside it.
+class InsertingHandler:
+    """A handler that inserts annotations into the responses of another handler.
 
     Args:
-      handler: the other.
-      insert: makes of a call and its response the one to give.
+      handler: the other handler.
+      insert: maps a call and its response to the new response.
     """
 
     def __init__(self, handler: Handler, insert: Callable[[Call, Any], Response]):
@@ -155,61 +152,62 @@ class Inserting:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether the other's budget is exhausted."""
+        """Whether the budget of the other handler is exhausted."""
         return self._handler.is_exhausted
 
     def __call__(self, calls: Sequence[Call], respond: Respond) -> None:
         """See `Handler`."""
 
-        def insert(index: int, found: Response | RequestError) -> None:
-            failed = isinstance(found, RequestError)
-            respond(index, found if failed else self._insert(calls[index], found))
+        def insert(index: int, response: Response | RequestError) -> None:
+            failed = isinstance(response, RequestError)
+            respond(index, response if failed else self._insert(calls[index], response))
 
         self._handler(calls, insert)
 
 
 def insert_facts(
-    missing: Mapping[str, Sequence[Triple]], call: Call, found: Extracted
+    missing: Mapping[str, Sequence[Triple]], call: Call, extracted: Extracted
 ) -> Extracted:
-    """The triples of passages, and by passage annotated facts that nobody extracted."""
+    """Adds the ``missing`` facts of passages to their extracted triples."""
     return Extracted(
         tuple(
-            (*(triples or ()), *more) if (more := missing.get(passage.id)) else triples
-            for passage, triples in zip(call.request.passages, found.triples, strict=True)
+            (*(triples or ()), *facts) if (facts := missing.get(passage.id)) else triples
+            for passage, triples in zip(call.request.passages, extracted.triples, strict=True)
         )
     )
 
 
-# Of a question the passage that a query is to find.
-Wanted = Mapping[str, Mapping[str, Passage]]
+# Question id -> query -> gold passage of the query.
+GoldPassages = Mapping[str, Mapping[str, Passage]]
 
 
-def insert_passage(wanted: Wanted, call: Call, found: Retrieved) -> Retrieved:
-    """The passages that a query retrieves, and the one that it is to find where it is not there."""
-    passage = wanted.get(call.key.program, {}).get(call.request.query)
-    if passage is None or passage in found.passages:
-        return found
-    return Retrieved((*found.passages, passage), (*found.scores, min(found.scores, default=0.0)))
+def insert_passage(gold: GoldPassages, call: Call, retrieved: Retrieved) -> Retrieved:
+    """Adds the gold passage of a query to its retrieved passages, as the last one."""
+    passage = gold.get(call.key.program, {}).get(call.request.query)
+    if passage is None or passage in retrieved.passages:
+        return retrieved
+    lowest = min(retrieved.scores, default=0.0)
+    return Retrieved((*retrieved.passages, passage), (*retrieved.scores, lowest))
 
 
-def wanted_passages(golds: Mapping[str, SentenceGold], corpus: Mapping[str, Passage]) -> Wanted:
-    """By question, what the teacher asks about a hop -> the hop's passage, of ``corpus``."""
-    found: dict[str, dict[str, Passage]] = {}
+def gold_passages(golds: Mapping[str, SentenceGold], corpus: Mapping[str, Passage]) -> GoldPassages:
+    """Returns the gold passage of each query that the teacher may write."""
+    by_question: dict[str, dict[str, Passage]] = {}
     for key, gold in golds.items():
-        texts = found.setdefault(key, {})
+        by_query = by_question.setdefault(key, {})
         for index, hop in enumerate(gold.hops):
             known = {i: answer for i, answer in enumerate(gold.answers) if i in hop.parents}
-            for text in queries(gold, index, known):
-                texts.setdefault(text, corpus[gold.passages[index]])
-    return found
+            for query in queries(gold, index, known):
+                by_query.setdefault(query, corpus[gold.passages[index]])
+    return by_question
 
 
 def missing_facts(golds: Mapping[str, Gold]) -> dict[str, list[Triple]]:
-    """By gold passage, the annotated facts of hops that no triple of a gold passage supports.
+    """Returns, by gold passage, the annotated facts of hops that no extracted triple supports.
 
-    A sub-question in free words makes no triple; its hop stays unsupported.
+    A sub-question in free words has no such fact, and its hop remains unsupported.
     """
-    found: dict[str, dict[Triple, None]] = {}
+    missing: dict[str, dict[Triple, None]] = {}
     for gold in golds.values():
         stated = [triples[0] for triples in gold.statements.values()]
         answers = {i: hop.answers[0] for i, hop in enumerate(gold.hops) if hop.answers}
@@ -225,37 +223,30 @@ def missing_facts(golds: Mapping[str, Gold]) -> dict[str, list[Triple]]:
                 continue
             head = fact[0]
             passage = max(places, key=lambda i: overlap(gold.passages[i].title, head))
-            found.setdefault(passage, {})[Triple(*fact, passage)] = None
-    return {passage: list(triples) for passage, triples in found.items()}
+            missing.setdefault(passage, {})[Triple(*fact, passage)] = None
+    return {passage: list(triples) for passage, triples in missing.items()}
 
 
 def with_facts(
     gold: Gold, facts: Mapping[str, Sequence[Triple]], normalization: Normalization
 ) -> Gold:
-    """``gold`` with further statements of its passages."""
-    statements = dict(gold.statements)
-    for passage_id in gold.passages:
-        for triple in facts.get(passage_id, ()):
-            key = fact_key(triple, normalization)
-            statements[key] = (*statements.get(key, ()), triple)
+    """Adds the facts of the gold passages as statements."""
+    new = [triple for passage_id in gold.passages for triple in facts.get(passage_id, ())]
+    statements = add_statements(gold.statements, new, normalization)
     return dataclasses.replace(gold, statements=statements)
 
 
 def read_golds(
     config: Config, dataset: Dataset, questions: Sequence[Question], settings: CiragConfig
 ) -> dict[str, Gold] | dict[str, SentenceGold]:
-    """The annotations of those questions that have any: of triples, with those of gold passages.
+    """Returns the annotations of the questions that have any, by question id.
 
-    Args:
-      config: with ``triples``, where the candidates come from; of triples that are extracted online
-        only what a candidate itself says is known.
-      dataset: with the corpus.
-      questions: the questions.
-      settings: with ``units`` and the normalisation of triples.
+    For triples, they include the triples of gold passages in ``config.triples``, except those that
+    are extracted online.
     """
     if settings.units == "sentence":
-        of_sentences = {q.id: sentence_gold_of(q, dataset) for q in questions}
-        return {key: gold for key, gold in of_sentences.items() if gold.hops}
+        sentence_golds = {q.id: sentence_gold_of(q, dataset) for q in questions}
+        return {key: gold for key, gold in sentence_golds.items() if gold.hops}
     ids = dict.fromkeys(i for q in questions for i in q.supporting or () if i in dataset.corpus)
     triples: Mapping[str, Sequence[Triple] | None] = dataset.triples
     if config.triples == ONLINE:

@@ -1,4 +1,4 @@
-"""Trajectories on disk: written, read back, filtered, counted."""
+"""Files, filters and statistics of trajectories."""
 
 import collections
 import dataclasses
@@ -6,23 +6,24 @@ import os
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from cirag_jax.datasets.records import field_error, read_lines
 from cirag_jax.distill.oracle import AnyGold
-from cirag_jax.errors import UserError, check_choice
+from cirag_jax.errors import UserError
 from cirag_jax.io import read_object, write_lines
 from cirag_jax.methods.cirag.compact import Units
 from cirag_jax.methods.cirag.decisions import PARSE_ERRORS
 from cirag_jax.runtime import codec
-from cirag_jax.types import Sentence, Step, Trajectory
+from cirag_jax.types import Sentence, Step, Trajectory, UnitInterval
+from cirag_jax.validation import check_value
 
 FILE = "trajectories.jsonl"
 SIDECAR = "trajectories.json"
-# A note of a step whose decision is no example: it keeps nothing where something may have helped.
+# Marks steps that keep nothing although a candidate may help. Students do not learn from them.
 UNCLEAR = "unclear"
-KEEPS = ("all", "parsed", "correct_only")
-# Parse errors of a teacher's own turns; the others are those of retrieval and extraction.
+Keep = Literal["all", "parsed", "correct_only"]
+# Parse errors of the teacher's turns, rather than of retrieval and extraction.
 _TURN_ERRORS = PARSE_ERRORS | {"asked_again", "no_decision"}
 
 
@@ -30,40 +31,35 @@ _TURN_ERRORS = PARSE_ERRORS | {"asked_again", "no_decision"}
 
 
 def write_trajectories(path: str | os.PathLike[str], trajectories: Iterable[Trajectory]) -> None:
-    """Writes one trajectory a line, aside and then renamed.
-
-    Raises:
-      OSError: the folder cannot be written.
-    """
+    """Writes one trajectory per line, atomically."""
     write_lines(Path(path), map(codec.encode, trajectories))
 
 
 def read_trajectories(path: str | os.PathLike[str]) -> tuple[Trajectory, ...]:
-    """The trajectories that ``path``, a workdir of launch/distill.py or a file, holds."""
-    file = trajectory_file(path)
-    found: dict[str, Trajectory] = {}
-    for place, trajectory in read_lines(file, Trajectory):
+    """Reads the trajectories of a workdir of launch/distill.py, or of a file."""
+    trajectories: dict[str, Trajectory] = {}
+    for place, trajectory in read_lines(trajectory_file(path), Trajectory):
         _check(place, trajectory)
-        if trajectory.question_id in found:
+        if trajectory.question_id in trajectories:
             raise field_error(place, "question_id", f"repeats {trajectory.question_id!r}")
-        found[trajectory.question_id] = trajectory
-    return tuple(found.values())
+        trajectories[trajectory.question_id] = trajectory
+    return tuple(trajectories.values())
 
 
 def read_sidecar(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """How the trajectories of ``path`` were rendered and where they come from."""
+    """Reads the rendering and the origin of trajectories."""
     file = trajectory_file(path).with_suffix(".json")
-    value = read_object(file)
-    if "rendering" in value:
+    sidecar = read_object(file)
+    if "rendering" in sidecar:
         raise UserError(
-            f"{file} was written by an earlier version of this program, which described prompts by "
+            f"{file} was written by an earlier version of this program, and its prompt fields have "
             "other names; run launch/distill.py again."
         )
-    return value
+    return sidecar
 
 
 def trajectory_file(path: str | os.PathLike[str]) -> Path:
-    """The file of a workdir of launch/distill.py, or ``path`` itself."""
+    """Returns the file of a workdir of launch/distill.py, or ``path`` itself."""
     path = Path(path).expanduser()
     file = path / FILE if path.is_dir() else path
     if not file.is_file():
@@ -72,25 +68,25 @@ def trajectory_file(path: str | os.PathLike[str]) -> Path:
 
 
 def _check(place: str, trajectory: Trajectory) -> None:
-    """What the types of a trajectory cannot say."""
+    """Raises `UserError` for errors that the types do not exclude."""
     if not trajectory.steps:
         raise field_error(place, "steps", "is empty")
     for index, step in enumerate(trajectory.steps):
         if len(step.scores) != len(step.candidates):
-            raise field_error(place, f"steps[{index}].scores", "must be as many as the candidates")
+            raise field_error(place, f"steps[{index}].scores", "must have one score per candidate")
         if not set(step.kept) <= set(step.candidates):
-            raise field_error(place, f"steps[{index}].kept", "holds a fact that is no candidate")
+            raise field_error(place, f"steps[{index}].kept", "has a fact that is not a candidate")
         if any(isinstance(fact, Sentence) and not fact.text for fact in step.candidates):
             raise field_error(place, f"steps[{index}].candidates", "has a sentence without text")
 
 
 def units_of(trajectories: Iterable[Trajectory]) -> Units:
-    """Of which kind the candidates are; triples where there is none."""
+    """Returns the kind of the candidates, which is triples if there are none."""
     facts = (fact for t in trajectories for step in t.steps for fact in step.candidates)
     kinds = {isinstance(fact, Sentence) for fact in facts}
     if len(kinds) > 1:
         raise UserError(
-            "some trajectories are of units=triple and some of units=sentence; give those of one."
+            "some trajectories are of units=triple and some of units=sentence; use only one kind."
         )
     return "sentence" if True in kinds else "triple"
 
@@ -99,29 +95,25 @@ def units_of(trajectories: Iterable[Trajectory]) -> Units:
 
 
 def select(
-    trajectories: Sequence[Trajectory],
-    keep: str,
-    seed: int = 0,
-    limit: int = 0,
-    min_steps: int = 1,
+    trajectories: Sequence[Trajectory], keep: str, seed: int = 0, limit: int = 0, min_steps: int = 1
 ) -> tuple[Trajectory, ...]:
-    """The trajectories to train on, in their order.
+    """Returns the trajectories to train on, in order.
 
     Args:
-      trajectories: of questions that ended.
-      keep: ``all``; ``parsed``: those without a parse error in a teacher's turn; ``correct_only``:
-        those of them that are known to be solved.
-      seed: of the draw; a smaller draw with the same seed is part of a larger one.
-      limit: most trajectories, drawn at random; 0: no limit.
-      min_steps: trajectories of fewer rounds are dropped.
+      trajectories: trajectories of finished questions.
+      keep: ``all``, ``parsed`` (no parse error in a teacher's turn) or ``correct_only`` (parsed,
+        and known to be solved).
+      seed: seed of the draw. A smaller draw with the same seed is part of a larger one.
+      limit: maximum number of trajectories, drawn at random; 0 is no limit.
+      min_steps: minimum number of rounds.
     """
     check_keep(keep)
     if limit < 0:
         raise UserError("config.limit must not be negative.")
     if keep == "correct_only" and trajectories and all(t.solved is None for t in trajectories):
         raise UserError(
-            "keep=correct_only needs trajectories that say whether they are solved; those of a "
-            "language model say so only if config.answer was true."
+            "keep=correct_only needs trajectories that record whether they are solved; those of a "
+            "language model do so only with config.answer=true."
         )
     kept = [t for t in trajectories if drop_reason(t, keep, min_steps) is None]
     if limit and limit < len(kept):
@@ -132,14 +124,14 @@ def select(
 
 
 def check_keep(keep: str) -> None:
-    """Raises a `UserError` for an unknown filter."""
-    check_choice("config.keep", keep, KEEPS)
+    """Raises `UserError` for an unknown filter."""
+    check_value("config.keep", keep, Keep)
 
 
 def drop_reason(trajectory: Trajectory, keep: str, min_steps: int = 1) -> str | None:
-    """Why the filter drops a trajectory; None: it does not.
+    """Returns why the filter drops a trajectory, or None if it keeps it.
 
-    ``no_decision`` (nothing to imitate at its end), ``short``, ``parse_errors``, ``not_solved`` or
+    Reasons are ``no_decision`` (at the end), ``short``, ``parse_errors``, ``not_solved`` and
     ``unknown``.
     """
     if trajectory.end == "no_decision":
@@ -155,37 +147,31 @@ def drop_reason(trajectory: Trajectory, keep: str, min_steps: int = 1) -> str | 
     return None
 
 
-def without_vain_rounds(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The rounds up to the second that kept nothing.
+def until_second_empty_round(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """Returns the rounds before the second one that kept nothing.
 
-    From one such round a student learns to keep nothing and to ask anew; from many in a row, which
-    is how an annotated search for a fact that no triple states ends, that asking never helps.
+    One such round teaches to keep nothing and to rephrase the query. Many of them, as when no
+    triple states an annotated fact, would teach that new queries never help.
     """
-    vain = [index for index, step in enumerate(steps) if not step.kept]
-    return tuple(steps[: vain[1]] if len(vain) > 1 else steps)
+    empty = [index for index, step in enumerate(steps) if not step.kept]
+    return tuple(steps[: empty[1]] if len(empty) > 1 else steps)
 
 
 def shuffled(trajectories: Sequence[Trajectory], share: float, seed: int) -> tuple[Trajectory, ...]:
-    """The trajectories, a ``share`` of them with the candidates of every round in random order.
+    """Shuffles the candidates of every round in a random ``share`` of the trajectories.
 
-    Where retrieval is easy, the best candidate is nearly always the right one, and a student learns
-    its number instead of reading it. A trajectory that is given twice is drawn for twice.
-
-    Args:
-      trajectories: with candidates by falling score.
-      share: in [0, 1], of the trajectories.
-      seed: of the draw and of the orders.
+    If retrieval is easy, the first candidate is nearly always the correct one, and a student learns
+    its number instead of reading it. Copies of a trajectory are drawn independently.
     """
-    if not 0.0 <= share <= 1.0:
-        raise UserError(f"config.shuffled={share} must be in [0, 1].")
-    found = []
+    check_value("config.shuffled", share, UnitInterval)
+    result = []
     for place, trajectory in enumerate(trajectories):
         rng = random.Random(f"{seed}/{place}/{trajectory.question_id}")
         if rng.random() < share:
             steps = tuple(_shuffled(step, rng) for step in trajectory.steps)
             trajectory = dataclasses.replace(trajectory, steps=steps)
-        found.append(trajectory)
-    return tuple(found)
+        result.append(trajectory)
+    return tuple(result)
 
 
 def _shuffled(step: Step, rng: random.Random) -> Step:
@@ -196,15 +182,15 @@ def _shuffled(step: Step, rng: random.Random) -> Step:
     return dataclasses.replace(step, candidates=candidates, scores=scores, kept=kept)
 
 
-def marked(steps: Sequence[Step], gold: AnyGold) -> tuple[Step, ...]:
-    """The rounds, those that are `Gold.is_unclear` with a note that training heeds (`UNCLEAR`)."""
-    found: list[Step] = []
+def mark_unclear(steps: Sequence[Step], gold: AnyGold) -> tuple[Step, ...]:
+    """Marks steps that are `Gold.is_unclear` with the note `UNCLEAR`."""
+    marked: list[Step] = []
     for step in steps:
-        known = gold.known([fact for past in found for fact in past.kept])
+        known = gold.known([fact for past in marked for fact in past.kept])
         if gold.is_unclear(step.candidates, known):
             step = dataclasses.replace(step, notes={**step.notes, UNCLEAR: True})
-        found.append(step)
-    return tuple(found)
+        marked.append(step)
+    return tuple(marked)
 
 
 # ------------------------------------------------------------------------------------- statistics
@@ -213,20 +199,21 @@ def marked(steps: Sequence[Step], gold: AnyGold) -> tuple[Step, ...]:
 def statistics(
     trajectories: Sequence[Trajectory], golds: Mapping[str, AnyGold] | None = None
 ) -> dict[str, Any]:
-    """What trajectories look like; means are None over nothing.
+    """Returns statistics of trajectories. Means of empty sets are None.
 
     Args:
-      trajectories: to count.
-      golds: annotations by question id; what needs them is averaged over the questions in it.
+      trajectories: the trajectories.
+      golds: annotations by question id, for ``retrieval_misses`` and ``gold_retrieved``.
 
     Returns:
-      ``trajectories``; ``teachers``, ``ends``, ``step_counts`` and ``core_sizes``: counts;
-      ``steps``: mean rounds; ``candidates`` and ``core``: mean facts a round; ``empty_core``:
-      share of rounds that kept none; ``retried``: share of trajectories that asked on after such a
-      round; ``solved``: share of those where it is known; ``early_stops``: share of those
-      that stopped though not solved; ``retrieval_misses``: share of rounds without a candidate for
-      any hop that could be reached; ``gold_retrieved``: mean share of gold passages that some round
-      retrieved; ``unclear``: share of rounds that are no example; ``parse_errors``: sums.
+      The number of ``trajectories``; counts of ``teachers``, ``ends``, ``step_counts`` and
+      ``core_sizes``; the mean number of rounds (``steps``), and of candidates and core facts per
+      round (``candidates``, ``core``); the share of rounds without core facts (``empty_core``) and
+      of trajectories that continued after one (``retried``); among trajectories where it is known,
+      the share that is ``solved`` and that stopped unsolved (``early_stops``); the share of rounds
+      without a candidate for a reachable hop (``retrieval_misses``); the mean share of gold
+      passages that were retrieved (``gold_retrieved``); the share of ``unclear`` rounds; and sums
+      of ``parse_errors``.
     """
     golds = golds or {}
     steps = [step for t in trajectories for step in t.steps]
@@ -259,21 +246,21 @@ def statistics(
 
 
 def _misses(trajectory: Trajectory, golds: Mapping[str, AnyGold]) -> list[bool]:
-    """Of each round that began with an open hop, whether no candidate helped."""
-    gold, kept, found = golds[trajectory.question_id], [], []
+    """Returns, for each round with an unsolved hop, whether no candidate supports one."""
+    gold, kept, misses = golds[trajectory.question_id], [], []
     for step in trajectory.steps:
-        known, shown = gold.known(kept), list[Any](step.candidates)
+        known = gold.known(kept)
         if len(known) < len(gold.hops):
-            found.append(not gold.supports(shown, known))
+            misses.append(not gold.supports(list[Any](step.candidates), known))
         kept += step.kept
-    return found
+    return misses
 
 
 def _recall(trajectory: Trajectory, golds: Mapping[str, AnyGold]) -> float | None:
     gold = golds.get(trajectory.question_id)
-    wanted = set(gold.question.supporting or ()) if gold else set()
-    seen = {passage_id for step in trajectory.steps for passage_id in step.passages}
-    return len(wanted & seen) / len(wanted) if wanted else None
+    supporting = set(gold.question.supporting or ()) if gold else set()
+    retrieved = {passage_id for step in trajectory.steps for passage_id in step.passages}
+    return len(supporting & retrieved) / len(supporting) if supporting else None
 
 
 def _counts(values: Iterable[Any]) -> dict[str, int]:
@@ -286,7 +273,7 @@ def _mean(values: Iterable[float]) -> float | None:
 
 
 def table(stats: Mapping[str, Any]) -> str:
-    """The statistics for a person."""
+    """Formats the statistics as a table."""
     rows = {
         "trajectories": ("trajectories", "{:,}"),
         "steps": ("rounds per trajectory", "{:.2f}"),
@@ -294,8 +281,8 @@ def table(stats: Mapping[str, Any]) -> str:
         "core": ("core facts per round", "{:.2f}"),
         "empty_core": ("rounds without core facts", "{:.1%}"),
         "retrieval_misses": ("rounds without a gold candidate", "{:.1%}"),
-        "unclear": ("rounds that are no example", "{:.1%}"),
-        "retried": ("trajectories that asked again", "{:.1%}"),
+        "unclear": ("unclear rounds (not trained on)", "{:.1%}"),
+        "retried": ("trajectories with a new query after one", "{:.1%}"),
         "early_stops": ("trajectories that stopped unsolved", "{:.1%}"),
         "solved": ("trajectories solved", "{:.1%}"),
         "gold_retrieved": ("gold passages retrieved", "{:.1%}"),

@@ -1,1 +1,1 @@
-"""Training loops, one file for each component, and what they share."""
+"""Training loops, one file per component, and the code that they share."""

@@ -1,6 +1,6 @@
-"""Trains a LoRA student on a teacher's decisions (CIRAG, sections 3.5 and B.4), or an extractor.
+"""Trains LoRA adapters: integrator (CIRAG, sections 3.5 and B.4), extractor and reader.
 
-Integrator and extractor share everything but what makes the examples (`integrator_data`).
+They differ only in their examples (`training.data.conversations`).
 """
 
 import dataclasses
@@ -27,21 +27,21 @@ from cirag_jax.training import state as state_lib
 from cirag_jax.training.data import conversations, packing
 from cirag_jax.training.data.examples import Example, Part
 from cirag_jax.training.data.packing import Layout, MicroBatch
-from cirag_jax.training.fit import BatchOfStep, Describe, fit
+from cirag_jax.training.fit import BatchIterator, Describe, fit
 from cirag_jax.types import Config
 
 
 def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Trains to the end (or from the last checkpoint on) and returns the best dev losses.
+    """Trains to the end, or resumes from the last checkpoint, and returns the best dev losses.
 
-    Leaves ``checkpoints/`` (adapter and optimiser state alone), ``metrics.jsonl`` and TensorBoard
-    events in ``workdir``.
+    Writes ``checkpoints/`` (adapter and optimiser state), ``metrics.jsonl`` and TensorBoard events
+    to ``workdir``.
 
     Returns:
       ``complete``, ``step``, ``total_steps``, ``best_step``, the best checkpoint's ``dev/...``,
       ``num_examples``, ``num_dev_examples``, ``num_dev_trained_on`` (dev questions that
-      ``config.lora.start`` was trained on; None: it does not say) and the counts of
-      `conversations.Data`; ``tokens`` and ``supervised_tokens`` seen so far, ``epochs``,
+      ``config.lora.start`` was trained on, or None if unknown) and the counts of
+      `conversations.Data`; ``tokens`` and ``supervised_tokens`` up to ``step``, ``epochs``,
       ``packing_efficiency`` of the whole plan, ``seconds`` of this process.
     """
     start = time.monotonic()
@@ -52,7 +52,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     spec = config.model.spec or DEFAULT_DECODER
     base = load_decoder(spec, dtype=config.model.dtype, mesh=mesh, remat=config.model.remat)
     model_config = base.config
-    if config.packing:  # The fused kernel knows no segments.
+    if config.packing:  # The fused kernel does not support segments.
         attention = decoder.choose_attention(model_config, packed=True)
         model_config = dataclasses.replace(model_config, attention=attention)
     params = decoder_params.to_params(base.state)
@@ -62,7 +62,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     # ---- Data -----------------------------------------------------------------------------------
     layout = make_layout(config, mesh, model_config.max_positions)
     data = conversations.load_data(config, tokenizer, layout.length)
-    _check_metric(config.best_metric, data)
+    state_lib.check_metric(config.best_metric, metric_names(data.dev))
     plan = packing.make_plan(
         data.train,
         layout,
@@ -80,14 +80,25 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         f"mesh {dict(mesh.shape)}"
     )
 
-    # ---- Adapter and optimiser ------------------------------------------------------------------
+    # ---- Step -----------------------------------------------------------------------------------
     tx = optimizers.make_optimizer(config.optimizer, total_steps)
-    fresh, before = make_adapter(config, model_config, lora_config, mesh)
-    num_seen = count_seen(config, before, data)
-    state = state_lib.make_state(fresh, tx, config.seed, mesh)
+    adapter, earlier_ids = initial_adapter(config, model_config, lora_config, mesh)
+    num_dev_trained_on = count_dev_trained_on(config, earlier_ids, data)
+    state = state_lib.make_state(adapter, tx, config.seed, mesh)
     train_step = lora_step.TrainStep(model_config, lora_config, tx, state, mesh, chunk=config.chunk)
 
-    # ---- Restore --------------------------------------------------------------------------------
+    def train_on(state: state_lib.TrainState, pieces: Sequence[MicroBatch]) -> Any:
+        placed = [lora_step.place_batch(piece.batch, mesh) for piece in pieces]
+        return train_step(state, params, placed)
+
+    def batch_of(step: int) -> Sequence[MicroBatch]:
+        rows = plan.steps[step - 1]
+        return packing.micro_batches(data.train, rows, layout, tokenizer.pad_id)
+
+    # ---- Fit ------------------------------------------------------------------------------------
+    evaluate = make_evaluate(
+        model_config, lora_config, params, data.dev, layout, tokenizer, mesh, chunk=config.chunk
+    )
     meta = {
         "component": config.component,
         "model": state_lib.absolute(spec),
@@ -95,39 +106,20 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "length": layout.length,
         "prompt": data.described,
         "prompt_digest": data.prompt_digest,
-        "trained_on": sorted({*data.trained_on, *(before or ())}),
+        "trained_on": sorted({*data.trained_on, *(earlier_ids or ())}),
         "num_candidates": data.num_candidates,
         "run": {**state_lib.identity_of(config, MAY_DIFFER), state_lib.EXAMPLES: data.identity},
     }
-    checkpoints = state_lib.open_checkpoints(config, workdir)
-    state, first_step = state_lib.restore(checkpoints, state, meta, total_steps)
-
-    # ---- Train ----------------------------------------------------------------------------------
-    evaluate = make_evaluate(
-        model_config, lora_config, params, data.dev, layout, tokenizer, mesh, chunk=config.chunk
-    )
-    batches = BatchOfStep(
-        lambda step: packing.micro_batches(
-            data.train, plan.steps[step - 1], layout, tokenizer.pad_id
-        ),
-        first_step,
-    )
-
-    def one_step(state: state_lib.TrainState, pieces: Sequence[MicroBatch]) -> Any:
-        placed = [lora_step.place_batch(piece.batch, mesh) for piece in pieces]
-        return train_step(state, params, placed)
-
-    with checkpoints, jax.set_mesh(mesh):
-        fitted = fit(
+    with state_lib.open_checkpoints(config, workdir) as checkpoints, jax.set_mesh(mesh):
+        result = fit(
             config,
             workdir,
-            one_step,
+            train_on,
             state,
-            batches,
+            BatchIterator(batch_of),
             evaluate,
             checkpoints,
             meta,
-            first_step=first_step,
             total_steps=total_steps,
             start=start,
             advice="Lower config.optimizer.learning_rate",
@@ -135,111 +127,102 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         )
 
     # ---- Result ---------------------------------------------------------------------------------
-    seen = sum(len(row.places) for rows in plan.steps[: fitted.step] for row in rows)
+    num_trained = sum(len(row.places) for rows in plan.steps[: result.step] for row in rows)
     return {
-        "complete": fitted.complete,
-        "step": fitted.step,
-        "total_steps": total_steps,
-        **fitted.best,
+        **result.summary(),
         "num_examples": len(data.train),
         "num_dev_examples": len(data.dev),
-        "num_dev_trained_on": num_seen,
+        "num_dev_trained_on": num_dev_trained_on,
         **data.counts,
-        "tokens": sum(plan.tokens[: fitted.step]),
-        "supervised_tokens": sum(plan.supervised[: fitted.step]),
-        "epochs": round(seen / len(data.train), 3),
+        "tokens": sum(plan.tokens[: result.step]),
+        "supervised_tokens": sum(plan.supervised[: result.step]),
+        "epochs": round(num_trained / len(data.train), 3),
         "packing_efficiency": round(plan.efficiency(), 4),
         "seconds": round(time.monotonic() - start, 1),
     }
 
 
-# ------------------------------------------------------------------------------------- the settings
+# ---------------------------------------------------------------------------------------- settings
 
-# Fields that may differ when a training is resumed: where trajectories lie (their content may not,
-# see `meta`), and the number of rows that the devices of another mesh take at once.
+# Fields that may differ when a training is resumed: the path of the trajectories (not their
+# content, see `meta`), and the number of rows per device, which depends on the mesh.
 MAY_DIFFER = ("trajectories", "dev", "rows_per_device")
 
 
 def check_config(config: Config) -> None:
-    """Raises UserError where a setting cannot be."""
+    """Raises `UserError` for invalid settings."""
     state_lib.check_training(config)
     check_at_least(1, config, "length", "batch_size", "rows_per_device", "chunk")
     check_at_least(0, config, "max_tokens", "num_dev")
-    own = ("num_trajectories", "kept_weight", "stop_weight", "answer_weight")  # not all have them
-    check_at_least(0, config, *(name for name in own if name in config))
+    optional = ("num_trajectories", "kept_weight", "stop_weight", "answer_weight")
+    check_at_least(0, config, *(name for name in optional if name in config))
     check_choice("config.model.remat", config.model.remat, ("off", "projections", "full"))
     buckets = tuple(config.buckets)
     if list(buckets) != sorted(set(buckets)) or any(b < 1 for b in buckets):
-        raise UserError(f"config.buckets={buckets} must ascend")
-
-
-def _check_metric(name: str, data: conversations.Data) -> None:
-    measured = (
-        ["dev/loss", *(_loss_name(part) for part in _supervised_parts(data.dev))]
-        if data.dev
-        else []
-    )
-    state_lib.check_metric(name, measured)
+        raise UserError(f"config.buckets={buckets} must be in ascending order")
 
 
 def make_layout(config: Config, mesh: jax.sharding.Mesh, max_positions: int) -> Layout:
-    """Rows and steps as the config and the mesh say."""
+    """Returns the layout of rows and steps for the config and the mesh."""
     if config.length > max_positions:
         raise UserError(
-            f"config.length={config.length} exceeds the model's {max_positions} positions"
+            f"config.length={config.length} exceeds the {max_positions} positions of the model"
         )
     rows = config.rows_per_device * mesh.shape["data"] * mesh.shape["fsdp"]
     if config.batch_size % rows:
         raise UserError(
-            f"config.batch_size={config.batch_size} is not a multiple of {rows}, the rows that all "
-            "devices compute at once (config.rows_per_device times the mesh's data and fsdp)"
+            f"config.batch_size={config.batch_size} must be a multiple of {rows} rows, which are "
+            "config.rows_per_device times the mesh axes data and fsdp"
         )
     buckets = tuple(b for b in config.buckets if b < config.length)
     return Layout(config.length, config.packing, (*buckets, config.length), config.batch_size, rows)
 
 
 def make_lora(config: Config) -> LoraConfig:
-    """The adapter's hyper-parameters; `UserError` where they cannot be."""
+    """Returns the hyper-parameters of the adapter."""
     fields = {field.name: config.lora[field.name] for field in dataclasses.fields(LoraConfig)}
     return LoraConfig(**{**fields, "alpha": float(config.lora.alpha)})
 
 
-def make_adapter(
+def initial_adapter(
     config: Config, model_config: DecoderConfig, lora_config: LoraConfig, mesh: jax.sharding.Mesh
 ) -> tuple[nnx.State, Sequence[str] | None]:
-    """Where training starts: a fresh adapter, or ``config.lora.start``; and what that was trained
-    on, None where it does not say. Another component's will do: a reader knows what passages say.
+    """Returns a new adapter, or ``config.lora.start`` of any component, and its training ids.
+
+    The ids are those of the questions or passages that it was trained on, or None if unknown.
     """
     spec = config.lora.get("start")
     if spec is None:
         return lora.init_adapter(model_config, lora_config, config.seed, mesh=mesh), ()
     meta = workdir_lib.check_role(spec, "start")
-    found = workdir_lib.load_like(spec, "config.lora.start", model_config, lora_config, mesh)
-    return found, meta.get("trained_on")
+    adapter = workdir_lib.load_like(spec, "config.lora.start", model_config, lora_config, mesh)
+    return adapter, meta.get("trained_on")
 
 
-def count_seen(
-    config: Config, before: Sequence[str] | None, data: conversations.Data
+def count_dev_trained_on(
+    config: Config, earlier_ids: Sequence[str] | None, data: conversations.Data
 ) -> int | None:
-    """How many dev questions (extractor: passages) ``config.lora.start`` was trained on.
+    """Counts the dev questions (extractor: passages) that ``config.lora.start`` was trained on.
 
-    ``before`` is what `make_adapter` says; a warning says what the dev losses are worth.
+    Warns if there are any. ``earlier_ids`` are those of `initial_adapter`; None returns None.
     """
-    start, dev = f"config.lora.start={config.lora.get('start')}", data.measured_on
-    if before is None and dev:
-        state_lib.announce(f"{start} does not say what it was trained on, dev examples or not")
-        return None
-    seen = len(set(before or ()) & set(dev))
-    if seen:
+    start, dev_ids = f"config.lora.start={config.lora.get('start')}", data.measured_on
+    if earlier_ids is None and dev_ids:
         state_lib.announce(
-            f"WARNING: {start} was trained on {seen} of the {len(dev)} that dev examples are of; "
-            "dev losses say little about others"
+            f"{start} does not record its training questions; they may include the dev examples"
         )
-    return seen
+        return None
+    count = len(set(earlier_ids or ()) & set(dev_ids))
+    if count:
+        state_lib.announce(
+            f"WARNING: {start} was trained on {count} of the {len(dev_ids)} questions or passages "
+            "of the dev examples; these dev losses are not held-out"
+        )
+    return count
 
 
 def lora_description(config: LoraConfig) -> dict[str, Any]:
-    """The fields of a `LoraConfig` as the checkpoint's description holds them."""
+    """Returns the fields of a `LoraConfig` for the description of a checkpoint."""
     return {**dataclasses.asdict(config), "targets": list(config.names)}
 
 
@@ -247,13 +230,14 @@ def lora_description(config: LoraConfig) -> dict[str, Any]:
 
 
 def _supervised_parts(examples: Sequence[Example]) -> list[Part]:
-    """The parts of decisions that examples supervise."""
-    found = {Part(int(part)) for e in examples for part in np.unique(e.part_T[e.weight_T > 0])}
-    return sorted(found - {Part.NONE})
+    parts = {Part(int(part)) for e in examples for part in np.unique(e.part_T[e.weight_T > 0])}
+    return sorted(parts - {Part.NONE})
 
 
-def _loss_name(part: Part) -> str:
-    return f"dev/loss_{part.name.lower()}"
+def metric_names(examples: Sequence[Example]) -> list[str]:
+    """Returns the names of the losses that dev examples yield, the total first."""
+    names = [f"dev/loss_{part.name.lower()}" for part in _supervised_parts(examples)]
+    return ["dev/loss", *names] if examples else []
 
 
 def make_evaluate(
@@ -267,10 +251,10 @@ def make_evaluate(
     *,
     chunk: int = cross_entropy.CHUNK,
 ) -> Callable[[nnx.State], dict[str, float]]:
-    """A function from an adapter to dev losses; call it under ``jax.set_mesh(mesh)``.
+    """Returns a function from an adapter to dev losses. Call it under ``jax.set_mesh(mesh)``.
 
-    ``dev/loss`` is the mean over all supervised tokens in nats, ``dev/loss_rationale``,
-    ``dev/loss_facts`` and ``dev/loss_question`` over those of one part, where there are any.
+    ``dev/loss`` is the mean over all supervised tokens in nats. ``dev/loss_rationale``,
+    ``dev/loss_facts`` and so on are the means over the tokens of one `Part`.
     """
     if not examples:
         return lambda adapter: {}
@@ -280,7 +264,7 @@ def make_evaluate(
 
     @jax.jit
     def losses(params, adapter, batch, part_BT):
-        """Summed loss and number of tokens of each part: ``[P, 2]``."""
+        """Returns the summed loss and the number of tokens of each part: ``[P, 2]``."""
         hidden_BTD = lora_step.hidden(config, params, adapter, batch, options)
         sums = [
             cross_entropy.cross_entropy(
@@ -304,25 +288,21 @@ def make_evaluate(
                 batch, part_BT = placed
                 total_P2 += np.asarray(losses(params, adapter, batch, part_BT), np.float64)
         loss, count = total_P2.sum(axis=0)
-        found = {"dev/loss": float(loss / max(count, 1.0))}
-        for part, (loss, count) in zip(parts, total_P2, strict=True):
-            found[_loss_name(part)] = float(loss / count)
-        return found
+        losses_of_parts = [float(loss / count) for loss, count in total_P2]
+        values = [float(loss / max(count, 1.0)), *losses_of_parts]
+        return dict(zip(metric_names(examples), values, strict=True))
 
     return evaluate
 
 
-# ------------------------------------------------------------------------------------ bookkeeping
-
-
 def make_describe(config: DecoderConfig, lora_config: LoraConfig) -> Describe:
-    """Describes a step's throughput in its metrics, for `fit`."""
+    """Returns a function that adds the throughput of a step to its metrics, for `fit`."""
     peak = mfu.peak_flops(jax.devices()[0].device_kind)
 
     def describe(values: dict[str, float], pieces: Sequence[MicroBatch], seconds: float) -> None:
         tokens = sum(piece.tokens for piece in pieces)
         supervised = sum(int(np.count_nonzero(piece.batch.mask_BT)) for piece in pieces)
-        del values["tokens"]  # the sum of their weights
+        del values["tokens"]  # The sum of token weights.
         values["supervised_tokens"] = supervised
         values["tokens_per_second"] = tokens / seconds
         values["packing_efficiency"] = tokens / sum(p.batch.tokens_BT.size for p in pieces)

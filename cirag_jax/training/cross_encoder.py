@@ -1,4 +1,4 @@
-"""Trains a cross-encoder with binary cross-entropy, and measures it against the bi-encoder."""
+"""Trains a cross-encoder with binary cross-entropy, and compares it with the bi-encoder."""
 
 import dataclasses
 import functools
@@ -32,15 +32,15 @@ from cirag_jax.training import optimizers
 from cirag_jax.training import state as state_lib
 from cirag_jax.training.data import pairs as data_lib
 from cirag_jax.training.data.splits import hold_out
-from cirag_jax.training.fit import BatchOfStep, fit
+from cirag_jax.training.fit import BatchIterator, fit
 from cirag_jax.training.preemption import PreemptionGuard
 from cirag_jax.types import Config, Dataset, Question
 
 
 def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Trains to the end (or from the last checkpoint on), then compares with the bi-encoder.
+    """Trains to the end, or resumes from the last checkpoint, then compares with the bi-encoder.
 
-    Leaves ``checkpoints/``, ``metrics.jsonl`` and TensorBoard events in ``workdir``.
+    Writes ``checkpoints/``, ``metrics.jsonl`` and TensorBoard events to ``workdir``.
     """
     start = time.monotonic()
     check_config(config)
@@ -49,13 +49,13 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     dataset = load.load_dataset(config.data)
     questions = data_lib.training_questions(dataset, config.data)
     train_questions, dev_questions = hold_out(questions, config)
-    unmined = unmined_targets(config, dataset, train_questions)
+    target_sets = load_targets(config, dataset, train_questions)
     problems = reranking.passage_problems(dataset, dev_questions, None, 0)
     measured = [f"dev/{name}" for name in reranking.metrics([], [])] if problems else []
     state_lib.check_metric(config.best_metric, measured)
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     bi_encoder = open_encoder_for(config.encoder, mesh if mesh.size > 1 else None)
-    targets = mine_targets(config, unmined, bi_encoder)
+    targets = mine_targets(config, target_sets, bi_encoder)
     sampling = data_lib.Sampling(
         config.targets_per_step,
         config.negatives.own,
@@ -83,9 +83,18 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         f"mesh {dict(mesh.shape)}"
     )
 
-    # ---- Restore --------------------------------------------------------------------------------
-    # Not of what was mined: in the last bits, another mesh finds other texts near.
-    texts = (records for part in unmined for records in (part.targets, part.everything))
+    def batch_of(step: int) -> data_lib.Batch:
+        pairs = data_lib.pairs_of_step(targets, step - 1, sampling)
+        return make_batch(config, model, pairs, mesh)
+
+    def train_on(state: state_lib.TrainState, batch: data_lib.Batch) -> Any:
+        with jax.set_mesh(mesh):
+            return train_step(model.graphdef, tx, state, batch, config, mesh)
+
+    # ---- Fit ------------------------------------------------------------------------------------
+    evaluate = make_evaluate(config, problems, model, mesh)
+    # Mined negatives are left out, because rounding on another mesh may change them.
+    texts = (records for part in target_sets for records in (part.targets, part.texts))
     examples = state_lib.digest(*texts, problems)
     meta = {
         "component": "cross_encoder",
@@ -101,50 +110,32 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     }
     if "triple" in config.kinds:
         meta["triple_text"] = dataclasses.asdict(TripleText("tuple", config.normalization))
-    checkpoints = state_lib.open_checkpoints(config, workdir)
-    state, first_step = state_lib.restore(checkpoints, state, meta, total_steps)
-
-    # ---- Train ----------------------------------------------------------------------------------
-    evaluate = make_evaluate(config, problems, model, mesh)
-
-    def batch_of(step: int) -> data_lib.Batch:
-        pairs = data_lib.pairs_of_step(targets, step - 1, sampling)
-        return make_batch(config, model, pairs, mesh)
-
-    def one_step(state: state_lib.TrainState, batch: data_lib.Batch) -> Any:
-        with jax.set_mesh(mesh):
-            return train_step(model.graphdef, tx, state, batch, config, mesh)
-
-    with checkpoints:
-        fitted = fit(
+    with state_lib.open_checkpoints(config, workdir) as checkpoints:
+        result = fit(
             config,
             workdir,
-            one_step,
+            train_on,
             state,
-            BatchOfStep(batch_of, first_step),
+            BatchIterator(batch_of),
             evaluate,
             checkpoints,
             meta,
-            first_step=first_step,
             total_steps=total_steps,
             start=start,
             advice="Lower config.optimizer.learning_rate",
         )
         training_seconds = time.monotonic() - start
-        state, best_step = fitted.state, fitted.best["best_step"]
-        if fitted.complete and best_step is not None:
+        state, best_step = result.state, result.best["best_step"]
+        if result.complete and best_step is not None:
             state = checkpoints.restore(best_step, state).state
 
     # ---- Result ---------------------------------------------------------------------------------
     gains = {}
-    if fitted.complete:
+    if result.complete:
         with PreemptionGuard():  # A signal does not interrupt the comparison.
             gains = compare(config, dataset, questions, model, state.params, bi_encoder, mesh)
     return {
-        "complete": fitted.complete,
-        "step": fitted.step,
-        "total_steps": total_steps,
-        **fitted.best,
+        **result.summary(),
         **gains,
         "num_positives": len(targets),
         "positives": _count_kinds(targets),
@@ -167,9 +158,9 @@ def train_step(
     mesh: jax.sharding.Mesh,
     run: Callable[..., Any] = operator.call,
 ) -> tuple[state_lib.TrainState, dict[str, jax.Array]]:
-    """One optimiser step on the mean cross-entropy of a batch's pairs; ``state`` is donated.
+    """Takes an optimiser step on the mean cross-entropy of a batch's pairs.
 
-    ``run`` calls what is compiled, see `rehearsal`.
+    Donates ``state``. ``run`` calls the compiled functions, see `rehearsal`.
 
     Returns:
       The new state, and device scalars: loss, accuracy at logit 0, and norms.
@@ -180,7 +171,7 @@ def train_step(
     total = None
     params = sharding.whole(precision.rounded(state.params, config.model.dtype, run), run)
     for index, chunk in enumerate(batch.chunks):
-        arrays = [place(array, mesh) for array in chunk]
+        arrays = state_lib.place_rows(list(chunk), mesh)
         chunk_key = None if key is None else run(jax.random.fold_in, key, index)
         total = run(_add_gradient, graphdef, total, params, arrays, chunk_key)
     return run(_apply_gradient, tx, state, total)
@@ -188,7 +179,7 @@ def train_step(
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
 def _add_gradient(graphdef, total, params, arrays, key):
-    """Adds a chunk's loss, accuracy and gradient, by shard, to ``total`` (None: to nothing)."""
+    """Adds the loss, accuracy and gradient of a chunk, by shard, to ``total`` unless it is None."""
 
     def loss_of(places, params, arrays, key):
         params = precision.differentiated(params, places)
@@ -199,11 +190,11 @@ def _add_gradient(graphdef, total, params, arrays, key):
         correct_B = (logit_B > 0) == (label_B > 0)
         return (loss_B * weight_B).sum(), (correct_B * weight_B).sum()
 
-    def found(params, arrays, key):
+    def shard_gradient(params, arrays, key):
         inputs = precision.places_of(params), params, arrays, key
         return jax.tree.map(lambda x: x[None], jax.value_and_grad(loss_of, has_aux=True)(*inputs))
 
-    added = sharding.by_shard(found)(params, arrays, key)
+    added = sharding.by_shard(shard_gradient)(params, arrays, key)
     sums, gradient = added if total is None else jax.tree.map(jnp.add, total, added)
     return sums, sharding.constrain_by_shard(gradient)
 
@@ -215,61 +206,61 @@ def _apply_gradient(tx, state, total):
     return state, {"loss": loss.sum(), "accuracy": correct.sum(), **norms}
 
 
-def place(array: np.ndarray, mesh: jax.sharding.Mesh) -> jax.Array:
-    """Puts one array of a chunk on the mesh: its rows are sharded."""
-    return sharding.place(array, sharding.batch_sharding(mesh, array.ndim, array.shape))
-
-
 # -------------------------------------------------------------------------------------------- data
 
 
-def num_steps(config: Config, targets: int) -> int:
-    """Steps of a run over so many positives."""
-    steps_per_epoch = max(targets // config.targets_per_step, 1)
+def num_steps(config: Config, num_targets: int) -> int:
+    """Returns the number of steps of a training on ``num_targets`` positives."""
+    steps_per_epoch = max(num_targets // config.targets_per_step, 1)
     steps = config.num_steps or max(round(config.num_epochs * steps_per_epoch), 1)
     return min(steps, config.max_steps) if config.max_steps and not config.num_steps else steps
 
 
-class Unmined(NamedTuple):
-    """Positives of one kind, and all texts of that kind that their negatives are mined from."""
+class TargetSet(NamedTuple):
+    """All positives of one kind, and the texts to mine their negatives from."""
 
     kind: data_lib.Kind
     targets: list[data_lib.Target]
-    everything: list[str]
+    texts: list[str]
 
 
-def unmined_targets(
+def load_targets(
     config: Config, dataset: Dataset, questions: Sequence[Question]
-) -> list[Unmined]:
-    """All positives with the texts of their own pools, in a fixed order."""
-    found: list[Unmined] = []
+) -> list[TargetSet]:
+    """Returns the positives of all kinds, without mined negatives, in a fixed order."""
+    sets: list[TargetSet] = []
     if "passage" in config.kinds:
         targets = data_lib.passage_targets(dataset, questions)
-        ids = dict.fromkeys(
-            pid for q in questions for pid in (*(q.context or ()), *(q.supporting or ()))
-        )
-        everything = list(dict.fromkeys(passage_text(dataset.corpus[pid]) for pid in ids))
-        found.append(Unmined("passage", targets, everything))
+        ids = _passage_ids(questions)
+        texts = list(dict.fromkeys(passage_text(dataset.corpus[pid]) for pid in ids))
+        sets.append(TargetSet("passage", targets, texts))
     if "triple" in config.kinds:
         usable = [q for q in questions if data_lib.may_train_triples(dataset, q)]
         targets = data_lib.triple_targets(dataset, usable, config.normalization)
-        everything = list(dict.fromkeys(t for x in targets for t in (x.positive, *x.own)))
-        found.append(Unmined("triple", targets, everything))
-    if not any(part.targets for part in found):
-        raise UserError(f"{dataset.name} gives no pair of config.kinds={tuple(config.kinds)}")
-    return found
+        texts = list(dict.fromkeys(t for x in targets for t in (x.positive, *x.own)))
+        sets.append(TargetSet("triple", targets, texts))
+    if not any(part.targets for part in sets):
+        raise UserError(f"{dataset.name} has no pairs of config.kinds={tuple(config.kinds)}")
+    return sets
+
+
+def _passage_ids(questions: Sequence[Question]) -> list[str]:
+    """Returns the distinct passages of the questions' contexts and annotations."""
+    return list(
+        dict.fromkeys(pid for q in questions for pid in (*(q.context or ()), *(q.supporting or ())))
+    )
 
 
 def mine_targets(
-    config: Config, unmined: Sequence[Unmined], bi_encoder: Encoder
+    config: Config, target_sets: Sequence[TargetSet], bi_encoder: Encoder
 ) -> list[data_lib.Target]:
-    """All positives with their mined negatives, in their order."""
-    found: list[data_lib.Target] = []
-    for kind, targets, everything in unmined:
-        with bar(f"mining {kind}s", len(everything)) as shown:
+    """Returns all positives with mined negatives, in the order of ``target_sets``."""
+    mined: list[data_lib.Target] = []
+    for kind, targets, texts in target_sets:
+        with bar(f"mining {kind}s", len(texts)) as progress:
             depth = config.negatives.depth
-            found += data_lib.mine(targets, everything, bi_encoder, depth, shown.update)
-    return found
+            mined += data_lib.mine(targets, texts, bi_encoder, depth, progress.update)
+    return mined
 
 
 def make_batch(
@@ -278,7 +269,7 @@ def make_batch(
     pairs: Sequence[tuple[str, str, bool]],
     mesh: jax.sharding.Mesh,
 ) -> data_lib.Batch:
-    """A step's pairs as padded arrays, the same on every process."""
+    """Returns the pairs of a step as padded arrays, the same on every process."""
     rows = tokenize_pairs(model, [(query, text) for query, text, _ in pairs], config.max_length)
     return pack(config, rows, [label for _, _, label in pairs], model.config.pad_id, mesh)
 
@@ -290,18 +281,13 @@ def pack(
     pad_id: int,
     mesh: jax.sharding.Mesh,
 ) -> data_lib.Batch:
-    """A step's tokens in the chunks that the config and the mesh say."""
-    ways = mesh.shape["data"] * mesh.shape["fsdp"]
-    return data_lib.pack(
-        rows,
-        labels,
-        (
-            *config.buckets,
-            *([config.max_length] if max(config.buckets) < config.max_length else []),
-        ),
-        -(-config.chunk_rows // ways) * ways,  # rounded up to the mesh's row shards
-        pad_id,
-    )
+    """Packs the tokens of a step into chunks for the config and the mesh."""
+    buckets = tuple(config.buckets)
+    if max(buckets) < config.max_length:
+        buckets = (*buckets, config.max_length)
+    num_shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    chunk_rows = -(-config.chunk_rows // num_shards) * num_shards  # Rounded up.
+    return data_lib.pack(rows, labels, buckets, chunk_rows, pad_id)
 
 
 # ---------------------------------------------------------------------------------------- evaluate
@@ -313,7 +299,7 @@ def make_evaluate(
     model: PairEncoder,
     mesh: jax.sharding.Mesh,
 ) -> Callable[[Any], dict[str, float]]:
-    """A function from parameters to ``dev/...``: gold passages among each question's own."""
+    """Returns a function from parameters to ``dev/...`` metrics of reranking question contexts."""
     if not problems:
         return lambda params: {}
 
@@ -335,35 +321,33 @@ def compare(
     bi_encoder: Encoder,
     mesh: jax.sharding.Mesh,
 ) -> dict[str, Any]:
-    """The gain over the bi-encoder: gold passages, and gold triples where there is a store.
+    """Returns the gains over the bi-encoder in ranking passages and extracted triples.
 
-    Passages are ranked for questions of ``config.evaluate.split`` among their own context and what
-    the bi-encoder finds in the contexts of all of them; triples among those of the own context, for
-    questions of fold ``test`` where the data set has folds.
+    The questions are held out, of ``config.evaluate.split``. Passages are those of a question's
+    context and those that the bi-encoder retrieves from the contexts of all of them. Triples are
+    those of the question's context; if the dataset has folds, the questions are of fold ``test``.
     """
-    wanted = config.data.copy_and_resolve_references()
-    with wanted.unlocked():
-        wanted.split, wanted.fold = config.evaluate.split, None
-        wanted.only_with_triples, wanted.limit = False, 0
-    names = {question.id for question in trained_on}
+    data = config.data.copy_and_resolve_references()
+    with data.unlocked():
+        data.split, data.fold = config.evaluate.split, None
+        data.only_with_triples, data.limit = False, 0
+    train_ids = {question.id for question in trained_on}
     held_out = [
-        q for q in load.select_questions(dataset, wanted) if q.supporting and q.id not in names
+        q for q in load.select_questions(dataset, data) if q.supporting and q.id not in train_ids
     ]
     limit = config.evaluate.questions or len(held_out)
     settings = {"samples": config.evaluate.bootstrap_samples, "seed": config.seed}
     score = _scorer(config, model, params, mesh, "comparing")
     baseline = BiEncoderRanker(bi_encoder).score
     result: dict[str, Any] = {}
-    chosen = held_out[:limit]
-    if chosen:
-        ids = dict.fromkeys(
-            pid for q in chosen for pid in (*(q.context or ()), *(q.supporting or ()))
-        )
-        index = PassageIndex.in_memory([dataset.corpus[pid] for pid in ids], bi_encoder)
-        problems = reranking.passage_problems(dataset, chosen, index, config.evaluate.retrieved)
+    questions = held_out[:limit]
+    if questions:
+        passages = [dataset.corpus[pid] for pid in _passage_ids(questions)]
+        index = PassageIndex.in_memory(passages, bi_encoder)
+        problems = reranking.passage_problems(dataset, questions, index, config.evaluate.retrieved)
         result["passages"] = reranking.compare(problems, score, baseline, **settings)
-    folded = [q for q in dataset.questions if q.fold == "test" and q.id not in names]
-    problems = triple_problems(dataset, (folded or held_out)[:limit], config.normalization)
+    test_fold = [q for q in dataset.questions if q.fold == "test" and q.id not in train_ids]
+    problems = triple_problems(dataset, (test_fold or held_out)[:limit], config.normalization)
     if problems:
         result["triples"] = reranking.compare(problems, score, baseline, **settings)
     return result
@@ -372,7 +356,7 @@ def compare(
 def triple_problems(
     dataset: Dataset, questions: Sequence[Question], normalization: Any
 ) -> list[reranking.Reranking]:
-    """Each question with the extracted triples of its own context; those of its chain are gold."""
+    """Pairs questions with the triples of their contexts. The triples of their chains are gold."""
     write, problems = TripleText("tuple", normalization), []
     for question in questions:
         pool = [t for pid in question.context or () for t in dataset.triples.get(pid, ())]
@@ -389,28 +373,35 @@ def _scorer(
 ) -> reranking.Score:
     def score(queries: Sequence[str], texts: Sequence[Sequence[str]]) -> list[np.ndarray]:
         total = sum(len(set(group)) for group in texts)
-        with bar(name, total) as shown:
-            how: Any = {"max_length": config.max_length, "mesh": mesh, "progress": shown.update}
-            return score_groups(model, params, queries, texts, **how)
+        with bar(name, total) as progress:
+            return score_groups(
+                model,
+                params,
+                queries,
+                texts,
+                max_length=config.max_length,
+                mesh=mesh,
+                progress=progress.update,
+            )
 
     return score
 
 
-# ------------------------------------------------------------------------------------ bookkeeping
+# ---------------------------------------------------------------------------------------- settings
 
 
 def check_config(config: Config) -> None:
-    """Raises UserError where a setting cannot be."""
+    """Raises `UserError` for invalid settings."""
     state_lib.check_training(config)
     check_at_least(1, config, "targets_per_step", "max_length", "chunk_rows")
-    drawn = ("own", "mined", "easy", "depth")
-    check_at_least(0, config, "dev.questions", "max_steps", *(f"negatives.{n}" for n in drawn))
+    check_at_least(0, config, "dev.questions", "max_steps")
+    check_at_least(0, config.negatives, "own", "mined", "easy", "depth", prefix="config.negatives.")
     unknown = set(config.kinds) - {"passage", "triple"}
     if unknown or not config.kinds:
         raise UserError(f"config.kinds={tuple(config.kinds)} must name passage, triple or both")
     buckets = tuple(config.buckets)
     if not buckets or list(buckets) != sorted(set(buckets)) or buckets[0] < 1:
-        raise UserError(f"config.buckets={buckets} must be ascending lengths")
+        raise UserError(f"config.buckets={buckets} must be positive and in ascending order")
 
 
 def _count_kinds(targets: Sequence[data_lib.Target]) -> dict[str, int]:

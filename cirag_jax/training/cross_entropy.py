@@ -1,7 +1,7 @@
-"""Token cross-entropy and log-probabilities over a large vocabulary, chunk of tokens by chunk.
+"""Token cross-entropy over a large vocabulary, computed in chunks of tokens.
 
-The fp32 logits of a whole sequence, ``B T V`` values, are never there at once: 4096 tokens over
-150,000 words would be 2.5 GB, and as much again for their gradient.
+The fp32 logits ``B T V`` of a whole sequence are never in memory at once. For 4096 tokens and a
+vocabulary of 150,000 they would take 2.5 GB, and their gradient another 2.5 GB.
 """
 
 import functools
@@ -16,7 +16,7 @@ from cirag_jax import sharding
 from cirag_jax.models import decoder
 from cirag_jax.models.decoder import DecoderConfig, Params
 
-CHUNK = 512  # tokens whose logits a device has in memory together
+CHUNK = 512  # Tokens per chunk and device.
 
 
 def cross_entropy(
@@ -28,22 +28,20 @@ def cross_entropy(
     *,
     chunk: int = CHUNK,
 ) -> tuple[jax.Array, jax.Array]:
-    """Sum of ``-log p(target)`` over the real tokens, and how many they are; both fp32 scalars.
+    """Returns the weighted sum of ``-log p(target)`` and the sum of the weights, fp32 scalars.
 
-    Every chunk's gradient with respect to the hidden states is computed beside its loss, while its
-    logits are at hand, and kept (as large as ``hidden_BTD``); the backward pass only scales it.
-    Tokens without weight are moved behind the others, and chunks without any real token skipped:
-    the price is that of the row with the most targets.
-
-    The output layer is frozen: no gradient flows into ``params``.
+    The gradient of a chunk with respect to the hidden states is computed together with its loss,
+    and stored (it has the size of ``hidden_BTD``). The backward pass only scales it. Tokens without
+    weight are sorted to the end, and chunks without weights are skipped, so that the row with most
+    targets determines the cost. The output layer is frozen and has no gradient.
 
     Args:
-      config: hyper-parameters; ``final_softcap`` is honoured.
-      params: of the decoder; only the output layer is read.
+      config: hyper-parameters, including ``final_softcap``.
+      params: parameters of the decoder. Only the output layer is read.
       hidden_BTD: normed hidden states, compute dtype.
-      targets_BT: int32 id of the token that should follow each; anything where the mask is 0.
-      mask_BT: boolean or fp32, which tokens count (a weight multiplies the loss and the count).
-      chunk: tokens (of all its rows together) whose fp32 logits a device has in memory at once.
+      targets_BT: int32 id of the next token of each token; ignored where the mask is 0.
+      mask_BT: boolean mask or fp32 weights of the tokens.
+      chunk: tokens, over all rows of a device, whose fp32 logits are in memory at once.
     """
     weights_BT = mask_BT.astype(jnp.float32)
     name = "embedding" if config.tie_embeddings else "lm_head"
@@ -57,25 +55,25 @@ def cross_entropy(
 def _losses(
     config: DecoderConfig, head: Params, hidden_BCD: jax.Array, targets_BC: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
-    """Loss of each token; and its logits, their log-sum-exp, and where the target is."""
+    """Returns the losses of tokens; and the logits, their log-sum-exp and the mask of targets."""
     logits_BCV = decoder.logits(config, head, hidden_BCD)
     logits_BCV = sharding.constrain(logits_BCV, "batch", None, "vocab")
-    # A comparison instead of a lookup: it stays local where the vocabulary is sharded.
+    # A comparison is local on a sharded vocabulary; a lookup is not.
     words_V = jnp.arange(config.vocab_size, dtype=targets_BC.dtype)
-    hit_BCV = targets_BC[..., None] == words_V
+    is_target_BCV = targets_BC[..., None] == words_V
     top_BC = jax.lax.stop_gradient(logits_BCV.max(-1))
     log_sum_BC = top_BC + jnp.log(jnp.exp(logits_BCV - top_BC[..., None]).sum(-1))
-    target_BC = jnp.where(hit_BCV, logits_BCV, 0.0).sum(-1)
-    return log_sum_BC - target_BC, (logits_BCV, log_sum_BC, hit_BCV)
+    target_BC = jnp.where(is_target_BCV, logits_BCV, 0.0).sum(-1)
+    return log_sum_BC - target_BC, (logits_BCV, log_sum_BC, is_target_BCV)
 
 
 def _hidden_gradient(config, head, scores, weights_BC, dtype):
-    """Gradient of the weighted losses with respect to ``hidden_BCD``, in its dtype."""
-    logits_BCV, log_sum_BC, hit_BCV = scores
+    """Returns the gradient of the weighted losses with respect to ``hidden_BCD``, in its dtype."""
+    logits_BCV, log_sum_BC, is_target_BCV = scores
     probs_BCV = jnp.exp(logits_BCV - log_sum_BC[..., None])
     weights_BC1 = weights_BC[..., None]
-    dlogits_BCV = (probs_BCV - hit_BCV.astype(jnp.float32)) * weights_BC1
-    dlogits_BCV = jnp.where(weights_BC1 != 0, dlogits_BCV, 0.0)  # padding may hold anything
+    dlogits_BCV = (probs_BCV - is_target_BCV.astype(jnp.float32)) * weights_BC1
+    dlogits_BCV = jnp.where(weights_BC1 != 0, dlogits_BCV, 0.0)  # Padding may not be finite.
     if config.final_softcap is not None:
         slope_BCV = 1.0 - jnp.square(logits_BCV / config.final_softcap)
         dlogits_BCV *= jnp.where(weights_BC1 != 0, slope_BCV, 0.0)
@@ -89,18 +87,18 @@ def _hidden_gradient(config, head, scores, weights_BC, dtype):
 
 
 def _over_chunks(config, chunk, head, hidden_BTD, targets_BT, weights_BT, *, with_gradient):
-    """Sum of the losses, and the gradient with respect to ``hidden_BTD`` if wanted."""
+    """Returns the sum of the losses, and the gradient with respect to ``hidden_BTD`` or None."""
     batch, length = targets_BT.shape
     width = min(max(chunk // sharding.rows_on_device(batch), 1), length)
-    # Gathered where it is split over fsdp: once, not in every chunk and not again for the gradient.
+    # The weight is gathered over fsdp once, not in every chunk or again for the gradient.
     (name, weight), *_ = head.items()
     shape, axes = decoder.outer_parameters(config)[name]
     weight = sharding.gathered(weight, shape, axes)
     axes = ["act_embed" if axis == "embed" else axis for axis in axes]
     head = {name: sharding.constrain(weight, *axes)}
-    # Tokens that count first; the row with the most of them says how many chunks there are.
-    counts_BT = weights_BT != 0
-    order_BT = jnp.argsort(~counts_BT, axis=1, stable=True)
+    # Tokens with weight come first. The row with most of them determines the number of chunks.
+    has_weight_BT = weights_BT != 0
+    order_BT = jnp.argsort(~has_weight_BT, axis=1, stable=True)
     pad = ((0, 0), (0, -length % width))
 
     def sort(x_BT):
@@ -111,7 +109,7 @@ def _over_chunks(config, chunk, head, hidden_BTD, targets_BT, weights_BT, *, wit
     sorted_BTD = jnp.take_along_axis(hidden_BTD, order_BT[..., None], 1)
     sorted_BTD = jnp.pad(sorted_BTD, (*pad, (0, 0)))
     sorted_BTD = sharding.constrain(sorted_BTD, "batch", "length", "act_embed")
-    num_chunks = -(-counts_BT.sum(1, dtype=jnp.int32).max() // width)
+    num_chunks = -(-has_weight_BT.sum(1, dtype=jnp.int32).max() // width)
 
     def step(index, carry):
         total, gradient_BTD = carry
@@ -160,7 +158,7 @@ def _cross_entropy_forward(*inputs) -> Any:
 
 def _cross_entropy_backward(config, chunk, gradient_BTD, dtotal) -> Any:
     del config, chunk
-    # None is zero: the output layer is frozen, targets and weights are data.
+    # None means zero. The output layer is frozen, and targets and weights are data.
     return None, gradient_BTD * dtotal.astype(gradient_BTD.dtype), None, None
 
 

@@ -1,4 +1,4 @@
-"""The train loop of all components: steps, metrics, evaluations, checkpoints, preemption."""
+"""The train loop of all components, with metrics, evaluations, checkpoints and preemption."""
 
 import pathlib
 import time
@@ -12,28 +12,37 @@ from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.training.metrics import MetricWriter, StepClock, fetch
 from cirag_jax.training.preemption import PreemptionGuard
 from cirag_jax.training.profile import StepProfile
-from cirag_jax.training.state import TrainState
+from cirag_jax.training.state import TrainState, restore
 from cirag_jax.types import Config
 
 Metrics = dict[str, jax.Array]
 Describe = Callable[[dict[str, float], Any, float], None]
 
 
-class Fitted(NamedTuple):
-    """The result of `fit`.
+class FitResult(NamedTuple):
+    """The final state and step, and the best step.
 
-    ``complete`` is False if the training was stopped before its last step. ``best`` has
-    ``best_step`` (None without dev metrics) and the dev metrics of that step.
+    ``best`` has ``best_step`` (None without dev metrics) and the dev metrics of that step.
     """
 
     state: TrainState
     step: int
-    complete: bool
+    total_steps: int
     best: dict[str, Any]
+
+    @property
+    def complete(self) -> bool:
+        """Whether training reached its last step."""
+        return self.step >= self.total_steps
+
+    def summary(self) -> dict[str, Any]:
+        """Returns the entries that the results of all trainings begin with."""
+        steps = {"step": self.step, "total_steps": self.total_steps}
+        return {"complete": self.complete, **steps, **self.best}
 
 
 def describe_padding(values: dict[str, float], batch: Any, seconds: float) -> None:
-    """Adds tokens per second and the share of padding, for a batch that counts its tokens."""
+    """Adds tokens per second and the share of padding to the metrics of a step."""
     values["tokens_per_second"] = batch.tokens / seconds
     values["padding"] = 1.0 - batch.tokens / batch.padded_tokens
 
@@ -48,33 +57,33 @@ def fit(
     checkpoints: Checkpoints,
     meta: Mapping[str, Any],
     *,
-    first_step: int,
     total_steps: int,
     start: float,
     advice: str,
     describe: Describe = describe_padding,
-) -> Fitted:
-    """Trains from the step after ``first_step`` up to ``total_steps``.
+) -> FitResult:
+    """Trains up to ``total_steps``, starting from the latest checkpoint if there is one.
 
-    A step is sent to the devices while the step before it still runs. The loop waits for a step's
-    metrics only after the next step is sent, or before it evaluates or saves.
+    Each step is sent to the devices while the previous one runs. The loop waits for the metrics of
+    a step only after it has sent the next step, or before it evaluates or saves.
 
     Args:
-      config: ``eval_every``, ``save_every``, ``stop_after_minutes`` and ``profile_steps`` are read.
+      config: config with ``eval_every``, ``save_every``, ``stop_after_minutes`` and
+        ``profile_steps``.
       workdir: existing folder for ``metrics.jsonl``, TensorBoard events and the profile.
-      train_step: from a state, which it may donate, and a batch to the next state and its metrics.
-      state: the state after ``first_step`` steps.
-      batches: gives the batch of each step; its ``get_state()`` is saved with every checkpoint.
-      evaluate: from parameters to dev metrics; empty if there are no dev examples.
+      train_step: maps a state, which it may donate, and a batch to the next state and metrics.
+      state: the initial state.
+      batches: iterator over the batches of the steps. Checkpoints hold its state.
+      evaluate: maps parameters to dev metrics; returns none without dev examples.
       checkpoints: open checkpoints of this run.
-      meta: description saved with every checkpoint.
-      first_step: 0 for a new run, else the restored step.
+      meta: description saved with every checkpoint. Its ``run`` must match the latest checkpoint.
       total_steps: number of the last step.
       start: `time.monotonic` at the start of the process, from which its time limit counts.
-      advice: remedy to name when a metric is not finite.
-      describe: changes a step's values, given its batch and its seconds.
+      advice: remedy to suggest when a metric is not finite.
+      describe: edits the metrics of a step in place, given its batch and duration in seconds.
     """
-    step, complete = first_step, True
+    state, first_step = restore(checkpoints, state, meta, total_steps, batches)
+    step = first_step
     with (
         MetricWriter(
             workdir,
@@ -88,25 +97,24 @@ def fit(
     ):
         if first_step == 0 and config.eval_every:
             writer.evaluate(0, evaluate, state.params)  # Before training.
-        report = _Report(writer, profile, advice, describe)
+        report = _StepReporter(writer, profile, advice, describe)
         for step in range(first_step + 1, total_steps + 1):
             batch = next(batches)
-            sent = time.monotonic()
+            sent_at = time.monotonic()
             state, metrics = train_step(state, batch)
-            report.sent(step, metrics, batch, sent)
+            report.sent(step, metrics, batch, sent_at)
 
-            last, dev = step == total_steps, None
+            dev_metrics = None
             stop = preemption.should_stop(step)
-            if last or _is_due(step, config.eval_every):
+            if step == total_steps or _is_due(step, config.eval_every):
                 report.finish()
-                dev = writer.evaluate(step, evaluate, state.params)
-            if dev is not None or stop or _is_due(step, config.save_every):
+                dev_metrics = writer.evaluate(step, evaluate, state.params)
+            if dev_metrics is not None or stop or _is_due(step, config.save_every):
                 report.finish()  # Raises if the state is not finite, so that it is never saved.
-                checkpoints.save(step, state, batches, meta, dev or None)
-            if stop and not last:
-                complete = False
+                checkpoints.save(step, state, batches, meta, dev_metrics or None)
+            if stop:
                 break
-        return Fitted(state, step, complete, _best(checkpoints))
+        return FitResult(state, step, total_steps, _best(checkpoints))
 
 
 def _is_due(step: int, every: int) -> bool:
@@ -119,27 +127,26 @@ def _best(checkpoints: Checkpoints) -> dict[str, Any]:
     return {"best_step": step, **((checkpoints.metrics(step) or {}) if step is not None else {})}
 
 
-class BatchOfStep(Iterator[Any]):
-    """Batches that depend only on the number of their step, counted from 1.
+class BatchIterator(Iterator[Any]):
+    """Iterates over ``make(1)``, ``make(2)`` and so on, the batches of the steps."""
 
-    Args:
-      make: from the number of a step to its batch.
-      first_step: number of steps that are already done.
-    """
-
-    def __init__(self, make: Callable[[int], Any], first_step: int):
-        self._make, self._step = make, first_step
+    def __init__(self, make: Callable[[int], Any]):
+        self._make, self._step = make, 0
 
     def __next__(self) -> Any:
         self._step += 1
         return self._make(self._step)
 
     def get_state(self) -> dict[str, int]:
-        """The position saved with a checkpoint."""
+        """Returns the position, which is saved with a checkpoint."""
         return {"step": self._step}
 
+    def set_state(self, state: Mapping[str, int]) -> None:
+        """Continues after the step of ``state``."""
+        self._step = state["step"]
 
-class _Report:
+
+class _StepReporter:
     """Writes a step's metrics after the next step is sent, and raises if one is not finite."""
 
     def __init__(self, writer: MetricWriter, profile: StepProfile, advice: str, describe: Describe):
@@ -148,19 +155,19 @@ class _Report:
         self._clock = StepClock()
         self._pending: tuple[int, Metrics, Any, float] | None = None
 
-    def sent(self, step: int, metrics: Metrics, batch: Any, sent: float) -> None:
-        """Finishes the previous step; keeps the device metrics of one that was sent at ``sent``."""
+    def sent(self, step: int, metrics: Metrics, batch: Any, sent_at: float) -> None:
+        """Finishes the previous step and makes this one the pending step."""
         self.finish()
-        self._pending = (step, metrics, batch, sent)
+        self._pending = (step, metrics, batch, sent_at)
         self._profile.sent(step)
 
     def finish(self) -> None:
-        """Waits for the pending step, if there is one, and writes its metrics."""
+        """Waits for the pending step, if any, and writes its metrics."""
         if self._pending is None:
             return
-        (step, metrics, batch, sent), self._pending = self._pending, None
+        (step, metrics, batch, sent_at), self._pending = self._pending, None
         values = fetch(step, metrics, self._advice)
         self._profile.ended(step)
-        self._describe(values, batch, self._clock.seconds(sent))
+        self._describe(values, batch, self._clock.seconds(sent_at))
         self._writer.write(step, {f"train/{name}": value for name, value in values.items()})
         self._writer.progress(step, values["loss"])

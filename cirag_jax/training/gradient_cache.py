@@ -1,11 +1,11 @@
-"""Exact gradients of a batch-wide loss, one chunk of rows at a time.
+"""Exact gradients of a batch-wide loss, computed one chunk of rows at a time.
 
-Every text of the batch is embedded chunk by chunk into one table; the loss and its gradient are
-taken on the table; then each chunk is back-propagated with its rows of that gradient. The result
-is the full batch's gradient, in-batch negatives included, with the memory of one chunk (Gao et al.
-2021, "Scaling deep contrastive learning batch size under memory limited setup").
+All texts of the batch are embedded chunk by chunk into one table. The loss and its gradient are
+computed on the table. Then each chunk is back-propagated with its rows of that gradient. The result
+is the gradient of the full batch, including in-batch negatives, with the memory of one chunk (Gao
+et al. 2021, "Scaling deep contrastive learning batch size under memory limited setup").
 
-As many chunks as memory is given for are not computed twice: their backward functions are stored.
+Each chunk runs forward twice, unless there is memory to store its backward function.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,32 +24,16 @@ from cirag_jax import sharding
 from cirag_jax.models import precision
 from cirag_jax.models.encoder import embed
 from cirag_jax.training.contrastive import contrastive_loss
+from cirag_jax.training.data.pools import Batch, Chunk
 
 Params = Any
 Metrics = dict[str, jax.Array]
 
 
-class DeviceChunk(NamedTuple):
-    """A ``Chunk`` on the mesh: int32 tokens, bool mask, int32 table rows."""
-
-    tokens_BT: jax.Array
-    mask_BT: jax.Array
-    row_B: jax.Array
-
-
-class DeviceBatch(NamedTuple):
-    """A ``Batch`` on the mesh."""
-
-    chunks: tuple[DeviceChunk, ...]
-    positive_B: jax.Array
-    count_BC: jax.Array
-    weight_B: jax.Array
-
-
 def loss_and_gradient(
     graphdef: nnx.GraphDef,
     params: Params,
-    batch: DeviceBatch,
+    batch: Batch,
     *,
     temperature: float,
     width: int,
@@ -58,16 +42,15 @@ def loss_and_gradient(
     keep_bytes: float = 0.0,
     run: Callable[..., Any] = operator.call,
 ) -> tuple[jax.Array, Metrics, Params]:
-    """Loss, metrics and float32 gradient of the whole batch; ``width`` is the embedding size D.
+    """Returns the loss, metrics and float32 gradient of a whole batch on the mesh.
 
-    ``params`` are rounded to the encoder's ``dtype`` here, before the chunks.
-    The gradient comes by shard (`sharding.zeros_by_shard`), to be summed once a step.
-    Each device may store so many ``keep_bytes`` of activations; what does not fit runs forward
-    twice. ``run`` calls what is compiled, see `rehearsal`.
+    The gradient is by shard (`sharding.zeros_by_shard`), to be summed once per step. ``width`` is
+    the embedding size D. ``params`` are rounded to ``dtype`` once. Each device may store
+    ``keep_bytes`` of activations. ``run`` calls the compiled functions, see `rehearsal`.
     """
     queries, candidates = batch.count_BC.shape
     params = sharding.whole(precision.rounded(params, dtype, run), run)
-    # Placed like the batch: an array without a place would cost a second compilation.
+    # An array without a sharding would cost a second compilation.
     table_ND = sharding.place(
         np.zeros((queries + candidates + 1, width), np.float32), batch.count_BC.sharding
     )
@@ -97,9 +80,7 @@ def loss_and_gradient(
     return loss, metrics, gradient
 
 
-def _rows(
-    graphdef: nnx.GraphDef, params: Params, chunk: DeviceChunk, key: jax.Array | None
-) -> jax.Array:
+def _rows(graphdef: nnx.GraphDef, params: Params, chunk: Chunk, key: jax.Array | None) -> jax.Array:
     def embed_rows(params, chunk, key):
         return embed(graphdef, params, chunk.tokens_BT, chunk.mask_BT, key)
 
@@ -107,17 +88,17 @@ def _rows(
 
 
 def _rows_and_pull(
-    graphdef: nnx.GraphDef, params: Params, chunk: DeviceChunk, key: jax.Array | None
+    graphdef: nnx.GraphDef, params: Params, chunk: Chunk, key: jax.Array | None
 ) -> tuple[jax.Array, Callable[[jax.Array], tuple[Params]]]:
-    """The same, and the backward function to a gradient for each shard of the data axis.
+    """Returns `_rows`, and the backward function to a gradient per shard of the data axis.
 
-    The derivative is taken by places for these gradients. By the parameters themselves, which are
-    the same for all shards, it would be their sum, exchanged between devices in each chunk.
+    The derivative with respect to the parameters, which all shards share, would be the sum of these
+    gradients, and would need communication in every chunk.
     """
 
     def embed_rows(params, split, key):
         places, chunk = split
-        places = jax.tree.map(lambda x: x.squeeze(0), places)  # The shard's own.
+        places = jax.tree.map(lambda x: x.squeeze(0), places)  # Those of this shard.
         params = precision.differentiated(params, places)
         return embed(graphdef, params, chunk.tokens_BT, chunk.mask_BT, key)
 
@@ -135,18 +116,18 @@ def _embed(graphdef, params, table_ND, chunk, key):
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def _embed_and_keep(graphdef, params, table_ND, chunk, key):
-    """The same, and the chunk's backward function with its activations.
+    """Like `_embed`, and also returns the chunk's backward function with its activations.
 
-    The parameters in it are left out: every chunk would hold a copy of them.
+    Its parameters are replaced by references, because every chunk would hold a copy of them.
     """
     emb_BD, pull = _rows_and_pull(graphdef, params, chunk, key)
-    places = {id(x): _Parameter(place) for place, x in enumerate(jax.tree.leaves(params))}
-    pull = jax.tree.map(lambda x: places.get(id(x), x), pull)
+    references = {id(x): _Parameter(index) for index, x in enumerate(jax.tree.leaves(params))}
+    pull = jax.tree.map(lambda x: references.get(id(x), x), pull)
     return table_ND.at[chunk.row_B].set(emb_BD), pull
 
 
 def _stored_bytes(*inputs: Any) -> int:
-    """Bytes on each device of what `_embed_and_keep` stores; at most, where a mesh splits heads."""
+    """Returns the bytes per device that `_embed_and_keep` stores, at most if heads are sharded."""
     row_B, (_, pull) = inputs[3].row_B, jax.eval_shape(_embed_and_keep, *inputs)
     share = row_B.sharding.shard_shape(row_B.shape)[0] / row_B.size
     return math.ceil(share * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(pull)))
@@ -155,14 +136,14 @@ def _stored_bytes(*inputs: Any) -> int:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class _Parameter:
-    """Stands in a backward function for a parameter, by its place among all."""
+    """A reference to a parameter, by its index among all parameters."""
 
-    place: int
+    index: int
 
 
 @functools.partial(jax.jit, static_argnums=4)
 def _table_loss(table_ND, positive_B, count_BC, weight_B, temperature):
-    """Loss, metrics, and the gradient with respect to every embedding in the table."""
+    """Returns the loss, metrics, and the gradient with respect to the table."""
     queries, candidates = count_BC.shape
 
     def loss(table_ND):
@@ -181,7 +162,7 @@ def _table_loss(table_ND, positive_B, count_BC, weight_B, temperature):
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def _pull(graphdef, params, gradient, gradient_ND, chunk, key):
-    """Adds one chunk's share of the parameter gradient, re-computing its forward pass."""
+    """Adds the gradient of one chunk, after its forward pass."""
     _, pull = _rows_and_pull(graphdef, params, chunk, key)
     return _add(gradient, pull(gradient_ND[chunk.row_B])[0])
 
@@ -190,7 +171,7 @@ def _pull(graphdef, params, gradient, gradient_ND, chunk, key):
 def _pull_kept(pull, params, gradient, gradient_ND, row_B):
     leaves = jax.tree.leaves(params)
     pull = jax.tree.map(
-        lambda x: leaves[x.place] if isinstance(x, _Parameter) else x,
+        lambda x: leaves[x.index] if isinstance(x, _Parameter) else x,
         pull,
         is_leaf=lambda x: isinstance(x, _Parameter),
     )

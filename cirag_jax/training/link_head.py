@@ -1,12 +1,13 @@
 """Trains the head that weighs aligner, links and words (`retrieval/linked.py`).
 
-No annotation but the gold passages is needed. The aligner searches for the training questions with
-the head of the round before, at first with none; at every step those gold passages count as right
-that its chain does not have yet. So the head learns on the very states that it will see, wrong ones
-included (as DAgger, Ross et al., 2011), and the order of the hops is left to it.
+Training needs gold passages and no other annotation. In each round, the aligner searches for the
+training questions with the head of the previous round, at first without a head. At every step, the
+gold passages that are not yet in the chain count as correct. The head thus learns from the states
+of its own searches, mistakes included (like DAgger, Ross et al., 2011), and chooses the order of
+the hops.
 
-The aligner scores the questions that it was trained on better than any others. Those that were held
-out from it to choose its checkpoint are therefore the better teachers of the head, and count more.
+The aligner ranks better for the questions that it was trained on. The questions that were held out
+to choose its checkpoint are therefore more representative, and count more.
 """
 
 import dataclasses
@@ -44,24 +45,23 @@ from cirag_jax.training.preemption import PreemptionGuard
 from cirag_jax.types import Config, Dataset, Question
 
 _KS = (2, 5)
-CORPORA = ("all", "own")
-_SHARP = 20.0  # The aligner's loss divides by 0.05.
-_NEVER = 1e9  # Standardised by it, a feature says nothing.
+_INVERSE_TEMPERATURE = 20.0  # The aligner's loss has temperature 0.05.
+_DISABLED = 1e9  # A scale that makes a standardised feature negligible.
 
 
 class Task(NamedTuple):
-    """Questions over one corpus: those that are trained on, and those that are only measured."""
+    """Training and dev questions over one corpus. ``ids`` are those of the passages, by row."""
 
     index: LinkedIndex
-    ids: tuple[str, ...]  # Of the passages, by row.
+    ids: tuple[str, ...]
     train: tuple[Question, ...]
     dev: tuple[Question, ...]
 
 
 class State(NamedTuple):
-    """The candidates of one step, and which of them are gold passages still to be found.
+    """The candidates of one search step. Gold passages that the chain lacks are marked.
 
-    ``question`` is the place of the step's question among those that were searched for.
+    ``question`` is the index of the step's question in the search.
     """
 
     question: int
@@ -70,29 +70,23 @@ class State(NamedTuple):
 
 
 class Ranking(NamedTuple):
-    """The first passages that a search found, ``seen_KF``, and which of them are gold."""
+    """The stopping features of the first passages of a search. Gold passages are marked."""
 
-    seen_KF: np.ndarray
+    feature_KF: np.ndarray
     is_gold_K: np.ndarray
 
 
-class Stopped(Exception):
-    """The training was told to stop before its head was whole."""
+class TrainingStopped(Exception):
+    """Training was asked to stop before it finished the head."""
 
 
-ShouldStop = Callable[[], bool]  # Asked between blocks of texts or questions, and between epochs.
+# Raises `TrainingStopped` to stop training. Called between blocks of texts or questions, and
+# between epochs.
+CheckStop = Callable[[], None]
 
 
-def _never() -> bool:
-    return False
-
-
-def _stop_if(should_stop: ShouldStop) -> None:
-    if should_stop():
-        raise Stopped
-
-
-# --------------------------------------------------------------------------- beside an aligner
+def _continue() -> None:
+    """A `CheckStop` that never stops."""
 
 
 def train_head(
@@ -100,43 +94,47 @@ def train_head(
 ) -> dict[str, Any] | None:
     """Trains the head on the searches of the best checkpoint in ``workdir``, in one process.
 
-    Writes ``link_head.safetensors`` into ``workdir``. Keeps the file that is there if it was
-    trained on this checkpoint, with these questions and settings.
+    Writes ``link_head.safetensors`` to ``workdir``, unless a file with the same checkpoint,
+    questions and settings exists.
 
     Args:
-      config: of the aligner; ``head`` are the head's own settings.
-      workdir: of the aligner's training, which has ended.
+      config: config of the aligner. ``config.head`` has the settings of the head.
+      workdir: workdir of the finished training of the aligner.
       sets: questions of each dataset.
-      start: `time.monotonic` from which ``config.stop_after_minutes`` count.
+      start: `time.monotonic` from which ``config.stop_after_minutes`` counts.
 
     Returns:
-      The head's figures, none if several processes train. None if it was stopped before the head
-      was whole: the next call starts it again.
+      The metrics of the head. Empty if several processes train, and None if training was stopped
+      before the head was finished. The next call then starts the head again.
     """
     if jax.process_count() > 1:
-        logging.warning("several processes trained: run this again with one, which trains the head")
+        logging.warning("the head was not trained; run the same command with a single process")
         return {}
     digest = _digest_of_inputs(config, workdir, sets)
     record = link_head_model.read_record(workdir)
     if record.get("run") == digest:
         state_lib.announce(
-            f"{workdir / link_head_model.FILE} is kept: it was trained on this checkpoint, with "
-            "these questions and settings"
+            f"keeping {workdir / link_head_model.FILE}, which has the same checkpoint, questions "
+            "and settings"
         )
         return record["figures"]
     try:
         with PreemptionGuard(start, config.stop_after_minutes) as preemption:
-            head, figures = _train_on(config, workdir, sets, lambda: preemption.should_stop(0))
-    except Stopped:
+
+            def check_stop() -> None:
+                if preemption.should_stop(0):
+                    raise TrainingStopped
+
+            head, metrics = _train_on(config, workdir, sets, check_stop)
+    except TrainingStopped:
         state_lib.announce(
-            "the head was not ready when the training was told to stop; the same command begins "
-            "it again, and nothing else"
+            "training stopped before the head was finished; run the same command to train the head"
         )
         return None
-    taught = sorted(q.id for one in sets for q in one.dev) if held_out_teach(config) else []
-    record = {"run": digest, "figures": figures, link_head_model.TAUGHT: taught}
+    trained_on = sorted(q.id for s in sets for q in s.dev) if uses_dev_questions(config) else []
+    record = {"run": digest, "figures": metrics, link_head_model.TAUGHT: trained_on}
     dataclasses.replace(head, record=record).save(workdir)
-    return figures
+    return metrics
 
 
 def _digest_of_inputs(config: Config, workdir: pathlib.Path, sets: Sequence[Questions]) -> str:
@@ -149,31 +147,30 @@ def _digest_of_inputs(config: Config, workdir: pathlib.Path, sets: Sequence[Ques
         for id in passage_ids(dataset, config.head.corpus, *questions):
             yield dataset.corpus[id], units_of(dataset, id, config.data.units)
 
-    reads = [FEATURES, stopping.num_features(config.head.steps)]
-    parts = [config.data.units, reads, settings, checkpoint]
-    return state_lib.digest(parts, *(texts(*one) for one in sets))
+    features = [FEATURES, stopping.num_features(config.head.steps)]
+    parts = [config.data.units, features, settings, checkpoint]
+    return state_lib.digest(parts, *(texts(*questions) for questions in sets))
 
 
 def _train_on(
-    config: Config, workdir: pathlib.Path, sets: Sequence[Questions], should_stop: ShouldStop
+    config: Config, workdir: pathlib.Path, sets: Sequence[Questions], check_stop: CheckStop
 ) -> tuple[LinkHead, dict[str, float]]:
     encoder = open_aligner(str(workdir), config)
     kind, settings = config.data.units, config.head.copy_and_resolve_references()
-    settings.held_out = config.head.held_out if held_out_teach(config) else 0
+    settings.held_out = config.head.held_out if uses_dev_questions(config) else 0
     tasks = [
-        make_task(dataset, train, dev, kind, encoder, settings, should_stop)
+        make_task(dataset, train, dev, kind, encoder, settings, check_stop)
         for dataset, train, dev in sets
     ]
-    return train_link_head(settings, tasks, kind, config.seed, should_stop)
+    return train_link_head(settings, tasks, kind, config.seed, check_stop)
 
 
-def held_out_teach(config: Config) -> bool:
-    """Whether the head learns from the dev questions: not from those of another split or fold."""
-    chosen = config.dev.split or config.dev.fold
-    return bool(config.head.held_out and not chosen)
+def uses_dev_questions(config: Config) -> bool:
+    """Returns whether the head trains on dev questions, except those of another split or fold."""
+    return bool(config.head.held_out and not (config.dev.split or config.dev.fold))
 
 
-# ------------------------------------------------------------------------- searching and fitting
+# ----------------------------------------------------------------------------------------- rounds
 
 
 def train_link_head(
@@ -181,77 +178,71 @@ def train_link_head(
     tasks: Sequence[Task],
     units: UnitKind,
     seed: int,
-    should_stop: ShouldStop = _never,
+    check_stop: CheckStop = _continue,
 ) -> tuple[LinkHead, dict[str, float]]:
-    """The head after ``rounds`` of ``config``, and dev recall with it and by the aligner alone.
+    """Trains a head for ``config.rounds`` rounds, and measures dev recall with and without it.
 
-    The held-out questions count ``held_out`` times. Where that is not 0, heads that have learnt
-    from one half of them alone are measured on the other, and what these find teaches when to stop,
-    beside what the last round found for the training questions.
-
-    Raises:
-      Stopped: ``should_stop`` said so.
+    The held-out questions have weight ``config.held_out``. If that is not 0, each half of them is
+    measured with a head that was trained without it. The stopping rule is fitted on these searches
+    and on those of the training questions in the last round.
     """
 
-    def fitted(half: int | None) -> tuple[LinkHead, float]:
-        """A head without what that half of the held-out questions teaches, nor when to stop."""
+    def fit_without(half: int | None) -> tuple[LinkHead, float]:
+        """Fits a head, except its stopping rule, without one half of the held-out questions."""
         kept = [state for state in held_out if state.question % 2 != half]
-        module, loss = fit_head(states + config.held_out * kept, config, seed, should_stop)
+        module, loss = fit_head(states + config.held_out * kept, config, seed, check_stop)
         return LinkHead(module, FEATURES, units, config.steps), loss
 
-    score, states, held_out, found = by_aligner, list[State](), list[State](), None
+    score, states, held_out = score_by_aligner, list[State](), list[State]()
     rankings = list[Ranking]()
     for number in range(1, config.rounds + 1):
         label = f"round {number}, searching"
         rankings = []
         for task in tasks:
-            new, ranked = search_states(task, task.train, score, label, should_stop)
-            states, rankings = states + new, rankings + ranked
+            new_states, new_rankings = search_states(task, task.train, score, label, check_stop)
+            states, rankings = states + new_states, rankings + new_rankings
             if config.held_out:
-                held_out += search_states(task, task.dev, score, label, should_stop)[0]
+                held_out += search_states(task, task.dev, score, label, check_stop)[0]
         if not states:
-            raise UserError("no search of a training question came upon a gold passage")
-        found = fitted(None)
-        score = found[0].score
-    assert found is not None
-    halves = (fitted(0)[0].score, fitted(1)[0].score) if held_out else (score, score)
-    before, _ = _dev(tasks, (by_aligner, by_aligner), "aligner", should_stop)
-    after, ranked = _dev(tasks, halves, "linked", should_stop)
-    head = dataclasses.replace(found[0], stop=fit_stop(rankings + config.held_out * ranked))
-    return head, {"head_loss": found[1], **before, **after}
+            raise UserError("no search for a training question retrieved a gold passage")
+        head, loss = fit_without(None)
+        score = head.score
+    halves = (fit_without(0)[0].score, fit_without(1)[0].score) if held_out else (score, score)
+    by_aligner = (score_by_aligner, score_by_aligner)
+    aligner_recall, _ = _dev_recall(tasks, by_aligner, "aligner", check_stop)
+    head_recall, dev_rankings = _dev_recall(tasks, halves, "linked", check_stop)
+    head = dataclasses.replace(head, stop=fit_stop(rankings + config.held_out * dev_rankings))
+    return head, {"head_loss": loss, **aligner_recall, **head_recall}
 
 
 def check_settings(config: Config) -> None:
-    """Raises UserError where a setting of ``config`` is out of range."""
+    """Raises `UserError` for invalid settings of ``config.head``."""
     counts = ("rounds", "steps", "hidden", "epochs", "batch_size")
     check_at_least(1, config, *counts, prefix="config.head.")
     check_at_least(0, config, "held_out", prefix="config.head.")
-    check_choice("config.head.corpus", config.corpus, CORPORA)
+    check_choice("config.head.corpus", config.corpus, ("all", "own"))
     for group in config.without:
-        check_choice("config.head.without", group, tuple(GROUPS))
+        check_choice("config.head.without", group, GROUPS)
     if not 0.0 <= config.hide < 1.0:
         raise UserError(f"config.head.hide={config.hide} must be at least 0 and below 1.")
 
 
 def check_questions(train: Iterable[Question]) -> None:
-    """Raises UserError where no question has gold passages, before hours of training."""
+    """Raises `UserError` if no question has gold passages."""
     if not any(question.supporting for question in train):
         raise UserError(
-            "config.head.rounds asks for a head, which learns from gold passages (`supporting`), "
-            "and no training question has one"
+            "config.head.rounds needs training questions with gold passages (`supporting`); set "
+            "it to 0 to train the aligner without a head"
         )
 
 
 def open_aligner(spec: str, config: Config) -> Encoder:
-    """The aligner of a workdir as it embeds here; vectors of whole corpora are kept."""
+    """Opens the aligner of a workdir. Vectors of whole corpora are cached on disk."""
     encoder, _ = open_encoder(spec)
-    embeds = FlaxEncoder(
-        encoder,
-        query_max_length=config.query_max_length,
-        passage_max_length=config.unit_max_length,
+    aligner = FlaxEncoder(
+        encoder, query_max_length=config.query_max_length, passage_max_length=config.unit_max_length
     )
-    # A head that begins anew and an evaluation of all read the same sentences once more.
-    return kept_on_disk(RememberingEncoder(embeds))
+    return kept_on_disk(RememberingEncoder(aligner))
 
 
 def make_task(
@@ -261,25 +252,24 @@ def make_task(
     kind: UnitKind,
     encoder: Encoder,
     config: Config,
-    should_stop: ShouldStop = _never,
+    check_stop: CheckStop = _continue,
 ) -> Task:
-    """Searches among the passages that ``config.corpus`` says, see `passage_ids`.
-
-    Raises:
-      Stopped: ``should_stop`` said so.
-    """
+    """Indexes the passages of ``config.corpus``, see `passage_ids`."""
     ids, steps = passage_ids(dataset, config.corpus, train, dev), config.steps
     texts = [[unit.text for unit in units_of(dataset, id, kind)] for id in ids]
     passages = [dataset.corpus[id] for id in ids]
-    with bar("encoding, as passage", sum(map(len, texts))) as shown:
-        progress = _watched(shown.update, should_stop)
+    with bar("encoding, as passage", sum(map(len, texts))) as progress_bar:
+        progress = _stoppable(progress_bar.update, check_stop)
         index = LinkedIndex(passages, texts, encoder, None, kind, steps=steps, progress=progress)
     answerable = [tuple(q for q in part if q.supporting) for part in (train, dev)]
     return Task(index, ids, *answerable)
 
 
 def passage_ids(dataset: Dataset, corpus: str, *questions: Sequence[Question]) -> tuple[str, ...]:
-    """All of the corpus, or its ``own`` of these questions: each once, in the contexts' order."""
+    """Returns the ids of the whole corpus, or of the contexts and gold passages of the questions.
+
+    ``corpus`` is ``all`` or ``own``. Ids are distinct, in the order of the contexts.
+    """
     if corpus == "all":
         return tuple(dataset.corpus)
     return tuple(
@@ -292,19 +282,19 @@ def passage_ids(dataset: Dataset, corpus: str, *questions: Sequence[Question]) -
     )
 
 
-def _watched(progress: Callable[[int], Any], should_stop: ShouldStop) -> Callable[[int], None]:
-    """``progress``, after which a training may stop."""
+def _stoppable(progress: Callable[[int], Any], check_stop: CheckStop) -> Callable[[int], None]:
+    """Makes a progress callback that may stop training."""
 
-    def watched(count: int) -> None:
+    def update(count: int) -> None:
         progress(count)
-        _stop_if(should_stop)
+        check_stop()
 
-    return watched
+    return update
 
 
-def by_aligner(features: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The aligner's own score of every candidate, sharp enough for a softmax."""
-    return [_SHARP * feature_RF[:, 0] for feature_RF in features]
+def score_by_aligner(features: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Returns the aligner's score of every candidate, scaled for a softmax."""
+    return [_INVERSE_TEMPERATURE * feature_RF[:, 0] for feature_RF in features]
 
 
 def search_states(
@@ -312,39 +302,22 @@ def search_states(
     questions: Sequence[Question],
     score: Score,
     label: str,
-    should_stop: ShouldStop = _never,
+    check_stop: CheckStop = _continue,
 ) -> tuple[list[State], list[Ranking]]:
-    """What every step of these questions' searches chose from, where gold was among it; and what
-    they found.
-    """
+    """Searches for questions, and returns the states with gold candidates and the rankings."""
     gold, states = _gold_rows(task, questions), []
 
     def keep(candidates: Candidates) -> None:
-        # Candidates are passages that the chain does not have.
+        # Passages of the chain are no candidates.
         is_gold_R = np.isin(candidates.row_R, gold[candidates.question])
         if is_gold_R.any():
             states.append(State(candidates.question, candidates.feature_RF, is_gold_R))
 
-    found = explore(task, questions, score, label, keep, should_stop)
-    return states, _rankings(found, gold)
-
-
-def explore(
-    task: Task,
-    questions: Sequence[Question],
-    score: Score,
-    label: str,
-    observe: Callable[[Candidates], None],
-    should_stop: ShouldStop = _never,
-) -> list[Found]:
-    """`LinkedIndex.explore` for these questions, behind a progress bar.
-
-    Raises:
-      Stopped: ``should_stop`` said so.
-    """
-    with bar(label, len(questions), "question") as shown:
-        progress = _watched(shown.update, should_stop)
-        return task.index.explore([q.question for q in questions], score, None, observe, progress)
+    texts = [question.question for question in questions]
+    with bar(label, len(questions), "question") as progress_bar:
+        progress = _stoppable(progress_bar.update, check_stop)
+        searches = task.index.explore(texts, score, None, keep, progress)
+    return states, _rankings(searches, gold)
 
 
 def _gold_rows(task: Task, questions: Sequence[Question]) -> list[list[int]]:
@@ -352,19 +325,22 @@ def _gold_rows(task: Task, questions: Sequence[Question]) -> list[list[int]]:
     return [[row[id] for id in q.supporting or () if id in row] for q in questions]
 
 
-def _rankings(found: Sequence[Found], gold: Sequence[Sequence[int]]) -> list[Ranking]:
+def _rankings(searches: Sequence[Found], gold: Sequence[Sequence[int]]) -> list[Ranking]:
     return [
-        Ranking(seen_KF, np.isin(rows[: len(seen_KF)], right))
-        for (rows, seen_KF), right in zip(found, gold, strict=True)
+        Ranking(feature_KF, np.isin(rows[: len(feature_KF)], gold_rows))
+        for (rows, feature_KF), gold_rows in zip(searches, gold, strict=True)
     ]
 
 
-def fit_stop(rankings: Sequence[Ranking]) -> StopRule:
-    """Logistic regression of which passages are gold, by their likelihood and a normal prior.
+# ---------------------------------------------------------------------------------------- fitting
 
-    Features are standardised first, so that the prior's variance of 1 suits all of them.
+
+def fit_stop(rankings: Sequence[Ranking]) -> StopRule:
+    """Fits a logistic regression that predicts which passages are gold.
+
+    Features are standardised, so that the normal prior of variance 1 suits all of them.
     """
-    x_NF = np.concatenate([seen_KF for seen_KF, _ in rankings]).astype(np.float64)
+    x_NF = np.concatenate([feature_KF for feature_KF, _ in rankings]).astype(np.float64)
     sign_N = np.where(np.concatenate([is_gold_K for _, is_gold_K in rankings]), 1, -1)
     mean_F, scale_F = x_NF.mean(0), x_NF.std(0) + 1e-3
     z_NF = (x_NF - mean_F) / scale_F
@@ -382,37 +358,37 @@ def fit_stop(rankings: Sequence[Ranking]) -> StopRule:
 
 
 def fit_head(
-    states: Sequence[State], config: Config, seed: int, should_stop: ShouldStop = _never
+    states: Sequence[State], config: Config, seed: int, check_stop: CheckStop = _continue
 ) -> tuple[LinkHeadModule, float]:
-    """A head by the likelihood of the gold candidates under a softmax over all of a step.
+    """Maximises the likelihood of the gold candidates under a softmax over each step's candidates.
 
     Returns:
-      The head and its loss in the last epoch.
+      The head and its mean loss in the last epoch.
     """
-    x_SRF, is_gold_SR, there_SR = _padded(states)
-    seen_NF = x_SRF[there_SR]
-    mean_F, scale_F = seen_NF.mean(0), seen_NF.std(0) + 1e-3
+    x_SRF, is_gold_SR, mask_SR = _padded(states)
+    x_NF = x_SRF[mask_SR]
+    mean_F, scale_F = x_NF.mean(0), x_NF.std(0) + 1e-3
     without = {name for group in config.without for name in GROUPS[group]}
-    scale_F[[name in without for name in FEATURES]] = _NEVER
+    scale_F[[name in without for name in FEATURES]] = _DISABLED
     module = LinkHeadModule(mean_F, scale_F, config.hidden, nnx.Rngs(seed))
-    x_SRF = np.where(there_SR[..., None], x_SRF, mean_F)
+    x_SRF = np.where(mask_SR[..., None], x_SRF, mean_F)
 
     num_batches = max(len(states) // config.batch_size, 1)
     schedule = optax.cosine_decay_schedule(config.learning_rate, config.epochs * num_batches)
     optimizer = nnx.Optimizer(
         module, optax.adamw(schedule, weight_decay=config.weight_decay), wrt=nnx.Param
     )
-    order, key = np.random.default_rng(seed), jax.random.key(seed)
+    rng, key = np.random.default_rng(seed), jax.random.key(seed)
     losses = []
     for epoch in range(config.epochs):
-        _stop_if(should_stop)
-        drawn = order.permutation(len(states))
+        check_stop()
+        order = rng.permutation(len(states))
         losses = []
-        for number, rows in enumerate(np.array_split(drawn, num_batches)):
-            # The same size for all, so that one program is compiled.
+        for number, rows in enumerate(np.array_split(order, num_batches)):
+            # All batches have the same size, so that only one program is compiled.
             rows = np.resize(rows, -(-len(states) // num_batches))
             step_key = jax.random.fold_in(key, epoch * num_batches + number)
-            batch = (x_SRF[rows], is_gold_SR[rows], there_SR[rows])
+            batch = (x_SRF[rows], is_gold_SR[rows], mask_SR[rows])
             losses.append(_step(module, optimizer, batch, step_key, config.hide))
     return module, float(np.mean(jax.device_get(losses)))
 
@@ -421,12 +397,12 @@ def fit_head(
 def _step(
     module: LinkHeadModule, optimizer: nnx.Optimizer, batch: Any, key: jax.Array, hide: float
 ) -> jax.Array:
-    x_BRF, is_gold_BR, there_BR = batch
+    x_BRF, is_gold_BR, mask_BR = batch
     hidden_BG = jax.random.bernoulli(key, hide, (len(x_BRF), len(GROUPS)))
-    keep_BF = 1.0 - jnp.minimum(hidden_BG.astype(jnp.float32) @ _members(), 1.0)
+    keep_BF = 1.0 - jnp.minimum(hidden_BG.astype(jnp.float32) @ _membership(), 1.0)
 
     def loss(module: LinkHeadModule) -> jax.Array:
-        score_BR = jnp.where(there_BR, module(x_BRF, keep_BF[:, None]), -jnp.inf)
+        score_BR = jnp.where(mask_BR, module(x_BRF, keep_BF[:, None]), -jnp.inf)
         log_p_BR = jax.nn.log_softmax(score_BR)
         return -jax.nn.logsumexp(log_p_BR, axis=1, where=is_gold_BR).mean()
 
@@ -435,40 +411,42 @@ def _step(
     return value
 
 
-def _members() -> np.ndarray:
-    """Which group has which features, ``[G, F]``."""
+def _membership() -> np.ndarray:
+    """Returns ``[G, F]``, 1 where group G contains feature F."""
     return np.array([[name in group for name in FEATURES] for group in GROUPS.values()], np.float32)
 
 
 def _padded(states: Sequence[State]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All states as ``x_SRF``, ``is_gold_SR`` and ``there_SR``."""
-    most = max(len(state.is_gold_R) for state in states)
-    x_SRF = np.zeros((len(states), most, len(FEATURES)), np.float32)
-    is_gold_SR = np.zeros((len(states), most), bool)
-    there_SR = np.zeros((len(states), most), bool)
-    for place, (_, feature_RF, is_gold_R) in enumerate(states):
+    """Returns all states as padded arrays ``x_SRF``, ``is_gold_SR`` and ``mask_SR``."""
+    size = max(len(state.is_gold_R) for state in states)
+    x_SRF = np.zeros((len(states), size, len(FEATURES)), np.float32)
+    is_gold_SR = np.zeros((len(states), size), bool)
+    mask_SR = np.zeros((len(states), size), bool)
+    for index, (_, feature_RF, is_gold_R) in enumerate(states):
         count = len(is_gold_R)
-        x_SRF[place, :count], is_gold_SR[place, :count] = feature_RF, is_gold_R
-        there_SR[place, :count] = True
-    return x_SRF, is_gold_SR, there_SR
+        x_SRF[index, :count], is_gold_SR[index, :count] = feature_RF, is_gold_R
+        mask_SR[index, :count] = True
+    return x_SRF, is_gold_SR, mask_SR
 
 
-def _dev(
-    tasks: Sequence[Task], scores: tuple[Score, Score], name: str, should_stop: ShouldStop
+def _dev_recall(
+    tasks: Sequence[Task], scores: tuple[Score, Score], name: str, check_stop: CheckStop
 ) -> tuple[dict[str, float], list[Ranking]]:
-    """Recall of the dev questions of all sets together, every second with the second score, and
-    what was found; nothing where there are none.
+    """Returns the recall over the dev questions of all tasks, and their rankings.
+
+    Every second question is searched with the second score.
     """
-    found: dict[int, list[float]] = {k: [] for k in _KS}
+    recalls: dict[int, list[float]] = {k: [] for k in _KS}
     rankings = list[Ranking]()
-    progress = _watched(lambda count: None, should_stop)
+    progress = _stoppable(lambda count: None, check_stop)
     for task, half in itertools.product(tasks, (0, 1)):
         questions = task.dev[half::2]
         texts = [question.question for question in questions]
-        searched = task.index.explore(texts, scores[half], progress=progress)
-        rankings += _rankings(searched, _gold_rows(task, questions))
-        for question, one in zip(questions, searched, strict=True):
-            top, elsewhere = [task.ids[row] for row in one.rows], passage_substitutes(question)
+        searches = task.index.explore(texts, scores[half], progress=progress)
+        rankings += _rankings(searches, _gold_rows(task, questions))
+        for question, search in zip(questions, searches, strict=True):
+            ids, substitutes = [task.ids[row] for row in search.rows], passage_substitutes(question)
             for k in _KS:
-                found[k].append(recall_at(top, question.supporting or (), k, elsewhere))
-    return {f"dev/{name}_recall@{k}": float(np.mean(v)) for k, v in found.items() if v}, rankings
+                recalls[k].append(recall_at(ids, question.supporting or (), k, substitutes))
+    metrics = {f"dev/{name}_recall@{k}": float(np.mean(v)) for k, v in recalls.items() if v}
+    return metrics, rankings

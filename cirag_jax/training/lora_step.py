@@ -1,8 +1,8 @@
-"""One LoRA step of the decoder: frozen base, trained adapter, token-weighted micro-batches.
+"""The LoRA train step of a decoder with a frozen base.
 
-The base is an argument of every compiled function and never donated; the adapter and its optimiser
-state are. Losses and gradients are summed over the tokens of all micro-batches and divided once by
-their number, so that the step does not depend on how the tokens are dealt out.
+The base is an argument of every compiled function and is never donated. The adapter and its
+optimiser state are donated. Losses and gradients are summed over the tokens of all micro-batches
+and divided once by the number of tokens, so that the step does not depend on the micro-batches.
 """
 
 import operator
@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 
@@ -20,7 +19,7 @@ from cirag_jax.models import decoder, decoder_params, lora, precision
 from cirag_jax.models.decoder import DecoderConfig, LoraOptions, Params
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.training import cross_entropy
-from cirag_jax.training.state import TrainState, apply_gradient
+from cirag_jax.training.state import TrainState, apply_gradient, place_rows
 
 Metrics = dict[str, jax.Array]
 
@@ -30,9 +29,9 @@ class Batch(NamedTuple):
 
     Attributes:
       tokens_BT: int32 ids.
-      targets_BT: int32 id that should follow each token.
-      mask_BT: which targets count: boolean, or fp32 weights.
-      lengths_B: int32 real tokens of each row; None: all.
+      targets_BT: int32 id of the token that should follow each token.
+      mask_BT: boolean mask or fp32 weights of the targets.
+      lengths_B: int32 real tokens of each row; None if there is no padding.
       positions_BT, segments_BT, shared_B: int32, for packed rows; see `decoder.forward`.
     """
 
@@ -53,7 +52,7 @@ def hidden(
     options: LoraOptions,
     dropout_key: jax.Array | None = None,
 ) -> jax.Array:
-    """`decoder.forward` of a micro-batch: ``hidden_BTD`` in the compute dtype."""
+    """Returns `decoder.forward` of a micro-batch, ``hidden_BTD`` in the compute dtype."""
     return decoder.forward(
         config,
         params,
@@ -77,7 +76,7 @@ def loss(
     dropout_key: jax.Array | None = None,
     chunk: int = cross_entropy.CHUNK,
 ) -> tuple[jax.Array, jax.Array]:
-    """Summed cross-entropy of one micro-batch and how many tokens count, fp32 scalars.
+    """Returns the summed cross-entropy and the token weight of a micro-batch, fp32 scalars.
 
     Differentiable with respect to ``adapter``. Dropout needs both ``options.dropout`` and a key.
     """
@@ -88,21 +87,16 @@ def loss(
 
 
 def place_batch(batch: Batch, mesh: jax.sharding.Mesh) -> Batch:
-    """Puts a host batch, the same on every process, on the mesh: rows are sharded."""
-
-    def rows(x: Any) -> jax.Array:
-        x = np.asarray(x)
-        return sharding.place(x, sharding.batch_sharding(mesh, x.ndim, x.shape))
-
-    return jax.tree.map(rows, batch)
+    """Puts a host batch, the same on every process, on the mesh with sharded rows."""
+    return place_rows(batch, mesh)
 
 
 class TrainStep:
     """The compiled step for states shaped and placed like ``state``.
 
     Call it under ``jax.set_mesh(mesh)``. ``chunk`` is that of `cross_entropy.cross_entropy`.
-    ``traces`` counts compilations: one for each shape of a micro-batch (``gradient``) and one each
-    for summing and applying (``add``, ``apply``).
+    ``traces`` counts compilations: one per shape of a micro-batch (``gradient``) and one each for
+    summing and applying gradients (``add``, ``apply``).
     """
 
     def __init__(
@@ -122,10 +116,10 @@ class TrainStep:
         self.traces = {"gradient": 0, "add": 0, "apply": 0}
         self._gradient = jax.jit(self._gradient_of)
         self._add = jax.jit(self._sum, donate_argnums=0)
-        # Pinned: the second step would otherwise meet other shardings and compile again.
+        # With other output shardings, the second step would compile again.
         placed = sharding.state_sharding(state, mesh)
-        everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-        self._apply = jax.jit(self._update, donate_argnums=0, out_shardings=(placed, everywhere))
+        replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        self._apply = jax.jit(self._update, donate_argnums=0, out_shardings=(placed, replicated))
 
     def __call__(
         self,
@@ -134,34 +128,35 @@ class TrainStep:
         batches: Sequence[Batch],
         run: Callable[..., Any] = operator.call,
     ) -> tuple[TrainState, Metrics]:
-        """One optimiser step over all micro-batches; ``state`` is donated, ``params`` (the base) is
-        not.
+        """Takes one optimiser step over all micro-batches. Donates ``state``.
 
-        ``batches`` are micro-batches on the mesh (`place_batch`), of any shapes. Returns the new
-        state, and device scalars: mean loss, number of tokens, norms of gradient, update and
-        adapter. Without any token that counts, the gradient is zero.
+        ``params`` is the base. ``batches`` are micro-batches on the mesh (`place_batch`) of any
+        shapes. Without supervised tokens the gradient is zero. ``run`` calls the compiled
+        functions, see `rehearsal`.
 
-        ``run`` calls what is compiled, see `rehearsal`.
+        Returns:
+          The new state, and device scalars: mean loss, token weight, norms of gradient, update and
+          adapter.
         """
         total, adapter = None, precision.rounded(state.params, self.config.dtype, run)
         for index, batch in enumerate(batches):
             piece = run(self._gradient, adapter, params, batch, state.key, state.step, index)
             total = piece if total is None else run(self._add, total, piece)
-            del piece  # A name would keep it beside the next one.
+            del piece  # Frees it before the next gradient is computed.
         if total is None:
             raise ValueError("a step needs at least one micro-batch")
         return run(self._apply, state, total)
 
     def _gradient_of(self, adapter, params, batch, key, step, index):
-        """Gradient, summed loss and number of tokens of a micro-batch, by shard."""
+        """Returns the gradient, summed loss and token weight of a micro-batch, by shard."""
         self.traces["gradient"] += 1
         if self.options.dropout > 0.0:
             key = jax.random.fold_in(jax.random.fold_in(key, step), index)
         else:
             key = None
 
-        def found(whole, batch, key):
-            adapter, params = whole
+        def shard_gradient(replicated, batch, key):
+            adapter, params = replicated
 
             def total(places):
                 trained = precision.differentiated(adapter, places)
@@ -172,7 +167,7 @@ class TrainStep:
             return jax.tree.map(lambda x: x[None], (gradient, value, count))
 
         specs = (jax.sharding.PartitionSpec(), decoder_params.fsdp_specs(self.config))
-        gradient, *sums = sharding.by_shard(found, specs)((adapter, params), batch, key)
+        gradient, *sums = sharding.by_shard(shard_gradient, specs)((adapter, params), batch, key)
         return sharding.constrain_by_shard(gradient), *sums
 
     def _sum(self, total, piece):

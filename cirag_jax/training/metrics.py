@@ -1,4 +1,4 @@
-"""Where a training run's figures go: ``metrics.jsonl``, TensorBoard events, a progress bar."""
+"""Metrics of a training in ``metrics.jsonl``, TensorBoard events and a progress bar."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from cirag_jax.io import Closing, write_text
 
 FILE_NAME = "metrics.jsonl"
 _P = TypeVar("_P")
-_RECENT = 20  # steps that the time left is judged by
-_LINE_SECONDS = 30.0  # between progress lines where standard error is no terminal
+_RECENT = 20  # Number of steps that estimate the remaining time.
+_LINE_SECONDS = 30.0  # Between progress lines if standard error is not a terminal.
 
 
 def fetch(step: int, metrics: Mapping[str, Any], advice: str) -> dict[str, float]:
-    """A step's metrics on the host, which waits for the step."""
+    """Waits for a step and returns its metrics. Raises `UserError` if one is not finite."""
     values = {name: float(value) for name, value in metrics.items()}
     bad = [name for name, value in values.items() if not math.isfinite(value)]
     if bad:
@@ -36,36 +36,35 @@ def fetch(step: int, metrics: Mapping[str, Any], advice: str) -> dict[str, float
 
 
 class StepClock:
-    """Seconds of steps each of which is sent to the device while the one before still runs."""
+    """Measures steps that are sent to the device while the previous step runs."""
 
     def __init__(self):
-        self._done = -math.inf
+        self._previous_end = -math.inf
 
-    def seconds(self, sent: float) -> float:
-        """Of the step that was sent at ``sent`` and has just ended, since the one before ended."""
+    def seconds(self, sent_at: float) -> float:
+        """Returns the duration of a step that ends now, since the previous step ended."""
         now = time.monotonic()
-        began, self._done = max(sent, self._done), now
-        return max(now - began, 1e-9)
+        start, self._previous_end = max(sent_at, self._previous_end), now
+        return max(now - start, 1e-9)
 
 
 class MetricWriter(Closing):
-    """Writes scalars by step, and shows progress on standard error.
+    """Writes scalars by step, and shows progress on standard error. A context manager.
 
     Every line of ``metrics.jsonl`` is an object with ``step``, ``seconds`` (of training, summed
-    over restarts) and the scalars given; a value that is not finite is written as null. The same
-    scalars go to TensorBoard events under ``tensorboard/``. On a terminal a bar shows the loss, the
-    rate and the time left; elsewhere a line says so every 30 seconds.
+    over restarts) and scalars, where null stands for values that are not finite. TensorBoard events
+    in ``tensorboard/`` have the same scalars. A terminal shows a bar with the loss, the rate and
+    the remaining time; otherwise these are printed every 30 seconds.
 
-    A run that starts again from step ``start_step`` drops what was written beyond it, so that the
-    file reads as if the run had never been interrupted. Use as a context manager: leaving it, by an
-    error too, ends the bar's line and closes the files.
+    A run that resumes from ``start_step`` drops the lines of later steps, so that the file looks
+    like that of an uninterrupted run.
 
     Args:
       workdir: existing folder.
-      total_steps: the run's number of steps.
+      total_steps: number of steps of the run.
       start_step: the restored step; 0 for a new run.
-      evaluate_every: steps between evaluations, beside the last step's; 0: none but that.
-      enabled: False in every process but the first: nothing is written or shown.
+      evaluate_every: steps between evaluations; 0 evaluates only after the last step.
+      enabled: False disables all output, as in all processes but the first.
     """
 
     def __init__(
@@ -81,12 +80,11 @@ class MetricWriter(Closing):
         self._enabled = enabled
         self._stream = sys.stderr
         self._started = self._shown = time.monotonic()
-        # (step, seconds) of the last steps: what the estimate is made of. Compilation and the first
-        # evaluation, before the first of them, are not.
+        # (step, time) of recent steps, which exclude compilation and the first evaluation.
         self._recent: collections.deque[tuple[int, float]] = collections.deque(maxlen=_RECENT)
         self._evaluate_every = evaluate_every
-        self._evaluated = start_step  # the last step that was evaluated
-        self._evaluation = 0.0  # seconds that took
+        self._evaluated_step = start_step
+        self._evaluation_seconds = 0.0
         self._bar: tqdm.tqdm | None = None
         self._seconds_before = 0.0
         if not enabled:
@@ -94,7 +92,7 @@ class MetricWriter(Closing):
         path = pathlib.Path(workdir) / FILE_NAME
         self._seconds_before = truncate(path, start_step or -1)
         self._file = path.open("a", encoding="utf-8")
-        from tensorboardX import SummaryWriter  # imports torch where there is one: two seconds
+        from tensorboardX import SummaryWriter  # Imports torch if installed, in two seconds.
 
         self._events = SummaryWriter(
             str(pathlib.Path(workdir) / "tensorboard"),
@@ -105,12 +103,12 @@ class MetricWriter(Closing):
                 total=total_steps,
                 initial=start_step,
                 file=self._stream,
-                # Rate and time left are ours: tqdm's take evaluations for steps.
+                # tqdm's rate and remaining time would include evaluations.
                 bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]",
             )
 
     def write(self, step: int, scalars: Mapping[str, Any]) -> None:
-        """Records scalars of a step; arrays of one element are fetched, which waits for them."""
+        """Writes the scalars of a step. Fetches device arrays."""
         if not self._enabled:
             return
         line: dict[str, Any] = {"step": step, "seconds": round(self._seconds(), 3)}
@@ -124,7 +122,7 @@ class MetricWriter(Closing):
         self._file.flush()
 
     def progress(self, step: int, loss: Any = None) -> None:
-        """Shows that ``step`` steps are done; ``loss`` is fetched only when it is shown."""
+        """Shows that ``step`` steps are done. Fetches ``loss`` only to show it."""
         if not self._enabled:
             return
         now = time.monotonic()
@@ -144,22 +142,22 @@ class MetricWriter(Closing):
     def evaluate(
         self, step: int, evaluation: Callable[[_P], dict[str, float]], params: _P
     ) -> dict[str, float]:
-        """Runs ``evaluation(params)``, records what it gives, and returns that.
+        """Runs ``evaluation(params)``, and writes and returns its metrics.
 
-        Its time is no step's: the rate leaves it out, the time left counts the evaluations to come.
+        The rate of steps excludes evaluations. The remaining time includes future ones.
         """
-        began = time.monotonic()
-        found = evaluation(params)
-        self._evaluated, self._evaluation = step, time.monotonic() - began
+        start = time.monotonic()
+        metrics = evaluation(params)
+        self._evaluated_step, self._evaluation_seconds = step, time.monotonic() - start
         self._recent = collections.deque(
-            ((done, ended + self._evaluation) for done, ended in self._recent), maxlen=_RECENT
+            ((done, end + self._evaluation_seconds) for done, end in self._recent), maxlen=_RECENT
         )
-        if found:
-            self.write(step, found)
-        return found
+        if metrics:
+            self.write(step, metrics)
+        return metrics
 
     def close(self) -> None:
-        """Ends the bar's line and closes the files; more calls do nothing."""
+        """Ends the bar's line and closes the files. Further calls do nothing."""
         if not self._enabled:
             return
         self._enabled = False
@@ -172,29 +170,28 @@ class MetricWriter(Closing):
         return self._seconds_before + time.monotonic() - self._started
 
     def _status(self, step: int, loss: Any) -> str:
-        """Loss, rate and time left, as far as they are known."""
+        """Returns the loss, rate and remaining time, if known."""
         parts = [] if loss is None else [f"loss {float(loss):.4f}"]
-        (first, began), (last, ended) = self._recent[0], self._recent[-1]
+        (first, start), (last, end) = self._recent[0], self._recent[-1]
         if last == first:
             return ", ".join(parts)
-        seconds = max(ended - began, 1e-9) / (last - first)
+        seconds = max(end - start, 1e-9) / (last - first)
         rate = f"{seconds:.1f} s/step" if seconds > 1 else f"{1 / seconds:.2f} steps/s"
-        coming = seconds * (self._total_steps - step) + self._evaluation * self._evaluations()
-        left = tqdm.tqdm.format_interval(coming)
+        evaluating = self._evaluation_seconds * self._remaining_evaluations()
+        left = tqdm.tqdm.format_interval(seconds * (self._total_steps - step) + evaluating)
         return ", ".join([*parts, rate, f"{left} left"])
 
-    def _evaluations(self) -> int:
-        """How many are still to come."""
-        every, done, total = self._evaluate_every, self._evaluated, self._total_steps
+    def _remaining_evaluations(self) -> int:
+        every, done, total = self._evaluate_every, self._evaluated_step, self._total_steps
         if done >= total or not every:
             return int(done < total)
         return total // every - done // every + bool(total % every)
 
 
 def truncate(path: pathlib.Path, step: int) -> float:
-    """Drops the lines beyond ``step`` and a half-written last one.
+    """Drops the lines after ``step``, and incomplete lines.
 
-    Returns the ``seconds`` of the last line kept, 0 where there is none.
+    Returns the ``seconds`` of the last line, or 0 if there is none.
     """
     if not path.exists():
         return 0.0
@@ -203,14 +200,11 @@ def truncate(path: pathlib.Path, step: int) -> float:
         for line in lines:
             try:
                 record = json.loads(line)
-                if record["step"] > step:
-                    continue
-                ended = float(record["seconds"])
+                keep = record["step"] <= step and math.isfinite(float(record["seconds"]))
             except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-                continue  # The process died while it wrote this line.
-            if not math.isfinite(ended):
-                continue
-            seconds = max(seconds, ended)
-            kept.append(line if line.endswith("\n") else line + "\n")
+                continue  # The process was killed while it wrote this line.
+            if keep:
+                seconds = max(seconds, float(record["seconds"]))
+                kept.append(line if line.endswith("\n") else line + "\n")
     write_text(path, kept)
     return seconds

@@ -1,4 +1,4 @@
-"""Model-FLOPs utilisation (mfu): what a trained token costs, and what devices can do."""
+"""Model-FLOPs utilisation (MFU): the cost of training, and the peak performance of GPUs."""
 
 import math
 from typing import NamedTuple
@@ -9,14 +9,14 @@ from cirag_jax.models.encoder import EncoderConfig
 
 
 class Gpu(NamedTuple):
-    """A device as its maker's data sheet has it.
+    """A GPU according to its data sheet.
 
     Attributes:
-      kind: how the name begins that the driver gives it.
+      kind: first part of the name that the driver reports.
       memory_gib: device memory.
-      flops: dense bfloat16 peak in FLOP/s, a half of what is printed with sparsity.
-      bandwidth: of its memory, in bytes a second.
-      source: of the figures.
+      flops: dense bfloat16 peak in FLOP/s, half of the value with sparsity.
+      bandwidth: memory bandwidth in bytes per second.
+      source: source of the values.
     """
 
     kind: str
@@ -39,13 +39,13 @@ GPUS = {
 
 
 def gpu_of(kind: str) -> Gpu | None:
-    """The entry with the longest name that ``kind`` starts with; None where there is none."""
+    """Returns the entry whose name is the longest prefix of ``kind``, or None."""
     known = [gpu for gpu in GPUS.values() if kind.startswith(gpu.kind)]
     return max(known, key=lambda gpu: len(gpu.kind)) if known else None
 
 
 def peak_flops(kind: str) -> float | None:
-    """Peak of `gpu_of` a device; None where it is not in the table."""
+    """Returns the peak of a device in FLOP/s, or None if it is not in the table."""
     gpu = gpu_of(kind)
     return None if gpu is None else gpu.flops
 
@@ -59,16 +59,15 @@ def lora_flops(
     supervised: int,
     attended: int,
 ) -> float:
-    """Floating-point operations of one gradient of an adapter, its base frozen.
+    """Returns the floating-point operations of one gradient of an adapter with a frozen base.
 
     With P weights in the linear layers, V D in the output layer and A in the adapter, L layers and
-    N heads of size H: ``(4 P + 6 A) tokens + 4 V D supervised + 6 L N H attended``. The base is
-    frozen, so that its backward pass is one product, not two; attention is causal, so that half of
-    its scores are; only supervised tokens need the output layer; recomputation, padding, norms and
-    the optimiser do not count.
+    N heads of size H: ``(4 P + 6 A) tokens + 4 V D supervised + 6 L N H attended``. The frozen base
+    needs one product in its backward pass instead of two. Causal attention needs half of the
+    scores. Only supervised tokens need the output layer. Recomputation, padding, norms and the
+    optimiser are not counted.
 
-    ``tokens`` are real ones, ``supervised`` those that the loss counts; ``attended`` is the sum
-    over examples of their squared lengths.
+    ``tokens`` are real tokens, and ``attended`` is the sum of the squared lengths of the examples.
     """
     shapes = {n: s for n, (s, _) in decoder.layer_parameters(config).items() if n.endswith("_proj")}
     linear = config.num_layers * sum(rows * columns for rows, columns in shapes.values())
@@ -80,11 +79,11 @@ def lora_flops(
 
 
 def encoder_flops(config: EncoderConfig, *, tokens: int, attended: int) -> float:
-    """Floating-point operations of one gradient of a whole encoder.
+    """Returns the floating-point operations of one gradient of a whole encoder.
 
     With P weights in the linear layers, L layers and a width of D: ``6 P tokens + 12 L D
-    attended``; recomputation, padding, embeddings, norms and the optimiser do not count.
-    ``attended`` is the sum over texts of their squared lengths.
+    attended``. Recomputation, padding, embeddings, norms and the optimiser are not counted.
+    ``attended`` is the sum of the squared lengths of the texts.
     """
     shapes = encoder.layer_parameters(config).items()
     kernels = sum(math.prod(shape) for name, (shape, _) in shapes if name.endswith("_kernel"))

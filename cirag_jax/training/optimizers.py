@@ -1,35 +1,29 @@
-"""Optimisers by config: AdamW, a warm-up schedule, clipping by global norm."""
+"""AdamW with clipping by global norm and a warm-up schedule."""
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import optax
 
-from cirag_jax.errors import UserError, check_at_least, check_choice, check_positive
-from cirag_jax.types import Config
+from cirag_jax.errors import check_at_least, check_positive
+from cirag_jax.types import Config, UnitInterval
+from cirag_jax.validation import check_value
 
-SCHEDULES = ("linear", "cosine", "constant")
+Schedule = Literal["linear", "cosine", "constant"]
 
 
 def check_optimizer(config: Config) -> None:
-    """Raises UserError where a number or the schedule of ``config.optimizer`` cannot be.
-
-    Args:
-      config: of the whole training.
-    """
+    """Raises `UserError` for invalid settings of ``config.optimizer``."""
     check_positive(config, "optimizer.learning_rate")
     check_at_least(0, config, "optimizer.weight_decay", "optimizer.clip_norm")
-    ratio = config.optimizer.warmup_ratio
-    if not 0.0 <= ratio <= 1.0:
-        raise UserError(f"config.optimizer.warmup_ratio={ratio} must be in [0, 1].")
-    check_choice("config.optimizer.schedule", config.optimizer.schedule, SCHEDULES)
+    check_value("config.optimizer.warmup_ratio", config.optimizer.warmup_ratio, UnitInterval)
+    check_value("config.optimizer.schedule", config.optimizer.schedule, Schedule)
 
 
 def make_schedule(config: Config, total_steps: int) -> optax.Schedule:
-    """Learning rate by step: linear warm-up over ``warmup_ratio`` of the steps, then ``schedule``.
+    """Returns a learning-rate schedule with a linear warm-up over ``warmup_ratio`` of the steps.
 
-    ``linear`` and ``cosine`` decay to zero at ``total_steps``; ``constant`` stays. It must be one
-    of `SCHEDULES`, see `check_optimizer`.
+    Then ``linear`` and ``cosine`` decay to zero at ``total_steps``, and ``constant`` does not.
     """
     warmup = int(round(config.warmup_ratio * total_steps))
     peak = config.learning_rate
@@ -47,7 +41,7 @@ def make_schedule(config: Config, total_steps: int) -> optax.Schedule:
 
 
 def make_optimizer(config: Config, total_steps: int) -> optax.GradientTransformation:
-    """AdamW after clipping; biases and norms (arrays of one dimension per layer) do not decay."""
+    """Returns AdamW with clipping. Biases and norm scales do not decay."""
     return optax.chain(
         optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
         optax.adamw(
@@ -62,7 +56,10 @@ def make_optimizer(config: Config, total_steps: int) -> optax.GradientTransforma
 
 
 def _decays(params: Any) -> Any:
-    """True at kernels and embedding tables, by name: stacked layers give biases a second axis."""
+    """Returns True for kernels and embedding tables.
+
+    Decides by name, because the biases of stacked layers are matrices, too.
+    """
 
     def is_matrix(path: Any, _: Any) -> bool:
         name = jax.tree_util.keystr(path)

@@ -1,4 +1,4 @@
-"""A trace of some steps of a training run, for XProf, TensorBoard's profiler or Perfetto."""
+"""Traces of training steps for XProf, TensorBoard's profiler or Perfetto."""
 
 import pathlib
 import re
@@ -13,15 +13,14 @@ FOLDER = "profile"
 
 
 class StepProfile(Closing):
-    """Traces some steps into ``workdir/profile``, each process its own devices.
+    """A trace of some steps in ``workdir/profile``, in which each process traces its devices.
 
-    A step is sent to the devices while the one before still runs. So the trace begins once the step
-    before the first has been sent, and ends when the last has ended. Leaving the context manager
-    ends it early.
+    Steps are sent to the devices while the previous step runs. The trace therefore starts after the
+    step before the first was sent, and ends when the last step ends or the context is left.
 
     Args:
-      steps: ``FIRST:LAST``; None: nothing is traced. A run that goes on beyond FIRST traces what is
-        left of them.
+      steps: ``FIRST:LAST``, or None for no trace. A run that resumes after FIRST traces the
+        remaining steps.
       workdir: an existing folder.
     """
 
@@ -31,27 +30,27 @@ class StepProfile(Closing):
         self._tracing = False
 
     def sent(self, step: int) -> None:
-        """Begins, if the step after this one is to be traced."""
+        """Starts the trace if the next step is to be traced."""
         if not self._tracing and self._first - 1 <= step < self._last:
             jax.profiler.start_trace(self._folder, create_perfetto_trace=True)
             self._tracing = True
 
     def ended(self, step: int) -> None:
-        """Writes the trace, if this was its last step."""
+        """Writes the trace after its last step."""
         if step >= self._last:
             self.close()
 
     def close(self) -> None:
-        """Writes what has been traced, if anything is; more calls do nothing."""
+        """Writes the trace if it has started."""
         if self._tracing:
             self._tracing = False
             jax.profiler.stop_trace()
             if jax.process_index() == 0:
-                io.say(f"a profile is in {self._folder}")
+                io.say(f"wrote a profile to {self._folder}")
 
 
 def parse_steps(steps: str) -> tuple[int, int]:
-    """The first and the last step of ``FIRST:LAST``; `UserError`: see `StepProfile`."""
+    """Parses ``FIRST:LAST``."""
     match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", steps)
     if match is None or not 2 <= int(match[1]) <= int(match[2]):
         raise UserError(

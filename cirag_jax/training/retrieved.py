@@ -1,7 +1,7 @@
-"""Hard negatives from the passages that a retriever finds for each prefix of a chain.
+"""Hard negatives from the passages that are retrieved for each prefix of a chain.
 
-KiRAG (Appendix B.3) trains on what its own first step yields: the question and the partial chain
-retrieve ten passages, and the negatives are units of these.
+In KiRAG (Appendix B.3), the question and the partial chain retrieve ten passages, and the negatives
+are units of these passages.
 """
 
 import contextlib
@@ -31,15 +31,15 @@ def prefix_pools(
     workdir: pathlib.Path,
     dataset: Dataset,
     chains: Sequence[Chain],
-    own: Sequence[tuple[Unit, ...]],
+    pools: Sequence[tuple[Unit, ...]],
 ) -> list[PrefixPools]:
-    """For each chain and each of its prefixes, the units of ``config.retrieved.passages`` passages.
+    """Returns the units of ``config.retrieved.passages`` passages for each prefix of each chain.
 
-    The encoder ``config.retrieved.model`` finds them among all passages, by the question and the
-    prefix. Passages that repeat a gold sentence are left out. A prefix without any negative among
-    them has its chain's pool of ``own``.
+    The encoder ``config.retrieved.model`` retrieves them from all passages by the question and the
+    prefix. Passages that repeat a gold sentence are dropped. A prefix without a negative among the
+    units has the pool of its chain in ``pools``.
 
-    The rows of the passages stay in ``workdir`` as ``retrieved-*.npy``, so that a resumed training
+    The retrieved rows are stored as ``retrieved-*.npy`` in ``workdir``, so that a resumed training
     has the same negatives.
     """
     kind = config.data.units
@@ -58,49 +58,49 @@ def prefix_pools(
         file.parent.mkdir(parents=True, exist_ok=True)
         save_array(file, row_QK)
 
-    processes.together(retrieve)  # The others wait here: a broadcast alone would time out.
+    processes.together(retrieve)  # The other processes wait here; a broadcast would time out.
     rows = iter(np.asarray(multihost_utils.broadcast_one_to_all(row_QK)).tolist())
     ids, by_id = list(dataset.corpus), {question.id: question for question in dataset.questions}
-    found: list[PrefixPools] = []
-    for chain, pool in zip(chains, own, strict=True):
+    prefix_pools: list[PrefixPools] = []
+    for chain, pool in zip(chains, pools, strict=True):
         repeats = _repeats(by_id[chain.question_id])
-        of_chain = []
+        chain_pools = []
         for _ in chain.steps:
             kept = [ids[row] for row in next(rows) if ids[row] not in repeats]
             units = tuple(unit for id in kept for unit in units_of(dataset, id, kind))
-            of_chain.append(units if {*units} - {*chain.steps} else pool)
-        found.append(tuple(of_chain))
-    return found
+            chain_pools.append(units if {*units} - {*chain.steps} else pool)
+        prefix_pools.append(tuple(chain_pools))
+    return prefix_pools
 
 
 def _queries(chain: Chain, kind: UnitKind) -> list[str]:
-    """The aligner's query for every prefix: the first h steps in the order of the annotation."""
+    """Returns the aligner's query for every prefix, in the order of the annotation."""
     texts = [unit.text for unit in chain.steps]
     return [query_text(chain.question, texts[:length], kind) for length in range(len(texts))]
 
 
 def _search(config: Config, dataset: Dataset, queries: Sequence[str], k: int) -> np.ndarray:
-    """The rows of the k nearest passages of every query."""
     encoder, _ = open_encoder(config.retrieved.model)
-    embeds = FlaxEncoder(encoder, query_max_length=config.query_max_length)
-    with bar("encoding, to retrieve negatives", len(dataset.corpus), "passage") as shown:
-        index = PassageIndex.in_memory(list(dataset.corpus.values()), embeds, progress=shown.update)
+    retriever = FlaxEncoder(encoder, query_max_length=config.query_max_length)
+    passages = list(dataset.corpus.values())
+    with bar("encoding, to retrieve negatives", len(passages), "passage") as progress:
+        index = PassageIndex.in_memory(passages, retriever, progress=progress.update)
     return index.search(queries, k)[0]
 
 
 def _repeats(question: Question) -> set[str]:
-    """Passages that hold a gold sentence and are not gold themselves: overlapping chunks, say."""
-    elsewhere = passage_substitutes(question).values()
-    holding = {str(id) for sentences in elsewhere for ids in sentences for id in ids}
-    return holding - {*(question.supporting or ())}
+    """Returns passages that repeat a gold sentence but are not gold, such as overlapping chunks."""
+    substitutes = passage_substitutes(question).values()
+    ids = {str(id) for sentences in substitutes for ids in sentences for id in ids}
+    return ids - {*(question.supporting or ())}
 
 
 def _read(file: pathlib.Path, into_QK: np.ndarray, num_passages: int) -> bool:
-    """Copies the rows of an earlier call; False where the file is missing or damaged."""
+    """Reads the rows of an earlier call. Returns False if the file is missing or damaged."""
     with contextlib.suppress(OSError, ValueError, EOFError):
-        found = np.load(file, allow_pickle=False)
-        fits = (found.shape, found.dtype) == (into_QK.shape, into_QK.dtype)
-        if fits and found.min() >= 0 and found.max() < num_passages:
-            into_QK[:] = found
+        rows_QK = np.load(file, allow_pickle=False)
+        fits = (rows_QK.shape, rows_QK.dtype) == (into_QK.shape, into_QK.dtype)
+        if fits and rows_QK.min() >= 0 and rows_QK.max() < num_passages:
+            into_QK[:] = rows_QK
             return True
     return False

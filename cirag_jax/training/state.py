@@ -1,13 +1,14 @@
-"""What every trainer shares: its state, and the run that it resumes."""
+"""The train state of all trainers, and the identity of the run that a trainer resumes."""
 
 import functools
 import hashlib
 import pathlib
-from collections.abc import Collection, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 
@@ -20,8 +21,9 @@ from cirag_jax.models.io.pretrained_decoder import DEFAULT_DECODER
 from cirag_jax.training import optimizers
 from cirag_jax.training.profile import parse_steps
 from cirag_jax.types import Config
+from cirag_jax.validation import check_value
 
-EXAMPLES = "the training examples"  # what a run holds a digest of, beside its settings
+EXAMPLES = "the training examples"  # Name of the examples' digest in the identity of a run.
 _REMEDY = "choose another --workdir or the same config and data"
 # Fields of a config that may differ when a training is resumed.
 MAY_DIFFER = frozenset(
@@ -32,13 +34,13 @@ MAY_DIFFER = frozenset(
         "keep_checkpoints",
         "mesh",
         "profile_steps",
-        "head",  # trained at the end; it has a record of its own
+        "head",  # Trained at the end, with a separate record.
     }
 )
 
 
 class TrainState(NamedTuple):
-    """All that a step changes: fp32 parameters, optimiser state, steps done; and the RNG key."""
+    """The fp32 parameters, optimiser state and step count, and the RNG key."""
 
     params: nnx.State
     opt_state: optax.OptState
@@ -49,9 +51,10 @@ class TrainState(NamedTuple):
 def make_state(
     params: nnx.State, tx: optax.GradientTransformation, seed: int, mesh: jax.sharding.Mesh
 ) -> TrainState:
-    """The state before the first step, on the mesh; optimiser moments lie like their parameters.
+    """Returns the state before the first step, on the mesh.
 
-    ``params`` is what is trained (copied); ``seed`` is of dropout.
+    Optimiser moments are sharded like their parameters. ``params`` are copied; ``seed`` is the
+    seed of dropout.
     """
     init = functools.partial(_init, tx, seed)
     placed = sharding.state_sharding(jax.eval_shape(init, params), mesh)
@@ -59,12 +62,12 @@ def make_state(
 
 
 def abstract_state(params: nnx.State, tx: optax.GradientTransformation) -> TrainState:
-    """What `make_state` gives, with shapes and dtypes in place of arrays."""
+    """Returns the result of `make_state` with shapes and dtypes in place of arrays."""
     return jax.eval_shape(functools.partial(_init, tx, 0), params)
 
 
 def _init(tx: optax.GradientTransformation, seed: int, params: nnx.State) -> TrainState:
-    # A copy: donation would otherwise delete the caller's own.
+    # Donation would otherwise delete the caller's parameters.
     params = jax.tree.map(jnp.copy, params)
     return TrainState(params, tx.init(params), jnp.zeros((), jnp.int32), jax.random.key(seed))
 
@@ -72,10 +75,10 @@ def _init(tx: optax.GradientTransformation, seed: int, params: nnx.State) -> Tra
 def apply_gradient(
     tx: optax.GradientTransformation, state: TrainState, gradient: nnx.State
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """The state after a step, and the norms of gradient, update and parameters.
+    """Returns the state after a step, and the norms of gradient, update and parameters.
 
-    ``gradient`` comes by shard (`sharding.zeros_by_shard`): here, once a step, it is summed over
-    the devices.
+    ``gradient`` is by shard (`sharding.zeros_by_shard`). It is summed over the devices here, once
+    per step.
     """
     gradient = sharding.sum_shards(gradient)
     updates, opt_state = tx.update(gradient, state.opt_state, state.params)
@@ -88,47 +91,55 @@ def apply_gradient(
     return TrainState(params, opt_state, state.step + 1, state.key), norms
 
 
-COMPONENTS = ("aligner", "cross_encoder", "integrator", "extractor", "reader")
+def place_rows(arrays: Any, mesh: jax.sharding.Mesh) -> Any:
+    """Puts a tree of host arrays, the same on every process, on the mesh with sharded rows."""
+
+    def place(array: np.ndarray) -> jax.Array:
+        array = np.asarray(array)
+        return sharding.place(array, sharding.batch_sharding(mesh, array.ndim, array.shape))
+
+    return jax.tree.map(place, arrays)
+
+
+# ---------------------------------------------------------------------------------------- settings
+
+Component = Literal["aligner", "cross_encoder", "integrator", "extractor", "reader"]
 
 
 def is_training(config: Config) -> bool:
-    """Whether a config describes a training, not an evaluation."""
+    """Returns whether a config describes a training rather than an evaluation."""
     return "optimizer" in config
 
 
-def component_of(config: Config) -> str:
-    """Which of `COMPONENTS` a config trains."""
+def component_of(config: Config) -> Component:
+    """Returns the component that a config trains."""
     if not is_training(config):
         raise UserError(
-            "--config is not one to train by; there are configs/aligner.py, cross_encoder.py, "
-            "integrator.py, extractor.py and reader.py."
+            "--config describes no training; choose configs/aligner.py, cross_encoder.py, "
+            "integrator.py, extractor.py or reader.py."
         )
     component = config.get("component", "aligner")
-    if component not in COMPONENTS:
-        raise UserError(
-            f"config.component is {component!r}; it must be aligner, cross_encoder, integrator, "
-            "extractor or reader."
-        )
+    check_value("config.component", component, Component)
     return component
 
 
 def check_training(config: Config) -> None:
-    """Raises UserError where a setting that every trainer has cannot be."""
+    """Raises `UserError` for invalid settings that all trainers have."""
     check_at_least(1, config, "keep_checkpoints")
     zeros = ("num_epochs", "num_steps", "eval_every", "save_every", "stop_after_minutes")
     check_at_least(0, config, *zeros)
     if not config.num_steps and not config.num_epochs:
-        raise UserError("config.num_epochs and config.num_steps must not both be 0")
+        raise UserError("config.num_epochs or config.num_steps must be above 0")
     optimizers.check_optimizer(config)
     if config.get("profile_steps") is not None:
         parse_steps(config.profile_steps)
 
 
 def check_metric(name: str, measured: Collection[str]) -> None:
-    """Raises UserError where dev examples are ``measured``, but not by the metric that chooses."""
+    """Raises `UserError` if there are ``measured`` dev metrics, but not the one called ``name``."""
     if measured and name not in measured:
         raise UserError(
-            f"config.best_metric={name} is not measured here; there are {', '.join(measured)}"
+            f"config.best_metric={name} is not measured; choose one of {', '.join(measured)}"
         )
 
 
@@ -136,28 +147,28 @@ def check_metric(name: str, measured: Collection[str]) -> None:
 
 
 def absolute(spec: str) -> str:
-    """A local folder's full path, so that the checkpoint can be opened from anywhere."""
+    """Makes the path of a local folder absolute, so that checkpoints open from any folder."""
     path = pathlib.Path(spec)
     return str(path.resolve()) if path.is_dir() else spec
 
 
 def announce(text: str) -> None:
-    """Tells the user, once however many processes train."""
+    """Prints a message in the first process."""
     if jax.process_index() == 0:
         io.say(text)
 
 
 def open_checkpoints(config: Config, workdir: pathlib.Path) -> Checkpoints:
-    """Those of a run in ``workdir``, as many as its config keeps."""
+    """Opens the checkpoints of the run in ``workdir``."""
     return Checkpoints(
         workdir / "checkpoints", keep=config.keep_checkpoints, best_metric=config.best_metric
     )
 
 
 def identity_of(config: Config, may_differ: Collection[str] = ()) -> dict[str, Any]:
-    """Returns the identity of a training: its config, its base model, and packages.
+    """Returns the identity of a training: its config, base model and packages.
 
-    ``may_differ`` names fields that are left out in addition to `MAY_DIFFER`.
+    The fields of `MAY_DIFFER` and ``may_differ`` are left out.
     """
     fields = without(config.to_dict(), {*MAY_DIFFER, *may_differ})
     base = of_model(config.model.spec or DEFAULT_DECODER)
@@ -165,42 +176,42 @@ def identity_of(config: Config, may_differ: Collection[str] = ()) -> dict[str, A
 
 
 def digest(*parts: Iterable[Any]) -> str:
-    """SHA-256 of what is trained on and measured, records of texts: what `EXAMPLES` holds."""
-    found = hashlib.sha256()
+    """Returns the SHA-256 of the records of some datasets, such as examples."""
+    sha256 = hashlib.sha256()
     for part in parts:
         for record in part:
-            found.update(repr(record).encode() + b"\n")
-        found.update(b"\n")
-    return found.hexdigest()
+            sha256.update(repr(record).encode() + b"\n")
+        sha256.update(b"\n")
+    return sha256.hexdigest()
 
 
 def restore(
     checkpoints: Checkpoints,
     state: TrainState,
-    meta: dict[str, Any],
+    meta: Mapping[str, Any],
     total_steps: int,
-    data: Any = None,
+    batches: Any,
 ) -> tuple[TrainState, int]:
-    """The state of the latest checkpoint and its step; ``state`` and 0 where there is none.
+    """Returns the state and step of the latest checkpoint, or ``state`` and 0 without one.
 
-    ``meta`` is what this run would write beside its checkpoints; its ``run`` must be theirs.
-    ``data`` is the iterator that goes on where it was, if there is one.
+    Sets the iterator ``batches`` to its saved position. ``meta["run"]`` is the identity of this
+    run, which must be that of the checkpoint.
     """
     if checkpoints.latest_step() is None:
         return state, 0
     saved = checkpoints.meta().get("run", {})
     check_same(checkpoints.directory.parent, saved, meta["run"], _REMEDY)
-    restored = checkpoints.restore(None, state, data)
+    restored = checkpoints.restore(None, state, batches)
     announce(f"resuming from step {restored.step} of {total_steps}")
     return restored.state, restored.step
 
 
-def refuse_other(workdir: pathlib.Path, run: dict[str, Any]) -> None:
-    """Compares ``run`` with what ``workdir`` was started with, where it has a checkpoint.
+def check_same_run(workdir: pathlib.Path, run: dict[str, Any]) -> None:
+    """Raises `UserError` if ``workdir`` has a checkpoint of a run with another identity.
 
-    `restore` does so again, and with the examples; this is for what would take long before.
+    `restore` makes the full check, including the examples. This one saves long preparations.
     """
-    # A killed process leaves folders of other names: steps that were not whole.
+    # A killed process leaves folders with other names, which hold incomplete steps.
     if any(folder.name.isdigit() for folder in (workdir / "checkpoints").glob("*")):
         with Checkpoints(workdir, read_only=True) as checkpoints:
             saved = checkpoints.meta().get("run", {})

@@ -91,7 +91,7 @@ class Arrays(Rehearsal):
     def __call__(self, function, *arguments):
         if not hasattr(function, "lower"):
             return function(*arguments)
-        self.note(self.program(function, arguments), _live() - self._before)
+        self.update_peak(self.program(function, arguments), _live() - self._before)
         return function(*arguments)
 
 
@@ -280,7 +280,7 @@ def test_plan_collectives_in_loop_count_per_iteration():
         ("reader", "gpu=H1000", "config.gpu='H1000' is not one of null, B200, "),
         ("reader", "memory_gib=-1", "config.memory_gib=-1.0 must not be negative"),
         ("reader", "peak_share=0", "config.peak_share=0.0 must be above 0"),
-        ("reader", "num_epochs=0", "config.num_epochs and config.num_steps must not both be 0"),
+        ("reader", "num_epochs=0", "config.num_epochs or config.num_steps must be above 0"),
         ("reader", "model.spec=nobody/nothing", "the shape of model 'nobody/nothing' is not known"),
     ],
 )

@@ -10,14 +10,14 @@ from cirag_jax.datasets import demo
 from cirag_jax.distill.oracle import Round, decide, gold_of, sentence_gold_of
 from cirag_jax.distill.teachers import (
     AnnotationTeacher,
-    Inserting,
+    InsertingHandler,
+    gold_passages,
     insert_passage,
     missing_facts,
     read_conversation,
-    wanted_passages,
     with_facts,
 )
-from cirag_jax.distill.trajectories import UNCLEAR, marked, statistics
+from cirag_jax.distill.trajectories import UNCLEAR, mark_unclear, statistics
 from cirag_jax.methods.cirag import prompts
 from cirag_jax.runtime.requests import Retrieve, Retrieved
 from cirag_jax.runtime.scheduler import Call, RequestError, RequestKey
@@ -369,7 +369,8 @@ def test_a_round_with_a_hidden_or_a_wrong_support_is_unclear():
         Step(NEXT, candidates=(HOME, SONG), scores=(1.0, 0.5)),
         Step("?", candidates=(BIRTH,), scores=(1.0,), kept=(BIRTH,)),
     )
-    assert [bool(s.notes.get(UNCLEAR)) for s in marked(steps, gold)] == [True, False, False, False]
+    unclear = [bool(step.notes.get(UNCLEAR)) for step in mark_unclear(steps, gold)]
+    assert unclear == [True, False, False, False]
     text = "Night Tide is long."
     wrong = of_sentences(song=Passage("song", "Night Tide", text, (text,)))
     said = Sentence("song", 0, f"Night Tide: {text}")
@@ -398,7 +399,7 @@ def test_the_teacher_reads_numbered_sentences(few_shot):
 
 
 def test_a_passage_that_its_query_misses_is_inserted():
-    wanted = wanted_passages({"s": of_sentences()}, CORPUS)
+    wanted = gold_passages({"s": of_sentences()}, CORPUS)
     found = {
         "Night Tide performer": CORPUS["song"], "Who performed Night Tide?": CORPUS["song"],
         NEXT: CORPUS["singer"], "Ola Brandt place of birth": CORPUS["singer"],
@@ -419,7 +420,7 @@ def test_a_passage_that_its_query_misses_is_inserted():
         Call(RequestKey(program, n), Retrieve(query, 1))
         for n, (program, query) in enumerate(queries)
     ]
-    Inserting(other, functools.partial(insert_passage, wanted))(calls, got.__setitem__)
+    InsertingHandler(other, functools.partial(insert_passage, wanted))(calls, got.__setitem__)
     assert got[0] == Retrieved((CORPUS["vik"], CORPUS["singer"]), (0.5, 0.5))
     assert got[1] == Retrieved((CORPUS["singer"],), (0.5,)) and isinstance(got[2], RequestError)
     for program, query in (("s", ASKED.question), ("t", NEXT)):  # nothing is to be found there

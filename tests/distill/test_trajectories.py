@@ -57,13 +57,16 @@ def test_written_trajectories_are_read_back(tmp_path):
             lambda row: row["steps"][0]["scores"].__setitem__(0, 10**400),
             "scores[0]' cannot be used: number out",
         ),
-        (lambda row: row["steps"][0]["scores"].pop(), "field 'steps[0].scores' must be as many"),
+        (
+            lambda row: row["steps"][0]["scores"].pop(),
+            "field 'steps[0].scores' must have one score per candidate",
+        ),
         (lambda row: row["steps"][1].update(next_query=3), "'steps[1].next_query' must be a str"),
         (
             lambda row: row["steps"][0]["candidates"].__setitem__(0, ["a", "b"]),
             "'steps[0].candidates[0]' must be",
         ),
-        (lambda row: row["steps"][0]["kept"][0].__setitem__(0, "Eva"), "kept' holds a fact that"),
+        (lambda row: row["steps"][0]["kept"][0].__setitem__(0, "Eva"), "kept' has a fact that"),
     ],
 )
 def test_a_damaged_line_is_one_sentence_with_its_place(tmp_path, change, words):
@@ -186,7 +189,7 @@ def test_of_rounds_in_vain_one_is_kept():
     kept, vain = STEPS[0], STEPS[1]
 
     def left(*steps):
-        return trajectories.without_vain_rounds(steps)
+        return trajectories.until_second_empty_round(steps)
 
     assert left(kept, vain, kept) == (kept, vain, kept)
     assert left(kept, vain, vain, kept) == (kept, vain)
@@ -214,5 +217,5 @@ def test_candidates_in_another_order_are_the_same_candidates():
         assert now.kept == tuple(fact for fact in now.candidates if fact in now.kept)
     some = trajectories.shuffled([whole] * 40, 0.5, 0)
     assert 8 < sum(made == whole for made in some) < 32
-    with pytest.raises(UserError, match=r"shuffled=1\.5 must be in"):
+    with pytest.raises(UserError, match=r"shuffled=1\.5 must lie between 0 and 1"):
         trajectories.shuffled([whole], 1.5, 0)

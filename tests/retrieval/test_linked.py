@@ -20,12 +20,12 @@ from cirag_jax.retrieval.index import open_retriever
 from cirag_jax.retrieval.links import LinkWalk
 from cirag_jax.training import link_head as training
 from cirag_jax.training.link_head import (
-    Stopped,
     Task,
-    by_aligner,
+    TrainingStopped,
     check_questions,
     check_settings,
     passage_ids,
+    score_by_aligner,
     train_link_head,
 )
 from cirag_jax.types import Feedback, Question
@@ -182,7 +182,7 @@ def test_a_head_learns_to_follow_what_the_aligner_cannot_see(tmp_path):
         ({"held_out": -1}, r"config\.head\.held_out"),
         ({"without": ("link",)}, r"config\.head\.without"),
         ({"hide": 1.0}, r"config\.head\.hide=1\.0 must be"),
-        ({}, "learns from gold passages"),
+        ({}, "needs training questions with gold passages"),
     ],
 )
 def test_a_head_that_cannot_be_trained_is_refused_before_its_aligner_is(fields, message):
@@ -203,8 +203,13 @@ def test_a_training_stops_wherever_it_is():
     def asked(limit):
         """How often it was asked, told to stop the ``limit``-th time."""
         times = itertools.count(1)
-        with contextlib.suppress(Stopped), jax.numpy_dtype_promotion("standard"):
-            train_link_head(config, [task], "sentence", 0, lambda: next(times) == limit)
+
+        def check_stop():
+            if next(times) == limit:
+                raise TrainingStopped
+
+        with contextlib.suppress(TrainingStopped), jax.numpy_dtype_promotion("standard"):
+            train_link_head(config, [task], "sentence", 0, check_stop)
         return next(times) - 1
 
     # Two rounds of two searches and the epochs; the epochs of each half's head; two measurements of
@@ -289,7 +294,7 @@ def test_a_head_may_search_all_passages_or_those_of_its_questions():
 
 def test_a_head_is_not_fitted_to_nothing():
     task = Task(make_index(), tuple(ROW), (Question("q", "Where?", ()),), ())
-    with pytest.raises(UserError, match="no search of a training question"):
+    with pytest.raises(UserError, match="no search for a training question"):
         train_link_head(aligner.linked().head, [task], "sentence", seed=0)
 
 
@@ -297,7 +302,7 @@ def test_before_training_a_head_is_the_aligner():
     ones = np.ones(len(FEATURES), np.float32)
     head = LinkHead(LinkHeadModule(0 * ones, ones, 4, nnx.Rngs(0)), FEATURES, "sentence", 2)
     x = [np.random.default_rng(0).normal(size=(n, len(FEATURES))) for n in (3, 0, 1200)]
-    for ours, aligners in zip(head.score(x), by_aligner(x), strict=True):
+    for ours, aligners in zip(head.score(x), score_by_aligner(x), strict=True):
         np.testing.assert_array_equal(np.argsort(ours), np.argsort(aligners))
 
 

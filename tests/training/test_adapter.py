@@ -20,11 +20,7 @@ from cirag_jax.training.data.examples import Part
 from cirag_jax.training.data.packing import MicroBatch
 from cirag_jax.training.lora_step import Batch
 from tests import tiny
-from tests.training.students import (
-    SIDECAR,
-    config_of,
-    train,
-)
+from tests.training.students import SIDECAR, config_of, train
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short")]
 
@@ -178,28 +174,28 @@ def test_training_goes_on_from_an_adapter(trained, folders, tmp_path):
     config = config_of(folders, **{"lora.start": spec})
     base = load_decoder(str(folders[0]))
     mesh = sharding.make_mesh(1, 1, 1, devices=jax.devices()[:1])
-    found, before = adapter.make_adapter(config, base.config, adapter.make_lora(config), mesh)
+    found, before = adapter.initial_adapter(config, base.config, adapter.make_lora(config), mesh)
     state, _, meta = open_adapter(spec)
     assert hash_arrays(found) == hash_arrays(state) and before == meta["trained_on"]
     config.lora.rank = 2
     with pytest.raises(UserError, match="has rank 4, scale"):
-        adapter.make_adapter(config, base.config, adapter.make_lora(config), mesh)
+        adapter.initial_adapter(config, base.config, adapter.make_lora(config), mesh)
     config.lora.rank, config.component = 4, "reader"  # whatever it was trained for
-    found, before = adapter.make_adapter(config, base.config, adapter.make_lora(config), mesh)
+    found, before = adapter.initial_adapter(config, base.config, adapter.make_lora(config), mesh)
     assert hash_arrays(found) == hash_arrays(state) and before == meta["trained_on"]
 
 
 def test_dev_questions_that_the_start_was_trained_on_are_counted(folders, capsys):
     config = config_of(folders, **{"lora.start": "W"})
     data = conversations.load_data(config, ChatTokenizer.load(str(folders[0])), 448)
-    assert adapter.count_seen(config, data.trained_on, data) == 0
-    assert adapter.count_seen(config_of(folders), (), data) == 0
+    assert adapter.count_dev_trained_on(config, data.trained_on, data) == 0
+    assert adapter.count_dev_trained_on(config_of(folders), (), data) == 0
     assert "lora.start" not in capsys.readouterr().err
-    assert adapter.count_seen(config, ["another", data.measured_on[0]], data) == 1
+    assert adapter.count_dev_trained_on(config, ["another", data.measured_on[0]], data) == 1
     said = capsys.readouterr().err
-    assert "WARNING: config.lora.start=W was trained on 1 of the 2 that dev examples are of" in said
-    assert adapter.count_seen(config, None, data) is None
-    assert "config.lora.start=W does not say what it was trained on" in capsys.readouterr().err
+    assert "WARNING: config.lora.start=W was trained on 1 of the 2 questions or passages" in said
+    assert adapter.count_dev_trained_on(config, None, data) is None
+    assert "config.lora.start=W does not record its training questions" in capsys.readouterr().err
 
 
 def test_supervised_tokens_are_counted_whatever_they_weigh(folders, monkeypatch):
@@ -233,7 +229,7 @@ def test_a_run_without_dev_examples_saves_and_writes_no_empty_line(folders, tmp_
 def test_a_metric_that_is_not_measured_is_refused_before_training(folders, tmp_path, one_device):
     config = config_of(folders, best_metric="dev/core_f1", eval_every=0)
     wanted = (
-        "best_metric=dev/core_f1 is not measured here; there are dev/loss, dev/loss_rationale, "
+        "best_metric=dev/core_f1 is not measured; choose one of dev/loss, dev/loss_rationale, "
         "dev/loss_facts, dev/loss_question, dev/loss_stop$"
     )
     with pytest.raises(UserError, match=wanted):
@@ -248,14 +244,14 @@ def test_a_metric_that_is_not_measured_is_refused_before_training(folders, tmp_p
         ({"trajectories": "null"}, r"config\.trajectories is required"),
         ({"keep": "best"}, r"keep='best'"),
         ({"num_trajectories": -5}, r"config\.num_trajectories=-5 must not be negative"),
-        ({"num_trajectories": 11}, r"num_trajectories=11, but there are 10"),
+        ({"num_trajectories": 11}, r"num_trajectories=11 exceeds the 10"),
         ({"dev_fraction": 1.0}, r"dev_fraction=1\.0"),
-        ({"length": 600}, r"config\.length=600 exceeds the model's 512"),
-        ({"length": 30}, "nothing to train on"),
-        ({"batch_size": 3, "rows_per_device": 2}, r"batch_size=3 is not a multiple of 2"),
+        ({"length": 600}, r"config\.length=600 exceeds the 512 positions"),
+        ({"length": 30}, "no supervised tokens in"),
+        ({"batch_size": 3, "rows_per_device": 2}, r"batch_size=3 must be a multiple of 2"),
         ({"model.remat": "some"}, r"remat='some' is not one of"),
         ({"buckets": "(9, 5)"}, r"buckets=\(9, 5\)"),
-        ({"num_steps": 0, "num_epochs": 0}, "must not both be 0"),
+        ({"num_steps": 0, "num_epochs": 0}, "num_epochs or config.num_steps must be above 0"),
         ({"chunk": 0}, r"config\.chunk=0"),
         ({"max_tokens": -1}, r"max_tokens=-1"),
         ({"kept_weight": -1.0}, r"config\.kept_weight=-1\.0 must not be negative"),

@@ -148,9 +148,9 @@ def test_an_adapter_plays_its_own_role_as_it_was_trained(trained, folders, capsy
 @pytest.mark.parametrize(
     ("script", "config", "message"),
     [
-        ("train", "integrator_eval", "--config is not one to train by"),
+        ("train", "integrator_eval", "--config describes no training"),
         ("evaluate", "integrator", "--config describes no evaluation"),
-        ("train", "integrator", "config.component is 'critic'; it must be aligner, "),
+        ("train", "integrator", "config.component='critic' is not one of aligner, "),
         (
             "evaluate",
             "integrator_eval",

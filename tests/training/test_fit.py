@@ -1,4 +1,4 @@
-"""The train loop alone: order of its calls, what is saved, where it stops and resumes."""
+"""The train loop: the order of its calls, saving, stopping and resuming."""
 
 import json
 from typing import NamedTuple
@@ -7,11 +7,12 @@ import pytest
 from ml_collections import ConfigDict
 
 from cirag_jax.errors import UserError
+from cirag_jax.models.io.checkpoints import Restored
 from cirag_jax.training import fit as fit_lib
-from cirag_jax.training.fit import BatchOfStep, fit
+from cirag_jax.training.fit import BatchIterator, fit
 from cirag_jax.training.preemption import PreemptionGuard
 
-META = {"component": "test"}
+META = {"component": "test", "run": {"seed": 0}}
 
 
 class Batch(NamedTuple):
@@ -21,16 +22,31 @@ class Batch(NamedTuple):
 
 
 class State(NamedTuple):
-    """The sum of the numbers of all batches that were trained on."""
+    """The sum of the numbers of all batches so far."""
 
     params: float
 
 
 class RecordingCheckpoints:
-    """Stands for `Checkpoints`: records saves, ranks by ``dev/mrr``."""
+    """Replaces `Checkpoints`: records saves, and ranks by ``dev/mrr``.
 
-    def __init__(self, log):
-        self.log, self.saved = log, {}
+    ``restored`` maps the step of a saved checkpoint to its parameters.
+    """
+
+    def __init__(self, log, directory, restored):
+        self.log, self.saved, self.restored = log, {}, restored
+        self.directory = directory / "checkpoints"
+
+    def latest_step(self):
+        return max(self.restored, default=None)
+
+    def meta(self):
+        return META
+
+    def restore(self, step, state, data):
+        step = self.latest_step() if step is None else step
+        data.set_state({"step": step})
+        return Restored(step, state._replace(params=self.restored[step]), None, META, None)
 
     def save(self, step, state, data, meta, metrics=None):
         self.log.append(f"save {step}")
@@ -49,7 +65,7 @@ class RecordingCheckpoints:
 
 
 class LateLoss:
-    """A loss that logs when the loop fetches it, which is when it waits for the step."""
+    """A loss that logs when the loop fetches it and waits for the step."""
 
     def __init__(self, log, step, value):
         self.log, self.step, self.value = log, step, value
@@ -66,15 +82,15 @@ def log():
 
 @pytest.fixture()
 def run(log, tmp_path, monkeypatch):
-    """Runs `fit` on a state that counts its steps; returns the result and the checkpoints.
+    """Runs `fit` on a state that sums its batches; returns the result and the checkpoints.
 
-    The state starts with ``params``. Preemption asks to stop after step ``stop_at``; the loss of
-    step ``bad`` is not finite.
+    Preemption requests a stop after step ``stop_at``. The loss of step ``bad`` is not finite.
+    ``restored`` has the parameters of earlier checkpoints by step.
     """
 
-    def start(total, *, params=0.0, first_step=0, stop_at=0, bad=0, has_dev=True, **changes):
+    def start(total, *, restored=(), stop_at=0, bad=0, has_dev=True, **changes):
         settings = {"eval_every": 0, "save_every": 0, "stop_after_minutes": 0.0, **changes}
-        checkpoints = RecordingCheckpoints(log)
+        checkpoints = RecordingCheckpoints(log, tmp_path, dict(restored))
 
         class Guard(PreemptionGuard):
             def should_stop(self, step):
@@ -100,12 +116,11 @@ def run(log, tmp_path, monkeypatch):
             ConfigDict(settings),
             tmp_path,
             train_step,
-            State(params),
-            BatchOfStep(batch_of, first_step),
+            State(0.0),
+            BatchIterator(batch_of),
             evaluate,
             checkpoints,
             META,
-            first_step=first_step,
             total_steps=total,
             start=0.0,
             advice="Lower the rate",
@@ -189,20 +204,22 @@ def test_fit_stop_after_the_last_step_is_complete(run):
 def test_fit_resume_begins_at_the_next_step(run, log):
     _, checkpoints = run(6, stop_at=3)
     log.clear()
-    result, checkpoints = run(6, params=checkpoints.saved[3][0], first_step=3, eval_every=6)
+    result, checkpoints = run(6, restored={3: checkpoints.saved[3][0]}, eval_every=6)
     assert log[:2] == ["batch 4", "send 4"]  # No evaluation before it.
     assert checkpoints.saved == {6: (21.0, {"step": 6}, {"dev/mrr": 21.0})}
     assert result.step == 6
 
 
 def test_fit_finished_run_trains_and_saves_nothing(run, log):
-    result, checkpoints = run(4, first_step=4, eval_every=2)
+    result, checkpoints = run(4, restored={4: 10.0}, eval_every=2)
     assert log == ["wait"] and not checkpoints.saved
     assert (result.complete, result.step) == (True, 4)
 
 
-def test_batch_of_step_state_is_the_step_of_the_last_batch():
-    batches = BatchOfStep(lambda step: 10 * step, first_step=2)
+def test_batch_iterator_state_is_the_step_of_the_last_batch():
+    batches = BatchIterator(lambda step: 10 * step)
+    assert batches.get_state() == {"step": 0} and next(batches) == 10
+    batches.set_state({"step": 2})
     assert batches.get_state() == {"step": 2}
     assert next(batches) == 30
     assert batches.get_state() == {"step": 3}

@@ -14,6 +14,7 @@ from cirag_jax import sharding
 from cirag_jax.models.encoder import Encoder, EncoderConfig, embed
 from cirag_jax.training import aligner, gradient_cache
 from cirag_jax.training.contrastive import contrastive_loss
+from cirag_jax.training.data import pools as pools_lib
 from cirag_jax.training.data.pools import Example, Layout, build_batch
 from cirag_jax.training.rehearsal import bytes_of
 
@@ -133,7 +134,7 @@ def test_a_chunk_that_is_kept_holds_no_parameters(scanned, devices):
     mesh = sharding.make_mesh(devices, devices=jax.devices()[:devices])
     with jax.set_mesh(mesh):
         graphdef, params = nnx.split(Encoder(config, rngs=nnx.Rngs(0)))
-        chunk = gradient_cache.DeviceChunk(
+        chunk = pools_lib.Chunk(
             np.zeros((2, 7), np.int32), np.ones((2, 7), bool), np.arange(2, dtype=np.int32)
         )
         table_ND = np.zeros((3, config.d_model), np.float32)

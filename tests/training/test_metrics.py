@@ -209,10 +209,7 @@ def test_loss_is_fetched_only_when_shown(tmp_path, clock, stderr):
 
 def test_bar_on_a_terminal_is_closed_by_an_error(tmp_path, clock, stderr):
     stream = stderr(Terminal())
-    with (
-        pytest.raises(RuntimeError),
-        MetricWriter(tmp_path, 10) as writer,
-    ):
+    with pytest.raises(RuntimeError), MetricWriter(tmp_path, 10) as writer:
         clock.now += 5
         writer.progress(4, 0.5)
         raise RuntimeError

@@ -54,13 +54,13 @@ def test_prefix_pools_are_the_sentences_of_the_passages_nearest_to_question_and_
     model_and_data, tmp_path
 ):
     config = _config(model_and_data)
-    chains, _, of_prefixes = _training_chains(config, tmp_path)
+    chains, _, prefix_pools = _training_chains(config, tmp_path)
     corpus = load.load_dataset(config.data).corpus
     encoder = load_encoder(str(model_and_data[0]))
     vector_ND = encode(encoder, None, [passage_text(p) for p in corpus.values()], max_length=256)
     texts = [list(sentence_texts(passage)) for passage in corpus.values()]
     assert len(chains) > 5
-    for chain, pools in zip(chains, of_prefixes, strict=True):
+    for chain, pools in zip(chains, prefix_pools, strict=True):
         assert len(pools) == len(chain.steps)
         for length, pool in enumerate(pools):
             steps = [unit.text for unit in chain.steps[:length]]
@@ -68,7 +68,7 @@ def test_prefix_pools_are_the_sentences_of_the_passages_nearest_to_question_and_
             (query_D,) = encode(encoder, None, [query], kind="query", max_length=256)
             nearest = np.argsort(-(vector_ND @ query_D), kind="stable")[:_PASSAGES]
             assert [unit.text for unit in pool] == [text for row in nearest for text in texts[row]]
-    assert any(len(set(pools)) > 1 for pools in of_prefixes)
+    assert any(len(set(pools)) > 1 for pools in prefix_pools)
 
 
 def test_prefix_pools_leave_out_a_passage_that_repeats_a_gold_sentence(model_and_data, tmp_path):
@@ -140,8 +140,11 @@ def test_training_on_retrieved_negatives_ends_and_resumes(
     ("changes", "message"),
     [
         ({"retrieved.passages": 0}, r"config\.retrieved\.passages=0 must be at least 1"),
-        ({"order": "dependency"}, r"config\.order=dependency: config\.retrieved\.model"),
-        ({"batch_size": 400}, r"config\.batch_size needs 100 questions a batch"),
+        (
+            {"order": "dependency"},
+            r"config\.order=dependency must be printed with config\.retrieved\.model",
+        ),
+        ({"batch_size": 400}, r"config\.batch_size needs 100 questions with a chain per batch"),
     ],
 )
 def test_settings_that_cannot_be_used_are_refused_before_anything_is_retrieved(

@@ -1,9 +1,9 @@
-"""Comparisons: made anew from the annotated facts of training questions, and how they conclude.
+"""New comparison questions from annotated facts, and the conclusions of comparisons.
 
-Two dates or two countries are compared in half of 2WikiMultihopQA's questions, and a few hundred of
-them teach a small reader the form but not the comparison. Their facts, paired otherwise, are any
-number of new ones over the same real sentences; and what is compared is written down before the
-answer, years first, so that no token has to find, compare and choose at once.
+Half of the questions of 2WikiMultihopQA compare two dates or two countries. A few hundred of them
+teach a small reader the form but not the comparison. New pairs of their facts make many more
+questions over the same sentences. The target also states the comparison before the answer, so that
+no single token has to find, compare and choose.
 """
 
 import datetime
@@ -18,14 +18,14 @@ from cirag_jax.datasets.annotations import names, words
 from cirag_jax.datasets.sentences import sentences_of
 from cirag_jax.types import Dataset, Passage, Question
 
-# The relations of what a comparison concludes.
+# The relations of conclusions.
 BEFORE, SAME, OTHER, IS = "before", "same as", "other than", "is"
 
-# Between the ids of the questions that a recombined one takes its facts from, and its number.
+# Separates the source ids and the number in the id of a recombined question.
 _JOINT = "+"
 
 _EARLIER, _LATER = "earlier", "later"
-# Relation -> (how one asks, which of the two it is).
+# Relation -> (wording of the question, which date answers it).
 _DATES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "date of birth": (
         ("was born first", _EARLIER),
@@ -34,11 +34,7 @@ _DATES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("was born later", _LATER),
         ("is younger", _LATER),
     ),
-    "date of death": (
-        ("died first", _EARLIER),
-        ("died earlier", _EARLIER),
-        ("died later", _LATER),
-    ),
+    "date of death": (("died first", _EARLIER), ("died earlier", _EARLIER), ("died later", _LATER)),
     "publication date": (
         ("came out first", _EARLIER),
         ("was released earlier", _EARLIER),
@@ -47,7 +43,7 @@ _DATES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "inception": (("was founded first", _EARLIER), ("was established later", _LATER)),
 }
 _COUNTRIES = ("country of citizenship", "country of origin", "country")
-# Adjectives of which the first four letters are not those of the country.
+# Adjectives whose first four letters differ from those of the country.
 _OF_COUNTRY = {
     "american": "United States",
     "british": "United Kingdom",
@@ -60,12 +56,12 @@ _OF_COUNTRY = {
     "spanish": "Spain",
     "turkish": "Turkey",
 }
-# What has such a maker is called, in "Which ... has the ... who".
+# Maker -> noun of the work, for "Which ... has the ... who".
 _THINGS = {"director": "film", "performer": "song", "composer": "work", "author": "book"}
 
 
 class _Leg(NamedTuple):
-    """One side of a comparison: a subject, and the fact or two facts that lead to its value."""
+    """One side of a comparison: a subject and the one or two facts that lead to its value."""
 
     subject: str
     facts: tuple[tuple[str, str, str], ...]
@@ -84,17 +80,11 @@ class _Leg(NamedTuple):
 def recombine(
     dataset: Dataset, questions: Sequence[Question], count: int, seed: int
 ) -> list[Question]:
-    """New comparison questions over the facts of ``questions``.
+    """Draws new comparison questions over the facts of ``questions``.
 
-    Args:
-      dataset: with the questions' passages.
-      questions: with evidences and supporting sentences; others give nothing.
-      count: how many are wanted; at most as many as there are facts to compare.
-      seed: of the draw.
-
-    Returns:
-      Questions whose id joins those that their facts are from (`sources` takes them apart), with
-      evidences, supporting sentences and the contexts of both.
+    Questions without evidences or supporting sentences are ignored. The number of new questions is
+    at most ``count`` and the number of comparable facts. Their ids join those of the source
+    questions (see `sources`), and they have evidences, supporting sentences and both contexts.
     """
     rng = np.random.default_rng(seed)
     groups: dict[tuple[str, ...], list[_Leg]] = {}
@@ -106,37 +96,33 @@ def recombine(
         return []
     paths, count = list(groups), min(count, sum(map(len, groups.values())))
     share = np.array([min(len(groups[path]), 60) for path in paths], float)
-    made: dict[str, Question] = {}
+    new: dict[str, Question] = {}
     for _ in range(20 * count):
-        if len(made) == count:
+        if len(new) == count:
             break
         legs = groups[paths[rng.choice(len(paths), p=share / share.sum())]]
         first, second = (legs[i] for i in rng.choice(len(legs), 2, replace=False))
-        if first.path[-1] in _COUNTRIES and rng.random() < 0.5:  # As many yes as no.
-            alike = [leg for leg in legs if _same_country(leg.value, first.value)]
-            second = alike[int(rng.integers(len(alike)))]
+        if first.path[-1] in _COUNTRIES and rng.random() < 0.5:  # For as many yes as no.
+            same = [leg for leg in legs if _same_country(leg.value, first.value)]
+            second = same[int(rng.integers(len(same)))]
         question = _compare(first, second, rng)
         if question is not None:
-            made.setdefault(question.id, question)
-    return list(made.values())
+            new.setdefault(question.id, question)
+    return list(new.values())
 
 
 def sources(question_id: str) -> tuple[str, ...]:
-    """The ids of the questions that a recombined one was made from; of another, its own."""
+    """Returns the source ids of a recombined question, or else the id itself."""
     parts = question_id.split(_JOINT)
     return tuple(parts[:-1]) if len(parts) == 3 and parts[-1].isdigit() else (question_id,)
 
 
 def conclusion(question: Question) -> tuple[tuple[str, str, str], ...]:
-    """What follows from a comparison's facts before its answer does, as further facts of the chain.
+    """Returns what follows from the evidences of a comparison, as further facts of the chain.
 
-    Args:
-      question: with evidences.
-
-    Returns:
-      Of two dates which is the earlier, whose that is, and which of them is asked for: ``1930;
-      before; 1949``, ``Ann; before; Bob`` and ``later; is; Bob``. Of two countries whether they
-      are the same. Empty where a question compares nothing, or more than two.
+    For two dates, these are the order of the dates, the order of the subjects, and the one that
+    answers the question: ``1930; before; 1949``, ``Ann; before; Bob`` and ``later; is; Bob``. For
+    two countries, the fact states whether they are the same. Other questions have none.
     """
     facts = question.evidences or ()
     dates = [fact for fact in facts if fact[1] in _DATES]
@@ -146,10 +132,10 @@ def conclusion(question: Question) -> tuple[tuple[str, str, str], ...]:
             return ()
         first, second = dates if sign < 0 else dates[::-1]
         years = [re.findall(r"\b\d{3,4}\b", fact[2])[-1:] for fact in (first, second)]
-        told = [fact[2] for fact in (first, second)]
+        values = [fact[2] for fact in (first, second)]
         if all(years) and years[0] != years[1]:
-            told = [year for (year,) in years]
-        order = ((told[0], BEFORE, told[1]), (first[0], BEFORE, second[0]))
+            values = [year for (year,) in years]
+        order = ((values[0], BEFORE, values[1]), (first[0], BEFORE, second[0]))
         earlier, later = (_leads_to(question, fact[0]) for fact in (first, second))
         if earlier == later:
             return order
@@ -161,56 +147,55 @@ def conclusion(question: Question) -> tuple[tuple[str, str, str], ...]:
 
 
 def _leads_to(question: Question, name: str) -> bool:
-    """Whether the answer is that name, or what a fact says that it made."""
+    """Returns whether the answer is ``name`` or a work of ``name``."""
     answer = words(question.answers[0])
-    made = (fact[0] for fact in question.evidences or () if words(fact[2]) == words(name))
-    return any(words(one) == answer for one in (name, *made))
+    works = (fact[0] for fact in question.evidences or () if words(fact[2]) == words(name))
+    return any(words(text) == answer for text in (name, *works))
 
 
 def _legs(question: Question, corpus: Mapping[str, Passage]) -> list[_Leg]:
-    """A question's facts that end in something comparable, alone and with the fact before."""
+    """Returns the comparable facts of a question, with and without the fact that leads to them."""
     evidences = question.evidences or ()
-    found = []
+    legs = []
     for index, fact in enumerate(evidences):
         if fact[1] not in _DATES and fact[1] not in _COUNTRIES:
             continue
         before = [e for e in evidences[:index] if e[1] in _THINGS and words(e[2]) == words(fact[0])]
         for facts in ((fact,), *((earlier, fact) for earlier in before[:1])):
-            places = [_place(question, corpus, one) for one in facts]
+            places = [_place(question, corpus, step) for step in facts]
             if None not in places:
                 distinct = tuple(dict.fromkeys(place for place in places if place))
-                found.append(_Leg(facts[0][0], facts, distinct, question))
-    return found
+                legs.append(_Leg(facts[0][0], facts, distinct, question))
+    return legs
 
 
 def _place(
     question: Question, corpus: Mapping[str, Passage], fact: tuple[str, str, str]
 ) -> tuple[str, int] | None:
-    """The supporting sentence of the head's passage that has the most of the tail's words."""
-    stated = words(fact[2])
-    found = [
-        (len(stated & words(sentences_of(corpus[i])[s])), (i, s))
+    """Returns the supporting sentence of the head's passage with most words of the tail."""
+    tail = words(fact[2])
+    ranked = [
+        (len(tail & words(sentences_of(corpus[i])[s])), (i, s))
         for i, s in question.supporting_sentences or ()
         if i in corpus and names(corpus[i].title, fact[0]) and s < len(sentences_of(corpus[i]))
     ]
-    return max(found, key=lambda one: one[0])[1] if found else None
+    return max(ranked, key=lambda pair: pair[0])[1] if ranked else None
 
 
 def _compare(first: _Leg, second: _Leg, rng: np.random.Generator) -> Question | None:
-    """The question that compares two legs of one path; None where the answer is not clear."""
+    """Returns a question that compares two legs of one path, or None if the answer is unclear."""
     if words(first.subject) == words(second.subject) or first.source.id == second.source.id:
         return None
     relation = first.path[-1]
     if relation in _COUNTRIES:
-        text, answer = _ask_same(first, second, rng), "no"
-        if _same_country(first.value, second.value):
-            answer = "yes"
+        text = _ask_same(first, second, rng)
+        answer = "yes" if _same_country(first.value, second.value) else "no"
     else:
         order = _compare_dates(first.value, second.value)
         if order is None:
             return None
-        ask, which = _DATES[relation][int(rng.integers(len(_DATES[relation])))]
-        text = _ask_which(first, second, ask, rng)
+        wording, which = _DATES[relation][int(rng.integers(len(_DATES[relation])))]
+        text = _ask_which(first, second, wording, rng)
         answer = (first if (order < 0) == (which == _EARLIER) else second).subject
     bridges = [leg.facts[0] for leg in (first, second) if len(leg.facts) > 1]
     places = tuple(dict.fromkeys((*first.places, *second.places)))
@@ -259,25 +244,24 @@ def _ask_same(first: _Leg, second: _Leg, rng: np.random.Generator) -> str:
 
 
 def _same_country(a: str, b: str) -> bool:
-    """Whether two values name one country: "India" and "Indian" do."""
+    """Returns whether two values, such as "India" and "Indian", name the same country."""
     keys = [words(_OF_COUNTRY.get(value.casefold(), value)) for value in (a, b)]
     stems = [{word[:4] for word in key} for key in keys]
     return stems[0] == stems[1]
 
 
 def _compare_dates(a: str, b: str) -> int | None:
-    """-1: the first date is earlier, 1: it is later, None: that cannot be said."""
-    spans = []
-    for value in (a, b):
-        try:
-            spans.append(
-                [
-                    dateutil.parser.parse(value, default=datetime.datetime(2000, *edge))
-                    for edge in ((1, 1), (12, 28))
-                ]
-            )
-        except (ValueError, OverflowError):
-            return None
-    if spans[0][1] < spans[1][0]:
+    """Returns -1 if the first date is earlier, 1 if it is later, and None if it is unclear."""
+    try:
+        (first, first_end), (second, second_end) = (
+            [
+                dateutil.parser.parse(value, default=datetime.datetime(2000, *day))
+                for day in ((1, 1), (12, 28))
+            ]
+            for value in (a, b)
+        )
+    except (ValueError, OverflowError):
+        return None
+    if first_end < second:
         return -1
-    return 1 if spans[1][1] < spans[0][0] else None
+    return 1 if second_end < first else None

@@ -1,6 +1,7 @@
-"""What integrator, extractor and reader are trained on: examples, and what was left out of them."""
+"""Training and dev examples of integrator, extractor and reader."""
 
 import collections
+import functools
 import hashlib
 import json
 import pathlib
@@ -12,35 +13,31 @@ import numpy as np
 from cirag_jax.datasets import load
 from cirag_jax.datasets.references import select_references
 from cirag_jax.distill import trajectories as trajectories_lib
-from cirag_jax.errors import UserError, check_at_least
+from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.methods import prompt_digests
 from cirag_jax.methods.cirag.compact import Units
 from cirag_jax.methods.cirag.settings import PROMPT_FIELDS, CiragConfig
 from cirag_jax.training import state as state_lib
 from cirag_jax.training.data import comparisons, lives
+from cirag_jax.training.data import reading_examples as readings_lib
 from cirag_jax.training.data.examples import Example, Part, trajectory_examples
 from cirag_jax.training.data.extraction_examples import extraction_examples
 from cirag_jax.training.data.query_examples import WEIGHTS, written_queries
-from cirag_jax.training.data.reading_examples import (
-    Reading,
-    ReadingSettings,
-    make_readings,
-    reading_examples,
-)
+from cirag_jax.training.data.reading_examples import Reading, ReadingSettings
 from cirag_jax.types import Config, Dataset, Question, Trajectory
 
 Item = TypeVar("Item")
 
 
 class Data(NamedTuple):
-    """What a run trains on and is measured by.
+    """Training and dev examples.
 
     Attributes:
-      train, dev: examples, none longer than asked for.
-      counts: for the result: how many of what, and how many were cut or dropped for which reason.
-      described: for the checkpoint: how conversations are rendered, which inference must repeat.
-      num_candidates: most candidates that a teacher was shown; 0: the extractor.
+      train, dev: the examples.
+      counts: numbers of examples and of dropped items, for the result.
+      described: rendering of the conversations, for the checkpoint. Inference must match it.
+      num_candidates: maximum number of candidates in the trajectories, otherwise 0.
     """
 
     train: list[Example]
@@ -51,63 +48,54 @@ class Data(NamedTuple):
 
     @property
     def trained_on(self) -> tuple[str, ...]:
-        """Ids of the questions (extractor: passages) of the training examples, sorted."""
+        """Sorted ids of the questions (extractor: passages) of the training examples."""
         return _sources(self.train)
 
     @property
     def measured_on(self) -> tuple[str, ...]:
-        """As `trained_on`, of the dev examples."""
+        """Sorted ids of the questions (extractor: passages) of the dev examples."""
         return _sources(self.dev)
 
     @property
     def prompt_digest(self) -> str:
-        """A hash of how the prompts read; another version of this program may word them anew."""
+        """A hash of the texts of the prompts, which may change between versions."""
         return prompt_digests.prompt_digest(self.described)
 
     @property
     def identity(self) -> str:
         """SHA-256 of all examples."""
-        found = hashlib.sha256()
+        sha256 = hashlib.sha256()
         for examples in (self.train, self.dev):
             for example in examples:
-                found.update(example.tokens_T.tobytes() + example.weight_T.tobytes() + b"|")
-            found.update(b"||")
-        return found.hexdigest()
+                sha256.update(example.tokens_T.tobytes() + example.weight_T.tobytes() + b"|")
+            sha256.update(b"||")
+        return sha256.hexdigest()
 
 
 def _sources(examples: Iterable[Example]) -> tuple[str, ...]:
     sources = {example.source for example in examples}
-    return tuple(sorted({one for source in sources for one in comparisons.sources(source)}))
+    return tuple(sorted({id for source in sources for id in comparisons.sources(source)}))
 
 
 def load_data(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data:
-    """The examples of ``config.component``.
-
-    Args:
-      config: of configs/integrator.py, configs/extractor.py or configs/reader.py.
-      tokenizer: of the student.
-      max_length: most tokens of an example.
-    """
+    """Loads the examples of ``config.component``, of at most ``max_length`` tokens."""
     loaders: dict[str, Callable[[Config, ChatTokenizer, int], Data]] = {
         "integrator": _decisions,
         "extractor": _extractions,
         "reader": _readings,
     }
-    if config.component not in loaders:
-        raise UserError(
-            f"config.component is {config.component!r}; it must be one of {', '.join(loaders)}"
-        )
+    check_choice("config.component", config.component, loaders)
     data = loaders[config.component](config, tokenizer, max_length)
     if not any(np.any(example.weight_T[1:]) for example in data.train):
         raise UserError(
-            f"there is nothing to train on: no supervised token in {len(data.train)} examples of "
-            f"at most {max_length} tokens ({json.dumps(data.counts)})"
+            f"there are no supervised tokens in {len(data.train)} examples of at most {max_length} "
+            f"tokens ({json.dumps(data.counts)})"
         )
     return data
 
 
 def held_out_names(names: Iterable[str], fraction: float, limit: int, seed: int) -> set[str]:
-    """The last ``fraction`` of the distinct names by a seeded permutation, at most ``limit``."""
+    """Draws ``fraction`` of the distinct names, at most ``limit`` unless it is 0."""
     distinct = list(dict.fromkeys(names))
     if not 0.0 <= fraction < 1.0:
         raise UserError(f"config.dev_fraction={fraction} must be in [0, 1)")
@@ -123,21 +111,20 @@ def held_out_names(names: Iterable[str], fraction: float, limit: int, seed: int)
 
 
 def _held_out(
-    config: Config, found: Sequence[Item], name_of: Callable[[Item], str]
+    config: Config, items: Sequence[Item], name_of: Callable[[Item], str]
 ) -> tuple[list[Item], list[Item]]:
-    """What is trained on and what is dev, by `held_out_names` of the names."""
-    held = held_out_names(map(name_of, found), config.dev_fraction, config.num_dev, config.seed)
-    train = [one for one in found if name_of(one) not in held]
-    return train, [one for one in found if name_of(one) in held]
+    """Splits items into training and dev items, see `held_out_names`."""
+    held = held_out_names(map(name_of, items), config.dev_fraction, config.num_dev, config.seed)
+    train = [item for item in items if name_of(item) not in held]
+    return train, [item for item in items if name_of(item) in held]
 
 
-def _check_apart(
-    found: Iterable[Item], dev: Iterable[Item], name_of: Callable[[Item], str], names: str
+def _check_disjoint(
+    train: Iterable[Item], dev: Iterable[Item], name_of: Callable[[Item], str], noun: str
 ) -> None:
-    """Refuses a dev set that shares a name with what is trained on."""
-    if clash := {name_of(one) for one in found} & {name_of(one) for one in dev}:
+    if common := {*map(name_of, train)} & {*map(name_of, dev)}:
         raise UserError(
-            f"config.dev holds {len(clash)} of the training {names} (first: {min(clash)})"
+            f"config.dev has {len(common)} of the training {noun} (first: {min(common)})"
         )
 
 
@@ -145,12 +132,14 @@ def _check_apart(
 
 
 def _decisions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data:
-    """Decisions of the teachers' trajectories."""
-    found, dev, described = _trajectories(config)
+    """Loads decisions from the trajectories of teachers."""
+    candidates, dev, described = _trajectories(config)
     dropped = collections.Counter(
-        f"dropped_{why}" for t in found if (why := trajectories_lib.drop_reason(t, config.keep))
+        f"dropped_{reason}"
+        for t in candidates
+        if (reason := trajectories_lib.drop_reason(t, config.keep))
     )
-    found = _chosen(config, found)
+    train = _select(config, candidates)
     queries = _query_writing(config, {t.question_id for t in dev})
 
     def render(
@@ -159,126 +148,125 @@ def _decisions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Dat
         examples: list[Example] = []
         reasons: collections.Counter[str] = collections.Counter()
         for trajectory in trajectories:
-            made, why = trajectory_examples(
+            new_examples, new_reasons = trajectory_examples(
                 tokenizer, trajectory, **described, max_length=max_length, weights=weights
             )
-            examples += made
-            reasons.update(why)
+            examples += new_examples
+            reasons.update(new_reasons)
         return examples, dict(reasons)
 
     weights = {Part.FACTS: config.kept_weight, Part.STOP: config.stop_weight}
-    train_examples, cut = render(found, weights)
+    train_examples, cut = render(train, weights)
     query_examples, query_cut = render(queries, {**weights, **WEIGHTS})
     dev_examples, dev_cut = render(dev, {})
     counts = {
-        "num_trajectories": len(found),
+        "num_trajectories": len(train),
         "num_query_writing": len(queries),
         "num_dev_trajectories": len(dev),
         "left_out": {**dropped, **cut},
         "left_out_of_query_writing": query_cut,
         "left_out_of_dev": dev_cut,
-        "teachers": dict(collections.Counter(t.teacher for t in found)),
+        "teachers": dict(collections.Counter(t.teacher for t in train)),
     }
-    shown = max((len(step.candidates) for t in found for step in t.steps), default=0)
-    return Data(train_examples + query_examples, dev_examples, counts, described, shown)
+    num_candidates = max((len(step.candidates) for t in train for step in t.steps), default=0)
+    return Data(train_examples + query_examples, dev_examples, counts, described, num_candidates)
 
 
 def _trajectories(
     config: Config,
 ) -> tuple[Sequence[Trajectory], Sequence[Trajectory], dict[str, Any]]:
-    """Those to choose from for training, those of dev, and how both are rendered."""
+    """Returns the trajectories to select from, the dev trajectories, and their rendering."""
     paths, dev_paths = _paths(config.trajectories), _paths(config.dev)
     if not paths:
         raise UserError(
             "config.trajectories is required: a workdir of launch/distill.py, or a .jsonl file"
         )
     _warn_of_held_out(paths)
-    found = [t for path in paths for t in trajectories_lib.read_trajectories(path)]
+    train = [t for path in paths for t in trajectories_lib.read_trajectories(path)]
     dev = [t for path in dev_paths for t in trajectories_lib.read_trajectories(path)]
-    units = trajectories_lib.units_of([*found, *dev])
+    units = trajectories_lib.units_of([*train, *dev])
     described = _described(config, [*paths, *dev_paths], units)
     if units == "sentence" and _paths(config.query_folders):
         raise UserError(
-            "config.query_folders shows annotated triples, and the trajectories are of "
-            "units=sentence; leave it out."
+            "config.query_folders needs trajectories of units=triple, but these are of "
+            "units=sentence; set it to null."
         )
     if dev_paths:
         dev = trajectories_lib.select(dev, config.keep, config.seed, config.num_dev)
-        _check_apart(found, dev, lambda t: t.question_id, "questions")
+        _check_disjoint(train, dev, lambda t: t.question_id, "questions")
     else:
-        found, dev = _held_out(config, found, lambda t: t.question_id)
-    return found, trajectories_lib.select(dev, config.keep), described
+        train, dev = _held_out(config, train, lambda t: t.question_id)
+    return train, trajectories_lib.select(dev, config.keep), described
 
 
-def _chosen(config: Config, found: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
-    """As many of the trajectories as are asked for, some with their candidates shuffled."""
-    found = trajectories_lib.select(found, config.keep)
-    if config.num_trajectories > len(found):
+def _select(config: Config, trajectories: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
+    """Selects ``config.num_trajectories``, and shuffles the candidates of some."""
+    kept = trajectories_lib.select(trajectories, config.keep)
+    if config.num_trajectories > len(kept):
         raise UserError(
-            f"config.num_trajectories={config.num_trajectories}, but there are {len(found)} to "
-            f"train on (config.keep={config.keep}, dev questions left out)"
+            f"config.num_trajectories={config.num_trajectories} exceeds the {len(kept)} training "
+            f"trajectories (config.keep={config.keep}, without dev questions)"
         )
-    found = trajectories_lib.select(found, "all", config.seed, config.num_trajectories)
-    return trajectories_lib.shuffled(found, config.shuffled, config.seed)
+    drawn = trajectories_lib.select(kept, "all", config.seed, config.num_trajectories)
+    return trajectories_lib.shuffled(drawn, config.shuffled, config.seed)
 
 
 def _query_writing(config: Config, held_out: Collection[str]) -> list[Trajectory]:
-    """Decomposed training questions of ``config.query_folders`` but those that are held out."""
-    found = []
+    """Returns conversations of the decomposed training questions of ``config.query_folders``."""
+    trajectories = []
     for folder in _paths(config.query_folders):
         dataset, questions = _read_folder(config, folder, "train", None)
-        wanted = [question for question in questions if question.id not in held_out]
-        found += written_queries(wanted, dataset.corpus)
-    return found
+        train = [question for question in questions if question.id not in held_out]
+        trajectories += written_queries(train, dataset.corpus)
+    return trajectories
 
 
 def _paths(value: Any) -> list[str]:
-    """One path or several; null is none."""
+    """Returns a list for one path, several paths or null."""
     if value is None or value == "":
         return []
     return [str(path) for path in value] if isinstance(value, (list, tuple)) else [str(value)]
 
 
 def _sidecar(path: str) -> tuple[pathlib.Path, dict[str, Any]]:
-    """Where the description of trajectories is, and what it says: nothing, where there is none."""
+    """Returns the path and the content of the sidecar of trajectories, empty if it is missing."""
     file = trajectories_lib.trajectory_file(path).with_suffix(".json")
     return file, trajectories_lib.read_sidecar(path) if file.is_file() else {}
 
 
 def _warn_of_held_out(paths: Sequence[str]) -> None:
-    """Says which trajectories are of questions that others evaluate on."""
-    for file, made in map(_sidecar, paths):
-        for where, count in (made.get("held_out") or {}).items():
+    """Warns about trajectories of questions that are used for evaluation."""
+    for file, sidecar in map(_sidecar, paths):
+        for place, count in (sidecar.get("held_out") or {}).items():
             state_lib.announce(
-                f"WARNING: {file}: up to {count} questions of {where} are trained on; do not "
-                "evaluate on them"
+                f"WARNING: {file}: training on up to {count} questions of {place}; do not evaluate "
+                "on them"
             )
 
 
 def _described(config: Config, paths: Sequence[str], units: Units) -> dict[str, Any]:
-    """How conversations are rendered: as configured, else as all trajectories were made.
+    """Returns the rendering of the conversations: the config's or else the trajectories'.
 
-    They are written anew from the steps, so that any setting will do but for the units. A file
-    without a sidecar says nothing.
+    Conversations are rendered again from the steps, so that only the units are fixed.
     """
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         name: config[name] for name in PROMPT_FIELDS if config.get(name) is not None
     }
-    found["units"] = units
-    told: dict[str, pathlib.Path] = {}
+    fields["units"] = units
+    files: dict[str, pathlib.Path] = {}  # The sidecars that the values are from.
     for path in paths:
-        file, made = _sidecar(path)
+        file, sidecar = _sidecar(path)
         for name in PROMPT_FIELDS:
-            value = made.get(name)
-            if value is None or (name in found and name not in told):
+            value = sidecar.get(name)
+            if value is None or (name in fields and name not in files):
                 continue
-            if found.setdefault(name, value) != value:
+            if fields.setdefault(name, value) != value:
                 raise UserError(
-                    f"{file}: field {name} is {value!r}, but {told[name]} says {found[name]!r}; "
-                    f"say which it shall be with --config.{name}"
+                    f"{file}: field {name} is {value!r}, but {fields[name]!r} in {files[name]}; "
+                    f"choose one with --config.{name}"
                 )
-            told.setdefault(name, file)
-    settings = CiragConfig(**found)
+            files.setdefault(name, file)
+    settings = CiragConfig(**fields)
     return {name: getattr(settings, name) for name in PROMPT_FIELDS}
 
 
@@ -286,33 +274,33 @@ def _described(config: Config, paths: Sequence[str], units: Units) -> dict[str, 
 
 
 def _extractions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data:
-    """The two calls about each passage, answered by its reference."""
+    """Loads the two calls per passage, answered by the reference."""
     check_at_least(0, config, "num_passages")
     references, counts = select_references(config.data, limit=config.num_passages, seed=config.seed)
     if config.dev:
-        wanted = config.data.copy_and_resolve_references()
-        wanted.fold = config.dev
-        dev, _ = select_references(wanted, limit=config.num_dev, seed=config.seed)
-        _check_apart(references, dev, lambda r: r.passage.id, "passages")
+        dev_data = config.data.copy_and_resolve_references()
+        dev_data.fold = config.dev
+        dev, _ = select_references(dev_data, limit=config.num_dev, seed=config.seed)
+        _check_disjoint(references, dev, lambda r: r.passage.id, "passages")
     else:
         references, dev = _held_out(config, references, lambda r: r.passage.id)
     train_examples, reasons = extraction_examples(tokenizer, references, max_length=max_length)
     dev_examples, dev_reasons = extraction_examples(tokenizer, dev, max_length=max_length)
-    found = {
+    result = {
         "num_passages": len(references),
         "num_dev_passages": len(dev),
         "passages": counts,
         "left_out": reasons,
         "left_out_of_dev": dev_reasons,
     }
-    return Data(train_examples, dev_examples, found, {})
+    return Data(train_examples, dev_examples, result, {})
 
 
 # ------------------------------------------------------------------------------------------ reader
 
 
 def reading_settings(config: Config, **changes: Any) -> ReadingSettings:
-    """The evidence that ``config.evidence`` describes."""
+    """Returns the settings of ``config.evidence``, with changes."""
     values = {**config.evidence.to_dict(), "seed": config.seed, **changes}
     return ReadingSettings(**{**values, "granularities": tuple(values["granularities"])})
 
@@ -320,41 +308,34 @@ def reading_settings(config: Config, **changes: Any) -> ReadingSettings:
 def read_folders(
     config: Config, settings: ReadingSettings, split: str, fold: str | None
 ) -> tuple[list[Reading], int]:
-    """The readings of the questions of a split in all of ``config.folders``.
+    """Returns readings of a split of all ``config.folders``, see `make_readings`.
 
-    Args:
-      config: of configs/reader.py or configs/reader_eval.py.
-      settings: what the evidence looks like.
-      split: of the questions.
-      fold: of the questions; None: all that are not of another use's fold.
-
-    Returns:
-      The readings, and how many questions have no gold passages.
+    ``config`` is that of configs/reader.py or configs/reader_eval.py. If ``fold`` is None, the
+    training split excludes the folds for evaluation.
     """
-    found, without = [], 0
+    readings, num_without_gold = [], 0
     for folder in _paths(config.folders) or [None]:
         if folder == "lives" and split != "train":
             continue
         dataset, questions = _read_folder(config, folder, split, fold)
         if split == "train":
-            more = comparisons.recombine(
-                dataset, questions, config.get("recombined", 0), config.seed
-            )
-            questions = [*questions, *more]
-        made, lacking = make_readings(dataset, questions, settings)
-        found += made
-        without += lacking
-    return found, without
+            count = config.get("recombined", 0)
+            new_questions = comparisons.recombine(dataset, questions, count, config.seed)
+            questions = [*questions, *new_questions]
+        new_readings, without_gold = readings_lib.make_readings(dataset, questions, settings)
+        readings += new_readings
+        num_without_gold += without_gold
+    return readings, num_without_gold
 
 
 def _read_folder(
     config: Config, folder: str | None, split: str, fold: str | None
 ) -> tuple[Dataset, Sequence[Question]]:
-    """A folder, or built-in dataset, and its questions of a split; see `read_folders`."""
+    """Reads a folder or a built-in dataset, and selects questions; see `read_folders`."""
     data = config.data.copy_and_resolve_references()
-    own = folder in (None, "demo", "lives")  # Their folds are of another kind.
-    data.dir, data.split = None if own else folder, split
-    data.fold = None if own else fold
+    is_built_in = folder in (None, "demo", "lives")  # These have other folds.
+    data.dir, data.split = None if is_built_in else folder, split
+    data.fold = None if is_built_in else fold
     dataset = lives.build() if folder == "lives" else load.load_dataset(data)
     questions = load.select_questions(dataset, data)
     if split == "train" and fold is None:
@@ -363,28 +344,31 @@ def _read_folder(
 
 
 def _readings(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data:
-    """Evidence with its answer, or with the refusal where a part of it is missing."""
+    """Loads questions with evidence, answered or refused."""
     settings = reading_settings(config)
-    found, without = read_folders(config, settings, config.data.split, config.data.fold)
+    train, without_gold = read_folders(config, settings, config.data.split, config.data.fold)
     if config.dev.split:
         dev, _ = read_folders(config, settings, config.dev.split, config.dev.fold)
         order = np.random.default_rng(config.seed).permutation(len(dev))
         dev = [dev[i] for i in sorted(order[: config.num_dev or len(dev)])]
-        _check_apart(found, dev, lambda made: made.question.id, "questions")
+        _check_disjoint(train, dev, lambda reading: reading.question.id, "questions")
     else:
-        found, dev = _held_out(config, found, lambda made: made.question.id)
-    how = settings.reader_format
-    train_examples, reasons = reading_examples(
-        tokenizer, found, how, max_length=max_length, answer_weight=config.get("answer_weight", 1.0)
+        train, dev = _held_out(config, train, lambda reading: reading.question.id)
+    render = functools.partial(
+        readings_lib.reading_examples,
+        tokenizer,
+        reader_format=settings.reader_format,
+        max_length=max_length,
     )
-    dev_examples, dev_reasons = reading_examples(tokenizer, dev, how, max_length=max_length)
-    kinds = collections.Counter(made.granularity for made in found)
+    train_examples, reasons = render(train, answer_weight=config.get("answer_weight", 1.0))
+    dev_examples, dev_reasons = render(dev)
+    granularities = collections.Counter(reading.granularity for reading in train)
     counts = {
-        "num_questions": len(found),
+        "num_questions": len(train),
         "num_dev_questions": len(dev),
-        "granularities": dict(sorted(kinds.items())),
-        "insufficient": sum(not made.sufficient for made in found),
-        "left_out": {**reasons, "without_gold": without},
+        "granularities": dict(sorted(granularities.items())),
+        "insufficient": sum(not reading.sufficient for reading in train),
+        "left_out": {**reasons, "without_gold": without_gold},
         "left_out_of_dev": dev_reasons,
     }
-    return Data(train_examples, dev_examples, counts, {"reader_format": how})
+    return Data(train_examples, dev_examples, counts, {"reader_format": settings.reader_format})

@@ -1,11 +1,12 @@
-"""Supervised examples: conversations as tokens, and which of them the student is to predict.
+"""Supervised examples: tokenised conversations, and the tokens that the student predicts.
 
-Rendered by the code that inference uses (`integration_messages`, the model's chat template), so
-that what the student sees in training is what it sees when it answers. The loss is on the teacher's
-decisions y_t alone (paper, equation 8): instruction, question and observations are context. The
-token that ends a decision's turn is supervised too, or the student would not stop.
+Conversations are rendered by the code of inference (`integration_messages` and the chat template),
+so that training and inference have the same prompts. The loss is only on the teacher's decisions
+y_t (CIRAG, equation 8). Instruction, question and observations are context. The token that ends the
+turn of a decision is supervised, too, so that the student stops.
 """
 
+import bisect
 import collections
 import enum
 import unicodedata
@@ -24,10 +25,10 @@ from cirag_jax.types import Trajectory
 
 
 class Part(enum.IntEnum):
-    """What a supervised token belongs to.
+    """The part of the output that a supervised token belongs to.
 
-    ``RATIONALE`` is the thought r_t, ``QUESTION`` the next query, ``STOP`` what stands in its place
-    where none is needed, ``ANSWER`` a reader's.
+    ``RATIONALE`` is the thought r_t, ``QUESTION`` the next query, ``STOP`` the text that replaces
+    the next query in the last round, and ``ANSWER`` the answer of a reader.
     """
 
     NONE = 0
@@ -42,11 +43,10 @@ class Example(NamedTuple):
     """One conversation.
 
     Attributes:
-      tokens_T: int32 ids of the whole conversation, the chat template's own and turn ends included.
-      weight_T: float32, above 0 where a token is supervised (where the loss predicts it): how much
-        it counts.
-      part_T: uint8, the `Part` of each supervised token, 0 elsewhere.
-      source: id of the question (or passage) that it was made from.
+      tokens_T: int32 ids of the whole conversation, including those of the chat template.
+      weight_T: float32 loss weight of each token as a target; 0 if it is not supervised.
+      part_T: uint8, the `Part` of each supervised token, 0 for other tokens.
+      source: id of the question or passage of the conversation.
     """
 
     tokens_T: np.ndarray
@@ -55,12 +55,12 @@ class Example(NamedTuple):
     source: str
 
 
-# Where each part of a turn's text begins: (character, part), ascending, the first at 0.
+# Splits a turn into parts: (first character, part), ascending, the first at 0.
 Split = Callable[[str], Sequence[tuple[int, Part]]]
 
 
 class UnstableTemplateError(ValueError):
-    """The template renders a turn otherwise once another follows it."""
+    """The chat template renders a turn differently when another turn follows."""
 
 
 def chat_examples(
@@ -71,21 +71,20 @@ def chat_examples(
     source: str = "",
     split: Split | None = None,
 ) -> Example:
-    """A conversation up to the last supervised turn, as one example.
+    """Returns a conversation, up to its last supervised turn, as one example.
 
-    The tokens before each supervised turn are those of ``tokenizer.encode_prompt`` of the turns
-    before it, the supervised ones are the turn's text and its end token. ``supervised`` are places
-    of the assistant's turns, at least one; ``split`` gives the parts of a turn's text, all of which
-    is else `Part.FACTS`.
+    The text and the end token of supervised turns are targets. The tokens before each of them are
+    those of ``tokenizer.encode_prompt``. ``supervised`` are indices of at least one assistant turn.
+    ``split`` splits a turn into parts; by default all of it is `Part.FACTS`.
 
     Raises:
-      UnstableTemplateError: several turns are supervised, and they do not extend one another; with
-        one supervised turn this does not happen.
-      PromptError: the template refuses the conversation.
+      UnstableTemplateError: several turns are supervised, and the prompt of one does not extend
+        that of another.
+      PromptError: the chat template does not accept the conversation.
     """
     places = sorted(supervised)
     if not places or any(turns[place].role != "assistant" for place in places):
-        raise ValueError("supervised turns must be the assistant's, at least one")
+        raise ValueError("supervised must list at least one turn, all of the assistant")
     tokens_T, spans = _render(tokenizer, turns, places)
     weight_T = np.zeros(len(tokens_T), np.float32)
     part_T = np.zeros(len(tokens_T), np.uint8)
@@ -108,30 +107,31 @@ def trajectory_examples(
     units: compact.Units = "triple",
     weights: Mapping[Part, float] | None = None,
 ) -> tuple[list[Example], dict[str, int]]:
-    """A trajectory as what the student learns from.
+    """Returns the examples of a trajectory.
 
-    ``prompt_format="paper"``: one example a step. Otherwise one example, all decisions supervised;
-    where the chat template renders a decision otherwise once another follows (it drops thinking,
-    say), one example a step.
+    With ``prompt_format="paper"`` there is one example per step. Otherwise there is one example in
+    which all decisions are supervised, unless the chat template renders earlier turns differently
+    (it may drop thinking, for example). Then there is one example per step, too.
 
-    A decision that is no example (`distill.trajectories.UNCLEAR`) is context, not supervised.
-    A conversation longer than ``max_length`` loses its last steps; one whose first decision does
-    not fit is dropped, and so is each step of its own that does not fit. Decisions are never cut.
+    Unclear decisions (`distill.trajectories.UNCLEAR`) are context and not supervised. Steps at the
+    end that exceed ``max_length`` tokens are dropped, and so are examples whose first decision does
+    not fit. Decisions are never cut.
 
     Args:
-      tokenizer: of the student.
-      trajectory: the teacher's.
-      normalization: normalisation of the triples' surface.
+      tokenizer: tokenizer of the student.
+      trajectory: trajectory of the teacher.
+      normalization: normalisation of triples.
       prompt_format: as in `methods.cirag.prompts.integration_messages`.
-      few_shot: whether the worked example stands in front.
-      max_length: most tokens of an example.
-      units: what the candidates are.
-      weights: of the tokens of a part; 1 where nothing is said.
+      few_shot: whether the prompt has the worked example.
+      max_length: maximum tokens of an example.
+      units: the kind of candidates.
+      weights: loss weights of the tokens of parts, by default 1.
 
     Returns:
-      The examples, and how often something is not trained on, or otherwise: trajectories
-      ``dropped_no_steps``, examples ``dropped_too_long``, trajectories with ``cut_steps`` and how
-      many these are, trajectories with ``split_turns`` (one example a step after all).
+      The examples, and counts: trajectories without steps (``dropped_no_steps``) or with one
+      example per step because of the template (``split_turns``), examples ``dropped_too_long``,
+      trajectories with dropped steps (``cut_trajectories``) and the number of these steps
+      (``cut_steps``).
     """
     reasons: collections.Counter[str] = collections.Counter()
     steps = trajectory.steps
@@ -141,7 +141,7 @@ def trajectory_examples(
         return [], {"dropped_no_steps": 1}
 
     def turns(count: int) -> list[Message]:
-        """The conversation that ends with decision ``count``."""
+        """Returns the conversation that ends with decision ``count``."""
         messages = prompts.integration_messages(
             trajectory.question,
             steps[: count - 1],
@@ -151,42 +151,39 @@ def trajectory_examples(
             few_shot=few_shot,
             units=units,
         )
-        return [
-            *messages,
-            Message(
-                "assistant",
-                prompts.render_decision(steps[count - 1], normalization, prompt_format),
-            ),
-        ]
+        decision = prompts.render_decision(steps[count - 1], normalization, prompt_format)
+        return [*messages, Message("assistant", decision)]
 
     def render(count: int, decisions: int) -> Example:
-        """The conversation; of its last ``decisions`` decisions the clear ones are supervised."""
-        whole = turns(count)
-        first = len(whole) - 2 * decisions + 1
+        """Supervises the clear ones of the last ``decisions`` decisions of ``turns(count)``."""
+        conversation = turns(count)
+        first = len(conversation) - 2 * decisions + 1
         places = [
             first + 2 * index
             for index, step in enumerate(steps[count - decisions : count])
             if not step.notes.get(UNCLEAR)
         ]
-        made = chat_examples(tokenizer, whole, places, source=trajectory.question_id, split=split)
-        return weighted(made, weights or {})
+        example = chat_examples(
+            tokenizer, conversation, places, source=trajectory.question_id, split=split
+        )
+        return weighted(example, weights or {})
 
     split = compact_parts if prompt_format == "compact" else decision_parts
     if prompt_format != "paper":
         try:
-            found = _shortened(render(len(steps), len(steps)), max_length, reasons)
-            return ([] if found is None else [found]), dict(reasons)
+            example = _shortened(render(len(steps), len(steps)), max_length, reasons)
+            return ([] if example is None else [example]), dict(reasons)
         except UnstableTemplateError:
             reasons["split_turns"] += 1
     clear = [index for index, step in enumerate(steps) if not step.notes.get(UNCLEAR)]
     examples = [render(index + 1, 1) for index in clear]
-    kept = [found for found in examples if len(found.tokens_T) <= max_length]
+    kept = [example for example in examples if len(example.tokens_T) <= max_length]
     reasons["dropped_too_long"] += len(examples) - len(kept)
     return kept, {name: count for name, count in reasons.items() if count}
 
 
 def weighted(example: Example, weights: Mapping[Part, float]) -> Example:
-    """The example with tokens of some parts counting more, or less."""
+    """Sets the loss weight of the tokens of some parts."""
     weight_T = example.weight_T.copy()
     for part, weight in weights.items():
         weight_T[example.part_T == part] = weight
@@ -196,7 +193,7 @@ def weighted(example: Example, weights: Mapping[Part, float]) -> Example:
 def _shortened(
     example: Example, max_length: int, reasons: collections.Counter[str]
 ) -> Example | None:
-    """The example up to the last decision that fits; None where the first does not."""
+    """Cuts an example after the last decision that fits; returns None if none does."""
     if len(example.tokens_T) <= max_length:
         return example
     supervised = example.weight_T > 0
@@ -214,10 +211,10 @@ def _shortened(
 
 
 def decision_parts(text: str) -> list[tuple[int, Part]]:
-    """Where the sections of a decision begin, headers included (see `prompts.render_decision`).
+    """Returns the first characters of the sections of a decision, which begin with their headers.
 
-    Looked for from the end: facts and question are of one line each, so that a thought which
-    imitates their headers is not taken for them.
+    Searches from the end, because a thought may contain headers, but facts and question are single
+    lines (see `prompts.render_decision`).
     """
     _, facts, question = (f"\n\n[[## {name} ##]]\n" for name in prompts.HEADERS)
     at_question = text.rfind(question)
@@ -230,78 +227,67 @@ def decision_parts(text: str) -> list[tuple[int, Part]]:
 
 
 def compact_parts(text: str) -> list[tuple[int, Part]]:
-    """Where the lines of a compact decision begin."""
+    """Returns the first characters of the lines of a compact decision."""
     start = text.index("\nNext:") + 1
     last = Part.STOP if text[start:] == compact.LAST_LINE else Part.QUESTION
     return [(0, Part.FACTS), (start, last)]
 
 
-# --------------------------------------------------------------------------------------- rendering
-
-
 def _render(
     tokenizer: ChatTokenizer, turns: Sequence[Message], places: Sequence[int]
 ) -> tuple[np.ndarray, list[tuple[int, int]]]:
-    """Tokens up to the end of the last place, and [start, end) of each, its end token included.
+    """Returns the tokens up to the last supervised turn, and [start, end) of each of these turns.
 
-    An end of turn that stands in a text is encoded as text (see `ChatTokenizer`): the first one
-    after the start is the template's own.
+    Spans include the end token, which is the first one in a turn: an end token in the text of a
+    turn is encoded as text (see `ChatTokenizer`).
     """
-    prompts_ = [tokenizer.encode_prompt(turns[:place]) for place in places]
-    whole = _closed(tokenizer, turns[: places[-1] + 1])
+    prefixes = [tokenizer.encode_prompt(turns[:place]) for place in places]
+    try:
+        tokens_T = tokenizer.encode_prompt(turns[: places[-1] + 1])
+    except PromptError:  # The template has no prompt after this turn.
+        tokens_T = np.zeros(0, np.int32)
     spans = []
-    for place, prompt in zip(places, prompts_, strict=True):
-        start = len(prompt)
-        ends = np.flatnonzero(np.isin(whole[start:], list(tokenizer.eos_ids)))
+    for place, prefix in zip(places, prefixes, strict=True):
+        start = len(prefix)
+        ends = np.flatnonzero(np.isin(tokens_T[start:], list(tokenizer.eos_ids)))
         end = start + int(ends[0]) if len(ends) else start
-        extends = len(ends) and np.array_equal(whole[:start], prompt)
-        # Some tokenizers compose characters (NFC) before anything else.
-        found, text = (
+        extends = len(ends) and np.array_equal(tokens_T[:start], prefix)
+        # Some tokenizers compose characters (NFC) first.
+        decoded, text = (
             unicodedata.normalize("NFC", text)
-            for text in (tokenizer.decode(whole[start:end], True), turns[place].text)
+            for text in (tokenizer.decode(tokens_T[start:end], True), turns[place].text)
         )
-        if not extends or found != text:
+        if not extends or decoded != text:
             break
         spans.append((start, end + 1))
     if len(spans) == len(places):
-        return whole[: spans[-1][1]], spans
+        return tokens_T[: spans[-1][1]], spans
     if len(places) > 1:
         raise UnstableTemplateError("the chat template rewrites earlier turns")
-    # A template that adds something of its own to the turn, or none at all.
-    (prompt,), text = prompts_, turns[places[0]].text
-    tokens = np.concatenate([prompt, tokenizer.encode(text), [_end_of_turn(tokenizer)]])
-    return tokens.astype(np.int32), [(len(prompt), len(tokens))]
-
-
-def _closed(tokenizer: ChatTokenizer, turns: Sequence[Message]) -> np.ndarray:
-    """Tokens of a conversation that goes on after its last turn; empty where it cannot."""
-    try:
-        return tokenizer.encode_prompt(turns)
-    except PromptError:
-        return np.zeros(0, np.int32)
+    # The template adds text to the turn, or has no end token.
+    (prefix,), text = prefixes, turns[places[0]].text
+    tokens_T = np.concatenate([prefix, tokenizer.encode(text), [_end_of_turn(tokenizer)]])
+    return tokens_T.astype(np.int32), [(len(prefix), len(tokens_T))]
 
 
 def _end_of_turn(tokenizer: ChatTokenizer) -> int:
-    own = tokenizer.tokenizer.eos_token_id
-    if own is None and not tokenizer.eos_ids:
-        raise UserError("the student's tokenizer has no token that ends a turn")
-    return int(min(tokenizer.eos_ids) if own is None else own)
+    eos_id = tokenizer.tokenizer.eos_token_id
+    if eos_id is None and not tokenizer.eos_ids:
+        raise UserError("the tokenizer of the student has no end-of-turn token")
+    return int(min(tokenizer.eos_ids) if eos_id is None else eos_id)
 
 
 def _token_parts(
     tokenizer: ChatTokenizer, ids: np.ndarray, parts: Sequence[tuple[int, Part]]
 ) -> list[tuple[int, Part]]:
-    """The token in which each part's first character is, found by bisection of the decoded text."""
-    found = []
-    for character, part in parts:
-        low, high = 0, len(ids) - 1  # the end token has no text
-        while low < high:
-            middle = (low + high) // 2
-            # Half a character decodes to replacement signs, more of them than it will be.
-            text = tokenizer.decode(ids[: middle + 1], True).rstrip("\ufffd")
-            if len(text) > character:
-                high = middle
-            else:
-                low = middle + 1
-        found.append((low, part))
-    return found
+    """Returns the first token of each part, by bisection of the decoded text."""
+
+    def decoded_length(last: int) -> int:
+        # Incomplete characters decode to replacement characters.
+        return len(tokenizer.decode(ids[: last + 1], True).rstrip("\ufffd"))
+
+    text_tokens = range(len(ids) - 1)  # The end token has no text.
+    return [
+        (bisect.bisect_right(text_tokens, character, key=decoded_length), part)
+        for character, part in parts
+    ]

@@ -1,8 +1,8 @@
-"""Supervised examples of the extractor: reference extractions as the answers to its two calls.
+"""Training examples of the extractor, from reference extractions.
 
-A passage gives two conversations, as `extraction.extract` holds them: one asks for the named
- entities, one for the triples, given the entities. Messages, worked example and chat template
-are those of inference; the loss is on the answer and the token that ends it.
+A passage yields two conversations with the prompts of `extraction.extract`: one asks for the named
+entities, the other for the triples, given the entities. The loss is on the answer and the token
+that ends it.
 """
 
 import collections
@@ -19,17 +19,16 @@ from cirag_jax.types import Passage
 def passage_examples(
     tokenizer: ChatTokenizer, reference: Reference, *, max_length: int
 ) -> tuple[list[Example], dict[str, int]]:
-    """The two calls about a passage, the first answered by its entities, the second by its triples.
+    """Returns the examples of a passage, at most two, and the numbers of dropped items.
 
-    Surfaces are the reference's own, but for runs of spaces, which the parser makes one; the
-    triples keep their order, the entities come in the order of `in_order_of_mention` (files list
-    them by the alphabet, which a model could not know while it reads). A conversation of more than
-    ``max_length`` tokens is dropped whole: a passage without its end would teach inventions, an
-    answer without its end would teach to stop early.
+    Names are spelled as in the reference, except for repeated spaces. Triples keep their order.
+    Entities have the order of `in_order_of_mention` instead of the alphabetical order of the files,
+    which a model could not follow. Conversations of more than ``max_length`` tokens are dropped
+    rather than cut: cut passages would teach inventions, cut answers would teach to stop early.
 
-    Returns at most two examples, whose source is the passage's id, and how often something is not
-    trained on: answers ``dropped_too_long``; ``dropped_entities`` and ``dropped_triples`` that the
-    parser would not read back; ``dropped_empty`` where nothing of the passage is left.
+    Dropped items are examples (``dropped_too_long``), entities and triples that the parser would
+    not read back (``dropped_entities``, ``dropped_triples``) and passages without any triple
+    (``dropped_empty``).
     """
     reasons: collections.Counter[str] = collections.Counter()
     passage = reference.passage
@@ -55,25 +54,25 @@ def passage_examples(
 def extraction_examples(
     tokenizer: ChatTokenizer, references: Sequence[Reference], *, max_length: int
 ) -> tuple[list[Example], dict[str, int]]:
-    """The examples of many passages, in their order, and the reasons of all: `passage_examples`."""
+    """Returns the examples and the numbers of dropped items of passages, see `passage_examples`."""
     examples: list[Example] = []
     reasons: collections.Counter[str] = collections.Counter()
     for reference in references:
-        found, why = passage_examples(tokenizer, reference, max_length=max_length)
-        examples += found
-        reasons.update(why)
+        new_examples, dropped = passage_examples(tokenizer, reference, max_length=max_length)
+        examples += new_examples
+        reasons.update(dropped)
     return examples, dict(reasons)
 
 
 def in_order_of_mention(names: Sequence[str], passage: Passage) -> tuple[str, ...]:
-    """The names as the passage first mentions them, title first; then those it spells otherwise."""
+    """Sorts names by their first mention in title and text; names without a mention come last."""
     text = f"{passage.title}\n{passage.text}".casefold()
     place: Mapping[str, int] = {name: text.find(name.casefold()) for name in names}
     return tuple(sorted(place, key=lambda name: (place[name] < 0, place[name])))
 
 
 def _entities(reference: Reference, reasons: collections.Counter[str]) -> tuple[str, ...]:
-    """The entities that the parser reads from the answer which lists them."""
+    """Returns the entities that the parser reads back from the answer."""
     listed = tuple(dict.fromkeys(reference.entities))
     answer = prompts.render_entities(in_order_of_mention(listed, reference.passage))
     read, _ = prompts.parse_entities(answer, "stop")
@@ -83,7 +82,7 @@ def _entities(reference: Reference, reasons: collections.Counter[str]) -> tuple[
 
 
 def _triples(reference: Reference, reasons: collections.Counter[str]) -> tuple[prompts.Parts, ...]:
-    """The triples that the parser reads from the answer which lists them."""
+    """Returns the triples that the parser reads back from the answer."""
     listed = tuple(dict.fromkeys((t.head, t.relation, t.tail) for t in reference.triples))
     read, _ = prompts.parse_triples(prompts.render_triples(listed), "stop")
     if len(read) < len(listed):

@@ -1,8 +1,8 @@
-"""Made-up lives: families, their works, and questions about them; a dataset to train readers on.
+"""A dataset of made-up families and works, with questions, to train readers on.
 
-Real passages state a birth beside a death, a father beside a mother, and a model that has read few
-of them takes one for the other. Here is any number of them, with every fact annotated. Nothing in
-it is true, so that a reader cannot know the answers and has to read them. All questions are of the
+Passages about people state a birth next to a death and a father next to a mother, and a model that
+was trained on few of them confuses these. This dataset has any number of such passages, with all
+facts annotated. None of it is true, so that a reader has to read the answers. All questions are of
 split ``train``.
 """
 
@@ -16,15 +16,15 @@ import numpy as np
 
 from cirag_jax.types import Dataset, Passage, Question
 
-_TOLD: Mapping[str, Any] = tomllib.loads(
+_TEXTS: Mapping[str, Any] = tomllib.loads(
     pathlib.Path(__file__).with_suffix(".toml").read_text("utf-8")
 )
-_NAMES, _SENTENCES, _WORKS = _TOLD["names"], _TOLD["sentences"], _TOLD["works"]
-_ASKS: Mapping[str, Sequence[str]] = _TOLD["asks"]
-_MAKERS: Mapping[str, Sequence[str]] = _TOLD["makers"]
-_KIN: Mapping[str, Mapping[str, str]] = _TOLD["kin"]
-_BODY = ("birth", "parents", "spouse", "child", "career")  # Of each, one sentence may be said.
-_COUNTRIES = list(_TOLD["countries"].items())  # adjective, towns
+_NAMES, _SENTENCES, _WORKS = _TEXTS["names"], _TEXTS["sentences"], _TEXTS["works"]
+_ASKS: Mapping[str, Sequence[str]] = _TEXTS["asks"]
+_MAKERS: Mapping[str, Sequence[str]] = _TEXTS["makers"]
+_KIN: Mapping[str, Mapping[str, str]] = _TEXTS["kin"]
+_BODY = ("birth", "parents", "spouse", "child", "career")  # Subjects of optional sentences.
+_COUNTRIES = list(_TEXTS["countries"].items())  # (adjective, towns)
 
 
 class _Fact(NamedTuple):
@@ -34,7 +34,7 @@ class _Fact(NamedTuple):
 
 
 class _Page(NamedTuple):
-    """A passage with the facts that it states."""
+    """A passage and its facts."""
 
     passage: Passage
     facts: tuple[_Fact, ...]
@@ -42,41 +42,42 @@ class _Page(NamedTuple):
 
 @functools.lru_cache(maxsize=2)
 def build(num_questions: int = 2000, seed: int = 0) -> Dataset:
-    """The dataset: three passages a family, one a work, one question of two facts each.
+    """Builds the dataset: for every three questions, a family of three people and a work.
 
-    There are a third as many families as questions; ``seed`` decides everything that is drawn. The
-    questions have evidences, supporting sentences and a context of ten passages.
+    Each question needs two facts, and has evidences, supporting sentences and a context of ten
+    passages.
     """
     rng = np.random.default_rng(seed)
     pages: dict[str, _Page] = {}
-    starts: list[str] = []  # Passages that a question may begin at.
+    starts: list[str] = []  # First passages of questions.
     used: set[str] = set()
     for family in range((num_questions + 2) // 3):
         people = _family(rng, used)
         for person in people:
             pages[person["id"]] = _life(person, rng, used)
-        starts += [people[0]["id"], people[1]["id"]]  # The child, and a parent for its in-laws.
+        starts += [people[0]["id"], people[1]["id"]]  # The child, and a parent for in-laws.
         maker = people[int(rng.integers(len(people)))]
         work = _work(f"work-{family:05d}", maker, rng, used)
         pages[work.passage.id] = work
         starts.append(work.passage.id)
     by_title = {page.passage.title: page for page in pages.values()}
-    every = list(pages)
+    ids = list(pages)
     questions: list[Question] = []
     while len(questions) < num_questions:
-        first = pages[starts[int(rng.integers(len(starts)))]]
-        found = _question(f"lives-{len(questions):05d}", first, by_title, every, rng)
-        if found is not None:
-            questions.append(found)
+        first = pages[_pick(starts, rng)]
+        question = _question(f"lives-{len(questions):05d}", first, by_title, ids, rng)
+        if question is not None:
+            questions.append(question)
     corpus = {key: page.passage for key, page in pages.items()}
     return Dataset("lives", tuple(questions), corpus, {})
 
 
 def _question(
-    key: str, first: _Page, by_title: Mapping[str, _Page], every: list[str], rng: Any
+    key: str, first: _Page, by_title: Mapping[str, _Page], ids: list[str], rng: Any
 ) -> Question | None:
-    """From a passage to one that it names, and what is asked about that; None: it names none, or
-    the way leads back.
+    """Returns a question about a passage that ``first`` links to.
+
+    Returns None if ``first`` has no links, or if it is itself the answer.
     """
     links = [fact for fact in first.facts if fact.tail in by_title]
     if not links:
@@ -96,7 +97,7 @@ def _question(
     if last.tail == title:
         return None
     gold = (first.passage.id, second.passage.id)
-    others = [every[i] for i in rng.integers(len(every), size=10) if every[i] not in gold]
+    others = [ids[i] for i in rng.integers(len(ids), size=10) if ids[i] not in gold]
     return Question(
         key,
         text,
@@ -115,18 +116,15 @@ def _question(
 
 
 def _named(relation: str, page: _Page, rng: Any) -> str:
-    """Whom a question means who is not named in it."""
+    """Describes a person by the relation to a page, such as "the mother of" its title."""
     title = page.passage.title
     if relation in _MAKERS:
         return _pick(_MAKERS[relation], rng).format(title)
     return _pick((f"the {relation} of {title}", f"{title}'s {relation}"), rng)
 
 
-# -------------------------------------------------------------------------------------------- pages
-
-
 def _family(rng: Any, used: set[str]) -> list[dict[str, Any]]:
-    """A child, its father and its mother, born a generation earlier."""
+    """Returns a child, its father and its mother."""
     woman, year = bool(rng.integers(2)), int(rng.integers(1860, 1975))
     paternal, maternal = _surname(rng), _surname(rng)
     father = _person(False, paternal, year - int(rng.integers(20, 45)), rng, used)
@@ -139,7 +137,7 @@ def _family(rng: Any, used: set[str]) -> list[dict[str, Any]]:
 
 
 def _person(woman: bool, surname: str, year: int, rng: Any, used: set[str]) -> dict[str, Any]:
-    name = _stranger(woman, rng, used, surname)
+    name = _new_name(woman, rng, used, surname)
     nation, towns = _pick(_COUNTRIES, rng)
     death = year + int(rng.integers(31, 90))
     return {
@@ -163,15 +161,15 @@ def _person(woman: bool, surname: str, year: int, rng: Any, used: set[str]) -> d
 
 
 def _life(person: dict[str, Any], rng: Any, used: set[str]) -> _Page:
-    """The passage of a person, in one of many wordings."""
+    """Writes the passage of a person in random wording."""
     woman = person["woman"]
     for role, female, surname in (
         ("father", False, person["surname"]), ("mother", True, None), ("spouse", not woman, None),
         ("sibling", woman, person["surname"]), ("in_law", False, None), ("offspring", True, None),
     ):  # fmt: skip
-        person.setdefault(role, _stranger(female, rng, used, surname))
+        person.setdefault(role, _new_name(female, rng, used, surname))
     short = _pick(("she" if woman else "he", person["name"], person["name"].split()[-1]), rng)
-    said = person | {
+    slots = person | {
         "short": short,
         "Short": short[0].upper() + short[1:],
         "possessive": "her" if woman else "his",
@@ -198,23 +196,23 @@ def _life(person: dict[str, Any], rng: Any, used: set[str]) -> _Page:
     body = [_pick(_SENTENCES[kind], rng) for kind in _BODY]
     body += list(rng.choice(_SENTENCES["filler"], int(rng.integers(0, 3)), replace=False))
     order = rng.permutation(len(body))
-    chosen = [_pick(_SENTENCES["opening"], rng), *(body[i] for i in order[: rng.integers(2, 6)])]
+    templates = [_pick(_SENTENCES["opening"], rng), *(body[i] for i in order[: rng.integers(2, 6)])]
     sentences, facts = [], []
-    for index, told in enumerate(chosen):
-        sentences.append(told["text"].format(**said, elsewhere=_town(rng)))
-        known = {fact.relation for fact in facts}
+    for index, template in enumerate(templates):
+        sentences.append(template["text"].format(**slots, elsewhere=_town(rng)))
+        stated = {fact.relation for fact in facts}
         place = (person["id"], index)
-        facts += [_Fact(r, str(values[r]), place) for r in told["states"] if r not in known]
+        facts += [_Fact(r, str(values[r]), place) for r in template["states"] if r not in stated]
     passage = Passage(person["id"], person["name"], " ".join(sentences), tuple(sentences))
     return _Page(passage, tuple(facts))
 
 
 def _work(key: str, maker: dict[str, Any], rng: Any, used: set[str]) -> _Page:
-    """The passage of a work, which names its maker in its first sentences."""
+    """Writes the passage of a work, which names its maker in its first sentences."""
     work = _pick(_WORKS, rng)
-    title = _fresh(lambda: " ".join(_pick(words, rng) for words in _NAMES["titles"]), used, rng)
+    title = _unused(lambda: " ".join(_pick(words, rng) for words in _NAMES["titles"]), used, rng)
     year = maker["birth_year"] + int(rng.integers(22, 60))
-    cast = {name: _stranger(bool(rng.integers(2)), rng, used) for name in ("other", "another")}
+    cast = {name: _new_name(bool(rng.integers(2)), rng, used) for name in ("other", "another")}
     sentences = [
         text.format(title=title, maker=maker["name"], year=year, nation=maker["nation"], **cast)
         for text in work["sentences"]
@@ -227,9 +225,6 @@ def _work(key: str, maker: dict[str, Any], rng: Any, used: set[str]) -> _Page:
         _Fact("publication date", str(year), place),
     )
     return _Page(passage, facts)
-
-
-# -------------------------------------------------------------------------------------------- names
 
 
 def _pick(options: Any, rng: Any) -> Any:
@@ -249,14 +244,13 @@ def _surname(rng: Any) -> str:
     return _pick(_NAMES["starts"], rng) + _pick(_NAMES["ends"], rng)
 
 
-def _stranger(woman: bool, rng: Any, used: set[str], surname: str | None = None) -> str:
-    """A new name, of a family or of none that is known."""
+def _new_name(woman: bool, rng: Any, used: set[str], surname: str | None = None) -> str:
     firsts, surname = _NAMES["women" if woman else "men"], surname or _surname(rng)
-    return _fresh(lambda: f"{_pick(firsts, rng)} {surname}", used, rng)
+    return _unused(lambda: f"{_pick(firsts, rng)} {surname}", used, rng)
 
 
-def _fresh(draw: Any, used: set[str], rng: Any) -> str:
-    """A name that nobody has yet; after some tries with an initial or a number in it."""
+def _unused(draw: Any, used: set[str], rng: Any) -> str:
+    """Draws an unused name; after 20 attempts, adds an initial or a suffix."""
     for _ in range(20):
         name = draw()
         if name not in used:

@@ -1,15 +1,17 @@
-"""Examples as padded micro-batches: packed into rows of one length, or one to a row in buckets.
+"""Padded micro-batches of examples: packed rows of one length, or one example per row in buckets.
 
-What a step trains on is laid down before training starts, from the examples and a seed alone, so
-that a run goes on with the batch at which it stopped.
+The steps are planned before training, from the examples and a seed, so that a resumed run continues
+with the same batches.
 
-Conversations of one kind begin alike, with an instruction and often a worked example. A packed row
-holds that beginning once: every example of the row attends to it, none to another example. Losses
-and gradients are those of one example a row (dropout aside), at a fraction of the tokens.
+Conversations of one kind share a prefix, the instruction and often a worked example. A packed row
+holds the prefix once. All examples of the row attend to it, but not to each other. Apart from
+dropout, losses and gradients equal those of one example per row, at a fraction of the tokens.
 """
 
 import bisect
 import dataclasses
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -18,38 +20,32 @@ import numpy as np
 from cirag_jax.training.data.examples import Example
 from cirag_jax.training.lora_step import Batch
 
-WINDOW = 2048  # examples that are packed, or sorted by length, together
-
-MIN_SHARED = 32  # tokens from which on a common beginning is worth sharing
+WINDOW = 2048  # Examples that are packed, or sorted by length, together.
+MIN_SHARED = 32  # Minimum length of a shared prefix.
 
 
 class Row(NamedTuple):
-    """One row of a batch.
-
-    Attributes:
-      places: of its examples, in their order.
-      shared: tokens that all of them begin with and that the row holds once, in front.
-    """
+    """One row of a batch: the indices of its examples, and the length of their shared prefix."""
 
     places: tuple[int, ...]
     shared: int = 0
 
     def size(self, lengths: Sequence[int]) -> int:
-        """Its real tokens, where the examples have ``lengths``."""
+        """Returns the number of real tokens; ``lengths`` are those of all examples."""
         return self.shared + sum(lengths[place] - self.shared for place in self.places)
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How examples become rows and rows become steps.
+    """Sizes of rows, micro-batches and steps. Numbers of rows are those of all devices together.
 
     Attributes:
-      length: most tokens of a packed row, and of an example.
-      packing: several examples in a row, told apart by segments; else one a row.
-      buckets: what rows are padded to, ascending, the last one ``length``: the smallest that holds
-        the longest row of a micro-batch.
-      rows_per_step: rows of an optimiser step, over all devices.
-      rows_per_batch: rows of a micro-batch, over all devices; divides ``rows_per_step``.
+      length: maximum tokens of a row and of an example.
+      packing: whether rows hold several examples, separated by segments.
+      buckets: padded lengths of rows, ascending, the last one ``length``. A micro-batch has the
+        first that holds its longest row.
+      rows_per_step: rows of an optimiser step.
+      rows_per_batch: rows of a micro-batch; divides ``rows_per_step``.
     """
 
     length: int
@@ -61,14 +57,14 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class MicroBatch:
-    """What one gradient is computed of.
+    """A micro-batch of `lora_step.TrainStep` on the host, and its statistics.
 
     Attributes:
-      batch: for `lora_step.TrainStep`, on the host.
-      part_BT: uint8, the `Part` of each target that counts.
-      tokens: real tokens, shared ones once.
-      attended: pairs of tokens that causal attention looks at, twice: of examples that share
-        nothing the sum of their squared lengths.
+      batch: the arrays.
+      part_BT: uint8, the `Part` of each supervised target.
+      tokens: number of real tokens; shared prefixes count once.
+      attended: twice the number of pairs in causal attention, which is the sum of the squared
+        lengths of the examples if they share no prefix.
     """
 
     batch: Batch
@@ -79,23 +75,19 @@ class MicroBatch:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The rows of every step.
+    """The rows of every step, and the numbers of real, supervised and padded tokens per step.
 
-    Attributes:
-      steps: rows of each step; the last step may have fewer than ``rows_per_step``.
-      tokens: real tokens of each step, shared ones once.
-      supervised: supervised tokens of each step.
-      computed: tokens of each step's rows, padding included.
+    The last step may have fewer than ``rows_per_step`` rows. Shared prefixes count once.
     """
 
     steps: tuple[tuple[Row, ...], ...]
     tokens: tuple[int, ...]
     supervised: tuple[int, ...]
-    computed: tuple[int, ...]
+    padded: tuple[int, ...]
 
     def efficiency(self) -> float:
-        """Real tokens over computed ones."""
-        return sum(self.tokens) / max(sum(self.computed), 1)
+        """Returns the share of real tokens."""
+        return sum(self.tokens) / max(sum(self.padded), 1)
 
 
 def make_plan(
@@ -107,27 +99,24 @@ def make_plan(
     num_steps: int = 0,
     max_tokens: int = 0,
 ) -> Plan:
-    """Deals examples out to steps, epoch by epoch, each in another order.
+    """Distributes examples over steps, in a new random order in every epoch.
 
     Args:
-      examples: none longer than ``layout.length``.
-      layout: of rows and steps.
-      seed: of the orders.
-      num_epochs: passes over the examples; a fraction is that share of the last pass's steps.
-      num_steps: above 0: so many steps instead, however many passes that takes.
-      max_tokens: above 0: ends before the step that would exceed so many real tokens, but not
-        before the first.
+      examples: examples of at most ``layout.length`` tokens.
+      layout: the sizes of rows and steps.
+      seed: seed of the orders.
+      num_epochs: passes over the examples. A fraction keeps that share of the last pass's steps.
+      num_steps: number of steps, which replaces ``num_epochs`` unless it is 0.
+      max_tokens: maximum number of real tokens unless 0. There is always one step.
     """
     if not examples:
-        raise ValueError("there is nothing to plan")
+        raise ValueError("there are no examples to plan")
     lengths = [len(example.tokens_T) for example in examples]
-    targets = [_targets(example) for example in examples]
-    shared = _shared(examples) if layout.packing else [(b"", 0)] * len(examples)
-    steps: list[tuple[Row, ...]] = []
-    for step in _endless(lengths, shared, layout, seed, num_epochs, num_steps):
-        steps.append(step)
-        if num_steps and len(steps) == num_steps:
-            break
+    # The first token of an example is not a target.
+    targets = [int(np.count_nonzero(example.weight_T[1:])) for example in examples]
+    prefixes = _prefixes(examples) if layout.packing else [(b"", 0)] * len(examples)
+    all_steps = _steps(lengths, prefixes, layout, seed, math.inf if num_steps else num_epochs)
+    steps = list(itertools.islice(all_steps, num_steps or None))
     tokens = [sum(row.size(lengths) for row in step) for step in steps]
     if max_tokens:
         fitting = int(np.searchsorted(np.cumsum(tokens), max_tokens, side="right"))
@@ -137,10 +126,8 @@ def make_plan(
         tuple(tokens),
         tuple(sum(targets[i] for row in step for i in row.places) for step in steps),
         tuple(
-            sum(
-                layout.rows_per_batch * length
-                for _, length in _micro_batch_rows(step, lengths, layout)
-            )
+            layout.rows_per_batch
+            * sum(size for _, size in _micro_batch_rows(step, lengths, layout))
             for step in steps
         ),
     )
@@ -149,13 +136,13 @@ def make_plan(
 def micro_batches(
     examples: Sequence[Example], step: Sequence[Row], layout: Layout, pad_id: int
 ) -> list[MicroBatch]:
-    """One step's rows as arrays; rows that are missing at the end are padding.
+    """Returns the rows of a step as arrays, padded to full micro-batches.
 
-    Packed rows have ``positions_BT`` that restart, ``segments_BT`` (1, 2, ...; 0 is padding) and
-    ``shared_B``, the others ``lengths_B``. A token's target is the next token of its own example;
-    a shared beginning is part of the first segment and has no target that counts.
+    Packed rows have ``positions_BT``, which restart in each example, ``segments_BT`` (1, 2, ...; 0
+    is padding) and ``shared_B``. Other rows have ``lengths_B``. The target of a token is the next
+    token of its example. A shared prefix is part of the first segment and is not supervised.
     """
-    found = []
+    batches = []
     for rows, length in _micro_batch_rows(step, [len(e.tokens_T) for e in examples], layout):
         shape = (layout.rows_per_batch, length)
         tokens_BT = np.full(shape, pad_id, np.int32)
@@ -170,7 +157,7 @@ def micro_batches(
             start = 0
             attended -= (len(places) - 1) * shared**2
             for segment, place in enumerate(places, 1):
-                skipped = shared if start else 0  # The row holds these already.
+                skipped = shared if start else 0  # The row has the shared prefix already.
                 tokens_T, weight_T, part_T, _ = examples[place]
                 end = start + len(tokens_T) - skipped
                 tokens_BT[row, start:end] = tokens_T[skipped:]
@@ -188,17 +175,14 @@ def micro_batches(
             )
         else:
             batch = batch._replace(lengths_B=segments_BT.sum(1, dtype=np.int32))
-        found.append(MicroBatch(batch, part_BT, real, attended))
-    return found
-
-
-# -------------------------------------------------------------------------------------------- rows
+        batches.append(MicroBatch(batch, part_BT, real, attended))
+    return batches
 
 
 def pack(lengths: Sequence[int], length: int) -> list[tuple[int, ...]]:
-    """Rows of at most ``length`` tokens by first-fit decreasing (Johnson, 1974), as places.
+    """Packs examples into rows of ``length`` tokens by first-fit decreasing (Johnson, 1974).
 
-    Equal lengths keep their order, and rows hold their examples longest first.
+    Returns the indices of the examples of each row, longest first. Equal lengths keep their order.
     """
     order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
     rows: list[list[int]] = []
@@ -207,7 +191,7 @@ def pack(lengths: Sequence[int], length: int) -> list[tuple[int, ...]]:
         size = lengths[place]
         if size > length:
             raise ValueError(f"an example of {size} tokens does not fit a row of {length}")
-        row = next((i for i, left in enumerate(free) if left >= size), None)
+        row = next((i for i, space in enumerate(free) if space >= size), None)
         if row is None:
             row = len(rows)
             rows.append([])
@@ -217,23 +201,23 @@ def pack(lengths: Sequence[int], length: int) -> list[tuple[int, ...]]:
     return [tuple(row) for row in rows]
 
 
-def _shared(examples: Sequence[Example]) -> list[tuple[bytes, int]]:
-    """For every example its kind, and how many tokens all examples of that kind begin with.
+def _prefixes(examples: Sequence[Example]) -> list[tuple[bytes, int]]:
+    """Returns the kind of every example, and the length of the prefix that examples of it share.
 
-    Of one kind are those with the same `MIN_SHARED` first tokens.
+    Examples with the same first `MIN_SHARED` tokens are of one kind.
     """
-    kinds: dict[bytes, list[Example]] = {}
-    for example in examples:
-        kinds.setdefault(example.tokens_T[:MIN_SHARED].tobytes(), []).append(example)
-    lengths = {kind: _common_beginning(members) for kind, members in kinds.items()}
-    found = (example.tokens_T[:MIN_SHARED].tobytes() for example in examples)
-    return [(kind, lengths[kind]) for kind in found]
+    kinds = [example.tokens_T[:MIN_SHARED].tobytes() for example in examples]
+    members: dict[bytes, list[Example]] = {}
+    for kind, example in zip(kinds, examples, strict=True):
+        members.setdefault(kind, []).append(example)
+    lengths = {kind: _common_prefix(members[kind]) for kind in members}
+    return [(kind, lengths[kind]) for kind in kinds]
 
 
-def _common_beginning(examples: Sequence[Example]) -> int:
-    """Tokens that all the examples begin with, but 0 for fewer than `MIN_SHARED`.
+def _common_prefix(examples: Sequence[Example]) -> int:
+    """Returns the length of the common prefix, or 0 if it is shorter than `MIN_SHARED`.
 
-    The loss counts none of them, nor what follows the last one, which differs.
+    Neither its tokens nor the token after it, which differs between examples, are supervised.
     """
     first_T = examples[0].tokens_T
     common = len(first_T)
@@ -246,30 +230,28 @@ def _common_beginning(examples: Sequence[Example]) -> int:
     return common if common >= MIN_SHARED else 0
 
 
-def _endless(
+def _steps(
     lengths: Sequence[int],
-    shared: Sequence[tuple[bytes, int]],
+    prefixes: Sequence[tuple[bytes, int]],
     layout: Layout,
     seed: int,
     num_epochs: float,
-    num_steps: int,
 ) -> Iterator[tuple[Row, ...]]:
-    """Steps of one epoch after the other; ends after ``num_epochs`` unless steps are counted."""
     epoch = 0
-    while num_steps or epoch < num_epochs:
-        steps = _epoch(lengths, shared, layout, np.random.default_rng((seed, epoch)))
-        share = 1.0 if num_steps else min(num_epochs - epoch, 1.0)
+    while epoch < num_epochs:
+        steps = _epoch(lengths, prefixes, layout, np.random.default_rng((seed, epoch)))
+        share = min(num_epochs - epoch, 1.0)
         yield from steps[: max(round(share * len(steps)), 1)]
         epoch += 1
 
 
 def _epoch(
     lengths: Sequence[int],
-    shared: Sequence[tuple[bytes, int]],
+    prefixes: Sequence[tuple[bytes, int]],
     layout: Layout,
     rng: np.random.Generator,
 ) -> list[tuple[Row, ...]]:
-    """One pass: rows made within windows of a random order, then put in a random order."""
+    """Builds rows within windows of a random order, and shuffles them."""
     order = [int(place) for place in rng.permutation(len(lengths))]
     size = layout.rows_per_step
     rows: list[Row] = []
@@ -277,14 +259,14 @@ def _epoch(
     for start in range(0, len(order), WINDOW):
         window = order[start : start + WINDOW]
         if layout.packing:
-            for kind in dict.fromkeys(shared[place] for place in window):
-                members = [place for place in window if shared[place] == kind]
-                common = kind[1]
-                packed = pack([lengths[i] - common for i in members], layout.length - common)
-                rows += [Row(tuple(members[i] for i in row), common) for row in packed]
-        else:  # Rows of a step are of similar lengths: little is padding.
-            alike = sorted(window, key=lambda place: lengths[place])
-            groups += [[Row((p,)) for p in alike[i : i + size]] for i in range(0, len(alike), size)]
+            for prefix in dict.fromkeys(prefixes[place] for place in window):
+                members = [place for place in window if prefixes[place] == prefix]
+                shared = prefix[1]
+                packed = pack([lengths[i] - shared for i in members], layout.length - shared)
+                rows += [Row(tuple(members[i] for i in row), shared) for row in packed]
+        else:  # Rows of a step have similar lengths, and little padding.
+            by_length = [Row((place,)) for place in sorted(window, key=lengths.__getitem__)]
+            groups += [by_length[i : i + size] for i in range(0, len(by_length), size)]
     if layout.packing:
         rows = [rows[i] for i in rng.permutation(len(rows))]
         return [tuple(rows[i : i + size]) for i in range(0, len(rows), size)]
@@ -294,16 +276,12 @@ def _epoch(
 def _micro_batch_rows(
     step: Sequence[Row], lengths: Sequence[int], layout: Layout
 ) -> list[tuple[Sequence[Row], int]]:
-    """The micro-batches of a step: their rows and padded length."""
+    """Returns the rows and the padded length of each micro-batch of a step."""
     size = layout.rows_per_batch
-    found = []
+    micro_batches = []
     for start in range(0, len(step), size):
         rows = step[start : start + size]
         longest = max(row.size(lengths) for row in rows)
-        found.append((rows, layout.buckets[bisect.bisect_left(layout.buckets, longest)]))
-    return found
-
-
-def _targets(example: Example) -> int:
-    """Tokens of an example that the loss counts: its first token is nobody's target."""
-    return int(np.count_nonzero(example.weight_T[1:]))
+        bucket = layout.buckets[bisect.bisect_left(layout.buckets, longest)]
+        micro_batches.append((rows, bucket))
+    return micro_batches

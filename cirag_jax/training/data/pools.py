@@ -1,65 +1,58 @@
 """Training batches of the aligner: prefixes of silver chains, their positives and negatives.
 
-Records are addressed by step (a Grain pipeline over chains), so that the iterator's whole state is
-a few integers in the checkpoint. What a query is contrasted with becomes a matrix of counts here,
-on the host (see ``contrastive_loss``); the device sees each distinct text once.
+Batches come from a Grain pipeline over chains, whose state is a few integers in the checkpoint. The
+negatives of each query become a matrix of counts on the host (see `contrastive_loss`), and the
+device encodes each distinct text once.
 """
 
 import collections
 import dataclasses
 import random
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import grain
 import numpy as np
 
 from cirag_jax import io
-from cirag_jax.datasets.chains import (
-    Chain,
-    Unit,
-    UnitKind,
-    pool_of,
-    query_text,
-    silver_chains,
-    units_of,
-)
+from cirag_jax.datasets import chains as chains_lib
+from cirag_jax.datasets.chains import Chain, Unit, UnitKind
 from cirag_jax.errors import UserError
 from cirag_jax.types import Dataset, Question
 
-# More than anyone waits for; without an end, batches of one overflow grain's count.
+# Practically endless. In truly endless repetition, batches of size one overflow Grain's counter.
 _EPOCHS = 1 << 32
 
-NEGATIVES = ("own", "in_batch", "cross_device")
-ORDERS = ("dependency", "printed", "annotation")
+Negatives = Literal["own", "in_batch", "cross_device"]
+Order = Literal["dependency", "printed", "annotation"]
 Tokenize = Callable[[Sequence[str], Literal["query", "passage"]], list[np.ndarray]]
-# What the negatives of each prefix of a chain are drawn from, by the number of its steps.
+# The units to draw negatives from for each prefix of a chain, by the length of the prefix.
 PrefixPools = tuple[tuple[Unit, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a chain becomes training queries.
+    """Settings for drawing training queries from a chain.
 
-    ``order="dependency"`` draws any partial chain whose steps have what they need; every step that
-    can come next is a positive. ``order="printed"`` is KiRAG's paper: the first h annotated steps,
-    and the next one. ``order="annotation"`` is its released code: the same, but for comparison
-    questions any single step at h = 0 and any permutation of the first h + 1 for h > 0.
-    ``chain_negatives`` lets the question's other chain units be drawn as negatives.
+    ``order="dependency"`` draws any partial chain whose steps have their dependencies. Every
+    possible next step is a positive. ``order="printed"`` follows KiRAG's paper: the first h
+    annotated steps, and the next one. ``order="annotation"`` follows its released code, which
+    differs for comparison questions: any single step at h = 0 and any permutation of the first
+    h + 1 for h > 0. ``chain_negatives`` allows other units of the chain as negatives.
     """
 
     prefixes_per_question: int
     num_negatives: int
-    order: Literal["dependency", "printed", "annotation"] = "dependency"
+    order: Order = "dependency"
     chain_negatives: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Example:
-    """One query of the contrastive loss.
+    """A query of the contrastive loss.
 
-    ``positives`` are all texts that may come next, the sampled target first; ``negatives`` are hard
-    negatives from the question's own pool.
+    ``positives`` are all possible next texts, the sampled target first. ``negatives`` are hard
+    negatives from the question's pool.
     """
 
     query: str
@@ -67,70 +60,72 @@ class Example:
     negatives: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Chunk:
-    """Rows of similar length that go through the encoder together.
+class Chunk(NamedTuple):
+    """Texts of similar length that are encoded together.
 
-    ``tokens_BT`` int32 and ``mask_BT`` bool; ``row_B`` int32 is each row's place in the batch's
-    table of embeddings (padding rows point at the last, unused place).
+    ``tokens_BT`` is int32 and ``mask_BT`` bool. ``row_B`` (int32) is each text's row in the batch's
+    table of embeddings; padding uses the last row.
     """
 
-    tokens_BT: np.ndarray
-    mask_BT: np.ndarray
-    row_B: np.ndarray
+    tokens_BT: Any
+    mask_BT: Any
+    row_B: Any
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Batch:
-    """A global batch: ``B`` queries and ``C`` distinct candidates, both padded to fixed numbers.
+class Batch(NamedTuple):
+    """A global batch of ``B`` queries and ``C`` distinct candidates, padded to fixed numbers.
 
-    The table of embeddings has ``B + C + 1`` rows: queries, candidates, and one row that padding
-    writes to. Other fields are the arguments of ``contrastive_loss``.
+    The table of embeddings has ``B + C + 1`` rows: queries, candidates, and a row for padding. The
+    other arrays are arguments of `contrastive_loss`.
     """
 
     chunks: tuple[Chunk, ...]
-    positive_B: np.ndarray
-    count_BC: np.ndarray
-    weight_B: np.ndarray
-    tokens: int  # Real tokens in the batch, distinct texts only.
+    positive_B: Any
+    count_BC: Any
+    weight_B: Any
+
+    @property
+    def tokens(self) -> int:
+        """The number of real tokens."""
+        return sum(int(chunk.mask_BT.sum()) for chunk in self.chunks)
 
     @property
     def padded_tokens(self) -> int:
-        """Tokens that the encoder computes, padding included."""
+        """The number of computed tokens, including padding."""
         return sum(chunk.tokens_BT.size for chunk in self.chunks)
 
 
 def chains_and_pools(
     dataset: Dataset, questions: Sequence[Question], kind: UnitKind, negatives: str = "in_batch"
 ) -> tuple[list[Chain], list[tuple[Unit, ...]]]:
-    """The chains that can be learnt from, and the units of each question's own passages.
+    """Returns the usable chains, and the units of each question's own passages.
 
-    A chain of triples is left out where an annotated triple replaces one that was not extracted:
-    among extracted negatives, its style gives it away. With ``negatives="own"``, so is a chain
-    whose passages have no other unit: its loss is 0. How many were left out is said.
+    A chain of triples is dropped if an annotated triple stands for one that was not extracted,
+    because its style differs from that of extracted negatives. With ``negatives="own"``, a chain
+    whose passages have no other unit is dropped, too, because its loss is 0. Prints the number of
+    dropped chains.
     """
-    chains = silver_chains(dataset, questions, kind)
+    chains = chains_lib.silver_chains(dataset, questions, kind)
     by_id = {question.id: question for question in questions}
-    pools = [pool_of(dataset, by_id[chain.question_id], kind) for chain in chains]
-    usable = list(zip(chains, pools, strict=True))
-    reasons = []
+    pools = [chains_lib.pool_of(dataset, by_id[chain.question_id], kind) for chain in chains]
+    usable, reasons = list(zip(chains, pools, strict=True)), list[str]()
+
+    def keep(is_usable: Callable[[Chain, tuple[Unit, ...]], bool], reason: str) -> None:
+        kept = [(chain, pool) for chain, pool in usable if is_usable(chain, pool)]
+        if len(kept) < len(usable):
+            reasons.append(f"{len(usable) - len(kept)} have {reason}")
+        usable[:] = kept
+
     if kind == "triple":
-        extracted = [
-            (chain, pool)
-            for chain, pool in usable
-            if all(step in units_of(dataset, step.passage_id, "triple") for step in chain.steps)
-        ]
-        if len(extracted) < len(usable):
-            reasons.append(
-                f"{len(usable) - len(extracted)} have triples that were not extracted from their "
-                "passages (launch/extract.py extracts them; config.data.units=sentence needs none)"
-            )
-        usable = extracted
+        keep(
+            lambda chain, pool: all(
+                step in chains_lib.units_of(dataset, step.passage_id, kind) for step in chain.steps
+            ),
+            "triples that were not extracted from their passages (launch/extract.py extracts them; "
+            "config.data.units=sentence needs none)",
+        )
     if negatives == "own":
-        contrasted = [pair for pair in usable if set(pair[1]) - set(pair[0].steps)]
-        if len(contrasted) < len(usable):
-            reasons.append(f"{len(usable) - len(contrasted)} have no {kind} that is a negative")
-        usable = contrasted
+        keep(lambda chain, pool: bool({*pool} - {*chain.steps}), f"no {kind} as a negative")
     if not usable:
         raise UserError(
             f"none of the {len(chains)} chains of {dataset.name} can be used: {'; '.join(reasons)}."
@@ -147,13 +142,13 @@ def sample_examples(
     kind: UnitKind,
     sampling: Sampling,
     rng: np.random.Generator,
-    of_prefixes: PrefixPools = (),
+    prefix_pools: PrefixPools = (),
 ) -> list[Example]:
-    """Draws distinct prefix lengths of one chain, and negatives that its prefixes share.
+    """Draws prefixes of distinct lengths of a chain, and negatives that the prefixes share.
 
-    Sharing halves the texts to encode. With ``chain_negatives`` each prefix has its own, because
-    what is gold depends on it; so it has with ``of_prefixes``, which replace the pool. Pure in
-    ``rng``: the same generator state gives the same examples.
+    Sharing halves the number of texts to encode. Each prefix has separate negatives with
+    ``chain_negatives``, because its gold units depend on it, and with ``prefix_pools``, which
+    replace ``pool``.
     """
     draw = random.Random(int(rng.integers(2**63)))
     lengths = draw.sample(
@@ -164,14 +159,14 @@ def sample_examples(
     examples = []
     for length in lengths:
         prefix, following = _sample_prefix(chain, length, sampling.order, draw)
-        found = [chain.steps[step].text for step in prefix]
+        prefix_texts = [chain.steps[step].text for step in prefix]
         positives = [chain.steps[step].text for step in following]
         negatives = shared
-        if sampling.chain_negatives or of_prefixes:
-            excluded = {*found, *positives} if sampling.chain_negatives else gold
-            of_prefix = of_prefixes[length] if of_prefixes else pool
-            negatives = _draw_negatives(draw, of_prefix, excluded, sampling.num_negatives)
-        query = query_text(chain.question, found, kind)
+        if sampling.chain_negatives or prefix_pools:
+            excluded = {*prefix_texts, *positives} if sampling.chain_negatives else gold
+            prefix_pool = prefix_pools[length] if prefix_pools else pool
+            negatives = _draw_negatives(draw, prefix_pool, excluded, sampling.num_negatives)
+        query = chains_lib.query_text(chain.question, prefix_texts, kind)
         examples.append(Example(query, tuple(positives), negatives))
     return examples
 
@@ -186,7 +181,7 @@ def _draw_negatives(
 def _sample_prefix(
     chain: Chain, length: int, order: str, draw: random.Random
 ) -> tuple[list[int], list[int]]:
-    """A partial chain of ``length`` steps, and the steps that can follow, the target first."""
+    """Returns a partial chain of ``length`` steps, and possible next steps, the target first."""
     prefix: list[int] = []
     if order != "dependency":
         steps = list(range(len(chain.steps)))
@@ -208,14 +203,14 @@ class Layout:
 
     Attributes:
       num_queries: B, a multiple of ``micro_batches * device_groups``.
-      num_candidates: C, the most distinct candidates that a batch can have.
+      num_candidates: C, the maximum number of distinct candidates.
       negatives: ``own`` (the query's own positive and hard negatives), ``in_batch`` (those of all
         queries on the same device) or ``cross_device`` (of the whole batch).
-      mask_false_negatives: leave out texts that are another positive of the query, and count equal
+      mask_false_negatives: masks texts that are another positive of the query, and counts equal
         texts once. KiRAG's released code does neither.
       micro_batches: above 1, negatives stay within the micro-batch (``accumulation="official"``).
       device_groups: devices that share the batch.
-      chunk_tokens: tokens that go through each device's encoder at once, padding included.
+      chunk_tokens: tokens per device and encoder call, including padding.
       bucket_lengths: sequence lengths that the encoder is compiled for, ascending.
     """
 
@@ -230,15 +225,15 @@ class Layout:
 
     @property
     def groups(self) -> int:
-        """Parts of a batch: one for each device in each micro-batch."""
+        """The number of parts of a batch, one per device and micro-batch."""
         return self.micro_batches * self.device_groups
 
     def __post_init__(self) -> None:
         if self.num_queries % self.groups:
             raise UserError(
-                f"the batch of {self.num_queries} queries does not divide into "
-                f"{self.micro_batches} micro-batches on {self.device_groups} devices; choose "
-                "config.batch_size as a multiple"
+                f"the batch of {self.num_queries} queries cannot be divided into "
+                f"{self.micro_batches} micro-batches on {self.device_groups} devices; set "
+                f"config.batch_size to a multiple of {self.groups}"
             )
 
 
@@ -249,10 +244,10 @@ def build_batch(
     pad_id: int,
     group_of: Sequence[int] | None = None,
 ) -> Batch:
-    """Lays examples out as one batch: distinct texts, who sees whom, and chunks by length.
+    """Builds a batch from examples.
 
-    ``group_of`` says which of ``layout.groups`` each example is in; None: the rows of a full batch
-    are divided evenly.
+    ``group_of`` assigns each example to one of ``layout.groups``. By default the rows of a full
+    batch are divided evenly.
     """
     if group_of is None:
         group_of = [i * layout.groups // layout.num_queries for i in range(len(examples))]
@@ -271,17 +266,13 @@ def build_batch(
         positive_B,
         _counts(examples, candidates, layout, group_of),
         weight_B,
-        sum(map(len, tokens)),
     )
 
 
 def _counts(
-    examples: Sequence[Example],
-    candidates: dict[str, int],
-    layout: Layout,
-    group_of: Sequence[int],
+    examples: Sequence[Example], candidates: dict[str, int], layout: Layout, group_of: Sequence[int]
 ) -> np.ndarray:
-    """count_BC: how often each candidate stands in each query's denominator."""
+    """Returns count_BC, how often each candidate is in the denominator of each query."""
 
     def group(index: int) -> tuple[int, ...]:
         micro, device = divmod(group_of[index], layout.device_groups)
@@ -289,16 +280,16 @@ def _counts(
             return (index,)
         return (micro,) if layout.negatives == "cross_device" else (micro, device)
 
-    seen: dict[tuple[int, ...], collections.Counter[int]] = collections.defaultdict(
+    counts: dict[tuple[int, ...], collections.Counter[int]] = collections.defaultdict(
         collections.Counter
     )
     for index, example in enumerate(examples):
-        seen[group(index)].update(
+        counts[group(index)].update(
             candidates[text] for text in (example.positives[0], *example.negatives)
         )
     count_BC = np.zeros((layout.num_queries, layout.num_candidates), np.float32)
     for index, example in enumerate(examples):
-        for candidate, count in seen[group(index)].items():
+        for candidate, count in counts[group(index)].items():
             count_BC[index, candidate] = 1 if layout.mask_false_negatives else count
         if layout.mask_false_negatives:
             others = [candidates[t] for t in example.positives[1:] if t in candidates]
@@ -309,11 +300,9 @@ def _counts(
 def _chunks(
     tokens: Sequence[np.ndarray], rows: Sequence[int], layout: Layout, pad_id: int
 ) -> tuple[Chunk, ...]:
-    """Cuts the texts, longest first, into chunks of at most ``chunk_tokens`` padded tokens
-    on each device.
+    """Cuts texts, longest first, into chunks of at most ``chunk_tokens`` padded tokens per device.
 
-    A chunk takes the bucket of its longest row, so that short rows left over fill the last places
-    of a longer chunk instead of opening one of their own.
+    A chunk has the bucket of its longest row. Shorter rows fill up the last chunk of a bucket.
     """
     order = sorted(range(len(tokens)), key=lambda i: (-len(tokens[i]), i))
     buckets = [next(b for b in layout.bucket_lengths if b >= len(tokens[i])) for i in order]
@@ -336,17 +325,17 @@ def _chunks(
     return tuple(chunks)
 
 
-def rows_per_chunk(length: int, wanted: int, layout: Layout) -> int:
-    """Rows, over all devices, of a chunk for ``wanted`` texts of this bucket.
+def rows_per_chunk(length: int, num_texts: int, layout: Layout) -> int:
+    """Returns the number of rows, over all devices, of a chunk for ``num_texts`` texts of a bucket.
 
-    As many as the devices take together, or a half, a quarter and so on where that holds them all,
-    down to what one device takes: few sizes, so that few are compiled, and no more padding than
-    with one device.
+    This is the capacity of all devices, or the smallest of a half, a quarter and so on that holds
+    all texts, down to the capacity of one device. So few sizes are compiled, and there is no more
+    padding than with one device.
     """
     devices = layout.device_groups
     most = max(layout.chunk_tokens // length, 1)
     sizes = [devices * (most >> halved) for halved in range(devices.bit_length())]
-    return min((size for size in sizes if size >= wanted), default=sizes[0])
+    return min((size for size in sizes if size >= num_texts), default=sizes[0])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -355,15 +344,16 @@ class _Sample(grain.transforms.RandomMap):
     sampling: Sampling
 
     def random_map(self, element, rng: np.random.Generator) -> list[Example]:
-        chain, pool, of_prefixes = element
-        return sample_examples(chain, pool, self.kind, self.sampling, rng, of_prefixes)
+        chain, pool, prefix_pools = element
+        return sample_examples(chain, pool, self.kind, self.sampling, rng, prefix_pools)
 
 
-def check_enough(chains: int, per_batch: int) -> None:
-    """Raises UserError where there are fewer chains than a batch has questions."""
-    if chains < per_batch:
+def check_enough(num_chains: int, per_batch: int) -> None:
+    """Raises `UserError` if there are fewer chains than questions per batch."""
+    if num_chains < per_batch:
         raise UserError(
-            f"config.batch_size needs {per_batch} questions a batch, but only {chains} have a chain"
+            f"config.batch_size needs {per_batch} questions with a chain per batch, but there are "
+            f"only {num_chains}"
         )
 
 
@@ -376,25 +366,29 @@ def batches(
     tokenize: Tokenize,
     pad_id: int,
     seed: int,
-    of_prefixes: Sequence[PrefixPools] = (),
+    prefix_pools: Sequence[PrefixPools] = (),
 ) -> grain.DatasetIterator:
-    """An endless iterator of ``Batch``, reshuffled every epoch, whose state is JSON-sized.
+    """Returns an endless iterator over batches, reshuffled every epoch, whose state is JSON.
 
-    A batch holds ``layout.num_queries // sampling.prefixes_per_question`` questions, divided
-    evenly over the layout's groups: chains may have fewer prefixes than asked for. See
-    `sample_examples` for ``of_prefixes``, one for each chain.
+    A batch has ``layout.num_queries // sampling.prefixes_per_question`` questions, divided evenly
+    over the groups, because chains may have fewer prefixes than requested. ``prefix_pools`` has an
+    entry for each chain, see `sample_examples`.
     """
     per_batch = layout.num_queries // sampling.prefixes_per_question
     check_enough(len(chains), per_batch)
 
     def lay_out(questions: Sequence[Sequence[Example]]) -> Batch:
-        examples = [example for made in questions for example in made]
-        groups = [i * layout.groups // per_batch for i, made in enumerate(questions) for _ in made]
+        examples = [example for of_question in questions for example in of_question]
+        groups = [
+            i * layout.groups // per_batch
+            for i, of_question in enumerate(questions)
+            for _ in of_question
+        ]
         return build_batch(examples, layout, tokenize, pad_id, groups)
 
     dataset = (
         grain.MapDataset.source(
-            list(zip(chains, pools, of_prefixes or [()] * len(chains), strict=True))
+            list(zip(chains, pools, prefix_pools or [()] * len(chains), strict=True))
         )
         .seed(seed)
         .shuffle()

@@ -1,9 +1,9 @@
-"""Conversations that teach query writing: question and known facts in, next sub-question out.
+"""Conversations that teach query writing, from decomposed questions.
 
-Decomposed questions need neither triples nor retrieval for it. Each becomes a conversation like
-those of the annotation teacher: nothing is known at first; then every round shows the one fact that
-solves the hop that was asked for. Which facts to keep cannot be learned from that, so the loss is
-on the next query alone, and on the stop when every hop is solved.
+They need no triples and no retrieval. Each question becomes a conversation like those of the
+annotation teacher. The first round has no candidates, and each later round has one, the fact that
+solves the previous hop. Students cannot learn from this which facts to keep, so the loss is only on
+the next query, and on the stop after the last hop.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,35 +12,30 @@ from cirag_jax.datasets.annotations import fact_of, fill, hops_of
 from cirag_jax.training.data.examples import Part
 from cirag_jax.types import Passage, Question, Step, Trajectory, Triple
 
-# What is learned from these conversations, with `examples.weighted`.
+# Loss weights of these conversations, see `examples.weighted`.
 WEIGHTS = {Part.RATIONALE: 0.0, Part.FACTS: 0.0}
 
 
 def written_queries(
     questions: Sequence[Question], corpus: Mapping[str, Passage]
 ) -> list[Trajectory]:
-    """The conversations about those questions whose every hop has a sub-question and an answer.
-
-    Args:
-      questions: with annotations; those without are passed over.
-      corpus: with their gold passages.
-    """
-    found = []
+    """Returns a conversation for each question whose hops all have a sub-question and an answer."""
+    trajectories = []
     for question in questions:
         hops = hops_of(question, corpus)
         if not hops or not all(hop.asks and hop.answers for hop in hops):
             continue
-        known: dict[int, str] = {}
-        asked, shown = question.question, ()
+        answers: dict[int, str] = {}
+        query, facts = question.question, ()
         steps = []
         for index, hop in enumerate(hops):
-            query = fill(hop.asks, known)
-            steps.append(Step(asked, candidates=shown, kept=shown, next_query=query))
-            fact = fact_of(hop, known) or (fill(hop.keywords, known), "is", hop.answers[0])
-            asked, shown = query, (Triple(*fact),)
-            known[index] = hop.answers[0]
-        steps.append(Step(asked, candidates=shown, kept=shown))
-        found.append(
+            next_query = fill(hop.asks, answers)
+            steps.append(Step(query, candidates=facts, kept=facts, next_query=next_query))
+            fact = fact_of(hop, answers) or (fill(hop.keywords, answers), "is", hop.answers[0])
+            query, facts = next_query, (Triple(*fact),)
+            answers[index] = hop.answers[0]
+        steps.append(Step(query, candidates=facts, kept=facts))
+        trajectories.append(
             Trajectory(question.id, question.question, "annotations", tuple(steps), "stopped", True)
         )
-    return found
+    return trajectories

@@ -1,11 +1,10 @@
-"""Supervised examples of the reader: evidence at a granularity, answered or refused.
+"""Training examples of the reader: a question with evidence, and its answer or a refusal.
 
-A question's gold evidence stands among distractors of its own context, those nearest to it in
-words, at places drawn by the seed; what leads to the answer keeps its order, as a chain that was
-collected hop by hop has it. In a share of the examples one gold passage's evidence is
-missing, and the right output is the refusal: so the cascade learns when to escalate (CIRAG, section
-3.4). A share is asked without leave to refuse, as the cascade's last reading is. Messages and chat
-template are those of inference; the loss is on the answer and the token that ends it.
+The gold evidence of a question is mixed, in its order, with the distractors of its context that
+share most words with the question. Some examples lack the evidence of one gold passage, and the
+target is the refusal, which teaches the cascade when to escalate (CIRAG, section 3.4). Some prompts
+forbid the refusal, like the last reading of the cascade. Prompts are those of inference. The loss
+is on the answer and the token that ends it.
 """
 
 import collections
@@ -36,18 +35,17 @@ _CONCLUDES = re.compile(rf"^(?:Answer:|[^;\n]*; (?:{BEFORE}|{SAME}|{OTHER}); )",
 
 @dataclasses.dataclass(frozen=True)
 class ReadingSettings:
-    """What evidence looks like.
+    """Settings of the evidence.
 
     Attributes:
-      granularities: one is drawn for each question, as often as it is listed; where a question has
-        no annotation of it, sentences or else passages take its place. Of a decomposed question
-        (MuSiQue) the sentences are those that state its steps, if one states the answer.
-      distractors: most distractors of a triple's or a sentence's pool; passages have half as many.
-      missing: share of the examples without one gold passage's evidence.
-      forced: share of the examples whose evidence has the answer, be it whole or not, that are
-        asked without the permission to refuse, and answered.
+      granularities: granularities to draw from. Questions without annotations of a granularity
+        have sentences instead, or else passages. The sentences of a decomposed question (MuSiQue)
+        are those that state its steps, if one of them states the answer.
+      distractors: maximum number of distracting triples or sentences; half of it for passages.
+      missing: share of the examples that lack the evidence of one gold passage.
+      forced: share of the examples with the answer in the evidence whose prompt forbids a refusal.
       reader_format: as in `methods.common.reading_prompts.answer_messages`.
-      seed: of everything that is drawn.
+      seed: seed of all draws.
     """
 
     granularities: tuple[UnitKind, ...] = UNIT_KINDS
@@ -64,16 +62,11 @@ class ReadingSettings:
 
 
 class Reading(NamedTuple):
-    """A question with evidence.
+    """A question with lines of evidence.
 
-    Attributes:
-      question: the question.
-      granularity: of the evidence.
-      evidence: as the reader sees it.
-      sufficient: whether no gold evidence is missing.
-      may_refuse: whether the reader is told that it may; if not, it is to answer.
-      chain: annotated facts that lead to the answer, as far as the evidence states them, and what
-        a comparison concludes from them.
+    ``sufficient`` is False if gold evidence is missing. ``may_refuse`` is whether the prompt allows
+    a refusal. ``chain`` has the annotated facts that lead to the answer, as far as the evidence
+    states them, and the conclusion of a comparison.
     """
 
     question: Question
@@ -87,27 +80,21 @@ class Reading(NamedTuple):
 def make_readings(
     dataset: Dataset, questions: Sequence[Question], settings: ReadingSettings
 ) -> tuple[list[Reading], int]:
-    """One reading a question, and how many questions have no gold passages to read.
-
-    Args:
-      dataset: with the questions' passages.
-      questions: of it.
-      settings: what the evidence looks like.
-    """
+    """Returns a reading per question, and the number of questions without gold evidence."""
     facts = [(fact, q.id) for q in dataset.questions for fact in q.evidences or ()]
-    found = []
+    readings = []
     for question in questions:
         rng = np.random.default_rng([settings.seed, zlib.crc32(question.id.encode())])
-        wanted = str(rng.choice(settings.granularities))
-        for granularity in (wanted, "sentence", "passage"):
+        drawn = str(rng.choice(settings.granularities))
+        for granularity in (drawn, "sentence", "passage"):
             gold, others = _pools(dataset, question, granularity, facts, rng)
             if gold:
                 chain = _facts(dataset, question)
-                found.append(
+                readings.append(
                     _draw_reading(question, granularity, gold, others, chain, settings, rng)
                 )
                 break
-    return found, len(questions) - len(found)
+    return readings, len(questions) - len(readings)
 
 
 def reading_examples(
@@ -118,34 +105,20 @@ def reading_examples(
     max_length: int,
     answer_weight: float = 1.0,
 ) -> tuple[list[Example], dict[str, int]]:
-    """The readings as conversations; their source is the question's id.
+    """Returns the readings as conversations, and the number of ``dropped_too_long`` ones.
 
-    Args:
-      tokenizer: of the student.
-      readings: what is asked.
-      reader_format: as in `methods.common.reading_prompts.answer_messages`.
-      max_length: most tokens of an example; longer ones are dropped whole.
-      answer_weight: of each token of the answer and of the comparison before it; one of the facts
-        weighs 1.
-
-    Returns:
-      The examples, and how many were ``dropped_too_long``.
+    Conversations of more than ``max_length`` tokens are dropped. ``answer_weight`` is the loss
+    weight of the tokens of the answer and of the conclusion before it.
     """
     examples, reasons = [], collections.Counter[str]()
-    for made in readings:
-        refused = not made.sufficient and made.may_refuse
-        answer = None if refused else made.question.answers[0]
-        turns = [
-            *messages_of(made, reader_format),
-            Message(
-                "assistant",
-                reading_prompts.render_answer(
-                    answer, made.chain if reader_format == "chain" else ()
-                ),
-            ),
-        ]
+    for reading in readings:
+        is_refused = not reading.sufficient and reading.may_refuse
+        answer = None if is_refused else reading.question.answers[0]
+        chain = reading.chain if reader_format == "chain" else ()
+        output = Message("assistant", reading_prompts.render_answer(answer, chain))
+        turns = [*messages_of(reading, reader_format), output]
         example = chat_examples(
-            tokenizer, turns, (len(turns) - 1,), source=made.question.id, split=_reading_parts
+            tokenizer, turns, (len(turns) - 1,), source=reading.question.id, split=_reading_parts
         )
         example = weighted(example, {Part.ANSWER: answer_weight})
         if len(example.tokens_T) <= max_length:
@@ -156,25 +129,23 @@ def reading_examples(
 
 
 def _reading_parts(text: str) -> list[tuple[int, Part]]:
-    """Where a reader's facts begin, and what it concludes from them."""
-    start = next(found.start() for found in _CONCLUDES.finditer(text))
+    """Splits an output into facts and the rest: the conclusion and the answer."""
+    start = next(match.start() for match in _CONCLUDES.finditer(text))
     return [(0, Part.FACTS), (start, Part.ANSWER)] if start else [(0, Part.ANSWER)]
 
 
-def messages_of(made: Reading, reader_format: str) -> tuple[Message, ...]:
-    """What the reader is asked."""
+def messages_of(reading: Reading, reader_format: str) -> tuple[Message, ...]:
+    """Returns the prompt of a reading."""
     return reading_prompts.answer_messages(
-        made.question.question,
-        made.granularity,
-        made.evidence,
-        may_refuse=made.may_refuse,
+        reading.question.question,
+        reading.granularity,
+        reading.evidence,
+        may_refuse=reading.may_refuse,
         reader_format=reader_format,
     )
 
 
-# ----------------------------------------------------------------------------------------- evidence
-
-# Lines of evidence, those of one passage (or fact) together.
+# Lines of evidence, grouped by passage or fact.
 _Groups = list[list[str]]
 
 
@@ -185,35 +156,38 @@ def _pools(
     facts: Sequence[tuple[tuple[str, str, str], str]],
     rng: np.random.Generator,
 ) -> tuple[_Groups, list[str]]:
-    """Gold evidence by passage, and what else may be retrieved for the question, nearest first."""
+    """Returns the gold evidence, and the distractors from nearest to farthest."""
     corpus, gold = dataset.corpus, tuple(question.supporting or ())
     context = [corpus[i] for i in question.context or () if i in corpus and i not in gold]
     if granularity == "triple":
-        own = [[triple_line(Triple(*fact), "ascii")] for fact in question.evidences or ()]
-        stated = [t for p in context for t in dataset.triples.get(p.id, ())]
-        if not stated and facts:  # nobody extracted any: those that other questions need
+        lines = [[triple_line(Triple(*fact), "ascii")] for fact in question.evidences or ()]
+        triples = [t for p in context for t in dataset.triples.get(p.id, ())]
+        if not triples and facts:  # Nothing was extracted; use facts of other questions.
             some = rng.choice(len(facts), min(60, len(facts)), replace=False)
-            stated = [Triple(*facts[i][0]) for i in some if facts[i][1] != question.id]
-        return own, _nearest(question, [triple_line(triple, "ascii") for triple in stated])
+            triples = [Triple(*facts[i][0]) for i in some if facts[i][1] != question.id]
+        return lines, _nearest(question, [triple_line(triple, "ascii") for triple in triples])
     if granularity == "sentence":
         places: dict[str, list[int]] = {}
         for passage_id, index in _gold_sentences(dataset, question):
             if passage_id in corpus:
                 places.setdefault(passage_id, []).append(index)
-        own = [[sentence_line(corpus[i], s) for s in found] for i, found in places.items()]
+        lines = [[sentence_line(corpus[i], s) for s in indices] for i, indices in places.items()]
         others = [
             sentence_line(passage, index)
             for passage in (*context, *(corpus[i] for i in places))
             for index in range(len(sentences_of(passage)))
             if index not in places.get(passage.id, ())
         ]
-        return own, _nearest(question, others)
-    own = [[passage_line(corpus[i])] for i in gold if i in corpus]
-    return own, _nearest(question, [passage_line(passage) for passage in context])
+        return lines, _nearest(question, others)
+    lines = [[passage_line(corpus[i])] for i in gold if i in corpus]
+    return lines, _nearest(question, [passage_line(passage) for passage in context])
 
 
 def _gold_sentences(dataset: Dataset, question: Question) -> Sequence[tuple[str, int]]:
-    """Those annotated; of a decomposition, those that state its steps, if one has the answer."""
+    """Returns the annotated sentences, or those that state the steps and answer of a decomposition.
+
+    Returns none if no sentence of the decomposition has the answer.
+    """
     if question.supporting_sentences is not None or not question.decomposition:
         return question.supporting_sentences or ()
     chain = chain_of(dataset, question, "sentence")
@@ -230,25 +204,25 @@ def _gold_sentences(dataset: Dataset, question: Question) -> Sequence[tuple[str,
 
 
 def _facts(dataset: Dataset, question: Question) -> tuple[tuple[str, str, str], ...]:
-    """What leads to the answer, as annotated.
+    """Returns the annotated facts that lead to the answer.
 
-    A step in free words is a fact, too: what it asks, and its answer.
+    A sub-question in free words becomes a fact of the sub-question and its answer.
     """
     if question.evidences or not question.decomposition:
         return tuple(question.evidences or ())
     hops = hops_of(question, dataset.corpus)
-    known = {index: hop.answers[0] for index, hop in enumerate(hops) if hop.answers}
+    answers = {index: hop.answers[0] for index, hop in enumerate(hops) if hop.answers}
     return tuple(
-        fact_of(hop, known) or (fill(hop.asks, known).rstrip("?"), "answer", hop.answers[0])
+        fact_of(hop, answers) or (fill(hop.asks, answers).rstrip("?"), "answer", hop.answers[0])
         for hop in hops
         if hop.answers
     )
 
 
 def _nearest(question: Question, lines: Sequence[str]) -> list[str]:
-    """Lines by falling share of the question's words, each once."""
-    asked = words(question.question)
-    return sorted(dict.fromkeys(lines), key=lambda line: -len(asked & words(line)))
+    """Sorts distinct lines by the number of words shared with the question."""
+    question_words = words(question.question)
+    return sorted(dict.fromkeys(lines), key=lambda line: -len(question_words & words(line)))
 
 
 def _draw_reading(
@@ -270,9 +244,9 @@ def _draw_reading(
     count = int(rng.integers(min(1, most), most + 1)) if most else 0
     drawn = rng.permutation(len(near))[:count]
     lines = list(kept)
-    for i in drawn:  # Gold keeps its order.
+    for i in drawn:  # Gold evidence keeps its order.
         lines.insert(int(rng.integers(len(lines) + 1)), near[i])
-    # Without the permission it answers as well as it can: from insufficient evidence, too.
+    # A forced answer may have insufficient evidence.
     can_answer = sufficient or _states_answer(question, lines)
     may_refuse = bool(not can_answer or rng.random() >= settings.forced)
     chain = (*chain, *conclusion(question)) if sufficient else _stated(chain, kept)
@@ -280,7 +254,7 @@ def _draw_reading(
 
 
 def _states_answer(question: Question, lines: Sequence[str]) -> bool:
-    """Whether a line has the answer; of a yes or a no, anything lets it be guessed."""
+    """Returns whether a line has the answer, or the answer is yes or no."""
     answer = question.answers[0].casefold()
     return answer in ("yes", "no") or any(answer in line.casefold() for line in lines)
 
@@ -288,7 +262,10 @@ def _states_answer(question: Question, lines: Sequence[str]) -> bool:
 def _stated(
     chain: Sequence[tuple[str, str, str]], lines: Sequence[str]
 ) -> tuple[tuple[str, str, str], ...]:
-    """The facts before the first that no line states: its tail, half of its head's words."""
+    """Returns the facts up to the first one that no line states.
+
+    A line states a fact if it has the tail and half of the words of the head.
+    """
 
     def stated(fact: tuple[str, str, str]) -> bool:
         head = words(fact[0])

@@ -1,4 +1,4 @@
-"""Which questions of a dataset are trained on, and which choose the checkpoint."""
+"""Splits of a dataset into training questions and dev questions."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,11 +10,11 @@ from cirag_jax.datasets import load
 from cirag_jax.errors import UserError
 from cirag_jax.types import Config, Dataset, Question
 
-_HELD_OUT = ("tune", "test")  # Folds of a training split that others evaluate on.
+HELD_OUT_FOLDS = ("tune", "test")  # Folds of a training split that are used for evaluation.
 
 
 class Questions(NamedTuple):
-    """The questions of one dataset: those to train on, and those that choose the checkpoint."""
+    """Questions of one dataset to train on, and questions that choose the checkpoint."""
 
     dataset: Dataset
     train: tuple[Question, ...]
@@ -22,19 +22,19 @@ class Questions(NamedTuple):
 
 
 def split_questions(dataset: Dataset, config: Config) -> Questions:
-    """Train and dev questions of one of the datasets.
+    """Splits the questions of a dataset.
 
-    Dev is ``config.dev.split`` and ``.fold`` where one is named; otherwise
-    ``config.dev.questions`` of the training questions themselves, the last of a seeded
-    permutation, as KiRAG does. Where no fold is named, those that others evaluate on are left out.
+    Dev questions are those of ``config.dev.split`` and ``config.dev.fold``. If both are null, they
+    are held-out training questions as in KiRAG, see `hold_out`. Training questions exclude
+    `HELD_OUT_FOLDS` unless ``config.data.fold`` is set.
     """
     train = load.select_questions(dataset, config.data)
     if not config.data.fold:
-        train = tuple(question for question in train if question.fold not in _HELD_OUT)
+        train = tuple(question for question in train if question.fold not in HELD_OUT_FOLDS)
     if config.dev.split or config.dev.fold:
-        wanted: Config = ConfigDict({**config.data.to_dict(), "limit": config.dev.questions})
-        wanted.split, wanted.fold = config.dev.split, config.dev.fold
-        dev = load.select_questions(dataset, wanted)
+        data: Config = ConfigDict({**config.data.to_dict(), "limit": config.dev.questions})
+        data.split, data.fold = config.dev.split, config.dev.fold
+        dev = load.select_questions(dataset, data)
         clash = {q.id for q in train} & {q.id for q in dev}
         if clash:
             raise UserError(
@@ -48,7 +48,7 @@ def split_questions(dataset: Dataset, config: Config) -> Questions:
 def hold_out(
     questions: Sequence[Question], config: Config
 ) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
-    """Training questions, and the last ``config.dev.questions`` of a seeded permutation."""
+    """Holds out the last ``config.dev.questions`` of a seeded permutation of the questions."""
     number = config.dev.questions
     if number >= len(questions):
         raise UserError(

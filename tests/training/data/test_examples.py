@@ -277,7 +277,7 @@ def test_any_turns_of_the_assistant_are_learnt(tmp_path):
     start, end = spans(both)[0]
     assert tokenizer.decode(both.tokens_T[start : end - 1]) == "b c"
     for wrong in ([], [0]):
-        with pytest.raises(ValueError, match="the assistant's"):
+        with pytest.raises(ValueError, match="at least one turn, all of the assistant"):
             chat_examples(tokenizer, turns, wrong)
     forgetful = by_hand.tiny_tokenizer(tmp_path / "f", FORGETFUL)
     with pytest.raises(UnstableTemplateError):

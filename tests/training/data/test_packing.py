@@ -76,14 +76,14 @@ def test_steps_end_with_epochs_steps_or_tokens():
     total = sum(len(e.tokens_T) for e in found)
     assert sum(whole.tokens) == total
     assert sum(whole.supervised) == sum(int(e.weight_T.sum()) for e in found)
-    assert whole.efficiency() == total / sum(whole.computed)
+    assert whole.efficiency() == total / sum(whole.padded)
     half = packing.make_plan(found, PACKED, 0, num_epochs=0.5)
     assert half.steps == whole.steps[: round(0.5 * len(whole.steps))]
     for budget in (sum(whole.tokens[:2]), sum(whole.tokens[:3]) - 1):
         cut = packing.make_plan(found, PACKED, 0, num_epochs=9, max_tokens=budget)
         assert cut.steps == whole.steps[:2] and sum(cut.tokens) <= budget
     assert len(packing.make_plan(found, PACKED, 0, max_tokens=1).steps) == 1
-    with pytest.raises(ValueError, match="nothing to plan"):
+    with pytest.raises(ValueError, match="no examples to plan"):
         packing.make_plan([], PACKED, 0)
 
 

@@ -81,7 +81,7 @@ def test_chains_come_with_the_units_of_their_questions_passages():
     [
         ("abx", "own", "none of the 1 chains of made can be used: 1 have triples that were not"),
         ("a", "in_batch", "1 have triples that were not extracted from their passages"),
-        ("x", "own", "1 have no triple that is a negative"),
+        ("x", "own", "1 have no triple as a negative"),
     ],
 )
 def test_chains_of_triples_that_cannot_be_contrasted_are_refused(missing, negatives, words):
@@ -170,13 +170,13 @@ def test_chain_negatives_draws_other_steps_of_the_chain():
 def test_sample_examples_with_prefix_pools_draws_from_the_pool_of_each_prefix(
     chain_negatives, more
 ):
-    of_prefixes = tuple(
+    prefix_pools = tuple(
         tuple(map(unit, ("a", "b", "c", f"far {n}", f"near {n}"))) for n in range(3)
     )
     sampling = Sampling(3, 9, order="printed", chain_negatives=chain_negatives)
     for seed in range(20):
         rng = np.random.default_rng(seed)
-        examples = sample_examples(BRIDGE, POOL, "triple", sampling, rng, of_prefixes)
+        examples = sample_examples(BRIDGE, POOL, "triple", sampling, rng, prefix_pools)
         negatives = {example.positives[0]: {*example.negatives} for example in examples}
         assert negatives["a"] - {"b"} == {"far 0", "near 0"} | more
         assert negatives["b"] == {"far 1", "near 1"} | more
@@ -285,7 +285,7 @@ def test_a_chunk_grows_with_the_devices_and_shrinks_with_the_texts():
 
 
 def test_an_indivisible_batch_is_refused():
-    with pytest.raises(UserError, match="does not divide into 3 micro-batches"):
+    with pytest.raises(UserError, match="cannot be divided into 3 micro-batches"):
         dataclasses.replace(LAYOUT, micro_batches=3)
 
 
@@ -327,5 +327,5 @@ def test_a_batch_may_hold_one_question():
 
 
 def test_too_few_chains_are_refused():
-    with pytest.raises(UserError, match="needs 2 questions a batch, but only 1"):
+    with pytest.raises(UserError, match="needs 2 questions with a chain .* only 1"):
         batches([BRIDGE], [POOL], "triple", Sampling(2, 2), LAYOUT, tokenize, 0, 0)
