@@ -77,8 +77,6 @@ class ChatTokenizer:
         with parsing(f"{path} has no readable tokenizer"):
             return cls(_open_tokenizer(path), _generation_eos_ids(path))
 
-    # ------------------------------------------------------------------------------------ encoding
-
     def encode_prompt(
         self, messages: Sequence[Message], continue_final: bool = False
     ) -> np.ndarray:
@@ -150,8 +148,6 @@ class ChatTokenizer:
         """Encodes special tokens in ``text`` as ordinary text; ``closed`` adds some around it."""
         return self.tokenizer.encode(text, add_special_tokens=closed, split_special_tokens=True)
 
-    # ------------------------------------------------------------------------------------ decoding
-
     def _decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
         return self.tokenizer.decode(
             ids, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False
@@ -207,9 +203,6 @@ def _eos_ids(tokenizer: Any, extra: Sequence[int]) -> set[int]:
     return ids
 
 
-# ----------------------------------------------------------------------------------- truncation
-
-
 def fit_prompt(
     tokenizer: ChatTokenizer,
     messages: Sequence[Message],
@@ -254,9 +247,6 @@ def _omit(messages: Sequence[Message], indices: Sequence[int]) -> list[Message]:
         dataclasses.replace(message, observation=OMITTED) if index in indices else message
         for index, message in enumerate(messages)
     ]
-
-
-# -------------------------------------------------------------------------------------- loading
 
 
 # Tokenizer classes that a tokenizer.json describes completely.

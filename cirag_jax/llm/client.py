@@ -23,19 +23,8 @@ from typing import Any
 from cirag_jax.errors import UserError
 from cirag_jax.io import visible
 from cirag_jax.llm import openai_format as wire
+from cirag_jax.llm import types as llm
 from cirag_jax.llm.chat import OMITTED, Overflow
-from cirag_jax.llm.types import (
-    Generate,
-    Generated,
-    Message,
-    MoreRequests,
-    OnProgress,
-    OnResponse,
-    Score,
-    Scored,
-    Usage,
-    failed,
-)
 from cirag_jax.types import Count, NonNegativeFloat, PositiveFloat, PositiveInt
 from cirag_jax.validation import check_fields
 
@@ -142,18 +131,18 @@ class OpenAIBackend:
 
     accepts_more = True
 
-    def __init__(self, config: OpenAIConfig, *, spent: Usage | None = None):
+    def __init__(self, config: OpenAIConfig, *, spent: llm.Usage | None = None):
         """Reads the key from the environment, and the model's name from the server if it is empty.
 
         Tokens ``spent`` earlier count against the budget.
         """
         _check(config)
         self.config = config
-        self.usage = Usage()
+        self.usage = llm.Usage()
         self._key = _key(config)
         if not config.model:
             self.config = dataclasses.replace(config, model=self._only_model())
-        spent = spent or Usage()
+        spent = spent or llm.Usage()
         self._budget = _Budget(config.budget_tokens, spent.prompt_tokens + spent.generated_tokens)
         self._timeouts: set[asyncio.Timeout] = set()
 
@@ -184,7 +173,7 @@ class OpenAIBackend:
         """Whether a request was not sent because of the budget; no further one will be."""
         return self._budget.exhausted
 
-    def estimate(self, requests: Sequence[Generate]) -> str:
+    def estimate(self, requests: Sequence[llm.Generate]) -> str:
         """Returns a sentence about the tokens that the requests may take at most."""
         prompt = sum(wire.estimate_tokens(request.messages) for request in requests)
         generated = sum(request.max_tokens for request in requests)
@@ -195,11 +184,11 @@ class OpenAIBackend:
 
     def generate(
         self,
-        requests: Sequence[Generate],
-        progress: OnProgress | None = None,
-        done: OnResponse | None = None,
-        more: MoreRequests | None = None,
-    ) -> list[Generated]:
+        requests: Sequence[llm.Generate],
+        progress: llm.OnProgress | None = None,
+        done: llm.OnResponse | None = None,
+        more: llm.MoreRequests | None = None,
+    ) -> list[llm.Generated]:
         """Returns one response per request, in order; responses also report failures.
 
         ``more`` is called for further requests whenever one could be sent and none is waiting.
@@ -211,30 +200,28 @@ class OpenAIBackend:
             asyncio.get_running_loop()
         except RuntimeError:
             return asyncio.run(run)
-        # Within an event loop (in a notebook) another loop must run in a thread of its own.
+        # Within an event loop (in a notebook) another one needs a separate thread.
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             return pool.submit(asyncio.run, run).result()
 
-    def score(self, requests: Sequence[Score]) -> list[Scored]:
+    def score(self, requests: Sequence[llm.Score]) -> list[llm.Scored]:
         """Raises `UserError`: chat completions do not return the probability of given text."""
         raise UserError("Scoring given text is not available over HTTP; use backend=jax.")
 
     def close(self) -> None:
         """Does nothing, because no connection outlives a call."""
 
-    # ------------------------------------------------------------------------------- the requests
-
     async def _generate(
         self,
-        requests: Sequence[Generate],
-        progress: OnProgress | None,
-        done: OnResponse | None,
-        more: MoreRequests | None,
-    ) -> list[Generated]:
+        requests: Sequence[llm.Generate],
+        progress: llm.OnProgress | None,
+        done: llm.OnResponse | None,
+        more: llm.MoreRequests | None,
+    ) -> list[llm.Generated]:
         import openai
 
-        responses: list[Generated | None] = []
-        waiting: collections.deque[tuple[int, Generate]] = collections.deque()
+        responses: list[llm.Generated | None] = []
+        waiting: collections.deque[tuple[int, llm.Generate]] = collections.deque()
         busy = finished = generated = 0
         timeout = 0.9 * self.config.timeout
         client = openai.AsyncOpenAI(
@@ -246,7 +233,7 @@ class OpenAIBackend:
             max_retries=0,
         )
 
-        def admit(requests: Sequence[Generate]) -> None:
+        def admit(requests: Sequence[llm.Generate]) -> None:
             waiting.extend(enumerate(requests, len(responses)))
             responses.extend([None] * len(requests))
 
@@ -260,7 +247,7 @@ class OpenAIBackend:
                 busy += 1
                 group.create_task(work(*waiting.popleft()))
 
-        async def work(index: int, request: Generate) -> None:
+        async def work(index: int, request: llm.Generate) -> None:
             nonlocal busy, finished, generated
             response = await self._respond(client, request)
             responses[index] = response
@@ -281,7 +268,7 @@ class OpenAIBackend:
             log.warning("Stopped: %s.", self._budget.reason)
         return [response for response in responses if response is not None]
 
-    def _call_more(self, more: MoreRequests) -> Sequence[Generate]:
+    def _call_more(self, more: llm.MoreRequests) -> Sequence[llm.Generate]:
         """Calls ``more``, and extends all timeouts by the time that it takes."""
         start = asyncio.get_running_loop().time()
         try:
@@ -292,7 +279,7 @@ class OpenAIBackend:
                 if not timeout.expired():
                     timeout.reschedule((timeout.when() or 0.0) + elapsed)
 
-    async def _respond(self, client: Any, request: Generate) -> Generated:
+    async def _respond(self, client: Any, request: llm.Generate) -> llm.Generated:
         """Returns the response to a request; never raises an error of a request."""
         start = time.monotonic()
         truncated = 0
@@ -307,17 +294,17 @@ class OpenAIBackend:
                         raise wire.RequestRejected(str(error)) from None
                     request, truncated = dataclasses.replace(request, messages=shorter), 1
         except (_Failure, _OutOfBudget, wire.RequestRejected) as error:
-            usage = Usage(seconds=time.monotonic() - start, truncated=truncated)
-            return failed(self._scrub(str(error)), usage)
+            usage = llm.Usage(seconds=time.monotonic() - start, truncated=truncated)
+            return llm.failed(self._scrub(str(error)), usage)
         usage = self._usage(request, completion)
-        return Generated(
+        return llm.Generated(
             text=completion.text,
             finish_reason=completion.finish_reason,
             usage=dataclasses.replace(usage, seconds=time.monotonic() - start, truncated=truncated),
             tokens=completion.tokens,
         )
 
-    async def _retry(self, client: Any, request: Generate) -> wire.Completion:
+    async def _retry(self, client: Any, request: llm.Generate) -> wire.Completion:
         """Sends a request until it succeeds, fails for good, or has no attempts left.
 
         Does not use the library's retries: the budget must reserve tokens for every attempt.
@@ -358,7 +345,7 @@ class OpenAIBackend:
         await asyncio.sleep(jitter if failure.wait is None else failure.wait + jitter)
 
     async def _attempt(
-        self, client: Any, request: Generate, body: Mapping[str, Any]
+        self, client: Any, request: llm.Generate, body: Mapping[str, Any]
     ) -> wire.Completion:
         import openai
 
@@ -410,16 +397,14 @@ class OpenAIBackend:
         wait = retry_after(error.response.headers, time.time())
         return _Failure(reason, retriable=retriable, wait=wait)
 
-    # --------------------------------------------------------------------------------- accounting
-
-    def _usage(self, request: Generate, completion: wire.Completion) -> Usage:
+    def _usage(self, request: llm.Generate, completion: wire.Completion) -> llm.Usage:
         """Returns the tokens that the server counted, or an estimate on the high side."""
         prompt, generated = completion.prompt_tokens, completion.generated_tokens
         if prompt is None:
             prompt = wire.estimate_tokens(request.messages)
         if generated is None:
             generated = math.ceil(len(completion.text.encode("utf-8", "replace")) / 3)
-        return Usage(prompt, min(completion.cached_tokens, prompt), generated)
+        return llm.Usage(prompt, min(completion.cached_tokens, prompt), generated)
 
     def _scrub(self, text: str) -> str:
         """Removes keys, and control characters that could change the terminal or a page."""
@@ -428,10 +413,7 @@ class OpenAIBackend:
         return visible(" ".join(_KEY_LIKE.sub(_SECRET, text).split()))
 
 
-# ------------------------------------------------------------------------------------- helpers
-
-
-def _omit_oldest(messages: Sequence[Message]) -> tuple[Message, ...] | None:
+def _omit_oldest(messages: Sequence[llm.Message]) -> tuple[llm.Message, ...] | None:
     """Returns the messages without their oldest observation; None if there is none."""
     for index, message in enumerate(messages):
         if message.observation and message.observation != OMITTED:

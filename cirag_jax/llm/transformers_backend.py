@@ -17,19 +17,9 @@ import torch
 import transformers
 
 from cirag_jax.errors import UserError, check_choice
+from cirag_jax.llm import types as llm
 from cirag_jax.llm.chat import ChatTokenizer, Overflow, PromptError, fit_prompt, plain_text
 from cirag_jax.llm.grammar import GrammarState, JsonGrammar
-from cirag_jax.llm.types import (
-    Generate,
-    Generated,
-    OnProgress,
-    OnResponse,
-    Score,
-    Scored,
-    Token,
-    Usage,
-    failed,
-)
 from cirag_jax.models.io.peft_format import tensor_file
 from cirag_jax.models.io.pretrained_decoder import resolve_decoder
 from cirag_jax.models.io.tensor_files import weight_files
@@ -79,7 +69,7 @@ class _Row:
     """A request in a batch, which began at time ``start`` (in seconds)."""
 
     index: int
-    request: Generate
+    request: llm.Generate
     prompt: np.ndarray
     truncated: int
     limit: int
@@ -87,7 +77,7 @@ class _Row:
     generator: Any
     start: float = 0.0
     tokens: list[int] = dataclasses.field(default_factory=list)
-    described: list[Token] = dataclasses.field(default_factory=list)
+    described: list[llm.Token] = dataclasses.field(default_factory=list)
     text: str | None = None  # the text before a stop string, once there is one
     ended: bool = False
 
@@ -112,7 +102,7 @@ class TransformersBackend:
         if self.is_encoder_decoder and not isinstance(tokenizer, _EncoderTokenizer):
             tokenizer = _EncoderTokenizer(tokenizer.tokenizer, sorted(tokenizer.eos_ids))
         self.tokenizer = tokenizer
-        self.usage = Usage()
+        self.usage = llm.Usage()
         positions = getattr(model.config, "max_position_embeddings", None)
         self.context = self.config.context or positions or _UNBOUNDED
         # Replaces the checkpoint's config, which may contain penalties and sampling.
@@ -150,18 +140,16 @@ class TransformersBackend:
             raise UserError(f"{model} cannot be loaded by transformers: {reason}") from error
         return cls(loaded, ChatTokenizer.load(path), config)
 
-    # ------------------------------------------------------------------------------- the protocol
-
     def generate(
         self,
-        requests: Sequence[Generate],
-        progress: OnProgress | None = None,
-        done: OnResponse | None = None,
-    ) -> list[Generated]:
+        requests: Sequence[llm.Generate],
+        progress: llm.OnProgress | None = None,
+        done: llm.OnResponse | None = None,
+    ) -> list[llm.Generated]:
         """Returns one response per request, in order; one that fails has an ``error``."""
-        responses: list[Generated | None] = [None] * len(requests)
+        responses: list[llm.Generated | None] = [None] * len(requests)
 
-        def finish(index: int, response: Generated) -> None:
+        def finish(index: int, response: llm.Generated) -> None:
             responses[index] = response
             self.usage += response.usage
             if done is not None:
@@ -172,7 +160,7 @@ class TransformersBackend:
             try:
                 rows.append(self._prepare(index, request))
             except UserError as error:
-                finish(index, failed(str(error)))
+                finish(index, llm.failed(str(error)))
         rows.sort(key=lambda row: (len(row.prompt), row.limit))  # little padding
         generated = 0
         for first in range(0, len(rows), self.config.batch_size):
@@ -185,7 +173,7 @@ class TransformersBackend:
                 progress(sum(r is not None for r in responses), generated)
         return [response for response in responses if response is not None]
 
-    def score(self, requests: Sequence[Score]) -> list[Scored]:
+    def score(self, requests: Sequence[llm.Score]) -> list[llm.Scored]:
         """Returns log-probabilities of continuations, with one forward pass for each."""
         responses = [self._score(request) for request in requests]
         self.usage = sum((response.usage for response in responses), self.usage)
@@ -195,9 +183,7 @@ class TransformersBackend:
         """Frees the model."""
         del self.model
 
-    # ---------------------------------------------------------------------------------- generation
-
-    def _prepare(self, index: int, request: Generate) -> _Row:
+    def _prepare(self, index: int, request: llm.Generate) -> _Row:
         if request.attention:
             raise PromptError("attention is available from backend=jax only")
         prompt, truncated = self._fit(request, 1)
@@ -210,7 +196,7 @@ class TransformersBackend:
         generator = torch.Generator().manual_seed(request.seed)
         return _Row(index, request, prompt, truncated, limit, grammar, generator)
 
-    def _fit(self, request: Generate | Score, new_tokens: int) -> tuple[np.ndarray, int]:
+    def _fit(self, request: llm.Generate | llm.Score, new_tokens: int) -> tuple[np.ndarray, int]:
         """Returns the prompt, which leaves room for ``new_tokens`` in a decoder's context."""
         limit = self.context if self.is_encoder_decoder else self.context - new_tokens
         return fit_prompt(
@@ -275,7 +261,7 @@ class TransformersBackend:
         )
         return allowed_1V[0].clamp(min=_REPEATED)
 
-    def _describe(self, logits_V: torch.Tensor, row: _Row) -> Token:
+    def _describe(self, logits_V: torch.Tensor, row: _Row) -> llm.Token:
         """Describes the row's last token."""
         request, token = row.request, row.tokens[-1]
         logprobs_V = torch.log_softmax(logits_V, -1)
@@ -289,42 +275,41 @@ class TransformersBackend:
             top = tuple((self.tokenizer.piece(i), i, value) for i, value in pairs)
         logprob = float(logprobs_V[token]) if request.logprobs or request.top_logprobs else None
         offset = len(self._text(row, row.tokens[:-1]))
-        return Token(self.tokenizer.piece(token), token, logprob, top, entropy, offset)
+        return llm.Token(self.tokenizer.piece(token), token, logprob, top, entropy, offset)
 
     def _text(self, row: _Row, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode(tokens, continuing=row.request.continue_final)
 
-    def _response(self, row: _Row) -> Generated:
+    def _response(self, row: _Row) -> llm.Generated:
         request, text = row.request, row.text
         if text is None:
             text = self._text(row, row.tokens)
-        usage = Usage(
+        usage = llm.Usage(
             prompt_tokens=len(row.prompt),
             generated_tokens=len(row.tokens),
             seconds=time.perf_counter() - row.start,
             truncated=int(row.truncated > 0),
         )
-        return Generated(
+        return llm.Generated(
             text,
             "stop" if row.ended else "length",
             usage,
             tokens=tuple(row.described) if request.wants_tokens else None,
         )
 
-    # ------------------------------------------------------------------------------------- scoring
-
-    def _score(self, request: Score) -> Scored:
+    def _score(self, request: llm.Score) -> llm.Scored:
         start = time.perf_counter()
         try:
             continuations = [self.tokenizer.encode(text) for text in request.continuations]
             prompt, truncated = self._fit(request, max(map(len, continuations)))
         except UserError as error:
-            return Scored((), error=str(error))
+            return llm.Scored((), error=str(error))
         tokens = tuple(self._score_continuation(prompt, ids) for ids in continuations)
         seconds = time.perf_counter() - start
-        return Scored(tokens, Usage(len(prompt), seconds=seconds, truncated=int(truncated > 0)))
+        usage = llm.Usage(len(prompt), seconds=seconds, truncated=int(truncated > 0))
+        return llm.Scored(tokens, usage)
 
-    def _score_continuation(self, prompt: np.ndarray, ids: np.ndarray) -> tuple[Token, ...]:
+    def _score_continuation(self, prompt: np.ndarray, ids: np.ndarray) -> tuple[llm.Token, ...]:
         device = self.model.device
         with torch.inference_mode():
             ids_T = torch.tensor(ids, dtype=torch.long, device=device)
@@ -339,10 +324,7 @@ class TransformersBackend:
             logprobs_TV = torch.log_softmax(logits_TV.float(), -1)
             values = logprobs_TV.gather(1, ids_T[:, None])[:, 0].tolist()
         pairs = zip(ids.tolist(), values, strict=True)
-        return tuple(Token(self.tokenizer.piece(i), i, value) for i, value in pairs)
-
-
-# ----------------------------------------------------------------- callbacks of model.generate
+        return tuple(llm.Token(self.tokenizer.piece(i), i, value) for i, value in pairs)
 
 
 class _Sampler(transformers.LogitsProcessor):
@@ -381,9 +363,6 @@ def _sample(row: _Row, logits_V: torch.Tensor) -> int:
     before_V = probabilities_V.cumsum(-1) - probabilities_V
     probabilities_V = probabilities_V.masked_fill(before_V >= top_p, 0.0)
     return int(order_V[torch.multinomial(probabilities_V, 1, generator=row.generator)])
-
-
-# --------------------------------------------------------------------------------------- loading
 
 
 def _load(path: Path, dtype: Any) -> Any:

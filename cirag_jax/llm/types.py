@@ -43,7 +43,7 @@ class Generate:
       max_tokens: maximum number of tokens to generate; 0 means the role's limit.
       temperature: softmax temperature; 0 is greedy.
       top_p: probability mass of nucleus sampling, in (0, 1]; ignored when greedy.
-      seed: seed of this request's random stream, on which alone its samples depend. Methods leave
+      seed: seed of this request's random stream, which determines its samples. Methods leave
         it 0; then it is derived from the run's seed and the request's position.
       stop: strings that end the text and are removed from it.
       continue_final: continue the last message, an assistant turn; return only the new text.

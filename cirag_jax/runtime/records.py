@@ -125,9 +125,6 @@ def _reporting_damage(path: Path, program: str, what: str = "result") -> Iterato
         raise damaged(path, program, error, what) from None
 
 
-# ------------------------------------------------------------------------------------ the reader
-
-
 class JournalReader(Database):
     """A journal open for reading, which no run may be writing; a context manager."""
 
@@ -155,8 +152,6 @@ CREATE TABLE responses (
             raise UserError(f"{path} does not exist; the journal of a run is {JOURNAL}.")
         self._passages: dict[str, Passage] = {}
         super().__init__(path, access, named)
-
-    # ---------------------------------------------------------------------------------- the run
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -195,8 +190,6 @@ CREATE TABLE responses (
         text = self._meta(key)
         with self._reading():
             return 0.0 if text is None else float(text)
-
-    # ----------------------------------------------------------------------------- the programs
 
     def records(self, programs: Iterable[str] | None = None) -> Iterator[Record]:
         """Yields the records of ``programs``, by default of all, ordered by their places."""
@@ -275,8 +268,6 @@ CREATE TABLE responses (
             "SELECT value FROM meta WHERE key = 'forgotten' OR key GLOB 'counted/*'"
         )
         return sum((msgspec.json.decode(row[0], type=Totals) for row in rows), start=Totals())
-
-    # ---------------------------------------------------------------------------- the responses
 
     def replay(self, key: RequestKey, request: Request) -> Response | RequestError | None:
         """Returns the recorded response to a request, if there is one."""

@@ -256,8 +256,6 @@ class Scheduler:
             self.progress.prompt_tokens += usage.prompt_tokens
             self.progress.generated_tokens += usage.generated_tokens
 
-    # ---------------------------------------------------------------------------- one program
-
     def _start(self, place: int, job: Job) -> None:
         if job.id in self._running:
             raise ValueError(f"two jobs have the id {job.id!r}")

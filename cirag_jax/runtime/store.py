@@ -85,8 +85,6 @@ class Journal(JournalReader):
             return
         check_same(self.path, old, settings)
 
-    # ---------------------------------------------------------------------------------- programs
-
     def open_program(self, program: str, place: int, input: Any) -> None:
         """Records a program before its first request, and deletes errors of earlier runs."""
         text = codec.dump(input)
@@ -149,8 +147,6 @@ class Journal(JournalReader):
         self._set_meta("load_seconds" if loading else "seconds", repr(total))
         return total
 
-    # --------------------------------------------------------------------------------- responses
-
     def record(self, key: RequestKey, request: Request, response: Response | RequestError) -> None:
         """Writes a response; a kill after this call does not lose it."""
         text = codec.dump(codec.encode_request(request))
@@ -180,9 +176,6 @@ def _finite(value: Any, what: str) -> str:
         raise UserError(
             f"{what} contains a number that is not finite; the weights of a model may be damaged."
         ) from None
-
-
-# ---------------------------------------------------------------------- several processes of a run
 
 
 def journal_path(folder: Path, index: int, count: int) -> Path:
@@ -224,9 +217,6 @@ def merge_journals(parts: Sequence[Path], target: Path) -> None:
     in which it has ended is used.
     """
     sqlite.merge(parts[1:], target, functools.partial(shutil.copyfile, parts[0]), _MERGE)
-
-
-# ----------------------------------------------------------------------- several runs on one model
 
 
 class ResponseCache(Database):

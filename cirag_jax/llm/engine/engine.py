@@ -29,6 +29,7 @@ from flax import nnx
 
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
+from cirag_jax.llm import types as llm
 from cirag_jax.llm.chat import ChatTokenizer, PromptError, fit_prompt
 from cirag_jax.llm.engine import steps
 from cirag_jax.llm.engine.pages import PAGE_SIZE, Allocation
@@ -43,18 +44,6 @@ from cirag_jax.llm.engine.shapes import (
 )
 from cirag_jax.llm.engine.store import CacheStore
 from cirag_jax.llm.grammar import JsonGrammar
-from cirag_jax.llm.types import (
-    Generate,
-    Generated,
-    MoreRequests,
-    OnProgress,
-    OnResponse,
-    Score,
-    Scored,
-    Token,
-    Usage,
-    failed,
-)
 from cirag_jax.models import decoder, decoder_params
 from cirag_jax.models import lora as lora_lib
 from cirag_jax.models.decoder import PLAIN_LORA, Adapter, DecoderConfig, LoraOptions
@@ -77,7 +66,7 @@ _REQUEST_LIMITS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, order=True)
 class _Variant:
     """A variant of the decoding program; ``width`` is that of its page tables."""
 
@@ -85,9 +74,6 @@ class _Variant:
     details: Details
     greedy: bool
     constrained: bool
-
-    def order(self) -> tuple[Any, ...]:
-        return (self.width, dataclasses.astuple(self.details), self.greedy, self.constrained)
 
 
 class Engine:
@@ -113,7 +99,7 @@ class Engine:
         """
         self.config = config
         self.tokenizer = tokenizer
-        self.usage = Usage()
+        self.usage = llm.Usage()
         self.options = options or EngineConfig.for_platform()
         self._mesh = mesh
         self._lora = lora
@@ -189,7 +175,7 @@ class Engine:
         enough pages, or if none was used yet.
         """
         other = copy.copy(self)
-        other.options, other.usage = options, Usage()
+        other.options, other.usage = options, llm.Usage()
         same_prefixes = options.prefix_tokens == self.options.prefix_tokens
         if not same_prefixes or not self._store.has_room(other.context, options):
             other._store = CacheStore(self.config, other.context, options)
@@ -208,31 +194,29 @@ class Engine:
         self.release()
         del self._weights
 
-    # --------------------------------------------------------------------------------- generation
-
     def generate(
         self,
-        requests: Sequence[Generate],
-        progress: OnProgress | None = None,
-        done: OnResponse | None = None,
-        more: MoreRequests | None = None,
-    ) -> list[Generated]:
+        requests: Sequence[llm.Generate],
+        progress: llm.OnProgress | None = None,
+        done: llm.OnResponse | None = None,
+        more: llm.MoreRequests | None = None,
+    ) -> list[llm.Generated]:
         """Returns one response per request, in order; one that fails has an ``error``.
 
         ``progress`` is called after every chunk, and ``done`` with each response once it is
         complete. ``more`` is called for further requests whenever a row is free, no request waits
         for it, and no other variant of the program has more requests waiting than this one decodes.
         """
-        responses: list[Generated | None] = []
+        responses: list[llm.Generated | None] = []
         queues: dict[_Variant, collections.deque[Row]] = collections.defaultdict(collections.deque)
 
-        def finish(index: int, response: Generated) -> None:
+        def finish(index: int, response: llm.Generated) -> None:
             responses[index] = response
             self.usage += response.usage
             if done is not None:
                 done(index, response)
 
-        def admit(requests: Sequence[Generate]) -> bool:
+        def admit(requests: Sequence[llm.Generate]) -> bool:
             for request in requests:
                 index = len(responses)
                 responses.append(None)
@@ -240,7 +224,7 @@ class Engine:
                     variant, row = self._prepare(index, request)
                     queues[variant].append(row)
                 except UserError as error:
-                    finish(index, failed(str(error)))
+                    finish(index, llm.failed(str(error)))
             return bool(requests)
 
         def refill(busy: int) -> bool:
@@ -252,7 +236,7 @@ class Engine:
         while (waiting := [variant for variant in queues if queues[variant]]) or refill(0):
             if not waiting:
                 continue
-            variant = min(waiting, key=_Variant.order)
+            variant = min(waiting)
             # Closing frees the rows' pages at once, also after an error.
             with contextlib.closing(self._run(variant, queues[variant], refill)) as run:
                 for response, count in run:
@@ -265,7 +249,7 @@ class Engine:
             progress(len(responses), generated)
         return [response for response in responses if response is not None]
 
-    def _prepare(self, index: int, request: Generate) -> tuple[_Variant, Row]:
+    def _prepare(self, index: int, request: llm.Generate) -> tuple[_Variant, Row]:
         _check(request)
         prompt, truncated = self._fit(request)
         grammar = None
@@ -283,7 +267,7 @@ class Engine:
         width = self._store.width_for(row.length, reads_all=details.attention > 0)
         return _Variant(width, details, request.temperature == 0, grammar is not None), row
 
-    def _fit(self, request: Generate | Score) -> tuple[np.ndarray, int]:
+    def _fit(self, request: llm.Generate | llm.Score) -> tuple[np.ndarray, int]:
         limit, overflow = self.context - 1, self.options.overflow
         return fit_prompt(self.tokenizer, request.messages, limit, overflow, request.continue_final)
 
@@ -293,7 +277,7 @@ class Engine:
 
     def _run(
         self, variant: _Variant, queue: collections.deque[Row], refill: Callable[[int], bool]
-    ) -> Generator[tuple[tuple[int, Generated] | None, int], None, None]:
+    ) -> Generator[tuple[tuple[int, llm.Generated] | None, int], None, None]:
         """Yields ((index, response), 0) per response, and (None, number of tokens) per chunk.
 
         ``refill`` is called with the number of busy rows if a further one fits and the queue is
@@ -307,10 +291,8 @@ class Engine:
                 while len(rows) < self._max_rows(variant):
                     while not queue and has_more:
                         has_more = refill(len(rows))
-                    allocation = self._admit(queue[0]) if queue else None
-                    if allocation is None:
+                    if not queue or not self._admit(queue[0], allocations):
                         break
-                    allocations.append(allocation)
                     rows.append(queue.popleft())
                 if not rows:
                     assert not queue  # a row of any length fits if no other is busy
@@ -336,11 +318,11 @@ class Engine:
             return max_rows
         return max(1, min(max_rows, self.options.cache_tokens // (variant.width * PAGE_SIZE)))
 
-    def _admit(self, row: Row) -> Allocation | None:
-        """Prefills all but the last token of a prompt; returns None if there are too few pages."""
+    def _admit(self, row: Row, allocations: list[Allocation]) -> bool:
+        """Prefills all but the last token of a prompt; returns False if there are too few pages."""
         row.started = time.perf_counter()
-        row.allocation = self._prefill(row.prompt[:-1], row.length)
-        return row.allocation
+        row.allocation = self._prefill(row.prompt[:-1], row.length, allocations)
+        return row.allocation is not None
 
     @contextlib.contextmanager
     def _freeing(self, allocations: list[Allocation]) -> Iterator[None]:
@@ -354,33 +336,33 @@ class Engine:
             for allocation in allocations:
                 self._store.allocator.free(allocation)
 
-    def _prefill(self, tokens: np.ndarray, length: int) -> Allocation | None:
-        """Allocates pages for ``length`` tokens and computes ``tokens``; None without room."""
+    def _prefill(
+        self, tokens: np.ndarray, length: int, allocations: list[Allocation]
+    ) -> Allocation | None:
+        """Computes ``tokens`` in a new allocation for ``length`` tokens, which joins the list.
+
+        Returns None if there is no room.
+        """
         store = self._store
         allocation = store.allocator.allocate(tokens.tolist(), length)
         if allocation is None:
             return None
-        try:
-            with self._on_mesh():
-                if allocation.copy_from is not None:
-                    target = allocation.pages[allocation.reused // PAGE_SIZE]
-                    store.cache = steps.copy_page(
-                        store.cache, np.int32(allocation.copy_from), np.int32(target)
-                    )
-                sizes = self.options.prefill_chunks
-                for start, size in chunks(allocation.reused, len(tokens), sizes):
-                    store.cache = steps.prefill(
-                        self.config,
-                        self._weights,
-                        store.cache,
-                        store.table(allocation, start + size),
-                        padded_slice(tokens, start, size),
-                        np.int32(start),
-                        lora=self._lora,
-                    )
-        except BaseException:
-            store.allocator.free(allocation)
-            raise
+        allocations.append(allocation)
+        with self._on_mesh():
+            if allocation.copy_from is not None:
+                target = np.int32(allocation.pages[allocation.reused // PAGE_SIZE])
+                store.cache = steps.copy_page(store.cache, np.int32(allocation.copy_from), target)
+            sizes = self.options.prefill_chunks
+            for start, size in chunks(allocation.reused, len(tokens), sizes):
+                store.cache = steps.prefill(
+                    self.config,
+                    self._weights,
+                    store.cache,
+                    store.table(allocation, start + size),
+                    padded_slice(tokens, start, size),
+                    np.int32(start),
+                    lora=self._lora,
+                )
         self._cache_prefix(allocation, tokens)
         return allocation
 
@@ -420,9 +402,7 @@ class Engine:
         chunk = jax.device_get(out)
         return sum(row.append(chunk, slot) for slot, row in enumerate(slots) if row is not None)
 
-    # ------------------------------------------------------------------------------------ scoring
-
-    def score(self, requests: Sequence[Score]) -> list[Scored]:
+    def score(self, requests: Sequence[llm.Score]) -> list[llm.Scored]:
         """Returns log-probabilities of continuations; a request that does not fit has an ``error``.
 
         Continuations are tokenized separately from the conversation.
@@ -432,11 +412,11 @@ class Engine:
             try:
                 responses.append(self._score(request))
             except UserError as error:
-                responses.append(Scored((), error=str(error)))
+                responses.append(llm.Scored((), error=str(error)))
             self.usage += responses[-1].usage
         return responses
 
-    def _score(self, request: Score) -> Scored:
+    def _score(self, request: llm.Score) -> llm.Scored:
         started = time.perf_counter()
         prompt, truncated = self._fit(request)
         continuations = [tuple(self.tokenizer.encode(t).tolist()) for t in request.continuations]
@@ -448,13 +428,13 @@ class Engine:
         logprobs, reused = self._score_distinct(prompt, list(dict.fromkeys(continuations)))
         tokens = tuple(
             tuple(
-                Token(self.tokenizer.piece(token), token, float(logprob))
+                llm.Token(self.tokenizer.piece(token), token, float(logprob))
                 for token, logprob in zip(ids, logprobs[ids], strict=True)
             )
             for ids in continuations
         )
-        usage = Usage(len(prompt), reused, 0, time.perf_counter() - started, int(truncated > 0))
-        return Scored(tokens, usage)
+        usage = llm.Usage(len(prompt), reused, 0, time.perf_counter() - started, int(truncated > 0))
+        return llm.Scored(tokens, usage)
 
     def _score_distinct(
         self, prompt: np.ndarray, continuations: Sequence[tuple[int, ...]]
@@ -478,9 +458,8 @@ class Engine:
         logprob_NS = np.zeros(tokens_NS.shape, np.float32)  # of each token, given those before it
         allocations: list[Allocation] = []
         with self._freeing(allocations):
-            allocation = self._prefill(prompt[:-1], length)
+            allocation = self._prefill(prompt[:-1], length, allocations)
             assert allocation is not None  # there is room for a whole context, as no row is busy
-            allocations.append(allocation)
             for batch in (slice(i, i + rows) for i in range(0, count, rows)):
                 end = first + max(map(len, continuations[batch]))
                 # There are several chunks only if the batch is a single long continuation.
@@ -526,7 +505,7 @@ def _unstack(tree: Any) -> Any:
     return decoder_params.unstack_layers(tree)
 
 
-def _check(request: Generate) -> None:
+def _check(request: llm.Generate) -> None:
     for field, annotation in _REQUEST_LIMITS.items():
         check_value(field, getattr(request, field), annotation)
     if not 0 < request.top_p <= 1:

@@ -27,9 +27,9 @@ class Sampling(NamedTuple):
     seed_B: jax.Array | np.ndarray
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, order=True)
 class Details:
-    """What to report about each token; it is static because it changes the compiled program."""
+    """The details to report about each token; static, as they change the compiled program."""
 
     logprobs: bool = False
     top_logprobs: int = 0
