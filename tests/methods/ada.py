@@ -1,9 +1,9 @@
-"""Where Ada Moen was born: the question of CIRAG's tests, and who answers its requests."""
+"""The question where Ada Moen was born, with passages, triples and responses, for CIRAG."""
 
 from cirag_jax.methods.cirag.method import cirag
 from cirag_jax.methods.cirag.settings import CiragConfig
 from cirag_jax.types import Passage, Question, Triple
-from tests.methods.by_hand import Hand, decision
+from tests.methods.fakes import FakeHandlers, decision
 
 QUESTION = "In which province was Ada Moen born?"
 NEXT = "In which province is Lund?"
@@ -21,11 +21,11 @@ MINE = Triple("Kiruna", "has", "mine", "c", 0)
 FACT_BORN = '{"fact": [["ada moen", "born in", "lund"]]}'
 FACT_PLACE = '{"fact": [["lund", "in", "sk ne"]]}'
 NO_FACT = '{"fact": []}'
-GOES_ON = decision("Lund is her town.", FACT_BORN, NEXT)
-ENDS = decision("Lund is in Skane.", FACT_PLACE, "<no question>")
-ENDS_BORN = decision("Enough.", FACT_BORN, "<no question>")
-REFUSES = "Thought: nothing says so.\nAnswer: Unanswerable"
-ANSWERS = "Thought: it follows.\nAnswer: Skane"
+CONTINUE = decision("Lund is her town.", FACT_BORN, NEXT)
+FINAL = decision("Lund is in Skane.", FACT_PLACE, "<no question>")
+FINAL_BORN = decision("Enough.", FACT_BORN, "<no question>")
+REFUSAL = "Thought: nothing says so.\nAnswer: Unanswerable"
+ANSWER = "Thought: it follows.\nAnswer: Skane"
 
 SCORES = {
     ("ada moen", "born in", "lund"): 0.9,
@@ -36,13 +36,16 @@ SCORES = {
 }
 
 
-def hand(integrator=(), reader=(), **fields):
-    """Ada and Kiruna for the question, Lund and Ada for anything else."""
-    found = {QUESTION: (ADA, OTHER), None: (LUND, ADA)}
-    triples = {"a": (BORN, PAINTS), "b": (PLACE, CHURCH), "c": (MINE,)}
-    texts = {"integrator": list(integrator), "reader": list(reader)}
-    return Hand(**{"found": found, "triples": triples, "texts": texts, "scores": SCORES, **fields})
+def fake(integrator=(), reader=(), **fields):
+    """Returns handlers that find Ada and Kiruna for the question, else Lund and Ada."""
+    defaults = {
+        "passages": {QUESTION: (ADA, OTHER), None: (LUND, ADA)},
+        "triples": {"a": (BORN, PAINTS), "b": (PLACE, CHURCH), "c": (MINE,)},
+        "texts": {"integrator": list(integrator), "reader": list(reader)},
+        "scores": SCORES,
+    }
+    return FakeHandlers(**{**defaults, **fields})
 
 
-def run(hands, **settings):
-    return hands.drive(cirag(Question("q", QUESTION, ()), CiragConfig(**settings)))
+def run(fakes, **settings):
+    return fakes.drive(cirag(Question("q", QUESTION, ()), CiragConfig(**settings)))

@@ -45,7 +45,7 @@ def test_find_method_folder_or_file_of_the_package_is_found(name, settings):
     assert registry.find_method(name).config is settings
 
 
-def test_method_names_have_every_method_and_no_shared_module():
+def test_method_names_lists_every_method():
     names = registry.method_names()
     assert names == sorted(names) and {"cirag", "kirag", "direct", "oracle"} <= {*names}
     assert not {"baselines", "common", "registry", "prompt_digests"} & {*names}
@@ -92,7 +92,7 @@ def test_find_method_module_without_method_is_refused(package, module):
         registry.find_method(f"{package}.{module}")
 
 
-def test_find_method_module_with_a_missing_import_raises_its_error(package):
+def test_find_method_broken_module_raises_its_error(package):
     with pytest.raises(ModuleNotFoundError, match="a_module_that_nobody_has"):
         registry.find_method(f"{package}.broken")
 

@@ -1,4 +1,4 @@
-"""The text baselines by hand: Iter-RetGen, beam retrieval, the oracle, and what they share."""
+"""The text baselines by fakes: Iter-RetGen, beam retrieval, the oracle, and what they share."""
 
 import collections
 
@@ -11,10 +11,10 @@ from cirag_jax.methods.baselines.oracle import OracleConfig, oracle
 from cirag_jax.methods.common.reading import read, search
 from cirag_jax.runtime.requests import Fetch, Generate, Generated, Rank, Retrieve, Retrieved
 from cirag_jax.types import Passage, Question, SubQuestion
-from tests.methods.by_hand import Hand, prompt
+from tests.methods.fakes import FakeHandlers, prompt
 
 QUESTION = "In which province was Ada Moen born?"
-ASKED = Question("q", QUESTION, ())
+UNANNOTATED = Question("q", QUESTION, ())
 ADA = Passage(
     "a", "Ada Moen", "She was born in Lund. She paints.", ("She was born in Lund.", "She paints.")
 )
@@ -27,17 +27,17 @@ NOISE = Passage("n", "Adam", "A name.")
 CUT = "Ada Moen; born in; Lund; Lund; in the"  # before the answer
 
 
-def test_a_search_may_be_reranked():
-    hands = Hand({None: (NOISE, ADA, LUND)}, {}, {}, {"a": 2.0, "l": 0.5, "n": -1.0})
-    found = hands.drive(search("q?", 5, rerank_from=9, min_score=0.5))
-    assert hands.requests == [Retrieve("q?", 9), Rank("q?", (NOISE, ADA, LUND), 5, "passages")]
-    assert found == Retrieved((ADA,), (2.0,))
-    assert hands.drive(search("q?", 2)).passages == (NOISE, ADA)
-    assert Hand({None: ()}, {}, {}).drive(search("q?", 2, 9)).passages == ()
+def test_search_reranked_passages_pass_the_threshold():
+    fakes = FakeHandlers({None: (NOISE, ADA, LUND)}, {}, {}, {"a": 2.0, "l": 0.5, "n": -1.0})
+    retrieved = fakes.drive(search("q?", 5, rerank_from=9, min_score=0.5))
+    assert fakes.requests == [Retrieve("q?", 9), Rank("q?", (NOISE, ADA, LUND), 5, "passages")]
+    assert retrieved == Retrieved((ADA,), (2.0,))
+    assert fakes.drive(search("q?", 2)).passages == (NOISE, ADA)
+    assert FakeHandlers({None: ()}, {}, {}).drive(search("q?", 2, 9)).passages == ()
 
 
 @pytest.mark.parametrize(
-    ("reader_format", "said", "answer", "sufficient", "errors"),
+    ("reader_format", "response", "answer", "sufficient", "errors"),
     [
         ("documents", "Answer: Skane\n", "Skane", True, {}),
         ("documents", " ", "", False, {"answer_empty": 1}),
@@ -47,10 +47,12 @@ def test_a_search_may_be_reranked():
         ("chain", "Lund", "Lund", True, {"answer_no_answer_mark": 1}),
     ],
 )
-def test_a_reading(reader_format, said, answer, sufficient, errors):
-    hands, found = Hand({}, {}, {"reader": [said]}), collections.Counter()
-    attempt = hands.drive(read(QUESTION, "passage", (ADA,), reader_format, found))
-    assert (attempt.answer, attempt.sufficient, dict(found)) == (answer, sufficient, errors)
+def test_read_response_gives_attempt_and_errors(
+    reader_format, response, answer, sufficient, errors
+):
+    fakes, counted = FakeHandlers({}, {}, {"reader": [response]}), collections.Counter()
+    attempt = fakes.drive(read(QUESTION, "passage", (ADA,), reader_format, counted))
+    assert (attempt.answer, attempt.sufficient, dict(counted)) == (answer, sufficient, errors)
     assert attempt.evidence == ("Ada Moen\nShe was born in Lund. She paints.",)
 
 
@@ -58,71 +60,71 @@ def test_a_reading(reader_format, said, answer, sufficient, errors):
 
 
 def run_iter(answers, **settings):
-    hands = Hand({QUESTION: (NOISE, ADA), None: (LUND, ADA)}, {}, {"reader": answers})
-    return hands, hands.drive(iter_retgen(ASKED, IterRetgenConfig(**settings)))
+    fakes = FakeHandlers({QUESTION: (NOISE, ADA), None: (LUND, ADA)}, {}, {"reader": answers})
+    return fakes, fakes.drive(iter_retgen(UNANNOTATED, IterRetgenConfig(**settings)))
 
 
-def test_the_answer_joins_the_next_query():
-    hands, found = run_iter(["Lund", "Skane", "Skane"], num_read=1)
-    queries = [r.query for r in hands.asked(Retrieve)]
+def test_iter_retgen_answer_extends_next_query():
+    fakes, result = run_iter(["Lund", "Skane", "Skane"], num_read=1)
+    queries = [r.query for r in fakes.received(Retrieve)]
     assert queries == [QUESTION, f"{QUESTION} Lund", f"{QUESTION} Skane"]
-    read_last = prompt(hands.asked(Generate)[-1])
+    read_last = prompt(fakes.received(Generate)[-1])
     assert LUND.text in read_last and "She paints" not in read_last
-    assert (found.answer, found.passages) == ("Skane", ("l", "a"))  # of the last round
-    assert [step.next_query for step in found.steps] == [*queries[1:], None]
-    assert len(found.attempts) == 3 and found.parse_errors == {}
+    assert (result.answer, result.passages) == ("Skane", ("l", "a"))  # of the last round
+    assert [step.next_query for step in result.steps] == [*queries[1:], None]
+    assert len(result.attempts) == 3 and result.parse_errors == {}
 
 
-def test_the_same_query_ends_it():
-    hands, found = run_iter(["Lund", "Lund"])
-    assert len(hands.asked(Retrieve)) == 2 and found.parse_errors == {"repeated_query": 1}
-    hands, found = run_iter([""])
-    assert found.parse_errors == {"answer_empty": 1, "repeated_query": 1}
-    assert found.steps[-1].next_query is None
+def test_iter_retgen_repeated_query_ends_rounds():
+    fakes, result = run_iter(["Lund", "Lund"])
+    assert len(fakes.received(Retrieve)) == 2 and result.parse_errors == {"repeated_query": 1}
+    fakes, result = run_iter([""])
+    assert result.parse_errors == {"answer_empty": 1, "repeated_query": 1}
+    assert result.steps[-1].next_query is None
 
 
-def test_the_whole_response_may_be_the_query():
+def test_iter_retgen_response_extends_next_query():
     said = "Thought: Ada was.\nAnswer: Lund"
-    hands, found = run_iter(
+    fakes, result = run_iter(
         [said, "Answer: Skane"], num_rounds=2, query_with="response", reader_format="thought"
     )
-    assert hands.asked(Retrieve)[1].query == f"{QUESTION} Thought: Ada was. Answer: Lund"
-    assert found.answer == "Skane"
+    assert fakes.received(Retrieve)[1].query == f"{QUESTION} Thought: Ada was. Answer: Lund"
+    assert result.answer == "Skane"
 
 
 # -------------------------------------------------------------------------------------------- beams
 
 
-def test_chains_are_extended_and_their_scores_summed():
+def test_beam_retrieval_extends_chains_and_adds_scores():
     third = Passage("t", "Third", "Else.")
     ada_query = f"{QUESTION}\nknowledge passages: Ada Moen. {ADA.text}"
     noise_query = f"{QUESTION}\nknowledge passages: Adam. {NOISE.text}"
-    hands = Hand(
+    fakes = FakeHandlers(
         {QUESTION: (NOISE, ADA, LUND), noise_query.rstrip(" ."): (), noise_query: (NOISE, third),
          ada_query: (LUND, ADA)},
         {}, {"reader": ["Skane"]},
     )  # fmt: skip
     settings = BeamRetrievalConfig(num_chains=2, num_passages=2, num_read=2)
-    found = hands.drive(beam_retrieval(ASKED, settings))
+    result = fakes.drive(beam_retrieval(UNANNOTATED, settings))
     # A longer chain asks for as many more as it may meet again.
-    assert hands.requests[:3] == [
+    assert fakes.requests[:3] == [
         Retrieve(QUESTION, 2), Retrieve(noise_query, 3), Retrieve(ada_query, 3),
     ]  # fmt: skip
-    first, second = (step.notes["chains"] for step in found.steps)
+    first, second = (step.notes["chains"] for step in result.steps)
     assert first == [{"passages": ["n"], "score": 1.0}, {"passages": ["a"], "score": 0.5}]
     # 1 + 1/2 and 1/2 + 1 tie: the order of the chains before decides.
     assert second == [
         {"passages": ["n", "t"], "score": 1.5}, {"passages": ["a", "l"], "score": 1.5},
     ]  # fmt: skip
-    assert found.passages == ("n", "t", "a", "l")
-    read_last = prompt(hands.asked(Generate)[0])
+    assert result.passages == ("n", "t", "a", "l")
+    read_last = prompt(fakes.received(Generate)[0])
     assert third.text in read_last and LUND.text not in read_last
 
 
-def test_a_beam_ends_where_nothing_extends_it():
-    hands = Hand({None: (ADA,)}, {}, {"reader": ["Lund"]})
-    found = hands.drive(beam_retrieval(ASKED, BeamRetrievalConfig(max_hops=4)))
-    assert len(found.steps) == 1 and found.passages == ("a",)
+def test_beam_retrieval_ends_without_new_passages():
+    fakes = FakeHandlers({None: (ADA,)}, {}, {"reader": ["Lund"]})
+    result = fakes.drive(beam_retrieval(UNANNOTATED, BeamRetrievalConfig(max_hops=4)))
+    assert len(result.steps) == 1 and result.passages == ("a",)
 
 
 # ------------------------------------------------------------------------------------------- oracle
@@ -134,48 +136,48 @@ GOLD = Question(
 
 
 def run_oracle(question, **settings):
-    hands = Hand({None: (NOISE, ADA, LUND)}, {}, {"reader": ["Answer: Skane"]})
-    return hands, hands.drive(oracle(question, OracleConfig(**settings)))
+    fakes = FakeHandlers({None: (NOISE, ADA, LUND)}, {}, {"reader": ["Answer: Skane"]})
+    return fakes, fakes.drive(oracle(question, OracleConfig(**settings)))
 
 
-def test_the_oracle_reads_gold_passages():
-    hands, found = run_oracle(GOLD)
-    assert hands.requests[0] == Fetch(("a", "l"))
-    asked = prompt(hands.asked(Generate)[0])
+def test_oracle_reads_gold_passages():
+    fakes, result = run_oracle(GOLD)
+    assert fakes.requests[0] == Fetch(("a", "l"))
+    asked = prompt(fakes.received(Generate)[0])
     assert ADA.text in asked and LUND.text in asked and NOISE.text not in asked
-    assert (found.answer, found.granularity, found.passages) == ("Skane", "passage", ("a", "l"))
+    assert (result.answer, result.granularity, result.passages) == ("Skane", "passage", ("a", "l"))
 
 
-def test_the_oracle_reads_gold_sentences():
-    _, found = run_oracle(GOLD, units="sentence", reader_format="brief")
+def test_oracle_reads_gold_sentences():
+    _, result = run_oracle(GOLD, units="sentence", reader_format="brief")
     # No sentence of l is annotated: all of it; the eighth of a does not exist.
-    assert found.sentences == (("a", 0), ("l", 0))
-    assert found.attempts[0].evidence == (
+    assert result.sentences == (("a", 0), ("l", 0))
+    assert result.attempts[0].evidence == (
         "Ada Moen: She was born in Lund.", "Lund: Lund is in Skane.",
     )  # fmt: skip
 
 
-def test_the_oracle_reads_gold_triples():
-    hands, found = run_oracle(GOLD, units="triple", reader_format="brief")
-    assert hands.kinds() == ["reader"] and len(found.triples) == 2
-    assert found.attempts[0].evidence[0] == "('ada moen', 'place of birth', 'lund')"
+def test_oracle_reads_gold_triples():
+    fakes, result = run_oracle(GOLD, units="triple", reader_format="brief")
+    assert fakes.kinds() == ["reader"] and len(result.triples) == 2
+    assert result.attempts[0].evidence[0] == "('ada moen', 'place of birth', 'lund')"
     steps = (
         SubQuestion("Ada Moen >> place of birth", "Lund"),
         SubQuestion("Where is #1?", "Skane"),
     )
-    _, found = run_oracle(
+    _, result = run_oracle(
         Question("q", QUESTION, (), decomposition=steps), units="triple", reader_format="brief"
     )
-    assert found.triples[0][:3] == ("Ada Moen", "place of birth", "Lund")
-    assert found.triples[1][:3] == ("Where is Lund?", "", "Skane")
+    assert result.triples[0][:3] == ("Ada Moen", "place of birth", "Lund")
+    assert result.triples[1][:3] == ("Where is Lund?", "", "Skane")
 
 
-def test_without_gold_the_reader_answers_alone():
-    hands, found = run_oracle(ASKED)
-    assert hands.kinds() == ["reader"] and found.parse_errors == {"question_without_gold": 1}
+def test_oracle_without_gold_reads_nothing():
+    fakes, result = run_oracle(UNANNOTATED)
+    assert fakes.kinds() == ["reader"] and result.parse_errors == {"question_without_gold": 1}
 
 
-def test_the_oracle_declares_what_it_sees_and_embeds_nothing():
+def test_oracle_needs_gold_without_index():
     needs = OracleConfig().needs
     assert needs.gold and needs.corpus and not needs.index
     assert not OracleConfig(units="triple", reader_format="chain").needs.corpus
@@ -193,6 +195,6 @@ def test_the_oracle_declares_what_it_sees_and_embeds_nothing():
         (OracleConfig, {"reader_format": "xml"}, "documents, thought, chain, brief"),
     ],
 )
-def test_settings_out_of_range_are_refused(config, settings, words):
+def test_baseline_configs_invalid_settings_are_refused(config, settings, words):
     with pytest.raises(UserError, match=words):
         config(**settings)

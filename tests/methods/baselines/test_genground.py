@@ -1,4 +1,4 @@
-"""GenGround by hand, and its parsers."""
+"""GenGround by fakes, and its parsers."""
 
 import json
 import random
@@ -16,7 +16,7 @@ from cirag_jax.methods.baselines.genground import (
 from cirag_jax.runtime.requests import Generate, Generated, Rank, Retrieve
 from cirag_jax.types import Passage, Question
 from configs.methods import genground as genground_config
-from tests.methods.by_hand import Hand, prompt
+from tests.methods.fakes import FakeHandlers, prompt
 
 QUESTION = "In which province was Ada Moen born?"
 PASSAGES = [Passage(f"p{i}", f"Title {i}", f"Text {i}.") for i in range(7)]
@@ -29,63 +29,64 @@ def deduced(question, answer):
 
 
 def run(generator, reader=("Answer: Skane",), *, scores=None, **settings):
-    hands = Hand({None: PASSAGES}, {}, {"generator": list(generator), "reader": list(reader)},
-                 {f"p{i}": 7.0 - i for i in range(7)} | (scores or {}))  # fmt: skip
-    return hands, hands.drive(genground(Question("q", QUESTION, ()), GengroundConfig(**settings)))
+    texts = {"generator": list(generator), "reader": list(reader)}
+    scores = {f"p{i}": 7.0 - i for i in range(7)} | (scores or {})
+    fakes = FakeHandlers({None: PASSAGES}, {}, texts, scores)
+    return fakes, fakes.drive(genground(Question("q", QUESTION, ()), GengroundConfig(**settings)))
 
 
-def test_guesses_are_revised_by_what_supports_them():
+def test_genground_supported_guesses_are_revised():
     grounded = "<ref>Ada was born in Lund.</ref>\n<revise>Lund</revise>"
-    hands, found = run(
+    fakes, result = run(
         [deduced(BORN, "Malmo"), EMPTY, grounded, deduced(WHERE, "Skane"), EMPTY, EMPTY, EMPTY],
         max_steps=2,
     )
-    assert hands.requests[1:3] == [Retrieve(BORN, 50), Rank(BORN, tuple(PASSAGES), 10, "passages")]
-    first, second = (prompt(r) for r in hands.asked(Generate, "generator")[1:3])
+    assert fakes.requests[1:3] == [Retrieve(BORN, 50), Rank(BORN, tuple(PASSAGES), 10, "passages")]
+    first, second = (prompt(r) for r in fakes.received(Generate, "generator")[1:3])
     assert "Text 2." in first and "Text 3." not in first and "memory: Malmo" in first
     assert "Text 3." in second and "Text 2." not in second
-    asked = prompt(hands.asked(Generate, "generator")[3])
+    asked = prompt(fakes.received(Generate, "generator")[3])
     assert asked.endswith(f"Known:\n{BORN} Lund")
-    assert prompt(hands.asked(Generate, "reader")[0]).endswith(f"{BORN} Lund\n{WHERE} Skane")
-    assert found.answer == "Skane"
-    assert found.passages == ("p3", "p4", "p5", "p0", "p1", "p2", "p6")  # what grounds comes first
-    assert found.steps[0].notes == {"guess": "Malmo", "answer": "Lund"}
-    assert found.parse_errors == {"answer_not_grounded": 1}
+    assert prompt(fakes.received(Generate, "reader")[0]).endswith(f"{BORN} Lund\n{WHERE} Skane")
+    assert result.answer == "Skane"
+    assert result.passages == ("p3", "p4", "p5", "p0", "p1", "p2", "p6")  # what grounds comes first
+    assert result.steps[0].notes == {"guess": "Malmo", "answer": "Lund"}
+    assert result.parse_errors == {"answer_not_grounded": 1}
 
 
-def test_what_is_asked_again_falls_back_on_the_question_then_ends():
+def test_genground_repeated_sub_question_becomes_question():
     again = deduced(BORN, "Malmo")
-    hands, found = run([again, EMPTY, again, EMPTY, again], num_passages=3)
-    assert [r.query for r in hands.asked(Retrieve)] == [BORN, QUESTION]
-    assert found.parse_errors == {"answer_not_grounded": 2, "repeated_query": 2}
+    fakes, result = run([again, EMPTY, again, EMPTY, again], num_passages=3)
+    assert [r.query for r in fakes.received(Retrieve)] == [BORN, QUESTION]
+    assert result.parse_errors == {"answer_not_grounded": 2, "repeated_query": 2}
 
 
-def test_json_that_cannot_be_read_asks_the_question():
-    hands, found = run(["Where?", EMPTY, "{"], num_passages=3)
-    assert [r.query for r in hands.asked(Retrieve)] == [QUESTION]
-    assert found.parse_errors == {
+def test_genground_unreadable_json_becomes_question():
+    fakes, result = run(["Where?", EMPTY, "{"], num_passages=3)
+    assert [r.query for r in fakes.received(Retrieve)] == [QUESTION]
+    assert result.parse_errors == {
         "answer_not_grounded": 1, "deduction_broken_json": 1, "deduction_no_json": 1,
     }  # fmt: skip
 
 
-def test_nothing_found_leaves_the_guess():
+def test_genground_no_passages_keeps_the_guess():
     low = {f"p{i}": -1.0 for i in range(7)}
-    hands, found = run([deduced(BORN, "Malmo")], scores=low, max_steps=1)
-    assert found.steps[0].notes["answer"] == "Malmo" and found.steps[0].passages == ()
+    fakes, result = run([deduced(BORN, "Malmo")], scores=low, max_steps=1)
+    assert result.steps[0].notes["answer"] == "Malmo" and result.steps[0].passages == ()
 
 
-def test_passages_are_read_in_batches_up_to_a_limit():
-    hands, found = run(
+def test_genground_batches_are_limited():
+    fakes, result = run(
         [deduced(BORN, "Malmo"), EMPTY, EMPTY], ["It lies there."], max_steps=1, batch=2,
         max_batches=2,
     )  # fmt: skip
-    first, second = (prompt(r) for r in hands.asked(Generate, "generator")[1:])
+    first, second = (prompt(r) for r in fakes.received(Generate, "generator")[1:])
     assert "Text 1." in first and "Text 2." not in first
     assert "Text 3." in second and "Text 4." not in second
-    assert found.parse_errors == {"answer_no_answer_mark": 1, "answer_not_grounded": 1}
+    assert result.parse_errors == {"answer_no_answer_mark": 1, "answer_not_grounded": 1}
 
 
-def test_it_opens_what_it_asks():
+def test_genground_needs_match_its_requests():
     needs = GengroundConfig().needs
     assert (needs.roles, needs.rankers) == (("generator", "reader"), ("passages",))
     assert needs.abilities == {"generator": ("json_schema",)}
@@ -93,41 +94,41 @@ def test_it_opens_what_it_asks():
     assert GengroundConfig(constrained=False).needs.abilities == {}
 
 
-def test_marks_that_are_missing_are_counted():
-    _, found = run([deduced(BORN, "Malmo"), "Yes."], max_steps=1, num_passages=3)
-    assert found.parse_errors == {"answer_not_grounded": 1, "grounding_no_reference": 1}
+def test_genground_missing_tags_are_counted():
+    _, result = run([deduced(BORN, "Malmo"), "Yes."], max_steps=1, num_passages=3)
+    assert result.parse_errors == {"answer_not_grounded": 1, "grounding_no_reference": 1}
 
 
-def test_a_reader_may_ground_in_the_models_place():
-    hands, found = run(
+def test_genground_reader_grounds_answers():
+    fakes, result = run(
         [deduced(BORN, "Malmo")],
         ["Answer: Unanswerable", "Answer: Lund", "Answer: Skane"],
         max_steps=1, rerank_from=0, grounding="reader", reader_format="brief",
     )  # fmt: skip
-    grounds = hands.asked(Generate, "reader")
+    grounds = fakes.received(Generate, "reader")
     assert BORN in prompt(grounds[0]) and "Unanswerable" in prompt(grounds[0])
-    # The passages that it found the answer in are read at last.
+    # The passages that it result the answer in are read at last.
     assert QUESTION in prompt(grounds[2]) and "Text 4." in prompt(grounds[2])
-    assert "Text 0." not in prompt(grounds[2]) and found.answer == "Skane"
-    assert hands.asked(Rank) == []
+    assert "Text 0." not in prompt(grounds[2]) and result.answer == "Skane"
+    assert fakes.received(Rank) == []
 
 
-def test_what_was_cut_off_grounds_nothing():
+def test_genground_truncated_grounding_is_ignored():
     cut = Generated("Ada Moen; born in; Lund; located in; the", "length")
-    _, found = run(
+    _, result = run(
         [deduced(BORN, "Malmo")], [cut, "Answer: Skane"], num_passages=2,
         max_steps=1, rerank_from=0, grounding="reader", reader_format="chain",
     )  # fmt: skip
-    assert found.steps[0].notes["answer"] == "Malmo" and not found.steps[0].kept
-    assert found.parse_errors == {"answer_not_grounded": 1, "grounding_truncated": 1}
+    assert result.steps[0].notes["answer"] == "Malmo" and not result.steps[0].kept
+    assert result.parse_errors == {"answer_not_grounded": 1, "grounding_truncated": 1}
 
 
-def test_where_nothing_is_grounded_the_pairs_are_read():
-    hands, found = run(
+def test_genground_nothing_grounded_reads_pairs():
+    fakes, result = run(
         [deduced(BORN, "Malmo")], ["Answer: Unanswerable", "Answer: Skane"], num_passages=2,
         max_steps=1, rerank_from=0, grounding="reader", reader_format="chain",
     )  # fmt: skip
-    assert found.attempts[0].evidence == (f"{BORN} Malmo",) and found.answer == "Skane"
+    assert result.attempts[0].evidence == (f"{BORN} Malmo",) and result.answer == "Skane"
 
 
 @pytest.mark.parametrize(
@@ -140,13 +141,13 @@ def test_where_nothing_is_grounded_the_pairs_are_read():
         ({"grounding": "reader"}, "grounding=reader needs"),
     ],
 )
-def test_settings_out_of_range_are_refused(settings, words):
+def test_genground_config_invalid_settings_are_refused(settings, words):
     with pytest.raises(UserError, match=words):
         GengroundConfig(**settings)
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "result"),
     [
         ("<ref>Lund  is.</ref> <revise>Lund</revise>", ("Lund is.", "Lund", None)),
         ("<REF>x</REF><revise>y", ("x", "y", None)),
@@ -155,11 +156,11 @@ def test_settings_out_of_range_are_refused(settings, words):
         ("", ("", "", "no_reference")),
     ],
 )
-def test_groundings(text, found):
-    assert parse_grounding(text) == found
+def test_parse_grounding_returns_reference_and_answer(text, result):
+    assert parse_grounding(text) == result
 
 
-def test_mutated_outputs_never_raise():
+def test_parsers_mutated_outputs_never_raise():
     rng = random.Random(3)
     outputs = (deduced(BORN, "Lund"), "<ref>x</ref> <revise>y</revise>", EMPTY)
     pieces = ("{", "}", '"', "<", ">", "</ref>", "<revise>", "\\", "\n", "\x00", "\ud800", "[" * 40)
@@ -168,13 +169,13 @@ def test_mutated_outputs_never_raise():
         for _ in range(rng.randint(1, 5)):
             at = rng.randrange(len(text) + 1)
             text = text[:at] + rng.choice(pieces) + text[min(len(text), at + rng.randint(0, 9)) :]
-        found = parse_deduction(text, truncated=rng.random() < 0.5)
-        assert found.problem or (found.question and found.guess)
+        result = parse_deduction(text, truncated=rng.random() < 0.5)
+        assert result.problem or (result.question and result.guess)
         grounded = parse_grounding(text)
         assert grounded.problem or not grounded.reference or grounded.revised
 
 
-def test_the_preset_of_the_paper_is_the_methods_own():
+def test_paper_preset_has_the_defaults():
     paper = genground_config.get_config("paper")
     assert GengroundConfig(**task.plain(paper.genground)) == GengroundConfig()
     ranker = paper.rankers.passages  # a score of 0 is its logit

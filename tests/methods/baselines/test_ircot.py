@@ -1,4 +1,4 @@
-"""IRCoT by hand."""
+"""IRCoT by fakes."""
 
 import pytest
 
@@ -6,86 +6,91 @@ from cirag_jax.errors import UserError
 from cirag_jax.methods.baselines.ircot import IrcotConfig, ircot
 from cirag_jax.runtime.requests import Generate, Retrieve
 from cirag_jax.types import Passage, Question
-from tests.methods.by_hand import Hand, prompt
+from tests.methods.fakes import FakeHandlers, prompt
 
 QUESTION = "In which province was Ada Moen born?"
 BORN = "Ada Moen was born in Lund."
-ENDS = "So the answer is: Skane."
+FINAL_THOUGHT = "So the answer is: Skane."
 PASSAGES = [Passage(f"p{i}", f"Title {i}", f"Text {i}.") for i in range(9)]
 
 
-def run(thoughts, found=None, **settings):
-    hand = Hand(
-        found or {QUESTION: PASSAGES[:2], BORN: PASSAGES[1:3], None: PASSAGES},
+def run(thoughts, passages=None, **settings):
+    fakes = FakeHandlers(
+        passages or {QUESTION: PASSAGES[:2], BORN: PASSAGES[1:3], None: PASSAGES},
         {},
         {"reasoner": list(thoughts), "reader": ["Skane"]},
     )
-    return hand, hand.drive(ircot(Question("q", QUESTION, ()), IrcotConfig(**settings)))
+    return fakes, fakes.drive(ircot(Question("q", QUESTION, ()), IrcotConfig(**settings)))
 
 
-def test_every_thought_retrieves_until_one_has_the_answer():
-    hand, found = run([f"{BORN} Then more.", ENDS])
-    assert hand.kinds() == ["Retrieve", "reasoner", "Retrieve", "reasoner", "reader"]
-    assert [r.query for r in hand.asked(Retrieve)] == [QUESTION, BORN]
-    assert (found.answer, found.granularity) == ("Skane", "passage")
-    assert found.passages == ("p0", "p1", "p2")  # collected, each once
-    assert [(s.thought, s.next_query) for s in found.steps] == [(BORN, BORN), (ENDS, None)]
-    first, second = (prompt(r) for r in hand.asked(Generate, "reasoner"))
+def test_ircot_thoughts_retrieve_until_the_answer():
+    fakes, result = run([f"{BORN} Then more.", FINAL_THOUGHT])
+    assert fakes.kinds() == ["Retrieve", "reasoner", "Retrieve", "reasoner", "reader"]
+    assert [r.query for r in fakes.received(Retrieve)] == [QUESTION, BORN]
+    assert (result.answer, result.granularity) == ("Skane", "passage")
+    assert result.passages == ("p0", "p1", "p2")  # collected, each once
+    assert [(s.thought, s.next_query) for s in result.steps] == [
+        (BORN, BORN),
+        (FINAL_THOUGHT, None),
+    ]
+    first, second = (prompt(r) for r in fakes.received(Generate, "reasoner"))
     assert "Text 1." in first and "Text 2." not in first and BORN not in first
     assert "Text 0." in second and "Text 2." in second and second.endswith(BORN)
-    read = prompt(hand.asked(Generate, "reader")[0])
+    read = prompt(fakes.received(Generate, "reader")[0])
     assert all(f"Text {i}." in read for i in range(3)) and BORN not in read
 
 
-def test_it_stops_after_the_last_thought():
-    hand, found = run(["One.", "Two."], max_thoughts=2)
-    assert [asked.query for asked in hand.asked(Retrieve)] == [QUESTION, "One.", "Two."]
-    assert len(hand.asked(Generate, "reasoner")) == 2 and found.parse_errors == {}
-    assert [step.next_query for step in found.steps] == ["One.", "Two.", None]
+def test_ircot_max_thoughts_ends_reasoning():
+    fakes, result = run(["One.", "Two."], max_thoughts=2)
+    assert [asked.query for asked in fakes.received(Retrieve)] == [QUESTION, "One.", "Two."]
+    assert len(fakes.received(Generate, "reasoner")) == 2 and result.parse_errors == {}
+    assert [step.next_query for step in result.steps] == ["One.", "Two.", None]
 
 
-def test_no_thought_ends_the_reasoning():
-    hand, found = run([" \n"])
-    assert len(found.steps) == 1 and found.steps[0].next_query is None and found.answer == "Skane"
-    assert found.parse_errors == {"thought_empty": 1}
+def test_ircot_empty_thought_ends_reasoning():
+    fakes, result = run([" \n"])
+    assert (
+        len(result.steps) == 1 and result.steps[0].next_query is None and result.answer == "Skane"
+    )
+    assert result.parse_errors == {"thought_empty": 1}
 
 
-def test_the_ranked_list_is_best_first():
+def test_ircot_passages_are_ranked_by_best_score():
     """A passage counts with its best score of all retrievals, and recall looks from the best."""
     late = PASSAGES[5]
-    found = {QUESTION: PASSAGES[:3], BORN: [late, PASSAGES[2], PASSAGES[0]], None: PASSAGES}
-    hand, answered = run([BORN, ENDS], found, num_read=2)
+    passages = {QUESTION: PASSAGES[:3], BORN: [late, PASSAGES[2], PASSAGES[0]], None: PASSAGES}
+    fakes, answered = run([BORN, FINAL_THOUGHT], passages, num_read=2)
     # p0: 1, then 1/3; p5: 1, later; p1: 1/2; p2: 1/3, then 1/2.
     assert answered.passages == ("p0", "p5", "p1", "p2")
-    read = prompt(hand.asked(Generate, "reader")[0])
+    read = prompt(fakes.received(Generate, "reader")[0])
     assert "Text 5." in read and "Text 1." not in read
 
 
-def test_a_thought_that_comes_again_ends_the_reasoning():
-    hand, found = run([BORN, BORN])
-    assert [step.next_query for step in found.steps] == [BORN, None]
-    assert found.parse_errors == {"repeated_query": 1}
+def test_ircot_repeated_thought_ends_reasoning():
+    fakes, result = run([BORN, BORN])
+    assert [step.next_query for step in result.steps] == [BORN, None]
+    assert result.parse_errors == {"repeated_query": 1}
 
 
-def test_irdoc_searches_with_the_best_passage_that_it_has_not_used():
+def test_irdoc_searches_with_best_unused_passage():
     lines = [f"{p.title}\n{p.text}" for p in PASSAGES]
-    found = {QUESTION: PASSAGES[:2], lines[0]: PASSAGES[:3], None: PASSAGES[:1]}
-    hand = Hand(found, {}, {"reader": ["Skane"]})
+    passages = {QUESTION: PASSAGES[:2], lines[0]: PASSAGES[:3], None: PASSAGES[:1]}
+    fakes = FakeHandlers(passages, {}, {"reader": ["Skane"]})
     settings = IrcotConfig(thoughts="documents")
-    answered = hand.drive(ircot(Question("q", QUESTION, ()), settings))
-    assert [r.query for r in hand.asked(Retrieve)] == [QUESTION, lines[0], lines[1]]
+    answered = fakes.drive(ircot(Question("q", QUESTION, ()), settings))
+    assert [r.query for r in fakes.received(Retrieve)] == [QUESTION, lines[0], lines[1]]
     assert settings.needs.roles == ("reader",) and answered.steps[2].next_query is None
 
 
-def test_passages_are_collected_up_to_the_cap():
-    found = {QUESTION: PASSAGES[:2], BORN: PASSAGES[4:8]}
-    hand, answered = run([BORN, ENDS], found, max_passages=3)
+def test_ircot_max_passages_limits_collection():
+    passages = {QUESTION: PASSAGES[:2], BORN: PASSAGES[4:8]}
+    fakes, answered = run([BORN, FINAL_THOUGHT], passages, max_passages=3)
     assert answered.passages == ("p0", "p4", "p1")  # the cap is by time, the order by score
-    assert "Text 5." not in prompt(hand.asked(Generate, "reader")[0])
+    assert "Text 5." not in prompt(fakes.received(Generate, "reader")[0])
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"num_passages": 0}, "num_passages=0 must be at least 1"),
         ({"max_passages": 0}, "max_passages=0 must be at least 1"),
@@ -95,6 +100,6 @@ def test_passages_are_collected_up_to_the_cap():
         ({"reader_format": "xml"}, "reader_format='xml'"),
     ],
 )
-def test_settings_out_of_range_are_refused(settings, said):
-    with pytest.raises(UserError, match=said):
+def test_ircot_config_invalid_settings_are_refused(settings, message):
+    with pytest.raises(UserError, match=message):
         IrcotConfig(**settings)

@@ -14,7 +14,7 @@ SCORES = st.lists(st.floats(-50, 50), min_size=1, max_size=9)
 
 
 @given(SCORES, st.sampled_from(RULES))
-def test_there_are_between_one_and_n_candidates_and_one_dominates(scores, rule):
+def test_effective_number_is_between_one_and_n(scores, rule):
     """Lemmas A.1 and A.2."""
     p_N = shares(scores, rule)
     assert p_N.shape == (len(scores),) and np.all(p_N >= 0) and p_N.sum() == pytest.approx(1)
@@ -24,7 +24,7 @@ def test_there_are_between_one_and_n_candidates_and_one_dominates(scores, rule):
 
 
 @given(SCORES, st.sampled_from(RULES), st.floats(1, 9))
-def test_what_is_accepted_has_a_dominant_candidate(scores, rule, gamma):
+def test_effective_number_accepted_implies_dominant_candidate(scores, rule, gamma):
     """Proposition A.3."""
     config = C2ragConfig(neff_rule=rule, gamma=gamma, num_structural=99)
     if check(scores, config).suffices:
@@ -32,25 +32,25 @@ def test_what_is_accepted_has_a_dominant_candidate(scores, rule, gamma):
 
 
 @given(st.integers(1, 9), st.floats(-9, 9), st.sampled_from(RULES))
-def test_equal_candidates_all_count(n, score, rule):
+def test_effective_number_equal_scores_give_n(n, score, rule):
     assert effective_number(shares([score] * n, rule)) == pytest.approx(n)
 
 
-def test_a_point_mass_is_one_candidate_and_nothing_is_none():
+def test_effective_number_point_mass_and_empty_pool():
     assert effective_number([0.0, 1.0, 0.0]) == 1.0 and effective_number([]) == math.inf
     assert check([], C2ragConfig()) == (False, None)
     assert not check([], C2ragConfig(sufficiency="none")).suffices
     assert check([-3.0], C2ragConfig()) == (True, 1.0)
 
 
-def test_the_weights_of_the_case_study():
+def test_effective_number_case_study_weights():
     """Figure 5 prints the sum of squares of the first, 0.65, which no N_eff can be."""
     assert effective_number([0.79, 0.12, 0.09]) == pytest.approx(1.547, abs=1e-3)
     assert effective_number([0.35, 0.33, 0.32]) == pytest.approx(2.996, abs=1e-3)
 
 
 @given(st.floats(-9, 9), st.floats(0.01, 20), st.floats(0.0, 1.0))
-def test_three_candidates_suffice_up_to_a_runner_up_of_0_268(low, spread, place):
+def test_check_three_candidates_suffice_below_0_268(low, spread, place):
     """Erratum 16: (z2 - z3) / (z1 - z3) <= 2 - sqrt 3, at K_s = 3 and gamma = 1.5."""
     boundary = 2 - math.sqrt(3)
     assume(abs(place - boundary) > 1e-4)
@@ -59,7 +59,7 @@ def test_three_candidates_suffice_up_to_a_runner_up_of_0_268(low, spread, place)
 
 
 @given(st.lists(st.integers(-9, 9), min_size=2, max_size=2, unique=True))
-def test_two_candidates_always_suffice_where_the_lower_has_no_weight(scores):
+def test_check_two_candidates_always_suffice(scores):
     assert check(scores, C2ragConfig(num_structural=2)).suffices
     assume(0 not in scores)  # beside a positive score it counts as nothing
     released = C2ragConfig(neff_rule="shift_if_nonpositive", gamma=1.0)
@@ -80,16 +80,16 @@ def test_two_candidates_always_suffice_where_the_lower_has_no_weight(scores):
         ([0.79, 0.12, 0.09], 1.54655, 1.08556),
     ],
 )
-def test_the_released_rule_shifts_only_where_it_must(scores, released, paper):
-    found = effective_number(shares(scores, "shift_if_nonpositive"))
-    assert found == pytest.approx(released, abs=2e-5)
+def test_shares_released_rule_shifts_nonpositive_scores(scores, released, paper):
+    n_eff = effective_number(shares(scores, "shift_if_nonpositive"))
+    assert n_eff == pytest.approx(released, abs=2e-5)
     assert effective_number(shares(scores, "always_shift")) == pytest.approx(paper, abs=2e-5)
 
 
-def test_negative_scores_may_count_as_nothing():
+def test_check_floor_at_zero_ignores_negative_scores():
     settings = {"neff_rule": "shift_if_nonpositive", "gamma": 1.5}
-    found = check([4.0, -9.0, -9.0], C2ragConfig(**settings, floor_at_zero=True)).n_eff
-    assert found == pytest.approx(1.0, abs=1e-3)
+    n_eff = check([4.0, -9.0, -9.0], C2ragConfig(**settings, floor_at_zero=True)).n_eff
+    assert n_eff == pytest.approx(1.0, abs=1e-3)
     assert check([-4.0, -9.0], C2ragConfig(**settings, floor_at_zero=True)).n_eff == 2.0
-    found = check([-4.0, -9.0], C2ragConfig(**settings)).n_eff
-    assert found == pytest.approx(1.0, abs=1e-3)
+    n_eff = check([-4.0, -9.0], C2ragConfig(**settings)).n_eff
+    assert n_eff == pytest.approx(1.0, abs=1e-3)

@@ -23,9 +23,9 @@ PARSE_ERRORS = {
 
 
 def parse(text, question=QUESTION, **changes):
-    found = prompts.parse_plan(text, question, **{**LIMITS, **changes})
-    assert set(found.parse_errors) <= PARSE_ERRORS
-    return found
+    plan = prompts.parse_plan(text, question, **{**LIMITS, **changes})
+    assert set(plan.parse_errors) <= PARSE_ERRORS
+    return plan
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def parse(text, question=QUESTION, **changes):
         (TEXT[:-2] + ", 7, null, true]}", ("plan_not_a_constraint",) * 3),
     ],
 )
-def test_a_plan_is_read(text, errors):
+def test_parse_plan_accepted_formats_are_parsed(text, errors):
     assert parse(text) == ((BORN, FOUNDED), "", errors)
 
 
@@ -60,13 +60,13 @@ def test_a_plan_is_read(text, errors):
         ([["Ada Moen", "is", "?x"], ["Lund", "in", "?x"]], "", ("plan_unnamed_entity",)),
     ],
 )
-def test_what_is_wrong_with_a_plan_is_said(rows, problem, errors):
-    found = parse(json.dumps({"constraints": rows}))
-    assert found.parse_errors == errors
-    assert (problem in found.problem) if problem else not found.problem
+def test_parse_plan_unusable_plan_names_its_problem(rows, problem, errors):
+    plan = parse(json.dumps({"constraints": rows}))
+    assert plan.parse_errors == errors
+    assert (problem in plan.problem) if problem else not plan.problem
 
 
-def test_no_plan_and_half_a_plan():
+def test_parse_plan_missing_and_truncated_plans():
     assert parse("I cannot.").parse_errors == ("plan_no_json",)
     assert parse("").problem and parse('{"constraints": "x"}').parse_errors == ("plan_wrong_shape",)
     half = parse(TEXT[: TEXT.index('"founded')], truncated=True)
@@ -75,7 +75,7 @@ def test_no_plan_and_half_a_plan():
     assert one.constraints == (Constraint("Ada Moen", "born in", "?city"),)
 
 
-def test_wordings_and_numbers():
+def test_parse_plan_variants_and_numbers():
     row = {
         "head": "Ada Moen",
         "relation": "born",
@@ -89,32 +89,32 @@ def test_wordings_and_numbers():
 
 @settings(max_examples=300, deadline=None)
 @given(st.one_of(st.text(), st.text(alphabet='{}[]",:?\\ahrt123\n')), st.booleans())
-def test_any_text_is_a_plan_or_says_why_not(text, truncated):
-    found = parse(text, truncated=truncated)
-    assert found.constraints or found.problem
+def test_parse_plan_any_text_never_raises(text, truncated):
+    plan = parse(text, truncated=truncated)
+    assert plan.constraints or plan.problem
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, len(TEXT)), st.integers(0, 12), st.text(max_size=5))
-def test_a_damaged_plan_is_read_without_an_exception(start, length, patch):
-    found = parse(TEXT[:start] + patch + TEXT[start + length :])
-    assert all(c.relation and c.head and c.tail for c in found.constraints)
+def test_parse_plan_damaged_plan_never_raises(start, length, patch):
+    plan = parse(TEXT[:start] + patch + TEXT[start + length :])
+    assert all(c.relation and c.head and c.tail for c in plan.constraints)
 
 
-def test_what_the_planner_is_asked():
+def test_plan_messages_examples_are_parsed():
     system, *shown, asked = prompts.plan_messages(QUESTION, num_examples=2, **LIMITS)
     assert "at most 4" in system.text and "2 other wordings" in system.text
     assert [m.role for m in shown] == ["user", "assistant"] * 2 and QUESTION in asked.text
     for question, answer in zip(shown[::2], shown[1::2], strict=True):
-        found = parse(answer.text, question.text)
-        assert not found.problem and not found.parse_errors
-        assert all(len(c.variants) == 2 for c in found.constraints)
+        plan = parse(answer.text, question.text)
+        assert not plan.problem and not plan.parse_errors
+        assert all(len(c.variants) == 2 for c in plan.constraints)
     bare = prompts.plan_messages(QUESTION, num_variants=1, max_constraints=4, num_examples=1)
     assert "wordings" not in bare[0].text and "variants" not in bare[2].text
 
 
 @pytest.mark.parametrize("num_variants", [1, 3])
-def test_the_schema_can_be_enforced_and_fits_the_examples(num_variants):
+def test_plan_schema_accepts_the_examples(num_variants):
     schema = prompts.plan_schema(QUESTION, num_variants=num_variants, max_constraints=4)
     check_schema(schema)
     rows = schema["properties"]["constraints"]["items"]["anyOf"]
@@ -138,11 +138,11 @@ def test_the_schema_can_be_enforced_and_fits_the_examples(num_variants):
         ("What?", []),
     ],
 )
-def test_names_in_a_question(question, names):
+def test_names_in_returns_capitalised_runs(question, names):
     assert list(prompts.names_in(question)) == names
 
 
-def test_a_constraint_as_one_line():
+def test_linearise_joins_nonempty_parts():
     assert linearise(BORN) == "Ada Moen — born in — ?city" and linearise(BORN, "") == (
         "Ada Moen — ?city"
     )
@@ -156,11 +156,11 @@ def test_a_constraint_as_one_line():
     [("Lund", "Lund"), ("Answer: Lund.\nmore", "Lund"), ("none", None), ("", None), ("?city", None),
      ("The passages do not say.", None), ("...", None)],
 )  # fmt: skip
-def test_the_value_of_an_unknown(text, value):
+def test_parse_fill_returns_name_or_none(text, value):
     assert parse_fill(text) == value
 
 
-def test_the_blocks_of_the_answer():
+def test_answer_messages_number_facts_and_texts():
     system, user = prompts.answer_messages(QUESTION, [("a — b", ["T\nx", "y"]), ("c — d", [])])
     assert user.text == (
         f"Question: {QUESTION}\n\nFact 1: a — b\n[1] T x\n[2] y\n\nFact 2: c — d\n\n"

@@ -4,10 +4,10 @@ from cirag_jax.methods.cirag.method import cirag
 from cirag_jax.methods.cirag.settings import CiragConfig
 from cirag_jax.runtime.requests import Extract, Generate, Retrieve
 from cirag_jax.types import Passage, Question, Triple
-from tests.methods.by_hand import Hand, decision
+from tests.methods.fakes import FakeHandlers, decision
 
 
-def test_the_papers_case_study_step_by_step():
+def test_cirag_case_study_matches_the_paper():
     """CIRAG's Table 9: its triples, queries and answer; passages and thoughts are our own."""
     question = (
         "Which film has the director who is older, God's Gift To Women or Aldri Annet Enn Bråk?"
@@ -50,8 +50,8 @@ def test_the_papers_case_study_step_by_step():
         "Thought: Curtiz was born 25 years before Carlmar, so his film it is.\n"
         "Answer: God's Gift To Women"
     )
-    hands = Hand(
-        found={question: (gift, noise, milne), birth_years: (carlmar, curtiz)},
+    fakes = FakeHandlers(
+        passages={question: (gift, noise, milne), birth_years: (carlmar, curtiz)},
         triples={
             "g": (kind, film),
             "n": (trouble,),
@@ -70,20 +70,20 @@ def test_the_papers_case_study_step_by_step():
             ("michael curtiz", "born on", "december 24 1886"): 0.3,
         },
     )
-    found = hands.drive(cirag(Question("q", question, ()), CiragConfig()))
+    result = fakes.drive(cirag(Question("q", question, ()), CiragConfig()))
 
-    assert hands.kinds() == [*("Retrieve", "Extract", "Rank", "integrator") * 2, "reader"]
-    assert [r.query for r in hands.asked(Retrieve)] == [question, birth_years]
-    assert [p.title for p in hands.asked(Extract)[0].passages] == [
+    assert fakes.kinds() == [*("Retrieve", "Extract", "Rank", "integrator") * 2, "reader"]
+    assert [r.query for r in fakes.received(Retrieve)] == [question, birth_years]
+    assert [p.title for p in fakes.received(Extract)[0].passages] == [
         "God's Gift to Women", "Aldri annet enn bråk", "Dan Milne",
     ]  # fmt: skip
-    one, two = found.steps
+    one, two = result.steps
     assert one.candidates == (film, trouble, kind) and one.kept == (film, trouble)
     assert one.next_query == birth_years == two.query
     assert two.candidates == (started, known, edith, michael) and two.kept == (edith, michael)
     assert two.next_query is None
     # The candidates as the integrator reads them: the paper's normal forms, in its order.
-    shown = [r.messages[-1].observation for r in hands.asked(Generate, "integrator")]
+    shown = [r.messages[-1].observation for r in fakes.received(Generate, "integrator")]
     kind_shown = '["god s gift to women", "is a", "romantic musical comedy film"]'
     assert ", ".join([*directed, kind_shown]) in shown[0]
     assert (
@@ -91,14 +91,14 @@ def test_the_papers_case_study_step_by_step():
         '["edith carlmar", "is also known as", "edith mary johanne mathiesen"], ' + ", ".join(born)
     ) in shown[1]
     # The cumulative triple set, and the granularity that it suffices for.
-    assert found.attempts[0].evidence == (
+    assert result.attempts[0].evidence == (
         "('god s gift to women', 'directed by', 'michael curtiz')",
         "('aldri annet enn br k', 'directed by', 'edith carlmar')",
         "('edith carlmar', 'born on', '15 november 1911')",
         "('michael curtiz', 'born on', 'december 24 1886')",
     )
-    assert len(found.attempts) == 1 and found.granularity == "triple"
-    assert found.answer == "God's Gift To Women"
-    assert found.triples == (film, trouble, edith, michael, kind, started, known)
-    assert found.passages == ("g", "n", "e", "k", "m")
-    assert found.parse_errors == {"passage_without_triples": 1}
+    assert len(result.attempts) == 1 and result.granularity == "triple"
+    assert result.answer == "God's Gift To Women"
+    assert result.triples == (film, trouble, edith, michael, kind, started, known)
+    assert result.passages == ("g", "n", "e", "k", "m")
+    assert result.parse_errors == {"passage_without_triples": 1}

@@ -35,6 +35,6 @@ from cirag_jax.methods.cirag.settings import CiragConfig
         ({"link_bonus": -0.1}, "link_bonus=-0.1 must not be negative"),
     ],
 )
-def test_settings_out_of_range_are_refused(settings, words):
+def test_cirag_config_invalid_settings_are_refused(settings, words):
     with pytest.raises(UserError, match=words):
         CiragConfig(**settings)

@@ -10,7 +10,7 @@ from cirag_jax.methods.common import dialects, extraction_prompts
 from cirag_jax.methods.common.extraction import ExtractionSettings, extract, extractor_version
 from cirag_jax.runtime.requests import Generate
 from cirag_jax.types import Passage, Triple
-from tests.methods.by_hand import Hand, prompt
+from tests.methods.fakes import FakeHandlers, prompt
 
 ULE = Passage("p", "Ule", "The Ule flows to Tarn. Its mouth is Osk Bay.")
 FLOWS = ("Ule", "flows to", "Tarn")
@@ -21,7 +21,7 @@ def parse(text, dialect="kirag", reason="stop"):
 
 
 @pytest.mark.parametrize(
-    ("text", "found", "problem"),
+    ("text", "expected", "problem"),
     [
         ("<Ule; flows to; Tarn>", (FLOWS,), None),
         ("1. <Ule;flows to;Tarn>\n<ule; Flows to; tarn>", (FLOWS,), None),
@@ -35,63 +35,63 @@ def parse(text, dialect="kirag", reason="stop"):
         ("", (), "no_triples"),
     ],
 )
-def test_kirag(text, found, problem):
-    assert parse(text) == (found, problem)
+def test_parse_kirag_returns_triples_and_problem(text, expected, problem):
+    assert parse(text) == (expected, problem)
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("<Osk Bay; is mouth of; Ule>", ("Osk Bay", "is mouth of", "Ule")),
         ("<The river; flows to; Tarn>", FLOWS),  # a head that nobody names is the title
         ("<Tarn; Ule; flows to; Tarn>", FLOWS),  # split at the right, so such a head is none
     ],
 )
-def test_trace(text, found):
-    assert parse(text, "trace") == ((found,), None)
+def test_parse_trace_returns_triple(text, expected):
+    assert parse(text, "trace") == ((expected,), None)
 
 
-def test_a_cut_keeps_whole_triples():
+def test_parse_truncated_response_keeps_complete_triples():
     assert parse("<Ule; flows to; Tarn>\n<Ule; mo", reason="length") == ((FLOWS,), "truncated")
     assert parse("<Ule; flows to; Tarn>", reason="length") == ((FLOWS,), None)
     assert parse("Sure", reason="length") == ((), "truncated")
 
 
 @pytest.mark.parametrize("dialect", dialects.DIALECTS[1:])
-def test_the_worked_example_is_an_answer_and_no_fact_of_another_passage(dialect):
+def test_worked_example_is_parsed_and_recognised(dialect):
     example = dialects.messages(ULE, dialect)[2].text
-    found, problem = dialects.parse(example, "stop", dialect, extraction_prompts.EXAMPLE)
-    assert len(found) >= 6 and problem is None
+    triples, problem = dialects.parse(example, "stop", dialect, extraction_prompts.EXAMPLE)
+    assert len(triples) >= 6 and problem is None
     if dialect == "trace":
-        assert {head for head, _, _ in found} == {extraction_prompts.EXAMPLE.title}
-    assert all(extraction_prompts.is_example(triple, ULE) for triple in found)
+        assert {head for head, _, _ in triples} == {extraction_prompts.EXAMPLE.title}
+    assert all(extraction_prompts.is_example(triple, ULE) for triple in triples)
     assert dialects.messages(ULE, dialect)[3].text == extraction_prompts.passage_turn(ULE)
 
 
 @pytest.mark.parametrize("dialect", dialects.DIALECTS[1:])
-def test_a_passage_is_extracted_in_one_call(dialect):
+def test_extract_dialect_makes_one_call(dialect):
     said = "<Ule; flows to; Tarn>\n<Ule; mouth; Osk Bay>\n<Agnes Thorley; built; Ule>"
-    hands = Hand({}, {}, {"extractor": [said]})
-    found = hands.drive(extract(ULE, ExtractionSettings(dialect=dialect)))
-    (asked,) = hands.asked(Generate)
+    fakes = FakeHandlers({}, {}, {"extractor": [said]})
+    result = fakes.drive(extract(ULE, ExtractionSettings(dialect=dialect)))
+    (asked,) = fakes.received(Generate)
     assert asked.max_tokens == 512 and "<head; relation; tail>" in prompt(asked)
     kept = (Triple(*FLOWS, "p", 0), Triple("Ule", "mouth", "Osk Bay", "p", 1))
     if dialect == "trace":  # Agnes is not in the text: the title takes her place
         kept += (Triple("Ule", "built", "Ule", "p", 0),)
     else:
-        assert found.parse_errors == {"triples: example": 1}
-    assert found.triples == kept
+        assert result.parse_errors == {"triples: example": 1}
+    assert result.triples == kept
 
 
-def test_an_answer_that_cannot_be_read_is_a_failure():
-    found = Hand({}, {}, {"extractor": ["No facts."]}).drive(
+def test_extract_unreadable_response_fails():
+    result = FakeHandlers({}, {}, {"extractor": ["No facts."]}).drive(
         extract(ULE, ExtractionSettings(dialect="kirag"))
     )
-    assert (found.status, found.cause) == ("failed", "answer: no_triples")
-    assert found.parse_errors == {"triples: no_triples": 1}
+    assert (result.status, result.cause) == ("failed", "answer: no_triples")
+    assert result.parse_errors == {"triples: no_triples": 1}
 
 
-def test_a_dialect_is_another_extraction_and_the_default_the_old_one():
+def test_extractor_version_changes_with_dialect():
     assert len({extractor_version(d)["prompt"] for d in dialects.DIALECTS}) == 3
     cut = importlib.metadata.version("sentencex")  # sentences decide which one a triple is of
     assert extractor_version() == {
@@ -110,12 +110,12 @@ def test_a_dialect_is_another_extraction_and_the_default_the_old_one():
         ({"dialect": "kirag", "constrained": True}, "constrained=true needs dialect=openie"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(settings, words):
+def test_extraction_settings_invalid_dialect_is_refused(settings, words):
     with pytest.raises(UserError, match=words):
         ExtractionSettings(**settings)
 
 
-def test_mutated_outputs_never_raise():
+def test_parse_mutated_outputs_never_raise():
     rng = random.Random(5)
     pieces = ("<", ">", ";", "; ;", "\n", "head entity", "\x00", "\ud800", "<" * 40, ";" * 9)
     for number in range(2000):
@@ -124,6 +124,6 @@ def test_mutated_outputs_never_raise():
             at = rng.randrange(len(text) + 1)
             text = text[:at] + rng.choice(pieces) + text[min(len(text), at + rng.randint(0, 9)) :]
         for dialect in dialects.DIALECTS[1:]:
-            found, problem = parse(text, dialect, rng.choice(("stop", "length")))
-            assert found or problem
-            assert all(len(t) == 3 and all(p.strip() and "\n" not in p for p in t) for t in found)
+            triples, problem = parse(text, dialect, rng.choice(("stop", "length")))
+            assert triples or problem
+            assert all(len(t) == 3 and all(p.strip() and "\n" not in p for p in t) for t in triples)

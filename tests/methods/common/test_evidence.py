@@ -8,23 +8,23 @@ from cirag_jax.methods.common.evidence import (
     sentences_by_text,
 )
 from cirag_jax.types import Passage, Sentence, Step, Triple
-from tests.methods.ada import ANSWERS, BORN, CHURCH, MINE, NEXT, PAINTS, PLACE, hand, run
-from tests.methods.by_hand import decision
+from tests.methods.ada import ANSWER, BORN, CHURCH, MINE, NEXT, PAINTS, PLACE, fake, run
+from tests.methods.fakes import decision
 
 
-def test_evidence_is_ranked_by_round_then_score_then_the_rest():
+def test_cirag_evidence_is_ranked_by_round_then_score():
     first = decision(
         "", '{"fact": [["kiruna", "has", "mine"], ["ada moen", "born in", "lund"]]}', NEXT
     )
     second = decision("", '{"fact": [["lund", "has", "cathedral"]]}', "<no question>")
-    found = run(hand([first, second], [ANSWERS]))
+    result = run(fake([first, second], [ANSWER]))
     # The second round saw Lund's and Ada's triples: of the rest, the best score comes first.
-    assert found.triples == (BORN, MINE, CHURCH, PLACE, PAINTS)
-    assert found.sentences == (("a", 0), ("c", 0), ("b", 1), ("b", 0), ("a", 1))
-    assert found.passages == ("a", "c", "b")
+    assert result.triples == (BORN, MINE, CHURCH, PLACE, PAINTS)
+    assert result.sentences == (("a", 0), ("c", 0), ("b", 1), ("b", 0), ("a", 1))
+    assert result.passages == ("a", "c", "b")
 
 
-def test_the_rankings_themselves():
+def test_rankings_follow_rounds_and_scores():
     unknown = Triple("x", "y", "z")
     steps = [
         Step("q", ("c", "a"), (BORN, MINE), (0.5, 0.4), kept=(MINE,)),
@@ -36,7 +36,7 @@ def test_the_rankings_themselves():
     assert rank_passages(ranked, steps) == ("c", "b", "a", "d")
 
 
-def test_a_fact_that_two_passages_state_is_one_with_two_sources():
+def test_evidence_repeated_fact_has_two_sources():
     ada, lund = (Passage(id, id, "Ada was born in Lund.") for id in "ab")
     evidence = Evidence("ascii")
     evidence.add_retrieved([ada, lund])
@@ -46,7 +46,7 @@ def test_a_fact_that_two_passages_state_is_one_with_two_sources():
     assert evidence.sentences == (("a", 0), ("b", 0)) and evidence.passages == (ada, lund)
 
 
-def test_a_sentence_of_two_chunks_is_the_first_ones():
+def test_sentences_by_text_repeated_sentence_keeps_first_chunk():
     chunks = [Passage(f"doc#{i}", "Ada", text) for i, text in enumerate(["Born.", "Born. Died."])]
     places = sentences_by_text(chunks)
     assert list(places.values()) == [Sentence("doc#0", 0), Sentence("doc#1", 1)]

@@ -1,4 +1,4 @@
-"""The extraction of one passage, driven by hand: requests, parsing, identity."""
+"""The extraction of one passage, driven by fakes: requests, parsing, identity."""
 
 import dataclasses
 from typing import Any
@@ -15,7 +15,7 @@ PASSAGE = Passage("p", "Ule", "Ule feeds Tarn. Tarn governs Osk.")
 
 
 def drive(*answers, **settings) -> tuple[list[Any], Any]:
-    """The program by hand: answers are (text, finish reason); returns its requests, its result."""
+    """The program by fakes: answers are (text, finish reason); returns its requests, its result."""
     program = extract(PASSAGE, ExtractionSettings(**settings))
     requests = [next(program)]
     for text, reason in answers:
@@ -26,8 +26,8 @@ def drive(*answers, **settings) -> tuple[list[Any], Any]:
     raise AssertionError("the program asked for more")
 
 
-def test_two_requests_and_triples_with_their_sentences():
-    requests, found = drive(
+def test_extract_two_requests_give_triples_with_sentences():
+    requests, result = drive(
         ('{"named_entities": ["Ule", "Osk"]}', "stop"),
         ('{"triples": [["Tarn", "governs", "Osk"], ["Ule", "feeds", "Tarn"]]}', "stop"),
         entity_tokens=7,
@@ -36,8 +36,8 @@ def test_two_requests_and_triples_with_their_sentences():
     assert all(isinstance(r, Generate) and r.role == "extractor" for r in requests)
     assert [r.max_tokens for r in requests] == [7, 9] and requests[0].json_schema is None
     assert '["Ule", "Osk"]' in requests[1].messages[-1].text
-    assert found.status == "ok" and found.parse_errors == {}
-    assert found.triples == (
+    assert result.status == "ok" and result.parse_errors == {}
+    assert result.triples == (
         Triple("Tarn", "governs", "Osk", "p", 1),
         Triple("Ule", "feeds", "Tarn", "p", 0),
     )
@@ -61,15 +61,15 @@ EXAMPLE = '["Agnes Thorley", "discovered", "comet Oriel"]'
          None, {"triples: example": 1}),
     ],
 )  # fmt: skip
-def test_what_becomes_of_answers(first, second, status, cause, problems):
-    _, found = drive((first, "stop"), (second, "stop"))
-    assert (found.status, found.cause) == (status, cause)
-    assert found.parse_errors == problems
-    assert bool(found.answer) == (status != "ok" and bool(second))
+def test_extract_responses_give_status_and_problems(first, second, status, cause, problems):
+    _, result = drive((first, "stop"), (second, "stop"))
+    assert (result.status, result.cause) == (status, cause)
+    assert result.parse_errors == problems
+    assert bool(result.answer) == (status != "ok" and bool(second))
 
 
 NAMES = '{"named_entities": ["Ule"]}'
-GIVEN = [  # triples' answer, how it ended -> status, triples with their sentences
+EXPECTED_RESULTS = [  # triples' answer, how it ended -> status, triples with their sentences
     ('{"triples": [["Ule", "feeds", "Tarn"], ["ULE", "Feeds", "tarn"]]}', "stop",
      "ok", [("Ule", "feeds", "Tarn", 0)]),
     ('Sure: {"triples": [["Tarn", "governs", "Osk"], ["Ule", "feeds"], ["a", 3, "b\\n c"]]}',
@@ -84,35 +84,35 @@ GIVEN = [  # triples' answer, how it ended -> status, triples with their sentenc
 ]  # fmt: skip
 
 
-def test_the_parser_gives_what_its_version_gave():
+def test_extract_results_match_the_parser_version():
     """Where this fails for an intended change, raise `extraction.PARSER` and correct both."""
-    found = []
-    for answer, reason, *_ in GIVEN:
+    result = []
+    for answer, reason, *_ in EXPECTED_RESULTS:
         _, made = drive((NAMES, "stop"), (answer, reason))
         rows = [(t.head, t.relation, t.tail, t.sentence) for t in made.triples]
-        found.append((answer, reason, made.status, rows))
-    assert (extraction.PARSER, found) == (1, GIVEN)
+        result.append((answer, reason, made.status, rows))
+    assert (extraction.PARSER, result) == (1, EXPECTED_RESULTS)
 
 
-def test_a_failed_request_is_the_failure_of_the_passage():
+def test_extract_failed_request_raises():
     program = extract(PASSAGE, ExtractionSettings())
     next(program)
     with pytest.raises(RequestError, match="away"):
         program.throw(RequestError("the server is away"))
 
 
-def test_what_the_passage_does_not_name_is_dropped():
+def test_extract_grounded_drops_names_not_in_passage():
     text = '{"triples": [["Ule", "feeds", "Oskar"], ["ULE", "gives to", "Tarn"]]}'
     answers = ("[]", "stop"), (text, "stop")
-    _, found = drive(*answers, grounded=True)
-    assert [(t.head, t.relation, t.tail) for t in found.triples] == [("ULE", "gives to", "Tarn")]
-    assert found.parse_errors["triples: ungrounded"] == 1
+    _, result = drive(*answers, grounded=True)
+    assert [(t.head, t.relation, t.tail) for t in result.triples] == [("ULE", "gives to", "Tarn")]
+    assert result.parse_errors["triples: ungrounded"] == 1
     assert len(drive(*answers)[1].triples) == 2
-    _, found = drive(("[]", "stop"), ('{"triples": [["Ur", "is", "old"]]}', "stop"), grounded=True)
-    assert (found.status, found.cause) == ("failed", "answer: ungrounded")
+    _, result = drive(("[]", "stop"), ('{"triples": [["Ur", "is", "old"]]}', "stop"), grounded=True)
+    assert (result.status, result.cause) == ("failed", "answer: ungrounded")
 
 
-def test_the_words_of_a_triple_are_looked_for_in_title_and_text():
+def test_is_grounded_searches_title_and_text():
     passage = Passage("p", "Café Ule", "It opened on 3 May 1920, in Saint-Osk.")
     for head, tail, grounded in (
         ("Café Ule", "1920", True),
@@ -123,15 +123,15 @@ def test_the_words_of_a_triple_are_looked_for_in_title_and_text():
         assert extraction.is_grounded((head, "opened in", tail), passage) == grounded
 
 
-def test_constrained_answers_have_schemas():
+def test_extract_constrained_requests_have_schemas():
     requests, _ = drive(("[]", "stop"), ("[]", "stop"), constrained=True)
     keys = [next(iter(r.json_schema["properties"])) for r in requests]
     assert keys == ["named_entities", "triples"]
 
 
-def test_what_makes_other_triples_is_another_extractor():
+def test_extractor_identity_changes_with_what_changes_triples():
     made_by = {"model": "m", "backend": "jax", "dtype": "float32", "adapter": "/here/a"}
-    found = [
+    result = [
         extraction.extractor_identity({**made_by, **other}, dataclasses.replace(SETTINGS, **how))
         for other, how in (
             ({}, {}), ({"model": "n"}, {}), ({"dtype": "bfloat16"}, {}), ({"weights": "w"}, {}),
@@ -140,7 +140,7 @@ def test_what_makes_other_triples_is_another_extractor():
             ({}, {"triple_tokens": 9}), ({}, {"dialect": "kirag"}),
         )
     ]  # fmt: skip
-    assert all(one not in found[:place] for place, one in enumerate(found))
+    assert all(one not in result[:place] for place, one in enumerate(result))
     moved = extraction.extractor_identity({**made_by, "adapter": "/there/a"}, SETTINGS)
-    assert moved == found[0]
-    assert found[0]["model"] == "m" and found[0]["sentencex"]
+    assert moved == result[0]
+    assert result[0]["model"] == "m" and result[0]["sentencex"]

@@ -23,11 +23,11 @@ KINDS = set(typing.get_args(extraction_prompts.Problem))
 
 _NAMES = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=8)
 _TRIPLES = st.lists(st.tuples(_NAMES, _NAMES, _NAMES), min_size=1, max_size=6).map(
-    lambda found: list({tuple(p.casefold() for p in t): t for t in found[::-1]}.values())[::-1]
+    lambda triples: list({tuple(p.casefold() for p in t): t for t in triples[::-1]}.values())[::-1]
 )
 
 
-def test_prompts_hold_the_passage_and_the_entities():
+def test_messages_contain_passage_and_entities():
     *_, last = entity_messages(PASSAGE)
     assert last.role == "user" and PASSAGE.title in last.text and PASSAGE.text in last.text
     assert all(turn.observation == "" for turn in entity_messages(PASSAGE))
@@ -36,31 +36,31 @@ def test_prompts_hold_the_passage_and_the_entities():
     assert '"triples"' in system.text
 
 
-def test_worked_examples_are_answers_in_the_right_shape():
+def test_worked_examples_are_parsed_without_problems():
     entities = entity_messages(PASSAGE)[2].text
     triples = triple_messages(PASSAGE, ())[2].text
     names, problem = parse_entities(entities, "stop")
     assert problem is None and len(names) == 9
-    found, problem = parse_triples(triples, "stop")
-    assert problem is None and len(found) == 8
+    parsed, problem = parse_triples(triples, "stop")
+    assert problem is None and len(parsed) == 8
     text = entity_messages(PASSAGE)[1].text
     assert all(name in text for name in names)
     # Repeated for another passage they are no facts; of a passage that says so they are.
-    assert all(is_example(triple, PASSAGE) for triple in found)
-    assert not any(is_example(triple, Passage("x", *text.split("\n"))) for triple in found[:3])
+    assert all(is_example(triple, PASSAGE) for triple in parsed)
+    assert not any(is_example(triple, Passage("x", *text.split("\n"))) for triple in parsed[:3])
     assert is_example(("Ule", "was founded in", "1894"), PASSAGE)
     assert is_example(("dunnet & sons", "built", "Ule"), PASSAGE)
     assert not is_example(("Ule", "was founded in", "1894"), Passage("x", "Ule", "Since 1894."))
     assert not is_example(("Ule", "flows to", "Tarn"), PASSAGE)
 
 
-def test_the_prefix_of_all_passages_is_the_same():
+def test_messages_share_their_prefix():
     other = Passage("q", "Tarn", "A town.")
     assert entity_messages(PASSAGE)[:3] == entity_messages(other)[:3]
     assert triple_messages(PASSAGE, ("a",))[:3] == triple_messages(other, ("b",))[:3]
 
 
-def test_the_hash_is_that_of_both_prompts(monkeypatch):
+def test_prompt_hash_changes_with_either_prompt(monkeypatch):
     extraction_prompts.prompt_hash.cache_clear()
     before = extraction_prompts.prompt_hash()
     seen = {before}
@@ -75,24 +75,24 @@ def test_the_hash_is_that_of_both_prompts(monkeypatch):
 
 @given(_TRIPLES, st.booleans())
 @settings(max_examples=200, deadline=None)
-def test_triples_come_back(triples, spaced):
+def test_parse_triples_returns_rendered_triples(triples, spaced):
     key = "Triples" if spaced else "triples"
     assert parse_triples(json.dumps({key: triples}), "stop") == (tuple(triples), None)
-    found, problem = parse_triples(repr({key: triples}), "stop")
-    assert found == tuple(triples) and problem in (None, "loose_json")
+    parsed, problem = parse_triples(repr({key: triples}), "stop")
+    assert parsed == tuple(triples) and problem in (None, "loose_json")
 
 
 @given(_TRIPLES, st.data())
 @settings(max_examples=200, deadline=None)
-def test_a_cut_keeps_a_prefix(triples, data):
+def test_parse_triples_truncated_response_keeps_a_prefix(triples, data):
     text = json.dumps({"triples": triples}, ensure_ascii=False)
     end = data.draw(st.integers(0, len(text) - 1))
-    found, problem = parse_triples(text[:end], "length")
-    assert found == tuple(triples[: len(found)]) and problem == "truncated"
+    parsed, problem = parse_triples(text[:end], "length")
+    assert parsed == tuple(triples[: len(parsed)]) and problem == "truncated"
 
 
 @pytest.mark.parametrize(
-    ("text", "reason", "found", "problem"),
+    ("text", "reason", "expected", "problem"),
     [
         ('{"named_entities": ["Ule", " Tarn\\n", "Ule"]}', "stop", ("Ule", "Tarn"), None),
         ('{"named entities": ["Ule", 1871]}', "stop", ("Ule", "1871"), None),
@@ -108,15 +108,15 @@ def test_a_cut_keeps_a_prefix(triples, data):
         ("{Ule}", "stop", (), "broken_json"),
     ],
 )
-def test_kinds_of_entity_answers(text, reason, found, problem):
-    assert parse_entities(text, reason) == (found, problem)
+def test_parse_entities_returns_entities_and_problem(text, reason, expected, problem):
+    assert parse_entities(text, reason) == (expected, problem)
 
 
 T = ("Ule", "flows to", "Tarn")
 
 
 @pytest.mark.parametrize(
-    ("text", "reason", "found", "problem"),
+    ("text", "reason", "expected", "problem"),
     [
         ('{"triples": [["Ule", "flows to", "Tarn"]]}', "stop", (T,), None),
         ('{"triples": [["Ule","flows to","Tarn"],["ule","Flows to","tarn"]]}', "stop", (T,), None),
@@ -139,11 +139,11 @@ T = ("Ule", "flows to", "Tarn")
         ("There are none.", "stop", (), "no_json"),
     ],
 )  # fmt: skip
-def test_kinds_of_triple_answers(text, reason, found, problem):
-    assert parse_triples(text, reason) == (found, problem)
+def test_parse_triples_returns_triples_and_problem(text, reason, expected, problem):
+    assert parse_triples(text, reason) == (expected, problem)
 
 
-def test_endless_answers_are_bounded():
+def test_parse_triples_endless_response_is_bounded():
     many = json.dumps({"triples": [[f"a{i}", "b", "c"] for i in range(5000)]})
     assert len(parse_triples(many, "stop")[0]) == MAX_ITEMS
     names = json.dumps({"named_entities": [f"a{i}" for i in range(5000)]})
@@ -173,7 +173,7 @@ def _mutated(rng, text):
     return text
 
 
-def test_ten_thousand_mutated_outputs_are_classified():
+def test_parsers_mutated_outputs_never_raise():
     rng = random.Random(4)
     seen = set()
     for number in range(10_000):

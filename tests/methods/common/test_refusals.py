@@ -48,7 +48,7 @@ from cirag_jax.methods.common.refusals import refuses
         "The documents do not provide\nenough details",
     ],
 )
-def test_refusals_in_other_words(answer):
+def test_refuses_paraphrases_are_refusals(answer):
     assert refuses(answer)
 
 
@@ -95,5 +95,5 @@ def test_refusals_in_other_words(answer):
         "The first triple does not mention it, but the second says Lund",
     ],
 )
-def test_answers_that_only_look_like_refusals(answer):
+def test_refuses_similar_answers_are_not_refusals(answer):
     assert not refuses(answer)

@@ -8,7 +8,7 @@ from cirag_jax.methods.common.short_answers import parse_short_answer, reading_m
 from cirag_jax.types import Passage
 
 
-def test_documents_are_numbered_and_may_be_dropped():
+def test_reading_messages_documents_are_numbered():
     passages = [Passage("a", "Lund", "A town."), Passage("b", "Ada", "A painter.")]
     system, user = reading_messages("Who?", passages)
     assert (system.role, user.role) == ("system", "user")
@@ -16,7 +16,7 @@ def test_documents_are_numbered_and_may_be_dropped():
     assert "Who?" in user.content and "Who?" not in system.text
 
 
-def test_without_documents_the_reader_is_told_of_none():
+def test_reading_messages_no_documents_are_not_mentioned():
     system, user = reading_messages("Who?", [])
     assert "document" not in system.text and "Who?" in user.text
 
@@ -37,11 +37,11 @@ def test_without_documents_the_reader_is_told_of_none():
         ("Answer:", ""),
     ],
 )
-def test_the_first_line_that_says_something(text, answer):
+def test_parse_short_answer_returns_first_line_with_content(text, answer):
     assert parse_short_answer(text) == answer
 
 
 @given(st.text(st.characters()))
-def test_any_text_gives_one_line_of_it(text):
-    found = parse_short_answer(text)
-    assert found in text and len(found.splitlines()) <= 1
+def test_parse_short_answer_any_text_gives_one_line(text):
+    answer = parse_short_answer(text)
+    assert answer in text and len(answer.splitlines()) <= 1

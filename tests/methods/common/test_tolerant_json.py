@@ -21,23 +21,23 @@ _CONTAINERS = st.lists(_VALUES, max_size=4) | st.dictionaries(_TEXTS, _VALUES, m
 
 @given(_CONTAINERS, st.booleans(), st.sampled_from([None, 2]))
 @settings(max_examples=300, deadline=None)
-def test_json_is_read_as_the_library_reads_it(value, ascii_only, indent):
+def test_find_json_valid_json_equals_json_loads(value, ascii_only, indent):
     text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
     assert find_json(f"Sure, here it is:\n```json\n{text}\n```\nAnything else?") == (value, None)
 
 
 @given(_CONTAINERS)
 @settings(max_examples=300, deadline=None)
-def test_python_literals_are_read_as_literal_eval_reads_them(value):
+def test_find_json_python_literals_equal_literal_eval(value):
     text = repr(value)
-    found, problem = find_json(f"The answer is {text}")
-    assert found == ast.literal_eval(text)
+    value, problem = find_json(f"The answer is {text}")
+    assert value == ast.literal_eval(text)
     assert problem in (None, "loose_json")
 
 
 @given(st.text(max_size=200), st.sampled_from([None, "fact"]), st.booleans())
 @settings(max_examples=500, deadline=None)
-def test_no_text_makes_it_raise(text, key, truncated):
+def test_find_json_any_text_never_raises(text, key, truncated):
     value, problem = find_json(text, key, truncated)
     assert value is not None or problem is not None
     json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
@@ -45,14 +45,14 @@ def test_no_text_makes_it_raise(text, key, truncated):
 
 @given(st.text("[]{}()\"'“”,:\\ \nabu0x1-.", max_size=60), st.sampled_from([None, "a"]))
 @settings(max_examples=1000, deadline=None)
-def test_no_structure_makes_it_raise(text, key):
+def test_find_json_any_structure_never_raises(text, key):
     value, problem = find_json(text, key)
     assert value is not None or problem is not None
     assert key is None or value is None or key in value
     json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
 
 
-def test_every_cut_of_a_list_keeps_its_complete_elements():
+def test_find_json_truncated_list_keeps_complete_elements():
     rows = [["Ule", "flows to", "Tarn, a town"], ["Tarn", 'is "old"', "{x}"], ["Tarn", "has", "1"]]
     text = json.dumps({"thought": "[rivers]", "fact": rows})
     start = text.index("[[")
@@ -94,7 +94,7 @@ def test_every_cut_of_a_list_keeps_its_complete_elements():
         ("{'fact': ['\\ud83d\\ude00', '\\ud83d']}", ["😀", "\ufffd"], "loose_json"),
     ],
 )  # fmt: skip
-def test_what_models_write(text, value, problem):
+def test_find_json_malformed_json_is_repaired(text, value, problem):
     assert find_json(text, "fact") == ({"fact": value}, problem)
 
 
@@ -109,37 +109,37 @@ def test_what_models_write(text, value, problem):
         ('{"fact":', False, "broken_json"),
     ],
 )
-def test_nothing_to_rescue(text, truncated, problem):
+def test_find_json_unreadable_text_gives_none(text, truncated, problem):
     assert find_json(text, "fact", truncated) == (None, problem)
 
 
-def test_a_key_may_be_spelt_with_spaces():
+def test_find_json_key_may_have_spaces():
     assert find_json('{"Named Entities": ["a"]}', "named_entities") == (
         {"named_entities": ["a"]},
         None,
     )
 
 
-def test_a_broken_first_container_counts_without_a_key():
+def test_find_json_without_key_returns_broken_container():
     text = '[["a", "b", "c"], [Radio], ["d", "e", "f"]] ["g"]'
     value, problem = find_json(text)
     assert value == [["a", "b", "c"], [], ["d", "e", "f"]] and problem == "broken_json"
 
 
-def test_depth_is_bounded():
+def test_find_json_depth_is_bounded():
     def nested(depth):
         return "[" * depth + "]" * depth
 
     assert find_json(nested(MAX_DEPTH))[1] is None
-    found, problem = find_json(nested(MAX_DEPTH + 1))
-    assert json.dumps(found).count("[") <= MAX_DEPTH and problem is None  # an inner part of it
+    value, problem = find_json(nested(MAX_DEPTH + 1))
+    assert json.dumps(value).count("[") <= MAX_DEPTH and problem is None  # an inner part of it
 
 
 @pytest.mark.parametrize(
     "unit", ["[", "{", '{"a"', '["', '"', "[{(", '[1,"', "{'a':[", "\\", "['a", '{"fact":', "\n"]
 )
 @pytest.mark.parametrize("key", [None, "fact"])
-def test_endless_repetition_takes_bounded_time(unit, key):
+def test_find_json_endless_repetition_takes_bounded_time(unit, key):
     text = unit * (MAX_CHARS // len(unit))
     started = time.process_time()
     find_json(text, key)

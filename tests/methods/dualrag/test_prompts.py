@@ -18,7 +18,7 @@ A_THOUGHT = '{"thought": "Lund is  a town.", "need_retrieve": true}'
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         (A_THOUGHT, Thought("Lund is a town.", True, None)),
         ("{'Thought': 'x', 'need_retrieve': False}", Thought("x", False, None)),
@@ -30,8 +30,8 @@ A_THOUGHT = '{"thought": "Lund is  a town.", "need_retrieve": true}'
         ("", Thought("", None, "no_json")),
     ],
 )
-def test_thoughts(text, found):
-    assert parse_thought(text) == found
+def test_parse_thought_returns_thought_and_flag(text, expected):
+    assert parse_thought(text) == expected
 
 
 def entities(*items):
@@ -59,11 +59,11 @@ LUND = {"entity": "Lund", "keywords": ["Lund", "where is Lund"]}
         ("Lund", (), ("no_json",)),
     ],
 )  # fmt: skip
-def test_entities(text, demands, problems):
+def test_parse_entities_returns_entities_and_problems(text, demands, problems):
     assert parse_entities(text, 3, 2) == (demands, problems)
 
 
-def test_entities_are_capped():
+def test_parse_entities_limits_entities_and_queries():
     many = entities(*({"entity": f"e{i}", "keywords": ["a", "b", "c"]} for i in range(9)))
     demands, _ = parse_entities(many, 3, 2)
     assert [d.name for d in demands] == ["e0", "e1", "e2"]
@@ -71,19 +71,19 @@ def test_entities_are_capped():
 
 
 @pytest.mark.parametrize("text", ["None", " none. ", '"None"', "", "\n"])
-def test_a_summary_of_nothing(text):
+def test_parse_summary_none_is_empty(text):
     assert parse_summary(text) == ""
 
 
-def test_a_summary_that_has_the_word_none_is_kept():
+def test_parse_summary_text_containing_none_is_kept():
     assert parse_summary("None of them was\n\nborn there.") == "None of them was\nborn there."
 
 
-def test_a_summary_begins_no_heading_of_the_outline():
+def test_parse_summary_headings_are_removed():
     assert "####" not in parse_summary("x\n#### Osk\ny")
 
 
-def test_worked_examples_are_answers_in_the_right_shape():
+def test_worked_examples_are_parsed_without_problems():
     turns = dualrag.reasoning_messages("", "x?", ())
     thoughts = [parse_thought(m.text) for m in turns if m.role == "assistant"]
     assert [t.need_retrieve for t in thoughts] == [True, True, False]
@@ -95,14 +95,14 @@ def test_worked_examples_are_answers_in_the_right_shape():
     assert len(dualrag.reasoning_messages("", "x?", (), few_shot=False)) == 2
 
 
-def test_names_are_runs_of_capitals():
+def test_names_in_returns_capitalised_runs():
     text = "Which film is later, El Extraño Viaje or Ada's Sky? The Isle of Osk. It is"
     assert dualrag.names_in(text) == ("El Extraño Viaje", "Ada's Sky", "Isle of Osk")
     assert dualrag.names_in("Queen Ada (Osk) reigned\nLund") == ("Queen Ada", "Osk", "Lund")
     assert dualrag.names_in("who was it?") == ()
 
 
-def test_mutated_outputs_never_raise():
+def test_parsers_mutated_outputs_never_raise():
     rng = random.Random(7)
     outputs = (A_THOUGHT, entities(LUND, LUND), "None", "#### Lund\nA town of Skane.")
     pieces = ("{", "}", "[", "]", '"', ",", ":", "\\", "\n", "null", "\x00", "\ud800", "[" * 40)

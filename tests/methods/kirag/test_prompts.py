@@ -21,7 +21,7 @@ def parse(text, chain=(), kind="triple", candidates=CANDIDATES, **settings):
 # ------------------------------------------------------------------------------------- the prompt
 
 
-def test_the_constructor_goes_on_with_its_own_thought():
+def test_constructor_messages_end_with_the_chain():
     messages = prompts.constructor_messages(QUESTION, CANDIDATES, [BORN], "triple")
     assert [m.role for m in messages] == ["system", "user", "assistant", "user", "assistant"]
     assert "knowledge triples" in messages[0].text and prompts.FINAL in messages[0].text
@@ -32,7 +32,7 @@ def test_the_constructor_goes_on_with_its_own_thought():
     assert messages[4].text == f"Thought: {BORN}"
 
 
-def test_the_chain_is_shown_for_servers_that_cannot_continue_and_the_next_triple_may_be_begun():
+def test_constructor_messages_chain_in_user_turn_with_opening():
     last = prompts.constructor_messages(QUESTION, CANDIDATES, [BORN], "triple", continues=False)[-1]
     assert last.role == "user" and last.text.endswith(f"Question: {QUESTION}\nThought: {BORN}")
     for chain, begun in (([], "Thought: <"), ([BORN], f"Thought: {BORN}, <")):
@@ -41,19 +41,19 @@ def test_the_chain_is_shown_for_servers_that_cannot_continue_and_the_next_triple
 
 
 @pytest.mark.parametrize("kind", ["sentence", "passage"])
-def test_sentences_and_passages_stand_on_lines(kind):
+def test_render_chain_sentences_and_passages_take_lines(kind):
     made = prompts.constructor_messages(QUESTION, ["A:  one\ntwo."], ["B: three."], kind)
     assert made[3].observation == "A: one two." and made[-1].text == "Thought:\nB: three.\n"
     assert f"\n{prompts.FINAL}: Norway." in made[2].text
 
 
-def test_brackets_inside_of_a_triple_do_not_end_it():
+def test_shown_inner_brackets_are_replaced():
     assert prompts.shown("<a <b>; is; c>", "triple") == "<a (b); is; c>"
     text = prompts.shown("<a <b>; is; c>", "triple")
     assert parse(text, candidates=["<a <b>; is; c>"]).candidate == 0
 
 
-def test_training_questions_become_demonstrations():
+def test_demonstration_uses_annotated_chains():
     evidences = (("Ada Moen", "born in", "Lund"), ("Lund", "province", "Skane"))
     annotated = Question("q", QUESTION, ("Skane",), supporting=("p",), evidences=evidences)
     shown = prompts.demonstration(annotated)
@@ -94,12 +94,16 @@ def test_training_questions_become_demonstrations():
         ("< >" * 9 + "<x>" * 99, [], None, None, ("too_many_units", *["not_a_candidate"] * 20)),
     ],
 )
-def test_the_first_new_triple_before_the_answer_counts(text, chain, candidate, answer, errors):
-    found = parse(text, chain)
-    assert (found.candidate, found.answer, found.parse_errors) == (candidate, answer, errors)
+def test_parse_completion_first_new_triple_counts(text, chain, candidate, answer, errors):
+    completion = parse(text, chain)
+    assert (completion.candidate, completion.answer, completion.parse_errors) == (
+        candidate,
+        answer,
+        errors,
+    )
 
 
-def test_what_is_no_candidate_may_be_taken_for_the_closest_one():
+def test_parse_completion_cutoff_matches_similar_candidate():
     near = "<Ada Moen; was born in; Lund>"
     assert parse(near).candidate is None and parse(near).written == near
     assert parse(near, cutoff=0.8).candidate == 2
@@ -108,7 +112,7 @@ def test_what_is_no_candidate_may_be_taken_for_the_closest_one():
     assert parse(near, [BORN], cutoff=0.8).candidate is None
 
 
-def test_a_triple_that_was_cut_off_stands_for_the_one_that_begins_so():
+def test_parse_completion_truncated_triple_matches_prefix():
     assert parse("<Ada Moen; born", truncated=True).candidate == 2
     assert parse("<Ada Moen; born").candidate is None
     lost = parse("<Ada Moen; died", truncated=True)
@@ -117,12 +121,12 @@ def test_a_triple_that_was_cut_off_stands_for_the_one_that_begins_so():
     assert parse("<Ada Moen; died>, <Lund; pro", truncated=True).candidate == 1
 
 
-def test_an_opening_that_was_written_for_it_belongs_to_the_text():
+def test_parse_completion_opening_precedes_the_text():
     assert parse("Ada Moen; born in; Lund>, <x", opening=True).candidate == 2
     assert parse("Ada Moen; born in; Lund>").candidate is None
 
 
-def test_without_a_unit_the_first_sentence_is_what_was_written():
+def test_parse_completion_no_unit_takes_first_sentence():
     assert parse("Ada Moen is tall. She is a judge.").written == "Ada Moen is tall."
     assert parse(" So the answer is: Skane.").written == "So the answer is: Skane."
 
@@ -141,16 +145,16 @@ LINES = ["Ada: The answer is 42, she said.", "Lund: A town in Skane."]
         ("Lund: A town", None, None),
     ],
 )
-def test_lines_are_read_like_triples(text, candidate, answer):
-    found = parse(text, kind="sentence", candidates=LINES)
-    assert (found.candidate, found.answer) == (candidate, answer)
+def test_parse_completion_lines_are_matched(text, candidate, answer):
+    completion = parse(text, kind="sentence", candidates=LINES)
+    assert (completion.candidate, completion.answer) == (candidate, answer)
 
 
-def test_a_line_that_was_cut_off_stands_for_the_one_that_begins_so():
+def test_parse_completion_truncated_line_matches_prefix():
     assert parse("Lund: A to", kind="sentence", candidates=LINES, truncated=True).candidate == 1
 
 
-def test_no_output_makes_the_parsers_fail():
+def test_parsers_any_output_never_raises():
     draw = random.Random(0)
     good = f"Thought: {BORN}, {TOWN}. So the answer is: Skane.\n- Lund: A town in Skane.\n"
     pieces = [*good.split(" "), "<", ">", ";", "\n", "\x00", "the answer is", "Answer:", "\ud800"]
@@ -158,7 +162,7 @@ def test_no_output_makes_the_parsers_fail():
         text = " ".join(draw.choices(pieces, k=draw.randrange(12)))
         cut = text[: draw.randrange(len(text) + 1)]
         for kind, candidates in (("triple", CANDIDATES), ("sentence", LINES)):
-            found = parse(
+            completion = parse(
                 cut,
                 draw.sample(candidates, 1),
                 kind,
@@ -167,14 +171,14 @@ def test_no_output_makes_the_parsers_fail():
                 opening=draw.random() < 0.5,
                 truncated=draw.random() < 0.5,
             )
-            assert found.candidate is None or 0 <= found.candidate < len(candidates)
+            assert completion.candidate is None or 0 <= completion.candidate < len(candidates)
         assert "\n" not in prompts.parse_answer(cut)
 
 
 # ------------------------------------------------------------------------------------- the reader
 
 
-def test_the_reader_gets_numbered_documents():
+def test_reading_messages_number_documents():
     passages = [Passage("p", "Lund", "A town."), Passage("q", "Skane", "A province.")]
     _, asked = prompts.reading_messages(QUESTION, passages)
     assert asked.observation == (
@@ -197,5 +201,5 @@ def test_the_reader_gets_numbered_documents():
         ("***", ""),
     ],
 )
-def test_the_readers_first_line_is_the_answer(text, answer):
+def test_parse_answer_returns_first_line(text, answer):
     assert prompts.parse_answer(text) == answer

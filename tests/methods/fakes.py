@@ -1,4 +1,4 @@
-"""Drives a method by hand: canned passages, triples and texts answer its requests, in order."""
+"""Fake handlers: tables of passages, triples and texts answer the requests of a method."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -29,62 +29,61 @@ from cirag_jax.types import Passage, Question, Text, Triple
 
 
 @dataclasses.dataclass
-class Hand:
-    """What answers the requests of one question, and a record of them.
+class FakeHandlers:
+    """Handlers that answer the requests of one question from tables, and record them.
 
     Attributes:
-      found: query -> passages; ``None`` is the entry for every other query. Feedback is noted, and
-        moves nothing.
-      triples: passage id -> its triples; absent: never extracted.
-      scores: key of a triple, text of a sentence or id of a passage -> the rankers' score; 0 where
-        it has none.
-      texts: role -> what its model says, call by call: a text, a Generated (why it ended too), for
-        a Score the log-probabilities of its continuations.
-      shown: questions that are demonstrated, the most similar first.
-      named: title -> the passage that a text with it in it names.
-      requests: everything that was asked, those of a list one by one.
+      passages: the passages for each query; ``None`` is the key for all other queries. Feedback is
+        recorded and has no effect.
+      triples: the triples of each passage id; an absent id was never extracted.
+      scores: the rankers' score of a triple's key, a sentence's text or a passage's id; 0 if
+        absent.
+      texts: the responses of each role in order: a text, a `Generated`, or for a `Score` the
+        log-probabilities of its continuations.
+      demonstrated: the questions for `Demonstrate`, the most similar first.
+      linked: the passage of each title; a text with the title names it.
+      requests: all requests, one by one.
     """
 
-    found: Mapping[str | None, Sequence[Passage]]
+    passages: Mapping[str | None, Sequence[Passage]]
     triples: Mapping[str, Sequence[Triple] | None]
     texts: Mapping[str, list[Any]]
     scores: Mapping[Any, float] = dataclasses.field(default_factory=dict)
-    shown: Sequence[Question] = ()
-    named: Mapping[str, Passage] = dataclasses.field(default_factory=dict)
+    demonstrated: Sequence[Question] = ()
+    linked: Mapping[str, Passage] = dataclasses.field(default_factory=dict)
     requests: list[Any] = dataclasses.field(default_factory=list)
 
     def drive(self, program) -> Any:
-        """Runs the program to its end; every canned text must have been asked for."""
+        """Runs the program to its end and checks that all texts were requested."""
         response = None
         while True:
             try:
                 request = program.send(response)
             except StopIteration as end:
-                left = {role: texts for role, texts in self.texts.items() if texts}
-                assert not left, f"never asked for: {left}"
+                unused = {role: texts for role, texts in self.texts.items() if texts}
+                assert not unused, f"texts that were not requested: {unused}"
                 return end.value
-            several = request if isinstance(request, list | tuple) else [request]
-            self.requests += several
-            responses = [self.answer(one) for one in several]
-            response = responses if several is request else responses[0]
+            requests = request if isinstance(request, list | tuple) else [request]
+            self.requests += requests
+            responses = [self.answer(r) for r in requests]
+            response = responses if requests is request else responses[0]
 
     def answer(self, request: Any) -> Any:
         match request:
             case Retrieve(query, k, _):
-                passages = tuple(self.found.get(query, self.found.get(None, ())))[:k]
+                passages = tuple(self.passages.get(query, self.passages.get(None, ())))[:k]
                 return Retrieved(passages, tuple(1.0 / (i + 1) for i in range(len(passages))))
             case Follow(texts, k):
-                named = self.named.items()
-                found = [p for name, p in named if any(name in text for text in texts)][:k]
-                return Retrieved(tuple(found), (1.0,) * len(found))
+                titles = [t for t in self.linked if any(t in text for text in texts)][:k]
+                return Retrieved(tuple(map(self.linked.get, titles)), (1.0,) * len(titles))
             case Fetch(ids):
-                known = {p.id: p for passages in self.found.values() for p in passages}
-                return Retrieved(tuple(known[i] for i in ids), (1.0,) * len(ids))
+                by_id = {p.id: p for passages in self.passages.values() for p in passages}
+                return Retrieved(tuple(by_id[i] for i in ids), (1.0,) * len(ids))
             case Extract(passages):
-                found = (self.triples.get(passage.id) for passage in passages)
-                return Extracted(tuple(None if t is None else tuple(t) for t in found))
+                triples = (self.triples.get(passage.id) for passage in passages)
+                return Extracted(tuple(None if t is None else tuple(t) for t in triples))
             case Anchor(surface, n, match):
-                index = EntityIndex(t for found in self.triples.values() for t in found or ())
+                index = EntityIndex(t for triples in self.triples.values() for t in triples or ())
                 entities = index.anchors(surface, n, match)
                 return Anchored(entities, index.neighbours(entities))
             case Rank(_, texts, n, _):
@@ -92,7 +91,7 @@ class Hand:
                 best = sorted(texts, key=lambda t: -score[t])[: n or None]
                 return Ranked(tuple(best), tuple(score[t] for t in best))
             case Demonstrate(_, n):
-                return Demonstrated(tuple(self.shown[:n]))
+                return Demonstrated(tuple(self.demonstrated[:n]))
             case Score(_, continuations, role):
                 logprobs = zip(continuations, self.texts[role].pop(0), strict=True)
                 return Scored(tuple((Token(text, -1, logprob),) for text, logprob in logprobs))
@@ -101,12 +100,12 @@ class Hand:
                 return text if isinstance(text, Generated) else Generated(text, "stop")
         raise AssertionError(request)
 
-    def asked(self, kind: type, role: str | None = None) -> list[Any]:
-        """The requests of a kind, of one role where it is given."""
+    def received(self, kind: type, role: str | None = None) -> list[Any]:
+        """Returns the requests of a type, and of a role if one is given."""
         return [r for r in self.requests if isinstance(r, kind) and role in (None, _role(r))]
 
     def kinds(self) -> list[str]:
-        """One word a request: its role, or its type."""
+        """Returns the role of each request, or its type if it has no role."""
         return [_role(request) or type(request).__name__ for request in self.requests]
 
 
@@ -124,12 +123,12 @@ def _score_key(text: Text) -> Any:
 
 
 def prompt(request: Generate) -> str:
-    """The conversation as one text."""
+    """Returns the conversation of a request as one text."""
     return "\n".join(message.text for message in request.messages)
 
 
 def decision(thought: str, facts: str, question: str) -> str:
-    """A well-formed integration response."""
+    """Returns a well-formed integration response."""
     return (
         f"[[## thought ##]]\n{thought}\n\n[[## fact_after_filter ##]]\n{facts}\n\n"
         f"[[## question ##]]\n{question}"
