@@ -1,7 +1,8 @@
 """Fake handlers: tables of passages, triples and texts answer the requests of a method."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cirag_jax.llm.types import Token
@@ -133,3 +134,16 @@ def decision(thought: str, facts: str, question: str) -> str:
         f"[[## thought ##]]\n{thought}\n\n[[## fact_after_filter ##]]\n{facts}\n\n"
         f"[[## question ##]]\n{question}"
     )
+
+
+def mutated_texts(
+    outputs: Sequence[str], pieces: Sequence[str], seed: int, max_edits: int = 5
+) -> Iterator[tuple[str, random.Random]]:
+    """Yields 2,000 damaged copies of outputs, each with the generator for further choices."""
+    rng = random.Random(seed)
+    for number in range(2_000):
+        text = outputs[number % len(outputs)]
+        for _ in range(rng.randint(1, max_edits)):
+            at = rng.randrange(len(text) + 1)
+            text = text[:at] + rng.choice(pieces) + text[min(len(text), at + rng.randint(0, 9)) :]
+        yield text, rng

@@ -1,14 +1,7 @@
-"""The fakes that drives methods in tests: every kind of request, one by one and in lists."""
+"""The fake handlers of the tests of methods."""
 
 from cirag_jax.llm.types import Message
-from cirag_jax.runtime.requests import (
-    Demonstrate,
-    Extract,
-    Generate,
-    Rank,
-    Retrieve,
-    Score,
-)
+from cirag_jax.runtime.requests import Demonstrate, Extract, Generate, Rank, Retrieve, Score
 from cirag_jax.types import Feedback, Passage, Question, Triple
 from tests.methods.fakes import FakeHandlers
 
@@ -24,10 +17,7 @@ def program():
         Generate(MESSAGES, "planner"),
     ]
     facts = yield Extract(first.passages)
-    ranked = yield (
-        Rank("q", (A, B), 1, "passages"),
-        Rank("q", ("x", FACT, "y"), 0, "units"),
-    )
+    ranked = yield (Rank("q", (A, B), 1, "passages"), Rank("q", ("x", FACT, "y"), 0, "units"))
     scored = yield Score(MESSAGES, ("yes", "no"), "judge")
     shown = yield Demonstrate("q", 1)
     return first, second, third, facts, ranked, scored, shown

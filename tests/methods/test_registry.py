@@ -1,4 +1,4 @@
-"""Methods are found by name, in the package and outside of it."""
+"""The registry of methods."""
 
 import dataclasses
 
@@ -24,7 +24,7 @@ def program(question, config):
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A folder on the path with a package of modules that are no methods."""
+    """A package of modules that are not methods."""
     folder = tmp_path / "registry_package"
     folder.mkdir()
     for name, text in (

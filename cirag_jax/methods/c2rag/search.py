@@ -13,15 +13,7 @@ from cirag_jax.methods.c2rag.prompts import Constraint, linearise
 from cirag_jax.methods.c2rag.settings import C2ragConfig
 from cirag_jax.methods.c2rag.state import Excerpt, State
 from cirag_jax.methods.common.evidence import best_scores, sentence_line
-from cirag_jax.runtime.requests import (
-    Anchor,
-    Anchored,
-    Program,
-    Rank,
-    Ranked,
-    Retrieve,
-    Retrieved,
-)
+from cirag_jax.runtime.requests import Anchor, Anchored, Program, Rank, Ranked, Retrieve, Retrieved
 from cirag_jax.triples.normalization import merge_sources
 from cirag_jax.types import Triple
 

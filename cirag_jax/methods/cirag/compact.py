@@ -28,10 +28,7 @@ Next: one short question that asks for what is still missing, naming what was fo
 the facts kept so far answer the question"""
 _FORMS = {"triple": "", "sentence": ", each of them a sentence after the title of its page"}
 STOP = ("\nFacts:", "\nQuestion:")
-SECTIONS = (
-    Section(KEEP, ("\n",), "\n", 24),
-    Section("Next:", ("\n",), "", 40),
-)
+SECTIONS = (Section(KEEP, ("\n",), "\n", 24), Section("Next:", ("\n",), "", 40))
 
 # Bold ends right after the colon; a later asterisk belongs to the text.
 _LINE = re.compile(r"^[ \t*#-]*(keep|next)[ \t*]*:\**[ \t]*(.*)$", re.IGNORECASE)

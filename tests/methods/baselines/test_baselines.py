@@ -1,4 +1,4 @@
-"""The text baselines by fakes: Iter-RetGen, beam retrieval, the oracle, and what they share."""
+"""Iter-RetGen, beam retrieval, the oracle, and shared functions."""
 
 import collections
 
@@ -24,7 +24,7 @@ NOISE = Passage("n", "Adam", "A name.")
 
 # ----------------------------------------------------------------------------------- what is shared
 
-CUT = "Ada Moen; born in; Lund; Lund; in the"  # before the answer
+CUT = "Ada Moen; born in; Lund; Lund; in the"  # Before the answer.
 
 
 def test_search_reranked_passages_pass_the_threshold():
@@ -70,7 +70,7 @@ def test_iter_retgen_answer_extends_next_query():
     assert queries == [QUESTION, f"{QUESTION} Lund", f"{QUESTION} Skane"]
     read_last = prompt(fakes.received(Generate)[-1])
     assert LUND.text in read_last and "She paints" not in read_last
-    assert (result.answer, result.passages) == ("Skane", ("l", "a"))  # of the last round
+    assert (result.answer, result.passages) == ("Skane", ("l", "a"))  # Of the last round.
     assert [step.next_query for step in result.steps] == [*queries[1:], None]
     assert len(result.attempts) == 3 and result.parse_errors == {}
 
@@ -106,13 +106,13 @@ def test_beam_retrieval_extends_chains_and_adds_scores():
     )  # fmt: skip
     settings = BeamRetrievalConfig(num_chains=2, num_passages=2, num_read=2)
     result = fakes.drive(beam_retrieval(UNANNOTATED, settings))
-    # A longer chain asks for as many more as it may meet again.
+    # A longer chain retrieves more, because it may retrieve its own passages.
     assert fakes.requests[:3] == [
         Retrieve(QUESTION, 2), Retrieve(noise_query, 3), Retrieve(ada_query, 3),
     ]  # fmt: skip
     first, second = (step.notes["chains"] for step in result.steps)
     assert first == [{"passages": ["n"], "score": 1.0}, {"passages": ["a"], "score": 0.5}]
-    # 1 + 1/2 and 1/2 + 1 tie: the order of the chains before decides.
+    # 1 + 1/2 and 1/2 + 1 tie; the order of the earlier chains decides.
     assert second == [
         {"passages": ["n", "t"], "score": 1.5}, {"passages": ["a", "l"], "score": 1.5},
     ]  # fmt: skip
@@ -150,7 +150,7 @@ def test_oracle_reads_gold_passages():
 
 def test_oracle_reads_gold_sentences():
     _, result = run_oracle(GOLD, units="sentence", reader_format="brief")
-    # No sentence of l is annotated: all of it; the eighth of a does not exist.
+    # All of l counts without annotations; the eighth sentence of a does not exist.
     assert result.sentences == (("a", 0), ("l", 0))
     assert result.attempts[0].evidence == (
         "Ada Moen: She was born in Lund.", "Lund: Lund is in Skane.",

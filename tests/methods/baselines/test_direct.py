@@ -1,4 +1,4 @@
-"""Direct answering by fakes."""
+"""Direct answering."""
 
 from cirag_jax.methods.baselines.direct import DirectConfig, direct
 from cirag_jax.runtime.requests import Generate

@@ -1,7 +1,6 @@
-"""GenGround by fakes, and its parsers."""
+"""GenGround and its parsers."""
 
 import json
-import random
 
 import pytest
 
@@ -16,7 +15,7 @@ from cirag_jax.methods.baselines.genground import (
 from cirag_jax.runtime.requests import Generate, Generated, Rank, Retrieve
 from cirag_jax.types import Passage, Question
 from configs.methods import genground as genground_config
-from tests.methods.fakes import FakeHandlers, prompt
+from tests.methods.fakes import FakeHandlers, mutated_texts, prompt
 
 QUESTION = "In which province was Ada Moen born?"
 PASSAGES = [Passage(f"p{i}", f"Title {i}", f"Text {i}.") for i in range(7)]
@@ -49,7 +48,15 @@ def test_genground_supported_guesses_are_revised():
     assert asked.endswith(f"Known:\n{BORN} Lund")
     assert prompt(fakes.received(Generate, "reader")[0]).endswith(f"{BORN} Lund\n{WHERE} Skane")
     assert result.answer == "Skane"
-    assert result.passages == ("p3", "p4", "p5", "p0", "p1", "p2", "p6")  # what grounds comes first
+    assert result.passages == (
+        "p3",
+        "p4",
+        "p5",
+        "p0",
+        "p1",
+        "p2",
+        "p6",
+    )  # Support first.
     assert result.steps[0].notes == {"guess": "Malmo", "answer": "Lund"}
     assert result.parse_errors == {"answer_not_grounded": 1}
 
@@ -107,7 +114,7 @@ def test_genground_reader_grounds_answers():
     )  # fmt: skip
     grounds = fakes.received(Generate, "reader")
     assert BORN in prompt(grounds[0]) and "Unanswerable" in prompt(grounds[0])
-    # The passages that it result the answer in are read at last.
+    # The reader reads the supporting passages.
     assert QUESTION in prompt(grounds[2]) and "Text 4." in prompt(grounds[2])
     assert "Text 0." not in prompt(grounds[2]) and result.answer == "Skane"
     assert fakes.received(Rank) == []
@@ -161,14 +168,9 @@ def test_parse_grounding_returns_reference_and_answer(text, result):
 
 
 def test_parsers_mutated_outputs_never_raise():
-    rng = random.Random(3)
     outputs = (deduced(BORN, "Lund"), "<ref>x</ref> <revise>y</revise>", EMPTY)
     pieces = ("{", "}", '"', "<", ">", "</ref>", "<revise>", "\\", "\n", "\x00", "\ud800", "[" * 40)
-    for number in range(2000):
-        text = outputs[number % len(outputs)]
-        for _ in range(rng.randint(1, 5)):
-            at = rng.randrange(len(text) + 1)
-            text = text[:at] + rng.choice(pieces) + text[min(len(text), at + rng.randint(0, 9)) :]
+    for text, rng in mutated_texts(outputs, pieces, seed=3):
         result = parse_deduction(text, truncated=rng.random() < 0.5)
         assert result.problem or (result.question and result.guess)
         grounded = parse_grounding(text)
@@ -178,5 +180,5 @@ def test_parsers_mutated_outputs_never_raise():
 def test_paper_preset_has_the_defaults():
     paper = genground_config.get_config("paper")
     assert GengroundConfig(**task.plain(paper.genground)) == GengroundConfig()
-    ranker = paper.rankers.passages  # a score of 0 is its logit
+    ranker = paper.rankers.passages  # Scores are logits.
     assert (ranker.kind, ranker.model) == ("cross_encoder", "BAAI/bge-reranker-v2-m3")

@@ -1,4 +1,4 @@
-"""IRCoT by fakes."""
+"""IRCoT and IRDoc."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_ircot_thoughts_retrieve_until_the_answer():
     assert fakes.kinds() == ["Retrieve", "reasoner", "Retrieve", "reasoner", "reader"]
     assert [r.query for r in fakes.received(Retrieve)] == [QUESTION, BORN]
     assert (result.answer, result.granularity) == ("Skane", "passage")
-    assert result.passages == ("p0", "p1", "p2")  # collected, each once
+    assert result.passages == ("p0", "p1", "p2")  # Without repeats.
     assert [(s.thought, s.next_query) for s in result.steps] == [
         (BORN, BORN),
         (FINAL_THOUGHT, None),
@@ -56,7 +56,7 @@ def test_ircot_empty_thought_ends_reasoning():
 
 
 def test_ircot_passages_are_ranked_by_best_score():
-    """A passage counts with its best score of all retrievals, and recall looks from the best."""
+    """A passage has its best score over all retrievals."""
     late = PASSAGES[5]
     passages = {QUESTION: PASSAGES[:3], BORN: [late, PASSAGES[2], PASSAGES[0]], None: PASSAGES}
     fakes, answered = run([BORN, FINAL_THOUGHT], passages, num_read=2)
@@ -85,7 +85,7 @@ def test_irdoc_searches_with_best_unused_passage():
 def test_ircot_max_passages_limits_collection():
     passages = {QUESTION: PASSAGES[:2], BORN: PASSAGES[4:8]}
     fakes, answered = run([BORN, FINAL_THOUGHT], passages, max_passages=3)
-    assert answered.passages == ("p0", "p4", "p1")  # the cap is by time, the order by score
+    assert answered.passages == ("p0", "p4", "p1")  # The earliest passages stay; scores rank them.
     assert "Text 5." not in prompt(fakes.received(Generate, "reader")[0])
 
 

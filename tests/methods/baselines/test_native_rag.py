@@ -1,4 +1,4 @@
-"""NativeRAG by fakes, and the table of methods."""
+"""NativeRAG."""
 
 import pytest
 
@@ -73,7 +73,7 @@ def test_native_rag_sentences_are_ranked_by_question():
     fakes, settings, result = run_units(scores, units="sentence")
     assert fakes.kinds() == ["Retrieve", "Rank", "reader"]
     assert settings.needs.rankers == ("units",) and not settings.needs.triples
-    assert settings.needs.units == "sentence"  # an aligner of others is refused
+    assert settings.needs.units == "sentence"  # An aligner of other units is refused.
     assert result.attempts[0].evidence == ("Lund: Lund is in Skane.", "Ada: She paints.")
     assert result.sentences == (("l", 0), ("a", 1), ("a", 0))
     assert (result.passages, result.granularity) == (("l", "a"), "sentence")

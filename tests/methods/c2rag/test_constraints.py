@@ -61,9 +61,9 @@ def test_check_three_candidates_suffice_below_0_268(low, spread, place):
 @given(st.lists(st.integers(-9, 9), min_size=2, max_size=2, unique=True))
 def test_check_two_candidates_always_suffice(scores):
     assert check(scores, C2ragConfig(num_structural=2)).suffices
-    assume(0 not in scores)  # beside a positive score it counts as nothing
+    assume(0 not in scores)  # Without weight next to a positive score.
     released = C2ragConfig(neff_rule="shift_if_nonpositive", gamma=1.0)
-    assert not check(scores, released).suffices  # its gamma takes one candidate alone
+    assert not check(scores, released).suffices  # Its gamma accepts one candidate.
     assert check(scores[:1], released).suffices
 
 

@@ -1,4 +1,4 @@
-"""C2RAG by fakes: plans, anchors, the check, propagation, recovery, and each switch."""
+"""C2RAG: plans, anchors, the check, propagation, recovery and each setting."""
 
 import dataclasses
 import inspect
@@ -47,7 +47,7 @@ CASE = {triple_key(t): z for t, z in zip(HOP1, (0.79, 0.12, 0.09), strict=True)}
     triple_key(t): z for t, z in zip(HOP2, (0.35, 0.33, 0.32), strict=True)
 }
 CERTAIN = {triple_key(HOP1[0]): 5.0, triple_key(HOP2[0]): 5.0, "end": 3.0, "keep": 1.0}
-# The second hop's relations are the nearest, so that its pool is that of the paper.
+# The second hop's relations rank first, so that its pool is the paper's.
 RELATIONS = {triple.relation: 1.0 for triple in HOP2}
 RECOVERED = "Marn Keep — used as a prison until — ?year"
 
@@ -57,7 +57,7 @@ def plan(*constraints) -> str:
 
 
 def run(scores=CERTAIN, planner=None, reader="1952", question=QUESTION, passages=None, **settings):
-    """What was asked, and the prediction, of one question."""
+    """Returns the handlers and the prediction."""
     fakes = FakeHandlers(
         passages or {QUESTION: PASSAGES, None: PASSAGES[::-1]},
         TRIPLES,
@@ -83,7 +83,7 @@ def test_case_study_first_hop_is_unresolved():
     fakes, result = run(CASE, neff_rule="shift_if_nonpositive")
     assert [round(step.notes["n_eff"] or 0, 3) for step in result.steps[1:]] == [1.547, 0]
     assert states(result) == ["unresolved", "unresolved"] and not names(result)
-    # Neither is looked up in the graph any further: both are looked up in text.
+    # Both constraints are looked up in text.
     assert [r.query for r in fakes.received(Retrieve)] == [
         QUESTION,
         "Silent Road — written in prison — ?prison",
@@ -97,7 +97,7 @@ def test_case_study_higher_gamma_resolves_first_hop():
     )
     assert [round(step.notes["n_eff"], 3) for step in result.steps[1:]] == [1.547, 2.996]
     assert states(result) == ["resolved", "unresolved"]
-    assert names(result) == {"?prison": ["Marn Keep"]}  # ?year is not bound from text
+    assert names(result) == {"?prison": ["Marn Keep"]}  # Text does not bind ?year.
     first, second = result.steps[1:]
     assert first.kept == (HOP1[0],) and second.kept == ()
     assert set(second.candidates) == set(HOP2) and second.passages[0] == "end"
@@ -115,7 +115,7 @@ def test_case_study_bind_from_text_reads_unknown():
     assert names(result) == {"?prison": ["Marn Keep"]}
     assert states(result) == ["unresolved", "unresolved"]
     assert "what ?prison is" in prompt(fakes.received(Generate, "planner")[1])
-    assert fakes.received(Retrieve)[-1].query == RECOVERED  # what others wait for is asked, no more
+    assert fakes.received(Retrieve)[-1].query == RECOVERED  # Only needed unknowns are requested.
     _, result = run(
         scores, [plan(), "The passages do not say."], neff_rule="shift_if_nonpositive",
         bind_from_text=True,
@@ -132,7 +132,7 @@ def test_ground_plan_constraints_are_grounded_in_order():
         "Retrieve", "Extract", "planner", *["Rank"] * 2, *["Rank"] * 6, "reader"
     ]  # fmt: skip
     assert states(result) == ["resolved", "resolved"]
-    assert names(result)["?prison"] == ["Marn Keep", "Pale Tower", "Marn"]  # all of E_i(v)
+    assert names(result)["?prison"] == ["Marn Keep", "Pale Tower", "Marn"]  # All of E_i(v).
     assert names(result)["?year"][0] == "1078"
     relations, triples = fakes.received(Rank)[:2]
     assert (relations.query, relations.ranker) == ("written in prison", "relations")
@@ -159,7 +159,7 @@ def test_kg_scope_corpus_requests_anchors_and_passages():
     assert [s.kept for s in other.steps] == [s.kept for s in result.steps]
     fakes, _ = run(kg_scope="corpus", anchor_match="ratio")
     assert {a.match for a in fakes.received(Anchor)} == {"ratio"}
-    assert not fakes.received(Fetch)  # every source is at fakes
+    assert not fakes.received(Fetch)  # All sources are retrieved.
 
 
 def test_fetch_sources_off_skips_other_passages():
@@ -170,7 +170,7 @@ def test_fetch_sources_off_skips_other_passages():
     assert [step.passages for step in result.steps[1:]] == [
         ("road",),
         (),
-    ]  # that of Marn Keep: none
+    ]  # None for Marn Keep.
     assert result.steps[2].kept
 
 
@@ -221,7 +221,7 @@ def test_binding_end_selects_slot_or_other_end():
     assert names(slot) == {"?work": ["Silent Road"]}
     reverse = [{"head": "Pale Tower", "relation": "place of writing of", "tail": "?work"}]
     _, slot = run({}, [plan(*reverse)], question=question, num_anchors=1)
-    assert names(slot) == {"?work": ["Pale Tower"]}  # Eq. 13 as it stands
+    assert names(slot) == {"?work": ["Pale Tower"]}  # Eq. 13.
     _, other = run({}, [plan(*reverse)], question=question, num_anchors=1, binding_end="other_end")
     assert names(other) == {"?work": ["Silent Road"]}
     # A triple between two anchors has no other end.
@@ -348,7 +348,7 @@ def test_settings_change_what_the_reranker_reads(field, value, ranker, expected)
     if field == "use_relations":
         assert not _queries(fakes, "relations")
         assert all(not text.relation for text in _queries(fakes, "triples")[0][1])
-    else:  # everything else is asked as ever
+    else:  # Other requests do not change.
         assert _queries(fakes, "relations") == _queries(usual, "relations")
         assert _queries(fakes, "triples")[0][1] == _queries(usual, "triples")[0][1]
 
@@ -382,7 +382,7 @@ def test_no_constraints_ranks_triples_by_similarity():
         "Silent Road — written in prison — ?prison", "relations", 6, 3
     )  # fmt: skip
     assert result.steps[1].notes["anchors"] == [] and states(result)[0] == "resolved"
-    fakes, result = run(CASE, plain_hops=1)  # the first constraint alone, and unchecked
+    fakes, result = run(CASE, plain_hops=1)  # Only the first constraint, unchecked.
     assert [len(t) for _, t in _queries(fakes, "relations")][0] == 6
     assert len(_queries(fakes, "triples")) == 3 and states(result)[0] == "resolved"
 
@@ -414,7 +414,7 @@ def test_recovery_unit_selects_passages_or_sentences():
     fakes, result = run(CASE, neff_rule="shift_if_nonpositive", max_texts=1)
     read = prompt(fakes.received(Generate, "reader")[0])
     assert read.count("\n[1] ") == 2 and "\n[2] " not in read
-    assert len(result.steps[1].passages) == 3  # recall looks at all of them
+    assert len(result.steps[1].passages) == 3  # All count for recall.
     fakes, _ = run(CASE, recovery_question=False, neff_rule="shift_if_nonpositive")
     assert _queries(fakes, "passages")[0][0] == "Silent Road — written in prison — ?prison"
 

@@ -1,4 +1,4 @@
-"""C2RAG's plans: their prompt, their schema, hostile output."""
+"""C2RAG's prompts and parsers."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""CIRAG's reader driven by hand: triples first, their sentences, their passages."""
+"""The cascade: triples, then their sentences, then their passages."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def test_cascade_first_sufficient_granularity_answers(refusals, granularity):
     ):
         assert attempt.evidence == pool
         last = request.messages[-1]
-        assert last.observation == "\n".join(pool)  # what truncation may drop
+        assert last.observation == "\n".join(pool)  # Truncation may drop it.
         assert QUESTION in last.ending and attempt.granularity in last.content.lower()
 
 
@@ -131,18 +131,18 @@ def test_cascade_paraphrased_refusal_needs_wide_refusal():
 
 
 def test_cascade_ungrounded_answer_is_refused():
-    made_up, torn = "Answer: Oslo", "Answer: in Sk"  # a part of "in Skåne" is not its words
+    made_up, torn = "Answer: Oslo", "Answer: in Sk"  # "in Sk" is not a sequence of words.
     result = run(fake([CONTINUE, FINAL], [made_up]))
     assert (result.answer, result.granularity) == ("Oslo", "triple")
     result = run(fake([CONTINUE, FINAL], [made_up, torn, "Answer: LUND."]), grounded_answers=True)
     assert [a.sufficient for a in result.attempts] == [False, False, True]
     assert (result.answer, result.granularity) == ("LUND.", "passage")
-    # Triples are shown in ascii: what they lost of a letter is no difference, nothing is no word.
+    # Triples are shown in ascii, so letters that ascii lacks do not matter.
     result = run(fake([CONTINUE, FINAL], ["Answer: Sk\u00e5ne"]), grounded_answers=True)
     assert (result.answer, result.granularity) == ("Sk\u00e5ne", "triple")
     assert contains_answer(["\u041b\u0443\u043d\u0434"], "\u041b\u0443\u043d\u0434")
     assert not contains_answer(["\u041b\u0443\u043d\u0434"], "\u041e\u0441\u043b\u043e")
-    # Where no evidence has the answer, it stands by default; a yes or a no need not be there.
+    # Without support the answer is the default; yes and no need no support.
     result = run(fake([CONTINUE, FINAL], [made_up] * 3), grounded_answers=True)
     assert (result.answer, result.granularity) == ("Oslo", "default")
     result = run(fake([CONTINUE, FINAL], ["Answer: No."]), grounded_answers=True)

@@ -1,4 +1,4 @@
-"""CIRAG on the paper's own case study (Table 9), step by step."""
+"""CIRAG on the case study of the paper (Table 9)."""
 
 from cirag_jax.methods.cirag.method import cirag
 from cirag_jax.methods.cirag.settings import CiragConfig
@@ -8,7 +8,7 @@ from tests.methods.fakes import FakeHandlers, decision
 
 
 def test_cirag_case_study_matches_the_paper():
-    """CIRAG's Table 9: its triples, queries and answer; passages and thoughts are our own."""
+    """Triples, queries and answer are the paper's; passages and thoughts are ours."""
     question = (
         "Which film has the director who is older, God's Gift To Women or Aldri Annet Enn Bråk?"
     )
@@ -82,7 +82,7 @@ def test_cirag_case_study_matches_the_paper():
     assert one.next_query == birth_years == two.query
     assert two.candidates == (started, known, edith, michael) and two.kept == (edith, michael)
     assert two.next_query is None
-    # The candidates as the integrator reads them: the paper's normal forms, in its order.
+    # The integrator sees the candidates in the paper's normal form and order.
     shown = [r.messages[-1].observation for r in fakes.received(Generate, "integrator")]
     kind_shown = '["god s gift to women", "is a", "romantic musical comedy film"]'
     assert ", ".join([*directed, kind_shown]) in shown[0]
@@ -90,7 +90,7 @@ def test_cirag_case_study_matches_the_paper():
         '["edith carlmar", "started", "carlmar film a s"], '
         '["edith carlmar", "is also known as", "edith mary johanne mathiesen"], ' + ", ".join(born)
     ) in shown[1]
-    # The cumulative triple set, and the granularity that it suffices for.
+    # The pool of triples, and the granularity that answers.
     assert result.attempts[0].evidence == (
         "('god s gift to women', 'directed by', 'michael curtiz')",
         "('aldri annet enn br k', 'directed by', 'edith carlmar')",

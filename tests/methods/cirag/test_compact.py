@@ -1,4 +1,4 @@
-"""The compact format of integration: rendering, parsing, hostile output."""
+"""The compact format of integration: rendering and parsing."""
 
 import importlib.util
 
@@ -118,7 +118,7 @@ def test_messages_sentences_follow_their_titles():
     assert "sentence" in texts[0] and "sentence" not in made["triple"][0].text
     assert "\n3. Mira Solheim: She" in texts[1] and texts[4].endswith("\nNext: done")
     assert texts[13:] == [message.text for message in made["triple"]][13:]
-    # The second example keeps nothing in a round, and begins no query as the first does.
+    # The second example has a round without kept facts, and other queries.
     for shown in made.values():
         said = [message.text for message in shown if message.role == "assistant"][:6]
         assert [text.partition("\n")[0] for text in said] == [

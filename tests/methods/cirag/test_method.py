@@ -1,4 +1,4 @@
-"""CIRAG driven by hand through every branch, with canned retrievals and texts."""
+"""CIRAG: rounds, construction and integration, with fake handlers."""
 
 import math
 
@@ -35,10 +35,7 @@ from tests.methods.fakes import decision, prompt
 def test_cirag_two_rounds_answers_from_triples():
     fakes = fake([CONTINUE, FINAL], [ANSWER])
     result = run(fakes)
-    assert fakes.kinds() == [
-        *("Retrieve", "Extract", "Rank", "integrator") * 2,
-        "reader",
-    ]
+    assert fakes.kinds() == [*("Retrieve", "Extract", "Rank", "integrator") * 2, "reader"]
     assert [r.query for r in fakes.received(Retrieve)] == [QUESTION, NEXT]
     assert [r.query for r in fakes.received(Rank)] == [QUESTION, NEXT]
     assert {r.k for r in fakes.received(Retrieve)} == {10}
@@ -95,7 +92,7 @@ def test_top_k_keeps_best_three_and_repeats_question():
     assert len(result.steps) == 1
     four = (PLACE, BORN, CHURCH, MINE)
     assert keep_top(QUESTION, four).kept == four[:3]
-    # It may also ask for what follows from what it kept.
+    # The kept facts may extend the next query.
     fakes = fake(reader=[ANSWER])
     run(fakes, integrator="top_k", next_query="chain", max_steps=2)
     first, second = (request.query for request in fakes.received(Retrieve))
@@ -118,7 +115,7 @@ def test_cirag_no_facts_and_no_question_leaves_empty_pools():
         ("triple", (), False),
         ("sentence", (), False),
     ]
-    assert len(fakes.received(Generate, "reader")) == 1  # empty pools are refused without a call
+    assert len(fakes.received(Generate, "reader")) == 1  # Empty pools are refused without a call.
     assert result.granularity == "passage" and result.answer == "Skane"
 
 
@@ -282,7 +279,7 @@ def test_construct_repeated_fact_takes_best_ranked_source():
 def test_construct_passages_without_triples_are_counted():
     fakes = fake([decision("", NO_FACT, "")], [ANSWER], triples={"a": (), "c": None})
     result = run(fakes)
-    assert not fakes.received(Rank)  # there is nothing to rank
+    assert not fakes.received(Rank)  # Without triples nothing is ranked.
     assert result.parse_errors == {"passage_not_extracted": 1, "passage_without_triples": 1}
 
 
@@ -313,8 +310,8 @@ def test_multi_turn_round_extends_the_conversation():
     roles = [message.role for message in last]
     assert roles == ["system", *("user", "assistant") * 2, "user"]
     assert QUESTION in last[1].text and QUESTION not in last[3].text
-    assert last[2].text == CONTINUE  # the decision as understood, in the format asked for
-    # What truncation may drop is the candidates alone.
+    assert last[2].text == CONTINUE  # The decision is rendered again.
+    # Truncation may only drop the candidates.
     assert QUESTION in last[1].content and '{"fact": [[' in last[1].observation
 
 
@@ -327,12 +324,12 @@ def test_paper_format_is_one_turn_with_history_last():
     assert now.startswith(f"[[## Original Query ##]]\n{QUESTION}\n\n[[## fact_before_filter ##]]\n")
     assert '["lund", "in", "sk ne"]' in now
     assert first.messages[1].text.endswith("[[## historical_context ##]]\nnone")
-    # Equation 2: the earlier round's candidates too, of which it kept one.
+    # Eq. 2: the history has the candidates of earlier rounds.
     shown = (
         '["ada moen", "born in", "lund"], ["ada moen", "is", "painter"], ["kiruna", "has", "mine"]'
     )
     assert history == f'[[## fact_before_filter ##]]\n{{"fact": [{shown}]}}\n\n{CONTINUE}'
-    assert second.messages[1].observation == history  # what truncation may drop
+    assert second.messages[1].observation == history  # Truncation may drop it.
 
 
 def test_paper_format_history_has_every_round():
@@ -376,9 +373,9 @@ def test_keep_above_keeps_probable_candidates():
     assert [step.next_query for step in result.steps] == [NEXT, None]
     assert result.steps[0].response == f"Keep: 1 3\nNext: {NEXT}"
     assert result.parse_errors == {"truncated": 1}
-    # In the next round the list stands as if the integrator had written it.
+    # The next round shows the decision as if the integrator had written it.
     assert asked[1].messages[2].text == f"Keep: 1 3\nNext: {NEXT}"
-    # Shares, not probabilities: what else could be written does not count.
+    # Probabilities are relative to the listed choices.
     fakes = fake([[x - 5.0 for x in scores[0]], " done"], [ANSWER])
     assert run(fakes, prompt_format="compact", keep_above=0.35).steps[0].kept == (BORN,)
 

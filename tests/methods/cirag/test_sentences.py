@@ -1,4 +1,4 @@
-"""CIRAG over sentences, integrated by an aligner or by a language model."""
+"""CIRAG with sentences, and an aligner or a language model as the integrator."""
 
 import math
 
@@ -68,7 +68,7 @@ def test_aligner_keeps_more_facts_than_the_chain():
     assert [step.kept for step in result.steps] == [
         (Sentence("a", 0), Sentence("a", 1)),
         (Sentence("b", 0), Sentence("b", 1)),
-        (Sentence("b", 1),),  # the chain takes up what was kept beside it before
+        (Sentence("b", 1),),  # A kept fact extends the chain later.
     ]
     chain = "\nknowledge sentences: Ada Moen: Ada Moen was born in Lund. Lund: Lund is in Skane."
     assert result.steps[2].query == QUESTION + chain
@@ -76,7 +76,7 @@ def test_aligner_keeps_more_facts_than_the_chain():
 
 
 def test_links_add_passages_named_by_kept_facts():
-    everywhere = {None: (ADA, OTHER)}  # retrieval alone never finds Lund
+    everywhere = {None: (ADA, OTHER)}  # Only links lead to Lund.
     scores = {**SENTENCES, "Kiruna: Kiruna has a mine.": 0.85, "Lund: Lund is in Skane.": 0.6}
     settings = {"units": "sentence", "integrator": "aligner", "max_steps": 2}
     named = {"Lund": LUND, "Ada": ADA}
@@ -88,7 +88,7 @@ def test_links_add_passages_named_by_kept_facts():
     assert first.texts == (QUESTION,) and first.k == 20
     assert second.texts == (QUESTION, "Ada Moen: Ada Moen was born in Lund.")
     assert [step.kept for step in result.steps] == [(Sentence("a", 0),), (Sentence("b", 0),)]
-    # The bonus is not for Ada's passage, where the chain has been.
+    # Ada's passage gets no bonus, because the chain has visited it.
     score = dict(zip(result.steps[1].candidates, result.steps[1].scores, strict=True))
     assert (score[Sentence("b", 0)], score[Sentence("a", 0)]) == (pytest.approx(0.9), 0.9)
     assert result.steps[1].passages == ("a", "c", "b") and result.passages[:2] == ("a", "b")
@@ -120,7 +120,7 @@ def test_model_keeps_sentences_by_number():
     assert [step.kept for step in result.steps] == [(Sentence("a", 0),), (Sentence("b", 0),)]
     first, second = fakes.received(Generate, "integrator")
     assert "each of them a sentence" in first.messages[0].text
-    # Sentences of the first round are shown again in the second, as the ranker read them.
+    # The second round shows the sentences of the first one again.
     shown = "Facts:\n1. Ada Moen: Ada Moen was born in Lund.\n2. Ada Moen: She paints.\n3. Kiruna"
     assert first.messages[13].text == second.messages[13].text
     assert shown in first.messages[13].text
@@ -130,7 +130,7 @@ def test_model_keeps_sentences_by_number():
     assert [a.evidence for a in result.attempts] == [
         ("Ada Moen: Ada Moen was born in Lund.", "Lund: Lund is in Skane.")
     ]
-    # Where no prompt is written, sentences stay places.
+    # Without prompts, sentences have no texts.
     plain = run(fake(reader=[ANSWER], scores=SENTENCES), units="sentence", integrator="top_k")
     assert {one.text for step in plain.steps for one in step.candidates} == {None}
     assert result.steps[0].candidates[0].text == "Ada Moen: Ada Moen was born in Lund."
@@ -138,7 +138,7 @@ def test_model_keeps_sentences_by_number():
 
 def test_links_and_keep_above_work_with_a_model():
     settings = {"units": "sentence", "prompt_format": "compact", "max_steps": 2}
-    everywhere = {None: (ADA, OTHER)}  # retrieval alone never finds Lund
+    everywhere = {None: (ADA, OTHER)}  # Only links lead to Lund.
     scores = {**SENTENCES, "Kiruna: Kiruna has a mine.": 0.85, "Lund: Lund is in Skane.": 0.6}
     fakes = fake(
         [f"Keep: 1\nNext: {NEXT}", "Keep: 1\nNext: done"],

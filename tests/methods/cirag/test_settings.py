@@ -1,4 +1,4 @@
-"""CIRAG's settings."""
+"""The settings of CIRAG."""
 
 import pytest
 

@@ -1,7 +1,6 @@
-"""KiRAG's and TRACE's extraction formats: spans in angle brackets."""
+"""The extraction formats of KiRAG and TRACE."""
 
 import importlib.metadata
-import random
 
 import pytest
 
@@ -10,7 +9,7 @@ from cirag_jax.methods.common import dialects, extraction_prompts
 from cirag_jax.methods.common.extraction import ExtractionSettings, extract, extractor_version
 from cirag_jax.runtime.requests import Generate
 from cirag_jax.types import Passage, Triple
-from tests.methods.fakes import FakeHandlers, prompt
+from tests.methods.fakes import FakeHandlers, mutated_texts, prompt
 
 ULE = Passage("p", "Ule", "The Ule flows to Tarn. Its mouth is Osk Bay.")
 FLOWS = ("Ule", "flows to", "Tarn")
@@ -43,8 +42,8 @@ def test_parse_kirag_returns_triples_and_problem(text, expected, problem):
     ("text", "expected"),
     [
         ("<Osk Bay; is mouth of; Ule>", ("Osk Bay", "is mouth of", "Ule")),
-        ("<The river; flows to; Tarn>", FLOWS),  # a head that nobody names is the title
-        ("<Tarn; Ule; flows to; Tarn>", FLOWS),  # split at the right, so such a head is none
+        ("<The river; flows to; Tarn>", FLOWS),  # The title replaces an unknown head.
+        ("<Tarn; Ule; flows to; Tarn>", FLOWS),  # Splitting from the right leaves an unknown head.
     ],
 )
 def test_parse_trace_returns_triple(text, expected):
@@ -76,7 +75,7 @@ def test_extract_dialect_makes_one_call(dialect):
     (asked,) = fakes.received(Generate)
     assert asked.max_tokens == 512 and "<head; relation; tail>" in prompt(asked)
     kept = (Triple(*FLOWS, "p", 0), Triple("Ule", "mouth", "Osk Bay", "p", 1))
-    if dialect == "trace":  # Agnes is not in the text: the title takes her place
+    if dialect == "trace":  # The title replaces Agnes, who is not in the text.
         kept += (Triple("Ule", "built", "Ule", "p", 0),)
     else:
         assert result.parse_errors == {"triples: example": 1}
@@ -93,7 +92,7 @@ def test_extract_unreadable_response_fails():
 
 def test_extractor_version_changes_with_dialect():
     assert len({extractor_version(d)["prompt"] for d in dialects.DIALECTS}) == 3
-    cut = importlib.metadata.version("sentencex")  # sentences decide which one a triple is of
+    cut = importlib.metadata.version("sentencex")  # The splitter decides a triple's sentence.
     assert extractor_version() == {
         "prompt": extraction_prompts.prompt_hash(),
         "parser": 1,
@@ -116,13 +115,9 @@ def test_extraction_settings_invalid_dialect_is_refused(settings, words):
 
 
 def test_parse_mutated_outputs_never_raise():
-    rng = random.Random(5)
     pieces = ("<", ">", ";", "; ;", "\n", "head entity", "\x00", "\ud800", "<" * 40, ";" * 9)
-    for number in range(2000):
-        text = dialects.messages(ULE, dialects.DIALECTS[1 + number % 2])[2].text
-        for _ in range(rng.randint(1, 6)):
-            at = rng.randrange(len(text) + 1)
-            text = text[:at] + rng.choice(pieces) + text[min(len(text), at + rng.randint(0, 9)) :]
+    outputs = [dialects.messages(ULE, dialect)[2].text for dialect in dialects.DIALECTS[1:]]
+    for text, rng in mutated_texts(outputs, pieces, seed=5, max_edits=6):
         for dialect in dialects.DIALECTS[1:]:
             triples, problem = parse(text, dialect, rng.choice(("stop", "length")))
             assert triples or problem

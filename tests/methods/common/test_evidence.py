@@ -1,4 +1,4 @@
-"""The order in which evidence is read and reported."""
+"""Evidence and its rankings."""
 
 from cirag_jax.methods.common.evidence import (
     Evidence,
@@ -18,7 +18,7 @@ def test_cirag_evidence_is_ranked_by_round_then_score():
     )
     second = decision("", '{"fact": [["lund", "has", "cathedral"]]}', "<no question>")
     result = run(fake([first, second], [ANSWER]))
-    # The second round saw Lund's and Ada's triples: of the rest, the best score comes first.
+    # The candidates that were not kept follow by their scores.
     assert result.triples == (BORN, MINE, CHURCH, PLACE, PAINTS)
     assert result.sentences == (("a", 0), ("c", 0), ("b", 1), ("b", 0), ("a", 1))
     assert result.passages == ("a", "c", "b")

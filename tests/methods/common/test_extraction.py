@@ -1,4 +1,4 @@
-"""The extraction of one passage, driven by fakes: requests, parsing, identity."""
+"""The extraction of one passage: requests, parsing and identity."""
 
 import dataclasses
 from typing import Any
@@ -15,7 +15,7 @@ PASSAGE = Passage("p", "Ule", "Ule feeds Tarn. Tarn governs Osk.")
 
 
 def drive(*answers, **settings) -> tuple[list[Any], Any]:
-    """The program by fakes: answers are (text, finish reason); returns its requests, its result."""
+    """Returns the requests and the result; answers are pairs (text, finish reason)."""
     program = extract(PASSAGE, ExtractionSettings(**settings))
     requests = [next(program)]
     for text, reason in answers:
@@ -23,7 +23,7 @@ def drive(*answers, **settings) -> tuple[list[Any], Any]:
             requests.append(program.send(Generated(text, reason)))
         except StopIteration as end:
             return requests, end.value
-    raise AssertionError("the program asked for more")
+    raise AssertionError("the program made further requests")
 
 
 def test_extract_two_requests_give_triples_with_sentences():
@@ -69,7 +69,7 @@ def test_extract_responses_give_status_and_problems(first, second, status, cause
 
 
 NAMES = '{"named_entities": ["Ule"]}'
-EXPECTED_RESULTS = [  # triples' answer, how it ended -> status, triples with their sentences
+EXPECTED_RESULTS = [  # Response, finish reason, status, triples with sentences.
     ('{"triples": [["Ule", "feeds", "Tarn"], ["ULE", "Feeds", "tarn"]]}', "stop",
      "ok", [("Ule", "feeds", "Tarn", 0)]),
     ('Sure: {"triples": [["Tarn", "governs", "Osk"], ["Ule", "feeds"], ["a", 3, "b\\n c"]]}',
@@ -85,7 +85,7 @@ EXPECTED_RESULTS = [  # triples' answer, how it ended -> status, triples with th
 
 
 def test_extract_results_match_the_parser_version():
-    """Where this fails for an intended change, raise `extraction.PARSER` and correct both."""
+    """After an intended change, increase `extraction.PARSER` and update the results."""
     result = []
     for answer, reason, *_ in EXPECTED_RESULTS:
         _, made = drive((NAMES, "stop"), (answer, reason))

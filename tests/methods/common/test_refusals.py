@@ -1,4 +1,4 @@
-"""Answers that say there is none, and answers that only look so."""
+"""Refusals in other words, and answers that resemble them."""
 
 import pytest
 

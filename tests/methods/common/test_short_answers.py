@@ -1,4 +1,4 @@
-"""The messages of retrieve-then-read and the short answer in a response."""
+"""FlashRAG's prompt and the parser of short answers."""
 
 import pytest
 from hypothesis import given

@@ -132,7 +132,7 @@ def test_find_json_depth_is_bounded():
 
     assert find_json(nested(MAX_DEPTH))[1] is None
     value, problem = find_json(nested(MAX_DEPTH + 1))
-    assert json.dumps(value).count("[") <= MAX_DEPTH and problem is None  # an inner part of it
+    assert json.dumps(value).count("[") <= MAX_DEPTH and problem is None  # An inner part.
 
 
 @pytest.mark.parametrize(
@@ -143,4 +143,4 @@ def test_find_json_endless_repetition_takes_bounded_time(unit, key):
     text = unit * (MAX_CHARS // len(unit))
     started = time.process_time()
     find_json(text, key)
-    assert time.process_time() - started < 30  # quadratic work would take hours
+    assert time.process_time() - started < 30  # Quadratic work would take hours.

@@ -1,4 +1,4 @@
-"""DualRAG by hand."""
+"""DualRAG: rounds, ablations and the case study."""
 
 import json
 
@@ -66,7 +66,7 @@ def test_dualrag_round_searches_and_extends_outline():
         Retrieve("Ada Moen", 50),
         Retrieve("birthplace of Ada Moen", 50),
     ]
-    # Reranked against the entity's name, not against a query; what scores 0 or less is dropped.
+    # Documents are reranked against the entity's name; scores of 0 or less are dropped.
     assert fakes.received(Rank) == [Rank("Ada Moen", (NOISE, ADA), 10, "passages")]
     summary = prompt(fakes.received(Generate, "summarizer")[0])
     assert ADA.text in summary and NOISE.text not in summary
@@ -77,7 +77,7 @@ def test_dualrag_round_searches_and_extends_outline():
     read = prompt(fakes.received(Generate, "reader")[0])
     assert f"#### Ada Moen\n{BORN}" in read and read.endswith(f"Reasoning so far: {MORE} {DONE}")
     assert (result.answer, result.granularity) == ("Skane", "sentence")
-    assert result.passages == ("a", "n")  # kept before dropped
+    assert result.passages == ("a", "n")  # Kept before dropped.
     assert result.attempts[0].evidence == (f"Ada Moen: {BORN}",)
     one, two = result.steps
     assert (one.thought, one.kept) == (MORE, ("a",))
@@ -106,7 +106,7 @@ def test_retrieve_entities_are_searched_together():
     assert [[type(r).__name__ for r in one] for one in lists] == [
         ["Retrieve", "Retrieve"], ["Rank", "Rank"], ["Generate", "Generate"],
     ]  # fmt: skip
-    assert result.steps[0].notes["learnt"] == {"Ada Moen": BORN}  # "None" is no knowledge
+    assert result.steps[0].notes["learnt"] == {"Ada Moen": BORN}  # "None" adds nothing.
     assert result.passages == ("a", "l", "n")
 
 
@@ -117,7 +117,7 @@ def test_dualrag_max_steps_leads_to_the_answer():
 
 
 def test_aggregate_reads_only_new_documents():
-    again = entities_json(("ada moen", "Lund"))  # the known entity, spelt otherwise
+    again = entities_json(("ada moen", "Lund"))  # Another spelling.
     fakes = fake([SEARCH, SEARCH, STOP], [ADA_QUERY, again], [BORN, "Lund is in Skane."],
                  passages={"Lund": (LUND, ADA), None: (NOISE, ADA)})  # fmt: skip
     result = run(fakes)
@@ -132,7 +132,7 @@ def test_aggregate_no_new_documents_no_summary():
     again = entities_json(("Ada Moen", "Ada's birth"))
     fakes = fake([SEARCH, SEARCH, STOP], [ADA_QUERY, again], [BORN])
     result = run(fakes)
-    assert fakes.kinds().count("summarizer") == 1  # the same documents
+    assert fakes.kinds().count("summarizer") == 1  # The same documents.
     assert result.steps[1].kept == ("a",) and result.steps[1].notes["learnt"] == {}
 
 
@@ -263,7 +263,7 @@ def test_entities_named_allows_unsearched_names():
     assert [r.query for r in fakes.received(Retrieve)] == ["Ada Moen", "x y", "Lund"]
     own = ("Ada Moen: Ada Moen was born in Lund.", "Ada Moen: She paints.")
     assert fakes.received(Rank)[1] == Rank(QUESTION, own, 1, "passages")
-    # The next one goes on where the outline ends.
+    # The next query continues from the outline.
     assert fakes.received(Rank)[3].query == f"{QUESTION}\nknowledge sentences: {own[0]}"
     assert result.attempts[0].evidence == (own[0], "Lund: Lund is a town in Skane.")
     (read,) = fakes.received(Generate, "reader")
@@ -312,7 +312,7 @@ def test_dualrag_config_invalid_settings_are_refused(settings, words):
 
 
 def test_dualrag_case_study_matches_the_paper():
-    """Table 7: its entities, queries and answer; passages and thoughts are our own."""
+    """Entities, queries and answer are those of Table 7; passages and thoughts are ours."""
     question = "Which film has the director who was born later, El Extraño Viaje or Love In Pawn?"
     viaje = Passage("v", "El extraño viaje", "A drama of 1964 by Fernando Fernán Gómez.")
     pawn = Passage("p", "Love in Pawn", "A comedy of 1953 that Charles Saunders directed.")
@@ -381,5 +381,5 @@ def test_dualrag_case_study_matches_the_paper():
 def test_paper_preset_has_the_defaults():
     paper = dualrag_config.get_config("paper")
     assert DualragConfig(**task.plain(paper.dualrag)) == DualragConfig()
-    ranker = paper.rankers.passages  # a score of 0 is its logit
+    ranker = paper.rankers.passages  # Scores are logits.
     assert (ranker.kind, ranker.model) == ("cross_encoder", "BAAI/bge-reranker-v2-m3")

@@ -1,7 +1,6 @@
-"""DualRAG's parsers: what models write is hostile."""
+"""DualRAG's prompts and parsers."""
 
 import json
-import random
 
 import pytest
 
@@ -13,6 +12,7 @@ from cirag_jax.methods.dualrag.prompts import (
     parse_summary,
     parse_thought,
 )
+from tests.methods.fakes import mutated_texts
 
 A_THOUGHT = '{"thought": "Lund is  a town.", "need_retrieve": true}'
 
@@ -103,19 +103,14 @@ def test_names_in_returns_capitalised_runs():
 
 
 def test_parsers_mutated_outputs_never_raise():
-    rng = random.Random(7)
     outputs = (A_THOUGHT, entities(LUND, LUND), "None", "#### Lund\nA town of Skane.")
     pieces = ("{", "}", "[", "]", '"', ",", ":", "\\", "\n", "null", "\x00", "\ud800", "[" * 40)
-    for number in range(2000):
-        text = outputs[number % len(outputs)]
-        for _ in range(rng.randint(1, 5)):
-            at = rng.randrange(len(text) + 1)
-            text = text[:at] + rng.choice(pieces) + text[min(len(text), at + rng.randint(0, 9)) :]
+    for text, rng in mutated_texts(outputs, pieces, seed=7):
         cut = rng.random() < 0.5
         thought = parse_thought(text, truncated=cut)
         assert thought.problem or (thought.text and thought.need_retrieve is not None)
-        demands, problems = parse_entities(text, 3, 2, truncated=cut)
-        assert demands or problems
-        assert all(d.name and d.queries and "\n" not in d.name for d in demands)
+        entities_, problems = parse_entities(text, 3, 2, truncated=cut)
+        assert entities_ or problems
+        assert all(e.name and e.queries and "\n" not in e.name for e in entities_)
         assert isinstance(parse_summary(text), str)
         dualrag.names_in(text)

@@ -1,4 +1,4 @@
-"""KiRAG by fakes."""
+"""KiRAG: chain, reading and settings."""
 
 import dataclasses
 
@@ -23,8 +23,8 @@ from cirag_jax.types import Passage, Prediction, Question, Sentence, Triple
 from configs.methods import kirag as kirag_config
 from tests.methods.fakes import FakeHandlers, prompt
 
-# The paper's Kirton End (its Figures 1 and 2), in our own words: the hamlet is near Boston, and
-# another Kirton has a census of its own.
+# The paper's example (Figures 1 and 2) in our words: the hamlet Kirton End is near Boston, and
+# another Kirton also has a census.
 CENSUS = "What did the 2001 census count in the city where Kirton End is located?"
 HAMLET = Passage(
     "hamlet", "Kirton End", "Kirton End is a hamlet. It belongs to Boston in Lincolnshire."
@@ -80,7 +80,7 @@ def test_kirag_example_of_the_paper_step_by_step():
     fakes, result = run(responses)
     steps = ["Retrieve", "Extract", "Rank", "constructor"]
     assert fakes.kinds() == [*steps, *steps, "Retrieve", "Rank", "constructor", "reader"]
-    # The decoy scores best, the constructor knows better; the chain then leads to the city.
+    # The decoy scores best, but the constructor selects the hamlet, which leads to the city.
     assert [r.query for r in fakes.received(Retrieve)] == [CENSUS, SECOND_QUERY, THIRD_QUERY]
     assert [r.query for r in fakes.received(Rank)] == [CENSUS, SECOND_QUERY, THIRD_QUERY]
     assert [[p.id for p in r.passages] for r in fakes.received(Extract)] == [
@@ -89,7 +89,7 @@ def test_kirag_example_of_the_paper_step_by_step():
     assert chain_of(result) == [PLACE, COUNT]
     one, two, three = result.steps
     assert one.candidates == (OTHER, PLACE, KIND) and one.scores == (0.7, 0.6, 0.2)
-    assert two.candidates == (PLACE, COUNT, KIND, PORT)  # of this step's passages alone
+    assert two.candidates == (PLACE, COUNT, KIND, PORT)  # Only of this step's passages.
     assert (two.next_query, three.next_query) == (THIRD_QUERY, None)
     assert three.kept == () and three.thought == f"{FINAL} 35,124."
     thoughts = [
@@ -97,7 +97,7 @@ def test_kirag_example_of_the_paper_step_by_step():
     ]
     assert thoughts == ["", f" {FIRST}", f" {FIRST}, {SECOND}"]
     assert all(r.continue_final for r in fakes.received(Generate, "constructor"))
-    # D_q by the best candidate of each passage (section 3.3), and the reader's first three.
+    # D_q by each passage's best candidate (section 3.3), and the three that the reader reads.
     assert result.passages == ("decoy", "hamlet", "city")
     assert result.attempts[0].evidence == tuple(
         f"{p.title}\n{p.text}" for p in (DECOY, HAMLET, CITY)
@@ -115,7 +115,7 @@ def test_kirag_example_of_the_paper_step_by_step():
 def test_stop_chain_needs_the_answer_as_next_step():
     responses = [f" {FIRST}.{FINAL_STEP}", f".{FINAL_STEP}"]
     assert len(run(responses)[1].steps) == 2
-    _, result = run(responses[:1], stop="text")  # the letter of the paper
+    _, result = run(responses[:1], stop="text")  # As the paper says.
     assert len(result.steps) == 1 and chain_of(result) == [PLACE]
     assert result.steps[0].next_query is None
 
@@ -150,10 +150,10 @@ def test_prefilled_opening_asks_again():
 def test_append_best_replaces_missing_candidate():
     responses = ["It lies near Boston.", f", {FIRST}", "Who knows?"]
     fakes, result = run(responses, append_best=True, max_steps=3)
-    # The decoy, the constructor's own, then the best one that is new: COUNT is 0.5, KIND 0.2.
+    # The decoy, the constructor's choice, then the best new one: COUNT has 0.5, KIND 0.2.
     assert chain_of(result) == [OTHER, PLACE, COUNT]
     assert result.steps[0].response == "It lies near Boston."
-    # An answer after an invented triple is none; alone it ends the chain.
+    # An answer after an invented triple does not count; by itself it ends the chain.
     responses = [f" <Kirton End; in; Paris>.{FINAL_STEP}", FINAL_STEP]
     assert chain_of(run(responses, append_best=True)[1]) == [OTHER]
     assert chain_of(run(responses[:1])[1]) == []
@@ -165,16 +165,16 @@ def test_no_constructor_appends_best_new_unit():
     assert not fakes.received(Generate, "constructor")
     first = f"{CENSUS}\nknowledge triples: <Kirton; population in 2001 census; 273>."
     assert fakes.received(Retrieve)[1].query == first
-    # Each step's own passages are the city and the hamlet from the second on.
+    # From the second step on, the passages are the city and the hamlet.
     assert chain_of(result) == [OTHER, PLACE, COUNT, KIND, PORT]
-    assert len(result.steps) == 6 and result.steps[-1].next_query is None  # nothing new is left
+    assert len(result.steps) == 6 and result.steps[-1].next_query is None  # No new unit.
 
 
 def test_no_aligner_shows_every_triple():
     fakes, result = run([f" {FIRST}", f", {SECOND}", FINAL_STEP], use_aligner=False)
     assert not fakes.received(Rank)
-    assert result.steps[0].candidates == (OTHER, KIND, PLACE)  # as the passages have them
-    assert result.passages == ("hamlet", "city", "decoy")  # no scores: the chain comes first
+    assert result.steps[0].candidates == (OTHER, KIND, PLACE)  # In passage order.
+    assert result.passages == ("hamlet", "city", "decoy")  # Without scores the chain comes first.
 
 
 def test_num_candidates_limits_the_aligner():
@@ -253,7 +253,7 @@ def test_accumulate_keeps_units_of_earlier_passages():
 def test_pool_size_shows_candidates_of_all_steps():
     _, result = run([f" {FIRST}", FINAL_STEP], pool_size=4, num_candidates=2)
     assert result.steps[0].candidates == (OTHER, PLACE)
-    assert result.steps[1].candidates == (OTHER, PLACE, COUNT)  # the decoy is step one's alone
+    assert result.steps[1].candidates == (OTHER, PLACE, COUNT)  # Only step one has the decoy.
     assert len(run([f" {FIRST}", FINAL_STEP], pool_size=2)[1].steps[1].candidates) == 2
 
 
@@ -278,7 +278,7 @@ def test_as_written_appends_any_text():
     ]
     responses = prompt(fakes.received(Generate, "constructor")[2])
     assert f"{near}, Nobody knows that." in responses and "<Nobody" not in responses
-    # By its words the first is a unit of the pool; the others are none.
+    # Only the first text matches a unit of the pool.
     assert chain_of(result) == [PLACE]
     assert [s.notes for s in result.steps] == [
         {}, {"written": "Nobody knows that."}, {"written": f"{FINAL}: 35,124."}, {},
@@ -291,9 +291,9 @@ def test_boost_raises_chosen_and_answering_units():
     responses = [f" {FIRST}", f", {SECOND}", FINAL_STEP]
     plain, raised = run(responses)[1], run(responses, boost=0.5)[1]
     assert plain.passages == ("decoy", "hamlet", "city")
-    # 0.6 + 0.5 for the hamlet; 0.5 + 0.5, and as the answer + 0.5, for the city.
+    # The hamlet has 0.6 + 0.5; the city 0.5 + 0.5, and + 0.5 for the answer.
     assert raised.passages == ("city", "hamlet", "decoy")
-    # Neither "yes" nor an answer that no unit has as a word is looked for.
+    # Neither yes nor an answer that no unit contains raises a score.
     for answer in ("yes", "Rome", "27"):
         ends = f" {FINAL}: {answer}."
         assert run([f" {FIRST}", ends], boost=0.5)[1].passages[0] == "hamlet"
@@ -327,7 +327,7 @@ def test_demonstrate_most_similar_question_comes_last():
         and "Question b?" not in responses
     )
     assert "Mira Solheim" not in responses
-    # Where none has a chain, the worked example stands in.
+    # Without annotated chains the worked example is shown.
     fakes, _ = run([FINAL_STEP], demonstrated=shown[1:2], num_demonstrations=2)
     assert "Mira Solheim" in prompt(fakes.received(Generate, "constructor")[0])
 
@@ -367,10 +367,10 @@ def test_reader_cascade_reads_the_chain():
         "('boston', 'population in 2001 census', '35 124')",
     )
     assert (result.answer, result.granularity) == ("35,124", "sentence")
-    # An empty chain leaves the passages ranked first.
+    # Without a chain the best passages are read.
     _, result = run([FINAL_STEP], [tells], num_read=1, **cascade)
     assert [a.evidence for a in result.attempts] == [(), (), (f"{DECOY.title}\n{DECOY.text}",)]
-    # Forced, where all refuse.
+    # All refuse, so the answer is forced.
     _, result = run(responses, [refuses, refuses, refuses, "Answer: 7"], **cascade)
     assert (result.answer, result.granularity) == ("7", "default")
     _, result = run(

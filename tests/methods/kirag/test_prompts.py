@@ -1,4 +1,4 @@
-"""KiRAG's prompts, and what a constructor may write."""
+"""KiRAG's prompts and parsers."""
 
 import random
 
@@ -25,9 +25,9 @@ def test_constructor_messages_end_with_the_chain():
     messages = prompts.constructor_messages(QUESTION, CANDIDATES, [BORN], "triple")
     assert [m.role for m in messages] == ["system", "user", "assistant", "user", "assistant"]
     assert "knowledge triples" in messages[0].text and prompts.FINAL in messages[0].text
-    assert messages[2].text.endswith(f"{prompts.FINAL}: Norway.")  # the example is a whole chain
+    assert messages[2].text.endswith(f"{prompts.FINAL}: Norway.")  # A complete chain.
     asked = messages[3]
-    assert asked.observation == "\n".join(CANDIDATES)  # which truncation may drop
+    assert asked.observation == "\n".join(CANDIDATES)  # Truncation may drop it.
     assert asked.ending.endswith(f"Question: {QUESTION}")
     assert messages[4].text == f"Thought: {BORN}"
 
@@ -81,11 +81,17 @@ def test_demonstration_uses_annotated_chains():
     ("text", "chain", "candidate", "answer", "errors"),
     [
         (f" {BORN}, {TOWN}. So the answer is: Skane.", [], 2, "Skane", ()),
-        (f"{BORN}, {TOWN}. So the answer is Skane", [BORN], 1, "Skane", ()),  # the first new one
+        (f"{BORN}, {TOWN}. So the answer is Skane", [BORN], 1, "Skane", ()),  # The first new one.
         (". So the answer is: Skane.\nQuestion: and", [BORN, TOWN], None, "Skane", ()),
-        ("<ada moen; Born in; Lund.>", [], 2, None, ()),  # equal in normal form
+        ("<ada moen; Born in; Lund.>", [], 2, None, ()),  # Equal in normal form.
         (f"<Ada; was; here>, {TOWN}", [], 1, None, ("not_a_candidate",)),
-        ("<Lund; province; Skane. So the answer is Skane", [], 1, "Skane", ()),  # no bracket
+        (
+            "<Lund; province; Skane. So the answer is Skane",
+            [],
+            1,
+            "Skane",
+            (),
+        ),  # Unclosed.
         ("", [], None, None, ("empty",)),
         ("I cannot say.", [], None, None, ("no_unit",)),
         (BORN, [BORN], None, None, ("no_unit",)),
@@ -108,7 +114,7 @@ def test_parse_completion_cutoff_matches_similar_candidate():
     assert parse(near).candidate is None and parse(near).written == near
     assert parse(near, cutoff=0.8).candidate == 2
     assert parse("<Bo Ek; lives in; Rome>", cutoff=0.8).candidate is None
-    # What is in the chain already is not the closest new one.
+    # Units of the chain are not matched.
     assert parse(near, [BORN], cutoff=0.8).candidate is None
 
 
@@ -117,7 +123,7 @@ def test_parse_completion_truncated_triple_matches_prefix():
     assert parse("<Ada Moen; born").candidate is None
     lost = parse("<Ada Moen; died", truncated=True)
     assert lost.candidate is None and lost.parse_errors == ("truncated",)
-    # One that another follows is whole.
+    # A triple before another one is complete.
     assert parse("<Ada Moen; died>, <Lund; pro", truncated=True).candidate == 1
 
 
@@ -139,7 +145,7 @@ LINES = ["Ada: The answer is 42, she said.", "Lund: A town in Skane."]
     [
         ("- Lund: A town in Skane.\nSo the answer is: Skane.", 1, "Skane"),
         ("Lund: A town in Skane. So the answer is Skane.", 1, "Skane"),
-        ("Ada: The answer is 42, she said.\n", 0, None),  # a candidate that speaks of answers
+        ("Ada: The answer is 42, she said.\n", 0, None),  # A candidate with "answer is".
         ("So the answer is:\nSkane", None, "Skane"),
         ("The final answer is Skane.", None, "Skane"),
         ("Lund: A town", None, None),
