@@ -31,7 +31,7 @@ class Evidence:
     def __init__(self, normalization: Normalization):
         self.normalization: Normalization = normalization
         self._facts: dict[Hashable, Fact] = {}
-        self._locations: dict[tuple[str | None, int | None], None] = {}  # Of core facts.
+        self._locations: dict[tuple[str | None, int | None], None] = {}
         self._retrieved: dict[str, Passage] = {}
 
     def add_retrieved(self, passages: Iterable[Passage]) -> None:

@@ -191,7 +191,7 @@ def _without_searched(state: State, queries: Queries) -> Queries:
 
 
 def _ask_for_entities(state: State, config: DualragConfig) -> Program[Queries]:
-    """The entities and queries of M_EI; entities of the outline keep their names."""
+    """The entities and queries of M_EI."""
     names = state.names()
     allowed: tuple[str, ...] = ()
     if config.entities == "named":
@@ -222,6 +222,13 @@ def _ask_for_entities(state: State, config: DualragConfig) -> Program[Queries]:
         if identified:
             break
         messages = prompts.ask_again(messages, response.text)
+    return _link(state, identified, config)
+
+
+def _link(
+    state: State, identified: Sequence[prompts.Entity], config: DualragConfig
+) -> dict[str, tuple[str, ...]]:
+    """The identified entities, linked to synonymous ones of the outline (section 3.1.1)."""
     linked: dict[str, tuple[str, ...]] = {}
     known_text = normalise(state.texts_with_names(), "unicode")
     for name, queries in identified:
@@ -241,19 +248,11 @@ def retrieve(state: State, queries: Queries, config: DualragConfig) -> Program[D
     for (entity, _), response in zip(pairs, responses, strict=True):
         scored[entity] += zip(response.passages, response.scores, strict=True)
     best = {entity: best_scores(scored[entity]) for entity in queries if scored[entity]}
-    pools = {
-        e: tuple(sorted(best[e], key=lambda p, e=e: -best[e][p])) for e in best
-    }  # D^_e (Eq. 7)
-    kept = {entity: pool[: config.num_documents] for entity, pool in pools.items()}
+    pools = {e: tuple(sorted(best[e], key=best[e].__getitem__, reverse=True)) for e in best}
     if config.use_reranker and pools:
-        rank_queries = {e: queries[e][0] if e == prompts.ELSE else e for e in pools}
-        rankings: Sequence[Ranked[Passage]] = yield [
-            Rank(rank_queries[e], pool, config.num_documents, "passages")
-            for e, pool in pools.items()
-        ]
-        for entity, ranked in zip(pools, rankings, strict=True):
-            ranked_pairs = zip(ranked.texts, ranked.scores, strict=True)
-            kept[entity] = tuple(p for p, score in ranked_pairs if score > config.min_score)
+        kept = yield from _rerank(queries, pools, config)
+    else:
+        kept = {entity: pool[: config.num_documents] for entity, pool in pools.items()}
     state.parse_errors["entity_without_documents"] += sum(not kept.get(e) for e in queries)
     # Best first: the best document of every entity, then the second of every entity.
     for rank in range(config.num_documents):
@@ -261,6 +260,19 @@ def retrieve(state: State, queries: Queries, config: DualragConfig) -> Program[D
             for passage in passages[rank : rank + 1]:
                 state.documents.setdefault(passage.id, passage)
     state.retrieved.update((p.id, None) for pool in pools.values() for p in pool)
+    return kept
+
+
+def _rerank(queries: Queries, pools: Documents, config: DualragConfig) -> Program[Documents]:
+    """The documents of each entity that score best against its name (Eq. 8)."""
+    rank_queries = {e: queries[e][0] if e == prompts.ELSE else e for e in pools}
+    rankings: Sequence[Ranked[Passage]] = yield [
+        Rank(rank_queries[e], pool, config.num_documents, "passages") for e, pool in pools.items()
+    ]
+    kept = {}
+    for entity, ranked in zip(pools, rankings, strict=True):
+        scored = zip(ranked.texts, ranked.scores, strict=True)
+        kept[entity] = tuple(passage for passage, score in scored if score > config.min_score)
     return kept
 
 

@@ -63,7 +63,7 @@ _LABEL = re.compile(
 )
 
 _MAX_UNITS = 20  # Further units of a response are ignored, because matching takes time.
-_MAX_CHARS = 500  # Of a unit when compared; difflib takes quadratic time.
+_MAX_CHARS = 500  # Only these are compared, because difflib takes quadratic time.
 
 
 def constructor_messages(

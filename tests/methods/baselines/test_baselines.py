@@ -22,8 +22,6 @@ LUND = Passage("l", "Lund", "Lund is in Skane.")
 NOISE = Passage("n", "Adam", "A name.")
 
 
-# ----------------------------------------------------------------------------------- what is shared
-
 CUT = "Ada Moen; born in; Lund; Lund; in the"  # Before the answer.
 
 
@@ -56,9 +54,6 @@ def test_read_response_gives_attempt_and_errors(
     assert attempt.evidence == ("Ada Moen\nShe was born in Lund. She paints.",)
 
 
-# -------------------------------------------------------------------------------------- Iter-RetGen
-
-
 def run_iter(answers, **settings):
     fakes = FakeHandlers({QUESTION: (NOISE, ADA), None: (LUND, ADA)}, {}, {"reader": answers})
     return fakes, fakes.drive(iter_retgen(UNANNOTATED, IterRetgenConfig(**settings)))
@@ -70,7 +65,7 @@ def test_iter_retgen_answer_extends_next_query():
     assert queries == [QUESTION, f"{QUESTION} Lund", f"{QUESTION} Skane"]
     read_last = prompt(fakes.received(Generate)[-1])
     assert LUND.text in read_last and "She paints" not in read_last
-    assert (result.answer, result.passages) == ("Skane", ("l", "a"))  # Of the last round.
+    assert (result.answer, result.passages) == ("Skane", ("l", "a"))  # The last round.
     assert [step.next_query for step in result.steps] == [*queries[1:], None]
     assert len(result.attempts) == 3 and result.parse_errors == {}
 
@@ -90,9 +85,6 @@ def test_iter_retgen_response_extends_next_query():
     )
     assert fakes.received(Retrieve)[1].query == f"{QUESTION} Thought: Ada was. Answer: Lund"
     assert result.answer == "Skane"
-
-
-# -------------------------------------------------------------------------------------------- beams
 
 
 def test_beam_retrieval_extends_chains_and_adds_scores():
@@ -126,8 +118,6 @@ def test_beam_retrieval_ends_without_new_passages():
     result = fakes.drive(beam_retrieval(UNANNOTATED, BeamRetrievalConfig(max_hops=4)))
     assert len(result.steps) == 1 and result.passages == ("a",)
 
-
-# ------------------------------------------------------------------------------------------- oracle
 
 GOLD = Question(
     "q", QUESTION, ("Skane",), supporting=("a", "l"), supporting_sentences=(("a", 0), ("a", 7)),

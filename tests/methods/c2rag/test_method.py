@@ -76,9 +76,6 @@ def names(result) -> dict[str, list[str]]:
     return {v: n for step in result.steps[1:] for v, n in step.notes["names"].items()}
 
 
-# ------------------------------------------------------------------------ the paper's case (Fig. 5)
-
-
 def test_case_study_first_hop_is_unresolved():
     fakes, result = run(CASE, neff_rule="shift_if_nonpositive")
     assert [round(step.notes["n_eff"] or 0, 3) for step in result.steps[1:]] == [1.547, 0]
@@ -121,9 +118,6 @@ def test_case_study_bind_from_text_reads_unknown():
         bind_from_text=True,
     )  # fmt: skip
     assert not names(result)
-
-
-# ------------------------------------------------------------------------------------ the algorithm
 
 
 def test_ground_plan_constraints_are_grounded_in_order():
@@ -280,9 +274,6 @@ def test_neff_unit_variable_checks_entities():
     assert names(one) == {"?place": ["Marn"]} and one.steps[1].notes["n_eff"] == 1.0
 
 
-# ---------------------------------------------------------------------------------------- the plan
-
-
 def test_make_plan_unusable_plan_is_requested_once_more():
     fakes, result = run(planner=["No idea.", plan()])
     assert fakes.kinds()[:4] == ["Retrieve", "Extract", "planner", "planner"]
@@ -317,9 +308,6 @@ def test_c2rag_malformed_plans_never_raise():
             letters[place : place + rng.randrange(4)] = rng.choice('"{}[],:?x\n\\')
         _, result = run(planner=["".join(letters)], plan_retries=0)
         assert result.answer == "1952"
-
-
-# ---------------------------------------------------------------------------------------- switches
 
 
 def _queries(fakes, ranker):

@@ -29,8 +29,6 @@ from tests.methods.ada import (
 )
 from tests.methods.fakes import decision, prompt
 
-# ---------------------------------------------------------------------------------------- the loop
-
 
 def test_cirag_two_rounds_answers_from_triples():
     fakes = fake([CONTINUE, FINAL], [ANSWER])
@@ -247,9 +245,6 @@ def test_cirag_no_passages_gives_empty_answer():
     assert (result.passages, result.sentences, result.triples) == ((), (), ())
 
 
-# ------------------------------------------------------------------------------------ construction
-
-
 def test_construct_no_reranker_keeps_passage_order():
     fakes = fake([decision("", NO_FACT, "")], [ANSWER])
     result = run(fakes, use_reranker=False, num_candidates=1)
@@ -296,9 +291,6 @@ def test_normalization_unicode_keeps_letters_of_every_script():
     assert result.steps[0].kept == (PLACE,)
     assert result.attempts[0].evidence == ("('lund', 'in', 'skåne')",)
     assert '["lund", "in", "skåne"]' in prompt(fakes.received(Generate, "integrator")[0])
-
-
-# ------------------------------------------------------------------------------------- integration
 
 
 def test_multi_turn_round_extends_the_conversation():

@@ -47,9 +47,6 @@ def run(fakes, **settings):
     return fakes.drive(dualrag(Question("q", QUESTION, ()), DualragConfig(**settings)))
 
 
-# ------------------------------------------------------------------------------------ the loop
-
-
 def test_answer_reads_an_empty_outline():
     result = run(fake([SEARCH, STOP], [ADA_QUERY], ["None"]))
     assert result.attempts[0].evidence == () and result.attempts[0].granularity == "sentence"
@@ -152,9 +149,6 @@ def test_retrieve_without_entity_ranks_by_first_query():
     assert fakes.received(Rank)[0].query == "a painter's province"
 
 
-# ------------------------------------------------------------------------------------ ablations
-
-
 def test_no_reasoner_writes_single_sentences():
     fakes = fake([f"{BORN} And more.", "So the answer is: Skane."], [ADA_QUERY], [BORN])
     result = run(fakes, use_reasoner=False)
@@ -189,9 +183,6 @@ def test_no_reranker_keeps_retrieval_order():
     result = run(fakes, use_reranker=False, num_documents=1)
     assert fakes.received(Rank) == [] and result.steps[0].kept == ("n",)
     assert DualragConfig(use_reranker=False).needs.rankers == ()
-
-
-# ------------------------------------------------------------------------- what models do wrong
 
 
 def test_reason_unreadable_json_is_requested_again():
@@ -242,9 +233,6 @@ def test_identify_unnamed_entities_are_counted():
     assert result.parse_errors == {
         "entities_unnamed": 1, "entity_never_named": 1, "entity_without_documents": 1,
     }  # fmt: skip
-
-
-# ------------------------------------------------------------------------------- small models
 
 
 def test_entities_named_allows_unsearched_names():
@@ -306,9 +294,6 @@ def test_entities_named_without_names_searches_thought():
 def test_dualrag_config_invalid_settings_are_refused(settings, words):
     with pytest.raises(UserError, match=words):
         DualragConfig(**settings)
-
-
-# ------------------------------------------------------------------------------ the case study
 
 
 def test_dualrag_case_study_matches_the_paper():

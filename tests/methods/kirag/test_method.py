@@ -109,9 +109,6 @@ def test_kirag_example_of_the_paper_step_by_step():
     )
 
 
-# -------------------------------------------------------------------------------------- the chain
-
-
 def test_stop_chain_needs_the_answer_as_next_step():
     responses = [f" {FIRST}.{FINAL_STEP}", f".{FINAL_STEP}"]
     assert len(run(responses)[1].steps) == 2
@@ -212,9 +209,6 @@ def test_construct_no_candidates_ends_the_chain():
     assert len(result.steps) == 1 and result.passages == ("decoy", "hamlet")
 
 
-# ----------------------------------------------------------------------- units other than triples
-
-
 def test_units_sentence_and_passage_need_no_extraction():
     line = "Kirton End: It belongs to Boston in Lincolnshire."
     fakes, result = run([f"{line}\n", f"{FINAL}: 35,124."], scores={line: 0.9}, units="sentence")
@@ -226,9 +220,6 @@ def test_units_sentence_and_passage_need_no_extraction():
     _, result = run([f"{whole}\n", f"{FINAL}: 35,124."], scores={whole: 0.9}, units="passage")
     assert chain_of(result) == ["hamlet"] and result.passages[0] == "hamlet"
     assert result.sentences == () and result.triples == ()
-
-
-# ------------------------------------------------------------------------------ the released code
 
 
 def test_retriever_query_last_has_only_the_last_unit():
@@ -307,9 +298,6 @@ def test_ranking_chain_puts_its_passages_first():
     assert result.passages == ("hamlet", "city", "decoy")
 
 
-# --------------------------------------------------------------------------- prompts and reading
-
-
 def test_demonstrate_most_similar_question_comes_last():
     def question(name, evidences):
         return Question(name, f"Question {name}?", ("x",), supporting=("p",), evidences=evidences)
@@ -377,9 +365,6 @@ def test_reader_cascade_reads_the_chain():
         [f"Kirton End. {HAMLET.text}\n", f"{FINAL} x"], [tells], units="passage", **cascade
     )
     assert [a.granularity for a in result.attempts] == ["passage"]
-
-
-# ------------------------------------------------------------------------------------ the switches
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,6 @@ def parse(text, chain=(), kind="triple", candidates=CANDIDATES, **settings):
     return prompts.parse_completion(text, candidates, chain, kind, **settings)
 
 
-# ------------------------------------------------------------------------------------- the prompt
-
-
 def test_constructor_messages_end_with_the_chain():
     messages = prompts.constructor_messages(QUESTION, CANDIDATES, [BORN], "triple")
     assert [m.role for m in messages] == ["system", "user", "assistant", "user", "assistant"]
@@ -72,9 +69,6 @@ def test_demonstration_uses_annotated_chains():
     assert turns is not None
     assert "<Ada Moen; birthplace; Lund>, <province Lund; is; Skane>" in turns[1].text
     assert prompts.demonstration(Question("q", "Who?", ("x",), supporting=("p",))) is None
-
-
-# ------------------------------------------------------------------------------------- the parser
 
 
 @pytest.mark.parametrize(
@@ -179,9 +173,6 @@ def test_parsers_any_output_never_raises():
             )
             assert completion.candidate is None or 0 <= completion.candidate < len(candidates)
         assert "\n" not in prompts.parse_answer(cut)
-
-
-# ------------------------------------------------------------------------------------- the reader
 
 
 def test_reading_messages_number_documents():
