@@ -13,21 +13,20 @@ from cirag_jax.identity import of_packages
 
 
 def packages() -> dict[str, str]:
-    """Versions of what cuts, stems and scores: a text is searched as it was indexed."""
+    """Returns the versions of the packages that tokenise, stem and score."""
     return of_packages("bm25s", "PyStemmer")
 
 
 def _bm25s() -> Any:
-    """The library, imported late: doing so starts JAX's backends, which is not for an import."""
-    import bm25s
+    import bm25s  # Late, because importing it starts JAX's backends.
 
-    # It reports every index at DEBUG, and asks for that level when it is imported.
+    # The import sets the level to DEBUG, which reports every index.
     logging.getLogger("bm25s").setLevel(logging.WARNING)
     return bm25s
 
 
 class BM25:
-    """A BM25 index over passage texts; without texts, one to be filled by `load`."""
+    """A BM25 index over passage texts; None makes an empty index for `load`."""
 
     def __init__(self, texts: Sequence[str] | None):
         self._stemmer = Stemmer.Stemmer("english")
@@ -35,38 +34,38 @@ class BM25:
         self._size = 0
         if texts is not None:
             tokens = self.words(texts)
-            if not any(tokens):  # The library cannot index that; the empty word is in no query.
+            if not any(tokens):  # The library cannot index these; no query has the empty word.
                 tokens = [[""]] * len(texts)
             self._index.index(tokens, show_progress=False)
             self._size = len(texts)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], size: int) -> "BM25":
-        """Reads what `save` wrote; ``size`` is the number of texts. Its arrays stay on disk."""
+        """Reads a folder of `save` over ``size`` texts; its arrays stay on disk."""
         index = cls(None)
-        with parsing(f"{os.fspath(folder)} is damaged", "; remove the index and build it anew"):
-            found = _bm25s().BM25.load(os.fspath(folder), mmap=True)
-            _check(found, index._index, size)
-        index._index, index._size = found, size
+        with parsing(f"{os.fspath(folder)} is damaged", "; remove the index and build it again"):
+            loaded = _bm25s().BM25.load(os.fspath(folder), mmap=True)
+            _check(loaded, index._index, size)
+        index._index, index._size = loaded, size
         return index
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes the index as a folder.
 
         Raises:
-          OSError: there is no room.
+          OSError: the disk is full.
         """
         self._index.save(os.fspath(folder), show_progress=False)
-        try:  # NumPy does not say when the last bytes of a file find no room
+        try:  # NumPy does not report a disk that is full at the last bytes of a file.
             BM25.load(folder, self._size)
         except UserError as error:
-            raise OSError(f"it was not written whole, is the disk full? {error}") from None
+            raise OSError(f"the index is incomplete, is the disk full? {error}") from None
 
     def __len__(self) -> int:
         return self._size
 
     def words(self, texts: Sequence[str]) -> list[list[str]]:
-        """The words of each text as they are searched: stems, without those that say nothing."""
+        """Returns the stems of each text, without stop words."""
         return _bm25s().tokenize(
             list(texts),
             stopwords="en",
@@ -77,17 +76,8 @@ class BM25:
 
     def search(
         self, queries: Sequence[str], k: int, allowed: Sequence[np.ndarray] | None = None
-    ) -> np.ndarray:
-        """The k best rows for every query, best first: ``row_QK`` int32.
-
-        ``allowed`` and -1 mean what they mean in ``ExactIndex.search``; ties go to the lower row.
-        """
-        return self.search_scored(queries, k, allowed)[0]
-
-    def search_scored(
-        self, queries: Sequence[str], k: int, allowed: Sequence[np.ndarray] | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """As `search`, with ``score_QK`` float32; -inf where the row is -1."""
+        """Returns ``row_QK`` int32 and ``score_QK`` float32, see `ExactIndex.search`."""
         k = min(k, self._size)
         row_QK = np.full((len(queries), k), -1, np.int32)
         score_QK = np.full((len(queries), k), -np.inf, np.float32)
@@ -100,44 +90,41 @@ class BM25:
         return row_QK, score_QK
 
     def scores(self, words: Sequence[str]) -> np.ndarray:
-        """Of every text for a query of such words, ``score_N`` float32."""
-        if not words:  # Only stop words: nothing matches, and bm25s refuses an empty query.
+        """Returns the score of every text for a query of these words, ``score_N`` float32."""
+        if not words:  # The query had only stop words; bm25s rejects an empty one.
             return np.zeros(self._size, np.float32)
         return self._index.get_scores(list(words))
 
 
-def _check(found: Any, new: Any, size: int) -> None:
-    """Raises ValueError where an index that was read is none over ``size`` texts, as a new one is.
+def _check(loaded: Any, new: Any, size: int) -> None:
+    """Raises ValueError unless a loaded index is valid and over ``size`` texts.
 
-    The library looks scores up by what the files say, without a look at their bounds.
+    The library reads the arrays without checking bounds.
     """
     names = ("method", "idf_method", "k1", "b", "delta", "dtype", "int_dtype", "backend")
-    changed = [name for name in names if getattr(found, name) != getattr(new, name)]
+    changed = [name for name in names if getattr(loaded, name) != getattr(new, name)]
     if changed:
         raise ValueError(f"another {changed[0]}")
-    count = found.scores["num_docs"]
+    count = loaded.scores["num_docs"]
     if type(count) is not int or count != size:
         raise ValueError(f"it is over {count} texts")
-    data, indices, indptr = (found.scores[name] for name in ("data", "indices", "indptr"))
-    # The library gives the empty word a number that has no place; no text and no query has that.
-    words = [number for word, number in found.vocab_dict.items() if word]
+    data, indices, indptr = (loaded.scores[name] for name in ("data", "indices", "indptr"))
+    # The library gives the empty word, which no text and no query has, a number beyond `indptr`.
+    words = [number for word, number in loaded.vocab_dict.items() if word]
     if any(array.ndim != 1 for array in (data, indices, indptr)) or len(data) != len(indices):
-        raise ValueError("its arrays do not fit")
+        raise ValueError("its arrays have inconsistent shapes")
     if not len(indptr) or indptr[0] != 0 or indptr[-1] != len(data) or (np.diff(indptr) < 0).any():
-        raise ValueError("its words have no places")
+        raise ValueError("its offsets are invalid")
     if len(indices) and (indices.min() < 0 or indices.max() >= size):
-        raise ValueError("it names texts that there are not")
+        raise ValueError("a text number is out of range")
     if not all(type(number) is int and 0 <= number < len(indptr) - 1 for number in words):
-        raise ValueError("its vocabulary does not fit")
+        raise ValueError("its vocabulary does not match its arrays")
     if not np.isfinite(data).all():
         raise ValueError("a score is not finite")
 
 
 def best_places(scores_N: np.ndarray, k: int) -> np.ndarray:
-    """Places of the k highest scores, best first, ties by place.
-
-    Only what may be among them is sorted.
-    """
+    """Returns the places of the k highest scores, best first, ties by place."""
     if 0 < k < len(scores_N):
         threshold = np.partition(scores_N, -k)[-k]
         places = np.flatnonzero(scores_N >= threshold)

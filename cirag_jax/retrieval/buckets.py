@@ -1,7 +1,7 @@
-"""Texts of any length through one compiled function per length bucket.
+"""Runs a compiled function over texts of any length, with one compilation per length bucket.
 
-A text's bucket depends on its own length alone and every bucket has one batch shape, so there is
-one compilation per bucket and a row never depends on its neighbours.
+A text's bucket depends only on its length, and every bucket has one batch shape. A result therefore
+never depends on the other texts of its batch.
 """
 
 import collections
@@ -16,8 +16,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from cirag_jax import sharding
 
-# Fine steps where triples and sentences lie, coarser ones where compilations would cost more
-# than the padding.
+# Fine steps for triples and sentences; coarse steps where compiling costs more than padding.
 BUCKETS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 # Tokens of one batch, by platform.
@@ -32,7 +31,7 @@ Row = TypeVar("Row")
 
 
 def bucket_length(n: int, limit: int = BUCKETS[-1]) -> int:
-    """Smallest bucket that holds ``n`` tokens, at most ``limit`` (the encoder's positions)."""
+    """Returns the smallest bucket for ``n`` tokens, at most ``limit`` (the encoder's positions)."""
     for bucket in BUCKETS:
         if n <= bucket:
             return max(min(bucket, limit), n)
@@ -40,7 +39,7 @@ def bucket_length(n: int, limit: int = BUCKETS[-1]) -> int:
 
 
 def batch_rows(length: int, tokens_per_batch: int | None = None, multiple: int = 8) -> int:
-    """Rows of the one batch shape of bucket ``length``: a positive multiple of ``multiple``."""
+    """Returns the batch size of a bucket, a positive multiple of ``multiple``."""
     if tokens_per_batch is None:
         tokens_per_batch = TOKENS_PER_BATCH.get(jax.default_backend(), DEFAULT_TOKENS_PER_BATCH)
     return max(tokens_per_batch // (length * multiple), 1) * multiple
@@ -59,18 +58,18 @@ def map_texts(
     tokens_per_batch: int | None,
     progress: Callable[[int], Any] | None,
 ) -> np.ndarray:
-    """``apply`` over batches of texts: float32 of shape (N, *width), in input order.
+    """Applies a function to batches of texts; returns float32 (N, *width), in input order.
 
     Args:
-      texts: or tuples of texts; equal ones are computed once.
-      tokenize: token rows of some of them.
-      length_of: tokens of a row.
+      texts: texts or tuples of texts; equal ones are computed once.
+      tokenize: turns texts into rows of tokens.
+      length_of: the number of tokens of a row.
       pad: (rows, number of rows, length) -> arrays with the batch first.
-      apply: those arrays, on the device -> (number of rows, *width).
+      apply: these arrays, on the device -> (number of rows, *width).
       width: shape of one result.
-      max_length: of the longest bucket.
+      max_length: length of the longest bucket.
       mesh: batches are split over its data and fsdp axes.
-      tokens_per_batch: None: by platform.
+      tokens_per_batch: None takes a default for the platform.
       progress: called with the number of distinct texts just finished.
     """
     unique = list(dict.fromkeys(texts))
@@ -85,8 +84,8 @@ def map_texts(
     pending: collections.deque[tuple[list[int], jax.Array]] = collections.deque()
 
     def fetch() -> None:
-        numbers, found_B = pending.popleft()
-        result[numbers] = np.asarray(found_B)[: len(numbers)]
+        numbers, batch = pending.popleft()
+        result[numbers] = np.asarray(batch)[: len(numbers)]
         if progress is not None:
             progress(len(numbers))
 
@@ -109,7 +108,7 @@ def _batches(
     tokenize: Callable[[Sequence[Text]], list[Row]],
     shape_of: Callable[[Row], tuple[int, int]],
 ) -> Iterator[tuple[tuple[int, int], list[int], list[Row]]]:
-    """Yields ((rows, length), numbers, rows): full batches first, then each bucket's rest."""
+    """Yields (shape, text numbers, rows): full batches first, then the remainder of each bucket."""
     waiting: dict[tuple[int, int], tuple[list[int], list[Row]]] = {}
     for start in range(0, len(texts), _CHUNK):
         chunk = tokenize(texts[start : start + _CHUNK])
@@ -131,7 +130,7 @@ def _put(array: np.ndarray, mesh: Mesh | None) -> Any:
 
 
 def everywhere(array: jax.Array) -> jax.Array:
-    """Inside a compiled function: the array on every device of the mesh, if there is one."""
+    """Replicates an array on every device of the mesh, if any, inside a compiled function."""
     if jax.sharding.get_abstract_mesh().empty:
         return array
     return jax.lax.with_sharding_constraint(array, PartitionSpec())

@@ -1,7 +1,7 @@
-"""What a step of a search along links chooses from, and what is known of it.
+"""Candidate passages for each step of a linked search, and the features that score them.
 
-`CandidateFinder` gathers the passages that may come next on a question's chain and describes each
-from all sides: the aligner, words, links, a walk over them, names.
+`CandidateFinder` collects the passages that may come next on a question's chain. They come from the
+aligner, from BM25, from a walk over links, and from the titles that question and chain name.
 """
 
 import dataclasses
@@ -18,41 +18,42 @@ from cirag_jax.retrieval.links import LinkWalk, TitleIndex, WalkOptions
 from cirag_jax.retrieval.unit_index import UnitIndex
 from cirag_jax.types import Passage
 
-_NEAR = 25  # Passages that the aligner finds at a step, and BM25 for the question and for a step.
-_REACHED = 60  # Passages where the walk ends most often.
-_LINKED = 50  # Passages that the chain's passages name.
-_UNRANKED = 100  # The place of what a ranking did not find.
-_RARE = 1e-5  # Added to a walk's probability before its logarithm.
-_FIRST = 3  # Passages of the chain that are ranked first; chosen on dev_tune halves.
+_NUM_NEAREST = 25  # Candidates from the aligner, and from BM25 for the question and for a step.
+_NUM_REACHED = 60  # Candidates from the walk over links.
+_NUM_LINKED = 50  # Candidates that the chain's passages name.
+_UNRANKED = 100  # Length of the BM25 rankings; the rank of passages that a ranking lacks.
+_MIN_PROBABILITY = 1e-5  # Added to a walk's probability before taking its logarithm.
+_NUM_CHAIN_FIRST = 3  # Chain passages at the top of the result; chosen on dev_tune halves.
 
-# What the head sees of a candidate passage.
+# Features of a candidate. The aligner scores a passage by its best unit; places are log(1 + rank);
+# BM25 scores are relative to the best one.
 FEATURES = (
-    "score",  # Of its best unit, by the aligner, after question and chain.
-    "below_best",  # The same less the best candidate's.
-    "place",  # Among the candidates by that score; of all places the logarithm.
-    "first_score",  # Of its best unit after the question alone.
-    "first_below_best",
-    "bm25",  # For the question, over the best one's.
+    "score",  # Aligner score, given question and chain.
+    "below_best",  # The same minus the best candidate's.
+    "place",  # Place among the candidates by that score.
+    "first_score",  # Aligner score, given the question only.
+    "first_below_best",  # The same minus the corpus's best.
+    "bm25",  # BM25 for the question.
     "bm25_place",
-    "left",  # BM25 for the question's words that no passage of the chain has, over the best one's.
-    "told",  # For the words of the chain's last unit that the question and its own title have not.
-    "words_place",  # By the sum of these two.
+    "left",  # BM25 for the question's words that no passage of the chain has.
+    "told",  # BM25 for words of the chain's last unit that neither question nor its title has.
+    "words_place",  # Place by the sum of these two, before scaling.
     "walk",  # Logarithm of the probability that a walk over links ends there.
     "walk_place",
-    "named_by_last",  # By the chain's last unit: 1 / the passages of that title.
-    "named_by_chain",  # By any of its units.
-    "named_by_passages",  # By a passage of the chain.
+    "named_by_last",  # 1 / (passages of that title) if the chain's last unit names it.
+    "named_by_chain",  # The same for any unit of the chain.
+    "named_by_passages",  # A passage of the chain names it.
     "names_passages",  # It names a passage of the chain.
-    "named",  # By the question.
-    "named_and_due",  # The same, while the question names more than the chain has visited.
-    "same_title",  # As a passage of the chain.
-    "title_asked",  # The share of its title's words that the question has.
-    "title_told",  # That the passages of the chain have.
+    "named",  # 1 / (passages of that title) if the question names it.
+    "named_and_due",  # The same, while the question names more titles than the chain has visited.
+    "same_title",  # It shares its title with a passage of the chain.
+    "title_asked",  # Share of its title's words that the question has.
+    "title_told",  # Share of its title's words that the passages of the chain have.
     "like_chain",  # Inner product with the nearest unit of the chain.
-    "first_step",
-    "titles_named",  # By the question: up to 4, over 4.
+    "first_step",  # The chain is empty.
+    "titles_named",  # Number of titles that the question names, at most 4, divided by 4.
 )
-# Features that a corpus may lack together: each group is hidden now and then in training.
+# Features that a corpus may lack together. Training hides whole groups at random.
 GROUPS = {
     "words": ("bm25", "bm25_place"),
     "next_words": ("left", "told", "words_place"),
@@ -65,13 +66,13 @@ GROUPS = {
 }
 
 
-class Candidates(NamedTuple):
-    """What a step chooses from.
+class StepCandidates(NamedTuple):
+    """The candidates of one step.
 
     Attributes:
-      question: its place among those that are searched for.
-      row_R: passages, int32.
-      unit_R: the best unit of each, int64.
+      question: index of the question.
+      row_R: rows of the passages, int32.
+      unit_R: the best unit of each passage, int64.
       feature_RF: float32, see `FEATURES`.
     """
 
@@ -82,93 +83,95 @@ class Candidates(NamedTuple):
 
 
 @dataclasses.dataclass
-class Search:
-    """One question, what is known of it from the start, and a chain so far.
+class SearchState:
+    """The search for one question: fixed rankings for the question, and the chain so far.
 
     Attributes:
-      question: its text.
-      place: in its block.
-      first_D: the vector of the question alone.
-      first_best: the aligner's best score with it.
-      asked: words of the question.
-      words: BM25 over the best one's, by passage, best first.
-      walk_N: where the walk ends.
-      near: passages that the aligner finds at this step.
-      named: passages that the question names: 1 / those of that title.
-      num_titles: that the question names.
-      allowed: rows that may be found; None: all.
-      left_N, told_N: see `FEATURES`, of every passage, not over the best one's.
-      query_D: the vector of question and chain.
-      read: words of the chain's passages.
-      rows, units: the chain.
-      likely: for every step so far, the probability of each candidate that it is chosen.
-      ended: nothing was left to choose from.
+      question: text of the question.
+      index: place of the question in its block.
+      question_D: embedding of the question.
+      question_best: the aligner's best score with it.
+      question_words: words of the question.
+      bm25: passage to its BM25 score for the question over the best one's, best first.
+      walk_N: probability that the walk ends at each passage.
+      named: passages that the question names, to 1 / (passages of that title).
+      num_titles: number of titles that the question names.
+      allowed_R: sorted rows that may be returned; None allows all.
+      query_D: embedding of question and chain.
+      nearest: the aligner's nearest passages to it.
+      left_N, told_N: BM25 scores of all passages for the words of the features ``left``, ``told``.
+      chain_words: words of the chain's passages.
+      rows, units: passages and units of the chain.
+      probabilities: for each step so far, each candidate's probability of being chosen.
+      ended: no candidates were left.
     """
 
     question: str
-    place: int
-    first_D: np.ndarray
-    first_best: float
-    asked: frozenset[str]
-    words: dict[int, float]
+    index: int
+    question_D: np.ndarray
+    question_best: float
+    question_words: frozenset[str]
+    bm25: dict[int, float]
     walk_N: np.ndarray
-    near: list[int]
     named: dict[int, float]
     num_titles: int
-    allowed: frozenset[int] | None
+    allowed_R: np.ndarray | None
+    query_D: np.ndarray
+    nearest: list[int]
     left_N: np.ndarray
     told_N: np.ndarray
-    query_D: np.ndarray
-    read: frozenset[str] = frozenset()
+    chain_words: frozenset[str] = frozenset()
     rows: list[int] = dataclasses.field(default_factory=list)
     units: list[int] = dataclasses.field(default_factory=list)
-    likely: list[dict[int, float]] = dataclasses.field(default_factory=list)
+    probabilities: list[dict[int, float]] = dataclasses.field(default_factory=list)
     ended: bool = False
 
     def __post_init__(self):
-        reached = best_places(self.walk_N, _REACHED)
+        reached = best_places(self.walk_N, _NUM_REACHED)
         reached = reached[self.walk_N[reached] > 0].tolist()
-        self.walk_place = _places(reached)
-        self.word_place = _places(self.words)
-        self.pool = [*self.named, *self.near, *list(self.words)[:_NEAR], *reached]
+        self.walk_rank, self.bm25_rank = _ranks(reached), _ranks(self.bm25)
+        # Candidates of every step.
+        self.pool = [*self.named, *self.nearest, *list(self.bm25)[:_NUM_NEAREST], *reached]
+        self._allowed = None if self.allowed_R is None else frozenset(self.allowed_R.tolist())
 
-    def may_find(self, row: int) -> bool:
-        """Whether ``row`` is allowed and not in the chain yet."""
-        return row not in self.rows and (self.allowed is None or row in self.allowed)
+    def is_open(self, row: int) -> bool:
+        """Returns whether a passage is allowed and not in the chain yet."""
+        return row not in self.rows and (self._allowed is None or row in self._allowed)
 
-    def choose(self, candidates: Candidates, score_R: np.ndarray) -> None:
-        """Appends the candidate of the highest score to the chain; without any, the search ends."""
+    def choose(self, candidates: StepCandidates, score_R: np.ndarray) -> None:
+        """Appends the best candidate to the chain; without candidates the search ends."""
         if not len(score_R):
             self.ended = True
             return
-        likely_R = softmax(score_R.astype(np.float64))
+        probability_R = softmax(score_R.astype(np.float64))
         rows = candidates.row_R.tolist()
-        self.likely.append(dict(zip(rows, likely_R.tolist(), strict=True)))
+        self.probabilities.append(dict(zip(rows, probability_R.tolist(), strict=True)))
         best = int(score_R.argmax())
         self.rows.append(rows[best])
         self.units.append(int(candidates.unit_R[best]))
 
     def ranked(self) -> list[int]:
-        """The first passages of the chain, then all candidates by how likely any step chose them.
+        """Ranks the chain's first passages, then all candidates by their chance in any step.
 
-        Later steps may follow a wrong passage; what several found likely is the safer guess.
+        Later steps may follow a wrong passage, so a candidate that several steps found likely is
+        safer than the end of the chain.
         """
-        missed: dict[int, float] = {}
-        for likely in self.likely:
-            for row, p in likely.items():
-                missed[row] = missed.get(row, 1.0) * (1 - p)
-        likeliest = sorted(missed, key=missed.__getitem__)
-        return list(dict.fromkeys([*self.rows[:_FIRST], *likeliest]))
+        never_chosen: dict[int, float] = {}
+        for step in self.probabilities:
+            for row, p in step.items():
+                never_chosen[row] = never_chosen.get(row, 1.0) * (1 - p)
+        likeliest = sorted(never_chosen, key=never_chosen.__getitem__)
+        return list(dict.fromkeys([*self.rows[:_NUM_CHAIN_FIRST], *likeliest]))
 
 
 class CandidateFinder:
-    """Finds and describes the passages that may come next.
+    """Finds the passages that may come next on a chain, and computes their features.
 
     Args:
       passages: the corpus.
-      texts: the units of each.
-      units: an index over them.
-      options: of the walk.
+      texts: the units of each passage.
+      units: an index of these units.
+      options: options of the walk over links.
     """
 
     def __init__(
@@ -181,173 +184,173 @@ class CandidateFinder:
         self._units, self._titles = units, TitleIndex(passages)
         self._names = [passage.title for passage in passages]
         self._texts = [passage_text(passage) for passage in passages]
-        self._words = BM25(self._texts)
-        self._title_words = [frozenset(words) for words in self._words.words(self._names)]
-        mentions = [[self._titles.mentions(text) for text in found] for found in texts]
+        self._bm25 = BM25(self._texts)
+        self._title_words = [frozenset(words) for words in self._bm25.words(self._names)]
+        mentions = [[self._titles.mentions(text) for text in group] for group in texts]
         self._unit_links = _unit_links(mentions, [self._titles.named(name) for name in self._names])
-        owner_NP = _owners(texts)
+        owner_NP = _unit_owners(texts)
         self._links = sparse.csr_array((owner_NP.T @ self._unit_links) > 0)
         self._links_back = self._links.T.tocsr()
         self._walk = LinkWalk(passages, options, titles=self._titles)
 
-    def begin(
+    def start(
         self,
         questions: Sequence[str],
         query_QD: np.ndarray,
         allowed: Sequence[np.ndarray] | None,
-    ) -> list[Search]:
-        """A search for every question, of which ``query_QD`` are the vectors."""
-        near_QK, score_QK = self._units.nearest(query_QD, _NEAR, allowed)
-        words_QK, word_score_QK = self._words.search_scored(questions, _UNRANKED, allowed)
-        # What shares no word with the question is no place to begin at.
-        seeds_QK = np.where(word_score_QK > 0, words_QK, -1)
+    ) -> list[SearchState]:
+        """Starts a search for each question; ``query_QD`` are the embedded questions."""
+        nearest_QK, score_QK = self._units.nearest(query_QD, _NUM_NEAREST, allowed)
+        bm25_QK, bm25_score_QK = self._bm25.search(questions, _UNRANKED, allowed)
+        # A passage that shares no word with the question is no seed of the walk.
+        seeds_QK = np.where(bm25_score_QK > 0, bm25_QK, -1)
         walk_NQ = self._walk.probabilities(
-            questions, (seeds_QK.tolist(), near_QK.tolist()), allowed
+            questions, (seeds_QK.tolist(), nearest_QK.tolist()), allowed
         )
-        asked = self._words.words(questions)
-        searches = []
-        for place, question in enumerate(questions):
+        words = self._bm25.words(questions)
+        states = []
+        for index, question in enumerate(questions):
             titles = self._titles.mentions(question)
-            left_N = self._words.scores(asked[place])
-            searches.append(
-                Search(
+            left_N = self._bm25.scores(words[index])
+            states.append(
+                SearchState(
                     question=question,
-                    place=place,
-                    first_D=query_QD[place],
-                    first_best=float(score_QK[place, 0]),
-                    asked=frozenset(asked[place]),
-                    words=_shares(words_QK[place], word_score_QK[place]),
-                    walk_N=np.ascontiguousarray(walk_NQ[:, place]),
-                    near=_present(near_QK[place]),
+                    index=index,
+                    question_D=query_QD[index],
+                    question_best=float(score_QK[index, 0]),
+                    question_words=frozenset(words[index]),
+                    bm25=_relative_scores(bm25_QK[index], bm25_score_QK[index]),
+                    walk_N=np.ascontiguousarray(walk_NQ[:, index]),
                     named={row: 1 / len(rows) for rows in titles for row in rows},
                     num_titles=len(titles),
-                    allowed=None if allowed is None else frozenset(map(int, allowed[place])),
+                    allowed_R=None if allowed is None else _sorted_rows(allowed[index]),
+                    query_D=query_QD[index],
+                    nearest=_valid_rows(nearest_QK[index]),
                     left_N=left_N,
                     told_N=np.zeros_like(left_N),
-                    query_D=query_QD[place],
                 )
             )
-        return searches
+        return states
 
-    def follow(
-        self,
-        searches: Sequence[Search],
-        query_QD: np.ndarray,
-        allowed: Sequence[np.ndarray] | None,
-    ) -> None:
-        """Tells searches of their longer chains; ``query_QD`` are questions with these."""
-        near_QK, _ = self._units.nearest(query_QD, _NEAR, allowed)
-        read = self._words.words([self._texts[search.rows[-1]] for search in searches])
-        told = self._words.words([self._units.texts[search.units[-1]] for search in searches])
-        for place, search in enumerate(searches):
-            search.query_D, search.near = query_QD[place], _present(near_QK[place])
-            search.read = search.read.union(read[place])
-            search.left_N = self._words.scores(sorted(search.asked - search.read))
-            known = search.asked | self._title_words[search.rows[-1]]
-            search.told_N = self._words.scores(sorted(set(told[place]) - known))
+    def update(self, states: Sequence[SearchState], query_QD: np.ndarray) -> None:
+        """Updates searches whose chains have grown; ``query_QD`` embed question and chain."""
+        allowed = [s.allowed_R for s in states if s.allowed_R is not None] or None
+        nearest_QK, _ = self._units.nearest(query_QD, _NUM_NEAREST, allowed)
+        passage_words = self._bm25.words([self._texts[s.rows[-1]] for s in states])
+        unit_words = self._bm25.words([self._units.texts[s.units[-1]] for s in states])
+        for place, s in enumerate(states):
+            s.query_D, s.nearest = query_QD[place], _valid_rows(nearest_QK[place])
+            s.chain_words = s.chain_words.union(passage_words[place])
+            s.left_N = self._bm25.scores(sorted(s.question_words - s.chain_words))
+            old_words = s.question_words | self._title_words[s.rows[-1]]
+            s.told_N = self._bm25.scores(sorted(set(unit_words[place]) - old_words))
 
-    def candidates(self, s: Search) -> Candidates:
-        """What the next step of a search chooses from."""
-        linked = self._linked(s)
-        by_words = _rows_by_words(s)
-        linked_rows = [*linked.by_chain, *list(linked.by_passages)[:_LINKED]]
-        rows = dict.fromkeys([*s.pool, *s.near, *linked_rows, *by_words[:_NEAR]])
-        row_R = np.array([row for row in rows if s.may_find(row)], np.int32)
+    def candidates(self, s: SearchState) -> StepCandidates:
+        """Returns the candidates of a search's next step."""
+        links = self._chain_links(s)
+        by_words = _rank_by_words(s)
+        linked = [*links.from_chain, *list(links.from_passages)[:_NUM_LINKED]]
+        rows = dict.fromkeys([*s.pool, *s.nearest, *linked, *by_words[:_NUM_NEAREST]])
+        row_R = np.array([row for row in rows if s.is_open(row)], np.int32)
         row_R = row_R[self._units.counts(row_R) > 0]
 
-        score_2R, unit_2R = self._units.best(np.stack([s.query_D, s.first_D]), row_R)
+        score_2R, unit_2R = self._units.best(np.stack([s.query_D, s.question_D]), row_R)
         unit_R = unit_2R[0]
-        known = {
-            **self._by_aligner(s, score_2R, unit_R),
-            **_by_words(s, row_R, _places(by_words)),
-            **self._by_links(s, row_R, linked),
-            **self._by_names(s, row_R),
+        features = {
+            **self._aligner_features(s, score_2R, unit_R),
+            **_word_features(s, row_R, _ranks(by_words)),
+            **self._link_features(s, row_R, links),
+            **self._title_features(s, row_R),
         }
-        feature_RF = np.stack([known[name] for name in FEATURES], axis=1).astype(np.float32)
-        return Candidates(s.place, row_R, unit_R, feature_RF)
+        feature_RF = np.stack([features[name] for name in FEATURES], axis=1).astype(np.float32)
+        return StepCandidates(s.index, row_R, unit_R, feature_RF)
 
-    def _linked(self, s: Search) -> "_Linked":
-        by_unit = [_row(self._unit_links, unit) for unit in s.units]
-        by_chain: dict[int, float] = {}
-        for found in by_unit:
-            for row, share in found.items():
-                by_chain[row] = max(share, by_chain.get(row, 0.0))
-        by_passages = {r: 1.0 for row in s.rows for r in _row(self._links, row)}
-        return _Linked(by_unit[-1] if by_unit else {}, by_chain, by_passages)
+    def _chain_links(self, s: SearchState) -> "_ChainLinks":
+        by_unit = [_entries(self._unit_links, unit) for unit in s.units]
+        from_chain: dict[int, float] = {}
+        for links in by_unit:
+            for row, weight in links.items():
+                from_chain[row] = max(weight, from_chain.get(row, 0.0))
+        from_passages = {r: 1.0 for row in s.rows for r in _entries(self._links, row)}
+        return _ChainLinks(by_unit[-1] if by_unit else {}, from_chain, from_passages)
 
-    def _by_aligner(
-        self, s: Search, score_2R: np.ndarray, unit_R: np.ndarray
+    def _aligner_features(
+        self, s: SearchState, score_2R: np.ndarray, unit_R: np.ndarray
     ) -> dict[str, np.ndarray]:
-        score_R, first_R = score_2R
-        like_R = np.zeros(len(unit_R))
+        score_R, question_score_R = score_2R
+        like_chain_R = np.zeros(len(unit_R))
         if s.units:
             chain_CD = self._units.vectors(np.array(s.units))
-            like_R = (self._units.vectors(unit_R) @ chain_CD.T).max(axis=1)
+            like_chain_R = (self._units.vectors(unit_R) @ chain_CD.T).max(axis=1)
         return {
             "score": score_R,
             "below_best": score_R - score_R.max(initial=-1.0),
             "place": np.log1p(np.argsort(np.argsort(-score_R, kind="stable"))),
-            "first_score": first_R,
-            "first_below_best": first_R - s.first_best,
-            "like_chain": like_R,
+            "first_score": question_score_R,
+            "first_below_best": question_score_R - s.question_best,
+            "like_chain": like_chain_R,
         }
 
-    def _by_links(self, s: Search, row_R: np.ndarray, linked: "_Linked") -> dict[str, np.ndarray]:
-        back = np.concatenate([_indices(self._links_back, row) for row in s.rows] or [[]])
+    def _link_features(
+        self, s: SearchState, row_R: np.ndarray, links: "_ChainLinks"
+    ) -> dict[str, np.ndarray]:
+        linking = {r for row in s.rows for r in _entries(self._links_back, row)}
         return {
-            "walk": np.log(s.walk_N[row_R] + _RARE),
-            "walk_place": np.log1p(_get(s.walk_place, row_R, _UNRANKED)),
-            "named_by_last": _get(linked.by_last, row_R),
-            "named_by_chain": _get(linked.by_chain, row_R),
-            "named_by_passages": _get(linked.by_passages, row_R),
-            "names_passages": np.isin(row_R, back),
+            "walk": np.log(s.walk_N[row_R] + _MIN_PROBABILITY),
+            "walk_place": np.log1p(_lookup(s.walk_rank, row_R, _UNRANKED)),
+            "named_by_last": _lookup(links.from_last, row_R),
+            "named_by_chain": _lookup(links.from_chain, row_R),
+            "named_by_passages": _lookup(links.from_passages, row_R),
+            "names_passages": np.array([row in linking for row in row_R.tolist()], bool),
         }
 
-    def _by_names(self, s: Search, row_R: np.ndarray) -> dict[str, np.ndarray]:
+    def _title_features(self, s: SearchState, row_R: np.ndarray) -> dict[str, np.ndarray]:
         visited = {self._names[row] for row in s.rows}
-        named_R = _get(s.named, row_R)
+        named_R = _lookup(s.named, row_R)
         titles = [self._title_words[row] for row in row_R.tolist()]
         return {
             "named": named_R,
             "named_and_due": named_R * (s.num_titles > sum(row in s.named for row in s.rows)),
             "same_title": np.array([self._names[row] in visited for row in row_R.tolist()], bool),
-            "title_asked": _share(titles, s.asked),
-            "title_told": _share(titles, s.read),
+            "title_asked": _shares(titles, s.question_words),
+            "title_told": _shares(titles, s.chain_words),
             "first_step": np.full(len(row_R), not s.rows),
             "titles_named": np.full(len(row_R), min(s.num_titles, 4) / 4),
         }
 
 
-class _Linked(NamedTuple):
-    """What a chain names, with its weight: its last unit, all its units, their passages."""
+class _ChainLinks(NamedTuple):
+    """Weights of the passages named by a chain's last unit, by its units, by its passages."""
 
-    by_last: dict[int, float]
-    by_chain: dict[int, float]
-    by_passages: dict[int, float]
+    from_last: dict[int, float]
+    from_chain: dict[int, float]
+    from_passages: dict[int, float]
 
 
-def _rows_by_words(s: Search) -> list[int]:
-    """What BM25 finds for the words of a step, best first."""
+def _rank_by_words(s: SearchState) -> list[int]:
+    """Ranks passages by BM25 for a step's words, best first."""
     words_N = s.left_N + s.told_N
-    row_R = np.arange(len(words_N)) if s.allowed is None else np.array(sorted(s.allowed), np.int32)
+    row_R = np.arange(len(words_N)) if s.allowed_R is None else s.allowed_R
     best_K = row_R[best_places(words_N[row_R], _UNRANKED)]
     return best_K[words_N[best_K] > 0].tolist()
 
 
-def _by_words(s: Search, row_R: np.ndarray, place: Mapping[int, int]) -> dict[str, np.ndarray]:
+def _word_features(
+    s: SearchState, row_R: np.ndarray, rank: Mapping[int, int]
+) -> dict[str, np.ndarray]:
     left_R, told_R = s.left_N[row_R], s.told_N[row_R]
     return {
-        "bm25": _get(s.words, row_R),
-        "bm25_place": np.log1p(_get(s.word_place, row_R, _UNRANKED)),
+        "bm25": _lookup(s.bm25, row_R),
+        "bm25_place": np.log1p(_lookup(s.bm25_rank, row_R, _UNRANKED)),
         "left": left_R / max(float(left_R.max(initial=0)), 1.0),
         "told": told_R / max(float(told_R.max(initial=0)), 1.0),
-        "words_place": np.log1p(_get(place, row_R, _UNRANKED)),
+        "words_place": np.log1p(_lookup(rank, row_R, _UNRANKED)),
     }
 
 
-def _owners(texts: Sequence[Sequence[str]]) -> sparse.csr_array:
-    """Which passage each unit is of, 1 at [unit, passage]."""
-    owner_N = np.repeat(np.arange(len(texts)), [len(found) for found in texts])
+def _unit_owners(texts: Sequence[Sequence[str]]) -> sparse.csr_array:
+    """A matrix with 1 at [unit, passage] for the passage of each unit."""
+    owner_N = np.repeat(np.arange(len(texts)), [len(group) for group in texts])
     ones = np.ones(len(owner_N), np.float32)
     return sparse.csr_array(
         (ones, (np.arange(len(owner_N)), owner_N)), shape=(len(owner_N), len(texts))
@@ -355,55 +358,57 @@ def _owners(texts: Sequence[Sequence[str]]) -> sparse.csr_array:
 
 
 def _unit_links(
-    mentions: Sequence[Sequence[Sequence[Sequence[int]]]], own: Sequence[Sequence[int]]
+    mentions: Sequence[Sequence[Sequence[Sequence[int]]]], namesakes: Sequence[Sequence[int]]
 ) -> sparse.csr_array:
-    """What each unit names, 1 / the passages of that title at [unit, passage]; not its own title.
+    """A matrix with 1 / (passages of that title) at [unit, passage] for each passage it names.
+
+    Links to passages of the same title are left out.
 
     Args:
-      mentions: of every unit of every passage, see `TitleIndex.mentions`.
-      own: rows that each passage's title names.
+      mentions: the `TitleIndex.mentions` of every unit of every passage.
+      namesakes: rows that each passage's title names.
     """
     unit, links = 0, list[tuple[int, int, float]]()
-    for titles_of, mine in zip(mentions, map(set, own), strict=True):
-        for titles in titles_of:
+    for passage_mentions, own_rows in zip(mentions, map(set, namesakes), strict=True):
+        for titles in passage_mentions:
             links += [
-                (unit, row, 1 / len(rows)) for rows in titles for row in rows if row not in mine
+                (unit, row, 1 / len(rows)) for rows in titles for row in rows if row not in own_rows
             ]
             unit += 1
-    source_L, target_L, share_L = np.array(links, np.float64).reshape(-1, 3).T
+    source_L, target_L, weight_L = np.array(links, np.float64).reshape(-1, 3).T
     ends = (source_L.astype(np.int64), target_L.astype(np.int64))
-    return sparse.csr_array((share_L.astype(np.float32), ends), shape=(unit, len(own)))
+    return sparse.csr_array((weight_L.astype(np.float32), ends), shape=(unit, len(namesakes)))
 
 
-def _indices(matrix: sparse.csr_array, row: int) -> np.ndarray:
-    return matrix.indices[matrix.indptr[row] : matrix.indptr[row + 1]]
-
-
-def _row(matrix: sparse.csr_array, row: int) -> dict[int, float]:
+def _entries(matrix: sparse.csr_array, row: int) -> dict[int, float]:
+    """The stored columns of a row and their values."""
     part = slice(matrix.indptr[row], matrix.indptr[row + 1])
     return dict(zip(matrix.indices[part].tolist(), matrix.data[part].tolist(), strict=True))
 
 
-def _present(row_K: np.ndarray) -> list[int]:
+def _sorted_rows(rows: np.ndarray) -> np.ndarray:
+    return np.unique(rows).astype(np.int32)
+
+
+def _valid_rows(row_K: np.ndarray) -> list[int]:
     return [row for row in row_K.tolist() if row >= 0]
 
 
-def _shares(row_K: np.ndarray, score_K: np.ndarray) -> dict[int, float]:
+def _relative_scores(row_K: np.ndarray, score_K: np.ndarray) -> dict[int, float]:
+    """Positive scores divided by the best one."""
     best = max(float(score_K[0]), 1e-9) if len(score_K) else 1.0
-    return {
-        row: score / best
-        for row, score in zip(row_K.tolist(), score_K.tolist(), strict=True)
-        if row >= 0 and score > 0
-    }
+    pairs = zip(row_K.tolist(), score_K.tolist(), strict=True)
+    return {row: score / best for row, score in pairs if row >= 0 and score > 0}
 
 
-def _share(titles: Sequence[frozenset[str]], words: Set[str]) -> np.ndarray:
+def _shares(titles: Sequence[frozenset[str]], words: Set[str]) -> np.ndarray:
+    """The share of each title's words that are among ``words``."""
     return np.array([len(t & words) / max(len(t), 1) for t in titles], np.float32)
 
 
-def _places(rows: Iterable[int]) -> dict[int, int]:
-    return {row: place for place, row in enumerate(rows)}
+def _ranks(rows: Iterable[int]) -> dict[int, int]:
+    return {row: rank for rank, row in enumerate(rows)}
 
 
-def _get(values: Mapping[int, float], row_R: np.ndarray, default: float = 0.0) -> np.ndarray:
+def _lookup(values: Mapping[int, float], row_R: np.ndarray, default: float = 0.0) -> np.ndarray:
     return np.array([values.get(row, default) for row in row_R.tolist()], np.float32)

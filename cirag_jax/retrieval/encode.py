@@ -1,4 +1,4 @@
-"""Texts to embeddings: tokenise, sort into length buckets, run one compiled function per bucket."""
+"""Embeds texts in length buckets, with one compiled function per bucket."""
 
 import collections
 import functools
@@ -12,16 +12,16 @@ from jax.sharding import Mesh
 
 from cirag_jax.models.encoder import embed
 from cirag_jax.models.io.pretrained import TextEncoder
-from cirag_jax.retrieval.buckets import BUCKETS, batch_rows, bucket_length, everywhere, map_texts
+from cirag_jax.retrieval.buckets import everywhere, map_texts
 
-# (rows, length) -> times traced; a compile-once test reads it.
+# (rows, length) -> number of traces; a test checks that each shape compiles once.
 TRACES: collections.Counter[tuple[int, int]] = collections.Counter()
 
 
 def tokenize(
     encoder: TextEncoder, texts: Sequence[str], max_length: int | None = None
 ) -> list[np.ndarray]:
-    """Token ids of each text: int32 arrays, special tokens included, cut to ``max_length``."""
+    """Returns the int32 token ids of each text, with special tokens, cut to ``max_length``."""
     limit = min(max_length or encoder.max_length, encoder.config.max_length)
     encoder.tokenizer.enable_truncation(limit)
     return [
@@ -32,9 +32,9 @@ def tokenize(
 def pad(
     rows: Sequence[np.ndarray], num_rows: int, length: int, pad_id: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """``tokens_BT`` int32 and ``lengths_B`` int32 of shape (num_rows, length) and (num_rows,).
+    """Returns ``tokens_BT`` and ``lengths_B``, int32, of ``num_rows`` rows.
 
-    Missing rows repeat a single padding token as if it were real, so that no row is empty.
+    Missing rows have the length 1, so that no row is empty.
     """
     tokens_BT = np.full((num_rows, length), pad_id, np.int32)
     lengths_B = np.ones((num_rows,), np.int32)
@@ -46,7 +46,7 @@ def pad(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _apply(graphdef: Any, state: Any, tokens_BT: jax.Array, lengths_B: jax.Array) -> jax.Array:
-    """``emb_BD`` in fp32, on every device of the mesh if there is one."""
+    """Returns ``emb_BD`` in fp32, on every device of the mesh if there is one."""
     TRACES[tuple(tokens_BT.shape)] += 1  # type: ignore[index]
     mask_BT = jnp.arange(tokens_BT.shape[1]) < lengths_B[:, None]
     return everywhere(embed(graphdef, state, tokens_BT, mask_BT))
@@ -63,11 +63,11 @@ def encode(
     tokens_per_batch: int | None = None,
     progress: Callable[[int], Any] | None = None,
 ) -> np.ndarray:
-    """Unit-length embeddings of ``texts``, float32 of shape (N, D), in input order.
+    """Returns unit-length embeddings of ``texts``, float32 of shape (N, D), in input order.
 
-    Equal texts are encoded once. ``params`` is the encoder's state, possibly newer than
-    ``encoder.state``, which None means; ``kind`` says which prefix to prepend, ``max_length`` how
-    many tokens are kept of each text (default: the encoder's). See `map_texts` for the rest.
+    Equal texts are encoded once. ``params`` replaces ``encoder.state`` if it is not None; ``kind``
+    chooses the prefix; ``max_length`` is the number of tokens kept of a text, by default the
+    encoder's limit. `map_texts` explains the other arguments.
     """
     params = encoder.state if params is None else params
     prefix = encoder.query_prefix if kind == "query" else encoder.passage_prefix
@@ -87,15 +87,3 @@ def encode(
         tokens_per_batch=tokens_per_batch,
         progress=progress,
     )
-
-
-__all__ = [
-    "BUCKETS",
-    "TRACES",
-    "batch_rows",
-    "bucket_length",
-    "embed",
-    "encode",
-    "pad",
-    "tokenize",
-]

@@ -1,4 +1,4 @@
-"""The encoders that retrieve: ours in Flax, or any model of sentence-transformers."""
+"""Text encoders for retrieval: our own in Flax, or any model of sentence-transformers."""
 
 import contextlib
 import dataclasses
@@ -24,16 +24,16 @@ from cirag_jax.types import Config
 Role = Literal["query", "passage"]
 Progress = Callable[[int], Any]
 
-MOST_KEPT = 1 << 30  # bytes of vectors that the cache keeps of one collection
-_MOST_TEXTS = 1_000_000  # remembered of each kind; at 384 dimensions 1.5 GB
+MAX_CACHED_BYTES = 1 << 30  # Maximum size of the vectors of a collection in the disk cache.
+_MAX_TEXTS = 1_000_000  # Maximum number of memoized texts of each role; 1.5 GB at 384 dimensions.
 
 
 class Encoder(Protocol):
     """Turns texts into unit-length vectors.
 
     Attributes:
-      identity: all that decides what a vector means; an index is usable by an encoder of equal
-        identity only. JSON types.
+      identity: everything that determines a vector, as JSON types; an index can only be searched
+        by an encoder of equal identity.
       dim: length of a vector.
     """
 
@@ -43,16 +43,16 @@ class Encoder(Protocol):
     def encode(
         self, texts: Sequence[str], kind: Role = "passage", progress: Progress | None = None
     ) -> np.ndarray:
-        """Unit-length float32 [N, D], in input order.
+        """Returns unit-length vectors, float32 [N, D], in input order.
 
         ``kind`` chooses prefix and length limit; ``progress`` is called with the number of distinct
-        texts just done.
+        texts just embedded.
         """
         ...
 
 
 class FlaxEncoder:
-    """Our encoders (`cirag_jax.models.encoder`); batches are split over ``mesh`` if given."""
+    """An encoder of `cirag_jax.models.encoder`; batches are split over ``mesh`` if given."""
 
     def __init__(
         self,
@@ -97,11 +97,11 @@ class FlaxEncoder:
 
 
 class CachedEncoder:
-    """An encoder that keeps the vectors of whole collections on disk, by their content.
+    """An encoder that caches the vectors of whole collections on disk, by their content.
 
-    ``folder`` has a ``.npy`` file for each list of passages. Neither queries are kept nor
-    collections of more than a gigabyte of vectors, which belong in an index (launch/index.py). A
-    damaged file is computed again.
+    ``folder`` holds a ``.npy`` file for each list of passages. Queries are not cached, and neither
+    are collections of more than a gigabyte, which belong in an index (launch/index.py). Damaged
+    files are computed again.
     """
 
     def __init__(self, encoder: Encoder, folder: pathlib.Path):
@@ -113,49 +113,49 @@ class CachedEncoder:
         self, texts: Sequence[str], kind: Role = "passage", progress: Progress | None = None
     ) -> np.ndarray:
         """See `Encoder.encode`."""
-        if kind == "query" or not 0 < 4 * len(texts) * self.dim <= MOST_KEPT:
+        if kind == "query" or not 0 < 4 * len(texts) * self.dim <= MAX_CACHED_BYTES:
             return self._encoder.encode(texts, kind, progress)
         described = json.dumps([self.identity, list(texts)], sort_keys=True, default=str)
         file = self._folder / f"{hashlib.sha256(described.encode()).hexdigest()[:32]}.npy"
         with contextlib.suppress(OSError, ValueError, EOFError, UserError):
-            found = np.load(file, allow_pickle=False)
-            if found.shape == (len(texts), self.dim) and found.dtype == np.float32:
-                return check_finite(found, str(file))
+            cached_ND = np.load(file, allow_pickle=False)
+            if cached_ND.shape == (len(texts), self.dim) and cached_ND.dtype == np.float32:
+                return check_finite(cached_ND, str(file))
         vectors_ND = self._encoder.encode(texts, kind, progress)
-        with contextlib.suppress(OSError):  # a read-only home costs time, nothing else
+        with contextlib.suppress(OSError):  # The home may be read-only.
             self._folder.mkdir(parents=True, exist_ok=True)
             save_array(file, vectors_ND)
         return vectors_ND
 
 
-def kept_on_disk(encoder: Encoder) -> Encoder:
-    """``encoder`` as a `CachedEncoder` of the user's cache; as it is where there is to be none."""
+def with_disk_cache(encoder: Encoder) -> Encoder:
+    """Returns a `CachedEncoder` in the user's cache, or ``encoder`` itself if there is no cache."""
     folder = cache_folder("vectors")
     return encoder if folder is None else CachedEncoder(encoder, folder)
 
 
-class RememberingEncoder:
-    """An encoder that embeds every distinct text once, as a query and as a passage.
+class MemoizingEncoder:
+    """An encoder that embeds every distinct text once as a query, and once as a passage.
 
-    Of each kind it keeps at most `_MOST_TEXTS` vectors: above it all are forgotten and needed ones
-    embedded again, and a longer list is not kept.
+    It holds at most `_MAX_TEXTS` vectors of each role; when they would exceed that, all are
+    dropped. Vectors of a longer list are not kept.
 
     Attributes:
-      requested: texts that were asked for so far, repetitions counted.
-      embedded: texts that were embedded.
+      requested: number of texts requested so far, with repetitions.
+      embedded: number of texts embedded so far.
     """
 
     def __init__(self, encoder: Encoder):
         self._encoder = encoder
         self.identity, self.dim = encoder.identity, encoder.dim
         self.requested = self.embedded = 0
-        self.forget()
+        self.clear()
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Drops all vectors."""
-        self._memories: dict[Role, _Memory] = {
-            "query": _Memory(self.dim),
-            "passage": _Memory(self.dim),
+        self._stores: dict[Role, _VectorStore] = {
+            "query": _VectorStore(self.dim),
+            "passage": _VectorStore(self.dim),
         }
 
     def encode(
@@ -164,22 +164,22 @@ class RememberingEncoder:
         """See `Encoder.encode`."""
         distinct = list(dict.fromkeys(texts))
         self.requested += len(texts)
-        if len(distinct) > _MOST_TEXTS:
+        if len(distinct) > _MAX_TEXTS:
             self.embedded += len(distinct)
             return self._encoder.encode(texts, kind, progress)
-        memory = self._memories[kind]
-        new = [text for text in distinct if text not in memory.row]
-        if len(memory.row) + len(new) > _MOST_TEXTS:
-            memory = self._memories[kind] = _Memory(self.dim)
+        store = self._stores[kind]
+        new = [text for text in distinct if text not in store.row]
+        if len(store.row) + len(new) > _MAX_TEXTS:
+            store = self._stores[kind] = _VectorStore(self.dim)
             new = distinct
         if new:
             self.embedded += len(new)
-            memory.add(new, self._encoder.encode(new, kind, progress))
-        return memory.vectors_ND[[memory.row[text] for text in texts]]
+            store.add(new, self._encoder.encode(new, kind, progress))
+        return store.vectors_ND[[store.row[text] for text in texts]]
 
 
-class _Memory:
-    """Vectors of texts, in an array that doubles: growth costs one copy in all."""
+class _VectorStore:
+    """Vectors by text, in an array that doubles when it is full."""
 
     def __init__(self, dim: int):
         self.row: dict[str, int] = {}
@@ -196,10 +196,10 @@ class _Memory:
 
 
 class SentenceTransformersEncoder:
-    """A model that exists only in PyTorch, run by sentence-transformers.
+    """A PyTorch model that is run by sentence-transformers.
 
-    ``name`` is recorded as that of the loaded ``SentenceTransformer``. A prefix of None is the
-    model's own prompt, if it has one; limits are tokens kept, at most the model's own limit.
+    ``name`` is recorded as the name of the loaded ``SentenceTransformer``. A prefix of None is the
+    model's own prompt, if it has one; lengths are in tokens, at most the model's own limit.
     """
 
     def __init__(
@@ -216,12 +216,12 @@ class SentenceTransformersEncoder:
         self._model = model
         self._batch_size = batch_size
         prompts = {key: value or "" for key, value in (model.prompts or {}).items()}
-        of_passages = next(
+        passage_prompt = next(
             (prompts[k] for k in ("document", "passage", "corpus") if k in prompts), ""
         )
         self._prefixes = {
             "query": prompts.get("query", "") if query_prefix is None else query_prefix,
-            "passage": of_passages if passage_prefix is None else passage_prefix,
+            "passage": passage_prompt if passage_prefix is None else passage_prefix,
         }
         longest = model.max_seq_length or max(query_max_length, passage_max_length)
         self._limits = {
@@ -252,24 +252,20 @@ class SentenceTransformersEncoder:
         if not unique:
             return np.zeros((0, self.dim), np.float32)
         self._model.max_seq_length = self._limits[kind]
-        call = self._model.encode_query if kind == "query" else self._model.encode_document
+        encode_part = self._model.encode_query if kind == "query" else self._model.encode_document
         blocks = []
-        step = 32 * self._batch_size  # Sorted by length inside; large enough to be worth it.
+        step = 32 * self._batch_size  # The library sorts each part by length.
         for start in range(0, len(unique), step):
             part = unique[start : start + step]
-            blocks.append(
-                call(
-                    part,
-                    prompt=self._prefixes[kind],
-                    batch_size=self._batch_size,
-                    normalize_embeddings=True,
-                    show_progress_bar=False,
-                    convert_to_tensor=True,
-                )
-                .float()
-                .cpu()
-                .numpy()
+            vectors = encode_part(
+                part,
+                prompt=self._prefixes[kind],
+                batch_size=self._batch_size,
+                normalize_embeddings=True,
+                show_progress_bar=False,
+                convert_to_tensor=True,
             )
+            blocks.append(vectors.float().cpu().numpy())
             if progress is not None:
                 progress(len(part))
         vectors_ND = check_finite(np.concatenate(blocks), self.identity["model"])
@@ -280,9 +276,7 @@ class SentenceTransformersEncoder:
 
 
 def open_encoder_for(config: Config, mesh: jax.sharding.Mesh | None = None) -> Encoder:
-    """The encoder that a ``configs.retrievers.encoder()`` block describes; ours split their batches
-    over ``mesh``.
-    """
+    """Opens the encoder of a ``configs.retrievers.encoder()`` block, with Flax on ``mesh``."""
     sizes = ("query_max_length", "passage_max_length", "batch_size")
     check_at_least(1, config, *sizes, prefix="config.encoder.")
     check_choice("config.encoder.backend", config.backend, ("flax", "sentence_transformers"))
@@ -295,7 +289,7 @@ def _open_flax(config: Config, mesh: jax.sharding.Mesh | None) -> FlaxEncoder:
     from cirag_jax.models.io.workdir import hash_arrays, open_encoder
 
     encoder, meta = open_encoder(config.model, dtype=config.dtype, mesh=mesh)
-    if meta:  # Two trainings may end on the same step: what was learnt tells them apart.
+    if meta:  # Two trainings may end at the same step; only their weights differ.
         encoder = dataclasses.replace(encoder, revision=f"sha256:{hash_arrays(encoder.state)}")
     prefixes = {
         name: config[name]
@@ -330,10 +324,10 @@ def _open_sentence_transformers(config: Config) -> SentenceTransformersEncoder:
             trust_remote_code=config.trust_remote_code,
             model_kwargs={"dtype": getattr(torch, config.dtype), "use_safetensors": True},
         )
-    except Exception as error:  # The library raises many kinds.
+    except Exception as error:  # The library raises many types of errors.
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         hint = (
-            " (--config.encoder.trust_remote_code=true lets it run its author's code)"
+            " (--config.encoder.trust_remote_code=true allows the code of the model's author)"
             if "trust_remote_code" in str(error)
             else ""
         )
@@ -352,7 +346,7 @@ def _open_sentence_transformers(config: Config) -> SentenceTransformersEncoder:
 
 
 def _torch_revision(model: Any) -> str:
-    """Hub commit where the model came from the hub, else SHA-256 of its parameters."""
+    """Returns the hub commit of a model from the hub, otherwise the SHA-256 of its parameters."""
     for module in model:
         config = getattr(getattr(module, "auto_model", None), "config", None)
         commit = getattr(config, "_commit_hash", None)

@@ -1,55 +1,53 @@
-"""Searching with FAISS: Flat, IVF and HNSW, on the GPU where this faiss has one."""
+"""Search with FAISS: Flat, IVF and HNSW, on GPUs if faiss was built for them."""
 
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from cirag_jax.errors import UserError, check_at_least, check_choice
+from cirag_jax.errors import UserError
 from cirag_jax.identity import version_that_counts
-from cirag_jax.types import Config
+from cirag_jax.types import Config, Count, PositiveInt
+from cirag_jax.validation import check_fields
 
 FAISS_KINDS = ("faiss_flat", "faiss_ivf", "faiss_hnsw")
 
-_TRAIN_ROWS_PER_LIST = 256  # What k-means of IVF uses; more rows are not looked at.
-_BLOCK = 1 << 16  # Rows handed over at once: the matrix may lie on disk.
+_TRAIN_ROWS_PER_LIST = 256  # Rows that k-means of IVF uses.
+_BLOCK = 1 << 16  # Rows read at a time, because the matrix may be on disk.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class IndexOptions:
-    """How an index keeps vectors and searches them (configs/retrievers.py explains the fields)."""
+    """Options for storing and searching vectors (configs/retrievers.py explains the fields)."""
 
-    dtype: str = "float32"
-    ivf_lists: int = 0
-    ivf_probes: int = 32
-    hnsw_links: int = 32
-    hnsw_ef_construction: int = 200
-    hnsw_ef_search: int = 128
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    ivf_lists: Count = 0
+    ivf_probes: PositiveInt = 32
+    hnsw_links: PositiveInt = 32
+    hnsw_ef_construction: PositiveInt = 200
+    hnsw_ef_search: PositiveInt = 128
 
     @classmethod
     def of(cls, config: Config) -> "IndexOptions":
-        """The fields of a ``configs.retrievers.retriever()`` block."""
+        """Reads and checks the fields of a ``configs.retrievers.retriever()`` block."""
         options = cls(**{field.name: config[field.name] for field in dataclasses.fields(cls)})
-        check_choice("config.retriever.dtype", options.dtype, ("float32", "bfloat16"))
-        for field in dataclasses.fields(cls)[1:]:
-            least = 0 if field.name == "ivf_lists" else 1
-            check_at_least(least, options, field.name, prefix="config.retriever.")
+        check_fields(options, prefix="config.retriever.")
         return options
 
 
 def packages() -> dict[str, str]:
-    """The version that decides which rows an approximate index finds, as far as it counts."""
+    """Returns the release series of faiss, which determines the rows that an index finds."""
     return {"faiss": version_that_counts("faiss", _faiss().__version__)}  # of faiss-cpu or -gpu
 
 
 class FaissIndex:
-    """Inner-product search by faiss; ``search`` means what ``ExactIndex.search`` does.
+    """Inner-product search by faiss, with the interface of `ExactIndex`.
 
-    IVF and HNSW are approximate: rows may be missed, and where fewer are found than asked for, the
-    places left hold row -1 and score -inf. Under ``allowed`` every kind is exact: an approximate
-    search finds almost none of a few rows. ``index`` is a faiss index of all rows, on the CPU.
+    IVF and HNSW are approximate and may miss rows; places without a row hold row -1 and score -inf.
+    With ``allowed`` every kind is exact, because an approximate search would miss most of a few
+    allowed rows. ``index`` is a faiss index of all rows on the CPU.
     """
 
     def __init__(self, index: Any, kind: str, options: IndexOptions):
@@ -60,7 +58,7 @@ class FaissIndex:
 
     @classmethod
     def build(cls, vectors_ND: Any, kind: str, options: IndexOptions) -> "FaissIndex":
-        """Indexes all rows of a float32 matrix (anything with a shape and row slices)."""
+        """Indexes a float32 matrix, or any object with a shape and row slices."""
         faiss = _faiss()
         rows, dim = vectors_ND.shape
         if kind == "faiss_flat":
@@ -70,14 +68,14 @@ class FaissIndex:
             index = faiss.IndexIVFFlat(
                 faiss.IndexFlatIP(dim), dim, lists, faiss.METRIC_INNER_PRODUCT
             )
-            index.cp.min_points_per_centroid = 1  # Else it warns about small corpora.
+            index.cp.min_points_per_centroid = 1  # Avoids warnings about small corpora.
             index.train(_sample(vectors_ND, lists * _TRAIN_ROWS_PER_LIST))
         elif kind == "faiss_hnsw":
             index = faiss.IndexHNSWFlat(dim, options.hnsw_links, faiss.METRIC_INNER_PRODUCT)
             index.hnsw.efConstruction = options.hnsw_ef_construction
         else:
             raise UserError(
-                f"config.retriever.kind is {kind!r}; of faiss there are: {', '.join(FAISS_KINDS)}"
+                f"config.retriever.kind={kind!r} is not one of {', '.join(FAISS_KINDS)}"
             )
         for start in range(0, rows, _BLOCK):
             index.add(np.ascontiguousarray(vectors_ND[start : start + _BLOCK], np.float32))
@@ -85,10 +83,10 @@ class FaissIndex:
 
     @classmethod
     def load(cls, file: str | os.PathLike[str], kind: str, options: IndexOptions) -> "FaissIndex":
-        """Reads what `save` wrote."""
+        """Reads a file of `save`."""
         faiss, before = _faiss(), None
         try:
-            # A damaged length would have it take memory for more than the file can hold.
+            # Otherwise a damaged length could allocate more memory than the file has bytes.
             before = faiss.get_deserialization_vector_byte_limit()
             faiss.set_deserialization_vector_byte_limit(os.path.getsize(file))
             index = faiss.read_index(os.fspath(file))
@@ -104,10 +102,10 @@ class FaissIndex:
         """Writes the index as one file.
 
         Raises:
-          OSError: there is no room; faiss alone would not say so.
+          OSError: the disk is full; faiss's own writer would not report it.
         """
         with open(file, "wb") as out:
-            # In pieces no larger than faiss's own buffers.
+            # Pieces of 1 MiB, like faiss's own buffers.
             writer = _faiss().PyCallbackIOWriter(out.write, 1 << 20)
             _faiss().write_index(self._cpu, writer)
 
@@ -115,15 +113,15 @@ class FaissIndex:
         return int(self._cpu.ntotal)
 
     def vectors(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
-        """The stored rows as float32 [len(rows), D]."""
+        """Returns the stored rows as float32 [len(rows), D]."""
         if self._kind == "faiss_ivf":
-            self._cpu.make_direct_map()  # Does nothing the second time.
+            self._cpu.make_direct_map()  # Only the first call has an effect.
         return self._cpu.reconstruct_batch(np.asarray(rows, np.int64))
 
     def search(
         self, query_QD: np.ndarray, k: int, allowed: Sequence[np.ndarray] | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """``row_QK`` int32 and ``score_QK`` float32, best first; see ``ExactIndex.search``."""
+        """Returns ``row_QK`` int32 and ``score_QK`` float32; see `ExactIndex.search`."""
         query_QD = np.ascontiguousarray(query_QD, np.float32)
         k = min(k, len(self))
         if not len(query_QD) or not k:
@@ -158,10 +156,10 @@ class FaissIndex:
         return None
 
 
-def _sample(vectors_ND: Any, wanted: int) -> np.ndarray:
-    """At most ``wanted`` rows, evenly over the matrix, read a block at a time."""
+def _sample(vectors_ND: Any, size: int) -> np.ndarray:
+    """Reads at most ``size`` evenly spaced rows, a block at a time."""
     rows, dim = vectors_ND.shape
-    chosen = np.unique(np.linspace(0, rows - 1, min(wanted, rows)).astype(np.int64))
+    chosen = np.unique(np.linspace(0, rows - 1, min(size, rows)).astype(np.int64))
     sample = np.empty((len(chosen), dim), np.float32)
     for start in range(0, rows, _BLOCK):
         inside = (chosen >= start) & (chosen < start + _BLOCK)
@@ -181,7 +179,7 @@ def _faiss() -> Any:
 
 
 def _to_gpu(index: Any) -> Any:
-    """A copy over all GPUs where faiss was built for them and has the kind; else the index."""
+    """Returns a copy on all GPUs if faiss supports this kind on GPUs, otherwise the index."""
     faiss = _faiss()
     if not getattr(faiss, "get_num_gpus", lambda: 0)() or isinstance(index, faiss.IndexHNSW):
         return index

@@ -1,7 +1,6 @@
-"""An index over passages: what finds passages for texts, in memory or from a folder.
+"""Indexes over passages, in memory or from a folder.
 
-A folder holds, beside the index itself, a manifest of the encoder and the corpus it was built from;
-both are compared before it is used.
+A folder holds the index and a manifest of its encoder and corpus, which are compared before use.
 """
 
 import dataclasses
@@ -17,13 +16,7 @@ import jax
 import msgspec
 import numpy as np
 
-from cirag_jax.datasets.chains import (
-    UNIT_KINDS,
-    UnitKind,
-    passage_text,
-    sentence_texts,
-    triple_text,
-)
+from cirag_jax.datasets.chains import UnitKind, passage_text, sentence_texts, triple_text
 from cirag_jax.datasets.records import convert
 from cirag_jax.errors import UserError, check_choice, parsing
 from cirag_jax.identity import START_OVER, check_same, of_records
@@ -32,23 +25,24 @@ from cirag_jax.retrieval import bm25
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encoders import Encoder, Progress
 from cirag_jax.retrieval.faiss_index import FAISS_KINDS, FaissIndex, IndexOptions
-from cirag_jax.retrieval.linked import LinkedIndex, needed_link_head
+from cirag_jax.retrieval.linked import LinkedIndex, require_link_head
 from cirag_jax.retrieval.search import ExactIndex, accelerators
 from cirag_jax.retrieval.unit_index import UnitIndex
-from cirag_jax.types import Config, Count, Feedback, Passage, Triple
+from cirag_jax.types import Config, Count, Feedback, Passage, Triple, UnitInterval
+from cirag_jax.validation import check_value
 
 KINDS = ("exact", *FAISS_KINDS, "bm25")
-LINKED = "linked"  # `LinkedIndex`, which has no folder
+LINKED = "linked"  # `LinkedIndex`, which has no folder.
 MANIFEST = "manifest.json"
-FORMAT = 2  # 2: the corpus's hash holds sentences, the encoder's identity its files
-# Fields of a manifest that may differ: weights of the same hash are the same model wherever they
-# lie, and the length at which queries are cut does not change the vectors of passages.
+FORMAT = 2  # 2: the corpus's hash includes sentences, the encoder's identity its files.
+# Fields of a manifest that may differ: the same weights may lie in another folder, and the length
+# of queries does not change the vectors of passages.
 MAY_DIFFER = ("encoder.model", "encoder.query_max_length")
 
 
 @dataclasses.dataclass(frozen=True)
 class PassageIndex:
-    """Passages that texts can be searched in, by the id of every row; see `hash_corpus`."""
+    """A searchable index over passages, whose rows have ``ids``; see `hash_corpus`."""
 
     ids: tuple[str, ...]
     kind: str
@@ -66,18 +60,15 @@ class PassageIndex:
         options: IndexOptions | None = None,
         progress: Progress | None = None,
     ) -> "PassageIndex":
-        """Embeds and indexes ``passages`` now, in the order of the rows.
-
-        ``encoder`` may be None for ``bm25``.
-        """
+        """Embeds and indexes ``passages``; ``encoder`` may be None for ``bm25``."""
         check_kind(kind)
         if not passages:
-            raise UserError("there is no passage to index")
+            raise UserError("nothing to index: the corpus has no passages")
         texts = [passage_text(passage) for passage in passages]
         if kind == "bm25":
             search: ExactIndex | FaissIndex | BM25 = BM25(texts)
         else:
-            vectors_ND = needed(encoder, kind).encode(texts, "passage", progress)
+            vectors_ND = require_encoder(encoder, kind).encode(texts, "passage", progress)
             search = make_search(vectors_ND, kind, options or IndexOptions())
         ids = tuple(passage.id for passage in passages)
         return cls(ids, kind, hash_corpus(passages), search, encoder)
@@ -90,10 +81,9 @@ class PassageIndex:
         *,
         options: IndexOptions | None = None,
     ) -> "PassageIndex":
-        """Opens a folder that ``launch/index.py`` (`build.build_index`) has written.
+        """Opens a folder of ``launch/index.py`` (`build.build_index`).
 
-        ``encoder`` must be the one that embedded the passages, None for ``bm25``; ``options`` say
-        how to search, and in which dtype to keep vectors.
+        ``encoder`` must be the one that embedded the passages, or None for ``bm25``.
         """
         folder = pathlib.Path(folder).expanduser()
         manifest = read_manifest(folder)
@@ -101,11 +91,11 @@ class PassageIndex:
         ids = tuple(_read_ids(folder, manifest["rows"]))
         if kind == "bm25":
             now = {**manifest, "packages": bm25.packages()}
-            check_manifest(folder, manifest, now, "build it anew or install that version")
+            check_manifest(folder, manifest, now, "build it again or install that version")
             search: ExactIndex | FaissIndex | BM25 = BM25.load(folder / "bm25", len(ids))
         else:
-            now = {**manifest, "encoder": dict(needed(encoder, kind).identity)}
-            remedy = f"build it anew or choose that encoder ({manifest['encoder'].get('model')})"
+            now = {**manifest, "encoder": dict(require_encoder(encoder, kind).identity)}
+            remedy = f"build it again or use that encoder ({manifest['encoder'].get('model')})"
             check_manifest(folder, manifest, now, remedy)
             if kind == "exact":
                 search = make_search(Shards(folder, manifest), kind, options)
@@ -114,7 +104,7 @@ class PassageIndex:
         if len(search) != len(ids):
             raise UserError(
                 f"{folder} is damaged: it has {len(search)} vectors for {len(ids)} passages; "
-                "remove it and build it anew"
+                "remove it and build it again"
             )
         return cls(ids, kind, manifest["corpus"], search, encoder)
 
@@ -129,7 +119,7 @@ class PassageIndex:
         """Raises UserError unless the index was built from exactly these passages, in order."""
         if hash_corpus(passages) != self.corpus_hash:
             raise UserError(
-                "the index was built from other passages than the corpus holds now; build it anew "
+                "the index was built from passages that differ from the corpus; build it again "
                 "(launch/index.py)"
             )
 
@@ -140,30 +130,31 @@ class PassageIndex:
         allowed: Sequence[np.ndarray] | None = None,
         feedback: Sequence[Feedback | None] = (),
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The k best rows for every query, best first.
+        """Returns the k best rows for every query, best first.
 
         Args:
           queries: texts, without prefix.
-          k: rows wanted; fewer come back where there are fewer passages.
-          allowed: for each query, the rows it may find; places beyond them hold row -1 and score
-            -inf.
-          feedback: for each query, what moves its vector, if anything; scores are then inner
-            products with the moved vector, whose length is not 1. Empty: nothing for any.
+          k: number of rows, at most the number of passages.
+          allowed: for each query, the rows that it may find; places beyond them hold row -1 and
+            score -inf.
+          feedback: for each query, relevance feedback that moves its vector, or None; scores are
+            inner products with the moved vector, whose length is not 1. Empty means none.
 
         Returns:
           ``row_QK`` int32 (see `ids`) and ``score_QK`` float32.
         """
         if isinstance(self._search, BM25):
             if any(feedback):
-                raise UserError(f"an index of kind {self.kind} has no vectors that could move")
-            return self._search.search_scored(queries, k, allowed)
-        query_QD = np.array(needed(self._encoder, self.kind).encode(list(queries), "query"))
-        for row, moved in enumerate(feedback):
-            if moved is not None:
-                query_QD[row] *= moved.query_weight
-                if moved.passages:
-                    rows = [self._row[passage_id] for passage_id, _ in moved.passages]
-                    weight_P = np.array([weight for _, weight in moved.passages], np.float32)
+                raise UserError(f"an index of kind {self.kind} does not support relevance feedback")
+            return self._search.search(queries, k, allowed)
+        encoder = require_encoder(self._encoder, self.kind)
+        query_QD = np.array(encoder.encode(list(queries), "query"))
+        for row, query_feedback in enumerate(feedback):
+            if query_feedback is not None:
+                query_QD[row] *= query_feedback.query_weight
+                if query_feedback.passages:
+                    rows = [self._row[passage_id] for passage_id, _ in query_feedback.passages]
+                    weight_P = np.array([w for _, w in query_feedback.passages], np.float32)
                     query_QD[row] += weight_P @ self._search.vectors(rows)
         return self._search.search(query_QD, k, allowed)
 
@@ -176,19 +167,20 @@ def open_retriever(
     triples: Mapping[str, Sequence[Triple]] | None = None,
     progress: Progress | None = None,
 ) -> PassageIndex | UnitIndex | LinkedIndex:
-    """The index that a ``configs.retrievers.retriever()`` block describes, over ``passages``.
+    """Opens the index of a ``configs.retrievers.retriever()`` block over ``passages``.
 
     ``triples`` by passage id are the units of ``units=triple``.
     """
     check_choice("config.retriever.kind", config.kind, (*KINDS, LINKED))
     options = IndexOptions.of(config)
-    check_choice("config.retriever.units", config.units, UNIT_KINDS)
+    check_value("config.retriever.units", config.units, UnitKind)
     if config.stop is not None and config.kind != LINKED:
         raise UserError("config.retriever.stop needs config.retriever.kind=linked")
-    if config.stop is not None and not 0 <= config.stop <= 1:
-        raise UserError(f"config.retriever.stop={config.stop} must be from 0 to 1.")
+    check_value("config.retriever.stop", config.stop, UnitInterval | None)
     if config.kind == LINKED:
-        return _open_linked(config, passages, needed(encoder, config.kind), triples or {}, progress)
+        return _open_linked(
+            config, passages, require_encoder(encoder, config.kind), triples or {}, progress
+        )
     if config.units != "passage":
         if config.kind != "exact" or config.folder:
             raise UserError(
@@ -197,7 +189,7 @@ def open_retriever(
             )
         texts = _unit_texts(passages, config.units, triples or {})
         return UnitIndex(
-            texts, needed(encoder, config.kind), dtype=options.dtype, progress=progress
+            texts, require_encoder(encoder, config.kind), dtype=options.dtype, progress=progress
         )
     if not config.folder:
         return PassageIndex.in_memory(
@@ -207,7 +199,7 @@ def open_retriever(
     if index.kind != config.kind:
         raise UserError(
             f"config.retriever.folder={config.folder} holds an index of kind {index.kind}, not "
-            f"{config.kind} (--config.retriever.kind={index.kind} uses it)"
+            f"{config.kind}; set --config.retriever.kind={index.kind}"
         )
     index.check_corpus(passages)
     return index
@@ -216,13 +208,13 @@ def open_retriever(
 def _unit_texts(
     passages: Sequence[Passage], units: UnitKind, triples: Mapping[str, Sequence[Triple]]
 ) -> list[list[str]]:
-    """The units of every passage, each once."""
+    """Returns the distinct units of every passage."""
     if units == "passage":
         return [[passage_text(passage)] for passage in passages]
     if units == "sentence":
         return [list(sentence_texts(passage)) for passage in passages]
-    found = [triples.get(passage.id, ()) for passage in passages]
-    return [list(dict.fromkeys(map(triple_text, group))) for group in found]
+    groups = [triples.get(passage.id, ()) for passage in passages]
+    return [list(dict.fromkeys(map(triple_text, group))) for group in groups]
 
 
 def _open_linked(
@@ -232,12 +224,12 @@ def _open_linked(
     triples: Mapping[str, Sequence[Triple]],
     progress: Progress | None,
 ) -> LinkedIndex:
-    head = needed_link_head(str(encoder.identity["model"]))
+    head = require_link_head(str(encoder.identity["model"]))
     if config.folder:
         raise UserError("config.retriever.kind=linked is built in memory and takes no folder")
     if config.units not in ("passage", head.units):
         raise UserError(
-            f"config.retriever.units={config.units}, where the aligner ranks {head.units}s"
+            f"config.retriever.units={config.units}, but the aligner ranks {head.units}s"
         )
     texts = _unit_texts(passages, head.units, triples)
     return LinkedIndex(
@@ -254,7 +246,7 @@ def _open_linked(
 
 
 def make_search(vectors_ND: Any, kind: str, options: IndexOptions) -> ExactIndex | FaissIndex:
-    """The index of this kind over a matrix (anything with a shape and row slices)."""
+    """Indexes a matrix, or any object with a shape and row slices."""
     if kind == "exact":
         return ExactIndex(vectors_ND, dtype=options.dtype, mesh=accelerators())
     return FaissIndex.build(vectors_ND, kind, options)
@@ -265,8 +257,8 @@ def check_kind(kind: str) -> None:
     check_choice("config.retriever.kind", kind, KINDS)
 
 
-def needed(encoder: Encoder | None, kind: str) -> Encoder:
-    """``encoder``, or UserError where an index of this kind has none."""
+def require_encoder(encoder: Encoder | None, kind: str) -> Encoder:
+    """Returns ``encoder``; raises UserError if it is None."""
     if encoder is None:
         raise UserError(f"an index of kind {kind} needs an encoder")
     return encoder
@@ -276,23 +268,23 @@ def needed(encoder: Encoder | None, kind: str) -> Encoder:
 
 
 def hash_corpus(passages: Iterable[Passage]) -> str:
-    """SHA-256 of ids, titles, texts and sentences, in order."""
+    """Returns the SHA-256 of ids, titles, texts and sentences, in order."""
     return of_records([p.id, p.title, p.text, p.sentences] for p in passages)
 
 
 def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
-    """The manifest of a finished index."""
+    """Reads and checks the manifest of a complete index."""
     file = folder / MANIFEST
     if not file.is_file():
         if (folder / "building.json").is_file():
-            raise UserError(f"{folder}: the index is not finished; launch/index.py finishes it")
+            raise UserError(f"{folder}: the index is not complete; run launch/index.py again")
         raise UserError(
-            f"{folder} is no index folder, it has no {MANIFEST}; launch/index.py makes one"
+            f"{folder} is not an index folder, it has no {MANIFEST}; launch/index.py makes one"
         )
     manifest = convert(str(file), read_json(file), dict[str, Any])
     kind = manifest.get("kind")
     if manifest.get("format") != FORMAT or kind not in KINDS:
-        raise UserError(f"{file} is of another version of cirag_jax; build the index anew.")
+        raise UserError(f"{file} is of another version of cirag_jax; build the index again.")
     convert(str(file), manifest, _WordManifest if kind == "bm25" else _VectorManifest)
     return manifest
 
@@ -318,9 +310,9 @@ def check_manifest(
 ) -> None:
     """Compares the manifests of two indexes, see `identity.check_same`.
 
-    Every version of faiss searches what another has built, and BM25 has no vectors, although
-    earlier versions of this program noted their dtype. Where they noted no packages, these are not
-    compared.
+    Packages of vector indexes may differ, because every version of faiss reads the indexes of
+    others. So may the dtype of BM25 indexes, which have no vectors. Packages are only compared if
+    the old manifest records them.
     """
     may_differ = [*MAY_DIFFER, "dtype" if new.get("kind") == "bm25" else "packages"]
     if "packages" not in old:
@@ -336,16 +328,16 @@ def _read_ids(folder: pathlib.Path, rows: int) -> list[str]:
         with file.open(encoding="utf-8") as lines:
             ids = [str(json.loads(line)) for line in lines]
     except (OSError, ValueError, RecursionError):
-        raise UserError(f"{file} cannot be read; remove the folder and build it anew.") from None
+        raise UserError(f"{file} cannot be read; remove the folder and build it again.") from None
     if len(ids) != rows:
-        raise UserError(f"{file} has {len(ids)} ids, not {rows}; build the index anew.")
+        raise UserError(f"{file} has {len(ids)} ids, not {rows}; build the index again.")
     return ids
 
 
 class Shards:
-    """The rows of a folder's ``vectors-*.npy`` as one matrix; rows are read when sliced.
+    """The ``vectors-*.npy`` files of a folder as one matrix, read when sliced.
 
-    One file is open at a time: there may be more than a process may open.
+    Only one file is open at a time, because a process may not open as many as there may be.
     """
 
     def __init__(self, folder: pathlib.Path, manifest: Mapping[str, Any]):
@@ -354,11 +346,11 @@ class Shards:
         self._starts = np.cumsum([0, *(rows for rows, _ in shapes)])
         self.shape = (int(self._starts[-1]), manifest["dimension"])
         if any(shape[1:] != self.shape[1:] for shape in shapes):
-            raise UserError(f"{folder}: its vectors differ in length; build it anew.")
+            raise UserError(f"{folder}: its vectors differ in length; build it again.")
         if len(self) != manifest["rows"]:
             raise UserError(
                 f"{folder} is damaged: it has {len(self)} vectors for {manifest['rows']} passages; "
-                "remove it and build it anew."
+                "remove it and build it again."
             )
 
     def __len__(self) -> int:
@@ -366,34 +358,34 @@ class Shards:
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         start, stop, _ = rows.indices(len(self))
-        found = np.empty((max(stop - start, 0), self.shape[1]), jax.numpy.dtype(self._dtype))
+        block = np.empty((max(stop - start, 0), self.shape[1]), jax.numpy.dtype(self._dtype))
         for number, (first, end) in enumerate(itertools.pairwise(self._starts.tolist())):
             low, high = max(start, first), min(stop, end)
-            if low < high:  # In one line: a name would keep the file open.
-                found[low - start : high - start] = self._open(number)[low - first : high - first]
-        return found
+            if low < high:  # The shard gets no name, which would keep its file open.
+                block[low - start : high - start] = self._open(number)[low - first : high - first]
+        return block
 
     def _open(self, number: int) -> np.ndarray:
         file = self._folder / shard_name(number)
-        with parsing(f"{file} cannot be read", "; remove the folder and build it anew"):
+        with parsing(f"{file} cannot be read", "; remove the folder and build it again"):
             try:
                 return open_shard(file, self._dtype)
             except FileNotFoundError:
                 raise
-            except OSError as error:  # no damage: no right to read it, too many open files
+            except OSError as error:  # The file is intact: no permission, too many open files.
                 raise UserError(f"{file} cannot be read: {error.strerror or error}.") from None
 
 
 def shard_name(number: int) -> str:
-    """File name of the shard of this number."""
+    """Returns the file name of a shard."""
     return f"vectors-{number:05d}.npy"
 
 
 def open_shard(file: pathlib.Path, dtype: str) -> np.ndarray:
-    """A shard, memory-mapped; bfloat16 lies in the file as uint16, which ``.npy`` can name.
+    """Memory-maps a shard; bfloat16 is stored as uint16, because ``.npy`` files have no bfloat16.
 
     Raises:
-      ValueError: it is no matrix of that type; others where the file is damaged.
+      ValueError: the file is not a matrix of that dtype; other errors if it is damaged.
     """
     array = np.load(file, mmap_mode="r", allow_pickle=False)
     if array.ndim != 2 or array.dtype != ("uint16" if dtype == "bfloat16" else "float32"):
@@ -404,7 +396,7 @@ def open_shard(file: pathlib.Path, dtype: str) -> np.ndarray:
 
 
 def to_stored(vectors_ND: np.ndarray, dtype: str) -> np.ndarray:
-    """The array that a shard's file holds; see `open_shard`."""
+    """Returns the array to store in a shard's file; see `open_shard`."""
     if dtype == "bfloat16":
         return vectors_ND.astype(jax.numpy.bfloat16).view(np.uint16)
     return vectors_ND.astype(np.float32, copy=False)

@@ -1,10 +1,14 @@
-"""Passages along a chain, by aligner, links and words together: multi-hop retrieval without an LLM.
+"""Multi-hop retrieval without an LLM: a search that follows a question's hops along a chain.
 
-The aligner alone goes by wording: after the first hop it is drawn to sentences worded like the
-question about other people. What names the next passage often stands in the chain itself, word for
-word. `LinkedIndex` therefore looks at every candidate of a step from all sides
-(`retrieval/candidates.py`), and a small head (`models/link_head.py`) that was trained on the
-aligner's own searches weighs them.
+An aligner by itself follows wording: after the first hop it prefers sentences that are worded like
+the question but are about other people. Often the chain itself names the next passage word for
+word. Each step of a `LinkedIndex` search therefore
+
+1. embeds the question with the chain so far,
+2. collects candidates from the aligner, BM25, links and names (`retrieval/candidates.py`),
+3. scores their features with a small head (`models/link_head.py`), which was trained on searches
+   of this aligner, and
+4. appends the best candidate to the chain.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,53 +21,49 @@ from cirag_jax.errors import UserError
 from cirag_jax.io import local_path
 from cirag_jax.models.link_head import FILE, LinkHead, load_link_head
 from cirag_jax.retrieval import stopping
-from cirag_jax.retrieval.candidates import FEATURES, CandidateFinder, Candidates, Search
+from cirag_jax.retrieval.candidates import FEATURES, CandidateFinder, SearchState, StepCandidates
 from cirag_jax.retrieval.encoders import Encoder, Progress
 from cirag_jax.retrieval.links import WalkOptions
 from cirag_jax.retrieval.unit_index import UnitIndex
 from cirag_jax.types import Feedback, Passage
 
-# Questions that are searched at once: as many as have this many numbers about passages, since an
-# encoder pads the last batch of every length. At most 1,024, at least 64.
-_NUMBERS = 1 << 25
-_LEAST, _MOST = 64, 1024
+# Questions are searched in blocks, because an encoder pads the last batch of every length.
+_BLOCK_NUMBERS = 1 << 25  # Numbers about passages that a block keeps in memory.
+_MIN_BLOCK, _MAX_BLOCK = 64, 1024  # Questions of a block.
 
 
-class Found(NamedTuple):
-    """What a search found.
+class SearchResult(NamedTuple):
+    """The result of one search.
 
     Attributes:
       rows: passages, best first.
-      seen_KF: of the first of them, see `stopping.describe`.
+      stop_KF: `stopping.stop_features` of the first passages.
     """
 
     rows: list[int]
-    seen_KF: np.ndarray
+    stop_KF: np.ndarray
 
 
 Score = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
-Observe = Callable[[Candidates], None]
+Observe = Callable[[StepCandidates], None]
 
 
 class LinkedIndex:
     """An index over passages that follows a question's hops inside one search.
 
-    Each of its steps asks the aligner with the question and the chain so far, gathers candidates
-    (what aligner and BM25 find, where a walk over links ends, what the question and the chain
-    name), and appends the best unit of the passage that the head puts first. The chain's first
-    passages come first, then all that a step may have chosen; see `Search.ranked`.
+    The result ranks the chain's first passages, then all candidates; see `SearchState.ranked`.
 
     Args:
       passages: the corpus.
-      texts: the units of each, as the encoder reads them.
-      encoder: of queries and units: the aligner.
-      head: None, where only `explore` is called.
-      kind: of the units.
-      steps: passages that are chosen one after the other.
-      dtype: in which vectors are kept, see `UnitIndex`.
-      stop: a search leaves out what is needed with a smaller probability; None: nothing.
-      options: of the walk.
-      progress: is told how many texts are embedded.
+      texts: the units of each passage, as the encoder reads them.
+      encoder: the aligner; embeds queries and units.
+      head: scores candidates; may be None if only `explore` is called.
+      kind: kind of the units.
+      steps: length of a chain.
+      dtype: dtype of the stored vectors, see `UnitIndex`.
+      stop: drops passages that are needed with a smaller probability; None keeps all.
+      options: options of the walk over links.
+      progress: called with the number of texts just embedded.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class LinkedIndex:
     ):
         if stop is not None and (head is None or head.stop is None):
             raise UserError(
-                f"{FILE if head is None else head.source}: its head has not learnt when to stop, "
-                "which config.retriever.stop asks for; train it again."
+                f"{FILE if head is None else head.source}: the link head has no stopping rule, "
+                "which config.retriever.stop needs; train it again."
             )
         self._head, self._steps, self._size, self._stop = head, steps, len(passages), stop
         self._kind: UnitKind = kind
@@ -101,29 +101,29 @@ class LinkedIndex:
         allowed: Sequence[np.ndarray] | None = None,
         feedback: Sequence[Feedback | None] = (),
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The k best passages for every question, as `PassageIndex.search`.
+        """Returns the k best passages for every question, as `PassageIndex.search` does.
 
-        A score is minus the place: no other orders passages of different steps. With ``stop`` there
-        may be fewer: places beyond those that are likely needed hold row -1 and score -inf. The
-        first passage is always there.
+        Scores are negative ranks, because scores of different steps are not comparable. ``stop``
+        may leave fewer passages, but never drops the first one; the remaining places hold row -1
+        and score -inf.
         """
         if any(feedback):
-            raise UserError("retriever.kind=linked has no passage vectors that could move")
+            raise UserError("config.retriever.kind=linked does not support relevance feedback")
         assert self._head is not None
         row_QK = np.full((len(queries), k), -1, np.int32)
         score_QK = np.full((len(queries), k), -np.inf, np.float32)
-        for query, found in enumerate(self.explore(queries, self._head.score, allowed)):
-            rows = self._needed(found)[:k]
+        for query, result in enumerate(self.explore(queries, self._head.score, allowed)):
+            rows = self._needed_rows(result)[:k]
             row_QK[query, : len(rows)] = rows
             score_QK[query, : len(rows)] = -np.arange(len(rows))
         return row_QK, score_QK
 
-    def _needed(self, found: Found) -> list[int]:
+    def _needed_rows(self, result: SearchResult) -> list[int]:
         if self._stop is None:
-            return found.rows
+            return result.rows
         assert self._head is not None and self._head.stop is not None
-        likely_K = self._head.stop.probability(found.seen_KF)
-        return stopping.needed(found.rows, likely_K, self._stop)
+        probability_K = self._head.stop.probability(result.stop_KF)
+        return stopping.needed_rows(result.rows, probability_K, self._stop)
 
     def explore(
         self,
@@ -132,85 +132,80 @@ class LinkedIndex:
         allowed: Sequence[np.ndarray] | None = None,
         observe: Observe = lambda candidates: None,
         progress: Progress = lambda count: None,
-    ) -> list[Found]:
-        """What is found for every question, each step choosing by ``score`` of the features.
+    ) -> list[SearchResult]:
+        """Searches for every question with any scoring function.
 
-        ``observe`` is told the candidates of every step, before one is chosen; ``progress`` how
-        many questions are through, where a step of four is a quarter of them.
+        Args:
+          questions: texts of the questions.
+          score: scores of the candidates of several steps, from their features.
+          allowed: for each question, the rows that it may find; None allows all.
+          observe: called with the candidates of every step before one is chosen.
+          progress: called with the number of questions done since the last call, counting one of
+            four steps as a quarter. Also called with 0 during long embeddings.
         """
-        found = []
-        # Of every question: where a walk ends, and words twice.
-        block = min(max(_NUMBERS // (3 * self._size), _LEAST), _MOST)
+        results = []
+        # Three numbers per question and passage: the walk's probability and two BM25 scores.
+        block = min(max(_BLOCK_NUMBERS // (3 * self._size), _MIN_BLOCK), _MAX_BLOCK)
         for start in range(0, len(questions), block):
             part = slice(start, start + block)
-            within = None if allowed is None else allowed[part]
             query_QD = self._embed(questions[part], progress)
-            searches = self._finder.begin(questions[part], query_QD, within)
+            states = self._finder.start(
+                questions[part], query_QD, None if allowed is None else allowed[part]
+            )
             for step in range(self._steps):
-                going = [search for search in searches if not search.ended]
-                if step:
-                    self._follow(going, within, progress)
-                self._choose(going, score, start, observe)
-                through = [len(searches) * done // self._steps for done in (step, step + 1)]
-                progress(through[1] - through[0])
-            found += [self._found(search) for search in searches]
-        return found
+                if active := [state for state in states if not state.ended]:
+                    if step:
+                        queries = [self._query(state) for state in active]
+                        self._finder.update(active, self._embed(queries, progress))
+                    self._choose(active, score, start, observe)
+                progress(
+                    len(states) * (step + 1) // self._steps - len(states) * step // self._steps
+                )
+            results += [self._result(state) for state in states]
+        return results
 
     def _embed(self, queries: Sequence[str], progress: Progress) -> np.ndarray:
-        """``progress`` is told of no question, so that it is called now and then."""
         return self._encoder.encode(list(queries), "query", lambda count: progress(0))
 
-    def _found(self, search: Search) -> Found:
-        rows = search.ranked()
-        return Found(rows, stopping.describe(rows, search.likely, self._steps))
-
-    def _follow(
-        self,
-        searches: Sequence[Search],
-        allowed: Sequence[np.ndarray] | None,
-        progress: Progress,
-    ) -> None:
-        """Asks the aligner with the question and the chain so far."""
-        if not searches:
-            return
-        queries = [
-            query_text(s.question, [self._units.texts[u] for u in s.units], self._kind)
-            for s in searches
-        ]
-        query_QD = self._embed(queries, progress)
-        within = None if allowed is None else [allowed[s.place] for s in searches]
-        self._finder.follow(searches, query_QD, within)
+    def _query(self, state: SearchState) -> str:
+        """The question and the chain so far, as the aligner reads them."""
+        return query_text(state.question, [self._units.texts[u] for u in state.units], self._kind)
 
     def _choose(
-        self, searches: Sequence[Search], score: Score, start: int, observe: Observe
+        self, states: Sequence[SearchState], score: Score, start: int, observe: Observe
     ) -> None:
-        """Appends one passage to the chain of every question."""
-        if not searches:
-            return
-        found = [self._finder.candidates(search) for search in searches]
-        for search, candidates in zip(searches, found, strict=True):
-            observe(candidates._replace(question=start + search.place))
-        scores = score([candidates.feature_RF for candidates in found])
-        for search, candidates, score_R in zip(searches, found, scores, strict=True):
-            search.choose(candidates, score_R)
+        """Appends one passage to each chain; ``start`` is the index of the first question."""
+        steps = [self._finder.candidates(state) for state in states]
+        for candidates in steps:
+            observe(candidates._replace(question=start + candidates.question))
+        scores = score([candidates.feature_RF for candidates in steps])
+        for state, candidates, score_R in zip(states, steps, scores, strict=True):
+            state.choose(candidates, score_R)
+
+    def _result(self, state: SearchState) -> SearchResult:
+        rows = state.ranked()
+        return SearchResult(rows, stopping.stop_features(rows, state.probabilities, self._steps))
 
 
-def find_link_head(spec: str) -> LinkHead | None:
-    """The head of an aligner: of a training workdir, an exported folder or ``shipped:NAME``."""
+def open_link_head(spec: str) -> LinkHead | None:
+    """Opens the link head of an aligner; returns None if it has none.
+
+    ``spec`` is a training workdir, an exported folder or ``shipped:NAME``.
+    """
     head = load_link_head(local_path(spec), FEATURES)
     if head is not None and head.stop is not None:
-        has, wanted = len(head.stop.weight_F), stopping.num_features(head.steps)
-        if has != wanted:
+        has, expected = len(head.stop.weight_F), stopping.num_features(head.steps)
+        if has != expected:
             raise UserError(
-                f"{head.source}: its stop reads {has} features where this version has {wanted}; "
-                "train it again."
+                f"{head.source}: its stopping rule reads {has} features, but this version computes "
+                f"{expected}; train it again."
             )
     return head
 
 
-def needed_link_head(spec: str) -> LinkHead:
-    """The same, where it must be there."""
-    head = find_link_head(spec)
+def require_link_head(spec: str) -> LinkHead:
+    """Opens the link head of an aligner that must have one."""
+    head = open_link_head(spec)
     if head is None:
         raise UserError(
             f"{spec} has no {FILE}: retrieval along links needs an aligner trained by "

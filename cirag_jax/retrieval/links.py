@@ -1,8 +1,8 @@
 """Links between passages: a text links to every passage whose title it names.
 
-An encyclopedia calls things by their titles, so that the passage of a question's next hop is often
-named, word for word, in the fact before it. `LinkWalk` ranks by that alone: personalised PageRank,
-as HippoRAG's, over titles instead of extracted phrases.
+An encyclopedia calls things by their titles, so one hop often names the passage of the next hop
+word for word. `LinkWalk` ranks passages by these links only: it is HippoRAG's personalised PageRank
+over titles instead of extracted phrases.
 """
 
 import dataclasses
@@ -14,33 +14,33 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import sparse
 
-from cirag_jax.errors import UserError, check_at_least
-from cirag_jax.types import Config, Passage
+from cirag_jax.errors import UserError
+from cirag_jax.types import Config, Count, NonNegativeFloat, Passage
+from cirag_jax.validation import check_fields
 
-# A title of one word is a name only if it is written so and not short: "Selena", not "Run" or "It".
-_LEAST_LETTERS = 4
+_MIN_LETTERS = 4  # Minimum for a title of one word: "Selena" is a name, "Run" and "It" are not.
 _WORD = re.compile(r"\w+")
 
-_PRECISION = 1e-7  # What more steps of a walk could still move.
-_BLOCK = 1 << 25  # Probabilities that are kept at once: 128 MiB.
+_PRECISION = 1e-7  # The probability that further steps of a walk could still move.
+_BLOCK = 1 << 25  # Probabilities held in memory at once: 128 MiB.
 
 
 class TitleIndex:
     """Finds the passages that a text names.
 
-    A title is known with and without what stands in parentheses at its end ("Tuos (film)"). Words
-    are compared without case, but one of them must begin with a capital in the text, or with a
-    letter of a script that has none. A title of one word has at least 4 letters. Where titles
-    overlap the longer is meant.
+    A title matches with and without parentheses at its end ("Tuos (film)"). Words are compared
+    without case, but one of them must begin with a capital in the text, or with a letter of a
+    script without capitals. A title of one word needs at least 4 letters. If titles overlap, the
+    longer one matches.
 
     Args:
-      passages: the corpus; several may share a title.
+      passages: the corpus; several passages may share a title.
     """
 
     def __init__(self, passages: Sequence[Passage]):
         self._rows: dict[tuple[str, ...], list[int]] = {}
-        # Words of the longest title that begins with these two. Far fewer places of a text fit them
-        # than a first word alone, which may be "the".
+        # First two words -> length of the longest title that begins with them. Two words match far
+        # fewer places of a text than one, which may be "the".
         self._longest: dict[tuple[str, ...], int] = {}
         for row, passage in enumerate(passages):
             plain = re.sub(r"\s*\([^()]*\)\s*$", "", passage.title)
@@ -50,15 +50,15 @@ class TitleIndex:
                     self._longest[title[:2]] = max(len(title), self._longest.get(title[:2], 1))
 
     def named(self, text: str) -> tuple[int, ...]:
-        """Rows of the passages that ``text`` names, in the order of the text, each once."""
+        """Returns the rows of the passages that ``text`` names, each once, in text order."""
         return tuple(dict.fromkeys(row for rows in self.mentions(text) for row in rows))
 
     def mentions(self, text: str) -> list[list[int]]:
-        """The same by title: rows of the passages that share one, each title once."""
+        """Returns the rows of each title that ``text`` names, each title once."""
         words = _WORD.findall(text)
         folded = tuple(map(str.casefold, words))
-        found, place = dict[tuple[str, ...], list[int]](), 0
-        # A name has a capital: what ends before the next one need not be looked up.
+        matches, place = dict[tuple[str, ...], list[int]](), 0
+        # A name has a capital, so matches that end before the next capital are skipped.
         for capital in [at for at, word in enumerate(words) if _is_capital(word[0])]:
             while place <= capital:
                 step = 1
@@ -66,12 +66,12 @@ class TitleIndex:
                 longest = min(longest, len(words) - place)
                 for size in range(longest, capital - place, -1):
                     title = folded[place : place + size]
-                    if title in self._rows and (size > 1 or len(words[place]) >= _LEAST_LETTERS):
-                        found[title] = self._rows[title]
+                    if title in self._rows and (size > 1 or len(words[place]) >= _MIN_LETTERS):
+                        matches[title] = self._rows[title]
                         step = size
                         break
                 place += step
-        return list(found.values())
+        return list(matches.values())
 
 
 def _folded(text: str) -> tuple[str, ...]:
@@ -84,34 +84,34 @@ def _is_capital(letter: str) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WalkOptions:
-    """How a walk goes (configs/retrieval.py explains the fields)."""
+    """Options of a walk over links (configs/retrieval.py explains the fields)."""
 
     restart: float = 0.5
-    seeds: int = 5
-    title_weight: float = 2.0
-    backward: float = 0.3
+    seeds: Count = 5
+    title_weight: NonNegativeFloat = 2.0
+    backward: NonNegativeFloat = 0.3
 
     @classmethod
     def of(cls, config: Config) -> "WalkOptions":
-        """The fields of ``config.links``."""
+        """Reads and checks the fields of ``config.links``."""
         options = cls(**{field.name: config[field.name] for field in dataclasses.fields(cls)})
-        check_at_least(0, options, "seeds", "title_weight", "backward", prefix="config.links.")
+        check_fields(options, prefix="config.links.")
         if not 0 < options.restart < 1:
             raise UserError(f"config.links.restart={options.restart} must lie between 0 and 1.")
         return options
 
 
 class LinkWalk:
-    """Ranks passages by where a walk over links ends that began at a question.
+    """Ranks passages by the probability that a walk over links ends at them.
 
-    It begins, and at every step may begin anew, at the passages that the question names and at the
-    first ones of another ranking: a name weighs ``title_weight``, the passage at place i of the
-    ranking 1 / i. Passages that share a title share its weight.
+    The walk starts, and at any step may restart, at the passages that the question names and at the
+    first passages of another ranking. A title has the weight ``title_weight``, which the passages
+    that share it divide; place i of the ranking has the weight 1 / i.
 
     Args:
       passages: the corpus.
-      options: of the walk.
-      titles: of the same corpus, where they have been indexed already.
+      options: options of the walk.
+      titles: title index of the same corpus; None builds one.
     """
 
     def __init__(
@@ -133,23 +133,23 @@ class LinkWalk:
         k: int,
         allowed: Sequence[np.ndarray] | None = None,
     ) -> list[list[int]]:
-        """The k best rows for every question, best first.
+        """Returns the k best rows for every question, best first.
 
         Args:
-          questions: their texts.
-          first: rows that another ranking found for each question, best first. Those that no walk
-            reaches come last, in their order.
-          k: rows wanted; fewer come back where neither walk nor ranking has more.
-          allowed: for each question, the rows it may find; None: all. No walk leaves them.
+          questions: texts of the questions.
+          first: another ranking of rows for each question, best first. Rows that the walk does not
+            reach are appended in this order.
+          k: number of rows; fewer are returned if walk and ranking together have fewer.
+          allowed: for each question, the rows that the walk may visit; None allows all.
         """
-        block, found = max(_BLOCK // max(self._num_rows, 1), 1), []
+        block, results = max(_BLOCK // max(self._num_rows, 1), 1), []
         for start in range(0, len(questions), block):
             part = slice(start, start + block)
-            within = None if allowed is None else allowed[part]
-            rank_NQ = self.probabilities(questions[part], (first[part],), within)
+            block_allowed = None if allowed is None else allowed[part]
+            rank_NQ = self.probabilities(questions[part], (first[part],), block_allowed)
             ranks = zip(np.ascontiguousarray(rank_NQ.T), first[part], strict=True)
-            found += [_best(rank_N, rows, k) for rank_N, rows in ranks]
-        return found
+            results += [_best(rank_N, rows, k) for rank_N, rows in ranks]
+        return results
 
     def probabilities(
         self,
@@ -157,9 +157,9 @@ class LinkWalk:
         rankings: Sequence[Sequence[Sequence[int]]],
         allowed: Sequence[np.ndarray] | None = None,
     ) -> np.ndarray:
-        """Where the walks of all questions end, ``rank_NQ`` float32, as `page_rank`.
+        """Returns the `page_rank` of every passage for every question, ``rank_NQ`` float32.
 
-        They begin at the first rows of each of the ``rankings``; -1 is no row.
+        The walks start at the first rows of each of the ``rankings``; -1 stands for no row.
         """
         seed_NQ = self._seeds(questions, rankings)
         may_NQ = None
@@ -184,18 +184,17 @@ class LinkWalk:
 
 
 def transitions(mentions: Sequence[Sequence[Sequence[int]]], backward: float) -> sparse.csr_array:
-    """Probabilities of a walk's steps, ``step_NN`` float32: from rows to columns.
+    """Returns the walk's transition probabilities from rows to columns, ``step_NN`` float32.
 
-    A link to a passage counts less the more passages link to it, 1 / their number: that many name
-    a country says little. It may be walked ``backward`` times as well against its direction.
-    Passages that share a title share the link. A row sums to 1, or to 0 where a passage neither
-    links nor is linked to.
+    A link's weight is 1 / (links to the same passage), because a link to a country says little.
+    Passages that share a title divide the link. A row sums to 1, or to 0 if the passage has no link
+    in either direction.
 
     Args:
-      mentions: of each passage's text, see `TitleIndex.mentions`; its own title is no link.
-      backward: 0: links have one direction.
+      mentions: the `TitleIndex.mentions` of each passage's text; mentions of itself are ignored.
+      backward: weight of a link against its direction, relative to the link.
     """
-    titles = [rows for found in mentions for rows in found]
+    titles = [rows for passage_mentions in mentions for rows in passage_mentions]
     titles_N = np.fromiter(map(len, mentions), np.int64, len(mentions))
     rows_T = np.fromiter(map(len, titles), np.int64, len(titles))
     source_L = np.repeat(np.repeat(np.arange(len(mentions)), titles_N), rows_T)
@@ -217,23 +216,23 @@ def page_rank(
     restart: float,
     may_NQ: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Personalised PageRank of many walks at once, ``rank_NQ`` float32.
+    """Computes the personalised PageRank of many walks at once, ``rank_NQ`` float32.
 
-    Whoever has no link to follow, or would leave what it may find, begins anew.
+    A walk restarts if it has no link to follow or would visit a row that is not allowed.
 
     Args:
-      step_NN: of `transitions`.
-      seed_NQ: float32, not negative: where each walk begins, in any measure. A column of zeros,
-        where nothing is to begin at, has the rank 0 everywhere.
-      restart: probability of beginning anew at any step, between 0 and 1.
-      may_NQ: bool, the rows that each walk may find; None: all.
+      step_NN: transition probabilities, see `transitions`.
+      seed_NQ: weights of the start of each walk, float32, at least 0. A column of zeros gives ranks
+        of 0.
+      restart: probability of a restart at any step, between 0 and 1.
+      may_NQ: bool, the rows that each walk may visit; None allows all.
     """
     if may_NQ is not None:
         seed_NQ = seed_NQ * may_NQ
     total_Q = seed_NQ.sum(axis=0)
     seed_NQ = seed_NQ / np.where(total_Q > 0, total_Q, 1)
     arrive_NN, rank_NQ = step_NN.T.tocsr(), seed_NQ
-    # What two walks still differ in shrinks by 1 - restart with each step.
+    # The difference between two walks shrinks by the factor 1 - restart with each step.
     for _ in range(math.ceil(math.log(_PRECISION) / math.log(1 - restart))):
         rank_NQ = arrive_NN @ rank_NQ
         rank_NQ *= 1 - restart
@@ -244,7 +243,7 @@ def page_rank(
 
 
 def _best(rank_N: np.ndarray, first: Sequence[int], k: int) -> list[int]:
-    """The k rows of highest rank, equal ones in the order of ``first``; then what is left of it."""
+    """Returns the k rows of highest rank, ties as in ``first``, then the rest of ``first``."""
     reached = np.flatnonzero(rank_N)
     if 0 < k < len(reached):
         reached = reached[rank_N[reached] >= np.partition(rank_N[reached], -k)[-k]]

@@ -1,4 +1,4 @@
-"""Pairs of texts to logits: tokenise, sort into length buckets, one compilation per bucket."""
+"""Computes the logits of text pairs in length buckets, with one compilation per bucket."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from cirag_jax.retrieval.buckets import everywhere, map_texts
 
 
 class PairTokens(NamedTuple):
-    """Token ids of a pair with special tokens, and which text each belongs to: int32 [T] both."""
+    """Token ids of a pair with special tokens, and their token types, both int32 [T]."""
 
     tokens_T: np.ndarray
     types_T: np.ndarray
@@ -24,24 +24,24 @@ class PairTokens(NamedTuple):
 def tokenize_pairs(
     model: PairEncoder, pairs: Sequence[tuple[str, str]], max_length: int | None = None
 ) -> list[PairTokens]:
-    """Tokens of each pair; of one that is too long the longer text is cut, as usual."""
+    """Tokenizes each pair; if a pair is too long, its longer text is cut."""
     limit = min(max_length or model.max_length, model.config.max_length)
     model.tokenizer.enable_truncation(limit, strategy="longest_first")
-    has_types = model.model_type == "bert"  # RoBERTa's kind knows one, MPNet none.
-    found = []
+    has_types = model.model_type == "bert"  # RoBERTa has one token type, MPNet none.
+    tokenized = []
     for row in model.tokenizer.encode_batch_fast(list(pairs)):
         tokens_T = np.asarray(row.ids, np.int32)
         types_T = np.asarray(row.type_ids, np.int32) if has_types else np.zeros_like(tokens_T)
-        found.append(PairTokens(tokens_T, types_T))
-    return found
+        tokenized.append(PairTokens(tokens_T, types_T))
+    return tokenized
 
 
 def pad_pairs(
     rows: Sequence[PairTokens], num_rows: int, length: int, pad_id: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """``tokens_BT``, ``types_BT`` and ``lengths_B``, int32, of ``num_rows`` rows.
+    """Returns ``tokens_BT``, ``types_BT`` and ``lengths_B``, int32, of ``num_rows`` rows.
 
-    Missing rows are a single padding token taken for real, so that no row is empty.
+    Missing rows have the length 1, so that no row is empty.
     """
     tokens_BT = np.full((num_rows, length), pad_id, np.int32)
     types_BT = np.zeros((num_rows, length), np.int32)
@@ -63,11 +63,11 @@ def score_pairs(
     tokens_per_batch: int | None = None,
     progress: Callable[[int], Any] | None = None,
 ) -> np.ndarray:
-    """Logits of (query, text) pairs, float32 of shape (N,), in input order.
+    """Returns the logits of (query, text) pairs, float32 of shape (N,), in input order.
 
-    Equal pairs are scored once. ``params`` is the model's state, possibly newer than
-    ``model.state``, which None means; ``max_length`` is how many tokens are kept of a pair
-    (default: the model's). See `map_texts` for the rest.
+    Equal pairs are scored once. ``params`` replaces ``model.state`` if it is not None;
+    ``max_length`` is the number of tokens kept of a pair, by default the model's limit. `map_texts`
+    explains the other arguments.
     """
     params = model.state if params is None else params
     return map_texts(
@@ -89,16 +89,16 @@ def score_groups(
     params: Any,
     queries: Sequence[str],
     texts: Sequence[Sequence[str]],
-    **how: Any,
+    **options: Any,
 ) -> list[np.ndarray]:
-    """For each query, `score_pairs` of its own texts, in their order; ``how``: see there."""
+    """Scores each query's own texts, in their order; ``options`` are those of `score_pairs`."""
     pairs = [(query, text) for query, group in zip(queries, texts, strict=True) for text in group]
     ends = np.cumsum([len(group) for group in texts], dtype=np.int64)
-    return np.split(score_pairs(model, params, pairs, **how), ends)[: len(texts)]
+    return np.split(score_pairs(model, params, pairs, **options), ends)[: len(texts)]
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _apply(graphdef: Any, state: Any, tokens_BT: Any, types_BT: Any, lengths_B: Any) -> jax.Array:
-    """``logit_B`` in fp32, on every device of the mesh if there is one."""
+    """Returns ``logit_B`` in fp32, on every device of the mesh if there is one."""
     mask_BT = jnp.arange(tokens_BT.shape[1]) < lengths_B[:, None]
     return everywhere(cross_encoder.apply(graphdef, state, tokens_BT, mask_BT, types_BT))

@@ -1,7 +1,7 @@
-"""Rankers: scoring texts against queries, by an encoder, a cross-encoder or by words.
+"""Rankers score texts against queries with an encoder, a cross-encoder or BM25.
 
-A ranker is given what a method has (strings, passages, triples) and writes it as its model reads
-it: a `Write`, by default `text_of`.
+A ranker takes strings, passages and triples, and writes them as its model reads them with a
+`Write` function, by default `text_of`.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from cirag_jax.datasets.chains import UnitKind, passage_text, triple_text
-from cirag_jax.errors import UserError, check_choice
+from cirag_jax.errors import UserError
 from cirag_jax.io import is_training_workdir, say
 from cirag_jax.models.cross_encoder import PairEncoder
 from cirag_jax.models.io.tensor_files import check_finite
@@ -21,8 +21,10 @@ from cirag_jax.retrieval.encoders import Encoder, open_encoder_for
 from cirag_jax.retrieval.pairs import score_groups
 from cirag_jax.triples.normalization import Normalization, triple_key
 from cirag_jax.types import Config, Passage, Text, Triple
+from cirag_jax.validation import check_value
 
-KINDS = ("bi_encoder", "aligner", "cross_encoder", "bm25")
+RankerKind = Literal["bi_encoder", "aligner", "cross_encoder", "bm25"]
+TripleForm = Literal["tuple", "angle", "plain"]
 LENGTHS = ("query_max_length", "passage_max_length")
 
 Write = Callable[[Text], str]
@@ -32,26 +34,26 @@ class Ranker(Protocol):
     """Scores each query's own texts; higher is better."""
 
     def score(self, queries: Sequence[str], texts: Sequence[Sequence[Text]]) -> list[np.ndarray]:
-        """For each query, float32 scores in the order of its texts."""
+        """Returns float32 scores for each query, in the order of its texts."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class TripleText:
-    """How a ranker's triples are written; one that was trained on triples is served the same text.
+    """The text form of a ranker's triples, which must be the form that its model was trained on.
 
     Attributes:
       form: ``tuple`` of the normalised parts (HippoRAG, CIRAG's Figure 12); ``angle``,
         ``<head; relation; tail>`` as extracted (KiRAG), which aligners are trained on; ``plain``,
-        the parts with dashes between them, as C2RAG writes a constraint (Lin of its Eq. 6).
-      normalization: of the parts of a tuple.
+        the parts joined by dashes, as C2RAG writes a constraint (Lin of its Eq. 6).
+      normalization: normalisation of a tuple's parts.
     """
 
-    form: Literal["tuple", "angle", "plain"] = "tuple"
+    form: TripleForm = "tuple"
     normalization: Normalization = "ascii"
 
     def __call__(self, triple: Triple) -> str:
-        """The text of a triple."""
+        """Returns the text of a triple."""
         if self.form == "angle":
             return triple_text(triple)
         if self.form == "plain":
@@ -60,7 +62,7 @@ class TripleText:
 
 
 def text_of(text: Text, write_triple: Callable[[Triple], str] = TripleText()) -> str:
-    """A text as rankers read it: a passage with its title, a triple as ``write_triple`` has it."""
+    """Writes a text as rankers read it: a passage with its title, a triple by ``write_triple``."""
     match text:
         case Triple():
             return write_triple(text)
@@ -72,21 +74,21 @@ def text_of(text: Text, write_triple: Callable[[Triple], str] = TripleText()) ->
 def open_ranker(
     config: Config, name: str, open_encoder: Callable[[Config], Encoder] = open_encoder_for
 ) -> Ranker:
-    """The ranker ``config.rankers.NAME`` (a `configs.retrievers.ranker` block).
+    """Opens the ranker ``config.rankers.NAME`` (a `configs.retrievers.ranker` block).
 
     Args:
-      config: with ``rankers`` and ``encoder``.
-      name: which of the rankers.
-      open_encoder: opens the encoder of a bi-encoder: that of ``config.encoder``, or one like it
-        with a model of its own.
+      config: a config with ``rankers`` and ``encoder``.
+      name: name of the ranker.
+      open_encoder: opens the encoder of a bi-encoder from ``config.encoder``, in which the ranker's
+        own model and lengths replace the defaults.
     """
     block = config.rankers[name]
     check_ranker(block, name)
     text, assumed = triple_text_of(config, name)
     if assumed:
         say(
-            f"{block.model or config.encoder.model} does not say how it was trained to read "
-            f"triples: config.rankers.{name} writes them in the form {text.form!r}"
+            f"{block.model or config.encoder.model} does not record the form of its training "
+            f"triples; config.rankers.{name} assumes {text.form!r}"
         )
     write = functools.partial(text_of, write_triple=text)
     if block.kind == "bm25":
@@ -95,17 +97,17 @@ def open_ranker(
         from cirag_jax.models.io.workdir import open_cross_encoder
 
         return CrossEncoderRanker(open_cross_encoder(block.model)[0], write)
-    own = config.encoder.copy_and_resolve_references()
-    own.model = block.model or own.model
-    own.update({name: block[name] for name in LENGTHS if block[name] is not None})
-    return BiEncoderRanker(open_encoder(own), write)
+    encoder_config = config.encoder.copy_and_resolve_references()
+    encoder_config.model = block.model or encoder_config.model
+    encoder_config.update({name: block[name] for name in LENGTHS if block[name] is not None})
+    return BiEncoderRanker(open_encoder(encoder_config), write)
 
 
 def triple_text_of(config: Config, name: str) -> tuple[TripleText, bool]:
-    """How the ranker ``config.rankers.NAME`` writes triples, and whether that is only assumed.
+    """Returns how ``config.rankers.NAME`` writes triples, and whether that form is only assumed.
 
-    In the form that the config asks for; else in the one its model was trained on; else, where it
-    is an aligner, in the form of KiRAG; else as CIRAG does.
+    The config's form comes first, then the form that the model was trained on. The default is
+    KiRAG's form for aligners, and CIRAG's for other rankers.
     """
     block = config.rankers[name]
     if block.triple_text is not None:
@@ -131,18 +133,18 @@ def _default(block: Config) -> TripleText:
 
 
 def check_ranker(block: Config, name: str) -> None:
-    """Raises UserError where a block cannot be right, before anything is opened."""
+    """Validates a ranker's block without opening anything."""
     field = f"config.rankers.{name}"
-    check_choice(f"{field}.kind", block.kind, KINDS)
-    check_choice(f"{field}.triple_text", block.triple_text, (None, "tuple", "angle", "plain"))
+    check_value(f"{field}.kind", block.kind, RankerKind)
+    check_value(f"{field}.triple_text", block.triple_text, TripleForm | None)
     if block.kind in ("aligner", "cross_encoder") and not block.model:
         raise UserError(f"{field}.kind={block.kind} needs {field}.model.")
 
 
 def check_units(config: Config, name: str, units: UnitKind) -> None:
-    """Raises UserError where ``config.rankers.NAME`` is an aligner of other units than ``units``.
+    """Checks that ``config.rankers.NAME`` is not an aligner of other units than ``units``.
 
-    What does not say what it was trained on may rank anything.
+    A model that does not record its units may rank any.
     """
     block = config.rankers[name]
     if block.kind not in ("bi_encoder", "aligner"):
@@ -154,18 +156,18 @@ def check_units(config: Config, name: str, units: UnitKind) -> None:
     if trained not in (None, units):
         block = config.method.rpartition(".")[2]
         raise UserError(
-            f"{spec} is an aligner of {trained}s, but config.{block}.units={units}: give "
-            f"--config.{block}.units={trained}, or --config.rankers.{name}.model= one that "
-            f"was trained with --config.data.units={units}."
+            f"{spec} is an aligner of {trained}s, but config.{block}.units={units}; set "
+            f"--config.{block}.units={trained}, or --config.rankers.{name}.model to an aligner "
+            f"trained with --config.data.units={units}."
         )
 
 
 class BiEncoderRanker:
-    """Inner products of embeddings.
+    """Scores texts by inner products of embeddings.
 
     Args:
-      encoder: embeds queries and texts; a `RememberingEncoder` does so once.
-      write: a text as the encoder reads it.
+      encoder: embeds queries and texts; a `MemoizingEncoder` embeds each only once.
+      write: writes a text as the encoder reads it.
     """
 
     def __init__(self, encoder: Encoder, write: Write = text_of):
@@ -173,7 +175,7 @@ class BiEncoderRanker:
         self._write = write
 
     def score(self, queries: Sequence[str], texts: Sequence[Sequence[Text]]) -> list[np.ndarray]:
-        """Cosine similarities: for each query, float32 scores in the order of its texts."""
+        """Returns cosine similarities, see `Ranker.score`."""
         written = [[self._write(text) for text in group] for group in texts]
         row: dict[str, int] = {}
         for group in written:
@@ -188,14 +190,14 @@ class BiEncoderRanker:
 
 
 class CrossEncoderRanker:
-    """Logits of a cross-encoder; above 0 it takes a text for more likely relevant than not."""
+    """Scores texts by a cross-encoder's logits; texts above 0 are more likely relevant than not."""
 
     def __init__(self, model: PairEncoder, write: Write = text_of):
         self._model = model
         self._write = write
 
     def score(self, queries: Sequence[str], texts: Sequence[Sequence[Text]]) -> list[np.ndarray]:
-        """Raw logits: for each query, float32 scores in the order of its texts."""
+        """Returns logits, see `Ranker.score`."""
         written = [[self._write(text) for text in group] for group in texts]
         scores = score_groups(self._model, None, queries, written)
         for score_N in scores:
@@ -204,19 +206,19 @@ class CrossEncoderRanker:
 
 
 class BM25Ranker:
-    """BM25 over each query's own texts; a word's rarity is its rarity among them."""
+    """Scores texts by BM25 over each query's own texts, which define how rare a word is."""
 
     def __init__(self, write: Write = text_of):
         self._write = write
 
     def score(self, queries: Sequence[str], texts: Sequence[Sequence[Text]]) -> list[np.ndarray]:
-        """BM25 scores: for each query, float32 scores in the order of its texts."""
+        """Returns BM25 scores, see `Ranker.score`."""
         scores = []
         for query, group in zip(queries, texts, strict=True):
             score_N = np.zeros(len(group), np.float32)
             if group:
-                found = BM25([self._write(text) for text in group])
-                row_1N, score_1N = found.search_scored([query], len(group))
+                index = BM25([self._write(text) for text in group])
+                row_1N, score_1N = index.search([query], len(group))
                 score_N[row_1N[0]] = score_1N[0]
             scores.append(score_N)
         return scores

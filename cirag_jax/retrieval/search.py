@@ -1,8 +1,8 @@
 """Exact maximum-inner-product search, jitted.
 
-A sort of all scores would cost ten times the products themselves. The k best are found in two
-stages instead, and still exactly: a group of scores can hold one of the k best only if its maximum
-is among the k highest maxima, so only k groups are ever sorted.
+Sorting all scores would cost ten times as much as the products. The search therefore has two exact
+stages: a group of scores can hold one of the k best only if the group's maximum is among the k
+highest maxima, so only the scores of k groups are sorted.
 """
 
 import functools
@@ -20,18 +20,16 @@ from cirag_jax import sharding
 from cirag_jax.io import replacing
 from cirag_jax.models.io.tensor_files import check_finite
 
-_QUERIES = 128  # Most queries of a call.
+_QUERIES = 128  # Maximum number of queries of a call.
 _QUERY_BUCKETS = (1, 8, 32, _QUERIES)  # A call's queries are padded to one of these.
 
 _GROUP = 64  # Scores that share a maximum.
-# Rows a device searches at once: the scores of one call take at most 4 * 128 * 2^20 bytes.
+# Rows that a device searches at once; the scores of one call take at most 4 * 128 * 2^20 bytes.
 _BLOCK_ROWS = 1 << 20
-# Rows of one product. A CPU goes through a block in steps that stay in its cache.
-_CPU_STEP_ROWS = 2048
+_CPU_STEP_ROWS = 2048  # Rows of one product on a CPU, so that it stays in the cache.
 
 _AXIS = "rows"
 _MINUS_INFINITY = float("-inf")
-
 
 _take = jax.jit(lambda block_ND, row_R: block_ND[row_R])
 
@@ -40,14 +38,14 @@ class ExactIndex:
     """Inner-product search over all rows of one matrix, split over devices.
 
     Every device finds the k best of its own rows; one merge of these finds the k best of all.
-    Equal scores go to the lower row. Products are accumulated in fp32; under ``bfloat16`` only the
-    stored rows are rounded, the queries keep at least 16 bits.
+    Ties go to the lower row. Products are accumulated in fp32. With ``bfloat16`` only the stored
+    rows are rounded; the queries keep at least 16 bits.
 
     Args:
-      vectors_ND: floating-point matrix, or anything with its shape and row slices; it is copied a
+      vectors_ND: floating-point matrix, or any object with a shape and row slices; it is copied a
         block at a time.
-      dtype: in which rows are kept, ``float32`` or ``bfloat16``.
-      mesh: rows are split over all its devices; None: the default device.
+      dtype: dtype of the stored rows, ``float32`` or ``bfloat16``.
+      mesh: devices over which rows are split; None is the default device.
     """
 
     def __init__(self, vectors_ND: Any, *, dtype: str = "float32", mesh: Mesh | None = None):
@@ -64,16 +62,16 @@ class ExactIndex:
         self._limits = [self._upload(np.array([at, self._num_rows], np.int32)) for at in firsts]
 
     def _place(self, vectors_ND: Any, first: int, dim: int, dtype: Any) -> jax.Array:
-        """Rows from ``first`` on as one block, padded with zeros where there are no more."""
+        """Uploads the block of rows that begins at ``first``, padded with zeros."""
 
         def part(index: Any) -> np.ndarray:
             start, stop, _ = index[0].indices(self._rows)
-            found = np.asarray(vectors_ND[first + start : first + stop]).astype(dtype, copy=False)
-            check_finite(found, "the index")
-            if len(found) == stop - start:
-                return np.ascontiguousarray(found)
+            rows = np.asarray(vectors_ND[first + start : first + stop]).astype(dtype, copy=False)
+            check_finite(rows, "the index")
+            if len(rows) == stop - start:
+                return np.ascontiguousarray(rows)
             padded = np.zeros((stop - start, dim), dtype)
-            padded[: len(found)] = found
+            padded[: len(rows)] = rows
             return padded
 
         if self._mesh is None:
@@ -91,19 +89,19 @@ class ExactIndex:
         return self._num_rows
 
     def vectors(self, rows: Sequence[int]) -> np.ndarray:
-        """The stored rows as float32 [len(rows), D]."""
+        """Returns the stored rows as float32 [len(rows), D]."""
         row_R = np.asarray(rows, np.int32)
-        found_RD = np.empty((len(row_R), self._blocks[0].shape[1]), np.float32)
+        vector_RD = np.empty((len(row_R), self._blocks[0].shape[1]), np.float32)
         for index, block in enumerate(self._blocks):
             here = np.flatnonzero(row_R // self._rows == index)
             if len(here):
-                found_RD[here] = self._gather(block, row_R[here] % self._rows)
-        return found_RD
+                vector_RD[here] = self._gather(block, row_R[here] % self._rows)
+        return vector_RD
 
     def _gather(self, block_ND: jax.Array, row_R: np.ndarray) -> np.ndarray:
         if self._mesh is None and jax.default_backend() == "cpu":
-            return np.asarray(block_ND)[row_R]  # The memory of a CPU is NumPy's as well.
-        # A gather is compiled for each power of two.
+            return np.asarray(block_ND)[row_R]  # NumPy shares the memory of the CPU backend.
+        # Padded to a power of two, so that few gathers are compiled.
         padded = np.zeros(1 << (len(row_R) - 1).bit_length(), np.int32)
         padded[: len(row_R)] = row_R
         return np.asarray(_take(block_ND, padded))[: len(row_R)]
@@ -111,13 +109,13 @@ class ExactIndex:
     def search(
         self, query_QD: np.ndarray, k: int, allowed: Sequence[np.ndarray] | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The k best rows for every query, best first.
+        """Returns the k best rows for every query, best first.
 
         Args:
           query_QD: float32 queries.
-          k: rows wanted; fewer come back where the index is smaller.
-          allowed: for each query, the rows it may find (``corpus="per_question"``); places beyond
-            them hold row -1 and score -inf.
+          k: number of rows, at most the size of the index.
+          allowed: for each query, the rows that it may find (``corpus="per_question"``); places
+            beyond them hold row -1 and score -inf.
 
         Returns:
           ``row_QK`` int32 and ``score_QK`` float32.
@@ -137,7 +135,7 @@ class ExactIndex:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the stored rows on all devices, padding included."""
+        """Size of the stored rows on all devices in bytes, including padding."""
         return sum(block_ND.nbytes for block_ND in self._blocks)
 
     def dispatch(
@@ -145,9 +143,11 @@ class ExactIndex:
     ) -> tuple[jax.Array, jax.Array]:
         """Starts one search for at most 128 queries, with k at most ``len(self)``.
 
+        Returns without waiting for the results.
+
         Returns:
-          ``score_QK`` float32 and ``row_QK`` int32, not waited for; of as many queries as the call
-          is padded to. Places without a row have the score -inf.
+          ``score_QK`` float32 and ``row_QK`` int32 for the padded number of queries. Places without
+          a row have the score -inf.
         """
         # Uploaded once, not with every block.
         uploaded_QD = self._upload(_pad_rows(query_QD, _bucket(len(query_QD))))
@@ -162,23 +162,23 @@ class ExactIndex:
             best = _search_block(
                 best, uploaded_QD, block_ND, limits, mask_QN, k, self._step, self._mesh
             )
-        assert best is not None  # There is a block, be it without rows.
+        assert best is not None  # There is at least one block.
         return best
 
 
 def accelerators() -> Mesh | None:
-    """Those of this process, over which the rows of an index are split; None: it has but a CPU."""
+    """Returns a mesh of this process's accelerators, or None if it only has a CPU."""
     if jax.default_backend() == "cpu":
         return None
     return sharding.make_mesh(devices=jax.local_devices())
 
 
 def save_array(path: Path, array: np.ndarray) -> None:
-    """Writes a ``.npy`` file aside, then renames it.
+    """Writes a ``.npy`` file next to ``path``, then renames it.
 
     Raises:
-      OSError: there is no room. NumPy hands an open file to C, where the last bytes that find none
-        are lost without a word; a mere ``write`` it calls itself.
+      OSError: the disk is full. Given an open file, NumPy writes from C and may lose the last bytes
+        silently, so it is given an object that only has a ``write`` method.
     """
     with replacing(path) as aside, aside.open("wb") as file:
         writer: Any = types.SimpleNamespace(write=file.write)
@@ -186,7 +186,7 @@ def save_array(path: Path, array: np.ndarray) -> None:
 
 
 def _layout(num_rows: int, ways: int) -> tuple[int, int, int]:
-    """Rows of a block over all devices, rows of one product, number of blocks."""
+    """Returns the rows of a block on all devices, the rows of one product, the number of blocks."""
     num_blocks = max(-(-num_rows // (ways * _BLOCK_ROWS)), 1)
     local = max(-(-num_rows // (ways * num_blocks)), 1)  # Rows of one device in a block.
     step = -(-local // _GROUP) * _GROUP
@@ -197,21 +197,15 @@ def _layout(num_rows: int, ways: int) -> tuple[int, int, int]:
 
 @functools.partial(jax.jit, static_argnames=("k", "step", "mesh"))
 def _search_block(best, query_QD, block_ND, limits, mask_QN, k, step, mesh):
-    """Merges the best rows so far, None at first, with a block's: (``score_QK``, ``row_QK``)."""
+    """Merges the best rows so far (None at first) with those of a block: scores, then rows."""
     if mesh is None:
-        found = _local_best(query_QD, block_ND, limits, mask_QN, k, step)
-        return found if best is None else _merge(best, found, k)
+        block_best = _local_best(query_QD, block_ND, limits, mask_QN, k, step)
+        return block_best if best is None else _merge(best, block_best, k)
 
     def local(best, query_QD, block_ND, limits, mask_QN):
-        found = _local_best(
-            query_QD,
-            block_ND,
-            limits.at[0].add(jax.lax.axis_index(_AXIS) * block_ND.shape[0]),
-            mask_QN,
-            k,
-            step,
-        )
-        gathered = (jax.lax.all_gather(x_QK, _AXIS, axis=1, tiled=True) for x_QK in found)
+        limits = limits.at[0].add(jax.lax.axis_index(_AXIS) * block_ND.shape[0])
+        block_best = _local_best(query_QD, block_ND, limits, mask_QN, k, step)
+        gathered = (jax.lax.all_gather(x_QK, _AXIS, axis=1, tiled=True) for x_QK in block_best)
         return _merge(best, tuple(gathered), k)
 
     everywhere = PartitionSpec()
@@ -230,8 +224,8 @@ def _search_block(best, query_QD, block_ND, limits, mask_QN, k, step, mesh):
     )(best, query_QD, block_ND, limits, mask_QN)
 
 
-def _merge(best, found, k):
-    score_QC, row_QC = found
+def _merge(best, block_best, k):
+    score_QC, row_QC = block_best
     if best is not None:
         score_QC = jnp.concatenate([best[0], score_QC], axis=1)
         row_QC = jnp.concatenate([best[1], row_QC], axis=1)
@@ -240,7 +234,10 @@ def _merge(best, found, k):
 
 
 def _local_best(query_QD, block_ND, limits, mask_QN, k, step):
-    """The min(k, N) best rows of a device's part of a block; ``limits``: first row, end of rows."""
+    """Returns the best rows of a device's part of a block.
+
+    ``limits`` are the part's first row and the end of all rows; rows beyond it are padding.
+    """
     num_queries, (num_rows, dim) = query_QD.shape[0], block_ND.shape
     num_steps = num_rows // step
 
@@ -264,24 +261,24 @@ def _local_best(query_QD, block_ND, limits, mask_QN, k, step):
             (indices, block_ND.reshape(num_steps, step, dim)),
         )
     groups = step // _GROUP  # of one step
-    wanted = min(k, num_steps * groups)
+    num_kept = min(k, num_steps * groups)
     max_QG = max_SQG.transpose(1, 0, 2).reshape(num_queries, num_steps * groups)
-    # In order, so that ties go to the lower row.
-    group_QW = jnp.sort(_places_of_highest(max_QG, wanted), axis=1)
+    # Sorted, so that ties go to the lower row.
+    group_QW = jnp.sort(_places_of_highest(max_QG, num_kept), axis=1)
     score_SQGE = score_SQR.reshape(num_steps, num_queries, groups, _GROUP)
     query_Q1 = jnp.arange(num_queries)[:, None]
     score_QWE = score_SQGE[group_QW // groups, query_Q1, group_QW % groups]
     row_QWE = group_QW[:, :, None] * _GROUP + jnp.arange(_GROUP, dtype=jnp.int32)
-    row_QC = row_QWE.reshape(num_queries, wanted * _GROUP) + limits[0]
-    score_QC = score_QWE.reshape(num_queries, wanted * _GROUP)
-    score_QK, place_QK = jax.lax.top_k(score_QC, min(k, wanted * _GROUP))
+    row_QC = row_QWE.reshape(num_queries, num_kept * _GROUP) + limits[0]
+    score_QC = score_QWE.reshape(num_queries, num_kept * _GROUP)
+    score_QK, place_QK = jax.lax.top_k(score_QC, min(k, num_kept * _GROUP))
     return score_QK, jnp.take_along_axis(row_QC, place_QK, axis=1)
 
 
 def _places_of_highest(x_QN, k):
-    """As the places of `jax.lax.top_k`, which on a GPU takes long where there are many numbers.
+    """Returns the places of `jax.lax.top_k`, which is slow for long rows on a GPU.
 
-    Among many, the k highest lie in the k groups with the highest maxima, as they do among rows.
+    The k highest numbers lie in the k groups with the highest maxima, so only these are compared.
     """
     num_queries, count = x_QN.shape
     if count <= 2 * k * _GROUP:
@@ -297,9 +294,8 @@ def _places_of_highest(x_QN, k):
 
 
 def _products(query_QD, block_RD):
-    """``score_QR`` in fp32."""
     if block_RD.dtype == jnp.bfloat16 and jax.default_backend() != "cpu":
-        # One pass over bf16 rows; the two halves of a query keep it as exact as the pass allows.
+        # One pass over the bf16 rows with a query's high and low half keeps the query exact.
         high_QD = query_QD.astype(jnp.bfloat16)
         low_QD = (query_QD - high_QD.astype(jnp.float32)).astype(jnp.bfloat16)
         both_2QR = jnp.einsum(
@@ -309,7 +305,7 @@ def _products(query_QD, block_RD):
             preferred_element_type=jnp.float32,
         )
         return both_2QR[: len(query_QD)] + both_2QR[len(query_QD) :]
-    # HIGHEST: a GPU would otherwise round fp32 operands to TF32.
+    # HIGHEST, because a GPU would otherwise round fp32 operands to TF32.
     return jnp.einsum(
         "qd,rd->qr",
         query_QD,

@@ -1,64 +1,67 @@
-"""When a search along links has found enough: how likely each of its first passages is needed.
+"""Features from which a linked search decides which of its first passages are needed.
 
-One question needs two passages, another four, and a ranking does not say which. `describe` tells of
-the first passages of a ranking how sure every step of the search was of them;
-`models.link_head.StopRule` makes probabilities of that.
+One question needs two passages, another four, and a ranking does not say which. `stop_features`
+describes how sure every step of the search was of each passage; `models.link_head.StopRule` turns
+that into probabilities.
 """
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-PLACES = 8  # Passages of a ranking that are described.
-_OWN = 5  # Places with a feature of their own.
-_RARE = 1e-4  # The least probability that counts.
+PLACES = 8  # Passages of a ranking that have features.
+_ONE_HOT_PLACES = 5  # Places with an indicator feature.
+_MIN_PROBABILITY = 1e-4  # Probabilities are clipped to this and to 1 minus this.
 
 
 def num_features(steps: int) -> int:
-    """How many numbers `describe` has for a passage."""
-    return _OWN + 4 + 2 * steps
+    """Returns the number of `stop_features` per passage."""
+    return _ONE_HOT_PLACES + 4 + 2 * steps
 
 
-def describe(rows: Sequence[int], likely: Sequence[Mapping[int, float]], steps: int) -> np.ndarray:
-    """``x_KF`` float32 of the first `PLACES` of ``rows``, or of as many as there are.
+def stop_features(
+    rows: Sequence[int], probabilities: Sequence[Mapping[int, float]], steps: int
+) -> np.ndarray:
+    """Returns ``x_KF`` float32 for the first `PLACES` of ``rows``, or for all if there are fewer.
 
-    Of each: that any step would have chosen it, for the next one and for the likeliest one behind
-    it as well, and how many were to be expected before it; its place; what the likeliest candidate
-    of each step had, and it itself. Probabilities come as log odds.
+    The features of a passage are: the probability that any step chose it, the same for the next
+    passage and for the likeliest one after it, and the expected number of chosen passages before
+    it; an indicator of its place; and for each step the probability of the likeliest candidate and
+    of the passage itself. Probabilities are given as log odds.
 
     Args:
-      rows: ranked, best first.
-      likely: for every step, the probability of each candidate that the step chooses it.
-      steps: of a whole search; one that ended early had no candidate in the others.
+      rows: ranked passages, best first.
+      probabilities: for each step, each candidate's probability of being chosen.
+      steps: steps of a whole search; one that ended early has no candidates in the rest.
     """
     first = list(rows[:PLACES])
     chosen_SK = np.zeros((steps, len(first)))
     best_S = np.zeros(steps)
-    for step, found in enumerate(likely):
-        chosen_SK[step] = [found.get(row, 0.0) for row in first]
-        best_S[step] = max(found.values(), default=0.0)
+    for step, candidates in enumerate(probabilities):
+        chosen_SK[step] = [candidates.get(row, 0.0) for row in first]
+        best_S[step] = max(candidates.values(), default=0.0)
     any_K = 1 - np.prod(1 - chosen_SK, axis=0)
     next_K = np.append(any_K, 0.0)[1:]
-    behind_K = np.maximum.accumulate(next_K[::-1])[::-1]
+    after_K = np.maximum.accumulate(next_K[::-1])[::-1]
     before_K = np.cumsum(any_K) - any_K
     parts = [
-        np.stack([_log_odds(any_K), _log_odds(next_K), _log_odds(behind_K), before_K], axis=1),
-        np.eye(len(first), _OWN),
+        np.stack([_log_odds(any_K), _log_odds(next_K), _log_odds(after_K), before_K], axis=1),
+        np.eye(len(first), _ONE_HOT_PLACES),
         np.tile(_log_odds(best_S), (len(first), 1)),
         _log_odds(chosen_SK).T,
     ]
     return np.concatenate(parts, axis=1).astype(np.float32)
 
 
-def needed(rows: Sequence[int], likely_K: np.ndarray, least: float) -> list[int]:
-    """The first of the ranked rows, and which of the others are ``least`` likely to be needed.
+def needed_rows(rows: Sequence[int], probability_K: np.ndarray, threshold: float) -> list[int]:
+    """Returns the first row, and the others with at least the threshold probability.
 
-    ``likely_K`` are probabilities of the first rows; what lies behind them is not needed.
+    Rows beyond ``probability_K`` are dropped.
     """
-    pairs = zip(rows, likely_K.tolist(), strict=False)
-    return [row for place, (row, p) in enumerate(pairs) if not place or p >= least]
+    pairs = zip(rows, probability_K.tolist(), strict=False)
+    return [row for place, (row, p) in enumerate(pairs) if not place or p >= threshold]
 
 
 def _log_odds(p: np.ndarray) -> np.ndarray:
-    p = np.clip(p, _RARE, 1 - _RARE)
+    p = np.clip(p, _MIN_PROBABILITY, 1 - _MIN_PROBABILITY)
     return np.log(p / (1 - p))
