@@ -35,10 +35,10 @@ from cirag_jax.evaluation.recall import SetScores, mean_scores, recall_at, set_s
 from cirag_jax.evaluation.significance import interval
 from cirag_jax.models.io.workdir import open_encoder
 from cirag_jax.models.link_head import LinkHead
-from cirag_jax.retrieval.candidates import Candidates
-from cirag_jax.retrieval.encoders import CachedEncoder, Encoder, FlaxEncoder, RememberingEncoder
-from cirag_jax.retrieval.linked import Found
-from cirag_jax.retrieval.stopping import needed
+from cirag_jax.retrieval.candidates import StepCandidates
+from cirag_jax.retrieval.encoders import CachedEncoder, Encoder, FlaxEncoder, MemoizingEncoder
+from cirag_jax.retrieval.linked import SearchResult
+from cirag_jax.retrieval.stopping import needed_rows
 from cirag_jax.training import link_head
 from cirag_jax.training.data.splits import Questions, split_questions
 from cirag_jax.types import Config, Question
@@ -81,7 +81,7 @@ def main() -> None:
         "query_max_length": config.query_max_length,
         "passage_max_length": config.unit_max_length,
     }
-    remembers = RememberingEncoder(FlaxEncoder(encoder, **limits))
+    remembers = MemoizingEncoder(FlaxEncoder(encoder, **limits))
     embeds = CachedEncoder(remembers, pathlib.Path(options.vectors))
     print("| head | data | questions |", " | ".join(f"R@{k}" for k in _KS), "| found |")
     print("|", " | ".join(["---"] * (len(_KS) + 4)), "|")
@@ -135,11 +135,11 @@ class Trainer:
 
 def search(
     task: link_head.Task, head: LinkHead, questions: Sequence[Question], own_context: bool
-) -> tuple[list[Found], list[set[int]]]:
+) -> tuple[list[SearchResult], list[set[int]]]:
     """Returns the search results of the questions, and the candidates of all steps."""
     candidates: list[set[int]] = [set() for _ in questions]
 
-    def watch(step: Candidates) -> None:
+    def watch(step: StepCandidates) -> None:
         candidates[step.question].update(step.row_R.tolist())
 
     allowed = None
@@ -156,7 +156,7 @@ def row(
     one: Questions,
     task: link_head.Task,
     questions: Sequence[Question],
-    found: Sequence[Found],
+    found: Sequence[SearchResult],
     candidates: Sequence[set[int]],
 ) -> list[Any]:
     """Returns the cells of a table row."""
@@ -175,7 +175,7 @@ def stopped(
     task: link_head.Task,
     head: LinkHead,
     questions: Sequence[Question],
-    found: Sequence[Found],
+    found: Sequence[SearchResult],
     stops: Sequence[float],
 ) -> Iterator[tuple[str, SetScores]]:
     """Yields scores of the passages read, for fixed numbers and for every stopping probability."""
@@ -183,11 +183,11 @@ def stopped(
         return
     assert head.stop is not None
     sets = {f"the first {k}": [one.rows[:k] for one in found] for k in _FIRST}
-    likely = [head.stop.probability(one.seen_KF) for one in found]
+    likely = [head.stop.probability(one.stop_KF) for one in found]
     for stop in stops:
         pairs = zip(found, likely, strict=True)
         sets[f"stops below {stop:g}"] = [
-            needed(one.rows, likely_K, stop) for one, likely_K in pairs
+            needed_rows(one.rows, likely_K, stop) for one, likely_K in pairs
         ]
     for name, rows in sets.items():
         ids = [[task.ids[place] for place in chosen] for chosen in rows]

@@ -62,10 +62,10 @@ def _aligner(config, folder):
     from cirag_jax.models.io.export import export_sentence_transformers
     from cirag_jax.models.io.workdir import export_encoder_adapter, open_encoder
     from cirag_jax.models.link_head import FILE
-    from cirag_jax.retrieval.linked import find_link_head
+    from cirag_jax.retrieval.linked import open_link_head
 
     encoder, meta = open_encoder(config.checkpoint)
-    head = find_link_head(config.checkpoint)
+    head = open_link_head(config.checkpoint)
     if config.rank:
         kept = export_encoder_adapter(encoder, meta, folder, config.rank)
         details = {"model": meta["model"], "rank": config.rank, "kept": round(kept, 4)}

@@ -33,16 +33,16 @@ from cirag_jax.retrieval.encode import encode
 from cirag_jax.retrieval.encoders import (
     Encoder,
     FlaxEncoder,
+    MemoizingEncoder,
     Progress,
-    RememberingEncoder,
     Role,
-    kept_on_disk,
+    with_disk_cache,
 )
-from cirag_jax.retrieval.linked import Found, LinkedIndex, find_link_head, needed_link_head
+from cirag_jax.retrieval.linked import LinkedIndex, SearchResult, open_link_head, require_link_head
 from cirag_jax.retrieval.links import LinkWalk, WalkOptions
 from cirag_jax.retrieval.rankers import BiEncoderRanker, TripleText, text_of
 from cirag_jax.retrieval.search import ExactIndex, accelerators
-from cirag_jax.retrieval.stopping import needed
+from cirag_jax.retrieval.stopping import needed_rows
 from cirag_jax.retrieval.unit_index import UnitIndex
 from cirag_jax.runtime.handlers import ExtractHandler, RankHandler, RetrieveHandler, Search
 from cirag_jax.runtime.requests import Extract, Program, Retrieve
@@ -231,7 +231,7 @@ class _Aligners:
             raise UserError("config.checkpoint is required: a training workdir or a model folder")
         self.head = None
         if config.checkpoint and "linked" in systems:
-            find = needed_link_head if "linked" in config.systems else find_link_head
+            find = require_link_head if "linked" in config.systems else open_link_head
             self.head = find(config.checkpoint)
         self.frozen = config.frozen or self.meta.get("model")
         if config.checkpoint and not self.frozen:
@@ -249,13 +249,13 @@ class _Aligners:
             "mesh": self._mesh,
         }
         self.embeds: dict[str, Encoder] = {
-            name: RememberingEncoder(_Embedder(encoder, **how))
+            name: MemoizingEncoder(_Embedder(encoder, **how))
             for name, encoder in self._encoders.items()
         }
 
     def embeds_units(self, name: str) -> Encoder:
         """An encoder of all units at once, whose vectors the training of a head has kept."""
-        return self.embeds[name] if self.head is None else kept_on_disk(self.embeds[name])
+        return self.embeds[name] if self.head is None else with_disk_cache(self.embeds[name])
 
     def index(self, name: str, texts: Sequence[str]) -> ExactIndex:
         """An index over passages."""
@@ -311,7 +311,7 @@ class _Rankings:
     def _words(self) -> tuple[np.ndarray, np.ndarray]:
         """BM25's rows and scores."""
         index = BM25(self._problem.texts)
-        return index.search_scored(self._texts, self._depth, self._problem.allowed)
+        return index.search(self._texts, self._depth, self._problem.allowed)
 
     @functools.cached_property
     def _walk(self) -> LinkWalk:
@@ -327,7 +327,7 @@ class _Rankings:
         ]
 
     @functools.cached_property
-    def linked(self) -> list[Found]:
+    def linked(self) -> list[SearchResult]:
         """The results of a search along links."""
         head = self._aligners.head
         assert head is not None
@@ -387,7 +387,7 @@ def iterate(
       dataset: whose triples are the units, where these are triples.
       corpus: the passages that are found.
       search: finds their rows.
-      aligner: embeds queries and units; a `RememberingEncoder` does so once.
+      aligner: embeds queries and units; a `MemoizingEncoder` does so once.
       settings: of a run that needs no role.
     """
     write = functools.partial(text_of, write_triple=TripleText("angle"))
@@ -443,12 +443,12 @@ def _stops(
         return None
     searched = rankings.linked
     ids = [passage.id for passage in problem.corpus.passages]
-    likely = [rule.probability(found.seen_KF) for found in searched]
+    likely = [rule.probability(found.stop_KF) for found in searched]
     stops = []
     for stop in config.stops:
         scores = [
             set_scores(
-                [ids[row] for row in needed(found.rows, likely_K, stop)],
+                [ids[row] for row in needed_rows(found.rows, likely_K, stop)],
                 question.supporting or (),
                 passage_substitutes(question),
             )

@@ -34,7 +34,7 @@ from cirag_jax.identity import of_code
 from cirag_jax.io import Closing, say
 from cirag_jax.llm.openai_format import estimate_tokens
 from cirag_jax.llm.types import Message, Usage
-from cirag_jax.retrieval.encoders import kept_on_disk, open_encoder_for
+from cirag_jax.retrieval.encoders import open_encoder_for, with_disk_cache
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.records import Record, check_settings, damaged
@@ -406,7 +406,7 @@ def _groups(
     texts = [claim.text for claim in all_claims]
 
     def program() -> Program[list[list[int]]]:
-        encoder = kept_on_disk(open_encoder_for(steps.config.encoder))
+        encoder = with_disk_cache(open_encoder_for(steps.config.encoder))
         say(f"embedding and clustering {len(texts):,} claims")
         vectors = encoder.encode(texts)
         return [list(rows) for rows in clusters.clusters(vectors, cluster_settings)]

@@ -131,7 +131,7 @@ def build_index(
             counts = _build_bm25(passages, folder, progress)
         else:
             counts = _embed_shards(
-                passages, index_lib.needed(encoder, kind), folder, plan, progress, spread
+                passages, index_lib.require_encoder(encoder, kind), folder, plan, progress, spread
             )
         if index_lib.hash_corpus(passages) != plan["corpus"]:
             raise UserError(
@@ -175,7 +175,7 @@ def _plan(
         return {**plan, "packages": bm25.packages()}
     if kind in FAISS_KINDS:
         plan["packages"] = faiss_index.packages()
-    encoder = index_lib.needed(encoder, kind)
+    encoder = index_lib.require_encoder(encoder, kind)
     plan |= {
         "encoder": dict(encoder.identity),
         "dtype": options.dtype,

@@ -21,9 +21,9 @@ from cirag_jax.methods.common import extraction
 from cirag_jax.methods.common.extraction import ONLINE
 from cirag_jax.methods.registry import block_name, method_block
 from cirag_jax.models.io import workdir
-from cirag_jax.retrieval.encoders import Encoder, kept_on_disk
-from cirag_jax.retrieval.index import PassageIndex, hash_corpus, needed, open_retriever
-from cirag_jax.retrieval.linked import LinkedIndex, needed_link_head
+from cirag_jax.retrieval.encoders import Encoder, with_disk_cache
+from cirag_jax.retrieval.index import PassageIndex, hash_corpus, open_retriever, require_encoder
+from cirag_jax.retrieval.linked import LinkedIndex, require_link_head
 from cirag_jax.retrieval.links import TitleIndex
 from cirag_jax.retrieval.rankers import Ranker, check_ranker, check_units, open_ranker
 from cirag_jax.retrieval.unit_index import UnitIndex
@@ -60,7 +60,7 @@ def check(config: Config, needs: Needs) -> None:
             f"which {config.method} needs; choose another kind."
         )
     if needs.index and config.retriever.kind == "linked":
-        needed_link_head(config.encoder.model)
+        require_link_head(config.encoder.model)
 
 
 def open_handlers(
@@ -127,7 +127,7 @@ def open_handlers(
         if not examples:
             say(f"{task.dataset.name} has no training questions to use as demonstrations")
         handlers[requests.Demonstrate] = handlers_lib.DemonstrateHandler(
-            examples, needed(encoder, "demonstrations")
+            examples, require_encoder(encoder, "demonstrations")
         )
     if needs.index:
         index = _open_index(config, task, encoder, pool)
@@ -263,7 +263,7 @@ def _open_index(
     key: list[Any] = [config.retriever.to_dict(), hash_corpus(passages)]
     if encoder is not None:
         key.append(config.encoder.to_dict())
-        encoder = kept_on_disk(encoder)  # later runs can reuse the vectors
+        encoder = with_disk_cache(encoder)  # later runs can reuse the vectors
     if config.retriever.units == "triple" or config.retriever.kind == "linked":
         key.append(identity.of_triples(task.dataset, [p.id for p in passages]))
     return pool.get(

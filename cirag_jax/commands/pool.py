@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from cirag_jax.commands import backends
 from cirag_jax.llm.types import Backend, Usage
-from cirag_jax.retrieval.encoders import RememberingEncoder, open_encoder_for
+from cirag_jax.retrieval.encoders import MemoizingEncoder, open_encoder_for
 from cirag_jax.types import Config
 
 T = TypeVar("T")
@@ -57,10 +57,10 @@ class Pool:
             self.opened[kind] += 1
         return self._open[entry]
 
-    def encoder(self, config: Config) -> RememberingEncoder:
+    def encoder(self, config: Config) -> MemoizingEncoder:
         """Returns the encoder of a ``configs.retrievers.encoder()`` block."""
         return self.get(
-            "encoders", config.to_dict(), lambda: RememberingEncoder(open_encoder_for(config))
+            "encoders", config.to_dict(), lambda: MemoizingEncoder(open_encoder_for(config))
         )
 
     def language_model(self, config: Config, spent: Usage) -> Backend:
@@ -85,7 +85,7 @@ class Pool:
             return self._stack.enter_context(contextlib.closing(open_backend()))
         return self.get("language models", block, open_backend)
 
-    def encoders(self) -> list[RememberingEncoder]:
+    def encoders(self) -> list[MemoizingEncoder]:
         """Returns the open encoders."""
         return [encoder for (kind, _), encoder in self._open.items() if kind == "encoders"]
 

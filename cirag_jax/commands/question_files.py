@@ -187,7 +187,7 @@ def _with_contexts(kept: Sequence[Question], database: Database, others: int) ->
     """Adds contexts to questions: the evidence and the ``others`` nearest chunks by BM25."""
     passages = list(database.passages.values())
     index = BM25([f"{passage.title} {passage.text}" for passage in passages])
-    rows_QK = index.search(
+    rows_QK, _ = index.search(
         [q.question for q in kept], others + max((q.hops or 0 for q in kept), default=0)
     )
     questions = []

@@ -60,7 +60,7 @@ class StopRule:
     """A logistic regression: whether a passage that a search found is needed.
 
     Attributes:
-      weight_F: of what `retrieval.stopping.describe` says of a passage, float32.
+      weight_F: of what `retrieval.stopping.stop_features` says of a passage, float32.
       bias: float32, of shape ``()``.
     """
 

@@ -149,9 +149,9 @@ class MemoizingEncoder:
         self._encoder = encoder
         self.identity, self.dim = encoder.identity, encoder.dim
         self.requested = self.embedded = 0
-        self.clear()
+        self.forget()
 
-    def clear(self) -> None:
+    def forget(self) -> None:
         """Drops all vectors."""
         self._stores: dict[Role, _VectorStore] = {
             "query": _VectorStore(self.dim),

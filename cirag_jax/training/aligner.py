@@ -20,6 +20,7 @@ from cirag_jax.errors import UserError, check_at_least, check_positive
 from cirag_jax.evaluation import next_unit
 from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
 from cirag_jax.retrieval import encode as encode_lib
+from cirag_jax.retrieval.buckets import BUCKETS
 from cirag_jax.retrieval.rankers import TripleText
 from cirag_jax.training import gradient_cache, link_head, optimizers, retrieved
 from cirag_jax.training import state as state_lib
@@ -252,7 +253,7 @@ def make_layout(config: Config, mesh: jax.sharding.Mesh) -> pools_lib.Layout:
         micro_batches=config.micro_batches if config.accumulation == "official" else 1,
         device_groups=mesh.shape["data"] * mesh.shape["fsdp"],
         chunk_tokens=config.chunk_tokens,
-        bucket_lengths=encode_lib.BUCKETS,
+        bucket_lengths=BUCKETS,
     )
 
 

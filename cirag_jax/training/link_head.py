@@ -36,9 +36,9 @@ from cirag_jax.models.io.fingerprint import of_model
 from cirag_jax.models.io.workdir import open_encoder
 from cirag_jax.models.link_head import LinkHead, LinkHeadModule, StopRule
 from cirag_jax.retrieval import stopping
-from cirag_jax.retrieval.candidates import FEATURES, GROUPS, Candidates
-from cirag_jax.retrieval.encoders import Encoder, FlaxEncoder, RememberingEncoder, kept_on_disk
-from cirag_jax.retrieval.linked import Found, LinkedIndex, Score
+from cirag_jax.retrieval.candidates import FEATURES, GROUPS, StepCandidates
+from cirag_jax.retrieval.encoders import Encoder, FlaxEncoder, MemoizingEncoder, with_disk_cache
+from cirag_jax.retrieval.linked import LinkedIndex, Score, SearchResult
 from cirag_jax.training import state as state_lib
 from cirag_jax.training.data.splits import Questions
 from cirag_jax.training.preemption import PreemptionGuard
@@ -242,7 +242,7 @@ def open_aligner(spec: str, config: Config) -> Encoder:
     aligner = FlaxEncoder(
         encoder, query_max_length=config.query_max_length, passage_max_length=config.unit_max_length
     )
-    return kept_on_disk(RememberingEncoder(aligner))
+    return with_disk_cache(MemoizingEncoder(aligner))
 
 
 def make_task(
@@ -307,7 +307,7 @@ def search_states(
     """Searches for questions, and returns the states with gold candidates and the rankings."""
     gold, states = _gold_rows(task, questions), []
 
-    def keep(candidates: Candidates) -> None:
+    def keep(candidates: StepCandidates) -> None:
         # Passages of the chain are no candidates.
         is_gold_R = np.isin(candidates.row_R, gold[candidates.question])
         if is_gold_R.any():
@@ -325,7 +325,7 @@ def _gold_rows(task: Task, questions: Sequence[Question]) -> list[list[int]]:
     return [[row[id] for id in q.supporting or () if id in row] for q in questions]
 
 
-def _rankings(searches: Sequence[Found], gold: Sequence[Sequence[int]]) -> list[Ranking]:
+def _rankings(searches: Sequence[SearchResult], gold: Sequence[Sequence[int]]) -> list[Ranking]:
     return [
         Ranking(feature_KF, np.isin(rows[: len(feature_KF)], gold_rows))
         for (rows, feature_KF), gold_rows in zip(searches, gold, strict=True)

@@ -64,6 +64,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.models import encoder as encoder_lib
 from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
 from cirag_jax.retrieval import encode as encode_lib
+from cirag_jax.retrieval.buckets import BUCKETS
 from cirag_jax.training import aligner, gradient_cache
 from cirag_jax.training.data import pools
 from cirag_jax.training.mfu import peak_flops
@@ -151,7 +152,7 @@ def make_batch(
         micro_batches=1,
         device_groups=1,
         chunk_tokens=chunk_tokens,
-        bucket_lengths=encode_lib.BUCKETS,
+        bucket_lengths=BUCKETS,
     )
     examples = [
         pools.Example(texts[0], (texts[1],), texts[2:]) for texts in zip(*columns, strict=True)
@@ -295,10 +296,10 @@ def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
     graphdef = nnx.split(nnx.eval_shape(lambda: encoder_lib.Encoder(config, rngs=nnx.Rngs(0))))[0]
     params = jax.jit(lambda: nnx.state(encoder_lib.Encoder(config, rngs=nnx.Rngs(0))))()
     queries, negatives = flags.batch // 8, 6
-    if not queries or flags.batch % 8 or flags.length not in encode_lib.BUCKETS:
+    if not queries or flags.batch % 8 or flags.length not in BUCKETS:
         raise UserError(
             f"--batch={flags.batch} must be a multiple of 8 (a query, its positive, {negatives} "
-            f"negatives), --length={flags.length} one of {encode_lib.BUCKETS}"
+            f"negatives), --length={flags.length} one of {BUCKETS}"
         )
     columns = columns_of(
         [f"query {i}" for i in range(queries)],

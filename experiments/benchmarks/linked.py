@@ -40,11 +40,11 @@ from cirag_jax.models.io.workdir import open_encoder
 from cirag_jax.retrieval.encoders import (
     Encoder,
     FlaxEncoder,
+    MemoizingEncoder,
     Progress,
-    RememberingEncoder,
     Role,
 )
-from cirag_jax.retrieval.linked import LinkedIndex, needed_link_head
+from cirag_jax.retrieval.linked import LinkedIndex, require_link_head
 from cirag_jax.retrieval.unit_index import UnitIndex
 from configs import common
 from experiments.benchmarks import measure
@@ -69,13 +69,13 @@ class _Embeds:
     """An encoder that keeps units for good and queries until it is told to forget them."""
 
     def __init__(self, encoder: Encoder):
-        self._encoder, self._units = encoder, RememberingEncoder(encoder)
+        self._encoder, self._units = encoder, MemoizingEncoder(encoder)
         self.identity, self.dim = encoder.identity, encoder.dim
         self.forget_queries()
 
     def forget_queries(self) -> None:
         """A new run begins."""
-        self._queries = RememberingEncoder(self._encoder)
+        self._queries = MemoizingEncoder(self._encoder)
 
     def encode(
         self, texts: Sequence[str], kind: Role = "passage", progress: Progress | None = None
@@ -87,7 +87,7 @@ class _Embeds:
 
 def measured(options: Any) -> dict[str, Any]:
     """Seconds of indexing and of both searches."""
-    head = needed_link_head(options.checkpoint)
+    head = require_link_head(options.checkpoint)
     config = common.data(split="", units=head.units)
     sets = []
     for config.dir in options.data or [None]:

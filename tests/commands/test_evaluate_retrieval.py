@@ -15,7 +15,7 @@ from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError
 from cirag_jax.io import local_path
 from cirag_jax.methods.kirag.method import KiragConfig
-from cirag_jax.retrieval.encoders import RememberingEncoder
+from cirag_jax.retrieval.encoders import MemoizingEncoder
 from cirag_jax.retrieval.search import ExactIndex
 from cirag_jax.retrieval.unit_index import UnitIndex
 from cirag_jax.runtime.handlers import Search
@@ -56,7 +56,7 @@ class Aligner:
 
 def run(steps, *, by="passage", allowed=None, **settings):
     embedder = Aligner()
-    aligner = RememberingEncoder(embedder)
+    aligner = MemoizingEncoder(embedder)
     if by == "passage":
         search: Search = lambda queries, k, may, _: INDEX.search(  # noqa: E731
             aligner.encode(queries, "query"), k, may

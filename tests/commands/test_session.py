@@ -135,7 +135,7 @@ def test_vector_cache_key_is_content(tmp_path):
 
 
 def test_vector_cache_skips_large_collections(tmp_path, monkeypatch):
-    monkeypatch.setattr(encoders, "MOST_KEPT", 16)  # two vectors of two floats
+    monkeypatch.setattr(encoders, "MAX_CACHED_BYTES", 16)  # two vectors of two floats
     CachedEncoder(_Counting(), tmp_path / "v").encode(["a", "b", "c"])
     assert not (tmp_path / "v").exists()
     CachedEncoder(_Counting(), tmp_path / "v").encode(["a", "b"])

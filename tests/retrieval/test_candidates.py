@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from cirag_jax.retrieval.candidates import FEATURES, Candidates, Search
+from cirag_jax.retrieval.candidates import FEATURES, SearchState, StepCandidates
 from tests.retrieval.films import DATASET, PASSAGES, QUESTION, ROW, make_head, make_index
 
 
 def _begun():
-    return Search(
-        question="?", place=0, first_D=np.zeros(1), first_best=0.0, asked=frozenset(), words={},
-        walk_N=np.zeros(9), near=[], named={}, num_titles=0, allowed=None,
-        left_N=np.zeros(9), told_N=np.zeros(9), query_D=np.zeros(1),
+    return SearchState(
+        question="?", index=0, question_D=np.zeros(1), question_best=0.0,
+        question_words=frozenset(), bm25={}, walk_N=np.zeros(9), named={}, num_titles=0,
+        allowed_R=None, query_D=np.zeros(1), nearest=[], left_N=np.zeros(9), told_N=np.zeros(9),
     )  # fmt: skip
 
 
@@ -20,10 +20,10 @@ def _choices(**likely):
     rows = np.array([int(name[1:]) for name in likely], np.int32)
     none = np.zeros((len(rows), len(FEATURES)), np.float32)
     score_R = np.log(np.array(list(likely.values()), np.float64))
-    return Candidates(0, rows, 10 + rows.astype(np.int64), none), score_R
+    return StepCandidates(0, rows, 10 + rows.astype(np.int64), none), score_R
 
 
-def test_search_ranked_three_passages_of_the_chain_before_the_likeliest_of_all_steps():
+def test_search_ranked_three_chain_passages_come_before_the_likeliest_candidates():
     search = _begun()
     search.choose(*_choices(r0=0.6, r1=0.2, r7=0.2))
     search.choose(*_choices(r1=0.5, r7=0.4, r2=0.1))
@@ -37,9 +37,9 @@ def test_search_ranked_three_passages_of_the_chain_before_the_likeliest_of_all_s
 def test_search_choose_without_candidates_ends_the_search_and_keeps_its_chain():
     search = _begun()
     search.choose(*_choices(r1=0.6, r0=0.4))
-    assert search.likely == [pytest.approx({1: 0.6, 0: 0.4})] and not search.ended
+    assert search.probabilities == [pytest.approx({1: 0.6, 0: 0.4})] and not search.ended
     search.choose(*_choices())
-    assert search.ended and len(search.likely) == 1
+    assert search.ended and len(search.probabilities) == 1
     assert search.rows == [1] and search.ranked() == [1, 0]
 
 
@@ -47,13 +47,13 @@ def test_finder_follow_each_search_reads_the_passages_of_its_own_chain():
     index = make_index(make_head())
     finder = index._finder
     query_QD = np.zeros((3, 64), np.float32)
-    begun, *followed = finder.begin([QUESTION.question] * 3, query_QD, None)
+    begun, *followed = finder.start([QUESTION.question] * 3, query_QD, None)
     for search, name in zip(followed, ("Grey Harbour", "Red Harbour"), strict=True):
         search.rows.append(ROW[name])
         search.units.append(2 * ROW[name])
-    finder.follow(followed, query_QD[:2], None)
-    grey, red = (search.read for search in followed)
-    assert "grey" in grey and "grey" not in red and "red" in red and not begun.read
+    finder.update(followed, query_QD[:2])
+    grey, red = (search.chain_words for search in followed)
+    assert "grey" in grey and "grey" not in red and "red" in red and not begun.chain_words
 
 
 def test_explore_questions_of_a_block_do_not_mix_and_stay_within_what_is_allowed():

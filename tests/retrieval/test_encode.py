@@ -9,7 +9,8 @@ import pytest
 from cirag_jax import sharding
 from cirag_jax.models.io.pretrained import load_encoder
 from cirag_jax.retrieval import encode as encode_lib
-from cirag_jax.retrieval.encode import batch_rows, bucket_length, encode, pad, tokenize
+from cirag_jax.retrieval.buckets import batch_rows, bucket_length
+from cirag_jax.retrieval.encode import encode, pad, tokenize
 from tests import tiny
 
 

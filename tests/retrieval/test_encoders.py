@@ -11,7 +11,7 @@ from cirag_jax.models.io.pretrained import load_encoder
 from cirag_jax.models.io.workdir import open_encoder
 from cirag_jax.retrieval import encoders
 from cirag_jax.retrieval.encode import encode
-from cirag_jax.retrieval.encoders import RememberingEncoder, open_encoder_for
+from cirag_jax.retrieval.encoders import MemoizingEncoder, open_encoder_for
 from configs import retrievers
 from tests import tiny
 
@@ -140,7 +140,7 @@ class _Noting:
 def test_a_text_is_embedded_once_as_a_query_and_once_as_a_passage(model):
     plain = open_encoder_for(_config(model, query_prefix="the "))
     noting = _Noting(plain)
-    encoder = RememberingEncoder(noting)
+    encoder = MemoizingEncoder(noting)
     for kind in ("passage", "query"):
         for texts in (["a", "b", "a"], ["c", "b"], ["a"], []):
             found = encoder.encode(texts, kind)
@@ -155,10 +155,10 @@ def test_a_text_is_embedded_once_as_a_query_and_once_as_a_passage(model):
 
 
 def test_what_is_remembered_is_bounded(model, monkeypatch):
-    monkeypatch.setattr(encoders, "_MOST_TEXTS", 3)
+    monkeypatch.setattr(encoders, "_MAX_TEXTS", 3)
     plain = open_encoder_for(_config(model))
     noting = _Noting(plain)
-    encoder = RememberingEncoder(noting)
+    encoder = MemoizingEncoder(noting)
     for texts in (["a", "b"], ["b", "c"], ["c", "d"], list("abcdefgh"), ["d"]):
         np.testing.assert_allclose(encoder.encode(texts), plain.encode(texts), atol=1e-6)
     # Full: all is forgotten. A list that is too long leaves what is remembered alone.

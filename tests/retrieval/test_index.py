@@ -124,7 +124,7 @@ def test_passages_move_a_query(encoder, kind):
 
 def test_words_cannot_be_moved(encoder):
     index = PassageIndex.in_memory(_PASSAGES, None, "bm25")
-    with pytest.raises(UserError, match="bm25 has no vectors"):
+    with pytest.raises(UserError, match="bm25 does not support relevance feedback"):
         index.search(["x"], 1, None, [Feedback(1.0, ())])
     assert len(index.search(["x"], 1, None, [None])[0]) == 1
 
@@ -178,7 +178,7 @@ def test_a_build_that_was_stopped_goes_on_to_the_same_bytes(encoder, tmp_path):
     encoder.passages, encoder.fail_after = [], 10
     with pytest.raises(KeyboardInterrupt):
         command.build_index(_PASSAGES, encoder, tmp_path / "cut", shard_rows=5)
-    with pytest.raises(UserError, match="is not finished"):
+    with pytest.raises(UserError, match="is not complete"):
         PassageIndex.open(tmp_path / "cut", encoder)
     encoder.passages, encoder.fail_after = [], None
     done = []
@@ -244,7 +244,7 @@ def test_words_are_searched_by_the_packages_that_indexed_them(tmp_path, monkeypa
     with monkeypatch.context() as patch:
         other = {**manifest["packages"], "PyStemmer": "0.1"}
         patch.setattr(bm25, "packages", lambda: other)
-        with pytest.raises(UserError, match='not "0.1"; build it anew or install that version'):
+        with pytest.raises(UserError, match='not "0.1"; build it again or install that version'):
             PassageIndex.open(tmp_path / "i", None)
         with pytest.raises(UserError, match='packages.PyStemmer=.* not "0.1"; use another'):
             command.build_index(_PASSAGES, None, tmp_path / "i", "bm25")
@@ -265,7 +265,7 @@ def test_an_index_of_vectors_notes_its_packages(encoder, tmp_path, monkeypatch):
         assert command.build_index(_PASSAGES, encoder, tmp_path / "i", "faiss_flat")["resumed"]
     other = _Counting(encoder)
     other.identity = {**encoder.identity, "packages": {"tokenizers": "0.1"}}
-    with pytest.raises(UserError, match='encoder.packages.tokenizers=.* not "0.1"; build it anew'):
+    with pytest.raises(UserError, match='encoder.packages.tokenizers=.* not "0.1"; build it again'):
         PassageIndex.open(tmp_path / "i", other)
     del manifest["packages"], manifest["encoder"]["packages"]  # as earlier versions wrote it
     file.write_text(json.dumps(manifest))
@@ -301,7 +301,7 @@ def test_an_index_of_another_corpus_is_refused(encoder, tmp_path):
     index = PassageIndex.open(tmp_path / "i", encoder)
     index.check_corpus(_PASSAGES)
     for passages in (changed, _PASSAGES[:-1], _PASSAGES[::-1]):
-        with pytest.raises(UserError, match="other passages"):
+        with pytest.raises(UserError, match="passages that differ from the corpus"):
             index.check_corpus(passages)
         with pytest.raises(UserError, match="was started with "):
             command.build_index(passages, encoder, tmp_path / "i")
@@ -309,7 +309,7 @@ def test_an_index_of_another_corpus_is_refused(encoder, tmp_path):
     config.folder = str(tmp_path / "i")
     opened = open_retriever(config, _PASSAGES, encoder)
     assert isinstance(opened, PassageIndex) and opened.ids == index.ids
-    with pytest.raises(UserError, match="other passages"):
+    with pytest.raises(UserError, match="passages that differ from the corpus"):
         open_retriever(config, changed, encoder)
     config.kind = "bm25"
     with pytest.raises(UserError, match="holds an index of kind exact, not bm25"):
@@ -321,7 +321,7 @@ def test_what_is_not_an_index_is_left_alone(encoder, tmp_path):
     with pytest.raises(UserError, match="is neither empty nor an index"):
         command.build_index(_PASSAGES, encoder, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-    with pytest.raises(UserError, match="is no index folder"):
+    with pytest.raises(UserError, match="is not an index folder"):
         PassageIndex.open(tmp_path, encoder)
 
 

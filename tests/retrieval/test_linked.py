@@ -150,7 +150,7 @@ def test_no_walk_begins_where_no_word_is_shared(monkeypatch):
 
 
 def test_no_vector_can_be_moved():
-    with pytest.raises(UserError, match="no passage vectors that could move"):
+    with pytest.raises(UserError, match="does not support relevance feedback"):
         make_index(make_head()).search(["a"], 1, None, [Feedback(1.0, ())])
 
 
@@ -220,8 +220,8 @@ def test_a_training_stops_wherever_it_is():
 
 
 def test_a_search_tells_how_far_it_is(monkeypatch):
-    monkeypatch.setattr(linked, "_LEAST", 3)
-    monkeypatch.setattr(linked, "_NUMBERS", 3 * 3 * len(PASSAGES))
+    monkeypatch.setattr(linked, "_MIN_BLOCK", 3)
+    monkeypatch.setattr(linked, "_BLOCK_NUMBERS", 3 * 3 * len(PASSAGES))
     told, index = [], make_index(steps=2)
     questions = [question.question for question in DATASET.questions[:5]]
     found = index.explore(questions, make_head().score, progress=told.append)
@@ -359,7 +359,7 @@ def test_the_retriever_opens_the_head_beside_the_encoder(tmp_path):
     row_QK, _ = open_retriever(config, PASSAGES, encoder).search([QUESTION.question], 2)
     assert [PASSAGES[row].id for row in row_QK[0]] == ["Grey Harbour", "Anna Berg"]
     for fields, message in (
-        ({"units": "triple"}, "units=triple, where the aligner ranks sentences"),
+        ({"units": "triple"}, "units=triple, but the aligner ranks sentences"),
         ({"folder": "somewhere"}, "takes no folder"),
     ):
         with pytest.raises(UserError, match=message):

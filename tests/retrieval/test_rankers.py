@@ -69,7 +69,7 @@ def test_bm25_ranks_by_words():
         ({"kind": "oracle"}, "kind='oracle' is not one of bi_encoder, aligner"),
         ({"kind": "aligner"}, r"kind=aligner needs config\.rankers\.units\.model"),
         ({"kind": "cross_encoder"}, "kind=cross_encoder needs"),
-        ({"triple_text": "json"}, "is not one of null, tuple, angle"),
+        ({"triple_text": "json"}, "is not one of tuple, angle, plain, null"),
     ],
 )
 def test_a_block_that_cannot_be_right_is_refused(fields, words):

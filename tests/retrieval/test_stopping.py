@@ -12,7 +12,7 @@ from cirag_jax.models import link_head
 from cirag_jax.models.link_head import StopRule
 from cirag_jax.retrieval import stopping
 from cirag_jax.retrieval.index import open_retriever
-from cirag_jax.retrieval.linked import find_link_head
+from cirag_jax.retrieval.linked import open_link_head
 from cirag_jax.training import link_head as training
 from cirag_jax.training.link_head import Ranking, Task, fit_stop, train_link_head
 from configs import aligner, retrievers
@@ -25,7 +25,7 @@ def _log_odds(p):
 
 def test_what_is_known_of_the_first_passages():
     likely = [{4: 0.5, 7: 0.5}, {7: 0.8, 9: 0.2}]
-    x_KF = stopping.describe([4, 7, 9], likely, 3)
+    x_KF = stopping.stop_features([4, 7, 9], likely, 3)
     assert x_KF.shape == (3, stopping.num_features(3)) and x_KF.dtype == np.float32
     rare = _log_odds(1e-4)
     of_4, of_7, of_9 = _log_odds(0.5), _log_odds(0.9), _log_odds(0.2)
@@ -37,12 +37,12 @@ def test_what_is_known_of_the_first_passages():
     ]
     np.testing.assert_allclose(x_KF, wanted, rtol=1e-6, atol=1e-6)
     # The likeliest passage behind one is not always the next.
-    assert stopping.describe([7, 9, 4], likely, 3)[0, 1:3].tolist() == [
+    assert stopping.stop_features([7, 9, 4], likely, 3)[0, 1:3].tolist() == [
         pytest.approx(of_9),
         pytest.approx(of_4),
     ]
-    assert len(stopping.describe(range(20), [], 3)) == stopping.PLACES
-    assert stopping.describe([], [], 3).shape == (0, stopping.num_features(3))
+    assert len(stopping.stop_features(range(20), [], 3)) == stopping.PLACES
+    assert stopping.stop_features([], [], 3).shape == (0, stopping.num_features(3))
 
 
 def test_the_rule_is_the_logistic_regression_of_scikit_learn():
@@ -73,7 +73,9 @@ def test_a_search_leaves_out_what_is_not_needed_but_for_its_first_passage():
     assert row_QK[0, 2:].tolist() == [-1, -1] and np.isneginf(score_QK[0, 2:]).all()
     row_QK, _ = make_index(head, steps=2, stop=0.0).search([QUESTION.question], 4)
     assert row_QK.min() >= 0
-    with pytest.raises(UserError, match=r"link_head\.safetensors: its head has not learnt when"):
+    with pytest.raises(
+        UserError, match=r"link_head\.safetensors: the link head has no stopping rule"
+    ):
         make_index(make_head(), stop=0.5)
 
 
@@ -84,7 +86,7 @@ def test_a_head_learns_that_two_passages_are_needed(tmp_path):
     with jax.numpy_dtype_promotion("standard"):  # Optax raises a float to an integer.
         head, _ = train_link_head(config, [task], "sentence", seed=0)
     head.save(tmp_path)
-    loaded = find_link_head(str(tmp_path))
+    loaded = open_link_head(str(tmp_path))
     row_QK, _ = make_index(loaded, steps=2, stop=0.5).search([DATASET.questions[9].question], 6)
     assert row_QK[0].tolist() == [ROW["Wild Harbour"], ROW["Jon Berg"], -1, -1, -1, -1]
 
@@ -109,7 +111,10 @@ def test_questions_of_another_split_teach_no_stop(monkeypatch, held_out, taught)
     [
         ({"stop_bias": None}, "tensor stop_bias is missing or"),
         ({"stop_weight_F": np.zeros(13)}, "tensor stop_weight_F is missing or has another"),
-        ({"stop_weight_F": np.zeros(7, np.float32)}, "its stop reads 7 features where this"),
+        (
+            {"stop_weight_F": np.zeros(7, np.float32)},
+            "its stopping rule reads 7 features, but this",
+        ),
         ({"stop_bias": np.full((), np.nan, np.float32)}, "gives numbers that are not finite"),
     ],
 )
@@ -122,7 +127,7 @@ def test_a_damaged_rule_is_refused_in_a_sentence(tmp_path, changes, message):
     tensors = {name: array for name, array in tensors.items() if array is not None}
     safetensors.numpy.save_file(tensors, file, metadata=had)
     with pytest.raises(UserError, match=message) as refused:
-        find_link_head(str(tmp_path))
+        open_link_head(str(tmp_path))
     assert str(file) in str(refused.value)
 
 
@@ -135,7 +140,7 @@ def test_the_retriever_stops_where_it_is_told_to(tmp_path):
     row_QK, _ = open_retriever(config, PASSAGES, encoder).search([QUESTION.question], 3)
     assert row_QK[0].tolist() == [ROW["Grey Harbour"], -1, -1]
     config.stop = 1.5
-    with pytest.raises(UserError, match=r"config\.retriever\.stop=1\.5 must be from 0 to 1"):
+    with pytest.raises(UserError, match=r"config\.retriever\.stop=1\.5 must lie between 0 and 1"):
         open_retriever(config, PASSAGES, encoder)
     config.kind, config.stop = "bm25", 0.5
     with pytest.raises(UserError, match=r"retriever\.stop needs config\.retriever\.kind=linked"):

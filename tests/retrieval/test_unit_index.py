@@ -87,5 +87,5 @@ def test_what_it_cannot_do_is_said(encoder, fields, words):
 
 
 def test_feedback_is_refused(encoder):
-    with pytest.raises(UserError, match="no passage vectors"):
+    with pytest.raises(UserError, match="an index over units does not support relevance feedback"):
         _open(encoder).search(["q"], 1, None, [Feedback(1.0, ())])
