@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server on loopback that fails as it is told; records what it was sent."""
+"""A local OpenAI-compatible server that fails on demand and records its requests."""
 
 import contextlib
 import http.server
@@ -12,10 +12,10 @@ PROMPT_TOKENS = 10
 
 
 class FaultyServer(http.server.ThreadingHTTPServer):
-    """Answers by the last message's text: ``script[text]`` lists what to do, attempt by attempt.
+    """A server whose response depends on the text of the last message.
 
-    What to do is a status, a (status, headers) pair, a name of `_Handler`'s, or bytes sent as they
-    are with status 200. After the list, and without one, the text is echoed.
+    ``script[text]`` lists the response to each attempt: a status, a (status, headers) pair, the
+    name of a method of `_Handler`, or bytes to send with status 200. Otherwise the text is echoed.
     """
 
     daemon_threads = True
@@ -39,7 +39,7 @@ class FaultyServer(http.server.ThreadingHTTPServer):
         return [body["messages"][-1]["content"] for body in self.bodies]
 
     def handle_error(self, request, client_address) -> None:
-        pass  # a client that gave up
+        pass  # the client closed the connection
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -58,7 +58,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             step = steps.pop(0) if steps else "echo"
         try:
             if self.server.gate is not None:
-                self.server.gate.wait(timeout=120)  # seconds: the machine may be busy
+                self.server.gate.wait(timeout=120)  # seconds; the machine may be busy
         finally:
             with self.server.lock:
                 self.server.under_way -= 1
@@ -92,12 +92,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _echo(self, text: str) -> None:
         self._send(200, json.dumps(completion(f"echo {text}")).encode())
 
-    def _half(self, text: str) -> None:  # the connection ends in the middle
+    def _half(self, text: str) -> None:  # closes the connection in the middle
         body = json.dumps(completion(f"echo {text}")).encode()
         self._send(200, body[: len(body) // 2], length=len(body))
         self.close_connection = True
 
-    def _cut(self, text: str) -> None:  # a whole answer, by its length, that holds half a body
+    def _cut(self, text: str) -> None:  # half a body, with a matching content-length
         body = json.dumps(completion(f"echo {text}")).encode()
         self._send(200, body[: len(body) // 2])
 
@@ -108,7 +108,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.server.closing.wait(timeout=30)
         self.close_connection = True
 
-    def _trickle(self, text: str) -> None:  # always alive, never done
+    def _trickle(self, text: str) -> None:  # sends bytes but never finishes
         self.send_response(200)
         self.send_header("content-length", "1000000")
         self.end_headers()
@@ -122,7 +122,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def completion(text: str | None, finish_reason: str = "stop", **more: Any) -> dict[str, Any]:
-    """A chat completion as the API describes it."""
+    """Returns a chat completion."""
     return {
         "id": "chatcmpl-1",
         "object": "chat.completion",
@@ -147,7 +147,7 @@ def completion(text: str | None, finish_reason: str = "stop", **more: Any) -> di
 
 @contextlib.contextmanager
 def faulty_server() -> Iterator[FaultyServer]:
-    """A running server, stopped at the end."""
+    """Runs a server."""
     with FaultyServer() as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

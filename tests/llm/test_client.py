@@ -1,4 +1,4 @@
-"""The OpenAI-compatible client against a server on loopback that fails in every way."""
+"""The OpenAI-compatible client with a local server that fails in every way."""
 
 import asyncio
 import dataclasses
@@ -17,7 +17,7 @@ from cirag_jax.llm.client import OpenAIBackend, OpenAIConfig
 from cirag_jax.llm.types import Generate, Message, Score, Usage
 from tests.llm.faulty_server import COMPLETION_TOKENS, PROMPT_TOKENS, completion, faulty_server
 
-KEY = "key-of-the-tests/0123456789"  # not what the pattern of OpenAI's keys finds
+KEY = "key-of-the-tests/0123456789"  # does not match the pattern of OpenAI's keys
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def server(monkeypatch):
 
 
 class Waits(list):
-    """Records the waits that the client asks for, and does not wait."""
+    """A replacement of asyncio.sleep that records the waits."""
 
     async def __call__(self, seconds):
         self.append(seconds)
@@ -38,56 +38,56 @@ class Waits(list):
 
 @pytest.fixture
 def waits(monkeypatch):
-    """The client's waits, by a time and random numbers that are known."""
-    monkeypatch.setattr(client.asyncio, "sleep", made := Waits())
+    """The client's waits, with a fixed time and fixed random numbers."""
+    monkeypatch.setattr(client.asyncio, "sleep", recorded := Waits())
     monkeypatch.setattr(client.time, "time", lambda: 0.0)
     monkeypatch.setattr(client.random, "random", lambda: 0.5)
-    return made
+    return recorded
 
 
 @pytest.fixture
 def backend_of(waits):
-    def made(running, *, spent=None, **kw):
+    def create(running, *, spent=None, **kw):
         config = OpenAIConfig(**{"model": "m", "base_url": running.url, "max_concurrency": 1, **kw})
         return OpenAIBackend(config, spent=spent), waits
 
-    return made
+    return create
 
 
 def ask(text, **fields):
     return Generate((Message("user", text),), **{"max_tokens": 7, **fields})
 
 
-def test_answers_in_order_with_usage(server, backend_of):
+def test_generate_in_order_with_usage(server, backend_of):
     backend, _ = backend_of(server, max_concurrency=4)
-    seen = []
+    progress = []
     requests = [ask(f"q{i}") for i in range(9)]
-    responses = backend.generate(requests, lambda done, tokens: seen.append((done, tokens)))
+    responses = backend.generate(requests, lambda done, tokens: progress.append((done, tokens)))
     assert [r.text for r in responses] == [f"echo q{i}" for i in range(9)]
     assert all(r.finish_reason == "stop" and r.error is None for r in responses)
     usage = responses[0].usage
     assert (usage.prompt_tokens, usage.cached_tokens) == (PROMPT_TOKENS, 4)
     assert usage.generated_tokens == COMPLETION_TOKENS
     assert backend.usage.generated_tokens == 9 * COMPLETION_TOKENS
-    assert seen == [(i, 5 * i) for i in range(1, 10)]
+    assert progress == [(i, 5 * i) for i in range(1, 10)]
 
 
-def test_bounded_concurrency(server, backend_of):
-    server.gate = threading.Barrier(3)  # three at once, or the test fails after its time-out
+def test_generate_bounds_concurrency(server, backend_of):
+    server.gate = threading.Barrier(3)  # the test times out unless three are concurrent
     backend, _ = backend_of(server, max_concurrency=3)
     assert all(r.error is None for r in backend.generate([ask(f"q{i}") for i in range(9)]))
     assert server.most_under_way == 3
 
 
-def test_requests_that_come_while_others_are_under_way(server, backend_of):
-    """One answer is held back until all that came meanwhile are there."""
+def test_more_requests_are_sent_while_others_wait(server, backend_of):
+    """One response is delayed until all later ones have arrived."""
     backend, _ = backend_of(server, max_concurrency=2)
     assert backend.accepts_more
     waves, order = [[ask("b"), ask("c")], [ask("d")]], []
 
     def more():
         if not waves:
-            server.closing.set()  # ends the connection that waits: its request is tried again
+            server.closing.set()  # closes the slow connection, whose request is retried
         return waves.pop(0) if waves else []
 
     server.script["a"] = ["slow"]
@@ -96,8 +96,8 @@ def test_requests_that_come_while_others_are_under_way(server, backend_of):
     assert order == [1, 2, 3, 0]
 
 
-def test_what_comes_may_take_longer_than_an_answer(server, backend_of):
-    """An answer that arrived meanwhile is no late one, which would be asked and paid for again."""
+def test_more_extends_timeouts(server, backend_of):
+    """A response that arrives meanwhile must not time out, as it would be billed again."""
     backend, _ = backend_of(server)
 
     async def run():
@@ -112,10 +112,10 @@ def test_what_comes_may_take_longer_than_an_answer(server, backend_of):
 
         async with backend._timeout() as timeout:
             before = timeout.when()
-            found = backend._call_more(more)
+            requests = backend._call_more(more)
             after = timeout.when()
         del loop.time
-        return found, after - before
+        return requests, after - before
 
     assert asyncio.run(run()) == ([ask("a")], pytest.approx(100))
 
@@ -123,13 +123,13 @@ def test_what_comes_may_take_longer_than_an_answer(server, backend_of):
 @pytest.mark.parametrize(
     "fault", [408, 409, 429, 500, 502, 503, "half", "cut", "nothing", b"", b"<html>", b'{"a": 1}']
 )
-def test_a_fault_that_passes_is_retried(server, fault, backend_of):
+def test_temporary_fault_is_retried(server, fault, backend_of):
     server.script["q"] = [fault, fault]
     backend, waits = backend_of(server)
     response, other = backend.generate([ask("q"), ask("other")])
     assert (response.text, response.error) == ("echo q", None)
     assert other.text == "echo other"
-    assert waits == [0.5, 1.0]  # half (the injected random number) of 1 s and of 2 s
+    assert waits == [0.5, 1.0]  # the random number 0.5 times 1 s and 2 s
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_fault_that_passes_is_retried(server, fault, backend_of):
         (b"[1]", "not a chat completion"),
     ],
 )
-def test_a_fault_that_stays_is_reported_for_its_request_alone(server, fault, words, backend_of):
+def test_permanent_fault_fails_only_its_request(server, fault, words, backend_of):
     server.script["q"] = [fault] * 3
     backend, waits = backend_of(server, max_retries=2)
     first, response, last = backend.generate([ask("a"), ask("q"), ask("b")])
@@ -157,7 +157,7 @@ def test_a_fault_that_stays_is_reported_for_its_request_alone(server, fault, wor
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
-def test_a_refusal_is_final(server, status, backend_of):
+def test_client_error_is_not_retried(server, status, backend_of):
     server.script["q"] = [status]
     backend, waits = backend_of(server)
     response, other = backend.generate([ask("q"), ask("other")])
@@ -166,14 +166,14 @@ def test_a_refusal_is_final(server, status, backend_of):
     assert waits == [] and server.texts() == ["q", "other"]
 
 
-def test_a_used_up_quota_is_final(server, backend_of):
+def test_exhausted_quota_is_not_retried(server, backend_of):
     server.script["q"] = [(429, {}, "insufficient_quota: pay first")]
     backend, waits = backend_of(server)
     assert "pay first" in str(backend.generate([ask("q")])[0].error)
     assert waits == []
 
 
-def test_retry_after_in_seconds_and_as_a_date(server, backend_of, monkeypatch):
+def test_retry_after_seconds_and_date(server, backend_of, monkeypatch):
     date = datetime.datetime(2026, 1, 1, 0, 0, 42, tzinfo=datetime.UTC)
     server.script["q"] = [
         (429, {"Retry-After": "7"}),
@@ -184,18 +184,18 @@ def test_retry_after_in_seconds_and_as_a_date(server, backend_of, monkeypatch):
     monkeypatch.setattr(client.time, "time", lambda: now)
     backend, waits = backend_of(server)
     assert backend.generate([ask("q")])[0].text == "echo q"
-    # What the server asks for and the jitter on top; an unreadable wish counts as none.
+    # The server's wait plus jitter; an unreadable header is ignored.
     assert waits == [7 + 0.5, 12 + 1.0, 2.0]
 
 
-def test_a_wait_that_is_too_long_fails_the_request(server, backend_of):
+def test_retry_after_too_long_fails(server, backend_of):
     server.script["q"] = [(429, {"Retry-After": "601"})]
     backend, waits = backend_of(server)
     assert "601 s" in str(backend.generate([ask("q")])[0].error)
     assert waits == []
 
 
-def test_back_off_doubles_up_to_its_bound_with_full_jitter(server, backend_of, monkeypatch):
+def test_backoff_doubles_up_to_maximum_with_jitter(server, backend_of, monkeypatch):
     server.script["q"] = [500] * 5
     monkeypatch.setattr(client.random, "random", iter([1, 1, 0, 1, 1]).__next__)
     backend, waits = backend_of(server, max_backoff=5)
@@ -204,7 +204,7 @@ def test_back_off_doubles_up_to_its_bound_with_full_jitter(server, backend_of, m
 
 
 @pytest.mark.parametrize("fault", ["slow", "trickle"])
-def test_a_slow_answer_is_given_up(server, fault, backend_of):
+def test_slow_response_times_out(server, fault, backend_of):
     server.script["q"] = [fault]
     backend, _ = backend_of(server, timeout=0.3, max_retries=0)
     response, other = backend.generate([ask("q"), ask("other")])
@@ -212,16 +212,16 @@ def test_a_slow_answer_is_given_up(server, fault, backend_of):
     assert other.text == "echo other"
 
 
-def test_no_server(monkeypatch, waits):
-    with faulty_server() as gone:
-        url = gone.url
+def test_no_server_fails(monkeypatch, waits):
+    with faulty_server() as stopped:
+        url = stopped.url
     config = OpenAIConfig("m", url, server="vllm", max_retries=1)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     response = OpenAIBackend(config).generate([ask("q")])[0]
     assert "connection failed" in str(response.error) and len(waits) == 1
 
 
-def test_the_request_on_the_wire(server, backend_of):
+def test_request_body(server, backend_of):
     backend, _ = backend_of(server, server="vllm", extra_body={"min_p": 0.1}, omit=("seed",))
     turns = (
         Message("system", "s"),
@@ -256,7 +256,7 @@ def test_the_request_on_the_wire(server, backend_of):
     assert sampled["seed"] == 3 and server.headers[1]["authorization"] == f"Bearer {KEY}"
 
 
-def test_schema_and_log_probabilities(server, backend_of):
+def test_json_schema_and_logprobs(server, backend_of):
     content = [
         {
             "token": "{",
@@ -288,7 +288,7 @@ def test_schema_and_log_probabilities(server, backend_of):
     assert "no log-probabilities" in str(bare.error)
 
 
-def test_tokens_stand_where_their_text_does(server, backend_of):
+def test_token_offsets(server, backend_of):
     pieces = [("A", None), ("\\xc3", [0xC3]), ("\\xb8", [0xB8]), (" b", [32, 98]), ("", None)]
     content = [{"token": text, "bytes": raw, "logprob": -1.0} for text, raw in pieces]
     server.script["q"] = [completion("Aø b", logprobs={"content": content})]
@@ -313,9 +313,7 @@ def test_tokens_stand_where_their_text_does(server, backend_of):
         ("vllm", {"attention": True}, "attention"),
     ],
 )
-def test_what_a_server_cannot_do_is_refused_without_asking_it(
-    server, kind, fields, words, backend_of
-):
+def test_unsupported_feature_fails_without_request(server, kind, fields, words, backend_of):
     backend, _ = backend_of(server, server=kind)
     turns = (Message("user", "q"), Message("assistant", "so"))
     response, other = backend.generate([Generate(turns, **fields), ask("other")])
@@ -323,7 +321,7 @@ def test_what_a_server_cannot_do_is_refused_without_asking_it(
     assert other.text == "echo other" and server.texts() == ["other"]
 
 
-def test_answers_without_a_text(server, backend_of):
+def test_completions_without_text(server, backend_of):
     server.script["filter"] = [completion("x", "content_filter")]
     server.script["long"] = [completion(None, "length")]
     server.script["stop"] = [completion("one\ntwo")]
@@ -338,12 +336,12 @@ def test_answers_without_a_text(server, backend_of):
     assert (long.text, long.finish_reason, long.error) == ("", "length", None)
     assert stop.text == "one"
     (overlap,) = backend.generate([ask("overlap", stop=("two;three", ", two;"))])
-    assert overlap.text == "one"  # cutting at the first leaves nothing of the second
+    assert overlap.text == "one"  # both stop strings start within the text; the first one counts
     assert "I will not" in str(refused.error)
     assert waits == []
 
 
-def test_observations_are_left_out_when_the_server_says_too_long(server, backend_of):
+def test_too_long_prompt_omits_observations(server, backend_of):
     too_long = (400, {}, "This model's maximum context length is 9 tokens")
     turns = (
         Message("user", "a", " old"),
@@ -365,8 +363,8 @@ def test_observations_are_left_out_when_the_server_says_too_long(server, backend
     assert "maximum context length" in str(response.error) and waits == []
 
 
-def test_budget_in_tokens_stops_cleanly(server, backend_of):
-    # One request sets aside 3 + 6 + 1 prompt tokens (estimated) and 20 new ones; it uses 15.
+def test_budget_exhausted_stops_sending(server, backend_of):
+    # A request reserves 3 + 6 + 1 prompt tokens (estimated) and 20 new ones; it uses 15.
     backend, _ = backend_of(server, budget_tokens=65)
     responses = backend.generate([ask(f"q{i}", max_tokens=20) for i in range(6)])
     assert [r.error is None for r in responses] == [True] * 3 + [False] * 3
@@ -377,17 +375,17 @@ def test_budget_in_tokens_stops_cleanly(server, backend_of):
     assert backend.generate([ask("later", max_tokens=1)])[0].finish_reason == "error"
 
 
-def test_a_budget_counts_what_is_under_way_and_what_was_spent(server, backend_of):
+def test_budget_counts_reserved_and_spent_tokens(server, backend_of):
     server.gate = threading.Barrier(2)
     spent = Usage(prompt_tokens=7, generated_tokens=3)
     backend, _ = backend_of(server, budget_tokens=95, max_concurrency=4, spent=spent)
     responses = backend.generate([ask(f"q{i}", max_tokens=20) for i in range(4)])
-    # 10 spent and twice 30 under way leave no room for a third, although two take 30 in the end.
+    # 10 spent and twice 30 reserved tokens leave no room for a third request.
     assert [r.error is None for r in responses] == [True, True, False, False]
     assert len(server.texts()) == 2
 
 
-def test_an_answer_that_was_lost_counts_against_the_budget(server, backend_of):
+def test_budget_counts_lost_responses(server, backend_of):
     server.script["q"] = [b"garbage"] * 9
     backend, _ = backend_of(server, budget_tokens=65)  # two attempts of 30
     assert "not sent" in str(backend.generate([ask("q", max_tokens=20)])[0].error)
@@ -399,32 +397,30 @@ def test_an_answer_that_was_lost_counts_against_the_budget(server, backend_of):
     [(httpx2.ConnectError, 4), (httpx2.ConnectTimeout, 4), (httpx2.PoolTimeout, 4),
      (httpx2.ReadTimeout, 2), (httpx2.ReadError, 2)],
 )  # fmt: skip
-def test_a_connection_that_was_never_made_costs_no_budget(
-    server, monkeypatch, fault, attempts, backend_of
-):
-    tried = []
+def test_budget_ignores_failed_connections(server, monkeypatch, fault, attempts, backend_of):
+    attempts_made = []
 
     async def fail(transport, request):
-        tried.append(request)
+        attempts_made.append(request)
         raise fault("told to fail", request=request)
 
     monkeypatch.setattr(httpx2.AsyncHTTPTransport, "handle_async_request", fail)
     backend, _ = backend_of(server, budget_tokens=65, max_retries=3)  # two attempts of 30
     backend.generate([ask("q", max_tokens=20)])
-    assert len(tried) == attempts and backend.budget_exhausted == (attempts == 2)
+    assert len(attempts_made) == attempts and backend.budget_exhausted == (attempts == 2)
 
 
-def test_a_connection_has_less_time_than_an_attempt(server, monkeypatch, backend_of):
-    seen = []
+def test_connection_timeout_is_shorter_than_attempt(server, monkeypatch, backend_of):
+    timeouts = []
 
     async def send(transport, request):
-        seen.append(request.extensions["timeout"])
+        timeouts.append(request.extensions["timeout"])
         raise httpx2.ConnectTimeout("told to fail", request=request)
 
     monkeypatch.setattr(httpx2.AsyncHTTPTransport, "handle_async_request", send)
     backend, _ = backend_of(server, timeout=10, max_retries=0)
     backend.generate([ask("q")])
-    assert seen[0] == {"connect": 9, "read": None, "write": None, "pool": 9}
+    assert timeouts[0] == {"connect": 9, "read": None, "write": None, "pool": 9}
 
 
 def test_estimate(server, backend_of):
@@ -433,7 +429,7 @@ def test_estimate(server, backend_of):
     assert estimate == "2 requests: at most about 21 prompt tokens and 14 generated tokens"
 
 
-def test_the_key_appears_nowhere(server, caplog, capfd, backend_of):
+def test_key_is_scrubbed_everywhere(server, caplog, capfd, backend_of):
     echo_key = f"Incorrect API key provided: {KEY}, also sk-abcd****wxyz"
     server.script["q"] = [(401, {}, echo_key)]
     server.script["r"] = [(500, {}, echo_key)] * 2
@@ -452,7 +448,7 @@ def test_the_key_appears_nowhere(server, caplog, capfd, backend_of):
         assert KEY not in text and "wxyz" not in text
 
 
-def test_inside_a_running_event_loop(server, backend_of):
+def test_generate_inside_event_loop(server, backend_of):
     backend, _ = backend_of(server)
 
     async def notebook():
@@ -461,12 +457,12 @@ def test_inside_a_running_event_loop(server, backend_of):
     assert asyncio.run(notebook())[0].text == "echo q"
 
 
-def test_every_response_is_handed_over_as_it_comes(server, backend_of):
-    seen = {}
+def test_done_receives_every_response(server, backend_of):
+    responses_by_index = {}
     server.script["b"] = [400]
     backend, _ = backend_of(server)
-    responses = backend.generate([ask("a"), ask("b")], done=seen.__setitem__)
-    assert seen == dict(enumerate(responses))
+    responses = backend.generate([ask("a"), ask("b")], done=responses_by_index.__setitem__)
+    assert responses_by_index == dict(enumerate(responses))
 
 
 @pytest.mark.parametrize(
@@ -483,14 +479,14 @@ def test_every_response_is_handed_over_as_it_comes(server, backend_of):
         ({"budget_tokens": -5}, "budget_tokens=-5 must not be negative"),
     ],
 )
-def test_bad_settings(monkeypatch, fields, words):
+def test_bad_settings_are_rejected(monkeypatch, fields, words):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     with pytest.raises(UserError, match=words) as caught:
         OpenAIBackend(dataclasses.replace(OpenAIConfig("m"), **fields))
     assert KEY not in str(caught.value) and "secret" not in str(caught.value)
 
 
-def test_scoring_is_refused(server, backend_of):
+def test_score_is_rejected(server, backend_of):
     backend, _ = backend_of(server)
     with pytest.raises(UserError, match="backend=jax"):
         backend.score([Score((Message("user", "q"),), ("a",))])

@@ -1,4 +1,4 @@
-"""Masks under a JSON schema: random walks within them give valid texts, and only those."""
+"""Masks under a JSON schema, which must allow valid texts only."""
 
 import json
 
@@ -46,9 +46,9 @@ def allowed(state):
     ]
 
 
-def test_every_walk_within_the_mask_satisfies_the_schema(tokenizer, grammar):
+def test_random_walks_satisfy_the_schema(tokenizer, grammar):
     rng = np.random.default_rng(0)
-    seen = set()
+    values = set()
     for _ in range(40):
         state, tokens = grammar.start(SCHEMA), []
         while not state.is_done:
@@ -64,11 +64,11 @@ def test_every_walk_within_the_mask_satisfies_the_schema(tokenizer, grammar):
         assert value.get("hops", 1) in (1, 22, 333)
         assert 1 <= len(value["chain"]) <= 3
         assert set(value["chain"]) <= {"mill", "town", "the town"}
-        seen.add(json.dumps(value))
-    assert len(seen) > 20
+        values.add(json.dumps(value))
+    assert len(values) > 20
 
 
-def test_an_end_is_allowed_only_once_the_text_may_end(tokenizer, grammar):
+def test_eos_is_allowed_only_at_a_possible_end(tokenizer, grammar):
     (end,) = tokenizer.eos_ids
     state = grammar.start({"type": "integer", "minimum": 10})
     assert end not in allowed(state)
@@ -82,7 +82,7 @@ def test_an_end_is_allowed_only_once_the_text_may_end(tokenizer, grammar):
     assert state.is_done and allowed(state) == [end]
 
 
-def test_a_token_outside_the_mask_is_refused(tokenizer, grammar):
+def test_advance_disallowed_token_is_rejected(tokenizer, grammar):
     state = grammar.start(SCHEMA)
     with pytest.raises(ValueError, match="does not fit"):
         state.advance(int(tokenizer.encode("x")[0]))
@@ -106,13 +106,13 @@ def test_states_are_independent(tokenizer, grammar):
         {"type": "array", "uniqueItems": True},
     ],
 )
-def test_a_schema_that_cannot_be_enforced_is_refused(grammar, schema):
+def test_unsupported_schema_is_rejected(grammar, schema):
     for check in (grammar.start, check_schema):
         with pytest.raises(UserError, match="json_schema cannot be enforced"):
             check(schema)
 
 
-def test_neither_special_tokens_nor_padding_of_the_vocabulary_within_a_string(tokenizer, grammar):
+def test_string_excludes_special_and_padding_tokens(tokenizer, grammar):
     state = grammar.start({"type": "string"})
     state.advance(int(tokenizer.encode('"')[0]))
     choices = set(allowed(state))

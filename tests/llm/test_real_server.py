@@ -1,4 +1,4 @@
-"""The client and the command against a real OpenAI-compatible server: ``transformers serve``."""
+"""The client and the command with a real OpenAI-compatible server, ``transformers serve``."""
 
 import contextlib
 import json
@@ -47,16 +47,16 @@ def url(model):
         stderr=subprocess.PIPE,
         text=True,
     )
-    seen = []
+    output = []
     try:
         assert process.stderr is not None
         for line in process.stderr:
-            seen.append(line)
+            output.append(line)
             if "Uvicorn running on" in line:
                 break
         else:
-            pytest.fail("the server did not start: " + "".join(seen[-20:]))
-        # Its further output is drained by nobody: a few requests do not fill the pipe.
+            pytest.fail("the server did not start: " + "".join(output[-20:]))
+        # Further output is not read, because a few requests do not fill the pipe.
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         process.terminate()
@@ -66,24 +66,24 @@ def url(model):
         process.communicate()
 
 
-def test_the_texts_of_the_same_model_in_this_process(model, url):
+def test_server_texts_equal_local_texts(model, url):
     config = OpenAIConfig(str(model), url, server="transformers", max_retries=0)
     served = OpenAIBackend(config).generate(REQUESTS)
     local = TransformersBackend.open(str(model)).generate(REQUESTS)
     assert [r.error for r in served] == [None] * 3
     assert [r.text for r in served] == [r.text for r in local]
     assert len({r.text for r in local}) == 3 and all(r.text for r in local)
-    for there, here in zip(served, local, strict=True):
-        assert there.finish_reason == here.finish_reason
-        assert there.usage.prompt_tokens == here.usage.prompt_tokens
-        assert there.usage.generated_tokens == here.usage.generated_tokens
+    for remote, local_response in zip(served, local, strict=True):
+        assert remote.finish_reason == local_response.finish_reason
+        assert remote.usage.prompt_tokens == local_response.usage.prompt_tokens
+        assert remote.usage.generated_tokens == local_response.usage.generated_tokens
 
 
-def test_stop_strings_and_requests_that_fail_alone(model, url):
+def test_stop_strings_and_failed_requests(model, url):
     config = OpenAIConfig(str(model), url, server="transformers", max_retries=0)
     backend = OpenAIBackend(config)
-    (whole,) = backend.generate(REQUESTS[:1])
-    stop = whole.text[3:5]
+    (full,) = backend.generate(REQUESTS[:1])
+    stop = full.text[3:5]
     turns = (*TURNS, Message("assistant", "in"))
     cut, refused, fine = backend.generate(
         [
@@ -92,21 +92,21 @@ def test_stop_strings_and_requests_that_fail_alone(model, url):
             REQUESTS[1],
         ]
     )
-    assert cut.text == whole.text.partition(stop)[0] and cut.finish_reason == "stop"
-    assert "continue_final is not possible" in str(refused.error)
+    assert cut.text == full.text.partition(stop)[0] and cut.finish_reason == "stop"
+    assert "continue_final is not supported" in str(refused.error)
     assert fine.error is None
     other = OpenAIBackend(OpenAIConfig("another", url, server="transformers", max_retries=0))
     assert "the server answered 4" in str(other.generate(REQUESTS[:1])[0].error)
 
 
-def test_the_command_through_the_server(model, url, tmp_path):
+def test_generate_command_with_server(model, url, tmp_path):
     lines = [
         {"id": name, "messages": [{"role": m.role, "content": m.content} for m in r.messages]}
         for name, r in zip("abc", REQUESTS, strict=True)
     ]
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    done = subprocess.run(
+    process = subprocess.run(
         [
             sys.executable, str(_ROOT / "launch" / "generate.py"),
             "--config.backend=openai", f"--config.base_url={url}", f"--config.model={model}",
@@ -118,11 +118,11 @@ def test_the_command_through_the_server(model, url, tmp_path):
         text=True,
         timeout=600,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    assert process.returncode == 0, process.stderr
+    result = json.loads(process.stdout)
     assert (result["num_requests"], result["failures"], result["backend"]) == (3, 0, "openai")
     assert result["tokens_per_second"] > 0 and result["generated_tokens"] >= 3
-    assert "estimate: 3 requests" in done.stderr
+    assert "estimate: 3 requests" in process.stderr
     rows = [
         json.loads(row) for row in (tmp_path / "w" / "responses.jsonl").read_text().split("\n")[:-1]
     ]

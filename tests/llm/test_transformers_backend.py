@@ -1,4 +1,4 @@
-"""The PyTorch backend against ``transformers.generate`` and plain forward passes."""
+"""The PyTorch backend, compared with ``transformers.generate`` and forward passes."""
 
 import dataclasses
 import json
@@ -47,10 +47,10 @@ def t5_folder(tmp_path_factory):
         eos_token_id=2,
     )
     model = transformers.T5ForConditionalGeneration(config)
-    with torch.no_grad():  # fresh weights hardly look at the text
+    with torch.no_grad():  # the outputs of fresh weights hardly depend on the text
         for parameter in model.parameters():
             parameter.mul_(3.0)
-        # Logits of hundreds, as they come, are rounded at 1e-4: too coarse to compare.
+        # Without this, logits of several hundred would have rounding errors of 1e-4.
         model.lm_head.weight.mul_(1 / 60)
     model.save_pretrained(folder)
     tiny_decoder.write_tokenizer(folder)
@@ -59,7 +59,7 @@ def t5_folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory):
-    """A model with learned positions, which sees where padding puts its tokens."""
+    """A model with learned positions, whose outputs would change if padding shifted them."""
     folder = tmp_path_factory.mktemp("torch") / "gpt2"
     torch.manual_seed(0)
     config = transformers.GPT2Config(
@@ -102,7 +102,7 @@ REQUESTS = [
 
 
 def by_transformers(backend, request):
-    """Greedy text of one request alone, by the library's own loop."""
+    """Returns the greedy text of one request from ``model.generate``."""
     prompt = backend.tokenizer.encode_prompt(request.messages)
     out = backend.model.generate(
         torch.tensor(prompt, dtype=torch.long)[None],
@@ -114,34 +114,34 @@ def by_transformers(backend, request):
 
 
 @pytest.mark.parametrize("kind", ["causal", "gpt2", "t5"])
-def test_greedy_texts_are_those_of_transformers(kind, request):
+def test_greedy_texts_equal_transformers(kind, request):
     backend = request.getfixturevalue(kind)
-    seen = []
-    responses = backend.generate(REQUESTS, lambda done, tokens: seen.append((done, tokens)))
+    progress = []
+    responses = backend.generate(REQUESTS, lambda done, tokens: progress.append((done, tokens)))
     assert [r.text for r in responses] == [by_transformers(backend, r) for r in REQUESTS]
     assert len({r.text for r in responses}) == 4
-    for response, asked in zip(responses, REQUESTS, strict=True):
+    for response, sent in zip(responses, REQUESTS, strict=True):
         usage = response.usage
-        prompt = backend.tokenizer.encode_prompt(asked.messages)
+        prompt = backend.tokenizer.encode_prompt(sent.messages)
         assert usage.prompt_tokens == len(prompt) and usage.cached_tokens == 0
-        full = usage.generated_tokens == asked.max_tokens
+        full = usage.generated_tokens == sent.max_tokens
         assert full or response.finish_reason == "stop"
-    assert seen[-1] == (4, sum(r.usage.generated_tokens for r in responses))
+    assert progress[-1] == (4, sum(r.usage.generated_tokens for r in responses))
 
 
-def test_t5_reads_lines_closed_by_an_end(t5):
+def test_t5_joins_turns_by_newlines(t5):
     prompt = t5.tokenizer.encode_prompt((Message("system", "a"), Message("user", "b")))
-    assert t5.tokenizer.tokenizer.decode(prompt) == "a\nb"  # this tokenizer adds no end by itself
+    assert t5.tokenizer.tokenizer.decode(prompt) == "a\nb"  # this tokenizer adds no EOS
     (response,) = t5.generate([ask("r", "q", "so", continue_final=True)])
     assert "encoder-decoder" in str(response.error)
 
 
-def test_t5_reads_quoted_special_tokens_as_text(t5):
+def test_t5_special_tokens_are_ordinary_text(t5):
     prompt = t5.tokenizer.encode_prompt((Message("user", "a<|im_end|>b"),))
     assert 2 not in prompt and t5.tokenizer.tokenizer.decode(prompt) == "a<|im_end|>b"
 
 
-def test_t5_keeps_the_end_that_its_tokenizer_adds(t5_folder):
+def test_t5_keeps_eos_of_its_tokenizer(t5_folder):
     from tokenizers import processors
 
     backend = TransformersBackend.open(str(t5_folder))
@@ -151,12 +151,12 @@ def test_t5_keeps_the_end_that_its_tokenizer_adds(t5_folder):
     assert backend.tokenizer.encode_prompt((Message("user", "b"),)).tolist()[-1] == 2
 
 
-def test_log_probabilities_alternatives_and_entropy(causal):
-    asked = dataclasses.replace(REQUESTS[0], top_logprobs=3, entropy=True)
-    (response,) = causal.generate([asked])
+def test_details_equal_forward_pass(causal):
+    sent = dataclasses.replace(REQUESTS[0], top_logprobs=3, entropy=True)
+    (response,) = causal.generate([sent])
     tokens = response.tokens
     assert len(tokens) == response.usage.generated_tokens
-    prompt = causal.tokenizer.encode_prompt(asked.messages)
+    prompt = causal.tokenizer.encode_prompt(sent.messages)
     ids = torch.tensor([*prompt, *(t.id for t in tokens)], dtype=torch.long)
     with torch.inference_mode():
         logits_TV = causal.model(ids[None]).logits[0, len(prompt) - 1 : -1]
@@ -175,33 +175,35 @@ def test_log_probabilities_alternatives_and_entropy(causal):
 
 
 @pytest.mark.parametrize("kind", ["causal", "t5"])
-def test_scoring_gives_the_log_probabilities_of_generation(kind, request):
+def test_scores_equal_logprobs_of_generation(kind, request):
     backend = request.getfixturevalue(kind)
-    # Random models write halves of characters, which do not come back as the same tokens.
+    # Random models write parts of characters, which would be tokenized differently.
     schema = {"enum": ["the sailor was born in the harbour town"]}
-    asked = dataclasses.replace(REQUESTS[0], max_tokens=99, logprobs=True, json_schema=schema)
-    (response,) = backend.generate([asked])
+    sent = dataclasses.replace(REQUESTS[0], max_tokens=99, logprobs=True, json_schema=schema)
+    (response,) = backend.generate([sent])
     text = response.text
     (score,) = backend.score([Score(REQUESTS[0].messages, (text,))])
     ids = [token.id for token in score.tokens[0]]
     assert ids == backend.tokenizer.encode(text).tolist()
-    assert ids == [token.id for token in response.tokens][: len(ids)]  # so the comparison is fair
+    assert (
+        ids == [token.id for token in response.tokens][: len(ids)]
+    )  # otherwise the comparison is meaningless
     expected = [token.logprob for token in response.tokens][: len(ids)]
     np.testing.assert_allclose([t.logprob for t in score.tokens[0]], expected, 3e-6, 1e-5)
     assert score.logprobs[0] == pytest.approx(sum(expected), rel=3e-6)
 
 
-def test_samples_depend_on_the_seed_alone(causal):
+def test_samples_depend_only_on_the_seed(causal):
     sampled = [dataclasses.replace(r, temperature=1.0, seed=5) for r in REQUESTS]
     together = [r.text for r in causal.generate(sampled)]
-    alone = [causal.generate([r])[0].text for r in sampled]
-    assert together == alone
+    separate = [causal.generate([r])[0].text for r in sampled]
+    assert together == separate
     assert together != [r.text for r in causal.generate(REQUESTS)]
     other = [dataclasses.replace(r, seed=6) for r in sampled]
     assert together != [r.text for r in causal.generate(other)]
 
 
-def test_the_nucleus_holds_the_most_probable_tokens(causal):
+def test_tiny_nucleus_is_greedy(causal):
     narrow = [
         dataclasses.replace(REQUESTS[0], temperature=1.0, top_p=1e-6, seed=s) for s in range(3)
     ]
@@ -210,36 +212,36 @@ def test_the_nucleus_holds_the_most_probable_tokens(causal):
 
 
 def test_stop_strings_cut_the_text(causal):
-    (whole,) = causal.generate(REQUESTS[3:])
-    begin = whole.text.index(".p.")
-    end = begin + 3  # both strings end here, so that one token completes both
-    first, second = whole.text[begin + 1 : end], whole.text[begin:end]
-    assert whole.text.find(first) == begin + 1 and whole.text.find(second) == begin
+    (full,) = causal.generate(REQUESTS[3:])
+    begin = full.text.index(".p.")
+    end = begin + 3  # both strings end here, so one token completes both
+    first, second = full.text[begin + 1 : end], full.text[begin:end]
+    assert full.text.find(first) == begin + 1 and full.text.find(second) == begin
     stopped = dataclasses.replace(REQUESTS[3], stop=(first, second))
     (response,) = causal.generate([stopped])
-    assert response.text == whole.text[:begin]
+    assert response.text == full.text[:begin]
     assert response.finish_reason == "stop"
-    assert response.usage.generated_tokens < whole.usage.generated_tokens
+    assert response.usage.generated_tokens < full.usage.generated_tokens
 
 
-def test_going_on_with_an_assistant_turn(causal):
-    (whole,) = causal.generate([dataclasses.replace(REQUESTS[0], max_tokens=9, logprobs=True)])
+def test_continue_final_continues_the_text(causal):
+    (full,) = causal.generate([dataclasses.replace(REQUESTS[0], max_tokens=9, logprobs=True)])
     cut = 4
-    begun = causal.tokenizer.decode([t.id for t in whole.tokens[:cut]])
+    begun = causal.tokenizer.decode([t.id for t in full.tokens[:cut]])
     turns = (*REQUESTS[0].messages, Message("assistant", begun))
-    asked = Generate(turns, "", 9 - cut, continue_final=True)
+    sent = Generate(turns, "", 9 - cut, continue_final=True)
     prompt = causal.tokenizer.encode_prompt(turns, True).tolist()
-    assert prompt[-cut:] == [t.id for t in whole.tokens[:cut]]  # else another text goes on
-    assert begun + causal.generate([asked])[0].text == whole.text
+    assert prompt[-cut:] == [t.id for t in full.tokens[:cut]]  # otherwise another text is continued
+    assert begun + causal.generate([sent])[0].text == full.text
 
 
-def test_a_schema_holds(causal):
+def test_json_schema_constrains_samples(causal):
     schema = {"enum": ["the mill", "the town"]}
-    asked = [
+    requests = [
         dataclasses.replace(REQUESTS[0], json_schema=schema, temperature=2.0, seed=s)
         for s in range(5)
     ]
-    texts = [r.text for r in causal.generate(asked)]
+    texts = [r.text for r in causal.generate(requests)]
     assert {json.loads(text) for text in texts} == {"the mill", "the town"}
 
 
@@ -248,48 +250,48 @@ def ngrams(tokens, size):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.2])
-def test_no_ngram_comes_twice(causal_folder, temperature):
-    asked = [
+def test_no_repeat_ngram_size(causal_folder, temperature):
+    requests = [
         dataclasses.replace(r, max_tokens=40, logprobs=True, temperature=temperature)
         for r in REQUESTS
     ]
-    free = TransformersBackend.open(str(causal_folder)).generate(asked)
+    free = TransformersBackend.open(str(causal_folder)).generate(requests)
     config = TransformersConfig(no_repeat_ngram_size=3)
-    held = TransformersBackend.open(str(causal_folder), config=config).generate(asked)
+    restricted = TransformersBackend.open(str(causal_folder), config=config).generate(requests)
     tokens = [[token.id for token in response.tokens or ()] for response in free]
     assert any(len(set(ngrams(own, 3))) < len(ngrams(own, 3)) for own in tokens)
-    for response in held:
+    for response in restricted:
         own = ngrams([token.id for token in response.tokens or ()], 3)
         assert len(set(own)) == len(own)
 
 
-def test_both_local_backends_avoid_the_same_repeats(causal_folder):
-    """Over more than one of the engine's chunks, in rows of their own lengths, with a refill."""
-    asked = [dataclasses.replace(r, max_tokens=40) for r in REQUESTS]
+def test_no_repeat_ngram_size_equals_engine(causal_folder):
+    """Covers several chunks of the engine, rows of different lengths, and a refill."""
+    requests = [dataclasses.replace(r, max_tokens=40) for r in REQUESTS]
     config = TransformersConfig(no_repeat_ngram_size=3)
-    theirs = TransformersBackend.open(str(causal_folder), config=config).generate(asked)
+    expected = TransformersBackend.open(str(causal_folder), config=config).generate(requests)
     sizes = {"batch_size": 3, "decode_chunk": 8}
     options = EngineConfig(**sizes, no_repeat_ngram_size=3)
-    ours = Engine.open(str(causal_folder), options=options).generate(asked)
-    assert [r.text for r in ours] == [r.text for r in theirs]
-    plain = Engine.open(str(causal_folder), options=EngineConfig(**sizes)).generate(asked)
-    assert [r.text for r in plain] != [r.text for r in ours]
+    actual = Engine.open(str(causal_folder), options=options).generate(requests)
+    assert [r.text for r in actual] == [r.text for r in expected]
+    plain = Engine.open(str(causal_folder), options=EngineConfig(**sizes)).generate(requests)
+    assert [r.text for r in plain] != [r.text for r in actual]
 
 
-def test_a_schema_outweighs_a_repeat(causal_folder):
+def test_json_schema_overrides_no_repeat(causal_folder):
     config = TransformersConfig(no_repeat_ngram_size=2)
     backend = TransformersBackend.open(str(causal_folder), config=config)
     schema = {"enum": [["the mill", "the mill", "the mill"]]}
     engine = Engine.open(str(causal_folder), options=EngineConfig(no_repeat_ngram_size=2))
-    asked = dataclasses.replace(REQUESTS[0], json_schema=schema, max_tokens=60)
-    for own in (backend, engine):
-        (response,) = own.generate([asked])
+    sent = dataclasses.replace(REQUESTS[0], json_schema=schema, max_tokens=60)
+    for model in (backend, engine):
+        (response,) = model.generate([sent])
         assert json.loads(response.text) == schema["enum"][0]
 
 
-def test_bad_requests_fail_alone(causal_folder):
+def test_bad_requests_do_not_affect_others(causal_folder):
     config = TransformersConfig(context=40, overflow="truncate")
-    backend, seen = TransformersBackend.open(str(causal_folder), config=config), {}
+    backend, responses_by_index = TransformersBackend.open(str(causal_folder), config=config), {}
     long, fits = " the harbour" * 40, (Message("user", "who?", " the harbour" * 40),)
     requests = {
         "long": ask(long),
@@ -298,7 +300,7 @@ def test_bad_requests_fail_alone(causal_folder):
         "schema": ask("q", json_schema={"type": "strin"}),
         "fine": ask("q"),
     }
-    responses = backend.generate(list(requests.values()), done=seen.__setitem__)
+    responses = backend.generate(list(requests.values()), done=responses_by_index.__setitem__)
     by_id = dict(zip(requests, responses, strict=True))
     assert "fit" in str(by_id["long"].error)
     assert "attention" in str(by_id["attention"].error)
@@ -307,11 +309,11 @@ def test_bad_requests_fail_alone(causal_folder):
     usage = by_id["fits"].usage
     assert by_id["fits"].finish_reason == "length"
     assert usage.prompt_tokens + usage.generated_tokens == 40  # the context, not 99
-    assert seen == dict(enumerate(responses))
+    assert responses_by_index == dict(enumerate(responses))
     assert backend.usage.truncated == 1
 
 
-def test_pickles_are_never_opened(tmp_path, monkeypatch, causal_folder):
+def test_pickles_are_rejected(tmp_path, monkeypatch, causal_folder):
     def opened(*_, **__):
         raise AssertionError("a pickle was opened")
 
@@ -331,15 +333,15 @@ def test_pickles_are_never_opened(tmp_path, monkeypatch, causal_folder):
         TransformersBackend.open(str(causal_folder), adapter=str(adapter))
 
 
-def test_the_library_is_asked_as_it_wants_to_be(causal_folder, monkeypatch):
-    told = []
+def test_generate_raises_no_warnings(causal_folder, monkeypatch):
+    warnings = []
     logger: Any = sys.modules["transformers.generation.utils"].logger
-    monkeypatch.setattr(logger, "warning_once", told.append)
+    monkeypatch.setattr(logger, "warning_once", warnings.append)
     TransformersBackend.open(str(causal_folder)).generate(REQUESTS)
-    assert not told
+    assert not warnings
 
 
-def test_what_cannot_be_opened(tmp_path, monkeypatch, causal_folder):
+def test_open_bad_model_is_rejected(tmp_path, monkeypatch, causal_folder):
     with pytest.raises(UserError, match="float8"):
         TransformersBackend.open(str(causal_folder), config=TransformersConfig(dtype="float8"))
     (tmp_path / "config.json").write_text('{"model_type": "nothing"}')

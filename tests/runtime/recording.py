@@ -1,4 +1,4 @@
-"""A handler that answers from its requests alone and records what it was asked."""
+"""Handlers whose responses depend on the request only, and which record their calls."""
 
 import collections
 from collections.abc import Callable
@@ -26,9 +26,11 @@ class Recording:
     """Answers with `response_to`.
 
     Args:
-      is_slow: as a scheduler's handler.
-      refuse: called with a call; a text makes it fail with that cause.
-      budget: calls until it is exhausted; None: no end.
+      is_slow: see `Handler`.
+      refuse: called with each call; if it returns a text, the call fails with that error.
+      budget: number of calls until the budget is exhausted.
+      log: list to which (name, number of calls) is added.
+      name: name in the log.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class Recording:
         self.batches.append(list(calls))
         if self._log is not None:
             self._log.append((self._name, len(calls)))
-        for index, call in reversed(list(enumerate(calls))):  # any order will do
+        for index, call in reversed(list(enumerate(calls))):  # the order does not matter
             if self._budget is not None:
                 self._budget -= 1
                 if self._budget < 0:
@@ -67,10 +69,9 @@ class Recording:
 
 
 class Streaming(Recording):
-    """Takes more calls while it works on ``rows`` of them, of which the last come first.
+    """Accepts further calls while it works on ``rows`` of them, and answers the latest first.
 
-    ``answered`` are the texts of its requests as they were answered; ``lives`` is how many it
-    answers before it dies.
+    ``answered`` lists the answered texts in order. The handler dies after ``lives`` answers.
     """
 
     accepts_more = True
@@ -106,7 +107,7 @@ class Streaming(Recording):
 
 
 class Killed(BaseException):
-    """Ends a process where it stands."""
+    """A simulated kill of the process."""
 
 
 def passage(name: str) -> Passage:
@@ -114,7 +115,7 @@ def passage(name: str) -> Passage:
 
 
 def response_to(request: Any) -> Any:
-    """A response that depends on nothing but the request."""
+    """Returns a response that depends on the request only."""
     match request:
         case Retrieve(query, k):
             return Retrieved(

@@ -19,11 +19,11 @@ def cache(tmp_path):
     cache.close()
 
 
-def test_an_equal_request_is_answered_whoever_asks(cache):
+def test_find_ignores_the_role(cache):
     assert cache.find(MODEL, ASKED) is None
     cache.keep(MODEL, ASKED, SAID)
     other = Generate(ASKED.messages, "judge", 5)
-    # It took no time and no money, and none of its prompt was computed.
+    # It took no time, and its whole prompt counts as cached.
     assert cache.find(MODEL, other) == Generated("Ada", "length", Usage(11, 11, 2))
 
 
@@ -39,14 +39,14 @@ def test_an_equal_request_is_answered_whoever_asks(cache):
         {"messages": (Message("system", "Who?"),)},
     ],
 )
-def test_another_request_is_another_response(cache, changes):
+def test_find_other_request_is_missing(cache, changes):
     cache.keep(MODEL, ASKED, SAID)
     fields = {"messages": ASKED.messages, "max_tokens": 5, **changes}
     assert cache.find(MODEL, Generate(**fields)) is None
     assert cache.find({**MODEL, "dtype": "bfloat16"}, ASKED) is None
 
 
-def test_it_outlives_its_run_and_may_be_shared(tmp_path):
+def test_cache_is_persistent_and_shared(tmp_path):
     one, two = ResponseCache(tmp_path / "c"), ResponseCache(tmp_path / "c")
     one.keep(MODEL, ASKED, SAID)
     assert two.find(MODEL, ASKED) is not None
@@ -54,20 +54,20 @@ def test_it_outlives_its_run_and_may_be_shared(tmp_path):
     one.close()
     two.close()
     three = ResponseCache(tmp_path / "c")
-    found = three.find(MODEL, ASKED)
-    assert isinstance(found, Generated) and found.text == "Bo"
+    response = three.find(MODEL, ASKED)
+    assert isinstance(response, Generated) and response.text == "Bo"
     three.close()
 
 
-def test_what_is_no_cache_is_refused(tmp_path):
-    (tmp_path / "notes").write_text("no database at all, but a good deal of text\n" * 50)
+def test_bad_file_is_rejected(tmp_path):
+    (tmp_path / "notes").write_text("this is text and not a database\n" * 50)
     with pytest.raises(UserError, match=r"config\.cache=.*notes cannot be used: "):
         ResponseCache(tmp_path / "notes")
     with pytest.raises(UserError, match=r"config\.cache="):
         ResponseCache(tmp_path / "no" / "folder")
 
 
-def test_a_full_disk_is_one_sentence(cache):
+def test_full_disk_is_a_user_error(cache):
     pages = cache._db.execute("PRAGMA page_count").fetchone()[0]
     cache._db.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(UserError, match=r"config\.cache=.* cannot be used: .*full"):

@@ -1,4 +1,4 @@
-"""Requests, responses and predictions through JSON and back."""
+"""Encoding of requests, responses and predictions as JSON."""
 
 import json
 
@@ -61,13 +61,13 @@ def exchanges(draw):
     passages = draw(tuples(PASSAGE, unique_by=lambda p: p.id))
     if kind in ("retrieve", "error"):
         scores = tuple(draw(NUMBER) for _ in passages)
-        found = Retrieved(passages, scores) if kind == "retrieve" else RequestError(draw(TEXT))
+        response = Retrieved(passages, scores) if kind == "retrieve" else RequestError(draw(TEXT))
         moved = st.builds(Feedback, NUMBER, tuples(st.tuples(TEXT, NUMBER)))
         feedback = draw(st.one_of(st.none(), moved))
-        return Retrieve(draw(TEXT), draw(COUNT), feedback), found, passages
+        return Retrieve(draw(TEXT), draw(COUNT), feedback), response, passages
     if kind == "follow":
-        found = Retrieved(passages, tuple(draw(NUMBER) for _ in passages))
-        return Follow(draw(tuples(TEXT)), draw(COUNT)), found, passages
+        response = Retrieved(passages, tuple(draw(NUMBER) for _ in passages))
+        return Follow(draw(tuples(TEXT)), draw(COUNT)), response, passages
     if kind == "fetch":
         ids, ones = tuple(p.id for p in passages), (1.0,) * len(passages)
         return Fetch(ids), Retrieved(passages, ones), passages
@@ -82,8 +82,8 @@ def exchanges(draw):
     if kind == "rank":
         texts = draw(tuples(st.one_of(TRIPLE, TEXT, PASSAGE), unique=True))
         order = draw(st.permutations(texts))[: draw(st.integers(0, 5))]
-        found = Ranked(tuple(order), tuple(draw(NUMBER) for _ in order))
-        return Rank(draw(TEXT), texts, draw(COUNT), draw(TEXT)), found, passages
+        response = Ranked(tuple(order), tuple(draw(NUMBER) for _ in order))
+        return Rank(draw(TEXT), texts, draw(COUNT), draw(TEXT)), response, passages
     message = st.builds(Message, st.sampled_from(["system", "user", "assistant"]), TEXT, TEXT, TEXT)
     request = Generate(
         draw(tuples(message)),
@@ -106,23 +106,23 @@ def through_json(value):
 
 @settings(max_examples=200, deadline=None)
 @given(exchanges())
-def test_a_response_comes_back_as_it_was(exchange):
+def test_response_round_trip(exchange):
     request, response, passages = exchange
     data = through_json(codec.encode_response(request, response))
     by_id = {p.id: p for p in passages}
-    found = codec.decode_response(request, data, by_id.__getitem__)
+    decoded = codec.decode_response(request, data, by_id.__getitem__)
     if isinstance(response, RequestError):
-        assert isinstance(found, RequestError) and str(found) == str(response)
+        assert isinstance(decoded, RequestError) and str(decoded) == str(response)
     else:
-        assert found == response
+        assert decoded == response
 
 
 @settings(max_examples=200, deadline=None)
 @given(exchanges(), exchanges())
-def test_requests_differ_as_their_digests_do(one, two):
+def test_digests_differ_as_requests_do(one, two):
     a, b = (codec.dump(codec.encode_request(e[0])) for e in (one, two))
     assert json.loads(a)["kind"] == codec.KINDS[type(one[0])]
-    # Of passages the ids decide: their texts are the corpus's.
+    # Passages are identified by their ids, because their texts come from the corpus.
     if not isinstance(one[0], Extract | Rank):
         assert (codec.digest(a) == codec.digest(b)) == (one[0] == two[0])
 
@@ -146,7 +146,7 @@ def test_requests_differ_as_their_digests_do(one, two):
         st.dictionaries(TEXT, st.integers(1, 9), max_size=3),
     )
 )  # fmt: skip
-def test_a_prediction_comes_back_as_it_was(prediction):
+def test_prediction_round_trip(prediction):
     assert msgspec.convert(through_json(codec.encode(prediction)), Prediction) == prediction
 
 
@@ -159,25 +159,25 @@ def test_a_prediction_comes_back_as_it_was(prediction):
         (Extract(()), None),
     ],
 )
-def test_a_response_of_another_kind_is_refused(request_, response):
+def test_encode_response_wrong_kind_is_rejected(request_, response):
     with pytest.raises(TypeError, match="does not answer"):
         codec.encode_response(request_, response)
 
 
-def test_what_is_no_request_is_refused():
+def test_encode_request_wrong_type_is_rejected():
     with pytest.raises(TypeError, match="yielded str"):
         codec.encode_request("who?")  # pyright: ignore[reportArgumentType]
 
 
-def test_equal_values_give_equal_text():
+def test_equal_values_have_equal_text():
     assert codec.dump({"b": 1, "a": "é"}) == codec.dump({"a": "é", "b": 1}) == '{"a":"é","b":1}'
     assert codec.digest("x") == codec.digest("x") != codec.digest("y")
-    assert len(codec.digest("\ud800")) == 32  # a command line may hold half a character
+    assert len(codec.digest("\ud800")) == 32  # a command line may contain a lone surrogate
 
 
-def test_every_field_of_a_generation_decides_its_response():
-    asked = say("x")
-    texts = {codec.dump(codec.encode_request(asked))}
+def test_encode_request_contains_every_field():
+    request = say("x")
+    texts = {codec.dump(codec.encode_request(request))}
     changes = (
         {"max_tokens": 3},
         {"temperature": 0.5},
@@ -188,12 +188,12 @@ def test_every_field_of_a_generation_decides_its_response():
     for change in changes:
         texts.add(codec.dump(codec.encode_request(say("x", **change))))
     texts.add(codec.dump(codec.encode_request(say("x", "judge"))))
-    # Where the text stands in the turn decides what truncation drops.
+    # The part of the turn matters, because truncation drops observations only.
     texts.add(codec.dump(codec.encode_request(Generate((Message("user", "", "x"),), "reader"))))
     assert len(texts) == 8
 
 
-def test_passages_are_written_as_ids_and_ranked_texts_as_places():
+def test_encode_passages_as_ids_and_texts_as_indices():
     triples = tuple(Triple(name, "is", "x", "p") for name in "abc")
     ranked = Ranked((triples[2], triples[0]), (0.5, 0.25))
     assert codec.encode_response(Rank("q", triples, 2, "r"), ranked) == {
@@ -202,6 +202,9 @@ def test_passages_are_written_as_ids_and_ranked_texts_as_places():
     }
     request = codec.encode_request(Rank("q", ("a b", passage("p")), 1, "r"))
     assert request["texts"] == ["a b", {"passage": "p"}]
-    found = response_to(Retrieve("q", 1))
-    assert found.passages == (passage("q0"),)
-    assert codec.encode_response(Retrieve("q", 1), found) == {"passages": ["q0"], "scores": [1.0]}
+    response = response_to(Retrieve("q", 1))
+    assert response.passages == (passage("q0"),)
+    assert codec.encode_response(Retrieve("q", 1), response) == {
+        "passages": ["q0"],
+        "scores": [1.0],
+    }

@@ -1,4 +1,4 @@
-"""A run's lifecycle: what is opened when, what is left to run, how its time is noted."""
+"""The lifecycle of a run: opening of handlers, unfinished jobs, and saved time."""
 
 import time
 
@@ -27,7 +27,7 @@ def answered(name):
 
 
 class Opening:
-    """Opens a model, and counts how often it was opened and closed."""
+    """Opens a model, and counts how often it is opened and closed."""
 
     def __init__(self, model=None):
         self.model = model or Recording(is_slow=True)
@@ -42,30 +42,30 @@ class Opening:
         self.closed += 1
 
 
-def test_runner_opens_handlers_once_something_is_left_and_closes_them(tmp_path):
+def test_runner_opens_handlers_once_and_closes_them(tmp_path):
     opening = Opening()
     with Runner(tmp_path / "j", {}, opening) as runner:
         assert runner.run([]) and opening.opened == 0
         assert runner.run([job("a"), job("b")]) and runner.run([job("c")])
         assert (opening.opened, opening.closed) == (1, 0)
         assert runner.progress.done == runner.progress.total == 1
-        found = {name: record.outcome for name, record in runner.records([job("a")]).items()}
-        assert found == {"a": answered("a")}
+        outcomes = {name: record.outcome for name, record in runner.records([job("a")]).items()}
+        assert outcomes == {"a": answered("a")}
     assert (opening.opened, opening.closed) == (1, 1)
 
 
-def test_runner_with_everything_done_opens_nothing_and_counts_it(tmp_path):
-    jobs, again = [job("a"), job("b")], Opening()
+def test_runner_finished_jobs_open_no_handlers(tmp_path):
+    jobs, opening = [job("a"), job("b")], Opening()
     with Runner(tmp_path / "j", {}, Opening()) as runner:
         assert runner.run(jobs)
-    with Runner(tmp_path / "j", {}, again, until=0.0) as runner:
+    with Runner(tmp_path / "j", {}, opening, until=0.0) as runner:
         assert runner.unfinished([*jobs, job("c")])[0].id == "c"
         assert runner.run(jobs) and (runner.progress.done, runner.load_seconds) == (2, 0.0)
-        assert not runner.run([*jobs, job("c")])  # the deadline is over
-    assert not again.model.batches
+        assert not runner.run([*jobs, job("c")])  # the deadline has passed
+    assert not opening.model.batches
 
 
-def test_runner_of_programs_that_ask_nothing_opens_nothing():
+def test_runner_without_requests_opens_no_handlers():
     def silent(name):
         return name
         yield
@@ -77,7 +77,7 @@ def test_runner_of_programs_that_ask_nothing_opens_nothing():
             runner.run([job("b")], asks=False)
 
 
-def test_runner_refused_by_its_journal_leaves_it_to_others(tmp_path):
+def test_runner_rejected_settings_close_the_journal(tmp_path):
     with Runner(tmp_path / "j", {"seed": 0}, Opening()) as runner:
         runner.run([job("a")])
     with pytest.raises(UserError, match="with seed=0, not 1"):
@@ -86,19 +86,19 @@ def test_runner_refused_by_its_journal_leaves_it_to_others(tmp_path):
         assert not runner.records([job("a")])
 
 
-def test_runner_does_not_read_the_programs_of_others():
-    """So that the thousandth question of a session takes no longer than the first."""
+def test_runner_reads_only_its_own_programs():
+    """The thousandth question of a session must not take longer than the first."""
     with Runner(MEMORY, {}, Opening()) as runner:
         assert runner.run([job("a")])
         book = runner.journal
-        book._db.execute("UPDATE programs SET outcome = '{' WHERE id = 'a'")  # readers of it fail
+        book._db.execute("UPDATE programs SET outcome = '{' WHERE id = 'a'")  # reading it fails
         assert runner.run([job("b")])
         assert list(runner.records([job("b")])) == ["b"]
         with pytest.raises(UserError, match="'a'"):
             book.outcomes(["a"])
 
 
-def test_runner_notes_the_time_of_all_runs_and_of_loading(tmp_path, monkeypatch):
+def test_runner_saves_time_of_runs_and_loading(tmp_path, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
 
@@ -112,22 +112,22 @@ def test_runner_notes_the_time_of_all_runs_and_of_loading(tmp_path, monkeypatch)
             clock[0] += 3.0
             super().__call__(calls, done)
 
-    noted = []
+    saved = []
 
     def one_run(name):
         with Runner(tmp_path / "j", {}, Slow(Model()), started=clock[0] - 1.0) as runner:
             assert runner.run([job(name)])
-            noted.append(runner.journal.seconds)
+            saved.append(runner.journal.seconds)
             clock[0] += 0.5
             return runner.load_seconds, runner.run_seconds, runner.seconds()
 
     assert one_run("a") == (10.0, 3.0, 14.5)
-    assert one_run("b") == (10.0, 3.0, 29.0) and noted == [14.0, 28.5]
+    assert one_run("b") == (10.0, 3.0, 29.0) and saved == [14.0, 28.5]
     with Runner(tmp_path / "j", {}, Opening()) as runner:
         assert (runner.journal.load_seconds, runner.journal.seconds) == (20.0, 29.0)
 
 
-def test_runner_that_is_killed_loses_a_few_seconds_at_most(tmp_path, monkeypatch):
+def test_runner_killed_loses_few_seconds(tmp_path, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
 
@@ -146,10 +146,10 @@ def test_runner_that_is_killed_loses_a_few_seconds_at_most(tmp_path, monkeypatch
         assert runner.journal.seconds == 8.0
 
 
-def test_runner_without_a_bar_leaves_the_tokens_of_a_model_to_others():
-    shown: list[int] = []
+def test_runner_without_bar_keeps_on_tokens():
+    tokens_shown: list[int] = []
     handler = GenerateHandler(object(), {})  # pyright: ignore[reportArgumentType]
-    handler.on_tokens = outer = lambda tokens: shown.append(tokens)
+    handler.on_tokens = outer = lambda tokens: tokens_shown.append(tokens)
     handlers = {"reader": Recording(), "other": handler}
     with Runner(MEMORY, {}, lambda *_: handlers) as runner:
         runner.run([job("a")])
@@ -157,11 +157,11 @@ def test_runner_without_a_bar_leaves_the_tokens_of_a_model_to_others():
         progress: list[tuple[int, int]] = []
         runner.run([job("b")], show=lambda p, tokens: progress.append((p.done, tokens)))
         handler.on_tokens(7)
-    assert not shown and progress[-1] == (1, 7)
+    assert not tokens_shown and progress[-1] == (1, 7)
 
 
-def test_runner_shows_a_bar_of_its_programs(capsys):
+def test_runner_shows_progress_bar(capsys):
     with Runner(MEMORY, {}, Opening()) as runner:
         runner.run([job("a"), job("b")], unit="answer", name="judge")
-    said = capsys.readouterr().err
-    assert "judge: 100%" in said and "2/2" in said
+    output = capsys.readouterr().err
+    assert "judge: 100%" in output and "2/2" in output

@@ -21,11 +21,11 @@ def book(tmp_path):
 
 
 def two_reads(name):
-    """Retrieves, asks, retrieves with the answer, asks again."""
-    found = yield Retrieve(name, 1)
-    first = yield say(f"{name} {found.passages[0].id}")
-    found = yield Retrieve(first.text, 1)
-    last = yield say(found.passages[0].title)
+    """Retrieves and generates twice."""
+    response = yield Retrieve(name, 1)
+    first = yield say(f"{name} {response.passages[0].id}")
+    response = yield Retrieve(first.text, 1)
+    last = yield say(response.passages[0].title)
     return last.text
 
 
@@ -40,7 +40,7 @@ def scheduler(journal, search, model, **fields):
 # ----------------------------------------------------------------------------------------- batches
 
 
-def test_all_programs_advance_together(book):
+def test_programs_advance_together(book):
     log: list[tuple[str, int]] = []
     search = Recording(log=log, name="search")
     model = Recording(is_slow=True, log=log, name="model")
@@ -55,8 +55,8 @@ def test_all_programs_advance_together(book):
     assert (progress.prompt_tokens, progress.generated_tokens) == (70, 30)
 
 
-def test_cheap_requests_go_before_slow_ones(book):
-    """Of two programs one is already at the model; the other's searches are answered first."""
+def test_fast_handlers_run_before_slow_ones(book):
+    """One program waits for the model until the searches of the other are answered."""
 
     def ahead(name):
         yield say(name)
@@ -73,7 +73,7 @@ def test_cheap_requests_go_before_slow_ones(book):
     assert log == [("search", 1)] * 3 + [("model", 2)]
 
 
-def test_the_larger_group_goes_first(book):
+def test_larger_group_runs_first(book):
     def one(name, request):
         yield request
 
@@ -85,7 +85,7 @@ def test_the_larger_group_goes_first(book):
     assert log == [("other", 3), ("one", 1)]
 
 
-def test_roles_of_one_handler_are_one_batch(book):
+def test_roles_of_one_handler_share_a_batch(book):
     def ask(name, role):
         yield say(name, role)
 
@@ -100,35 +100,35 @@ def test_roles_of_one_handler_are_one_batch(book):
 
 
 @pytest.mark.parametrize("in_flight", [1, 2, 3])
-def test_no_more_programs_run_than_allowed(book, in_flight):
-    running, most = set(), []
+def test_in_flight_limits_running_programs(book, in_flight):
+    running, num_running = set(), []
 
     def watched(name):
         running.add(name)
-        most.append(len(running))
-        found = yield from two_reads(name)
+        num_running.append(len(running))
+        result = yield from two_reads(name)
         running.remove(name)
-        return found
+        return result
 
     search, model = Recording(), Recording(is_slow=True)
     jobs = [job(f"p{i}", watched) for i in range(5)]
     assert scheduler(book, search, model, in_flight=in_flight).run(jobs)
-    assert max(most) == in_flight
+    assert max(num_running) == in_flight
     assert max(map(len, model.batches)) == in_flight
     assert list(book.outcomes()) == sorted(f"p{i}" for i in range(5))
 
 
-def test_nobody_runs_at_once_is_refused(book):
+def test_in_flight_zero_is_rejected(book):
     with pytest.raises(UserError, match="in_flight"):
         scheduler(book, Recording(), Recording(), in_flight=0)
 
 
-def test_a_list_of_requests_is_answered_in_order(book):
+def test_request_list_is_answered_in_order(book):
     def fans_out(name):
         empty = yield []
-        found = yield [Retrieve("x", 2), say("hello"), Retrieve("y", 1)]
+        responses = yield [Retrieve("x", 2), say("hello"), Retrieve("y", 1)]
         single = yield [say("alone")]
-        return [empty, [type(f).__name__ for f in found], found[1].text, single[0].text]
+        return [empty, [type(f).__name__ for f in responses], responses[1].text, single[0].text]
 
     search, model = Recording(), Recording(is_slow=True)
     scheduler(book, search, model).run([job("a", fans_out)])
@@ -139,7 +139,7 @@ def test_a_list_of_requests_is_answered_in_order(book):
     assert keys == [RequestKey("a", *place) for place in ((1, 0), (1, 2), (1, 1), (2, 0))]
 
 
-def test_the_order_of_jobs_is_the_order_of_records(book):
+def test_records_have_the_order_of_jobs(book):
     names = ["z", "a", "m"]
     scheduler(book, Recording(), Recording(is_slow=True)).run([job(name) for name in names])
     assert [record.id for record in book.records()] == names
@@ -159,37 +159,37 @@ def test_the_order_of_jobs_is_the_order_of_records(book):
     assert record.usage.prompt_tokens == 14
 
 
-# ------------------------------------------------------------------------------- open handlers
+# -------------------------------------------------------------------------- streaming handlers
 
 
 def asks(name, *texts):
-    """Asks for each text, and looks something up in between."""
+    """Generates for each text, and retrieves after each."""
     for text in texts:
         yield say(text)
         yield Retrieve(text, 1)
     return list(texts)
 
 
-def test_a_program_goes_on_while_others_wait_for_their_responses(book):
+def test_streaming_program_continues_while_others_wait(book):
     search, model = Recording(), Streaming(rows=2)
     jobs = [job("slow", asks, "long"), job("quick", asks, "a", "b", "c")]
     assert scheduler(book, search, model).run(jobs)
     assert model.answered == ["a", "b", "c", "long"]
     assert [len(batch) for batch in model.batches] == [2, 1, 1]
     assert book.outcomes() == {"slow": ["long"], "quick": ["a", "b", "c"]}
-    # One that takes no more answers what it was given before anybody goes on.
+    # A handler that accepts no more calls answers its batch before programs continue.
     plain = Recording(is_slow=True)
     scheduler(book, search, plain).run([job("s", asks, "long"), job("q", asks, "a", "b", "c")])
     assert [len(batch) for batch in plain.batches] == [2, 1, 1]
     assert [call.request.messages[-1].text for call in plain.batches[0]] == ["long", "a"]
 
 
-def test_programs_begin_while_others_wait_for_their_responses(book):
-    running, most = set(), []
+def test_streaming_programs_start_while_others_wait(book):
+    running, num_running = set(), []
 
     def watched(name, *texts):
         running.add(name)
-        most.append(len(running))
+        num_running.append(len(running))
         yield from asks(name, *texts)
         running.remove(name)
         return name
@@ -199,24 +199,24 @@ def test_programs_begin_while_others_wait_for_their_responses(book):
     run = scheduler(book, Recording(), model, in_flight=2)
     assert run.run(jobs)
     assert model.answered == ["t0", "t1", "t2", "t3", "long"]
-    assert max(most) == 2 and len(model.batches) == 4
+    assert max(num_running) == 2 and len(model.batches) == 4
     assert (run.progress.done, run.progress.calls) == (5, 10)
 
 
-def test_what_waits_for_room_is_asked_together(book):
-    """A search for one query may cost as much as one for all."""
+def test_streaming_batches_fast_requests(book):
+    """One search for all queries is cheaper than many searches."""
     log: list[tuple[str, int]] = []
     search = Recording(log=log, name="search")
     jobs = [job(f"p{i}", asks, f"a{i}", f"b{i}") for i in range(6)]
     assert scheduler(book, search, Streaming(rows=2)).run(jobs)
-    assert log[0] == ("search", 5)  # the sixth is being answered when the first row is free
+    assert log[0] == ("search", 5)  # the sixth is still with the model
 
 
-def test_a_list_of_requests_waits_for_all_its_responses(book):
+def test_streaming_request_list_waits_for_all_responses(book):
     def fans_out(name):
-        found = yield [say("x"), Retrieve("r", 1), say("y"), say("z")]
+        responses = yield [say("x"), Retrieve("r", 1), say("y"), say("z")]
         last = yield say("last")
-        return [f.text for f in found if isinstance(f, Generated)] + [last.text]
+        return [f.text for f in responses if isinstance(f, Generated)] + [last.text]
 
     model = Streaming(rows=2)
     assert scheduler(book, Recording(), model).run([job("a", fans_out)])
@@ -224,7 +224,7 @@ def test_a_list_of_requests_waits_for_all_its_responses(book):
     assert model.answered == ["y", "z", "x", "last"]
 
 
-def test_a_failure_among_others_is_thrown_at_once(book):
+def test_streaming_error_is_thrown_at_once(book):
     def careful(name):
         try:
             yield say("fails")
@@ -239,7 +239,7 @@ def test_a_failure_among_others_is_thrown_at_once(book):
     assert book.outcomes()["a"] == "reader: again"
 
 
-def test_after_the_deadline_nothing_more_is_asked(book, monkeypatch):
+def test_streaming_stops_after_deadline(book, monkeypatch):
     now = [0.0]
     monkeypatch.setattr("cirag_jax.runtime.scheduler.time.monotonic", lambda: now[0])
 
@@ -256,7 +256,7 @@ def test_after_the_deadline_nothing_more_is_asked(book, monkeypatch):
     assert [record.id for record in book.records()] == ["slow", "late"]
 
 
-def test_a_user_error_in_between_ends_the_run(book):
+def test_streaming_user_error_ends_the_run(book):
     def refused(name):
         yield say("a")
         raise UserError("the store is gone.")
@@ -269,24 +269,24 @@ def test_a_user_error_in_between_ends_the_run(book):
 # ---------------------------------------------------------------------------------------- failures
 
 
-def test_a_program_that_raises_fails_alone(book):
+def test_program_error_does_not_affect_others(book):
     def broken(name):
         yield Retrieve(name, 1)
         raise ZeroDivisionError("by zero\nof all things")
 
-    shown = []
+    failures = []
     run = scheduler(
-        book, Recording(), Recording(is_slow=True), on_progress=lambda p: shown.append(p.failed)
+        book, Recording(), Recording(is_slow=True), on_progress=lambda p: failures.append(p.failed)
     )
     assert run.run([job("a"), job("bad", broken), job("b")])
     records = {record.id: record for record in book.records()}
     assert records["bad"].error == "ZeroDivisionError: by zero of all things"
     assert records["bad"].outcome is None
     assert set(book.outcomes()) == {"a", "b"}
-    assert (run.progress.done, run.progress.failed, shown[-1]) == (3, 1, 1)
+    assert (run.progress.done, run.progress.failed, failures[-1]) == (3, 1, 1)
 
 
-def test_a_request_that_fails_ends_its_own_program(book):
+def test_request_error_ends_only_its_program(book):
     model = Recording(
         is_slow=True, refuse=lambda call: "too  long\n" if call.key.program == "bad" else None
     )
@@ -296,19 +296,19 @@ def test_a_request_that_fails_ends_its_own_program(book):
     assert set(book.outcomes()) == {"a", "b"}
 
 
-def test_a_reason_that_no_file_can_hold_is_spelt_out(book):
+def test_error_with_surrogate_is_escaped(book):
     model = Recording(is_slow=True, refuse=lambda call: "half \ud800 a pair")
     scheduler(book, Recording(), model).run([job("a")])
     assert next(book.records()).error == "half \\ud800 a pair"
 
 
-def test_a_failure_without_words_has_a_cause_all_the_same(book):
+def test_error_without_text_names_its_type(book):
     model = Recording(is_slow=True, refuse=lambda call: "")
     scheduler(book, Recording(), model).run([job("a")])
     assert next(book.records()).error == "RequestError"
 
 
-def test_the_error_is_thrown_into_the_program(book):
+def test_request_error_is_thrown_into_the_program(book):
     def careful(name):
         try:
             yield [Retrieve("x", 1), say("fails"), say("fails too")]
@@ -324,7 +324,7 @@ def test_the_error_is_thrown_into_the_program(book):
     assert book.outcomes() == {"a": ["no fails", "reader: again"]}
 
 
-def test_a_result_that_no_json_can_hold_is_our_fault_and_not_hidden(book):
+def test_result_not_encodable_raises(book):
     def odd(name):
         yield Retrieve(name, 1)
         return {1, 2}
@@ -333,7 +333,7 @@ def test_a_result_that_no_json_can_hold_is_our_fault_and_not_hidden(book):
         scheduler(book, Recording(), Recording()).run([job("a", odd)])
 
 
-def test_a_user_error_ends_the_run(book):
+def test_user_error_ends_the_run(book):
     def refused(name):
         yield Retrieve(name, 1)
         raise UserError("the store is gone.")
@@ -342,7 +342,7 @@ def test_a_user_error_ends_the_run(book):
         scheduler(book, Recording(), Recording()).run([job("a", refused), job("b")])
 
 
-def test_a_handler_that_forgets_a_call_is_noticed(book):
+def test_handler_unanswered_call_raises(book):
     class Forgetful(Recording):
         def __call__(self, calls, done):
             super().__call__(calls[:-1], done)
@@ -351,7 +351,7 @@ def test_a_handler_that_forgets_a_call_is_noticed(book):
         scheduler(book, Forgetful(), Recording()).run([job("a"), job("b")])
 
 
-def test_a_handler_that_answers_twice_is_noticed(book):
+def test_handler_two_responses_raises(book):
     class Eager(Recording):
         def __call__(self, calls, done):
             super().__call__(calls, done)
@@ -361,7 +361,7 @@ def test_a_handler_that_answers_twice_is_noticed(book):
         scheduler(book, Eager(), Recording()).run([job("a")])
 
 
-def test_what_a_method_did_not_declare_is_named(book):
+def test_undeclared_request_is_rejected(book):
     def ranks(name):
         yield Rank(name, ("a",), 1, "passages")
 
@@ -371,12 +371,12 @@ def test_what_a_method_did_not_declare_is_named(book):
         Scheduler({Retrieve: Recording()}, book).run([job("p", ranks)])
 
 
-def test_two_jobs_of_one_id_are_our_fault(book):
+def test_duplicate_job_ids_raise(book):
     with pytest.raises(ValueError, match="two jobs"):
         scheduler(book, Recording(), Recording()).run([job("a"), job("a")])
 
 
-def test_programs_are_closed_whatever_ends_the_run(book):
+def test_programs_are_closed_after_an_error(book):
     closed = []
 
     def watched(name):
@@ -388,7 +388,9 @@ def test_programs_are_closed_whatever_ends_the_run(book):
         finally:
             closed.append(name)
 
-    programs = [watched(name) for name in ("a", "bad", "b")]  # held, so that no collector ends them
+    programs = [
+        watched(name) for name in ("a", "bad", "b")
+    ]  # kept, so that they are not garbage-collected
     jobs = [Job(name, None, lambda p=p: p) for name, p in zip("abc", programs, strict=True)]
     with pytest.raises(UserError):
         scheduler(book, Recording(), Recording(is_slow=True)).run(jobs)
@@ -398,7 +400,7 @@ def test_programs_are_closed_whatever_ends_the_run(book):
 # ------------------------------------------------------------------------------ budget and deadline
 
 
-def test_an_exhausted_budget_leaves_questions_unfinished(tmp_path):
+def test_exhausted_budget_leaves_programs_unfinished(tmp_path):
     path, jobs = tmp_path / "j.sqlite", [job(f"p{i}") for i in range(4)]
     with Journal(path, SETTINGS) as book:
         model = Recording(is_slow=True, budget=3)
@@ -408,7 +410,7 @@ def test_an_exhausted_budget_leaves_questions_unfinished(tmp_path):
         finished = set(book.outcomes())
         assert len(finished) < 4 and run.progress.failed == 0
         answered = sum(record.calls["generate"] for record in book.records())
-        assert answered == 3  # what was refused for want of budget is not recorded
+        assert answered == 3  # errors after the end of the budget are not recorded
     with Journal(path, SETTINGS) as book:
         model = Recording(is_slow=True)
         assert scheduler(book, Recording(), model).run(jobs) is True
@@ -416,26 +418,26 @@ def test_an_exhausted_budget_leaves_questions_unfinished(tmp_path):
         assert len(model.requests) == 8 - 3
 
 
-def test_a_budget_that_lasts_is_no_reason_to_stop(book):
+def test_sufficient_budget_completes_the_run(book):
     model = Recording(is_slow=True, budget=8)
     assert scheduler(book, Recording(), model).run([job(f"p{i}") for i in range(4)])
     assert len(book.outcomes()) == 4
 
 
-def test_no_batch_is_begun_after_the_deadline(book):
+def test_deadline_starts_no_batch(book):
     model = Recording(is_slow=True)
     run = scheduler(book, Recording(), model)
     assert run.run([job("a")], deadline=0.0) is False
     assert not model.requests and list(book.records()) == []
     assert run.run([job("a")], deadline=float("inf")) is True
-    assert run.run([job("a")], deadline=0.0) is True  # nothing is left to do
+    assert run.run([job("a")], deadline=0.0) is True  # everything is finished
 
 
 # ------------------------------------------------------------------------------------------ replay
 
 
 class Killing(Recording):
-    """Dies at the n-th call, after the responses before it were recorded."""
+    """Dies after ``calls`` responses."""
 
     def __init__(self, calls: int, **fields):
         super().__init__(**fields)
@@ -451,44 +453,44 @@ class Killing(Recording):
 
 
 @pytest.mark.parametrize("calls", range(8))
-def test_a_run_that_died_repeats_nothing(tmp_path, calls):
+def test_killed_run_repeats_no_request(tmp_path, calls):
     jobs = [job(f"p{i}") for i in range(4)]
     with Journal(tmp_path / "whole", SETTINGS) as book:
         scheduler(book, Recording(), Recording(is_slow=True)).run(jobs)
-        whole = [(r.id, r.outcome, r.calls, r.usage) for r in book.records()]
+        expected = [(r.id, r.outcome, r.calls, r.usage) for r in book.records()]
     path = tmp_path / "cut"
     search, model = Recording(), Killing(calls, is_slow=True)
     with Journal(path, SETTINGS) as book, pytest.raises(Killed):
         scheduler(book, search, model).run(jobs)
-    again, rest = Recording(), Recording(is_slow=True)
+    search2, model2 = Recording(), Recording(is_slow=True)
     with Journal(path, SETTINGS) as book:
-        run = scheduler(book, again, rest)
+        run = scheduler(book, search2, model2)
         assert run.run(jobs)
-        assert [(r.id, r.outcome, r.calls, r.usage) for r in book.records()] == whole
-    assert len(rest.requests) == 8 - calls
-    assert len(search.requests) + len(again.requests) == 8
+        assert [(r.id, r.outcome, r.calls, r.usage) for r in book.records()] == expected
+    assert len(model2.requests) == 8 - calls
+    assert len(search.requests) + len(search2.requests) == 8
     assert run.progress.replayed == calls + len(search.requests)
 
 
 @pytest.mark.parametrize("lives", range(8))
 @pytest.mark.parametrize("rows", [1, 3])
-def test_a_run_that_died_while_more_came_repeats_nothing(tmp_path, rows, lives):
+def test_streaming_killed_run_repeats_no_request(tmp_path, rows, lives):
     jobs = [job(f"p{i}") for i in range(4)]
     with Journal(tmp_path / "whole", SETTINGS) as book:
         scheduler(book, Recording(), Recording(is_slow=True)).run(jobs)
-        whole = [(r.id, r.outcome, r.calls, r.usage) for r in book.records()]
+        expected = [(r.id, r.outcome, r.calls, r.usage) for r in book.records()]
     search, model = Recording(), Streaming(rows, lives)
     with Journal(tmp_path / "cut", SETTINGS) as book, pytest.raises(Killed):
         scheduler(book, search, model, in_flight=3).run(jobs)
-    again, rest = Recording(), Streaming(rows)
+    search2, model2 = Recording(), Streaming(rows)
     with Journal(tmp_path / "cut", SETTINGS) as book:
-        assert scheduler(book, again, rest, in_flight=3).run(jobs)
-        assert [(r.id, r.outcome, r.calls, r.usage) for r in book.records()] == whole
-    assert len(model.answered) == lives and len(rest.answered) == 8 - lives
-    assert len(search.requests) + len(again.requests) == 8
+        assert scheduler(book, search2, model2, in_flight=3).run(jobs)
+        assert [(r.id, r.outcome, r.calls, r.usage) for r in book.records()] == expected
+    assert len(model.answered) == lives and len(model2.answered) == 8 - lives
+    assert len(search.requests) + len(search2.requests) == 8
 
 
-def test_a_finished_run_asks_nothing(tmp_path):
+def test_finished_run_makes_no_requests(tmp_path):
     jobs = [job("a"), job("b")]
     with Journal(tmp_path / "j", SETTINGS) as book:
         scheduler(book, Recording(), Recording()).run(jobs)
@@ -498,7 +500,7 @@ def test_a_finished_run_asks_nothing(tmp_path):
         assert run.run(jobs) and not search.batches and run.progress.done == 2
 
 
-def test_what_failed_is_tried_again_from_where_it_failed(tmp_path):
+def test_failed_request_is_retried_by_next_run(tmp_path):
     refuse = lambda call: "busy" if call.key.ordinal == 3 else None  # noqa: E731
     with Journal(tmp_path / "j", SETTINGS) as book:
         scheduler(book, Recording(), Recording(is_slow=True, refuse=refuse)).run([job("a")])
@@ -512,14 +514,14 @@ def test_what_failed_is_tried_again_from_where_it_failed(tmp_path):
     assert not search.batches and len(model.requests) == 1
 
 
-def test_a_program_that_raised_is_run_again_over_its_responses(tmp_path):
+def test_failed_program_replays_its_responses(tmp_path):
     broken = [True]
 
     def fragile(name):
-        found = yield Retrieve(name, 1)
+        response = yield Retrieve(name, 1)
         if broken[0]:
             raise ValueError("a bug")
-        return found.passages[0].id
+        return response.passages[0].id
 
     with Journal(tmp_path / "j", SETTINGS) as book:
         scheduler(book, Recording(), Recording()).run([job("a", fragile)])
@@ -532,16 +534,16 @@ def test_a_program_that_raised_is_run_again_over_its_responses(tmp_path):
 
 
 def survivor(name):
-    """Goes on without what it could not find."""
+    """Continues after a failed retrieval."""
     with contextlib.suppress(RequestError):
         yield Retrieve(name, 1)
     yield say("one")
-    said = yield [say("two"), say("three")]
-    return [one.text for one in said]
+    responses = yield [say("two"), say("three")]
+    return [one.text for one in responses]
 
 
-def test_a_failure_that_was_recorded_just_before_a_stop_is_asked_again(tmp_path):
-    """What the method went on after, and what was answered beside it, stays."""
+def test_last_recorded_error_is_retried(tmp_path):
+    """Errors that the method handled, and other responses of the same list, are kept."""
     with Journal(tmp_path / "j", SETTINGS) as book:
         book.open_program("a", 0, {"name": "a"})
         book.record(RequestKey("a", 0), Retrieve("a", 1), RequestError("no index"))
@@ -556,19 +558,19 @@ def test_a_failure_that_was_recorded_just_before_a_stop_is_asked_again(tmp_path)
 
 
 @pytest.mark.parametrize("model", [Recording(is_slow=True), Streaming()])
-def test_a_response_is_recorded_before_its_program_sees_it(book, model):
-    seen = []
+def test_response_is_recorded_before_program_receives_it(book, model):
+    replayed = []
 
     def watching(name):
-        asked = say(name)
-        yield asked
-        seen.append(book.replay(RequestKey(name, 0), asked))
+        request = say(name)
+        yield request
+        replayed.append(book.replay(RequestKey(name, 0), request))
 
     scheduler(book, Recording(), model).run([job("a", watching)])
-    assert isinstance(seen[0], Generated) and seen[0].text == "reader: a"
+    assert isinstance(replayed[0], Generated) and replayed[0].text == "reader: a"
 
 
-def test_a_call_names_its_place(book):
+def test_call_has_its_position(book):
     model = Recording(is_slow=True)
     scheduler(book, Recording(), model).run([job("a")])
     assert [call.key.ordinal for batch in model.batches for call in batch] == [1, 3]

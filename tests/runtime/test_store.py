@@ -1,4 +1,4 @@
-"""The journal: what is recorded is found again, what does not fit is refused."""
+"""The journal of a run: recording, replay, rejected files, kills and merging."""
 
 import dataclasses
 import math
@@ -50,7 +50,7 @@ def write_one(path, program="a"):
 # --------------------------------------------------------------------------------------- recording
 
 
-def test_what_was_recorded_is_replayed_and_nothing_else(path):
+def test_replay_returns_recorded_responses_only(path):
     write_one(path)
     with begin(path) as book:
         assert book.replay(RequestKey("a", 0), FIRST) == response_to(FIRST)
@@ -59,26 +59,30 @@ def test_what_was_recorded_is_replayed_and_nothing_else(path):
             assert book.replay(key, FIRST) is None
 
 
-def test_passages_are_kept_once_and_whole(path):
-    own = Passage("ø/1", "Title", "One. Two.", ("One.", " ", "Two."))
+def test_passages_are_stored_once(path):
+    split_passage = Passage("ø/1", "Title", "One. Two.", ("One.", " ", "Two."))
     request = Retrieve("x", 1)
     with begin(path) as book:
         for program in ("a", "b"):
-            book.record(RequestKey(program, 0), request, Retrieved((own, passage("p")), (1.0, 0.1)))
-    assert read_passages(path) == {"ø/1": own, "p": passage("p")}
+            book.record(
+                RequestKey(program, 0),
+                request,
+                Retrieved((split_passage, passage("p")), (1.0, 0.1)),
+            )
+    assert read_passages(path) == {"ø/1": split_passage, "p": passage("p")}
     with begin(path) as book:
-        found = book.replay(RequestKey("b", 0), request)
-        assert found == Retrieved((own, passage("p")), (1.0, 0.1))
+        response = book.replay(RequestKey("b", 0), request)
+        assert response == Retrieved((split_passage, passage("p")), (1.0, 0.1))
         with pytest.raises(KeyError):
             book.passage("nowhere")
-    assert read_passages(path) == {"ø/1": own, "p": passage("p")}
+    assert read_passages(path) == {"ø/1": split_passage, "p": passage("p")}
 
 
-def test_errors_are_replayed_as_errors(path):
+def test_replay_error(path):
     with begin(path) as book:
         book.record(RequestKey("a", 0), FIRST, RequestError("no index"))
-        found = book.replay(RequestKey("a", 0), FIRST)
-    assert isinstance(found, RequestError) and str(found) == "no index"
+        response = book.replay(RequestKey("a", 0), FIRST)
+    assert isinstance(response, RequestError) and str(response) == "no index"
 
 
 def test_records_sum_tokens_and_calls(path):
@@ -86,13 +90,13 @@ def test_records_sum_tokens_and_calls(path):
     with begin(path) as book:
         book.record(RequestKey("a", 2), say("more?"), Generated("yes", "length", USAGE))
         book.record(RequestKey("a", 3), say("fails"), RequestError("busy"))
-        book.close_program("a", None, "busy", 0.5)  # a run that failed took its time too
+        book.close_program("a", None, "busy", 0.5)  # the time of a failed run counts
         book.close_program("a", {"answer": "x"}, None, 1.0)
         book.open_program("b", 1, None)
         book.close_program("b", None, "broken", 0.25)
-        found = {record.id: record for record in book.records()}
-    assert found["a"].usage == USAGE + USAGE
-    assert found["a"].calls == {
+        records = {record.id: record for record in book.records()}
+    assert records["a"].usage == USAGE + USAGE
+    assert records["a"].calls == {
         "retrieve": 1,
         "extract": 0,
         "anchor": 0,
@@ -103,12 +107,16 @@ def test_records_sum_tokens_and_calls(path):
         "generate": 3,
         "score": 0,
     }
-    assert (found["a"].outcome, found["a"].error, found["a"].seconds) == (
+    assert (records["a"].outcome, records["a"].error, records["a"].seconds) == (
         {"answer": "x"},
         None,
         1.5,
     )
-    assert (found["b"].outcome, found["b"].error, found["b"].usage) == (None, "broken", Usage())
+    assert (records["b"].outcome, records["b"].error, records["b"].usage) == (
+        None,
+        "broken",
+        Usage(),
+    )
 
 
 def test_seconds_add_up_over_runs(path):
@@ -118,7 +126,7 @@ def test_seconds_add_up_over_runs(path):
         assert book.add_seconds(0.5) == 2.5
 
 
-def test_forgetting_drops_programs_and_their_responses(path):
+def test_forget_drops_programs_and_responses(path):
     write_one(path, "a")
     with begin(path) as book:
         book.open_program("b", 1, None)
@@ -127,10 +135,10 @@ def test_forgetting_drops_programs_and_their_responses(path):
         assert [record.id for record in book.records()] == ["b"]
         assert book.replay(RequestKey("a", 0), FIRST) is None
         assert book.replay(RequestKey("b", 0), FIRST) is not None
-        book.open_program("a", 0, "another input")  # nothing is known of it any more
+        book.open_program("a", 0, "another input")  # the old input is forgotten
 
 
-def test_what_is_forgotten_still_counts_once(path):
+def test_totals_count_forgotten_programs_once(path):
     twice = {"reader": USAGE + USAGE}
     for program in ("a", "b"):
         write_one(path, program)
@@ -144,30 +152,30 @@ def test_what_is_forgotten_still_counts_once(path):
         book.forget(["a", "b", "unknown"])
         assert book.totals() == Totals(2, 2, twice) and book.usage() == twice
         book.add_seconds(1.5)
-    write_one(path, "a")  # asked again, and paid for again
+    write_one(path, "a")  # the requests are made and counted again
     with JournalReader(path) as book:
         totals, seconds = book.totals(), book.seconds
     assert totals == Totals(2, 3, {"reader": USAGE + USAGE + USAGE}) and seconds == 1.5
 
 
-def test_journal_counts_each_removed_journal_once(path, tmp_path):
-    """Of two that had one name, one after the other, both count."""
-    part, found = tmp_path / "part.sqlite", Totals(0, 1, {"reader": USAGE})
+def test_totals_count_removed_journals_once(path, tmp_path):
+    """Two journals that successively had the same name both count."""
+    part, expected = tmp_path / "part.sqlite", Totals(0, 1, {"reader": USAGE})
     with begin(path) as book:
         for times in (1, 2):
             write_one(part)
             with JournalReader(part) as other:
                 name, totals = other.id, other.totals()
-            assert totals == found and name != part.name
+            assert totals == expected and name != part.name
             book.count(name, totals)
-            book.count(name, totals)  # a kill came before it was removed
+            book.count(name, totals)  # as after a kill before its removal
             part.unlink()
-            assert book.totals() == sum([found] * times, Totals())
+            assert book.totals() == sum([expected] * times, Totals())
         book.forget([])
-        assert book.totals() == found + found
+        assert book.totals() == expected + expected
 
 
-def test_a_kill_while_forgetting_counts_nothing_twice(path, monkeypatch):
+def test_forget_interrupted_counts_nothing_twice(path, monkeypatch):
     write_one(path)
 
     def killed(*_):
@@ -182,7 +190,7 @@ def test_a_kill_while_forgetting_counts_nothing_twice(path, monkeypatch):
         assert book.totals() == before and [r.id for r in book.records()] == ["a"]
 
 
-def test_a_failed_program_forgets_what_failed_and_no_more(path):
+def test_open_failed_program_deletes_its_errors_only(path):
     with begin(path) as book:
         book.open_program("a", 0, None)
         book.record(RequestKey("a", 0), FIRST, response_to(FIRST))
@@ -198,7 +206,7 @@ def test_a_failed_program_forgets_what_failed_and_no_more(path):
         assert [r.error for r in book.records()] == [None, None]
 
 
-# ---------------------------------------------------------------------------------------- refusals
+# -------------------------------------------------------------------------------- rejected files
 
 
 @pytest.mark.parametrize(
@@ -213,15 +221,15 @@ def test_a_failed_program_forgets_what_failed_and_no_more(path):
         ({"method": None}, r'method="cirag", not null'),
     ],
 )
-def test_another_setting_is_refused_by_name(path, changes, words):
+def test_changed_setting_is_rejected_by_name(path, changes, words):
     write_one(path)
     with pytest.raises(UserError, match=words):
         begin(path, **changes)
-    with begin(path):  # and nothing has happened to it
+    with begin(path):  # it is unchanged
         pass
 
 
-def test_settings_bind_nobody_before_the_first_response(path):
+def test_settings_may_change_before_first_response(path):
     with begin(path) as book:
         book.open_program("a", 0, {})
     check_settings(path, {**SETTINGS, "seed": 7})
@@ -230,7 +238,7 @@ def test_settings_bind_nobody_before_the_first_response(path):
     assert read_settings(path)["seed"] == 7
 
 
-def test_what_was_recorded_with_other_settings_may_be_replaced(path):
+def test_replace_drops_records_of_other_settings(path):
     write_one(path)
     with Journal(path, SETTINGS, replace=True) as book:
         assert [record.id for record in book.records()] == ["a"]
@@ -242,7 +250,7 @@ def test_what_was_recorded_with_other_settings_may_be_replaced(path):
         pass
 
 
-def test_programs_are_found_by_ids_of_any_text(path):
+def test_programs_with_any_id(path):
     names = ["a\0b", "a", "\u202e'; --", "a\0b"[::-1]]
     with begin(path) as book:
         for place, name in enumerate(names):
@@ -254,7 +262,7 @@ def test_programs_are_found_by_ids_of_any_text(path):
         assert book.outcomes().keys() == set(names[1:]) and book.totals().programs == len(names)
 
 
-def test_a_result_without_a_response_binds(path):
+def test_result_without_response_binds_settings(path):
     with begin(path) as book:
         book.open_program("a", 0, {})
         book.close_program("a", ["by rule"], None)
@@ -264,7 +272,7 @@ def test_a_result_without_a_response_binds(path):
         begin(path, seed=7)
 
 
-def test_a_changed_method_is_refused(path):
+def test_replay_changed_request_is_rejected(path):
     write_one(path)
     with (
         begin(path) as book,
@@ -273,20 +281,20 @@ def test_a_changed_method_is_refused(path):
         book.replay(RequestKey("a", 1), say("whom?"))
 
 
-def test_another_input_is_refused(path):
+def test_open_program_changed_input_is_rejected(path):
     write_one(path)
     with begin(path) as book, pytest.raises(UserError, match="contains 'a' with another input"):
         book.open_program("a", 0, {"question": "another"})
 
 
-def test_a_second_writer_is_refused(path):
+def test_two_writers_second_is_rejected(path):
     with begin(path), pytest.raises(UserError, match="in use by another run"):
         begin(path)
     with begin(path):
         pass
 
 
-def test_a_reader_beside_a_writer_is_refused_and_reads_after_it(path):
+def test_reader_during_writing_is_rejected(path):
     with begin(path) as book:
         book.open_program("a", 0, None)
         with pytest.raises(UserError, match="in use by another run"):
@@ -294,7 +302,7 @@ def test_a_reader_beside_a_writer_is_refused_and_reads_after_it(path):
     assert [record.id for record in read_records(path)] == ["a"]
 
 
-def test_reading_changes_nothing_and_needs_no_settings(path):
+def test_reading_does_not_change_the_file(path):
     write_one(path)
     before = path.read_bytes()
     records = read_records(path)
@@ -304,7 +312,7 @@ def test_reading_changes_nothing_and_needs_no_settings(path):
     assert path.read_bytes() == before
 
 
-def test_there_is_no_journal(tmp_path):
+def test_missing_journal_is_rejected(tmp_path):
     with pytest.raises(UserError, match=r"journal\.sqlite does not exist"):
         read_records(tmp_path / "journal.sqlite")
     with pytest.raises(UserError, match="cannot be used"):
@@ -312,7 +320,7 @@ def test_there_is_no_journal(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["text", "middle", "cut", "other"])
-def test_a_damaged_file_is_one_sentence(path, damage):
+def test_damaged_file_is_rejected(path, damage):
     write_one(path)
     content = path.read_bytes()
     if damage == "text":
@@ -333,7 +341,7 @@ def test_a_damaged_file_is_one_sentence(path, damage):
         list(book.records())
 
 
-def test_what_a_killed_run_left_is_read_where_nobody_may_write(path, monkeypatch):
+def test_killed_run_in_read_only_folder_is_readable(path, monkeypatch):
     book = begin(path)
     book.open_program("a", 0, None)
     book.record(RequestKey("a", 0), FIRST, response_to(FIRST))
@@ -345,7 +353,7 @@ def test_what_a_killed_run_left_is_read_where_nobody_may_write(path, monkeypatch
     files = {file.name: file.read_bytes() for file in copy.iterdir()}
     assert any(name.endswith("-wal") for name in files)
     copy.chmod(0o555)
-    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root can write everywhere
     (record,) = read_records(copy / path.name)
     assert record.calls["generate"] + record.calls["retrieve"] == 1
     assert {file.name: file.read_bytes() for file in copy.iterdir()} == files
@@ -353,7 +361,7 @@ def test_what_a_killed_run_left_is_read_where_nobody_may_write(path, monkeypatch
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
-def test_a_number_that_no_json_has_is_refused_and_leaves_the_journal_whole(path, number):
+def test_non_finite_number_is_rejected(path, number):
     with begin(path) as book:
         book.open_program("a", 0, None)
         token = Token("x", 1, number)
@@ -364,7 +372,7 @@ def test_a_number_that_no_json_has_is_refused_and_leaves_the_journal_whole(path,
             book.close_program("a", {"scores": [number]}, None)
         book.close_program("a", None, "it failed")
     with begin(path) as book:
-        book.open_program("a", 0, None)  # its failure is forgotten
+        book.open_program("a", 0, None)  # this deletes its error
         book.record(RequestKey("a", 0), FIRST, response_to(FIRST))
         assert not journal_has_nan(path)
 
@@ -373,7 +381,7 @@ def journal_has_nan(path):
     return b"NaN" in path.read_bytes() or b"Infinity" in path.read_bytes()
 
 
-def test_another_format_is_refused(path):
+def test_other_format_is_rejected(path):
     write_one(path)
     with sqlite3.connect(path) as db:
         db.execute("UPDATE meta SET value = '99' WHERE key = 'format'")
@@ -387,18 +395,18 @@ def test_another_format_is_refused(path):
 
 
 @pytest.mark.parametrize("kind", ["passages", "text", "program", "close"])
-def test_a_full_disk_is_one_sentence_and_loses_nothing(path, kind):
+def test_full_disk_loses_nothing(path, kind):
     with begin(path) as book:
         book.open_program("a", 0, None)
         book.record(RequestKey("a", 0), FIRST, response_to(FIRST))
         pages = book._db.execute("PRAGMA page_count").fetchone()[0]
-        book._db.execute(f"PRAGMA max_page_count = {pages}")  # the disk is full from here on
+        book._db.execute(f"PRAGMA max_page_count = {pages}")  # the disk is full now
         big = "x" * 100_000
         with pytest.raises(UserError, match="disk is full; progress is saved"):
             match kind:
                 case "passages":
-                    found = Retrieved((dataclasses.replace(passage("q"), text=big),), (1.0,))
-                    book.record(RequestKey("a", 1), FIRST, found)
+                    response = Retrieved((dataclasses.replace(passage("q"), text=big),), (1.0,))
+                    book.record(RequestKey("a", 1), FIRST, response)
                 case "text":
                     book.record(RequestKey("a", 1), say("x"), Generated(big, "stop"))
                 case "program":
@@ -429,8 +437,8 @@ for index in range(1000):
 """
 
 
-def test_what_was_recorded_survives_a_kill(path, repository):
-    done = subprocess.run(
+def test_kill_loses_no_response(path, repository):
+    process = subprocess.run(
         [sys.executable, "-c", _WRITER, str(path), "17"],
         cwd=repository,
         env={**os.environ, "PYTHONPATH": str(repository)},
@@ -438,9 +446,9 @@ def test_what_was_recorded_survives_a_kill(path, repository):
         text=True,
         timeout=600,
     )
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert done.stdout.split() == [str(index) for index in range(18)]
-    # A viewer may come before the next run does.
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    assert process.stdout.split() == [str(index) for index in range(18)]
+    # The viewer may read it before the next run.
     assert read_settings(path) == {} and read_passages(path) == {}
     with Journal(path, {}) as book:
         for index in range(18):
@@ -448,7 +456,7 @@ def test_what_was_recorded_survives_a_kill(path, repository):
         assert book.replay(RequestKey("a", 18), say("n18")) is None
 
 
-def test_a_closed_journal_is_one_file(tmp_path):
+def test_closed_journal_is_one_file(tmp_path):
     with Journal(tmp_path / "journal.sqlite", {}) as book:
         book.open_program("a", 0, None)
         assert (tmp_path / "journal.sqlite-wal").exists()
@@ -459,7 +467,7 @@ def test_a_closed_journal_is_one_file(tmp_path):
 # ---------------------------------------------------------------------- several processes of a run
 
 
-def test_the_journals_of_two_processes_become_one(tmp_path):
+def test_merge_journals(tmp_path):
     parts = [journal_path(tmp_path, index, 2) for index in range(2)]
     assert [path.name for path in parts] == ["journal.1-of-2.sqlite", "journal.2-of-2.sqlite"]
     for index, path in enumerate(parts):
@@ -470,7 +478,7 @@ def test_the_journals_of_two_processes_become_one(tmp_path):
                 book.close_program(name, {"answer": name}, None, 1.0)
             book.add_seconds(3.0 - index)
     merge_journals(parts, tmp_path / JOURNAL)
-    merge_journals(parts, tmp_path / JOURNAL)  # again, as after a resumed run
+    merge_journals(parts, tmp_path / JOURNAL)  # as after a resumed run
     merged = read_records(tmp_path / JOURNAL)
     assert [record.id for record in merged] == list("abcd")
     single = {r.id: r for path in parts for r in read_records(path)}
@@ -485,8 +493,8 @@ def test_the_journals_of_two_processes_become_one(tmp_path):
     ]  # fmt: skip
 
 
-def test_a_program_of_two_journals_is_taken_once_and_whole(tmp_path):
-    """As after another version dealt the programs otherwise."""
+def test_merge_program_in_two_journals(tmp_path):
+    """Another version may have assigned the programs to other processes."""
     parts = [journal_path(tmp_path, index, 2) for index in range(2)]
     for path, ended in zip(parts, ("a", "abc"), strict=True):
         write_one(path, "a")
@@ -507,7 +515,7 @@ def test_a_program_of_two_journals_is_taken_once_and_whole(tmp_path):
         assert book.totals().calls == 2
 
 
-def test_a_run_keeps_its_number_of_processes(tmp_path):
+def test_journal_path_changed_process_count_is_rejected(tmp_path):
     assert journal_path(tmp_path, 0, 1) == tmp_path / "journal.sqlite"
     (tmp_path / "journal.1-of-2.sqlite").touch()
     (tmp_path / "journal.sqlite").touch()  # merged

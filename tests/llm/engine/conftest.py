@@ -1,9 +1,9 @@
-"""An engine over a tiny model."""
+"""Fixtures of engines with a tiny model."""
 
 import pytest
 
 from tests import tiny_decoder
-from tests.llm.engine.asking import make
+from tests.llm.engine.engines import open_engine
 
 
 @pytest.fixture(scope="module")
@@ -13,10 +13,10 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def engine(folder):
-    """Without reuse: every prompt is computed."""
-    return make(folder, prefix_tokens=0)
+    """An engine without reuse of prefixes."""
+    return open_engine(folder, prefix_tokens=0)
 
 
 @pytest.fixture()
-def reusing(folder):
-    return make(folder)
+def caching_engine(folder):
+    return open_engine(folder)

@@ -1,4 +1,4 @@
-"""The engine on a tiny model: what is generated never depends on how it was batched or cached."""
+"""The engine with a tiny model, whose responses must not depend on batching or caching."""
 
 import dataclasses
 import json
@@ -17,73 +17,81 @@ from cirag_jax.models.io import peft_format
 from cirag_jax.models.io.pretrained_decoder import load_decoder
 from cirag_jax.runtime import codec
 from tests import tiny_decoder
-from tests.llm.engine.asking import SIZES, ask, make, mixed, numbers, pages_are_free, text
+from tests.llm.engine.engines import (
+    SIZES,
+    ask,
+    mixed_requests,
+    numbers,
+    open_engine,
+    pages_are_free,
+    text,
+)
 
 pytestmark = pytest.mark.slow
 
 # ------------------------------------------------------------------------------------- batching
 
 
-def test_a_row_does_not_depend_on_its_neighbours(engine):
-    together = engine.generate(mixed())
-    alone = [engine.generate([request])[0] for request in mixed()]
-    assert [numbers(r) for r in together] == [numbers(r) for r in alone]
-    backwards = engine.generate(mixed()[::-1])[::-1]
+def test_row_is_independent_of_other_rows(engine):
+    together = engine.generate(mixed_requests())
+    separate = [engine.generate([request])[0] for request in mixed_requests()]
+    assert [numbers(r) for r in together] == [numbers(r) for r in separate]
+    backwards = engine.generate(mixed_requests()[::-1])[::-1]
     assert [numbers(r) for r in together] == [numbers(r) for r in backwards]
     short, long = ask(text(9, 1), attention=3), ask(text(150, 2), attention=3)
     assert engine.generate([short, long])[0].tokens == engine.generate([short])[0].tokens
 
 
-def test_progress_and_early_responses(engine):
-    seen, early = [], {}
-    asked = mixed()[::-1]
-    responses = engine.generate(asked, lambda *counts: seen.append(counts), early.__setitem__)
-    assert early == dict(enumerate(responses))
-    assert list(early) != sorted(early)  # short answers come first
-    assert seen == sorted(seen)
+def test_generate_reports_progress_and_early_responses(engine):
+    progress, done = [], {}
+    requests = mixed_requests()[::-1]
+    responses = engine.generate(requests, lambda *counts: progress.append(counts), done.__setitem__)
+    assert done == dict(enumerate(responses))
+    assert list(done) != sorted(done)  # short answers come first
+    assert progress == sorted(progress)
     total = sum(r.usage.generated_tokens for r in responses)
-    assert seen[-1] == (len(responses), total)
+    assert progress[-1] == (len(responses), total)
 
 
-def test_requests_that_come_while_others_decode(engine):
-    """A long text is being written; what comes meanwhile is answered beside it."""
+def test_more_requests_are_answered_during_decoding(engine):
+    """Further requests are answered while a long text is generated."""
     slow = ask(text(3, 0), max_tokens=80)
     later = [
-        [ask(text(4, 1), max_tokens=5), ask(text(300, 2))],  # of which the second does not fit
+        [ask(text(4, 1), max_tokens=5), ask(text(300, 2))],  # the second does not fit
         [ask(text(60, 3), max_tokens=5)],  # much longer
         [ask(text(5, 4), temperature=0.8, seed=3), ask(text(7, 5), max_tokens=5)],
     ]
-    asked, batches, order, before = [slow], list(later), [], []
+    requests, batches, order, before = [slow], list(later), [], []
 
     def more():
         before.append(len(order))
-        new = batches.pop(0) if batches and len(order) >= len(asked) - 1 else []
-        asked.extend(new)
+        new = batches.pop(0) if batches and len(order) >= len(requests) - 1 else []
+        requests.extend(new)
         return new
 
     responses = engine.generate([slow], done=lambda index, _: order.append(index), more=more)
-    assert asked == [slow, *(request for new in later for request in new)]
+    assert requests == [slow, *(request for new in later for request in new)]
     assert sorted(order) == list(range(6)) and order.index(0) > 1
-    alone = [engine.generate([request])[0] for request in asked]
-    assert [r.error for r in responses] == [r.error for r in alone]
-    assert [numbers(r) for r in responses if r.tokens] == [numbers(r) for r in alone if r.tokens]
+    separate = [engine.generate([request])[0] for request in requests]
+    assert [r.error for r in responses] == [r.error for r in separate]
+    assert [numbers(r) for r in responses if r.tokens] == [numbers(r) for r in separate if r.tokens]
 
 
-def test_nothing_comes_while_more_wait_for_another_program(engine):
-    """Else a few greedy requests would go on and on beside a queue of sampled ones."""
+def test_more_is_not_called_while_another_queue_is_longer(engine):
+    """Otherwise a few greedy requests could delay a queue of sampled ones forever."""
     short, long = ask(text(3, 0), max_tokens=9, temperature=1.0), ask(text(60, 3), max_tokens=5)
-    order, batches, came = [], [[ask(text(4, 1), max_tokens=5)]], []
+    order, batches, counts = [], [[ask(text(4, 1), max_tokens=5)]], []
 
     def more():
-        came.append(len(order))
+        counts.append(len(order))
         return batches.pop() if batches else []
 
     engine.generate([short, long, long], done=lambda index, _: order.append(index), more=more)
-    assert order == [0, 1, 2, 3] and came[0] == 1
+    assert order == [0, 1, 2, 3] and counts[0] == 1
 
 
 @pytest.mark.parametrize("done", [0, 1, 63, 64, 100, 250])
-def test_chunks_cover_what_is_left(done):
+def test_chunks_cover_remaining_tokens(done):
     for end in (done, done + 1, done + 5, (done + 256) // 2, 255, 256):
         computed = [
             i for start, size in chunks(done, end, (64, 16)) for i in range(start, start + size)
@@ -91,14 +99,14 @@ def test_chunks_cover_what_is_left(done):
         assert computed[: end - done] == list(range(done, end)) and len(computed) < end - done + 16
 
 
-# ------------------------------------------------------------------------------ ends of a text
+# ------------------------------------------------------------------------------ finish reasons
 
 
-def test_ends(engine, folder):
+def test_finish_reasons(engine, folder):
     long = engine.generate([ask("the town", max_tokens=40)])[0]
     assert long.finish_reason == "length"
     assert long.tokens is not None and len(long.tokens) == 40
-    # A stop string in the middle of what is generated; across tokens, too.
+    # A stop string in the middle of the text, which may span tokens.
     stop = long.text[17:20]
     assert len(stop) == 3
     cut = engine.generate([ask("the town", max_tokens=40, stop=("@@@", stop))])[0]
@@ -107,8 +115,8 @@ def test_ends(engine, folder):
     assert stop in engine.tokenizer.decode([t.id for t in cut.tokens])
     assert stop not in engine.tokenizer.decode([t.id for t in cut.tokens[:-1]])
     assert cut.usage.generated_tokens == len(cut.tokens) < 40
-    # Any generated token as the end of turn.
-    ends = make(folder, prefix_tokens=0)
+    # Any generated token may be the end of turn.
+    ends = open_engine(folder, prefix_tokens=0)
     ends._eos_ids = (long.tokens[11].id,)
     ends.tokenizer.eos_ids = frozenset(ends._eos_ids)
     ended = ends.generate([ask("the town", max_tokens=40)])[0]
@@ -117,8 +125,8 @@ def test_ends(engine, folder):
     assert [t.id for t in ended.tokens or ()] == [t.id for t in long.tokens[: first + 1]]
 
 
-def test_a_full_cache_ends_the_text(folder):
-    engine = make(folder)
+def test_full_context_ends_the_text(folder):
+    engine = open_engine(folder)
     engine._eos_ids, engine.tokenizer.eos_ids = (), frozenset()
     request = ask(text(110, 3), max_tokens=500)
     length = len(engine.tokenizer.encode_prompt(request.messages))
@@ -128,7 +136,7 @@ def test_a_full_cache_ends_the_text(folder):
 
 
 def by_forward(folder, ids, continuation):
-    """Log-probabilities [T, V] of what follows ``ids`` and each token of ``continuation``."""
+    """Returns the log-probabilities [T, V] after ``ids`` and after each continuation token."""
     loaded = load_decoder(str(folder))
     params = decoder_params.to_params(loaded.state)
     tokens = np.concatenate([ids, continuation]).astype(np.int32)[None]
@@ -137,7 +145,7 @@ def by_forward(folder, ids, continuation):
     return np.asarray(jax.nn.log_softmax(logits, axis=-1))
 
 
-def test_an_assistant_turn_goes_on(engine, folder):
+def test_continue_final_equals_forward_pass(engine, folder):
     request = ask("who is the weaver?", "the weaver is", max_tokens=14, continue_final=True)
     response = engine.generate([request])[0]
     prompt = engine.tokenizer.encode_prompt(request.messages, continue_final=True)
@@ -152,24 +160,24 @@ def test_an_assistant_turn_goes_on(engine, folder):
 # -------------------------------------------------------------------------------------- sampling
 
 
-def test_samples_follow_the_seed_alone(engine):
+def test_samples_depend_only_on_the_seed(engine):
     def sampled(name, seed, prompt=4):
         return ask(name, text(6, prompt), temperature=0.9, top_p=0.8, seed=seed, entropy=True)
 
-    alone = [engine.generate([sampled("a", seed)])[0] for seed in range(4)]
+    separate = [engine.generate([sampled("a", seed)])[0] for seed in range(4)]
     crowd = [sampled("a", seed) for seed in range(4)] + [sampled("b", 1, prompt=9)]
     together = engine.generate(crowd[::-1])[::-1]
-    assert [numbers(r) for r in together[:4]] == [numbers(r) for r in alone]
-    assert len({r.text for r in alone}) > 1
+    assert [numbers(r) for r in together[:4]] == [numbers(r) for r in separate]
+    assert len({r.text for r in separate}) > 1
     greedy = [dataclasses.replace(sampled("a", s), temperature=0.0) for s in (0, 1)]
     texts = {r.text for r in engine.generate(greedy)}
-    assert len(texts) == 1 and texts != {alone[0].text}
+    assert len(texts) == 1 and texts != {separate[0].text}
 
 
-# ------------------------------------------------------------------ what is said of the tokens
+# ------------------------------------------------------------------------ details of tokens
 
 
-def test_details_are_those_of_transformers(engine, folder):
+def test_details_equal_transformers(engine, folder):
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -182,7 +190,7 @@ def test_details_are_those_of_transformers(engine, folder):
     )
     with torch.inference_mode():
         out = model(torch.tensor(ids[None].astype(np.int64)), output_attentions=True)
-    # Row i of what is returned is of the token at position len(prompt) + i.
+    # Row i belongs to the token at position len(prompt) + i.
     rows = slice(len(prompt) - 1, len(ids) - 1)
     logprobs = torch.log_softmax(out.logits[0, rows], -1).numpy()
     entropies = -(np.exp(logprobs) * logprobs).sum(-1)
@@ -201,22 +209,22 @@ def test_details_are_those_of_transformers(engine, folder):
             engine.tokenizer.piece(int(ids[position])) for position in best
         ]
         np.testing.assert_allclose([w for *_, w in token.attended], weights_TS[i, best], atol=2e-6)
-        # Row i + 1 is of the token itself; what later ones gave it is from row i + 2 on.
+        # Row i + 1 belongs to the token itself; later tokens start at row i + 2.
         later = weights_TS[i + 2 :, len(prompt) + i]
         assert token.received == pytest.approx(later.max(initial=0.0), abs=2e-6)
         written = engine.tokenizer.decode([t.id for t in response.tokens[:i]])
         assert token.offset == len(written)
-    # The journal and the cache hold all of it.
+    # The journal and the cache store all details.
     encoded = json.loads(codec.dump(codec.encode_response(request, response)))
     assert codec.decode_response(request, encoded) == response
 
 
-def test_scores_are_the_models_logprobs(engine, reusing, folder):
+def test_scores_equal_forward_pass(engine, caching_engine, folder):
     request = Score(ask(text(30, 6)).messages, (" " + text(20, 7),))
     prompt = engine.tokenizer.encode_prompt(request.messages)
     continuation = engine.tokenizer.encode(request.continuations[0])
     expected = by_forward(folder, prompt, continuation)[np.arange(len(continuation)), continuation]
-    for chosen in (engine, reusing, reusing):
+    for chosen in (engine, caching_engine, caching_engine):
         score = chosen.score([request])[0]
         assert [t.id for t in score.tokens[0]] == continuation.tolist()
         np.testing.assert_allclose([t.logprob for t in score.tokens[0]], expected, atol=2e-5)
@@ -224,13 +232,13 @@ def test_scores_are_the_models_logprobs(engine, reusing, folder):
     assert score.usage.cached_tokens == len(prompt) - 1
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2"])  # the latter has windows of 6 tokens
-def test_continuations_share_their_prompt(tmp_path, monkeypatch, family):
-    """One prefill of each prompt and few short calls, whose rows never see each other."""
+@pytest.mark.parametrize("family", ["llama", "gemma2"])  # gemma2 has windows of 6 tokens
+def test_score_prefills_the_prompt_once(tmp_path, monkeypatch, family):
+    """Prefills each prompt once; the rows of the few short calls do not see each other."""
     folder = tiny_decoder.folder(tmp_path, family, max_position_embeddings=512)
-    engine = make(folder, prefix_tokens=0)
+    engine = open_engine(folder, prefix_tokens=0)
     choices = tuple(f" {number}\n" for number in range(1, 31))
-    asked = [
+    requests = [
         Score(ask(text(40, 6)).messages, (*choices, " none\n", " 7\n", " 8\n")),
         Score(ask(text(9, 3)).messages, ("a town", text(40, 4), "the weaver")),
         Score(ask(text(248, 5) + " a").messages, ("a town", text(3, 8), "who")),
@@ -246,31 +254,33 @@ def test_continuations_share_their_prompt(tmp_path, monkeypatch, family):
 
     for name in calls:
         monkeypatch.setattr(steps, name, counted(name, getattr(steps, name)))
-    scored = engine.score(asked)
-    prompts = [engine.tokenizer.encode_prompt(request.messages) for request in asked]
-    new = [[engine.tokenizer.encode(text) for text in request.continuations] for request in asked]
-    # Of 31 distinct choices eight a call; one of more than 64 tokens in two calls; at the end of
-    # the context, where a call begins within the prompt, one a call.
+    scored = engine.score(requests)
+    prompts = [engine.tokenizer.encode_prompt(request.messages) for request in requests]
+    new = [
+        [engine.tokenizer.encode(text) for text in request.continuations] for request in requests
+    ]
+    # A call has eight of the 31 distinct choices. A continuation of over 64 tokens takes two calls.
+    # Near the end of the context, each call has one continuation.
     assert calls["score"] == [64] * 4 + [64] * 4 + [8] * 3
     assert len(prompts[2]) - 1 + 8 > engine.context
     assert sum(calls["prefill"]) < 1.1 * sum(map(len, prompts))
     assert pages_are_free(engine)
     loaded = load_decoder(str(folder))
     params = decoder_params.to_params(loaded.state)
-    for prompt, continuations, found in zip(prompts, new, scored, strict=True):
+    for prompt, continuations, response in zip(prompts, new, scored, strict=True):
         length = len(prompt) + max(map(len, continuations))
         tokens = np.zeros((len(continuations), length), np.int32)
         for row, ids in zip(tokens, continuations, strict=True):
             row[: len(prompt) + len(ids)] = np.concatenate([prompt, ids])
         hidden = decoder.forward(loaded.config, params, tokens)[:, len(prompt) - 1 :]
         logprobs = jax.nn.log_softmax(decoder.logits(loaded.config, params, hidden), axis=-1)
-        for row, ids, tokens in zip(logprobs, continuations, found.tokens, strict=True):
+        for row, ids, tokens in zip(logprobs, continuations, response.tokens, strict=True):
             assert [token.id for token in tokens] == ids.tolist()
             expected = np.asarray(row)[np.arange(len(ids)), ids]
             np.testing.assert_allclose([t.logprob for t in tokens], expected, atol=2e-5)
 
 
-def test_json_schemas_constrain(engine):
+def test_json_schema_constrains_the_text(engine):
     schema = {
         "type": "object",
         "properties": {"need": {"type": "boolean"}, "n": {"type": "integer", "maximum": 99}},
@@ -281,15 +291,15 @@ def test_json_schemas_constrain(engine):
     requests = [ask(text(6, 1), json_schema=schema, max_tokens=60), free]
     constrained, other = engine.generate(requests)
     assert constrained.finish_reason == "stop"
-    found = json.loads(constrained.text)
-    assert set(found) == {"need", "n"} and isinstance(found["need"], bool)
+    value = json.loads(constrained.text)
+    assert set(value) == {"need", "n"} and isinstance(value["need"], bool)
     assert numbers(other) == numbers(engine.generate([free])[0])
 
 
 # ------------------------------------------------------------------------------------ bad input
 
 
-def test_a_bad_request_fails_alone(engine):
+def test_bad_request_does_not_affect_others(engine):
     good = ask(text(5, 1))
     bad = [
         ask(text(300, 1)),
@@ -307,20 +317,20 @@ def test_a_bad_request_fails_alone(engine):
     assert "only 512 fit" in score.error and not score.tokens
 
 
-def test_truncation_drops_the_oldest_observations(folder):
-    engine = make(folder, overflow="truncate", context=128)
+def test_truncation_omits_oldest_observations(folder):
+    engine = open_engine(folder, overflow="truncate", context=128)
     messages = [Message("user", "who is it?", text(60, 1)), Message("assistant", "the weaver")]
     messages.append(Message("user", "where?", text(10, 2)))
     response = engine.generate([Generate(tuple(messages), max_tokens=4)])[0]
     assert response.error is None and response.usage.truncated == 1
     assert engine.usage.truncated == 1
-    kept = [dataclasses.replace(messages[0], observation="[omitted]"), *messages[1:]]
-    prompt = engine.tokenizer.encode_prompt(kept)
+    shortened = [dataclasses.replace(messages[0], observation="[omitted]"), *messages[1:]]
+    prompt = engine.tokenizer.encode_prompt(shortened)
     assert response.usage.prompt_tokens == len(prompt) < 128
 
 
 @pytest.mark.parametrize(("asked", "context"), [(0, 512), (100, 100), (300, 300), (9999, 512)])
-def test_the_context_is_never_exceeded(asked, context):
+def test_context_of_stays_within_the_model(asked, context):
     options = EngineConfig(**{**SIZES, "context": asked})
     assert context_of(options, 512) == context
 
@@ -337,7 +347,9 @@ def test_sharded_equals_unsharded(tmp_path, family):
     kernel = sharded._weights.params["layers"][0]["q_proj"]
     assert len(kernel.sharding.device_set) == 8 and not kernel.sharding.is_fully_replicated
     plain = Engine.open(str(folder), options=sizes)
-    for ours, theirs in zip(sharded.generate(mixed()), plain.generate(mixed()), strict=True):
+    for ours, theirs in zip(
+        sharded.generate(mixed_requests()), plain.generate(mixed_requests()), strict=True
+    ):
         assert ours.text == theirs.text
         np.testing.assert_allclose(
             [t[1] for t in numbers(ours)], [t[1] for t in numbers(theirs)], atol=2e-5
@@ -347,46 +359,48 @@ def test_sharded_equals_unsharded(tmp_path, family):
     assert cache.sharding.shard_shape(cache.shape) == (4, 1, sharded.config.head_dim, 128)
 
 
-def test_an_adapter_is_exchanged_and_merged(folder, engine, tmp_path):
+def test_adapter_applied_equals_merged(folder, engine, tmp_path):
     loaded = load_decoder(str(folder))
     config = lora.LoraConfig(rank=4, alpha=32, dropout=0.5)
     state = lora.init_adapter(loaded.config, config, seed=1)
     state = jax.tree.map(lambda x: x + 0.05, state)
     peft_format.save_adapter(state, config, tmp_path / "adapter", str(folder))
     sizes = EngineConfig(**SIZES)
-    opened = Engine.open(str(folder), adapter=str(tmp_path / "adapter"), options=sizes)
-    adapted = opened.generate(mixed())
-    plain = engine.generate(mixed())
+    adapted_engine = Engine.open(str(folder), adapter=str(tmp_path / "adapter"), options=sizes)
+    adapted = adapted_engine.generate(mixed_requests())
+    plain = engine.generate(mixed_requests())
     assert [r.text for r in adapted] != [r.text for r in plain]
-    # Dropout is off: the same again.
-    assert [numbers(r) for r in opened.generate(mixed()[:3])] == [
-        numbers(r) for r in opened.generate(mixed()[:3])
+    # Without dropout, results are reproducible.
+    assert [numbers(r) for r in adapted_engine.generate(mixed_requests()[:3])] == [
+        numbers(r) for r in adapted_engine.generate(mixed_requests()[:3])
     ]
     merged = Engine.open(
         str(folder), adapter=str(tmp_path / "adapter"), merge_adapter=True, options=sizes
     )
-    assert [r.text for r in merged.generate(mixed())] == [r.text for r in adapted]
+    assert [r.text for r in merged.generate(mixed_requests())] == [r.text for r in adapted]
 
 
 @pytest.mark.parametrize(
     ("features", "stored"), [("flags : sse avx512_bf16", "bfloat16"), ("flags : sse", "float32")]
 )
-def test_bf16_on_a_cpu_is_of_the_weights(folder, engine, tmp_path, monkeypatch, features, stored):
-    """Where the CPU multiplies bf16, and nowhere else; cached keys and values are its bits."""
+def test_bf16_on_cpu_applies_to_weights_only(
+    folder, engine, tmp_path, monkeypatch, features, stored
+):
+    """Weights are bf16 only if the CPU has instructions for it; the cache stores the bits."""
     (tmp_path / "cpuinfo").write_text(features)
     monkeypatch.setattr("cirag_jax.llm.engine.engine.CPU_FEATURES", tmp_path / "cpuinfo")
     options = EngineConfig(**{**SIZES, "prefix_tokens": 0})
-    opened = Engine.open(str(folder), dtype="bfloat16", options=options)
-    assert (opened.config.dtype, opened.config.param_dtype) == ("float32", stored)
-    found, exact = opened.generate(mixed()), engine.generate(mixed())
-    assert not any(r.error for r in found)
-    cached = {array.dtype.name for array in jax.tree.leaves(opened._store.cache)}
+    bf16_engine = Engine.open(str(folder), dtype="bfloat16", options=options)
+    assert (bf16_engine.config.dtype, bf16_engine.config.param_dtype) == ("float32", stored)
+    responses, exact = bf16_engine.generate(mixed_requests()), engine.generate(mixed_requests())
+    assert not any(r.error for r in responses)
+    cached = {array.dtype.name for array in jax.tree.leaves(bf16_engine._store.cache)}
     assert cached == {"uint16" if stored == "bfloat16" else "float32"}
     if stored == "float32":
-        assert [r.text for r in found] == [r.text for r in exact]
+        assert [r.text for r in responses] == [r.text for r in exact]
 
 
-def test_weights_are_held_once(folder, monkeypatch):
+def test_open_keeps_one_copy_of_weights(folder, monkeypatch):
     loaded = []
 
     def load(*args, **fields):
@@ -394,6 +408,6 @@ def test_weights_are_held_once(folder, monkeypatch):
         return loaded[-1]
 
     monkeypatch.setattr("cirag_jax.llm.engine.engine.load_decoder", load)
-    make(folder)
+    open_engine(folder)
     stacked = jax.tree.leaves(decoder_params.to_params(loaded[0].state)["layers"])
     assert stacked and all(array.is_deleted() for array in stacked)

@@ -1,4 +1,4 @@
-"""The engine with the default model against transformers, on real prompts."""
+"""The engine with the default model, compared with transformers on real prompts."""
 
 import json
 from typing import Any
@@ -25,7 +25,7 @@ def engine(optimised):
 
 @pytest.fixture(scope="module")
 def requests(shared_data):
-    """Sixteen real questions, one batch, most with some real facts before them."""
+    """A batch of sixteen real questions, most of them after some real facts."""
     folder = shared_data / "musique"
     with (folder / "questions.jsonl").open(encoding="utf-8") as file:
         questions = [json.loads(next(file))["question"] for _ in range(16)]
@@ -33,10 +33,10 @@ def requests(shared_data):
         facts = [json.loads(next(file))["triples"] for _ in range(16)]
     found = []
     for i, (question, triples) in enumerate(zip(questions, facts, strict=True)):
-        known = json.dumps({"fact": triples[: i % 6]}, ensure_ascii=False)
+        facts_json = json.dumps({"fact": triples[: i % 6]}, ensure_ascii=False)
         messages = (
             Message("system", "Answer the question from the facts, in a few words."),
-            Message("user", f"{known}\nQuestion: {question}"),
+            Message("user", f"{facts_json}\nQuestion: {question}"),
         )
         found.append(Generate(messages, max_tokens=NEW_TOKENS, logprobs=True))
     return found
@@ -47,11 +47,11 @@ def responses(engine, requests):
     return engine.generate(requests)
 
 
-def test_greedy_texts_are_those_of_transformers(engine, requests, responses, tmp_path):
+def test_greedy_texts_equal_transformers(engine, requests, responses, tmp_path):
     import torch
     from transformers import AutoModelForCausalLM
 
-    # As safetensors: transformers takes 20 s to read the GGUF, whose weights other tests compare.
+    # Saves safetensors, because transformers takes 20 s to read the GGUF file.
     loaded = load_decoder(dtype="float32")
     save_decoder(loaded, decoder_params.to_params(loaded.state), tmp_path)
     model: Any = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
@@ -72,19 +72,19 @@ def test_greedy_texts_are_those_of_transformers(engine, requests, responses, tmp
             eos_token_id=sorted(tokenizer.eos_ids),
             pad_token_id=tokenizer.pad_id,
         )
-    theirs = [tokenizer.decode(row) for row in out[:, longest:].tolist()]
-    assert [r.text for r in responses] == theirs
-    assert len(set(theirs)) > 12
+    expected = [tokenizer.decode(row) for row in out[:, longest:].tolist()]
+    assert [r.text for r in responses] == expected
+    assert len(set(expected)) > 12
 
 
-def test_scores_are_the_logprobs_of_generation(engine, requests, responses):
+def test_scores_equal_logprobs_of_generation(engine, requests, responses):
     pairs = []
     for request, response in zip(requests[:12], responses[:12], strict=True):
         tokens = [t for t in response.tokens if t.id not in engine.tokenizer.eos_ids]
         if engine.tokenizer.encode(response.text).tolist() == [t.id for t in tokens]:
-            asked = Score(request.messages, (response.text,))
-            pairs.append((asked, [t.logprob for t in tokens]))
+            score_request = Score(request.messages, (response.text,))
+            pairs.append((score_request, [t.logprob for t in tokens]))
     assert len(pairs) >= 8
-    scores = engine.score([asked for asked, _ in pairs])
+    scores = engine.score([score_request for score_request, _ in pairs])
     for scored, (_, logprobs) in zip(scores, pairs, strict=True):
         np.testing.assert_allclose([t.logprob for t in scored.tokens[0]], logprobs, atol=1e-4)

@@ -1,4 +1,4 @@
-"""PageAllocator and the tree of those kept, against brute force."""
+"""The page allocator and its tree of cached pages, compared with brute force."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from cirag_jax.llm.engine.pages import PageAllocator
 
 SIZE = 4
-# Few different tokens and shared beginnings, so that prefixes meet in the middle of pages.
+# Few different tokens and shared beginnings, so that prefixes end within pages.
 texts = st.builds(
     lambda shared, tail: [7] * shared + tail,
     st.integers(0, 3 * SIZE),
@@ -19,8 +19,8 @@ def common(a, b):
     return min(len(a), len(b)) if n is None else n
 
 
-class Written:
-    """What the device would hold: the tokens in each page, written as rows write them."""
+class SimulatedPages:
+    """A simulation of the device: the tokens in each page, as rows write them."""
 
     def __init__(self, count, kept):
         self.pages = PageAllocator(count, kept, SIZE)
@@ -28,7 +28,7 @@ class Written:
         self.rows = []
 
     def begin(self, prompt, room):
-        """A row of ``prompt`` and room for more; None where none is free."""
+        """Returns a row with ``prompt`` and room for more tokens; None without enough pages."""
         place = self.pages.allocate(prompt, len(prompt) + room)
         if place is None:
             return None
@@ -54,21 +54,21 @@ class Written:
     def check(self):
         for place, tokens, _ in self.rows:
             assert self.read(place, len(tokens)) == tokens
-        held = [0] * self.pages.pool.count
+        holders = [0] * self.pages.pool.count
         for place, *_ in self.rows:
             for page in place.pages:
-                held[page] += 1
+                holders[page] += 1
         for page in self.pages.tree._order:
-            held[page] += 1
-        assert held == self.pages.pool._holders
-        assert sorted(self.pages.pool._free) == [i for i, n in enumerate(held) if not n]
+            holders[page] += 1
+        assert holders == self.pages.pool._holders
+        assert sorted(self.pages.pool._free) == [i for i, n in enumerate(holders) if not n]
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.data(), st.integers(6, 20), st.integers(0, 12))
-def test_rows_read_what_they_wrote_and_no_page_is_lost(data, count, kept):
-    """Rows begin, grow and end in any order; what is kept comes and goes."""
-    store = Written(count, kept)
+def test_allocator_random_rows_read_their_tokens(data, count, kept):
+    """Rows begin, grow and end in any order, and cached pages are evicted."""
+    store = SimulatedPages(count, kept)
     for _ in range(data.draw(st.integers(1, 25))):
         action = data.draw(st.sampled_from(["begin", "grow", "end", "forget"]))
         if action == "begin":
@@ -76,8 +76,8 @@ def test_rows_read_what_they_wrote_and_no_page_is_lost(data, count, kept):
             if row is not None:
                 store.pages.tree.insert(row[1], row[0].pages)
         elif action == "grow" and store.rows:
-            place, tokens, most = data.draw(st.sampled_from(store.rows))
-            new = data.draw(st.lists(st.integers(0, 2), max_size=most - len(tokens)))
+            place, tokens, capacity = data.draw(st.sampled_from(store.rows))
+            new = data.draw(st.lists(st.integers(0, 2), max_size=capacity - len(tokens)))
             tokens.extend(new)
             store.write(place, tokens, len(tokens) - len(new))
         elif action == "end" and store.rows:
@@ -97,8 +97,8 @@ def test_rows_read_what_they_wrote_and_no_page_is_lost(data, count, kept):
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(texts, min_size=1, max_size=12), st.lists(texts, max_size=6))
-def test_the_longest_prefix_is_found_to_the_token(kept, asked):
-    store = Written(400, 200)
+def test_allocator_finds_longest_prefix(kept, asked):
+    store = SimulatedPages(400, 200)
     for tokens in kept:
         row = store.begin(tokens, 1)
         assert row is not None
@@ -110,30 +110,30 @@ def test_the_longest_prefix_is_found_to_the_token(kept, asked):
         assert row[0].reused == longest
 
 
-def placed(pages, tokens, length):
+def allocate(pages, tokens, length):
     place = pages.allocate(tokens, length)
     assert place is not None
     return place
 
 
-def test_recent_use_protects():
+def test_tree_evicts_least_recently_used():
     pages = PageAllocator(10, 3, SIZE)
     a, b, c, d = ([token] * SIZE for token in (1, 2, 3, 4))
     for tokens in (a, b, c, a, d):
-        place = placed(pages, tokens, SIZE)
+        place = allocate(pages, tokens, SIZE)
         pages.tree.insert(tokens, place.pages)
         pages.free(place)
     assert [pages.tree.match(tokens)[0] for tokens in (a, b, c, d)] == [SIZE, 0, SIZE, SIZE]
 
 
-def test_what_is_kept_makes_room_and_what_is_held_does_not():
+def test_allocator_evicts_cached_but_not_used_pages():
     pages = PageAllocator(4, 4, SIZE)
-    first = placed(pages, [1] * SIZE, 2 * SIZE)
+    first = allocate(pages, [1] * SIZE, 2 * SIZE)
     pages.tree.insert([1] * SIZE, first.pages)
-    second = placed(pages, [2] * SIZE, 2 * SIZE)
+    second = allocate(pages, [2] * SIZE, 2 * SIZE)
     assert pages.allocate([3], 1) is None
-    assert len(pages.tree) == 1  # To forget it would have been in vain.
+    assert len(pages.tree) == 1  # evicting it would not make enough room
     pages.free(first)
     assert pages.allocate([3], 4 * SIZE) is None and len(pages.tree) == 1
-    assert len(placed(pages, [3], 2 * SIZE).pages) == 2 and not len(pages.tree)
+    assert len(allocate(pages, [3], 2 * SIZE).pages) == 2 and not len(pages.tree)
     pages.free(second)

@@ -1,4 +1,4 @@
-"""Choosing tokens against sorting and against the distribution itself."""
+"""Sampling, compared with sorting and with the exact distribution."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ forbid_repeats = jax.jit(sampling.forbid_repeats, static_argnums=3)
 
 
 def by_sorting(probs, top_p):
-    """The nucleus by its definition."""
+    """Returns the nucleus according to its definition."""
     order = np.argsort(-probs, kind="stable")
     count = int((np.cumsum(probs[order]) < top_p).sum()) + 1
     inside = np.zeros(len(probs), bool)
@@ -27,14 +27,14 @@ def by_sorting(probs, top_p):
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.floats(0.05, 0.98))
-def test_the_nucleus_is_that_of_sorting(seed, top_p):
+def test_nucleus_equals_sorting(seed, top_p):
     rng = np.random.default_rng(seed)
     logits = rng.normal(0, 3, (2, 50)).astype(np.float32)
     probs = np.asarray(jax.nn.softmax(jnp.asarray(logits), axis=-1))
     ours = np.asarray(sampling.nucleus(jnp.asarray(probs), jnp.full(2, top_p, jnp.float32)))
     for row, inside in zip(probs, ours, strict=True):
         total = row.astype(np.float64)
-        # Where the sum meets top_p within rounding, either set is right.
+        # If the sum equals top_p up to rounding, both sets are correct.
         if abs(np.cumsum(np.sort(total)[::-1]) - top_p).min() > 1e-5:
             assert inside.tolist() == by_sorting(total, top_p).tolist()
 
@@ -50,11 +50,11 @@ def draw(logits, seeds, temperature=1.0, top_p=1.0, step=0):
     return np.asarray(sampling.choose(rows, settings, jnp.full(count, step), greedy=False))
 
 
-def test_the_nucleus_is_sought_only_where_a_row_has_one():
-    """And a row draws the same whatever its neighbours ask for."""
+def test_nucleus_is_computed_only_if_needed():
+    """A row's sample does not depend on the settings of other rows."""
     logits = jnp.asarray(np.random.default_rng(0).normal(0, 2, (4, 40)), jnp.float32)
 
-    def drawn(temperature, top_p):
+    def samples(temperature, top_p):
         settings = Sampling(
             jnp.asarray(temperature, jnp.float32),
             jnp.asarray(top_p, jnp.float32),
@@ -69,36 +69,36 @@ def test_the_nucleus_is_sought_only_where_a_row_has_one():
 
         with pytest.MonkeyPatch.context() as patch, jax.disable_jit():
             patch.setattr(sampling.jax.lax, "fori_loop", counted)
-            found = sampling.choose(logits, settings, jnp.zeros(4, jnp.int32), greedy=False)
-        return np.asarray(found).tolist(), len(calls)
+            actual = sampling.choose(logits, settings, jnp.zeros(4, jnp.int32), greedy=False)
+        return np.asarray(actual).tolist(), len(calls)
 
-    whole, searches = drawn([1, 1, 0, 1], [1, 1, 0.5, 1])  # of the greedy one nothing is drawn
+    unrestricted, searches = samples([1, 1, 0, 1], [1, 1, 0.5, 1])  # the greedy row is not sampled
     assert searches == 0
-    mixed, searches = drawn([1, 1, 0, 1], [1, 0.3, 0.5, 1])
-    assert searches == 1 and [mixed[i] for i in (0, 2, 3)] == [whole[i] for i in (0, 2, 3)]
+    mixed, searches = samples([1, 1, 0, 1], [1, 0.3, 0.5, 1])
+    assert searches == 1 and [mixed[i] for i in (0, 2, 3)] == [unrestricted[i] for i in (0, 2, 3)]
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.5, 1.0), (1.0, 0.7)])
-def test_draws_follow_the_distribution(temperature, top_p):
+def test_samples_follow_the_distribution(temperature, top_p):
     logits = np.log(np.array([0.5, 0.25, 0.15, 0.1]))
     expected = np.exp(logits / temperature)
     expected /= expected.sum()
     if top_p < 1:
         expected = np.where(by_sorting(expected, top_p), expected, 0.0)
         expected /= expected.sum()
-    drawn = draw(logits, np.arange(20000), temperature, top_p)
-    found = np.bincount(drawn, minlength=4) / len(drawn)
-    np.testing.assert_allclose(found, expected, atol=0.012)  # over three standard deviations
-    assert found[expected == 0].sum() == 0
+    samples = draw(logits, np.arange(20000), temperature, top_p)
+    actual = np.bincount(samples, minlength=4) / len(samples)
+    np.testing.assert_allclose(actual, expected, atol=0.012)  # over three standard deviations
+    assert actual[expected == 0].sum() == 0
 
 
-def test_steps_differ_and_temperature_zero_is_greedy():
+def test_samples_depend_on_step_and_temperature_zero_is_greedy():
     logits = np.zeros(50)
     assert draw(logits, [3], step=0) != draw(logits, [3], step=1)
     assert (draw(np.arange(5.0), np.arange(100), temperature=0.0) == 4).all()
 
 
-def test_masks_are_bits():
+def test_apply_mask_reads_bits():
     logits = jnp.zeros((1, 70), jnp.float32)
     mask = np.zeros((1, 3), np.uint32)
     for token in (0, 31, 32, 69):
@@ -109,37 +109,37 @@ def test_masks_are_bits():
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(TOKENS, min_size=3, max_size=3), st.integers(2, 4))
-def test_forbidden_repeats_are_those_of_transformers(rows, size):
-    """Rows of different lengths in one array; what stands behind a row's tokens is not read."""
+def test_forbid_repeats_equals_transformers(rows, size):
+    """Rows have different lengths; entries after a row's tokens are ignored."""
     import torch
     import transformers
 
     history = np.random.default_rng(0).integers(0, 3, (len(rows), 12)).astype(np.int32)
-    for own, tokens in zip(history, rows, strict=True):
-        own[: len(tokens)] = tokens
+    for row_history, tokens in zip(history, rows, strict=True):
+        row_history[: len(tokens)] = tokens
     count = np.asarray([len(tokens) for tokens in rows], np.int32)
-    found = forbid_repeats(jnp.zeros((len(rows), 3), jnp.float32), history, count, size)
+    actual = forbid_repeats(jnp.zeros((len(rows), 3), jnp.float32), history, count, size)
     theirs: Any = transformers.NoRepeatNGramLogitsProcessor(size)
-    for ours, tokens in zip(np.asarray(found), rows, strict=True):
+    for ours, tokens in zip(np.asarray(actual), rows, strict=True):
         expected = theirs(torch.tensor([tokens], dtype=torch.long), torch.zeros(1, 3))
         assert (ours < 0).tolist() == torch.isinf(expected[0]).tolist()
 
 
-def test_a_grammar_outweighs_a_repeat():
+def test_grammar_overrides_forbidden_repeat():
     history = jnp.asarray([[3, 4, 3, 0]], jnp.int32)
     logits = jnp.zeros((1, 8), jnp.float32)
     pushed = forbid_repeats(logits, history, jnp.asarray([3]), 2)
     assert np.flatnonzero(np.asarray(pushed)[0]).tolist() == [4]
-    only = np.asarray([[1 << 4]], np.uint32)  # Nothing but the repeat is allowed.
+    only = np.asarray([[1 << 4]], np.uint32)  # Only the repeated token is allowed.
     assert int(np.argmax(sampling.apply_mask(pushed, only))) == 4
 
 
-def test_only_what_is_asked_is_described():
+def test_describe_returns_requested_details_only():
     logits = jnp.asarray([[0.0, 2.0, 1.0]], jnp.float32)
     tokens = jnp.asarray([2], jnp.int32)
     assert sampling.describe(logits, tokens, Details()) == {}
-    found = sampling.describe(logits, tokens, Details(True, 2, True))
+    actual = sampling.describe(logits, tokens, Details(True, 2, True))
     expected = np.exp([0.0, 2.0, 1.0]) / np.exp([0.0, 2.0, 1.0]).sum()
-    np.testing.assert_allclose(found["logprob"], np.log(expected[[2]]), rtol=1e-6)
-    assert found["top_ids"].tolist() == [[1, 2]]
-    np.testing.assert_allclose(found["entropy"], -(expected * np.log(expected)).sum(), rtol=1e-6)
+    np.testing.assert_allclose(actual["logprob"], np.log(expected[[2]]), rtol=1e-6)
+    assert actual["top_ids"].tolist() == [[1, 2]]
+    np.testing.assert_allclose(actual["entropy"], -(expected * np.log(expected)).sum(), rtol=1e-6)

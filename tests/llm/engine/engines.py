@@ -1,4 +1,4 @@
-"""Engines over a tiny model, and what they are asked."""
+"""Engines with a tiny model, and requests to them."""
 
 import numpy as np
 
@@ -18,7 +18,7 @@ WORDS = (
 )
 
 
-def make(folder, **sizes):
+def open_engine(folder, **sizes):
     return Engine.open(str(folder), options=EngineConfig(**{**SIZES, **sizes}))
 
 
@@ -28,24 +28,24 @@ def text(length, seed):
 
 
 def ask(*turns, **fields):
-    """A request whose turns alternate between user and assistant."""
+    """Returns a request whose turns alternate between user and assistant."""
     roles = ("user", "assistant")
     messages = tuple(Message(roles[i % 2], turn) for i, turn in enumerate(turns))
     return Generate(messages, **{"max_tokens": 20, "logprobs": True, **fields})
 
 
-def mixed():
-    """Prompts of 20 to 200 tokens, short and long answers: more rows than the batch holds."""
+def mixed_requests():
+    """Returns more requests than a batch, with prompts of 20 to 200 tokens."""
     lengths = (3, 40, 9, 25, 60, 5, 17, 33)
     return [ask(text(n, i), max_tokens=5 + 7 * (i % 4)) for i, n in enumerate(lengths)]
 
 
 def numbers(response):
-    """Everything that was computed, exactly."""
+    """Returns all numbers of a response."""
     return [(token.id, token.logprob, token.entropy) for token in response.tokens]
 
 
 def pages_are_free(engine):
-    """Whether nobody but the tree holds a page."""
+    """Returns whether all pages are free or cached."""
     pages = engine._store.allocator
     return len(pages.pool) + len(pages.tree) == pages.pool.count
