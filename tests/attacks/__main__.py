@@ -1,7 +1,7 @@
-"""Goes on attacking with new seeds until the time is over or a case fails: `make attack`.
+"""Runs the attacks with new seeds until the time is over or a case fails: `make attack`.
 
-A failure is printed as Hypothesis prints it: the arguments can be pasted above the test that it
-names, as ``@example(...)``; the seed gives the same round again.
+A failure is printed as Hypothesis prints it. Its arguments can be pasted above the test as
+``@example(...)``, and its seed repeats the round.
 """
 
 import argparse
@@ -16,29 +16,33 @@ import time
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make attack", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=5.0, help="no round begins after them")
-    parser.add_argument("--seed", type=int, help="of the first round; by default at random")
-    parser.add_argument("--factor", type=int, default=10, help="times the cases of the tests")
+    parser.add_argument(
+        "--minutes", type=float, default=5.0, help="no round starts after this time"
+    )
+    parser.add_argument("--seed", type=int, help="seed of the first round; random by default")
+    parser.add_argument(
+        "--factor", type=int, default=10, help="number of cases, relative to the tests"
+    )
     options = parser.parse_args()
     until = time.monotonic() + 60 * options.minutes
     seed = random.randrange(1 << 32) if options.seed is None else options.seed
     cases = rounds = 0
     while time.monotonic() < until:
-        # A process for each round: a library that crashes ends that one.
-        done = subprocess.run(
+        # Each round has its own process, because a library may crash.
+        process = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider",
              f"--hypothesis-seed={seed}", str(pathlib.Path(__file__).parent)],
             env={**os.environ, "CIRAG_JAX_ATTACK": str(options.factor)},
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
         )  # fmt: skip
-        found = re.search(r"attacks: (\d+) cases", done.stdout)
-        cases += int(found[1]) if found else 0
-        if done.returncode:
-            print(done.stdout)
-            print(f"seed {seed}: a case failed after {cases} cases; again: --seed {seed}")
+        summary = re.search(r"attacks: (\d+) cases", process.stdout)
+        cases += int(summary[1]) if summary else 0
+        if process.returncode:
+            print(process.stdout)
+            print(f"seed {seed}: a case failed after {cases} cases; repeat it with --seed {seed}")
             return 1
         rounds += 1
-        print(f"seed {seed}: {found[1] if found else 0} cases, no failure", flush=True)
+        print(f"seed {seed}: {summary[1] if summary else 0} cases, no failure", flush=True)
         seed = random.randrange(1 << 32)
     print(f"{cases} cases in {rounds} rounds, no failure")
     return 0

@@ -1,4 +1,4 @@
-"""Says how many cases were tried; looks for files that were left open."""
+"""Reports the number of cases, and checks that databases are closed."""
 
 import sqlite3
 
@@ -8,21 +8,21 @@ from tests.attacks import hostile
 
 
 def pytest_terminal_summary(terminalreporter):
-    if hostile.tried:
-        terminalreporter.write_line(f"attacks: {hostile.tried} cases")
+    if hostile.num_cases:
+        terminalreporter.write_line(f"attacks: {hostile.num_cases} cases")
 
 
 @pytest.fixture(autouse=True)
 def closed_databases(monkeypatch):
-    """Whoever refuses a file has closed it: of what is left open only Python 3.13 says so."""
-    connect, opened = sqlite3.connect, []
+    """Fails if a database stays open, which only Python 3.13 would report."""
+    connect, connections = sqlite3.connect, []
 
-    def noted(*args, **fields):
-        opened.append(connect(*args, **fields))
-        return opened[-1]
+    def recording_connect(*args, **fields):
+        connections.append(connect(*args, **fields))
+        return connections[-1]
 
-    monkeypatch.setattr(sqlite3, "connect", noted)
+    monkeypatch.setattr(sqlite3, "connect", recording_connect)
     yield
-    for db in opened:
+    for db in connections:
         with pytest.raises(sqlite3.ProgrammingError, match="closed"):
             db.total_changes  # noqa: B018

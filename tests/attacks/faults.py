@@ -1,15 +1,16 @@
-"""Ends commands at random moments, resumes them and compares with an undisturbed run.
+"""Interrupts commands at random moments, resumes them and compares with an undisturbed run.
 
     python -m tests.attacks.faults --moments 10 [--only train,index] [--seed 0]
 
-Each of six commands is run on tiny models: once undisturbed, then for every moment in a workdir of
-its own, where it is killed (signal 9), stopped (SIGTERM) or finds the disk full, at a random share
-of the processor time, or of the largest file, that the undisturbed run took. The same command is
-then given again. Those that ask a language model are also run over a server that tears random
-connections: it resets them, ends them after half an answer, or lets the client wait in vain.
-Prints a table: how many runs ended by their fault, or met a torn connection (the others were done
-before), results that differ from the undisturbed one's, and requests asked again although the
-answer was recorded. Exits with 1 where there is one of these.
+Each of six commands runs with tiny models, first undisturbed and then once per moment in a new
+workdir. There it is killed (signal 9), stopped (SIGTERM) or finds the disk full, at a random share
+of the processor time or of the largest file of the undisturbed run. Then the same command is run
+again. Commands with language models also use a server that tears random connections: it resets
+them, closes them after half a response, or never responds.
+
+Prints a table with the numbers of runs that were hit by their fault (the others finished before),
+of results that differ from the undisturbed one, and of requests that were repeated although their
+response was recorded. Exits with 1 if there is a difference or a repetition.
 """
 
 import argparse
@@ -40,7 +41,7 @@ from tests.commands.model_server import TEARS, model_server
 ENDS = ("kill", "stop", "full")
 FAULTS = (*ENDS, "tear")
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGTERM}
-# As in the tests: small programs, no network, each program compiled once.
+# As in the tests: no network, little optimization, and each program is compiled once.
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
@@ -49,17 +50,17 @@ _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-_TIMEOUT = 10  # seconds that a client waits for an answer that does not come
-_TORN = 0.2  # of the connections of a run over a server
+_TIMEOUT = 10  # seconds until a client gives up
+_TORN = 0.2  # share of torn connections
 Place = tuple[str, int, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A script of launch/ with its arguments, and what is compared of its workdir.
+    """A script of launch/ with its arguments, and a function that returns its outcome.
 
-    ``roles`` are the blocks of its language models ("": the config itself is one), ``served`` more
-    arguments where these are a server's.
+    ``roles`` are the blocks of its language models ("" is the config itself). ``served`` are
+    additional arguments with a server.
     """
 
     script: str
@@ -69,7 +70,7 @@ class Command:
     served: Sequence[str] = ()
 
     def over(self, url: str) -> "Command":
-        """The same, asking a server."""
+        """Returns the same command with a server."""
         values = {
             "backend": "openai", "base_url": url, "model": "m", "timeout": _TIMEOUT,
             "max_concurrency": 4,
@@ -83,7 +84,7 @@ class Command:
 
 
 def commands(root: pathlib.Path) -> dict[str, Command]:
-    """The six commands over folders made in ``root``."""
+    """Returns the six commands, with folders in ``root``."""
     folders = answering.tiny_folders(root)
     data, encoder, decoder = (folders[name] for name in ("data", "encoder", "decoder"))
     prompts = root / "prompts.jsonl"
@@ -150,7 +151,7 @@ def commands(root: pathlib.Path) -> dict[str, Command]:
 
 
 def _answer(text: str, wants_triples: bool) -> tuple[str, str]:
-    """What the server says: another text to every prompt, and triples where these are wanted."""
+    """Returns a response that differs for every prompt, with triples if requested."""
     word = hashlib.sha256(text.encode()).hexdigest()[:8]
     return json.dumps({"triples": [["Ule", "feeds", word]]}) if wants_triples else word, "stop"
 
@@ -161,7 +162,7 @@ def _prompt(number: int) -> str:
 
 
 def _trained(folder: pathlib.Path) -> Any:
-    """Parameters, bit by bit, and every metric but the seconds."""
+    """Returns a hash of the parameters, and all metrics except times."""
     encoder, meta = workdirs.open_encoder(str(folder))
     metrics = answering.lines(folder / "metrics.jsonl")
     for line in metrics:
@@ -171,7 +172,7 @@ def _trained(folder: pathlib.Path) -> Any:
 
 
 def _distilled(folder: pathlib.Path) -> Any:
-    """The trajectories, and what became of every question: a random model's are not written."""
+    """Returns the trajectories, and the record of every question."""
     records = read_records(folder / JOURNAL)
     ends = [(record.id, record.outcome, record.error, record.usage.tokens) for record in records]
     return (folder / "trajectories.jsonl").read_bytes(), ends
@@ -187,7 +188,7 @@ def _stored(folder: pathlib.Path) -> Any:
 
 
 def _recorded(folder: pathlib.Path) -> tuple[set[Place], set[str]]:
-    """Places of the responses that are kept, and programs whose results are."""
+    """Returns the positions of recorded responses, and programs with recorded results."""
     places: set[Place] = set()
     programs: set[str] = set()
     if (folder / JOURNAL).is_file():
@@ -211,9 +212,9 @@ def _recorded(folder: pathlib.Path) -> tuple[set[Place], set[str]]:
 
 @dataclasses.dataclass
 class Tally:
-    """What became of the disturbed runs of a command."""
+    """The outcomes of the disturbed runs of a command."""
 
-    tried: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    num_cases: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     ended: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     differences: int = 0
     repeated: int = 0
@@ -221,28 +222,28 @@ class Tally:
     requests: int = 0
 
     def count(self, fault: str, has_ended: bool) -> None:
-        """Counts a run, and whether its fault came before its end."""
-        self.tried[fault] += 1
+        """Counts a run, and whether its fault hit it."""
+        self.num_cases[fault] += 1
         self.ended[fault] += has_ended
 
-    def compare(self, told: str, differs: bool, *runs: Done) -> None:
-        """Counts what is wrong with a run and its continuation, and tells of it."""
+    def compare(self, description: str, differs: bool, *runs: Done) -> None:
+        """Counts and prints errors of a run and of its continuation."""
         self.differences += differs
-        broken = sum("Traceback" in done.stderr for done in runs)
+        broken = sum("Traceback" in process.stderr for process in runs)
         self.tracebacks += broken
-        print(f"{told}; {'DIFFERS' if differs else 'same'}", file=sys.stderr, flush=True)
+        print(f"{description}; {'DIFFERS' if differs else 'same'}", file=sys.stderr, flush=True)
         if differs or broken:
-            print(*(done.stderr[-2000:] for done in runs), sep="\n---\n", file=sys.stderr)
+            print(*(process.stderr[-2000:] for process in runs), sep="\n---\n", file=sys.stderr)
 
 
 class Driver:
-    """Runs commands with faults, in processes of their own."""
+    """Runs commands with faults in separate processes."""
 
     def __init__(self, server: CommandServer, root: pathlib.Path, rng: random.Random):
         self._server, self._root, self._rng = server, root, rng
 
     def run(self, name: str, command: Command, moments: int) -> Tally:
-        """Disturbs a command at so many moments, and tears its network as often if it has one."""
+        """Runs a command with faults at several moments, and with torn connections."""
         tally = Tally()
         self._end(name, command, moments, tally)
         if command.roles:
@@ -250,13 +251,13 @@ class Driver:
         return tally
 
     def _end(self, name: str, command: Command, moments: int, tally: Tally) -> None:
-        """Ends a command by what is no network's fault, and has it go on."""
-        whole, asked = self._undisturbed(name, command)
-        wanted = command.outcome(whole)
-        # Again, now that its programs are compiled: that takes as long as the disturbed ones.
+        """Interrupts a command at several moments, and resumes it."""
+        workdir, calls = self._undisturbed(name, command)
+        expected = command.outcome(workdir)
+        # Measures the time again with compiled programs, as the disturbed runs have.
         _, _, seconds = self._execute(command, self._root / f"{name}-again", [])
-        tally.requests = len(asked)
-        largest = max(path.stat().st_size for path in whole.rglob("*") if path.is_file())
+        tally.requests = len(calls)
+        largest = max(path.stat().st_size for path in workdir.rglob("*") if path.is_file())
         for moment in range(moments):
             fault, folder = ENDS[moment % len(ENDS)], self._root / f"{name}-{moment}"
             share = self._rng.uniform(0.05, 0.95)
@@ -264,41 +265,41 @@ class Driver:
                 hook = ["limit_files", max(int(share * largest), 1024)]
             else:
                 hook = ["signal_at_cpu", share * seconds, int(_SIGNALS[fault])]
-            done, first, _ = self._execute(command, folder, [hook])
+            process, first, _ = self._execute(command, folder, [hook])
             places, programs = _recorded(folder)
-            again, second, _ = self._execute(command, folder, [])
-            tally.count(fault, done.returncode != 0)
+            resumed, second, _ = self._execute(command, folder, [])
+            tally.count(fault, process.returncode != 0)
             tally.repeated += sum(p in places or p[0] in programs for p in set(second))
-            differs = again.returncode != 0 or command.outcome(folder) != wanted
-            told = f"{name} {moment}: {fault} at {share:.0%}, exit {done.returncode}"
+            differs = resumed.returncode != 0 or command.outcome(folder) != expected
+            description = f"{name} {moment}: {fault} at {share:.0%}, exit {process.returncode}"
             tally.compare(
-                f"{told}; asked {len(first)} and {len(second)} of {len(asked)}",
+                f"{description}; asked {len(first)} and {len(second)} of {len(calls)}",
                 differs,
-                done,
-                again,
+                process,
+                resumed,
             )
 
     def _tear(self, name: str, command: Command, moments: int, tally: Tally) -> None:
-        """Tears the connections of a command that asks a server; it does not end by that."""
+        """Tears connections of a command with a server, which must survive this."""
         with model_server(_answer) as server:
             served = command.over(server.url)
-            whole, _ = self._undisturbed(name, served)
-            wanted, answered = command.outcome(whole), server.answered
+            workdir, _ = self._undisturbed(name, served)
+            expected, answered = command.outcome(workdir), server.answered
             for moment in range(moments):
                 server.answered, torn = collections.Counter(), list[str]()
                 server.tear = functools.partial(self._torn, torn)
                 folder = self._root / f"{name}-{moment}"
-                done, _, _ = self._execute(served, folder, [])
+                process, _, _ = self._execute(served, folder, [])
                 repeated = (server.answered - answered).total()
                 tally.count("tear", bool(torn))
                 tally.repeated += repeated
-                differs = done.returncode != 0 or command.outcome(folder) != wanted
-                told = ", ".join(f"{torn.count(kind)} {kind}" for kind in TEARS)
-                told = f"{name} {moment}: torn: {told}, exit {done.returncode}"
-                tally.compare(f"{told}; answered {repeated} twice", differs, done)
+                differs = process.returncode != 0 or command.outcome(folder) != expected
+                description = ", ".join(f"{torn.count(kind)} {kind}" for kind in TEARS)
+                description = f"{name} {moment}: torn: {description}, exit {process.returncode}"
+                tally.compare(f"{description}; answered {repeated} twice", differs, process)
 
     def _torn(self, torn: list[str]) -> str | None:
-        """What becomes of the next answer, which is noted; one at most lets the client wait."""
+        """Returns the next kind of torn connection, if any; at most one makes the client wait."""
         kind = self._rng.choice([k for k in TEARS if k != "late" or k not in torn])
         if self._rng.random() >= _TORN:
             return None
@@ -306,27 +307,27 @@ class Driver:
         return kind
 
     def _undisturbed(self, name: str, command: Command) -> tuple[pathlib.Path, list[Place]]:
-        """Its workdir, and what it asked."""
-        whole = self._root / f"{name}-whole"
-        done, asked, _ = self._execute(command, whole, [])
-        if done.returncode:
-            raise SystemExit(f"{name} fails undisturbed:\n{done.stderr}")
-        return whole, asked
+        """Runs a command, and returns its workdir and its requests."""
+        workdir = self._root / f"{name}-whole"
+        process, calls, _ = self._execute(command, workdir, [])
+        if process.returncode:
+            raise SystemExit(f"{name} fails undisturbed:\n{process.stderr}")
+        return workdir, calls
 
     def _execute(self, command: Command, folder: pathlib.Path, hooked: list[list]):
-        """How it ended, what its language models were asked, and its seconds of processor time."""
+        """Runs a command, and returns its process, its model requests and its processor time."""
         log, clock = self._root / "asked.log", self._root / "clock"
         log.unlink(missing_ok=True)
         hooks = [["watch_backends", str(log)], ["note_cpu", str(clock)], *hooked]
         arguments = (*command.arguments, f"--workdir={folder}")
-        done = self._server(command.script, *arguments, hooks=hooks)
+        process = self._server(command.script, *arguments, hooks=hooks)
         batches = [json.loads(line) for line in log.read_text().splitlines()]
-        asked = [tuple(p) for kind, places in batches if kind == "GenerateHandler" for p in places]
-        return done, asked, float(clock.read_text())
+        calls = [tuple(p) for kind, places in batches if kind == "GenerateHandler" for p in places]
+        return process, calls, float(clock.read_text())
 
 
 def main() -> int:
-    """See the module."""
+    """Runs the commands and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--moments", type=int, default=10)
     parser.add_argument("--only", default="", help="commands, separated by commas")
@@ -341,7 +342,7 @@ def main() -> int:
 
 
 def _disturb(server: CommandServer, root: pathlib.Path, options: argparse.Namespace) -> int:
-    """Prints the table; returns how much was wrong."""
+    """Prints the table, and returns the number of errors."""
     wrong, chosen = 0, commands(root)
     names = options.only.split(",") if options.only else list(chosen)
     print("| command | requests | killed | stopped | disk full | torn | differences | repeated |")
@@ -349,7 +350,7 @@ def _disturb(server: CommandServer, root: pathlib.Path, options: argparse.Namesp
     for name in names:
         driver = Driver(server, root, random.Random(f"{options.seed}/{name}"))
         tally = driver.run(name, chosen[name], options.moments)
-        cells = [f"{tally.ended[fault]} of {tally.tried[fault]}" for fault in FAULTS]
+        cells = [f"{tally.ended[fault]} of {tally.num_cases[fault]}" for fault in FAULTS]
         row = [name, tally.requests, *cells, tally.differences, tally.repeated]
         print(f"| {' | '.join(map(str, row))} |", flush=True)
         wrong += tally.differences + tally.repeated + tally.tracebacks

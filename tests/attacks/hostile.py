@@ -1,7 +1,7 @@
-"""Hostile input, and the one invariant: the right result, or a refusal in one sentence.
+"""Hostile input, which must give the right result or be rejected in one sentence.
 
-A case is drawn as a short list of changes to something that is whole, so that what Hypothesis
-prints of a failure is short enough to be pasted above its test: ``@example(...)``.
+A case is a short list of changes to intact data, so that the arguments of a failure are short
+enough to be pasted above its test as ``@example(...)``.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ from cirag_jax.errors import UserError
 
 T = TypeVar("T")
 
-# `make attack` sets it: so many times as many cases as in the normal suite, and new ones.
+# Set by `make attack`: this many times the cases of the normal suite, with new seeds.
 FACTOR = int(os.environ.get("CIRAG_JAX_ATTACK", "0"))
 
-tried = 0  # cases so far
+num_cases = 0  # cases so far
 
 
 def attack(cases: int, *drawn: Any, **named: Any) -> Callable[[Any], Any]:
-    """A test of ``cases`` cases; always the same ones, but for `make attack`."""
+    """Decorates a test to run ``cases`` cases, which only `make attack` varies."""
 
     def decorate(test: Any) -> Any:
         chosen = settings(
@@ -42,10 +42,10 @@ def attack(cases: int, *drawn: Any, **named: Any) -> Callable[[Any], Any]:
     return decorate
 
 
-def held(action: Callable[[], T], *refusals: type[Exception]) -> T | None:
-    """What ``action`` gives, or None where it refuses; any other exception is a failure."""
-    global tried
-    tried += 1
+def attempt(action: Callable[[], T], *refusals: type[Exception]) -> T | None:
+    """Returns the result of ``action``, or None if it raises one of the allowed exceptions."""
+    global num_cases
+    num_cases += 1
     try:
         return action()
     except (UserError, *refusals) as error:
@@ -55,8 +55,8 @@ def held(action: Callable[[], T], *refusals: type[Exception]) -> T | None:
 
 
 @contextlib.contextmanager
-def untouched(folder: pathlib.Path) -> Iterator[None]:
-    """Whoever reads changes nothing and leaves nothing behind."""
+def unchanged(folder: pathlib.Path) -> Iterator[None]:
+    """Checks that a block does not change a folder."""
     before = _contents(folder)
     yield
     assert _contents(folder) == before
@@ -68,7 +68,7 @@ def _contents(folder: pathlib.Path) -> dict[pathlib.Path, bytes]:
 
 # ------------------------------------------------------------------------------------------- texts
 
-DEEP = 100_000  # brackets: more than any stack holds
+DEEP = 100_000  # nested brackets, more than any stack can hold
 
 WORDS = (
     *("\0", "\ud800", "\udfff\ud800", "\u202egnp.exe", "\x1b[2J\x1b]0;x\x07", "\x9b31m", "\u2028"),
@@ -81,22 +81,23 @@ TEXTS = st.lists(st.sampled_from(WORDS) | st.text(max_size=6), max_size=6).map("
 
 # ------------------------------------------------------------------------------------------- bytes
 
-_FILLINGS = (
+_INSERTS = (
     *(b"", b"\0" * 8, b"\xff" * 8, b"\xff\xff\xff\x7f", b"\x80", b"\xed\xa0\x80", b"\x1b[2J"),
     *(b'"', b"[", b"}", b"\n", b"NaN", b"1e999", b"9" * 400, "\u202e".encode(), b"\x80\x04K\x01."),
 )
-# (what, where, with which bytes): see `damaged`.
-_DAMAGE = st.tuples(
+# (kind, position, bytes), see `corrupt`.
+_CORRUPTION = st.tuples(
     st.sampled_from(["cut", "put", "over", "drop", "nest"]),
     st.integers(0, 1 << 16),
-    st.sampled_from(_FILLINGS) | st.binary(min_size=1, max_size=4),
+    st.sampled_from(_INSERTS) | st.binary(min_size=1, max_size=4),
 )
-DAMAGES = st.lists(_DAMAGE, min_size=1, max_size=3)
+CORRUPTIONS = st.lists(_CORRUPTION, min_size=1, max_size=3)
 
 
-def damaged(data: bytes, damages: list[tuple[str, int, bytes]]) -> bytes:
-    """The bytes cut short, with others put in or written over, with some dropped, or with brackets
-    that nest without an end; places count modulo the length.
+def corrupt(data: bytes, damages: list[tuple[str, int, bytes]]) -> bytes:
+    """Truncates the bytes, or inserts, overwrites, drops or deeply nests some of them.
+
+    Positions count modulo the length.
     """
     for what, where, filling in damages:
         at = where % (len(data) + 1)
@@ -121,8 +122,8 @@ _VALUES = (
     *("", " \n", "\0", "\ud800", "\u202ex", "\x1b[2J", "</script>", "x" * 3000, "9" * 5000, "1"),
     *([], {}, [[]], [None], {"": 0}, ["a", "b"], [[0, 0]], "DROP", "DEEP"),
 )
-# Whether texts are escaped, and (which node, what takes its place): see `garbled`.
-CHANGES = st.tuples(
+# Whether texts are escaped, and pairs (index of a node, new value), see `mutate_json`.
+MUTATIONS = st.tuples(
     st.booleans(),
     st.lists(
         st.tuples(st.integers(0, 200), st.sampled_from(_VALUES) | st.text(max_size=4)),
@@ -132,9 +133,10 @@ CHANGES = st.tuples(
 )
 
 
-def garbled(value: Any, changes: tuple[bool, list[tuple[int, Any]]]) -> bytes:
-    """The JSON of ``value`` with other values at some of its places, or (``DROP``) with nothing
-    there, or (``DEEP``) with brackets that nest without an end.
+def mutate_json(value: Any, changes: tuple[bool, list[tuple[int, Any]]]) -> bytes:
+    """Returns the JSON of ``value`` with some nodes replaced.
+
+    The new value ``DROP`` removes a node, and ``DEEP`` is a deep nesting of brackets.
     """
     ascii_only, places = changes
     root = [json.loads(json.dumps(value))]

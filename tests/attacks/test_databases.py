@@ -22,7 +22,7 @@ from cirag_jax.runtime.requests import Retrieve, Retrieved
 from cirag_jax.runtime.store import Journal, ResponseCache
 from cirag_jax.triples.store import FILE, Record, TripleStore, content_hash
 from cirag_jax.types import Triple
-from tests.attacks.hostile import CHANGES, DAMAGES, attack, damaged, garbled, held, st
+from tests.attacks.hostile import CORRUPTIONS, MUTATIONS, attack, attempt, corrupt, mutate_json, st
 from tests.reports import made_up
 
 SETTINGS = {"method": "m", "seed": 0}
@@ -34,7 +34,7 @@ PASSAGES = tuple(made_up.PASSAGES.values())[:2]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """An empty folder with a journal, a store and a cache beside it."""
+    """A folder with a journal, a store, a cache and an empty subfolder."""
     root = tmp_path_factory.mktemp("whole")
     with Journal(root / "journal.sqlite", SETTINGS) as book:
         for name in ("a", "b"):
@@ -47,9 +47,9 @@ def folder(tmp_path_factory):
         book.forget(["gone"])
     with TripleStore.create(root / FILE) as store:
         triples = (Triple("Ada", "born in", "London", PASSAGES[0].id, 0),)
-        kept = Record(PASSAGES[0].id, content_hash(PASSAGES[0]), triples)
-        lost = Record(PASSAGES[1].id, content_hash(PASSAGES[1]), None, "why", {"no_json": 1})
-        store.commit([kept, lost], {"model": "m"})
+        extracted = Record(PASSAGES[0].id, content_hash(PASSAGES[0]), triples)
+        failed = Record(PASSAGES[1].id, content_hash(PASSAGES[1]), None, "why", {"no_json": 1})
+        store.commit([extracted, failed], {"model": "m"})
         store.note({"left": 0})
     cache = ResponseCache(root / "cache.sqlite")
     cache.keep("m", ASKED, FOUND)
@@ -70,7 +70,7 @@ def _totals(path: pathlib.Path):
 
 
 def _use_journal(path: pathlib.Path) -> None:
-    """Everything that reads a journal, and a run that goes on with it."""
+    """Calls everything that reads a journal, and resumes its run."""
     for read in (
         read_records,
         read_passages,
@@ -79,18 +79,18 @@ def _use_journal(path: pathlib.Path) -> None:
         lambda path: _value(path, "load_seconds"),
         lambda path: _value(path, "is_sampled"),
     ):
-        held(lambda read=read: read(path))
-    held(lambda: check_settings(path, SETTINGS))
+        attempt(lambda read=read: read(path))
+    attempt(lambda: check_settings(path, SETTINGS))
     page = path.with_name("trace.html")
-    held(lambda: trace.write_trace(path, page))
+    attempt(lambda: trace.write_trace(path, page))
     assert [p for p in path.parent.iterdir() if p.name.endswith((".part", ".old"))] == []
 
     def go_on():
         with Journal(path, SETTINGS) as book:
             for name in ("a", "b", "c"):
                 book.open_program(name, 0, {"question": "who?", "answers": ["Ada"]})
-                found = book.replay(RequestKey(name, 0), ASKED)
-                assert found is None or isinstance(found, Generated | Exception)
+                response = book.replay(RequestKey(name, 0), ASKED)
+                assert response is None or isinstance(response, Generated | Exception)
                 book.replay(RequestKey(name, 1), LOOKED)
                 book.record(RequestKey(name, 2), ASKED, FOUND)
                 book.close_program(name, {"answer": "x"}, None)
@@ -98,7 +98,7 @@ def _use_journal(path: pathlib.Path) -> None:
             assert book.outcomes() and list(book.records()) and book.totals()
             book.forget(["a"])
 
-    held(go_on)
+    attempt(go_on)
 
 
 def _use_store(path: pathlib.Path) -> None:
@@ -115,27 +115,27 @@ def _use_store(path: pathlib.Path) -> None:
             store.triples(ids)
             store.check_corpus(PASSAGES)
 
-    held(read)
+    attempt(read)
 
     def write():
         with TripleStore.create(path) as store:
             store.commit([Record("new", b"h" * 16, ())], {"model": "n"}, ids)
             store.note({"left": 1})
 
-    held(write)
+    attempt(write)
 
 
 def _use_cache(path: pathlib.Path) -> None:
     def use():
         cache = ResponseCache(path)
         try:
-            found = cache.find("m", ASKED)
-            assert found is None or isinstance(found, Generated)
+            response = cache.find("m", ASKED)
+            assert response is None or isinstance(response, Generated)
             cache.keep("m", ASKED, FOUND)
         finally:
             cache.close()
 
-    held(use)
+    attempt(use)
 
 
 USES = {"journal.sqlite": _use_journal, FILE: _use_store, "cache.sqlite": _use_cache}
@@ -150,13 +150,13 @@ def _fresh(folder: pathlib.Path, name: str, content: bytes) -> pathlib.Path:
 
 
 @pytest.mark.parametrize("name", USES)
-@attack(12, DAMAGES)
-def test_other_bytes(folder, name, damages):
+@attack(12, CORRUPTIONS)
+def test_corrupt_bytes(folder, name, damages):
     content = (folder / name).read_bytes()
-    USES[name](_fresh(folder, name, damaged(content, damages)))
+    USES[name](_fresh(folder, name, corrupt(content, damages)))
 
 
-# Where JSON, or a number, is kept; what is written there is what `WHOLE` becomes.
+# Columns with JSON or numbers.
 COLUMNS = (
     *(("journal.sqlite", "meta", "value"), ("journal.sqlite", "passages", "record")),
     *(("journal.sqlite", "programs", "input"), ("journal.sqlite", "programs", "outcome")),
@@ -168,8 +168,8 @@ COLUMNS = (
 
 
 @pytest.mark.parametrize(("name", "table", "column"), COLUMNS)
-@attack(8, CHANGES, st.integers(0, 3))
-def test_other_values(folder, name, table, column, changes, row):
+@attack(8, MUTATIONS, st.integers(0, 3))
+def test_mutated_values(folder, name, table, column, changes, row):
     path = _fresh(folder, name, (folder / name).read_bytes())
     db = sqlite3.connect(path)
     rows = db.execute(f"SELECT {column} FROM {table} WHERE {column} IS NOT NULL").fetchall()
@@ -178,7 +178,7 @@ def test_other_values(folder, name, table, column, changes, row):
         value = made_up.json.loads(text)
     except ValueError:
         value = text
-    other = garbled(value, changes).decode("utf-8", "replace")
+    other = mutate_json(value, changes).decode("utf-8", "replace")
     db.execute(f"UPDATE {table} SET {column} = ? WHERE {column} = ?", (other, text))
     db.commit()
     db.close()
@@ -189,14 +189,14 @@ def test_other_values(folder, name, table, column, changes, row):
 
 
 @pytest.mark.parametrize("use", [TripleStore.open, TripleStore.create, ResponseCache])
-def test_what_is_no_database_is_refused_and_closed(tmp_path, use):
+def test_not_a_database_is_rejected_and_closed(tmp_path, use):
     (tmp_path / "x.sqlite").write_bytes(b"no database")
     with pytest.raises(UserError, match="cannot be used"):
         use(tmp_path / "x.sqlite")
 
 
 @pytest.mark.parametrize("use", [TripleStore.open, TripleStore.create])
-def test_another_database_is_refused_and_closed(tmp_path, use):
+def test_other_database_is_rejected_and_closed(tmp_path, use):
     with contextlib.closing(sqlite3.connect(tmp_path / "x.sqlite")) as db:
         db.execute("CREATE TABLE meta (key, value)")
     with pytest.raises(UserError, match="another version"):
@@ -217,7 +217,7 @@ def test_another_database_is_refused_and_closed(tmp_path, use):
         ("UPDATE passages SET record = '{}'", ()),
     ],
 )
-def test_a_value_of_another_shape_is_named(folder, statement, values):
+def test_malformed_value_is_named(folder, statement, values):
     path = _fresh(folder, "journal.sqlite", (folder / "journal.sqlite").read_bytes())
     db = sqlite3.connect(path)
     db.execute(statement, values)
@@ -229,12 +229,12 @@ def test_a_value_of_another_shape_is_named(folder, statement, values):
         _totals,
         read_passages,
     )
-    results = [held(lambda read=read: read(path)) for read in reads]
-    assert None in results  # somebody noticed
+    results = [attempt(lambda read=read: read(path)) for read in reads]
+    assert None in results  # at least one reader rejects it
     _use_journal(path)
 
 
-def test_a_cached_response_that_is_damaged_is_asked_for_again(folder):
+def test_damaged_cached_response_is_missing(folder):
     path = _fresh(folder, "cache.sqlite", (folder / "cache.sqlite").read_bytes())
     cache = ResponseCache(path)
     assert cache.find("m", ASKED) is not None
@@ -243,6 +243,6 @@ def test_a_cached_response_that_is_damaged_is_asked_for_again(folder):
         cache._db.execute("UPDATE responses SET response = CAST(? AS TEXT)", (damage,))
         assert cache.find("m", ASKED) is None
     cache.keep("m", ASKED, FOUND)
-    found = cache.find("m", ASKED)
-    assert isinstance(found, Generated) and found.text == FOUND.text
+    response = cache.find("m", ASKED)
+    assert isinstance(response, Generated) and response.text == FOUND.text
     cache.close()

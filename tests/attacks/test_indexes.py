@@ -1,4 +1,4 @@
-"""Folders of an index, with other bytes and other values: a right ranking, or a refusal."""
+"""Corrupt folders of indexes, which must be rejected or give a right ranking."""
 
 import json
 import pathlib
@@ -19,7 +19,15 @@ from cirag_jax.retrieval.rankers import BiEncoderRanker
 from cirag_jax.retrieval.search import ExactIndex
 from configs import retrievers
 from tests import tiny
-from tests.attacks.hostile import CHANGES, DAMAGES, attack, damaged, garbled, held, untouched
+from tests.attacks.hostile import (
+    CORRUPTIONS,
+    MUTATIONS,
+    attack,
+    attempt,
+    corrupt,
+    mutate_json,
+    unchanged,
+)
 
 _PASSAGES = list(tiny.dataset().corpus.values())
 _QUERY = "who is the patron of corum?"
@@ -50,7 +58,7 @@ def folders(tmp_path_factory, encoder):
 
 
 class _Remembered:
-    """The encoder, whose vectors of the one query are computed once."""
+    """An encoder with a precomputed vector of the only query."""
 
     def __init__(self, encoder):
         self.identity, self.dim = encoder.identity, encoder.dim
@@ -60,7 +68,7 @@ class _Remembered:
 
 @pytest.fixture(scope="module")
 def searched(encoder, folders):
-    """Attacks a file of an index of a kind, opens that and searches it."""
+    """Returns a function that replaces a file of an index, opens the index and searches it."""
     remembered = _Remembered(encoder)
 
     def attacked(kind: str, name: str, content: bytes) -> None:
@@ -68,13 +76,13 @@ def searched(encoder, folders):
         before = path.read_bytes()
         try:
             path.write_bytes(content)
-            with untouched(folders):
-                found = held(lambda: PassageIndex.open(folders / kind, remembered))
-                if found is not None:
-                    row_QK, score_QK = found.search([_QUERY], 3)
+            with unchanged(folders):
+                index = attempt(lambda: PassageIndex.open(folders / kind, remembered))
+                if index is not None:
+                    row_QK, score_QK = index.search([_QUERY], 3)
                     assert ((row_QK >= -1) & (row_QK < len(_PASSAGES))).all()
                     assert np.isfinite(score_QK[row_QK >= 0]).all()
-                    held(lambda: found.check_corpus(_PASSAGES))
+                    attempt(lambda: index.check_corpus(_PASSAGES))
         finally:
             path.write_bytes(before)
 
@@ -82,54 +90,54 @@ def searched(encoder, folders):
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_a_whole_folder_finds_what_memory_finds(folders, encoder, kind):
-    whole = PassageIndex.open(folders / kind, encoder).search([_QUERY], 3)
+def test_intact_folder_equals_index_in_memory(folders, encoder, kind):
+    content = PassageIndex.open(folders / kind, encoder).search([_QUERY], 3)
     expected = PassageIndex.in_memory(_PASSAGES, encoder, kind).search([_QUERY], 3)
-    for found, wanted in zip(whole, expected, strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    for index, desired in zip(content, expected, strict=True):
+        np.testing.assert_allclose(index, desired, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "name"), _PLACES)
 @example([("put", 41, b"\n")])  # the length of faiss_flat's vectors
-@attack(12, DAMAGES)
-def test_other_bytes(searched, folders, kind, name, damages):
-    searched(kind, name, damaged((folders / kind / name).read_bytes(), damages))
+@attack(12, CORRUPTIONS)
+def test_corrupt_bytes(searched, folders, kind, name, damages):
+    searched(kind, name, corrupt((folders / kind / name).read_bytes(), damages))
 
 
 @pytest.mark.parametrize(
     ("kind", "name"), [place for place in _PLACES if place[1].endswith(".json")]
 )
 @example((False, [(59, True)]))  # the encoder of BM25's manifest, which has none
-@attack(25, CHANGES)
-def test_other_values(searched, folders, kind, name, changes):
-    whole = json.loads((folders / kind / name).read_text())
-    searched(kind, name, garbled(whole, changes))
+@attack(25, MUTATIONS)
+def test_mutated_json(searched, folders, kind, name, changes):
+    content = json.loads((folders / kind / name).read_text())
+    searched(kind, name, mutate_json(content, changes))
 
 
 @example((False, [(29, True)]), [("cut", 0, b"")])  # the encoder
-@attack(15, CHANGES, DAMAGES)
-def test_a_build_that_was_stopped(tmp_path_factory, changes, damages):
+@attack(15, MUTATIONS, CORRUPTIONS)
+def test_stopped_build(tmp_path_factory, changes, damages):
     folder = tmp_path_factory.mktemp("stopped")
     with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as patch:
         patch.setattr(index_command, "_build_bm25", _interrupt)
         build_index(_PASSAGES, None, folder, "bm25")
     plan = (folder / index_command.PLAN).read_bytes()
-    for content in (garbled(json.loads(plan), changes), damaged(plan, damages)):
+    for content in (mutate_json(json.loads(plan), changes), corrupt(plan, damages)):
         (folder / index_command.PLAN).write_bytes(content)
-        with untouched(folder):
-            held(lambda: PassageIndex.open(folder, None))
-        if held(lambda: build_index(_PASSAGES, None, folder, "bm25")) is None:
-            assert (folder / index_command.PLAN).read_bytes() == content  # for who wants to look
+        with unchanged(folder):
+            attempt(lambda: PassageIndex.open(folder, None))
+        if attempt(lambda: build_index(_PASSAGES, None, folder, "bm25")) is None:
+            assert (folder / index_command.PLAN).read_bytes() == content  # kept for inspection
         else:
-            assert held(lambda: PassageIndex.open(folder, None)) is not None
+            assert attempt(lambda: PassageIndex.open(folder, None)) is not None
 
 
 def _interrupt(*_):
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("count", [None, 0, 23, 25, 24.0, "24", 10**400])  # of `make attack`
-def test_another_number_of_texts_is_refused(folders, tmp_path, count):
+@pytest.mark.parametrize("count", [None, 0, 23, 25, 24.0, "24", 10**400])  # found by `make attack`
+def test_bm25_wrong_number_of_texts_is_rejected(folders, tmp_path, count):
     shutil.copytree(folders / "bm25", tmp_path / "index")
     file = tmp_path / "index" / "bm25" / "params.index.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "num_docs": count}))
@@ -137,7 +145,7 @@ def test_another_number_of_texts_is_refused(folders, tmp_path, count):
         PassageIndex.open(tmp_path / "index", None)
 
 
-def test_vectors_of_another_number_are_refused(folders, tmp_path):  # of `make attack`
+def test_wrong_number_of_vectors_is_rejected(folders, tmp_path):  # found by `make attack`
     shutil.copytree(folders / "exact", tmp_path / "index")
     file = tmp_path / "index" / "manifest.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "shards": 0}))
@@ -145,7 +153,7 @@ def test_vectors_of_another_number_are_refused(folders, tmp_path):  # of `make a
         PassageIndex.open(tmp_path / "index", _whole(folders))
 
 
-def test_scores_that_are_no_numbers_are_refused(folders, tmp_path):
+def test_bm25_nan_scores_are_rejected(folders, tmp_path):
     shutil.copytree(folders / "bm25", tmp_path / "index")
     file = tmp_path / "index" / "bm25" / "data.csc.index.npy"
     np.save(file, np.full_like(np.load(file), np.nan))
@@ -166,7 +174,7 @@ _ARRAYS = {
 
 
 @pytest.mark.parametrize("name", _ARRAYS)
-def test_a_shard_of_another_kind(searched, folders, tmp_path, name):
+def test_bad_shard_is_rejected(searched, folders, tmp_path, name):
     np.save(tmp_path / "x.npy", _ARRAYS[name])
     searched("exact", "vectors-00000.npy", (tmp_path / "x.npy").read_bytes())
     copy = tmp_path / "copy"
@@ -177,13 +185,13 @@ def test_a_shard_of_another_kind(searched, folders, tmp_path, name):
 
 
 def _whole(folders: pathlib.Path):
-    """An encoder of which only the identity is looked at."""
+    """Returns an encoder of which only the identity is used."""
     manifest = json.loads((folders / "exact" / "manifest.json").read_text())
     return type("Encoder", (), {"identity": manifest["encoder"], "dim": 32})()
 
 
 @pytest.mark.parametrize(("kind", "name"), _PLACES)
-def test_a_disk_with_room_for_all_but_a_byte(folders, encoder, tmp_path, kind, name):
+def test_disk_one_byte_too_small(folders, encoder, tmp_path, kind, name):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     size = (folders / kind / name).stat().st_size
     resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1, limits[1]))
@@ -200,7 +208,7 @@ def test_a_disk_with_room_for_all_but_a_byte(folders, encoder, tmp_path, kind, n
         )
 
 
-def test_faiss_says_that_its_last_byte_found_no_room(tmp_path):
+def test_faiss_reports_full_disk(tmp_path):
     index = FaissIndex.build(np.eye(8, dtype=np.float32), "faiss_flat", IndexOptions())
     index.save(tmp_path / "whole")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -218,7 +226,7 @@ def test_faiss_says_that_its_last_byte_found_no_room(tmp_path):
 
 @pytest.fixture(scope="module")
 def spoilt(tmp_path_factory):
-    """An encoder one of whose weights is NaN."""
+    """An encoder with NaN weights."""
     from safetensors.numpy import load_file, save_file
 
     folder = tiny.model_folder(tmp_path_factory.mktemp("spoilt") / "model")
@@ -231,7 +239,7 @@ def spoilt(tmp_path_factory):
     return open_encoder_for(config.lock())
 
 
-def test_an_encoder_with_nan_weights_answers_nothing(spoilt, tmp_path):
+def test_encoder_with_nan_weights_is_rejected(spoilt, tmp_path):
     with pytest.raises(UserError, match="not finite"):
         PassageIndex.in_memory(_PASSAGES, spoilt)
     with pytest.raises(UserError, match="not finite"):
@@ -242,17 +250,17 @@ def test_an_encoder_with_nan_weights_answers_nothing(spoilt, tmp_path):
 
 
 @pytest.mark.parametrize("values", [(np.nan, 0), (np.inf, 0), (np.inf, -np.inf)])
-def test_a_nan_row_is_refused_before_it_ranks_first(values):
+def test_non_finite_vector_is_rejected(values):
     vectors_ND = np.eye(4, dtype=np.float32)
     vectors_ND[2, :2] = values
     with pytest.raises(UserError, match="not finite"):
         ExactIndex(vectors_ND)
 
 
-def test_cached_vectors_that_are_no_numbers_are_computed_again(encoder, tmp_path):
+def test_corrupt_cached_vectors_are_recomputed(encoder, tmp_path):
     cached = CachedEncoder(encoder, tmp_path)
-    whole = cached.encode(["a text"])
+    original = cached.encode(["a text"])
     (file,) = tmp_path.iterdir()
     for content in (b"", b"[" * 100_000, file.read_bytes()[:-4] + b"\x00\x00\xc0\x7f"):
         file.write_bytes(content)
-        np.testing.assert_array_equal(cached.encode(["a text"]), whole)
+        np.testing.assert_array_equal(cached.encode(["a text"]), original)

@@ -1,4 +1,4 @@
-"""What a language model writes, read by every parser of the prompts."""
+"""Hostile model outputs, which every parser must accept."""
 
 import dataclasses
 
@@ -24,7 +24,7 @@ from cirag_jax.methods.dualrag import prompts as dualrag
 from cirag_jax.methods.kirag import prompts as kirag
 from cirag_jax.runtime import codec
 from cirag_jax.types import Passage, Sentence, Triple
-from tests.attacks.hostile import TEXTS, attack, held, st
+from tests.attacks.hostile import TEXTS, attack, attempt, st
 
 _TRIPLES = (Triple("Ada", "born in", "London", "p", 0), Triple("London", "is", "a city", "p", 1))
 _SENTENCES = (Sentence("p", 0, "Ada: She was born."), Sentence("p", 1, "Ada: She wrote."))
@@ -107,10 +107,10 @@ _WRITTEN = st.lists(st.sampled_from(_MARKS) | TEXTS, max_size=6).map("".join)
 
 @pytest.mark.parametrize("parser", PARSERS)
 @attack(40, _WRITTEN, st.booleans())
-def test_every_parser_reads_anything(parser, text, truncated):
+def test_every_parser_accepts_any_text(parser, text, truncated):
     # Backends give no halves of surrogate pairs; those that JSON spells out are the parsers' own.
-    found = held(lambda: PARSERS[parser](openai_format.replace_surrogates(text), truncated))
-    _check_plain(found)
+    result = attempt(lambda: PARSERS[parser](openai_format.replace_surrogates(text), truncated))
+    _check_plain(result)
 
 
 def _check_plain(value) -> None:

@@ -1,4 +1,4 @@
-"""Results in journals that are not what was written."""
+"""Damaged results in journals."""
 
 import contextlib
 import json
@@ -32,7 +32,7 @@ from cirag_jax.runtime.store import JOURNAL
 from cirag_jax.triples.store import TripleStore
 from cirag_jax.types import Dataset, Passage, Question, Step, Trajectory, Triple
 from tests import tiny
-from tests.attacks.hostile import CHANGES, attack, garbled, held
+from tests.attacks.hostile import MUTATIONS, attack, attempt, mutate_json
 from tests.grade.articles import Model, write_articles
 from tests.reports import made_up
 
@@ -41,7 +41,7 @@ STEP = Step("What does Ule feed?", ("p0",), (FED,), (0.5,), "It feeds Tarn.", (F
 
 
 class Reader(Model):
-    """Answers, decides and judges; lists the first word of a passage, then one triple."""
+    """A model that answers, decides, judges and extracts one triple."""
 
     def reader(self, shown):
         return "Thought: It feeds it. Answer: Tarn"
@@ -59,7 +59,7 @@ class Reader(Model):
 
 
 def _questions(root):
-    """Its config, and a workdir that a whole run left."""
+    """Returns a config, and creates the workdir of a complete run."""
     pytest.importorskip("sklearn")
     pytest.importorskip("networkx")
     config = load_config("configs/grade.py")
@@ -77,7 +77,7 @@ def _questions(root):
 
 
 def _triples(root):
-    """Its config, and a workdir whose run ended before it stored what was extracted."""
+    """Returns a config, and creates a workdir whose run ended before it stored triples."""
     config = load_config("configs/extract.py")
     (root / "data").mkdir()
     rows = [{"id": f"p{n}", "title": "Ule", "text": "Ule feeds Tarn."} for n in range(2)]
@@ -95,7 +95,7 @@ def _triples(root):
 
 
 def _once(run, name, root, **fields):
-    """A config of configs/, and a workdir that a whole run with it left."""
+    """Returns a config of configs/, and creates the workdir of a complete run."""
     config = load_config(f"configs/{name}.py")
     config.update_from_flattened_dict(fields)
     (root / "work").mkdir()
@@ -104,13 +104,13 @@ def _once(run, name, root, **fields):
 
 
 def _data(root):
-    """A dataset folder of one question."""
-    found = {"p0": Passage("p0", "Ule", "", ("Ule feeds Tarn.", "Nobody likes it."))}
+    """Creates a dataset with one question, and returns its folder."""
+    corpus = {"p0": Passage("p0", "Ule", "", ("Ule feeds Tarn.", "Nobody likes it."))}
     question = Question(
         "q1", STEP.query, ("Tarn",), split="dev", fold="dev_report", supporting=("p0",),
         supporting_sentences=(("p0", 0),), context=("p0",),
     )  # fmt: skip
-    jsonl.write_dataset(Dataset("d", (question,), found, {"p0": (FED,)}), root / "data")
+    jsonl.write_dataset(Dataset("d", (question,), corpus, {"p0": (FED,)}), root / "data")
     return str(root / "data")
 
 
@@ -141,7 +141,7 @@ def _verdicts(root):
 
 
 _FEW = {"bootstrap_samples": 2}
-# What runs, its journal, and the model that made that.
+# Preparation, command, journal, and the model of the original run.
 COMMANDS = {
     "questions": (_questions, generate_questions, JOURNAL, Model),
     "extract": (_triples, extract_corpus, JOURNAL, Reader),
@@ -151,29 +151,29 @@ COMMANDS = {
     "integrator": (_decisions, evaluate_integrator.evaluate, "base.sqlite", Reader),
     "judge": (_verdicts, judge.evaluate, "judge.sqlite", Reader),
 }
-# Which rows are damaged: those of which the program begins so.
+# Commands, and prefixes of the programs whose results are damaged.
 STEPS = [("questions", s) for s in ("claim", "triples", "clusters", "same", "question")]
 STEPS += [(command, "") for command in COMMANDS if command != "questions"]
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Of each command what goes on in a workdir."""
-    found = {}
+    """The root, the config, the function and the journal of each command."""
+    cases = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             identity, "of_model", lambda name: {"name": str(name)}
         )  # there are no such weights
         for name, (prepare, command, file, model) in COMMANDS.items():
-            opened = model()
-            patch.setattr(backends, "open_backend", lambda config, spent, m=opened: m)
+            open_model = model()
+            patch.setattr(backends, "open_backend", lambda config, spent, m=open_model: m)
             root = tmp_path_factory.mktemp(name)
-            found[name] = root, prepare(root), command, file
-        yield found
+            cases[name] = root, prepare(root), command, file
+        yield cases
 
 
 def _damaged(whole, command, step, change):
-    """The journal and a program of a step, of which it has another result; and what goes on."""
+    """Returns a journal, a program whose result is changed, and a function that resumes."""
     root, config, run, name = whole[command]
     shutil.rmtree(root / "copy", ignore_errors=True)
     work = shutil.copytree(root / "work", root / "copy")
@@ -187,7 +187,7 @@ def _damaged(whole, command, step, change):
 
 
 def _with_nan(text):
-    """NaN in place of the first value."""
+    """Replaces the first value by NaN."""
     value = json.loads(text)
     place = next(iter(value)) if isinstance(value, dict) else 0
     value[place] = float("nan")
@@ -203,38 +203,41 @@ BROKEN = {
     "other type": lambda text: '"x"',
     "fields missing": lambda text: "{}",
 }
-# What is no JSON of ours is noticed where a journal is read, by all of its records and by the
-# results alone; what is another value, by each step.
+# Invalid JSON is detected when a journal is read, by all its records or by its results only. Valid
+# JSON of another type is detected by each step.
 READ = [(*of_what, how) for of_what in (("judge", ""), ("extract", "")) for how in BROKEN]
 TYPED = [(*of_what, how) for of_what in STEPS for how in ("cut", "other type", "fields missing")]
 
 
 @pytest.mark.parametrize(("command", "step", "how"), dict.fromkeys(READ + TYPED))
-def test_a_damaged_result_is_named(whole, command, step, how):
+def test_damaged_result_is_named(whole, command, step, how):
     file, program, go_on = _damaged(whole, command, step, BROKEN[how])
-    told = f"{file}: the result of {program!r} is damaged ("
-    with pytest.raises(UserError, match=re.escape(told)):
+    message = f"{file}: the result of {program!r} is damaged ("
+    with pytest.raises(UserError, match=re.escape(message)):
         go_on()
 
 
 @pytest.mark.parametrize(
     ("step", "other"),
     [
-        ("triples", '{"triples": [["Ule", "feeds", "Tarn", 6]], "problems": []}'),  # of six claims
+        (
+            "triples",
+            '{"triples": [["Ule", "feeds", "Tarn", 6]], "problems": []}',
+        ),  # there are six claims
         ("triples", '{"triples": [["Ule", "feeds", "Tarn", -1]], "problems": []}'),
         ("clusters", "[[0, 1, 6]]"),
     ],
 )
-def test_a_place_that_there_is_not_is_named(whole, step, other):
+def test_index_out_of_range_is_named(whole, step, other):
     file, program, go_on = _damaged(whole, "questions", step, lambda text: other)
     with pytest.raises(UserError, match=re.escape(f"{file}: the result of {program!r} is damaged")):
         go_on()
 
 
-def test_an_extraction_that_contradicts_itself_is_named(whole):
+def test_contradictory_extraction_is_named(whole):
     def change(text):
-        found = json.loads(text)
-        return json.dumps({**found, "cause": None if found["cause"] else "answer: no_json"})
+        outcome = json.loads(text)
+        return json.dumps({**outcome, "cause": None if outcome["cause"] else "answer: no_json"})
 
     for command in ("extract", "extractor"):
         file, program, go_on = _damaged(whole, command, "", change)
@@ -242,7 +245,7 @@ def test_an_extraction_that_contradicts_itself_is_named(whole):
             go_on()
 
 
-def test_half_of_a_surrogate_pair_in_a_triple_is_named(whole):  # of `make attack`
+def test_surrogate_in_triple_is_named(whole):  # found by `make attack`
     def change(text):
         changed = text.replace('[["', r'[["\ud800', 1)
         assert changed != text
@@ -269,7 +272,7 @@ def _compared(file):
         (_compared, "input", "input"),
     ],
 )
-def test_a_damaged_row_of_a_run_that_is_read_again_is_named(tmp_path, read, column, what):
+def test_damaged_row_of_finished_run_is_named(tmp_path, read, column, what):
     pairs = made_up.many(2)
     file = made_up.write_journal(tmp_path / JOURNAL, pairs)
     read(file)
@@ -282,12 +285,12 @@ def test_a_damaged_row_of_a_run_that_is_read_again_is_named(tmp_path, read, colu
         read(file)
 
 
-# Another claim is another text to embed, which takes seconds.
+# The first step is omitted, because changed claims must be embedded, which takes seconds.
 @pytest.mark.parametrize(("command", "step"), STEPS[1:])
 @example((False, [(54, ""), (103, "")]))  # parts of triples
-@attack(4, CHANGES)
-def test_other_values_end_in_one_sentence(whole, command, step, changes):
+@attack(4, MUTATIONS)
+def test_mutated_json(whole, command, step, changes):
     def change(text):
-        return garbled(json.loads(text), changes).decode("utf-8", "replace")
+        return mutate_json(json.loads(text), changes).decode("utf-8", "replace")
 
-    held(_damaged(whole, command, step, change)[2])
+    attempt(_damaged(whole, command, step, change)[2])

@@ -1,4 +1,4 @@
-"""Files that others write: datasets, prompts, trajectories, metrics, archives."""
+"""Hostile input files: datasets, prompts, trajectories, metrics, archives."""
 
 import copy
 import dataclasses
@@ -30,14 +30,14 @@ from cirag_jax.training import metrics
 from cirag_jax.types import Step, Trajectory
 from tests import tiny
 from tests.attacks.hostile import (
-    CHANGES,
-    DAMAGES,
+    CORRUPTIONS,
+    MUTATIONS,
     TEXTS,
     attack,
-    damaged,
-    garbled,
-    held,
-    untouched,
+    attempt,
+    corrupt,
+    mutate_json,
+    unchanged,
 )
 
 _DATASET = tiny.dataset()
@@ -65,7 +65,7 @@ _SYSTEM = {
         for how in AGGREGATES
     },
 }
-# What launch/compare.py, a training and configs/difficulty.py leave, in one.
+# Results of launch/compare.py, of a training and of configs/difficulty.py in one.
 _GRADED = {
     "complete": True,
     "dev/loss": 0.5,
@@ -127,16 +127,16 @@ def folder(tmp_path_factory):
 
 def _read_dataset(root: pathlib.Path):
     found = jsonl.read_dataset(root)
-    # What is taken can be written, and is then the same.
-    again = root.parent / "again"
-    jsonl.write_dataset(found, again)
-    written = jsonl.read_dataset(again)
+    # An accepted dataset can be written and read again.
+    copy_folder = root.parent / "again"
+    jsonl.write_dataset(found, copy_folder)
+    written = jsonl.read_dataset(copy_folder)
     assert (written.questions, written.corpus) == (found.questions, found.corpus)
     _scan_corpus(root)
 
 
 def _graded(root: pathlib.Path, draws: bool = False):
-    """As it stands on a page beside several runs; a picture takes its time."""
+    """Reads a result for the page of several runs, by default without the slow figures."""
     with pytest.MonkeyPatch.context() as patch:
         if not draws:
             patch.setattr(difficulty, "heat_maps", lambda result: ())
@@ -197,7 +197,7 @@ def _scan_corpus(root: pathlib.Path):
 
 
 @pytest.mark.parametrize("more", ['{"id": "b"', '{"id": "a", "title": "t", "text": "x"}'])
-def test_a_corpus_that_is_refused_is_closed(tmp_path, more):
+def test_rejected_corpus_is_closed(tmp_path, more):
     line = '{"id": "a", "title": "t", "text": "x"}\n'
     (tmp_path / "corpus.jsonl").write_text(line)
     _scan_corpus(tmp_path)
@@ -207,12 +207,12 @@ def test_a_corpus_that_is_refused_is_closed(tmp_path, more):
 
 
 @pytest.mark.parametrize("value", [0.5, 10**400, "x", [], None])
-def test_a_difficulty_of_any_value_is_drawn_or_refused(folder, tmp_path, value):
+def test_difficulty_with_any_value_is_drawn_or_rejected(folder, tmp_path, value):
     graded = copy.deepcopy(_GRADED)
     graded["systems"]["a"]["matrix"]["2"][1] = {**_SHARE, "value": value}
     for name, content in (("difficulty.jsonl", {"id": "a"}), ("result.json", graded)):
         (tmp_path / name).write_text(json.dumps(content))
-    found = held(lambda: _graded(tmp_path, draws=True))
+    found = attempt(lambda: _graded(tmp_path, draws=True))
     figures.pyplot().close("all")
     assert (found is not None) == (value in (0.5, None))
 
@@ -221,40 +221,40 @@ def _attack(folder: pathlib.Path, name: str, content: bytes) -> None:
     before = (folder / name).read_bytes()
     try:
         (folder / name).write_bytes(content)
-        with untouched(folder):
-            held(lambda: READS[name](folder))
+        with unchanged(folder):
+            attempt(lambda: READS[name](folder))
     finally:
         (folder / name).write_bytes(before)
 
 
 @pytest.mark.parametrize("name", READS)
-@attack(15, DAMAGES)
-def test_other_bytes(folder, name, damages):
-    _attack(folder, name, damaged((folder / name).read_bytes(), damages))
+@attack(15, CORRUPTIONS)
+def test_corrupt_bytes(folder, name, damages):
+    _attack(folder, name, corrupt((folder / name).read_bytes(), damages))
 
 
 @pytest.mark.parametrize("name", [name for name in READS if name != "documents.txt"])
-@attack(25, CHANGES)
-def test_other_values(folder, name, changes):
-    rest = (folder / name).read_bytes().split(b"\n", 1)[1]
-    _attack(folder, name, garbled(RECORDS[name], changes) + b"\n" + rest)
+@attack(25, MUTATIONS)
+def test_mutated_json(folder, name, changes):
+    other_lines = (folder / name).read_bytes().split(b"\n", 1)[1]
+    _attack(folder, name, mutate_json(RECORDS[name], changes) + b"\n" + other_lines)
 
 
 @attack(20, TEXTS)
-def test_documents_of_any_text(folder, text):
+def test_documents_with_any_text(folder, text):
     _attack(folder, "documents.txt", text.encode("utf-8", "surrogatepass"))
 
 
-@attack(40, CHANGES, DAMAGES)
-def test_metrics_of_a_run_that_goes_on(folder, changes, damages):
+@attack(40, MUTATIONS, CORRUPTIONS)
+def test_metrics_of_resumed_run(folder, changes, damages):
     path = folder / "metrics.jsonl"
     good = b'{"step": 1, "seconds": 0.5}\n'
-    path.write_bytes(good + garbled(RECORDS["metrics.jsonl"], changes) + b"\n" + good[:9])
-    seconds = held(lambda: metrics.truncate(path, 10))
-    assert seconds is not None and seconds >= 0.5  # the line that is whole counts
+    path.write_bytes(good + mutate_json(RECORDS["metrics.jsonl"], changes) + b"\n" + good[:9])
+    seconds = attempt(lambda: metrics.truncate(path, 10))
+    assert seconds is not None and seconds >= 0.5  # the complete line counts
     json.dumps(seconds, allow_nan=False)
-    path.write_bytes(damaged(good * 3, damages))
-    held(lambda: metrics.truncate(path, 10))
+    path.write_bytes(corrupt(good * 3, damages))
+    attempt(lambda: metrics.truncate(path, 10))
     with metrics.MetricWriter(folder, 20, 5) as writer:
         writer.write(6, {"train/loss": 1.0})
     last = path.read_text("utf-8").splitlines()[-1]
@@ -275,33 +275,33 @@ _PACKED = {"deflate": zipfile.ZIP_DEFLATED, "bzip2": zipfile.ZIP_BZIP2, "lzma": 
 
 
 @pytest.mark.parametrize("packed", _PACKED)
-@example([("over", 50, b"\xff" * 4)])  # what is packed
-@attack(20, DAMAGES)
-def test_an_archive_with_other_bytes(folder, packed, damages):
+@example([("over", 50, b"\xff" * 4)])  # the compressed data
+@attack(20, CORRUPTIONS)
+def test_archive_corrupt_bytes(folder, packed, damages):
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", _PACKED[packed]) as archive:
         archive.writestr("data/dev.json", json.dumps(_BENCHMARK))
     path = folder.parent / "x.zip"
-    path.write_bytes(damaged(buffer.getvalue(), damages))
-    held(lambda: _records(path, archived=True))
+    path.write_bytes(corrupt(buffer.getvalue(), damages))
+    attempt(lambda: _records(path, archived=True))
 
 
-@attack(30, CHANGES)
-def test_a_benchmark_with_other_values(folder, changes):
+@attack(30, MUTATIONS)
+def test_benchmark_mutated_json(folder, changes):
     path = folder.parent / "dev.json"
-    path.write_bytes(garbled(_BENCHMARK, changes))
-    held(lambda: _records(path, archived=False))
+    path.write_bytes(mutate_json(_BENCHMARK, changes))
+    attempt(lambda: _records(path, archived=False))
 
 
-@attack(40, DAMAGES)
-def test_a_table_with_other_bytes(folder, damages):
+@attack(40, CORRUPTIONS)
+def test_table_corrupt_bytes(folder, damages):
     path = folder.parent / "x.csv"
-    path.write_bytes(damaged(b'question,answer\n"who, then?",Ada\nwhere?,"in ""Tarn"""\n', damages))
-    held(lambda: list(FoundFile(OfficialFile("x.csv", "-"), path, False).records()))
+    path.write_bytes(corrupt(b'question,answer\n"who, then?",Ada\nwhere?,"in ""Tarn"""\n', damages))
+    attempt(lambda: list(FoundFile(OfficialFile("x.csv", "-"), path, False).records()))
 
 
 @pytest.mark.parametrize("number", [b"9" * 5000, b"[" * 100_000])
-def test_a_number_and_a_depth_that_python_refuses(folder, number):
+def test_json_beyond_python_limits_is_rejected(folder, number):
     path = folder.parent / "dev.json"
     path.write_bytes(b'[{"a": ' + number)
-    assert held(lambda: _records(path, archived=False) or True) is None
+    assert attempt(lambda: _records(path, archived=False) or True) is None

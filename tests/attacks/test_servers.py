@@ -1,4 +1,4 @@
-"""What a server sends, read by the client and kept by the journal."""
+"""Hostile server responses, which the client reads and the journal records."""
 
 import dataclasses
 import json
@@ -16,7 +16,17 @@ from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.records import RequestKey
 from cirag_jax.runtime.scheduler import Job, Scheduler
 from cirag_jax.runtime.store import Journal
-from tests.attacks.hostile import CHANGES, DAMAGES, DEEP, TEXTS, attack, damaged, garbled, held, st
+from tests.attacks.hostile import (
+    CORRUPTIONS,
+    DEEP,
+    MUTATIONS,
+    TEXTS,
+    attack,
+    attempt,
+    corrupt,
+    mutate_json,
+    st,
+)
 from tests.llm.faulty_server import completion, faulty_server
 
 _TOKEN = {"token": "a", "logprob": -0.5, "id": 7, "top_logprobs": [{"token": "b", "logprob": -1}]}
@@ -27,9 +37,9 @@ RICH = dataclasses.replace(PLAIN, logprobs=True, top_logprobs=1, json_schema={},
 
 
 def _read_and_keep(content: bytes, request: Generate) -> None:
-    """Reads an answer; one that is taken for an answer can be journalled and replayed."""
+    """Reads a response; if it is accepted, it can be recorded and replayed."""
     errors = (wire.MalformedResponse, wire.RequestRejected)
-    answer = held(lambda: wire.read_completion(content, request), *errors)
+    answer = attempt(lambda: wire.read_completion(content, request), *errors)
     if answer is None:
         return
     usage = Usage(answer.prompt_tokens or 0, answer.cached_tokens, answer.generated_tokens or 0)
@@ -41,34 +51,36 @@ def _read_and_keep(content: bytes, request: Generate) -> None:
         assert float(sum(book.totals().usage.values(), Usage()).prompt_tokens) >= 0
 
 
-@attack(150, CHANGES, st.sampled_from([PLAIN, RICH]))
-def test_an_answer_of_another_shape(changes, request):
-    _read_and_keep(garbled(WHOLE, changes), request)
+@attack(150, MUTATIONS, st.sampled_from([PLAIN, RICH]))
+def test_response_mutated_json(changes, request):
+    _read_and_keep(mutate_json(WHOLE, changes), request)
 
 
-@attack(60, DAMAGES, st.sampled_from([PLAIN, RICH]))
-def test_an_answer_with_other_bytes(damages, request):
-    _read_and_keep(damaged(json.dumps(WHOLE).encode(), damages), request)
+@attack(60, CORRUPTIONS, st.sampled_from([PLAIN, RICH]))
+def test_response_corrupt_bytes(damages, request):
+    _read_and_keep(corrupt(json.dumps(WHOLE).encode(), damages), request)
 
 
 @attack(40, TEXTS)
-def test_an_answer_with_any_text(text):
+def test_response_with_any_text(text):
     _read_and_keep(json.dumps(completion(text)).encode(), PLAIN)
 
 
 @pytest.mark.parametrize("logprob", [math.nan, math.inf])
-def test_a_log_probability_that_is_no_number_is_no_answer(logprob):
-    whole = completion("a", logprobs={"content": [{**_TOKEN, "logprob": logprob}]})
+def test_non_finite_logprob_is_rejected(logprob):
+    response = completion("a", logprobs={"content": [{**_TOKEN, "logprob": logprob}]})
     with pytest.raises(wire.MalformedResponse):
-        wire.read_completion(json.dumps(whole).encode(), dataclasses.replace(PLAIN, logprobs=True))
+        wire.read_completion(
+            json.dumps(response).encode(), dataclasses.replace(PLAIN, logprobs=True)
+        )
 
 
 _DATES = ("Mon, 01 Jan {} 00:00:00 GMT", "{} Jan 1 0:0:0", "Sun, 0{}", "{}", "-{}", "1e{}", "+{}:0")
 
 
 @attack(60, st.sampled_from(_DATES), st.integers(0, 10**30) | TEXTS)
-def test_any_wait_that_a_server_asks_for(form, value):
-    seconds = held(lambda: client.retry_after({"retry-after": form.format(value)}, now=1.0))
+def test_retry_after_with_any_value(form, value):
+    seconds = attempt(lambda: client.retry_after({"retry-after": form.format(value)}, now=1.0))
     assert seconds is None or (math.isfinite(seconds) and seconds >= 0)
 
 
@@ -104,25 +116,27 @@ def _backend(server, **fields) -> OpenAIBackend:
     return OpenAIBackend(config)
 
 
-def test_each_fails_alone_and_the_journal_keeps_it(server, tmp_path, capfd):
-    asked = {
+def test_bad_responses_are_recorded_as_errors(server, tmp_path, capfd):
+    requests = {
         name: dataclasses.replace(PLAIN, messages=(Message("user", name),)) for name in ANSWERS
     }
-    asked["a text of brackets"] = dataclasses.replace(asked["a text of brackets"], json_schema={})
+    requests["a text of brackets"] = dataclasses.replace(
+        requests["a text of brackets"], json_schema={}
+    )
     for name, answer in ANSWERS.items():
         server.script[name] = [answer] * 2
-    asked["good"] = dataclasses.replace(PLAIN, messages=(Message("user", "good"),))
+    requests["good"] = dataclasses.replace(PLAIN, messages=(Message("user", "good"),))
 
     def job(name: str) -> Job:
         def start():
-            response = yield asked[name]
+            response = yield requests[name]
             return response.text
 
         return Job(name, {}, start)
 
     with Journal(tmp_path / "journal.sqlite", {}) as book:
         handler = GenerateHandler(_backend(server), {"reader": 5}, seed=None)
-        Scheduler({"reader": handler}, book).run(map(job, asked))
+        Scheduler({"reader": handler}, book).run(map(job, requests))
     with Journal(tmp_path / "journal.sqlite", {}) as book:
         records = {record.id: record for record in book.records()}
     assert records["good"].outcome == "echo good"
@@ -134,7 +148,7 @@ def test_each_fails_alone_and_the_journal_keeps_it(server, tmp_path, capfd):
 
 
 @pytest.mark.parametrize("name", [None, 7, [], {}, "\ud800", EVIL])
-def test_a_server_that_names_no_model(server, name, monkeypatch):
+def test_bad_model_name_is_rejected(server, name, monkeypatch):
     server.models[:] = [name]
     try:
         backend = OpenAIBackend(OpenAIConfig("", base_url=server.url, max_retries=0))

@@ -1,4 +1,4 @@
-"""What is shown: no byte of input drives a browser or a terminal."""
+"""Output to pages and terminals, which no input may control."""
 
 import dataclasses
 import html.parser
@@ -20,12 +20,12 @@ from cirag_jax.llm.types import Usage
 from cirag_jax.reports import console, trace
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.records import Record
-from tests.attacks.hostile import TEXTS, attack, held
+from tests.attacks.hostile import TEXTS, attack, attempt
 from tests.reports import made_up
 
 
 class _Markup(html.parser.HTMLParser):
-    """The tags of a page with their attributes, and what stands in its blocks of data."""
+    """The tags of a page with their attributes, and its blocks of JSON data."""
 
     def __init__(self, page: str):
         super().__init__()
@@ -51,14 +51,14 @@ FILE = pathlib.Path("journal.sqlite")
 
 def _page(text: str) -> _Markup:
     question, prediction, passage = made_up.hostile(text)
-    given, found = dataclasses.asdict(question), codec.encode(prediction)
+    fields, outcome = dataclasses.asdict(question), codec.encode(prediction)
     records = [
-        Record(text, given, found, None, 1.0, Usage(), {"generate": 1}, FILE),
-        Record(f"{text} again", given, None, text, 1.0, Usage(), {}, FILE),
+        Record(text, fields, outcome, None, 1.0, Usage(), {"generate": 1}, FILE),
+        Record(f"{text} again", fields, None, text, 1.0, Usage(), {}, FILE),
     ]
     file = io.StringIO()
     trace.write_page(file, text, records, {passage.id: passage})
-    file.getvalue().encode()  # no halves of surrogate pairs
+    file.getvalue().encode()  # no lone surrogates
     return _Markup(file.getvalue())
 
 
@@ -67,52 +67,52 @@ _HARMLESS = _page("text")
 
 @example("\ud800\udfff\ud800")
 @attack(40, TEXTS)
-def test_a_page_has_the_markup_of_a_harmless_one(text):
-    page = held(lambda: _page(text))
+def test_page_has_harmless_markup(text):
+    page = attempt(lambda: _page(text))
     assert page is not None and page.tags == _HARMLESS.tags
-    # Two halves that stand side by side are one character to whoever reads JSON.
+    # JSON readers combine two adjacent surrogates into one character.
     assert page.blocks[0]["question"] == json.loads(json.dumps(text))
 
 
-def _drives_nothing(shown: str) -> bool:
+def _drives_nothing(output: str) -> bool:
     kinds = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
     harmless = "\n\t\u200c\u200d"
-    return all(c in harmless or unicodedata.category(c) not in kinds for c in shown)
+    return all(c in harmless or unicodedata.category(c) not in kinds for c in output)
 
 
 @attack(150, TEXTS)
-def test_nothing_that_is_said_drives_a_terminal(text):
-    assert held(lambda: _drives_nothing(visible(text)))
+def test_output_does_not_control_terminal(text):
+    assert attempt(lambda: _drives_nothing(visible(text)))
     question, prediction, passage = made_up.hostile(text)
     assert _drives_nothing(console.render(prediction, {passage.id: passage}))
     result = {"answer": text, text: [text]}
     printed = cli._printable(result)
     assert _drives_nothing(printed) and "\n" not in printed and "\t" not in printed
     printed.encode()
-    assert json.loads(printed) == json.loads(json.dumps(result))  # halves that meet are a pair
+    assert json.loads(printed) == json.loads(json.dumps(result))  # adjacent surrogates form a pair
 
 
-def test_say_and_a_printable_text(capsys):
+def test_say_escapes_unprintable_characters(capsys):
     say("half \ud800 a pair \x1b[2J \u202e\n\tgrüß Gott \u0645\u0631\u062d\u0628\u0627 e\u0301 😀")
-    shown = capsys.readouterr().err
-    assert shown == "half \\ud800 a pair \\x1b[2J \\u202e\n\tgrüß Gott مرحبا e\u0301 😀\n"
+    output = capsys.readouterr().err
+    assert output == "half \\ud800 a pair \\x1b[2J \\u202e\n\tgrüß Gott مرحبا e\u0301 😀\n"
 
 
 _EVIL = "x\x1b[2J\u202e"
 
 
-def test_a_member_of_an_archive_does_not_drive_the_terminal(tmp_path, capsys):
+def test_archive_member_name_is_escaped(tmp_path, capsys):
     with zipfile.ZipFile(tmp_path / "data_ids_april7.zip", "w") as archive:
         for name in ("train.json", "dev.json", "test.json"):
             archive.writestr(f"{_EVIL}/{name}", "no JSON")
     flags = ["--benchmark=two_wiki", f"--manual_dir={tmp_path}", f"--out={tmp_path / 'out'}"]
     assert prepare.main(flags) == 2
-    shown = capsys.readouterr().err.splitlines()[-1]  # after the bars of TFDS
-    assert shown.startswith("prepare: ") and "x\\x1b[2J\\u202e/" in shown
-    assert _drives_nothing(shown)
+    output = capsys.readouterr().err.splitlines()[-1]  # after the progress bars of TFDS
+    assert output.startswith("prepare: ") and "x\\x1b[2J\\u202e/" in output
+    assert _drives_nothing(output)
 
 
-def test_what_the_built_in_dataset_says_does_not_either(capsys, monkeypatch):
+def test_demo_error_is_escaped(capsys, monkeypatch):
     def fail():
         raise UserError(f"{_EVIL}\nis damaged")
 
@@ -122,14 +122,14 @@ def test_what_the_built_in_dataset_says_does_not_either(capsys, monkeypatch):
 
 
 @attack(60, TEXTS)
-def test_a_question_of_ones_own(text):
-    question = held(lambda: own_question(text))
+def test_own_question_with_any_text(text):
+    question = attempt(lambda: own_question(text))
     if question is not None:
         question.question.encode()
         assert question.question.strip() and "\n" not in question.question
 
 
-def test_halves_of_pairs_are_written_as_json_escapes_them(tmp_path):
+def test_write_lines_escapes_surrogates(tmp_path):
     record = {"text": "half \ud800 a pair"}
     write_lines(tmp_path / "x.jsonl", [record])
     assert (tmp_path / "x.jsonl").read_text("utf-8") == '{"text": "half \\ud800 a pair"}\n'

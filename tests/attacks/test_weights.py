@@ -1,4 +1,4 @@
-"""What stands in a model's folder, a GGUF file or a checkpoint, with other bytes and values."""
+"""Corrupt model folders, GGUF files and checkpoints."""
 
 import json
 import pathlib
@@ -25,7 +25,16 @@ from cirag_jax.models.io.pretrained_decoder import parse_decoder_config, read_de
 from cirag_jax.models.io.weights import to_tensors
 from cirag_jax.models.link_head import LinkHead, LinkHeadModule, load_link_head, read_record
 from tests import tiny, tiny_decoder
-from tests.attacks.hostile import CHANGES, DAMAGES, attack, damaged, garbled, held, st, untouched
+from tests.attacks.hostile import (
+    CORRUPTIONS,
+    MUTATIONS,
+    attack,
+    attempt,
+    corrupt,
+    mutate_json,
+    st,
+    unchanged,
+)
 
 _RAW = tiny_decoder.config("llama", num_hidden_layers=1)
 _DECODER = parse_decoder_config(_RAW, "config.json")
@@ -33,7 +42,7 @@ _DECODER = parse_decoder_config(_RAW, "config.json")
 
 @pytest.fixture(scope="module")
 def gguf_file(tmp_path_factory):
-    """A model of one layer with its tokenizer."""
+    """A model with one layer and a tokenizer."""
     file = tmp_path_factory.mktemp("gguf") / "model.gguf"
     backend = json.loads(tiny_decoder.tokenizer().to_str())
     tokens = sorted(backend["model"]["vocab"], key=backend["model"]["vocab"].get)
@@ -53,36 +62,36 @@ def gguf_file(tmp_path_factory):
 
 
 def _use_gguf(file: pathlib.Path) -> None:
-    source = held(lambda: gguf_weights.open_gguf(file))
+    source = attempt(lambda: gguf_weights.open_gguf(file))
     if source is None:
         return
-    held(lambda: read_decoder_config(file))
-    held(lambda: gguf_weights.tokenizer_from_gguf(source))
+    attempt(lambda: read_decoder_config(file))
+    attempt(lambda: gguf_weights.tokenizer_from_gguf(source))
     for name, shape in source.shapes:
-        held(lambda name=name, shape=shape: source.read(name, (slice(None),) * len(shape)))
+        attempt(lambda name=name, shape=shape: source.read(name, (slice(None),) * len(shape)))
 
 
-def test_a_whole_file_is_read(gguf_file):
+def test_gguf_intact_file_is_read(gguf_file):
     source = gguf_weights.open_gguf(gguf_file)
     assert read_decoder_config(gguf_file)[0].num_layers == 1
     assert gguf_weights.tokenizer_from_gguf(source)("the town").input_ids
 
 
 @example([("over", 255, b"\xff\xff\xff\x7f")])  # the number of heads
-@attack(40, DAMAGES)
-def test_a_gguf_file_with_other_bytes(gguf_file, damages):
+@attack(40, CORRUPTIONS)
+def test_gguf_corrupt_bytes(gguf_file, damages):
     file = gguf_file.with_name("damaged.gguf")
-    file.write_bytes(damaged(gguf_file.read_bytes(), damages))
+    file.write_bytes(corrupt(gguf_file.read_bytes(), damages))
     _use_gguf(file)
 
 
-# Tensors and keys of the header; a length of the first string; the number of layers.
+# Numbers of tensors and keys, the length of the first string, and the number of layers.
 _COUNTS = (8, 16, 24, "block_count")
 
 
 @pytest.mark.parametrize("place", _COUNTS)
 @pytest.mark.parametrize("count", [0, 1 << 31, (1 << 63) - 1, (1 << 64) - 1])
-def test_a_count_that_no_file_holds(gguf_file, place, count):
+def test_gguf_impossible_count_is_rejected(gguf_file, place, count):
     content = bytearray(gguf_file.read_bytes())
     if place == "block_count":
         place = content.index(b"llama.block_count") + len(b"llama.block_count") + 4
@@ -101,7 +110,7 @@ def test_a_count_that_no_file_holds(gguf_file, place, count):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A decoder, an encoder's files beside it, and an adapter."""
+    """A decoder, files of an encoder, and an adapter."""
     root = tmp_path_factory.mktemp("model")
     tiny_decoder.folder(root / "decoder", num_hidden_layers=1)
     tensor_files.save_tensors({"a": np.ones((2, 3), np.float32)}, root / "shard.safetensors")
@@ -170,26 +179,26 @@ def _attack(folder: pathlib.Path, name: str, content: bytes, read) -> None:
     before = (folder / name).read_bytes()
     try:
         (folder / name).write_bytes(content)
-        with untouched(folder):
-            held(lambda: read(folder))
+        with unchanged(folder):
+            attempt(lambda: read(folder))
     finally:
         (folder / name).write_bytes(before)
 
 
 @pytest.mark.parametrize("name", READS)
-def test_whole_files_are_read(folder, name):
+def test_intact_files_are_read(folder, name):
     READS[name](folder)
 
 
 @pytest.mark.parametrize("name", READS)
-@attack(10, CHANGES)
-def test_other_values(folder, name, changes):
-    whole = json.loads((folder / name).read_text())
-    _attack(folder, name, garbled(whole, changes), READS[name])
+@attack(10, MUTATIONS)
+def test_mutated_json(folder, name, changes):
+    content = json.loads((folder / name).read_text())
+    _attack(folder, name, mutate_json(content, changes), READS[name])
 
 
 @pytest.mark.parametrize("shard", ["[" * 1000, "\0", "../model.safetensors", "/etc/passwd", ""])
-def test_a_shard_of_any_name(tmp_path, shard):  # of `make attack`
+def test_shard_with_bad_name_is_rejected(tmp_path, shard):  # found by `make attack`
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"w": shard}}))
     with pytest.raises(UserError, match="is not in the folder"):
@@ -197,33 +206,33 @@ def test_a_shard_of_any_name(tmp_path, shard):  # of `make attack`
 
 
 @pytest.mark.parametrize("name", ["x" * 1000, "\0", "absent"])
-def test_an_optional_file_of_any_name(tmp_path, name):  # of `make attack`
+def test_optional_file_with_any_name(tmp_path, name):  # found by `make attack`
     assert io.read_object(tmp_path / name, optional=True) == {}
 
 
 @pytest.mark.parametrize("name", READS)
-@attack(3, DAMAGES)
-def test_other_bytes(folder, name, damages):
-    _attack(folder, name, damaged((folder / name).read_bytes(), damages), READS[name])
+@attack(3, CORRUPTIONS)
+def test_corrupt_bytes(folder, name, damages):
+    _attack(folder, name, corrupt((folder / name).read_bytes(), damages), READS[name])
 
 
 @pytest.mark.parametrize("name", TOKENIZER)
-@attack(2, CHANGES)
-def test_a_tokenizer_with_other_values(folder, name, changes):
+@attack(2, MUTATIONS)
+def test_tokenizer_mutated_json(folder, name, changes):
     name = f"decoder/{name}"
-    whole = json.loads((folder / name).read_text())
-    _attack(folder, name, garbled(whole, changes), _read_tokenizer)
+    content = json.loads((folder / name).read_text())
+    _attack(folder, name, mutate_json(content, changes), _read_tokenizer)
 
 
 @pytest.mark.parametrize(
     "fields",
     [{"model_max_length": "long"}, {"tokenizer_class": 7}, {"chat_template": [1]}, [], "DEEP"],
 )
-def test_a_tokenizer_with_another_setting(folder, fields):
+def test_tokenizer_bad_setting(folder, fields):
     name = "decoder/tokenizer_config.json"
-    whole = json.loads((folder / name).read_text())
-    other = {**whole, **fields} if isinstance(fields, dict) else fields
-    _attack(folder, name, garbled([other], (False, [(0, other)]))[1:-1], _read_tokenizer)
+    content = json.loads((folder / name).read_text())
+    other = {**content, **fields} if isinstance(fields, dict) else fields
+    _attack(folder, name, mutate_json([other], (False, [(0, other)]))[1:-1], _read_tokenizer)
 
 
 def _read_safetensors(root: pathlib.Path) -> None:
@@ -234,18 +243,18 @@ def _read_safetensors(root: pathlib.Path) -> None:
             files.read(name, (slice(None),) * len(shape))
 
 
-@attack(30, DAMAGES)
-def test_safetensors_with_other_bytes(folder, damages):
+@attack(30, CORRUPTIONS)
+def test_safetensors_corrupt_bytes(folder, damages):
     name = "shards/one.safetensors"
-    _attack(folder, name, damaged((folder / name).read_bytes(), damages), _read_safetensors)
+    _attack(folder, name, corrupt((folder / name).read_bytes(), damages), _read_safetensors)
 
 
-@attack(40, CHANGES, st.sampled_from([None, 0, 1 << 40, (1 << 64) - 1]))
-def test_safetensors_with_another_header(folder, changes, length):
+@attack(40, MUTATIONS, st.sampled_from([None, 0, 1 << 40, (1 << 64) - 1]))
+def test_safetensors_mutated_header(folder, changes, length):
     name = "shards/one.safetensors"
     content = (folder / name).read_bytes()
     size = int.from_bytes(content[:8], "little")
-    header = garbled(json.loads(content[8 : 8 + size]), changes)
+    header = mutate_json(json.loads(content[8 : 8 + size]), changes)
     claimed = len(header) if length is None else length
     other = claimed.to_bytes(8, "little") + header + content[8 + size :]
     _attack(folder, name, other, _read_safetensors)
@@ -256,7 +265,7 @@ def test_safetensors_with_another_header(folder, changes, length):
 
 @pytest.fixture(scope="module")
 def beside(tmp_path_factory):
-    """An encoder, and a folder with an adapter of it and a link head."""
+    """An encoder, and a folder with an adapter and a link head."""
     root = tmp_path_factory.mktemp("beside")
     encoder = pretrained.load_encoder(str(tiny.model_folder(root / "encoder")))
     before = to_tensors(encoder.state, encoder.config, encoder.model_type)
@@ -274,7 +283,7 @@ def beside(tmp_path_factory):
 
 def _read_adapter(encoder, folder: pathlib.Path) -> None:
     base, training = encoder_adapter.read_base(folder)
-    assert not (folder / base).exists()  # it can be looked for
+    assert not (folder / base).exists()  # a valid path
     assert training.get("pooling") in (None, "cls", "mean")
     encoder_adapter.add_adapter(encoder.state, encoder.config, encoder.model_type, folder)
 
@@ -296,20 +305,20 @@ BESIDE = {
 
 
 @pytest.mark.parametrize("name", BESIDE)
-def test_whole_files_beside_an_encoder_are_read(beside, name):
+def test_adapter_intact_files_are_read(beside, name):
     BESIDE[name](*beside)
 
 
 @pytest.mark.parametrize("name", BESIDE)
-@attack(8, DAMAGES)
-def test_other_bytes_beside_an_encoder(beside, name, damages):
+@attack(8, CORRUPTIONS)
+def test_adapter_corrupt_bytes(beside, name, damages):
     encoder, folder = beside
-    content = damaged((folder / name).read_bytes(), damages)
+    content = corrupt((folder / name).read_bytes(), damages)
     _attack(folder, name, content, lambda root: BESIDE[name](encoder, root))
 
 
 def _header(content: bytes, change) -> bytes:
-    """A safetensors file whose header is another one."""
+    """Returns a safetensors file with a changed header."""
     size = int.from_bytes(content[:8], "little")
     header = change(json.loads(content[8 : 8 + size]))
     return len(header).to_bytes(8, "little") + header + content[8 + size :]
@@ -317,18 +326,18 @@ def _header(content: bytes, change) -> bytes:
 
 @pytest.mark.parametrize("name", BESIDE)
 @example((False, [(16, 10**400)]))  # lora_alpha
-@attack(20, CHANGES)
-def test_other_values_beside_an_encoder(beside, name, changes):
+@attack(20, MUTATIONS)
+def test_adapter_mutated_values(beside, name, changes):
     encoder, folder = beside
     content = (folder / name).read_bytes()
     if name.endswith(".json"):
-        content = garbled(json.loads(content), changes)
+        content = mutate_json(json.loads(content), changes)
     else:
-        content = _header(content, lambda header: garbled(header, changes))
+        content = _header(content, lambda header: mutate_json(header, changes))
     _attack(folder, name, content, lambda root: BESIDE[name](encoder, root))
 
 
-# Dtypes that no weight is read from, with their bits: NumPy lacks the narrow ones.
+# Unsupported dtypes, with their numbers of bits.
 _UNREAD = {"F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "C64": 64}
 
 
@@ -340,14 +349,14 @@ def _unread(dtype: str, shape: list[int], name: str, metadata: dict[str, str]) -
 
 
 @pytest.mark.parametrize("dtype", _UNREAD)
-def test_a_tensor_of_a_dtype_that_holds_no_weights_is_refused(folder, beside, tmp_path, dtype):
+def test_unsupported_dtype_is_rejected(folder, beside, tmp_path, dtype):
     encoder, of_encoder = beside
     decoders, shards = (shutil.copytree(folder / n, tmp_path / n) for n in ("adapter", "shards"))
     both = shutil.copytree(of_encoder, tmp_path / "both")
     key = "base_model.model.encoder.layer.0.attention.self.query.lora_A.weight"
     (both / "adapter_model.safetensors").write_bytes(_unread(dtype, [1, 32], key, {}))
-    told = {"features": "a,b,c", "units": "triple", "steps": "2"}
-    (both / "link_head.safetensors").write_bytes(_unread(dtype, [2], "out_H", told))
+    metadata = {"features": "a,b,c", "units": "triple", "steps": "2"}
+    (both / "link_head.safetensors").write_bytes(_unread(dtype, [2], "out_H", metadata))
     key = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
     (decoders / "adapter_model.safetensors").write_bytes(_unread(dtype, [2, 32], key, {}))
     (shards / "one.safetensors").write_bytes(_unread(dtype, [2, 2], "a", {}))
@@ -390,27 +399,27 @@ _ITEMS = {
 
 
 def _use_checkpoints(root: pathlib.Path) -> None:
-    with Checkpoints(root, read_only=True) as found:
-        step = found.best_step()
-        held(lambda: found.metrics(step))
-        held(lambda: found.meta(step))
-        held(lambda: found.restore(step, {"x": np.float32(0)}))
+    with Checkpoints(root, read_only=True) as opened:
+        step = opened.best_step()
+        attempt(lambda: opened.metrics(step))
+        attempt(lambda: opened.meta(step))
+        attempt(lambda: opened.restore(step, {"x": np.float32(0)}))
 
 
 @pytest.mark.parametrize("item", _ITEMS)
-@attack(3, CHANGES)
-def test_checkpoints_with_other_values(checkpoints, item, changes):
+@attack(3, MUTATIONS)
+def test_checkpoints_mutated_json(checkpoints, item, changes):
     path = checkpoints / _ITEMS[item]
     before = path.read_bytes()
     try:
-        path.write_bytes(garbled(json.loads(before), changes))
-        held(lambda: _use_checkpoints(checkpoints))
+        path.write_bytes(mutate_json(json.loads(before), changes))
+        attempt(lambda: _use_checkpoints(checkpoints))
     finally:
         path.write_bytes(before)
 
 
 @pytest.mark.parametrize("content", [b"", b"[" * 100_000, b"[]", b'{"dev/mrr": "x"}', b"\xff"])
-def test_metrics_that_are_none_are_refused(checkpoints, content):
+def test_checkpoints_bad_metrics_are_rejected(checkpoints, content):
     path = checkpoints / _ITEMS["metrics"]
     before = path.read_bytes()
     try:
@@ -421,13 +430,13 @@ def test_metrics_that_are_none_are_refused(checkpoints, content):
         path.write_bytes(before)
 
 
-@attack(4, DAMAGES, st.integers(0, 100))
-def test_checkpoints_with_other_bytes(checkpoints, damages, place):
+@attack(4, CORRUPTIONS, st.integers(0, 100))
+def test_checkpoints_corrupt_bytes(checkpoints, damages, place):
     files = [path for path in sorted((checkpoints / "1").rglob("*")) if path.is_file()]
     path = files[place % len(files)]
     before = path.read_bytes()
     try:
-        path.write_bytes(damaged(before, damages))
-        held(lambda: _use_checkpoints(checkpoints))
+        path.write_bytes(corrupt(before, damages))
+        attempt(lambda: _use_checkpoints(checkpoints))
     finally:
         path.write_bytes(before)

@@ -1,18 +1,19 @@
-"""A real Slurm and a real Ray, each of one node that is this machine: ``make test-cluster``.
+"""Tests with a real Slurm and a real Ray on this machine: ``make test-cluster``.
 
     python -m tests.cluster [--folder T] [--only slurm|ray]
 
-Slurm: Debian's packages slurm-wlm and munge are installed where they are missing; that, and the
-daemons, need root. Keys, settings, state and logs of the daemons lie in a folder of their own (T),
-the system's Slurm, if it has one, is left alone.
+Slurm needs Debian's packages slurm-wlm and munge, which are installed if necessary. This and the
+daemons need root. Keys, settings, state and logs of the daemons are in the folder T, so an existing
+Slurm of the system is not changed.
 
-A tiny aligner is trained by launch/slurm/job.sh in two tasks: once undisturbed, and once stopped by
-a signal and requeued by the script, then stopped and requeued by its user. Both must end with the
-same parameters, bit by bit. A job array then carries out a sweep.
+launch/slurm/job.sh trains a tiny aligner in two tasks. One job is undisturbed. The other is stopped
+by a signal and requeued by the script, and then stopped and requeued by its user. Both must end
+with the same parameters, bit by bit. A job array then runs a sweep.
 
-Ray (`tests.cluster.on_ray`): an extraction and an index by two workers, one of which is killed.
+Ray (`tests.cluster.on_ray`) runs an extraction and an index with two workers, one of which is
+killed.
 
-Exits with 1, and keeps the folder, where something is not so.
+After a failure, exits with 1 and keeps the folder.
 """
 
 import argparse
@@ -36,9 +37,9 @@ from tests import tiny
 from tests.cluster import on_ray
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-_PATIENCE = 900.0  # Seconds that a job may take on a machine that is busy otherwise.
+_TIMEOUT = 900.0  # seconds that a job may take on a busy machine
 STEPS = 400
-# cred_expire: a requeued job waits so many seconds, by default two minutes.
+# cred_expire is the wait of a requeued job in seconds, by default two minutes.
 _CONFIG = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -69,7 +70,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 def run(*command: object, **fields: Any) -> str:
-    """What a command prints."""
+    """Runs a command, and returns its output."""
     words = [str(word) for word in command]
     return (
         subprocess.run(words, check=True, stdout=subprocess.PIPE, **fields).stdout.decode().strip()
@@ -77,7 +78,7 @@ def run(*command: object, **fields: Any) -> str:
 
 
 def install() -> None:
-    """Debian's packages, where they are missing."""
+    """Installs Debian's packages if necessary."""
     if not all(map(shutil.which, ("slurmctld", "slurmd", "munged"))):
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         packages = ("slurm-wlm", "munge")
@@ -86,7 +87,7 @@ def install() -> None:
 
 @contextlib.contextmanager
 def slurm(folder: pathlib.Path) -> Iterator[None]:
-    """A cluster of this machine alone, which this process and its children find."""
+    """Runs a cluster of this machine, which this process and its children use."""
     for name in ("munge", "state", "spool"):
         (folder / name).mkdir(mode=0o700)
     key = folder / "munge" / "key"
@@ -122,58 +123,52 @@ def _free_port() -> int:
 
 
 def wait(what: str, is_there: Callable[[], object]) -> None:
-    """Returns once something is there.
-
-    Raises:
-      SystemExit: it does not come.
-    """
+    """Waits until ``is_there`` returns true; exits after a timeout."""
     print(f"waiting for {what}", flush=True)
-    end = time.monotonic() + _PATIENCE
+    end = time.monotonic() + _TIMEOUT
     while True:
-        with contextlib.suppress(
-            subprocess.CalledProcessError
-        ):  # Slurm's commands may be late, too
+        with contextlib.suppress(subprocess.CalledProcessError):  # Slurm's commands may time out
             if is_there():
                 return
         if time.monotonic() > end:
-            raise SystemExit(f"{what} did not come in {_PATIENCE:.0f} seconds")
+            raise SystemExit(f"timed out after {_TIMEOUT:.0f} seconds: {what}")
         time.sleep(0.5)
 
 
-def submit(folder: pathlib.Path, name: str, *given: object) -> str:
-    """Hands launch/slurm/job.sh in, and returns the job's number."""
+def submit(folder: pathlib.Path, name: str, *arguments: object) -> str:
+    """Submits launch/slurm/job.sh, and returns the job's number."""
     options = [f"--job-name={name}", f"--output={folder}/%x-%j.log", "--time=60"]
-    words = ["sbatch", "--parsable", *options, *map(str, given)]
+    words = ["sbatch", "--parsable", *options, *map(str, arguments)]
     return run(*words, cwd=_ROOT).partition(";")[0]
 
 
 def ended(job: str) -> bool:
-    """Whether nothing of a job waits or runs."""
+    """Returns whether no task of a job is waiting or running."""
     return not run("squeue", "--noheader", "--format=%i", f"--jobs={job}")
 
 
 def state(job: str, field: str) -> str:
-    """What Slurm says of a job."""
+    """Returns a field of Slurm's description of a job."""
     words = run("scontrol", "show", "job", job).split()
     return next(word.removeprefix(f"{field}=") for word in words if word.startswith(f"{field}="))
 
 
 def last_step(workdir: pathlib.Path) -> int:
-    """Of the steps whose loss is recorded."""
+    """Returns the last step with a recorded loss."""
     file = workdir / "metrics.jsonl"
     lines = file.read_text().splitlines() if file.exists() else []
     return max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
 
 
 def parameters(workdir: pathlib.Path) -> list[np.ndarray]:
-    """Of the last checkpoint, the only one that is evaluated."""
+    """Returns the parameters of the last checkpoint, the only one that is evaluated."""
     encoder, meta = open_encoder(str(workdir))
     assert meta["step"] == STEPS, meta["step"]
     return tiny.arrays(encoder.state)
 
 
 def training(root: pathlib.Path) -> list[str]:
-    """The arguments of a training of seconds."""
+    """Returns the arguments of a training that takes seconds."""
     model, data = tiny.model_folder(root / "model"), tiny.dataset_folder(root / "data")
     values = {
         "model.spec": model, "data.dir": data, "dev.questions": 2, "num_steps": STEPS,
@@ -184,41 +179,41 @@ def training(root: pathlib.Path) -> list[str]:
 
 
 def check_training(folder: pathlib.Path) -> None:
-    """A job that is stopped twice ends as one that is not."""
-    given = ["--ntasks=2", "launch/slurm/job.sh", "train", *training(folder)]
-    whole, cut = folder / "whole", folder / "cut"
-    job = submit(folder, "whole", *given, f"--workdir={whole}")
+    """Checks that a job that is stopped twice gives the same result as an undisturbed one."""
+    arguments = ["--ntasks=2", "launch/slurm/job.sh", "train", *training(folder)]
+    undisturbed, interrupted = folder / "whole", folder / "cut"
+    job = submit(folder, "whole", *arguments, f"--workdir={undisturbed}")
     wait("the end of the undisturbed job", lambda: ended(job))
     assert state(job, "JobState") == "COMPLETED", state(job, "JobState")
 
-    job = submit(folder, "cut", *given, f"--workdir={cut}")
-    wait("step 30", lambda: last_step(cut) >= 30)
+    job = submit(folder, "cut", *arguments, f"--workdir={interrupted}")
+    wait("step 30", lambda: last_step(interrupted) >= 30)
     run("scancel", "--signal=TERM", job)
     wait("the requeued job", lambda: int(state(job, "Restarts")) == 1)
-    stopped = json.loads((cut / "result.json").read_text())
+    stopped = json.loads((interrupted / "result.json").read_text())
     assert stopped["complete"] is False and 30 <= stopped["step"] < STEPS, stopped
-    wait("further steps", lambda: last_step(cut) >= stopped["step"] + 30)
+    wait("further steps", lambda: last_step(interrupted) >= stopped["step"] + 30)
     run("scontrol", "requeue", job)
     wait("the job that its user requeued", lambda: ended(job))
 
-    result = json.loads((cut / "result.json").read_text())
+    result = json.loads((interrupted / "result.json").read_text())
     assert result["complete"] and state(job, "JobState") == "COMPLETED", result
     assert state(job, "Restarts") == "2"
-    assert json.loads((cut / "environment.json").read_text())["num_processes"] == 2
-    for a, b in zip(parameters(whole), parameters(cut), strict=True):
+    assert json.loads((interrupted / "environment.json").read_text())["num_processes"] == 2
+    for a, b in zip(parameters(undisturbed), parameters(interrupted), strict=True):
         np.testing.assert_array_equal(a, b)
     print(f"stopped at step {stopped['step']}, requeued twice: the same parameters", flush=True)
 
 
 def check_sweep(folder: pathlib.Path) -> None:
-    """The tasks of an array carry out a run each."""
+    """Checks that each task of a job array runs one run of a sweep."""
     workdir = folder / "sweep"
     swept = [*training(folder / "s"), "--config.num_steps=4", "--config.eval_every=2"]
     swept += ["--config.sweep.seed=0,1", f"--workdir={workdir}"]
     job = submit(folder, "sweep", "--array=0-1", "launch/slurm/job.sh", "sweep", *swept)
     wait("the end of the array", lambda: ended(job))
     runs = json.loads((workdir / "result.json").read_text())["runs"]
-    assert [(one["name"], one["state"]) for one in runs] == [
+    assert [(row["name"], row["state"]) for row in runs] == [
         ("seed=0", "ended"), ("seed=1", "ended")
     ], runs  # fmt: skip
     print((workdir / "table.md").read_text(), flush=True)
@@ -228,22 +223,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=pathlib.Path)
     parser.add_argument("--only", choices=("slurm", "ray"))
-    given = parser.parse_args()
-    folder = given.folder or pathlib.Path(tempfile.mkdtemp(prefix="cirag-cluster-"))
+    arguments = parser.parse_args()
+    folder = arguments.folder or pathlib.Path(tempfile.mkdtemp(prefix="cirag-cluster-"))
     folder.mkdir(parents=True, exist_ok=True)
     os.environ |= {
         "PYTHON": sys.executable, "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1",
         "CIRAG_JAX_CACHE": str(folder / "cache"), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }  # fmt: skip
     print(f"Everything is in {folder}", flush=True)
-    if given.only != "slurm":
+    if arguments.only != "slurm":
         on_ray.check(folder / "ray")
-    if given.only != "ray":
+    if arguments.only != "ray":
         install()
         with slurm(folder):
             check_training(folder)
             check_sweep(folder)
-    shutil.rmtree(folder, ignore_errors=True)  # Daemons that end remove theirs meanwhile.
+    shutil.rmtree(folder, ignore_errors=True)  # ending daemons also remove files
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""``config.engine=ray`` on a real Ray: two workers on this machine, one of them killed.
+"""Tests of ``config.engine=ray`` with a real Ray: two workers on this machine, one of them killed.
 
-Where it is missing, Ray is installed into an environment of its own, over the packages of this one.
-It is started on this machine with two processors. An extraction must leave the store of the local
-command though one worker is killed in the middle of a shard, and again though the whole command is
-killed there; an index has the bytes of the local command's.
+If necessary, Ray is installed into an environment that extends this one. It is started on this
+machine with two processors. An extraction must give the same store as the local command, even if
+one worker, or the whole command, is killed in the middle of a shard. An index must have the same
+bytes as that of the local command.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _WORKERS = ("--config.engine=ray", "--config.workers=2")
 
 
 def check(folder: pathlib.Path) -> None:
-    """Raises AssertionError where something is not so."""
+    """Raises AssertionError if a check fails."""
     folder.mkdir()
     python = _install(folder / "environment")
     data = tiny.dataset_folder(folder / "data")
@@ -43,7 +43,7 @@ def check(folder: pathlib.Path) -> None:
 
 
 def _install(folder: pathlib.Path) -> str:
-    """A Python with what requirements-cluster.txt names, and with all that this one has."""
+    """Returns a Python with requirements-cluster.txt and the packages of this one."""
     if importlib.util.find_spec("ray"):
         return sys.executable
     print("installing requirements-cluster.txt", flush=True)
@@ -53,64 +53,64 @@ def _install(folder: pathlib.Path) -> str:
     place = folder / "lib" / version / "site-packages" / "outer.pth"
     place.write_text(sysconfig.get_path("purelib") + "\n")
     pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
-    wanted = ["--quiet", "--no-compile", "-r", str(_ROOT / "requirements-cluster.txt")]
-    subprocess.run([*pip, "install", *wanted], check=True)
+    packages = ["--quiet", "--no-compile", "-r", str(_ROOT / "requirements-cluster.txt")]
+    subprocess.run([*pip, "install", *packages], check=True)
     return python
 
 
 @contextlib.contextmanager
 def _cluster(python: str) -> Iterator[None]:
-    """What ``RAY_ADDRESS`` names: this machine."""
+    """Runs a cluster on this machine, and sets ``RAY_ADDRESS``."""
     print("starting Ray", flush=True)
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    words = [python, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=2"]
+    command = [python, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=2"]
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as files:
-        words += ["--port=0", "--include-dashboard=false", f"--temp-dir={files}"]
+        command += ["--port=0", "--include-dashboard=false", f"--temp-dir={files}"]
         pipe = subprocess.PIPE
-        with subprocess.Popen(words, stdout=pipe, stderr=subprocess.STDOUT, text=True) as head:
+        with subprocess.Popen(command, stdout=pipe, stderr=subprocess.STDOUT, text=True) as head:
             try:
-                said = (re.search("--address='([^']+)'", line) for line in head.stdout or ())
-                os.environ["RAY_ADDRESS"] = next(found[1] for found in said if found)
+                matches = (re.search("--address='([^']+)'", line) for line in head.stdout or ())
+                os.environ["RAY_ADDRESS"] = next(match[1] for match in matches if match)
                 yield
             finally:
-                head.terminate()  # it ends what it has started
+                head.terminate()  # it terminates its children
 
 
-def _start(python: str, name: str, workdir: pathlib.Path, *given: str) -> subprocess.Popen[str]:
-    words = [python, f"launch/{name}.py", *given, f"--workdir={workdir}"]
+def _start(python: str, name: str, workdir: pathlib.Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [python, f"launch/{name}.py", *arguments, f"--workdir={workdir}"]
     pipe = subprocess.PIPE
-    return subprocess.Popen(words, cwd=_ROOT, stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen(command, cwd=_ROOT, stdout=pipe, stderr=pipe, text=True)
 
 
-def _run(python: str, name: str, workdir: pathlib.Path, *given: str) -> tuple[Any, str]:
-    """The result of a command, and what it said."""
-    begun = time.monotonic()
-    process = _start(python, name, workdir, *given)
+def _run(python: str, name: str, workdir: pathlib.Path, *arguments: str) -> tuple[Any, str]:
+    """Runs a command, and returns its result and its messages."""
+    start = time.monotonic()
+    process = _start(python, name, workdir, *arguments)
     out, err = process.communicate()
     assert process.returncode == 0, err
-    print(f"{name} into {workdir.name}: {time.monotonic() - begun:.0f} s", flush=True)
+    print(f"{name} into {workdir.name}: {time.monotonic() - start:.0f} s", flush=True)
     return json.loads(out), err
 
 
 def _worker(workdir: pathlib.Path) -> int:
-    """The process of a worker that has a shard's journal in ``workdir`` open."""
-    for place in pathlib.Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            opened = [os.readlink(file) for file in (place / "fd").iterdir()]
-            if any(name.startswith(f"{workdir}/shards/") for name in opened):
-                return int(place.name)
+    """Returns the id of a worker's process that has a shard's journal in ``workdir`` open."""
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # the process has ended
+            files = [os.readlink(file) for file in (process / "fd").iterdir()]
+            if any(name.startswith(f"{workdir}/shards/") for name in files):
+                return int(process.name)
     raise AssertionError("no worker has a shard")
 
 
 def _killing(count: int, victim: Callable[[], int]) -> Callable[[str, bool], Any]:
-    """A server's answers; with the ``count``-th it kills a process."""
-    asked = 0
+    """Returns a server's response function, which kills a process at call ``count``."""
+    num_requests = 0
 
     def answer(text: str, wants_triples: bool) -> tuple[str, str] | int:
-        nonlocal asked
-        asked += 1
-        if asked == count:
+        nonlocal num_requests
+        num_requests += 1
+        if num_requests == count:
             os.kill(victim(), signal.SIGKILL)
         return rules(text, wants_triples)
 
@@ -123,50 +123,54 @@ def _rows(workdir: pathlib.Path) -> list[Any]:
 
 
 def _check_extraction(python: str, folder: pathlib.Path, data: pathlib.Path) -> None:
-    local, hurt, cut = (folder / name for name in ("local", "worker-killed", "command-killed"))
+    local, worker_killed, command_killed = (
+        folder / name for name in ("local", "worker-killed", "command-killed")
+    )
     with model_server() as server:
-        given = [
+        arguments = [
             f"--config.data.dir={data}", "--config.extractor.backend=openai",
             f"--config.extractor.base_url={server.url}", "--config.extractor.model=m",
             "--config.block=4", "--config.in_flight=2",
         ]  # fmt: skip
-        wanted, _ = _run(python, "extract", local, *given)
-        assert wanted["ok"] == 24 and len(server.asked) == wanted["calls"] == 48
+        expected, _ = _run(python, "extract", local, *arguments)
+        assert expected["ok"] == 24 and len(server.asked) == expected["calls"] == 48
 
         server.asked.clear()
-        server.answer = _killing(15, lambda: _worker(hurt))
-        found, said = _run(python, "extract", hurt, *given, *_WORKERS)
-        assert said.count("a worker of the Ray cluster has died") == 1, said
-        assert (hurt / FILE).read_bytes() == (local / FILE).read_bytes()
-        for name in wanted.keys() - {"seconds", "store"}:
-            assert found[name] == wanted[name], name
-        again = len(server.asked) - len(set(server.asked))
-        assert again <= 2  # what was under way in the worker
-        print(f"a worker was killed: the same store, {again} requests sent twice", flush=True)
+        server.answer = _killing(15, lambda: _worker(worker_killed))
+        result, stderr = _run(python, "extract", worker_killed, *arguments, *_WORKERS)
+        assert stderr.count("a worker of the Ray cluster has died") == 1, stderr
+        assert (worker_killed / FILE).read_bytes() == (local / FILE).read_bytes()
+        for name in expected.keys() - {"seconds", "store"}:
+            assert result[name] == expected[name], name
+        repeated = len(server.asked) - len(set(server.asked))
+        assert repeated <= 2  # requests under way in the worker
+        print(f"a worker was killed: the same store, {repeated} requests sent twice", flush=True)
 
         server.asked.clear()
-        command = _start(python, "extract", cut, *given, *_WORKERS)
+        command = _start(python, "extract", command_killed, *arguments, *_WORKERS)
         server.answer = _killing(15, lambda: command.pid)
-        _, said = command.communicate()
-        assert command.returncode == -signal.SIGKILL, said
+        _, stderr = command.communicate()
+        assert command.returncode == -signal.SIGKILL, stderr
         server.answer = rules
-        found, _ = _run(python, "extract", cut, *given, *_WORKERS)
-        assert found["complete"] and found["calls"] == 48 and _rows(cut) == _rows(local)
-        again = len(server.asked) - len(set(server.asked))
-        assert again <= 4  # what was under way in the two workers
-        print(f"the command was killed: the same rows, {again} requests sent twice", flush=True)
+        result, _ = _run(python, "extract", command_killed, *arguments, *_WORKERS)
+        assert (
+            result["complete"] and result["calls"] == 48 and _rows(command_killed) == _rows(local)
+        )
+        repeated = len(server.asked) - len(set(server.asked))
+        assert repeated <= 4  # requests under way in the two workers
+        print(f"the command was killed: the same rows, {repeated} requests sent twice", flush=True)
 
 
 def _check_index(python: str, folder: pathlib.Path, data: pathlib.Path) -> None:
     model = tiny.model_folder(folder / "model")
-    given = [
+    arguments = [
         f"--config.data.dir={data}",
         f"--config.encoder.model={model}",
         "--config.shard_rows=5",
     ]
     indexes = []
     for name, more in (("index-local", ()), ("index", _WORKERS)):
-        _run(python, "index", folder / name, *given, *more)
+        _run(python, "index", folder / name, *arguments, *more)
         files = sorted((folder / name / "index").iterdir())
         indexes.append({file.name: file.read_bytes() for file in files})
     assert indexes[0] == indexes[1] and "vectors-00004.npy" in indexes[0]

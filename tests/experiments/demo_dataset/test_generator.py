@@ -75,25 +75,27 @@ def test_generator_another_hash_seed_makes_the_same_bytes(repository, shipped):
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"  # not this process's own
     environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(repository)}
     command = [sys.executable, "-c", _PRINT_DIGESTS]
-    done = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(
+        command, cwd=repository, env=environment, capture_output=True, text=True
+    )
+    assert process.returncode == 0, process.stderr
     expected = {name: hashlib.sha256(content).hexdigest() for name, content in shipped.items()}
-    assert json.loads(done.stdout) == expected
+    assert json.loads(process.stdout) == expected
 
 
 def test_command_writes_the_shipped_files(built, shipped, monkeypatch, tmp_path, capsys):
     from experiments.demo_dataset import __main__ as command
 
     monkeypatch.setattr(command.build, "build_files", lambda: built)
-    assert command.main([f"--out={tmp_path / 'made'}"]) == 0
+    assert command.main([f"--out={tmp_path / 'files'}"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["passages"] == len(built[0].corpus) and printed["changed files"] == []
     assert printed["packages"] == requirements()
     for name, content in shipped.items():
-        made = (tmp_path / "made" / name).read_bytes()
-        assert gzip.decompress(made) == content
-        assert made[3:8] == bytes(5)  # no flags, hence no file name, and no time
-        assert command.build.compress(content) == made
+        files = (tmp_path / "made" / name).read_bytes()
+        assert gzip.decompress(files) == content
+        assert files[3:8] == bytes(5)  # no flags, hence no file name, and no time
+        assert command.build.compress(content) == files
 
 
 def test_command_without_out_reports_changed_files(built, monkeypatch, tmp_path, capsys):
