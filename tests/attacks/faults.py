@@ -41,7 +41,7 @@ from tests.commands.model_server import TEARS, model_server
 ENDS = ("kill", "stop", "full")
 FAULTS = (*ENDS, "tear")
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGTERM}
-# As in the tests: no network, little optimization, and each program is compiled once.
+# Same as in the tests: no network, little optimization, and each program is compiled once.
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",

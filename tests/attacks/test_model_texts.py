@@ -86,7 +86,7 @@ PARSERS = {
     },
 }
 
-# What the prompts ask for, whole and in pieces.
+# Parts of the formats that prompts request.
 _MARKS = (
     *("[[## thought ##]]", "[[## fact ##]]", "[[## question ##]]", "[[## completed ##]]"),
     *("Keep: 1, 2", "Next: Where?", "Answer:", "answer: ", "the answer is", "So the answer is: x"),
@@ -108,13 +108,13 @@ _WRITTEN = st.lists(st.sampled_from(_MARKS) | TEXTS, max_size=6).map("".join)
 @pytest.mark.parametrize("parser", PARSERS)
 @attack(40, _WRITTEN, st.booleans())
 def test_every_parser_accepts_any_text(parser, text, truncated):
-    # Backends give no halves of surrogate pairs; those that JSON spells out are the parsers' own.
+    # Backends replace lone surrogates, but JSON escapes may contain some.
     result = attempt(lambda: PARSERS[parser](openai_format.replace_surrogates(text), truncated))
     _check_plain(result)
 
 
 def _check_plain(value) -> None:
-    """What a parser gives can be journalled: no NaN, no surrogates, nothing but plain values."""
+    """Checks that a journal can store a result: plain values without NaN and surrogates."""
     if dataclasses.is_dataclass(value):
         value = dataclasses.asdict(value)
     if isinstance(value, frozenset | set):
