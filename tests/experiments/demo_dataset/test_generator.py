@@ -92,10 +92,10 @@ def test_command_writes_the_shipped_files(built, shipped, monkeypatch, tmp_path,
     assert printed["passages"] == len(built[0].corpus) and printed["changed files"] == []
     assert printed["packages"] == requirements()
     for name, content in shipped.items():
-        files = (tmp_path / "made" / name).read_bytes()
-        assert gzip.decompress(files) == content
-        assert files[3:8] == bytes(5)  # no flags, hence no file name, and no time
-        assert command.build.compress(content) == files
+        compressed = (tmp_path / "files" / name).read_bytes()
+        assert gzip.decompress(compressed) == content
+        assert compressed[3:8] == bytes(5)  # no flags, hence no file name, and no time
+        assert command.build.compress(content) == compressed
 
 
 def test_command_without_out_reports_changed_files(built, monkeypatch, tmp_path, capsys):
