@@ -273,9 +273,9 @@ def test_plan_collectives_in_loop_count_per_iteration():
         (
             "aligner",
             "batch_size=6 mesh.devices=3 model.spec=nobody",
-            "does not divide into .* on 3",
+            "cannot be divided into .* on 3",
         ),
-        ("aligner", "mesh.devices=3", "8 queries does not divide into .* on 3 devices"),
+        ("aligner", "mesh.devices=3", "8 queries cannot be divided into .* on 3 devices"),
         ("aligner", "mesh.devices=3 mesh.tensor=3", "config.mesh.tensor=3 does not divide .* 4 h"),
         ("reader", "gpu=H1000", "config.gpu='H1000' is not one of null, B200, "),
         ("reader", "memory_gib=-1", "config.memory_gib=-1.0 must not be negative"),
@@ -290,7 +290,7 @@ def test_plan_bad_input_is_refused(folders, component, settings, message):
 
 
 def test_plan_config_without_training_is_refused():
-    with pytest.raises(UserError, match="--config is not one to train by"):
+    with pytest.raises(UserError, match="--config describes no training"):
         plan.plan(load_config(str(_ROOT / "configs/index.py"), [], _EXTEND))
 
 

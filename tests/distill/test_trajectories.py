@@ -25,7 +25,7 @@ WRONG = dataclasses.replace(CUT, question_id="c", parse_errors={}, solved=False,
 ALL = (WHOLE, CUT, WRONG)
 
 
-def test_written_trajectories_are_read_back(tmp_path):
+def test_read_trajectories_returns_written_ones(tmp_path):
     trajectories.write_trajectories(tmp_path / trajectories.FILE, ALL)
     assert trajectories.read_trajectories(tmp_path) == ALL
     assert trajectories.read_trajectories(str(tmp_path / trajectories.FILE)) == ALL
@@ -69,7 +69,7 @@ def test_written_trajectories_are_read_back(tmp_path):
         (lambda row: row["steps"][0]["kept"][0].__setitem__(0, "Eva"), "kept' has a fact that"),
     ],
 )
-def test_a_damaged_line_is_one_sentence_with_its_place(tmp_path, change, words):
+def test_read_trajectories_damaged_line_is_reported_with_place(tmp_path, change, words):
     path = tmp_path / "some.jsonl"
     trajectories.write_trajectories(path, [WHOLE, dataclasses.replace(WHOLE, question_id="z")])
     first, second = path.read_text("utf-8").splitlines()
@@ -81,7 +81,7 @@ def test_a_damaged_line_is_one_sentence_with_its_place(tmp_path, change, words):
     assert str(error.value).startswith(f"{path}:2: ") and words in str(error.value)
 
 
-def test_sentences_are_read_back_with_their_texts(tmp_path):
+def test_read_trajectories_keeps_texts_of_sentences(tmp_path):
     made = by_hand.of_sentences(by_hand.trajectory(1))
     path = tmp_path / "some.jsonl"
     trajectories.write_trajectories(path, [made])
@@ -100,7 +100,7 @@ def test_sentences_are_read_back_with_their_texts(tmp_path):
         trajectories.read_trajectories(path)
 
 
-def test_a_whole_number_is_a_number(tmp_path):
+def test_read_trajectories_integer_score_is_a_float(tmp_path):
     path = tmp_path / "some.jsonl"
     trajectories.write_trajectories(path, [WHOLE])
     row = json.loads(path.read_text("utf-8"))
@@ -110,12 +110,12 @@ def test_a_whole_number_is_a_number(tmp_path):
     assert found.steps[0].scores[0] == 1.0 and type(found.steps[0].scores[0]) is float
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_read_trajectories_missing_file_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"trajectories\.jsonl does not exist; launch/distill\.py"):
         trajectories.read_trajectories(tmp_path)
 
 
-def test_the_filters_nest():
+def test_select_filters_are_nested():
     def kept(keep):
         return [t.question_id for t in trajectories.select(ALL, keep)]
 
@@ -140,7 +140,7 @@ def test_the_filters_nest():
         trajectories.select(ALL, "best")
 
 
-def test_a_smaller_draw_is_part_of_a_larger_one():
+def test_select_smaller_draw_is_subset_of_larger():
     many = [dataclasses.replace(WHOLE, question_id=str(i)) for i in range(40)]
 
     def draw(seed, limit):
@@ -153,7 +153,7 @@ def test_a_smaller_draw_is_part_of_a_larger_one():
         draw(0, -1)
 
 
-def test_statistics_of_three_trajectories_counted_by_hand():
+def test_statistics_equal_hand_computed_values():
     question = Question(
         "a", "q?", ("Sogn",), supporting=("p", "v", "w"),
         evidences=(("Ola", "born in", "Vik"), ("Vik", "lies in", "Sogn")),
@@ -179,13 +179,13 @@ def test_statistics_of_three_trajectories_counted_by_hand():
     assert "2.33" in text and "33.3 %" in text and "66.7 %" in text
 
 
-def test_statistics_of_nothing():
+def test_statistics_of_no_trajectories():
     found = trajectories.statistics((), {})
     assert found["trajectories"] == 0 and found["steps"] is None and found["solved"] is None
     assert "unknown" in trajectories.table(found)
 
 
-def test_of_rounds_in_vain_one_is_kept():
+def test_until_second_empty_round():
     kept, vain = STEPS[0], STEPS[1]
 
     def left(*steps):
@@ -197,7 +197,7 @@ def test_of_rounds_in_vain_one_is_kept():
     assert left(vain) == (vain,) and left(kept) == (kept,)
 
 
-def test_candidates_in_another_order_are_the_same_candidates():
+def test_shuffled_keeps_candidates_scores_and_kept():
     many = tuple(NOISE._replace(tail=f"novel {i}") for i in range(8))
     scores = tuple(1.0 - i / 10 for i in range(10))
     step = dataclasses.replace(

@@ -37,7 +37,7 @@ def trained(folders, tmp_path_factory):
     return train(folders, tmp_path_factory.mktemp("trained"))
 
 
-def test_the_result_and_the_metrics(trained):
+def test_train_result_and_metrics_agree(trained):
     workdir, result, _, _ = trained
     json.dumps(result)
     assert result["complete"] and result["step"] == result["total_steps"] == 6
@@ -63,7 +63,7 @@ def test_the_result_and_the_metrics(trained):
     assert "train/mfu" not in steps[0]  # nobody knows what a CPU could do
 
 
-def test_the_base_is_bitwise_unchanged_and_not_in_the_checkpoint(trained, folders):
+def test_train_base_is_unchanged_and_not_in_checkpoint(trained, folders):
     workdir, _, before, after = trained
     for a, b in zip(before, after, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -84,7 +84,7 @@ def test_the_base_is_bitwise_unchanged_and_not_in_the_checkpoint(trained, folder
     assert meta["model"] == str(folders[0])
 
 
-def test_what_is_kept_and_stops_weigh_as_the_config_says(folders):
+def test_load_data_kept_weight_and_stop_weight_are_applied(folders):
     tokenizer = ChatTokenizer.load(folders[0])
     config = config_of(folders, kept_weight=3.0, stop_weight=5.0)
     data = conversations.load_data(config, tokenizer, config.length)
@@ -96,7 +96,7 @@ def test_what_is_kept_and_stops_weigh_as_the_config_says(folders):
     assert {w for example in data.dev for w in example.weight_T.tolist()} == {0.0, 1.0}
 
 
-def test_the_best_checkpoint_is_opened_not_the_last(trained, monkeypatch):
+def test_open_adapter_opens_best_checkpoint(trained, monkeypatch):
     workdir, result, *_ = trained
     with Checkpoints(workdir, read_only=True) as checkpoints:
         assert checkpoints.all_steps() == [3, 6]
@@ -109,7 +109,7 @@ def test_the_best_checkpoint_is_opened_not_the_last(trained, monkeypatch):
         assert open_adapter(str(workdir))[2]["step"] == 9 - worse
 
 
-def test_resumed_equals_uninterrupted_bit_for_bit(folders, tmp_path, one_device, monkeypatch):
+def test_train_resumed_run_equals_uninterrupted_run(folders, tmp_path, one_device, monkeypatch):
     config = config_of(folders, **{"lora.dropout": 0.2})
     adapter.train_and_evaluate(config, tmp_path / "whole")
     calls = iter([False, False, True])
@@ -135,7 +135,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(folders, tmp_path, one_device,
             )
 
 
-def test_unpacked_on_a_mesh_equals_packed_on_one_device(folders, tmp_path):
+def test_train_unpacked_on_mesh_equals_packed_on_one_device(folders, tmp_path):
     changes = {"num_steps": 1, "eval_every": 1, "lora.dropout": 0.0, "batch_size": 16}
     found = []
     make_mesh = sharding.make_mesh
@@ -160,7 +160,7 @@ def test_unpacked_on_a_mesh_equals_packed_on_one_device(folders, tmp_path):
             assert one.get(key, 0.0) == pytest.approx(other.get(key, 0.0), rel=2e-5), key
 
 
-def test_bf16_learns_as_well(folders, tmp_path, one_device):
+def test_train_bfloat16_lowers_the_loss(folders, tmp_path, one_device):
     config = config_of(folders, **{"model.dtype": "bfloat16", "eval_every": 0})
     result = adapter.train_and_evaluate(config, tmp_path)
     losses = [line["train/loss"] for line in lines_of(tmp_path) if "train/loss" in line]
@@ -169,7 +169,7 @@ def test_bf16_learns_as_well(folders, tmp_path, one_device):
     assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {np.dtype("float32")}
 
 
-def test_training_goes_on_from_an_adapter(trained, folders, tmp_path):
+def test_initial_adapter_start_is_loaded(trained, folders, tmp_path):
     spec = str(trained[0])
     config = config_of(folders, **{"lora.start": spec})
     base = load_decoder(str(folders[0]))
@@ -185,7 +185,7 @@ def test_training_goes_on_from_an_adapter(trained, folders, tmp_path):
     assert hash_arrays(found) == hash_arrays(state) and before == meta["trained_on"]
 
 
-def test_dev_questions_that_the_start_was_trained_on_are_counted(folders, capsys):
+def test_count_dev_trained_on_warns_if_not_held_out(folders, capsys):
     config = config_of(folders, **{"lora.start": "W"})
     data = conversations.load_data(config, ChatTokenizer.load(str(folders[0])), 448)
     assert adapter.count_dev_trained_on(config, data.trained_on, data) == 0
@@ -198,7 +198,7 @@ def test_dev_questions_that_the_start_was_trained_on_are_counted(folders, capsys
     assert "config.lora.start=W does not record its training questions" in capsys.readouterr().err
 
 
-def test_supervised_tokens_are_counted_whatever_they_weigh(folders, monkeypatch):
+def test_describe_supervised_tokens_ignore_weights(folders, monkeypatch):
     model, config = load_decoder(str(folders[0])).config, config_of(folders)
     ids = np.ones((1, 4), np.int32)
     batch = Batch(ids, ids, mask_BT=np.array([[0.0, 0.5, 4.0, 0.0]], np.float32))
@@ -217,7 +217,7 @@ def test_supervised_tokens_are_counted_whatever_they_weigh(folders, monkeypatch)
 # ----------------------------------------------------------------------------------------- refusals
 
 
-def test_a_run_without_dev_examples_saves_and_writes_no_empty_line(folders, tmp_path, one_device):
+def test_train_without_dev_examples_saves_checkpoints(folders, tmp_path, one_device):
     config = config_of(folders, dev_fraction=0.0, keep_checkpoints=9)
     adapter.train_and_evaluate(config, tmp_path)
     assert [line["step"] for line in lines_of(tmp_path)] == [1, 2, 3, 4]
@@ -226,7 +226,7 @@ def test_a_run_without_dev_examples_saves_and_writes_no_empty_line(folders, tmp_
         assert checkpoints.best_step() is None and checkpoints.metrics(2) is None
 
 
-def test_a_metric_that_is_not_measured_is_refused_before_training(folders, tmp_path, one_device):
+def test_train_unknown_metric_is_refused(folders, tmp_path, one_device):
     config = config_of(folders, best_metric="dev/core_f1", eval_every=0)
     wanted = (
         "best_metric=dev/core_f1 is not measured; choose one of dev/loss, dev/loss_rationale, "
@@ -260,20 +260,20 @@ def test_a_metric_that_is_not_measured_is_refused_before_training(folders, tmp_p
         ({"lora.targets": "('lm_head',)"}, "lm_head"),
     ],
 )
-def test_what_cannot_be_trained_is_said(folders, tmp_path, one_device, changes, message):
+def test_train_invalid_config_is_refused(folders, tmp_path, one_device, changes, message):
     with pytest.raises(UserError, match=message):
         adapter.train_and_evaluate(config_of(folders, **changes), tmp_path)
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
-def test_a_line_that_is_no_trajectory_is_named(folders, tmp_path, one_device):
+def test_train_invalid_trajectory_is_refused_with_its_line(folders, tmp_path, one_device):
     file = tmp_path / "t.jsonl"
     file.write_text('{"question_id": "q", "question": "?"}\n')
     with pytest.raises(UserError, match=r"t\.jsonl.*1.*(steps|teacher)"):
         adapter.train_and_evaluate(config_of((folders[0], file)), tmp_path)
 
 
-def test_a_step_that_is_not_finite_is_not_saved(folders, tmp_path, one_device):
+def test_train_step_that_is_not_finite_is_not_saved(folders, tmp_path, one_device):
     # In float32 the loss's sum over tokens is infinite, and so is that of the weights.
     changes = {
         "kept_weight": 3e38,
@@ -287,7 +287,7 @@ def test_a_step_that_is_not_finite_is_not_saved(folders, tmp_path, one_device):
     assert not list((tmp_path / "checkpoints").glob("[0-9]*"))
 
 
-def test_operations_of_a_gradient():
+def test_lora_flops_equal_hand_computed_value():
     config = decoder.DecoderConfig(
         vocab_size=100, d_model=8, num_layers=3, num_heads=2, num_kv_heads=1, head_dim=4, d_ff=16
     )

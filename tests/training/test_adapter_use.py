@@ -53,7 +53,7 @@ def texts(**changes):
     return [response.text for response in backend.generate(requests)]
 
 
-def test_adapter_merged_and_peft_decode_the_same(trained, folders, tmp_path):
+def test_export_adapter_merged_and_peft_decode_the_same(trained, folders, tmp_path):
     pytest.importorskip("peft")
     workdir, base = str(trained[0]), str(folders[0])
     meta = export_adapter(workdir, tmp_path / "peft")
@@ -76,7 +76,7 @@ def test_adapter_merged_and_peft_decode_the_same(trained, folders, tmp_path):
     assert not list(tmp_path.parent.glob("cirag_adapter*"))
 
 
-def test_a_run_knows_which_adapter_it_used(trained, folders, tmp_path):
+def test_identity_contains_hash_of_adapter(trained, folders, tmp_path):
     settings = identity.of_language_model(language_model(adapter=str(trained[0])))
     assert settings["model"] == str(folders[0])
     assert set(settings["adapter_weights"]) == {"checkpoint", "base"}
@@ -86,7 +86,7 @@ def test_a_run_knows_which_adapter_it_used(trained, folders, tmp_path):
         backends.model_name(language_model(adapter=str(tmp_path)))
 
 
-def test_a_student_of_other_prompts_is_refused(trained):
+def test_check_adapters_changed_prompts_are_refused(trained):
     config = load_config(
         str(_ROOT / "configs/methods/cirag.py"), [f"--config.integrator.adapter={trained[0]}"]
     )
@@ -102,7 +102,7 @@ def test_a_student_of_other_prompts_is_refused(trained):
             opening.check_prompts("student", {"prompt": prompt})
 
 
-def test_an_adapter_plays_its_own_role_as_it_was_trained(trained, folders, capsys, tmp_path):
+def test_check_adapters_other_role_or_settings_are_refused(trained, folders, capsys, tmp_path):
     workdir = str(trained[0])
 
     def check(role, **changes):
@@ -158,14 +158,14 @@ def test_an_adapter_plays_its_own_role_as_it_was_trained(trained, folders, capsy
         ),
     ],
 )
-def test_commands_refuse_what_is_not_theirs(tmp_path, script, config, message):
+def test_command_wrong_config_or_component_is_refused(tmp_path, script, config, message):
     command = runpy.run_path(str(_ROOT / f"launch/{script}.py"))["main"]
     loaded = load_config(str(_ROOT / f"configs/{config}.py"), ["--config.component=critic"])
     with pytest.raises(UserError, match=message):
         command(loaded, tmp_path)
 
 
-def test_a_workdir_says_what_it_was_trained_on(trained):
+def test_models_of_workdir_lists_training_questions(trained):
     config = load_config(str(_ROOT / "configs/integrator_eval.py"), [])
     config.checkpoint = str(trained[0])
     seen = evaluation.models_of(config, "integrator")["student"].trained_on
@@ -173,7 +173,7 @@ def test_a_workdir_says_what_it_was_trained_on(trained):
     assert seen < {by_hand.trajectory(n).question_id for n in range(12)}
 
 
-def test_the_export_command(trained, tmp_path):
+def test_export_command_writes_peft_folder(trained, tmp_path):
     command = runpy.run_path(str(_ROOT / "launch/export.py"))["main"]
     overrides = [f"--config.checkpoint={trained[0]}"]
     result = command(load_config(str(_ROOT / "configs/export.py"), overrides), tmp_path)
@@ -192,7 +192,7 @@ def test_the_export_command(trained, tmp_path):
         ({"share": 0.3}, r"config\.share=0\.3 needs config\.average_with"),
     ],
 )
-def test_what_cannot_be_exported_is_said_and_nothing_written(trained, tmp_path, changes, message):
+def test_export_command_invalid_config_writes_nothing(trained, tmp_path, changes, message):
     command = runpy.run_path(str(_ROOT / "launch/export.py"))["main"]
     overrides = [f"--config.{name}={value}" for name, value in changes.items()]
     overrides.append(f"--config.checkpoint={trained[0]}")
@@ -209,7 +209,7 @@ def test_what_cannot_be_exported_is_said_and_nothing_written(trained, tmp_path, 
         ("bfloat16", "float32", "float32"),
     ],
 )
-def test_a_merged_model_has_the_precision_of_its_base(trained, tmp_path, base, asked, written):
+def test_export_adapter_merged_has_precision_of_base(trained, tmp_path, base, asked, written):
     """Whatever this machine would compute in."""
     file = pathlib.Path(open_adapter(str(trained[0]))[2]["model"]) / "config.json"
     before = file.read_text()
@@ -223,7 +223,7 @@ def test_a_merged_model_has_the_precision_of_its_base(trained, tmp_path, base, a
     assert json.loads((tmp_path / "whole/config.json").read_text())["dtype"] == written
 
 
-def test_an_exported_adapter_says_what_its_workdir_says(trained, folders, tmp_path):
+def test_export_adapter_keeps_description_of_workdir(trained, folders, tmp_path):
     folder = str(tmp_path / "model")
     told = export_adapter(str(trained[0]), pathlib.Path(folder), dtype="bfloat16")
     found = check_role(folder, "integrator")
@@ -238,7 +238,7 @@ def test_an_exported_adapter_says_what_its_workdir_says(trained, folders, tmp_pa
         check_role(folder, "integrator")
 
 
-def test_an_adapter_is_averaged_with_the_one_it_went_on_from(trained, folders, tmp_path):
+def test_export_adapter_average_with_start(trained, folders, tmp_path):
     state, config, meta = open_adapter(str(trained[0]))
     model = load_decoder(str(folders[0])).config
     zeros = jax.tree.map(np.zeros_like, state)

@@ -74,7 +74,7 @@ def _parameters(workdir):
     return tiny.arrays(open_encoder(str(workdir))[0].state)
 
 
-def test_golden_step(model_and_data):
+def test_train_step_golden_values(model_and_data):
     """Loss and norms after one step on the tiny model.
 
     These numbers may change only with the loss, the batch (sampling, negatives, seeds) or the
@@ -109,7 +109,7 @@ def test_golden_step(model_and_data):
 
 
 @pytest.mark.parametrize("kind", ["bert", "mpnet"])
-def test_training_learns_the_tiny_chains(model_and_data, tmp_path, one_device, kind):
+def test_train_learns_tiny_chains(model_and_data, tmp_path, one_device, kind):
     if kind == "mpnet":
         model_and_data = tiny.model_folder(tmp_path / "model", kind=kind), model_and_data[1]
     config = _config(model_and_data, **{"num_steps": 30, "eval_every": 15, "save_every": 0})
@@ -127,7 +127,7 @@ def test_training_learns_the_tiny_chains(model_and_data, tmp_path, one_device, k
 
 
 @pytest.mark.parametrize(("preset", "batch_size"), [("paper", 8), ("code", 16)])
-def test_the_papers_presets_train(model_and_data, tmp_path, preset, batch_size):
+def test_train_paper_presets(model_and_data, tmp_path, preset, batch_size):
     """Both hyper-parameter sets, bf16 and eight devices included, on the tiny model."""
     changes = {"num_steps": 2, "eval_every": 2, "batch_size": batch_size, "num_negatives": 10}
     config = load_config(
@@ -137,7 +137,7 @@ def test_the_papers_presets_train(model_and_data, tmp_path, preset, batch_size):
     assert result["complete"] and config.best_metric in result
 
 
-def test_the_presets_are_what_paper_and_code_say():
+def test_presets_match_paper_and_code():
     """Spec, section 2, "Aligner training"; what differs between the two is listed whole."""
     paper, code = (
         load_config(str(_ROOT / f"configs/aligner.py:{name}")) for name in ("paper", "code")
@@ -179,7 +179,7 @@ def _get(config, path):
     return config
 
 
-def test_several_folders_train_together_and_resume(model_and_data, tmp_path, one_device):
+def test_train_several_folders_and_resume(model_and_data, tmp_path, one_device):
     """The second folder has other questions, two of which others evaluate on."""
     model, data = model_and_data
     other = tmp_path / "other"
@@ -209,14 +209,14 @@ def test_several_folders_train_together_and_resume(model_and_data, tmp_path, one
         aligner.train_and_evaluate(config, tmp_path / "w2")
 
 
-def test_a_non_finite_value_stops_the_run_and_names_the_step(model_and_data, tmp_path, one_device):
+def test_train_loss_that_is_not_finite_stops_with_step(model_and_data, tmp_path, one_device):
     config = _config(model_and_data, **{"temperature": 1e-40, "eval_every": 0})
     with pytest.raises(UserError, match=r"step 1: .*loss.* is not finite"):
         aligner.train_and_evaluate(config, tmp_path)
     assert not [p for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit()]
 
 
-def test_steps_are_profiled(model_and_data, tmp_path, monkeypatch, one_device):
+def test_train_profile_covers_requested_steps(model_and_data, tmp_path, monkeypatch, one_device):
     """The trace begins before the first of them is sent, and ends when the last has ended."""
     start, stop = jax.profiler.start_trace, jax.profiler.stop_trace
     ended, traced = [], []
@@ -236,13 +236,13 @@ def test_steps_are_profiled(model_and_data, tmp_path, monkeypatch, one_device):
 
 
 @pytest.mark.parametrize("steps", ["10", "1:3", "5:4", "a:b", "2:"])
-def test_steps_that_cannot_be_profiled(tmp_path, steps):
+def test_profile_invalid_steps_are_refused(tmp_path, steps):
     with pytest.raises(UserError, match=r"profile_steps='.*' must be FIRST:LAST with 2 <= FIRST"):
         StepProfile(steps, tmp_path)
 
 
 @pytest.mark.parametrize(("units", "form"), [("triple", "angle"), ("sentence", "tuple")])
-def test_a_ranker_serves_an_aligner_the_text_of_triples_that_it_was_trained_on(
+def test_open_ranker_aligner_scores_triples_as_in_training(
     model_and_data, tmp_path, one_device, units, form
 ):
     changes = {"num_steps": 1, "eval_every": 0, "dev.questions": 0, "data.units": units}
@@ -295,13 +295,13 @@ def test_a_ranker_serves_an_aligner_the_text_of_triples_that_it_was_trained_on(
         ({"optimizer.schedule": "step"}, r"config\.optimizer\.schedule='step' is not one of lin"),
     ],
 )
-def test_what_cannot_be_trained_is_said_before_data_are_read(tmp_path, changes, message):
+def test_train_invalid_config_is_refused_before_data(tmp_path, changes, message):
     config = _config(("nowhere", "nowhere"), **changes)
     with pytest.raises(UserError, match=message):
         aligner.train_and_evaluate(config, tmp_path)
 
 
-def test_a_metric_that_is_not_measured_is_refused_before_training(model_and_data, tmp_path):
+def test_train_unknown_metric_is_refused(model_and_data, tmp_path):
     wanted = r"best_metric=dev/ndcg is not measured; choose one of dev/mrr, dev/recall@1, "
     with pytest.raises(UserError, match=wanted):
         aligner.train_and_evaluate(_config(model_and_data, best_metric="dev/ndcg"), tmp_path)
@@ -314,7 +314,7 @@ def test_a_metric_that_is_not_measured_is_refused_before_training(model_and_data
     )
 
 
-def test_a_finished_head_is_kept_and_another_is_trained_anew(
+def test_train_head_finished_is_kept_changed_is_retrained(
     model_and_data, tmp_path, one_device, monkeypatch
 ):
     fitted, train_head = [], link_head.train_link_head
@@ -345,7 +345,7 @@ def test_a_finished_head_is_kept_and_another_is_trained_anew(
     assert fitted == [1, 1, 1, 1]
 
 
-def test_what_a_head_has_embedded_is_not_embedded_again(
+def test_train_head_embeddings_are_reused(
     model_and_data, tmp_path, one_device, monkeypatch
 ):
     monkeypatch.setenv("CIRAG_JAX_CACHE", str(tmp_path / "cache"))
@@ -375,7 +375,7 @@ def test_what_a_head_has_embedded_is_not_embedded_again(
     assert {*embedded} == {"query"}
 
 
-def test_a_head_learns_from_no_question_of_another_split(
+def test_train_head_ignores_dev_questions_of_other_split(
     model_and_data, tmp_path, one_device, monkeypatch
 ):
     held_out, train_head = [], link_head.train_link_head
@@ -402,7 +402,7 @@ def test_a_head_learns_from_no_question_of_another_split(
 
 
 @pytest.mark.parametrize("index", [0, -1])  # a question that is trained on, and a dev one
-def test_other_data_on_the_same_workdir_are_refused(model_and_data, tmp_path, one_device, index):
+def test_train_same_workdir_other_data_is_refused(model_and_data, tmp_path, one_device, index):
     data, made = tmp_path / "data", tiny.dataset()
     config = _config((model_and_data[0], tiny.dataset_folder(data)), num_steps=1, eval_every=0)
     aligner.train_and_evaluate(config, tmp_path / "w")
@@ -414,7 +414,7 @@ def test_other_data_on_the_same_workdir_are_refused(model_and_data, tmp_path, on
         aligner.train_and_evaluate(config, tmp_path / "w")
 
 
-def test_another_config_on_the_same_workdir_is_refused(
+def test_train_same_workdir_other_config_is_refused(
     model_and_data, tmp_path, one_device, monkeypatch
 ):
     # A killed process left this: it is no step of another run.
@@ -427,7 +427,7 @@ def test_another_config_on_the_same_workdir_is_refused(
         )
 
 
-def test_dev_questions_are_never_trained_on(model_and_data):
+def test_split_questions_train_and_dev_are_disjoint(model_and_data):
     config = _config(model_and_data, **{"dev.split": "null", "dev.questions": 3})
     from cirag_jax.datasets import load
 
@@ -448,7 +448,7 @@ def _train(command, workdir, overrides, **fields):
     return command("train.py", f"--workdir={workdir}", *overrides, **fields)
 
 
-def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(model_and_data, tmp_path, command):
+def test_train_killed_and_resumed_equals_uninterrupted(model_and_data, tmp_path, command):
     overrides = _overrides(model_and_data, save_every=1, **{"model.dropout": 0.1})
     whole = _train(command, tmp_path / "whole", overrides)
     assert whole.returncode == 0, whole.stderr
@@ -469,7 +469,7 @@ def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(model_and_data, tmp
         np.testing.assert_array_equal(a, b)
 
 
-def test_sigterm_saves_and_exits_cleanly_and_the_run_goes_on(model_and_data, tmp_path, command):
+def test_train_sigterm_saves_and_run_resumes(model_and_data, tmp_path, command):
     overrides = _overrides(model_and_data, save_every=0, eval_every=0)
     stopped = _train(command, tmp_path, overrides, hooks=[["signal_at_step", 2, signal.SIGTERM]])
     assert stopped.returncode == 0, stopped.stderr
@@ -479,7 +479,7 @@ def test_sigterm_saves_and_exits_cleanly_and_the_run_goes_on(model_and_data, tmp
     assert resumed["complete"] is True and resumed["step"] == 6
 
 
-def test_a_disk_that_fills_during_a_save_is_said_in_one_sentence(model_and_data, tmp_path, command):
+def test_train_full_disk_is_reported_in_one_sentence(model_and_data, tmp_path, command):
     overrides = _overrides(model_and_data, num_steps=2, eval_every=0, save_every=1)
     # The disk would else be too full for the compiled programs, of which JAX warns.
     assert _train(command, tmp_path / "whole", overrides).returncode == 0
@@ -492,7 +492,7 @@ def test_a_disk_that_fills_during_a_save_is_said_in_one_sentence(model_and_data,
         assert told == wanted + "File too large)"
 
 
-def test_two_processes_give_the_loss_of_one(model_and_data, tmp_path, command):
+def test_train_two_processes_equal_one(model_and_data, tmp_path, command):
     overrides = _overrides(model_and_data, num_steps=2, eval_every=2)
     # The negatives of a device must mean the same with one process: cross-device ones do.
     alone = _train(command, tmp_path / "alone", overrides)

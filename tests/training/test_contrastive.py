@@ -15,7 +15,7 @@ def _case(seed=0, queries=3, candidates=5, width=4):
     )
 
 
-def test_equals_torch_cross_entropy_when_everything_is_visible():
+def test_contrastive_loss_unmasked_equals_torch():
     query, candidate, positive = _case()
     loss, metrics = contrastive_loss(
         query, candidate, positive, jnp.ones((3, 5)), jnp.ones(3), temperature=0.1
@@ -28,7 +28,7 @@ def test_equals_torch_cross_entropy_when_everything_is_visible():
     np.testing.assert_allclose(metrics["accuracy"], accuracy)
 
 
-def test_masked_candidate_has_no_influence_and_no_gradient():
+def test_contrastive_loss_masked_candidate_has_no_gradient():
     query, candidate, positive = _case()
     count = jnp.ones((3, 5)).at[:, 4].set(0)
 
@@ -40,7 +40,7 @@ def test_masked_candidate_has_no_influence_and_no_gradient():
     np.testing.assert_array_equal(jax.grad(loss)(candidate)[4], 0)
 
 
-def test_count_of_two_equals_the_candidate_written_twice():
+def test_contrastive_loss_count_of_two_equals_two_candidates():
     query, candidate, positive = _case()
     count = jnp.ones((3, 5)).at[:, 2].set(2)
     twice = jnp.concatenate([candidate, candidate[2:3]])
@@ -49,7 +49,7 @@ def test_count_of_two_equals_the_candidate_written_twice():
     np.testing.assert_allclose(counted, written, rtol=1e-6)
 
 
-def test_padding_query_changes_neither_value_nor_gradient():
+def test_contrastive_loss_padding_query_has_no_effect():
     query, candidate, positive = _case()
     weight = jnp.asarray([1.0, 1.0, 0.0])
     count = jnp.ones((3, 5)).at[2].set(0)
@@ -64,7 +64,7 @@ def test_padding_query_changes_neither_value_nor_gradient():
     assert np.isfinite(gradient).all()
 
 
-def test_temperature_divides_the_score():
+def test_contrastive_loss_temperature_divides_scores():
     query, candidate, positive = _case()
     ones = jnp.ones((3, 5))
     cold = contrastive_loss(query, candidate, positive, ones, jnp.ones(3), 0.05)[0]

@@ -84,7 +84,7 @@ def alone(model_and_data):
         return _step(model_and_data, sharding.make_mesh(devices=jax.devices()[:1]))
 
 
-def test_loss_and_gradient_are_those_of_torch(alone, tmp_path):
+def test_train_step_equals_torch(alone, tmp_path):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     model, pairs, metrics = alone
@@ -107,14 +107,14 @@ def test_loss_and_gradient_are_those_of_torch(alone, tmp_path):
 
 
 @pytest.mark.parametrize("shape", [(8, 1, 1), (2, 2, 2)])
-def test_a_step_is_the_same_on_a_mesh(model_and_data, alone, shape):
+def test_train_step_on_mesh_equals_one_device(model_and_data, alone, shape):
     *_, wanted = alone
     *_, sharded = _step(model_and_data, sharding.make_mesh(*shape))
     for name in ("loss", "accuracy", "gradient_norm"):
         np.testing.assert_allclose(sharded[name], wanted[name], rtol=1e-5, err_msg=name)
 
 
-def test_a_step_with_rounded_weights_is_that_with_fp32_ones(model_and_data):
+def test_train_step_rounded_weights_equal_fp32_weights(model_and_data):
     """Without ``model.dtype`` each use of a weight rounds it: `_step` gives the model its own."""
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
     _, _, wanted = _step(model_and_data, mesh, dtype="bfloat16")
@@ -122,7 +122,7 @@ def test_a_step_with_rounded_weights_is_that_with_fp32_ones(model_and_data):
     assert rounded == wanted
 
 
-def test_steps_learn_a_batch_by_heart(model_and_data):
+def test_train_step_overfits_a_batch(model_and_data):
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
     _, pairs, metrics = _step(model_and_data, mesh, repeats=150)
     share = np.mean([relevant for _, _, relevant in pairs])
@@ -130,7 +130,7 @@ def test_steps_learn_a_batch_by_heart(model_and_data):
     assert metrics["loss"] < 0.25 and metrics["accuracy"] > 0.85, metrics
 
 
-def test_training_says_what_it_gains(model_and_data, tmp_path, one_device):
+def test_train_result_has_gains_over_bi_encoder(model_and_data, tmp_path, one_device):
     result = cross_encoder.train_and_evaluate(_config(model_and_data, eval_every=0), tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "train/loss" in line] == [1, 2, 3, 4, 5, 6]
@@ -145,7 +145,7 @@ def test_training_says_what_it_gains(model_and_data, tmp_path, one_device):
     json.dumps(result)
 
 
-def test_resumed_equals_uninterrupted_bit_for_bit(
+def test_train_resumed_run_equals_uninterrupted_run(
     model_and_data, tmp_path, one_device, monkeypatch
 ):
     config = _config(model_and_data, **{"model.dropout": 0.1, "eval_every": 3})
@@ -175,7 +175,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(
         )
 
 
-def test_a_workdir_is_opened_exported_and_not_taken_for_an_aligner(
+def test_export_cross_encoder_scores_equal_workdir(
     model_and_data, tmp_path, one_device, command
 ):
     pytest.importorskip("sentence_transformers")
@@ -211,13 +211,13 @@ def test_a_workdir_is_opened_exported_and_not_taken_for_an_aligner(
     )
 
 
-def test_nothing_that_is_trained_on_is_compared(model_and_data, one_device, tmp_path):
+def test_train_comparison_excludes_training_questions(model_and_data, one_device, tmp_path):
     config = _config(model_and_data, num_steps=1, **{"evaluate.split": "train"})
     result = cross_encoder.train_and_evaluate(config, tmp_path)
     assert "passages" not in result and "triples" not in result
 
 
-def test_ranks_are_against_the_scorer_and_figures_per_question():
+def test_reranking_metrics_ties_are_ranked_last():
     problem = reranking.Reranking("q", ("a", "b", "c", "d"), (1, 3))
     assert list(reranking.ranks(problem, np.array([0.5, 0.9, 0.5, 0.5]))) == [1, 4]
     assert list(reranking.ranks(problem, np.zeros(4))) == [3, 4]
@@ -226,7 +226,7 @@ def test_ranks_are_against_the_scorer_and_figures_per_question():
     assert values["recall@1"] == [0.5] and values["recall@2"] == [0.5] and values["recall@3"] == [1]
 
 
-def test_other_data_or_another_encoder_on_the_same_workdir_are_refused(
+def test_train_same_workdir_other_data_or_encoder_is_refused(
     model_and_data, tmp_path, one_device
 ):
     data, made = tmp_path / "data", tiny.dataset()
@@ -272,12 +272,12 @@ def test_other_data_or_another_encoder_on_the_same_workdir_are_refused(
         ({"optimizer.learning_rate": 1e38}, r"step \d+: .* not finite"),
     ],
 )
-def test_what_cannot_be_trained_is_said(model_and_data, tmp_path, one_device, changes, message):
+def test_train_invalid_config_is_refused(model_and_data, tmp_path, one_device, changes, message):
     with pytest.raises(UserError, match=message):
         cross_encoder.train_and_evaluate(_config(model_and_data, **changes), tmp_path)
 
 
-def test_sigterm_saves_and_the_command_goes_on(model_and_data, tmp_path, command):
+def test_train_sigterm_saves_and_run_resumes(model_and_data, tmp_path, command):
     arguments = [
         "--config=configs/cross_encoder.py:quick", f"--workdir={tmp_path}",
         *_overrides(model_and_data, eval_every=0, num_steps=4),

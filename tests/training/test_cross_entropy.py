@@ -42,7 +42,7 @@ CASES = [(False, None), (True, None), (False, 3.0), (True, 3.0)]
 
 @pytest.mark.parametrize("chunk", [1, 12, 1000])
 @pytest.mark.parametrize(("tied", "softcap"), CASES)
-def test_value_and_gradient_equal_the_plain_formula(tied, softcap, chunk):
+def test_cross_entropy_equals_plain_formula(tied, softcap, chunk):
     config, head, hidden_BTD, targets_BT, mask_BT = problem(tied, softcap)
 
     def wanted(hidden_BTD):
@@ -62,7 +62,7 @@ def test_value_and_gradient_equal_the_plain_formula(tied, softcap, chunk):
     np.testing.assert_allclose(gradient, gradient_2, rtol=0, atol=ATOL)
 
 
-def test_weights_count_as_often_as_they_say():
+def test_cross_entropy_weights_scale_sum_and_count():
     config, head, hidden_BTD, targets_BT, mask_BT = problem()
     weights_BT = np.where(mask_BT, 0.25, 0.0).astype(np.float32)
     total, count = ce.cross_entropy(config, head, hidden_BTD, targets_BT, weights_BT)
@@ -71,7 +71,7 @@ def test_weights_count_as_often_as_they_say():
     assert count == 0.25 * count_2
 
 
-def test_what_the_mask_leaves_out_changes_nothing():
+def test_cross_entropy_masked_tokens_have_no_effect():
     config, head, hidden_BTD, targets_BT, mask_BT = problem()
     spoilt_BTD = np.where(mask_BT[..., None], hidden_BTD, np.nan)
     spoilt_BT = np.where(mask_BT, targets_BT, -100)
@@ -88,7 +88,7 @@ def test_what_the_mask_leaves_out_changes_nothing():
     assert nothing == (0.0, 0.0)
 
 
-def test_the_head_gets_no_gradient():
+def test_cross_entropy_output_layer_has_no_gradient():
     config, head, hidden_BTD, targets_BT, mask_BT = problem()
     gradient = jax.grad(
         lambda head: ce.cross_entropy(config, head, hidden_BTD, targets_BT, mask_BT)[0]
@@ -96,7 +96,7 @@ def test_the_head_gets_no_gradient():
     assert not gradient["lm_head"].any()
 
 
-def test_no_logits_of_the_whole_sequence():
+def test_cross_entropy_never_holds_all_logits():
     config = decoder.DecoderConfig(4096, 16, 1, 2, 2, 8, 16)
     rows, length, chunk = 2, 512, 64
     shapes = (
@@ -121,7 +121,7 @@ def test_no_logits_of_the_whole_sequence():
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_sharded_vocabulary(tied):
+def test_cross_entropy_sharded_vocabulary_equals_unsharded(tied):
     config, head, hidden_BTD, targets_BT, mask_BT = problem(tied)
     hidden_BTD, targets_BT, mask_BT = (
         np.concatenate([x, x[:1]]) for x in (hidden_BTD, targets_BT, mask_BT)

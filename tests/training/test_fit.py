@@ -130,7 +130,7 @@ def run(log, tmp_path, monkeypatch):
     return start
 
 
-def test_fit_sends_a_step_before_it_waits_for_the_previous(run, log):
+def test_fit_sends_next_step_before_waiting(run, log):
     run(3)
     sent_and_finished = [event for event in log if event.split()[0] in ("send", "finish")]
     assert sent_and_finished == [
@@ -138,7 +138,7 @@ def test_fit_sends_a_step_before_it_waits_for_the_previous(run, log):
     ]  # fmt: skip
 
 
-def test_fit_evaluates_after_waiting_and_saves_after_evaluating(run, log):
+def test_fit_waits_then_evaluates_then_saves(run, log):
     result, checkpoints = run(5, eval_every=2)
     assert log == [
         "evaluate",
@@ -154,7 +154,7 @@ def test_fit_evaluates_after_waiting_and_saves_after_evaluating(run, log):
     assert result.best == {"best_step": 5, "dev/mrr": 15.0}
 
 
-def test_fit_writes_every_step_and_evaluation_once(run, tmp_path):
+def test_fit_metrics_file_has_each_step_and_evaluation_once(run, tmp_path):
     run(3, eval_every=2)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], "dev/mrr" in line) for line in lines] == [
@@ -163,45 +163,45 @@ def test_fit_writes_every_step_and_evaluation_once(run, tmp_path):
     assert lines[1]["train/loss"] == 1.0 and lines[1]["train/padding"] == 0.25
 
 
-def test_fit_save_every_saves_between_evaluations_without_metrics(run):
+def test_fit_save_every_saves_without_metrics(run):
     _, checkpoints = run(5, eval_every=4, save_every=3)
     saved = {step: metrics is not None for step, (*_, metrics) in checkpoints.saved.items()}
     assert saved == {3: False, 4: True, 5: True}
 
 
-def test_fit_without_dev_examples_saves_the_last_step_and_ranks_none(run):
+def test_fit_without_dev_examples_saves_last_step(run):
     result, checkpoints = run(2, has_dev=False)
     assert list(checkpoints.saved) == [2] and checkpoints.saved[2][2] is None
     assert result.best == {"best_step": None}
 
 
 @pytest.mark.parametrize("settings", [{"save_every": 1}, {"eval_every": 3}, {"stop_at": 3}])
-def test_fit_never_saves_a_state_that_is_not_finite(run, log, settings):
+def test_fit_state_that_is_not_finite_is_not_saved(run, log, settings):
     with pytest.raises(UserError, match=r"step 3: loss is not finite.* Lower the rate"):
         run(6, bad=3, **settings)
     assert "send 3" in log and "save 3" not in log
     assert "send 4" not in log
 
 
-def test_fit_stop_between_evaluations_saves_that_step_and_leaves(run, log):
+def test_fit_stop_between_evaluations_saves_the_step(run, log):
     result, checkpoints = run(6, eval_every=4, stop_at=3)
     assert (result.complete, result.step) == (False, 3)
     assert checkpoints.saved == {3: (6.0, {"step": 3}, None)}
     assert log[-4:] == ["ask 3", "finish 3", "save 3", "wait"]
 
 
-def test_fit_stop_at_an_evaluation_saves_its_metrics(run):
+def test_fit_stop_at_evaluation_saves_metrics(run):
     result, checkpoints = run(6, eval_every=2, stop_at=2)
     assert (result.complete, result.step) == (False, 2)
     assert checkpoints.saved[2][2] == {"dev/mrr": 3.0}
 
 
-def test_fit_stop_after_the_last_step_is_complete(run):
+def test_fit_stop_after_last_step_is_complete(run):
     result, _ = run(3, stop_at=3)
     assert (result.complete, result.step) == (True, 3)
 
 
-def test_fit_resume_begins_at_the_next_step(run, log):
+def test_fit_resumes_with_next_step(run, log):
     _, checkpoints = run(6, stop_at=3)
     log.clear()
     result, checkpoints = run(6, restored={3: checkpoints.saved[3][0]}, eval_every=6)
@@ -210,13 +210,13 @@ def test_fit_resume_begins_at_the_next_step(run, log):
     assert result.step == 6
 
 
-def test_fit_finished_run_trains_and_saves_nothing(run, log):
+def test_fit_finished_run_does_nothing(run, log):
     result, checkpoints = run(4, restored={4: 10.0}, eval_every=2)
     assert log == ["wait"] and not checkpoints.saved
     assert (result.complete, result.step) == (True, 4)
 
 
-def test_batch_iterator_state_is_the_step_of_the_last_batch():
+def test_batch_iterator_state_is_last_step():
     batches = BatchIterator(lambda step: 10 * step)
     assert batches.get_state() == {"step": 0} and next(batches) == 10
     batches.set_state({"step": 2})

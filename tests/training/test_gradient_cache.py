@@ -113,7 +113,7 @@ def _sizes():
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_chunks_give_the_full_batch_value_and_gradient(share):
+def test_gradient_cache_equals_full_batch(share):
     """Whether all of them are kept, none, or as many as a share of their bytes allows."""
     sizes = _sizes()
     loss, gradient, kept = _step(_batch(), keep_bytes=share * sum(sizes))
@@ -128,7 +128,7 @@ def test_chunks_give_the_full_batch_value_and_gradient(share):
 
 @pytest.mark.parametrize("scanned", [False, True])
 @pytest.mark.parametrize("devices", [1, 2])
-def test_a_chunk_that_is_kept_holds_no_parameters(scanned, devices):
+def test_embed_and_keep_stores_no_parameters(scanned, devices):
     """Each would be a copy of them, as large as E5-large's 1.2 GB."""
     config = dataclasses.replace(CONFIG, num_layers=2, d_ff=1000, scan_layers=scanned)
     mesh = sharding.make_mesh(devices, devices=jax.devices()[:devices])
@@ -145,7 +145,7 @@ def test_a_chunk_that_is_kept_holds_no_parameters(scanned, devices):
 
 
 @pytest.mark.parametrize(("scanned", "keep_bytes"), [(False, 0.0), (True, math.inf)])
-def test_weights_are_rounded_once_a_step_and_gradients_are_not(scanned, keep_bytes):
+def test_gradient_cache_rounds_weights_once_per_step(scanned, keep_bytes):
     """Each use would else round them again, in both passes of every chunk."""
     config = dataclasses.replace(
         CONFIG, num_layers=2, d_ff=40, dtype="bfloat16", scan_layers=scanned
@@ -184,7 +184,7 @@ def test_weights_are_rounded_once_a_step_and_gradients_are_not(scanned, keep_byt
         np.testing.assert_array_equal(x, y)
 
 
-def test_the_second_forward_pass_replays_dropout():
+def test_gradient_cache_second_forward_repeats_dropout():
     graphdef, params = nnx.split(
         Encoder(
             EncoderConfig(**{**CONFIG.__dict__, "hidden_dropout": 0.3, "attention_dropout": 0.3}),
@@ -203,7 +203,7 @@ def test_the_second_forward_pass_replays_dropout():
     assert abs(float(without) - float(loss)) > 1e-3
 
 
-def test_official_accumulation_is_the_mean_over_micro_batches():
+def test_official_accumulation_equals_mean_of_micro_batches():
     graphdef, params = _model()
     whole = _batch(micro_batches=2)
     loss, _ = _full_batch(graphdef, params, whole)
@@ -219,7 +219,7 @@ def test_official_accumulation_is_the_mean_over_micro_batches():
 
 @pytest.mark.parametrize("shape", [(4, 1, 1), (8, 1, 1), (4, 2, 1), (2, 2, 2)])
 @pytest.mark.parametrize("negatives", ["cross_device", "in_batch"])
-def test_sharded_equals_unsharded(shape, negatives):
+def test_gradient_cache_sharded_equals_unsharded(shape, negatives):
     """Hard negatives on 4 and 8 devices: where sentence-transformers once mislaid its labels."""
     graphdef, params = _model()
     data, fsdp, tensor = shape
@@ -240,7 +240,7 @@ def test_sharded_equals_unsharded(shape, negatives):
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (4, 2, 1)])
-def test_a_bucket_compiles_once(shape):
+def test_gradient_cache_bucket_compiles_once(shape):
     graphdef, params = _model()
     mesh = sharding.make_mesh(*shape, devices=jax.devices()[: int(np.prod(shape))])
     params = sharding.shard_state(params, mesh)  # As in training.

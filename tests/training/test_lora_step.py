@@ -127,7 +127,7 @@ def run(runs):
     return runs[1, 1, 1].again()
 
 
-def test_one_step_equals_peft_and_torch(run):
+def test_train_step_equals_peft_and_torch(run):
     model = run.peft()
     wanted = torch_step(model, [batch()])
     metrics = run(batch())
@@ -135,7 +135,7 @@ def test_one_step_equals_peft_and_torch(run):
     assert_close(run.adapter(), tiny_adapter.stacked(model, LORA.names, 2), ATOL)
 
 
-def test_micro_batches_of_unequal_tokens_equal_the_whole(run):
+def test_train_step_unequal_micro_batches_equal_whole_batch(run):
     pieces = [batch(4, 11, 0, 0.9), batch(2, 7, 1, 0.2), batch(4, 11, 2, 0.5)]
     counts = [int(piece.mask_BT.sum()) for piece in pieces]
     assert len(set(counts)) == 3
@@ -146,7 +146,7 @@ def test_micro_batches_of_unequal_tokens_equal_the_whole(run):
     assert_close(run.adapter(), tiny_adapter.stacked(model, LORA.names, 2), ATOL)
 
 
-def test_base_is_neither_changed_nor_donated_and_state_is(run):
+def test_train_step_donates_state_but_not_base(run):
     before = jax.tree.map(np.array, run.params)
     first = run.state
     run(batch())
@@ -156,7 +156,7 @@ def test_base_is_neither_changed_nor_donated_and_state_is(run):
     assert all(leaf.is_deleted() for leaf in donated)
 
 
-def test_optimiser_state_is_of_the_adapter_alone(run):
+def test_optimizer_state_covers_only_the_adapter(run):
     trained = sum(leaf.size for leaf in jax.tree.leaves(run.state.params))
     moments = sum(leaf.size for leaf in jax.tree.leaves(run.state.opt_state))
     assert 2 * trained <= moments <= 2 * trained + 4  # and counters
@@ -164,7 +164,7 @@ def test_optimiser_state_is_of_the_adapter_alone(run):
 
 
 @pytest.mark.parametrize("sizes", MESHES[1:])
-def test_sharded_equals_unsharded_and_compiles_once(runs, sizes):
+def test_train_step_sharded_equals_unsharded(runs, sizes):
     plain, sharded = runs[1, 1, 1].again(), runs[sizes].again()
     for seed in range(3):
         batches = batch(seed=seed), batch(seed=seed + 10)
@@ -178,7 +178,7 @@ def test_sharded_equals_unsharded_and_compiles_once(runs, sizes):
     assert pair["b"].get_value().addressable_shards[0].data.shape == (2, 4, 32)
 
 
-def test_dropout_follows_step_and_micro_batch_and_evaluation_has_none(tmp_path):
+def test_dropout_depends_on_step_and_micro_batch(tmp_path):
     config = LoraConfig(rank=4, alpha=6.0, dropout=0.5)
     run = Run(tmp_path / "base", config)
     b = lora_step.place_batch(batch(), run.mesh)
@@ -202,7 +202,7 @@ def test_dropout_follows_step_and_micro_batch_and_evaluation_has_none(tmp_path):
     assert values[0] / plain["tokens"] == pytest.approx(plain["loss"], rel=1e-6)
 
 
-def test_an_adapter_that_is_rounded_once_a_step_trains_as_before(monkeypatch):
+def test_train_step_rounding_adapter_once_changes_nothing(monkeypatch):
     config = decoder.DecoderConfig(
         320, 32, 2, 4, 2, 8, 48, dtype="bfloat16", param_dtype="bfloat16", remat="projections"
     )
@@ -234,7 +234,7 @@ def test_an_adapter_that_is_rounded_once_a_step_trains_as_before(monkeypatch):
     assert_close(found, wanted, 0)
 
 
-def test_without_counting_tokens_only_decay_moves_the_adapter(run):
+def test_train_step_without_targets_only_decays(run):
     before = run.adapter()
     metrics = run(batch(share=0.0))
     assert metrics["loss"] == metrics["tokens"] == metrics["gradient_norm"] == 0.0
@@ -242,12 +242,12 @@ def test_without_counting_tokens_only_decay_moves_the_adapter(run):
     assert_close(run.adapter(), shrunk, 2e-7)
 
 
-def test_no_micro_batch(run):
+def test_train_step_without_micro_batch_raises(run):
     with pytest.raises(ValueError, match="at least one"):
         run()
 
 
-def test_a_gradient_that_was_added_is_let_go_before_the_next():
+def test_train_step_frees_added_gradient_before_next():
     """While a micro-batch is computed, only the sum of those before it lies in memory."""
 
     class Array:

@@ -68,7 +68,7 @@ def scalars(folder):
     return found
 
 
-def test_lines_and_events(tmp_path, clock, stream):
+def test_writer_writes_lines_and_events(tmp_path, clock, stream):
     with MetricWriter(tmp_path, 2) as writer:
         clock.now += 1.5
         writer.write(1, {"loss": jnp.float32(0.5)})
@@ -83,7 +83,7 @@ def test_lines_and_events(tmp_path, clock, stream):
     assert scalars(tmp_path) == [("loss", 1, 0.5), ("loss", 2, 0.25)]
 
 
-def test_resume_leaves_no_trace_of_the_interruption(tmp_path, clock, stream):
+def test_writer_resumed_file_equals_uninterrupted(tmp_path, clock, stream):
     with MetricWriter(tmp_path, 6) as writer:
         for step in range(1, 5):
             clock.now += 1
@@ -99,14 +99,14 @@ def test_resume_leaves_no_trace_of_the_interruption(tmp_path, clock, stream):
     assert lines(tmp_path) == expected
 
 
-def test_new_run_starts_a_new_file(tmp_path, stream):
+def test_writer_new_run_replaces_file(tmp_path, stream):
     (tmp_path / "metrics.jsonl").write_text('{"step": 5, "seconds": 9.0}\n')
     with MetricWriter(tmp_path, 6):
         pass
     assert lines(tmp_path) == []
 
 
-def test_the_time_left_follows_the_last_steps(tmp_path, clock, stream, monkeypatch):
+def test_writer_remaining_time_uses_recent_steps(tmp_path, clock, stream, monkeypatch):
     """Neither what came before the first step nor steps of long ago count."""
     monkeypatch.setattr(metrics, "_LINE_SECONDS", 0)
     with MetricWriter(tmp_path, 200) as writer:
@@ -120,7 +120,7 @@ def test_the_time_left_follows_the_last_steps(tmp_path, clock, stream, monkeypat
     assert shown[-1] == "step 100/200, 4.0 s/step, 06:40 left"
 
 
-def test_evaluations_are_no_steps_and_those_to_come_count(tmp_path, clock, stream, monkeypatch):
+def test_writer_remaining_time_includes_future_evaluations(tmp_path, clock, stream, monkeypatch):
     monkeypatch.setattr(metrics, "_LINE_SECONDS", 0)
 
     def evaluation(seconds):
@@ -152,7 +152,7 @@ def test_evaluations_are_no_steps_and_those_to_come_count(tmp_path, clock, strea
     assert [line["step"] for line in lines(tmp_path)] == [0, 4, 10]  # an empty one leaves no line
 
 
-def test_the_bar_shows_our_own_time_left(tmp_path, clock, stderr):
+def test_writer_bar_shows_own_remaining_time(tmp_path, clock, stderr):
     stream = stderr(Terminal())
     with MetricWriter(tmp_path, 10, evaluate_every=5) as writer:
         for step in range(1, 6):
@@ -164,7 +164,7 @@ def test_the_bar_shows_our_own_time_left(tmp_path, clock, stderr):
     assert ", loss 0.5000, 2.0 s/step, 01:08 left]" in stream.getvalue()  # 4 steps, 1 evaluation
 
 
-def test_a_run_that_never_saved_begins_its_file_anew(tmp_path, stream):
+def test_writer_run_without_checkpoint_restarts_file(tmp_path, stream):
     for name in ("events.1", "events.2"):  # those of one second would share a file
         with MetricWriter(tmp_path, 2) as writer:
             writer.write(0, {"loss": 2.0})
@@ -174,7 +174,7 @@ def test_a_run_that_never_saved_begins_its_file_anew(tmp_path, stream):
     assert scalars(tmp_path) == [("loss", 0, 2.0)]
 
 
-def test_lines_where_there_is_no_terminal(tmp_path, clock, stream):
+def test_writer_without_terminal_prints_lines(tmp_path, clock, stream):
     with MetricWriter(tmp_path, 100, 10) as writer:
         for step in range(11, 101):
             clock.now += 1
@@ -196,7 +196,7 @@ class Loss:
         return 0.5
 
 
-def test_loss_is_fetched_only_when_shown(tmp_path, clock, stderr):
+def test_writer_fetches_loss_only_to_show_it(tmp_path, clock, stderr):
     for stream in (io.StringIO(), Terminal()):
         loss = Loss()
         stderr(stream)
@@ -207,7 +207,7 @@ def test_loss_is_fetched_only_when_shown(tmp_path, clock, stderr):
         assert loss.fetched == 0
 
 
-def test_bar_on_a_terminal_is_closed_by_an_error(tmp_path, clock, stderr):
+def test_writer_error_closes_bar(tmp_path, clock, stderr):
     stream = stderr(Terminal())
     with pytest.raises(RuntimeError), MetricWriter(tmp_path, 10) as writer:
         clock.now += 5
@@ -219,7 +219,7 @@ def test_bar_on_a_terminal_is_closed_by_an_error(tmp_path, clock, stderr):
     writer.close()
 
 
-def test_other_processes_write_nothing(tmp_path, stream):
+def test_writer_disabled_writes_nothing(tmp_path, stream):
     with MetricWriter(tmp_path, 2, enabled=False) as writer:
         writer.write(1, {"loss": 0.5})
         writer.progress(2, 0.5)
@@ -228,7 +228,7 @@ def test_other_processes_write_nothing(tmp_path, stream):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_step_lasts_from_the_end_of_the_one_before(clock):
+def test_step_clock_measures_from_end_of_previous_step(clock):
     steps = StepClock()
     for now, sent, seconds in (
         (10.0, 4.0, 6.0),  # the first: from when it was sent
@@ -239,7 +239,7 @@ def test_a_step_lasts_from_the_end_of_the_one_before(clock):
         assert steps.seconds(sent) == seconds
 
 
-def test_metrics_that_are_not_finite_are_refused():
+def test_fetch_metric_that_is_not_finite_raises():
     assert fetch(3, {"loss": np.float32(1.5)}, "Hm") == {"loss": 1.5}
     with pytest.raises(UserError, match=r"step 3: loss, norm is not finite.*Lower the rate"):
         fetch(3, {"loss": np.nan, "x": 1.0, "norm": np.inf}, "Lower the rate")

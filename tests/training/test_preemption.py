@@ -12,7 +12,7 @@ from cirag_jax.training.preemption import PreemptionGuard
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_stops_after_the_step(number):
+def test_guard_signal_stops_after_step(number):
     with PreemptionGuard() as guard:
         assert not guard.should_stop(1)
         os.kill(os.getpid(), number)
@@ -20,21 +20,21 @@ def test_signal_stops_after_the_step(number):
         assert guard.signal_name == number.name
 
 
-def test_second_sigint_interrupts():
+def test_guard_second_sigint_interrupts():
     with PreemptionGuard() as guard, pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
         assert guard.should_stop(1)
         signal.raise_signal(signal.SIGINT)
 
 
-def test_second_sigterm_does_not():
+def test_guard_second_sigterm_does_not_interrupt():
     with PreemptionGuard() as guard:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
         assert guard.should_stop(1)
 
 
-def test_former_handlers_come_back_after_an_error():
+def test_guard_restores_handlers_after_error():
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     with pytest.raises(RuntimeError), PreemptionGuard():
         assert signal.getsignal(signal.SIGTERM) != before[0]
@@ -42,7 +42,7 @@ def test_former_handlers_come_back_after_an_error():
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
-def test_outside_the_main_thread_only_requests_count():
+def test_guard_outside_main_thread_ignores_signals():
     stopped = []
 
     def work():
@@ -58,7 +58,7 @@ def test_outside_the_main_thread_only_requests_count():
 
 
 @pytest.mark.parametrize(("minutes", "stops"), [(0, False), (1, True), (1000, False)])
-def test_time_is_up(minutes, stops):
+def test_guard_time_limit_stops(minutes, stops):
     with PreemptionGuard(time.monotonic() - 120, minutes) as guard:
         assert guard.should_stop(1) is stops
 
@@ -86,7 +86,7 @@ with PreemptionGuard(start, 0 if by_signal else 1) as guard:
 
 
 @pytest.mark.parametrize("why", ["signal", "time"])
-def test_every_process_stops_after_the_same_step(repository, why):
+def test_guard_processes_stop_after_same_step(repository, why):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"

@@ -50,7 +50,7 @@ def _training_chains(config, workdir):
     return aligner.training_chains(sets, config, workdir)
 
 
-def test_prefix_pools_are_the_sentences_of_the_passages_nearest_to_question_and_prefix(
+def test_prefix_pools_have_sentences_of_nearest_passages(
     model_and_data, tmp_path
 ):
     config = _config(model_and_data)
@@ -71,7 +71,7 @@ def test_prefix_pools_are_the_sentences_of_the_passages_nearest_to_question_and_
     assert any(len(set(pools)) > 1 for pools in prefix_pools)
 
 
-def test_prefix_pools_leave_out_a_passage_that_repeats_a_gold_sentence(model_and_data, tmp_path):
+def test_prefix_pools_exclude_passages_with_gold_sentences(model_and_data, tmp_path):
     """In overlapping chunks a fact may stand in several passages."""
     config = _config(model_and_data)
     dataset = load.load_dataset(config.data)
@@ -93,7 +93,7 @@ def test_prefix_pools_leave_out_a_passage_that_repeats_a_gold_sentence(model_and
     assert found(dataclasses.replace(dataset, questions=(question,))) == before - {repeats}
 
 
-def test_prefix_pools_without_a_negative_fall_back_to_the_own_pool(model_and_data, tmp_path):
+def test_prefix_pools_without_negative_use_own_pool(model_and_data, tmp_path):
     config = _config(model_and_data, **{"data.units": "triple"})
     dataset = load.load_dataset(config.data)
     chains, own = pools_lib.chains_and_pools(dataset, dataset.questions, "triple")
@@ -104,7 +104,7 @@ def test_prefix_pools_without_a_negative_fall_back_to_the_own_pool(model_and_dat
         assert set(pools) == {pool}
 
 
-def test_prefix_pools_of_an_earlier_call_are_read_from_the_workdir(
+def test_prefix_pools_are_read_from_workdir(
     model_and_data, tmp_path, monkeypatch
 ):
     config = _config(model_and_data)
@@ -123,7 +123,7 @@ def test_prefix_pools_of_an_earlier_call_are_read_from_the_workdir(
 
 
 @pytest.mark.parametrize("preset", ["", ":paper"])
-def test_training_on_retrieved_negatives_ends_and_resumes(
+def test_train_retrieved_negatives_resumes(
     model_and_data, tmp_path, one_device, preset
 ):
     values = _values(model_and_data, **{"model.dtype": "float32", "temperature": 0.05})
@@ -147,7 +147,7 @@ def test_training_on_retrieved_negatives_ends_and_resumes(
         ({"batch_size": 400}, r"config\.batch_size needs 100 questions with a chain per batch"),
     ],
 )
-def test_settings_that_cannot_be_used_are_refused_before_anything_is_retrieved(
+def test_train_invalid_settings_are_refused_before_retrieval(
     model_and_data, tmp_path, one_device, monkeypatch, changes, message
 ):
     monkeypatch.setattr(retrieved, "prefix_pools", None)
@@ -155,7 +155,7 @@ def test_settings_that_cannot_be_used_are_refused_before_anything_is_retrieved(
         aligner.train_and_evaluate(_config(model_and_data, **changes), tmp_path)
 
 
-def test_the_first_of_several_processes_retrieves_for_all(model_and_data, tmp_path, command):
+def test_train_first_process_retrieves_for_all(model_and_data, tmp_path, command):
     settings = _values(model_and_data)
     arguments = ["--config=configs/aligner.py", *(f"--config.{k}={v}" for k, v in settings.items())]
 

@@ -15,7 +15,7 @@ def made():
     return dataset, comparisons.recombine(dataset, dataset.questions, 200, seed=0)
 
 
-def test_dates_are_compared_right(made):
+def test_recombine_dates_have_correct_answers(made):
     _, questions = made
     checked = 0
     for question in questions:
@@ -32,7 +32,7 @@ def test_dates_are_compared_right(made):
     assert checked > 80
 
 
-def test_countries_are_compared_right_and_both_answers_occur(made):
+def test_recombine_countries_have_correct_balanced_answers(made):
     _, questions = made
     answers = []
     for question in questions:
@@ -43,7 +43,7 @@ def test_countries_are_compared_right_and_both_answers_occur(made):
     assert 0.35 < sum(answers) / len(answers) < 0.65
 
 
-def test_evidence_is_stated_and_sources_are_told(made):
+def test_recombine_evidence_is_from_two_sources(made):
     dataset, questions = made
     by_id = {question.id: question for question in dataset.questions}
     for question in questions:
@@ -57,7 +57,7 @@ def test_evidence_is_stated_and_sources_are_told(made):
     assert comparisons.sources("2hop__1+2") == ("2hop__1+2",)  # not one of ours
 
 
-def test_adjectives_are_countries_and_unclear_dates_are_left_out():
+def test_recombine_adjectives_match_and_unclear_dates_are_dropped():
     def person(index, value, relation="country of citizenship"):
         return Question(
             f"q{index}", "?", (value,), split="train", supporting=(f"p{index}",),
@@ -81,7 +81,7 @@ def test_adjectives_are_countries_and_unclear_dates_are_left_out():
     assert compared(["1950", "12 May 1950"] * 4, "date of birth") == []
 
 
-def test_questions_without_annotations_give_nothing(made):
+def test_recombine_without_annotations_is_empty(made):
     dataset, _ = made
     bare = [dataclasses.replace(q, evidences=None) for q in dataset.questions[:50]]
     assert comparisons.recombine(dataset, bare, 10, seed=0) == []
@@ -136,6 +136,6 @@ def test_questions_without_annotations_give_nothing(made):
         ),
     ],
 )  # fmt: skip
-def test_a_comparison_is_concluded(facts, answer, concluded):
+def test_conclusion_of_comparison(facts, answer, concluded):
     question = Question("q", "?", (answer,), evidences=tuple(facts))
     assert comparisons.conclusion(question) == concluded

@@ -26,7 +26,7 @@ def sources(examples):
     return [example.source for example in examples]
 
 
-def test_held_out_questions_are_nobodys_training(folders, tmp_path):
+def test_load_data_train_and_dev_are_disjoint(folders, tmp_path):
     base, _ = folders
     one = [by_hand.trajectory(number, 2) for number in range(10)]
     two = [dataclasses.replace(t, teacher="llm") for t in one[:6]]
@@ -47,7 +47,7 @@ def test_held_out_questions_are_nobodys_training(folders, tmp_path):
         load(config_of((base, tmp_path / "b"), dev=tmp_path / "a", num_dev=0))
 
 
-def test_what_is_dropped_and_cut_is_counted(folders, tmp_path):
+def test_load_data_counts_dropped_and_cut_examples(folders, tmp_path):
     made = [by_hand.trajectory(number) for number in range(4)]
     made[0] = dataclasses.replace(made[0], parse_errors={"no_facts": 1})
     made[1] = dataclasses.replace(made[1], solved=None)
@@ -66,7 +66,7 @@ def test_what_is_dropped_and_cut_is_counted(folders, tmp_path):
         load(config, 40)
 
 
-def test_how_conversations_are_rendered(folders, tmp_path):
+def test_load_data_rendering_follows_config_and_sidecar(folders, tmp_path):
     base, _ = folders
     made = [by_hand.trajectory(number) for number in range(3)]
     paper = write(tmp_path / "paper", made, prompt_format="paper", few_shot=True)
@@ -93,7 +93,7 @@ def test_how_conversations_are_rendered(folders, tmp_path):
     }
 
 
-def test_the_units_are_those_of_the_trajectories(folders, tmp_path):
+def test_load_data_units_follow_trajectories(folders, tmp_path):
     base, triples = folders
     made = [by_hand.of_sentences(by_hand.trajectory(number)) for number in range(3)]
     folder = write(tmp_path / "s", made, prompt_format="compact")  # the steps tell the units
@@ -109,7 +109,7 @@ def test_the_units_are_those_of_the_trajectories(folders, tmp_path):
         load(config_of((base, folder), query_folders="demo"))
 
 
-def test_an_extractor_learns_from_references(folders, tmp_path):
+def test_load_data_extractor_uses_references(folders, tmp_path):
     data_folder = pathlib.Path(tiny.dataset_folder(tmp_path))
     changes = {"data.dir": data_folder, "data.fold": "null", "dev": "null"}
     config = config_of(
@@ -133,7 +133,7 @@ def test_an_extractor_learns_from_references(folders, tmp_path):
         load(config)
 
 
-def test_held_out_questions_that_are_trained_on_are_said(folders, tmp_path, capsys):
+def test_load_data_evaluation_questions_cause_warning(folders, tmp_path, capsys):
     made = [by_hand.trajectory(number) for number in range(3)]
     paths = write(tmp_path / "a", made, held_out={"fold=test": 3})
     load(config_of((folders[0], paths), dev_fraction=0.0))

@@ -62,7 +62,7 @@ def answers(tokenizer, examples):
 
 
 @pytest.mark.parametrize("name", ["tokenizer", "smollm2"])
-def test_prompts_are_those_of_inference(name, request):
+def test_passage_examples_prompts_match_inference(name, request):
     """`extract`, answered with what is supervised, asks with the very tokens of the examples."""
     tokenizer = request.getfixturevalue(name)
     examples, reasons = make(tokenizer)
@@ -87,14 +87,14 @@ def test_prompts_are_those_of_inference(name, request):
     )
 
 
-def test_entities_come_as_they_are_mentioned():
+def test_in_order_of_mention():
     names = ("zebra", "Osk", "tarn", "absent", "Ule", "also absent")
     assert in_order_of_mention(names, PASSAGE) == (
         "Ule", "tarn", "Osk", "zebra", "absent", "also absent"
     )  # fmt: skip
 
 
-def test_what_the_parser_would_not_read_is_left_out_and_counted(tokenizer):
+def test_passage_examples_unparsable_items_are_counted(tokenizer):
     long = "x" * 401
     triples = (
         Triple("Ule", "feeds", long, "p1", 0),
@@ -110,7 +110,7 @@ def test_what_the_parser_would_not_read_is_left_out_and_counted(tokenizer):
     assert make(tokenizer, nothing) == ([], {"dropped_triples": 1, "dropped_empty": 1})
 
 
-def test_too_long_an_example_is_dropped_whole(tokenizer):
+def test_passage_examples_too_long_is_dropped(tokenizer):
     examples, _ = make(tokenizer)
     shorter, longer = sorted(examples, key=lambda example: len(example.tokens_T))
     kept, reasons = make(tokenizer, max_length=len(longer.tokens_T))
@@ -124,7 +124,7 @@ def test_too_long_an_example_is_dropped_whole(tokenizer):
     assert len(many) == 2 and reasons == {"dropped_too_long": 2}
 
 
-def test_the_real_passages(smollm2, shared_data):
+def test_extraction_examples_musique_folds_are_disjoint(smollm2, shared_data):
     """No passage of one fold is another's, and every reference is read back by the parser."""
     data = common.data(split="")
     data.dir = str(shared_data / "musique")

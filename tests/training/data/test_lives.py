@@ -3,7 +3,7 @@
 from cirag_jax.training.data import lives
 
 
-def test_every_fact_stands_in_its_sentence():
+def test_lives_sentences_state_their_facts():
     dataset = lives.build(300, seed=3)
     assert len(dataset.questions) == 300 and {q.split for q in dataset.questions} == {"train"}
     for question in dataset.questions:
@@ -17,19 +17,19 @@ def test_every_fact_stands_in_its_sentence():
         assert question.evidences[0][2] == question.evidences[1][0]
 
 
-def test_names_are_unique_and_passages_filled():
+def test_lives_titles_are_unique_and_slots_filled():
     passages = list(lives.build(300, seed=3).corpus.values())
     assert len({p.title for p in passages}) == len(passages)
     assert not any("{" in p.text or "}" in p.text for p in passages)
     assert all(p.text == " ".join(p.sentences or ()) for p in passages)
 
 
-def test_the_seed_decides():
+def test_lives_depend_on_seed():
     assert lives.build(30, seed=1).questions == lives.build.__wrapped__(30, seed=1).questions
     assert lives.build(30, seed=1).questions != lives.build(30, seed=2).questions
 
 
-def test_kin_is_named_for_the_two_steps_to_it():
+def test_lives_kin_matches_two_relations():
     steps = {
         "paternal grandmother": ("father", "mother"),
         "maternal grandfather": ("mother", "father"),
@@ -46,7 +46,7 @@ def test_kin_is_named_for_the_two_steps_to_it():
             assert (first[1], second[1]) == relations and first[0] in question.question
 
 
-def test_nobody_is_asked_about_by_name():
+def test_lives_questions_do_not_name_the_answer():
     """The way does not lead back to the passage where it begins."""
     for question in lives.build(300, seed=3).questions:
         assert question.answers[0] not in question.question

@@ -30,14 +30,14 @@ def examples(lengths=(9, 30, 17, 64, 5, 40, 22, 12, 3, 33, 30, 17, 9, 5), seed=0
     return found
 
 
-def test_rows_by_first_fit_decreasing():
+def test_pack_first_fit_decreasing():
     assert packing.pack([5, 7, 5, 2, 4, 2, 5, 1, 6], 10) == [(1, 3, 7), (8, 4), (0, 2), (6, 5)]
     assert packing.pack([], 10) == []
     with pytest.raises(ValueError, match="11 tokens does not fit a row of 10"):
         packing.pack([3, 11], 10)
 
 
-def test_rows_are_nine_tenths_full_on_the_lengths_of_trajectories():
+def test_plan_efficiency_on_trajectory_lengths():
     # Two to four rounds of 30 candidates after an instruction of 260 tokens, as SmolLM2 counts.
     rng = np.random.default_rng(0)
     lengths = [int(260 + rng.normal(650, 90, rng.integers(2, 5)).sum()) for _ in range(400)]
@@ -53,7 +53,7 @@ def test_rows_are_nine_tenths_full_on_the_lengths_of_trajectories():
 
 
 @pytest.mark.parametrize("layout", [PACKED, BUCKETS])
-def test_an_epoch_has_every_example_once_in_an_order_of_its_own(layout):
+def test_plan_epoch_has_every_example_once(layout):
     found = examples()
     plan = packing.make_plan(found, layout, 7, num_epochs=3)
     assert plan == packing.make_plan(found, layout, 7, num_epochs=3)
@@ -70,7 +70,7 @@ def test_an_epoch_has_every_example_once_in_an_order_of_its_own(layout):
     assert packing.make_plan(found, layout, 7, num_steps=5).steps == plan.steps[:5]
 
 
-def test_steps_end_with_epochs_steps_or_tokens():
+def test_plan_ends_with_epochs_steps_or_tokens():
     found = examples()
     whole = packing.make_plan(found, PACKED, 0)
     total = sum(len(e.tokens_T) for e in found)
@@ -88,7 +88,7 @@ def test_steps_end_with_epochs_steps_or_tokens():
 
 
 @pytest.mark.parametrize("layout", [PACKED, BUCKETS])
-def test_arrays_hold_each_example_and_its_targets(layout):
+def test_micro_batches_hold_examples_and_targets(layout):
     found = examples()
     seen = []
     for step in packing.make_plan(found, layout, 0).steps:
@@ -157,7 +157,7 @@ def summed(model, found, layout):
     return total
 
 
-def test_packed_equals_unpacked_in_loss_and_gradients(model):
+def test_packed_loss_and_gradient_equal_unpacked(model):
     """fp32: sums over other shapes differ by rounding, 2.1e-6 of the largest gradient measured."""
     found = examples()
     wanted = summed(model, found, Layout(64, False, (64,), 1, 1))
@@ -169,7 +169,7 @@ def test_packed_equals_unpacked_in_loss_and_gradients(model):
             np.testing.assert_allclose(a, b, rtol=0, atol=4e-6 * np.abs(b).max())
 
 
-def test_a_neighbour_in_the_row_changes_nothing(model):
+def test_packed_example_ignores_its_neighbours(model):
     config, params, state = model
     first, second, other = examples((20, 30, 30))
     layout = Layout(64, True, (64,), 1, 1)
@@ -218,7 +218,7 @@ def two_kinds():
 SHARING = Layout(128, True, (128,), 2, 1)
 
 
-def test_rows_hold_a_common_beginning_once():
+def test_plan_rows_hold_shared_prefix_once():
     found = two_kinds()
     plan = packing.make_plan(found, SHARING, 0)
     rows = [row for step in plan.steps for row in step]
@@ -251,7 +251,7 @@ def test_rows_hold_a_common_beginning_once():
             np.testing.assert_array_equal(piece.part_BT[0, supervised], np.concatenate(wanted))
 
 
-def test_what_is_supervised_is_not_shared():
+def test_plan_supervised_tokens_are_not_shared():
     found = two_kinds()[::2][:4]
     found[1].weight_T[36] = 1.0
     plan = packing.make_plan(found, SHARING, 0)
@@ -262,7 +262,7 @@ def test_what_is_supervised_is_not_shared():
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_a_shared_beginning_changes_neither_loss_nor_gradients(family):
+def test_shared_prefix_loss_and_gradient_equal_unshared(family):
     """Gemma 2 looks back through a window, of 6 tokens here."""
     config = parse_decoder_config(tiny_decoder.config(family), "config.json")
     assert (family == "gemma2") == bool(config.windowed)

@@ -44,7 +44,7 @@ def _data_config():
     return load_config("configs/cross_encoder.py", []).data
 
 
-def test_folds_that_are_reserved_are_never_trained_on():
+def test_training_questions_exclude_held_out_folds():
     dataset = _musique()
     kept = data_lib.training_questions(dataset, _data_config())
     assert [q.fold for q in kept] == ["train", None]
@@ -56,7 +56,7 @@ def test_folds_that_are_reserved_are_never_trained_on():
         data_lib.training_questions(only_reserved, _data_config())
 
 
-def test_questions_and_sub_questions_have_their_passages_and_no_gold_among_the_negatives():
+def test_passage_targets_of_questions_and_sub_questions():
     dataset = _musique()
     question, texts = dataset.questions[0], {k: passage_text(p) for k, p in dataset.corpus.items()}
     found = {(t.query, t.positive): t.own for t in data_lib.passage_targets(dataset, [question])}
@@ -68,7 +68,7 @@ def test_questions_and_sub_questions_have_their_passages_and_no_gold_among_the_n
     }
 
 
-def test_constraints_have_their_triples_and_no_other_statement_of_the_answer_among_the_negatives():
+def test_triple_targets_negatives_do_not_state_the_answer():
     dataset = _musique()
     question = dataset.questions[0]
     found = {
@@ -84,7 +84,7 @@ def test_constraints_have_their_triples_and_no_other_statement_of_the_answer_amo
     }
 
 
-def test_without_a_store_the_annotated_evidences_are_the_triples():
+def test_triple_targets_without_triples_use_evidences():
     dataset = dataclasses.replace(tiny.dataset(), triples={})
     targets = data_lib.triple_targets(dataset, dataset.questions[:1], "ascii")
     evidences = dataset.questions[0].evidences or ()
@@ -92,7 +92,7 @@ def test_without_a_store_the_annotated_evidences_are_the_triples():
     assert all(t.own == () for t in targets)
 
 
-def test_an_annotated_triple_stands_beside_no_extracted_ones():
+def test_gold_triples_are_only_extracted_ones():
     dataset = tiny.dataset()
     question = next(q for q in dataset.questions if len(q.evidences or ()) > 1)
     whole = data_lib.gold_triples(dataset, question)
@@ -105,7 +105,7 @@ def test_an_annotated_triple_stands_beside_no_extracted_ones():
     )
 
 
-def test_mined_texts_are_near_and_neither_positive_nor_the_questions_own(tmp_path):
+def test_mine_returns_nearest_other_texts(tmp_path):
     config = retrievers.encoder()
     config.model = str(tiny.model_folder(tmp_path / "model"))
     encoder = open_encoder_for(config.lock())
@@ -132,7 +132,7 @@ def _targets(count, own=6, mined=4):
     ]  # fmt: skip
 
 
-def test_a_steps_pairs_depend_on_its_number_alone_and_an_epoch_has_every_target_once():
+def test_pairs_of_step_epoch_has_every_target_once():
     targets, sampling = _targets(12), data_lib.Sampling(5, own=2, mined=1, easy=0, seed=3)
     steps = [data_lib.pairs_of_step(targets, step, sampling) for step in range(24)]
     assert steps[17] == data_lib.pairs_of_step(targets, 17, sampling)
@@ -151,7 +151,7 @@ def test_a_steps_pairs_depend_on_its_number_alone_and_an_epoch_has_every_target_
         assert [relevant for _, _, relevant in pairs[start : start + 4]] == [True] + [False] * 3
 
 
-def test_an_order_is_drawn_once_an_epoch(monkeypatch):
+def test_pairs_of_step_draws_order_once_per_epoch(monkeypatch):
     targets, sampling = _targets(12), data_lib.Sampling(5, own=1, mined=0, easy=0, seed=77)
     wanted = [
         targets[place].query
@@ -165,7 +165,7 @@ def test_an_order_is_drawn_once_an_epoch(monkeypatch):
     assert [seed for seed in drawn if len(seed) == 2] == [(77, 0), (77, 1)]
 
 
-def test_no_gold_passage_of_a_question_is_an_easy_negative_of_it():
+def test_pairs_of_step_gold_passage_is_no_easy_negative():
     """Where it is another query's positive: a sub-question's, or another question's."""
     dataset = _musique()
     question = dataclasses.replace(dataset.questions[0], context=("a", "b"))
@@ -193,13 +193,13 @@ def test_no_gold_passage_of_a_question_is_an_easy_negative_of_it():
 @pytest.mark.parametrize(
     ("own", "mined", "negatives"), [(0, 9, 3), (1, 9, 3), (9, 0, 3), (1, 1, 2)]
 )
-def test_where_one_pool_is_short_the_other_fills_up(own, mined, negatives):
+def test_pairs_of_step_short_pool_is_filled_from_other(own, mined, negatives):
     sampling = data_lib.Sampling(1, own=2, mined=1, easy=0, seed=0)
     pairs = data_lib.pairs_of_step(_targets(1, own, mined), 0, sampling)
     assert len(pairs) == len({text for _, text, _ in pairs}) == 1 + negatives
 
 
-def test_easy_negatives_are_positives_of_other_questions():
+def test_pairs_of_step_easy_negatives_are_other_positives():
     targets = [*_targets(12), *(dataclasses.replace(t, kind="triple") for t in _targets(12, 1, 0))]
     targets += [dataclasses.replace(t, positive=f"second of {t.query}") for t in targets]
     sampling = data_lib.Sampling(30, own=1, mined=0, easy=2, seed=3)
@@ -210,7 +210,7 @@ def test_easy_negatives_are_positives_of_other_questions():
         assert query.replace("q", "p") != text != f"second of {query}"
 
 
-def test_chunks_hold_every_row_once_and_padding_weighs_nothing():
+def test_pack_chunks_hold_every_row_once():
     rng = np.random.default_rng(0)
     lengths = [3, 8, 9, 16, 16, 2, 5, 30, 31, 7]
     rows = [

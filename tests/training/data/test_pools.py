@@ -70,7 +70,7 @@ def _usable(triples, kind="triple", negatives="own"):
     return [step.text for step in chains[0].steps], [unit.text for unit in pools[0]]
 
 
-def test_chains_come_with_the_units_of_their_questions_passages():
+def test_chains_and_pools_have_units_of_own_passages():
     steps = ["<A; goes to; B>", "<B; is in; C>"]
     assert _usable(EXTRACTED) == (steps, [*steps, "<X; is; Y>"])
     assert _usable({}, "sentence")[1] == [f"{name}: {name} is here." for name in "abx"]
@@ -84,7 +84,7 @@ def test_chains_come_with_the_units_of_their_questions_passages():
         ("x", "own", "1 have no triple as a negative"),
     ],
 )
-def test_chains_of_triples_that_cannot_be_contrasted_are_refused(missing, negatives, words):
+def test_chains_and_pools_without_usable_chain_is_refused(missing, negatives, words):
     triples = {name: found for name, found in EXTRACTED.items() if name not in missing}
     with pytest.raises(UserError, match=words):
         _usable(triples, negatives=negatives)
@@ -92,7 +92,7 @@ def test_chains_of_triples_that_cannot_be_contrasted_are_refused(missing, negati
         assert len(_usable(triples, negatives="in_batch")[1]) == 2
 
 
-def test_how_many_chains_are_left_out_is_said(capsys):
+def test_chains_and_pools_reports_dropped_chains(capsys):
     dataset = tiny.dataset()
     gone = set(dataset.questions[0].supporting or ())
     triples = {key: found for key, found in dataset.triples.items() if key not in gone}
@@ -105,7 +105,7 @@ def test_how_many_chains_are_left_out_is_said(capsys):
         assert set(chain.steps) <= set(pool)
 
 
-def test_bridge_prefixes_follow_the_chain():
+def test_sample_bridge_prefixes_follow_the_chain():
     seen = {(e.query, e.positives) for e in _draws(BRIDGE, Sampling(2, 2))}
     assert seen == {
         ("question", ("a",)),
@@ -114,7 +114,7 @@ def test_bridge_prefixes_follow_the_chain():
     }
 
 
-def test_dependency_order_offers_every_step_that_is_ready():
+def test_sample_dependency_order_draws_any_ready_step():
     chain = dataclasses.replace(BRIDGE, parents=((), (), (0, 1)))  # Two roots, then their join.
     seen = {(e.query, frozenset(e.positives)) for e in _draws(chain, Sampling(3, 0))}
     assert seen == {
@@ -126,7 +126,7 @@ def test_dependency_order_offers_every_step_that_is_ready():
     }
 
 
-def test_annotation_order_permutes_comparisons_as_the_official_code():
+def test_sample_annotation_order_permutes_comparisons():
     seen = {
         (e.query.partition(": ")[2], e.positives[0])
         for e in _draws(COMPARISON, Sampling(3, 0, order="annotation"))
@@ -139,7 +139,7 @@ def test_annotation_order_permutes_comparisons_as_the_official_code():
     assert seen == singles | pairs | triples
 
 
-def test_printed_order_takes_the_first_units_of_any_chain():
+def test_sample_printed_order_takes_first_units():
     expected = {("question", ("a",))} | {
         (f"question\nknowledge triples: {found}.", (following,))
         for found, following in (("a", "b"), ("a. b", "c"))
@@ -149,7 +149,7 @@ def test_printed_order_takes_the_first_units_of_any_chain():
         assert found == expected
 
 
-def test_negatives_are_distinct_shared_and_never_gold():
+def test_sample_negatives_are_distinct_and_not_gold():
     for seed in range(50):
         examples = sample_examples(
             BRIDGE, POOL, "triple", Sampling(2, 2), np.random.default_rng(seed)
@@ -159,7 +159,7 @@ def test_negatives_are_distinct_shared_and_never_gold():
         assert set(examples[0].negatives) <= {"n1", "n2", "n3"}
 
 
-def test_chain_negatives_draws_other_steps_of_the_chain():
+def test_sample_chain_negatives_are_other_steps():
     drawn = {n for e in _draws(BRIDGE, Sampling(1, 5, chain_negatives=True)) for n in e.negatives}
     assert drawn == {"b", "c", "n1", "n2", "n3"}  # "a" comes first: found already, or positive.
     for example in _draws(BRIDGE, Sampling(1, 5, chain_negatives=True), 20):
@@ -167,7 +167,7 @@ def test_chain_negatives_draws_other_steps_of_the_chain():
 
 
 @pytest.mark.parametrize(("chain_negatives", "more"), [(False, set()), (True, {"c"})])
-def test_sample_examples_with_prefix_pools_draws_from_the_pool_of_each_prefix(
+def test_sample_prefix_pools_replace_the_pool(
     chain_negatives, more
 ):
     prefix_pools = tuple(
@@ -198,7 +198,7 @@ def _counts(**changes):
     ], batch
 
 
-def test_cross_device_negatives_leave_out_other_positives_and_repeats():
+def test_batch_cross_device_masks_positives_and_repeats():
     counts, batch = _counts()
     everything = dict.fromkeys(NAMES, 1)
     without_b = {k: 1 for k in NAMES if k != "pos b"}  # Another positive of the first query.
@@ -207,12 +207,12 @@ def test_cross_device_negatives_leave_out_other_positives_and_repeats():
     np.testing.assert_array_equal(batch.weight_B, [1, 1, 1, 0])
 
 
-def test_code_preset_keeps_false_negatives_and_counts_repeats():
+def test_batch_unmasked_counts_false_negatives_and_repeats():
     counts, _ = _counts(mask_false_negatives=False)
     assert counts[0] == {"pos a": 2, "neg 1": 2, "pos b": 1, "neg 2": 1, "neg 3": 1}
 
 
-def test_own_negatives_see_no_other_query():
+def test_batch_own_negatives_exclude_other_queries():
     counts, _ = _counts(negatives="own")
     assert counts == [
         {"pos a": 1, "neg 1": 1},
@@ -228,18 +228,18 @@ def test_own_negatives_see_no_other_query():
         {"negatives": "cross_device", "micro_batches": 2},  # Two queries in each micro-batch.
     ],
 )
-def test_groups_of_two_queries(changes):
+def test_batch_groups_of_two_queries(changes):
     counts, _ = _counts(**changes)
     first = {"pos a": 1, "neg 1": 1, "neg 2": 1}
     assert counts == [first, {**first, "pos b": 1}, {"pos a": 1, "neg 3": 1}]
 
 
-def test_in_batch_groups_lie_inside_micro_batches():
+def test_batch_in_batch_groups_are_within_micro_batches():
     counts, _ = _counts(negatives="in_batch", device_groups=2, micro_batches=2)
     assert counts[0] == {"pos a": 1, "neg 1": 1}  # One query a group.
 
 
-def test_groups_are_of_questions_however_short_their_chains():
+def test_batches_groups_hold_whole_questions():
     """Chains of two steps give two of four queries: no group stays empty, none has two chains."""
     chains = [
         Chain(f"q{i}", f"question {i}", (unit(f"a{i}"), unit(f"b{i}")), ((), (0,)), False)
@@ -257,7 +257,7 @@ def test_groups_are_of_questions_however_short_their_chains():
     assert (batch.count_BC[batch.weight_B > 0].sum(axis=1) == 12).all()
 
 
-def test_every_text_goes_once_to_its_own_row():
+def test_batch_every_text_has_one_row():
     batch = build_batch(EXAMPLES, LAYOUT, tokenize, 0)
     rows = {}
     for chunk in batch.chunks:
@@ -276,7 +276,7 @@ def test_every_text_goes_once_to_its_own_row():
     assert batch.tokens == sum(map(len, rows.values()))
 
 
-def test_a_chunk_grows_with_the_devices_and_shrinks_with_the_texts():
+def test_rows_per_chunk_depend_on_devices_and_texts():
     assert {rows_per_chunk(8, wanted, LAYOUT) for wanted in range(1, 99)} == {4}
     layout = dataclasses.replace(LAYOUT, num_queries=8, device_groups=8)
     rows = {wanted: rows_per_chunk(8, wanted, layout) for wanted in (1, 8, 9, 16, 17, 99)}
@@ -284,7 +284,7 @@ def test_a_chunk_grows_with_the_devices_and_shrinks_with_the_texts():
     assert rows_per_chunk(64, 1, layout) == 8  # longer than what a device takes: one row each
 
 
-def test_an_indivisible_batch_is_refused():
+def test_layout_indivisible_batch_is_refused():
     with pytest.raises(UserError, match="cannot be divided into 3 micro-batches"):
         dataclasses.replace(LAYOUT, micro_batches=3)
 
@@ -302,7 +302,7 @@ def _same(a, b):
     ) and np.array_equal(a.count_BC, b.count_BC)
 
 
-def test_iterator_goes_on_from_its_state():
+def test_batches_resume_from_state():
     first = _iterator()
     for _ in range(3):
         next(first)
@@ -313,7 +313,7 @@ def test_iterator_goes_on_from_its_state():
     assert all(_same(a, b) for a, b in zip(expected, (next(second) for _ in range(4)), strict=True))
 
 
-def test_epochs_differ_and_seeds_differ():
+def test_batches_differ_by_epoch_and_seed():
     iterator, other = _iterator(), _iterator(seed=1)
     first = [next(iterator) for _ in range(5)]
     assert not all(
@@ -322,10 +322,10 @@ def test_epochs_differ_and_seeds_differ():
     assert not all(_same(a, b) for a, b in zip(first, [next(other) for _ in range(5)], strict=True))
 
 
-def test_a_batch_may_hold_one_question():
+def test_batches_single_question():
     assert next(_iterator(prefixes=4)).count_BC.shape[0] == LAYOUT.num_queries
 
 
-def test_too_few_chains_are_refused():
+def test_batches_too_few_chains_are_refused():
     with pytest.raises(UserError, match="needs 2 questions with a chain .* only 1"):
         batches([BRIDGE], [POOL], "triple", Sampling(2, 2), LAYOUT, tokenize, 0, 0)

@@ -48,7 +48,7 @@ def shown(trajectory):
     return [*texts, compact.render_decision(last)]
 
 
-def test_every_hop_is_asked_for_with_the_answers_so_far():
+def test_written_queries_fill_in_earlier_answers():
     (made,) = written_queries([DECOMPOSED, BARE], CORPUS)
     assert (made.question_id, made.question) == ("m1", DECOMPOSED.question)
     assert shown(made) == [
@@ -64,7 +64,7 @@ def test_every_hop_is_asked_for_with_the_answers_so_far():
     ]
 
 
-def test_annotated_triples_are_the_facts():
+def test_written_queries_show_annotated_triples():
     (made,) = written_queries([ANNOTATED], CORPUS)
     assert [line for line in shown(made) if "|" in line] == [
         *("1. Blue | director | Jan Ek", "1. Jan Ek | father | Per Ek")
@@ -105,7 +105,7 @@ def data(tmp_path):
     return conversations.load_data(config, by_hand.tiny_tokenizer(tmp_path / "base"), 4000)
 
 
-def test_only_training_questions_that_are_not_held_out(data):
+def test_load_data_query_writing_excludes_held_out_questions(data):
     held_out = set(data.measured_on)
     assert len(held_out) == 1
     expected = {"m1", "m2", "q0", "q1"} - held_out
@@ -113,7 +113,7 @@ def test_only_training_questions_that_are_not_held_out(data):
     assert data.counts["num_query_writing"] == len(expected)
 
 
-def test_the_loss_is_on_the_queries_and_the_stop(data, tmp_path):
+def test_load_data_query_writing_supervises_queries_and_stop(data, tmp_path):
     tokenizer = by_hand.tiny_tokenizer(tmp_path / "again")
     (example,) = [e for e in data.train if e.source == "m1"]
     said = tokenizer.decode(example.tokens_T[example.weight_T == 1], True)

@@ -50,7 +50,7 @@ def readings(**fields):
     return made[0]
 
 
-def test_all_gold_sentences_among_the_nearest_others():
+def test_make_readings_mixes_gold_and_nearest_distractors():
     made = readings(granularities=("sentence",), distractors=1, missing=0.0)
     assert made.sufficient and made.granularity == "sentence"
     assert set(made.evidence) > GOLD and len(made.evidence) == 3
@@ -59,7 +59,7 @@ def test_all_gold_sentences_among_the_nearest_others():
     assert other in {"Charles: Ada wrote to her father Byron.", "Ada: Ada is a poet."}
 
 
-def test_gold_keeps_the_order_of_the_hops():
+def test_make_readings_gold_keeps_order():
     for seed in range(6):
         for granularity in ("triple", "sentence", "passage"):
             made = readings(granularities=(granularity,), missing=0.0, seed=seed)
@@ -68,7 +68,7 @@ def test_gold_keeps_the_order_of_the_hops():
             assert len(made.evidence) > len(bare.evidence)
 
 
-def test_the_chain_goes_as_far_as_the_evidence():
+def test_make_readings_chain_ends_with_evidence():
     hops, chains = QUESTION.evidences or (), set()
     for seed in range(12):
         assert readings(granularities=("sentence",), missing=0.0, seed=seed).chain == hops
@@ -78,14 +78,14 @@ def test_the_chain_goes_as_far_as_the_evidence():
     assert len(chains) == 2
 
 
-def test_the_order_is_drawn_by_the_seed():
+def test_make_readings_order_depends_on_seed():
     orders = {readings(granularities=("sentence",), missing=0.0, seed=s).evidence for s in range(9)}
     assert len(orders) > 3
     assert readings(seed=3) == readings(seed=3)
 
 
 @pytest.mark.parametrize("granularity", ["triple", "sentence", "passage"])
-def test_one_passage_or_fact_is_missing(granularity):
+def test_make_readings_missing_drops_one_passage_or_fact(granularity):
     gone = set()
     for seed in range(12):
         whole = readings(granularities=(granularity,), missing=0.0, seed=seed)
@@ -98,7 +98,7 @@ def test_one_passage_or_fact_is_missing(granularity):
     assert gone == first  # now the one, now the other
 
 
-def test_without_leave_to_refuse_what_has_the_answer_is_answered(tmp_path):
+def test_make_readings_forced_answers_if_answer_is_stated(tmp_path):
     """From a part of the evidence, too; without the answer in sight the refusal may be said."""
     tokenizer = by_hand.tiny_tokenizer(tmp_path)
     options: Any = {"granularities": ("sentence",), "distractors": 0, "missing": 0.999}
@@ -116,14 +116,14 @@ def test_without_leave_to_refuse_what_has_the_answer_is_answered(tmp_path):
     }
 
 
-def test_a_yes_or_no_can_always_be_guessed():
+def test_make_readings_yes_or_no_can_be_forced():
     question = dataclasses.replace(QUESTION, answers=("no",))
     settings = ReadingSettings(granularities=("sentence",), missing=0.999, forced=1.0)
     (made,), _ = make_readings(DATA, [question], settings)
     assert not made.sufficient and not made.may_refuse
 
 
-def test_questions_without_an_annotation_are_read_in_passages_or_left_out():
+def test_make_readings_without_annotation_use_passages():
     bare = Question("q3", "?", ("x",), supporting=("d",))
     made, without = make_readings(DATA, [bare, OTHER], ReadingSettings(granularities=("triple",)))
     assert [m.granularity for m in made] == ["passage", "triple"] and without == 0
@@ -147,7 +147,7 @@ DECOMPOSED = Question(
 RULES = Passage("e", "Essex", "", ("Essex has ports.", "Bess rules Essex."))
 
 
-def test_the_sentences_and_facts_of_a_decomposition():
+def test_make_readings_decomposition_has_sentences_and_facts():
     data = Dataset("d", (DECOMPOSED,), {**CORPUS, "e": RULES}, {})
     settings = ReadingSettings(granularities=("sentence",), distractors=0, missing=0.0)
     (made,), _ = make_readings(data, [DECOMPOSED], settings)
@@ -159,7 +159,7 @@ def test_the_sentences_and_facts_of_a_decomposition():
     )
 
 
-def test_a_decomposition_whose_sentences_lack_the_answer_is_read_in_passages():
+def test_make_readings_decomposition_without_answer_uses_passages():
     question = dataclasses.replace(DECOMPOSED, answers=("Elizabeth I",))
     data = Dataset("d", (question,), {**CORPUS, "e": RULES}, {})
     made, _ = make_readings(data, [question], ReadingSettings(granularities=("sentence",)))
@@ -168,7 +168,7 @@ def test_a_decomposition_whose_sentences_lack_the_answer_is_read_in_passages():
 
 @pytest.mark.parametrize("how", ["brief", "chain"])
 @pytest.mark.parametrize(("missing", "answer"), [(0.0, "London"), (0.999, "Unanswerable")])
-def test_examples_are_what_the_cascade_asks(tmp_path_factory, missing, answer, how):
+def test_reading_examples_prompts_match_cascade(tmp_path_factory, missing, answer, how):
     tokenizer = by_hand.tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
     made = readings(granularities=("sentence",), distractors=0, missing=missing, forced=0.0)
     (example,), reasons = reading_examples(tokenizer, [made], how, max_length=10_000)
@@ -198,7 +198,7 @@ def test_examples_are_what_the_cascade_asks(tmp_path_factory, missing, answer, h
 
 
 @pytest.mark.parametrize("how", ["brief", "chain"])
-def test_the_answer_may_weigh_more_than_its_facts(tmp_path, how):
+def test_reading_examples_answer_weight(tmp_path, how):
     tokenizer = by_hand.tiny_tokenizer(tmp_path)
     made = readings(granularities=("sentence",), missing=0.0)
     (example,), _ = reading_examples(tokenizer, [made], how, max_length=10_000, answer_weight=4.0)
@@ -208,7 +208,7 @@ def test_the_answer_may_weigh_more_than_its_facts(tmp_path, how):
     assert said.strip() == "Answer: London" and weighs_more[-1]
 
 
-def test_a_comparison_is_written_before_its_answer_and_weighs_as_much(tmp_path):
+def test_reading_examples_conclusion_precedes_answer(tmp_path):
     tokenizer = by_hand.tiny_tokenizer(tmp_path)
     facts = (("Ada", "date of birth", "1815"), ("Byron", "date of birth", "1788"))
     asked = dataclasses.replace(QUESTION, answers=("Byron",), evidences=facts)
@@ -226,7 +226,7 @@ def test_a_comparison_is_written_before_its_answer_and_weighs_as_much(tmp_path):
     assert not any("before" in fact for fact in cut[0].chain)
 
 
-def test_too_long_an_example_is_dropped(tmp_path):
+def test_reading_examples_too_long_is_dropped(tmp_path):
     tokenizer = by_hand.tiny_tokenizer(tmp_path)
     assert reading_examples(tokenizer, [readings()], "brief", max_length=9) == (
         [],
@@ -243,12 +243,12 @@ def test_too_long_an_example_is_dropped(tmp_path):
         ({"reader_format": "xml"}, "reader_format='xml' is not one of thought, chain, brief"),
     ],
 )
-def test_settings_that_cannot_be(fields, words):
+def test_reading_settings_invalid_are_refused(fields, words):
     with pytest.raises(UserError, match=words):
         ReadingSettings(**fields)
 
 
-def test_the_real_questions(shared_data):
+def test_make_readings_2wiki_questions(shared_data):
     """Every 2Wiki training question can be read, and no example shows a sentence twice."""
     dataset = jsonl.read_dataset(shared_data / "2wikimultihopqa")
     questions = [q for q in dataset.questions if q.split == "train"][:60]
