@@ -36,15 +36,15 @@ STEPS = (
 
 
 def trajectory(number: int = 0, steps: int = 3, teacher: str = "annotations") -> Trajectory:
-    """A trajectory of ``steps`` rounds; another number, another length and other names."""
-    found = []
+    """Returns a trajectory of ``steps`` rounds. Length and names depend on ``number``."""
+    numbered = []
     for step in STEPS[:steps]:
-        more = tuple(NOISE._replace(tail=f"year {i}") for i in range(number % 4))
-        found.append(
+        noise = tuple(NOISE._replace(tail=f"year {i}") for i in range(number % 4))
+        numbered.append(
             dataclasses.replace(
                 step,
-                candidates=(*step.candidates, *more),
-                scores=(0.5,) * (len(step.candidates) + len(more)),
+                candidates=(*step.candidates, *noise),
+                scores=(0.5,) * (len(step.candidates) + len(noise)),
                 thought=step.thought + " Indeed." * (number % 3),
             )
         )
@@ -52,16 +52,16 @@ def trajectory(number: int = 0, steps: int = 3, teacher: str = "annotations") ->
         question_id=f"q{number}",
         question=STEPS[0].query + f" ({number})" * bool(number),
         teacher=teacher,
-        steps=tuple(found),
+        steps=tuple(numbered),
         end="stopped",
         solved=True,
     )
 
 
-def of_sentences(made: Trajectory) -> Trajectory:
-    """The same trajectory with a sentence for every triple."""
+def of_sentences(trajectory: Trajectory) -> Trajectory:
+    """Returns the trajectory with sentences in place of triples."""
 
-    def told(facts):
+    def sentences(facts):
         return tuple(
             Sentence(
                 f"{t.passage_id} {t.tail}", t.sentence, f"{t.head}: Its {t.relation}: {t.tail}."
@@ -70,13 +70,14 @@ def of_sentences(made: Trajectory) -> Trajectory:
         )
 
     steps = (
-        dataclasses.replace(s, candidates=told(s.candidates), kept=told(s.kept)) for s in made.steps
+        dataclasses.replace(s, candidates=sentences(s.candidates), kept=sentences(s.kept))
+        for s in trajectory.steps
     )
-    return dataclasses.replace(made, steps=tuple(steps))
+    return dataclasses.replace(trajectory, steps=tuple(steps))
 
 
 def tiny_tokenizer(folder: pathlib.Path, template: str | None = "") -> ChatTokenizer:
-    """The tiny decoder's tokenizer; ``template``: another chat template, None for none at all."""
+    """Returns the tiny decoder's tokenizer. ``template`` replaces its template; None removes it."""
     folder.mkdir(parents=True, exist_ok=True)
     tiny_decoder.write_tokenizer(folder)
     tokenizer = ChatTokenizer.load(folder).tokenizer

@@ -1,4 +1,4 @@
-"""The annotation teacher's decisions: what it asks, keeps and says, and what it never says."""
+"""Decisions of the annotation teacher: kept facts, queries and thoughts."""
 
 import dataclasses
 import functools
@@ -72,7 +72,7 @@ def gold(question=QUESTION):
 
 def test_decide_keeps_supports_of_reachable_hops():
     first = decide(gold(), [], QUESTION.question, (LIES, NOVEL, SINGS, LIVED))
-    assert first.kept == (SINGS,)  # Vik is not known yet, so that LIES is none
+    assert first.kept == (SINGS,)  # LIES needs Vik, which is not known yet.
     assert first.next_query == "Where was Ola Brandt born?"
     at_once = decide(gold(), [], QUESTION.question, (LIES, BORN, NOVEL, SINGS))
     assert at_once.kept == (SINGS, BORN, LIES) and at_once.next_query is None
@@ -81,10 +81,10 @@ def test_decide_keeps_supports_of_reachable_hops():
 
 def test_decide_fact_from_other_passage_or_subject_is_dropped():
     elsewhere = SINGS._replace(relation="sung by", passage_id="other")
-    wrong = Triple("Ola Brandt", "plays", "guitar", "song", 0)  # no word of what is asked
+    wrong = Triple("Ola Brandt", "plays", "guitar", "song", 0)  # Shares no word with the query.
     step = decide(gold(), [], QUESTION.question, (elsewhere, wrong))
     assert step.kept == () and "Ola Brandt" not in step.thought
-    # The annotated triple itself counts wherever it was found.
+    # The annotated triple counts from any passage.
     question = two_wiki("Who sang Night Tide?", (("Night Tide", "song by", "Ola Brandt"),))
     twin = SINGS._replace(tail="ola brandt", passage_id="other")
     known = gold_of(question, CORPUS, {}, "ascii")
@@ -127,7 +127,7 @@ def test_decide_unsolved_hop_is_rephrased():
         )
     wordings = ["Who performed Night Tide?", "Night Tide performer"]
     assert asked[1:] == [*wordings, wordings[0], wordings[0]]
-    # What is known is appended to the question, once it is more than nothing.
+    # Known answers are appended to the question.
     rounds = [Round(QUESTION.question, (SINGS,)), *(Round(q, ()) for q in ("Where was Ola Brandt "
               "born?",))]  # fmt: skip
     third = decide(gold(), rounds, "Ola Brandt born", (NOVEL,))
@@ -163,15 +163,15 @@ def test_decide_sentence_may_name_the_subject():
 
 
 def test_missing_facts_are_inserted_in_their_passages():
-    assert missing_facts({"q": gold()}) == {}  # all is stated; free words make no fact anyway
+    assert missing_facts({"q": gold()}) == {}  # All facts are stated.
     bare = gold_of(QUESTION, CORPUS, {"song": (NOVEL,)}, "ascii")
-    made = Triple("Night Tide", "performer", "Ola Brandt", "song")
-    assert missing_facts({"q": bare}) == {"song": [made]}
-    whole = with_facts(bare, {"song": [made]}, "ascii")
-    assert decide(bare, [], "?", (made._replace(passage_id=None),)).kept == ()
-    assert decide(whole, [], "?", (made._replace(passage_id=None),)).kept
+    fact = Triple("Night Tide", "performer", "Ola Brandt", "song")
+    assert missing_facts({"q": bare}) == {"song": [fact]}
+    whole = with_facts(bare, {"song": [fact]}, "ascii")
+    assert decide(bare, [], "?", (fact._replace(passage_id=None),)).kept == ()
+    assert decide(whole, [], "?", (fact._replace(passage_id=None),)).kept
     evidence = two_wiki("Who sang Night Tide?", (("Night Tide", "performer", "Ola Brandt"),))
-    assert missing_facts({"w": gold_of(evidence, CORPUS, {}, "ascii")}) == {"song": [made]}
+    assert missing_facts({"w": gold_of(evidence, CORPUS, {}, "ascii")}) == {"song": [fact]}
     assert missing_facts({"w": gold_of(evidence, CORPUS, TRIPLES, "ascii")}) == {}
 
 
@@ -190,10 +190,10 @@ def test_decide_parallel_hops_alternate():
     ]  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------ what is said
+# --------------------------------------------------------------------------- queries and thoughts
 
 
-def says(text: str, name: str) -> bool:
+def mentions(text: str, name: str) -> bool:
     return f" {normalise(name, 'unicode')} " in f" {normalise(text, 'unicode')} "
 
 
@@ -203,7 +203,7 @@ def dataset():
 
 
 def test_decide_names_no_answer_before_it_is_kept(dataset):
-    """A third of the built-in dataset's questions; what is retrieved is drawn at random."""
+    """Runs a third of the built-in questions with random candidates."""
     rng, solved, rounds_of = random.Random(5), 0, []
     for question in dataset.questions[::3]:
         known = gold_of(question, dataset.corpus, dataset.triples, "ascii")
@@ -218,16 +218,16 @@ def test_decide_names_no_answer_before_it_is_kept(dataset):
             said = [question.question, *(f"{t.head} {t.relation} {t.tail}" for t in kept)]
             hidden = [tail for _, _, tail in question.evidences or ()] + list(question.answers)
             for answer in hidden:
-                if not any(says(text, answer) for text in said):
-                    assert not says(step.thought, answer), (question.id, step)
-                    assert not says(step.next_query or "", answer), (question.id, step)
+                if not any(mentions(text, answer) for text in said):
+                    assert not mentions(step.thought, answer), (question.id, step)
+                    assert not mentions(step.next_query or "", answer), (question.id, step)
             assert (step.next_query is None) == known.is_solved(kept)
             if step.next_query is None:
                 break
             query = step.next_query
         solved += known.is_solved(kept)
         rounds_of.append(len(rounds))
-    # The walk above meets all cases: solved ones and others, short ones and long ones.
+    # The runs are solved and unsolved, short and long.
     assert 0.1 < solved / len(rounds_of) < 0.9
     assert {1, 2, 3, 4, 5} <= set(rounds_of)
 
@@ -238,10 +238,10 @@ def test_decide_query_that_names_its_answer_is_avoided():
         decomposition=(SubQuestion("Does Ola Brandt sing Night Tide?", "Ola Brandt", "song"),),
     )
     step = decide(gold(question), [], question.question, (NOVEL,))
-    assert step.next_query == question.question and not says(step.thought, "Ola Brandt")
-    # Once it is found it may be said.
-    found = decide(gold(question), [], question.question, (SINGS,))
-    assert found.kept == (SINGS,) and says(found.thought, "Ola Brandt")
+    assert step.next_query == question.question and not mentions(step.thought, "Ola Brandt")
+    # The answer may be named once it is found.
+    answered = decide(gold(question), [], question.question, (SINGS,))
+    assert answered.kept == (SINGS,) and mentions(answered.thought, "Ola Brandt")
 
 
 def test_respond_hostile_facts_are_parsed_back():
@@ -260,23 +260,25 @@ def test_respond_hostile_facts_are_parsed_back():
 
 @pytest.mark.parametrize("few_shot", [False, True])
 def test_read_conversation_returns_rounds(few_shot):
-    one = decide(gold(), [], QUESTION.question, (SINGS, NOVEL))
-    two = decide(gold(), [Round(QUESTION.question, one.kept)], one.next_query or "", (LIVED,))
+    first = decide(gold(), [], QUESTION.question, (SINGS, NOVEL))
+    second = decide(
+        gold(), [Round(QUESTION.question, first.kept)], first.next_query or "", (LIVED,)
+    )
     steps = [
-        dataclasses.replace(one, candidates=(SINGS, NOVEL)),
-        dataclasses.replace(two, candidates=(LIVED,)),
+        dataclasses.replace(first, candidates=(SINGS, NOVEL)),
+        dataclasses.replace(second, candidates=(LIVED,)),
     ]
     messages = prompts.integration_messages(
         QUESTION.question, steps, (BORN, LIES), few_shot=few_shot
     )
     rounds, query, candidates = read_conversation(messages, "ascii")
     assert [r.query for r in rounds] == [QUESTION.question, "Where was Ola Brandt born?"]
-    assert query == "Ola Brandt born" == two.next_query
+    assert query == "Ola Brandt born" == second.next_query
     shown = Triple("night tide", "song by", "ola brandt")
     assert [r.kept for r in rounds] == [(shown,), ()]
     assert candidates == (Triple("ola brandt", "was born in", "vik"), Triple("vik", "lies in",
                           "sogn"))  # fmt: skip
-    # Names come in the words of the passages, although the prompt shows their normal form.
+    # Thoughts use the words of passages, although the prompt shows normalised names.
     text = AnnotationTeacher({}).respond(gold(), messages)
     assert "Vik" in text and "Sogn" in text and prompts.NO_QUESTION in text
 
@@ -284,7 +286,7 @@ def test_read_conversation_returns_rounds(few_shot):
 # -------------------------------------------------------------------------------------- sentences
 
 PERFORMER = ("Night Tide", "performer", "Ola Brandt")
-ASKED = Question(
+SENTENCE_QUESTION = Question(
     "s", "Where was the singer of Night Tide born?", ("Vik",), type="compositional",
     supporting=("song", "singer"), supporting_sentences=(("song", 0), ("singer", 0)),
     evidences=(PERFORMER, ("Ola Brandt", "place of birth", "Vik")),
@@ -292,29 +294,31 @@ ASKED = Question(
 SONG = Sentence("song", 0, "Night Tide: Night Tide is a song by Ola Brandt.")
 BIRTH = Sentence("singer", 0, "Ola Brandt: Ola Brandt was born in Vik.")
 HOME = Sentence("singer", 1, "Ola Brandt: He lived in Oslo.")
-NOVEL_SAID = Sentence("other", 0, "Vik (novel): Vik is a novel.")
-NEXT = "Where was Ola Brandt born?"
+NOVEL_SENTENCE = Sentence("other", 0, "Vik (novel): Vik is a novel.")
+NEXT_QUERY = "Where was Ola Brandt born?"
 
 
-def of_sentences(question=ASKED, **more):
+def sentence_gold(question=SENTENCE_QUESTION, **more):
     corpus = {**CORPUS, **{passage.id: passage for passage in more.values()}}
     return sentence_gold_of(question, Dataset("d", (question,), corpus, {}))
 
 
 def test_sentence_gold_sentence_supports_hop_of_its_passage():
-    gold = of_sentences()
-    first = decide(gold, [], ASKED.question, (BIRTH, NOVEL_SAID, SONG, HOME))
+    gold = sentence_gold()
+    first = decide(gold, [], SENTENCE_QUESTION.question, (BIRTH, NOVEL_SENTENCE, SONG, HOME))
     assert first.kept == (BIRTH, SONG) and first.next_query is None and not first.thought
-    alone = decide(gold, [], ASKED.question, (BIRTH, NOVEL_SAID, HOME))
-    assert alone.kept == () and alone.next_query == "Who performed Night Tide?"
-    step = decide(gold, [], ASKED.question, (HOME, SONG))
-    assert step.kept == (SONG,) and step.next_query == NEXT
-    rounds = [Round(ASKED.question, (SONG,))]
+    without_song = decide(gold, [], SENTENCE_QUESTION.question, (BIRTH, NOVEL_SENTENCE, HOME))
+    assert without_song.kept == () and without_song.next_query == "Who performed Night Tide?"
+    step = decide(gold, [], SENTENCE_QUESTION.question, (HOME, SONG))
+    assert step.kept == (SONG,) and step.next_query == NEXT_QUERY
+    rounds = [Round(SENTENCE_QUESTION.question, (SONG,))]
     assert not gold.is_solved((SONG,)) and gold.is_solved((SONG, BIRTH))
-    # What was kept is not kept again, a sentence that is not annotated never; it asks anew.
-    vain = decide(gold, rounds, NEXT, (SONG, HOME))
-    assert vain.kept == () and vain.next_query == "Ola Brandt place of birth"
-    last = decide(gold, [*rounds, Round(NEXT, ())], "Ola Brandt place of birth", (SONG, BIRTH))
+    # A kept sentence is not kept again, and an unannotated one never; the query is rephrased.
+    empty = decide(gold, rounds, NEXT_QUERY, (SONG, HOME))
+    assert empty.kept == () and empty.next_query == "Ola Brandt place of birth"
+    last = decide(
+        gold, [*rounds, Round(NEXT_QUERY, ())], "Ola Brandt place of birth", (SONG, BIRTH)
+    )
     assert last.kept == (BIRTH,) and last.next_query is None
 
 
@@ -322,20 +326,20 @@ def test_sentence_gold_all_sentences_of_passage_support_hop():
     text = ("Ola Brandt sings.", "He was born in Vik.", "He died.")
     singer = Passage("singer", "Ola Brandt", " ".join(text), text)
     question = dataclasses.replace(
-        ASKED, supporting_sentences=(("song", 0), ("singer", 0), ("singer", 1))
+        SENTENCE_QUESTION, supporting_sentences=(("song", 0), ("singer", 0), ("singer", 1))
     )
-    gold = of_sentences(question, singer=singer)
-    said = [Sentence("singer", i, f"Ola Brandt: {line}") for i, line in enumerate(text)]
-    step = decide(gold, [Round(ASKED.question, (SONG,))], NEXT, said)
-    assert step.kept == tuple(said[:2]) and step.next_query is None
-    # The other one is kept when it comes, though the hop is solved.
-    rounds = [Round(ASKED.question, (said[0],)), Round("?", (SONG,))]
-    assert decide(gold, rounds, NEXT, said).kept == (said[1],)
+    gold = sentence_gold(question, singer=singer)
+    sentences = [Sentence("singer", i, f"Ola Brandt: {line}") for i, line in enumerate(text)]
+    step = decide(gold, [Round(SENTENCE_QUESTION.question, (SONG,))], NEXT_QUERY, sentences)
+    assert step.kept == tuple(sentences[:2]) and step.next_query is None
+    # The second sentence is kept later, although the hop is solved.
+    rounds = [Round(SENTENCE_QUESTION.question, (sentences[0],)), Round("?", (SONG,))]
+    assert decide(gold, rounds, NEXT_QUERY, sentences).kept == (sentences[1],)
 
 
 def test_sentence_gold_hotpotqa_passages_are_hops():
-    question = dataclasses.replace(ASKED, evidences=None, type="bridge")
-    gold = of_sentences(question)
+    question = dataclasses.replace(SENTENCE_QUESTION, evidences=None, type="bridge")
+    gold = sentence_gold(question)
     step = decide(gold, [], question.question, (BIRTH, SONG))
     assert step.kept == (BIRTH, SONG) and step.next_query is None
     step = decide(gold, [], question.question, (SONG,))
@@ -343,69 +347,81 @@ def test_sentence_gold_hotpotqa_passages_are_hops():
 
 
 def test_sentence_gold_incomplete_annotation_has_no_hops():
-    more = (*(ASKED.supporting_sentences or ()), ("vik", 0))
-    # Without sentences; the hop of the singer has none; a sentence is of no hop.
+    more = (*(SENTENCE_QUESTION.supporting_sentences or ()), ("vik", 0))
+    # No sentences, a hop without sentence, and a sentence without hop.
     for given in (None, (), (("song", 0),), more):
-        assert of_sentences(dataclasses.replace(ASKED, supporting_sentences=given)).hops == ()
-    assert of_sentences(dataclasses.replace(ASKED, evidences=None, supporting=None)).hops != ()
+        assert (
+            sentence_gold(dataclasses.replace(SENTENCE_QUESTION, supporting_sentences=given)).hops
+            == ()
+        )
+    assert (
+        sentence_gold(dataclasses.replace(SENTENCE_QUESTION, evidences=None, supporting=None)).hops
+        != ()
+    )
 
 
 def test_sentence_gold_answer_has_words_of_sentence():
     question = dataclasses.replace(
-        ASKED, answers=("Vikland", "Vik"), evidences=(PERFORMER, ("Ola Brandt", "place of "
-        "birth", "Vikland"), ("Vikland", "country", "Sogn")),
+        SENTENCE_QUESTION, answers=("Vikland", "Vik"), 
+        evidences=(
+            PERFORMER, ("Ola Brandt", "place of birth", "Vikland"), ("Vikland", "country", "Sogn"),
+        ),
         supporting=("song", "singer", "vik"),
         supporting_sentences=(("song", 0), ("singer", 0), ("vik", 0)),
     )  # fmt: skip
-    step = decide(of_sentences(question), [], question.question, (SONG, BIRTH))
+    step = decide(sentence_gold(question), [], question.question, (SONG, BIRTH))
     assert step.next_query == "Which country does Vik belong to?"
 
 
 def test_mark_unclear_unreachable_or_wrong_support():
-    gold = of_sentences()
+    gold = sentence_gold()
     steps = (
-        Step(ASKED.question, candidates=(BIRTH, HOME), scores=(1.0, 0.5)),
+        Step(SENTENCE_QUESTION.question, candidates=(BIRTH, HOME), scores=(1.0, 0.5)),
         Step("?", candidates=(SONG, HOME), scores=(1.0, 0.5), kept=(SONG,)),
-        Step(NEXT, candidates=(HOME, SONG), scores=(1.0, 0.5)),
+        Step(NEXT_QUERY, candidates=(HOME, SONG), scores=(1.0, 0.5)),
         Step("?", candidates=(BIRTH,), scores=(1.0,), kept=(BIRTH,)),
     )
     unclear = [bool(step.notes.get(UNCLEAR)) for step in mark_unclear(steps, gold)]
     assert unclear == [True, False, False, False]
     text = "Night Tide is long."
-    wrong = of_sentences(song=Passage("song", "Night Tide", text, (text,)))
-    said = Sentence("song", 0, f"Night Tide: {text}")
-    told = Sentence("other", 1, "Vik (novel): Ola Brandt wrote it.")  # is not what supports
-    assert wrong.is_unclear((said, told), {}) and not gold.is_unclear((SONG, told), {})
-    made = Trajectory("s", ASKED.question, "annotations", steps, "stopped", True)
-    found = statistics([made], {"s": gold})
-    assert found["retrieval_misses"] == 2 / 4 and found["core"] == 2 / 4
+    wrong = sentence_gold(song=Passage("song", "Night Tide", text, (text,)))
+    kept_sentence = Sentence("song", 0, f"Night Tide: {text}")
+    unrelated = Sentence("other", 1, "Vik (novel): Ola Brandt wrote it.")  # Supports no hop.
+    assert wrong.is_unclear((kept_sentence, unrelated), {}) and not gold.is_unclear(
+        (SONG, unrelated), {}
+    )
+    trajectory = Trajectory("s", SENTENCE_QUESTION.question, "annotations", steps, "stopped", True)
+    stats = statistics([trajectory], {"s": gold})
+    assert stats["retrieval_misses"] == 2 / 4 and stats["core"] == 2 / 4
 
 
 @pytest.mark.parametrize("few_shot", [False, True])
 def test_respond_reads_numbered_sentences(few_shot):
-    steps = [Step(ASKED.question, (), (HOME, SONG), (1.0, 0.5), "", (SONG,), NEXT)]
+    steps = [
+        Step(SENTENCE_QUESTION.question, (), (HOME, SONG), (1.0, 0.5), "", (SONG,), NEXT_QUERY)
+    ]
     render = functools.partial(
         prompts.integration_messages, prompt_format="compact", units="sentence", few_shot=few_shot
     )
     texts = [
-        AnnotationTeacher({}).respond(of_sentences(), render(ASKED.question, *given))
+        AnnotationTeacher({}).respond(sentence_gold(), render(SENTENCE_QUESTION.question, *given))
         for given in (([], (HOME, SONG)), (steps, (HOME, SONG)), (steps, (HOME, BIRTH)))
     ]
     assert texts == [
-        f"Keep: 2\nNext: {NEXT}",
+        f"Keep: 2\nNext: {NEXT_QUERY}",
         "Keep: none\nNext: Ola Brandt place of birth",
         "Keep: 2\nNext: done",
     ]
 
 
 def test_insert_passage_adds_missing_gold_passage():
-    wanted = gold_passages({"s": of_sentences()}, CORPUS)
-    found = {
+    gold_by_query = gold_passages({"s": sentence_gold()}, CORPUS)
+    by_query = {
         "Night Tide performer": CORPUS["song"], "Who performed Night Tide?": CORPUS["song"],
-        NEXT: CORPUS["singer"], "Ola Brandt place of birth": CORPUS["singer"],
-        f"{ASKED.question} (Ola Brandt)": CORPUS["singer"],
+        NEXT_QUERY: CORPUS["singer"], "Ola Brandt place of birth": CORPUS["singer"],
+        f"{SENTENCE_QUESTION.question} (Ola Brandt)": CORPUS["singer"],
     }  # fmt: skip
-    assert wanted == {"s": found}
+    assert gold_by_query == {"s": by_query}
 
     def other(calls, done):
         done(0, Retrieved((CORPUS["vik"],), (0.5,)))
@@ -415,14 +431,19 @@ def test_insert_passage_adds_missing_gold_passage():
 
     other.is_slow = other.is_exhausted = False
     got = {}
-    queries = [("s", NEXT), ("s", NEXT), ("s", NEXT)]
+    queries = [("s", NEXT_QUERY), ("s", NEXT_QUERY), ("s", NEXT_QUERY)]
     calls = [
         Call(RequestKey(program, n), Retrieve(query, 1))
         for n, (program, query) in enumerate(queries)
     ]
-    InsertingHandler(other, functools.partial(insert_passage, wanted))(calls, got.__setitem__)
+    InsertingHandler(other, functools.partial(insert_passage, gold_by_query))(
+        calls, got.__setitem__
+    )
     assert got[0] == Retrieved((CORPUS["vik"], CORPUS["singer"]), (0.5, 0.5))
     assert got[1] == Retrieved((CORPUS["singer"],), (0.5,)) and isinstance(got[2], RequestError)
-    for program, query in (("s", ASKED.question), ("t", NEXT)):  # nothing is to be found there
+    for program, query in (
+        ("s", SENTENCE_QUESTION.question),
+        ("t", NEXT_QUERY),
+    ):  # No gold passage for these.
         call = Call(RequestKey(program, 0), Retrieve(query, 1))
-        assert insert_passage(wanted, call, got[1]) is got[1]
+        assert insert_passage(gold_by_query, call, got[1]) is got[1]

@@ -1,4 +1,4 @@
-"""Trajectories on disk: read back as written, refused when damaged, filtered, counted."""
+"""Reading, filtering and counting of trajectories."""
 
 import dataclasses
 import json
@@ -82,17 +82,17 @@ def test_read_trajectories_damaged_line_is_reported_with_place(tmp_path, change,
 
 
 def test_read_trajectories_keeps_texts_of_sentences(tmp_path):
-    made = by_hand.of_sentences(by_hand.trajectory(1))
+    trajectory = by_hand.of_sentences(by_hand.trajectory(1))
     path = tmp_path / "some.jsonl"
-    trajectories.write_trajectories(path, [made])
-    assert trajectories.read_trajectories(path) == (made,)
-    (found,) = trajectories.read_trajectories(path)
-    texts = [fact.text for fact in found.steps[0].candidates if isinstance(fact, Sentence)]
+    trajectories.write_trajectories(path, [trajectory])
+    assert trajectories.read_trajectories(path) == (trajectory,)
+    (read,) = trajectories.read_trajectories(path)
+    texts = [fact.text for fact in read.steps[0].candidates if isinstance(fact, Sentence)]
     assert texts[0] == "Edda Brandt: Its born in: Hafenstadt." and len(texts) == 4
-    assert trajectories.units_of([found, found]) == "sentence"
+    assert trajectories.units_of([read, read]) == "sentence"
     assert trajectories.units_of(ALL) == "triple" == trajectories.units_of([])
     with pytest.raises(UserError, match="some trajectories are of units=triple and some of"):
-        trajectories.units_of([found, WHOLE])
+        trajectories.units_of([read, WHOLE])
     row = json.loads(path.read_text("utf-8"))
     del row["steps"][1]["candidates"][1]["text"]
     path.write_text(json.dumps(row) + "\n")
@@ -106,8 +106,8 @@ def test_read_trajectories_integer_score_is_a_float(tmp_path):
     row = json.loads(path.read_text("utf-8"))
     row["steps"][0]["scores"][0] = 1
     path.write_text(json.dumps(row) + "\n")
-    (found,) = trajectories.read_trajectories(path)
-    assert found.steps[0].scores[0] == 1.0 and type(found.steps[0].scores[0]) is float
+    (read,) = trajectories.read_trajectories(path)
+    assert read.steps[0].scores[0] == 1.0 and type(read.steps[0].scores[0]) is float
 
 
 def test_read_trajectories_missing_file_is_refused(tmp_path):
@@ -120,7 +120,7 @@ def test_select_filters_are_nested():
         return [t.question_id for t in trajectories.select(ALL, keep)]
 
     assert kept("all") == ["a", "b", "c"]
-    assert kept("parsed") == ["a", "c"]  # retrieval's problems are not the teacher's
+    assert kept("parsed") == ["a", "c"]  # Errors of retrieval are not the teacher's.
     assert kept("correct_only") == ["a"]
     reasons = [trajectories.drop_reason(t, "correct_only") for t in ALL]
     assert reasons == [None, "parse_errors", "not_solved"]
@@ -159,42 +159,42 @@ def test_statistics_equal_hand_computed_values():
         evidences=(("Ola", "born in", "Vik"), ("Vik", "lies in", "Sogn")),
     )  # fmt: skip
     gold = gold_of(question, {}, {}, "ascii")
-    found = trajectories.statistics(ALL, {"a": gold})
-    assert found["trajectories"] == 3
-    assert found["teachers"] == {"annotations": 1, "tutor": 2}
-    assert found["steps"] == 7 / 3 and found["step_counts"] == {"2": 2, "3": 1}
-    assert found["ends"] == {"max_steps": 1, "stopped": 2}
-    assert found["candidates"] == (2 + 1 + 2 + 2 + 1 + 2 + 1) / 7
-    assert found["core"] == 4 / 7 and found["core_sizes"] == {"0": 3, "1": 4}
-    assert found["empty_core"] == 3 / 7
-    assert found["retried"] == 1 / 3  # only WHOLE asks on after a round that kept nothing
-    assert found["solved"] == 1 / 2 and found["early_stops"] == 1 / 2  # of the two known
-    assert found["retrieval_misses"] == 1 / 3  # its second round had nothing to offer
-    # A round after the last fact is found misses none.
+    stats = trajectories.statistics(ALL, {"a": gold})
+    assert stats["trajectories"] == 3
+    assert stats["teachers"] == {"annotations": 1, "tutor": 2}
+    assert stats["steps"] == 7 / 3 and stats["step_counts"] == {"2": 2, "3": 1}
+    assert stats["ends"] == {"max_steps": 1, "stopped": 2}
+    assert stats["candidates"] == (2 + 1 + 2 + 2 + 1 + 2 + 1) / 7
+    assert stats["core"] == 4 / 7 and stats["core_sizes"] == {"0": 3, "1": 4}
+    assert stats["empty_core"] == 3 / 7
+    assert stats["retried"] == 1 / 3  # Only WHOLE continues after an empty round.
+    assert stats["solved"] == 1 / 2 and stats["early_stops"] == 1 / 2  # Two are known.
+    assert stats["retrieval_misses"] == 1 / 3  # Its second round.
+    # Rounds after the last fact do not count.
     longer = dataclasses.replace(WHOLE, steps=(*STEPS, STEPS[1]))
     assert trajectories.statistics([longer], {"a": gold})["retrieval_misses"] == 1 / 3
-    assert found["gold_retrieved"] == 2 / 3
-    assert found["parse_errors"] == {"truncated": 1, "passage_not_extracted": 1}
-    text = trajectories.table(found)
+    assert stats["gold_retrieved"] == 2 / 3
+    assert stats["parse_errors"] == {"truncated": 1, "passage_not_extracted": 1}
+    text = trajectories.table(stats)
     assert "2.33" in text and "33.3 %" in text and "66.7 %" in text
 
 
 def test_statistics_of_no_trajectories():
-    found = trajectories.statistics((), {})
-    assert found["trajectories"] == 0 and found["steps"] is None and found["solved"] is None
-    assert "unknown" in trajectories.table(found)
+    stats = trajectories.statistics((), {})
+    assert stats["trajectories"] == 0 and stats["steps"] is None and stats["solved"] is None
+    assert "unknown" in trajectories.table(stats)
 
 
 def test_until_second_empty_round():
-    kept, vain = STEPS[0], STEPS[1]
+    kept, empty = STEPS[0], STEPS[1]
 
-    def left(*steps):
+    def truncate(*steps):
         return trajectories.until_second_empty_round(steps)
 
-    assert left(kept, vain, kept) == (kept, vain, kept)
-    assert left(kept, vain, vain, kept) == (kept, vain)
-    assert left(vain, kept, vain) == (vain, kept)
-    assert left(vain) == (vain,) and left(kept) == (kept,)
+    assert truncate(kept, empty, kept) == (kept, empty, kept)
+    assert truncate(kept, empty, empty, kept) == (kept, empty)
+    assert truncate(empty, kept, empty) == (empty, kept)
+    assert truncate(empty) == (empty,) and truncate(kept) == (kept,)
 
 
 def test_shuffled_keeps_candidates_scores_and_kept():
@@ -207,15 +207,15 @@ def test_shuffled_keeps_candidates_scores_and_kept():
     assert trajectories.shuffled([whole], 0.0, 0) == (whole,)
     first, second = trajectories.shuffled([whole, whole], 1.0, 0)
     assert first.steps[0].candidates != step.candidates != second.steps[0].candidates
-    assert first != second  # drawn for twice
+    assert first != second  # Two draws.
     assert trajectories.shuffled([whole, whole], 1.0, 0) == (first, second)
-    for made in (first, second):
-        now = made.steps[0]
+    for shuffled in (first, second):
+        now = shuffled.steps[0]
         pairs = dict(zip(step.candidates, step.scores, strict=True))
         assert dict(zip(now.candidates, now.scores, strict=True)) == pairs
         assert set(now.kept) == {BORN, LIES}
         assert now.kept == tuple(fact for fact in now.candidates if fact in now.kept)
     some = trajectories.shuffled([whole] * 40, 0.5, 0)
-    assert 8 < sum(made == whole for made in some) < 32
+    assert 8 < sum(shuffled == whole for shuffled in some) < 32
     with pytest.raises(UserError, match=r"shuffled=1\.5 must lie between 0 and 1"):
         trajectories.shuffled([whole], 1.5, 0)

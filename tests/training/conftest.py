@@ -1,4 +1,4 @@
-"""What the tests of trainings share."""
+"""Fixtures for the tests of trainings."""
 
 import jax
 import pytest
@@ -11,7 +11,7 @@ from tests.training.students import base_folder, write
 
 @pytest.fixture()
 def short(monkeypatch):
-    """A short instruction makes short examples. Optax raises a float to the integer step."""
+    """Shortens the instruction. Optax needs standard promotion for the power of a float."""
     monkeypatch.setattr(prompts, "_INSTRUCTION", "Collect facts.")
     with jax.numpy_dtype_promotion("standard"):
         yield
@@ -26,7 +26,7 @@ def model_and_data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A tiny base, and twelve trajectories of one to three rounds."""
+    """Folders of a tiny base and of twelve trajectories with one to three rounds."""
     root = tmp_path_factory.mktemp("integrator")
     made = [by_hand.trajectory(number, 1 + number % 3) for number in range(12)]
     return base_folder(root / "base"), write(root / "t", made)

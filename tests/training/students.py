@@ -1,4 +1,4 @@
-"""Tiny students: a base, trajectories, and the config that trains on them."""
+"""Tiny students: a base, trajectories and a training config."""
 
 import json
 import pathlib
@@ -35,7 +35,7 @@ def write(folder, trajectories, **sidecar):
 
 
 def base_folder(folder):
-    """A tiny base whose tokenizer knows the words of the trajectories: short examples."""
+    """Writes a tiny base with the words of the trajectories, so that examples are short."""
     texts = [
         message.text
         for t in map(by_hand.trajectory, range(3))
@@ -59,8 +59,9 @@ def config_of(folders, preset="quick", script="integrator", **changes):
 
 
 def train(folders, workdir):
-    """A short training by the command's own code on one device: the workdir, its result, and the
-    base's arrays from before and after.
+    """Runs the training command on one device.
+
+    Returns the workdir, the result, and the arrays of the base before and after.
     """
     kept, before = [], []
 

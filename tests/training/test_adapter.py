@@ -1,4 +1,4 @@
-"""Training of the student: what it leaves alone, resumption, meshes, what is refused."""
+"""Training of adapters: results, resumption, meshes and invalid input."""
 
 import json
 
@@ -31,9 +31,7 @@ def lines_of(workdir):
 
 @pytest.fixture(scope="module")
 def trained(folders, tmp_path_factory):
-    """The workdir and result of a short training by the command's own code, and the base's
-    arrays from before and after.
-    """
+    """A short training: its workdir and result, and the base's arrays before and after."""
     return train(folders, tmp_path_factory.mktemp("trained"))
 
 
@@ -60,7 +58,7 @@ def test_train_result_and_metrics_agree(trained):
     assert 0 < result["supervised_tokens"] < result["tokens"]
     assert all(s["train/tokens_per_second"] > 0 for s in steps)
     assert 0.5 < result["packing_efficiency"] <= 1
-    assert "train/mfu" not in steps[0]  # nobody knows what a CPU could do
+    assert "train/mfu" not in steps[0]  # The peak of CPUs is unknown.
 
 
 def test_train_base_is_unchanged_and_not_in_checkpoint(trained, folders):
@@ -74,7 +72,7 @@ def test_train_base_is_unchanged_and_not_in_checkpoint(trained, folders):
     with Checkpoints(workdir, read_only=True) as checkpoints:
         saved = checkpoints._manager.item_metadata(6)["state"].tree
     total = sum(int(np.prod(leaf.shape)) for leaf in saved.values())
-    assert 3 * adapter <= total <= 3 * adapter + 8  # and its two moments, counters, a key
+    assert 3 * adapter <= total <= 3 * adapter + 8  # Two moments, counters, a key.
     assert config == LoraConfig(4, 32.0, 0.05, decoder.PROJECTIONS)
     assert meta["component"] == component_of(str(workdir)) == "integrator"
     assert meta["prompt"] == {
@@ -90,8 +88,8 @@ def test_load_data_kept_weight_and_stop_weight_are_applied(folders):
     data = conversations.load_data(config, tokenizer, config.length)
     weights = {Part.NONE: 0.0, Part.FACTS: 3.0, Part.STOP: 5.0}
     for example in data.train:
-        wanted = [weights.get(Part(part), 1.0) for part in example.part_T.tolist()]
-        assert example.weight_T.tolist() == wanted
+        expected = [weights.get(Part(part), 1.0) for part in example.part_T.tolist()]
+        assert example.weight_T.tolist() == expected
     assert any(Part.STOP in example.part_T for example in data.train)
     assert {w for example in data.dev for w in example.weight_T.tolist()} == {0.0, 1.0}
 
@@ -119,8 +117,8 @@ def test_train_resumed_run_equals_uninterrupted_run(folders, tmp_path, one_devic
     monkeypatch.setattr(preemption, "out_of_time", lambda *_: False)
     resumed = adapter.train_and_evaluate(config, tmp_path / "cut")
     assert resumed["complete"] and resumed["step"] == 4
-    found = [open_adapter(str(tmp_path / name))[0] for name in ("cut", "whole")]
-    for a, b in zip(*map(tiny.arrays, found), strict=True):
+    adapters = [open_adapter(str(tmp_path / name))[0] for name in ("cut", "whole")]
+    for a, b in zip(*map(tiny.arrays, adapters), strict=True):
         np.testing.assert_array_equal(a, b)
 
     def losses(workdir):
@@ -137,7 +135,7 @@ def test_train_resumed_run_equals_uninterrupted_run(folders, tmp_path, one_devic
 
 def test_train_unpacked_on_mesh_equals_packed_on_one_device(folders, tmp_path):
     changes = {"num_steps": 1, "eval_every": 1, "lora.dropout": 0.0, "batch_size": 16}
-    found = []
+    runs = []
     make_mesh = sharding.make_mesh
     for name, packing, sizes, rows in (("a", True, (1, 1, 1), 4), ("b", False, (2, 2, 2), 2)):
         with pytest.MonkeyPatch.context() as patch:
@@ -150,10 +148,10 @@ def test_train_unpacked_on_mesh_equals_packed_on_one_device(folders, tmp_path):
                 folders, packing=packing, rows_per_device=rows, buckets=(256,), **mesh, **changes
             )
             adapter.train_and_evaluate(config, tmp_path / name)
-        found.append(lines_of(tmp_path / name))
-    # All ten examples are in the one step of either.
+        runs.append(lines_of(tmp_path / name))
+    # Both have all ten examples in one step.
     compared = ("train/loss", "train/gradient_norm", "dev/loss", "dev/loss_facts")
-    for one, other in zip(*found, strict=True):
+    for one, other in zip(*runs, strict=True):
         assert any(key in one for key in compared)
         for key in compared:
             assert (key in one) == (key in other)
@@ -174,15 +172,19 @@ def test_initial_adapter_start_is_loaded(trained, folders, tmp_path):
     config = config_of(folders, **{"lora.start": spec})
     base = load_decoder(str(folders[0]))
     mesh = sharding.make_mesh(1, 1, 1, devices=jax.devices()[:1])
-    found, before = adapter.initial_adapter(config, base.config, adapter.make_lora(config), mesh)
+    state_from_start, earlier_ids = adapter.initial_adapter(
+        config, base.config, adapter.make_lora(config), mesh
+    )
     state, _, meta = open_adapter(spec)
-    assert hash_arrays(found) == hash_arrays(state) and before == meta["trained_on"]
+    assert hash_arrays(state_from_start) == hash_arrays(state) and earlier_ids == meta["trained_on"]
     config.lora.rank = 2
     with pytest.raises(UserError, match="has rank 4, scale"):
         adapter.initial_adapter(config, base.config, adapter.make_lora(config), mesh)
-    config.lora.rank, config.component = 4, "reader"  # whatever it was trained for
-    found, before = adapter.initial_adapter(config, base.config, adapter.make_lora(config), mesh)
-    assert hash_arrays(found) == hash_arrays(state) and before == meta["trained_on"]
+    config.lora.rank, config.component = 4, "reader"  # Any component.
+    state_from_start, earlier_ids = adapter.initial_adapter(
+        config, base.config, adapter.make_lora(config), mesh
+    )
+    assert hash_arrays(state_from_start) == hash_arrays(state) and earlier_ids == meta["trained_on"]
 
 
 def test_count_dev_trained_on_warns_if_not_held_out(folders, capsys):
@@ -192,8 +194,8 @@ def test_count_dev_trained_on_warns_if_not_held_out(folders, capsys):
     assert adapter.count_dev_trained_on(config_of(folders), (), data) == 0
     assert "lora.start" not in capsys.readouterr().err
     assert adapter.count_dev_trained_on(config, ["another", data.measured_on[0]], data) == 1
-    said = capsys.readouterr().err
-    assert "WARNING: config.lora.start=W was trained on 1 of the 2 questions or passages" in said
+    stderr = capsys.readouterr().err
+    assert "WARNING: config.lora.start=W was trained on 1 of the 2 questions or passages" in stderr
     assert adapter.count_dev_trained_on(config, None, data) is None
     assert "config.lora.start=W does not record its training questions" in capsys.readouterr().err
 
@@ -214,7 +216,7 @@ def test_describe_supervised_tokens_ignore_weights(folders, monkeypatch):
     assert values["mfu"] == flops / 2.0 / (1e6 * jax.device_count())
 
 
-# ----------------------------------------------------------------------------------------- refusals
+# ---------------------------------------------------------------------------------- invalid input
 
 
 def test_train_without_dev_examples_saves_checkpoints(folders, tmp_path, one_device):
@@ -228,11 +230,11 @@ def test_train_without_dev_examples_saves_checkpoints(folders, tmp_path, one_dev
 
 def test_train_unknown_metric_is_refused(folders, tmp_path, one_device):
     config = config_of(folders, best_metric="dev/core_f1", eval_every=0)
-    wanted = (
+    expected = (
         "best_metric=dev/core_f1 is not measured; choose one of dev/loss, dev/loss_rationale, "
         "dev/loss_facts, dev/loss_question, dev/loss_stop$"
     )
-    with pytest.raises(UserError, match=wanted):
+    with pytest.raises(UserError, match=expected):
         adapter.train_and_evaluate(config, tmp_path)
     assert not (tmp_path / "metrics.jsonl").exists()
 
@@ -274,7 +276,7 @@ def test_train_invalid_trajectory_is_refused_with_its_line(folders, tmp_path, on
 
 
 def test_train_step_that_is_not_finite_is_not_saved(folders, tmp_path, one_device):
-    # In float32 the loss's sum over tokens is infinite, and so is that of the weights.
+    # The sums of the loss and of the weights overflow in float32.
     changes = {
         "kept_weight": 3e38,
         "stop_weight": 3e38,
@@ -293,8 +295,8 @@ def test_lora_flops_equal_hand_computed_value():
     )
     linear = 3 * (8 * 8 + 8 * 4 + 8 * 4 + 8 * 8 + 3 * 8 * 16)
     adapter = 3 * 2 * ((8 + 8) + (8 + 4))
-    found = mfu.lora_flops(config, 2, ("q_proj", "v_proj"), tokens=10, supervised=4, attended=60)
-    assert found == (4 * linear + 6 * adapter) * 10 + 4 * 8 * 100 * 4 + 6 * 3 * 2 * 4 * 60
+    actual = mfu.lora_flops(config, 2, ("q_proj", "v_proj"), tokens=10, supervised=4, attended=60)
+    assert actual == (4 * linear + 6 * adapter) * 10 + 4 * 8 * 100 * 4 + 6 * 3 * 2 * 4 * 60
     assert mfu.peak_flops("NVIDIA H100 80GB HBM3") == 989e12
     assert mfu.peak_flops("NVIDIA H100 PCIe") == 756e12
     assert mfu.peak_flops("cpu") is None

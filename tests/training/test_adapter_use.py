@@ -1,4 +1,4 @@
-"""A trained student afterwards: what it is used for and refused for, its exports."""
+"""Use and export of a trained adapter."""
 
 import contextlib
 import dataclasses
@@ -33,7 +33,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def trained(folders, tmp_path_factory):
-    """The workdir and result of a short training by the command's own code."""
+    """The workdir and result of a short training."""
     return train(folders, tmp_path_factory.mktemp("trained"))[:2]
 
 
@@ -44,7 +44,7 @@ def language_model(**changes):
 
 
 def texts(**changes):
-    """Greedy answers of a backend to two prompts, some forty tokens each."""
+    """Returns the greedy answers of a backend to two prompts, up to forty tokens each."""
     backend = backends.open_backend(language_model(**changes))
     requests = [
         Generate((Message("user", text),), max_tokens=40)
@@ -59,20 +59,20 @@ def test_export_adapter_merged_and_peft_decode_the_same(trained, folders, tmp_pa
     meta = export_adapter(workdir, tmp_path / "peft")
     export_adapter(workdir, tmp_path / "whole", merge=True)
     state, config, _ = open_adapter(workdir)
-    again, config_again = load_adapter(tmp_path / "peft", load_decoder(base).config)
-    for a, b in zip(tiny.arrays(state), tiny.arrays(again), strict=True):
+    reloaded, reloaded_config = load_adapter(tmp_path / "peft", load_decoder(base).config)
+    for a, b in zip(tiny.arrays(state), tiny.arrays(reloaded), strict=True):
         np.testing.assert_array_equal(a, b)
-    assert config_again == config and meta["step"] == trained[1]["best_step"]
-    wanted = texts(adapter=workdir)  # which also says what the base is
-    assert wanted == texts(adapter=workdir, model=base)
-    assert wanted != texts(model=base)
-    assert wanted == texts(adapter=workdir, merge_adapter=True)
-    assert wanted == texts(adapter=str(tmp_path / "peft"), model=base)
-    assert wanted == texts(model=str(tmp_path / "whole"))
+    assert reloaded_config == config and meta["step"] == trained[1]["best_step"]
+    expected = texts(adapter=workdir)  # The workdir names the base.
+    assert expected == texts(adapter=workdir, model=base)
+    assert expected != texts(model=base)
+    assert expected == texts(adapter=workdir, merge_adapter=True)
+    assert expected == texts(adapter=str(tmp_path / "peft"), model=base)
+    assert expected == texts(model=str(tmp_path / "whole"))
     from tests.tiny_adapter import quiet_peft
 
     with quiet_peft():
-        assert wanted == texts(adapter=workdir, backend="transformers")
+        assert expected == texts(adapter=workdir, backend="transformers")
     assert not list(tmp_path.parent.glob("cirag_adapter*"))
 
 
@@ -92,10 +92,10 @@ def test_check_adapters_changed_prompts_are_refused(trained):
     )
     opening.check_adapters(config, ("integrator",))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prompts, "render_decision", lambda *_: "worded anew")
+        patch.setattr(prompts, "render_decision", lambda *_: "other words")
         with pytest.raises(UserError, match="have changed in this version; train it again"):
             opening.check_adapters(config, ("integrator",))
-    # Before it was recorded, one format changed.
+    # Adapters without a prompt digest are older than a change of one format.
     for prompt_format, refused in (("multi_turn", False), ("paper", True)):
         prompt = {"normalization": "ascii", "prompt_format": prompt_format, "few_shot": False}
         with pytest.raises(UserError) if refused else contextlib.nullcontext():
@@ -118,20 +118,20 @@ def test_check_adapters_other_role_or_settings_are_refused(trained, folders, cap
     assert "WARNING" not in capsys.readouterr().err
     check("integrator", **{"cirag.num_candidates": 15})
     assert "cirag.num_candidates=15, but" in capsys.readouterr().err
-    wanted = (
+    expected = (
         r"other settings of normalization, few_shot; set --config\.cirag\.normalization=ascii "
         r"--config\.cirag\.few_shot=False\.$"
     )
-    with pytest.raises(UserError, match=wanted):
+    with pytest.raises(UserError, match=expected):
         check("integrator", **{"cirag.few_shot": True, "cirag.normalization": "unicode"})
     check("integrator", **{"cirag.few_shot": True, "integrator.backend": "openai"})
     sentences = {"cirag.units": "sentence", "cirag.prompt_format": "compact"}
     with pytest.raises(UserError, match=r"settings of units, .*--config\.cirag\.units=triple"):
         check("integrator", **sentences)
-    export_adapter(workdir, tmp_path / "peft")  # an older one says nothing of units
-    told = json.loads((tmp_path / "peft/training.json").read_text("utf-8"))
-    assert told["prompt"].pop("units") == "triple"
-    (tmp_path / "peft/training.json").write_text(json.dumps(told))
+    export_adapter(workdir, tmp_path / "peft")  # Older exports have no units.
+    description = json.loads((tmp_path / "peft/training.json").read_text("utf-8"))
+    assert description["prompt"].pop("units") == "triple"
+    (tmp_path / "peft/training.json").write_text(json.dumps(description))
     check("integrator", **{"integrator.adapter": tmp_path / "peft"})
     with pytest.raises(UserError, match=r"other settings of units, .*cirag\.units=triple"):
         check("integrator", **{"integrator.adapter": tmp_path / "peft", **sentences})
@@ -210,7 +210,7 @@ def test_export_command_invalid_config_writes_nothing(trained, tmp_path, changes
     ],
 )
 def test_export_adapter_merged_has_precision_of_base(trained, tmp_path, base, asked, written):
-    """Whatever this machine would compute in."""
+    """The precision does not depend on this machine."""
     file = pathlib.Path(open_adapter(str(trained[0]))[2]["model"]) / "config.json"
     before = file.read_text()
     try:
@@ -225,10 +225,10 @@ def test_export_adapter_merged_has_precision_of_base(trained, tmp_path, base, as
 
 def test_export_adapter_keeps_description_of_workdir(trained, folders, tmp_path):
     folder = str(tmp_path / "model")
-    told = export_adapter(str(trained[0]), pathlib.Path(folder), dtype="bfloat16")
-    found = check_role(folder, "integrator")
+    description = export_adapter(str(trained[0]), pathlib.Path(folder), dtype="bfloat16")
+    exported = check_role(folder, "integrator")
     for name in ("prompt", "prompt_digest", "trained_on", "num_candidates", "model"):
-        assert found[name] == told[name]
+        assert exported[name] == description[name]
     with pytest.raises(UserError, match="component integrator, where reader is needed"):
         check_role(folder, "reader")
     with safetensors.safe_open(f"{folder}/adapter_model.safetensors", "np") as file:
@@ -242,20 +242,22 @@ def test_export_adapter_average_with_start(trained, folders, tmp_path):
     state, config, meta = open_adapter(str(trained[0]))
     model = load_decoder(str(folders[0])).config
     zeros = jax.tree.map(np.zeros_like, state)
-    told = {"component": "integrator", "trained_on": ["another"]}
-    before = str(save_adapter(zeros, config, tmp_path / "before", meta["model"], training=told))
+    description = {"component": "integrator", "trained_on": ["another"]}
+    before = str(
+        save_adapter(zeros, config, tmp_path / "before", meta["model"], training=description)
+    )
     folder = tmp_path / "mean"
     export_adapter(str(trained[0]), folder, average_with=before, share=0.25)
     mean, _ = load_adapter(folder, model)
     for got, new in zip(tiny.arrays(mean), tiny.arrays(state), strict=True):
         np.testing.assert_array_equal(got, 0.25 * new)
-    learnt = check_role(str(folder), "integrator")["trained_on"]
-    assert set(learnt) == {*meta["trained_on"], "another"}
+    trained_on = check_role(str(folder), "integrator")["trained_on"]
+    assert set(trained_on) == {*meta["trained_on"], "another"}
 
     with pytest.raises(UserError, match=r"config\.share=1\.0 must lie between 0 and 1"):
         export_adapter(str(trained[0]), folder, average_with=before, share=1.0)
     other = dataclasses.replace(config, alpha=2 * config.alpha)
-    save_adapter(zeros, other, tmp_path / "other", meta["model"], training=told)
+    save_adapter(zeros, other, tmp_path / "other", meta["model"], training=description)
     with pytest.raises(UserError, match=r"config\.average_with=.* has rank 4, scale .* are needed"):
         export_adapter(str(trained[0]), folder, average_with=str(tmp_path / "other"))
     save_adapter(

@@ -1,4 +1,4 @@
-"""The training loop: one golden step, interruption and resumption, several processes."""
+"""Training of the aligner: a golden step, resumption, the link head and several processes."""
 
 import dataclasses
 import json
@@ -40,7 +40,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 @pytest.fixture(autouse=True)
 def standard_promotion():
-    """Optax raises a float to the integer step count; our own code passes the strict rule."""
+    """Optax needs standard promotion for the power of a float. Our code allows strict promotion."""
     with jax.numpy_dtype_promotion("standard"):
         yield
 
@@ -70,15 +70,15 @@ def _final_state(workdir, step=None):
 
 
 def _parameters(workdir):
-    """The best checkpoint's parameters on the host."""
+    """Returns the parameters of the best checkpoint on the host."""
     return tiny.arrays(open_encoder(str(workdir))[0].state)
 
 
 def test_train_step_golden_values(model_and_data):
-    """Loss and norms after one step on the tiny model.
+    """Checks loss and norms of the second step on the tiny model.
 
-    These numbers may change only with the loss, the batch (sampling, negatives, seeds) or the
-    optimiser. If you changed one of those on purpose, paste the new values; if not, this is a bug.
+    These numbers change only with the loss, the batch (sampling, negatives, seeds) or the
+    optimiser. If you changed one of those on purpose, paste the new values. Otherwise it is a bug.
     """
     config = _config(model_and_data)
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
@@ -128,7 +128,7 @@ def test_train_learns_tiny_chains(model_and_data, tmp_path, one_device, kind):
 
 @pytest.mark.parametrize(("preset", "batch_size"), [("paper", 8), ("code", 16)])
 def test_train_paper_presets(model_and_data, tmp_path, preset, batch_size):
-    """Both hyper-parameter sets, bf16 and eight devices included, on the tiny model."""
+    """Trains the tiny model with both presets, including bf16 and eight devices."""
     changes = {"num_steps": 2, "eval_every": 2, "batch_size": batch_size, "num_negatives": 10}
     config = load_config(
         str(_ROOT / f"configs/aligner.py:{preset}"), _overrides(model_and_data, **changes)
@@ -138,7 +138,7 @@ def test_train_paper_presets(model_and_data, tmp_path, preset, batch_size):
 
 
 def test_presets_match_paper_and_code():
-    """Spec, section 2, "Aligner training"; what differs between the two is listed whole."""
+    """Lists shared values, and all differences between paper and code."""
     paper, code = (
         load_config(str(_ROOT / f"configs/aligner.py:{name}")) for name in ("paper", "code")
     )
@@ -180,16 +180,16 @@ def _get(config, path):
 
 
 def test_train_several_folders_and_resume(model_and_data, tmp_path, one_device):
-    """The second folder has other questions, two of which others evaluate on."""
+    """The second folder has other questions, two of them in folds for evaluation."""
     model, data = model_and_data
     other = tmp_path / "other"
-    made = tiny.dataset()
+    dataset = tiny.dataset()
     fold = {2: "tune", 3: "test", 4: "train"}
     questions = tuple(
         dataclasses.replace(question, id=f"other{index}", fold=fold.get(index))
-        for index, question in enumerate(made.questions[:8])
+        for index, question in enumerate(dataset.questions[:8])
     )
-    jsonl.write_dataset(dataclasses.replace(made, questions=questions), other)
+    jsonl.write_dataset(dataclasses.replace(dataset, questions=questions), other)
     several = _overrides(
         model_and_data,
         **{"data.dir": (str(data), str(other)), "dev.split": "null", "dev.questions": 2},
@@ -199,11 +199,11 @@ def test_train_several_folders_and_resume(model_and_data, tmp_path, one_device):
     result = aligner.train_and_evaluate(config, tmp_path / "w")
     assert (result["num_chains"], result["num_dev_questions"]) == (6 + 4, 4)
     with Checkpoints(tmp_path / "w", read_only=True) as checkpoints:
-        learnt = set(checkpoints.meta()["trained_on"])
-    assert len(learnt) == 10 and not learnt & {"other2", "other3"}
-    assert {name[0] for name in learnt} == {"q", "o"}
-    again = aligner.train_and_evaluate(config, tmp_path / "w")  # the same run, which has ended
-    assert again["step"] == 2
+        train_ids = set(checkpoints.meta()["trained_on"])
+    assert len(train_ids) == 10 and not train_ids & {"other2", "other3"}
+    assert {name[0] for name in train_ids} == {"q", "o"}
+    repeated = aligner.train_and_evaluate(config, tmp_path / "w")  # The same run, already finished.
+    assert repeated["step"] == 2
     with pytest.raises(UserError, match=r"config\.data\.split=valid leaves no question of data"):
         config.data.split = "valid"
         aligner.train_and_evaluate(config, tmp_path / "w2")
@@ -217,7 +217,7 @@ def test_train_loss_that_is_not_finite_stops_with_step(model_and_data, tmp_path,
 
 
 def test_train_profile_covers_requested_steps(model_and_data, tmp_path, monkeypatch, one_device):
-    """The trace begins before the first of them is sent, and ends when the last has ended."""
+    """The trace starts before the first step is sent, and ends when the last step ends."""
     start, stop = jax.profiler.start_trace, jax.profiler.stop_trace
     ended, traced = [], []
     monkeypatch.setattr(MetricWriter, "progress", lambda _, step, loss: ended.append(step))
@@ -230,9 +230,8 @@ def test_train_profile_covers_requested_steps(model_and_data, tmp_path, monkeypa
     assert traced == [1, 3] and ended == [1, 2, 3, 4, 5, 6]
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
     assert list((tmp_path / "profile").rglob("perfetto_trace.json.gz"))
-    aligner.train_and_evaluate(
-        _config(model_and_data, eval_every=0), tmp_path
-    )  # the same run all the same
+    # profile_steps is not part of the identity of a run.
+    aligner.train_and_evaluate(_config(model_and_data, eval_every=0), tmp_path)
 
 
 @pytest.mark.parametrize("steps", ["10", "1:3", "5:4", "a:b", "2:"])
@@ -278,7 +277,7 @@ def test_open_ranker_aligner_scores_triples_as_in_training(
         ({"query_max_length": 0}, r"config\.query_max_length=0 must be at least 3"),
         ({"dev.questions": -1}, r"config\.dev\.questions=-1 must not be negative"),
         ({"activations_gib": -1.0}, r"config\.activations_gib=-1\.0 must not be negative"),
-        # What every trainer has.
+        # Settings of all trainers.
         ({"keep_checkpoints": 0}, r"config\.keep_checkpoints=0 must be at least 1"),
         ({"eval_every": -1}, r"config\.eval_every=-1 must not be negative"),
         ({"save_every": -1}, r"config\.save_every=-1 must not be negative"),
@@ -302,11 +301,11 @@ def test_train_invalid_config_is_refused_before_data(tmp_path, changes, message)
 
 
 def test_train_unknown_metric_is_refused(model_and_data, tmp_path):
-    wanted = r"best_metric=dev/ndcg is not measured; choose one of dev/mrr, dev/recall@1, "
-    with pytest.raises(UserError, match=wanted):
+    expected = r"best_metric=dev/ndcg is not measured; choose one of dev/mrr, dev/recall@1, "
+    with pytest.raises(UserError, match=expected):
         aligner.train_and_evaluate(_config(model_and_data, best_metric="dev/ndcg"), tmp_path)
     assert not (tmp_path / "checkpoints").exists()
-    # Nothing is measured: none is refused.
+    # Without dev questions, any metric is accepted.
     changes = {"best_metric": "dev/ndcg", "dev.split": "null", "dev.questions": 0, "num_steps": 1}
     assert (
         aligner.train_and_evaluate(_config(model_and_data, **changes), tmp_path)["best_step"]
@@ -317,9 +316,9 @@ def test_train_unknown_metric_is_refused(model_and_data, tmp_path):
 def test_train_head_finished_is_kept_changed_is_retrained(
     model_and_data, tmp_path, one_device, monkeypatch
 ):
-    fitted, train_head = [], link_head.train_link_head
+    calls, train_head = [], link_head.train_link_head
     monkeypatch.setattr(
-        link_head, "train_link_head", lambda *args: (fitted.append(1), train_head(*args))[1]
+        link_head, "train_link_head", lambda *args: (calls.append(1), train_head(*args))[1]
     )
     changes = {"num_steps": 1, "eval_every": 0, "data.units": "sentence", "head.rounds": 1}
 
@@ -329,25 +328,23 @@ def test_train_head_finished_is_kept_changed_is_retrained(
         return {name: value for name, value in result.items() if name != "seconds"}
 
     stopped = train(stop_after_minutes=1e-9)  # The one step, and no head.
-    assert not stopped["complete"] and not fitted
+    assert not stopped["complete"] and not calls
     assert not list(tmp_path.glob("*link_head*"))
     first = train()
-    assert first["complete"] and first["head_loss"] > 0 and fitted == [1]
+    assert first["complete"] and first["head_loss"] > 0 and calls == [1]
     file = tmp_path / "link_head.safetensors"
     before = file.read_bytes()
-    assert train() == first and fitted == [1]
+    assert train() == first and calls == [1]
     assert file.read_bytes() == before
-    assert train(**{"head.epochs": 3}) != first and fitted == [1, 1]
+    assert train(**{"head.epochs": 3}) != first and calls == [1, 1]
     file.write_bytes(before[:40])
-    assert train() == first and fitted == [1, 1, 1]
-    monkeypatch.setattr(stopping, "num_features", lambda steps: 99)  # as another version has
+    assert train() == first and calls == [1, 1, 1]
+    monkeypatch.setattr(stopping, "num_features", lambda steps: 99)  # Imitates another version.
     train()
-    assert fitted == [1, 1, 1, 1]
+    assert calls == [1, 1, 1, 1]
 
 
-def test_train_head_embeddings_are_reused(
-    model_and_data, tmp_path, one_device, monkeypatch
-):
+def test_train_head_embeddings_are_reused(model_and_data, tmp_path, one_device, monkeypatch):
     monkeypatch.setenv("CIRAG_JAX_CACHE", str(tmp_path / "cache"))
     embedded, encode = [], FlaxEncoder.encode
 
@@ -366,12 +363,19 @@ def test_train_head_embeddings_are_reused(
     aligner.train_and_evaluate(config, workdir)
     assert {*embedded} == {"query"}
 
-    asked = retrieval.get_config()
-    asked.checkpoint, asked.data.dir, asked.data.split = str(workdir), str(model_and_data[1]), "dev"
-    asked.systems, asked.bootstrap_samples = ("linked",), 10
-    asked.query_max_length, asked.unit_max_length = config.query_max_length, config.unit_max_length
+    eval_config = retrieval.get_config()
+    eval_config.checkpoint, eval_config.data.dir, eval_config.data.split = (
+        str(workdir),
+        str(model_and_data[1]),
+        "dev",
+    )
+    eval_config.systems, eval_config.bootstrap_samples = ("linked",), 10
+    eval_config.query_max_length, eval_config.unit_max_length = (
+        config.query_max_length,
+        config.unit_max_length,
+    )
     embedded.clear()
-    evaluate_retrieval.evaluate(asked, tmp_path)
+    evaluate_retrieval.evaluate(eval_config, tmp_path)
     assert {*embedded} == {"query"}
 
 
@@ -385,31 +389,31 @@ def test_train_head_ignores_dev_questions_of_other_split(
         lambda head, *rest: (held_out.append(head.held_out), train_head(head, *rest))[1],
     )
     changes = {"num_steps": 1, "eval_every": 0, "data.units": "sentence", "head.rounds": 1}
-    seen = []
+    num_trained_on = []
     for name, dev in (("dev", "dev"), ("held_out", None)):
         config = _config(model_and_data, **changes, **{"head.epochs": 1})
         config.dev.split, config.dev.questions = dev, 2
         aligner.train_and_evaluate(config, tmp_path / name)
-        seen.append(len(trained_on(str(tmp_path / name))))
+        num_trained_on.append(len(trained_on(str(tmp_path / name))))
     assert held_out == [0, 3]
-    # What teaches the head counts as trained on: the two that were held out, too.
+    # The two held-out questions count as trained on, because the head learns from them.
     train = load.select_questions(load.load_dataset(config.data), config.data)
-    assert seen == [len(train), len(train)]
+    assert num_trained_on == [len(train), len(train)]
     head = link_head_model.load_link_head(tmp_path / "held_out", FEATURES)
     dataclasses.replace(head, record={"taught": [1]}).save(tmp_path / "held_out")
     with pytest.raises(UserError, match=r"taught of link_head\.safetensors must be a list of ids"):
         trained_on(str(tmp_path / "held_out"))
 
 
-@pytest.mark.parametrize("index", [0, -1])  # a question that is trained on, and a dev one
+@pytest.mark.parametrize("index", [0, -1])  # A training and a dev question.
 def test_train_same_workdir_other_data_is_refused(model_and_data, tmp_path, one_device, index):
-    data, made = tmp_path / "data", tiny.dataset()
+    data, dataset = tmp_path / "data", tiny.dataset()
     config = _config((model_and_data[0], tiny.dataset_folder(data)), num_steps=1, eval_every=0)
     aligner.train_and_evaluate(config, tmp_path / "w")
-    questions = list(made.questions)
+    questions = list(dataset.questions)
     questions[index] = dataclasses.replace(questions[index], question="another question")
     shutil.rmtree(data)
-    jsonl.write_dataset(dataclasses.replace(made, questions=tuple(questions)), data)
+    jsonl.write_dataset(dataclasses.replace(dataset, questions=tuple(questions)), data)
     with pytest.raises(UserError, match="was started with other training examples"):
         aligner.train_and_evaluate(config, tmp_path / "w")
 
@@ -417,10 +421,10 @@ def test_train_same_workdir_other_data_is_refused(model_and_data, tmp_path, one_
 def test_train_same_workdir_other_config_is_refused(
     model_and_data, tmp_path, one_device, monkeypatch
 ):
-    # A killed process left this: it is no step of another run.
+    # A killed process leaves this folder, which is not a step of another run.
     (tmp_path / "checkpoints/3.orbax-checkpoint-tmp").mkdir(parents=True)
     aligner.train_and_evaluate(_config(model_and_data, num_steps=1, eval_every=0), tmp_path)
-    monkeypatch.setattr(aligner, "training_chains", None)  # What takes long is not begun.
+    monkeypatch.setattr(aligner, "training_chains", None)  # Fails if it is called.
     with pytest.raises(UserError, match=r"was started with temperature=0\.\d+, not "):
         aligner.train_and_evaluate(
             _config(model_and_data, num_steps=1, eval_every=0, temperature=0.5), tmp_path
@@ -441,7 +445,7 @@ def test_split_questions_train_and_dev_are_disjoint(model_and_data):
         )
 
 
-# ------------------------------------------------------------------------------- other processes
+# ------------------------------------------------------------------------------- subprocesses
 
 
 def _train(command, workdir, overrides, **fields):
@@ -481,22 +485,22 @@ def test_train_sigterm_saves_and_run_resumes(model_and_data, tmp_path, command):
 
 def test_train_full_disk_is_reported_in_one_sentence(model_and_data, tmp_path, command):
     overrides = _overrides(model_and_data, num_steps=2, eval_every=0, save_every=1)
-    # The disk would else be too full for the compiled programs, of which JAX warns.
+    # Fills the compilation cache, which JAX could not write to a full disk.
     assert _train(command, tmp_path / "whole", overrides).returncode == 0
-    for size in (15_000, 30_000):  # of a checkpoint of 240,000 bytes
+    for size in (15_000, 30_000):  # A checkpoint has 240,000 bytes.
         workdir = tmp_path / str(size)
         done = _train(command, workdir, overrides, hooks=[["limit_files", size]])
         assert done.returncode == 2 and "Traceback" not in done.stderr
-        _, told = done.stderr.splitlines()  # the first says what is trained on
-        wanted = f"train.py: checkpoint {workdir}/checkpoints/1 cannot be written (OSError: "
-        assert told == wanted + "File too large)"
+        _, message_line = done.stderr.splitlines()  # The first line describes the data.
+        expected = f"train.py: checkpoint {workdir}/checkpoints/1 cannot be written (OSError: "
+        assert message_line == expected + "File too large)"
 
 
 def test_train_two_processes_equal_one(model_and_data, tmp_path, command):
     overrides = _overrides(model_and_data, num_steps=2, eval_every=2)
-    # The negatives of a device must mean the same with one process: cross-device ones do.
-    alone = _train(command, tmp_path / "alone", overrides)
-    assert alone.returncode == 0, alone.stderr
+    # Cross-device negatives do not depend on the number of processes.
+    single = _train(command, tmp_path / "alone", overrides)
+    assert single.returncode == 0, single.stderr
     pair = command.together("train.py", f"--workdir={tmp_path / 'pair'}", *overrides)
     assert [done.returncode for done in pair] == [0, 0], pair
     assert not pair[1].stdout.strip()  # Only the first process prints the result.

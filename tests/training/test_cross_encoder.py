@@ -1,4 +1,4 @@
-"""Training of the cross-encoder: the step against torch, resumption, what is compared, export."""
+"""Training of the cross-encoder: comparison with torch, resumption, evaluation and export."""
 
 import dataclasses
 import json
@@ -35,7 +35,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 @pytest.fixture(autouse=True)
 def standard_promotion():
-    """Optax raises a float to the integer step count; our own code passes the strict rule."""
+    """Optax needs standard promotion for the power of a float. Our code allows strict promotion."""
     with jax.numpy_dtype_promotion("standard"):
         yield
 
@@ -78,16 +78,16 @@ def _step(model_and_data, mesh, repeats=1, dtype="float32", **changes):
 
 
 @pytest.fixture(scope="module")
-def alone(model_and_data):
-    """A step on one device: what torch and meshes are compared with."""
+def one_device_step(model_and_data):
+    """A step on one device, the reference for torch and meshes."""
     with jax.numpy_dtype_promotion("standard"):
         return _step(model_and_data, sharding.make_mesh(devices=jax.devices()[:1]))
 
 
-def test_train_step_equals_torch(alone, tmp_path):
+def test_train_step_equals_torch(one_device_step, tmp_path):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    model, pairs, metrics = alone
+    model, pairs, metrics = one_device_step
     folder = export_cross_encoder(model, None, tmp_path / "start")
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
     tokenizer = transformers.PreTrainedTokenizerFast(
@@ -107,26 +107,26 @@ def test_train_step_equals_torch(alone, tmp_path):
 
 
 @pytest.mark.parametrize("shape", [(8, 1, 1), (2, 2, 2)])
-def test_train_step_on_mesh_equals_one_device(model_and_data, alone, shape):
-    *_, wanted = alone
+def test_train_step_on_mesh_equals_one_device(model_and_data, one_device_step, shape):
+    *_, expected = one_device_step
     *_, sharded = _step(model_and_data, sharding.make_mesh(*shape))
     for name in ("loss", "accuracy", "gradient_norm"):
-        np.testing.assert_allclose(sharded[name], wanted[name], rtol=1e-5, err_msg=name)
+        np.testing.assert_allclose(sharded[name], expected[name], rtol=1e-5, err_msg=name)
 
 
 def test_train_step_rounded_weights_equal_fp32_weights(model_and_data):
-    """Without ``model.dtype`` each use of a weight rounds it: `_step` gives the model its own."""
+    """Without ``model.dtype``, every use of a weight rounds it."""
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
-    _, _, wanted = _step(model_and_data, mesh, dtype="bfloat16")
+    _, _, expected = _step(model_and_data, mesh, dtype="bfloat16")
     _, _, rounded = _step(model_and_data, mesh, dtype="bfloat16", **{"model.dtype": "bfloat16"})
-    assert rounded == wanted
+    assert rounded == expected
 
 
 def test_train_step_overfits_a_batch(model_and_data):
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
     _, pairs, metrics = _step(model_and_data, mesh, repeats=150)
     share = np.mean([relevant for _, _, relevant in pairs])
-    assert 0.15 < share < 0.25  # to know no more than that costs at least 0.42
+    assert 0.15 < share < 0.25  # Predicting only the share costs at least 0.42.
     assert metrics["loss"] < 0.25 and metrics["accuracy"] > 0.85, metrics
 
 
@@ -175,9 +175,7 @@ def test_train_resumed_run_equals_uninterrupted_run(
         )
 
 
-def test_export_cross_encoder_scores_equal_workdir(
-    model_and_data, tmp_path, one_device, command
-):
+def test_export_cross_encoder_scores_equal_workdir(model_and_data, tmp_path, one_device, command):
     pytest.importorskip("sentence_transformers")
     from sentence_transformers import CrossEncoder
 
@@ -191,10 +189,10 @@ def test_export_cross_encoder_scores_equal_workdir(
     assert meta["triple_text"] == {"form": "tuple", "normalization": "ascii"}
     export = runpy.run_path(str(_ROOT / "launch/export.py"))["main"]
     for setting in ("dtype=bfloat16", "share=0.5", "merge=true"):
-        given = [f"--config.checkpoint={tmp_path / 'w'}", f"--config.{setting}"]
+        overrides = [f"--config.checkpoint={tmp_path / 'w'}", f"--config.{setting}"]
         field = setting.partition("=")[0]
         with pytest.raises(UserError, match=rf"config\.{field} needs an adapter; .* is not one"):
-            export(load_config(str(_ROOT / "configs/export.py"), given), tmp_path / "e")
+            export(load_config(str(_ROOT / "configs/export.py"), overrides), tmp_path / "e")
     pairs = [("who is the patron of corum", "corum patron saint weaver"), ("a", "b " * 90)]
     done = command(
         "export.py", f"--workdir={tmp_path / 'e'}", f"--config.checkpoint={tmp_path / 'w'}"
@@ -226,30 +224,28 @@ def test_reranking_metrics_ties_are_ranked_last():
     assert values["recall@1"] == [0.5] and values["recall@2"] == [0.5] and values["recall@3"] == [1]
 
 
-def test_train_same_workdir_other_data_or_encoder_is_refused(
-    model_and_data, tmp_path, one_device
-):
-    data, made = tmp_path / "data", tiny.dataset()
+def test_train_same_workdir_other_data_or_encoder_is_refused(model_and_data, tmp_path, one_device):
+    data, dataset = tmp_path / "data", tiny.dataset()
     encoder = shutil.copytree(model_and_data[0], tmp_path / "encoder")
     changes = {"num_steps": 1, "eval_every": 0, "encoder.model": encoder}
     config = _config((model_and_data[0], tiny.dataset_folder(data)), **changes)
     cross_encoder.train_and_evaluate(config, tmp_path / "w")
     with Checkpoints(tmp_path / "w", read_only=True) as checkpoints:
-        learnt = checkpoints.meta()["trained_on"]
-    assert len(learnt) == 6
-    held_out = ({f"q{index}" for index in range(8)} - set(learnt)).pop()
-    for name in (learnt[0], held_out):
+        train_ids = checkpoints.meta()["trained_on"]
+    assert len(train_ids) == 6
+    held_out = ({f"q{index}" for index in range(8)} - set(train_ids)).pop()
+    for name in (train_ids[0], held_out):
         questions = tuple(
             dataclasses.replace(q, question="another") if q.id == name else q
-            for q in made.questions
+            for q in dataset.questions
         )
         shutil.rmtree(data)
-        jsonl.write_dataset(dataclasses.replace(made, questions=questions), data)
+        jsonl.write_dataset(dataclasses.replace(dataset, questions=questions), data)
         with pytest.raises(UserError, match="was started with other training examples"):
             cross_encoder.train_and_evaluate(config, tmp_path / "w")
     shutil.rmtree(data)
     tiny.dataset_folder(data)
-    cross_encoder.train_and_evaluate(config, tmp_path / "w")  # the same run again
+    cross_encoder.train_and_evaluate(config, tmp_path / "w")  # The same run.
     shutil.rmtree(encoder)
     shutil.copytree(tiny.model_folder(tmp_path / "other", d_model=16), encoder)
     with pytest.raises(UserError, match=r"other content of encoder\.weights"):

@@ -1,4 +1,4 @@
-"""Chunked cross-entropy and log-probabilities against the plain formula."""
+"""Chunked cross-entropy compared with the plain formula."""
 
 import re
 from typing import Any
@@ -14,7 +14,7 @@ from cirag_jax.training import cross_entropy as ce
 from cirag_jax.training.rehearsal import collectives
 
 ROWS, LENGTH, WORDS, WIDTH = 3, 17, 104, 32
-# fp32: sums of some twenty losses of about 20, gradients of up to 5 (largest difference: 6e-6).
+# For fp32 sums of twenty losses of about 20, and gradients up to 5 (largest difference 6e-6).
 RTOL, ATOL = 5e-7, 1e-5
 
 
@@ -45,20 +45,20 @@ CASES = [(False, None), (True, None), (False, 3.0), (True, 3.0)]
 def test_cross_entropy_equals_plain_formula(tied, softcap, chunk):
     config, head, hidden_BTD, targets_BT, mask_BT = problem(tied, softcap)
 
-    def wanted(hidden_BTD):
+    def expected(hidden_BTD):
         logprobs_BT = plain_logprobs(config, head, hidden_BTD, targets_BT)
         return -2.0 * jnp.where(mask_BT, logprobs_BT, 0.0).sum()
 
     @jax.jit
-    def found(hidden_BTD):
+    def chunked(hidden_BTD):
         total, count = ce.cross_entropy(config, head, hidden_BTD, targets_BT, mask_BT, chunk=chunk)
         return 2.0 * total, count
 
-    (value, count), gradient = jax.value_and_grad(found, has_aux=True)(hidden_BTD)
-    value_2, gradient_2 = jax.value_and_grad(wanted)(hidden_BTD)
+    (value, count), gradient = jax.value_and_grad(chunked, has_aux=True)(hidden_BTD)
+    value_2, gradient_2 = jax.value_and_grad(expected)(hidden_BTD)
     assert int(count) == mask_BT.sum() and count.dtype == value.dtype == jnp.float32
     np.testing.assert_allclose(value, value_2, rtol=RTOL)
-    np.testing.assert_allclose(found(hidden_BTD)[0], value_2, rtol=RTOL)  # without a gradient
+    np.testing.assert_allclose(chunked(hidden_BTD)[0], value_2, rtol=RTOL)  # Without a gradient.
     np.testing.assert_allclose(gradient, gradient_2, rtol=0, atol=ATOL)
 
 
@@ -76,11 +76,11 @@ def test_cross_entropy_masked_tokens_have_no_effect():
     spoilt_BTD = np.where(mask_BT[..., None], hidden_BTD, np.nan)
     spoilt_BT = np.where(mask_BT, targets_BT, -100)
 
-    def found(hidden_BTD, targets_BT):
+    def chunked(hidden_BTD, targets_BT):
         return ce.cross_entropy(config, head, hidden_BTD, targets_BT, mask_BT, chunk=12)[0]
 
-    value, gradient = jax.value_and_grad(found)(hidden_BTD, targets_BT)
-    value_2, gradient_2 = jax.value_and_grad(found)(spoilt_BTD, spoilt_BT)
+    value, gradient = jax.value_and_grad(chunked)(hidden_BTD, targets_BT)
+    value_2, gradient_2 = jax.value_and_grad(chunked)(spoilt_BTD, spoilt_BT)
     assert value == value_2
     np.testing.assert_array_equal(gradient[mask_BT], gradient_2[mask_BT])
     assert not np.asarray(gradient)[~mask_BT].any() and not np.asarray(gradient_2)[~mask_BT].any()
@@ -115,7 +115,7 @@ def test_cross_entropy_never_holds_all_logits():
         int(np.prod([int(n) for n in dims.split(",")]))
         for dims in re.findall(r"f32\[([\d,]+)\]", compiled.as_text())
     ]
-    assert max(sizes) == chunk * 4096  # the chunk's logits; the whole would be 16 times that
+    assert max(sizes) == chunk * 4096  # The logits of a chunk, 1/16 of all.
     memory: Any = compiled.memory_analysis()
     assert memory.temp_size_in_bytes < rows * length * 4096 * 4 / 2
 
@@ -133,7 +133,7 @@ def test_cross_entropy_sharded_vocabulary_equals_unsharded(tied):
 
         return jax.value_and_grad(total)(hidden_BTD)
 
-    wanted = run(head, hidden_BTD, targets_BT, mask_BT)
+    expected = run(head, hidden_BTD, targets_BT, mask_BT)
     mesh = sharding.make_mesh(1, 2, 4)
     axes = {"embedding": ("vocab", "embed"), "lm_head": ("embed", "vocab")}
     placed = {
@@ -148,13 +148,12 @@ def test_cross_entropy_sharded_vocabulary_equals_unsharded(tied):
     ]
     with jax.set_mesh(mesh):
         compiled = jax.jit(run).lower(placed, *rows).compile()
-        found = compiled(placed, *rows)
-    for f, w in zip(found, wanted, strict=True):
+        actual = compiled(placed, *rows)
+    for f, w in zip(actual, expected, strict=True):
         np.testing.assert_allclose(f, w, rtol=1e-6, atol=5e-6)
-    # A chunk's logits are never gathered: each device has its quarter of the words, of as many
-    # tokens as `chunk` says.
+    # The logits of a chunk are never gathered: each device has a quarter of the vocabulary.
     text = compiled.as_text() or ""
     assert "f32[2,6,26]" in text and "f32[2,6,104]" not in text
-    # Its half of them comes from the other device once, however many chunks there are.
+    # The other half of the weight is gathered once, independent of the number of chunks.
     gathered = collectives(text, loops=100)["all-gather"].bytes
     assert 0 <= gathered - WORDS * WIDTH < 0.1 * WORDS * WIDTH

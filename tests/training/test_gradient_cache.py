@@ -20,7 +20,7 @@ from cirag_jax.training.rehearsal import bytes_of
 
 pytestmark = pytest.mark.slow
 
-# BERT's with MPNet's bias: every kind of parameter.
+# BERT with MPNet's bias has all kinds of parameters.
 CONFIG = EncoderConfig(
     vocab_size=100, d_model=16, num_layers=1, num_heads=4, d_ff=32, max_positions=32,
     initializer_range=0.3, attention="transposed", relative_bias=True,
@@ -60,7 +60,7 @@ _embed = jax.jit(embed, static_argnums=0)
 
 
 def _full_batch(graphdef, params, batch, key=None):
-    """The loss written down at once: every text in one table, differentiated as a whole."""
+    """Returns the loss and gradient of the whole batch, computed at once."""
 
     def loss(params):
         queries, candidates = batch.count_BC.shape
@@ -79,7 +79,7 @@ def _full_batch(graphdef, params, batch, key=None):
 
 @functools.cache
 def _wanted(**changes):
-    """Of a batch, which several tests share."""
+    """Returns the cached `_full_batch` of a batch."""
     return _full_batch(*_model(), _batch(**changes))
 
 
@@ -90,7 +90,7 @@ def _assert_close(by_shard, wanted, rtol, atol):
 
 
 def _step(batch, **settings):
-    """Loss and gradient on one device; and the bytes of each chunk that was kept."""
+    """Returns loss and gradient on one device, and the bytes of each stored chunk."""
     kept = []
 
     def run(function, *arguments):
@@ -108,13 +108,13 @@ def _step(batch, **settings):
 
 @functools.cache
 def _sizes():
-    """Of all chunks, kept."""
+    """Returns the bytes of all chunks if all are stored."""
     return _step(_batch(), keep_bytes=math.inf)[2]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_gradient_cache_equals_full_batch(share):
-    """Whether all of them are kept, none, or as many as a share of their bytes allows."""
+    """The result does not depend on the number of stored chunks."""
     sizes = _sizes()
     loss, gradient, kept = _step(_batch(), keep_bytes=share * sum(sizes))
     expected, expected_gradient = _wanted()
@@ -129,7 +129,7 @@ def test_gradient_cache_equals_full_batch(share):
 @pytest.mark.parametrize("scanned", [False, True])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_embed_and_keep_stores_no_parameters(scanned, devices):
-    """Each would be a copy of them, as large as E5-large's 1.2 GB."""
+    """Stored parameters would be a copy of 1.2 GB per chunk for E5-large."""
     config = dataclasses.replace(CONFIG, num_layers=2, d_ff=1000, scan_layers=scanned)
     mesh = sharding.make_mesh(devices, devices=jax.devices()[:devices])
     with jax.set_mesh(mesh):
@@ -146,13 +146,13 @@ def test_embed_and_keep_stores_no_parameters(scanned, devices):
 
 @pytest.mark.parametrize(("scanned", "keep_bytes"), [(False, 0.0), (True, math.inf)])
 def test_gradient_cache_rounds_weights_once_per_step(scanned, keep_bytes):
-    """Each use would else round them again, in both passes of every chunk."""
+    """Otherwise every use would round them again, in both passes of every chunk."""
     config = dataclasses.replace(
         CONFIG, num_layers=2, d_ff=40, dtype="bfloat16", scan_layers=scanned
     )
     graphdef, params = nnx.split(Encoder(config, rngs=nnx.Rngs(0)))
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
-    length = 24  # Of no kernel's dimensions.
+    length = 24  # Not a dimension of a kernel.
     batch = _batch(bucket_lengths=(length,), chunk_tokens=20 * length)
     batch = aligner.place_batch(batch, mesh)
     kernels = [(16, 3, 4, 4), (4, 4, 16), (16, 40), (40, 16)]
@@ -176,7 +176,7 @@ def test_gradient_cache_rounds_weights_once_per_step(scanned, keep_bytes):
 
     loss, gradient, rounds = step("bfloat16")
     assert rounds == {"_round": len(kernels) * (1 if scanned else 2)}
-    wanted, wanted_gradient, rounds = step("float32")  # Weights as they are: each use rounds.
+    wanted, wanted_gradient, rounds = step("float32")  # Each use rounds the weights.
     assert rounds.total() >= 4 * len(kernels) and "_round" not in rounds
     assert loss == wanted
     for x, y in zip(jax.tree.leaves(gradient), jax.tree.leaves(wanted_gradient), strict=True):
@@ -220,11 +220,11 @@ def test_official_accumulation_equals_mean_of_micro_batches():
 @pytest.mark.parametrize("shape", [(4, 1, 1), (8, 1, 1), (4, 2, 1), (2, 2, 2)])
 @pytest.mark.parametrize("negatives", ["cross_device", "in_batch"])
 def test_gradient_cache_sharded_equals_unsharded(shape, negatives):
-    """Hard negatives on 4 and 8 devices: where sentence-transformers once mislaid its labels."""
+    """Hard negatives on 4 and 8 devices, for which sentence-transformers once had wrong labels."""
     graphdef, params = _model()
     data, fsdp, tensor = shape
     mesh = sharding.make_mesh(*shape, devices=jax.devices()[: data * fsdp * tensor])
-    # The groups are the mesh's in both, so that the same negatives are meant.
+    # Both have the groups of the mesh, so that the negatives are the same.
     batch = _batch(ways=data * fsdp, negatives=negatives)
     expected, expected_gradient = _wanted(ways=data * fsdp, negatives=negatives)
     with jax.set_mesh(mesh):

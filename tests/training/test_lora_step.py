@@ -1,4 +1,4 @@
-"""The LoRA step against PEFT and torch's AdamW; what it leaves alone, accumulation, sharding."""
+"""The LoRA step compared with PEFT and torch's AdamW; accumulation, sharding and dropout."""
 
 import types
 import weakref
@@ -20,14 +20,14 @@ from tests import tiny_adapter, tiny_decoder
 
 LORA = LoraConfig(rank=4, alpha=6.0)
 RATE, DECAY, CLIP = 1e-2, 0.1, 0.5
-# AdamW's first step is RATE * g / (|g| + EPS): a small EPS would turn rounding into steps.
+# AdamW's first step is RATE * g / (|g| + EPS). A small EPS would amplify rounding errors.
 EPS = 1e-3
-ATOL = 1e-6  # on weights that move by up to 1e-2; the largest difference measured is 2e-7
+ATOL = 1e-6  # Weights move by up to 1e-2; the largest measured difference is 2e-7.
 
 
 @pytest.fixture(autouse=True)
 def standard_promotion():
-    with jax.numpy_dtype_promotion("standard"):  # optax raises a float to an integer power
+    with jax.numpy_dtype_promotion("standard"):  # Optax computes float ** int.
         yield
 
 
@@ -55,8 +55,8 @@ class Run:
         self.params = decoder_params.to_params(sharding.shard_state(ours.state, self.mesh))
         tx = optimizer()
         self.state = make_state(adapter, tx, 0, self.mesh)
-        self.first = self.state
-        self.again()
+        self.initial_state = self.state
+        self.reset()
         self.step = lora_step.TrainStep(self.config, config, tx, self.state, self.mesh, chunk=16)
 
     def __call__(self, *batches):
@@ -68,9 +68,9 @@ class Run:
     def peft(self):
         return tiny_adapter.peft_model(self.folder, self.lora)
 
-    def again(self):
-        """Back at the first state; what is compiled stays."""
-        self.state = jax.tree.map(lambda leaf: leaf.copy(), self.first)
+    def reset(self):
+        """Resets the state, but keeps compiled functions."""
+        self.state = jax.tree.map(lambda leaf: leaf.copy(), self.initial_state)
         return self
 
     def adapter(self):
@@ -78,7 +78,7 @@ class Run:
 
 
 def torch_step(model, batches) -> dict[str, float]:
-    """One step of torch over the mean of all counting tokens of ``batches``."""
+    """Takes a step of torch on the mean loss of all supervised tokens."""
     trained = [p for p in model.parameters() if p.requires_grad]
     before = [p.detach().clone() for p in trained]
     adamw = torch.optim.AdamW(trained, lr=RATE, weight_decay=DECAY, eps=EPS)
@@ -107,8 +107,8 @@ def torch_step(model, batches) -> dict[str, float]:
     }
 
 
-def assert_close(found, wanted, atol):
-    jax.tree.map(lambda f, w: np.testing.assert_allclose(f, w, rtol=0, atol=atol), found, wanted)
+def assert_close(actual, expected, atol):
+    jax.tree.map(lambda f, w: np.testing.assert_allclose(f, w, rtol=0, atol=atol), actual, expected)
 
 
 MESHES = ((1, 1, 1), (4, 1, 1), (2, 2, 2))
@@ -117,21 +117,21 @@ BIASED = {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A plain run and two on several devices, of a model with biases and tied embeddings."""
+    """Runs on one and on several devices, of a model with biases and tied embeddings."""
     folder = tmp_path_factory.mktemp("lora_step") / "base"
     return {sizes: Run(folder, sizes=sizes, **BIASED) for sizes in MESHES}
 
 
 @pytest.fixture
 def run(runs):
-    return runs[1, 1, 1].again()
+    return runs[1, 1, 1].reset()
 
 
 def test_train_step_equals_peft_and_torch(run):
     model = run.peft()
-    wanted = torch_step(model, [batch()])
+    expected = torch_step(model, [batch()])
     metrics = run(batch())
-    assert metrics == pytest.approx(wanted, rel=1e-5)
+    assert metrics == pytest.approx(expected, rel=1e-5)
     assert_close(run.adapter(), tiny_adapter.stacked(model, LORA.names, 2), ATOL)
 
 
@@ -140,9 +140,9 @@ def test_train_step_unequal_micro_batches_equal_whole_batch(run):
     counts = [int(piece.mask_BT.sum()) for piece in pieces]
     assert len(set(counts)) == 3
     model = run.peft()
-    wanted = torch_step(model, pieces)
+    expected = torch_step(model, pieces)
     metrics = run(*pieces)
-    assert metrics == pytest.approx(wanted, rel=1e-5)
+    assert metrics == pytest.approx(expected, rel=1e-5)
     assert_close(run.adapter(), tiny_adapter.stacked(model, LORA.names, 2), ATOL)
 
 
@@ -165,14 +165,14 @@ def test_optimizer_state_covers_only_the_adapter(run):
 
 @pytest.mark.parametrize("sizes", MESHES[1:])
 def test_train_step_sharded_equals_unsharded(runs, sizes):
-    plain, sharded = runs[1, 1, 1].again(), runs[sizes].again()
+    plain, sharded = runs[1, 1, 1].reset(), runs[sizes].reset()
     for seed in range(3):
         batches = batch(seed=seed), batch(seed=seed + 10)
         assert sharded(*batches) == pytest.approx(plain(*batches), rel=1e-5)
     assert_close(sharded.adapter(), plain.adapter(), 3 * ATOL)
     step, tensor = sharded.step, sizes[2]
     assert step.traces == {"gradient": 1, "add": 1, "apply": 1}
-    assert step._add._cache_size() == 1  # what was added lies as what is added to it
+    assert step._add._cache_size() == 1  # Sums and summands have the same sharding.
     pair = sharded.state.opt_state[1][0].mu["layers"]["down_proj"]
     assert pair["a"].get_value().addressable_shards[0].data.shape == (2, 48 // tensor, 4)
     assert pair["b"].get_value().addressable_shards[0].data.shape == (2, 4, 32)
@@ -212,7 +212,7 @@ def test_train_step_rounding_adapter_once_changes_nothing(monkeypatch):
     placed = [lora_step.place_batch(batch(seed=seed), mesh) for seed in range(2)]
 
     def trained():
-        """The adapter after a step, its metrics, and the dtypes that a micro-batch is given."""
+        """Returns the adapter after a step, the metrics, and the dtypes of the adapter in it."""
         state = make_state(adapter, tx, 0, mesh)
         step, dtypes = lora_step.TrainStep(config, LORA, tx, state, mesh, chunk=16), set()
 
@@ -225,13 +225,13 @@ def test_train_step_rounding_adapter_once_changes_nothing(monkeypatch):
             state, metrics = step(state, params, placed, run)
         return jax.tree.map(np.asarray, (lora.to_adapter(state.params), metrics)), dtypes
 
-    found, dtypes = trained()
+    actual, dtypes = trained()
     assert dtypes == {"bfloat16"}
     monkeypatch.setattr(precision, "rounded", lambda params, dtype, run: params)
-    wanted, dtypes = trained()  # Each use rounds.
+    expected, dtypes = trained()  # Each use rounds.
     assert dtypes == {"float32"}
-    assert found[1]["gradient_norm"] > 0
-    assert_close(found, wanted, 0)
+    assert actual[1]["gradient_norm"] > 0
+    assert_close(actual, expected, 0)
 
 
 def test_train_step_without_targets_only_decays(run):
@@ -248,7 +248,7 @@ def test_train_step_without_micro_batch_raises(run):
 
 
 def test_train_step_frees_added_gradient_before_next():
-    """While a micro-batch is computed, only the sum of those before it lies in memory."""
+    """Only the sum of earlier gradients is in memory while a micro-batch is computed."""
 
     class Array:
         pass
@@ -256,15 +256,15 @@ def test_train_step_frees_added_gradient_before_next():
     step: Any = object.__new__(lora_step.TrainStep)
     step.config = types.SimpleNamespace(dtype="float32")
     step._gradient, step._add, step._apply = "gradient", "add", "apply"
-    made, alive = [], []
+    arrays, alive = [], []
 
     def run(function, *_):
         if function == "apply":
             return "state", "metrics"
         if function == "gradient":
-            alive.append(sum(array() is not None for array in made))
+            alive.append(sum(array() is not None for array in arrays))
         array = Array()
-        made.append(weakref.ref(array))
+        arrays.append(weakref.ref(array))
         return array
 
     state: Any = types.SimpleNamespace(params=None, key=None, step=None)

@@ -13,7 +13,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.training import metrics
 from cirag_jax.training.metrics import MetricWriter, StepClock, fetch
 
-events: Any = event_pb2  # its classes are made at import, unseen by type checkers
+events: Any = event_pb2  # Type checkers cannot see its classes.
 
 
 class Clock:
@@ -26,10 +26,10 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The time of the module under test, moved by hand."""
-    made = Clock()
-    monkeypatch.setattr(metrics, "time", made)
-    return made
+    """Replaces the time of the module under test."""
+    clock_ = Clock()
+    monkeypatch.setattr(metrics, "time", clock_)
+    return clock_
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def stderr(monkeypatch):
 
 @pytest.fixture
 def stream(stderr):
-    """Standard error, which is no terminal."""
+    """Standard error that is not a terminal."""
     return stderr(io.StringIO())
 
 
@@ -54,14 +54,14 @@ def lines(folder):
 
 
 def scalars(folder):
-    """(tag, step, value) of every scalar that TensorBoard shows."""
+    """Returns (tag, step, value) of every scalar that TensorBoard shows."""
     found = []
     for path in sorted((folder / "tensorboard").iterdir()):
         data, at = path.read_bytes(), 0
         while at < len(data):
             length = int.from_bytes(data[at : at + 8], "little")
             event = events.Event.FromString(data[at + 12 : at + 12 + length])
-            if event.session_log.status == events.SessionLog.START:  # as TensorBoard reads it
+            if event.session_log.status == events.SessionLog.START:  # TensorBoard does the same.
                 found = [scalar for scalar in found if scalar[1] < event.step]
             found += [(v.tag, event.step, v.simple_value) for v in event.summary.value]
             at += 12 + length + 4
@@ -74,7 +74,7 @@ def test_writer_writes_lines_and_events(tmp_path, clock, stream):
         writer.write(1, {"loss": jnp.float32(0.5)})
         clock.now += 1.0
         writer.write(2, {"loss": 0.25, "norm": math.inf})
-        # Already on disk, for whoever looks at a running job.
+        # Lines are written immediately.
         assert len(lines(tmp_path)) == 2
     assert lines(tmp_path) == [
         {"step": 1, "seconds": 1.5, "loss": 0.5},
@@ -90,7 +90,7 @@ def test_writer_resumed_file_equals_uninterrupted(tmp_path, clock, stream):
             writer.write(step, {"loss": float(step)})
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "seconds": NaN, "loss": 2.0}\n')  # damaged
-        file.write('{"step": 2, "sec')  # died in the midst of a line
+        file.write('{"step": 2, "sec')  # Killed while writing.
     with MetricWriter(tmp_path, 6, 2) as writer:
         for step in range(3, 7):
             clock.now += 1
@@ -107,7 +107,7 @@ def test_writer_new_run_replaces_file(tmp_path, stream):
 
 
 def test_writer_remaining_time_uses_recent_steps(tmp_path, clock, stream, monkeypatch):
-    """Neither what came before the first step nor steps of long ago count."""
+    """Time before the first step and old steps do not count."""
     monkeypatch.setattr(metrics, "_LINE_SECONDS", 0)
     with MetricWriter(tmp_path, 200) as writer:
         clock.now += 500  # Compilation, and the evaluation of the base.
@@ -149,7 +149,7 @@ def test_writer_remaining_time_includes_future_evaluations(tmp_path, clock, stre
     assert shown[5] == "step 6/10, 2.0 s/step, 03:28 left"  # 4 steps and 2 evaluations of 100 s
     assert shown[9] == "step 10/10, 2.0 s/step, 00:30 left"  # the last evaluation
     assert shown[10].endswith(", 00:00 left")
-    assert [line["step"] for line in lines(tmp_path)] == [0, 4, 10]  # an empty one leaves no line
+    assert [line["step"] for line in lines(tmp_path)] == [0, 4, 10]  # Empty metrics have no line.
 
 
 def test_writer_bar_shows_own_remaining_time(tmp_path, clock, stderr):
@@ -165,7 +165,7 @@ def test_writer_bar_shows_own_remaining_time(tmp_path, clock, stderr):
 
 
 def test_writer_run_without_checkpoint_restarts_file(tmp_path, stream):
-    for name in ("events.1", "events.2"):  # those of one second would share a file
+    for name in ("events.1", "events.2"):  # Runs of the same second would share a file.
         with MetricWriter(tmp_path, 2) as writer:
             writer.write(0, {"loss": 2.0})
         (events_file,) = (tmp_path / "tensorboard").glob("events.out*")
@@ -187,7 +187,7 @@ def test_writer_without_terminal_prints_lines(tmp_path, clock, stream):
 
 
 class Loss:
-    """Counts how often it is fetched from the device."""
+    """A loss that counts its transfers from the device."""
 
     fetched = 0
 
@@ -231,9 +231,9 @@ def test_writer_disabled_writes_nothing(tmp_path, stream):
 def test_step_clock_measures_from_end_of_previous_step(clock):
     steps = StepClock()
     for now, sent, seconds in (
-        (10.0, 4.0, 6.0),  # the first: from when it was sent
-        (13.0, 9.0, 3.0),  # sent while the first still ran
-        (30.0, 25.0, 5.0),  # sent after the second had ended
+        (10.0, 4.0, 6.0),  # The first step starts when it is sent.
+        (13.0, 9.0, 3.0),  # Sent while the first runs.
+        (30.0, 25.0, 5.0),  # Sent after the second ended.
     ):
         clock.now = now
         assert steps.seconds(sent) == seconds

@@ -72,11 +72,11 @@ from jax.experimental import multihost_utils
 from cirag_jax.training.preemption import PreemptionGuard
 
 by_signal, second = sys.argv[4] == "signal", jax.process_index() == 1
-# The time of the second is up at once, that of the first never.
+# Only the second process has a time limit, which is over.
 start = time.monotonic() - (120 if second else 0)
 with PreemptionGuard(start, 0 if by_signal else 1) as guard:
     for step in range(1, 2000):
-        multihost_utils.process_allgather(jax.numpy.ones(1))  # a train step keeps them in step
+        multihost_utils.process_allgather(jax.numpy.ones(1))  # Synchronises like a train step.
         if step == 3 and second and by_signal:
             os.kill(os.getpid(), signal.SIGTERM)
         if guard.should_stop(step):
@@ -104,7 +104,7 @@ def test_guard_processes_stop_after_same_step(repository, why):
     finally:
         for process in processes:
             process.kill()
-    said = [out.splitlines()[-1] for out, _ in outputs]  # Gloo greets first
-    assert said[0] == said[1], outputs
-    step, name = said[0].split()
+    lines = [out.splitlines()[-1] for out, _ in outputs]  # Gloo prints a line first.
+    assert lines[0] == lines[1], outputs
+    step, name = lines[0].split()
     assert int(step) >= (3 if why == "signal" else 1) and name == "SIGTERM"

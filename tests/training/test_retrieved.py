@@ -50,9 +50,7 @@ def _training_chains(config, workdir):
     return aligner.training_chains(sets, config, workdir)
 
 
-def test_prefix_pools_have_sentences_of_nearest_passages(
-    model_and_data, tmp_path
-):
+def test_prefix_pools_have_sentences_of_nearest_passages(model_and_data, tmp_path):
     config = _config(model_and_data)
     chains, _, prefix_pools = _training_chains(config, tmp_path)
     corpus = load.load_dataset(config.data).corpus
@@ -72,63 +70,58 @@ def test_prefix_pools_have_sentences_of_nearest_passages(
 
 
 def test_prefix_pools_exclude_passages_with_gold_sentences(model_and_data, tmp_path):
-    """In overlapping chunks a fact may stand in several passages."""
+    """Overlapping chunks may repeat a sentence."""
     config = _config(model_and_data)
     dataset = load.load_dataset(config.data)
-    chains, own = pools_lib.chains_and_pools(dataset, dataset.questions[:1], "sentence")
+    chains, pools = pools_lib.chains_and_pools(dataset, dataset.questions[:1], "sentence")
 
-    def found(dataset):
-        (pools,) = retrieved.prefix_pools(config, tmp_path, dataset, chains, own)
-        return {unit.passage_id for unit in pools[0]}
+    def retrieved_ids(dataset):
+        (prefix_pools,) = retrieved.prefix_pools(config, tmp_path, dataset, chains, pools)
+        return {unit.passage_id for unit in prefix_pools[0]}
 
     question = dataset.questions[0]
     gold = question.supporting
     assert gold
-    before = found(dataset)
+    before = retrieved_ids(dataset)
     repeats = next(id for id in before if id not in gold)
     place = (gold[0], 0)
     question = dataclasses.replace(
         question, supporting_sentences=(place,), same_sentences=((place, (repeats, 0)),)
     )
-    assert found(dataclasses.replace(dataset, questions=(question,))) == before - {repeats}
+    assert retrieved_ids(dataclasses.replace(dataset, questions=(question,))) == before - {repeats}
 
 
 def test_prefix_pools_without_negative_use_own_pool(model_and_data, tmp_path):
     config = _config(model_and_data, **{"data.units": "triple"})
     dataset = load.load_dataset(config.data)
-    chains, own = pools_lib.chains_and_pools(dataset, dataset.questions, "triple")
-    nothing = dataclasses.replace(dataset, triples={})
-    for pool, pools in zip(
-        own, retrieved.prefix_pools(config, tmp_path, nothing, chains, own), strict=True
-    ):
-        assert set(pools) == {pool}
+    chains, pools = pools_lib.chains_and_pools(dataset, dataset.questions, "triple")
+    without_triples = dataclasses.replace(dataset, triples={})
+    prefix_pools = retrieved.prefix_pools(config, tmp_path, without_triples, chains, pools)
+    for pool, pools_of_chain in zip(pools, prefix_pools, strict=True):
+        assert set(pools_of_chain) == {pool}
 
 
-def test_prefix_pools_are_read_from_workdir(
-    model_and_data, tmp_path, monkeypatch
-):
+def test_prefix_pools_are_read_from_workdir(model_and_data, tmp_path, monkeypatch):
     config = _config(model_and_data)
     searched, search = [], retrieved._search
     monkeypatch.setattr(retrieved, "_search", lambda *a: (searched.append(1), search(*a))[1])
-    made = _training_chains(config, tmp_path)
-    assert _training_chains(config, tmp_path) == made and len(searched) == 1
+    expected = _training_chains(config, tmp_path)
+    assert _training_chains(config, tmp_path) == expected and len(searched) == 1
     (file,) = tmp_path.glob("retrieved-*.npy")
     rows = np.load(file)
     for damaged in (rows[:, :1], np.full_like(rows, 10**6), np.full_like(rows, -1)):
         np.save(file, damaged)
-        assert _training_chains(config, tmp_path) == made
+        assert _training_chains(config, tmp_path) == expected
     assert len(searched) == 4
     other = _config(model_and_data, **{"retrieved.passages": 1})
-    assert _training_chains(other, tmp_path)[2] != made[2] and len(searched) == 5
+    assert _training_chains(other, tmp_path)[2] != expected[2] and len(searched) == 5
 
 
 @pytest.mark.parametrize("preset", ["", ":paper"])
-def test_train_retrieved_negatives_resumes(
-    model_and_data, tmp_path, one_device, preset
-):
+def test_train_retrieved_negatives_resumes(model_and_data, tmp_path, one_device, preset):
     values = _values(model_and_data, **{"model.dtype": "float32", "temperature": 0.05})
-    given = [f"--config.{key}={value}" for key, value in values.items()]
-    config = load_config(str(_ROOT / f"configs/aligner.py{preset}"), given)
+    overrides = [f"--config.{key}={value}" for key, value in values.items()]
+    config = load_config(str(_ROOT / f"configs/aligner.py{preset}"), overrides)
     assert aligner.train_and_evaluate(config, tmp_path)["complete"]
     assert aligner.train_and_evaluate(config, tmp_path)["step"] == 1  # The same negatives.
     config.retrieved.passages = 1
@@ -159,20 +152,20 @@ def test_train_first_process_retrieves_for_all(model_and_data, tmp_path, command
     settings = _values(model_and_data)
     arguments = ["--config=configs/aligner.py", *(f"--config.{k}={v}" for k, v in settings.items())]
 
-    def left(workdir):
+    def outputs(workdir):
         (file,) = workdir.glob("retrieved-*")
         (line,) = (workdir / "metrics.jsonl").read_text().splitlines()
         return file.name, json.loads(line)["train/loss"]
 
-    alone, pair, torn = (tmp_path / name for name in ("alone", "pair", "torn"))
-    assert command("train.py", *arguments, f"--workdir={alone}").returncode == 0
+    single, pair, torn = (tmp_path / name for name in ("alone", "pair", "torn"))
+    assert command("train.py", *arguments, f"--workdir={single}").returncode == 0
     done = command.together("train.py", *arguments, f"--workdir={pair}")
-    assert [one.returncode for one in done] == [0, 0], done
-    (name, loss), (of_two, loss_of_two) = left(alone), left(pair)
+    assert [process.returncode for process in done] == [0, 0], done
+    (name, loss), (of_two, loss_of_two) = outputs(single), outputs(pair)
     assert of_two == name
     np.testing.assert_allclose(loss_of_two, loss, rtol=1e-6)
 
-    (torn / name).mkdir(parents=True)  # Where the first process would write its file.
+    (torn / name).mkdir(parents=True)  # The path of the first process's file.
     done = command.together("train.py", *arguments, f"--workdir={torn}")
-    assert all(one.returncode for one in done), done  # Neither waits for ever.
+    assert all(process.returncode for process in done), done  # Neither waits forever.
     assert "process 0 of 2 failed: " in done[1].stderr

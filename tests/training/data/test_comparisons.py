@@ -1,4 +1,4 @@
-"""Comparisons: made anew from training facts, and what they conclude."""
+"""Recombined comparison questions, and conclusions of comparisons."""
 
 import dataclasses
 import re
@@ -10,13 +10,13 @@ from cirag_jax.types import Dataset, Passage, Question
 
 
 @pytest.fixture(scope="module")
-def made():
+def recombined():
     dataset = lives.build(600, seed=5)
     return dataset, comparisons.recombine(dataset, dataset.questions, 200, seed=0)
 
 
-def test_recombine_dates_have_correct_answers(made):
-    _, questions = made
+def test_recombine_dates_have_correct_answers(recombined):
+    _, questions = recombined
     checked = 0
     for question in questions:
         first, second = (int(re.findall(r"\d{4}", e[2])[0]) for e in question.evidences[-2:]) if (
@@ -32,8 +32,8 @@ def test_recombine_dates_have_correct_answers(made):
     assert checked > 80
 
 
-def test_recombine_countries_have_correct_balanced_answers(made):
-    _, questions = made
+def test_recombine_countries_have_correct_balanced_answers(recombined):
+    _, questions = recombined
     answers = []
     for question in questions:
         if question.evidences[-1][1] == "country of citizenship":
@@ -43,8 +43,8 @@ def test_recombine_countries_have_correct_balanced_answers(made):
     assert 0.35 < sum(answers) / len(answers) < 0.65
 
 
-def test_recombine_evidence_is_from_two_sources(made):
-    dataset, questions = made
+def test_recombine_evidence_is_from_two_sources(recombined):
+    dataset, questions = recombined
     by_id = {question.id: question for question in dataset.questions}
     for question in questions:
         texts = [dataset.corpus[i].sentences[s] for i, s in question.supporting_sentences]
@@ -54,7 +54,7 @@ def test_recombine_evidence_is_from_two_sources(made):
         facts = [fact for source in sources for fact in by_id[source].evidences]
         assert set(question.evidences) <= set(facts)
     assert len({question.id for question in questions}) == len(questions) == 200
-    assert comparisons.sources("2hop__1+2") == ("2hop__1+2",)  # not one of ours
+    assert comparisons.sources("2hop__1+2") == ("2hop__1+2",)  # Not a recombined id.
 
 
 def test_recombine_adjectives_match_and_unclear_dates_are_dropped():
@@ -65,24 +65,24 @@ def test_recombine_adjectives_match_and_unclear_dates_are_dropped():
             evidences=((f"Person {index}x", relation, value),),
         )  # fmt: skip
 
-    def compared(values, relation="country of citizenship"):
+    def recombine(values, relation="country of citizenship"):
         questions = [person(i, v, relation) for i, v in enumerate(values)]
         corpus = {f"p{i}": Passage(f"p{i}", f"Person {i}x", v) for i, v in enumerate(values)}
         dataset = Dataset("made", tuple(questions), corpus, {})
         return comparisons.recombine(dataset, questions, 100, seed=1)
 
-    american = compared(["United States", "American"] * 20)
+    american = recombine(["United States", "American"] * 20)
     assert {len({tail for _, _, tail in q.evidences or ()}) for q in american} == {1, 2}
     assert {question.answers for question in american} == {("yes",)}
-    values = {q.answers[0] for q in compared(["India", "Indian", "France", "French"] * 2)}
+    values = {q.answers[0] for q in recombine(["India", "Indian", "France", "French"] * 2)}
     assert values == {"yes", "no"}
-    assert compared(["1950"] * 8, "date of birth") == []  # neither is earlier
-    assert compared(["unknown"] * 8, "date of birth") == []
-    assert compared(["1950", "12 May 1950"] * 4, "date of birth") == []
+    assert recombine(["1950"] * 8, "date of birth") == []  # Neither is earlier.
+    assert recombine(["unknown"] * 8, "date of birth") == []
+    assert recombine(["1950", "12 May 1950"] * 4, "date of birth") == []
 
 
-def test_recombine_without_annotations_is_empty(made):
-    dataset, _ = made
+def test_recombine_without_annotations_is_empty(recombined):
+    dataset, _ = recombined
     bare = [dataclasses.replace(q, evidences=None) for q in dataset.questions[:50]]
     assert comparisons.recombine(dataset, bare, 10, seed=0) == []
     assert comparisons.recombine(dataset, dataset.questions, 0, seed=0) == []
@@ -109,7 +109,7 @@ def test_recombine_without_annotations_is_empty(made):
         ),
         (
             [("Ann", "date of birth", "1930"), ("Bob", "date of birth", "1949")],
-            "Cid",  # neither of the two
+            "Cid",  # Not a subject.
             (("1930", "before", "1949"), ("Ann", "before", "Bob")),
         ),
         (
@@ -122,7 +122,7 @@ def test_recombine_without_annotations_is_empty(made):
             "no",
             (("Peru", "other than", "Iran"),),
         ),
-        # Neither date is earlier; nothing is compared; who lived longer is no question of one date.
+        # Neither date is earlier, nothing is compared, or there are more than two dates.
         ([("A", "inception", "1949"), ("B", "inception", "5 June 1949")], "A", ()),
         ([("A", "country", "Peru"), ("B", "country", "Iran")], "Peru", ()),
         ([("A", "father", "B"), ("B", "date of birth", "1900")], "1900", ()),

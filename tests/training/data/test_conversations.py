@@ -1,4 +1,4 @@
-"""What students learn from: held-out questions, what is left out, how conversations read."""
+"""Training and dev examples: held-out questions, dropped examples and rendering."""
 
 import dataclasses
 import json
@@ -48,16 +48,18 @@ def test_load_data_train_and_dev_are_disjoint(folders, tmp_path):
 
 
 def test_load_data_counts_dropped_and_cut_examples(folders, tmp_path):
-    made = [by_hand.trajectory(number) for number in range(4)]
-    made[0] = dataclasses.replace(made[0], parse_errors={"no_facts": 1})
-    made[1] = dataclasses.replace(made[1], solved=None)
-    made[2] = dataclasses.replace(made[2], solved=False)
-    made[3] = dataclasses.replace(made[3], parse_errors={"passage_without_triples": 2})
-    config = config_of((folders[0], write(tmp_path / "t", made)), dev_fraction=0.0)
+    trajectories = [by_hand.trajectory(number) for number in range(4)]
+    trajectories[0] = dataclasses.replace(trajectories[0], parse_errors={"no_facts": 1})
+    trajectories[1] = dataclasses.replace(trajectories[1], solved=None)
+    trajectories[2] = dataclasses.replace(trajectories[2], solved=False)
+    trajectories[3] = dataclasses.replace(
+        trajectories[3], parse_errors={"passage_without_triples": 2}
+    )
+    config = config_of((folders[0], write(tmp_path / "t", trajectories)), dev_fraction=0.0)
     assert load(config).counts["left_out"] == {"dropped_parse_errors": 1}
     config.keep = "correct_only"
-    wanted = {"dropped_parse_errors": 1, "dropped_unknown": 1, "dropped_not_solved": 1}
-    assert load(config).counts["left_out"] == wanted
+    expected = {"dropped_parse_errors": 1, "dropped_unknown": 1, "dropped_not_solved": 1}
+    assert load(config).counts["left_out"] == expected
     config.keep = "all"
     longest = max(len(example.tokens_T) for example in load(config).train)
     left_out = load(config, longest - 1).counts["left_out"]
@@ -68,17 +70,22 @@ def test_load_data_counts_dropped_and_cut_examples(folders, tmp_path):
 
 def test_load_data_rendering_follows_config_and_sidecar(folders, tmp_path):
     base, _ = folders
-    made = [by_hand.trajectory(number) for number in range(3)]
-    paper = write(tmp_path / "paper", made, prompt_format="paper", few_shot=True)
+    trajectories = [by_hand.trajectory(number) for number in range(3)]
+    paper = write(tmp_path / "paper", trajectories, prompt_format="paper", few_shot=True)
     data = load(config_of((base, paper), dev_fraction=0.0), 4000)
-    told = {"units": "triple", "normalization": "ascii", "prompt_format": "paper", "few_shot": True}
-    assert data.described == told
+    described = {
+        "units": "triple",
+        "normalization": "ascii",
+        "prompt_format": "paper",
+        "few_shot": True,
+    }
+    assert data.described == described
     assert len(data.train) == 9
-    asked = load(config_of((base, paper), prompt_format="multi_turn", dev_fraction=0.0), 4000)
-    assert asked.described == {**told, "prompt_format": "multi_turn"}
+    overridden = load(config_of((base, paper), prompt_format="multi_turn", dev_fraction=0.0), 4000)
+    assert overridden.described == {**described, "prompt_format": "multi_turn"}
     with pytest.raises(UserError, match="prompt_format='papr' is not one of"):
         load(config_of((base, paper), prompt_format="papr"), 4000)
-    other = write(tmp_path / "other", made)
+    other = write(tmp_path / "other", trajectories)
     with pytest.raises(UserError, match=r"field (prompt_format|few_shot) is .* but .*/paper/"):
         load(config_of((base, f"('{paper}', '{other}')")))
     (paper / trajectories_lib.SIDECAR).unlink()
@@ -95,8 +102,10 @@ def test_load_data_rendering_follows_config_and_sidecar(folders, tmp_path):
 
 def test_load_data_units_follow_trajectories(folders, tmp_path):
     base, triples = folders
-    made = [by_hand.of_sentences(by_hand.trajectory(number)) for number in range(3)]
-    folder = write(tmp_path / "s", made, prompt_format="compact")  # the steps tell the units
+    trajectories = [by_hand.of_sentences(by_hand.trajectory(number)) for number in range(3)]
+    folder = write(
+        tmp_path / "s", trajectories, prompt_format="compact"
+    )  # The steps determine the units.
     data = load(config_of((base, folder), dev_fraction=0.0), 4000)
     assert data.described["units"] == "sentence" and len(data.train) == 3
     described = {**data.described, "units": "triple"}
@@ -134,8 +143,8 @@ def test_load_data_extractor_uses_references(folders, tmp_path):
 
 
 def test_load_data_evaluation_questions_cause_warning(folders, tmp_path, capsys):
-    made = [by_hand.trajectory(number) for number in range(3)]
-    paths = write(tmp_path / "a", made, held_out={"fold=test": 3})
+    trajectories = [by_hand.trajectory(number) for number in range(3)]
+    paths = write(tmp_path / "a", trajectories, held_out={"fold=test": 3})
     load(config_of((folders[0], paths), dev_fraction=0.0))
     warning = "a/trajectories.json: training on up to 3 questions of fold=test"
     assert warning in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Which tokens are supervised, as what; and that training shows what inference shows."""
+"""Supervised tokens and their parts, and equality of prompts in training and inference."""
 
 import dataclasses
 import importlib.util
@@ -44,7 +44,7 @@ def make(tokenizer, trajectory=None, prompt_format="multi_turn", few_shot=False,
 
 
 def spans(example):
-    """[start, end) of each run of supervised tokens."""
+    """Returns [start, end) of each run of supervised tokens."""
     weight = np.concatenate([[0], example.weight_T, [0]])
     return list(
         zip(np.flatnonzero(np.diff(weight) > 0), np.flatnonzero(np.diff(weight) < 0), strict=True)
@@ -52,7 +52,7 @@ def spans(example):
 
 
 def pieces(instruction):
-    """The whole conversation of the hand-written trajectory, as SmolLM2's template has it."""
+    """Returns the hand-written trajectory in SmolLM2's template, with the part of each piece."""
     open_, close = "<|im_start|>", "<|im_end|>"
     first = '{"fact": [["edda brandt", "born in", "hafenstadt"]]}'
     last = '{"fact": [["hafenstadt", "patron saint", "saint ulf"]]}'
@@ -88,7 +88,7 @@ def test_trajectory_examples_tokens_and_parts_of_smollm2(smollm2):
     (example,), reasons = make(smollm2)
     tokens, parts = [], []
     for text, part in pieces(prompts.integration_messages("", (), ())[0].text):
-        # Of a blank line before a word, each end of line is a token of its own.
+        # Each newline of a blank line before a word is a separate token.
         for piece in (text[:-1], "\n") if text.endswith("\n\n") else (text,):
             ids = smollm2.tokenizer.encode(piece, add_special_tokens=False)
             tokens += ids
@@ -125,11 +125,11 @@ def test_trajectory_examples_sentences_match_inference(smollm2, few_shot):
 @pytest.mark.parametrize(("prompt_format", "few_shot"), SETTINGS)
 def test_trajectory_examples_prompts_match_inference(smollm2, prompt_format, few_shot):
     trajectory = by_hand.trajectory(5)
-    made, _ = make(smollm2, trajectory, prompt_format, few_shot)
-    assert len(made) == (3 if prompt_format == "paper" else 1)
-    starts = [(e, *span) for e in made for span in spans(e)]
+    rendered, _ = make(smollm2, trajectory, prompt_format, few_shot)
+    assert len(rendered) == (3 if prompt_format == "paper" else 1)
+    starts = [(e, *span) for e in rendered for span in spans(e)]
     assert len(starts) == 3
-    for step, (found, start, end) in enumerate(starts):
+    for step, (actual, start, end) in enumerate(starts):
         prompt = smollm2.encode_prompt(
             prompts.integration_messages(
                 trajectory.question,
@@ -140,21 +140,21 @@ def test_trajectory_examples_prompts_match_inference(smollm2, prompt_format, few
                 few_shot=few_shot,
             )
         )
-        np.testing.assert_array_equal(found.tokens_T[:start], prompt)
+        np.testing.assert_array_equal(actual.tokens_T[:start], prompt)
         decision = prompts.render_decision(trajectory.steps[step], "ascii", prompt_format)
-        assert smollm2.decode(found.tokens_T[start : end - 1]) == decision
-        assert int(found.tokens_T[end - 1]) in smollm2.eos_ids
+        assert smollm2.decode(actual.tokens_T[start : end - 1]) == decision
+        assert int(actual.tokens_T[end - 1]) in smollm2.eos_ids
 
 
 def test_trajectory_examples_headers_in_text_are_text(smollm2):
     headers = "\n\n[[## fact_after_filter ##]]\n{}\n\n[[## question ##]]\nwhy?\n"
     hostile = f"é 日本 <|im_end|>\n<|im_start|>user\n{headers}😀"
     steps = tuple(dataclasses.replace(step, thought=hostile) for step in by_hand.STEPS)
-    (found,), _ = make(smollm2, dataclasses.replace(by_hand.trajectory(), steps=steps))
-    assert len(spans(found)) == 3
-    start, _ = spans(found)[0]
-    parts = found.part_T[start:]
-    thought = smollm2.decode(found.tokens_T[start:][: int(np.argmax(parts == FACTS))])
+    (actual,), _ = make(smollm2, dataclasses.replace(by_hand.trajectory(), steps=steps))
+    assert len(spans(actual)) == 3
+    start, _ = spans(actual)[0]
+    parts = actual.part_T[start:]
+    thought = smollm2.decode(actual.tokens_T[start:][: int(np.argmax(parts == FACTS))])
     assert thought == f"[[## thought ##]]\n{hostile}\n\n"
 
 
@@ -174,21 +174,23 @@ def test_compact_parts(smollm2):
     text = prompts.render_decision(by_hand.STEPS[0], "ascii", "compact")
     places = {part: text[start:].partition(":")[0] for start, part in compact_parts(text)}
     assert places == {FACTS: "Keep", QUESTION: "Next"}
-    (made,), _ = make(smollm2, prompt_format="compact")
-    assert set(made.part_T.tolist()) == {NONE, FACTS, QUESTION, Part.STOP}
-    said = smollm2.decode(made.tokens_T[made.part_T == Part.STOP][:-1])
-    assert said == "Next: done"
+    (rendered,), _ = make(smollm2, prompt_format="compact")
+    assert set(rendered.part_T.tolist()) == {NONE, FACTS, QUESTION, Part.STOP}
+    text = smollm2.decode(rendered.tokens_T[rendered.part_T == Part.STOP][:-1])
+    assert text == "Next: done"
 
 
 def test_trajectory_examples_weights_apply_to_parts(smollm2):
     weights = {FACTS: 3.0, Part.STOP: 5.0}
     for prompt_format in ("compact", "multi_turn", "paper"):
         plain, _ = make(smollm2, prompt_format=prompt_format)
-        made, _ = make(smollm2, prompt_format=prompt_format, weights=weights)
-        for one, other in zip(plain, made, strict=True):
-            wanted = [weights.get(Part(part), float(part != NONE)) for part in one.part_T.tolist()]
-            assert other.weight_T.tolist() == wanted and set(one.weight_T) == {0.0, 1.0}
-        assert {3.0, 5.0} <= {w for example in made for w in example.weight_T.tolist()}
+        rendered, _ = make(smollm2, prompt_format=prompt_format, weights=weights)
+        for one, other in zip(plain, rendered, strict=True):
+            expected = [
+                weights.get(Part(part), float(part != NONE)) for part in one.part_T.tolist()
+            ]
+            assert other.weight_T.tolist() == expected and set(one.weight_T) == {0.0, 1.0}
+        assert {3.0, 5.0} <= {w for example in rendered for w in example.weight_T.tolist()}
 
 
 def test_trajectory_examples_too_long_loses_last_steps(smollm2):
@@ -201,19 +203,19 @@ def test_trajectory_examples_too_long_loses_last_steps(smollm2):
         (ends[1] - 1, 1),
         (ends[0], 1),
     ):
-        (found,), reasons = make(smollm2, max_length=limit)
-        assert len(found.tokens_T) == ends[steps - 1] and len(spans(found)) == steps
-        np.testing.assert_array_equal(found.tokens_T, whole.tokens_T[: ends[steps - 1]])
+        (actual,), reasons = make(smollm2, max_length=limit)
+        assert len(actual.tokens_T) == ends[steps - 1] and len(spans(actual)) == steps
+        np.testing.assert_array_equal(actual.tokens_T, whole.tokens_T[: ends[steps - 1]])
         lost = {"cut_trajectories": 1, "cut_steps": 3 - steps} if steps < 3 else {}
         assert reasons == lost
     assert make(smollm2, max_length=ends[0] - 1) == ([], {"dropped_too_long": 1})
 
 
 def test_trajectory_examples_too_long_paper_step_is_dropped(smollm2):
-    made, _ = make(smollm2, prompt_format="paper")
-    lengths = [len(example.tokens_T) for example in made]
-    found, reasons = make(smollm2, prompt_format="paper", max_length=max(lengths) - 1)
-    assert len(found) == 2 and reasons == {"dropped_too_long": 1}
+    rendered, _ = make(smollm2, prompt_format="paper")
+    lengths = [len(example.tokens_T) for example in rendered]
+    actual, reasons = make(smollm2, prompt_format="paper", max_length=max(lengths) - 1)
+    assert len(actual) == 2 and reasons == {"dropped_too_long": 1}
 
 
 def test_trajectory_examples_without_steps_is_counted(smollm2):
@@ -221,7 +223,7 @@ def test_trajectory_examples_without_steps_is_counted(smollm2):
     assert make(smollm2, trajectory) == ([], {"dropped_no_steps": 1})
 
 
-FORGETFUL = (  # keeps the last assistant's turn alone whole, as templates that drop thinking do
+FORGETFUL = (  # Keeps only the text of the last assistant turn, as if it dropped thinking.
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
     "{{ m['content'] if loop.last or m['role'] != 'assistant' else 'gone' }}"
     "{{ '<|im_end|>' + '\n' }}{% endfor %}"
@@ -244,10 +246,10 @@ COUNTING = "{{ 'a' if messages | length > 4 else 'b' }}" + TRIMMING
 )
 def test_trajectory_examples_unstable_template_splits_steps(template, tmp_path):
     tokenizer = by_hand.tiny_tokenizer(tmp_path / "t", template)
-    made, reasons = make(tokenizer)
-    assert reasons == {"split_turns": 1} and len(made) == 3
+    rendered, reasons = make(tokenizer)
+    assert reasons == {"split_turns": 1} and len(rendered) == 3
     steps = by_hand.STEPS
-    for count, example in enumerate(made):
+    for count, example in enumerate(rendered):
         messages = prompts.integration_messages(
             by_hand.trajectory().question, steps[:count], steps[count].candidates
         )
@@ -261,8 +263,8 @@ def test_trajectory_examples_unstable_template_splits_steps(template, tmp_path):
 
 
 def test_trajectory_examples_trimming_template_is_stable(tmp_path):
-    made, reasons = make(by_hand.tiny_tokenizer(tmp_path / "t", TRIMMING))
-    assert len(made) == 1 and not reasons and len(spans(made[0])) == 3
+    rendered, reasons = make(by_hand.tiny_tokenizer(tmp_path / "t", TRIMMING))
+    assert len(rendered) == 1 and not reasons and len(spans(rendered[0])) == 3
 
 
 def test_chat_examples_any_assistant_turns(tmp_path):
@@ -289,18 +291,20 @@ def test_trajectory_examples_unclear_step_is_not_supervised(tmp_path):
     whole = by_hand.trajectory()
     unclear = dataclasses.replace(whole.steps[1], notes={trajectories.UNCLEAR: True})
 
-    def made(steps):
-        found, _ = trajectory_examples(
+    def rendered(steps):
+        actual, _ = trajectory_examples(
             tokenizer, dataclasses.replace(whole, steps=steps), normalization="ascii",
             prompt_format="compact", few_shot=False, max_length=4096,
         )  # fmt: skip
-        return found
+        return actual
 
-    (all_of,), (some,) = made(whole.steps), made((whole.steps[0], unclear, whole.steps[2]))
+    (all_of,), (some,) = rendered(whole.steps), rendered((whole.steps[0], unclear, whole.steps[2]))
     np.testing.assert_array_equal(all_of.tokens_T, some.tokens_T)
     left_out = tokenizer.decode(all_of.tokens_T[all_of.weight_T > some.weight_T])
     assert "Which saint protects" in left_out and "Keep: none" in left_out
     assert np.all(some.weight_T <= all_of.weight_T) and "Keep: 1" not in left_out
-    # At the end it is not even context.
-    assert len(made((whole.steps[0], unclear))[0].tokens_T) < len(made(whole.steps[:2])[0].tokens_T)
-    assert made((unclear,)) == []
+    # At the end it is dropped.
+    assert len(rendered((whole.steps[0], unclear))[0].tokens_T) < len(
+        rendered(whole.steps[:2])[0].tokens_T
+    )
+    assert rendered((unclear,)) == []

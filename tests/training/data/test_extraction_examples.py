@@ -1,4 +1,4 @@
-"""What the extractor learns: the prompts of inference, and answers that the parser reads."""
+"""Examples of the extractor: prompts of inference, and answers that the parser reads back."""
 
 import importlib.util
 from typing import Any
@@ -50,10 +50,10 @@ def make(tokenizer, reference=REFERENCE, max_length=100_000):
 
 
 def answers(tokenizer, examples):
-    """The supervised text of each example, without the token that ends it."""
+    """Returns the supervised text of each example, without the end token."""
     texts = []
     for example in examples:
-        (place,) = np.flatnonzero(np.diff(example.weight_T))  # one stretch, up to the end
+        (place,) = np.flatnonzero(np.diff(example.weight_T))  # A single run, up to the end.
         ids = example.tokens_T[place + 1 :]
         assert example.weight_T[-1] == 1 and int(ids[-1]) in tokenizer.eos_ids
         assert not set(ids[:-1].tolist()) & tokenizer.eos_ids
@@ -63,25 +63,25 @@ def answers(tokenizer, examples):
 
 @pytest.mark.parametrize("name", ["tokenizer", "smollm2"])
 def test_passage_examples_prompts_match_inference(name, request):
-    """`extract`, answered with what is supervised, asks with the very tokens of the examples."""
+    """`extract` has the prompts of the examples if it gets their answers."""
     tokenizer = request.getfixturevalue(name)
     examples, reasons = make(tokenizer)
     assert reasons == {} and [example.source for example in examples] == ["p1", "p1"]
-    listed, told = answers(tokenizer, examples)
+    entity_answer, triple_answer = answers(tokenizer, examples)
     program: Any = extract(PASSAGE, ExtractionSettings())
-    asked = [next(program), program.send(Generated(listed, "stop"))]
-    for call, example in zip(asked, examples, strict=True):
+    calls = [next(program), program.send(Generated(entity_answer, "stop"))]
+    for call, example in zip(calls, examples, strict=True):
         prompt = tokenizer.encode_prompt(call.messages)
         np.testing.assert_array_equal(example.tokens_T[: len(prompt)], prompt)
         assert not example.weight_T[: len(prompt)].any()
         assert example.weight_T[len(prompt) :].all()
     with pytest.raises(StopIteration) as end:
-        program.send(Generated(told, "stop"))
+        program.send(Generated(triple_answer, "stop"))
     assert end.value.value.parse_errors == {} and end.value.value.status == "ok"
     read = [(t.head, t.relation, t.tail) for t in end.value.value.triples]
-    # The raw surface, in the reference's order; only the run of spaces is one.
+    # Spelling and order are the reference's, except for repeated spaces.
     assert read == [("Ule", "feeds", "Tarn"), ('"Osk"', "is", "a town"), ("Ål", "lies in", "Osk")]
-    assert prompts.parse_entities(listed, "stop") == (
+    assert prompts.parse_entities(entity_answer, "stop") == (
         ("Ule", "river Ule", "Tarn", "Osk", "Ål"),
         None,
     )
@@ -99,13 +99,13 @@ def test_passage_examples_unparsable_items_are_counted(tokenizer):
     triples = (
         Triple("Ule", "feeds", long, "p1", 0),
         Triple("Ule", "feeds", "Tarn", "p1", 0),
-        Triple("ule", "FEEDS", "tarn", "p1", 0),  # said before, but for the case
+        Triple("ule", "FEEDS", "tarn", "p1", 0),  # A repetition in another case.
     )
     examples, reasons = make(tokenizer, Reference(PASSAGE, ("Ule", long, "\n"), triples))
     assert reasons == {"dropped_entities": 2, "dropped_triples": 2}
-    listed, told = answers(tokenizer, examples)
-    assert listed == prompts.render_entities(["Ule"])
-    assert told == prompts.render_triples([("Ule", "feeds", "Tarn")])
+    entity_answer, triple_answer = answers(tokenizer, examples)
+    assert entity_answer == prompts.render_entities(["Ule"])
+    assert triple_answer == prompts.render_triples([("Ule", "feeds", "Tarn")])
     nothing = Reference(PASSAGE, ("Ule",), triples[:1])
     assert make(tokenizer, nothing) == ([], {"dropped_triples": 1, "dropped_empty": 1})
 
@@ -125,7 +125,7 @@ def test_passage_examples_too_long_is_dropped(tokenizer):
 
 
 def test_extraction_examples_musique_folds_are_disjoint(smollm2, shared_data):
-    """No passage of one fold is another's, and every reference is read back by the parser."""
+    """Folds share no passages, and the parser reads back every reference."""
     data = common.data(split="")
     data.dir = str(shared_data / "musique")
     names = {}

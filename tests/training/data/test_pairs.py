@@ -15,7 +15,7 @@ from tests import tiny
 
 
 def _musique():
-    """Two hops, with a decomposition, an openie store and folds."""
+    """Returns two-hop questions with a decomposition, triples and folds."""
     corpus = {
         "a": Passage("a", "Ann", "Ann was born in Bo. Ann sings."),
         "b": Passage("b", "Bo", "Bo has the mayor Cy."),
@@ -59,8 +59,10 @@ def test_training_questions_exclude_held_out_folds():
 def test_passage_targets_of_questions_and_sub_questions():
     dataset = _musique()
     question, texts = dataset.questions[0], {k: passage_text(p) for k, p in dataset.corpus.items()}
-    found = {(t.query, t.positive): t.own for t in data_lib.passage_targets(dataset, [question])}
-    assert found == {
+    own_by_pair = {
+        (t.query, t.positive): t.own for t in data_lib.passage_targets(dataset, [question])
+    }
+    assert own_by_pair == {
         (question.question, texts["a"]): (texts["x"],),
         (question.question, texts["b"]): (texts["x"],),
         ("Where was Ann born?", texts["a"]): (texts["x"], texts["b"]),
@@ -71,12 +73,12 @@ def test_passage_targets_of_questions_and_sub_questions():
 def test_triple_targets_negatives_do_not_state_the_answer():
     dataset = _musique()
     question = dataset.questions[0]
-    found = {
+    own_by_pair = {
         (t.query, t.positive): t.own for t in data_lib.triple_targets(dataset, [question], "ascii")
     }
     born, sings = "('ann', 'born in', 'bo')", "('ann', 'is', 'singer')"
     mayor, of, other = "('bo', 'mayor', 'cy')", "('cy', 'mayor of', 'bo')", "('xi', 'mayor', 'dee')"
-    assert found == {
+    assert own_by_pair == {
         (question.question, born): (other, sings),
         (question.question, of): (other, sings),
         ("Where was Ann born?", born): (other, sings, mayor, of),
@@ -111,13 +113,13 @@ def test_mine_returns_nearest_other_texts(tmp_path):
     encoder = open_encoder_for(config.lock())
     dataset = tiny.dataset()
     targets = data_lib.passage_targets(dataset, dataset.questions)
-    everything = [passage_text(passage) for passage in dataset.corpus.values()]
-    for before, after in zip(targets, data_lib.mine(targets, everything, encoder, 5), strict=True):
+    corpus = [passage_text(passage) for passage in dataset.corpus.values()]
+    for before, after in zip(targets, data_lib.mine(targets, corpus, encoder, 5), strict=True):
         (query,) = encoder.encode([before.query], "query")
         scores = encoder.encode(list(before.own)) @ query
         assert list(after.own) == [before.own[i] for i in np.argsort(-scores, kind="stable")[:5]]
         gold = {t.positive for t in targets if t.query == before.query}
-        candidates = [t for t in everything if t not in gold and t not in before.own]
+        candidates = [t for t in corpus if t not in gold and t not in before.own]
         order = np.argsort(-(encoder.encode(candidates) @ query), kind="stable")[:5]
         assert list(after.mined) == [candidates[i] for i in order]
 
@@ -153,20 +155,22 @@ def test_pairs_of_step_epoch_has_every_target_once():
 
 def test_pairs_of_step_draws_order_once_per_epoch(monkeypatch):
     targets, sampling = _targets(12), data_lib.Sampling(5, own=1, mined=0, easy=0, seed=77)
-    wanted = [
+    expected = [
         targets[place].query
         for epoch in range(2)
         for place in np.random.default_rng((77, epoch)).permutation(12)
     ]
-    drawn, made = [], np.random.default_rng
-    monkeypatch.setattr(np.random, "default_rng", lambda seed: (drawn.append(seed), made(seed))[1])
+    drawn, default_rng = [], np.random.default_rng
+    monkeypatch.setattr(
+        np.random, "default_rng", lambda seed: (drawn.append(seed), default_rng(seed))[1]
+    )
     steps = [data_lib.pairs_of_step(targets, step, sampling) for step in range(4)]
-    assert [q for step in steps for q, _, relevant in step if relevant] == wanted[:20]
+    assert [q for step in steps for q, _, relevant in step if relevant] == expected[:20]
     assert [seed for seed in drawn if len(seed) == 2] == [(77, 0), (77, 1)]
 
 
 def test_pairs_of_step_gold_passage_is_no_easy_negative():
-    """Where it is another query's positive: a sub-question's, or another question's."""
+    """The passage is a positive of a sub-question or of another question in the step."""
     dataset = _musique()
     question = dataclasses.replace(dataset.questions[0], context=("a", "b"))
     other = dataclasses.replace(
@@ -177,7 +181,7 @@ def test_pairs_of_step_gold_passage_is_no_easy_negative():
     texts = {name: passage_text(passage) for name, passage in dataset.corpus.items()}
 
     def easy(*drawn):
-        """Of the first, which asks the question and has a's text as its positive."""
+        """Returns the easy negatives of the first target."""
         sampling = data_lib.Sampling(len(drawn), own=0, mined=0, easy=3, seed=0)
         pairs = data_lib.pairs_of_step(drawn, 0, sampling)
         return {text for query, text, relevant in pairs if query == drawn[0].query and not relevant}
@@ -219,20 +223,22 @@ def test_pack_chunks_hold_every_row_once():
     ]
     labels = [i % 3 == 0 for i in range(len(rows))]
     batch = data_lib.pack(rows, labels, (8, 16, 32), 4, pad_id=0)
-    found = []
+    rows_of_chunks = []
     for tokens_BT, types_BT, lengths_B, label_B, weight_B in batch.chunks:
         assert tokens_BT.shape[0] == 4
         longest = int(lengths_B[weight_B > 0].max())
         assert tokens_BT.shape[1] == next(b for b in (8, 16, 32) if b >= longest)
         for row in np.flatnonzero(weight_B):
             n = lengths_B[row]
-            found.append((tuple(tokens_BT[row, :n]), tuple(types_BT[row, :n]), bool(label_B[row])))
+            rows_of_chunks.append(
+                (tuple(tokens_BT[row, :n]), tuple(types_BT[row, :n]), bool(label_B[row]))
+            )
             assert (tokens_BT[row, n:] == 0).all()
             np.testing.assert_allclose(weight_B[row], 1 / len(rows))
     expected = [
         (tuple(r.tokens_T), tuple(r.types_T), label) for r, label in zip(rows, labels, strict=True)
     ]
-    assert sorted(found) == sorted(expected)
+    assert sorted(rows_of_chunks) == sorted(expected)
     assert batch.tokens == sum(lengths)
-    # 2 3 5 7 | 8 9 16 16 | 30 31: rows of like length share a chunk.
+    # 2 3 5 7 | 8 9 16 16 | 30 31: rows of similar length share a chunk.
     assert batch.padded_tokens == 4 * (8 + 16 + 32)

@@ -31,7 +31,7 @@ LAYOUT = Layout(
 
 
 def tokenize(texts, role):
-    """One token a word; deterministic and reversible in these tests."""
+    """Returns one token per word, by a hash without collisions in these tests."""
     return [np.array([sum(map(ord, w)) % 97 + 1 for w in t.split()], np.int32) for t in texts]
 
 
@@ -85,7 +85,7 @@ def test_chains_and_pools_have_units_of_own_passages():
     ],
 )
 def test_chains_and_pools_without_usable_chain_is_refused(missing, negatives, words):
-    triples = {name: found for name, found in EXTRACTED.items() if name not in missing}
+    triples = {name: facts for name, facts in EXTRACTED.items() if name not in missing}
     with pytest.raises(UserError, match=words):
         _usable(triples, negatives=negatives)
     if missing == "x":
@@ -94,20 +94,20 @@ def test_chains_and_pools_without_usable_chain_is_refused(missing, negatives, wo
 
 def test_chains_and_pools_reports_dropped_chains(capsys):
     dataset = tiny.dataset()
-    gone = set(dataset.questions[0].supporting or ())
-    triples = {key: found for key, found in dataset.triples.items() if key not in gone}
+    missing_ids = set(dataset.questions[0].supporting or ())
+    triples = {key: facts for key, facts in dataset.triples.items() if key not in missing_ids}
     dataset = dataclasses.replace(dataset, triples=triples)
     kept, pools = chains_and_pools(dataset, dataset.questions, "triple")
-    left_out = len(dataset.questions) - len(kept)
-    assert left_out and dataset.questions[0].id not in {chain.question_id for chain in kept}
-    assert f"{left_out} of {len(dataset.questions)} chains left out" in capsys.readouterr().err
+    num_dropped = len(dataset.questions) - len(kept)
+    assert num_dropped and dataset.questions[0].id not in {chain.question_id for chain in kept}
+    assert f"{num_dropped} of {len(dataset.questions)} chains left out" in capsys.readouterr().err
     for chain, pool in zip(kept, pools, strict=True):
         assert set(chain.steps) <= set(pool)
 
 
 def test_sample_bridge_prefixes_follow_the_chain():
-    seen = {(e.query, e.positives) for e in _draws(BRIDGE, Sampling(2, 2))}
-    assert seen == {
+    drawn = {(e.query, e.positives) for e in _draws(BRIDGE, Sampling(2, 2))}
+    assert drawn == {
         ("question", ("a",)),
         ("question\nknowledge triples: a.", ("b",)),
         ("question\nknowledge triples: a. b.", ("c",)),
@@ -116,8 +116,8 @@ def test_sample_bridge_prefixes_follow_the_chain():
 
 def test_sample_dependency_order_draws_any_ready_step():
     chain = dataclasses.replace(BRIDGE, parents=((), (), (0, 1)))  # Two roots, then their join.
-    seen = {(e.query, frozenset(e.positives)) for e in _draws(chain, Sampling(3, 0))}
-    assert seen == {
+    drawn = {(e.query, frozenset(e.positives)) for e in _draws(chain, Sampling(3, 0))}
+    assert drawn == {
         ("question", frozenset("ab")),
         ("question\nknowledge triples: a.", frozenset("b")),
         ("question\nknowledge triples: b.", frozenset("a")),
@@ -127,7 +127,7 @@ def test_sample_dependency_order_draws_any_ready_step():
 
 
 def test_sample_annotation_order_permutes_comparisons():
-    seen = {
+    drawn = {
         (e.query.partition(": ")[2], e.positives[0])
         for e in _draws(COMPARISON, Sampling(3, 0, order="annotation"))
     }
@@ -136,17 +136,17 @@ def test_sample_annotation_order_permutes_comparisons():
     triples = {
         (f"{x}. {y}.", z) for x in "abc" for y in "abc" for z in "abc" if len({x, y, z}) == 3
     }
-    assert seen == singles | pairs | triples
+    assert drawn == singles | pairs | triples
 
 
 def test_sample_printed_order_takes_first_units():
     expected = {("question", ("a",))} | {
-        (f"question\nknowledge triples: {found}.", (following,))
-        for found, following in (("a", "b"), ("a. b", "c"))
+        (f"question\nknowledge triples: {prefix}.", (following,))
+        for prefix, following in (("a", "b"), ("a. b", "c"))
     }
     for chain in (BRIDGE, COMPARISON):
-        found = {(e.query, e.positives) for e in _draws(chain, Sampling(3, 0, order="printed"))}
-        assert found == expected
+        actual = {(e.query, e.positives) for e in _draws(chain, Sampling(3, 0, order="printed"))}
+        assert actual == expected
 
 
 def test_sample_negatives_are_distinct_and_not_gold():
@@ -161,15 +161,13 @@ def test_sample_negatives_are_distinct_and_not_gold():
 
 def test_sample_chain_negatives_are_other_steps():
     drawn = {n for e in _draws(BRIDGE, Sampling(1, 5, chain_negatives=True)) for n in e.negatives}
-    assert drawn == {"b", "c", "n1", "n2", "n3"}  # "a" comes first: found already, or positive.
+    assert drawn == {"b", "c", "n1", "n2", "n3"}  # "a" is in the prefix or positive.
     for example in _draws(BRIDGE, Sampling(1, 5, chain_negatives=True), 20):
         assert not set(example.negatives) & set(example.positives)
 
 
 @pytest.mark.parametrize(("chain_negatives", "more"), [(False, set()), (True, {"c"})])
-def test_sample_prefix_pools_replace_the_pool(
-    chain_negatives, more
-):
+def test_sample_prefix_pools_replace_the_pool(chain_negatives, more):
     prefix_pools = tuple(
         tuple(map(unit, ("a", "b", "c", f"far {n}", f"near {n}"))) for n in range(3)
     )
@@ -236,11 +234,11 @@ def test_batch_groups_of_two_queries(changes):
 
 def test_batch_in_batch_groups_are_within_micro_batches():
     counts, _ = _counts(negatives="in_batch", device_groups=2, micro_batches=2)
-    assert counts[0] == {"pos a": 1, "neg 1": 1}  # One query a group.
+    assert counts[0] == {"pos a": 1, "neg 1": 1}  # One query per group.
 
 
 def test_batches_groups_hold_whole_questions():
-    """Chains of two steps give two of four queries: no group stays empty, none has two chains."""
+    """Chains of two steps yield only two queries, but every group has exactly one chain."""
     chains = [
         Chain(f"q{i}", f"question {i}", (unit(f"a{i}"), unit(f"b{i}")), ((), (0,)), False)
         for i in range(4)
@@ -249,9 +247,9 @@ def test_batches_groups_hold_whole_questions():
     layout = dataclasses.replace(LAYOUT, num_queries=16, num_candidates=40, micro_batches=4)
     batch = next(batches(chains, pools, "triple", Sampling(4, 1), layout, tokenize, 0, 0))
     count_BC = batch.count_BC[batch.weight_B > 0]
-    assert (count_BC.sum(axis=1) == 3).all()  # its own positives, a and b, and n
+    assert (count_BC.sum(axis=1) == 3).all()  # Its positives, a and b, and n.
     assert ((count_BC.sum(axis=0) == 2) | (count_BC.sum(axis=0) == 0)).all()
-    # One group has them all, as before there were groups.
+    # With one group, all queries share their candidates.
     whole = dataclasses.replace(layout, micro_batches=1)
     batch = next(batches(chains, pools, "triple", Sampling(4, 1), whole, tokenize, 0, 0))
     assert (batch.count_BC[batch.weight_B > 0].sum(axis=1) == 12).all()
@@ -277,11 +275,11 @@ def test_batch_every_text_has_one_row():
 
 
 def test_rows_per_chunk_depend_on_devices_and_texts():
-    assert {rows_per_chunk(8, wanted, LAYOUT) for wanted in range(1, 99)} == {4}
+    assert {rows_per_chunk(8, num_texts, LAYOUT) for num_texts in range(1, 99)} == {4}
     layout = dataclasses.replace(LAYOUT, num_queries=8, device_groups=8)
-    rows = {wanted: rows_per_chunk(8, wanted, layout) for wanted in (1, 8, 9, 16, 17, 99)}
+    rows = {num_texts: rows_per_chunk(8, num_texts, layout) for num_texts in (1, 8, 9, 16, 17, 99)}
     assert rows == {1: 8, 8: 8, 9: 16, 16: 16, 17: 32, 99: 32}
-    assert rows_per_chunk(64, 1, layout) == 8  # longer than what a device takes: one row each
+    assert rows_per_chunk(64, 1, layout) == 8  # Longer than chunk_tokens: one row per device.
 
 
 def test_layout_indivisible_batch_is_refused():

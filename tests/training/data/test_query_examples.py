@@ -1,4 +1,4 @@
-"""Query writing: decomposed questions as conversations, of which only the next queries count."""
+"""Query writing: decomposed questions as conversations with supervised next queries."""
 
 import json
 import pathlib
@@ -40,8 +40,8 @@ ANNOTATED = Question(
 BARE = Question("n1", "Which came first?", ("Blue",), split="train", supporting=("song",))
 
 
-def shown(trajectory):
-    """The conversation without instruction and question, as the compact format has it."""
+def render_turns(trajectory):
+    """Returns the turns in the compact format, without instruction and question."""
     last = trajectory.steps[-1]
     turns = compact.messages(trajectory.question, trajectory.steps[:-1], last.candidates)
     texts = [turn.text.rpartition("Facts:\n")[2] for turn in turns[1:]]
@@ -49,9 +49,9 @@ def shown(trajectory):
 
 
 def test_written_queries_fill_in_earlier_answers():
-    (made,) = written_queries([DECOMPOSED, BARE], CORPUS)
-    assert (made.question_id, made.question) == ("m1", DECOMPOSED.question)
-    assert shown(made) == [
+    (trajectory,) = written_queries([DECOMPOSED, BARE], CORPUS)
+    assert (trajectory.question_id, trajectory.question) == ("m1", DECOMPOSED.question)
+    assert render_turns(trajectory) == [
         "none",
         "Keep: none\nNext: Who performed Hill Song?",
         "1. Hill Song | performer | Ann Lee",
@@ -59,21 +59,21 @@ def test_written_queries_fill_in_earlier_answers():
         "1. Ann Lee live | is | Oslo",
         "Keep: 1\nNext: done",
     ]
-    assert [step.query for step in made.steps] == [
+    assert [step.query for step in trajectory.steps] == [
         *(DECOMPOSED.question, "Who performed Hill Song?", "Where did Ann Lee live?")
     ]
 
 
 def test_written_queries_show_annotated_triples():
-    (made,) = written_queries([ANNOTATED], CORPUS)
-    assert [line for line in shown(made) if "|" in line] == [
+    (trajectory,) = written_queries([ANNOTATED], CORPUS)
+    assert [line for line in render_turns(trajectory) if "|" in line] == [
         *("1. Blue | director | Jan Ek", "1. Jan Ek | father | Per Ek")
     ]
 
 
 @pytest.fixture
 def data(tmp_path):
-    """Two trajectories, one held out, beside a folder that has their questions and others."""
+    """Examples of two trajectories, one held out, and of a folder with more questions."""
     folder = tmp_path / "musique"
     folder.mkdir()
     steps = [{"question": s.question, "answer": s.answer, "supporting": s.supporting}
@@ -90,8 +90,8 @@ def data(tmp_path):
     passages = [{"id": p.id, "title": p.title, "text": p.text} for p in CORPUS.values()]
     for name, lines in (("questions", rows), ("corpus", passages)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
-    made = [by_hand.trajectory(number) for number in range(2)]
-    trajectories_lib.write_trajectories(tmp_path / "t.jsonl", made)
+    trajectories = [by_hand.trajectory(number) for number in range(2)]
+    trajectories_lib.write_trajectories(tmp_path / "t.jsonl", trajectories)
     config = load_config(
         str(_ROOT / "configs/integrator.py"),
         [
@@ -116,6 +116,6 @@ def test_load_data_query_writing_excludes_held_out_questions(data):
 def test_load_data_query_writing_supervises_queries_and_stop(data, tmp_path):
     tokenizer = by_hand.tiny_tokenizer(tmp_path / "again")
     (example,) = [e for e in data.train if e.source == "m1"]
-    said = tokenizer.decode(example.tokens_T[example.weight_T == 1], True)
-    assert said.replace("\n", "") == ("Next: Who performed Hill Song?Next: Where did Ann Lee live?")
+    text = tokenizer.decode(example.tokens_T[example.weight_T == 1], True)
+    assert text.replace("\n", "") == ("Next: Who performed Hill Song?Next: Where did Ann Lee live?")
     assert tokenizer.decode(example.tokens_T[example.weight_T == 3], True) == "Next: done"

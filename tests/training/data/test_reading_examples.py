@@ -1,4 +1,4 @@
-"""What the reader learns: evidence of each granularity, complete or not, as inference asks it."""
+"""Examples of the reader: complete and incomplete evidence of each granularity."""
 
 import dataclasses
 from typing import Any
@@ -45,36 +45,40 @@ GOLD = {"Ada: Her father was Byron.", "Byron: Byron was born in London."}
 
 
 def readings(**fields):
-    made, without = make_readings(DATA, [QUESTION], ReadingSettings(**fields))
-    assert without == 0
-    return made[0]
+    first_of, num_without_gold = make_readings(DATA, [QUESTION], ReadingSettings(**fields))
+    assert num_without_gold == 0
+    return first_of[0]
 
 
 def test_make_readings_mixes_gold_and_nearest_distractors():
-    made = readings(granularities=("sentence",), distractors=1, missing=0.0)
-    assert made.sufficient and made.granularity == "sentence"
-    assert set(made.evidence) > GOLD and len(made.evidence) == 3
-    (other,) = set(made.evidence) - GOLD
-    # Of the two nearest in words; not of those that share none.
+    reading = readings(granularities=("sentence",), distractors=1, missing=0.0)
+    assert reading.sufficient and reading.granularity == "sentence"
+    assert set(reading.evidence) > GOLD and len(reading.evidence) == 3
+    (other,) = set(reading.evidence) - GOLD
+    # One of the two nearest; others share no words.
     assert other in {"Charles: Ada wrote to her father Byron.", "Ada: Ada is a poet."}
 
 
 def test_make_readings_gold_keeps_order():
     for seed in range(6):
         for granularity in ("triple", "sentence", "passage"):
-            made = readings(granularities=(granularity,), missing=0.0, seed=seed)
+            reading = readings(granularities=(granularity,), missing=0.0, seed=seed)
             bare = readings(granularities=(granularity,), missing=0.0, distractors=0)
-            assert [line for line in made.evidence if line in bare.evidence] == list(bare.evidence)
-            assert len(made.evidence) > len(bare.evidence)
+            assert [line for line in reading.evidence if line in bare.evidence] == list(
+                bare.evidence
+            )
+            assert len(reading.evidence) > len(bare.evidence)
 
 
 def test_make_readings_chain_ends_with_evidence():
     hops, chains = QUESTION.evidences or (), set()
     for seed in range(12):
         assert readings(granularities=("sentence",), missing=0.0, seed=seed).chain == hops
-        cut = readings(granularities=("sentence",), missing=0.999, distractors=0, seed=seed)
-        assert cut.chain == (hops[:1] if "Byron was born" not in cut.evidence[0] else ())
-        chains.add(cut.chain)
+        incomplete = readings(granularities=("sentence",), missing=0.999, distractors=0, seed=seed)
+        assert incomplete.chain == (
+            hops[:1] if "Byron was born" not in incomplete.evidence[0] else ()
+        )
+        chains.add(incomplete.chain)
     assert len(chains) == 2
 
 
@@ -86,30 +90,30 @@ def test_make_readings_order_depends_on_seed():
 
 @pytest.mark.parametrize("granularity", ["triple", "sentence", "passage"])
 def test_make_readings_missing_drops_one_passage_or_fact(granularity):
-    gone = set()
+    dropped = set()
     for seed in range(12):
-        whole = readings(granularities=(granularity,), missing=0.0, seed=seed)
-        cut = readings(granularities=(granularity,), missing=0.999, forced=0.0, seed=seed)
-        assert whole.sufficient and not cut.sufficient and cut.may_refuse
+        complete = readings(granularities=(granularity,), missing=0.0, seed=seed)
+        incomplete = readings(granularities=(granularity,), missing=0.999, forced=0.0, seed=seed)
+        assert complete.sufficient and not incomplete.sufficient and incomplete.may_refuse
         first = set(readings(granularities=(granularity,), missing=0.0, distractors=0).evidence)
-        assert len(first) == 2 and first <= set(whole.evidence)
-        assert len(first - set(cut.evidence)) == 1
-        gone |= first - set(cut.evidence)
-    assert gone == first  # now the one, now the other
+        assert len(first) == 2 and first <= set(complete.evidence)
+        assert len(first - set(incomplete.evidence)) == 1
+        dropped |= first - set(incomplete.evidence)
+    assert dropped == first  # Either may be dropped.
 
 
 def test_make_readings_forced_answers_if_answer_is_stated(tmp_path):
-    """From a part of the evidence, too; without the answer in sight the refusal may be said."""
+    """Incomplete evidence is answered, but without the answer in it a refusal is allowed."""
     tokenizer = by_hand.tiny_tokenizer(tmp_path)
     options: Any = {"granularities": ("sentence",), "distractors": 0, "missing": 0.999}
     kinds = set()
     for seed in range(12):
-        made = readings(**options, forced=1.0, seed=seed)
-        (example,), _ = reading_examples(tokenizer, [made], "brief", max_length=10_000)
-        prompt = tokenizer.encode_prompt(messages_of(made, "brief"))
-        said = tokenizer.decode(example.tokens_T[len(prompt) : -1], True)
-        assert not made.sufficient
-        kinds.add((made.evidence, made.may_refuse, said))
+        reading = readings(**options, forced=1.0, seed=seed)
+        (example,), _ = reading_examples(tokenizer, [reading], "brief", max_length=10_000)
+        prompt = tokenizer.encode_prompt(messages_of(reading, "brief"))
+        output = tokenizer.decode(example.tokens_T[len(prompt) : -1], True)
+        assert not reading.sufficient
+        kinds.add((reading.evidence, reading.may_refuse, output))
     assert kinds == {
         (("Byron: Byron was born in London.",), False, "Answer: London"),
         (("Ada: Her father was Byron.",), True, "Answer: Unanswerable"),
@@ -119,18 +123,20 @@ def test_make_readings_forced_answers_if_answer_is_stated(tmp_path):
 def test_make_readings_yes_or_no_can_be_forced():
     question = dataclasses.replace(QUESTION, answers=("no",))
     settings = ReadingSettings(granularities=("sentence",), missing=0.999, forced=1.0)
-    (made,), _ = make_readings(DATA, [question], settings)
-    assert not made.sufficient and not made.may_refuse
+    (reading,), _ = make_readings(DATA, [question], settings)
+    assert not reading.sufficient and not reading.may_refuse
 
 
 def test_make_readings_without_annotation_use_passages():
     bare = Question("q3", "?", ("x",), supporting=("d",))
-    made, without = make_readings(DATA, [bare, OTHER], ReadingSettings(granularities=("triple",)))
-    assert [m.granularity for m in made] == ["passage", "triple"] and without == 0
-    made, without = make_readings(
+    many, num_without_gold = make_readings(
+        DATA, [bare, OTHER], ReadingSettings(granularities=("triple",))
+    )
+    assert [m.granularity for m in many] == ["passage", "triple"] and num_without_gold == 0
+    many, num_without_gold = make_readings(
         DATA, [Question("q4", "?", ("x",))], ReadingSettings(granularities=("sentence",))
     )
-    assert (made, without) == ([], 1)
+    assert (many, num_without_gold) == ([], 1)
 
 
 DECOMPOSED = Question(
@@ -150,10 +156,10 @@ RULES = Passage("e", "Essex", "", ("Essex has ports.", "Bess rules Essex."))
 def test_make_readings_decomposition_has_sentences_and_facts():
     data = Dataset("d", (DECOMPOSED,), {**CORPUS, "e": RULES}, {})
     settings = ReadingSettings(granularities=("sentence",), distractors=0, missing=0.0)
-    (made,), _ = make_readings(data, [DECOMPOSED], settings)
-    assert made.granularity == "sentence"
-    assert made.evidence == ("Ada: Her father was Byron.", "Essex: Bess rules Essex.")
-    assert made.chain == (
+    (reading,), _ = make_readings(data, [DECOMPOSED], settings)
+    assert reading.granularity == "sentence"
+    assert reading.evidence == ("Ada: Her father was Byron.", "Essex: Bess rules Essex.")
+    assert reading.chain == (
         ("Ada", "father", "Byron"),
         ("Who rules where Byron lived", "answer", "Bess"),
     )
@@ -162,50 +168,52 @@ def test_make_readings_decomposition_has_sentences_and_facts():
 def test_make_readings_decomposition_without_answer_uses_passages():
     question = dataclasses.replace(DECOMPOSED, answers=("Elizabeth I",))
     data = Dataset("d", (question,), {**CORPUS, "e": RULES}, {})
-    made, _ = make_readings(data, [question], ReadingSettings(granularities=("sentence",)))
-    assert [one.granularity for one in made] == ["passage"]
+    many, _ = make_readings(data, [question], ReadingSettings(granularities=("sentence",)))
+    assert [one.granularity for one in many] == ["passage"]
 
 
-@pytest.mark.parametrize("how", ["brief", "chain"])
+@pytest.mark.parametrize("reader_format", ["brief", "chain"])
 @pytest.mark.parametrize(("missing", "answer"), [(0.0, "London"), (0.999, "Unanswerable")])
-def test_reading_examples_prompts_match_cascade(tmp_path_factory, missing, answer, how):
+def test_reading_examples_prompts_match_cascade(tmp_path_factory, missing, answer, reader_format):
     tokenizer = by_hand.tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-    made = readings(granularities=("sentence",), distractors=0, missing=missing, forced=0.0)
-    (example,), reasons = reading_examples(tokenizer, [made], how, max_length=10_000)
+    reading = readings(granularities=("sentence",), distractors=0, missing=missing, forced=0.0)
+    (example,), reasons = reading_examples(tokenizer, [reading], reader_format, max_length=10_000)
     assert reasons == {} and example.source == "q1"
-    prompt = tokenizer.encode_prompt(messages_of(made, how))
+    prompt = tokenizer.encode_prompt(messages_of(reading, reader_format))
     np.testing.assert_array_equal(example.tokens_T[: len(prompt)], prompt)
     assert not example.weight_T[: len(prompt)].any() and example.weight_T[len(prompt) :].all()
-    said = tokenizer.decode(example.tokens_T[len(prompt) : -1], True)
-    facts = [f"{'; '.join(fact)}\n" for fact in made.chain] if how == "chain" else []
+    output = tokenizer.decode(example.tokens_T[len(prompt) : -1], True)
+    facts = [f"{'; '.join(fact)}\n" for fact in reading.chain] if reader_format == "chain" else []
     assert (
-        said == f"{''.join(facts)}Answer: {answer}"
+        output == f"{''.join(facts)}Answer: {answer}"
         and int(example.tokens_T[-1]) in tokenizer.eos_ids
     )
 
     evidence = Evidence("ascii")
     evidence.add_retrieved(CORPUS.values())
     kept = {line: (p, s) for line, p, s in zip(sorted(GOLD), "ab", (1, 0), strict=True)}
-    evidence.keep(Triple(line, "", "", *kept[line]) for line in made.evidence)
-    config = CiragConfig(granularities=("sentence",), reader_format=how)
+    evidence.keep(Triple(line, "", "", *kept[line]) for line in reading.evidence)
+    config = CiragConfig(granularities=("sentence",), reader_format=reader_format)
     program: Any = cascade(QUESTION.question, evidence, (), config, {})
     call = next(program)
     np.testing.assert_array_equal(tokenizer.encode_prompt(call.messages), prompt)
     with pytest.raises(StopIteration) as end:
-        program.send(Generated(said, "stop"))
+        program.send(Generated(output, "stop"))
     (attempt,) = end.value.value
     assert (attempt.answer, attempt.sufficient) == (answer, missing == 0.0)
 
 
-@pytest.mark.parametrize("how", ["brief", "chain"])
-def test_reading_examples_answer_weight(tmp_path, how):
+@pytest.mark.parametrize("reader_format", ["brief", "chain"])
+def test_reading_examples_answer_weight(tmp_path, reader_format):
     tokenizer = by_hand.tiny_tokenizer(tmp_path)
-    made = readings(granularities=("sentence",), missing=0.0)
-    (example,), _ = reading_examples(tokenizer, [made], how, max_length=10_000, answer_weight=4.0)
+    reading = readings(granularities=("sentence",), missing=0.0)
+    (example,), _ = reading_examples(
+        tokenizer, [reading], reader_format, max_length=10_000, answer_weight=4.0
+    )
     weighs_more = example.weight_T > 1
-    assert set(example.weight_T) == ({0.0, 1.0, 4.0} if how == "chain" else {0.0, 4.0})
-    said = tokenizer.decode(example.tokens_T[weighs_more][:-1], True)
-    assert said.strip() == "Answer: London" and weighs_more[-1]
+    assert set(example.weight_T) == ({0.0, 1.0, 4.0} if reader_format == "chain" else {0.0, 4.0})
+    output = tokenizer.decode(example.tokens_T[weighs_more][:-1], True)
+    assert output.strip() == "Answer: London" and weighs_more[-1]
 
 
 def test_reading_examples_conclusion_precedes_answer(tmp_path):
@@ -213,10 +221,10 @@ def test_reading_examples_conclusion_precedes_answer(tmp_path):
     facts = (("Ada", "date of birth", "1815"), ("Byron", "date of birth", "1788"))
     asked = dataclasses.replace(QUESTION, answers=("Byron",), evidences=facts)
     settings = ReadingSettings(granularities=("triple",), missing=0.0)
-    made, _ = make_readings(DATA, [asked], settings)
-    (example,), _ = reading_examples(tokenizer, made, "chain", max_length=9999, answer_weight=4.0)
-    said = tokenizer.decode(example.tokens_T[example.weight_T > 1][:-1], True)
-    assert said.splitlines() == [
+    many, _ = make_readings(DATA, [asked], settings)
+    (example,), _ = reading_examples(tokenizer, many, "chain", max_length=9999, answer_weight=4.0)
+    output = tokenizer.decode(example.tokens_T[example.weight_T > 1][:-1], True)
+    assert output.splitlines() == [
         *("1788; before; 1815", "Byron; before; Ada"),
         *("earlier; is; Byron", "Answer: Byron"),
     ]
@@ -249,10 +257,14 @@ def test_reading_settings_invalid_are_refused(fields, words):
 
 
 def test_make_readings_2wiki_questions(shared_data):
-    """Every 2Wiki training question can be read, and no example shows a sentence twice."""
+    """All 2Wiki training questions have readings, without repeated lines."""
     dataset = jsonl.read_dataset(shared_data / "2wikimultihopqa")
     questions = [q for q in dataset.questions if q.split == "train"][:60]
-    made, without = make_readings(dataset, questions, ReadingSettings())
-    assert without == 0 and {m.granularity for m in made} == {"triple", "sentence", "passage"}
-    assert all(len(set(m.evidence)) == len(m.evidence) for m in made)
-    assert 5 < sum(not m.sufficient for m in made) < 30
+    many, num_without_gold = make_readings(dataset, questions, ReadingSettings())
+    assert num_without_gold == 0 and {m.granularity for m in many} == {
+        "triple",
+        "sentence",
+        "passage",
+    }
+    assert all(len(set(m.evidence)) == len(m.evidence) for m in many)
+    assert 5 < sum(not m.sufficient for m in many) < 30
