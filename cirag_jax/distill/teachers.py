@@ -119,9 +119,10 @@ class Mixture:
     def __call__(self, calls: Sequence[Call], respond: Respond) -> None:
         """See `Handler`."""
         for name, teacher in self._teachers.items():
-            own = [i for i, c in enumerate(calls) if self._teacher_of(c.key.program) == name]
-            if own:
-                teacher([calls[i] for i in own], lambda i, r, own=own: respond(own[i], r))
+            indices = [i for i, c in enumerate(calls) if self._teacher_of(c.key.program) == name]
+            if indices:
+                own_calls = [calls[i] for i in indices]
+                teacher(own_calls, lambda i, r, indices=indices: respond(indices[i], r))
 
 
 def assign(question: Question, has_gold: bool, kind: str, share: float, seed: int) -> Teacher:

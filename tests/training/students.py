@@ -26,6 +26,17 @@ SIDECAR = {
 }
 
 
+def read_metrics(workdir):
+    """Returns the lines of ``metrics.jsonl``."""
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def read_losses(workdir):
+    """Returns (step, loss) of all steps."""
+    lines = read_metrics(workdir)
+    return [(line["step"], line["train/loss"]) for line in lines if "train/loss" in line]
+
+
 def write(folder, trajectories, **sidecar):
     folder.mkdir(parents=True, exist_ok=True)
     trajectories_lib.write_trajectories(folder / trajectories_lib.FILE, trajectories)

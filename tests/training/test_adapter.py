@@ -20,13 +20,9 @@ from cirag_jax.training.data.examples import Part
 from cirag_jax.training.data.packing import MicroBatch
 from cirag_jax.training.lora_step import Batch
 from tests import tiny
-from tests.training.students import SIDECAR, config_of, train
+from tests.training.students import SIDECAR, config_of, read_metrics, train
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short")]
-
-
-def lines_of(workdir):
-    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +39,7 @@ def test_train_result_and_metrics_agree(trained):
     assert (result["num_examples"], result["num_dev_examples"]) == (10, 2)
     assert result["num_dev_trained_on"] == 0
     assert result["left_out"] == {} and result["teachers"] == {"annotations": 10}
-    lines = lines_of(workdir)
+    lines = read_metrics(workdir)
     steps = [line for line in lines if "train/loss" in line]
     dev = [line for line in lines if "dev/loss" in line]
     assert [line["step"] for line in steps] == [1, 2, 3, 4, 5, 6]
@@ -123,7 +119,7 @@ def test_train_resumed_run_equals_uninterrupted_run(folders, tmp_path, one_devic
 
     def losses(workdir):
         names = ("train/loss", "dev/loss")
-        return [(r["step"], n, r[n]) for r in lines_of(workdir) for n in names if n in r]
+        return [(r["step"], n, r[n]) for r in read_metrics(workdir) for n in names if n in r]
 
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
     for changes, field in (({"lora.rank": 2}, "lora"), ({"num_trajectories": 3}, "num_traj")):
@@ -148,7 +144,7 @@ def test_train_unpacked_on_mesh_equals_packed_on_one_device(folders, tmp_path):
                 folders, packing=packing, rows_per_device=rows, buckets=(256,), **mesh, **changes
             )
             adapter.train_and_evaluate(config, tmp_path / name)
-        runs.append(lines_of(tmp_path / name))
+        runs.append(read_metrics(tmp_path / name))
     # Both have all ten examples in one step.
     compared = ("train/loss", "train/gradient_norm", "dev/loss", "dev/loss_facts")
     for one, other in zip(*runs, strict=True):
@@ -161,7 +157,7 @@ def test_train_unpacked_on_mesh_equals_packed_on_one_device(folders, tmp_path):
 def test_train_bfloat16_lowers_the_loss(folders, tmp_path, one_device):
     config = config_of(folders, **{"model.dtype": "bfloat16", "eval_every": 0})
     result = adapter.train_and_evaluate(config, tmp_path)
-    losses = [line["train/loss"] for line in lines_of(tmp_path) if "train/loss" in line]
+    losses = [line["train/loss"] for line in read_metrics(tmp_path) if "train/loss" in line]
     assert losses[-1] < losses[0] and result["complete"]
     state, _, _ = open_adapter(str(tmp_path))
     assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {np.dtype("float32")}
@@ -222,7 +218,7 @@ def test_describe_supervised_tokens_ignore_weights(folders, monkeypatch):
 def test_train_without_dev_examples_saves_checkpoints(folders, tmp_path, one_device):
     config = config_of(folders, dev_fraction=0.0, keep_checkpoints=9)
     adapter.train_and_evaluate(config, tmp_path)
-    assert [line["step"] for line in lines_of(tmp_path)] == [1, 2, 3, 4]
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3, 4]
     with Checkpoints(tmp_path, read_only=True) as checkpoints:
         assert checkpoints.all_steps() == [2, 4]
         assert checkpoints.best_step() is None and checkpoints.metrics(2) is None

@@ -32,17 +32,11 @@ from cirag_jax.training.state import make_state
 from cirag_jax.types import Triple
 from configs import retrieval
 from tests import tiny
+from tests.training.students import read_losses, read_metrics
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("standard_promotion")]
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(autouse=True)
-def standard_promotion():
-    """Optax needs standard promotion for the power of a float. Our code allows strict promotion."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
 
 
 def _overrides(model_and_data, **changes):
@@ -114,7 +108,7 @@ def test_train_learns_tiny_chains(model_and_data, tmp_path, one_device, kind):
         model_and_data = tiny.model_folder(tmp_path / "model", kind=kind), model_and_data[1]
     config = _config(model_and_data, **{"num_steps": 30, "eval_every": 15, "save_every": 0})
     result = aligner.train_and_evaluate(config, tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(tmp_path)
     dev = {line["step"]: line["dev/mrr"] for line in lines if "dev/mrr" in line}
     assert list(dev) == [0, 15, 30]
     assert result["complete"] and result["step"] == 30
@@ -464,11 +458,7 @@ def test_train_killed_and_resumed_equals_uninterrupted(model_and_data, tmp_path,
     resumed = _train(command, tmp_path / "cut", overrides)
     assert resumed.returncode == 0, resumed.stderr
 
-    def losses(workdir):
-        lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
-        return {r["step"]: r["train/loss"] for r in lines if "train/loss" in r}
-
-    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    assert read_losses(tmp_path / "cut") == read_losses(tmp_path / "whole")
     for a, b in zip(_parameters(tmp_path / "cut"), _parameters(tmp_path / "whole"), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -505,10 +495,7 @@ def test_train_two_processes_equal_one(model_and_data, tmp_path, command):
     assert [done.returncode for done in pair] == [0, 0], pair
     assert not pair[1].stdout.strip()  # Only the first process prints the result.
 
-    def lines(workdir):
-        return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-
-    one, two = lines(tmp_path / "alone"), lines(tmp_path / "pair")
+    one, two = read_metrics(tmp_path / "alone"), read_metrics(tmp_path / "pair")
     assert len(one) == len(two)
     for a, b in zip(one, two, strict=True):
         for key in ("train/loss", "train/gradient_norm", "dev/mrr"):

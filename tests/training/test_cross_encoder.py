@@ -27,17 +27,11 @@ from cirag_jax.training import cross_encoder, optimizers, preemption
 from cirag_jax.training.data import pairs as data_lib
 from cirag_jax.training.state import make_state
 from tests import tiny
+from tests.training.students import read_losses, read_metrics
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("standard_promotion")]
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(autouse=True)
-def standard_promotion():
-    """Optax needs standard promotion for the power of a float. Our code allows strict promotion."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
 
 
 def _overrides(model_and_data, **changes):
@@ -132,7 +126,7 @@ def test_train_step_overfits_a_batch(model_and_data):
 
 def test_train_result_has_gains_over_bi_encoder(model_and_data, tmp_path, one_device):
     result = cross_encoder.train_and_evaluate(_config(model_and_data, eval_every=0), tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(tmp_path)
     assert [line["step"] for line in lines if "train/loss" in line] == [1, 2, 3, 4, 5, 6]
     assert result["complete"] and result["step"] == 6
     assert result["positives"] == {"passage": 12, "triple": 12}
@@ -164,11 +158,7 @@ def test_train_resumed_run_equals_uninterrupted_run(
     ):
         np.testing.assert_array_equal(a, b)
 
-    def losses(workdir):
-        lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
-        return {r["step"]: r["train/loss"] for r in lines if "train/loss" in r}
-
-    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    assert read_losses(tmp_path / "cut") == read_losses(tmp_path / "whole")
     with pytest.raises(UserError, match=r"was started with max_length=\d+, not "):
         cross_encoder.train_and_evaluate(
             _config(model_and_data, **{"model.dropout": 0.1, "max_length": 32}), tmp_path / "cut"

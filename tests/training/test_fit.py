@@ -1,6 +1,5 @@
 """The train loop: the order of its calls, saving, stopping and resuming."""
 
-import json
 from typing import NamedTuple
 
 import pytest
@@ -11,6 +10,7 @@ from cirag_jax.models.io.checkpoints import Restored
 from cirag_jax.training import fit as fit_lib
 from cirag_jax.training.fit import BatchIterator, fit
 from cirag_jax.training.preemption import PreemptionGuard
+from tests.training.students import read_metrics
 
 META = {"component": "test", "run": {"seed": 0}}
 
@@ -156,7 +156,7 @@ def test_fit_waits_then_evaluates_then_saves(run, log):
 
 def test_fit_metrics_file_has_each_step_and_evaluation_once(run, tmp_path):
     run(3, eval_every=2)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(tmp_path)
     assert [(line["step"], "dev/mrr" in line) for line in lines] == [
         (0, True), (1, False), (2, False), (2, True), (3, False), (3, True),
     ]  # fmt: skip

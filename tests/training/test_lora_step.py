@@ -18,17 +18,13 @@ from cirag_jax.training.lora_step import Batch
 from cirag_jax.training.state import make_state
 from tests import tiny_adapter, tiny_decoder
 
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+
 LORA = LoraConfig(rank=4, alpha=6.0)
 RATE, DECAY, CLIP = 1e-2, 0.1, 0.5
 # AdamW's first step is RATE * g / (|g| + EPS). A small EPS would amplify rounding errors.
 EPS = 1e-3
 ATOL = 1e-6  # Weights move by up to 1e-2; the largest measured difference is 2e-7.
-
-
-@pytest.fixture(autouse=True)
-def standard_promotion():
-    with jax.numpy_dtype_promotion("standard"):  # Optax computes float ** int.
-        yield
 
 
 def optimizer():

@@ -1,5 +1,4 @@
 import io
-import json
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +11,7 @@ from tensorboardX.proto import event_pb2
 from cirag_jax.errors import UserError
 from cirag_jax.training import metrics
 from cirag_jax.training.metrics import MetricWriter, StepClock, fetch
+from tests.training.students import read_metrics
 
 events: Any = event_pb2  # Type checkers cannot see its classes.
 
@@ -49,10 +49,6 @@ class Terminal(io.StringIO):
         return True
 
 
-def lines(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def scalars(folder):
     """Returns (tag, step, value) of every scalar that TensorBoard shows."""
     found = []
@@ -75,8 +71,8 @@ def test_writer_writes_lines_and_events(tmp_path, clock, stream):
         clock.now += 1.0
         writer.write(2, {"loss": 0.25, "norm": math.inf})
         # Lines are written immediately.
-        assert len(lines(tmp_path)) == 2
-    assert lines(tmp_path) == [
+        assert len(read_metrics(tmp_path)) == 2
+    assert read_metrics(tmp_path) == [
         {"step": 1, "seconds": 1.5, "loss": 0.5},
         {"step": 2, "seconds": 2.5, "loss": 0.25, "norm": None},
     ]
@@ -96,14 +92,14 @@ def test_writer_resumed_file_equals_uninterrupted(tmp_path, clock, stream):
             clock.now += 1
             writer.write(step, {"loss": float(step)})
     expected = [{"step": s, "seconds": float(s), "loss": float(s)} for s in range(1, 7)]
-    assert lines(tmp_path) == expected
+    assert read_metrics(tmp_path) == expected
 
 
 def test_writer_new_run_replaces_file(tmp_path, stream):
     (tmp_path / "metrics.jsonl").write_text('{"step": 5, "seconds": 9.0}\n')
     with MetricWriter(tmp_path, 6):
         pass
-    assert lines(tmp_path) == []
+    assert read_metrics(tmp_path) == []
 
 
 def test_writer_remaining_time_uses_recent_steps(tmp_path, clock, stream, monkeypatch):
@@ -149,7 +145,11 @@ def test_writer_remaining_time_includes_future_evaluations(tmp_path, clock, stre
     assert shown[5] == "step 6/10, 2.0 s/step, 03:28 left"  # 4 steps and 2 evaluations of 100 s
     assert shown[9] == "step 10/10, 2.0 s/step, 00:30 left"  # the last evaluation
     assert shown[10].endswith(", 00:00 left")
-    assert [line["step"] for line in lines(tmp_path)] == [0, 4, 10]  # Empty metrics have no line.
+    assert [line["step"] for line in read_metrics(tmp_path)] == [
+        0,
+        4,
+        10,
+    ]  # Empty metrics have no line.
 
 
 def test_writer_bar_shows_own_remaining_time(tmp_path, clock, stderr):
@@ -170,7 +170,7 @@ def test_writer_run_without_checkpoint_restarts_file(tmp_path, stream):
             writer.write(0, {"loss": 2.0})
         (events_file,) = (tmp_path / "tensorboard").glob("events.out*")
         events_file.rename(events_file.with_name(name))
-    assert [line["step"] for line in lines(tmp_path)] == [0]
+    assert [line["step"] for line in read_metrics(tmp_path)] == [0]
     assert scalars(tmp_path) == [("loss", 0, 2.0)]
 
 

