@@ -297,7 +297,7 @@ def _next_query(
 ) -> tuple[int | None, str | None]:
     """Returns the reachable hop with fewest queries so far, and the next query.
 
-    Both are None if every hop is supported.
+    Returns (None, None) if every hop is supported.
     """
     choices = []
     for index in reachable(gold.hops, known):

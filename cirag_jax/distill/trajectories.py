@@ -81,7 +81,7 @@ def _check(place: str, trajectory: Trajectory) -> None:
 
 
 def units_of(trajectories: Iterable[Trajectory]) -> Units:
-    """Returns the kind of the candidates, which is triples if there are none."""
+    """Returns the kind of the candidates, by default triples."""
     facts = (fact for t in trajectories for step in t.steps for fact in step.candidates)
     kinds = {isinstance(fact, Sentence) for fact in facts}
     if len(kinds) > 1:
@@ -199,7 +199,7 @@ def mark_unclear(steps: Sequence[Step], gold: AnyGold) -> tuple[Step, ...]:
 def statistics(
     trajectories: Sequence[Trajectory], golds: Mapping[str, AnyGold] | None = None
 ) -> dict[str, Any]:
-    """Returns statistics of trajectories. Means of empty sets are None.
+    """Returns statistics of trajectories, with None for means of empty sets.
 
     Args:
       trajectories: the trajectories.

@@ -153,6 +153,8 @@ def train_step(
     if config.model.dropout > 0:
         key = run(jax.random.fold_in, state.key, state.step)
     params: Any = state.params
+    limit = math.inf if config.activations_gib is None else config.activations_gib * 2**30
+    keep_bytes = limit if config.keep_activations else 0.0
     loss, metrics, gradient = gradient_cache.loss_and_gradient(
         graphdef,
         params,
@@ -161,7 +163,7 @@ def train_step(
         width=params["embedding_norm_scale"].shape[0],
         dtype=config.model.dtype,
         dropout_key=key,
-        keep_bytes=_keep_bytes(config),
+        keep_bytes=keep_bytes,
         run=run,
     )
     state, norms = run(_apply_gradient, tx, state, gradient)
@@ -169,12 +171,6 @@ def train_step(
 
 
 _apply_gradient = jax.jit(state_lib.apply_gradient, static_argnums=0, donate_argnums=1)
-
-
-def _keep_bytes(config: Config) -> float:
-    if not config.keep_activations:
-        return 0.0
-    return math.inf if config.activations_gib is None else config.activations_gib * 2**30
 
 
 def place_batch(batch: pools_lib.Batch, mesh: jax.sharding.Mesh) -> pools_lib.Batch:

@@ -80,17 +80,10 @@ def loss_and_gradient(
     return loss, metrics, gradient
 
 
-def _rows(graphdef: nnx.GraphDef, params: Params, chunk: Chunk, key: jax.Array | None) -> jax.Array:
-    def embed_rows(params, chunk, key):
-        return embed(graphdef, params, chunk.tokens_BT, chunk.mask_BT, key)
-
-    return sharding.by_shard(embed_rows)(params, chunk, key)
-
-
 def _rows_and_pull(
     graphdef: nnx.GraphDef, params: Params, chunk: Chunk, key: jax.Array | None
 ) -> tuple[jax.Array, Callable[[jax.Array], tuple[Params]]]:
-    """Returns `_rows`, and the backward function to a gradient per shard of the data axis.
+    """Returns the embeddings, and the backward function to a gradient per shard of the data axis.
 
     The derivative with respect to the parameters, which all shards share, would be the sum of these
     gradients, and would need communication in every chunk.
@@ -111,7 +104,11 @@ def _rows_and_pull(
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def _embed(graphdef, params, table_ND, chunk, key):
     """Embeds a chunk into its rows of the table."""
-    return table_ND.at[chunk.row_B].set(_rows(graphdef, params, chunk, key))
+
+    def embed_rows(params, chunk, key):
+        return embed(graphdef, params, chunk.tokens_BT, chunk.mask_BT, key)
+
+    return table_ND.at[chunk.row_B].set(sharding.by_shard(embed_rows)(params, chunk, key))
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)

@@ -266,7 +266,7 @@ def test_plan_collectives_in_loop_count_per_iteration():
     ("component", "settings", "message"),
     [
         ("reader", "mesh.devices=4 mesh.data=3", "mesh sizes .* do not fit 4 devices"),
-        ("reader", "mesh.devices=3", "config.batch_size=2 is not a multiple of 3"),
+        ("reader", "mesh.devices=3", "config.batch_size=2 must be a multiple of 3"),
         # The training refuses these, too, before it opens the model.
         ("aligner", "data.units=word model.spec=nobody", "config.data.units='word' is not one of"),
         ("aligner", "head.rounds=1 head.steps=0 model.spec=nobody", "config.head.steps=0 must be"),

@@ -94,29 +94,24 @@ def load_data(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data
     return data
 
 
-def held_out_names(names: Iterable[str], fraction: float, limit: int, seed: int) -> set[str]:
-    """Draws ``fraction`` of the distinct names, at most ``limit`` unless it is 0."""
-    distinct = list(dict.fromkeys(names))
-    if not 0.0 <= fraction < 1.0:
-        raise UserError(f"config.dev_fraction={fraction} must be in [0, 1)")
-    count = round(fraction * len(distinct))
-    count = min(count, limit) if limit else count
-    if count and count >= len(distinct):
-        raise UserError(
-            f"config.dev_fraction={fraction} would leave none of the {len(distinct)} questions to "
-            "train on"
-        )
-    order = np.random.default_rng(seed).permutation(len(distinct))
-    return {distinct[place] for place in order[len(distinct) - count :]}
-
-
-def _held_out(
+def _hold_out(
     config: Config, items: Sequence[Item], name_of: Callable[[Item], str]
 ) -> tuple[list[Item], list[Item]]:
-    """Splits items into training and dev items, see `held_out_names`."""
-    held = held_out_names(map(name_of, items), config.dev_fraction, config.num_dev, config.seed)
-    train = [item for item in items if name_of(item) not in held]
-    return train, [item for item in items if name_of(item) in held]
+    """Holds out a random ``config.dev_fraction`` of the names, at most ``config.num_dev``."""
+    names, fraction = list(dict.fromkeys(map(name_of, items))), config.dev_fraction
+    if not 0.0 <= fraction < 1.0:
+        raise UserError(f"config.dev_fraction={fraction} must be at least 0 and below 1")
+    count = round(fraction * len(names))
+    count = min(count, config.num_dev) if config.num_dev else count
+    if count and count >= len(names):
+        raise UserError(
+            f"config.dev_fraction={fraction} would leave none of the {len(names)} questions to "
+            "train on"
+        )
+    order = np.random.default_rng(config.seed).permutation(len(names))
+    dev_names = {names[place] for place in order[len(names) - count :]}
+    train = [item for item in items if name_of(item) not in dev_names]
+    return train, [item for item in items if name_of(item) in dev_names]
 
 
 def _check_disjoint(
@@ -195,7 +190,7 @@ def _trajectories(
         dev = trajectories_lib.select(dev, config.keep, config.seed, config.num_dev)
         _check_disjoint(train, dev, lambda t: t.question_id, "questions")
     else:
-        train, dev = _held_out(config, train, lambda t: t.question_id)
+        train, dev = _hold_out(config, train, lambda t: t.question_id)
     return train, trajectories_lib.select(dev, config.keep), described
 
 
@@ -283,7 +278,7 @@ def _extractions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> D
         dev, _ = select_references(dev_data, limit=config.num_dev, seed=config.seed)
         _check_disjoint(references, dev, lambda r: r.passage.id, "passages")
     else:
-        references, dev = _held_out(config, references, lambda r: r.passage.id)
+        references, dev = _hold_out(config, references, lambda r: r.passage.id)
     train_examples, reasons = extraction_examples(tokenizer, references, max_length=max_length)
     dev_examples, dev_reasons = extraction_examples(tokenizer, dev, max_length=max_length)
     result = {
@@ -353,7 +348,7 @@ def _readings(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data
         dev = [dev[i] for i in sorted(order[: config.num_dev or len(dev)])]
         _check_disjoint(train, dev, lambda reading: reading.question.id, "questions")
     else:
-        train, dev = _held_out(config, train, lambda reading: reading.question.id)
+        train, dev = _hold_out(config, train, lambda reading: reading.question.id)
     render = functools.partial(
         readings_lib.reading_examples,
         tokenizer,

@@ -201,7 +201,7 @@ def two_kinds():
     examples = []
     for number, example in enumerate(make_examples((9, 30, 17, 14, 25, 40, 22, 12))):
         beginning = (first, second)[number % 2]
-        # The first tokens after the beginning differ: exactly so much is shared.
+        # The first tokens after the beginning differ: only these are shared.
         example.tokens_T[0] = 3 + number
         nothing = np.zeros(len(beginning))
         examples.append(
