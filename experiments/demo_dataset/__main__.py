@@ -1,4 +1,4 @@
-"""Makes the built-in dataset from its sources.
+"""Builds the built-in dataset from its sources.
 
 ``python -m experiments.demo_dataset`` prints the versions of the sources, the counts, and which of
 the shipped files would change. ``--out=cirag_jax/datasets/demo`` replaces them.

@@ -1,7 +1,7 @@
 """Builds the dataset and the files that the package ships.
 
-The steps: `facts` joins the rows of the data packages to a graph, `render` writes a passage about
-each entity, `questions` asks about chains of facts. docs/demo_dataset.md describes the result.
+`facts` joins the rows of the data packages into a graph, `render` writes a passage about each
+entity, and `questions` asks about chains of facts. docs/demo_dataset.md describes the result.
 """
 
 import dataclasses
@@ -23,25 +23,20 @@ from experiments.demo_dataset.templates import RELATIONS
 
 
 def build_graph() -> tuple[World, Rendered]:
-    """Builds the entities with their facts, and the passage and triples of each by its key."""
+    """Builds the graph of entities, and the passage and triples of each by its key."""
     world = facts.build_world()
     return world, render.render_world(world)
 
 
 def build_dataset(world: World, rendered: Rendered) -> Dataset:
-    """Builds the dataset, in seconds.
-
-    The result depends on the versions of the data packages alone: on no clock, network, random
-    number or hash seed.
-    """
-    asked = questions.build_questions(world, rendered)
+    """Builds the dataset, which depends only on the versions of the data packages."""
     corpus = {passage.id: passage for passage, _ in rendered.values()}
     triples = {passage.id: stated for passage, stated in rendered.values()}
-    return Dataset("demo", asked, corpus, triples)
+    return Dataset("demo", questions.build_questions(world, rendered), corpus, triples)
 
 
 def entity_records(world: World, rendered: Rendered) -> Iterator[demo.EntityRecord]:
-    """Yields what the package keeps of the graph, in the order of the passages."""
+    """Yields the shipped record of each entity, in the order of the passages."""
     asker = Asker(world, rendered)
     for key, (passage, triples) in rendered.items():
         entity = world.entities[key]
@@ -65,7 +60,7 @@ def entity_records(world: World, rendered: Rendered) -> Iterator[demo.EntityReco
 
 
 def build_files() -> tuple[Dataset, dict[str, bytes]]:
-    """Builds the dataset and, by name, the content of the data files before compression."""
+    """Builds the dataset, and the uncompressed data files by name."""
     world, rendered = build_graph()
     dataset = build_dataset(world, rendered)
     records = map(msgspec.to_builtins, entity_records(world, rendered))

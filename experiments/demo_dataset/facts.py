@@ -1,9 +1,9 @@
-"""From the packages' rows to a graph: entities, and typed facts that may point to other entities.
+"""Builds a graph of entities with typed facts, which may point to other entities.
 
-A fact's relation is named ``<kind>.<what>``; `experiments.demo_dataset.render` knows how to say
-it and `experiments.demo_dataset.questions` how to ask for it. Every fact is read from a package
-or counted over one; the few corrections of spelling, and the facts left out because a source is
-wrong or disputed, are the tables at the top of the modules of each domain.
+Relations of facts are named ``<kind>.<what>``. `experiments.demo_dataset.render` writes sentences
+about them, and `experiments.demo_dataset.questions` asks for them. Every fact is read from a data
+package or is a count over its rows. The tables at the top of the modules of each domain list
+corrections of spelling, and facts that are omitted because a source is wrong or disputed.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from experiments.demo_dataset.graph import World
 
 
 def build_world() -> World:
-    """Builds the whole graph; deterministic for given versions of the packages."""
+    """Builds the graph; the result depends only on the versions of the packages."""
     world = World()
     gazetteer = places.Gazetteer()
     places.add_countries(world, gazetteer)
@@ -35,11 +35,11 @@ def build_world() -> World:
 
 
 def finish(world: World) -> None:
-    """Drops pointers to entities without a passage and makes every title unique."""
-    seen: Counter[str] = Counter()
+    """Removes pointers to missing entities, and makes every title unique."""
+    titles: Counter[str] = Counter()
     for entity in world.entities.values():
-        seen[entity.title] += 1
-        if seen[entity.title] > 1:
+        titles[entity.title] += 1
+        if titles[entity.title] > 1:
             entity.title = f"{entity.title} ({entity.kind})"
         for relation, facts in entity.facts.items():
             entity.facts[relation] = [

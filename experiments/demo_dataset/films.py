@@ -1,7 +1,7 @@
 """Films in competition at Cannes, their directors, and the languages and scripts of the world.
 
-From great_tables (its table of films), babel (CLDR names, scripts, official languages) and
-pycountry (ISO 639, ISO 15924).
+The sources are great_tables (films), babel (CLDR names, scripts, official languages) and pycountry
+(ISO 639, ISO 15924).
 """
 
 from collections import Counter, defaultdict
@@ -24,7 +24,7 @@ from experiments.demo_dataset.text import fold
 
 
 def add_languages(world: World) -> None:
-    """Languages that are official somewhere or spoken in a film, and their scripts."""
+    """Adds languages that are official somewhere or spoken in a film, and their scripts."""
     names, scripts = Locale("en").languages, Locale("en").scripts
     users: Counter[str] = Counter()
     for country in world.of_kind("country"):
@@ -45,9 +45,9 @@ def add_languages(world: World) -> None:
         likely = get_global("likely_subtags").get(code, "").split("_")
         script = likely[1] if len(likely) == 3 else ""
         if script in scripts and pycountry.scripts.get(alpha_4=script):
-            said = scripts[script]
-            world.fact(language, "script", said, f"the {said} script", target=f"script:{script}")
-            add_script(world, script, said)
+            script_name, target = scripts[script], f"script:{script}"
+            world.fact(language, "script", script_name, f"the {script_name} script", target=target)
+            add_script(world, script, script_name)
         world.fact(language, "own name", autonym(code, name))
         number = users.get(f"language:{code}", 0)
         if number:
@@ -55,15 +55,15 @@ def add_languages(world: World) -> None:
 
 
 def autonym(code: str, name: str) -> str | None:
-    """A language's name for itself by CLDR, unless it is the English one."""
+    """Returns a language's name for itself in CLDR, unless it equals the English name."""
     if not localedata.exists(code):
         return None
-    own = localedata.load(code, merge_inherited=False).get("languages", {}).get(code)
-    return own if own and fold(own) != fold(name) else None
+    autonym = localedata.load(code, merge_inherited=False).get("languages", {}).get(code)
+    return autonym if autonym and fold(autonym) != fold(name) else None
 
 
 def add_script(world: World, code: str, name: str) -> None:
-    """A script with its ISO 15924 code and number."""
+    """Adds a script with its ISO 15924 code and number."""
     script = world.add("script", code, name, f"{name} script")
     world.fact(script, "code", code)
     entry = pycountry.scripts.get(alpha_4=code)
@@ -71,14 +71,14 @@ def add_script(world: World, code: str, name: str) -> None:
 
 
 def add_films(world: World) -> None:
-    """Films in competition at Cannes, and the directors who had at least two of them."""
+    """Adds films in competition at Cannes, and the directors with at least two of them."""
     rows = sources.great_table("09-films")
     by_director: dict[str, list[dict[str, str]]] = defaultdict(list)
     for row in rows:
         by_director[row["director"].strip()].append(row)
     repeated = {name for name, made in by_director.items() if len(made) > 1}
     titles = Counter(row["title"].strip() for row in rows)
-    # Films of repeated directors come first, for they have chains; then one-off films.
+    # Films of repeated directors come first, because they have chains.
     order = sorted(
         rows,
         key=lambda r: (
@@ -95,18 +95,18 @@ def add_films(world: World) -> None:
 
 
 def film_key(row: dict[str, str]) -> str:
-    """Key of a film: its IMDb number."""
+    """Returns the key of a film, which contains its IMDb number."""
     return f"film:{row['imdb_url'].rstrip('/').rsplit('/', 1)[-1]}"
 
 
 def minutes(run_time: str) -> int:
-    """Minutes of a running time written as ``1h 45m``."""
+    """Converts a running time such as ``1h 45m`` to minutes."""
     parts = run_time.split()
     return sum(int(part[:-1]) * (60 if part.endswith("h") else 1) for part in parts)
 
 
 def add_film(world: World, row: dict[str, str], titles: Counter[str], repeated: set[str]) -> None:
-    """One film with director, countries, languages and running time."""
+    """Adds a film with its director, countries, languages and running time."""
     name, year = row["title"].strip(), row["year"]
     title = f"{name} ({year} film)" if titles[name] > 1 or len(name) < 6 else name
     film = world.add("film", film_key(row).removeprefix("film:"), name, title)
@@ -119,9 +119,11 @@ def add_film(world: World, row: dict[str, str], titles: Counter[str], repeated: 
         world.fact(film, "director", part, target=target if len(parts) == 1 else None)
     for code in row["countries_of_origin"].split(","):
         country = world.entities.get(f"country:{code.strip()}")
-        said = country.name if country else CORRECTIONS["countries"]["former"].get(code.strip())
-        if said:
-            world.fact(film, "country", said, with_article(said), country.key if country else None)
+        former = CORRECTIONS["countries"]["former"].get(code.strip())
+        origin = country.name if country else former
+        if origin:
+            target = country.key if country else None
+            world.fact(film, "country", origin, with_article(origin), target)
     names = Locale("en").languages
     for code in row["languages"].split(","):
         code = code.strip()
@@ -132,7 +134,7 @@ def add_film(world: World, row: dict[str, str], titles: Counter[str], repeated: 
 
 
 def add_director(world: World, name: str, made: list[dict[str, str]]) -> None:
-    """A director of several films in competition: the first, the latest and how many."""
+    """Adds a director of several films with their number, the first and the latest one."""
     if "," in name:
         return
     director = world.add("director", name, name)
@@ -143,7 +145,7 @@ def add_director(world: World, name: str, made: list[dict[str, str]]) -> None:
         ("first film", years[0], years[1]),
         ("latest film", years[-1], years[-2]),
     ):
-        # Half of the passages leave the latest film out, so that its own passage is needed.
+        # Half of the passages omit the latest film, so that the film's own passage is needed.
         if what == "latest film" and (len(made) < 3 or stable_hash("latest", name) % 2):
             continue
         if row["year"] != next_row["year"]:

@@ -1,4 +1,4 @@
-"""The graph of entities and typed facts, and how numbers and names are written in it."""
+"""The graph of entities and typed facts, and the formatting of its numbers and names."""
 
 import dataclasses
 import pathlib
@@ -8,7 +8,7 @@ from typing import Any
 
 from cirag_jax.datasets.demo.wording import NUMBER_WORDS
 
-# How many entities of the large kinds become passages; the small kinds are taken whole.
+# Maximum numbers of entities of the large kinds; small kinds have no limit.
 LIMITS = {
     "film": 780,
     "airport": 280,
@@ -28,9 +28,13 @@ COUNTRIES = ("country or territory", "countries and territories")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fact:
-    """``value`` is the triple's tail, ``text`` the tail as a sentence says it (it holds ``value``).
+    """A fact of an entity.
 
-    ``target`` is the key of the entity that ``value`` names, ``number`` its size for comparisons.
+    Attributes:
+      value: the triple's tail.
+      text: the tail in a sentence; contains ``value``.
+      target: key of the entity that ``value`` names.
+      number: size for comparisons.
     """
 
     relation: str
@@ -42,7 +46,7 @@ class Fact:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Entity:
-    """A thing with a passage. ``name`` is what texts call it, ``title`` is unique in the corpus."""
+    """An entity with a passage; ``name`` is used in texts, ``title`` is unique in the corpus."""
 
     key: str
     kind: str
@@ -52,26 +56,25 @@ class Entity:
     unique: bool = True
 
     def one(self, relation: str) -> Fact | None:
-        """The fact of a relation that has exactly one, else None."""
-        found = self.facts.get(relation, [])
-        return found[0] if len(found) == 1 else None
+        """Returns the fact of a relation if there is exactly one."""
+        facts = self.facts.get(relation, [])
+        return facts[0] if len(facts) == 1 else None
 
 
 class World:
-    """The graph under construction: entities by key, in the order in which they were added."""
+    """The graph under construction; ``entities`` are ordered by their addition."""
 
     def __init__(self) -> None:
-        """An empty graph."""
         self.entities: dict[str, Entity] = {}
 
     def add(
         self, kind: str, key: object, name: str, title: str | None = None, **more: Any
     ) -> Entity:
-        """Adds an entity, or returns the one of that key."""
-        full = f"{kind}:{key}"
-        if full not in self.entities:
-            self.entities[full] = Entity(full, kind, name, title or name, **more)
-        return self.entities[full]
+        """Adds an entity, or returns the existing one with the same key."""
+        full_key = f"{kind}:{key}"
+        if full_key not in self.entities:
+            self.entities[full_key] = Entity(full_key, kind, name, title or name, **more)
+        return self.entities[full_key]
 
     def fact(
         self,
@@ -82,43 +85,43 @@ class World:
         target: str | None = None,
         number: float | None = None,
     ) -> None:
-        """Adds ``<entity; what; value>`` unless the value is missing or there already."""
-        said = str(value).strip() if value is not None else ""
+        """Adds ``<entity; what; value>`` unless the value is missing or a repetition."""
+        tail = str(value).strip() if value is not None else ""
         relation = f"{entity.kind}.{what}"
-        known = entity.facts.setdefault(relation, [])
-        if said and all(fact.value != said for fact in known):
-            known.append(Fact(relation, said, text or said, target, number))
-        if not known:
+        facts = entity.facts.setdefault(relation, [])
+        if tail and all(fact.value != tail for fact in facts):
+            facts.append(Fact(relation, tail, text or tail, target, number))
+        if not facts:
             del entity.facts[relation]
 
     def of_kind(self, kind: str) -> list[Entity]:
-        """All entities of a kind, in order."""
+        """Returns all entities of a kind, in order."""
         return [entity for entity in self.entities.values() if entity.kind == kind]
 
 
 def count(number: float) -> str:
-    """A whole number with commas between thousands."""
+    """Rounds a number, and writes it with commas between thousands."""
     return f"{round(number):,}"
 
 
 def counted(number: int, one: str, many: str) -> str:
-    """A number of things in words up to twelve: ``one country``, ``13 countries``."""
-    said = NUMBER_WORDS[number] if number < len(NUMBER_WORDS) else count(number)
-    return f"{said} {one if number == 1 else many}"
+    """Writes a number of things, in words up to twelve: ``one country``, ``13 countries``."""
+    text = NUMBER_WORDS[number] if number < len(NUMBER_WORDS) else count(number)
+    return f"{text} {one if number == 1 else many}"
 
 
 def with_article(name: str) -> str:
-    """A country's name as a sentence says it."""
+    """Returns a country's name in a sentence."""
     return f"the {name}" if name in CORRECTIONS["countries"]["with_article"] else name
 
 
 def coordinates(latitude: float, longitude: float) -> str:
-    """Degrees with two decimals and the hemisphere."""
+    """Writes degrees with two decimals and the hemisphere."""
     north = "N" if latitude >= 0 else "S"
     east = "E" if longitude >= 0 else "W"
     return f"{abs(latitude):.2f}° {north}, {abs(longitude):.2f}° {east}"
 
 
 def number_of(text: str) -> float | None:
-    """A number written in digits, else None."""
+    """Parses a number in digits; returns None for other texts."""
     return float(text) if text.replace(".", "", 1).isdigit() else None

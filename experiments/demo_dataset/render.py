@@ -1,7 +1,7 @@
-"""Says the facts: one short encyclopedic passage per entity, with its triples.
+"""Writes a short encyclopedic passage about each entity, with its triples.
 
-An entity's passage is the sentences of passages.toml whose relations it has,
-one phrasing each, chosen by a stable hash.
+A passage contains each sentence of passages.toml whose relations the entity has. A stable hash
+selects the phrasing.
 """
 
 from cirag_jax.datasets.demo.wording import pick, stable_hash
@@ -11,21 +11,21 @@ from experiments.demo_dataset.templates import RELATIONS, SENTENCES
 
 
 def passage_id(entity: Entity) -> str:
-    """Id of an entity's passage: short, stable, and free of spaces."""
+    """Returns the id of an entity's passage, which is short, stable and without spaces."""
     return f"{entity.kind}-{stable_hash('passage', entity.key) % 16**10:010x}"
 
 
 def render(entity: Entity) -> tuple[Passage, tuple[Triple, ...]] | None:
-    """The passage of an entity and its triples in sentence order; None if it has nothing to say."""
+    """Returns an entity's passage, and its triples in sentence order; None without sentences."""
     identifier = passage_id(entity)
     sentences: list[str] = []
     triples: list[Triple] = []
-    said: set[str] = set()
+    stated: set[str] = set()
     for needed, phrasings in SENTENCES[entity.kind]:
         relations = [f"{entity.kind}.{what}" for what in needed]
-        if said & set(relations) or any(r not in entity.facts for r in relations):
+        if stated & set(relations) or any(r not in entity.facts for r in relations):
             continue
-        said.update(relations)
+        stated.update(relations)
         sentences.append(say(entity, needed, pick(phrasings, entity.key, needed)))
         for relation in relations:
             name = pick(RELATIONS[relation], entity.key, relation)
@@ -39,7 +39,7 @@ def render(entity: Entity) -> tuple[Passage, tuple[Triple, ...]] | None:
 
 
 def say(entity: Entity, needed: tuple[str, ...], phrasing: str) -> str:
-    """One sentence."""
+    """Returns a sentence about the relations ``needed``."""
     words = {}
     for what in needed:
         *others, last = (fact.text for fact in entity.facts[f"{entity.kind}.{what}"])
@@ -50,17 +50,17 @@ def say(entity: Entity, needed: tuple[str, ...], phrasing: str) -> str:
 
 
 def said_name(entity: Entity) -> str:
-    """An entity's name in a sentence: some countries take an article."""
+    """Returns an entity's name in a sentence; some countries take an article."""
     return with_article(entity.name) if entity.kind == "country" else entity.name
 
 
 def find_triple(triples: tuple[Triple, ...], fact: Fact) -> Triple:
-    """The triple that states a fact in its entity's passage."""
+    """Returns the triple of a fact in its entity's passage."""
     names = RELATIONS[fact.relation]
     return next(t for t in triples if t.relation in names and t.tail == fact.value)
 
 
 def render_world(world: World) -> dict[str, tuple[Passage, tuple[Triple, ...]]]:
-    """Passages and triples by entity key."""
+    """Returns the passages and triples by entity key."""
     rendered = {key: render(entity) for key, entity in world.entities.items()}
     return {key: value for key, value in rendered.items() if value is not None}

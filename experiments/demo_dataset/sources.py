@@ -1,7 +1,7 @@
-"""Reads the raw rows of the data packages; nothing here decides what becomes a passage.
+"""Reads the raw rows of the data packages.
 
-Files inside a package are read in place, without importing the package, where importing it would
-pull in a large dependency (mendeleev loads SQLAlchemy, great_tables its renderer).
+Files inside a package are read without importing the package if the import would load a large
+dependency (mendeleev loads SQLAlchemy, great_tables its renderer).
 """
 
 import csv
@@ -28,12 +28,12 @@ PACKAGES = (
 
 
 def versions() -> dict[str, str]:
-    """The installed version of every data package."""
+    """Returns the installed version of every data package."""
     return {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
 def package_file(package: str, *parts: str) -> Path:
-    """Path of a data file inside an installed package, without importing the package."""
+    """Returns the path of a data file in an installed package, without importing the package."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise UserError(
@@ -47,11 +47,11 @@ def package_file(package: str, *parts: str) -> Path:
 
 
 def great_table(name: str) -> list[dict[str, str]]:
-    """A table of great_tables.
+    """Returns the rows of a table of great_tables.
 
-    ``09-films``: films in competition at Cannes, 1946-2024; ``10-metro``: stations of the Paris
-    Métro; ``07-towny``: municipalities of Ontario with census populations; ``03-gtcars``: sports
-    and luxury cars of 2014-2017.
+    ``09-films`` has films in competition at Cannes, 1946-2024. ``10-metro`` has stations of the
+    Paris Métro, ``07-towny`` municipalities of Ontario with census populations, and ``03-gtcars``
+    sports and luxury cars of 2014-2017.
     """
     path = package_file("great_tables", "data", f"{name}.csv")
     with path.open(encoding="utf-8", newline="") as file:
@@ -59,7 +59,7 @@ def great_table(name: str) -> list[dict[str, str]]:
 
 
 def country_profiles() -> list[dict[str, str]]:
-    """Code, UN region and part of the region, and demonym by country (countryinfo)."""
+    """Returns code, UN region, part of the region, and demonym of countries (countryinfo)."""
     rows: dict[str, dict[str, str]] = {}
     for country in sorted(all_countries(), key=lambda country: str(country.name())):
         info = country.info()
@@ -73,7 +73,7 @@ def country_profiles() -> list[dict[str, str]]:
 
 
 def elements() -> list[dict[str, Any]]:
-    """The chemical elements with their group and series names (mendeleev's SQLite file)."""
+    """Returns the chemical elements with the names of their series (mendeleev's SQLite file)."""
     path = package_file("mendeleev", "elements.db")
     connection = sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True)
     try:

@@ -1,6 +1,6 @@
-"""How facts are said (passages.toml) and compared (comparisons.toml).
+"""Phrasings of facts (passages.toml) and of comparisons (comparisons.toml).
 
-The wording of all other questions is `cirag_jax.datasets.demo.wording`.
+The phrasings of all other questions are in `cirag_jax.datasets.demo.wording`.
 """
 
 import pathlib
@@ -27,7 +27,7 @@ COMPARES: dict[str, tuple[list[str], list[str]]] = {
     relation: (both["larger"], both["smaller"])
     for relation, both in _comparisons["compares"].items()
 }
-# The same by step and relation of its tail.
+# The same by step, and by the relation of its tail.
 BRIDGE_COMPARES: dict[tuple[str, str], tuple[list[str], list[str]]] = {
     (step, relation): (both["larger"], both["smaller"])
     for step, relations in _comparisons["bridge_compares"].items()

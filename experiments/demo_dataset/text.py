@@ -1,4 +1,4 @@
-"""Stable orders and the folding of names; needs none of the data packages."""
+"""Stable orders and normalization of names, without the data packages."""
 
 import functools
 import re
@@ -19,7 +19,7 @@ def shuffled(items: Sequence[T], *salt: object) -> list[T]:
 
 @functools.cache
 def fold(text: str) -> str:
-    """Lower case without accents or punctuation, to match names across sources."""
+    """Removes case, accents and punctuation, to match names across sources."""
     if not text.isascii():
         plain = unicodedata.normalize("NFKD", text)
         text = "".join(char for char in plain if not unicodedata.combining(char))

@@ -1,6 +1,6 @@
 """Chemical elements, Métro stations, Ontario's municipalities, and cars.
 
-From mendeleev (elements) and great_tables (the other three).
+The sources are mendeleev (elements) and great_tables (the others).
 """
 
 import math
@@ -21,23 +21,22 @@ from experiments.demo_dataset.graph import (
 )
 from experiments.demo_dataset.text import shuffled
 
-# Rows of mendeleev 1.3.0 whose credit or year disagrees with the literature.
+# Rows of mendeleev 1.3.0 whose discoverer or year disagrees with the literature.
 DOUBTED_ELEMENTS = {"Neodymium", "Beryllium", "Protactinium", "Livermorium", "Terbium", "Platinum"}
 
-# Column -> what the row with the most in it is.
+# Column -> relation of the row with the largest number in it.
 METRO_TOPS = {"passengers": "busiest", "latitude": "northernmost"}
 TOWN_TOPS = {"population_2021": "most populous", "land_area_km2": "largest"}
 
 
 def add_elements(world: World) -> None:
-    """The chemical elements, and the people and institutes credited alone with one or more."""
+    """Adds the chemical elements, and their sole discoverers."""
     rows = sources.elements()
-    alone: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    by_discoverer: dict[str, list[dict[str, Any]]] = defaultdict(list)
     countries = {entity.name: entity.key for entity in world.of_kind("country")}
     for row in rows:
-        # Mercury is also a planet and a god; the other names are free.
-        taken = row["name"] in ("Mercury", "Lead", "Tin")
-        title = f"{row['name']} (element)" if taken else None
+        is_ambiguous = row["name"] in ("Mercury", "Lead", "Tin")
+        title = f"{row['name']} (element)" if is_ambiguous else None
         element = world.add("element", row["symbol"], row["name"], title)
         world.fact(element, "symbol", row["symbol"])
         world.fact(element, "number", row["atomic_number"], number=row["atomic_number"])
@@ -57,13 +56,13 @@ def add_elements(world: World) -> None:
         if not any(mark in credited for mark in (",", ";", "/", " and ", "et al")):
             name = CORRECTIONS["discoverers"].get(credited, credited)
             world.fact(element, "discoverer", name, target=f"discoverer:{name}")
-            alone[name].append(row)
-    for name, found in alone.items():
-        add_discoverer(world, name, found)
+            by_discoverer[name].append(row)
+    for name, discovered in by_discoverer.items():
+        add_discoverer(world, name, discovered)
 
 
 def add_origin(world: World, element: Entity, place: str | None, keys: dict[str, str]) -> None:
-    """Where an element was discovered, if the source names a single place."""
+    """Adds where an element was discovered, if the source names a single place."""
     if not place or "/" in place:
         return
     place = {"Great Britain": "United Kingdom"}.get(place, place)
@@ -72,12 +71,12 @@ def add_origin(world: World, element: Entity, place: str | None, keys: dict[str,
     world.fact(element, "place", place, with_article(place), target)
 
 
-def add_discoverer(world: World, name: str, found: list[dict[str, Any]]) -> None:
-    """A sole discoverer, with the first of the elements and their number."""
-    years = sorted(found, key=lambda row: (row["discovery_year"], row["atomic_number"]))
+def add_discoverer(world: World, name: str, elements: list[dict[str, Any]]) -> None:
+    """Adds a sole discoverer with the number of elements, the first and the last one."""
+    years = sorted(elements, key=lambda row: (row["discovery_year"], row["atomic_number"]))
     discoverer = world.add("discoverer", name, name)
-    said = counted(len(found), "element", "elements")
-    world.fact(discoverer, "elements", said, number=len(found))
+    text = counted(len(elements), "element", "elements")
+    world.fact(discoverer, "elements", text, number=len(elements))
     world.fact(discoverer, "first year", years[0]["discovery_year"])
     if len(years) > 1:
         ends = ((years[0], years[1], "first element"), (years[-1], years[-2], "last element"))
@@ -88,7 +87,7 @@ def add_discoverer(world: World, name: str, found: list[dict[str, Any]]) -> None
 
 
 def add_metro(world: World) -> None:
-    """Stations of the Paris Métro and its lines, with each line's busiest station."""
+    """Adds stations of the Paris Métro and its lines, with each line's busiest station."""
     rows = sources.great_table("10-metro")
     named = Counter(row["name"] for row in rows)
     lines: dict[str, list[dict[str, str]]] = defaultdict(list)
@@ -104,20 +103,20 @@ def add_metro(world: World) -> None:
     for number, stations in lines.items():
         name = f"Line {number}"
         line = world.add("line", number, name, f"Paris Métro Line {number}")
-        said = counted(len(stations), "station", "stations")
-        world.fact(line, "stations", said, number=len(stations))
+        text = counted(len(stations), "station", "stations")
+        world.fact(line, "stations", text, number=len(stations))
         for column, what in METRO_TOPS.items():
             station = top(stations, column)["name"]
             world.fact(line, what, station, target=f"station:{station}")
 
 
 def top(rows: list[dict[str, str]], column: str) -> dict[str, str]:
-    """The row with the largest number in a column."""
+    """Returns the row with the largest number in a column."""
     return max(rows, key=lambda row: (number_of(row[column]) or 0, row["name"]))
 
 
 def add_station(world: World, row: dict[str, str]) -> None:
-    """One Métro station."""
+    """Adds a Métro station."""
     station = world.add("station", row["name"], row["name"], f"{row['name']} (Paris Métro)")
     for number in row["lines"].split(","):
         world.fact(station, "line", f"Line {number.strip()}", target=f"line:{number.strip()}")
@@ -125,18 +124,18 @@ def add_station(world: World, row: dict[str, str]) -> None:
     if passengers:
         world.fact(station, "passengers", count(passengers), number=passengers)
     for what, column in (("rer", "connect_rer"), ("tram", "connect_tramway")):
-        sort = "RER line" if what == "rer" else "tram line"
-        for mark in row[column].split(","):
-            world.fact(station, what, f"{sort} {mark.strip()}" if mark.strip() else None)
+        prefix = "RER line" if what == "rer" else "tram line"
+        for line in row[column].split(","):
+            world.fact(station, what, f"{prefix} {line.strip()}" if line.strip() else None)
     for place in row["location"].split(","):
         place = place.strip()
-        said = f"the {place.removeprefix('Paris ')} arrondissement" if "Paris " in place else place
-        value = f"{place.removeprefix('Paris ')} arrondissement" if "Paris " in place else place
-        world.fact(station, "location", value, said)
+        in_paris = "Paris " in place
+        value = f"{place.removeprefix('Paris ')} arrondissement" if in_paris else place
+        world.fact(station, "location", value, f"the {value}" if in_paris else place)
 
 
 def add_towns(world: World) -> None:
-    """Municipalities of Ontario and their census divisions."""
+    """Adds municipalities of Ontario and their census divisions."""
     table = sources.great_table("07-towny")
     rows = [row for row in table if "," not in row["name"]]
     named = Counter(row["name"] for row in rows)
@@ -155,15 +154,15 @@ def add_towns(world: World) -> None:
         division = world.add(
             "division", name, f"{name} census division", f"{name} (census division)"
         )
-        said = counted(len(inside), "municipality", "municipalities")
-        world.fact(division, "municipalities", said, number=len(inside))
+        text = counted(len(inside), "municipality", "municipalities")
+        world.fact(division, "municipalities", text, number=len(inside))
         for column, what in TOWN_TOPS.items():
             town = top(inside, column)["name"]
             world.fact(division, what, town, target=f"town:{town}")
 
 
 def add_town(world: World, row: dict[str, str]) -> None:
-    """One municipality of Ontario."""
+    """Adds a municipality of Ontario."""
     town = world.add("town", row["name"], row["name"], f"{row['name']}, Ontario")
     world.fact(town, "type", row["csd_type"])
     division = row["census_div"]
@@ -179,7 +178,7 @@ def add_town(world: World, row: dict[str, str]) -> None:
 
 
 def add_cars(world: World) -> None:
-    """Sports and luxury cars and their makers."""
+    """Adds sports and luxury cars and their makers."""
     rows = sources.great_table("03-gtcars")
     countries = {entity.name: entity.key for entity in world.of_kind("country")}
     makers: dict[str, list[dict[str, str]]] = defaultdict(list)
