@@ -1,9 +1,9 @@
-"""The mesh, and the one table that maps logical axes to mesh axes.
+"""The mesh, and the table that maps logical axes to mesh axes.
 
 Parameters carry logical axis names in the metadata ``logical_axes`` of their ``nnx.Param``;
-activations are annotated with `constrain`. Both are resolved here and nowhere else, so that
-another layout is another table. Every mesh axis is ``AxisType.Auto``: under Explicit axes the
-in-batch product of two sharded batches, and lookups into a sharded table, raise.
+activations are annotated with `constrain`. Both are resolved only here, so `RULES` alone defines
+the layout. Every mesh axis is ``AxisType.Auto``, because explicit axes do not support in-batch
+products of two sharded batches and lookups into a sharded table.
 """
 
 import functools
@@ -29,7 +29,7 @@ _EVERYWHERE = PartitionSpec()
 # tensor by heads, feed-forward and vocabulary; activations over data and fsdp by batch.
 RULES: Mapping[str, tuple[str, ...]] = {
     "batch": ("data", "fsdp"),
-    "batch_of_lookup": ("data",),  # While "embed" still takes fsdp.
+    "batch_of_lookup": ("data",),  # While "embed" is split over fsdp.
     "length": (),
     "act_embed": (),
     "act_heads": ("tensor",),
@@ -40,7 +40,7 @@ RULES: Mapping[str, tuple[str, ...]] = {
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
     "head_dim": (),
-    # An adapter is small: a copy on each device is cheaper than gathering it in every layer.
+    # An adapter is small, so a copy on each device is cheaper than gathering it in every layer.
     "lora_embed": (),
     "lora_rank": (),
     "mlp": ("tensor",),
@@ -55,17 +55,17 @@ def make_mesh(
     tensor: int = 1,
     devices: Sequence[Any] | None = None,
 ) -> Mesh:
-    """A (data, fsdp, tensor) mesh with ``AxisType.Auto`` axes.
+    """Returns a (data, fsdp, tensor) mesh with ``AxisType.Auto`` axes.
 
-    At most one size may be -1: it takes the devices that the other two leave. ``devices`` defaults
-    to all devices of all processes.
+    At most one size may be -1, which means all remaining devices. ``devices`` defaults to all
+    devices of all processes.
     """
     devices = list(jax.devices() if devices is None else devices)
     sizes = [data, fsdp, tensor]
     if sizes.count(-1) > 1 or any(size < 1 and size != -1 for size in sizes):
         raise UserError(
             f"mesh sizes (data, fsdp, tensor) = {tuple(sizes)} must be positive, "
-            "with at most one -1."
+            "with at most one -1"
         )
     if -1 in sizes:
         known = int(np.prod([size for size in sizes if size != -1]))
@@ -73,14 +73,14 @@ def make_mesh(
     if int(np.prod(sizes)) != len(devices):
         raise UserError(
             f"mesh sizes (data, fsdp, tensor) = ({data}, {fsdp}, {tensor}) do not fit "
-            f"{len(devices)} devices."
+            f"{len(devices)} devices"
         )
     return jax.make_mesh(tuple(sizes), MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
 
 
 @functools.cache
 def _note(message: str) -> None:
-    """Log ``message`` once per process."""
+    """Logs ``message`` once per process."""
     log.info(message)
 
 
@@ -89,10 +89,10 @@ def logical_to_spec(
     shape: Sequence[int] | None = None,
     mesh: Any = None,
 ) -> PartitionSpec:
-    """The `PartitionSpec` of an array whose dimensions are named by ``axes``.
+    """Returns the `PartitionSpec` of an array whose dimensions are named by ``axes``.
 
-    With ``shape`` and ``mesh``, a dimension that the mesh axes do not divide is left replicated
-    and this is logged once.
+    With ``shape`` and ``mesh``, a dimension that the mesh axes do not divide is replicated and
+    logged once.
 
     Raises:
       ValueError: an axis name is not in `RULES`, two dimensions map to the same mesh axis, or
@@ -129,7 +129,7 @@ def logical_to_spec(
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
-    """``x`` with logical axes under `jax.set_mesh`; in `by_shard`, those that are left to split."""
+    """Constrains ``x`` to logical axes under `jax.set_mesh`; in `by_shard`, to unsplit ones."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.size == 1 or not mesh.auto_axes:
         return x
@@ -138,7 +138,7 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
 
 
 def rows_on_device(rows: int) -> int:
-    """How many of a batch's rows one device has, under `jax.set_mesh`; in `by_shard`, all."""
+    """Returns the number of a batch's rows per device under `jax.set_mesh`; in `by_shard`, all."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.size == 1 or "data" not in mesh.auto_axes:
         return rows
@@ -146,10 +146,9 @@ def rows_on_device(rows: int) -> int:
 
 
 def look_up(table_VD: jax.Array, tokens_BT: jax.Array, width: int) -> jax.Array:
-    """Rows of an embedding table of ``width`` columns, with the axes of activations.
+    """Returns rows of an embedding table of ``width`` columns, with the axes of activations.
 
-    Each device looks up, in its columns, the rows of all that share them; then they exchange what
-    each is missing.
+    Each device looks up its columns for all rows of its group; then the devices exchange columns.
     """
     if table_VD.shape[1] == width:
         return looked_up(table_VD[tokens_BT])
@@ -159,7 +158,7 @@ def look_up(table_VD: jax.Array, tokens_BT: jax.Array, width: int) -> jax.Array:
 
 
 def looked_up(x_BTD: jax.Array) -> jax.Array:
-    """The same outside `by_shard`: left to the compiler, every device would gather the batch."""
+    """Does the same outside `by_shard`, where the compiler would gather the whole batch."""
     x_BTD = constrain(x_BTD, "batch_of_lookup", "length", "embed")
     return constrain(x_BTD, "batch", "length", "act_embed")
 
@@ -169,10 +168,10 @@ def by_column(
     x: jax.Array,
     kernels: Sequence[jax.Array],
 ) -> tuple[jax.Array, ...]:
-    """``x`` times each kernel; where a tensor group splits the columns of several, explicitly.
+    """Multiplies ``x`` with each kernel, explicitly if a tensor group splits several kernels.
 
-    The gradient of ``x`` is then summed over the kernels before it is over the devices. Left to the
-    compiler, it would be exchanged for each kernel.
+    The gradient of ``x`` is then summed over kernels first and over devices once. The compiler
+    would exchange it for each kernel.
     """
 
     def products(x: jax.Array, *kernels: jax.Array) -> tuple[jax.Array, ...]:
@@ -193,7 +192,7 @@ def by_column(
 
 
 def variable_sharding(variable: nnx.Variable, mesh: Mesh) -> NamedSharding:
-    """Sharding of one variable by its ``logical_axes`` metadata (absent: replicated)."""
+    """Returns the sharding of a variable by its ``logical_axes``; replicated without them."""
     axes = variable.get_metadata().get("logical_axes")
     # On one device a computation's outputs have the empty spec; inputs with another would be
     # compiled for a second time.
@@ -207,7 +206,7 @@ def _is_variable(node: Any) -> bool:
 
 
 def state_sharding(tree: Any, mesh: Mesh) -> Any:
-    """The `NamedSharding` tree of ``tree``, in the same structure.
+    """Returns the `NamedSharding` tree of ``tree``, with the same structure.
 
     ``tree`` is any pytree with `nnx.Variable` nodes: an `nnx.State`, or an optax state over one
     (its moments keep the variables' metadata). Plain leaves are replicated.
@@ -222,7 +221,7 @@ def state_sharding(tree: Any, mesh: Mesh) -> Any:
 
 
 def place(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
-    """Puts a host array, the same on every process, on the mesh."""
+    """Places a host array, equal on all processes, on the mesh."""
     if sharding.is_fully_addressable:
         return jax.device_put(x, sharding)
     host = np.asarray(x)
@@ -235,21 +234,20 @@ def shard_state(tree: Any, mesh: Mesh) -> Any:
 
 
 def batch_sharding(mesh: Mesh, ndim: int, shape: Sequence[int] | None = None) -> NamedSharding:
-    """Sharding of a batch whose first of ``ndim`` dimensions is the batch."""
+    """Returns the sharding of a batch with ``ndim`` dimensions, the first being the batch."""
     axes = ("batch", *([None] * (ndim - 1)))
     return NamedSharding(mesh, logical_to_spec(axes, shape, mesh))
 
 
 # ------------------------------------------------------------------------------ gradients by shard
 #
-# Left to the compiler, a gradient of parameters is reduced over the devices wherever one is
-# computed: in every chunk of a step. A shard is what has rows of its own (the devices of a tensor
-# group together). Each therefore adds to a gradient of its own, of whole parameters, until the
-# step ends with one sum.
+# The compiler would reduce the parameters' gradients over devices in every chunk of a step. A shard
+# is a group of devices with separate rows (a tensor group is one shard). Each shard accumulates its
+# own gradient of whole parameters, and the step ends with one sum over shards.
 
 
 def num_shards() -> int:
-    """How many shards the mesh under `jax.set_mesh` has."""
+    """Returns the number of shards of the mesh under `jax.set_mesh`."""
     mesh = jax.sharding.get_abstract_mesh()
     return mesh.shape.get("data", 1) * mesh.shape.get("fsdp", 1)
 
@@ -257,11 +255,11 @@ def num_shards() -> int:
 def by_shard(
     function: Callable[[Any, Any, jax.Array | None], Any], specs: Any = _EVERYWHERE
 ) -> Callable[..., Any]:
-    """``function(whole, split, key)``, computed by each shard from its own rows.
+    """Runs ``function(whole, split, key)`` on each shard with its own rows.
 
-    ``whole`` is the same for all, or each has a part of it by ``specs`` (`fsdp_spec`) and calls
-    `gathered`. Everything in ``split`` and in the result is split by its first dimension. Each
-    draws from a key of its own. With one shard it is ``function`` itself.
+    ``whole`` is replicated, or split by ``specs`` (`fsdp_spec`), and then ``function`` calls
+    `gathered`. ``split`` and the result are split by their first dimension. Each shard has its own
+    key. With one shard this returns ``function`` itself.
     """
     if num_shards() == 1:
         return function
@@ -271,7 +269,7 @@ def by_shard(
             key = jax.random.fold_in(key, jax.lax.axis_index(RULES["batch"]))
         return function(whole, split, key)
 
-    # What a tensor group splits is left to the compiler.
+    # The compiler handles arrays that are split over tensor.
     grouped = jax.sharding.get_abstract_mesh().shape["tensor"] > 1
     axes = RULES["batch"] if grouped else MESH_AXES
     rows = PartitionSpec(axes)
@@ -285,19 +283,21 @@ def by_shard(
 
 
 def fsdp_spec(axes: Sequence[str | None], shape: Sequence[int]) -> PartitionSpec:
-    """How an array with logical axes is split over fsdp, under `jax.set_mesh`."""
+    """Returns the fsdp partition of an array with logical axes, under `jax.set_mesh`."""
     found = logical_to_spec(axes, shape, jax.sharding.get_abstract_mesh())
     return PartitionSpec(*("fsdp" if axis == "fsdp" else None for axis in found))
 
 
 def gathered(x: jax.Array, shape: Sequence[int], axes: Sequence[str | None]) -> jax.Array:
-    """A parameter of ``shape`` with logical axes, of which a shard may have its part, whole."""
+    """Returns the whole of a parameter of ``shape`` of which a shard may hold a part."""
     split = [dim for dim, size in enumerate(shape) if x.shape[dim] != size]
     if not split:
         return x
     mesh = jax.sharding.get_abstract_mesh()
     gather = functools.partial(jax.lax.all_gather, axis_name="fsdp", axis=split[0], tiled=True)
-    if "tensor" in mesh.auto_axes:  # The compiler would gather what a tensor group splits as well.
+    if (
+        "tensor" in mesh.auto_axes
+    ):  # The compiler would also gather arrays that are split over tensor.
         spec = logical_to_spec(_of_tensor(axes), x.shape, mesh)
         gather = jax.shard_map(
             gather, in_specs=spec, out_specs=spec, axis_names={"tensor"}, check_vma=False
@@ -306,20 +306,20 @@ def gathered(x: jax.Array, shape: Sequence[int], axes: Sequence[str | None]) -> 
 
 
 def zeros_by_shard(params: Any) -> Any:
-    """fp32 zeros like ``params``, an `nnx.State`, with a first dimension more: of the shards."""
+    """Returns fp32 zeros like the `nnx.State` ``params`` with a leading shard dimension."""
     zeros = jax.tree.map(lambda x: jnp.zeros((num_shards(), *x.shape), jnp.float32), params)
     return constrain_by_shard(zeros)
 
 
 def constrain_by_shard(tree: Any) -> Any:
-    """Annotates what is like `zeros_by_shard`: each shard's part lies there, whole."""
+    """Constrains a tree like `zeros_by_shard`, so that each shard holds its whole part."""
     return jax.tree.map(lambda node: _annotate(node, "batch"), tree, is_leaf=_is_variable)
 
 
 def whole(params: Any, run: Callable[..., Any] = operator.call) -> Any:
-    """``params``, an `nnx.State`, with no parameter split over fsdp: gathered once a step.
+    """Returns the `nnx.State` ``params`` gathered over fsdp, once per step.
 
-    ``run`` calls what is compiled, see `training.rehearsal`.
+    ``run`` calls compiled functions, see `training.rehearsal`.
     """
     split = jax.sharding.get_abstract_mesh().shape.get("fsdp", 1) > 1
     return run(_whole, params) if split else params
@@ -334,14 +334,14 @@ def _gathered_whole(node: nnx.Variable) -> Any:
     x = node.get_value()
     if x.dtype != jnp.bfloat16:
         return _annotate(node)
-    # By its bits, split before and whole after: XLA's CPU compiler would exchange it in fp32.
+    # Gathered as raw bits, because XLA's CPU compiler would exchange bf16 in fp32.
     bits = constrain(jax.lax.bitcast_convert_type(x, jnp.uint16), *_axes(node, x.ndim))
     bits = _annotate(node.replace(bits)).get_value()
     return node.replace(jax.lax.bitcast_convert_type(bits, jnp.bfloat16))
 
 
 def _annotate(node: nnx.Variable, *first: str | None) -> Any:
-    """A variable split over nothing but ``first``, of its first dimension, and tensor."""
+    """Constrains a variable to ``first`` on its leading dimension, and to tensor."""
     x = node.get_value()
     return node.replace(constrain(x, *first, *_of_tensor(_axes(node, x.ndim - len(first)))))
 
@@ -355,9 +355,9 @@ def _of_tensor(axes: Sequence[str | None]) -> list[str | None]:
 
 
 def sum_shards(tree: Any) -> Any:
-    """The sum over the shards of what is like `zeros_by_shard`, by the logical axes.
+    """Sums a tree like `zeros_by_shard` over the shards and applies the logical axes.
 
-    Of a parameter that is split over fsdp each device receives its own part, and nothing else.
+    A device receives only its own part of a parameter that is split over fsdp.
     """
     if num_shards() == 1:
         return jax.tree.map(lambda x: x.sum(0), tree)

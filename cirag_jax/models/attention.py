@@ -1,8 +1,8 @@
 """Grouped-query attention over cached or whole sequences, softmax in fp32.
 
-All query heads of a key head are rows of one matrix product: operands are laid out B K (G T) H.
-Keys are held transposed, B K H S, so that a step over a few rows runs along memory in both
-products.
+All query heads of a key head are rows of one matrix product, with operands of layout B K (G T) H.
+Keys are stored transposed, B K H S, so that both products of a step with few rows read memory
+sequentially.
 """
 
 import logging
@@ -14,17 +14,16 @@ import jax.numpy as jnp
 log = logging.getLogger(__name__)
 
 Implementation = Literal["transposed", "xla", "cudnn"]
-MASKED = -1e30  # finite, so that a row without any key has no NaN
+MASKED = -1e30  # finite, so that a fully masked row has no NaN
 
 
 def choose(
     dtype: str, head_dim: int, platform: str | None, *, plain: bool = False, fusible: bool = True
 ) -> Implementation:
-    """The implementation of a platform (None: the one JAX runs on), which is logged.
+    """Returns and logs the attention implementation for a platform (None: JAX's default).
 
-    ``transposed`` on a CPU and where attention is to be ``plain``; ``cudnn``, the fused kernel of
-    NVIDIA GPUs, for 16-bit operands and heads of at most 128 in multiples of 8, where the rest is
-    ``fusible``; ``xla`` else.
+    It is ``transposed`` on CPUs and if ``plain`` is set; ``cudnn``, NVIDIA's fused kernel, for
+    16-bit operands and head sizes up to 128 in multiples of 8, if ``fusible``; otherwise ``xla``.
     """
     platform = platform or jax.default_backend()
     fusible = fusible and dtype == "bfloat16" and head_dim <= 128 and not head_dim % 8
@@ -40,32 +39,32 @@ def choose(
 
 
 class Scoring(NamedTuple):
-    """Factor on the products of queries and keys, and the soft cap after it (None: none)."""
+    """Factor on the products of queries and keys, and the soft cap after it, or None."""
 
     scale: float
     softcap: float | None = None
 
 
 class Branches(NamedTuple):
-    """Tokens that lie one after another in the cache, and in pieces of which each follows the past.
+    """Alternative continuations of a common past, stored one after another in the cache.
 
     Attributes:
-      start_B: int32, where the past ends and the first branch begins.
-      size: tokens of a branch.
+      start_B: int32 slot at which the past ends and the first branch begins.
+      size: tokens per branch.
     """
 
     start_B: jax.Array
     size: int
 
     def skipped(self, slots_BT: jax.Array) -> jax.Array:
-        """How many tokens of other branches lie between the past and the own branch, ``[B, T]``."""
+        """Returns the number of tokens of other branches before each token's branch, ``[B, T]``."""
         return (slots_BT - self.start_B[:, None]) // self.size * self.size
 
 
 def distances(
     slots_BT: jax.Array, keys_S: jax.Array, branches: Branches | None = None
 ) -> jax.Array:
-    """How many tokens before each slot a key stands, int32 ``[B, T, S]``; negative: not seen."""
+    """Returns the distance from slots back to keys, int32 ``[B, T, S]``; negative is masked."""
     back_BTS = slots_BT[:, :, None] - keys_S
     if branches is None:
         return back_BTS
@@ -76,14 +75,14 @@ def distances(
 
 
 def softcap(x: jax.Array, cap: float | None) -> jax.Array:
-    """``cap * tanh(x / cap)``; ``x`` where ``cap`` is None (Gemma 2)."""
+    """Returns ``cap * tanh(x / cap)`` (Gemma 2), or ``x`` if ``cap`` is None."""
     return x if cap is None else cap * jnp.tanh(x / cap)
 
 
 def _scores(
     scoring: Scoring, q_BTNH: jax.Array, k_BKHS: jax.Array, mask_BTS: jax.Array
 ) -> jax.Array:
-    """Masked attention scores, fp32 ``[B, K, G, T, S]`` with G query heads a key head."""
+    """Returns masked scores, fp32 ``[B, K, G, T, S]`` with G query heads per key head."""
     b, t, n, h = q_BTNH.shape
     groups = n // k_BKHS.shape[1]
     q_BKRH = q_BTNH.reshape(b, t, -1, groups, h).transpose(0, 2, 3, 1, 4)
@@ -106,10 +105,7 @@ def attend(
     v_BKSH: jax.Array,
     mask_BTS: jax.Array,
 ) -> jax.Array:
-    """Grouped-query attention, ``mixed_BTNH`` in the dtype of the values; softmax in fp32.
-
-    All query heads of a key head are rows of one matrix product.
-    """
+    """Returns grouped-query attention, ``mixed_BTNH`` in the dtype of the values."""
     b, t, n, h = q_BTNH.shape
     scores = _scores(scoring, q_BTNH, k_BKHS, mask_BTS)
     probs = jax.nn.softmax(scores, axis=-1).astype(v_BKSH.dtype)
@@ -122,7 +118,7 @@ def attend(
 def probabilities(
     scoring: Scoring, q_BTNH: jax.Array, k_BKHS: jax.Array, mask_BTS: jax.Array
 ) -> jax.Array:
-    """What `attend` weighs the values with, fp32 ``[B, T, N, S]``."""
+    """Returns the attention probabilities of `attend`, fp32 ``[B, T, N, S]``."""
     b, t, n, _ = q_BTNH.shape
     probs = jax.nn.softmax(_scores(scoring, q_BTNH, k_BKHS, mask_BTS), axis=-1)
     return probs.transpose(0, 3, 1, 2, 4).reshape(b, t, n, -1)

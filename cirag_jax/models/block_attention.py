@@ -1,8 +1,8 @@
-"""Attention among the tokens of one call, block by block: what nobody sees is not computed.
+"""Block-sparse attention over packed rows, for training on CPUs.
 
-For training on CPUs. A row of packed conversations is mostly mask, and scores of a whole row do not
-fit a processor's cache; here only blocks with a visible score are computed, and computed again in
-the backward pass. Source: Dao et al. (2022), FlashAttention, algorithms 1 and 4.
+A row of packed conversations is mostly masked, and the scores of a whole row do not fit a
+processor's cache. Only blocks with a visible score are computed, and computed again in the backward
+pass. Source: Dao et al. (2022), FlashAttention, algorithms 1 and 4.
 """
 
 import functools
@@ -15,22 +15,22 @@ from jax.ad_checkpoint import checkpoint_name
 
 from cirag_jax.models.attention import MASKED, Scoring, softcap
 
-BLOCK = 256  # tokens: queries and keys of one block
-SAVED = "block_attention"  # what a remat policy should keep: it is small and dear to recompute
-_EVERYTHING = 1 << 30  # a window that ends nowhere
+BLOCK = 256  # queries, and keys, per block
+SAVED = "block_attention"  # name for remat policies: small, and expensive to recompute
+_EVERYTHING = 1 << 30  # no window
 
 
 class Visibility(NamedTuple):
-    """Who sees whom: a token sees tokens of its segment up to itself, and the shared ones.
+    """Mask of packed rows: a token attends to its segment up to itself, and to the shared prefix.
 
-    Padding sees nothing and is seen by nobody.
+    Padding attends to nothing and is masked for all tokens.
 
     Attributes:
-      segments_BT: int32 segment of each token, from 1; padding has none above 0.
-      positions_BT: int32 positions, between which windows measure.
-      shared_B: int32; so many tokens at the beginning of a row are seen by all after them.
+      segments_BT: int32 segment of each token, from 1; padding has 0 or less.
+      positions_BT: int32 positions, used for windows.
+      shared_B: int32 length of each row's prefix, to which all later tokens attend.
       pairs_P: int32 visible blocks as ``queries * num_blocks + keys``, ascending, then padding.
-      count: int32 scalar, how many of them there are.
+      count: int32 scalar, number of visible blocks.
     """
 
     segments_BT: jax.Array
@@ -40,14 +40,14 @@ class Visibility(NamedTuple):
     count: jax.Array
 
     def mask(self, length: int, window: int | jax.Array) -> jax.Array:
-        """Of the first ``length`` tokens, all at once: ``[B, T, T]``."""
+        """Returns the dense mask of the first ``length`` tokens, ``[B, T, T]``."""
         return _seen(self, window, 0, 0, length)
 
 
 def make_visibility(
     segments_BT: jax.Array, positions_BT: jax.Array, shared_B: jax.Array | None = None
 ) -> Visibility:
-    """`Visibility` of rows of any length; compute it once for all layers."""
+    """Returns the mask of rows of any length; compute it once for all layers."""
     length = segments_BT.shape[1]
     missing = -length % BLOCK
     segments_BT = jnp.pad(segments_BT, ((0, 0), (0, missing)), constant_values=-1)
@@ -72,15 +72,15 @@ def attend_visible(
     visible: Visibility,
     window: int | jax.Array,
 ) -> jax.Array:
-    """Grouped-query attention, ``mixed_BTNH`` in the dtype of the values; softmax in fp32.
+    """Returns grouped-query attention, ``mixed_BTNH`` in the dtype of the values.
 
     Args:
       scoring: factor and soft cap.
       q_BTNH: queries.
       k_BTKH: keys of the same tokens.
-      v_BTKH: their values.
-      visible: of these tokens.
-      window: a token sees only those fewer positions back than this.
+      v_BTKH: values of the same tokens.
+      visible: mask of these tokens.
+      window: a token attends only to tokens fewer positions back than this.
     """
     length, groups = q_BTNH.shape[1], q_BTNH.shape[2] // k_BTKH.shape[2]
     missing = visible.segments_BT.shape[1] - length
@@ -102,7 +102,7 @@ def _attend(scoring, q_BKGTH, k_BKTH, v_BKTH, visible, window):
 
 
 def _forward(scoring, q_BKGTH, k_BKTH, v_BKTH, visible, window):
-    """Running softmax over the visible blocks; also the log of each token's normaliser."""
+    """Computes a running softmax over visible blocks; also returns log normalizers."""
     k_BKHT = k_BKTH.swapaxes(2, 3)
 
     def block(p, state):
@@ -131,17 +131,17 @@ def _forward(scoring, q_BKGTH, k_BKTH, v_BKTH, visible, window):
         jnp.zeros(q_BKGTH.shape, jnp.float32),
     )
     most, total, mixed = jax.lax.fori_loop(jnp.int32(0), visible.count, block, state)
-    total = jnp.where(total == 0, 1.0, total)  # padding that no block was computed for
+    total = jnp.where(total == 0, 1.0, total)  # padding, for which no block was computed
     mixed = checkpoint_name((mixed / total[..., None]).astype(v_BKTH.dtype), SAVED)
     normaliser = checkpoint_name(most + jnp.log(total), SAVED)
     return mixed, (q_BKGTH, k_BKTH, v_BKTH, visible, window, mixed, normaliser)
 
 
 def _backward(scoring, kept, slope_BKGTH):
-    """Slopes of queries, keys and values; scores are computed again.
+    """Returns the gradients of queries, keys and values; recomputes the scores.
 
-    Keys come first in a block's scores (``[B, K, S, G, T]``), and what is needed turned is turned
-    once for all blocks: no product then has to turn an operand as large as the scores.
+    A block's scores have keys first (``[B, K, S, G, T]``), and operands are transposed once for all
+    blocks, so that no product transposes an array as large as the scores.
     """
     q_BKGTH, k_BKTH, v_BKTH, visible, window, mixed_BKGTH, normaliser_BKGT = kept
     inner_BKGT = jnp.sum(slope_BKGTH.astype(jnp.float32) * mixed_BKGTH.astype(jnp.float32), -1)
@@ -185,13 +185,13 @@ _attend.defvjp(_forward, _backward)
 
 
 def _scores(scoring, products, seen):
-    """Scores of one block, masked and not."""
+    """Returns the scores of a block, masked and unmasked."""
     capped = softcap(products * scoring.scale, scoring.softcap)
     return jnp.where(seen, capped, MASKED), capped
 
 
 def _seen(visible, window, queries, keys, size):
-    """Whether each of ``size`` queries, from one place on, sees each of as many keys."""
+    """Returns the mask of a block of ``size`` queries and ``size`` keys."""
 
     def part(x_BT, start):
         return jax.lax.dynamic_slice_in_dim(x_BT, start, size, 1)
@@ -220,5 +220,5 @@ def _put(x, value, block, axis):
 
 
 def _multiply(spec, a, b):
-    """Batched product, accumulated and returned in fp32."""
+    """Computes a batched product in fp32."""
     return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)

@@ -1,10 +1,9 @@
-"""Cross-encoders in Flax NNX: an encoder over a pair of texts, and a head that scores it.
+"""Cross-encoders in Flax NNX: an encoder over a pair of texts with a scoring head.
 
-The head is that of Hugging Face's models for sequence classification with one label. BERT's
-(pooler, then classifier) and that of XLM-RoBERTa and MPNet (``classifier.dense``,
-``classifier.out_proj``; of ``bge-reranker-v2-m3``) are the same arithmetic under other names: the
-first token's state, a dense layer, tanh, an inner product. The score is a logit: trained with
-binary cross-entropy, 0 means p = 0.5.
+The head is that of Hugging Face's sequence classification models with one label: the first token's
+state, a dense layer, tanh and an inner product. BERT names its parts pooler and classifier,
+XLM-RoBERTa (``bge-reranker-v2-m3``) and MPNet ``classifier.dense`` and ``classifier.out_proj``. The
+score is a logit; after training with binary cross-entropy, 0 means p = 0.5.
 """
 
 import dataclasses
@@ -25,7 +24,7 @@ from cirag_jax.models.encoder import Encoder, EncoderConfig, drop_units
 from cirag_jax.models.io import pretrained, weights
 from cirag_jax.models.io.tensor_files import fetch, read_tensors
 
-# Parameter of the head -> its tensor, by model_type; kernels of torch are (out, in).
+# Head parameter -> its tensor, by model_type; torch kernels are (out, in).
 _BERT_HEAD = {
     "dense_kernel": "pooler.dense.weight",
     "dense_bias": "pooler.dense.bias",
@@ -52,14 +51,14 @@ ARCHITECTURES = {
     "camembert": "CamembertForSequenceClassification",
     "mpnet": "MPNetForSequenceClassification",
 }
-# Before the names of the encoder's tensors.
+# Prefix of the encoder's tensor names.
 _PREFIXES = {"bert": "bert.", "mpnet": "mpnet."}
 
 
 def head_parameters(config: EncoderConfig) -> dict[str, tuple[tuple[int, ...], tuple[Any, ...]]]:
-    """Shape and logical axes of each parameter of the head."""
+    """Returns shape and logical axes of each parameter of the head."""
     d = config.d_model
-    # The head is small: replicated, whatever the mesh.
+    # The head is small, so it is replicated on every mesh.
     return {
         "dense_kernel": ((d, d), (None, None)),
         "dense_bias": ((d,), (None,)),
@@ -69,7 +68,7 @@ def head_parameters(config: EncoderConfig) -> dict[str, tuple[tuple[int, ...], t
 
 
 class CrossEncoder(nnx.Module):
-    """An `Encoder` and the head."""
+    """An `Encoder` with a scoring head."""
 
     dense_kernel: nnx.Param
     dense_bias: nnx.Param
@@ -77,7 +76,7 @@ class CrossEncoder(nnx.Module):
     score_bias: nnx.Param
 
     def __init__(self, config: EncoderConfig, *, rngs: nnx.Rngs):
-        """Random parameters: normal of ``initializer_range`` for kernels, zero biases."""
+        """Draws kernels from a normal of ``initializer_range``; biases are zero."""
         self.config = config
         self.encoder = Encoder(config, rngs=rngs)
         for name, (shape, axes) in head_parameters(config).items():
@@ -96,14 +95,16 @@ class CrossEncoder(nnx.Module):
         *,
         dropout_key: jax.Array | None = None,
     ) -> jax.Array:
-        """``logit_B`` in fp32 of a padded batch of pairs; see `Encoder.__call__`."""
+        """Returns ``logit_B`` in fp32 for a padded batch of pairs; see `Encoder.__call__`."""
         encoder_key = first_key = second_key = None
         if dropout_key is not None:
             encoder_key, first_key, second_key = jax.random.split(dropout_key, 3)
         rate = self.config.hidden_dropout
         hidden_BTD = self.encoder(tokens_BT, mask_BT, types_BT=types_BT, dropout_key=encoder_key)
         first_BD = hidden_BTD[:, 0].astype(jnp.float32)
-        if self.config.position_offset:  # RoBERTa's and MPNet's heads drop of their input, too.
+        if (
+            self.config.position_offset
+        ):  # The heads of RoBERTa and MPNet also apply dropout to their input.
             first_BD = drop_units(first_BD, rate, first_key)
         dense_BD = jnp.tanh(first_BD @ self.dense_kernel[...] + self.dense_bias[...])
         dense_BD = drop_units(dense_BD, rate, second_key)
@@ -112,13 +113,13 @@ class CrossEncoder(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class PairEncoder:
-    """A cross-encoder with all that decides what a score means.
+    """A cross-encoder with its tokenizer and limits.
 
     Attributes:
       graphdef, state: split `CrossEncoder`; ``state`` holds fp32 parameters.
       config: hyper-parameters of the encoder.
       tokenizer: the Rust tokenizer, without padding.
-      max_length: default limit of a pair in tokens, special tokens included.
+      max_length: default maximum number of tokens of a pair, including special tokens.
       model_type: family in `HEADS`.
       source, folder, revision, hf_config: as in `pretrained.TextEncoder`.
     """
@@ -143,7 +144,7 @@ def apply(
     types_BT: jax.Array,
     dropout_key: jax.Array | None = None,
 ) -> jax.Array:
-    """Pure function of split state: ``logit_B`` in fp32."""
+    """Returns ``logit_B`` in fp32, as a pure function of split state."""
     model = nnx.merge(graphdef, state)
     return model(tokens_BT, mask_BT, types_BT, dropout_key=dropout_key)
 
@@ -159,10 +160,10 @@ def load_cross_encoder(
     dropout: float = 0.0,
     remat: bool = False,
 ) -> PairEncoder:
-    """Opens a cross-encoder, or an encoder to make one of; otherwise as `pretrained.load_encoder`.
+    """Opens a cross-encoder, or an encoder as the start of one; see `pretrained.load_encoder`.
 
-    ``new_head`` is the seed of what the folder lacks of the head (an encoder's has no classifier);
-    None: it must be whole. ``max_length`` is recorded instead of the folder's own limit.
+    ``new_head`` is the seed for missing parameters of the head (an encoder has no classifier);
+    None requires a complete head. ``max_length`` replaces the folder's limit.
     """
     folder = pretrained.resolve_model_folder(spec)
     config, raw = pretrained.read_config(folder)
@@ -192,7 +193,7 @@ def _load_state(
     mesh: jax.sharding.Mesh | None,
     new_head: int | None,
 ) -> tuple[nnx.GraphDef, nnx.State]:
-    """Split `CrossEncoder` with the weights of ``folder``."""
+    """Returns a split `CrossEncoder` with the weights of ``folder``."""
     head = _read_head(folder, config, family, new_head)
     _, encoder_state = weights.load_state(
         folder, config, family, mesh=mesh, ignored=(*weights.IGNORED, "classifier.*")
@@ -218,10 +219,10 @@ def _read_head(
     folder: Path, config: EncoderConfig, family: str, new_head: int | None
 ) -> dict[str, np.ndarray]:
     if family not in HEADS:
-        raise UserError(f"model_type {family!r} has no scoring head; known: {', '.join(HEADS)}.")
+        raise UserError(f"model_type {family!r} has no scoring head; known: {', '.join(HEADS)}")
     found = {}
     for full, _, array in read_tensors(folder):
-        # The encoder's prefix ends before its pooler; the classifier has none.
+        # The pooler has the encoder's prefix; the classifier has none.
         short = next((full[len(p) :] for p in weights.PREFIXES if full.startswith(p)), full)
         if fnmatch.fnmatchcase(short, "classifier.*") or short.startswith("pooler."):
             found[short] = array
@@ -232,15 +233,15 @@ def _read_head(
         array = found.get(source)
         if array is None and new_head is None:
             raise UserError(
-                f"{folder} is no cross-encoder: it has no tensor {source} (an encoder alone cannot "
-                "score pairs; launch/train.py --config=configs/cross_encoder.py makes one of it)."
+                f"{folder} is not a cross-encoder: tensor {source} is missing; train one from an "
+                "encoder with launch/train.py --config=configs/cross_encoder.py"
             )
         if array is None:
             noise = rng.normal(size=shape).astype(np.float32)
             head[name] = 0 * noise if name.endswith("bias") else config.initializer_range * noise
             continue
         if name.startswith("score") and array.shape[0] != 1:
-            raise UserError(f"{folder} scores {array.shape[0]} labels, not one.")
+            raise UserError(f"{folder} scores {array.shape[0]} labels; expected one")
         array = array.T if name == "dense_kernel" else array
         if array.size != np.prod(shape):
             raise UserError(f"{folder}: tensor {source} has shape {array.shape}, not {shape}.")
@@ -249,7 +250,7 @@ def _read_head(
 
 
 def to_tensors(state: Any, config: EncoderConfig, family: str) -> dict[str, np.ndarray]:
-    """The inverse of loading: Hugging Face's names for sequence classification -> host arrays."""
+    """Returns Hugging Face's tensor names for sequence classification -> host arrays."""
     flat: dict[Any, Any] = {tuple(path): v for path, v in nnx.to_flat_state(state)}
     encoder = [(path[1:], v) for path, v in flat.items() if path[0] == "encoder"]
     prefix = _PREFIXES.get(family, "roberta.")

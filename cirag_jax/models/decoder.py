@@ -1,14 +1,14 @@
 """Decoder language models in Flax NNX: Llama 3, SmolLM2, Qwen 2, 2.5 and 3, Mistral and Gemma 2.
 
 Pre-norm decoder-only transformers with rotary positions, grouped-query attention and gated
-feed-forward layers. `decoder_params` declares the parameters; the arithmetic is pure functions of
-plain pytrees, so that the same layer is scanned in training, unrolled in generation, and
-rematerialised or sharded without another model class.
+feed-forward layers. `decoder_params` declares the parameters. The arithmetic is in pure
+functions of plain pytrees, so that the same layer can be scanned in training, unrolled in
+generation, rematerialized and sharded.
 
 ``params["layers"]`` is either one dictionary of arrays stacked over layers, which `jax.lax.scan`
 runs (a 28-layer model compiles about as fast as one layer), or a tuple of dictionaries
-(`decoder_params.unstack_layers`), which is unrolled: on a CPU a scan copies the weights of every
-layer at every step, six times the price of decoding one token (measured, SmolLM2-135M).
+(`decoder_params.unstack_layers`), which is unrolled. On a CPU a scan copies the weights of every
+layer at every step, which takes six times as long as decoding a token (SmolLM2-135M).
 """
 
 import dataclasses
@@ -44,27 +44,27 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
-    """Hyper-parameters of a decoder; hashable, hence usable as a static argument.
+    """Hyper-parameters of a decoder; hashable, so it can be a static argument.
 
     Attributes:
       max_positions: the context length in tokens.
-      rope_theta, rope_scaling: rotary base and stretching.
+      rope_theta, rope_scaling: rotary base and scaling.
       norm_eps, norm_offset: RMS norm; the scale is ``norm_offset + weight`` (Gemma stores w - 1).
-      activation: of the gate; ``gelu_tanh`` is Gemma's.
+      activation: activation of the gate; ``gelu_tanh`` is Gemma's.
       qkv_bias, out_bias, mlp_bias: which projections have a bias.
-      qk_norm: RMS norm over each query and key head (Qwen 3).
+      qk_norm: RMS norm on each query and key head (Qwen 3).
       post_norms: norms after attention and feed-forward, before the residual sum (Gemma 2).
-      tie_embeddings: the output layer is the transposed embedding.
+      tie_embeddings: use the transposed embedding as output layer.
       embedding_scale: factor on token embeddings (Gemma: sqrt(d_model)).
       query_scale: factor on attention scores; None is ``head_dim ** -0.5``.
       attention_softcap, final_softcap: ``cap * tanh(x / cap)`` on scores and logits; None is off.
-      windows: per layer, how many tokens back (itself included) it attends to; 0 is all. Empty
-        means 0 everywhere.
-      dtype: compute dtype; softmax, norms and logits are fp32 in either case.
+      windows: per layer, the number of latest tokens (including itself) that a token attends to; 0
+        means all. Empty means 0 for all layers.
+      dtype: compute dtype; softmax, norms and logits are always fp32.
       param_dtype: dtype of the weights.
       attention: see `choose_attention`.
-      remat: what the backward pass recomputes: nothing, all but the projections' outputs, or each
-        whole layer.
+      remat: what the backward pass recomputes: nothing, everything except the outputs of
+        projections, or whole layers.
       initializer_range: standard deviation of random weights.
     """
 
@@ -105,29 +105,28 @@ class DecoderConfig:
 
     @property
     def scoring(self) -> Scoring:
-        """How attention turns products into scores."""
+        """Scale and soft cap of attention scores."""
         return Scoring(self.score_scale, self.attention_softcap)
 
     @property
     def cache_dtype(self) -> Literal["float32", "bfloat16", "uint16"]:
-        """Of cached keys and values, see `paged_cache.packed`: as narrow as the weights."""
+        """Dtype of cached keys and values, that of the weights; see `paged_cache.packed`."""
         narrow = (self.dtype, self.param_dtype) == ("float32", "bfloat16")
         return "uint16" if narrow else self.dtype
 
     @property
     def windowed(self) -> bool:
-        """Whether any layer has a window."""
+        """True if a layer has a window."""
         return any(self.windows)
 
 
 def choose_attention(
     config: DecoderConfig, *, platform: str | None = None, packed: bool = False
 ) -> Implementation:
-    """Picks the attention of the training path once, at start-up; see `attention.choose`.
+    """Returns the attention of the training path, chosen once at start-up; see `attention.choose`.
 
-    ``transposed`` (CPU) multiplies operands laid out B K (G T) H, block by block where there are
-    several (`block_attention`); ``cudnn`` takes one window for all layers, no soft cap and no
-    packing.
+    ``transposed`` (CPU) multiplies B K (G T) H operands, block by block for several blocks
+    (`block_attention`). ``cudnn`` supports one window for all layers, no soft cap and no packing.
     """
     one_window = len(set(config.windows)) <= 1
     fusible = config.attention_softcap is None and one_window and not packed
@@ -140,7 +139,7 @@ _Shapes = dict[str, tuple[tuple[int, ...], tuple[Any, ...]]]
 
 
 def layer_parameters(config: DecoderConfig) -> _Shapes:
-    """Shape and logical axes of each parameter of one layer, without the layer axis."""
+    """Returns shape and logical axes of each parameter of a layer, without the layer axis."""
     d, f = config.d_model, config.d_ff
     nh, kh = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     shapes: _Shapes = {
@@ -170,7 +169,7 @@ def layer_parameters(config: DecoderConfig) -> _Shapes:
 
 
 def outer_parameters(config: DecoderConfig) -> _Shapes:
-    """Shape and logical axes of each parameter outside the layers."""
+    """Returns shape and logical axes of each parameter outside the layers."""
     v, d = config.vocab_size, config.d_model
     shapes: _Shapes = {
         "embedding": ((v, d), ("vocab", "embed")),
@@ -185,24 +184,24 @@ def outer_parameters(config: DecoderConfig) -> _Shapes:
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float, offset: float = 0.0) -> jax.Array:
-    """RMS norm over the last axis, in fp32, returned in the dtype of ``x``."""
+    """Applies RMS norm in fp32 over the last axis; returns the dtype of ``x``."""
     x32 = x.astype(jnp.float32)
     normed = x32 * jax.lax.rsqrt(jnp.square(x32).mean(-1, keepdims=True) + eps)
     scale32 = scale.astype(jnp.float32)
-    if not offset:  # Llama and its kin round before the scale, Gemma after it
+    if not offset:  # Llama rounds before the scale, Gemma after it
         return normed.astype(x.dtype) * scale32.astype(x.dtype)
     return (normed * (offset + scale32)).astype(x.dtype)
 
 
 def multiply(x: jax.Array, kernel: jax.Array, axis: int = 0, dtype: Any = None) -> jax.Array:
-    """``x`` times a matrix, over its ``axis``, in ``dtype`` (None: that of ``x``).
+    """Multiplies ``x`` with a matrix, over its ``axis``, in ``dtype`` (None: that of ``x``).
 
-    fp32 ``x`` and a bf16 matrix are multiplied in bf16 and summed in fp32, which is what XLA does
-    fast on a CPU that has the instructions; products that end in bf16 are slow there.
+    fp32 ``x`` and a bf16 matrix are multiplied in bf16 and summed in fp32. XLA does this fast on
+    CPUs with bf16 instructions, but bf16 results are slow there.
     """
     dtype, mixed = dtype or x.dtype, x.dtype == jnp.float32 and kernel.dtype == jnp.bfloat16
     x, kernel = (x.astype(kernel.dtype), kernel) if mixed else (x, kernel.astype(x.dtype))
-    # A lone row takes XLA's slow path on CPUs; two do not.
+    # A single row takes a slow path of XLA on CPUs; two rows do not.
     alone = mixed and x.ndim > 1 and x.size == x.shape[-1]
     x = jnp.concatenate([x, x], axis=-2) if alone else x
     contracted = (((x.ndim - 1,), (axis,)), ((), ()))
@@ -218,7 +217,7 @@ def _activate(x: jax.Array, name: str) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class LoraOptions:
-    """How an adapter is applied: ``scale`` (alpha over rank) and the dropout of its input."""
+    """Options of an adapter: ``scale`` (alpha over rank) and the dropout of its input."""
 
     scale: float = 1.0
     dropout: float = 0.0
@@ -229,7 +228,7 @@ PLAIN_LORA = LoraOptions()
 
 @dataclasses.dataclass(frozen=True)
 class _Layer:
-    """One layer's parameters and what every projection in it needs."""
+    """A layer's parameters, adapter and options."""
 
     config: DecoderConfig
     p: Mapping[str, jax.Array]
@@ -238,10 +237,10 @@ class _Layer:
     key: jax.Array | None
 
     def project(self, x: jax.Array, *names: str) -> tuple[jax.Array, ...]:
-        """``x`` times the kernel of each name, plus bias and adapter where there are.
+        """Applies each named projection to ``x``, with its bias and adapter if it has them.
 
-        An adapter adds ``scale * dropout(x) A B`` (LoRA, Hu et al., 2022, equation 3). Those of one
-        call drop the same elements of ``x``, which are drawn once; PEFT draws for each.
+        An adapter adds ``scale * dropout(x) A B`` (LoRA, Hu et al., 2022, equation 3). All adapters
+        of a call drop the same elements of ``x``; PEFT draws separately.
         """
         dropped = x
         if self.key is not None and self.options.dropout > 0.0 and {*names} & {*self.adapter}:
@@ -270,18 +269,18 @@ class _Layer:
             return sharding.by_column(multiply, x, kernels)
 
         if kernels[0].shape != shapes[names[0]][0]:
-            # Parts of them: the backward pass gathers them again, or they would be kept.
+            # Kernels stay split, so that the backward pass gathers them instead of storing them.
             multiply_all = jax.checkpoint(multiply_all)
         return multiply_all(x, *kernels)
 
     def norm(self, x: jax.Array, name: str) -> jax.Array:
-        """RMS norm of ``x`` with the scale ``name``."""
+        """Applies the RMS norm with the scale ``name``."""
         return rms_norm(x, self.p[name], self.config.norm_eps, self.config.norm_offset)
 
     def heads(
         self, x_BTD: jax.Array, tables: tuple[jax.Array, jax.Array]
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Rotated queries ``BTNH``, rotated keys ``BTKH`` and values ``BTKH``."""
+        """Returns rotated queries ``BTNH``, rotated keys ``BTKH`` and values ``BTKH``."""
         config, (b, t, _) = self.config, x_BTD.shape
         q_BTNH, k_BTKH, v_BTKH = (
             y.reshape(b, t, -1, config.head_dim)
@@ -295,7 +294,7 @@ class _Layer:
         return q_BTNH, k_BTKH, v_BTKH
 
     def after_attention(self, x_BTD: jax.Array, mixed_BTNH: jax.Array) -> jax.Array:
-        """Output projection, residual, feed-forward, residual."""
+        """Applies output projection, residual, feed-forward and residual."""
         b, t = mixed_BTNH.shape[:2]
         (y_BTD,) = self.project(mixed_BTNH.reshape(b, t, -1), "o_proj")
         if self.config.post_norms:
@@ -312,7 +311,7 @@ class _Layer:
 
 
 def _layer_windows(config: DecoderConfig) -> tuple[int, ...]:
-    """Window per layer, "all" as a number no distance reaches."""
+    """Returns the window of each layer; "all" is a number above every distance."""
     windows = config.windows or (0,) * config.num_layers
     return tuple(window or (1 << 30) for window in windows)
 
@@ -325,7 +324,7 @@ def _embed(config: DecoderConfig, params: Params, tokens_BT: jax.Array) -> jax.A
 
 
 def logits(config: DecoderConfig, params: Params, hidden: jax.Array) -> jax.Array:
-    """fp32 logits over the vocabulary of normed hidden states ``[..., D]``."""
+    """Returns fp32 logits over the vocabulary for normalized hidden states ``[..., D]``."""
     weight, axis = (params["embedding"], 1) if config.tie_embeddings else (params["lm_head"], 0)
     scores = multiply(hidden, weight, axis, jnp.float32)
     return softcap(scores, config.final_softcap)
@@ -347,22 +346,23 @@ def forward(
     lora: LoraOptions = PLAIN_LORA,
     dropout_key: jax.Array | None = None,
 ) -> jax.Array:
-    """Hidden states after the final norm, ``hidden_BTD`` in the compute dtype: the training path.
+    """Returns hidden states after the final norm, ``hidden_BTD``, without a cache (for training).
 
     Args:
       config: hyper-parameters.
-      params: weights, layers stacked or as a tuple.
+      params: weights with stacked layers or a tuple of layers.
       tokens_BT: int32 ids, padded on the right.
-      lengths_B: int32 real tokens per row; None: all. Outputs at padding mean nothing.
-      positions_BT: int32 rotary positions; None: 0, 1, 2, ... in every row.
-      segments_BT: int32; tokens attend only within their segment (packed rows), and those of
-        segment 0, padding, to none; overrides ``lengths_B``. Give ``positions_BT`` that restart in
-        each segment with it.
-      shared_B: int32; so many tokens at the beginning of a packed row belong to all its segments,
-        whose positions go on from there.
-      adapter: LoRA pairs, stacked as ``params["layers"]`` is.
+      lengths_B: int32 number of real tokens per row; None means all. Outputs at
+        padding are undefined.
+      positions_BT: int32 rotary positions; None means 0, 1, 2, ... in every row.
+      segments_BT: int32 segments of packed rows: tokens attend only within their segment, and those
+        of segment 0 (padding) to none. Overrides ``lengths_B``, and needs ``positions_BT`` that
+        restart in each segment.
+      shared_B: int32 length of each packed row's prefix that all its segments share; their
+        positions continue from there.
+      adapter: LoRA factors, stacked like ``params["layers"]``.
       lora: scale and dropout of the adapter.
-      dropout_key: key of the adapter's dropout; None: no dropout.
+      dropout_key: key of the adapter's dropout; None disables it.
     """
     b, t = tokens_BT.shape
     if positions_BT is None:
@@ -387,7 +387,7 @@ def forward(
 
 
 def _attend_whole(config, q_BTNH, k_BTKH, v_BTKH, visible, lengths_B, window):
-    """Attention among the tokens of one call, by the implementation of ``config.attention``."""
+    """Computes attention among the tokens of a call by ``config.attention``."""
     if config.attention == "cudnn":
         size = config.windows[0] if config.windowed else 0
         full = None
@@ -423,7 +423,7 @@ def _rematerialised(config: DecoderConfig, layer: Any, *, scanned: bool) -> Any:
 
 
 def _run_layers(config, layer, x_BTD, params, adapter, dropout_key):
-    """``layer(x, p, pairs, window, key)`` over all layers: a scan where they are stacked."""
+    """Runs ``layer(x, p, pairs, window, key)`` over all layers, by a scan if they are stacked."""
     keys = None if dropout_key is None else jax.random.split(dropout_key, config.num_layers)
     windows, layers = _layer_windows(config), params["layers"]
     pairs = {} if adapter is None else adapter["layers"]
@@ -440,7 +440,7 @@ def _run_layers(config, layer, x_BTD, params, adapter, dropout_key):
 
 
 def empty_cache(config: DecoderConfig, pages: int, size: int) -> Cache:
-    """A zeroed key-value cache of ``pages`` pages of ``size`` tokens, in ``cache_dtype``."""
+    """Returns a zeroed cache of ``pages`` pages with ``size`` tokens, in ``cache_dtype``."""
 
     def zeros(shape):
         array = jnp.zeros(shape, config.cache_dtype)
@@ -474,14 +474,14 @@ def forward_cached(
       config: hyper-parameters.
       params: weights with `decoder_params.unstack_layers` applied.
       tokens_BT: int32 new tokens.
-      start_B: int32 position of the first new token of each row. Cached positions below it are
-        attended to; nothing above it is.
-      cache: keys and values; donate it.
-      tables_BN: int32, the pages of each row in order; None: each row has the one page of its own
-        number. What would be written beyond them, or on a page that does not exist, is dropped.
-      branch: above 0, the tokens of a row are pieces of so many, each of which goes on from what
-        was cached before all of them.
-      adapter: LoRA pairs, unstacked as well.
+      start_B: int32 position of the first new token of each row. Tokens attend to cached
+        positions below it, and to no cached position above.
+      cache: keys and values, which should be donated.
+      tables_BN: int32 pages of each row in order; None means that row i has page i only. Writes
+        beyond these pages, or to pages that do not exist, are dropped.
+      branch: if above 0, the tokens of a row are branches of this many tokens, each a
+        continuation of the cached past.
+      adapter: LoRA factors, unstacked as well.
       lora: the adapter's scale.
 
     Returns:

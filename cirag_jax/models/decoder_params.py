@@ -1,4 +1,4 @@
-"""The parameters of a decoder as Flax NNX declares them: made, counted, split over devices."""
+"""Parameters of a decoder in Flax NNX: initialization, layout and sharding."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ class Layers(nnx.Module):
     """Parameters of all layers, stacked on a leading axis."""
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
-        """Random parameters: normal of ``initializer_range``, norms that scale by one."""
+        """Draws kernels from a normal of ``initializer_range``; norms scale by one."""
         for name, (shape, axes) in layer_parameters(config).items():
             value = _initial(name, (config.num_layers, *shape), config, rngs)
             setattr(self, name, nnx.Param(value, logical_axes=("layers", *axes)))
@@ -38,27 +38,27 @@ class Decoder(nnx.Module):
     """
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
-        """Random parameters drawn from ``rngs.params``."""
+        """Draws random parameters from ``rngs.params``."""
         for name, (shape, axes) in outer_parameters(config).items():
             setattr(self, name, nnx.Param(_initial(name, shape, config, rngs), logical_axes=axes))
         self.layers = Layers(config, rngs=rngs)
 
 
 def abstract_params(config: DecoderConfig) -> nnx.State:
-    """The `nnx.State` of `Decoder` with shapes and dtypes in place of arrays."""
+    """Returns the `nnx.State` of `Decoder` with shapes and dtypes in place of arrays."""
     return nnx.state(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
 
 
 def to_params(state: nnx.State) -> Params:
-    """The state's arrays as the plain dictionary that `decoder` takes."""
+    """Converts a state to the dictionary of arrays that `decoder` takes."""
     return nnx.to_pure_dict(state)
 
 
 def unstack_layers(tree: Any, *, consume: bool = False) -> Any:
-    """``tree`` (parameters or an adapter) with its stacked layers as a tuple, one entry a layer.
+    """Returns ``tree`` (parameters or an adapter) with a tuple of layers instead of stacked ones.
 
-    The arrays are new. With ``consume`` each stacked one is freed as soon as it is split, so that
-    the layers are never held twice; ``tree`` cannot be used afterwards.
+    The arrays are copies. With ``consume`` each stacked array is freed once it is split, which
+    saves memory; ``tree`` cannot be used afterwards.
     """
     stacked = tree["layers"]
     leaves, treedef = jax.tree.flatten(stacked)
@@ -77,7 +77,7 @@ def unstack_layers(tree: Any, *, consume: bool = False) -> Any:
 
 
 def fsdp_specs(config: DecoderConfig) -> Params:
-    """How each stacked parameter is split over fsdp (`sharding.fsdp_spec`)."""
+    """Returns the fsdp partition of each stacked parameter (`sharding.fsdp_spec`)."""
     outer, layer = outer_parameters(config), layer_parameters(config)
     specs = {name: sharding.fsdp_spec(axes, shape) for name, (shape, axes) in outer.items()}
     layers = {

@@ -1,8 +1,8 @@
 """BERT-family text encoders in Flax NNX: BERT, MiniLM, BGE, E5, XLM-RoBERTa and MPNet.
 
-Post-layer-norm transformer encoder of Devlin et al. (2019); MPNet (Song et al., 2020) adds a bias
-by relative position to the scores of attention. Modules only hold parameters; the arithmetic is
-pure functions of arrays, so that one layer can be scanned, rematerialised or replayed with the same
+The post-layer-norm transformer encoder of Devlin et al. (2019). MPNet (Song et al., 2020) adds a
+relative position bias to the attention scores. Modules only hold parameters. The arithmetic is in
+pure functions of arrays, so that a layer can be scanned, rematerialized or replayed with the same
 dropout key.
 """
 
@@ -26,28 +26,28 @@ Pooling = Literal["mean", "cls"]
 
 _MASKED = -1e9  # score of a padding key; finite, so that a fully masked row has no NaN
 
-# The smallest distance in each bucket of MPNet's bias: a bucket a distance below 8, then two an
-# octave, the last without end (Raffel et al., 2020, section 2.1). Keys after the query have buckets
-# of their own.
+# Smallest distance in each bucket of MPNet's bias: one bucket per distance below 8, then two per
+# octave, the last one unbounded (Raffel et al., 2020, section 2.1). Keys after the query use a
+# separate set of buckets.
 _BUCKET_STARTS = (*range(9), 12, 16, 23, 32, 46, 64, 91)
 RELATIVE_BUCKETS = 2 * len(_BUCKET_STARTS)
 
 
 @dataclasses.dataclass(frozen=True)
 class EncoderConfig:
-    """Hyper-parameters of an encoder; hashable, hence usable as a static argument.
+    """Hyper-parameters of an encoder; hashable, so it can be a static argument.
 
     Attributes:
-      type_vocab_size: rows of the table of token types; 0 for MPNet, which has none.
+      type_vocab_size: rows of the token type table; 0 for MPNet, which has no types.
       position_offset: index of the first real position: 0 for BERT, ``pad_id + 1`` for XLM-R.
       max_positions: rows of the position table, offset included.
-      relative_bias: whether all layers add one bias by relative position to their scores (MPNet).
+      relative_bias: whether all layers add the same relative position bias to their scores (MPNet).
       hidden_dropout, attention_dropout: rates used only when a dropout key is given.
-      dtype: compute dtype; parameters (but see `precision.rounded`), softmax, layer norm and the
-        embedding output are fp32.
+      dtype: compute dtype. Softmax, layer norm, the output embedding and (unless
+        `precision.rounded`) parameters are fp32.
       attention: see `choose_attention`.
       remat: recompute each layer in the backward pass.
-      scan_layers: parameters stacked over layers and the stack run by `jax.lax.scan`.
+      scan_layers: stack the parameters of all layers and run them by `jax.lax.scan`.
       pooling: how `embed` turns hidden states into one vector.
     """
 
@@ -74,12 +74,12 @@ class EncoderConfig:
 
     @property
     def head_dim(self) -> int:
-        """Size of one attention head."""
+        """Size of an attention head."""
         return self.d_model // self.num_heads
 
     @property
     def max_length(self) -> int:
-        """Most tokens of one text, special tokens included."""
+        """Maximum number of tokens of a text, including special tokens."""
         return self.max_positions - self.position_offset
 
 
@@ -91,18 +91,18 @@ def choose_attention(
     dropout: float = 0.0,
     relative_bias: bool = False,
 ) -> Implementation:
-    """Picks the attention implementation once, at start-up; see `attention.choose`.
+    """Returns the attention implementation, chosen once at start-up; see `attention.choose`.
 
-    ``transposed`` (CPU, or attention dropout) makes B N T H operands before two batched products;
-    ``cudnn`` drops no probabilities, and is not used where scores have a ``relative_bias``.
+    ``transposed`` (on CPUs, or with attention dropout) makes B N T H operands for two batched
+    products. ``cudnn`` supports neither attention dropout nor a ``relative_bias``.
     """
     return choose(dtype, head_dim, platform, plain=dropout > 0.0, fusible=not relative_bias)
 
 
 def layer_parameters(config: EncoderConfig) -> dict[str, tuple[tuple[int, ...], tuple[Any, ...]]]:
-    """Shape and logical axes of each parameter of one layer.
+    """Returns shape and logical axes of each parameter of a layer.
 
-    Queries, keys and values share one kernel: one product over the hidden states instead of three.
+    Queries, keys and values share a kernel, so that one product replaces three.
     """
     d, n, h, f = config.d_model, config.num_heads, config.head_dim, config.d_ff
     return {
@@ -124,7 +124,7 @@ def layer_parameters(config: EncoderConfig) -> dict[str, tuple[tuple[int, ...], 
 def embedding_parameters(
     config: EncoderConfig,
 ) -> dict[str, tuple[tuple[int, ...], tuple[Any, ...]]]:
-    """Shape and logical axes of each parameter outside the layers."""
+    """Returns shape and logical axes of each parameter outside the layers."""
     d = config.d_model
     parameters: dict[str, tuple[tuple[int, ...], tuple[Any, ...]]] = {
         "token_embedding": ((config.vocab_size, d), ("vocab", "embed")),
@@ -148,17 +148,17 @@ def _initial(name: str, shape: tuple[int, ...], config: EncoderConfig, rngs: nnx
 
 
 class Layer(nnx.Module):
-    """Parameters of one layer, or of all layers stacked on a leading axis."""
+    """Parameters of a layer, or of all layers stacked on a leading axis."""
 
     def __init__(self, config: EncoderConfig, *, stacked: bool, rngs: nnx.Rngs):
-        """Random parameters: normal of ``initializer_range`` for kernels, identity norms."""
+        """Draws kernels from a normal of ``initializer_range``; norms are identities."""
         for name, (shape, axes) in layer_parameters(config).items():
             if stacked:
                 shape, axes = (config.num_layers, *shape), ("layers", *axes)
             setattr(self, name, nnx.Param(_initial(name, shape, config, rngs), logical_axes=axes))
 
     def arrays(self, config: EncoderConfig) -> dict[str, Any]:
-        """The parameters as a plain dictionary of arrays, or of what is `precision.Rounded`."""
+        """Returns the parameters as a dictionary of arrays or `precision.Rounded` weights."""
         return {name: getattr(self, name).get_value() for name in layer_parameters(config)}
 
 
@@ -169,16 +169,16 @@ class Encoder(nnx.Module):
     """
 
     def __init__(self, config: EncoderConfig, *, rngs: nnx.Rngs):
-        """Random parameters drawn from ``rngs.params``.
+        """Draws random parameters from ``rngs.params``.
 
         Raises:
-          ValueError: ``attention`` is ``cudnn`` and there is a ``relative_bias``.
+          ValueError: ``attention`` is ``cudnn`` with a ``relative_bias``.
         """
         if config.relative_bias and config.attention == "cudnn":
             raise ValueError("attention 'cudnn' adds no relative bias; see `choose_attention`")
         if config.d_model % config.num_heads:
             raise UserError(
-                f"encoder width {config.d_model} is not a multiple of its {config.num_heads} heads."
+                f"encoder width {config.d_model} is not a multiple of its {config.num_heads} heads"
             )
         self.config = config
         for name, (shape, axes) in embedding_parameters(config).items():
@@ -198,14 +198,14 @@ class Encoder(nnx.Module):
         types_BT: jax.Array | None = None,
         dropout_key: jax.Array | None = None,
     ) -> jax.Array:
-        """Hidden states of the last layer, ``hidden_BTD`` in the compute dtype.
+        """Returns the hidden states of the last layer, ``hidden_BTD`` in the compute dtype.
 
         Args:
           tokens_BT: int32 token ids, padded on the right.
           mask_BT: 1 or True at real tokens.
-          types_BT: int32 token types, of the first or second text of a pair; None: all 0. Not read
-            where there is no table of them.
-          dropout_key: one `jax.random` key; the same key drops the same units. None: no dropout.
+          types_BT: int32 token types: 0 or 1 for the first or second text of a pair. None means
+            all 0. Ignored by models without a type table.
+          dropout_key: a `jax.random` key; the same key drops the same units. None disables dropout.
         """
         config = self.config
         mask_BT = mask_BT.astype(bool)
@@ -216,7 +216,7 @@ class Encoder(nnx.Module):
             keys = jax.random.split(keys, config.num_layers)
         hidden_BTD = _embed_tokens(config, embeddings, tokens_BT, mask_BT, types_BT, dropout_key)
         bias_NTS = None
-        if config.relative_bias:  # Once for all layers, recomputed or not.
+        if config.relative_bias:  # Computed once for all layers, with or without remat.
             bias_NTS = _relative_bias(embeddings["relative_embedding"], tokens_BT.shape[1])
 
         def layer(params, hidden_BTD, key):
@@ -238,7 +238,7 @@ class Encoder(nnx.Module):
 
 
 def drop_units(x: Any, rate: float, key: jax.Array | None) -> jax.Array:
-    """Dropout with its usual scaling; without a key, ``x`` as it is."""
+    """Applies scaled dropout; returns ``x`` unchanged without a key."""
     if key is None or rate == 0.0:
         return x
     keep = jax.random.bernoulli(key, 1.0 - rate, x.shape)
@@ -247,10 +247,10 @@ def drop_units(x: Any, rate: float, key: jax.Array | None) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _layer_norm(x_BTD: jax.Array, scale_D: jax.Array, bias_D: jax.Array, eps: float) -> jax.Array:
-    """Layer norm in fp32 over the last axis, returned in the dtype of ``x_BTD``.
+    """Applies layer norm in fp32 over the last axis; returns the dtype of ``x_BTD``.
 
-    The backward pass is written out so that only the normalised values and one number per row are
-    kept; left to JAX, the broadcast scale is stored as well.
+    The custom backward pass keeps only the normalized values and one number per row. JAX's own
+    would also store the broadcast scale.
     """
     return _layer_norm_forward(x_BTD, scale_D, bias_D, eps)[0]
 
@@ -289,14 +289,14 @@ def _norm(
 
 @jax.custom_vjp
 def _linear(x: jax.Array, kernel: Weight, bias: Weight) -> jax.Array:
-    """``x @ kernel + bias`` in the dtype of ``x``; kernel and bias are fp32, or both `Rounded`.
+    """Returns ``x @ kernel + bias`` in the dtype of ``x``; kernel and bias are fp32 or `Rounded`.
 
-    ``x`` is ``[B, T, *I]``, the kernel ``[*I, *O]``. Heads keep an axis of their own in both:
-    merged with an axis before it, one that is split over devices would have to be gathered.
+    ``x`` is ``[B, T, *I]``, the kernel ``[*I, *O]``. Heads remain a separate axis in both, because
+    an axis that is split over devices would have to be gathered before it could be merged.
 
-    The backward pass is written out for two reasons: the parameters' gradients are accumulated in
-    fp32 whatever the compute dtype, and their product is `x^T dy` as it stands. Left to JAX, it is
-    a transposed `dy^T x`, which XLA on CPU runs at a third of the speed.
+    The custom backward pass accumulates the parameters' gradients in fp32 for any compute dtype,
+    and computes them as `x^T dy`. JAX's own computes a transposed `dy^T x`, which XLA on CPU runs
+    at a third of the speed.
     """
     kernel, bias = (precision.value_of(each).astype(x.dtype) for each in (kernel, bias))
     return jnp.tensordot(x, kernel, x.ndim - 2) + bias
@@ -316,8 +316,10 @@ def _linear_backward(saved, dy):
 
 
 def _kernel_gradient(weight: Weight, x: jax.Array, dy: jax.Array) -> tuple[Any, Any]:
-    """fp32 gradients of a kernel, ``weight``, and its bias."""
-    if jax.default_backend() == "cpu":  # It multiplies no bf16 of three axes into fp32.
+    """Returns the fp32 gradients of a kernel, ``weight``, and its bias."""
+    if (
+        jax.default_backend() == "cpu"
+    ):  # XLA on CPU does not multiply three-axis bf16 operands into fp32.
         x, dy = x.astype(jnp.float32), dy.astype(jnp.float32)
     rows = x.shape[0] * x.shape[1]
     x_RI, dy = x.reshape(rows, -1), dy.reshape(rows, *dy.shape[2:])
@@ -341,10 +343,10 @@ def _feed_forward(
     down_FD: Weight,
     down_bias_D: Weight,
 ) -> jax.Array:
-    """Two linear maps around the activation.
+    """Applies two linear maps around the activation.
 
-    The backward pass keeps only the input and the pre-activation, and evaluates the activation
-    again: that costs less than storing and reading two more arrays of width F.
+    The backward pass keeps the input and the pre-activation and recomputes the activation, which
+    costs less than storing and reading two more arrays of width F.
     """
     return _feed_forward_forward(act, x_BTD, up_DF, up_bias_F, down_FD, down_bias_D)[0]
 
@@ -358,7 +360,7 @@ def _feed_forward_forward(act, x_BTD, up_DF, up_bias_F, down_FD, down_bias_D):
 def _feed_forward_backward(act, saved, dy_BTD):
     x_BTD, pre_BTF, up, down = saved
     up_DF, down_FD = precision.value_of(up), precision.value_of(down)
-    # Without the barrier XLA would merge this evaluation with the forward one, and keep both.
+    # Without the barrier XLA would merge this with the forward computation and keep its result.
     pre_BTF, dy_BTD = jax.lax.optimization_barrier((pre_BTF, dy_BTD))
     hidden_BTF, pull = jax.vjp(lambda pre_BTF: _activation(pre_BTF, act), pre_BTF)
     (dpre_BTF,) = pull(dy_BTD @ down_FD.astype(dy_BTD.dtype).T)
@@ -387,19 +389,19 @@ def _embed_tokens(
     types_BT: jax.Array | None,
     key: jax.Array | None,
 ) -> jax.Array:
-    """Sum of token, position and type embeddings, normed: ``hidden_BTD``."""
+    """Returns the normalized sum of token, position and type embeddings, ``hidden_BTD``."""
     length = tokens_BT.shape[1]
     if length > config.max_length:
         raise UserError(
             f"a batch of {length} tokens is longer than the {config.max_length} positions of "
-            "the encoder."
+            "the encoder"
         )
     hidden_BTD = params["token_embedding"][tokens_BT]
     if config.type_vocab_size:
         hidden_BTD += params["type_embedding"][0 if types_BT is None else types_BT]
     if config.position_offset == 0:
         hidden_BTD += params["position_embedding"][:length]
-    else:  # XLM-R and MPNet count real tokens; padding has the position just before the first.
+    else:  # XLM-R and MPNet count real tokens; padding has the position before the first one.
         count_BT = jnp.where(mask_BT, jnp.cumsum(mask_BT, axis=1, dtype=jnp.int32), 0)
         hidden_BTD += params["position_embedding"][count_BT + (config.position_offset - 1)]
     hidden_BTD = sharding.looked_up(hidden_BTD)
@@ -410,12 +412,12 @@ def _embed_tokens(
 
 
 def _relative_bias(table_RN: jax.Array, length: int) -> jax.Array:
-    """``bias_NTS``, fp32, of S keys for T queries, both ``length``: by bucket of their distance."""
-    ahead_E = np.arange(1 - length, length)  # Of a key, in tokens.
+    """Returns ``bias_NTS`` in fp32 for ``length`` queries and keys, by distance bucket."""
+    ahead_E = np.arange(1 - length, length)  # distance of a key in tokens
     bucket_E = np.searchsorted(_BUCKET_STARTS, np.abs(ahead_E), side="right") - 1
     bucket_E += np.where(ahead_E > 0, len(_BUCKET_STARTS), 0)
     place_T = jnp.arange(length)
-    # Not by T S buckets at once: they would be a constant of every program.
+    # A T x S table of buckets would be stored as a constant in every program.
     bias_TSN = table_RN[bucket_E][place_T - place_T[:, None] + length - 1]
     return sharding.constrain(bias_TSN.transpose(2, 0, 1), "act_heads", "length", "length")
 
@@ -428,7 +430,7 @@ def _layer(
     bias_NTS: jax.Array | None,
     key: jax.Array | None,
 ) -> jax.Array:
-    """One post-norm layer: attention, then feed-forward; ``hidden_BTD`` to ``hidden_BTD``."""
+    """Applies a post-norm layer, attention and feed-forward, to ``hidden_BTD``."""
     attention_key = out_key = down_key = None
     if key is not None:
         attention_key, out_key, down_key = jax.random.split(key, 3)
@@ -458,9 +460,9 @@ def _attention(
     bias_NTS: jax.Array | None,
     key: jax.Array | None,
 ) -> jax.Array:
-    """Multi-head self-attention with output projection, before dropout and residual."""
+    """Applies self-attention with output projection, without dropout and residual."""
     qkv_BT3NH = _linear(hidden_BTD, p["qkv_kernel"], p["qkv_bias"])
-    # A split, not three slices: its gradient is one concatenation instead of padded sums.
+    # The gradient of a split is a concatenation; that of slices is a sum of padded arrays.
     q_BTNH, k_BSNH, v_BSNH = (
         sharding.constrain(part.squeeze(2), "batch", "length", "act_heads", None)
         for part in jnp.split(qkv_BT3NH, 3, axis=2)
@@ -502,7 +504,7 @@ def _attend_transposed(
     bias_NTS: jax.Array | None,
     key: jax.Array | None,
 ) -> jax.Array:
-    """Attention over operands laid out B N T H first, as XLA on CPU multiplies them best."""
+    """Computes attention with B N T H operands, the fastest layout for XLA on CPU."""
     q_BNTH, k_BNSH, v_BNSH = (x.transpose(0, 2, 1, 3) for x in (q_BTNH, k_BSNH, v_BSNH))
     scores_BNTS = jax.lax.dot_general(
         q_BNTH * (config.head_dim**-0.5), k_BNSH, (((3,), (3,)), ((0, 1), (0, 1)))
@@ -517,13 +519,13 @@ def _attend_transposed(
 
 
 def pool(hidden_BTD: jax.Array, mask_BT: jax.Array, kind: Pooling) -> jax.Array:
-    """Unit-length ``emb_BD`` in fp32: the mean over real tokens, or the first token.
+    """Returns unit-length ``emb_BD`` in fp32: the mean over real tokens, or the first token.
 
-    A row without any real token gives zeros, with a finite (zero) gradient.
+    A row without real tokens gives zeros with a zero gradient.
     """
     mask_BT = mask_BT.astype(jnp.float32)
     if kind == "mean":
-        # A product instead of a masked sum: no B T D temporary in fp32.
+        # A product avoids the B T D temporary in fp32 of a masked sum.
         total_BD = jnp.einsum("btd,bt->bd", hidden_BTD, mask_BT, preferred_element_type=jnp.float32)
         pooled_BD = total_BD / jnp.maximum(mask_BT.sum(-1, keepdims=True), 1.0)
     elif kind == "cls":
@@ -542,7 +544,7 @@ def embed(
     mask_BT: jax.Array,
     dropout_key: jax.Array | None = None,
 ) -> jax.Array:
-    """Pure function of split state: unit-length ``emb_BD`` (fp32) of a padded batch.
+    """Returns the unit-length ``emb_BD`` (fp32) of a padded batch, as a pure function.
 
     ``graphdef, state = nnx.split(Encoder(...))``; ``graphdef`` is static under `jax.jit`.
     """

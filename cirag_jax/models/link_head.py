@@ -1,9 +1,8 @@
-"""The head that weighs what `retrieval/linked.py` knows of a candidate passage.
+"""The link head: scores the candidate passages of a linked search (`retrieval/linked.py`).
 
-A linear score that begins as the aligner's own, and one hidden layer beside it. Its file,
-``link_head.safetensors``, lies in the training workdir of the aligner that it belongs to, or beside
-the weights of an exported one, and holds its tensors, the names of the features in their order, and
-how it was trained.
+The score is the sum of a linear map, which starts as the aligner's score, and a hidden layer.
+``link_head.safetensors`` is in the training workdir of its aligner, or next to the weights of an
+exported one. It holds the tensors, the feature names in order, and a record of the training.
 """
 
 import dataclasses
@@ -24,17 +23,17 @@ from cirag_jax.errors import UserError
 from cirag_jax.models.io.tensor_files import check_finite, opened, save_tensors
 
 FILE = "link_head.safetensors"
-TAUGHT = "taught"  # In its record: ids of questions that only the head has learnt from.
-_STOP_WEIGHT, _STOP_BIAS = "stop_weight_F", "stop_bias"  # Tensors of the file.
-_MOST_DIGITS = 9  # Of the number of steps; Python would refuse 5,000.
-_LEAST_ROWS = 1024  # A call is padded to this or to a power of two above it.
+TAUGHT = "taught"  # Key of the record: ids of questions that trained only the head.
+_STOP_WEIGHT, _STOP_BIAS = "stop_weight_F", "stop_bias"  # names of tensors in the file
+_MOST_DIGITS = 9  # digits of the number of steps; Python refuses to parse 5,000
+_LEAST_ROWS = 1024  # calls are padded to this number of rows, or a power of two above
 
 
 class LinkHeadModule(nnx.Module):
     """Scores of candidates from their features, ``[..., F]`` to ``[...]``, float32.
 
-    Features are standardised with ``mean_F`` and ``scale_F``, which are not trained. Before
-    training the score is the first feature.
+    Features are standardized by ``mean_F`` and ``scale_F``, which are not trained. Before training
+    the score is the first feature.
     """
 
     def __init__(self, mean_F: np.ndarray, scale_F: np.ndarray, hidden: int, rngs: nnx.Rngs):
@@ -48,7 +47,7 @@ class LinkHeadModule(nnx.Module):
         self.out_H = nnx.Param(jnp.zeros(hidden))
 
     def __call__(self, x: jax.Array, keep: jax.Array | None = None) -> jax.Array:
-        """``keep`` is 0 for features that are hidden, which then have their mean."""
+        """Returns scores; features with a ``keep`` of 0 are replaced by their mean."""
         x = (x - self.mean_F[...]) / self.scale_F[...]
         x = x if keep is None else x * keep
         hidden = nnx.gelu(x @ self.hidden_FH[...] + self.bias_H[...])
@@ -57,33 +56,33 @@ class LinkHeadModule(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class StopRule:
-    """A logistic regression: whether a passage that a search found is needed.
+    """A logistic regression that estimates whether a retrieved passage is needed.
 
     Attributes:
-      weight_F: of what `retrieval.stopping.stop_features` says of a passage, float32.
-      bias: float32, of shape ``()``.
+      weight_F: float32 weights of the features `retrieval.stopping.stop_features`.
+      bias: float32 scalar.
     """
 
     weight_F: np.ndarray
     bias: np.ndarray
 
     def probability(self, x_KF: np.ndarray) -> np.ndarray:
-        """``p_K``, between 0 and 1."""
+        """Returns the probabilities ``p_K``."""
         return expit(x_KF @ self.weight_F + self.bias)
 
 
 @dataclasses.dataclass(frozen=True)
 class LinkHead:
-    """A trained head, and how it was trained.
+    """A trained link head.
 
     Attributes:
-      module: what scores.
-      features: that it reads, in their order.
-      units: that the aligner beside it ranks: triple, sentence or passage.
-      steps: of the searches that it learnt on.
-      stop: which of the found passages are needed; None: it has not learnt that.
-      record: what the training that made it wants to find again; see `read_record`.
-      source: the file that it was read from.
+      module: the scoring module.
+      features: names of its features, in order.
+      units: units of its aligner: triple, sentence or passage.
+      steps: number of search steps in training.
+      stop: stopping rule, or None if it was not trained.
+      record: inputs of the training; see `read_record`.
+      source: file that it was read from.
     """
 
     module: LinkHeadModule
@@ -99,7 +98,7 @@ class LinkHead:
         return nnx.jit(lambda module, x_NF: module(x_NF))
 
     def score(self, features: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Scores ``[R]`` for each of several ``feature_RF``."""
+        """Returns scores ``[R]`` for each of several ``feature_RF``."""
         sizes = [len(feature_RF) for feature_RF in features]
         total = sum(sizes)
         rows = max(_LEAST_ROWS, 1 << (total - 1).bit_length())
@@ -124,7 +123,7 @@ class LinkHead:
 
 
 def read_record(folder: pathlib.Path) -> dict[str, Any]:
-    """The `LinkHead.record` of the head in a folder; empty where none can be read."""
+    """Returns the `LinkHead.record` of the head in a folder, empty if it cannot be read."""
     try:
         with opened(folder / FILE) as tensors:
             found = json.loads((tensors.metadata() or {}).get("record", ""))
@@ -134,7 +133,7 @@ def read_record(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def load_link_head(folder: pathlib.Path, features: Sequence[str]) -> LinkHead | None:
-    """The head in a folder; None where there is no file of it."""
+    """Returns the head in a folder, or None if there is none."""
     file = folder / FILE
     if not file.is_file():
         return None
@@ -164,7 +163,7 @@ def load_link_head(folder: pathlib.Path, features: Sequence[str]) -> LinkHead | 
 
 
 def _stop_rule(tensors: Mapping[str, np.ndarray], file: pathlib.Path) -> StopRule | None:
-    """The rule among a file's tensors; None where there is none."""
+    """Returns the stopping rule among a file's tensors, or None."""
     if not tensors.keys() & {_STOP_WEIGHT, _STOP_BIAS}:
         return None
     found = []

@@ -1,8 +1,8 @@
 """Low-rank adapters (LoRA, Hu et al., 2022) of the decoder's linear layers.
 
-The adapter is a state of its own beside the frozen base: `init_adapter` gives an `nnx.State` that
-is trained, checkpointed and sharded, `to_adapter` the plain dictionary that `decoder.forward`
-takes. `models.peft_format` reads and writes it in PEFT's format.
+The adapter is separate from the frozen base. `init_adapter` returns an `nnx.State`, which is
+trained, checkpointed and sharded. `to_adapter` converts it to the dictionary that
+`decoder.forward` takes. `models.io.peft_format` reads and writes PEFT's format.
 """
 
 import dataclasses
@@ -25,15 +25,15 @@ ALL_LINEAR = "all-linear"
 
 @dataclasses.dataclass(frozen=True)
 class LoraConfig:
-    """Hyper-parameters of an adapter; hashable, hence usable as a static argument.
+    """Hyper-parameters of an adapter; hashable, so it can be a static argument.
 
     Attributes:
       rank: inner dimension R.
       alpha: the adapter's output is multiplied by ``alpha / rank``.
-      dropout: probability of dropping an element of the adapter's input in training.
-      targets: names of the adapted linear layers as PEFT and transformers give them
-        (``q_proj`` ... ``down_proj``); ``"all-linear"`` stands for all seven.
-      rank_stabilised: scale by ``alpha / sqrt(rank)`` instead (Kalajdzievski, 2023).
+      dropout: dropout rate on the adapter's input in training.
+      targets: names of the adapted linear layers in PEFT and transformers
+        (``q_proj`` ... ``down_proj``), or ``"all-linear"`` for all seven.
+      rank_stabilised: scale by ``alpha / sqrt(rank)`` (Kalajdzievski, 2023).
     """
 
     rank: int = 8
@@ -47,19 +47,19 @@ class LoraConfig:
             object.__setattr__(self, "targets", (self.targets,))
         object.__setattr__(self, "targets", tuple(self.targets))
         if self.rank < 1:
-            raise UserError(f"LoRA rank is {self.rank}; it must be at least 1.")
+            raise UserError(f"LoRA rank is {self.rank}; it must be at least 1")
         if not 0.0 <= self.dropout < 1.0:
-            raise UserError(f"LoRA dropout is {self.dropout}; it must be in [0, 1).")
+            raise UserError(f"LoRA dropout is {self.dropout}; it must be in [0, 1)")
         unknown = [name for name in self.targets if name not in (*PROJECTIONS, ALL_LINEAR)]
         if unknown or not self.targets:
             raise UserError(
                 f"LoRA targets {', '.join(unknown) or '(none)'} are not linear layers of the "
-                f"decoder; known: {', '.join(PROJECTIONS)} and {ALL_LINEAR}."
+                f"decoder; known: {', '.join(PROJECTIONS)} and {ALL_LINEAR}"
             )
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The adapted layers, each once, in the order of `decoder.PROJECTIONS`."""
+        """Adapted layers in the order of `decoder.PROJECTIONS`."""
         every = ALL_LINEAR in self.targets
         return tuple(name for name in PROJECTIONS if every or name in self.targets)
 
@@ -70,7 +70,7 @@ class LoraConfig:
 
 
 class _Pair(nnx.Module):
-    """``a`` [L, in, R], uniform in +-1/sqrt(in) as in PEFT, and ``b`` [L, R, out], zero."""
+    """Factors ``a`` [L, in, R], uniform in +-1/sqrt(in) as in PEFT, and ``b`` [L, R, out], zero."""
 
     def __init__(
         self, num_layers: int, rank: int, shape: tuple[int, ...], axes: tuple[str, ...], key: Any
@@ -85,7 +85,7 @@ class _Pair(nnx.Module):
 
 
 class _Pairs(nnx.Module):
-    """The pairs of every adapted linear layer, by name."""
+    """Factors of every adapted linear layer, by name."""
 
     def __init__(self, config: DecoderConfig, lora: LoraConfig, rngs: nnx.Rngs):
         shapes = decoder.layer_parameters(config)
@@ -96,18 +96,18 @@ class _Pairs(nnx.Module):
 
 
 class Lora(nnx.Module):
-    """fp32 parameters of an adapter, stacked over layers: ``layers.<name>.a`` and ``.b``.
+    """Parameters of an adapter in fp32, stacked over layers: ``layers.<name>.a`` and ``.b``.
 
-    A fresh adapter changes nothing, because ``b`` is zero.
+    A new adapter has no effect, because ``b`` is zero.
     """
 
     def __init__(self, config: DecoderConfig, lora: LoraConfig, *, rngs: nnx.Rngs):
-        """Random ``a`` drawn from ``rngs.params``."""
+        """Draws ``a`` from ``rngs.params``."""
         self.layers = _Pairs(config, lora, rngs)
 
 
 def abstract_adapter(config: DecoderConfig, lora: LoraConfig) -> nnx.State:
-    """The `nnx.State` of `Lora` with shapes and dtypes in place of arrays."""
+    """Returns the `nnx.State` of `Lora` with shapes and dtypes in place of arrays."""
     return nnx.state(nnx.eval_shape(lambda: Lora(config, lora, rngs=nnx.Rngs(0))))
 
 
@@ -118,7 +118,7 @@ def init_adapter(
     *,
     mesh: jax.sharding.Mesh | None = None,
 ) -> nnx.State:
-    """A fresh adapter as an `nnx.State` of `nnx.LoRAParam`, on ``mesh`` if given."""
+    """Returns a new adapter as an `nnx.State` of `nnx.LoRAParam`, on ``mesh`` if given."""
 
     def build() -> nnx.State:
         return nnx.state(Lora(config, lora, rngs=nnx.Rngs(seed)))
@@ -130,12 +130,12 @@ def init_adapter(
 
 
 def to_adapter(state: nnx.State) -> Adapter:
-    """The state as `decoder.forward` takes it: ``{"layers": {name: {"a": ..., "b": ...}}}``."""
+    """Converts a state for `decoder.forward`: ``{"layers": {name: {"a": ..., "b": ...}}}``."""
     return nnx.to_pure_dict(state)
 
 
 def lora_options(lora: LoraConfig, train: bool) -> LoraOptions:
-    """How `decoder.forward` applies the adapter; dropout only in training."""
+    """Returns the options of `decoder.forward`, with dropout only in training."""
     return LoraOptions(scale=lora.scale, dropout=lora.dropout if train else 0.0)
 
 
@@ -146,11 +146,11 @@ def _merged(kernel: jax.Array, pair: Mapping[str, jax.Array], scale: float) -> j
 
 
 def merge(params: Params, adapter: Adapter, scale: float, *, consume: bool = False) -> Params:
-    """The base with ``scale * A B`` added to the adapted kernels, summed in fp32.
+    """Returns the base with ``scale * A B`` added to the adapted kernels in fp32.
 
-    Layers are stacked or a tuple, in both alike. ``params`` is left as it is, and shares with the
-    result every array that no adapter changes. With ``consume`` each kernel is freed as soon as it
-    is merged, so that they are never held twice; ``params`` cannot be used afterwards.
+    Layers are stacked in both, or a tuple in both. ``params`` is not changed, and the result shares
+    its other arrays. With ``consume`` each kernel is freed once it is merged, which saves memory;
+    ``params`` cannot be used afterwards.
     """
 
     def layer(own: Mapping[str, jax.Array], pairs: Mapping[str, Any]) -> dict[str, jax.Array]:

@@ -1,4 +1,4 @@
-"""An adapter's dropout and low-rank product, both written out for speed."""
+"""Dropout and low-rank product of adapters, with custom implementations for speed."""
 
 import functools
 
@@ -12,12 +12,11 @@ from cirag_jax.models.precision import Weight
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def low_rank(scale: float, x: jax.Array, a: Weight, b: Weight) -> jax.Array:
-    """``scale * x A B`` in the dtype of ``x``.
+    """Returns ``scale * x A B`` in the dtype of ``x``.
 
-    The backward pass is written out: over one axis of tokens, with gradients accumulated in the
-    dtype of the weights, in fp32 where those are `Rounded`. Left to JAX it took XLA on a CPU four
-    times as long (a transformer layer of SmolLM2-135M with rank 64, forward and backward: 280 ms
-    against 210).
+    The custom backward pass merges all token axes and accumulates gradients in the dtype of the
+    weights, or in fp32 if they are `Rounded`. JAX's own takes XLA on a CPU four times as long (a
+    layer of SmolLM2-135M with rank 64, forward and backward: 280 ms against 210).
     """
     return _low_rank_forward(scale, x, a, b)[0]
 
@@ -48,12 +47,11 @@ low_rank.defvjp(_low_rank_forward, _low_rank_backward)
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array) -> jax.Array:
-    """``x`` with each element zero with probability ``rate``, else divided by ``1 - rate``.
+    """Sets elements of ``x`` to zero with probability ``rate`` and divides others by ``1 - rate``.
 
-    The rate is rounded to a multiple of 2**-16, for one random word decides on two neighbours of
-    the last axis: two elements further apart might lie on different devices.
-    `jax.random.bernoulli` takes XLA on a CPU four times as long (2048 x 1536: 63 ms against 15),
-    which was a seventh of a training step.
+    One random word decides for two neighbors on the last axis, which are on the same device, so
+    the rate is rounded to a multiple of 2**-16. `jax.random.bernoulli` takes XLA on a CPU four
+    times as long (2048 x 1536: 63 ms against 15), a seventh of a training step.
     """
     half = -(-x.shape[-1] // 2)
     words = jax.random.bits(key, (*x.shape[:-1], half), jnp.uint32)

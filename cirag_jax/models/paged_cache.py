@@ -1,8 +1,8 @@
-"""Keys and values in pages: P pages of C tokens, of which a row's table names N, in order.
+"""Paged keys and values: P pages of C tokens; each row's table lists its N pages in order.
 
-They are written, read and attended to here; which page is whose is the engine's matter. Keys are
-held transposed, see `attention`. On a CPU attention reads the pages themselves; elsewhere a row's
-pages are laid out in one piece first.
+This module writes pages, reads them and computes attention over them; the engine assigns pages to
+rows. Keys are stored transposed, see `attention`. On CPUs attention reads pages in place; on other
+devices the pages of a row are first copied into one array.
 """
 
 import math
@@ -13,16 +13,16 @@ import jax.numpy as jnp
 
 from cirag_jax.models.attention import MASKED, Branches, Scoring, distances, softcap
 
-# One array a layer: "k" of [P, K, H, C], "v" of [P, K, C, H].
+# One array per layer: "k" of [P, K, H, C], "v" of [P, K, C, H].
 Cache = dict[str, tuple[jax.Array, ...]]
 
-_GROUP = 4  # rows that are read together
+_GROUP = 4  # rows processed together
 
 
 def packed(x: jax.Array, dtype: Any) -> jax.Array:
-    """``x`` as a cache of ``dtype`` holds it; uint16 are the bits of bf16.
+    """Converts ``x`` for a cache of ``dtype``; uint16 holds the bits of bf16.
 
-    XLA on a CPU writes into an array of bf16 by way of a copy of all of it in fp32.
+    XLA on CPUs converts a whole bf16 array to fp32 and back to write into it.
     """
     if dtype == jnp.uint16:
         return jax.lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.uint16)
@@ -30,7 +30,7 @@ def packed(x: jax.Array, dtype: Any) -> jax.Array:
 
 
 def unpacked(x: jax.Array) -> jax.Array:
-    """What `packed` made of an array: fp32 of uint16, anything else as it is."""
+    """Reverses `packed`: converts uint16 to fp32 and leaves other arrays unchanged."""
     if x.dtype == jnp.uint16:
         return jax.lax.bitcast_convert_type(x.astype(jnp.uint32) << 16, jnp.float32)
     return x
@@ -40,7 +40,7 @@ def unpacked(x: jax.Array) -> jax.Array:
 
 
 def laid_out(cache: Cache, tables_BN: jax.Array) -> Cache:
-    """A cache in which each row has one page, its pages of ``cache`` one after another."""
+    """Returns a cache with one long page per row, which joins the row's pages."""
     pairs = [read_pages(*layer, tables_BN) for layer in zip(cache["k"], cache["v"], strict=True)]
     keys, values = zip(*pairs, strict=True)
     return {"k": keys, "v": values}
@@ -49,7 +49,7 @@ def laid_out(cache: Cache, tables_BN: jax.Array) -> Cache:
 def written_back(
     cache: Cache, rows: Cache, tables_BN: jax.Array, start_B: jax.Array, count: int
 ) -> Cache:
-    """``cache`` with ``count`` tokens from ``start_B`` on of what was `laid_out` as ``rows``."""
+    """Copies ``count`` tokens from ``start_B`` of `laid_out` ``rows`` back into ``cache``."""
     slots_BT = start_B[:, None] + jnp.arange(count, dtype=jnp.int32)
     at_BT = places(cache, tables_BN, slots_BT)
     row_B1 = jnp.arange(len(start_B))[:, None]
@@ -64,7 +64,7 @@ def written_back(
 def places(
     cache: Cache, tables_BN: jax.Array | None, slots_BT: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Page and place on it of each slot, int32 ``[B, T]``; where there is none, beyond the last."""
+    """Returns page and offset of each slot, int32 ``[B, T]``; missing pages are out of range."""
     num_pages, _, size, _ = cache["v"][0].shape
     if tables_BN is None:
         return jnp.arange(num_pages, dtype=jnp.int32)[:, None], slots_BT
@@ -81,17 +81,17 @@ def write(
     k_BTKH: jax.Array,
     v_BTKH: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Pages of keys and values with new ones at `places`."""
+    """Writes new keys and values at `places`."""
     page_BT, offset_BT = at_BT
     k_PKHC = k_PKHC.at[page_BT, :, :, offset_BT].set(k_BTKH, mode="drop")
     return k_PKHC, v_PKCH.at[page_BT, :, offset_BT].set(v_BTKH, mode="drop")
 
 
 def read_pages(k_PKHC: jax.Array, v_PKCH: jax.Array, tables_BN: jax.Array) -> tuple[Any, Any]:
-    """Keys ``[B, K, H, N C]`` and values ``[B, K, N C, H]`` of rows whose pages ``tables_BN`` has.
+    """Returns keys ``[B, K, H, N C]`` and values ``[B, K, N C, H]`` of the pages ``tables_BN``.
 
-    They are as the cache holds them, see `packed`. What a table names beyond the last page is any
-    finite number.
+    They are in the format of the cache, see `packed`. Entries beyond the last page give arbitrary
+    finite numbers.
     """
     k_BNKHC = jnp.take(k_PKHC, tables_BN, axis=0, mode="clip")
     v_BNKCH = jnp.take(v_PKCH, tables_BN, axis=0, mode="clip")
@@ -113,14 +113,13 @@ def attend_pages(
     window: int,
     branches: Branches | None = None,
 ) -> jax.Array:
-    """As `attend`, over the pages of each row's table up to its last slot, with a running softmax.
+    """Computes `attend` over the pages of each row's table, with a running softmax.
 
-    Tokens stand at ``slots_BT`` and see those less than ``window`` before them.
-    Rows are read in groups of `_GROUP`, each up to the last page of its longest row: the work
-    follows what is written, if rows of about the same length stand together. A page that is masked
-    for a row changes nothing in it, bit for bit, so that a row does not depend on its neighbours.
-    Source: Milakov and Gimelshein (2018), online softmax. For CPUs: on a GPU, a loop whose length
-    is data costs more than it saves.
+    Tokens at ``slots_BT`` attend to tokens less than ``window`` before them. Rows are processed in
+    groups of `_GROUP`, up to the last page of the longest row, so rows of similar length should be
+    adjacent. Masked pages do not change a row's result by a bit, so rows do not depend on others.
+    Source: Milakov and Gimelshein (2018), online softmax. For CPUs only: on a GPU, a loop of
+    data-dependent length costs more than it saves.
     """
     b, t, n, h = q_BTNH.shape
     kv_heads, size = k_PKHC.shape[1], k_PKHC.shape[3]
@@ -129,7 +128,7 @@ def attend_pages(
     q_BKRH = q_BKRH.reshape(b, -1, groups * t, h) * jnp.asarray(scoring.scale, q_BTNH.dtype)
     slots_BR = jnp.tile(slots_BT, (1, groups))
     multiply = _multiply_few if t == 1 else _multiply
-    # Pages of each group of rows, and where they end in a list of all.
+    # Pages of each group of rows, and their ends in the list of all pages.
     pages_G = slots_BT.reshape(-1, together * t).max(1) // size + 1
     ends_G = jnp.cumsum(jnp.minimum(pages_G, tables_BN.shape[1]))
 
@@ -174,7 +173,7 @@ def attend_pages(
 
 
 def _multiply(x_BKRI: jax.Array, y_BKIJ: jax.Array) -> jax.Array:
-    """Batched matrix product, accumulated and returned in fp32."""
+    """Computes a batched matrix product in fp32."""
     return jax.lax.dot_general(
         x_BKRI,
         y_BKIJ,
@@ -184,6 +183,6 @@ def _multiply(x_BKRI: jax.Array, y_BKIJ: jax.Array) -> jax.Array:
 
 
 def _multiply_few(x_BKRI: jax.Array, y_BKIJ: jax.Array) -> jax.Array:
-    """The same for few rows R: one pass over ``y`` instead of a call to the library a head."""
+    """Computes the same for few rows R in one pass over ``y``, without a library call per head."""
     product = x_BKRI[..., None].astype(jnp.float32) * y_BKIJ[:, :, None].astype(jnp.float32)
     return product.sum(-2)

@@ -1,8 +1,7 @@
-"""Weights rounded to the compute dtype once a step, and their gradients, which stay in fp32.
+"""Weights that are rounded to the compute dtype once per step, with gradients in fp32.
 
-A step runs a layer many times: in every chunk, and again where it is recomputed. Left alone, each
-time would read the fp32 weights and round them again. The rounding is the same, and so is every
-result, bit for bit.
+A step runs each layer many times, for every chunk and for recomputation. Without this module, each
+run would read and round the fp32 weights again. The results are bitwise the same.
 """
 
 import functools
@@ -16,10 +15,10 @@ from flax import nnx
 
 
 class Rounded(NamedTuple):
-    """A weight in the compute dtype, and ``place``: the fp32 array that receives its gradient.
+    """A weight in the compute dtype, and ``place``, the fp32 array that receives its gradient.
 
-    The gradient of ``value`` itself would be rounded to its dtype in every chunk. ``place`` is None
-    in what a backward pass keeps.
+    The gradient of ``value`` itself would be rounded in every chunk. ``place`` is None in the
+    residuals of a backward pass.
     """
 
     value: jax.Array
@@ -30,17 +29,17 @@ Weight = jax.Array | Rounded
 
 
 def is_rounded(path: Sequence[Any]) -> bool:
-    """Whether the parameter at ``path`` of an `nnx.State` is computed with in the compute dtype.
+    """Returns whether the parameter at ``path`` of an `nnx.State` is used in the compute dtype.
 
-    Those of layers are, but for their norms. Embedding tables and scoring heads are not.
+    This holds for layers except their norms, not for embedding tables and scoring heads.
     """
     return "layers" in path and "norm" not in str(path[-1])
 
 
 def rounded(params: nnx.State, dtype: str, run: Callable[..., Any] = operator.call) -> nnx.State:
-    """``params``, with a copy in ``dtype`` in place of each that `is_rounded`.
+    """Returns ``params`` with a ``dtype`` copy of each parameter that `is_rounded`.
 
-    ``run`` calls what is compiled, see `training.rehearsal`.
+    ``run`` calls compiled functions, see `training.rehearsal`.
     """
     if dtype == "float32":
         return params
@@ -56,7 +55,7 @@ def _round(nodes: list[nnx.Variable], dtype: str) -> list[nnx.Variable]:
 
 
 def differentiated(params: Any, places: Any) -> Any:
-    """``params``, whose gradients are those of ``places``: fp32 arrays of the same shapes."""
+    """Returns ``params`` whose gradients go to ``places``, fp32 arrays of the same shapes."""
     return jax.tree.map(_by_place, params, places)
 
 
@@ -66,7 +65,7 @@ def _by_place(x: jax.Array, place: jax.Array) -> Weight:
 
 @jax.custom_vjp
 def _send_gradient_to(x: jax.Array, place: jax.Array) -> jax.Array:
-    """``x``, whose gradient is that of ``place``."""
+    """Returns ``x`` with its gradient sent to ``place``."""
     del place
     return x
 
@@ -75,7 +74,7 @@ _send_gradient_to.defvjp(lambda x, place: (x, None), lambda _, dx: (None, dx))
 
 
 def places_of(params: Any) -> Any:
-    """Zeros for `differentiated`."""
+    """Returns the zeros that `differentiated` takes as ``places``."""
     return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
 
 
@@ -83,20 +82,20 @@ def places_of(params: Any) -> Any:
 
 
 def value_of(weight: Weight) -> jax.Array:
-    """The array that is computed with."""
+    """Returns the array of a weight."""
     return weight.value if isinstance(weight, Rounded) else weight
 
 
 def kept(weight: Weight) -> Weight:
-    """What a backward pass keeps of a weight."""
+    """Returns the part of a weight that a backward pass keeps."""
     return Rounded(weight.value, None) if isinstance(weight, Rounded) else weight
 
 
 def gradient_of(weight: Weight, gradient: jax.Array) -> Any:
-    """The cotangent of a weight: of its place, where it has one."""
+    """Returns the cotangent of a weight, at its place if it has one."""
     return Rounded(None, gradient) if isinstance(weight, Rounded) else gradient  # pyright: ignore
 
 
 def gradient_dtype(weight: Weight) -> Any:
-    """Of its gradient."""
+    """Returns the dtype of a weight's gradient."""
     return jnp.float32 if isinstance(weight, Rounded) else weight.dtype

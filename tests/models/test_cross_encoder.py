@@ -132,7 +132,7 @@ def test_an_export_gives_the_same_scores_everywhere(tmp_path, kind):
 
 def test_an_encoder_alone_gets_a_new_head_only_where_one_is_asked_for(tmp_path):
     folder = tiny.model_folder(tmp_path / "model")
-    with pytest.raises(UserError, match=r"is no cross-encoder: it has no tensor pooler"):
+    with pytest.raises(UserError, match=r"is not a cross-encoder: tensor pooler"):
         cross_encoder.load_cross_encoder(str(folder))
     heads = [
         np.asarray(
@@ -145,7 +145,7 @@ def test_an_encoder_alone_gets_a_new_head_only_where_one_is_asked_for(tmp_path):
 
 
 def test_more_labels_than_one_are_refused(tmp_path):
-    with pytest.raises(UserError, match="scores 3 labels, not one"):
+    with pytest.raises(UserError, match="scores 3 labels; expected one"):
         cross_encoder.load_cross_encoder(str(_folder(tmp_path, "bert", labels=3)))
 
 
