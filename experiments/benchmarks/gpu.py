@@ -1,27 +1,27 @@
-"""What only a GPU can tell, in one command of a few minutes.
+"""Runs all GPU benchmarks in a few minutes.
 
-Each benchmark is a process of its own, in turn, so that none has another's memory or caches. One
-that fails or takes too long is reported, and the others go on; ``--out`` is written anew each time.
+Each benchmark has its own process, so that memory and caches are not shared. The others continue
+if one fails or takes too long. ``--out`` is rewritten after each benchmark.
 
     python experiments/benchmarks/gpu.py --out gpu.json
-    python experiments/benchmarks/gpu.py --tiny            # on any machine: whether all of it runs
+    python experiments/benchmarks/gpu.py --tiny            # checks that all of it runs
 
-- ``aligner``: E5-large's training step and forward pass (``aligner.py``), PyTorch's BERT beside it.
-- ``adapter``: a LoRA step of a 7B model (``lora_step.py``), PEFT beside it.
+- ``aligner``: E5-large's training step and forward pass (``aligner.py``), and PyTorch's BERT.
+- ``adapter``: a LoRA step of a 7B model (``lora_step.py``), and PEFT.
 - ``decoding``: prefill, decoding at batch 1, 16 and 64, and mixed prompts of a 7B model
-  (``decoding.py``), transformers beside it.
+  (``decoding.py``), and transformers.
 - ``search``: exact search over 5M x 1024 in bfloat16 at 1, 32 and 128 queries (``retrieval.py``),
-  PyTorch and faiss-gpu beside it.
+  and PyTorch and faiss-gpu.
 
-The last column is a goal for our side: a share of the dense bf16 peak in training, of the memory's
+The last column is a goal for our side: a share of the dense bf16 peak in training, or of the memory
 bandwidth in decoding and search.
 
 Results
-  One NVIDIA H200 with nothing beside it, jax 0.11.2, Python 3.12, PyTorch 2.11.0 (CUDA 13),
-  transformers 5.23.0; 2026-11-26, in three calls. Commit 53ea622, but the search at fa86cca (ours
-  took 3.43, 4.14 and 6.49 ms before it); prefill and decoding, over pages, on another H200 on
-  2026-11-27 at 9d69570 (decoding.py --only prefill decode transformers), mixed prompts not since
-  there are pages. A share is of 989 TFLOP/s or 4.8 TB/s; faiss-gpu was not there.
+  One otherwise idle NVIDIA H200, jax 0.11.2, Python 3.12, PyTorch 2.11.0 (CUDA 13), transformers
+  5.23.0; 2026-11-26, in three calls, commit 53ea622. The search is at fa86cca (before it, ours took
+  3.43, 4.14 and 6.49 ms). Prefill and decoding with pages are from another H200 on 2026-11-27 at
+  9d69570 (decoding.py --only prefill decode transformers). Mixed prompts were not measured with
+  pages. Shares are relative to 989 TFLOP/s or 4.8 TB/s; faiss-gpu was not installed.
 
     aligner, forward      811,309 tokens/s  50.6 %    transformers  623,335 tokens/s  38.9 %
     aligner, train        189,971 tokens/s  35.5 %    transformers  186,304 tokens/s  34.8 %
@@ -37,15 +37,15 @@ Results
     search, 128 queries       5.86 ms       36.4 %    torch            7.26 ms        29.4 %
     search, from the host     3.79, 4.60, 7.36 ms     torch            2.60, 3.90, 7.48 ms
 
-  Before keys and values lay in pages, a step took 4.93, 4.97 and 7.35 ms, and on that machine
-  transformers' 22.34, 21.13 and 20.48 ms, much of which is the host's part.
+  Before pages, a step took 4.93, 4.97 and 7.35 ms. On that machine, transformers took 22.34, 21.13
+  and 20.48 ms, much of it on the host.
 
-  Below their goals: training the aligner, decoding 1 and 64 rows, 32 queries. By a profile,
-  products of matrices are less than half of the aligner's step; a tenth are copies of what the scan
-  over layers keeps. XLA's fusion of dynamic slices does not end them (XLA_FLAGS=
-  --xla_gpu_enable_dynamic_slice_fusion=true aligner.py --mode=flops --torch=none: 172.0 ms, without
-  171.8), and layers without a scan, tried by hand, were slower forward. Of 64 rows a third of the
-  step is attention over the cache, which cuDNN would do in half the time over keys laid out for it.
+  Training the aligner, decoding 1 and 64 rows, and 32 queries miss their goals. According to a
+  profile, matrix products take less than half of the aligner's step, and copies of values that the
+  scan over layers stores take a tenth. XLA's fusion of dynamic slices does not remove the copies
+  (XLA_FLAGS=--xla_gpu_enable_dynamic_slice_fusion=true aligner.py --mode=flops --torch=none: 172.0
+  ms, without it 171.8 ms). Layers without a scan had a slower forward pass. With 64 rows, a third
+  of the step is attention over the cache; cuDNN would take half of that time with another layout.
 """
 
 import argparse
@@ -92,7 +92,7 @@ PARTS = {
     ),
 }
 
-# Shares that we want to reach, by what a row's name begins with.
+# Goals of rows, by prefixes of their names.
 GOALS = {
     "aligner": {"train": 0.45},
     "adapter": {"ours": 0.45},
@@ -103,35 +103,35 @@ OTHERS = ("transformers", "theirs", "torch", "faiss")
 
 
 def run(part: Part, tiny: bool, limit: float) -> dict[str, Any]:
-    """The benchmark's rows, or why there are none; its seconds in all."""
+    """Returns the rows of a benchmark, or its error, and its total seconds."""
     command = [sys.executable, str(HERE / part.script), *part.arguments]
     command += part.tiny if tiny else ()
     start = time.monotonic()
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, stdout=subprocess.PIPE, text=True, timeout=limit, check=False
         )
     except subprocess.TimeoutExpired:
         return {"failed": f"took longer than {limit:.0f} s", "seconds": round(limit, 1)}
     seconds = round(time.monotonic() - start, 1)
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not lines:
-        return {"failed": f"ended with exit code {done.returncode}", "seconds": seconds}
-    found = lines[0] if "rows" in lines[0] else {"rows": lines}
-    return {**found, "seconds": seconds}
+    lines = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("{")]
+    if process.returncode or not lines:
+        return {"failed": f"ended with exit code {process.returncode}", "seconds": seconds}
+    result = lines[0] if "rows" in lines[0] else {"rows": lines}
+    return {**result, "seconds": seconds}
 
 
 def machine() -> dict[str, Any]:
-    """Device, versions and commit, from a process of its own: none here may hold the device."""
+    """Returns device, versions and commit; a separate process opens the device."""
     code = (
         "import jax, json; d = jax.devices(); "
         "print(json.dumps({'device': d[0].device_kind, 'devices': len(d), 'jax': jax.__version__}))"
     )
-    found = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
+    process = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
     git = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     return {
-        **json.loads(found.stdout),
+        **json.loads(process.stdout),
         "commit": commit or "unknown",
         "python": platform.python_version(),
         "date": time.strftime("%Y-%m-%d"),
@@ -139,12 +139,12 @@ def machine() -> dict[str, Any]:
 
 
 def summary(parts: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    """(benchmark, row, figure, share, goal) of every row."""
-    for part, found in parts.items():
-        if "failed" in found:
-            yield part, "failed", found["failed"], "", ""
+    """Yields (benchmark, row, figure, share, goal) of every row."""
+    for part, result in parts.items():
+        if "failed" in result:
+            yield part, "failed", result["failed"], "", ""
             continue
-        rows = found["rows"]
+        rows = result["rows"]
         named = rows.items() if isinstance(rows, dict) else ((_name(row), row) for row in rows)
         for name, row in named:
             if "not measured" in row:
@@ -180,12 +180,12 @@ def _goal(part: str, name: str) -> str:
 
 
 def main() -> int:
-    """Runs what was asked for; 1 if a part failed."""
+    """Runs the selected benchmarks; returns 1 if one failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--out", type=pathlib.Path, help="where the JSON goes; else it is printed")
-    parser.add_argument("--limit", type=float, default=240.0, help="seconds of one benchmark")
-    parser.add_argument("--tiny", action="store_true", help="next to nothing, on any machine")
+    parser.add_argument("--out", type=pathlib.Path, help="JSON file; printed by default")
+    parser.add_argument("--limit", type=float, default=240.0, help="maximum seconds of a benchmark")
+    parser.add_argument("--tiny", action="store_true", help="tiny models, for any machine")
     args = parser.parse_args()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     result: dict[str, Any] = {"machine": machine(), "parts": {}}
@@ -199,7 +199,7 @@ def main() -> int:
         print("{:10} {:28} {:>18} {:>8} {:>6}".format(*row), file=sys.stderr)
     if not args.out:
         print(json.dumps(result))
-    return int(any("failed" in found for found in result["parts"].values()))
+    return int(any("failed" in part for part in result["parts"].values()))
 
 
 if __name__ == "__main__":

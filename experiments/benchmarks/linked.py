@@ -1,20 +1,20 @@
-"""Retrieval along a question's hops: aligner and links (`LinkedIndex`) beside the aligner alone.
+"""Compares retrieval by aligner and links (`LinkedIndex`) with retrieval by the aligner only.
 
-Both search the same units with the same aligner, all questions together, in turn. Indexing (which
-is embedding, for the most part) comes first and is timed apart; what a query costs is then mostly
-the encoder's time, once a step, on either side. Questions are those of the first folder; passages
-of the others fill the corpus up.
+Both sides alternately search the same units with the same aligner for all questions. Indexing,
+which is mostly embedding, is timed separately. The cost of a query is then mostly the encoder's
+time, once per step on both sides. Questions come from the first folder; passages of the others
+fill the corpus.
 
     python experiments/benchmarks/linked.py --data A B --checkpoint W
 
 Results
-  --data 2wikimultihopqa musique --repeats 1, 2026-11-27, 2 CPU cores of an AMD EPYC, 24 GiB, with
-  nothing beside; 1,000 questions, 10,000 passages of 35,302 sentences, 4 steps:
-    commit 4702bec: embedding 303 s, links and words 5.9 s; searching 103 s, by the aligner alone
-      98.5 s (1.05 times), 1.6 GiB at the peak.
-    commit 674166e, which embedded 64 questions' chains at once and padded the last batch of every
-      length: searching 167 s, by the aligner alone 101 s (1.66 times), 1.4 GiB.
-  The goal of 60 s is missed by both: what is left is the encoder's time.
+  --data 2wikimultihopqa musique --repeats 1, 2026-11-27, 2 idle CPU cores of an AMD EPYC, 24 GiB;
+  1,000 questions, 10,000 passages with 35,302 sentences, 4 steps:
+    commit 4702bec: embedding 303 s, links and words 5.9 s, searching 103 s, with the aligner only
+      98.5 s (1.05 times), peak memory 1.6 GiB.
+    commit 674166e, which embedded the chains of 64 questions together and padded the last batch of
+      every length: searching 167 s, with the aligner only 101 s (1.66 times), 1.4 GiB.
+  Both miss the goal of 60 s; the remaining time is the encoder's.
 """
 
 import argparse
@@ -53,10 +53,8 @@ from experiments.benchmarks import measure
 def main() -> None:
     """Prints one JSON object."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--data", nargs="+", help="folders; the built-in dataset where none is named"
-    )
-    parser.add_argument("--checkpoint", required=True, help="of configs/aligner.py:linked")
+    parser.add_argument("--data", nargs="+", help="folders; the built-in dataset by default")
+    parser.add_argument("--checkpoint", required=True, help="from configs/aligner.py:linked")
     parser.add_argument("--questions", type=int, default=1000)
     parser.add_argument("--passages", type=int, default=10_000)
     parser.add_argument("--steps", type=int, default=4)
@@ -65,8 +63,8 @@ def main() -> None:
     print(json.dumps(measured(options), indent=2))
 
 
-class _Embeds:
-    """An encoder that keeps units for good and queries until it is told to forget them."""
+class _Embedder:
+    """An encoder that caches the vectors of units and, until they are cleared, of queries."""
 
     def __init__(self, encoder: Encoder):
         self._encoder, self._units = encoder, MemoizingEncoder(encoder)
@@ -74,19 +72,19 @@ class _Embeds:
         self.forget_queries()
 
     def forget_queries(self) -> None:
-        """A new run begins."""
+        """Clears the cached queries before a new run."""
         self._queries = MemoizingEncoder(self._encoder)
 
     def encode(
         self, texts: Sequence[str], kind: Role = "passage", progress: Progress | None = None
     ) -> np.ndarray:
         """See `Encoder.encode`."""
-        kept = self._queries if kind == "query" else self._units
-        return kept.encode(texts, kind, progress)
+        encoder = self._queries if kind == "query" else self._units
+        return encoder.encode(texts, kind, progress)
 
 
 def measured(options: Any) -> dict[str, Any]:
-    """Seconds of indexing and of both searches."""
+    """Returns the seconds of indexing and of both searches."""
     head = require_link_head(options.checkpoint)
     config = common.data(split="", units=head.units)
     sets = []
@@ -98,7 +96,7 @@ def measured(options: Any) -> dict[str, Any]:
     passages = tuple(passage for _, passage in found)
     texts = [[unit.text for unit in units_of(one, p.id, head.units)] for one, p in found]
     encoder, _ = open_encoder(options.checkpoint)
-    units = _Embeds(FlaxEncoder(encoder, query_max_length=256, passage_max_length=128))
+    units = _Embedder(FlaxEncoder(encoder, query_max_length=256, passage_max_length=128))
     seconds = {}
     began = time.monotonic()
     UnitIndex(texts, units)

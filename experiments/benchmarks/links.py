@@ -1,29 +1,27 @@
-"""Title links and walks over them, as a corpus grows to a million passages.
+"""Measures title links, and walks over them, for corpora of up to a million passages.
 
-What is real: the passages of the folders of ``--data`` with their titles, and the questions. What
-is made: a corpus of N passages is as many copies of all of these as it takes, shuffled. Every copy
-but the first has a word of its own that stands after each of its titles, in the passages' texts and
-in the questions too ("Grey Harbour" becomes "Grey Harbour baq"), so that a copy's passages name one
-another as the real ones do, and no other copy's. Titles grow with N, and from whole copies on links
-per passage stay those of real text; but a million real passages would have more different words,
-and among them some that far more others name. The last copy is cut off, and with it some of its
-links: a corpus smaller than the folders has fewer.
+A corpus of N passages consists of shuffled copies of the real passages of ``--data``. Every copy
+except the first adds a word to each of its titles, also in texts and questions ("Grey Harbour"
+becomes "Grey Harbour baq"). The passages of a copy therefore name each other, but none of another
+copy. The number of titles grows with N, and links per passage stay those of real text once N covers
+all folders. A million real passages would have more different words, and some titles that far more
+passages name. The last copy is truncated and loses some of its links.
 
-A walk begins at the titles that a question names and at five passages of its own pool (random ones
-where it has none), which stand for another ranking's first.
+A walk starts at the titles that a question names, and at five passages of the question's pool (or
+random ones), which represent the top of another ranking.
 
     python experiments/benchmarks/links.py --data 2wikimultihopqa hotpotqa musique
 
-Every N has a process of its own, which peak memory is of. ``--links`` measures other versions of
-cirag_jax/retrieval/links.py beside this one, in turn; ``rows`` is a digest of what all walks found.
+Every N has its own process, whose peak memory is reported. ``--links`` alternately measures other
+versions of cirag_jax/retrieval/links.py. ``rows`` is a digest of the results of all walks.
 
 Results
-  --data as above, 2026-11-27, 2 CPU cores of an AMD EPYC, 24 GiB; beside a training of higher
-  priority and tests, hence processor seconds, all of one thread. Old and new in turn, --passages
-  10000 100000 --questions 200: commit 76eab84, and by --links links.py of 2d72771. New alone,
-  --passages 1000000 --questions 64: commit 269a0c1, whose transitions are the same lines in two
-  functions; its wall seconds were 30, 287, 12 and 85. The old was stopped there after 13 minutes,
-  in which it got a third of a core and had not ended:
+  --data as above, 2026-11-27, 2 CPU cores of an AMD EPYC, 24 GiB; processor seconds of one thread,
+  because other programs were running. Old and new alternate for --passages 10000 100000 --questions
+  200: commit 76eab84, and by --links links.py of 2d72771. Only new for --passages 1000000
+  --questions 64: commit 269a0c1, with the same code of transitions in two functions; its wall
+  seconds were 30, 287, 12 and 85. The old version was stopped there after 13 minutes with a third
+  of a core:
 
     passages   links.py  titles  mentions            transitions  walks, a question  peak
     10,000     new       0.13     1.7 (5,811/s)      0.02         1.3 ms             0.20 GiB
@@ -32,8 +30,8 @@ Results
                old       1.8     34.5 (2,900/s)      0.83         42 ms              0.58 GiB
     1,000,000  new       19.8    188 (5,314/s)       7.2          792 ms             2.46 GiB
 
-  Of the peaks 0.18, 0.26 and 1.09 GiB are the corpus. Steps per passage, both directions: 1.6, 8.2
-  and 8.8. Old and new found the same rows.
+  The corpus takes 0.18, 0.26 and 1.09 GiB of the peaks. Steps per passage in both directions are
+  1.6, 8.2 and 8.8. Old and new return the same rows.
 """
 
 import argparse
@@ -62,21 +60,21 @@ from configs import common
 
 _LIMIT_GIB = 24.0
 _CODE = pathlib.Path(__file__).resolve().parents[2] / "cirag_jax/retrieval/links.py"
-_HERE = "\0"  # Where a copy's word comes.
+_MARKER = "\0"  # replaced by a copy's word
 _LETTERS = "bdfghklmnprstvz"
 _MEASURES = ("titles", "mentions", "transitions", "walks")
 
 
 class Corpus(NamedTuple):
-    """Passages, questions, and for each some rows where its walk begins."""
+    """Passages, questions, and the rows where each question's walk starts."""
 
     passages: list[Passage]
     questions: list[str]
     first: list[list[int]]
 
 
-def corpus(folders: Sequence[str], size: int, asked: int, rng: np.random.Generator) -> Corpus:
-    """A corpus of ``size`` passages and ``asked`` questions of random copies."""
+def corpus(folders: Sequence[str], size: int, count: int, rng: np.random.Generator) -> Corpus:
+    """Creates a corpus of ``size`` passages, and ``count`` questions of random copies."""
     real, questions = [], []
     for folder in folders or [""]:
         config = common.data(split="", units="sentence")
@@ -89,14 +87,16 @@ def corpus(folders: Sequence[str], size: int, asked: int, rng: np.random.Generat
     titles = TitleIndex(real)
 
     def marked(text: str) -> str:
-        """Where a title stands, there is a place for a copy's word."""
+        """Inserts a marker for a copy's word after every title."""
         names = [_plain(real[rows[0]].title) for rows in titles.mentions(text)]
         names = sorted((re.findall(r"\w+", name) for name in names), key=len, reverse=True)
         forms = "|".join(r"\W+".join(words) for words in names if words)
-        return re.sub(rf"\b({forms})\b", rf"\1{_HERE}", text, flags=re.I) if forms else text
+        return re.sub(rf"\b({forms})\b", rf"\1{_MARKER}", text, flags=re.I) if forms else text
 
     made = [
-        Passage("x", passage.title.replace(plain := _plain(passage.title), plain + _HERE, 1), text)
+        Passage(
+            "x", passage.title.replace(plain := _plain(passage.title), plain + _MARKER, 1), text
+        )
         for passage, text in zip(real, (marked(passage.text) for passage in real), strict=True)
     ]
     words = ["", *itertools.islice(_words(), size // len(made))]
@@ -109,7 +109,7 @@ def corpus(folders: Sequence[str], size: int, asked: int, rng: np.random.Generat
     shuffled = [passages[row] for row in row_N.tolist()]
     place_N = np.argsort(row_N)
     texts, first = [], []
-    for question, pool in itertools.islice(itertools.cycle(questions), asked):
+    for question, pool in itertools.islice(itertools.cycle(questions), count):
         copy = rng.integers(len(words))
         rows = [row for row in (copy * len(made) + at for at in pool) if row < size]
         texts.append(_filled(marked(question), words[copy]))
@@ -122,22 +122,22 @@ def _plain(title: str) -> str:
 
 
 def _words() -> Iterator[str]:
-    """Different words without a capital: "baq", "beq", ..."""
+    """Yields different lower-case words: "baq", "beq", ..."""
     for size in itertools.count(1):
         for parts in itertools.product([a + b for a in _LETTERS for b in "aeiou"], repeat=size):
             yield "".join(parts) + "q"
 
 
 def _filled(text: str, word: str) -> str:
-    return text.replace(_HERE, f" {word}" if word else "")
+    return text.replace(_MARKER, f" {word}" if word else "")
 
 
 def measured(options: Any) -> dict[str, Any]:
-    """Wall and processor seconds of each phase, links, memory."""
+    """Returns wall and processor seconds of each phase, numbers of links, and memory."""
     spec = importlib.util.spec_from_file_location("measured_links", options.worker)
     assert spec and spec.loader
     links: Any = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = links  # Its dataclasses look there.
+    sys.modules[spec.name] = links  # required by its dataclasses
     spec.loader.exec_module(links)
     size = options.passages[0]
     made = corpus(options.data, size, options.questions, np.random.default_rng(0))
@@ -147,15 +147,15 @@ def measured(options: Any) -> dict[str, Any]:
     def lap() -> None:
         clock.append((time.perf_counter(), time.process_time()))
 
-    transitions, found = links.transitions, []
+    transitions, results = links.transitions, []
 
-    def watched(*arguments: Any) -> Any:
+    def timed(*arguments: Any) -> Any:
         lap()
-        found.append(transitions(*arguments))
+        results.append(transitions(*arguments))
         lap()
-        return found[0]
+        return results[0]
 
-    links.transitions = watched
+    links.transitions = timed
     titles = links.TitleIndex(made.passages)
     lap()
     walk = links.LinkWalk(made.passages, titles=titles)
@@ -167,7 +167,7 @@ def measured(options: Any) -> dict[str, Any]:
         "passages": size,
         "titles": len({passage.title for passage in made.passages}),
         "questions": options.questions,
-        "steps_per_passage": round(found[0].nnz / size, 2),
+        "steps_per_passage": round(results[0].nnz / size, 2),
         "wall_seconds": dict(zip(_MEASURES, wall_P.round(2).tolist(), strict=True)),
         "processor_seconds": dict(zip(_MEASURES, processor_P.round(2).tolist(), strict=True)),
         "mentions_per_second": round(size / processor_P[1]),
@@ -182,9 +182,11 @@ def _peak() -> float:
 
 
 def main() -> None:
-    """Prints one JSON object a line; exit code 1 where one took too much memory."""
+    """Prints one JSON object per line; exits with 1 if one took too much memory."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--data", nargs="*", default=[], help="folders; none: the built-in dataset")
+    parser.add_argument(
+        "--data", nargs="*", default=[], help="folders; the built-in dataset by default"
+    )
     parser.add_argument("--passages", nargs="+", type=int, default=[10**4, 10**5, 10**6])
     parser.add_argument("--questions", type=int, default=1000)
     parser.add_argument("--links", nargs="*", default=[], help="other versions of links.py")
@@ -197,9 +199,9 @@ def main() -> None:
     for size, code in itertools.product(options.passages, [str(_CODE), *options.links]):
         command = [sys.executable, __file__, "--worker", code, "--passages", str(size)]
         command += ["--questions", str(options.questions), "--data", *options.data]
-        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
-        print(done.stdout.splitlines()[-1], flush=True)
-        peaks.append(json.loads(done.stdout.splitlines()[-1])["peak_gib"])
+        process = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+        print(process.stdout.splitlines()[-1], flush=True)
+        peaks.append(json.loads(process.stdout.splitlines()[-1])["peak_gib"])
     sys.exit(max(peaks) > _LIMIT_GIB)
 
 

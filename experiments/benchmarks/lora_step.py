@@ -1,31 +1,31 @@
-"""One LoRA step of ours against PEFT's, side by side in one run.
+"""Compares our LoRA step with PEFT's in one run.
 
-On a CPU (``--mode=compare``): SmolLM2-135M (or, with ``--random``, random weights of its shape),
-rank 64 on all linear layers, 2 x 512 random tokens that all count, fp32, AdamW after clipping. Both
-sides start from the same base and adapter and must agree on the losses of the first two steps, the
-second of which has an optimiser step behind it, or the run fails. They are measured in turn, so
-that whatever else the machine does hits both; ``ratio`` is the median of ours over the median of
-theirs, below 1 where we are faster. On a busy machine read ``processor_ratio`` of a run on one core
-(``taskset -c 1``): waiting does not count in it. Peak memory is the resident set of a process of
-its own for each side; of ours, compilation included.
+On a CPU (``--mode=compare``), both sides use SmolLM2-135M (or random weights of its shape with
+``--random``), rank 64 on all linear layers, 2 x 512 random tokens that all count, fp32, and AdamW
+after clipping. They start from the same base and adapter. The run fails unless the losses of the
+first two steps agree. The sides are measured alternately, so that other load affects both.
+``ratio`` is the median of ours over the median of theirs, below 1 if we are faster. On a busy
+machine, read ``processor_ratio`` of a run on one core (``taskset -c 1``), which does not count
+waiting. Peak memory is the resident set of a separate process for each side; ours includes
+compilation.
 
-``--trajectories=T`` (a workdir of launch/distill.py) takes the first ``--examples`` conversations
-of T instead of random tokens, the loss on the teacher's decisions alone: ours in packed rows that
-hold their common beginning once, PEFT's one conversation at a time (no padding), gradients
-accumulated over them. Tokens are those of the conversations, whatever either side computes.
+``--trajectories=T`` (a workdir of launch/distill.py) uses the first ``--examples`` conversations of
+T instead of random tokens, with the loss on the teacher's decisions only. Ours packs them into rows
+that contain a common beginning once. PEFT accumulates gradients over one conversation at a time,
+without padding. Tokens per second count the tokens of the conversations on both sides.
 
-On an accelerator (``--mode=flops``): tokens/s and model-FLOPs utilisation of the step on random
-bf16 weights of Qwen2.5-7B's shape, one row of 4096 tokens, fp32 adapter of rank 64; beside it
-transformers with PEFT (random weights of its own), where torch has CUDA and both fit. With P
-weights in the linear layers and the output layer, A in the adapter, L layers, N heads of size H and
-T tokens in a row, a token costs ``4 P + 6 A + 6 L N H T`` floating-point operations: the base is
-frozen, so that its backward pass is one product, not two; attention is causal, so that half of its
-scores are; recomputation, norms and the optimiser do not count. Utilisation divides by the device's
-dense bf16 peak.
+On an accelerator (``--mode=flops``), it reports tokens/s and model-FLOPs utilization of the step
+with random bf16 weights of Qwen2.5-7B's shape, one row of 4096 tokens, and an fp32 adapter of rank
+64. If torch has CUDA and both fit, transformers with PEFT is measured, too, with other random
+weights. With P weights in the linear layers and the output layer, A in the adapter, L layers, N
+heads of size H and T tokens in a row, a token costs ``4 P + 6 A + 6 L N H T`` floating-point
+operations. The base is frozen, so its backward pass has one product instead of two. Attention is
+causal, so half of the scores count. Recomputation, norms and the optimizer do not count.
+Utilization is relative to the device's dense bf16 peak.
 
 Results
-  CPU: one core of an AMD EPYC virtual machine that other work shared (load 5.6), hence read the
-  processor ratio; 2026-11-22, jax 0.10.2, torch 2.13.0, peft 0.21.2, commit e409917,
+  CPU: one core of a shared AMD EPYC virtual machine (load 5.6), so read the processor ratio;
+  2026-11-22, jax 0.10.2, torch 2.13.0, peft 0.21.2, commit e409917,
   ``taskset -c 1 python experiments/benchmarks/lora_step.py --repeats 3``:
 
                     seconds   tokens/s   peak memory   compilation
@@ -33,24 +33,24 @@ Results
     PEFT            17.3      59         4.26 GiB      -
     ratio           0.66; of processor time 0.64; losses 13.43149, 13.05255 and 13.43149, 13.05254
 
-  On this processor XLA multiplies matrices at twice torch's rate (measured apart: 199 and 86
-  GFLOP/s, 1024 x 576 x 1536). On Intel PEFT is the faster one: both cores of an
-  Intel Xeon virtual machine, otherwise idle, 2026-11-22, commit 9604270 (before the backward pass
-  of `models.block_attention` was changed), one repeat each, ``--no_memory``:
+  On this processor, XLA multiplies matrices at twice torch's rate (measured separately: 199 and 86
+  GFLOP/s, 1024 x 576 x 1536). PEFT is faster on Intel: both cores of an otherwise idle Intel Xeon
+  virtual machine, 2026-11-22, commit 9604270 (before a change of the backward pass of
+  `models.block_attention`), one repeat each, ``--no_memory``:
 
                                                   ours     PEFT     ratio   of processor time
     the same 2 x 512 random tokens                7.0 s    5.0 s    1.42    1.30
     --trajectories=T --examples=2 (2,946 tokens)  36.1 s   17.8 s   2.03    1.90
 
-  T: MuSiQue's training fold (configs/trajectories.py). Two of its conversations fill two rows of
-  2,048 to 72 % only, a training's to 97 %; the rest of the second ratio is not explained. Losses
+  T is MuSiQue's training fold (configs/trajectories.py). Two conversations fill 72 % of two rows of
+  2,048 tokens, whereas a training fills 97 %; the rest of the second ratio is not explained. Losses
   agree (1.21351, 1.05394 and 1.21350, 1.05393).
 
-  ``--remat=projections`` takes less time than ``off`` (AMD, the processor's: 7.4 against 8.8 s;
-  Intel: 7.0 against 7.9 s) and half the memory, because what is not kept need not be written and
-  read; unrolled layers gain nothing over scanned ones (10.2 s before the low-rank product's
-  backward pass was written out, scanned 10.4).
-  GPU: gpu.py has them; ours took 28.9 GiB and 10 s to compile, PEFT 58.7 GiB.
+  ``--remat=projections`` is faster than ``off`` (processor time on AMD: 7.4 and 8.8 s; Intel: 7.0
+  and 7.9 s) and takes half the memory, because fewer values are written and read. Unrolled layers
+  are no faster than scanned ones (10.2 and 10.4 s, before the explicit backward pass of the
+  low-rank product).
+  GPU results are in gpu.py; ours took 28.9 GiB and 10 s to compile, PEFT 58.7 GiB.
 """
 
 import argparse
@@ -118,12 +118,12 @@ SMOLLM2: dict[str, Any] = {
 
 
 class Work(NamedTuple):
-    """What one step learns from.
+    """The data of a step.
 
     Attributes:
-      batches: micro-batches for ours.
-      rows: ``(tokens_BT, labels_BT)`` of each forward pass of PEFT's; -100 is not learnt.
-      tokens: of all conversations.
+      batches: our micro-batches.
+      rows: ``(tokens_BT, labels_BT)`` of PEFT's forward passes; the label -100 is ignored.
+      tokens: number of tokens of all conversations.
     """
 
     batches: list[lora_step.Batch]
@@ -132,7 +132,7 @@ class Work(NamedTuple):
 
 
 def make_work(flags: argparse.Namespace, vocab_size: int) -> Work:
-    """Random tokens that all count, or conversations; the same on both sides."""
+    """Returns random tokens or conversations, which are the same on both sides."""
     if flags.trajectories:
         return conversations(flags)
     shape = (flags.batch, flags.length)
@@ -144,15 +144,15 @@ def make_work(flags: argparse.Namespace, vocab_size: int) -> Work:
 
 
 def conversations(flags: argparse.Namespace) -> Work:
-    """The first conversations of ``flags.trajectories``."""
+    """Returns the first conversations of ``flags.trajectories``."""
     tokenizer = ChatTokenizer.load(resolve_decoder(flags.model))
-    found = trajectories_lib.read_trajectories(flags.trajectories)[: flags.examples]
-    made = trajectories_lib.read_sidecar(flags.trajectories)
-    how: Any = {name: made[name] for name in ("normalization", "prompt_format", "few_shot")}
+    selected = trajectories_lib.read_trajectories(flags.trajectories)[: flags.examples]
+    sidecar = trajectories_lib.read_sidecar(flags.trajectories)
+    settings: Any = {name: sidecar[name] for name in ("normalization", "prompt_format", "few_shot")}
     examples = [
         example
-        for trajectory in found
-        for example in trajectory_examples(tokenizer, trajectory, max_length=2048, **how)[0]
+        for trajectory in selected
+        for example in trajectory_examples(tokenizer, trajectory, max_length=2048, **settings)[0]
     ]
     layout = packing.Layout(2048, True, (2048,), len(examples), 1)
     (step,) = packing.make_plan(examples, layout, 0).steps
@@ -192,14 +192,14 @@ class Ours:
 
 
 class Theirs:
-    """PEFT's step on the same conversations, from the adapter in ``folder``."""
+    """PEFT's step on the same conversations, starting from the adapter in ``folder``."""
 
     def __init__(self, model: Any, folder: str, work: Work):
         import peft
         import torch
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # peft asks for a deprecated alias
+            warnings.simplefilter("ignore", FutureWarning)  # peft uses a deprecated alias
             self.model = peft.PeftModel.from_pretrained(model, folder, is_trainable=True).train()
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(self.trained, lr=RATE, weight_decay=DECAY)
@@ -225,7 +225,7 @@ class Theirs:
 
 
 class CompileSeconds:
-    """Seconds that JAX spends on lowering and compiling from now on."""
+    """The seconds that JAX spends on lowering and compiling."""
 
     EVENTS = ("jaxpr_to_mlir_module_duration", "backend_compile_duration")
 
@@ -239,7 +239,7 @@ class CompileSeconds:
 
 
 def torch_model(raw: dict[str, Any], config: DecoderConfig, params: Any) -> Any:
-    """Transformers' model of the same shape and, where ``params`` are given, weights."""
+    """Returns transformers' model of the same shape, with the weights ``params`` or random ones."""
     import torch
     import transformers
 
@@ -249,15 +249,15 @@ def torch_model(raw: dict[str, Any], config: DecoderConfig, params: Any) -> Any:
             return transformers.AutoModelForCausalLM.from_config(settings, dtype=torch.bfloat16)
     model = transformers.AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
     tensors = decoder_weights.decoder_tensors(params, config, raw["model_type"])
-    found = model.load_state_dict({k: torch.tensor(v) for k, v in tensors}, strict=False)
-    if found.unexpected_keys or set(found.missing_keys) - {"lm_head.weight"}:
-        raise UserError(f"torch's model has other tensors than ours: {found}.")
+    result = model.load_state_dict({k: torch.tensor(v) for k, v in tensors}, strict=False)
+    if result.unexpected_keys or set(result.missing_keys) - {"lm_head.weight"}:
+        raise UserError(f"torch's model has other tensors than ours: {result}.")
     model.tie_weights()
     return model
 
 
 def open_base(flags: argparse.Namespace) -> tuple[dict[str, Any], DecoderConfig, Any]:
-    """``config.json``, hyper-parameters and weights of the base for the comparison."""
+    """Returns ``config.json``, hyper-parameters and weights of the base."""
     if flags.random:
         config = parse_decoder_config(SMOLLM2, "SMOLLM2")
         params = random_params(config)
@@ -268,13 +268,13 @@ def open_base(flags: argparse.Namespace) -> tuple[dict[str, Any], DecoderConfig,
 
 
 def adjust(config: DecoderConfig, flags: argparse.Namespace) -> DecoderConfig:
-    """``config`` with the attention of this device and the asked rematerialisation."""
+    """Sets the attention for this device, and the rematerialization."""
     config = dataclasses.replace(config, remat=flags.remat)
     return dataclasses.replace(config, attention=decoder.choose_attention(config))
 
 
 def save_adapter_of(ours: Ours) -> tempfile.TemporaryDirectory:
-    """The adapter that our side starts from, where PEFT finds it."""
+    """Saves our initial adapter in PEFT's format."""
     folder = tempfile.TemporaryDirectory()
     peft_format.save_adapter(ours.state.params, ours.lora, folder.name)
     return folder
@@ -284,7 +284,7 @@ def save_adapter_of(ours: Ours) -> tempfile.TemporaryDirectory:
 
 
 def compare(flags: argparse.Namespace) -> dict[str, Any]:
-    """Seconds, memory and compile time of both sides on this CPU."""
+    """Measures seconds, memory and compile time of both sides on this CPU."""
     import torch
 
     cores = len(os.sched_getaffinity(0))
@@ -298,7 +298,7 @@ def compare(flags: argparse.Namespace) -> dict[str, Any]:
     losses = [ours(), theirs(), ours(), theirs()]
     for mine, other in (losses[:2], losses[2:]):
         if abs(mine - other) > 1e-4 * abs(other):
-            raise UserError(f"losses {losses} differ: the two sides do not take the same step.")
+            raise UserError(f"losses {losses} differ, so the sides do not take the same step.")
     seconds = alternately({"ours": ours, "theirs": theirs}, flags.repeats)
     memory = {} if flags.no_memory else {side: _peak_of(side, flags) for side in ("ours", "theirs")}
     step = row(
@@ -325,7 +325,7 @@ def compare(flags: argparse.Namespace) -> dict[str, Any]:
 
 
 def shape_of(work: Work) -> dict[str, Any]:
-    """How much there is to do, for the record."""
+    """Returns the size of the data."""
     return {
         "tokens": work.tokens,
         "batches": [list(batch.tokens_BT.shape) for batch in work.batches],
@@ -334,16 +334,16 @@ def shape_of(work: Work) -> dict[str, Any]:
 
 
 def _peak_of(side: str, flags: argparse.Namespace) -> float:
-    """Peak resident set in GiB of a process that takes two steps of one side."""
+    """Returns the peak resident set in GiB of a process that runs two steps of one side."""
     command = [sys.executable, __file__, *flags.argv, f"--side={side}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise UserError(f"the process that measures the memory of {side} failed: {done.stderr}")
-    return json.loads(done.stdout.splitlines()[-1])["peak_gib"]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise UserError(f"the process that measures the memory of {side} failed: {process.stderr}")
+    return json.loads(process.stdout.splitlines()[-1])["peak_gib"]
 
 
 def one_side(flags: argparse.Namespace) -> dict[str, Any]:
-    """Two steps of one side, and the peak memory of this process."""
+    """Runs two steps of one side, and returns the peak memory of this process."""
     import torch
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
@@ -367,7 +367,7 @@ def one_side(flags: argparse.Namespace) -> dict[str, Any]:
 
 
 def _reset_peak() -> None:
-    """Forgets the process's peak so far, where the kernel can (what loading took)."""
+    """Resets the peak memory, which includes loading, if the kernel supports it."""
     try:
         pathlib.Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -375,7 +375,7 @@ def _reset_peak() -> None:
 
 
 def _peak_memory() -> float:
-    """Peak resident set of this process in GiB."""
+    """Returns the peak resident set of this process in GiB."""
     status = pathlib.Path("/proc/self/status")
     if status.is_file():
         for line in status.read_text().splitlines():
@@ -388,13 +388,13 @@ def _peak_memory() -> float:
 
 
 def flops_per_token(config: DecoderConfig, rank: int, length: int) -> float:
-    """Floating-point operations of one trained token (see the module's docstring)."""
+    """Returns the floating-point operations per trained token (see the module's docstring)."""
     names = decoder.PROJECTIONS
     return mfu.lora_flops(config, rank, names, tokens=1, supervised=1, attended=length)
 
 
 def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
-    """Tokens/s and utilisation of the step on the default device, PEFT beside it if it fits."""
+    """Measures tokens/s and utilization on the default device, also of PEFT if it fits."""
     raw = SHAPES[flags.shape] | ({"num_hidden_layers": flags.layers} if flags.layers else {})
     config = adjust(bf16_decoder(raw), flags)
     work = make_work(flags, config.vocab_size)
@@ -442,7 +442,7 @@ def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
 def _theirs_on_gpu(
     raw: dict[str, Any], config: DecoderConfig, ours: Ours, work: Work
 ) -> Theirs | str:
-    """PEFT's side after one step, or why there is none."""
+    """Returns PEFT's side after one step, or why it is not measured."""
     try:
         import peft  # noqa: F401
         import torch
@@ -455,7 +455,7 @@ def _theirs_on_gpu(
             theirs = Theirs(torch_model(raw, config, None), folder, work)
         theirs()
     except torch.OutOfMemoryError:
-        return "does not fit beside ours"
+        return "does not fit together with ours"
     return theirs
 
 
@@ -463,7 +463,7 @@ def _theirs_on_gpu(
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """Flags."""
+    """Parses the flags."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("--mode", choices=("auto", "compare", "flops"), default="auto", help="auto: by device")
@@ -473,8 +473,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--batch", type=int, default=None, help="rows; 2, or 1 with --mode=flops")
     add("--length", type=int, default=None, help="tokens of a row; 512, or 4096")
     add("--trajectories", default=None, help="compare: a workdir of launch/distill.py")
-    add("--examples", type=int, default=8, help="compare: so many of its conversations")
-    add("--shape", choices=SHAPES, default="7b", help="flops: tiny to see whether it runs")
+    add("--examples", type=int, default=8, help="compare: number of its conversations")
+    add("--shape", choices=SHAPES, default="7b", help="flops: tiny checks that it runs")
     add("--layers", type=int, default=None, help="flops: fewer for a small device")
     add("--chunk", type=int, default=512, help="tokens whose logits are in memory together")
     add("--remat", choices=("off", "projections", "full"), default="projections")
@@ -491,9 +491,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str]) -> int:
-    """Prints a table on stderr and one JSON object on stdout; 2 on bad input."""
+    """Prints a table on stderr and a JSON object on stdout; returns 2 on bad input."""
     logging.basicConfig(level=logging.WARNING)
-    # Half of a GPU's memory is not ours: PEFT runs beside us.
+    # PEFT needs memory of the same GPU.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     flags = parse(argv)
     try:

@@ -1,29 +1,29 @@
-"""Our exact search against faiss.IndexFlatIP, side by side in one run.
+"""Compares our exact search with faiss.IndexFlatIP in one run.
 
-Random float32 vectors (1M x 384 by default), k = 10, batches of 1, 8 and 64 queries; both sides are
-measured in turn, so that whatever else the machine does hits both. ``ratio`` is the median of ours
-over the median of theirs, below 1 where we are faster; ``agree`` the share of rows found that are
-the same (random vectors have near-ties, which rounding may swap).
+It searches random float32 vectors (1M x 384 by default) with k = 10 and batches of 1, 8 and 64
+queries. The sides are measured alternately, so that other load affects both. ``ratio`` is the
+median of ours over the median of theirs, below 1 if we are faster. ``agree`` is the share of equal
+results (random vectors have near-ties, which rounding may swap).
 
-On a CPU both use all cores. ``--mode=bandwidth`` (an accelerator): rows kept in bfloat16 and in
-float32; bytes of the rows over seconds, as a share of the device's memory bandwidth. Beside it
-PyTorch's product with all rows and ``topk``, in bfloat16, where it has CUDA, and faiss-gpu where it
-is installed. Rows repeat after 65,536, which changes nothing in the time.
+On a CPU both sides use all cores. ``--mode=bandwidth``, for an accelerator, stores rows in bfloat16
+and in float32, and reports bytes of the rows per second as a share of the memory bandwidth. It also
+measures PyTorch's product with all rows and ``topk`` in bfloat16 if PyTorch has CUDA, and faiss-gpu
+if it is installed. Rows repeat after 65,536, which does not change the time.
 
 Results
-  CPU: two cores of an AMD EPYC virtual machine beside other work (load 10 to 12, hence slow on both
-  sides); 2026-11-22, jax 0.10.2, faiss-cpu 1.15.1, 1M x 384, k = 10, ``--repeats 3``, at most 7.4
-  GiB in all (the vectors, faiss's copy and ours):
+  CPU: two cores of a busy AMD EPYC virtual machine (load 10 to 12, hence slow on both sides);
+  2026-11-22, jax 0.10.2, faiss-cpu 1.15.1, 1M x 384, k = 10, ``--repeats 3``, at most 7.4 GiB in
+  total (the vectors, faiss's copy and ours):
 
     batch  ours     theirs    ratio  processor ratio  agree
     1      0.580 s   0.568 s  1.02   0.64             1.0
     8      0.662 s   1.628 s  0.41   0.39             1.0
     64     5.225 s  14.227 s  0.37   0.24             1.0
 
-  With less beside it (load 2 to 3) the same calls took 0.058 s and 0.085 s, 0.149 s and 0.268 s,
-  0.543 s and 1.949 s. At batch 1 both are bound by reading the rows, at 64 by the products; a full
-  sort of the scores alone (``jax.lax.top_k``) took 2.9 s there, the two stages take 0.02 s.
-  GPU: gpu.py has them.
+  With less load (2 to 3) the same calls took 0.058 s and 0.085 s, 0.149 s and 0.268 s, 0.543 s and
+  1.949 s. Both sides are bound by reading the rows at batch 1, and by the products at batch 64. A
+  full sort of the scores (``jax.lax.top_k``) took 2.9 s there; the two stages take 0.02 s.
+  GPU results are in gpu.py.
 """
 
 import argparse
@@ -49,19 +49,18 @@ from experiments.benchmarks import measure
 
 
 class Repeated:
-    """A smaller matrix over and over, with the shape and the row slices of the large one."""
+    """A small matrix, repeated to the shape of a large one, that supports row slices."""
 
     def __init__(self, rows_RD: np.ndarray, count: int):
         self.shape = count, rows_RD.shape[1]
         self._rows_RD = rows_RD
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        chosen = np.arange(*rows.indices(self.shape[0])) % len(self._rows_RD)
-        return self._rows_RD[chosen]
+        return self._rows_RD[np.arange(*rows.indices(self.shape[0])) % len(self._rows_RD)]
 
 
 def main() -> None:
-    """Prints one JSON object a row, and a table."""
+    """Prints one JSON object per row, and a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--mode", choices=("compare", "bandwidth"), default="compare")
     parser.add_argument("--rows", type=int, default=1_000_000)
@@ -69,7 +68,7 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=10)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument(
-        "--dtypes", nargs="+", default=["bfloat16", "float32"], help="of --mode=bandwidth"
+        "--dtypes", nargs="+", default=["bfloat16", "float32"], help="for --mode=bandwidth"
     )
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
@@ -79,21 +78,21 @@ def main() -> None:
         vectors_ND = rng.standard_normal((options.rows, options.dim), dtype=np.float32)
         rows = compare(vectors_ND, query_QD, options)
     else:
-        some = rng.standard_normal((min(options.rows, 65536), options.dim), dtype=np.float32)
-        rows = bandwidth(Repeated(some, options.rows), query_QD, options)
+        part = rng.standard_normal((min(options.rows, 65536), options.dim), dtype=np.float32)
+        rows = bandwidth(Repeated(part, options.rows), query_QD, options)
     for row in rows:
         print(json.dumps(row))
     _print_table(rows)
 
 
 def compare(vectors_ND: np.ndarray, query_QD: np.ndarray, options: Any) -> list[dict[str, Any]]:
-    """Seconds of both sides for every batch size."""
+    """Measures both sides for every batch size."""
     theirs = _faiss(vectors_ND)
     ours = ExactIndex(vectors_ND)
     rows = []
     for batch in options.batches:
         part_QD = query_QD[:batch]
-        found, _ = ours.search(part_QD, options.k)
+        actual, _ = ours.search(part_QD, options.k)
         _, expected = theirs.search(part_QD, options.k)
         seconds = measure.alternately(
             {
@@ -102,7 +101,7 @@ def compare(vectors_ND: np.ndarray, query_QD: np.ndarray, options: Any) -> list[
             },
             options.repeats,
         )
-        agree = float((found == expected).mean())
+        agree = float((actual == expected).mean())
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         rows.append(
             measure.row(seconds, batch=batch, agree=round(agree, 4), peak_gib=round(peak, 2))
@@ -111,7 +110,7 @@ def compare(vectors_ND: np.ndarray, query_QD: np.ndarray, options: Any) -> list[
 
 
 def bandwidth(vectors_ND: Repeated, query_QD: np.ndarray, options: Any) -> list[dict[str, Any]]:
-    """Seconds of a search on an accelerator, and its share of the memory bandwidth."""
+    """Measures searches on an accelerator, and their shares of the memory bandwidth."""
     rows = []
     for dtype in options.dtypes:
         index = ExactIndex(vectors_ND, dtype=dtype)
@@ -120,7 +119,7 @@ def bandwidth(vectors_ND: Repeated, query_QD: np.ndarray, options: Any) -> list[
             part_QD = query_QD[:batch]
 
             def queued(index=index, part_QD=part_QD) -> Any:
-                # The device never waits for the host, as it does for each query's result.
+                # Unlike with a search per query, the device does not wait for the host.
                 return jax.block_until_ready([index.dispatch(part_QD, options.k) for _ in range(8)])
 
             on_device = _median(queued, options.repeats) / 8
@@ -149,7 +148,7 @@ def bandwidth(vectors_ND: Repeated, query_QD: np.ndarray, options: Any) -> list[
 
 
 def _torch(vectors_ND: Repeated, query_QD: np.ndarray, options: Any) -> list[dict[str, Any]]:
-    """PyTorch's rows: bfloat16 on the device, queries from the host, results to the host."""
+    """Measures PyTorch with bfloat16 rows on the device, and queries and results on the host."""
     import torch
 
     rows_ND = torch.empty(vectors_ND.shape, dtype=torch.bfloat16, device="cuda")
@@ -181,7 +180,7 @@ def _torch(vectors_ND: Repeated, query_QD: np.ndarray, options: Any) -> list[dic
 def _rate(
     side: str, batch: int, size: int, on_device: float | None, whole: float
 ) -> dict[str, Any]:
-    """A row of the table: ``size`` bytes are read in ``on_device`` (else ``whole``) seconds."""
+    """Returns a row; ``size`` bytes are read in ``on_device`` or, by default, ``whole`` seconds."""
     device = jax.devices()[0]
     gpu, rate = mfu.gpu_of(device.device_kind), size / (on_device or whole)
     return {

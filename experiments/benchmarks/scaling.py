@@ -1,41 +1,42 @@
-"""What the devices of a mesh exchange in a train step, against what the step's shapes ask for.
+"""Compares the communication of the devices of a mesh in a train step with a theory.
 
-The trainers' own steps (aligner, integrator, cross-encoder) are compiled for fake CPU devices, as
-`launch/plan.py` does it, and their collectives counted in the compiled programs, those of a loop as
-often as it runs. It takes a CPU and no weights; nothing is measured in seconds. A GPU's compiler
-may combine collectives or split them, which changes their number. Prints a table in Markdown, then
-one JSON object; ends with 1 where a mesh is more than 10 % off its theory.
+The trainers' steps (aligner, integrator, cross-encoder) are compiled for fake CPU devices, as in
+`launch/plan.py`. The collectives of the compiled programs are counted, those in a loop once per
+iteration. This needs a CPU and no weights, and measures no times. A GPU's compiler may combine or
+split collectives, which changes their number. Prints a table in Markdown, and one JSON object.
+Exits with 1 if a mesh differs from its theory by more than 10 %.
 
     python experiments/benchmarks/scaling.py [--components=aligner,integrator] [--meshes=8x1x1]
         [--dtype=bfloat16] [--processes=2]
 
-With ``--processes`` the devices of every mesh are shared out among so many real processes, which
-compile together; a mesh that has fewer devices is left out. In bfloat16 only the encoders' steps
-are counted, on meshes without tensor: XLA's CPU compiler exchanges activations in fp32.
+With ``--processes``, real processes share the devices of every mesh and compile together; smaller
+meshes are skipped. In bfloat16, only the encoders' steps are counted, on meshes without tensor,
+because XLA's CPU compiler exchanges activations in fp32.
 
-A mesh is data x fsdp x tensor. Bytes are those of the whole array on one device: what an all-gather
-gives, what a reduce-scatter takes, what an all-reduce sums (of which a ring moves up to twice as
-many). ``theory`` is computed by `encoder_theory` and `adapter_theory` from shapes alone. The models
-are tiny, in fp32 unless ``--dtype`` says otherwise, and all texts as long as each other.
+A mesh is data x fsdp x tensor. Bytes are those of the whole array on one device: the result of an
+all-gather, the input of a reduce-scatter, and the sum of an all-reduce (for which a ring moves up
+to twice as many). `encoder_theory` and `adapter_theory` compute ``theory`` from shapes only. The
+models are tiny, in fp32 unless ``--dtype`` is set, and all texts have the same length.
 
-What a step cannot do without, with D the model's width, L layers, and A the bytes of all hidden
+The necessary communication of a step, with model width D, L layers, and A the bytes of all hidden
 states of one device's rows in a step (tokens x D x 4):
 
-- data: each shard has a gradient of its own rows. Their sum is as large as the trained parameters,
-  and needed once a step, however many chunks there are.
-- fsdp: each device keeps a part of the weights and computes with whole ones. The encoders' are
-  gathered once a step, those of layers in the dtype of the computation, and their gradient
-  scattered once, in fp32; data groups sum what is left after that.
-  An adapter's base does not fit whole: every micro-batch gathers each layer's kernels forward and
-  backward, and the output layer once. The embedding table stays where it is; what was looked up is
-  exchanged (A, and the tokens' ids). The adapter lies everywhere whole.
-- tensor: a product over a split axis (attention's output, feed-forward's second) leaves a part of
-  each sum on every device: one all-reduce of A each, and one for the embeddings, whose vocabulary
-  is split. Backward there is one for what goes into attention, and one for what goes into
-  feed-forward: (4 L + 1) A, no weights. An adapter adds its low-rank states, R / D of A each: two a
-  layer forward (o_proj and down_proj take a split input), five backward (the others give a split
-  output). Its loss over a split vocabulary adds A and three numbers a token.
-- The aligner's loss is over all texts: each device receives the embeddings of all shards.
+- data: each shard has the gradient of its own rows. Their sum is as large as the trained
+  parameters. It is needed once per step, for any number of chunks.
+- fsdp: each device stores a part of the weights and computes with whole ones. An encoder's weights
+  are gathered once per step, those of layers in the dtype of the computation. Their gradient is
+  scattered once, in fp32, and summed over data groups after that.
+  An adapter's base does not fit on a device, so every micro-batch gathers each layer's kernels
+  forward and backward, and the output layer once. The embedding table is not gathered; the
+  embeddings of tokens are exchanged (A, and the tokens' ids). Every device has the whole adapter.
+- tensor: a product over a split axis (attention's output, feed-forward's second) gives a part of
+  each sum on every device. That is one all-reduce of A each, and one for the embeddings, whose
+  vocabulary is split. The backward pass has one for the input of attention and one for the input of
+  feed-forward. The total is (4 L + 1) A, without weights. An adapter adds its low-rank states,
+  R / D of A each: two per layer forward (o_proj and down_proj have a split input), and five
+  backward (the others have a split output). Its loss over a split vocabulary adds A and three
+  numbers per token.
+- The aligner's loss is over all texts, so each device receives the embeddings of all shards.
 
 Results: docs/cluster.md.
 """
@@ -60,7 +61,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 import jax
 
 from cirag_jax.commands import plan
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_choice
 from cirag_jax.reports import tables
 from launch.plan import extend
 
@@ -68,7 +69,7 @@ MESHES = (
     *("1x1x1", "2x1x1", "4x1x1", "8x1x1", "1x2x1", "1x4x1", "1x8x1", "1x1x2", "1x1x4", "1x1x8"),
     *("4x2x1", "4x1x2", "2x2x2"),
 )
-ALLOWED = 0.1  # off the theory
+TOLERANCE = 0.1  # allowed relative difference from the theory
 
 LENGTH = 64  # tokens of a text
 VOCABULARY, WIDTH, FEED_FORWARD, LAYERS, HEADS, POSITIONS = 2048, 64, 256, 2, 8, 128
@@ -94,7 +95,7 @@ _DECODER = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
 }
 
-# Of each config: 128 texts, 128 pairs, 16 rows; every mesh has several chunks of them.
+# Each config has 128 texts, 128 pairs or 16 rows; every mesh has several chunks of them.
 _SETTINGS: dict[str, dict[str, Any]] = {
     "aligner": {
         "batch_size": 16,
@@ -132,17 +133,17 @@ class Mesh:
 
     @property
     def shards(self) -> int:
-        """Parts of the batch."""
+        """The number of parts of the batch."""
         return self.data * self.fsdp
 
     @property
     def devices(self) -> int:
-        """Of all axes."""
+        """The number of devices."""
         return self.shards * self.tensor
 
     @property
     def name(self) -> str:
-        """As the command line has it."""
+        """The name on the command line."""
         return f"{self.data}x{self.fsdp}x{self.tensor}"
 
 
@@ -150,7 +151,7 @@ class Mesh:
 
 
 def encoder_theory(component: str, mesh: Mesh, dtype: str) -> float:
-    """Bytes that a device exchanges in a step of the aligner or the cross-encoder."""
+    """Returns the bytes that a device exchanges in a step of the aligner or cross-encoder."""
     d, f = WIDTH, FEED_FORWARD
     rounded = LAYERS * (4 * d * d + 2 * d * f)  # to the dtype of the computation
     kernels = VOCABULARY * d + rounded  # split over fsdp and tensor
@@ -177,12 +178,12 @@ def encoder_theory(component: str, mesh: Mesh, dtype: str) -> float:
 
 
 def adapter_theory(component: str, mesh: Mesh, dtype: str) -> float:
-    """Bytes that a device exchanges in a step of the integrator, in fp32."""
+    """Returns the bytes that a device exchanges in a step of the integrator, in fp32."""
     del component, dtype
     d, f = WIDTH, FEED_FORWARD
     tokens = ROWS * LENGTH / mesh.shards
     numbers = 0.0
-    if mesh.shards > 1:  # q, k, v, gate, up: D to a split width; o, down: the other way.
+    if mesh.shards > 1:  # the output of q, k, v, gate and up is split, and the input of o and down
         numbers += LAYERS * RANK * (7 * d + (4 * d + 3 * f) / mesh.tensor)
     if mesh.fsdp > 1:
         kernels = LAYERS * (4 * d * d + 3 * d * f)
@@ -206,11 +207,11 @@ _THEORY = {
 
 
 def make_config(component: str, mesh: Mesh, dtype: str, folder: pathlib.Path) -> Any:
-    """The component's default config with a tiny model, written to ``folder``."""
+    """Returns the component's default config, with a tiny model in ``folder``."""
     config = importlib.import_module(f"configs.{component}").get_config()
     extend(config)
-    own = _DECODER if component == "integrator" else _ENCODER
-    (folder / "config.json").write_text(json.dumps({**_SHAPE, **own}))
+    architecture = _DECODER if component == "integrator" else _ENCODER
+    (folder / "config.json").write_text(json.dumps({**_SHAPE, **architecture}))
     config.model.spec, config.model.dtype = str(folder), dtype
     if component == "cross_encoder":
         config.encoder.model = str(folder)
@@ -220,14 +221,14 @@ def make_config(component: str, mesh: Mesh, dtype: str, folder: pathlib.Path) ->
 
 
 def compile_step(component: str, mesh: Mesh, dtype: str = "float32") -> dict[str, Any]:
-    """One row of the table."""
+    """Compiles a step, and returns a row of the table."""
     with tempfile.TemporaryDirectory() as folder:
         config = make_config(component, mesh, dtype, pathlib.Path(folder))
         rehearsal = plan.rehearse(config).rehearsal
     exchanged = rehearsal.exchanged()
-    found = sum(each.bytes for each in exchanged.values())
+    num_bytes = sum(each.bytes for each in exchanged.values())
     theory = _THEORY[component](component, mesh, dtype)
-    within = abs(found - theory) <= ALLOWED * theory
+    within = abs(num_bytes - theory) <= TOLERANCE * theory
     return {
         "component": component,
         "mesh": dataclasses.asdict(mesh),
@@ -235,16 +236,16 @@ def compile_step(component: str, mesh: Mesh, dtype: str = "float32") -> dict[str
         "dtype": dtype,
         "processes": jax.process_count(),
         "collectives": {name: each._asdict() for name, each in exchanged.items()},
-        "bytes": found,
+        "bytes": num_bytes,
         "theory_bytes": round(theory),
-        "ratio": round(found / theory, 4) if theory else None,
+        "ratio": round(num_bytes / theory, 4) if theory else None,
         "within": within,
         "peak_bytes": rehearsal.peak,
     }
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows in Markdown."""
+    """Returns the rows in Markdown."""
     head = ("step", "data x fsdp x tensor", "dtype", "processes", "collectives", "KiB", "theory")
     cells: list[tuple[str, ...]] = [(*head, "ratio", "within 10 %", "peak, MiB")]
     for row in rows:
@@ -269,18 +270,17 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 # ------------------------------------------------------------------------------------------- main
 
 
-def _names(text: str, known: Sequence[str], flag: str) -> list[str]:
+def _names(text: str, options: Sequence[str], flag: str) -> list[str]:
     names = text.split(",")
     for name in names:
-        if name not in known:
-            raise UserError(f"--{flag}={name} must be of {', '.join(known)}")
+        check_choice(f"--{flag}", name, options)
     return names
 
 
 def compile_all(
     components: Sequence[str], meshes: Sequence[Mesh], dtype: str
 ) -> list[dict[str, Any]]:
-    """All rows; each is shown as it comes."""
+    """Returns all rows, and prints each at once."""
     rows = []
     for component in components:
         for mesh in meshes:
@@ -290,7 +290,7 @@ def compile_all(
 
 
 def in_processes(count: int, meshes: Sequence[Mesh], argv: Sequence[str]) -> list[dict[str, Any]]:
-    """The rows as ``count`` processes find them, a run for all meshes of as many devices."""
+    """Returns the rows of ``count`` processes, with one run per number of devices."""
     rows = []
     for devices in sorted({mesh.devices for mesh in meshes}):
         with socket.socket() as probe:
@@ -307,21 +307,21 @@ def in_processes(count: int, meshes: Sequence[Mesh], argv: Sequence[str]) -> lis
             )
             for index in range(count)
         ]
-        said = [process.communicate()[0] for process in started]
+        outputs = [process.communicate()[0] for process in started]
         if any(process.returncode not in (0, 1) for process in started):
             raise UserError(f"one of the {count} processes of {devices} devices failed")
-        rows += json.loads(said[0].splitlines()[-1])["rows"]  # after the table
+        rows += json.loads(outputs[0].splitlines()[-1])["rows"]  # after the table
     return rows
 
 
 def main(argv: list[str]) -> int:
-    """Prints the table and one JSON object; 1 where a mesh is off the theory, 2 on bad input."""
+    """Prints the table and a JSON object; returns 1 if a mesh differs from its theory."""
     logging.basicConfig(level=logging.WARNING)
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--components", default=",".join(_THEORY), help="comma-separated")
     parser.add_argument("--meshes", default=",".join(MESHES), help="data x fsdp x tensor")
     parser.add_argument("--dtype", default="float32", choices=tuple(_ITEM_BYTES))
-    parser.add_argument("--processes", type=int, default=1, help="that share each mesh's devices")
+    parser.add_argument("--processes", type=int, default=1, help="processes that share the devices")
     parser.add_argument("--join", help=argparse.SUPPRESS)  # address of the first of them
     parser.add_argument("--process_id", type=int, help=argparse.SUPPRESS)
     flags = parser.parse_args(argv)
@@ -335,14 +335,14 @@ def main(argv: list[str]) -> int:
             meshes = [mesh for mesh in meshes if mesh.tensor == 1]
         meshes = [mesh for mesh in meshes if mesh.devices % flags.processes == 0]
         if not components or not meshes:
-            raise UserError("--components and --meshes leave nothing that can be counted so")
+            raise UserError("no mesh or component remains with these flags")
         if flags.processes > 1 and not flags.join:
             rows = in_processes(flags.processes, meshes, argv)
         else:
-            # Of the most devices from the start: to add some, a plan would forget what is compiled.
-            most = max(mesh.devices for mesh in meshes)
+            # Adding devices later would drop the compiled programs.
+            max_devices = max(mesh.devices for mesh in meshes)
             jax.config.update("jax_platforms", "cpu")
-            jax.config.update("jax_num_cpu_devices", most // flags.processes)
+            jax.config.update("jax_num_cpu_devices", max_devices // flags.processes)
             if flags.join:
                 jax.distributed.initialize(flags.join, flags.processes, flags.process_id)
             rows = compile_all(components, meshes, flags.dtype)

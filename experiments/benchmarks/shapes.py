@@ -25,7 +25,7 @@ QWEN2_7B: dict[str, Any] = {
     "use_sliding_window": False,
 }
 
-# The same with next to nothing in it: on any machine one can see whether a benchmark runs.
+# A tiny version, to check on any machine that a benchmark runs.
 TINY = QWEN2_7B | {
     "vocab_size": 49152,
     "hidden_size": 64,
@@ -39,18 +39,18 @@ SHAPES = {"7b": QWEN2_7B, "tiny": TINY}
 
 
 def bf16_decoder(raw: dict[str, Any]) -> decoder.DecoderConfig:
-    """Our hyper-parameters of a shape, weights and arithmetic in bfloat16."""
+    """Returns the hyper-parameters of a shape, with weights and arithmetic in bfloat16."""
     config = parse_decoder_config(raw, "experiments/benchmarks/shapes.py")
     config = dataclasses.replace(config, dtype="bfloat16", param_dtype="bfloat16")
     return dataclasses.replace(config, attention=decoder.choose_attention(config))
 
 
 def random_params(config: decoder.DecoderConfig) -> decoder_params.Params:
-    """Random weights of a decoder, drawn in one compilation."""
-    made = jax.jit(lambda: nnx.state(decoder_params.Decoder(config, rngs=nnx.Rngs(0))))()
-    return decoder_params.to_params(made)
+    """Returns random weights of a decoder, drawn in one compilation."""
+    state = jax.jit(lambda: nnx.state(decoder_params.Decoder(config, rngs=nnx.Rngs(0))))()
+    return decoder_params.to_params(state)
 
 
 def parameter_count(config: decoder.DecoderConfig) -> int:
-    """The number of a decoder's weights."""
+    """Returns the number of a decoder's weights."""
     return sum(leaf.size for leaf in jax.tree.leaves(decoder_params.abstract_params(config)))

@@ -1,14 +1,14 @@
-"""Bootstrap and permutation tests of 100,000 predictions with 10,000 resamples.
+"""Measures bootstrap and permutation tests of 100,000 predictions with 10,000 resamples.
 
-Every score of several systems gets the interval and the test of every pair. F1 is made up of the
-lengths of answers and of how many words they share, so that it has the values that it has of real
-answers: few where they have at most four words, many where they have twenty. ``ROUGE`` stands for a
-score that has another value of almost every answer. Theirs is numpy drawing question by question,
-pair by pair, with 1/100 of the resamples, and its time is given for all of them.
+For every score, the interval and the test of every pair of systems are computed. F1 is simulated
+from the lengths of answers and the number of shared words, so that it has as many different values
+as for real answers: few for answers of at most four words, many for up to twenty. ``ROUGE``
+represents a score that differs for almost every answer. Theirs is numpy, which resamples questions
+pair by pair, with 1/100 of the resamples; its time is extrapolated to all of them.
 
 Results
-  Two idle cores of a shared AMD EPYC machine, 2026-11-26, commit ba0f106; ours by the clock, which
-  equals its processor time (one thread but for BLAS), theirs in processor time:
+  Two idle cores of a shared AMD EPYC machine, 2026-11-26, commit ba0f106; wall time of ours, which
+  equals its processor time (one thread except in BLAS), and processor time of theirs:
 
                            kinds of questions   ours     theirs
     EM                     4                    0.24 s   10.5 s
@@ -35,23 +35,23 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from cirag_jax.evaluation.overlap import Ratio, mean_of
 from cirag_jax.evaluation.significance import pairwise
 
-_LIMIT_SECONDS = 10.0  # of each score
+_LIMIT_SECONDS = 10.0  # per score
 
 
-def f1(systems: int, count: int, most: int) -> np.ndarray:
-    """F1 [S, Q] of answers to the same questions of at most so many words; a third are right."""
+def f1(systems: int, count: int, max_words: int) -> np.ndarray:
+    """Returns F1 [S, Q] of answers of at most ``max_words`` words; a third of them are right."""
     rng = np.random.default_rng(0)
-    wanted_Q = rng.integers(1, most + 1, count)
-    said_SQ = rng.integers(1, most + 1, (systems, count))
-    shared_SQ = rng.binomial(np.minimum(said_SQ, wanted_Q), 0.3)
+    gold_Q = rng.integers(1, max_words + 1, count)
+    answer_SQ = rng.integers(1, max_words + 1, (systems, count))
+    shared_SQ = rng.binomial(np.minimum(answer_SQ, gold_Q), 0.3)
     right_SQ = rng.random((systems, count)) < 0.34
-    return np.where(right_SQ, 1.0, 2 * shared_SQ / (said_SQ + wanted_Q))
+    return np.where(right_SQ, 1.0, 2 * shared_SQ / (answer_SQ + gold_Q))
 
 
 def cases(predictions: int) -> dict[str, list[Ratio]]:
-    """The score of each system, by the name of the case; five systems share the predictions out."""
+    """Returns the scores of each system by case; five systems divide the predictions."""
     rng, each = np.random.default_rng(0), predictions // 5
-    found = {
+    scores = {
         "EM": f1(2, predictions, 4) == 1,
         "F1, short answers": f1(2, predictions, 4),
         "F1, long answers": f1(2, predictions, 20),
@@ -59,11 +59,11 @@ def cases(predictions: int) -> dict[str, list[Ratio]]:
         "ROUGE": rng.beta(2, 3, (2, predictions)),
         "ROUGE, five systems": rng.beta(2, 3, (5, each)),
     }
-    return {name: [mean_of(own_Q) for own_Q in score_SQ] for name, score_SQ in found.items()}
+    return {name: [mean_of(score_Q) for score_Q in score_SQ] for name, score_SQ in scores.items()}
 
 
 def by_question(scores: Sequence[Ratio], samples: int) -> None:
-    """Interval and test of every pair, drawn question by question."""
+    """Computes the interval and the test of every pair, by resampling questions."""
     for place, one in enumerate(scores):
         for other in scores[:place]:
             rng, d_Q = np.random.default_rng(0), one.top_Q - other.top_Q
@@ -74,14 +74,14 @@ def by_question(scores: Sequence[Ratio], samples: int) -> None:
 
 
 def seconds(call: Callable[[], Any]) -> tuple[float, float]:
-    """Wall and processor seconds of one call."""
+    """Returns the wall and processor seconds of a call."""
     wall, processor = time.perf_counter(), time.process_time()
     call()
     return time.perf_counter() - wall, time.process_time() - processor
 
 
 def main() -> None:
-    """Prints a line of JSON a score; exit code 1 where one takes too long."""
+    """Prints one JSON object per score; exits with 1 if one takes too long."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--predictions", type=int, default=100_000)
     parser.add_argument("--samples", type=int, default=10_000)
@@ -93,14 +93,14 @@ def main() -> None:
         wall, processor = seconds(lambda systems=systems: pairwise(systems, options.samples))
         _, theirs = seconds(lambda scores=scores: by_question(scores, part))
         slowest = max(slowest, wall)
-        told = {
+        row = {
             "score": name,
             "kinds": len(np.unique([score.top_Q for score in scores], axis=1).T),
             "ours_seconds": round(wall, 2),
             "ours_processor_seconds": round(processor, 2),
             "theirs_processor_seconds": round(theirs * options.samples / part, 1),
         }
-        print(json.dumps(told), flush=True)
+        print(json.dumps(row), flush=True)
     sys.exit(slowest > _LIMIT_SECONDS)
 
 

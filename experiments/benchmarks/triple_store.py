@@ -1,12 +1,12 @@
-"""Reading and writing the triple store at 100,000 passages.
+"""Measures reading and writing of a triple store with 100,000 passages.
 
-Nine triples a passage, 98 bytes each (real ones of MuSiQue have 67); written in transactions of 256
-passages, as an extraction does, then read 100 random passages at a time.
+A passage has nine triples of 98 bytes each (those of MuSiQue have 67). They are written in
+transactions of 256 passages, as in an extraction, and then read 100 random passages at a time.
 
 Results
-  Two cores of a shared AMD EPYC machine at load 9 to 12 (which wall times suffer from), 2026-11-23;
-  medians of 200 reads, least and most of several runs. The Arrow store is that of commit 9756213,
-  with this file's records:
+  Two cores of a shared AMD EPYC machine at load 9 to 12 (which increases wall times), 2026-11-23;
+  medians of 200 reads, as ranges over several runs. The Arrow store is that of commit 9756213, with
+  the records of this file:
 
                                           writing       bytes   wall            processor
     SQLite                                9 to 14 s     900     2.4 to 12 ms    2.9 to 3.8 ms
@@ -37,7 +37,7 @@ _LIMIT_MS = 5.0
 
 
 def records(count: int, rng: random.Random) -> Iterator[Record]:
-    """Passages with nine triples each, in sentences 0 to 8."""
+    """Yields passages with nine triples each, in sentences 0 to 8."""
 
     def words(number: int) -> str:
         return " ".join(rng.choices(_WORDS, k=number))
@@ -49,10 +49,12 @@ def records(count: int, rng: random.Random) -> Iterator[Record]:
 
 
 def main() -> None:
-    """Prints the figures as JSON; exit code 1 where reading takes too much processor time."""
+    """Prints the results as JSON; exits with 1 if reading takes too much processor time."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--passages", type=int, default=100_000)
-    parser.add_argument("--reads", type=int, default=200, help="of 100 random passages each")
+    parser.add_argument(
+        "--reads", type=int, default=200, help="number of reads of 100 random passages"
+    )
     options = parser.parse_args()
     rng = random.Random(0)
     made = list(records(options.passages, rng))

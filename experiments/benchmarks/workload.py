@@ -1,14 +1,13 @@
-"""The fixed workload of the generation benchmark: conversations like CIRAG's integration steps.
+"""Generates the fixed workload of the generation benchmark.
 
-    python experiments/benchmarks/workload.py    # writes generation_workload.jsonl beside this file
+    python experiments/benchmarks/workload.py    # writes generation_workload.jsonl in this folder
 
-Each of 64 conversations is a question of the built-in dataset with three steps. A step shows 31 to
-37 candidate facts, so that its length is that of a real one (30 triples of the MuSiQue extractions
-are 465 to 711 tokens of SmolLM2, median 535; here 427 to 759, median 522), and is followed by a
-fixed reply (thought, kept facts, next query), so that every system reads the same tokens whatever
-it generates itself. All share one instruction of 295 tokens; prompts of the first, second and third
-step have a median of 860, 1,507 and 2,152 tokens. Seeded: the same data packages give the same
-file.
+The 64 conversations resemble CIRAG's integration steps. Each has a question of the built-in dataset
+and three steps. A step shows 31 to 37 candidate facts, which gives it a realistic length: 427 to
+759 tokens of SmolLM2, median 522 (30 triples of the MuSiQue extractions have 465 to 711, median
+535). A fixed reply (thought, kept facts, next query) follows, so that every system reads the same
+tokens, independently of what it generates. All share an instruction of 295 tokens. Prompts of the three steps
+have a median of 860, 1,507 and 2,152 tokens. The same version of the dataset gives the same file.
 """
 
 import json
@@ -60,7 +59,7 @@ def _fact(triple: Triple) -> list[str]:
 def _candidates(
     data: Dataset, question: Question, step: int, rng: random.Random, everything: list[Triple]
 ) -> tuple[list[list[str]], list[list[str]]]:
-    """Facts shown at a step, and those of them that the reply keeps."""
+    """Returns the facts shown at a step, and those that the reply keeps."""
     supporting = question.supporting or ()
     passage = supporting[min(step, len(supporting) - 1)]
     kept = [_fact(t) for t in data.triples[passage]][:2]
@@ -74,7 +73,7 @@ def _candidates(
 
 
 def conversations() -> Iterator[dict[str, Any]]:
-    """``id`` and ``messages`` (user and assistant in turn, a user turn a step) of each."""
+    """Yields ``id`` and ``messages`` of each conversation, with one user turn per step."""
     data = demo.build()
     rng = random.Random(0)
     everything = [t for row in data.triples.values() for t in row]
