@@ -1,8 +1,8 @@
-"""The gold chain of a question, taken from its annotations as hops: the one reading of them.
+"""Turns the annotations of a question into hops, its gold chain.
 
-2WikiMultihopQA and the built-in dataset annotate triples, MuSiQue sub-questions, HotpotQA
-sentences; elsewhere gold passages may be all that is known. The aligner's silver chains, the
-cross-encoder's pairs and the oracle teacher are built on these hops.
+2WikiMultihopQA and the built-in dataset annotate triples, MuSiQue sub-questions, and HotpotQA
+sentences; other datasets may only have gold passages. The aligner's silver chains, the
+cross-encoder's pairs and the oracle teacher are built from these hops.
 """
 
 import dataclasses
@@ -30,15 +30,15 @@ class Hop:
     """One fact that a question needs. ``#k`` in its texts stands for the answer of the k-th hop.
 
     Attributes:
-      asks: the sub-question; empty where none is annotated.
-      noun: what it asks for, as a noun phrase; empty where none can be made.
-      keywords: the same as words to search for.
-      about: what a fact that supports it must speak of.
-      is_entity: whether ``about`` is an entity, of whose name such a fact must have a good part.
-      answers: what such a fact must state, in any of these forms; empty: nothing of its own.
-      places: (passage id, sentence index) of the facts that may support it; None: any sentence.
-        Where sentences are named without a triple, the hop is all of them.
-      parents: earlier hops whose answers it needs.
+      asks: the sub-question, or empty.
+      noun: the sub-question as a noun phrase, or empty.
+      keywords: search words for the sub-question.
+      about: what a supporting fact must be about.
+      is_entity: whether ``about`` is the name of an entity, which a supporting fact must contain.
+      answers: accepted forms of the answer that a supporting fact must state; may be empty.
+      places: (passage id, sentence index) of possible supporting facts; None is any sentence. If
+        sentences are annotated without a triple, the hop consists of all of them.
+      parents: earlier hops whose answers this hop needs.
       triple: the annotated fact.
     """
 
@@ -54,9 +54,9 @@ class Hop:
 
 
 def hops_of(question: Question, corpus: Mapping[str, Passage]) -> tuple[Hop, ...]:
-    """The hops of a question, in reading order; empty where nothing is annotated.
+    """Returns the hops of a question in reading order, or none without annotations.
 
-    ``corpus`` has its gold passages; those that it lacks give no hop.
+    Gold passages that ``corpus`` lacks give no hop.
     """
     if question.evidences and question.supporting:
         return _hops_of_evidences(question)
@@ -65,47 +65,48 @@ def hops_of(question: Question, corpus: Mapping[str, Passage]) -> tuple[Hop, ...
     return _hops_of_places(question, corpus)
 
 
-def fill(text: str, known: Mapping[int, str]) -> str:
-    """``text`` with the answers of solved hops for ``#k``; others are left as they stand."""
-    return re.sub(r"#(\d+)", lambda m: known.get(int(m[1]) - 1, m[0]), text)
+def fill(text: str, answers: Mapping[int, str]) -> str:
+    """Replaces ``#k`` in a text by the answers of solved hops."""
+    return re.sub(r"#(\d+)", lambda m: answers.get(int(m[1]) - 1, m[0]), text)
 
 
-def fact_of(hop: Hop, known: Mapping[int, str]) -> tuple[str, str, str] | None:
-    """What a hop states: the annotated triple, or one that its entity, relation and answer make.
+def fact_of(hop: Hop, answers: Mapping[int, str]) -> tuple[str, str, str] | None:
+    """Returns the annotated triple of a hop, or one from its entity, relation and answer.
 
-    A sub-question in free words makes none.
+    A sub-question in free words has no triple.
     """
     if hop.triple is not None or not (hop.is_entity and hop.answers):
         return hop.triple
     relation = hop.keywords.removeprefix(hop.about).strip()
-    return fill(hop.about, known), relation, hop.answers[0]
+    return fill(hop.about, answers), relation, hop.answers[0]
 
 
 def _hops_of_evidences(question: Question) -> tuple[Hop, ...]:
-    """A triple needs the earlier one whose tail is its head."""
+    """One hop per triple, whose parents are the earlier triples that end at its head."""
     evidences = question.evidences or ()
-    exact = question.supporting_sentences or ()
-    inside = {passage_id for passage_id, _ in exact}
-    places = (*exact, *_anywhere(i for i in question.supporting or () if i not in inside))
+    sentences = question.supporting_sentences or ()
+    annotated = {passage_id for passage_id, _ in sentences}
+    places = (*sentences, *_anywhere(i for i in question.supporting or () if i not in annotated))
     hops: list[Hop] = []
-    free = set()  # tails that no later head took up
+    open_tails = set()  # Triples whose tail is the head of no later triple so far.
     for index, (head, relation, tail) in enumerate(evidences):
         likeness = [overlap(earlier, head) for _, _, earlier in evidences[:index]]
-        # Every near name: a hop may wait for one more than it needs, never for one less.
+        # All similar names: an unneeded parent does less harm than a missing one.
         parents = [i for i in range(index) if likeness[i] > 0.6]
         if not parents and not names(question.question, head):
-            # "André de Toth" may continue as "Andre DeToth": the head can only be an earlier tail.
-            parents = sorted(free)[:1]
+            # A head that the question does not name must be an earlier tail in another spelling,
+            # such as "Andre DeToth" for "André de Toth".
+            parents = sorted(open_tails)[:1]
         nearest = max(parents, key=likeness.__getitem__, default=None)
-        free -= {nearest}
-        free.add(index)
-        named = head if nearest is None else f"#{nearest + 1}"
+        open_tails -= {nearest}
+        open_tails.add(index)
+        subject = head if nearest is None else f"#{nearest + 1}"
         hops.append(
             Hop(
-                relations.sub_question(relation, named),
-                relations.noun_phrase(relation, named),
-                f"{named} {relation}",
-                named,
+                relations.sub_question(relation, subject),
+                relations.noun_phrase(relation, subject),
+                f"{subject} {relation}",
+                subject,
                 True,
                 _answers(question, tail),
                 places,
@@ -117,7 +118,7 @@ def _hops_of_evidences(question: Question) -> tuple[Hop, ...]:
 
 
 def _hops_of_decomposition(question: Question) -> tuple[Hop, ...]:
-    """``#k`` makes the k-th step a parent; ``X >> relation`` is a question without words."""
+    """One hop per step, which is a question or ``head >> relation``; ``#k`` is a parent."""
     hops = []
     for index, step in enumerate(question.decomposition or ()):
         text = " ".join(step.question.split()).replace("( ", "(").replace(" )", ")")
@@ -140,11 +141,10 @@ def _hops_of_decomposition(question: Question) -> tuple[Hop, ...]:
 
 
 def _hops_of_places(question: Question, corpus: Mapping[str, Passage]) -> tuple[Hop, ...]:
-    """Supporting sentences (HotpotQA) or passages, of which nobody says what they answer.
+    """One hop per gold passage, with its supporting sentences if they are annotated (HotpotQA).
 
-    The annotation lists passages in no order; the passage that holds the answer is read last, one
-    that the question names before one that it does not. Each but the last has to lead to the next,
-    except in a comparison, where they have no order.
+    Passages that hold the answer come last, and those that the question names come first. Every
+    hop but the last must lead to the next, except in a comparison, which has no order.
     """
     sentences: dict[str, list[int]] = {i: [] for i in question.supporting or () if i in corpus}
     for passage_id, sentence in question.supporting_sentences or ():
@@ -196,7 +196,7 @@ def _anywhere(passages: Iterable[str] | None) -> tuple[tuple[str, None], ...]:
 
 
 def _answers(question: Question, answer: str) -> tuple[str, ...]:
-    """An annotated answer with the other forms that the final answer has."""
+    """An annotated answer, and the other accepted forms if it is the final answer."""
     others = question.answers if answer in question.answers else ()
     return tuple(dict.fromkeys((answer, *others)))
 
@@ -206,28 +206,25 @@ def _as_question(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}?"
 
 
-# ------------------------------------------------------------------------------------------ words
-
-
 @functools.lru_cache(maxsize=1 << 16)
 def words(text: str) -> frozenset[str]:
-    """The words that matter for a comparison: folded, without accents and stop words.
+    """Returns the words of a text for comparisons, folded and without accents.
 
-    Of a text of stop words alone, all of them.
+    Stop words are left out unless the text has no others.
     """
     plain = unicodedata.normalize("NFKD", text).casefold()
-    found = re.findall(r"\w+", "".join(c for c in plain if not unicodedata.combining(c)))
-    return frozenset(w for w in found if w not in _STOP_WORDS) or frozenset(found)
+    all_words = re.findall(r"\w+", "".join(c for c in plain if not unicodedata.combining(c)))
+    return frozenset(w for w in all_words if w not in _STOP_WORDS) or frozenset(all_words)
 
 
 def overlap(a: str, b: str) -> float:
-    """F1 of two texts' words."""
+    """Returns the F1 of two texts' words."""
     words_a, words_b = words(a), words(b)
     total = len(words_a) + len(words_b)
     return 2 * len(words_a & words_b) / total if total else 0.0
 
 
 def names(text: str, name: str) -> bool:
-    """Whether a text has most words of a name."""
-    wanted = words(name)
-    return bool(wanted) and len(wanted & words(text)) >= 0.6 * len(wanted)
+    """Returns whether a text has at least 60 % of a name's words."""
+    name_words = words(name)
+    return bool(name_words) and len(name_words & words(text)) >= 0.6 * len(name_words)

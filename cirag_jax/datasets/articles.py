@@ -1,8 +1,8 @@
-"""Articles behind passages, as GRADE measures retrieval difficulty over them and their chunks.
+"""Articles and their chunks, over which GRADE measures retrieval difficulty.
 
-Passages with ids ``ARTICLE#NUMBER``, as `documents.split_document` writes them, or
-``ARTICLE@NUMBER``, as a generated benchmark has them (`cirag_jax.grade`), are the parts of one
-article, in the order of the corpus; any other passage is an article of its own.
+Passages with ids ``ARTICLE#NUMBER`` (`documents.split_document`) or ``ARTICLE@NUMBER``
+(`cirag_jax.grade`) are the parts of one article, in the order of the corpus. Any other passage is a
+whole article.
 """
 
 import collections
@@ -22,12 +22,12 @@ _PART = re.compile(r"(.+)[#@]\d+")
 
 @dataclasses.dataclass(frozen=True)
 class Article:
-    """A whole text.
+    """The text of an article.
 
     Attributes:
-      title: of its first passage.
-      sentences: of its passages; what two neighbours share stands there once.
-      places: the sentences that each passage has, by its id.
+      title: title of its first passage.
+      sentences: sentences of its passages; those that neighbours share occur once.
+      places: passage id -> indices of the passage's sentences.
     """
 
     title: str
@@ -35,9 +35,9 @@ class Article:
     places: Mapping[str, range]
 
     def text(self, span: range | None = None) -> str:
-        """What represents it, or some of its sentences, for retrieval."""
-        held = self.sentences if span is None else self.sentences[span.start : span.stop]
-        return passage_text(Passage("", self.title, " ".join(" ".join(held).split())))
+        """Returns the article, or a span of its sentences, as text for retrieval."""
+        sentences = self.sentences if span is None else self.sentences[span.start : span.stop]
+        return passage_text(Passage("", self.title, " ".join(" ".join(sentences).split())))
 
 
 class Articles:
@@ -45,94 +45,89 @@ class Articles:
 
     def __init__(self, corpus: Mapping[str, Passage]):
         self._corpus = corpus
-        self._members: dict[str, list[Passage]] = collections.defaultdict(list)
+        self._parts: dict[str, list[Passage]] = collections.defaultdict(list)
         for passage in corpus.values():
-            self._members[_article_of(passage.id)].append(passage)
-        self._joined: dict[str, Article] = {}
+            self._parts[_article_name(passage.id)].append(passage)
+        self._articles: dict[str, Article] = {}
 
     def of(self, passage_id: str) -> Article:
-        """The article that a passage is a part of."""
-        name = _article_of(passage_id)
-        if name not in self._joined:
-            self._joined[name] = join(self._members[name])
-        return self._joined[name]
+        """Returns the article of a passage."""
+        name = _article_name(passage_id)
+        if name not in self._articles:
+            self._articles[name] = join(self._parts[name])
+        return self._articles[name]
 
-    def are_found(self, question: Question, retrieved: Sequence[str]) -> bool:
-        """Whether passages hold what a question needs.
+    def cover_gold(self, question: Question, retrieved: Sequence[str]) -> bool:
+        """Returns whether retrieved passages contain every gold sentence of a question.
 
-        That is every gold sentence, for which any part of its article will do that has it, too; of
-        a gold passage without annotated sentences, all of them.
-
-        Args:
-          question: whose ``supporting`` passages are all in the corpus.
-          retrieved: ids of passages.
+        Any part of an article that contains a gold sentence counts. A gold passage without
+        annotated sentences needs all of its sentences. The corpus must have all gold passages.
         """
         for passage_id in set(question.supporting or ()).difference(retrieved):
             places = self.of(passage_id).places
-            held = {at for i in retrieved if i in places for at in places[i]}
+            covered = {at for i in retrieved if i in places for at in places[i]}
             gold = _gold_spans(question, passage_id, places[passage_id])
-            if not any(gold) or not held.issuperset(at for span in gold for at in span):
+            if not any(gold) or not covered.issuperset(at for span in gold for at in span):
                 return False
         return True
 
     def gold_texts(
         self, question: Question, unit: str, settings: ChunkSettings
     ) -> list[tuple[str, ...]]:
-        """What a retriever has to find for a question with gold passages.
+        """Returns the texts that a retriever must find for a question.
 
         Args:
-          question: whose ``supporting`` passages are all in the corpus.
-          unit: one of `UNITS`. ``passage``: the gold passages as they stand. ``article``: their
-            articles. ``chunk``: chunks of their articles that hold a gold sentence; of a gold
-            passage without annotated sentences, those that hold any of its sentences.
-          settings: of chunks.
+          question: a question whose gold passages are all in the corpus.
+          unit: one of `UNITS`. ``passage``: the gold passages. ``article``: their articles.
+            ``chunk``: chunks of their articles that contain a gold sentence, or any sentence of a
+            gold passage without annotated sentences.
+          settings: sizes of the chunks.
 
         Returns:
-          For every thing to be found the texts of which one suffices; each thing once.
+          Distinct tuples of alternative texts; one text of each tuple must be found.
         """
         ids = list(dict.fromkeys(question.supporting or ()))
         if unit == "passage":
             return [(passage_text(self._corpus[i]),) for i in ids]
         articles = {i: self.of(i) for i in ids}
         if unit == "article":
-            found = [(article.text(),) for article in articles.values()]
-            return list(dict.fromkeys(found))
-        found = []
+            return list(dict.fromkeys((article.text(),) for article in articles.values()))
+        alternatives = []
         for passage_id, article in articles.items():
             chunks = spans(article.sentences, settings)
             for gold in _gold_spans(question, passage_id, article.places[passage_id]):
-                near = [one for one in chunks if one.start < gold.stop and gold.start < one.stop]
-                # A passage without sentences is its title.
-                found.append(tuple(map(article.text, near or [gold])))
-        return list(dict.fromkeys(found))
+                overlapping = [c for c in chunks if c.start < gold.stop and gold.start < c.stop]
+                # A passage without sentences is represented by its title.
+                alternatives.append(tuple(map(article.text, overlapping or [gold])))
+        return list(dict.fromkeys(alternatives))
 
 
 def join(passages: Sequence[Passage]) -> Article:
-    """The article of its passages, in their order."""
+    """Joins passages to an article, in order."""
     sentences: list[str] = []
     places: dict[str, range] = {}
     for passage in passages:
-        own = sentences_of(passage)
-        start = len(sentences) - _shared(sentences, own)
-        sentences[start:] = own
-        places[passage.id] = range(start, start + len(own))
+        part = sentences_of(passage)
+        start = len(sentences) - _num_shared(sentences, part)
+        sentences[start:] = part
+        places[passage.id] = range(start, start + len(part))
     return Article(passages[0].title, tuple(sentences), places)
 
 
 def _gold_spans(question: Question, passage_id: str, whole: range) -> list[range]:
-    """The gold sentences of a passage in its article; without any, all of its sentences."""
+    """The gold sentences of a passage in its article, or all of its sentences."""
     pairs = question.supporting_sentences or ()
     places = [whole[index] for name, index in pairs if name == passage_id]
     return [range(place, place + 1) for place in places] or [whole]
 
 
-def _article_of(passage_id: str) -> str:
+def _article_name(passage_id: str) -> str:
     part = _PART.fullmatch(passage_id)
     return part[1] if part else passage_id
 
 
-def _shared(before: Sequence[str], after: Sequence[str]) -> int:
-    """Sentences at the end of one part that the next one begins with."""
+def _num_shared(before: Sequence[str], after: Sequence[str]) -> int:
+    """Number of sentences at the end of one part with which the next part begins."""
     longest = min(len(before), len(after))
     counts = range(longest, 0, -1)
     return next((n for n in counts if list(before[-n:]) == list(after[:n])), 0)

@@ -1,9 +1,9 @@
 """Silver reasoning chains from annotations, in units of triples, sentences or passages.
 
 KiRAG (section 3.4) trains its aligner on chains that an LLM found and a reader approved. Benchmarks
-annotate the same thing: 2WikiMultihopQA writes the evidence triples down, MuSiQue the
-decomposition, HotpotQA the supporting sentences. A chain here is those annotations mapped to the
-*units* the aligner ranks, plus which step needs which earlier one, so that no LLM is needed.
+annotate the same information: 2WikiMultihopQA has evidence triples, MuSiQue decompositions, and
+HotpotQA supporting sentences. This module maps those annotations (`annotations.Hop`) to the units
+that the aligner ranks, and records which step needs which earlier step, without an LLM.
 """
 
 import collections
@@ -26,7 +26,7 @@ UNIT_KINDS: tuple[UnitKind, ...] = get_args(UnitKind)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Unit:
-    """What the aligner ranks: the text it embeds and the passage it came from."""
+    """A text that the aligner ranks, and the id of its passage."""
 
     text: str
     passage_id: str
@@ -36,9 +36,8 @@ class Unit:
 class Chain:
     """The units that support one question.
 
-    ``parents[i]`` lists the earlier steps that step ``i`` needs: step ``i`` can extend a partial
-    chain once they are in it. ``comparison`` marks questions whose steps have no order of their
-    own.
+    Step ``i`` can extend a partial chain that contains the earlier steps ``parents[i]``.
+    ``comparison`` marks questions whose steps have no order.
     """
 
     question_id: str
@@ -48,7 +47,7 @@ class Chain:
     comparison: bool
 
     def next_steps(self, done: Sequence[int]) -> tuple[int, ...]:
-        """Steps that can extend the partial chain ``done``, in annotation order."""
+        """Returns the steps that can extend the partial chain ``done``, in annotation order."""
         return tuple(
             step
             for step in range(len(self.steps))
@@ -59,43 +58,43 @@ class Chain:
 def query_text(
     question: str, chain: Sequence[str], kind: UnitKind, *, list_when_empty: bool = False
 ) -> str:
-    """The aligner's query: the question and, once there are any, the units found so far.
+    """Returns the aligner's query: the question and the units of the chain so far.
 
-    An empty chain gives the bare question, as KiRAG trains it. Its released inference code appends
-    an empty list instead, a mismatch that ``list_when_empty`` copies.
+    An empty chain gives the bare question, as in KiRAG's training. KiRAG's released inference code
+    appends an empty list instead, a mismatch that ``list_when_empty`` reproduces.
     """
     if not chain and not list_when_empty:
         return question
-    found = ". ".join(text.rstrip(" .") for text in chain)
-    return f"{question}\nknowledge {kind}s: {found}."
+    units = ". ".join(text.rstrip(" .") for text in chain)
+    return f"{question}\nknowledge {kind}s: {units}."
 
 
 def triple_text(triple: Triple) -> str:
-    """``<head; relation; tail>``, the form KiRAG embeds."""
+    """Returns ``<head; relation; tail>``, the form that KiRAG embeds."""
     return f"<{triple.head}; {triple.relation}; {triple.tail}>"
 
 
 def passage_text(passage: Passage) -> str:
-    """What represents a whole passage, for retrieval and as a unit."""
+    """Returns a passage as text for retrieval, and as a unit."""
     return f"{passage.title}. {passage.text}"
 
 
 def sentence_text(passage: Passage, index: int) -> str:
-    """A sentence as a unit, with its passage's title: its subject is often a pronoun."""
+    """Returns a sentence with its passage's title, because its subject may be a pronoun."""
     return f"{passage.title}: {sentences.sentences_of(passage)[index]}"
 
 
 def sentence_texts(passage: Passage) -> dict[str, int]:
-    """The distinct sentences of a passage as units, and the index of each; blank ones are none."""
-    found: dict[str, int] = {}
+    """Returns the distinct sentences of a passage as units with their indices, without blanks."""
+    indices: dict[str, int] = {}
     for index, text in enumerate(sentences.sentences_of(passage)):
         if text.strip():
-            found.setdefault(sentence_text(passage, index), index)
-    return found
+            indices.setdefault(sentence_text(passage, index), index)
+    return indices
 
 
 def units_of(dataset: Dataset, passage_id: str, kind: UnitKind) -> tuple[Unit, ...]:
-    """The units of one passage, in reading order, without repeats."""
+    """Returns the distinct units of one passage, in reading order."""
     passage = dataset.corpus[passage_id]
     if kind == "triple":
         texts: Iterable[str] = map(triple_text, dataset.triples.get(passage_id, ()))
@@ -108,7 +107,7 @@ def units_of(dataset: Dataset, passage_id: str, kind: UnitKind) -> tuple[Unit, .
 
 
 def pool_of(dataset: Dataset, question: Question, kind: UnitKind) -> tuple[Unit, ...]:
-    """All units of the question's own candidate passages (its context, else its gold passages)."""
+    """Returns all units of the question's context, or of its gold passages."""
     passage_ids = question.context or question.supporting or ()
     return tuple(
         unit for pid in dict.fromkeys(passage_ids) for unit in units_of(dataset, pid, kind)
@@ -116,25 +115,25 @@ def pool_of(dataset: Dataset, question: Question, kind: UnitKind) -> tuple[Unit,
 
 
 def silver_chains(dataset: Dataset, questions: Sequence[Question], kind: UnitKind) -> list[Chain]:
-    """Chains of all questions that have one; says how many had none."""
+    """Returns the chains of all questions that have one, and logs their number."""
     chains = [chain for q in questions if (chain := chain_of(dataset, q, kind))]
     if questions and not chains:
         raise UserError(
             f"none of the {len(questions)} questions of {dataset.name} gives a chain of {kind}s: "
             "chains need `evidences`, `decomposition`, `supporting_sentences` or `supporting`, "
-            "and units=triple an openie.jsonl"
+            "and units=triple also needs openie.jsonl"
         )
     logging.info("%d of %d questions have a chain of %ss", len(chains), len(questions), kind)
     return chains
 
 
 def chain_of(dataset: Dataset, question: Question, kind: UnitKind) -> Chain | None:
-    """The silver chain of one question, or None where the annotations do not reach."""
+    """Returns the silver chain of one question, or None if its annotations give no unit."""
     comparison = question.type == "comparison"
     hops = annotations.hops_of(question, dataset.corpus)
     answers = {index: hop.answers[0] for index, hop in enumerate(hops) if hop.answers}
     steps: dict[Unit, int] = {}  # A unit may state several hops (one sentence, two triples).
-    last_step: list[int | None] = []  # Of each hop.
+    last_step: list[int | None] = []  # The last step of each hop.
     parents: dict[int, set[int]] = collections.defaultdict(set)
     for index, hop in enumerate(hops):
         needed = {last_step[parent] for parent in hop.parents}
@@ -142,7 +141,7 @@ def chain_of(dataset: Dataset, question: Question, kind: UnitKind) -> Chain | No
         for unit in units_of_hop(dataset, hop, index, answers, kind):
             step = steps.setdefault(unit, len(steps))
             if not comparison:
-                # A unit that is already in the chain needs nothing that comes after it.
+                # A unit that was already in the chain only needs earlier steps.
                 parents[step] |= {p for p in needed if p is not None and p < step}
             needed = {step}
         last_step.append(step)
@@ -158,7 +157,7 @@ def chain_of(dataset: Dataset, question: Question, kind: UnitKind) -> Chain | No
 
 
 class _Fact(NamedTuple):
-    """What a unit should be about (a head entity, a sub-question), and what it should state."""
+    """What a unit must be about (a head entity or a sub-question), and the answer it must state."""
 
     about: str
     answer: str
@@ -174,9 +173,9 @@ def _fact_of(hop: Hop, index: int, answers: Mapping[int, str]) -> _Fact:
 def units_of_hop(
     dataset: Dataset, hop: Hop, index: int, answers: Mapping[int, str], kind: UnitKind
 ) -> list[Unit]:
-    """The units that state the ``index``-th hop of a question, whose hops have these answers.
+    """Returns the units that state the ``index``-th hop of a question with these answers.
 
-    One at the best of its places, or one at each sentence.
+    These are the unit at the best of the hop's places, or one for each annotated sentence.
     """
     fact, places = _fact_of(hop, index, answers), hop.places
     if places and (hop.triple is not None or places[0][1] is None):
@@ -193,10 +192,10 @@ def _unit_at(
         return Unit(passage_text(passage), passage_id)
     if kind == "sentence":
         texts = sentences.sentences_of(passage)
-        if not texts:  # A blank passage states nothing.
+        if not texts:
             return None
         if sentence is None:
-            sentence = max(range(len(texts)), key=lambda i: _states(fact, texts[i]))
+            sentence = max(range(len(texts)), key=lambda i: _statement_score(fact, texts[i]))
         return Unit(f"{passage.title}: {texts[sentence]}", passage_id)
     best = _triple_at(dataset, hop, fact, passage_id, sentence)
     return None if best is None else Unit(triple_text(best), passage_id)
@@ -205,14 +204,15 @@ def _unit_at(
 def _triple_at(
     dataset: Dataset, hop: Hop, fact: _Fact, passage_id: str, sentence: int | None
 ) -> Triple | None:
-    """The extracted triple that states the fact, else the annotated one, else None."""
+    """The extracted triple that states the fact, or the annotated triple, or None."""
     triples = dataset.triples.get(passage_id, ())
     if hop.triple is None and sentence is not None:
-        # A supporting sentence (HotpotQA) names no fact: take its triple nearest to the question.
+        # A supporting sentence (HotpotQA) names no fact; take its triple nearest to the question.
         triples = [t for t in triples if t.sentence == sentence]
-    best = max(triples, key=lambda t: _states(fact, triple_text(t)), default=None)
+    best = max(triples, key=lambda t: _statement_score(fact, triple_text(t)), default=None)
     if best is not None and (
-        _states(fact, triple_text(best)) >= 1.0  # It names the answer, or all that is asked.
+        _statement_score(fact, triple_text(best))
+        >= 1.0  # It states the answer, or all words of the subject.
         or (hop.triple is None and sentence is not None)
     ):
         return best
@@ -225,19 +225,17 @@ def _place_score(dataset: Dataset, fact: _Fact, place: tuple[str, int | None]) -
     text = passage.text if place[1] is None else texts[place[1]]
     about, title = _words(fact.about), _words(passage.title)
     is_about = 2 * len(about & title) / (len(about) + len(title) or 1)
-    return 2.0 * is_about + _states(fact, f"{passage.title} {text}")
+    return 2.0 * is_about + _statement_score(fact, f"{passage.title} {text}")
 
 
-def _states(fact: _Fact, text: str) -> float:
-    """How well ``text`` states the fact: 1 for the answer, up to 1 for what it is about."""
-    words = _words(text)
-    answer = _words(fact.answer)
-    named = bool(answer) and len(answer & words) / len(answer) > 0.5
-    about = _words(fact.about)
-    return float(named) + (len(about & words) / len(about) if about else 0.0)
+def _statement_score(fact: _Fact, text: str) -> float:
+    """Scores how well a text states a fact: 1 for the answer, and up to 1 for its subject."""
+    words, answer, about = _words(text), _words(fact.answer), _words(fact.about)
+    has_answer = bool(answer) and len(answer & words) / len(answer) > 0.5
+    return float(has_answer) + (len(about & words) / len(about) if about else 0.0)
 
 
 @functools.lru_cache(maxsize=65536)
 def _words(text: str) -> frozenset[str]:
-    """All words: a film may be called "On"."""
+    """All words, including stop words, because a film may be called "On"."""
     return frozenset(re.findall(r"\w+", text.lower()))

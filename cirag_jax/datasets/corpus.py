@@ -1,8 +1,4 @@
-"""Which passages a question may find: the corpus policies of the papers.
-
-The papers differ in what they search, and recall differs with it, so the choice is a named option
-(`docs/data.md` says who used which).
-"""
+"""Corpus policies: the passages that each paper searches (`docs/data.md`)."""
 
 import dataclasses
 import random
@@ -13,7 +9,7 @@ import numpy as np
 from cirag_jax.errors import UserError, check_choice
 from cirag_jax.types import Dataset, Passage, Question
 
-WHOLE = "ircot_full"  # The policy that leaves nothing out.
+WHOLE = "ircot_full"  # The policy that searches every passage.
 POLICIES = (
     WHOLE,
     "selected_questions",
@@ -21,7 +17,7 @@ POLICIES = (
     "supporting_and_sampled",
     "per_question",
 )
-SAMPLED = 10  # What supporting_and_sampled adds to a question's gold passages (CIRAG, B.1).
+SAMPLED = 10  # Passages that supporting_and_sampled adds per question (CIRAG, B.1).
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,9 +27,8 @@ class Corpus:
     Attributes:
         policy: Name of the policy that chose them.
         passages: The passages, each once, in a reproducible order.
-        allowed: Question id -> indices into ``passages`` that this question may find, int32 of
-            shape [number of its context passages], in context order with any repeats; None where
-            every question searches all ``passages``.
+        allowed: Question id -> int32 indices into ``passages`` that this question may find, in the
+            order of its context with any repeats. None if every question searches all.
     """
 
     policy: str
@@ -48,16 +43,16 @@ def build_corpus(
 
     Args:
         dataset: Questions and passages.
-        questions: The selected questions; ``ircot_full`` and ``supporting_only`` look at all.
+        questions: The selected questions; ``ircot_full`` and ``supporting_only`` ignore them.
         policy: One of `POLICIES`:
-            ``ircot_full``: every passage of the dataset, that is all contexts of train, dev and
-            test for a converted benchmark and the whole ``corpus.jsonl`` of any other folder;
+            ``ircot_full``: every passage of the dataset, which for a converted benchmark are all
+            contexts of train, dev and test;
             ``selected_questions``: the union of the contexts of ``questions``;
             ``supporting_only``: gold passages of all questions of the dataset outside ``test``;
-            ``supporting_and_sampled``: gold passages of ``questions``, and for each of them
-            `SAMPLED` others of the dataset, or as many as there are, drawn at random;
-            ``per_question``: each of ``questions`` searches its own context and nothing else.
-        seed: Of that draw. A question's share is the same whichever others are selected.
+            ``supporting_and_sampled``: gold passages of ``questions``, and for each of them up to
+            `SAMPLED` others of the dataset, drawn at random;
+            ``per_question``: each of ``questions`` searches only its own context.
+        seed: Seed of the draw. A question's draw does not depend on the other questions.
     """
     check_choice("config.data.corpus", policy, POLICIES)
     if policy == WHOLE:
@@ -67,10 +62,10 @@ def build_corpus(
         ids = [pid for q in annotated for pid in _ids(dataset, q, "supporting", policy)]
         return Corpus(policy, _passages(dataset, ids))
     if policy == "supporting_and_sampled":
-        everything, chosen = list(dataset.corpus), set[str]()
+        all_ids, chosen = list(dataset.corpus), set[str]()
         for question in questions:
             gold = _ids(dataset, question, "supporting", policy)
-            chosen |= {*gold, *_others(everything, gold, f"{seed} {question.id}")}
+            chosen |= {*gold, *_sample_others(all_ids, gold, f"{seed} {question.id}")}
         return Corpus(policy, tuple(p for pid, p in dataset.corpus.items() if pid in chosen))
     contexts = [_ids(dataset, q, "context", policy) for q in questions]
     passages = _passages(dataset, (pid for ids in contexts for pid in ids))
@@ -85,14 +80,13 @@ def build_corpus(
 
 
 def _passages(dataset: Dataset, ids: Iterable[str]) -> tuple[Passage, ...]:
-    """The passages of ``ids``, each once, in the order of their first mention."""
+    """The distinct passages of ``ids``, in the order of their first mention."""
     return tuple(dataset.corpus[passage_id] for passage_id in dict.fromkeys(ids))
 
 
-def _others(everything: Sequence[str], gold: Sequence[str], seed: str) -> list[str]:
-    """`SAMPLED` ids that are not among ``gold``, or as many as there are."""
-    size = min(SAMPLED + len(gold), len(everything))
-    drawn = random.Random(seed).sample(everything, size)
+def _sample_others(all_ids: Sequence[str], gold: Sequence[str], seed: str) -> list[str]:
+    """Up to `SAMPLED` random ids that are not among ``gold``."""
+    drawn = random.Random(seed).sample(all_ids, min(SAMPLED + len(gold), len(all_ids)))
     return [pid for pid in drawn if pid not in gold][:SAMPLED]
 
 
@@ -101,6 +95,6 @@ def _ids(dataset: Dataset, question: Question, field: str, policy: str) -> tuple
     if ids is None:
         raise UserError(
             f"corpus policy {policy!r} needs '{field}', which question {question.id!r} of "
-            f"{dataset.name} (questions.jsonl) does not have; {WHOLE} needs nothing."
+            f"{dataset.name} (questions.jsonl) does not have; {WHOLE} needs no annotations."
         )
     return ids

@@ -1,4 +1,4 @@
-"""A corpus read as a stream, as often as needed, however large it is."""
+"""A corpus of any size, read as a stream."""
 
 import contextlib
 import sqlite3
@@ -14,20 +14,18 @@ from cirag_jax.types import Passage
 
 
 class CorpusScan(Closing):
-    """Passages in file order, and which ids there are (in a temporary file, not in memory).
+    """Passages in file order; their ids are indexed in a temporary file, not in memory.
 
-    Of a dataset folder only ``corpus.jsonl`` is read; None is the built-in dataset.
+    Only ``corpus.jsonl`` of the dataset folder is read; None is the built-in dataset.
     """
 
     def __init__(self, folder: str | None):
         self._folder = None if folder is None else Path(folder).expanduser()
         if self._folder is not None and not (self._folder / CORPUS).is_file():
-            raise UserError(
-                f"{self._folder / CORPUS} does not exist; the passages are read from it."
-            )
-        self._ids = sqlite3.connect("", isolation_level=None)  # a file of SQLite's own
+            raise UserError(f"{self._folder / CORPUS} does not exist; it must hold the passages.")
+        self._ids = sqlite3.connect("", isolation_level=None)  # A temporary file.
         with contextlib.ExitStack() as stack:
-            stack.enter_context(contextlib.closing(self._ids))  # of what is refused
+            stack.enter_context(contextlib.closing(self._ids))  # If the corpus is invalid.
             self._ids.execute("CREATE TABLE ids (id TEXT PRIMARY KEY) WITHOUT ROWID")
             self._ids.execute("BEGIN")
             for place, passage in self._passages():
@@ -35,7 +33,7 @@ class CorpusScan(Closing):
             stack.pop_all()
 
     def close(self) -> None:
-        """Forgets the ids."""
+        """Closes the index of ids."""
         self._ids.close()
 
     def __len__(self) -> int:

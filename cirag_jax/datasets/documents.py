@@ -1,4 +1,4 @@
-"""A user's own documents as passages: text and Markdown files, or a list of texts."""
+"""Passages from a user's own documents: text and Markdown files, or a list of texts."""
 
 import itertools
 import re
@@ -11,25 +11,24 @@ from cirag_jax.errors import UserError
 from cirag_jax.types import Dataset, Passage
 
 SUFFIXES = (".txt", ".md")
-# Words of a passage: Wikipedia's passages of the benchmarks have about as many (DPR cuts at 100).
-LENGTH = 100
+LENGTH = 100  # Words of a passage, as in DPR's Wikipedia.
 
 _HEADING = re.compile(r"#{1,6}[ \t]+(.*)")
 _FENCE = re.compile(r" {0,3}(?:(`{3,})[^`]*|(~{3,}).*)$")
-# Before a line that begins an item of a list or a row of a table.
+# The break before a list item or a table row.
 _ITEM = re.compile(r"\n(?=[ \t]*(?:[-*+•][ \t]|\d{1,3}[.)][ \t]|\|))")
-# A word; of scripts that write none apart a character (Thai to Burmese, Khmer, Kana, Chinese), of
-# what is no word at all 50 characters.
+# A word: one character in scripts without spaces (Thai to Burmese, Khmer, Kana, Chinese), otherwise
+# up to 50 characters without a space.
 _APART = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 _WORD = re.compile(rf"[{_APART}]|[^\s{_APART}]{{1,50}}")
 
 
 def read_documents(path: str | Path) -> Dataset:
-    """The passages of a folder of documents, of one document, or of a dataset folder.
+    """Reads the passages of a document, a folder of documents, or a dataset folder.
 
-    A folder with a ``corpus.jsonl`` is a dataset folder, whose questions are not needed and whose
-    triples come along. Of any other, all ``.txt`` and ``.md`` files are read, sub-folders included;
-    hidden ones are not. Ids are ``<relative path>#<number>``.
+    A folder with a ``corpus.jsonl`` is a dataset folder; its triples are read too, but not its
+    questions. In other folders all ``.txt`` and ``.md`` files are read, including sub-folders but
+    not hidden files. Ids are ``<relative path>#<number>``.
     """
     path = Path(path).expanduser()
     if path.name == jsonl.CORPUS and path.is_file():
@@ -40,95 +39,97 @@ def read_documents(path: str | Path) -> Dataset:
     for file, name in _files(path):
         passages += split_document(name, _read(file), file.stem.replace("_", " "))
     if not passages:
-        raise _nothing(path)
+        raise _empty_error(path)
     return Dataset(path.resolve().name, (), {p.id: p for p in passages}, {})
 
 
 def read_files(path: Path) -> list[tuple[str, str, str]]:
-    """(name, title, text) of a text file, or of all in a folder as `read_documents` finds them.
+    """Returns (name, title, text) of a text file, or of all files in a folder.
 
-    Markdown headings give the title and are no text; each ends a paragraph.
+    The first Markdown heading is the title. Headings end a paragraph and are left out of the text.
     """
-    found = []
+    documents = []
     for file, name in _files(path):
         sections = _sections(_read(file))
         first = next((heading for heading, _ in sections if heading), "")
         text = "\n\n".join(body for _, body in sections)
         if text.strip():
-            found.append((name, first or file.stem.replace("_", " "), text))
-    if not found:
-        raise _nothing(path)
-    return found
+            documents.append((name, first or file.stem.replace("_", " "), text))
+    if not documents:
+        raise _empty_error(path)
+    return documents
 
 
 def _files(path: Path) -> list[tuple[Path, str]]:
-    """Text files, each with its name in the folder."""
+    """Text files with their names relative to the folder."""
     if path.is_file():
         files, root = [path], path.parent
     elif path.is_dir():
-        found = (file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
-        visible = (f for f in found if not any(p[0] == "." for p in f.relative_to(path).parts))
+        texts = (file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+        visible = (f for f in texts if not any(p[0] == "." for p in f.relative_to(path).parts))
         files, root = sorted(file for file in visible if file.is_file()), path
     else:
         raise UserError(f"config.documents={path} is neither a folder nor a file.")
     return [(file, file.relative_to(root).as_posix()) for file in files]
 
 
-def _nothing(path: Path) -> UserError:
+def _empty_error(path: Path) -> UserError:
     return UserError(
-        f"{path} has no text: documents are {' and '.join(SUFFIXES)} files, or a {jsonl.CORPUS}."
+        f"{path} has no text; documents are {' and '.join(SUFFIXES)} files, or a {jsonl.CORPUS}."
     )
 
 
 def from_texts(texts: Iterable[str]) -> Dataset:
-    """The passages of texts, each a document without a name."""
-    split = [split_document(f"document {n}", text, "") for n, text in enumerate(texts, 1)]
-    passages = {passage.id: passage for found in split for passage in found}
+    """Returns the passages of texts, each of which is a document without a name."""
+    documents = [split_document(f"document {n}", text, "") for n, text in enumerate(texts, 1)]
+    passages = {passage.id: passage for document in documents for passage in document}
     if not passages:
         raise UserError("the documents have no text.")
     return Dataset("documents", (), passages, {})
 
 
 def split_document(name: str, text: str, title: str) -> list[Passage]:
-    """A document as passages of whole sentences, about `LENGTH` words each, with ids from ``name``.
+    """Splits a document into passages of whole sentences, about `LENGTH` words each.
 
-    Paragraphs are kept together where they fit, and none is joined with the next section's. Items
-    of lists and rows of tables are sentences; what has more than twice `LENGTH` words is cut. The
-    title is that of the document (its first Markdown heading, else ``title``, else its first
-    words), with the section's beside.
+    A paragraph stays together if it fits, and a passage never spans two sections. List items and
+    table rows are sentences; a sentence of more than twice `LENGTH` words is cut. A passage's title
+    is that of the document (its first Markdown heading, ``title``, or its first words), followed by
+    that of the section. Its id is ``<name>#<number>``.
     """
     passages: list[Passage] = []
     first = ""
     for heading, body in _sections(text):
         first = first or heading
-        whole = first or title
-        titled = whole if heading in ("", first) else f"{whole}: {heading}"
+        document_title = first or title
+        is_first = heading in ("", first)
+        section_title = document_title if is_first else f"{document_title}: {heading}"
         for sentences in _pack(re.split(r"\n[ \t]*\n", body)):
             joined = " ".join(sentences)
             beginning = " ".join(joined.split()[:6])
-            place = f"{name}#{len(passages) + 1}"
-            passages.append(Passage(place, titled or beginning, joined, sentences))
+            passage_id = f"{name}#{len(passages) + 1}"
+            passages.append(Passage(passage_id, section_title or beginning, joined, sentences))
     return passages
 
 
 def _sections(text: str) -> list[tuple[str, str]]:
-    """(heading, body) of every section; the part before the first heading has none.
+    """Returns (heading, body) of every section; text before the first heading has heading "".
 
-    As in Markdown: no line between fences is a heading, and only ``#`` that stand apart close one.
+    As in Markdown, lines between code fences are no headings, and a heading may end with separate
+    ``#`` characters.
     """
-    found: list[tuple[str, list[str]]] = [("", [])]
+    sections: list[tuple[str, list[str]]] = [("", [])]
     fence = ""
     for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
         mark, heading = _FENCE.match(line), _HEADING.match(line)
         if heading and not fence:
-            found.append((_without_closing(heading[1]), []))
+            sections.append((_without_closing(heading[1]), []))
             continue
         if mark and not fence:
             fence = mark[1] or mark[2]
         elif fence and line.strip().startswith(fence) and not line.strip().strip(fence[0]):
             fence = ""
-        found[-1][1].append(line)
-    return [(heading, "\n".join(lines)) for heading, lines in found]
+        sections[-1][1].append(line)
+    return [(heading, "\n".join(lines)) for heading, lines in sections]
 
 
 def _without_closing(heading: str) -> str:
@@ -138,14 +139,14 @@ def _without_closing(heading: str) -> str:
 
 
 def _pack(paragraphs: Sequence[str]) -> list[tuple[str, ...]]:
-    """Sentences in groups of about `LENGTH` words, which begin with a paragraph where they can."""
+    """Groups sentences to about `LENGTH` words, starting a group with a paragraph if possible."""
     groups: list[tuple[str, ...]] = []
-    held: list[str] = []
+    group: list[str] = []
 
     def close() -> None:
-        if held:
-            groups.append(tuple(held))
-            held.clear()
+        if group:
+            groups.append(tuple(group))
+            group.clear()
 
     for paragraph in paragraphs:
         sentences = [
@@ -154,18 +155,18 @@ def _pack(paragraphs: Sequence[str]) -> list[tuple[str, ...]]:
             for sentence in split_sentences(" ".join(item.split()))
             for piece in _pieces(sentence)
         ]
-        if _words(held) + _words(sentences) > LENGTH:
+        if _count_words(group) + _count_words(sentences) > LENGTH:
             close()
         for sentence in sentences:
-            if held and _words(held) + _words([sentence]) > LENGTH:
+            if group and _count_words(group) + _count_words([sentence]) > LENGTH:
                 close()
-            held.append(sentence)
+            group.append(sentence)
     close()
     return groups
 
 
 def _pieces(sentence: str) -> list[str]:
-    """A sentence, or what has no full stop for long, in pieces of `LENGTH` words."""
+    """Cuts a very long sentence into pieces of `LENGTH` words."""
     starts = [word.start() for word in _WORD.finditer(sentence)]
     if len(starts) <= 2 * LENGTH:
         return [sentence]
@@ -173,14 +174,14 @@ def _pieces(sentence: str) -> list[str]:
     return [sentence[start:end].strip() for start, end in itertools.pairwise(cuts)]
 
 
-def _words(sentences: Iterable[str]) -> int:
+def _count_words(sentences: Iterable[str]) -> int:
     return sum(1 for sentence in sentences for _ in _WORD.finditer(sentence))
 
 
 def _read(file: Path) -> str:
     try:
         content = file.read_bytes()
-        place = content.find(b"\0")  # Valid UTF-8, and in no text.
+        place = content.find(b"\0")  # Valid UTF-8, but binary data.
         text = content.decode("utf-8-sig") if place < 0 else None
     except UnicodeDecodeError as error:
         text, place = None, error.start
@@ -188,6 +189,6 @@ def _read(file: Path) -> str:
         raise UserError(f"{file} cannot be read: {error.strerror or error}.") from None
     if text is None:
         raise UserError(
-            f"{file} is not UTF-8 text (byte {place}); save it as UTF-8, or move it elsewhere."
+            f"{file} is not UTF-8 text (byte {place}); save it as UTF-8 or move it elsewhere."
         )
     return text

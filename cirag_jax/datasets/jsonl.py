@@ -1,8 +1,8 @@
 """The dataset folder: ``questions.jsonl``, ``corpus.jsonl`` and optionally ``openie.jsonl``.
 
-This is the bring-your-own-corpus format; ``docs/data.md`` describes it for users. Reading is
-strict: whatever could silently change a result (a dangling passage id, a number where text is
-due) stops with one sentence that names file, line and field.
+``docs/data.md`` describes this bring-your-own-corpus format for users. Reading is strict: anything
+that could silently change a result, such as an unknown passage id or a number instead of a text, is
+an error that names file, line and field.
 """
 
 import dataclasses
@@ -25,46 +25,41 @@ CORPUS = "corpus.jsonl"
 OPENIE = "openie.jsonl"
 
 _CONTENTS = f"a dataset folder holds {QUESTIONS} and {CORPUS}"
-_NO_PASSAGES = "put passages of your own there, or take the method direct, which needs none"
-
-# ------------------------------------------------------------------------------- public functions
+_NO_PASSAGES = "put passages there, or use the method direct, which needs none"
 
 
 def read_dataset(
     folder: str | os.PathLike[str], *, corpus: bool = True, questions: bool = True
 ) -> Dataset:
-    """Reads and validates a dataset folder, named after the folder; all in file order.
+    """Reads and validates a dataset folder, in file order; the dataset is named after the folder.
 
-    Absent and null fields become None. Pairs of ``supporting_sentences`` whose index lies beyond
-    the sentences of their passage (official HotpotQA and 2WikiMultihopQA have some) and malformed
-    triples are dropped, such ``triple_sentences`` are taken as null; their number is logged.
-    ``gold_triples.jsonl`` is not a triple store and is never read here: only gold passages have
-    such triples, so it would give the answer away.
+    Absent and null fields become None. Pairs of ``supporting_sentences`` whose index is out of
+    range (official HotpotQA and 2WikiMultihopQA have some) and malformed triples are dropped, and
+    ``triple_sentences`` out of range become null; their numbers are logged. ``gold_triples.jsonl``
+    is never read, because only gold passages have such triples, which would reveal the answer.
 
-    Without ``corpus`` there need not be one: questions alone may name any passage. Without
-    ``questions`` none are read.
+    With ``corpus=False`` the corpus may be missing, and questions may then name any passage. With
+    ``questions=False`` no questions are read.
     """
     folder = Path(folder).expanduser()
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; {_CONTENTS}.")
-    # One that is there is read: it decides which annotations of the questions stand.
-    has_corpus = corpus or (folder / CORPUS).is_file()
-    for name, wanted, told in (
-        (QUESTIONS, questions, _CONTENTS),
-        (CORPUS, has_corpus, _NO_PASSAGES),
-    ):
-        if wanted and not (folder / name).is_file():
-            raise UserError(f"{folder / name} does not exist; {told}.")
-    passages = read_corpus(folder) if has_corpus else None
-    asked = _read_questions(folder / QUESTIONS, passages) if questions else ()
+    # An existing corpus is always read, because questions are validated against it.
+    reads_corpus = corpus or (folder / CORPUS).is_file()
+    if questions and not (folder / QUESTIONS).is_file():
+        raise UserError(f"{folder / QUESTIONS} does not exist; {_CONTENTS}.")
+    if reads_corpus and not (folder / CORPUS).is_file():
+        raise UserError(f"{folder / CORPUS} does not exist; {_NO_PASSAGES}.")
+    passages = read_corpus(folder) if reads_corpus else None
+    records = _read_questions(folder / QUESTIONS, passages) if questions else ()
     openie, triples = folder / OPENIE, {}
     if passages is not None and openie.exists():
         triples = _read_openie(openie, passages)
-    return Dataset(folder.resolve().name, asked, passages or {}, triples)
+    return Dataset(folder.resolve().name, records, passages or {}, triples)
 
 
 def read_corpus(folder: str | os.PathLike[str]) -> dict[str, Passage]:
-    """The passages of a dataset folder by id, in file order; it needs no questions."""
+    """Reads the passages of a dataset folder by id, in file order."""
     corpus: dict[str, Passage] = {}
     for place, passage in read_lines(Path(folder).expanduser() / CORPUS, Passage):
         if passage.id in corpus:
@@ -74,17 +69,17 @@ def read_corpus(folder: str | os.PathLike[str]) -> dict[str, Passage]:
 
 
 def write_dataset(dataset: Dataset, folder: str | os.PathLike[str]) -> None:
-    """Writes ``dataset`` as a dataset folder that `read_dataset` reads back unchanged.
+    """Writes a dataset folder that `read_dataset` reads back unchanged.
 
-    Every file is written aside and renamed, ``questions.jsonl`` last: a folder left by a killed run
-    has no ``questions.jsonl`` and is refused by `read_dataset`. An older dataset is replaced; other
-    files in the folder stay. Without passages there is no ``corpus.jsonl``.
+    An older dataset is replaced; other files in the folder stay. Every file is renamed when it is
+    complete, and ``questions.jsonl`` is written last, so that `read_dataset` rejects the folder of
+    a killed run. A dataset without passages has no ``corpus.jsonl``.
     """
     folder = Path(folder)
     if not dataset.corpus and (folder / CORPUS).exists():
         raise UserError(
-            f"{folder / CORPUS} is there already and {dataset.name} has no passages; move it away, "
-            "or write to another folder."
+            f"{folder / CORPUS} exists, but {dataset.name} has no passages; move it away or write "
+            "to another folder."
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -100,11 +95,8 @@ def write_dataset(dataset: Dataset, folder: str | os.PathLike[str]) -> None:
         raise UserError(f"{folder} cannot be written: {error.strerror or error}.") from error
 
 
-# ---------------------------------------------------------------------------------- the three files
-
-
 class OpenIE(msgspec.Struct):
-    """A line of ``openie.jsonl``, without its ``entities``; ``triples`` None: never extracted."""
+    """A line of ``openie.jsonl`` without entities; ``triples`` is None if never extracted."""
 
     passage_id: NonEmptyStr
     triples: list[Any] | None = None
@@ -133,10 +125,8 @@ def _read_questions(path: Path, corpus: Mapping[str, Passage] | None) -> tuple[Q
 
 
 def _check_passages(place: str, question: Question, corpus: Mapping[str, Passage]) -> None:
-    """Raises UserError where a question names a passage, or in ``same_sentences`` a sentence, that
-    the corpus lacks.
-    """
-    named = {
+    """Raises UserError if the corpus lacks a passage or a sentence that a question names."""
+    passage_ids = {
         **{f"supporting[{i}]": pid for i, pid in enumerate(question.supporting or ())},
         **{
             f"supporting_sentences[{i}][0]": pair[0]
@@ -154,7 +144,7 @@ def _check_passages(place: str, question: Question, corpus: Mapping[str, Passage
             if step.supporting is not None
         },
     }
-    for field, passage_id in named.items():
+    for field, passage_id in passage_ids.items():
         _check_known(place, field, passage_id, corpus)
     for i, places in enumerate(question.same_sentences or ()):
         for j, (passage_id, sentence) in enumerate(places):
@@ -176,38 +166,32 @@ def _read_openie(path: Path, corpus: Mapping[str, Passage]) -> dict[str, tuple[T
         _check_known(place, "passage_id", row.passage_id, corpus)
         if row.triples is None:
             continue
-        found, bad, beyond = triples_of(place, row, corpus[row.passage_id])
+        row_triples, bad, beyond = triples_of(place, row, corpus[row.passage_id])
         malformed, out_of_range = malformed + bad, out_of_range + beyond
-        if row.passage_id in triples:  # one passage extracted twice, as happens across runs
+        if row.passage_id in triples:  # Several runs may extract the same passage.
             merged += 1
-            found = dict.fromkeys((*triples[row.passage_id], *found))
-        triples[row.passage_id] = tuple(found)
-    if merged:
-        logging.warning("%s: merged %d lines into an earlier one of their passage.", path, merged)
-    if malformed:
-        logging.warning(
-            "%s: dropped %d triples that are not three non-empty strings.", path, malformed
-        )
-    if out_of_range:
-        logging.warning(
-            "%s: %d triple_sentences are out of range, taken as null.", path, out_of_range
-        )
+            row_triples = dict.fromkeys((*triples[row.passage_id], *row_triples))
+        triples[row.passage_id] = tuple(row_triples)
+    for count, message in (
+        (merged, "merged %d lines into an earlier line of the same passage"),
+        (malformed, "dropped %d triples that are not three non-empty strings"),
+        (out_of_range, "%d triple_sentences are out of range, taken as null"),
+    ):
+        if count:
+            logging.warning(f"%s: {message}.", path, count)
     return triples
 
 
 def triples_of(place: str, row: OpenIE, passage: Passage) -> tuple[Iterable[Triple], int, int]:
-    """The triples of a line, each with its sentence.
-
-    Returns also how many were malformed, and how many named a sentence that the passage lacks.
-    """
+    """Returns the triples of a line, and the numbers of malformed triples and unknown sentences."""
     if row.triples is None:
         return (), 0, 0
     parts = row.triples
     sentences = [None] * len(parts) if row.triple_sentences is None else row.triple_sentences
     if len(sentences) != len(parts):
-        wanted = f"must have one entry per triple ({len(parts)}), not {len(sentences)}"
-        raise field_error(place, "triple_sentences", wanted)
-    found, beyond, texts = [], 0, sentences_of(passage)
+        problem = f"must have one entry per triple ({len(parts)}), not {len(sentences)}"
+        raise field_error(place, "triple_sentences", problem)
+    triples, beyond, texts = [], 0, sentences_of(passage)
     for part, sentence in zip(parts, sentences, strict=True):
         is_list = isinstance(part, list) and len(part) == 3
         if is_list and all(isinstance(text, str) and text.strip() for text in part):
@@ -216,18 +200,15 @@ def triples_of(place: str, row: OpenIE, passage: Passage) -> tuple[Iterable[Trip
                 sentence, beyond = None, beyond + 1
             if sentence is None:
                 sentence = source_sentence(head, relation, tail, texts)
-            found.append(Triple(head, relation, tail, passage.id, sentence))
-    return found, len(parts) - len(found), beyond
-
-
-# ---------------------------------------------------------------------------------------- writing
+            triples.append(Triple(head, relation, tail, passage.id, sentence))
+    return triples, len(parts) - len(triples), beyond
 
 
 def question_record(question: Question) -> dict[str, Any]:
-    """A question as a line of ``questions.jsonl`` has it, and the journal of a run."""
+    """Returns a question as a record of ``questions.jsonl`` and of a run's journal."""
     record = dataclasses.asdict(question)
     if question.same_sentences is None:
-        del record["same_sentences"]  # journals from before there was the field must match
+        del record["same_sentences"]  # Must match journals that are older than this field.
     return record
 
 

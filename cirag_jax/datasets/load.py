@@ -1,4 +1,4 @@
-"""From ``config.data`` to a dataset and the questions it selects."""
+"""Loads the dataset of ``config.data`` and selects its questions."""
 
 import pathlib
 from collections.abc import Sequence
@@ -12,43 +12,41 @@ from cirag_jax.types import Config, Dataset, Question
 
 
 def load_dataset(data: Config, *, corpus: bool = True, questions: bool = True) -> Dataset:
-    """The dataset folder ``data.dir`` (see `jsonl.read_dataset`), or the built-in dataset where it
-    is null.
-    """
+    """Loads the dataset folder ``data.dir``, or the built-in dataset if it is null."""
     if data.dir:
         return jsonl.read_dataset(pathlib.Path(data.dir), corpus=corpus, questions=questions)
     return demo.build()
 
 
 def load_datasets(data: Config) -> tuple[Dataset, ...]:
-    """The dataset folders of ``data.dir`` where it is a tuple; else the one of `load_dataset`."""
+    """Loads ``data.dir``, which may be a tuple of folders; see `load_dataset`."""
     folders = data.dir if isinstance(data.dir, tuple | list) else (data.dir,)
     return tuple(jsonl.read_dataset(pathlib.Path(f)) if f else demo.build() for f in folders)
 
 
 def select_corpus(dataset: Dataset, questions: Sequence[Question], data: Config) -> Corpus:
-    """The passages that these questions search, as ``data.corpus`` says (`build_corpus`)."""
+    """Returns the passages that these questions search by the policy ``data.corpus``."""
     return build_corpus(dataset, questions, data.corpus, data.seed)
 
 
 def select_questions(dataset: Dataset, data: Config) -> tuple[Question, ...]:
-    """The questions that ``data.split``, ``.fold``, ``.setting``, ``.only_with_triples`` leave.
+    """Selects questions by ``data.split``, ``.fold``, ``.setting`` and ``.only_with_triples``.
 
-    ``data.limit`` then keeps the first N (0 keeps all), or with ``data.random`` N drawn by
-    ``data.seed``, in their order; a smaller draw is part of a larger one with the same seed.
+    ``data.limit`` then keeps the first N (0 keeps all). With ``data.random`` it draws N by
+    ``data.seed`` and keeps their order; a larger draw contains the smaller ones of the same seed.
     """
     check_at_least(0, data, "limit", prefix="config.data.")
     questions: Sequence[Question] = dataset.questions
     for field in ("split", "fold", "setting"):
-        wanted = data[field]
-        if not wanted:
+        value = data[field]
+        if not value:
             continue
-        kept = [q for q in questions if getattr(q, field) == wanted]
+        kept = [q for q in questions if getattr(q, field) == value]
         if not kept:
-            seen = sorted({str(getattr(q, field)) for q in questions})
+            values = sorted({str(getattr(q, field)) for q in questions})
             raise UserError(
-                f"config.data.{field}={wanted} leaves no question of {dataset.name}; "
-                f"values there: {', '.join(seen)}"
+                f"config.data.{field}={value} leaves no question of {dataset.name}; "
+                f"values there: {', '.join(values)}"
             )
         questions = kept
     if data.only_with_triples:

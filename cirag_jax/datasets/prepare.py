@@ -1,4 +1,4 @@
-"""Turns a benchmark's official files into a dataset folder that every command reads.
+"""Converts a benchmark's official files to a dataset folder, which every command reads.
 
     python -m cirag_jax.datasets.prepare --benchmark=two_wiki --manual_dir=files --out=data/2wiki
 
@@ -32,14 +32,18 @@ def prepare(
     limit: int = 0,
     seed: int = 0,
 ) -> Dataset:
-    """Builds ``benchmark``, selects questions and passages, writes the dataset folder and returns
-    it.
+    """Builds a benchmark, selects questions and passages, and writes the dataset folder.
 
-    Official files placed by hand lie in ``manual_dir``; None downloads them. TFDS keeps downloads
-    and ArrayRecord files in ``data_dir``, by default ``out/tfds``. ``config`` is by default the
-    first one. ``corpus`` is a policy; ``per_question`` writes the same passages as
-    ``selected_questions``, since it restricts the search and not the corpus. ``limit`` questions
-    are drawn at random from each split; 0 keeps all. ``seed`` is of that draw and the policy's.
+    Args:
+      benchmark: name of the benchmark.
+      out: the folder to write.
+      config: config of the benchmark; None is the first one.
+      manual_dir: official files placed by hand; None downloads them.
+      data_dir: downloads and ArrayRecord files of TFDS; None is ``out/tfds``.
+      corpus: corpus policy; ``per_question``, which restricts the search and not the corpus, writes
+        the same passages as ``selected_questions``.
+      limit: number of random questions per split; 0 keeps all.
+      seed: seed of that draw and of the policy.
     """
     if limit < 0:
         raise UserError(f"--limit={limit} must not be negative.")
@@ -55,7 +59,7 @@ def prepare(
 
 
 def _draw(questions: Sequence[Question], limit: int, seed: int) -> tuple[Question, ...]:
-    """``limit`` random questions of each split, in official order."""
+    """Draws ``limit`` questions of each split, in official order."""
     if not limit:
         return tuple(questions)
     rng = random.Random(seed)
@@ -69,10 +73,9 @@ def _draw(questions: Sequence[Question], limit: int, seed: int) -> tuple[Questio
 def _restrict(
     dataset: Dataset, questions: Sequence[Question], passages: Sequence[Passage]
 ) -> Dataset:
-    """The dataset with these questions and passages only.
+    """Restricts a dataset to these questions and passages.
 
-    A context of which a passage is left out becomes unknown: a partial one would be taken for
-    the question's own.
+    A context that loses a passage becomes None, because a partial context would look complete.
     """
     corpus = {passage.id: passage for passage in passages}
     kept = tuple(
@@ -85,15 +88,15 @@ def _restrict(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Runs the command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m cirag_jax.datasets.prepare")
     parser.add_argument("--benchmark", required=True, choices=BENCHMARKS)
-    parser.add_argument("--config", help="docs/data.md lists them (default: the first)")
+    parser.add_argument("--config", help="see docs/data.md (default: the first)")
     parser.add_argument("--out", required=True, type=Path, help="the dataset folder to write")
     parser.add_argument("--manual_dir", type=Path, help="official files placed by hand")
     parser.add_argument("--data_dir", type=Path, help="TFDS files (default: OUT/tfds)")
     parser.add_argument("--corpus", default=WHOLE, choices=POLICIES)
-    parser.add_argument("--limit", type=int, default=0, help="random questions a split; 0 is all")
+    parser.add_argument("--limit", type=int, default=0, help="random questions per split; 0 is all")
     parser.add_argument("--seed", type=int, default=0)
     flags = vars(parser.parse_args(arguments))
     try:

@@ -1,4 +1,4 @@
-"""Reference extractions: passages with the entities and triples that somebody listed for them."""
+"""Reference extractions: passages with annotated entities and triples."""
 
 import collections
 import dataclasses
@@ -17,7 +17,7 @@ from cirag_jax.types import Config, Dataset, NonEmptyStr, Passage, Question, Tri
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reference:
-    """A passage, and what is stated to be in it, surfaces as they were written."""
+    """A passage with its annotated entities and triples, in their original spelling."""
 
     passage: Passage
     entities: tuple[str, ...]
@@ -32,60 +32,61 @@ class _Entities(msgspec.Struct):
 def select_references(
     data: Config, *, limit: int = 0, seed: int = 0
 ) -> tuple[tuple[Reference, ...], dict[str, int]]:
-    """The passages of one fold (or split) alone, with their references.
+    """Selects the passages that occur only in one fold (or split), with their references.
 
-    A passage belongs to the questions in whose context it stands. One that also stands in the
-    context of a question of another fold (of another split, where ``data.split`` chooses) belongs
-    to neither: it is trained on nowhere and measured on nowhere. So is one whose reference lists
-    nothing, since a list that an extractor left empty is likelier a failure than a finding.
+    A passage belongs to the questions whose context contains it. Passages that another fold (or
+    another split, if ``data.split`` is set) shares are left out, so that none is trained on in one
+    fold and measured in another. So are passages with an empty reference, because an empty list is
+    more likely a failed extraction than a passage without facts.
 
-    ``limit`` takes a sample of so many passages, by ``seed``; 0: all.
+    ``limit`` is the size of a sample drawn by ``seed``; 0 takes all.
 
     Returns:
       The references in a seeded order, and counts: ``passages`` of the selected contexts,
-      ``without_triples`` (no reference), ``empty`` (a reference of nothing), ``shared`` with
-      another fold, ``kept`` of the rest, ``sampled`` of these.
+      ``without_triples`` (no reference), ``empty`` (an empty reference), ``shared`` with another
+      fold, ``kept`` (the rest), and ``sampled`` from those kept.
     """
     dataset = load.load_dataset(data)
-    chosen = load.select_questions(dataset, data)
-    theirs = _contexts([q for q in dataset.questions if _is_other(q, data)])
+    questions = load.select_questions(dataset, data)
+    elsewhere = _contexts([q for q in dataset.questions if _is_other(q, data)])
     entities = _entities(data)
     counts = collections.Counter({"without_triples": 0, "empty": 0, "shared": 0})
-    found = []
-    for name in _contexts(chosen):
+    references = []
+    for passage_id in _contexts(questions):
         counts["passages"] += 1
-        why = _why_not(name, dataset, theirs)
-        counts[why or "kept"] += 1
-        if why is None:
-            triples = dataset.triples[name]
-            listed = entities.get(name) or _ends(triples)
-            found.append(Reference(dataset.corpus[name], listed, triples))
-    if not found:
+        exclusion = _exclusion(passage_id, dataset, elsewhere)
+        counts[exclusion or "kept"] += 1
+        if exclusion is None:
+            triples = dataset.triples[passage_id]
+            names = entities.get(passage_id) or _ends(triples)
+            references.append(Reference(dataset.corpus[passage_id], names, triples))
+    if not references:
         raise UserError(
-            f"no passage in the contexts of the {len(chosen)} selected questions of {dataset.name} "
-            f"has triples ({OPENIE}) and belongs to them alone"
+            f"no passage in the contexts of the {len(questions)} selected questions of "
+            f"{dataset.name} has triples ({OPENIE}) and occurs in no other fold or split"
         )
-    order = np.random.default_rng(seed).permutation(len(found))
+    order = np.random.default_rng(seed).permutation(len(references))
     sample = order[:limit] if limit else order
     counts["sampled"] = len(sample)
-    return tuple(found[index] for index in sample), dict(counts)
+    return tuple(references[index] for index in sample), dict(counts)
 
 
-def _why_not(name: str, dataset: Dataset, theirs: Mapping[str, None]) -> str | None:
-    if name not in dataset.triples:
+def _exclusion(passage_id: str, dataset: Dataset, elsewhere: Mapping[str, None]) -> str | None:
+    """The reason to leave a passage out, or None."""
+    if passage_id not in dataset.triples:
         return "without_triples"
-    if not dataset.triples[name]:
+    if not dataset.triples[passage_id]:
         return "empty"
-    return "shared" if name in theirs else None
+    return "shared" if passage_id in elsewhere else None
 
 
 def _contexts(questions: Sequence[Question]) -> dict[str, None]:
-    """Passage ids of their contexts, in order, each once."""
+    """The distinct passage ids of the questions' contexts, in order."""
     return dict.fromkeys(name for question in questions for name in question.context or ())
 
 
 def _is_other(question: Question, data: Config) -> bool:
-    """Whether a question is of another fold or split than the one that was asked for."""
+    """Whether a question belongs to another fold or split than the selected one."""
     for field in ("split", "fold"):
         value = getattr(question, field)
         if data[field] and value is not None and value != data[field]:
@@ -94,17 +95,17 @@ def _is_other(question: Question, data: Config) -> bool:
 
 
 def _entities(data: Config) -> dict[str, tuple[str, ...]]:
-    """The entities that the file lists, by passage."""
+    """The entities of each passage in the file of triples."""
     file = Path(data.dir or "").expanduser() / OPENIE
     if not data.dir or not file.is_file():
         return {}
-    found: dict[str, tuple[str, ...]] = {}
+    entities: dict[str, tuple[str, ...]] = {}
     for _, row in read_lines(file, _Entities):
-        known = (*found.get(row.passage_id, ()), *(row.entities or ()))
-        found[row.passage_id] = tuple(dict.fromkeys(known))
-    return found
+        names = (*entities.get(row.passage_id, ()), *(row.entities or ()))
+        entities[row.passage_id] = tuple(dict.fromkeys(names))
+    return entities
 
 
 def _ends(triples: Sequence[Triple]) -> tuple[str, ...]:
-    """Heads and tails: the entities of a file that lists none."""
+    """Heads and tails of triples."""
     return tuple(dict.fromkeys(name for triple in triples for name in (triple.head, triple.tail)))

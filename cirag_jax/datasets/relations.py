@@ -1,7 +1,7 @@
-"""Annotated relations as sub-questions, and as noun phrases for a rationale.
+"""Words annotated relations as sub-questions, and as noun phrases for a rationale.
 
 Benchmarks name relations as Wikidata does ("place of birth"), the built-in dataset as sentences do
-("directed by"). A relation that is not listed gets a template by its form.
+("directed by"). Relations without a template are worded by their form.
 """
 
 import pathlib
@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Mapping
 
 _FILE = pathlib.Path(__file__).with_suffix(".toml")
-# Relation -> how one asks for its tail, and what the tail then is; ``{}`` is the head.
+# Relation -> question for its tail, and noun phrase for its tail; ``{}`` is the head.
 _TEMPLATES: Mapping[str, tuple[str, str]] = {
     name: (group["asks"], group["noun"])
     for group in tomllib.loads(_FILE.read_text("utf-8"))["relations"]
@@ -39,13 +39,13 @@ def sub_question(relation: str, head: str) -> str:
 
 
 def is_listed(relation: str) -> bool:
-    """Whether a relation has a template of its own, and need not be told by its form."""
+    """Returns whether a relation has a template."""
     relation = " ".join(relation.split())
     return relation in _TEMPLATES or relation in _PERSONS
 
 
 def noun_phrase(relation: str, head: str) -> str:
-    """What the tail of ``<head; relation; ?>`` is; empty where the relation makes no good name."""
+    """Describes the tail of ``<head; relation; ?>``, or returns "" if the relation is no noun."""
     relation = " ".join(relation.split())
     if relation in _TEMPLATES:
         return _TEMPLATES[relation][1].format(head)

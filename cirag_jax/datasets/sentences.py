@@ -1,4 +1,4 @@
-"""Sentences of a passage: its own where it brings them, otherwise split by rules."""
+"""Sentences of a passage: its own boundaries if it has any, otherwise split by rules."""
 
 import functools
 from collections.abc import Sequence
@@ -9,13 +9,10 @@ from cirag_jax.types import Passage
 
 
 def sentences_of(passage: Passage) -> tuple[str, ...]:
-    """The sentences of ``passage``, in order.
+    """Returns the sentences of a passage, in order.
 
-    Boundaries that the passage brings are returned as they are (blank ones included, because gold
-    sentence indices count them) and never split again.
-
-    What the splitter returns is free of blank sentences and of surrounding whitespace, and loses
-    nothing but whitespace.
+    A passage's own sentences are returned unchanged, including blank ones, because gold sentence
+    indices count them. The splitter only drops whitespace and blank sentences.
     """
     if passage.sentences is not None:
         return passage.sentences
@@ -24,20 +21,20 @@ def sentences_of(passage: Passage) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=1 << 16)
 def split_sentences(text: str) -> tuple[str, ...]:
-    """Splits English ``text`` with Wikimedia's sentencex; cached, since every epoch asks again."""
+    """Splits English text with Wikimedia's sentencex; cached, because every epoch needs it."""
     try:
         parts = [part.strip() for part in segment("en", text)]
-    except UnicodeEncodeError:  # half of a surrogate pair, which a server's JSON may hold
+    except UnicodeEncodeError:  # Half of a surrogate pair, for example from a server's JSON.
         parts = [text.strip()]
     return tuple(part for part in parts if part)
 
 
 def source_sentence(head: str, relation: str, tail: str, sentences: Sequence[str]) -> int | None:
-    """Index of the sentence that holds most of the triple's words.
+    """Returns the index of the sentence with most of a triple's words, or None without sentences.
 
-    KiRAG's rule: count the words of the triple that a sentence contains as substrings (case
-    ignored), take the largest count; the first sentence wins a tie. So a triple that shares no word
-    with the passage belongs to its first sentence. None where there are no sentences.
+    This is KiRAG's rule: words of the triple count if the sentence contains them as substrings,
+    ignoring case, and ties go to the first sentence. A triple that shares no word with the passage
+    therefore belongs to its first sentence.
     """
     if not sentences:
         return None

@@ -10,6 +10,7 @@ import Stemmer
 
 from cirag_jax.errors import UserError, parsing
 from cirag_jax.identity import of_packages
+from cirag_jax.retrieval.search import empty_results
 
 
 def packages() -> dict[str, str]:
@@ -79,8 +80,7 @@ class BM25:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns ``row_QK`` int32 and ``score_QK`` float32, see `ExactIndex.search`."""
         k = min(k, self._size)
-        row_QK = np.full((len(queries), k), -1, np.int32)
-        score_QK = np.full((len(queries), k), -np.inf, np.float32)
+        row_QK, score_QK = empty_results(len(queries), k)
         for row, words in enumerate(self.words(queries)):
             scores_N = self.scores(words)
             rows = np.arange(self._size) if allowed is None else np.unique(allowed[row])

@@ -64,11 +64,7 @@ class FlaxEncoder:
     ):
         self._encoder = encoder
         self._mesh = mesh
-        longest = encoder.config.max_length
-        self._limits = {
-            "query": min(query_max_length, longest),
-            "passage": min(passage_max_length, longest),
-        }
+        self._limits = _limits(query_max_length, passage_max_length, encoder.config.max_length)
         self.dim = encoder.dim
         self.identity: Mapping[str, Any] = {
             "backend": "flax",
@@ -94,6 +90,10 @@ class FlaxEncoder:
             progress=progress,
         )
         return check_finite(vectors_ND, self._encoder.source)
+
+
+def _limits(query_max_length: int, passage_max_length: int, longest: int) -> dict[Role, int]:
+    return {"query": min(query_max_length, longest), "passage": min(passage_max_length, longest)}
 
 
 class CachedEncoder:
@@ -224,10 +224,7 @@ class SentenceTransformersEncoder:
             "passage": passage_prompt if passage_prefix is None else passage_prefix,
         }
         longest = model.max_seq_length or max(query_max_length, passage_max_length)
-        self._limits = {
-            "query": min(query_max_length, longest),
-            "passage": min(passage_max_length, longest),
-        }
+        self._limits = _limits(query_max_length, passage_max_length, longest)
         self.dim = int(model.get_embedding_dimension() or 0)
         self.identity: Mapping[str, Any] = {
             "backend": "sentence_transformers",
@@ -291,17 +288,10 @@ def _open_flax(config: Config, mesh: jax.sharding.Mesh | None) -> FlaxEncoder:
     encoder, meta = open_encoder(config.model, dtype=config.dtype, mesh=mesh)
     if meta:  # Two trainings may end at the same step; only their weights differ.
         encoder = dataclasses.replace(encoder, revision=f"sha256:{hash_arrays(encoder.state)}")
-    prefixes = {
-        name: config[name]
-        for name in ("query_prefix", "passage_prefix")
-        if config[name] is not None
-    }
-    return FlaxEncoder(
-        dataclasses.replace(encoder, **prefixes),
-        query_max_length=config.query_max_length,
-        passage_max_length=config.passage_max_length,
-        mesh=mesh,
-    )
+    names = ("query_prefix", "passage_prefix")
+    prefixes = {name: config[name] for name in names if config[name] is not None}
+    lengths = {name: config[name] for name in ("query_max_length", "passage_max_length")}
+    return FlaxEncoder(dataclasses.replace(encoder, **prefixes), mesh=mesh, **lengths)
 
 
 def _open_sentence_transformers(config: Config) -> SentenceTransformersEncoder:
@@ -326,23 +316,21 @@ def _open_sentence_transformers(config: Config) -> SentenceTransformersEncoder:
         )
     except Exception as error:  # The library raises many types of errors.
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        hint = (
-            " (--config.encoder.trust_remote_code=true allows the code of the model's author)"
-            if "trust_remote_code" in str(error)
-            else ""
-        )
+        hint = ""
+        if "trust_remote_code" in str(error):
+            hint = " (--config.encoder.trust_remote_code=true allows the code of its author)"
         raise UserError(
             f"sentence-transformers cannot load {config.model!r}: {reason}{hint}"
         ) from error
-    return SentenceTransformersEncoder(
-        model,
-        config.model,
-        query_prefix=config.query_prefix,
-        passage_prefix=config.passage_prefix,
-        query_max_length=config.query_max_length,
-        passage_max_length=config.passage_max_length,
-        batch_size=config.batch_size,
+    names = (
+        "query_prefix",
+        "passage_prefix",
+        "query_max_length",
+        "passage_max_length",
+        "batch_size",
     )
+    options = {name: config[name] for name in names}
+    return SentenceTransformersEncoder(model, config.model, **options)
 
 
 def _torch_revision(model: Any) -> str:

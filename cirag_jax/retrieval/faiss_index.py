@@ -9,6 +9,7 @@ import numpy as np
 
 from cirag_jax.errors import UserError
 from cirag_jax.identity import version_that_counts
+from cirag_jax.retrieval.search import empty_results
 from cirag_jax.types import Config, Count, PositiveInt
 from cirag_jax.validation import check_fields
 
@@ -125,10 +126,7 @@ class FaissIndex:
         query_QD = np.ascontiguousarray(query_QD, np.float32)
         k = min(k, len(self))
         if not len(query_QD) or not k:
-            return (
-                np.full((len(query_QD), k), -1, np.int32),
-                np.full((len(query_QD), k), -np.inf, np.float32),
-            )
+            return empty_results(len(query_QD), k)
         if allowed is not None:
             return self._search_allowed(query_QD, k, allowed)
         score_QK, row_QK = self._index.search(query_QD, k, params=self._parameters())
@@ -138,8 +136,7 @@ class FaissIndex:
     def _search_allowed(
         self, query_QD: np.ndarray, k: int, allowed: Sequence[np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray]:
-        row_QK = np.full((len(query_QD), k), -1, np.int32)
-        score_QK = np.full((len(query_QD), k), -np.inf, np.float32)
+        row_QK, score_QK = empty_results(len(query_QD), k)
         for query, may in enumerate(allowed):
             row_R = np.unique(np.asarray(may, np.int32))
             score_R = self.vectors(row_R) @ query_QD[query]

@@ -24,6 +24,7 @@ from cirag_jax.retrieval import stopping
 from cirag_jax.retrieval.candidates import FEATURES, CandidateFinder, SearchState, StepCandidates
 from cirag_jax.retrieval.encoders import Encoder, Progress
 from cirag_jax.retrieval.links import WalkOptions
+from cirag_jax.retrieval.search import empty_results
 from cirag_jax.retrieval.unit_index import UnitIndex
 from cirag_jax.types import Feedback, Passage
 
@@ -110,8 +111,7 @@ class LinkedIndex:
         if any(feedback):
             raise UserError("config.retriever.kind=linked does not support relevance feedback")
         assert self._head is not None
-        row_QK = np.full((len(queries), k), -1, np.int32)
-        score_QK = np.full((len(queries), k), -np.inf, np.float32)
+        row_QK, score_QK = empty_results(len(queries), k)
         for query, result in enumerate(self.explore(queries, self._head.score, allowed)):
             rows = self._needed_rows(result)[:k]
             row_QK[query, : len(rows)] = rows

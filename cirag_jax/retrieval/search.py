@@ -14,7 +14,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from cirag_jax import sharding
 from cirag_jax.io import replacing
@@ -76,14 +77,14 @@ class ExactIndex:
 
         if self._mesh is None:
             return jnp.asarray(part((slice(None),)))
-        by_rows = NamedSharding(self._mesh, PartitionSpec(_AXIS, None))
+        by_rows = NamedSharding(self._mesh, P(_AXIS, None))
         return jax.make_array_from_callback((self._rows, dim), by_rows, part)
 
     def _upload(self, x: np.ndarray) -> jax.Array:
         """``x`` on every device of the index."""
         if self._mesh is None:
             return jnp.asarray(x)
-        return jax.device_put(x, NamedSharding(self._mesh, PartitionSpec()))
+        return jax.device_put(x, NamedSharding(self._mesh, P()))
 
     def __len__(self) -> int:
         return self._num_rows
@@ -166,6 +167,12 @@ class ExactIndex:
         return best
 
 
+def empty_results(num_queries: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns rows and scores without any result: row -1 and score -inf at every place."""
+    rows = np.full((num_queries, k), -1, np.int32)
+    return rows, np.full((num_queries, k), -np.inf, np.float32)
+
+
 def accelerators() -> Mesh | None:
     """Returns a mesh of this process's accelerators, or None if it only has a CPU."""
     if jax.default_backend() == "cpu":
@@ -208,17 +215,11 @@ def _search_block(best, query_QD, block_ND, limits, mask_QN, k, step, mesh):
         gathered = (jax.lax.all_gather(x_QK, _AXIS, axis=1, tiled=True) for x_QK in block_best)
         return _merge(best, tuple(gathered), k)
 
-    everywhere = PartitionSpec()
+    everywhere, rows, columns = P(), P(_AXIS, None), P(None, _AXIS)
     return jax.shard_map(
         local,
         mesh=mesh,
-        in_specs=(
-            everywhere,
-            everywhere,
-            PartitionSpec(_AXIS, None),
-            everywhere,
-            PartitionSpec(None, _AXIS),
-        ),
+        in_specs=(everywhere, everywhere, rows, everywhere, columns),
         out_specs=(everywhere, everywhere),
         check_vma=False,  # The gathered candidates are the same on every device.
     )(best, query_QD, block_ND, limits, mask_QN)

@@ -6,7 +6,7 @@ import numpy as np
 
 from cirag_jax.errors import UserError
 from cirag_jax.retrieval.encoders import Encoder, Progress
-from cirag_jax.retrieval.search import ExactIndex, accelerators
+from cirag_jax.retrieval.search import ExactIndex, accelerators, empty_results
 from cirag_jax.types import Feedback
 
 _DEPTH = 10  # Units searched for each returned passage, because good units share passages.
@@ -70,8 +70,7 @@ class UnitIndex:
                 for group in allowed
             ]  # fmt: skip
         unit_QN, score_QN = self._search.search(query_QD, _DEPTH * k, rows)
-        row_QK = np.full((len(query_QD), k), -1, np.int32)
-        score_QK = np.full((len(query_QD), k), -np.inf, np.float32)
+        row_QK, score_QK = empty_results(len(query_QD), k)
         for query, (units, scores) in enumerate(zip(unit_QN, score_QN, strict=True)):
             best: dict[int, float] = {}
             for unit, score in zip(units, scores, strict=True):

@@ -1,4 +1,4 @@
-"""Normal forms of names and triples, and the sources of what several passages say."""
+"""Normal forms of names and triples, and the sources of facts that several passages state."""
 
 import dataclasses
 import re
@@ -14,23 +14,18 @@ _NOT_ASCII_WORD = re.compile("[^a-z0-9]+")
 
 
 def normalise(text: str, normalization: Normalization = "ascii") -> str:
-    """The normal form in which surfaces are compared; applying it twice changes nothing.
+    """Returns the normal form of a name as words separated by single spaces, maybe none.
 
     Args:
-        text: A surface, as the model or the passage spells it.
-        normalization: ``ascii`` is that of CIRAG's case study (Table 9): lower case, everything but
-            ``a-z``, ``0-9`` and space is a space ("br k" for "bråk"). ``unicode`` keeps the
+        text: A name, as the model or the passage spells it.
+        normalization: ``ascii`` is that of CIRAG's case study (Table 9): lower case, with a space
+            for everything but ``a-z`` and ``0-9`` ("br k" for "bråk"). ``unicode`` keeps the
             letters, digits and marks of every script, after compatibility normalisation (NFKC)
             and case folding.
-
-    Returns:
-        Words separated by single spaces; empty where nothing is left.
     """
-    if normalization == "ascii":
+    if normalization == "ascii" or text.isascii():
         return _NOT_ASCII_WORD.sub(" ", text.lower()).strip()
-    if text.isascii():  # the same, and faster
-        return _NOT_ASCII_WORD.sub(" ", text.lower()).strip()
-    while (folded := _folded(text)) != text:  # a fold may make another one possible
+    while (folded := _folded(text)) != text:  # One folding may enable another.
         text = folded
     return text
 
@@ -42,11 +37,7 @@ def _folded(text: str) -> str:
 
 
 def triple_key(triple: Triple, normalization: Normalization = "ascii") -> tuple[str, str, str]:
-    """What two triples have in common that say the same in the same words.
-
-    A part of which the ASCII form leaves nothing (Greek, Chinese) is taken in its Unicode form, and
-    one of which that leaves nothing either as it stands: different names never share the key "".
-    """
+    """Returns the key that triples with equal normal forms share, one `name_key` per part."""
     return (
         name_key(triple.head, normalization),
         name_key(triple.relation, normalization),
@@ -55,17 +46,21 @@ def triple_key(triple: Triple, normalization: Normalization = "ascii") -> tuple[
 
 
 def name_key(text: str, normalization: Normalization = "ascii") -> str:
-    """What two surfaces of a name have in common; see `triple_key`. Empty where nothing is left."""
+    """Returns the key that spellings of a name share.
+
+    A name with an empty ASCII form (Greek, Chinese) gets its Unicode form, and if that is empty
+    too, the name itself, so that different names never share the key "".
+    """
     return normalise(text, normalization) or normalise(text, "unicode") or text.strip()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SourcedTriple:
-    """A fact with everything that states it.
+    """A fact and its sources.
 
     Attributes:
-        triple: The first statement of it, with its raw surface.
-        sources: (passage id, sentence index) of every statement, in order, each pair once.
+        triple: The first triple that states the fact, in its original spelling.
+        sources: Distinct (passage id, sentence index) of all triples that state it, in order.
     """
 
     triple: Triple
@@ -75,7 +70,7 @@ class SourcedTriple:
 def merge_sources(
     triples: Iterable[Triple], normalization: Normalization = "ascii"
 ) -> tuple[SourcedTriple, ...]:
-    """Joins triples with the same `triple_key`, in the order of their first statements."""
+    """Merges triples with the same `triple_key`, in the order of their first occurrences."""
     first: dict[tuple[str, str, str], Triple] = {}
     sources: dict[tuple[str, str, str], dict[tuple[str | None, int | None], None]] = {}
     for triple in triples:

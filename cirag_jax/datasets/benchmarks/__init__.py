@@ -1,7 +1,7 @@
 """The benchmarks from their official files, as TFDS builders.
 
-The records lie in ArrayRecord files and are read through ``as_data_source`` and Grain; TensorFlow
-is never imported. `to_dataset` turns them into the project's own types.
+Records are stored in ArrayRecord files and read through ``as_data_source`` and Grain, without
+importing TensorFlow. `to_dataset` converts them to the project's types.
 """
 
 from cirag_jax.datasets.benchmarks.base import data_source, prepare_builder, to_dataset

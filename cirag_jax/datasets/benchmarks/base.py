@@ -1,4 +1,4 @@
-"""What the benchmarks share: building, random access, conversion to the project's types."""
+"""Shared parts of the benchmarks: building, random access, conversion to the project's types."""
 
 import contextlib
 import dataclasses
@@ -18,17 +18,17 @@ from cirag_jax.errors import UserError
 from cirag_jax.io import one_line
 from cirag_jax.types import Dataset, Passage, Question
 
-ARTICLES = "articles"  # The split that holds the passages, where a file of their own has them.
+ARTICLES = "articles"  # The split of the passages, if they have their own file.
 
 
 class OfficialBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """A TFDS builder over official files; a record is kept as its checked JSON."""
+    """A TFDS builder over official files, which stores records as checked JSON."""
 
     Record: ClassVar[type[msgspec.Struct]]
     """The official record; absent fields are None."""
 
     Article: ClassVar[type[msgspec.Struct]]
-    """The official record of the split `ARTICLES`, where there is one."""
+    """The official record of the split `ARTICLES`, if there is one."""
 
     FILES: ClassVar[Mapping[str, Mapping[str, OfficialFile]]]
     """Config -> split -> official file."""
@@ -49,10 +49,10 @@ class OfficialBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             features=tfds.features.FeaturesDict({"record": tfds.features.Text()}),
             homepage=self.HOMEPAGE,
             license=self.LICENSE,
-            disable_shuffling=True,  # papers take the first N of the file
+            disable_shuffling=True,  # Papers use the first N records of the file.
         )
 
-    # TFDS inspects this signature: with its optional `pipeline` it would load Apache Beam.
+    # TFDS inspects this signature; an optional `pipeline` would make it load Apache Beam.
     def _split_generators(self, dl_manager):  # pyright: ignore[reportIncompatibleMethodOverride]
         files = self.FILES[self.builder_config.name]  # pyright: ignore[reportOptionalMemberAccess]
         try:
@@ -70,27 +70,21 @@ class OfficialBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             yield index, {"record": msgspec.json.encode(record).decode()}
 
     def check(self, place: str, record: Any) -> None:
-        """Raises UserError for what the types of a record cannot say."""
+        """Validates what the types of a record do not express."""
 
     @classmethod
     def convert(cls, record: Any, split: str, setting: str) -> "Converted":
-        """Official record -> a question and the passages of its context.
-
-        The id is empty where the benchmark gives none.
-        """
+        """Converts a record to a question and its context; without an official id it is empty."""
         raise NotImplementedError
 
     @classmethod
     def convert_article(cls, article: Any) -> Passage:
-        """A record of the split `ARTICLES` -> a passage."""
+        """Converts a record of the split `ARTICLES` to a passage."""
         raise NotImplementedError
 
 
 class RecordSource:
-    """Random access to the official records of one split, for ``grain.MapDataset.source``.
-
-    Records are dictionaries, absent fields None.
-    """
+    """Random access to the records of one split, for ``grain.MapDataset.source``."""
 
     def __init__(self, source: Sequence[Mapping[str, Any]]):
         self._source = source
@@ -108,19 +102,16 @@ class RecordSource:
 Converted = tuple[Question, tuple[Passage, ...]]
 
 
-# ------------------------------------------------------------------------------- public functions
-
-
 def prepare_builder(
     builder_class: type[OfficialBuilder],
     config: str,
     data_dir: str | Path,
     manual_dir: str | Path | None = None,
 ) -> OfficialBuilder:
-    """Writes the ArrayRecord files of one benchmark anew and returns the builder to read them.
+    """Writes the ArrayRecord files of one benchmark and returns the builder that reads them.
 
-    TFDS keeps its files in ``data_dir``; downloads go to its subfolder ``downloads``, where
-    official files placed by hand lie in ``manual``, if ``manual_dir`` is None.
+    TFDS keeps its files in ``data_dir``, with downloads in the subfolder ``downloads``. Official
+    files placed by hand are in ``manual_dir``, by default ``downloads/manual``.
     """
     if config not in builder_class.FILES:
         known = ", ".join(builder_class.FILES)
@@ -129,24 +120,24 @@ def prepare_builder(
         raise UserError(f"manual_dir {manual_dir} is not a folder.")
     download_config = tfds.download.DownloadConfig(
         manual_dir=manual_dir and Path(manual_dir).resolve(),
-        # What was built from other files placed by hand would otherwise be taken for these.
+        # Always builds again, because the files placed by hand may have changed.
         download_mode=tfds.GenerateMode.REUSE_CACHE_IF_EXISTS,
         try_download_gcs=False,
     )
     try:
         builder = builder_class(config=config, data_dir=data_dir, file_format="array_record")
-        with contextlib.redirect_stdout(sys.stderr):  # stdout is for results
+        with contextlib.redirect_stdout(sys.stderr):  # Keeps stdout for results.
             builder.download_and_prepare(download_config=download_config)
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or one_line(str(error))
         if not isinstance(error, OSError) and "write() failed" not in reason:
-            raise  # else ArrayRecord's writer found the disk full
+            raise  # ArrayRecord's writer raises RuntimeError if the disk is full.
         raise UserError(f"{data_dir} cannot be written ({reason}).") from error
     return builder
 
 
 def data_source(builder: OfficialBuilder, split: str) -> RecordSource:
-    """The records of split ``train``, ``dev`` or ``test`` of a builder of `prepare_builder`."""
+    """Returns the records of a split of a prepared benchmark."""
     if split not in builder.info.splits:
         known = ", ".join(builder.info.splits)
         raise UserError(f"{builder.info.full_name} has no split {split!r}; built: {known}.")
@@ -155,13 +146,12 @@ def data_source(builder: OfficialBuilder, split: str) -> RecordSource:
 
 
 def to_dataset(builder: OfficialBuilder) -> Dataset:
-    """Converts the splits of a prepared benchmark.
+    """Converts the splits of a prepared benchmark, in official order.
 
-    A passage is identified by its title and text, so one that several questions share is kept once.
-    Where questions may share an id (MuSiQue-Full: the answerable and the unanswerable twin), the
-    later one gets ``__2``; where they have none, it is their split and their number in it, from 0.
-    Questions keep their official order. Passages of the split `ARTICLES` always come along; without
-    them, ``supporting`` that names one is None.
+    A passage is identified by its title and text, so questions share equal passages. If questions
+    may share an id (the answerable and the unanswerable twins of MuSiQue-Full), the later one gets
+    ``__2``. A question without an id gets ``<split>_<number>``, from 0. All passages of the split
+    `ARTICLES` are included; without that split, ``supporting`` that names one of them is None.
     """
     config = builder.builder_config.name  # pyright: ignore[reportOptionalMemberAccess]
     built = [split for split in builder.FILES[config] if split in builder.info.splits]
@@ -198,14 +188,11 @@ def _records(builder: OfficialBuilder, split: str, kind: type[msgspec.Struct]) -
     return (msgspec.convert(source[index], kind) for index in range(len(source)))
 
 
-# ----------------------------------------------------------------------------- for the subclasses
-
-
 def passage_of(title: str, text: str, sentences: Sequence[str] | None = None) -> Passage:
-    """A passage whose id is a hash of its title and text, boundaries included where given.
+    """Makes a passage whose id is a hash of its title and its text or sentences.
 
-    ``text`` is ignored where there are official ``sentences``. Their surrounding whitespace goes;
-    blank ones stay because official sentence indices count them.
+    Official ``sentences`` replace ``text``. They are stripped, but blank ones are kept, because
+    official sentence indices count them.
     """
     if sentences is not None:
         sentences = tuple(sentence.strip() for sentence in sentences)

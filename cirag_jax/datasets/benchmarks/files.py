@@ -1,4 +1,4 @@
-"""The official files of a benchmark: found in ``manual_dir`` or downloaded, verified, streamed."""
+"""Finds or downloads the official files of a benchmark, verifies them and streams their records."""
 
 import contextlib
 import csv
@@ -20,19 +20,21 @@ from absl import logging
 
 from cirag_jax.errors import UserError
 
-_CHUNK = 1 << 20  # characters read at a time
-# Of damaged, encrypted and unknown members.
+_CHUNK = 1 << 20  # Characters read at a time.
+# Errors of damaged, encrypted and unsupported archives.
 _BAD_ARCHIVE = (zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, RuntimeError)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OfficialFile:
-    """One file as its publisher names it, such as ``dev.json``.
+    """An official file.
 
-    ``url`` offers it, or the zip ``archive`` that it is in. ``sha256`` is the checksum of what
-    ``url`` gives, where one is known, as ``checksum_by`` states it. With ``split`` the file is a
-    JSON object of splits, each an object of records by id, and this is one of them. ``noun`` is
-    what a record is called.
+    Attributes:
+      name: name of the file, such as ``dev.json``.
+      url: address of the file, or of the zip ``archive`` that contains it.
+      sha256: checksum of the download, if known, as stated by ``checksum_by``.
+      split: key of the records, if the file is a JSON object of splits with records by id.
+      noun: name of a record in messages.
     """
 
     name: str
@@ -45,23 +47,23 @@ class OfficialFile:
 
     @property
     def download_name(self) -> str:
-        """Name of what ``url`` gives."""
+        """Name of the downloaded file."""
         return self.archive or self.name
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FoundFile:
-    """An official file on this machine; with ``archived`` in the zip archive ``path``."""
+    """An official file on this machine; ``archived`` if ``path`` is a zip archive with it."""
 
     file: OfficialFile
     path: Path
     archived: bool
 
     def records(self) -> Iterator[tuple[str, Any]]:
-        """The place and JSON value of every record, in order.
+        """Yields the place and JSON value of every record, in order.
 
-        A row of a table (``.csv``, ``.tsv``) is an object of strings; a cell that it lacks is
-        absent. A file of several splits is loaded whole, others are not.
+        A table row (``.csv``, ``.tsv``) is an object of strings without its missing cells. Only
+        files of several splits are loaded at once.
         """
         where = str(self.path)
         try:
@@ -83,19 +85,16 @@ class FoundFile:
             raise UserError(f"{where} cannot be read: {error.strerror or error}.") from error
 
 
-# ----------------------------------------------------------------------------------------- finding
-
-
 def find_files(
     files: Mapping[str, OfficialFile],
     download_manager: tfds.download.DownloadManager,
     manual_dir: Path,
 ) -> dict[str, FoundFile]:
-    """Locates the official file of every split.
+    """Finds the official file of every split.
 
-    Files placed by hand win: where ``manual_dir`` (itself, then its immediate subfolders) holds at
-    least one of them, or its archive, exactly those are used; a split without a file is left out,
-    with a warning. Otherwise all are downloaded into the cache of TFDS.
+    If ``manual_dir`` or one of its subfolders holds at least one of the files or archives, only
+    those are used, and splits without a file are left out with a warning. Otherwise all files are
+    downloaded to the cache of TFDS.
     """
     placed = {split: path for split, file in files.items() if (path := _placed(file, manual_dir))}
     if placed:
@@ -105,8 +104,8 @@ def find_files(
             split: FoundFile(files[split], path, archived=path.name == files[split].archive)
             for split, path in placed.items()
         }
-        for one in found.values():
-            _verify(one, placed_by_hand=True)
+        for file in found.values():
+            _verify(file, placed_by_hand=True)
         return found
     return {split: _download(file, download_manager, manual_dir) for split, file in files.items()}
 
@@ -126,22 +125,22 @@ def _download(
     advice = f"download it by hand and place {file.download_name} in {manual_dir}"
     try:
         _reach(file.url)
-        # TFDS keeps what it downloads by URL, so the files of one archive share one download.
+        # TFDS caches downloads by URL, so the files of one archive share a download.
         path = Path(download_manager.download(file.url))
     except (OSError, tfds.download.DownloadError) as error:
         raise UserError(f"{file.url} cannot be downloaded ({_reason(error)}); {advice}.") from error
     if file.archive and not zipfile.is_zipfile(path):
         path.unlink()
-        raise UserError(f"{file.url} did not give a zip archive; {advice}.")
+        raise UserError(f"{file.url} did not return a zip archive; {advice}.")
     found = FoundFile(file, path, archived=file.archive is not None)
     _verify(found, placed_by_hand=False)
     return found
 
 
 def _reach(url: str) -> None:
-    """Raises at once where the host is out of reach; TFDS would retry for minutes."""
+    """Raises at once if the host cannot be reached, because TFDS would retry for minutes."""
     request = urllib.request.Request(url, method="HEAD")
-    # Any answer will do: whether the host gives the file is for the download to find out.
+    # Any response is enough; the download reports a missing file.
     with contextlib.suppress(urllib.error.HTTPError):
         urllib.request.urlopen(request, timeout=30).close()
 
@@ -152,7 +151,7 @@ def _reason(error: Exception) -> str:
 
 
 def _verify(found: FoundFile, *, placed_by_hand: bool) -> None:
-    """Compares the checksum of a download; a file placed by hand may be a subset on purpose."""
+    """Compares the checksum of a download; only warns about a file placed by hand."""
     file = found.file
     if file.sha256 is None or (placed_by_hand and found.path.name != file.download_name):
         return
@@ -165,7 +164,7 @@ def _verify(found: FoundFile, *, placed_by_hand: bool) -> None:
         f"{file.download_name}"
     )
     if placed_by_hand:
-        logging.warning("%s; it is used because it was placed by hand.", message)
+        logging.warning("%s; the file is used, because it was placed by hand.", message)
         return
     found.path.unlink()
     raise UserError(f"{message}; the download was deleted, so try again or place it by hand.")
@@ -173,14 +172,12 @@ def _verify(found: FoundFile, *, placed_by_hand: bool) -> None:
 
 def _member(archive: zipfile.ZipFile, name: str, path: Path) -> str:
     members = [m for m in archive.namelist() if m.rsplit("/", 1)[-1] == name]
-    # macOS archives hold a second, hidden copy of every name.
+    # Archives from macOS contain a second, hidden copy of every name.
     members = [m for m in members if not m.startswith("__MACOSX")]
     if not members:
         raise UserError(f"{path} holds no {name}.")
     return members[0]
 
-
-# ----------------------------------------------------------------------------------------- formats
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
@@ -195,7 +192,7 @@ def _read(text: io.TextIOWrapper, where: str, file: OfficialFile) -> Iterator[tu
 
 
 def _rows(text: io.TextIOWrapper, where: str, delimiter: str) -> Iterator[tuple[str, Any]]:
-    """The rows of a table as objects by its header, without the blank ones."""
+    """The rows of a table as objects, without blank rows."""
     rows = csv.reader(text, delimiter=delimiter, strict=True)
     try:
         header = next(rows, [])
@@ -206,16 +203,15 @@ def _rows(text: io.TextIOWrapper, where: str, delimiter: str) -> Iterator[tuple[
                 raise UserError(f"{place}: has {len(row)} fields, the header {len(header)}.")
             yield place, dict(zip(header, row, strict=False))
     except csv.Error as error:
-        raise UserError(f"{where}:{rows.line_num}: is no row of a table ({error}).") from error
+        raise UserError(f"{where}:{rows.line_num}: invalid table row ({error}).") from error
     if place is None:
         raise UserError(f"{where} is empty.")
 
 
 def _members(text: io.TextIOWrapper, where: str, split: str) -> Iterator[tuple[str, Any]]:
     """The records of a split, each with its key as ``id``."""
-    whole = text.read()
     try:
-        value = json.loads(whole)
+        value = json.loads(text.read())
     except RecursionError:
         raise UserError(f"{where} nests too deeply.") from None
     except ValueError as error:
@@ -236,7 +232,7 @@ def _objects(
     """The objects of a JSON array or of JSON lines, decoded one at a time."""
     decoder = json.JSONDecoder()
     buffer = text.read(_CHUNK).lstrip()
-    position, count, wanted = 0, 0, _CHUNK
+    position, count, size = 0, 0, _CHUNK
     if not lines:
         if buffer[:1] != "[":
             raise UserError(f"{where} must be a JSON list of {noun}s.")
@@ -257,8 +253,8 @@ def _objects(
         except RecursionError:
             raise UserError(f"{where}: {noun} {count + 1} nests too deeply.") from None
         except ValueError as error:
-            # The object may go on in the next chunk. Reading ever more keeps this linear.
-            more, wanted = text.read(wanted), 2 * wanted
+            # The object may continue in the next chunk; doubling its size keeps this linear.
+            more, size = text.read(size), 2 * size
             if not more:
                 raise UserError(
                     f"{where}: {noun} {count + 1} is invalid or truncated JSON "
@@ -266,7 +262,7 @@ def _objects(
                 ) from error
             buffer, position = buffer[position:] + more, 0
             continue
-        count, wanted = count + 1, _CHUNK
+        count, size = count + 1, _CHUNK
         place = f"{where}:{count}" if lines else f"{where}: {noun} {count}"
         if not isinstance(value, dict):
             raise UserError(f"{place}: must be a JSON object.")

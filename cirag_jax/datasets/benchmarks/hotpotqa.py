@@ -9,35 +9,29 @@ from cirag_jax.datasets.benchmarks.base import Converted, OfficialBuilder, passa
 from cirag_jax.datasets.benchmarks.files import OfficialFile
 from cirag_jax.types import Count, NonEmptyStr, Passage, Question
 
-_SITE = "http://curtis.ml.cmu.edu/datasets/hotpot"
-# The publisher states no checksum for these files (only for its Wikipedia dump). These are what
-# the loader of ParlAI has checked every download against.
-_PARLAI = "ParlAI"
-_TRAIN = OfficialFile(
-    "hotpot_train_v1.1.json",
-    f"{_SITE}/hotpot_train_v1.1.json",
-    sha256="26650cf50234ef5fb2e664ed70bbecdfd87815e6bffc257e068efea5cf7cd316",
-    checksum_by=_PARLAI,
-)
-_DEV_DISTRACTOR = OfficialFile(
-    "hotpot_dev_distractor_v1.json",
-    f"{_SITE}/hotpot_dev_distractor_v1.json",
-    sha256="4e9ecb5c8d3b719f624d66b60f8d56bf227f03914f5f0753d6fa1b359d7104ea",
-    checksum_by=_PARLAI,
-)
-_DEV_FULLWIKI = OfficialFile(
-    "hotpot_dev_fullwiki_v1.json",
-    f"{_SITE}/hotpot_dev_fullwiki_v1.json",
-    sha256="2f1f3e594a3066a3084cc57950ca2713c24712adaad03af6ccce18d1846d5618",
-    checksum_by=_PARLAI,
-)
-_TEST_FULLWIKI = OfficialFile(
-    "hotpot_test_fullwiki_v1.json", f"{_SITE}/hotpot_test_fullwiki_v1.json"
-)
+# The publisher states no checksum for these files; these are from the loader of ParlAI.
+_SHA256 = {
+    "hotpot_train_v1.1.json": "26650cf50234ef5fb2e664ed70bbecdfd87815e6bffc257e068efea5cf7cd316",
+    "hotpot_dev_distractor_v1.json": (
+        "4e9ecb5c8d3b719f624d66b60f8d56bf227f03914f5f0753d6fa1b359d7104ea"
+    ),
+    "hotpot_dev_fullwiki_v1.json": (
+        "2f1f3e594a3066a3084cc57950ca2713c24712adaad03af6ccce18d1846d5618"
+    ),
+}
+
+
+def _file(name: str) -> OfficialFile:
+    url = f"http://curtis.ml.cmu.edu/datasets/hotpot/{name}"
+    sha256 = _SHA256.get(name)
+    return OfficialFile(name, url, sha256=sha256, checksum_by="ParlAI" if sha256 else None)
+
+
+_TRAIN = _file("hotpot_train_v1.1.json")
 
 
 class HotpotRecord(msgspec.Struct):
-    """An official record; the format that 2WikiMultihopQA shares."""
+    """An official record, in the format that 2WikiMultihopQA also uses."""
 
     id: NonEmptyStr = msgspec.field(name="_id")
     question: NonEmptyStr
@@ -58,10 +52,13 @@ class HotpotQA(OfficialBuilder):
         tfds.core.BuilderConfig(name="fullwiki", description="10 retrieved paragraphs"),
     ]
     FILES = {
-        "distractor": {"train": _TRAIN, "dev": _DEV_DISTRACTOR},
-        "fullwiki": {"train": _TRAIN, "dev": _DEV_FULLWIKI, "test": _TEST_FULLWIKI},
+        "distractor": {"train": _TRAIN, "dev": _file("hotpot_dev_distractor_v1.json")},
+        "fullwiki": {
+            "train": _TRAIN,
+            "dev": _file("hotpot_dev_fullwiki_v1.json"),
+            "test": _file("hotpot_test_fullwiki_v1.json"),
+        },
     }
-
     Record = HotpotRecord
     HOMEPAGE = "https://hotpotqa.github.io/"
     LICENSE = "CC BY-SA 4.0"
@@ -70,19 +67,19 @@ class HotpotQA(OfficialBuilder):
     def convert(cls, record: HotpotRecord, split: str, setting: str) -> Converted:
         """See `OfficialBuilder.convert`; every HotpotQA question takes two hops."""
         passages, fields = convert_context(record)
-        # Both settings share the training file, whose contexts are distractor ones.
+        # Both settings use the same training file, which has distractor contexts.
         setting = "distractor" if split == "train" else setting
         return Question(**fields, hops=2, split=split, setting=setting), passages
 
 
 def convert_context(record: HotpotRecord) -> tuple[tuple[Passage, ...], dict[str, Any]]:
-    """The passages of the context and the fields of `Question` that refer to them.
+    """Returns the passages of the context and the fields of `Question` that refer to them.
 
-    ``supporting`` stays None where the test split hides it, and where a gold title is not in the
-    context, as happens in the fullwiki setting: naming only the gold passages that were found
-    would make recall look better than it is. Sentence indices out of range are left out.
+    ``supporting`` is None if the test split hides it or the context lacks a gold title, as it may
+    in the fullwiki setting: listing only the other gold passages would inflate recall. Sentence
+    indices out of range are dropped.
     """
-    passages = tuple(passage_of(title, "", own) for title, own in record.context)
+    passages = tuple(passage_of(title, "", sentences) for title, sentences in record.context)
     fields: dict[str, Any] = {
         "id": record.id,
         "question": record.question,
@@ -91,7 +88,7 @@ def convert_context(record: HotpotRecord) -> tuple[tuple[Passage, ...], dict[str
         "context": tuple(passage.id for passage in passages),
     }
     facts = record.supporting_facts
-    by_title = {passage.title: passage for passage in reversed(passages)}  # the first one wins
+    by_title = {passage.title: passage for passage in reversed(passages)}  # The first one wins.
     if facts is not None and all(title in by_title for title, _ in facts):
         fields["supporting"] = tuple(dict.fromkeys(by_title[title].id for title, _ in facts))
         fields["supporting_sentences"] = tuple(

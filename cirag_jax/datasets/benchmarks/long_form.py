@@ -1,4 +1,4 @@
-"""Questions with long answers and no passages: ASQA and ELI5; ROUGE is what they are scored by."""
+"""Questions with long answers and no passages, scored by ROUGE: ASQA and ELI5."""
 
 from typing import Any
 
@@ -9,11 +9,9 @@ from cirag_jax.datasets.benchmarks.base import Converted, OfficialBuilder
 from cirag_jax.datasets.benchmarks.files import OfficialFile
 from cirag_jax.types import NonEmptyStr, Question
 
-# --------------------------------------------------------------------------------------------- ASQA
-
 
 class Reading(msgspec.Struct):
-    """What the question may mean."""
+    """One meaning of an ambiguous question."""
 
     question: str
     short_answers: list[str]
@@ -22,14 +20,14 @@ class Reading(msgspec.Struct):
 
 
 class Annotation(msgspec.Struct):
-    """An answer that covers all readings."""
+    """A long answer that covers all readings."""
 
     long_answer: str
     knowledge: Any = None
 
 
 class ASQARecord(msgspec.Struct):
-    """An official record."""
+    """An official record of ASQA."""
 
     id: NonEmptyStr
     ambiguous_question: NonEmptyStr
@@ -55,14 +53,13 @@ class ASQA(OfficialBuilder):
         tfds.core.BuilderConfig(name="short", description="the short answers of all readings"),
     ]
     FILES = {"long": _ASQA, "short": _ASQA}
-
     Record = ASQARecord
     HOMEPAGE = "https://github.com/google-research/language/tree/master/language/asqa"
     LICENSE = "Apache-2.0"
 
     @classmethod
     def convert(cls, record: ASQARecord, split: str, setting: str) -> Converted:
-        """See `OfficialBuilder.convert`; ``setting`` says which answers are the accepted ones."""
+        """See `OfficialBuilder.convert`; ``setting`` chooses the accepted answers."""
         answers = [annotation.long_answer for annotation in record.annotations]
         if setting == "short":
             answers = [answer for pair in record.qa_pairs for answer in pair.short_answers]
@@ -72,11 +69,8 @@ class ASQA(OfficialBuilder):
         ), ()
 
 
-# --------------------------------------------------------------------------------------------- ELI5
-
-
 class Output(msgspec.Struct):
-    """An answer, or where on Wikipedia one is found."""
+    """An answer, or its place in Wikipedia."""
 
     answer: str | None = None
     provenance: Any = None
@@ -105,7 +99,6 @@ class ELI5(OfficialBuilder):
             for split in ("train", "dev")
         }
     }
-
     Record = KILTRecord
     HOMEPAGE = "https://github.com/facebookresearch/KILT"
     LICENSE = "MIT"
@@ -113,6 +106,5 @@ class ELI5(OfficialBuilder):
     @classmethod
     def convert(cls, record: KILTRecord, split: str, setting: str) -> Converted:
         """See `OfficialBuilder.convert`."""
-        del setting
         answers = tuple(dict.fromkeys(o.answer for o in record.output if o.answer))
         return Question(record.id, record.input, answers, split=split), ()

@@ -1,4 +1,4 @@
-"""MultiHop-RAG (Tang and Yang, COLM 2024): questions over news, with the articles to search."""
+"""MultiHop-RAG (Tang and Yang, COLM 2024): questions over news, with a corpus of articles."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ _SITE = "https://huggingface.co/datasets/yixuantt/MultiHopRAG/resolve/main"
 
 
 class About(msgspec.Struct, kw_only=True):
-    """What is told of an article, in the corpus and beside every fact from it."""
+    """Metadata of an article, which the corpus and every fact contain."""
 
     url: NonEmptyStr
     title: str
@@ -54,13 +54,12 @@ class MultiHopRAG(OfficialBuilder):
             "test": OfficialFile("MultiHopRAG.json", f"{_SITE}/MultiHopRAG.json"),
         }
     }
-
     Record = MultiHopRAGRecord
     Article = News
     HOMEPAGE = "https://github.com/yixuantt/MultiHop-RAG"
     LICENSE = "ODC-BY 1.0"
 
-    _urls: frozenset[str] | None = None  # Of the articles, where there are any.
+    _urls: frozenset[str] | None = None  # URLs of the articles, if there are any.
 
     def _generate_examples(self, found: Mapping[str, FoundFile], split: str):
         if split != ARTICLES and ARTICLES in found:
@@ -69,7 +68,7 @@ class MultiHopRAG(OfficialBuilder):
         yield from super()._generate_examples(found, split)
 
     def check(self, place: str, record: MultiHopRAGRecord | News) -> None:
-        """Raises UserError where a fact is from no article."""
+        """Raises UserError if a fact is from an unknown article."""
         if isinstance(record, News) or self._urls is None:
             return
         for i, fact in enumerate(record.evidence_list):
@@ -79,8 +78,7 @@ class MultiHopRAG(OfficialBuilder):
 
     @classmethod
     def convert(cls, record: MultiHopRAGRecord, split: str, setting: str) -> Converted:
-        """See `OfficialBuilder.convert`; a fact a hop, and none where there is no answer."""
-        del setting
+        """See `OfficialBuilder.convert`; each fact is a hop."""
         question = Question(
             "",
             record.query,
@@ -94,6 +92,6 @@ class MultiHopRAG(OfficialBuilder):
 
     @classmethod
     def convert_article(cls, article: News) -> Passage:
-        """An article whole; questions name source and date, so that the text begins with them."""
+        """Returns an article that begins with source and date, which questions mention."""
         day = article.published_at.partition("T")[0]
         return Passage(article.url, article.title, f"{article.source}, {day}. {article.body}")

@@ -11,7 +11,7 @@ from cirag_jax.datasets.records import field_error
 from cirag_jax.types import Count, NonEmptyStr, Passage, Question, SubQuestion
 
 _ARCHIVE = "musique_data_v1.0.zip"
-# This host gives the file itself, where drive.google.com asks first whether to skip a virus scan.
+# This host returns the file, while drive.google.com first asks to skip a virus scan.
 _URL = (
     "https://drive.usercontent.google.com/download"
     "?id=1tGdADlNjWFaHLeZZGShh2IRcpO6Lv24h&export=download&confirm=t"
@@ -28,7 +28,7 @@ class Paragraph(msgspec.Struct):
 
 
 class Step(msgspec.Struct):
-    """A sub-question; its id is a number or a string, as the source had it."""
+    """A sub-question, whose id is a number or a string."""
 
     question: str
     answer: str
@@ -66,28 +66,26 @@ class MuSiQue(OfficialBuilder):
     ]
     FILES = {"ans": _files("ans"), "full": _files("full")}
     SHARED_IDS = frozenset({"full"})
-
     Record = MuSiQueRecord
     HOMEPAGE = "https://github.com/StonyBrookNLP/musique"
     LICENSE = "CC BY 4.0"
 
     def check(self, place: str, record: MuSiQueRecord) -> None:
-        """Raises UserError where a step names a paragraph that is not there."""
+        """Raises UserError if a step names a missing paragraph."""
         known = {paragraph.idx for paragraph in record.paragraphs}
         for i, step in enumerate(record.question_decomposition or ()):
             idx = step.paragraph_support_idx
             if idx is not None and idx not in known:
                 field = f"question_decomposition[{i}].paragraph_support_idx"
-                raise field_error(place, field, f"names paragraph {idx}, which is not there")
+                raise field_error(place, field, f"names paragraph {idx}, which is missing")
 
     @classmethod
     def convert(cls, record: MuSiQueRecord, split: str, setting: str) -> Converted:
         """See `OfficialBuilder.convert`.
 
-        The id begins with the shape of the question, such as ``3hop1``: its type and its hops.
-        ``setting`` says whether the context suffices, since Full has both kinds.
+        The id begins with the type of the question and its number of hops, such as ``3hop1``. The
+        question's setting is ``answerable`` or ``unanswerable``, since Full has both kinds.
         """
-        del setting
         shape = record.id.split("__", 1)[0]
         by_idx = {p.idx: passage_of(p.title, p.paragraph_text) for p in record.paragraphs}
         answers = () if record.answer is None else (record.answer, *(record.answer_aliases or ()))

@@ -9,11 +9,9 @@ from cirag_jax.datasets.benchmarks.files import OfficialFile
 from cirag_jax.datasets.records import field_error
 from cirag_jax.types import NonEmptyStr, Question
 
-# ---------------------------------------------------------------------------------------- Bamboogle
-
 
 class BamboogleRecord(msgspec.Struct):
-    """A row of the official table."""
+    """A row of the official table of Bamboogle."""
 
     question: NonEmptyStr = msgspec.field(name="Question")
     answer: NonEmptyStr = msgspec.field(name="Answer")
@@ -23,7 +21,7 @@ class Bamboogle(OfficialBuilder):
     """Two-hop questions that a search engine gets wrong (Press et al., Findings of EMNLP 2023)."""
 
     name = "bamboogle"
-    # The authors give a spreadsheet; this is the name under which it is exported.
+    # The authors publish a spreadsheet, which is exported under this name.
     FILES = {
         "default": {
             "test": OfficialFile(
@@ -33,7 +31,6 @@ class Bamboogle(OfficialBuilder):
             )
         }
     }
-
     Record = BamboogleRecord
     HOMEPAGE = "https://github.com/ofirpress/self-ask"
     LICENSE = "MIT"
@@ -41,19 +38,29 @@ class Bamboogle(OfficialBuilder):
     @classmethod
     def convert(cls, record: BamboogleRecord, split: str, setting: str) -> Converted:
         """See `OfficialBuilder.convert`; every question takes two hops."""
-        del setting
         return Question("", record.question, (record.answer,), hops=2, split=split), ()
 
 
-# ------------------------------------------------------------------------------------- WebQuestions
-
-# A text in quotes, in which a backslash escapes, or bare where it needs none.
+# A text in quotes with backslash escapes, or a bare text.
 _DESCRIPTION = r'\(description (?:"((?:[^"\\]|\\.)+)"|([^()"\s][^()]*))\)'
 _DESCRIPTIONS = re.compile(rf"\(list(?: {_DESCRIPTION})*\)")
 
 
+# Split -> bundle on CodaLab, and checksum of the file.
+_WEB_QUESTIONS_BUNDLES = {
+    "train": (
+        "0x4a763f8cde224c2da592b75f29e2f5c2",
+        "fb1797e4554a1b1be642388367de1379f8c0d5afc609ac171492c67f7b70cb1e",
+    ),
+    "test": (
+        "0xe7bac352fce7448c9ef238fb0a297ec2",
+        "e3d4550e90660aaabe18458ba34b59f2624857273f375af7353273ce8b84ce6e",
+    ),
+}
+
+
 class WebQuestionsRecord(msgspec.Struct):
-    """An official record."""
+    """An official record of WebQuestions."""
 
     utterance: NonEmptyStr
     target_value: str = msgspec.field(name="targetValue")
@@ -72,51 +79,35 @@ class WebQuestions(OfficialBuilder):
                 sha256=sha256,
                 checksum_by="ParlAI",
             )
-            for split, bundle, sha256 in (
-                (
-                    "train",
-                    "0x4a763f8cde224c2da592b75f29e2f5c2",
-                    "fb1797e4554a1b1be642388367de1379f8c0d5afc609ac171492c67f7b70cb1e",
-                ),
-                (
-                    "test",
-                    "0xe7bac352fce7448c9ef238fb0a297ec2",
-                    "e3d4550e90660aaabe18458ba34b59f2624857273f375af7353273ce8b84ce6e",
-                ),
-            )
+            for split, (bundle, sha256) in _WEB_QUESTIONS_BUNDLES.items()
         }
     }
-
     Record = WebQuestionsRecord
     HOMEPAGE = "https://nlp.stanford.edu/software/sempre/"
     LICENSE = "CC BY 4.0"
 
     def check(self, place: str, record: WebQuestionsRecord) -> None:
-        """Raises UserError where the answers are no list of descriptions."""
+        """Raises UserError unless the answers are a list of descriptions."""
         if not _DESCRIPTIONS.fullmatch(record.target_value):
             raise field_error(place, "targetValue", 'must read (list (description "...") ...)')
 
     @classmethod
     def convert(cls, record: WebQuestionsRecord, split: str, setting: str) -> Converted:
         """See `OfficialBuilder.convert`."""
-        del setting
-        found = re.findall(_DESCRIPTION, record.target_value)
-        answers = (re.sub(r"\\(.)", r"\1", quoted) or bare for quoted, bare in found)
+        descriptions = re.findall(_DESCRIPTION, record.target_value)
+        answers = (re.sub(r"\\(.)", r"\1", quoted) or bare for quoted, bare in descriptions)
         return Question("", record.utterance, tuple(dict.fromkeys(answers)), split=split), ()
 
 
-# ------------------------------------------------------------------------------------------ NQ-open
-
-
 class NQOpenRecord(msgspec.Struct):
-    """An official record."""
+    """An official record of NQ-open."""
 
     question: NonEmptyStr
     answer: list[str]
 
 
 class NQOpen(OfficialBuilder):
-    """Natural Questions without their page, with short answers (Lee et al., ACL 2019)."""
+    """Natural Questions with short answers and without pages (Lee et al., ACL 2019)."""
 
     name = "nq_open"
     FILES = {
@@ -129,7 +120,6 @@ class NQOpen(OfficialBuilder):
             for split in ("train", "dev")
         }
     }
-
     Record = NQOpenRecord
     HOMEPAGE = "https://github.com/google-research-datasets/natural-questions"
     LICENSE = "CC BY-SA 3.0"
@@ -137,15 +127,11 @@ class NQOpen(OfficialBuilder):
     @classmethod
     def convert(cls, record: NQOpenRecord, split: str, setting: str) -> Converted:
         """See `OfficialBuilder.convert`."""
-        del setting
         return Question("", record.question, tuple(dict.fromkeys(record.answer)), split=split), ()
 
 
-# -------------------------------------------------------------------------------------------- PopQA
-
-
 class PopQARecord(msgspec.Struct):
-    """A row of the official table."""
+    """A row of the official table of PopQA."""
 
     id: NonEmptyStr
     question: NonEmptyStr
@@ -178,27 +164,25 @@ class PopQA(OfficialBuilder):
             )
         }
     }
-
     Record = PopQARecord
     HOMEPAGE = "https://github.com/AlexTMallen/adaptive-retrieval"
     LICENSE = "MIT"
 
     def check(self, place: str, record: PopQARecord) -> None:
-        """Raises UserError where the answers are no list."""
+        """Raises UserError unless the answers are a JSON list."""
         try:
-            _strings(record)
+            _answers(record)
         except msgspec.DecodeError:
             raise field_error(place, "possible_answers", "must be a JSON list of strings") from None
 
     @classmethod
     def convert(cls, record: PopQARecord, split: str, setting: str) -> Converted:
-        """See `OfficialBuilder.convert`; the type is the property that is asked for."""
-        del setting
-        answers = tuple(dict.fromkeys(_strings(record)))
+        """See `OfficialBuilder.convert`; the question's type is the requested property."""
+        answers = tuple(dict.fromkeys(_answers(record)))
         return Question(
             record.id, record.question, answers, type=record.prop, hops=1, split=split
         ), ()
 
 
-def _strings(record: PopQARecord) -> list[str]:
+def _answers(record: PopQARecord) -> list[str]:
     return msgspec.json.decode(record.possible_answers, type=list[str])

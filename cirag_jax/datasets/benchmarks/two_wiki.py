@@ -9,7 +9,7 @@ from cirag_jax.types import Question
 
 _ARCHIVE = "data_ids_april7.zip"
 _URL = f"https://www.dropbox.com/s/ms2m13252h6xubs/{_ARCHIVE}?dl=1"
-# The publisher states no checksum; several public reproductions record this one for the archive.
+# The publisher states no checksum; several public reproductions record this one.
 _SHA256 = "95df2bf56fdabe034e27aebc580e02264232203cf52552f9efe8a919e5529eef"
 
 
@@ -36,15 +36,13 @@ class TwoWiki(OfficialBuilder):
             for split in ("train", "dev", "test")
         }
     }
-
     Record = TwoWikiRecord
     HOMEPAGE = "https://github.com/Alab-NII/2wikimultihop"
     LICENSE = "Apache-2.0"
 
     @classmethod
     def convert(cls, record: TwoWikiRecord, split: str, setting: str) -> Converted:
-        """See `OfficialBuilder.convert`; a bridge-comparison takes four hops, the rest two."""
-        del setting
+        """See `OfficialBuilder.convert`; a bridge-comparison has four hops, the others two."""
         passages, fields = convert_context(record)
         hops = {None: None, "bridge_comparison": 4}.get(record.type, 2)
         triples = None if record.evidences is None else tuple(record.evidences)

@@ -109,7 +109,7 @@ def statistics(dataset: Dataset) -> dict[str, object]:
     return {
         "passages": len(dataset.corpus),
         "words": sum(len(p.text.split()) for p in dataset.corpus.values()),
-        "triples": sum(len(found) for found in dataset.triples.values()),
+        "triples": sum(len(triples) for triples in dataset.triples.values()),
         "questions": dict(Counter(q.split for q in dataset.questions)),
         "by split, type and hops": {
             f"{split} {kind} {hops}": number
