@@ -47,8 +47,8 @@ def problems(dataset: Dataset, questions: Sequence[Question]) -> dict[str, list[
                 continue
             triples = tuple(pool.values())
             groups[later if hop.parents else first].append((question.question, triples, gold))
-            if hop.asks:
-                sub_question = annotations.fill(hop.asks, answers)
+            if hop.sub_question:
+                sub_question = annotations.fill(hop.sub_question, answers)
                 groups[sub_questions].append((sub_question, triples, gold))
     return groups
 

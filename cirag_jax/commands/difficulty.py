@@ -366,7 +366,7 @@ def _whose(config: Config, row: Row, question: Question, articles: Articles) -> 
     if row.error is not None:
         return "unanswered"
     found = row.passages[: config.retrieved_at or None]
-    return "reader" if articles.are_found(question, found) else "retriever"
+    return "reader" if articles.cover_gold(question, found) else "retriever"
 
 
 def _hop(graded: DifficultyBins, hop: int) -> dict[str, Any]:

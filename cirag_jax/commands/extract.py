@@ -66,7 +66,7 @@ def extract_corpus(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     settings = _settings(config)
     index, count = jax.process_index(), jax.process_count()
     on_cluster = cluster.is_chosen(config)
-    stores.refuse_earlier(workdir)
+    stores.reject_old_format(workdir)
     if config.import_openie is not None:
         return _import(config, workdir, started)
     if config.estimate_only:
@@ -86,7 +86,7 @@ def extract_corpus(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             selection = _Selection(
                 config, identity, corpus, store, _selected(config), (index, count)
             )
-            store.note(extraction_run.run(selection, store))
+            store.set_run_counts(extraction_run.run(selection, store))
 
     processes.together(work)
     if index:
@@ -181,7 +181,7 @@ def _result(
     runs = collections.Counter()
     for part in parts:
         with TripleStore.open(part) as store:
-            runs.update(store.noted())
+            runs.update(store.run_counts())
     totals, seconds = Totals(), 0.0
     for path in paths:
         with JournalReader(path) as book:

@@ -30,7 +30,7 @@ class Hop:
     """One fact that a question needs. ``#k`` in its texts stands for the answer of the k-th hop.
 
     Attributes:
-      asks: the sub-question, or empty.
+      sub_question: the sub-question, or empty.
       noun: the sub-question as a noun phrase, or empty.
       keywords: search words for the sub-question.
       about: what a supporting fact must be about.
@@ -42,7 +42,7 @@ class Hop:
       triple: the annotated fact.
     """
 
-    asks: str
+    sub_question: str
     noun: str
     keywords: str
     about: str
@@ -125,18 +125,18 @@ def _hops_of_decomposition(question: Question) -> tuple[Hop, ...]:
         parents = {int(k) - 1 for k in re.findall(r"#(\d+)", text) if 0 < int(k) <= index}
         head, arrow, relation = text.partition(" >> ")
         if arrow:
-            asks, noun = (
+            sub_question, noun = (
                 f(relation, head) for f in (relations.sub_question, relations.noun_phrase)
             )
             keywords, about = f"{head} {relation}", head
         else:
-            asks, noun = _as_question(text), ""
+            sub_question, noun = _as_question(text), ""
             keywords = " ".join(w for w in text.rstrip("?").split() if w.lower() not in _STOP_WORDS)
             about = text
         places = _anywhere([step.supporting] if step.supporting else question.supporting)
         answers = _answers(question, step.answer)
         order = tuple(sorted(parents))
-        hops.append(Hop(asks, noun, keywords, about, bool(arrow), answers, places, order))
+        hops.append(Hop(sub_question, noun, keywords, about, bool(arrow), answers, places, order))
     return tuple(hops)
 
 

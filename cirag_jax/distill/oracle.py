@@ -316,7 +316,7 @@ def queries(gold: AnyGold, index: int, known: Mapping[int, str]) -> list[str]:
     """Returns queries for a hop: in words, in keywords, and the question with known answers."""
     hop = gold.hops[index]
     answers = ", ".join(dict.fromkeys(value for value in known.values() if value))
-    texts = [fill(hop.asks, known), fill(hop.keywords, known)]
+    texts = [fill(hop.sub_question, known), fill(hop.keywords, known)]
     texts += [f"{gold.question.question} ({answers})"] if answers else []
     return list(dict.fromkeys(text for text in map(_one_line, texts) if text))
 
@@ -335,7 +335,7 @@ def _rationale(
         if support.value:
             noun = fill(hop.noun, known)
             text = (_FOUND if noun else _FOUND_FREE).format(
-                Noun=_capital(noun), asks=fill(hop.asks, known), value=support.value
+                Noun=_capital(noun), asks=fill(hop.sub_question, known), value=support.value
             )
         if not text or unsupported.appear_in(text):
             text = _FOUND_PLAIN.format(head=support.triple.head)
@@ -344,7 +344,7 @@ def _rationale(
     if target is None:
         return _one_line(" ".join([*sentences, _ENOUGH]))
     hop, text = gold.hops[target], ""
-    noun, asks = fill(hop.noun, known), fill(hop.asks, known)
+    noun, asks = fill(hop.noun, known), fill(hop.sub_question, known)
     if noun or asks:
         text = (_MISSING if noun else _MISSING_FREE).format(Noun=_capital(noun), asks=asks)
     if not text or unsupported.appear_in(text):

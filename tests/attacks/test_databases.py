@@ -50,7 +50,7 @@ def folder(tmp_path_factory):
         extracted = Record(PASSAGES[0].id, content_hash(PASSAGES[0]), triples)
         failed = Record(PASSAGES[1].id, content_hash(PASSAGES[1]), None, "why", {"no_json": 1})
         store.commit([extracted, failed], {"model": "m"})
-        store.note({"left": 0})
+        store.set_run_counts({"left": 0})
     cache = ResponseCache(root / "cache.sqlite")
     cache.keep("m", ASKED, FOUND)
     cache._db.execute("PRAGMA journal_mode = DELETE")
@@ -110,7 +110,7 @@ def _use_store(path: pathlib.Path) -> None:
             assert store.digest(ids)
             for name in ids:
                 store.entry(name)
-            for read in (store.counts, store.failures, store.parse_errors, store.noted):
+            for read in (store.counts, store.failures, store.parse_errors, store.run_counts):
                 assert isinstance(read(), dict)
             store.triples(ids)
             store.check_corpus(PASSAGES)
@@ -120,7 +120,7 @@ def _use_store(path: pathlib.Path) -> None:
     def write():
         with TripleStore.create(path) as store:
             store.commit([Record("new", b"h" * 16, ())], {"model": "n"}, ids)
-            store.note({"left": 1})
+            store.set_run_counts({"left": 1})
 
     attempt(write)
 

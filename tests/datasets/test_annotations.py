@@ -27,8 +27,11 @@ def test_a_head_that_is_an_earlier_tail_stands_for_its_answer():
         (("Sleepless", "director", "Ann Lee"), ("Ann Lee", "mother", "May Lee")),
     )
     first, second = hops_of(question, {})
-    assert (first.asks, first.noun) == ("Who directed Sleepless?", "the director of Sleepless")
-    assert (second.asks, second.parents) == ("Who is the mother of #1?", (0,))
+    assert (first.sub_question, first.noun) == (
+        "Who directed Sleepless?",
+        "the director of Sleepless",
+    )
+    assert (second.sub_question, second.parents) == ("Who is the mother of #1?", (0,))
     assert first.parents == () and second.answers == ("May Lee",)
 
 
@@ -43,13 +46,13 @@ def test_heads_of_a_comparison_are_independent_and_each_goes_on_by_itself():
     hops = hops_of(question, {})
     assert [hop.parents for hop in hops] == [(), (), (0,), (1,)]
     # Another spelling of the name goes on from the answer that nothing else took up.
-    assert [hop.asks for hop in hops[2:]] == ["When did #1 die?", "When did #2 die?"]
+    assert [hop.sub_question for hop in hops[2:]] == ["When did #1 die?", "When did #2 die?"]
 
 
 def test_a_decomposition_is_asked_in_its_own_words():
     performer, born, lies = hops_of(QUESTION, {})
-    assert performer.asks == "Who performed Night Tide?"
-    assert (born.asks, born.noun, born.parents) == ("Where was #1 born?", "", (0,))
+    assert performer.sub_question == "Who performed Night Tide?"
+    assert (born.sub_question, born.noun, born.parents) == ("Where was #1 born?", "", (0,))
     assert lies.parents == (1,) and lies.answers == ("Sogn", "the Sogn region")
     assert born.keywords == "#1 born"
 
@@ -66,7 +69,7 @@ def test_supporting_sentences_lead_from_the_named_passage_to_the_hidden_one():
     first, second = hops_of(question, corpus)
     assert (first.answers, first.places) == (("Ola Brandt",), (("a", 0),))
     assert (second.parents, second.answers) == ((0,), ("Vik",))
-    assert second.asks == f"What about #1: {question.question}"
+    assert second.sub_question == f"What about #1: {question.question}"
     # Without sentences the passages alone are the hops; without annotations there are none.
     bare = dataclasses.replace(question, supporting_sentences=None)
     assert [hop.places for hop in hops_of(bare, corpus)] == [(("a", None),), (("b", None),)]

@@ -97,5 +97,7 @@ def test_a_question_without_gold_passages_is_named():
     unlabelled = dataclasses.replace(QUESTIONS[0], supporting=None)
     with pytest.raises(UserError, match="'supporting', which question 'q1'"):
         build_corpus(dataclasses.replace(DATASET, questions=(unlabelled,)), (), "supporting_only")
-    with pytest.raises(UserError, match="'supporting', which question 'q1'.*ircot_full needs noth"):
+    with pytest.raises(
+        UserError, match="'supporting', which question 'q1'.*ircot_full needs no an"
+    ):
         build_corpus(DATASET, (unlabelled,), "supporting_and_sampled")

@@ -4,7 +4,7 @@ import pytest
 
 from cirag_jax.datasets.documents import (
     LENGTH,
-    _words,
+    _count_words,
     from_texts,
     read_documents,
     read_files,
@@ -66,7 +66,7 @@ def test_passages_are_whole_sentences_of_about_a_hundred_words():
 )
 def test_what_has_no_full_stop_is_cut(text, sizes):
     found = split_document("d", text, "t")
-    assert [_words(passage.sentences or ()) for passage in found] == sizes
+    assert [_count_words(passage.sentences or ()) for passage in found] == sizes
     assert "".join("".join(p.text.split()) for p in found) == "".join(text.split())
 
 
@@ -118,7 +118,7 @@ def test_texts_have_their_first_words_for_a_title():
         ("a.txt", b"caf\xe9", r"a\.txt is not UTF-8 text \(byte 3\); save it as UTF-8"),
         ("a.txt", b"PK\0\0", r"a\.txt is not UTF-8 text \(byte 2\)"),
         ("a.txt", b" \n", "has no text"),
-        ("a.pdf", b"x", "has no text: documents are .txt and .md files, or a corpus.jsonl"),
+        ("a.pdf", b"x", "has no text; documents are .txt and .md files, or a corpus.jsonl"),
     ],
 )
 def test_what_cannot_be_read_is_said(tmp_path, name, content, words):

@@ -255,9 +255,7 @@ def test_questions_without_passages_are_written_alone(tmp_path, folder):
     assert [path.name for path in (tmp_path / "alone").iterdir()] == ["questions.jsonl"]
     assert read_dataset(tmp_path / "alone", corpus=False) == alone
     before = {path: path.read_bytes() for path in folder.glob("*.jsonl")}
-    with pytest.raises(
-        UserError, match=r"corpus\.jsonl is there already and alone has no passages"
-    ):
+    with pytest.raises(UserError, match=r"corpus\.jsonl exists, but alone has no passages"):
         write_dataset(alone, folder)
     assert {path: path.read_bytes() for path in folder.glob("*.jsonl")} == before
 
@@ -380,6 +378,6 @@ def test_the_real_folders_are_read(shared_data, name, counts):
 
 def test_a_real_folder_without_corpus_is_refused(shared_data):
     with pytest.raises(
-        UserError, match=r"bamboogle/corpus\.jsonl does not exist; put passages of y"
+        UserError, match=r"bamboogle/corpus\.jsonl does not exist; put passages there"
     ):
         read_dataset(shared_data / "bamboogle")

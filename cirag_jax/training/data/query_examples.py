@@ -23,13 +23,13 @@ def written_queries(
     trajectories = []
     for question in questions:
         hops = hops_of(question, corpus)
-        if not hops or not all(hop.asks and hop.answers for hop in hops):
+        if not hops or not all(hop.sub_question and hop.answers for hop in hops):
             continue
         answers: dict[int, str] = {}
         query, facts = question.question, ()
         steps = []
         for index, hop in enumerate(hops):
-            next_query = fill(hop.asks, answers)
+            next_query = fill(hop.sub_question, answers)
             steps.append(Step(query, candidates=facts, kept=facts, next_query=next_query))
             fact = fact_of(hop, answers) or (fill(hop.keywords, answers), "is", hop.answers[0])
             query, facts = next_query, (Triple(*fact),)

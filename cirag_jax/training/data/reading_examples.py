@@ -213,7 +213,8 @@ def _facts(dataset: Dataset, question: Question) -> tuple[tuple[str, str, str], 
     hops = hops_of(question, dataset.corpus)
     answers = {index: hop.answers[0] for index, hop in enumerate(hops) if hop.answers}
     return tuple(
-        fact_of(hop, answers) or (fill(hop.asks, answers).rstrip("?"), "answer", hop.answers[0])
+        fact_of(hop, answers)
+        or (fill(hop.sub_question, answers).rstrip("?"), "answer", hop.answers[0])
         for hop in hops
         if hop.answers
     )

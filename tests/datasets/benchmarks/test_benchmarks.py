@@ -379,8 +379,8 @@ SHEET, WEB, ASQA = (
         ("bamboogle", SHEET, "Question,Answer", "Question", ":2: has 2 fields, the header 1."),
         ("bamboogle", SHEET, "Answer", "Reply", ":2: field 'Answer' is missing."),
         ("bamboogle", SHEET, ",Ada Moen", "", ":2: field 'Answer' is missing."),
-        ("bamboogle", SHEET, '1901?"', "1901?", ":3: is no row of a table ("),
-        ("bamboogle", SHEET, 'bread"""', "bread", ":3: is no row of a table (unexpected end"),
+        ("bamboogle", SHEET, '1901?"', "1901?", ":3: invalid table row ("),
+        ("bamboogle", SHEET, 'bread"""', "bread", ":3: invalid table row (unexpected end"),
         ("popqa", "popQA.tsv", "\t[]\t[]", "", ":3: field 'question' is missing."),
         (
             *("popqa", "popQA.tsv", '"[""Tómas Harbour""]"', "Tómas Harbour"),

@@ -51,7 +51,7 @@ def test_a_damaged_file_is_named(tmp_path, content, problem):
         (b"\xef\xbb\xbfQuestion\nWho?\ncaf\xe9\n", " is not valid UTF-8."),
         (
             b"a\n" + b"x" * 140_000,
-            ":2: is no row of a table (field larger than field limit (131072)).",
+            ":2: invalid table row (field larger than field limit (131072)).",
         ),
     ],
 )
@@ -179,7 +179,7 @@ def test_a_page_instead_of_the_archive_is_refused(tmp_path, monkeypatch, server)
     folder, url = server
     (folder / "get").write_text("<html>Quota exceeded</html>")
     offer(monkeypatch, url, None)
-    with pytest.raises(UserError, match="did not give a zip archive; download it by hand"):
+    with pytest.raises(UserError, match="did not return a zip archive; download it by hand"):
         prepare_builder(BENCHMARKS["two_wiki"], "default", tmp_path / "tfds")
 
 
