@@ -113,7 +113,7 @@ def test_check_adapters_other_role_or_settings_are_refused(trained, folders, cap
 
     check("integrator")
     for role in ("extractor", "reader"):
-        with pytest.raises(UserError, match=f"component integrator, where {role} is needed"):
+        with pytest.raises(UserError, match=f"component integrator; expected {role}"):
             check(role)
     assert "WARNING" not in capsys.readouterr().err
     check("integrator", **{"cirag.num_candidates": 15})
@@ -141,7 +141,7 @@ def test_check_adapters_other_role_or_settings_are_refused(trained, folders, cap
     with pytest.raises(UserError, match="old was trained by an earlier version"):
         check("integrator", **{"integrator.adapter": old})
     block = language_model(adapter=workdir)
-    with pytest.raises(UserError, match="where extractor is needed"):
+    with pytest.raises(UserError, match="expected extractor"):
         extraction.check_adapter(block, extraction.ExtractionSettings())
 
 
@@ -229,7 +229,7 @@ def test_export_adapter_keeps_description_of_workdir(trained, folders, tmp_path)
     exported = check_role(folder, "integrator")
     for name in ("prompt", "prompt_digest", "trained_on", "num_candidates", "model"):
         assert exported[name] == description[name]
-    with pytest.raises(UserError, match="component integrator, where reader is needed"):
+    with pytest.raises(UserError, match="component integrator; expected reader"):
         check_role(folder, "reader")
     with safetensors.safe_open(f"{folder}/adapter_model.safetensors", "np") as file:
         assert file.get_tensor(next(iter(file.keys()))).dtype == "bfloat16"
@@ -263,5 +263,5 @@ def test_export_adapter_average_with_start(trained, folders, tmp_path):
     save_adapter(
         zeros, config, tmp_path / "reader", meta["model"], training={"component": "reader"}
     )
-    with pytest.raises(UserError, match="component reader, where integrator is needed"):
+    with pytest.raises(UserError, match="component reader; expected integrator"):
         export_adapter(str(trained[0]), folder, average_with=str(tmp_path / "reader"))

@@ -172,7 +172,7 @@ def test_export_cross_encoder_scores_equal_workdir(model_and_data, tmp_path, one
     cross_encoder.train_and_evaluate(_config(model_and_data, num_steps=2), tmp_path / "w")
     assert component_of(str(tmp_path / "w")) == "cross_encoder"
     assert component_of(str(model_and_data[0])) is None
-    with pytest.raises(UserError, match="component cross_encoder, where aligner is needed"):
+    with pytest.raises(UserError, match="component cross_encoder; expected aligner"):
         open_encoder(str(tmp_path / "w"))
     model, meta = open_cross_encoder(str(tmp_path / "w"))
     assert meta["max_length"] == model.max_length == 64

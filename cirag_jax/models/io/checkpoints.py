@@ -1,10 +1,10 @@
-"""Checkpoints: the train state, the data iterator and a description, saved as one or not at all.
+"""Checkpoints: train state, data iterator and description, saved atomically.
 
-A step's folder holds three items: ``state`` (every array of the train state under its path, so that
-it restores onto any mesh and does not depend on container classes), ``data`` (what the iterator
-needs to go on, one file for each process) and ``meta`` (JSON: what an evaluation must know about
-the model). Orbax writes a step aside and renames it when it is whole; a killed process leaves a
-temporary folder that is never taken for a checkpoint.
+A step's folder has three items. ``state`` has every array of the train state under its path, so it
+can be restored onto any mesh and does not depend on container classes. ``data`` has the state of
+the iterator, one file per process. ``meta`` is JSON that describes the model for evaluations. Orbax
+writes a step to a temporary folder and renames it when it is complete; a killed process leaves a
+temporary folder that is never read as a checkpoint.
 """
 
 from __future__ import annotations
@@ -29,18 +29,17 @@ from cirag_jax.errors import UserError
 from cirag_jax.io import Closing, replacing
 
 PyTree = Any
-# What reading a damaged file of a checkpoint raises.
+# Exceptions of reading a damaged checkpoint.
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
-_CLOSING = 60.0  # Seconds that an event loop waits for its tasks before it closes.
+_CLOSING = 60.0  # Maximum seconds that an event loop waits for its tasks before it closes.
 
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """A checkpoint read back.
+    """A restored checkpoint.
 
-    ``state`` has the structure and shardings that were asked for; ``data_state`` is what the
-    iterator's ``get_state`` gave when the checkpoint was saved; ``metrics`` is None for a
-    checkpoint saved without them.
+    ``state`` has the requested structure and shardings, ``data_state`` is the saved result of the
+    iterator's ``get_state``, and ``metrics`` is None if none were saved.
     """
 
     step: int
@@ -51,17 +50,17 @@ class Restored:
 
 
 class Checkpoints(Closing):
-    """The checkpoints of one run, in one folder.
+    """The checkpoints of a run.
 
-    Keeps the ``keep`` latest steps and, whatever their age, the best by ``best_metric``.
+    Keeps the ``keep`` latest steps, and the best one by ``best_metric``.
 
     Args:
-      directory: the folder; made where absent. With ``read_only``, a workdir that holds
-        ``checkpoints/`` will do.
-      keep: how many of the latest steps stay.
-      best_metric: the key of ``save(metrics=...)`` that ranks checkpoints: the lower the better
-        where its name has "loss", else the higher. A NaN ranks last.
-      read_only: for evaluation: creates, cleans and saves nothing, and requires a checkpoint.
+      directory: the folder, created if missing. With ``read_only`` it may also be a workdir with
+        ``checkpoints/``.
+      keep: number of latest steps to keep.
+      best_metric: key of ``save(metrics=...)`` that ranks checkpoints: lower is better if its name
+        contains "loss", otherwise higher. NaN ranks last.
+      read_only: for evaluation: requires a checkpoint, and creates, deletes and saves nothing.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class Checkpoints(Closing):
             directory /= "checkpoints"
         self.directory = directory
         self.best_metric = best_metric
-        self._step = -1  # the one last saved, which may be under way
+        self._step = -1  # the last save, which may still be running
         mode = "min" if "loss" in best_metric else "max"
         worst = math.inf if mode == "min" else -math.inf
 
@@ -89,7 +88,7 @@ class Checkpoints(Closing):
 
         try:
             self._manager = self._open(rank, mode, keep, read_only)
-            self._manager.best_step()  # ranks them all
+            self._manager.best_step()  # ranks all checkpoints
         except _DAMAGE as error:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise UserError(
@@ -124,9 +123,8 @@ class Checkpoints(Closing):
                         ),
                     ]
                 ),
-                # On a CPU a save is finished before it returns: there is no copy to another memory
-                # to hide behind the next step, and while a thread writes from the very buffers,
-                # JAX cannot reuse them where the train step donates them.
+                # On a CPU saves are synchronous. There is no copy to another memory to overlap with
+                # the next step, and JAX could not reuse donated buffers while a thread reads them.
                 enable_async_checkpointing=jax.default_backend() != "cpu",
                 cleanup_tmp_directories=not read_only,
                 create=not read_only,
@@ -142,15 +140,14 @@ class Checkpoints(Closing):
         meta: Mapping[str, Any],
         metrics: Mapping[str, float] | None = None,
     ) -> bool:
-        """Saves a step; returns False, and does nothing, where it is saved already.
+        """Saves a step; returns False without effect if it was already saved.
 
         Args:
           step: number of train steps done.
           state: pytree of arrays (typed RNG keys included) and Python numbers.
-          data: the data iterator (its ``get_state()`` is taken now) or its state, which JSON or
-            bytes must hold.
+          data: the data iterator, whose ``get_state()`` is called, or its state (JSON or bytes).
           meta: JSON-able description of the model.
-          metrics: evaluation figures of this step; they decide which checkpoint is the best.
+          metrics: evaluation results of this step, which select the best checkpoint.
         """
         if step in self._manager.all_steps():
             return False
@@ -161,10 +158,10 @@ class Checkpoints(Closing):
             data=_DataStateSave(data.get_state() if hasattr(data, "get_state") else data),
             meta=ocp.args.JsonSave(dict(meta)),
         )
-        self.wait()  # Orbax would, and its error would seem to be of this step
+        self.wait()  # Orbax would wait, too, but its error would be attributed to this step
         self._step = step
         with self._writing():
-            # When to save is decided by the trainer, not by a policy in here.
+            # The trainer decides when to save, not a policy in here.
             return self._manager.save(step, args=items, metrics=metrics, force=True)
 
     def restore(
@@ -182,8 +179,8 @@ class Checkpoints(Closing):
           abstract_state: like the saved state, with ``jax.ShapeDtypeStruct`` leaves that carry
             shardings, or with arrays whose shape, type and sharding are taken.
           data: the data iterator; its ``set_state`` is called. May be None.
-          subset: whether the checkpoint may hold more than is asked for (an evaluation wants the
-            parameters and not the optimizer's moments).
+          subset: whether the checkpoint may contain more than the abstract state (evaluations read
+            parameters without the optimizer's moments).
         """
         step = self._require(step)
         wanted = _flatten(abstract_state, abstract=True)
@@ -215,7 +212,7 @@ class Checkpoints(Closing):
         )
 
     def meta(self, step: int | None = None) -> dict[str, Any]:
-        """The description saved with a step (None: the latest)."""
+        """Returns the description saved with a step (None: the latest)."""
         step = self._require(step)
         try:
             restored = self._manager.restore(
@@ -226,7 +223,7 @@ class Checkpoints(Closing):
         return dict(restored["meta"])
 
     def metrics(self, step: int | None = None) -> dict[str, float] | None:
-        """The metrics saved with a step (None: the latest), or None where there were none."""
+        """Returns the metrics saved with a step (None: the latest), or None without metrics."""
         step = self._require(step)
         try:
             return self._manager.metrics(step)
@@ -234,24 +231,24 @@ class Checkpoints(Closing):
             raise UserError(self._unreadable(step, error)) from error
 
     def all_steps(self) -> list[int]:
-        """The complete steps, ascending."""
+        """Returns the complete steps in ascending order."""
         return sorted(self._manager.all_steps())
 
     def latest_step(self) -> int | None:
-        """The latest complete step, or None."""
+        """Returns the latest complete step, or None."""
         return self._manager.latest_step()
 
     def best_step(self) -> int | None:
-        """The step with the best metric (the latest of several), or None where none was ranked."""
+        """Returns the step with the best metric, the latest of several; None without metrics."""
         return self._manager.best_step()
 
     def wait(self) -> None:
-        """Returns when every save under way is complete on disk."""
+        """Waits until every running save is complete on disk."""
         with self._writing():
             self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Waits for saves under way and releases the folder; raises as `wait`."""
+        """Waits for running saves and releases the folder; raises like `wait`."""
         with self._writing():
             self._manager.close()
 
@@ -261,8 +258,8 @@ class Checkpoints(Closing):
             yield
         except (OSError, ValueError) as error:
             if isinstance(error, ValueError) and "os_error_code" not in str(error):
-                raise  # no fault of the disk's, of which TensorStore makes a ValueError
-            # The last words are the disk's; before them come long paths.
+                raise  # not a disk error, which TensorStore raises as ValueError
+            # The end of the message is the disk error; long paths precede it.
             reason = OSError(str(error).splitlines()[0].partition(" [")[0].rpartition(": ")[2])
             raise UserError(self._failed(self._step, "written", reason)) from error
 
@@ -274,13 +271,13 @@ class Checkpoints(Closing):
             return steps[-1]
         if step not in steps:
             raise UserError(
-                f"{self.directory} holds no checkpoint of step {step}, only of "
+                f"{self.directory} has no checkpoint of step {step}, only of "
                 f"{', '.join(map(str, steps))}"
             )
         return step
 
     def _check(self, step: int, wanted: Mapping[str, Any], subset: bool) -> None:
-        """Compares names, shapes and types before anything is read."""
+        """Compares names, shapes and types before reading."""
         try:
             saved = self._manager.item_metadata(step)["state"].tree
         except _DAMAGE as error:
@@ -312,17 +309,17 @@ class Checkpoints(Closing):
 
 
 def steps_in(directory: pathlib.Path) -> list[int]:
-    """The complete steps of a folder that a training may be writing or not have made, ascending."""
+    """Returns the complete steps, ascending, of a folder that may be missing or being written."""
     with contextlib.suppress(FileNotFoundError):
         return sorted(int(path.name) for path in directory.iterdir() if path.name.isdecimal())
     return []
 
 
 def keep_step(step: pathlib.Path, copy: pathlib.Path) -> bool:
-    """Gives a step's folder a second place, from which its training does not delete it.
+    """Links a step's folder to ``copy``, where its training does not delete it.
 
-    The files are linked, on another file system copied. Returns whether they are all there: where
-    the step is gone, or was deleted meanwhile, only what an earlier call kept is.
+    On another file system the files are copied. Returns whether all files are there; if the step
+    was deleted, only the result of an earlier call is.
     """
     copy.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileNotFoundError), replacing(copy) as aside:
@@ -357,7 +354,7 @@ def _spell(leaf: Any) -> str:
 
 
 def _flatten(tree: PyTree, *, abstract: bool = False) -> dict[str, Any]:
-    """Every leaf under its path, RNG keys as their data; ``abstract``: as ShapeDtypeStructs."""
+    """Returns leaves by path, RNG keys as data; with ``abstract``, as ShapeDtypeStructs."""
     flat = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = _name(path)
@@ -383,12 +380,12 @@ def _is_key(leaf: Any) -> bool:
 
 def _abstract_leaf(leaf: Any) -> Any:
     if not hasattr(leaf, "dtype"):
-        return np.asarray(leaf)  # a Python number comes back through NumPy
+        return np.asarray(leaf)  # a Python number is restored through NumPy
     if isinstance(leaf, np.ndarray):
         return leaf
     sharding = getattr(leaf, "sharding", None)
     if sharding is None:
-        # Orbax would trust the file's own sharding, which names devices of another run.
+        # Orbax would use the file's sharding, which names devices of another run.
         sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     if not _is_key(leaf):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
@@ -409,7 +406,7 @@ def _unflatten(tree: PyTree, flat: Mapping[str, Any]) -> PyTree:
 
 
 def _key_impl(like: Any) -> Any:
-    """The RNG algorithm of a key, or of a ShapeDtypeStruct that stands for one."""
+    """Returns the RNG algorithm of a key, or of its ShapeDtypeStruct."""
     found = []
     struct = jax.ShapeDtypeStruct(like.shape, like.dtype)
     jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), struct)
@@ -420,7 +417,7 @@ def _key_impl(like: Any) -> Any:
 
 
 class _DataStateHandler(ocp.CheckpointHandler):
-    """One JSON file for each process: a data iterator may read its own shard of the examples."""
+    """One JSON file per process, because each data iterator may read another shard."""
 
     def save(self, directory: Any, args: _DataStateSave) -> None:
         state = args.item
@@ -434,12 +431,12 @@ class _DataStateHandler(ocp.CheckpointHandler):
         if path.exists():
             encoded = json.loads(path.read_text())
         else:
-            # Saved by another number of processes: usable where the state does not depend on it.
+            # Saved by another number of processes: valid if the state does not depend on it.
             texts = {found.read_text() for found in directory.glob("process_*.json")}
             if len(texts) != 1:
                 raise UserError(
                     f"checkpoint {directory.parent} was saved by another number of processes, each "
-                    f"with its own place in the data; it cannot go on with {jax.process_count()}"
+                    f"at another position in the data; it cannot resume with {jax.process_count()}"
                 )
             encoded = json.loads(texts.pop())
         return encoded["bytes"].encode() if "bytes" in encoded else encoded["json"]
@@ -461,16 +458,16 @@ def _is_not_from_orbax(record: logging.LogRecord) -> bool:
     return "/orbax/" not in record.pathname
 
 
-# Orbax comments on every save and restore, and what it reports as an error it raises as well; a
-# progress bar is on the same screen.
+# Orbax logs every save and restore, which disturbs the progress bar. It also raises the errors that
+# it logs.
 logging.getLogger("absl").addFilter(_is_not_from_orbax)
 
 
 class _PatientLoop(asyncio.SelectorEventLoop):
-    """An event loop that lets its unfinished tasks end before it closes."""
+    """An event loop that waits for unfinished tasks before it closes."""
 
     def close(self) -> None:
-        """Waits for the tasks at most `_CLOSING` seconds."""
+        """Waits at most `_CLOSING` seconds for the tasks."""
         tasks = () if self.is_closed() else asyncio.all_tasks(self)
         if tasks:
             waiting = asyncio.gather(*tasks, return_exceptions=True)
@@ -480,13 +477,13 @@ class _PatientLoop(asyncio.SelectorEventLoop):
 
 
 class _PatientLoops(asyncio.DefaultEventLoopPolicy):
-    """Makes every new event loop a `_PatientLoop`."""
+    """Creates `_PatientLoop` event loops."""
 
     def new_event_loop(self) -> asyncio.AbstractEventLoop:
         return _PatientLoop()
 
 
-# Orbax closes its loop at the first of many writes or reads that fails. TensorStore reports the
-# others to the closed loop, each with a traceback, and may still write files after the save has
-# failed. Orbax 0.12.8 has no option against it, so the loops of this program wait.
+# Orbax closes its loop at the first failed write or read. TensorStore would report others to the
+# closed loop, each with a traceback, and could write files after a failed save. Orbax 0.12.8 has no
+# option for this, so the event loops of this program wait.
 asyncio.set_event_loop_policy(_PatientLoops())

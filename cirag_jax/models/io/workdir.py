@@ -36,9 +36,9 @@ from cirag_jax.models.lora import LoraConfig
 def open_encoder(
     spec: str, *, dtype: str = "float32", mesh: jax.sharding.Mesh | None = None
 ) -> tuple[TextEncoder, dict[str, Any]]:
-    """The encoder and, for a workdir, what its checkpoint says of its training (else empty).
+    """Opens an encoder; also returns the training description of a workdir (otherwise empty).
 
-    A workdir gives its best checkpoint by dev metric, or the latest where none was evaluated.
+    A workdir gives its best checkpoint by dev metric, or the latest if none was evaluated.
     """
     folder = pathlib.Path(spec)
     if not is_training_workdir(spec):
@@ -66,9 +66,9 @@ def open_encoder(
 
 
 def open_cross_encoder(spec: str) -> tuple[PairEncoder, dict[str, Any]]:
-    """The cross-encoder and, for a workdir, what its checkpoint says of its training (else empty).
+    """Opens a cross-encoder; also returns the training description of a workdir (otherwise empty).
 
-    A workdir gives its best checkpoint, see `open_encoder`. Its revision is a hash of its weights.
+    A workdir gives its best checkpoint, see `open_encoder`, with a hash of its weights as revision.
     """
     if not is_training_workdir(spec):
         return load_cross_encoder(spec), {}
@@ -83,28 +83,29 @@ def open_cross_encoder(spec: str) -> tuple[PairEncoder, dict[str, Any]]:
 
 
 def ranker_meta(spec: str) -> dict[str, Any]:
-    """What the best checkpoint of an aligner or a cross-encoder says of its training."""
+    """Returns the training description of an aligner's or cross-encoder's best checkpoint."""
     with _best(spec, "aligner", "cross_encoder") as (_, _, meta):
         return {**meta, "component": _component(meta)}
 
 
 def trained_units(spec: str) -> str | None:
-    """The units that an aligner was trained to rank: triple, sentence or passage.
+    """Returns the units that an aligner was trained to rank: triple, sentence or passage.
 
     Args:
-      spec: a training workdir, an aligner that was exported as an adapter, or any other encoder.
+      spec: a training workdir, an aligner exported as an adapter, or another encoder.
 
     Returns:
-      None where it is no aligner, or does not say.
+      None if it is not an aligner, or has no description.
     """
     meta = training_of(spec)
     return meta.get("units") if _component(meta) == "aligner" else None
 
 
 def trained_on(spec: str) -> frozenset[str] | None:
-    """Ids of what a model was trained on, questions or an extractor's passages; None: it does not
-    say. ``spec`` is as that of `trained_units`, or a language model's adapter. An aligner's head
-    counts as a part of it.
+    """Returns the ids of a model's training questions (of an extractor: passages), or None.
+
+    ``spec`` is as in `trained_units`, or an adapter of a language model. Ids of an aligner include
+    those of its head.
     """
     ids = training_of(spec).get("trained_on")
     if ids is None:
@@ -113,12 +114,12 @@ def trained_on(spec: str) -> frozenset[str] | None:
     told = {"trained_on of its training": ids, f"{link_head.TAUGHT} of {link_head.FILE}": taught}
     for field, found in told.items():
         if not isinstance(found, list | tuple) or not all(isinstance(one, str) for one in found):
-            raise UserError(f"{spec}: field {field} must be a list of ids.")
+            raise UserError(f"{spec}: field {field} must be a list of ids")
     return frozenset(itertools.chain(*told.values()))
 
 
 def training_of(spec: str) -> dict[str, Any]:
-    """What a workdir's latest checkpoint, or an export, says of its training; empty for others."""
+    """Returns the training description of a workdir's latest checkpoint or an export, or {}."""
     if is_training_workdir(spec):
         with Checkpoints(spec, read_only=True) as checkpoints:
             return checkpoints.meta()
@@ -129,11 +130,10 @@ ADAPTED = ("integrator", "extractor", "reader")  # components whose checkpoints 
 
 
 def open_adapter(spec: str) -> tuple[nnx.State, LoraConfig, dict[str, Any]]:
-    """The adapter of a workdir's best checkpoint (the latest where none was evaluated).
+    """Opens the adapter of a workdir's best checkpoint (the latest if none was evaluated).
 
-    Returns the state of `lora.Lora` on the first device, its hyper-parameters, and what the
-    checkpoint says of its training: ``model`` is the base, ``step`` the step, ``revision`` a hash
-    of the adapter.
+    Returns the state of `lora.Lora` on the first device, its hyper-parameters, and the training
+    description with ``model`` (the base), ``step`` and ``revision`` (a hash of the adapter).
     """
     with _best(spec, *ADAPTED) as (checkpoints, step, meta):
         config = LoraConfig(**meta["lora"])
@@ -144,12 +144,11 @@ def open_adapter(spec: str) -> tuple[nnx.State, LoraConfig, dict[str, Any]]:
 
 
 def check_role(spec: str, role: str) -> dict[str, Any]:
-    """What is known of the training of an adapter that is to play a role.
+    """Checks that an adapter was trained for a role, and returns its training description.
 
-    ``spec`` is a training workdir, or a folder in PEFT's format; an ``integrator``, ``extractor``
-    or ``reader`` must have been trained as one, any other role may have any adapter. Returns the
-    fields of the checkpoint's description, or of the exported folder's; none for a folder that
-    another program made.
+    ``spec`` is a training workdir or a PEFT folder. An ``integrator``, ``extractor`` or ``reader``
+    must have been trained as one; other roles accept any adapter. The description of a folder that
+    another program made is empty.
     """
     roles = [role] if role in ADAPTED else ADAPTED
     if is_training_workdir(spec):
@@ -161,7 +160,7 @@ def check_role(spec: str, role: str) -> dict[str, Any]:
     return meta
 
 
-# What an exported aligner says of its training, and an exported adapter.
+# Files with the training description of an exported aligner, and of an exported adapter.
 _ALIGNER_TOLD = (
     *("model", "step", "pooling", "query_prefix", "passage_prefix", "units"),
     "trained_on",
@@ -173,14 +172,14 @@ _TOLD = (
 
 
 def base_of(spec: str) -> str:
-    """The model that a workdir's adapter was trained for, as the trainer's config named it."""
+    """Returns the base of a workdir's adapter, as named in the training config."""
     with _best(spec, *ADAPTED) as (_, _, meta):
         return str(meta["model"])
 
 
 @contextlib.contextmanager
 def adapter_folder(spec: str | None) -> Iterator[str | None]:
-    """``spec`` as a folder in PEFT's format; a workdir's is there only inside the block."""
+    """Yields ``spec`` as a PEFT folder; that of a workdir is temporary."""
     if spec is None or not is_training_workdir(spec):
         yield spec and str(local_path(spec))
         return
@@ -196,7 +195,7 @@ def load_like(
     config: LoraConfig,
     mesh: jax.sharding.Mesh | None = None,
 ) -> nnx.State:
-    """Loads the adapter ``spec``, named by ``field``; refuses other hyper-parameters."""
+    """Loads the adapter ``spec`` of ``field``; refuses different hyper-parameters."""
     with adapter_folder(spec) as folder:
         state, had = load_adapter(str(folder), model, mesh)
     if (had.scale, had.rank, had.names) != (config.scale, config.rank, config.names):
@@ -217,32 +216,31 @@ def export_adapter(
     average_with: str | None = None,
     share: float | None = None,
 ) -> dict[str, Any]:
-    """Writes a workdir's best adapter for PEFT, or with ``merge`` its base with the adapter added
-    to it.
+    """Writes a workdir's best adapter in PEFT's format, or with ``merge`` the merged base model.
 
-    An earlier adapter in ``folder`` is replaced; a merged model must find it empty.
+    An earlier adapter in ``folder`` is replaced; a merged model needs an empty folder.
 
     Args:
       spec: the workdir.
-      folder: where to.
-      merge: see above.
-      dtype: of the tensors; None: an adapter's are float32, a merged model's are bfloat16 where
-        its base says so of its own, else float32.
-      average_with: an adapter that this one's training went on from; the weighted mean of the two
-        is written, which forgets less of what only the earlier one was trained on.
-      share: of this one in that mean; None: 0.5.
+      folder: output folder.
+      merge: whether to add the adapter to its base.
+      dtype: dtype of the tensors. None means float32, or bfloat16 for a merged model whose base is
+        stored in bfloat16.
+      average_with: an earlier adapter from which this training started; the weighted mean of the
+        two is written, which retains more of what the earlier adapter learned.
+      share: weight of this adapter in the mean; None means 0.5.
 
     Returns:
-      What the checkpoint says, see `open_adapter`.
+      The training description, see `open_adapter`.
     """
     check_choice("config.dtype", dtype, (None, "float32", "bfloat16"))
     if average_with is None and share is not None:
-        raise UserError(f"config.share={share} needs config.average_with.")
+        raise UserError(f"config.share={share} needs config.average_with")
     state, config, meta = open_adapter(spec)
     if average_with is not None:
         share = 0.5 if share is None else share
         if not 0.0 < share < 1.0:
-            raise UserError(f"config.share={share} must lie between 0 and 1.")
+            raise UserError(f"config.share={share} must lie between 0 and 1")
         before = check_role(average_with, str(meta["component"]))
         base, _ = read_decoder_config(resolve_decoder(meta["model"]))
         earlier = load_like(average_with, "config.average_with", base, config)
@@ -261,13 +259,13 @@ def export_adapter(
 
 
 def _stored_dtype(spec: str) -> Literal["float32", "bfloat16"]:
-    """What holds a decoder's stored weights without loss, as its ``config.json`` names them."""
+    """Returns the dtype that holds a decoder's stored weights without loss."""
     _, told = read_decoder_config(resolve_decoder(spec))
     return "bfloat16" if told.get("dtype", told.get("torch_dtype")) == "bfloat16" else "float32"
 
 
 def _adapter_card(meta: dict[str, Any]) -> str:
-    """What a person is told of an exported adapter."""
+    """Returns the model card of an exported adapter."""
     component, model, note = meta["component"], meta["model"], ""
     if hub_id(model) != model:
         note = (
@@ -281,9 +279,9 @@ def _adapter_card(meta: dict[str, Any]) -> str:
 def export_encoder_adapter(
     trained: TextEncoder, meta: dict[str, Any], folder: pathlib.Path, rank: int
 ) -> float:
-    """Writes what training changed in an aligner as an adapter of its base, at a rank.
+    """Writes the change of an aligner in training as a low-rank adapter of its base.
 
-    ``meta`` is what its checkpoint says, see `open_encoder`. Returns the share of the squared
+    ``meta`` is the training description, see `open_encoder`. Returns the share of the squared
     change that the adapter keeps.
     """
     base = load_encoder(meta["model"])
@@ -299,13 +297,13 @@ def export_encoder_adapter(
 
 
 def best_folder(spec: str) -> tuple[pathlib.Path, str]:
-    """The folder of a workdir's best checkpoint, and the model that its training started from."""
+    """Returns the folder of a workdir's best checkpoint, and the model before training."""
     with _best(spec, "aligner", "cross_encoder", *ADAPTED) as (checkpoints, step, meta):
         return checkpoints.directory / str(step), str(meta["model"])
 
 
 def component_of(spec: str) -> str | None:
-    """What a training workdir trained, ``aligner`` say; None: it is no workdir."""
+    """Returns the component of a training workdir, such as ``aligner``, or None."""
     if not is_training_workdir(spec):
         return None
     with Checkpoints(spec, read_only=True) as checkpoints:
@@ -314,10 +312,9 @@ def component_of(spec: str) -> str | None:
 
 @contextlib.contextmanager
 def _best(spec: str, *components: str) -> Iterator[tuple[Checkpoints, int, dict[str, Any]]]:
-    """A workdir's checkpoints, the step of the best one, and what that one says of its training.
+    """Returns a workdir's checkpoints, the best step, and its training description.
 
-    The best is that of the metric which the trainer ranked by; the latest, where none was
-    evaluated.
+    The best step is by the metric of the trainer, or the latest if none was evaluated.
     """
     folder = pathlib.Path(spec).expanduser()
     with Checkpoints(folder, read_only=True) as checkpoints:
@@ -327,12 +324,11 @@ def _best(spec: str, *components: str) -> Iterator[tuple[Checkpoints, int, dict[
     with Checkpoints(folder, best_metric=metric, read_only=True) as checkpoints:
         step = checkpoints.best_step()
         step = checkpoints.latest_step() if step is None else step
-        assert step is not None  # A folder without any was refused.
+        assert step is not None  # A folder without checkpoints was refused above.
         meta = checkpoints.meta(step)
         if found in ADAPTED and "prompt" not in meta:
             raise UserError(
-                f"{spec} was trained by an earlier version of this program, which described its "
-                "prompts by other names; train it again"
+                f"{spec} was trained by an earlier version with other prompts; train it again"
             )
         yield checkpoints, step, meta
 
@@ -340,7 +336,7 @@ def _best(spec: str, *components: str) -> Iterator[tuple[Checkpoints, int, dict[
 def _check_component(spec: str, meta: dict[str, Any], components: Sequence[str]) -> str:
     found, wanted = _component(meta), " or ".join(components)
     if found not in components:
-        raise UserError(f"{spec} holds the component {found}, where {wanted} is needed")
+        raise UserError(f"{spec} contains the component {found}; expected {wanted}")
     return found
 
 
@@ -349,7 +345,7 @@ def _component(meta: dict[str, Any]) -> str:
 
 
 def hash_arrays(tree: Any) -> str:
-    """SHA-256 of the arrays of a pytree and their paths."""
+    """Returns the SHA-256 of the arrays of a pytree and their paths."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         digest.update(jax.tree_util.keystr(path).encode())

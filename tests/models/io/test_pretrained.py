@@ -25,7 +25,7 @@ def test_the_packaged_model_is_found_with_its_conventions(minilm):
         ("package:no-such-model-package", "not installed"),
         ("package:pytest", "ships 0 folders"),
         ("/no/such/folder", "is not a folder"),
-        ("no-such-owner/no-such-model", "cannot be fetched from the hub"),
+        ("no-such-owner/no-such-model", "cannot be downloaded from the hub"),
     ],
 )
 def test_what_cannot_be_found_is_named(spec, message):
