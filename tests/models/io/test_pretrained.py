@@ -47,7 +47,7 @@ def test_package_files_missing_default_model_names_one_command(monkeypatch, repo
 
 
 def test_a_folder_without_config_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"there is no config\.json"):
+    with pytest.raises(UserError, match=r"has no config\.json"):
         resolve_model_folder(str(tmp_path))
 
 
