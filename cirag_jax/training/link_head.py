@@ -166,7 +166,7 @@ def _train_on(
 
 
 def uses_dev_questions(config: Config) -> bool:
-    """Returns whether the head trains on dev questions, except those of another split or fold."""
+    """Returns whether the head also trains on the held-out questions."""
     return bool(config.head.held_out and not (config.dev.split or config.dev.fold))
 
 
