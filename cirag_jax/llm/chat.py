@@ -1,5 +1,6 @@
 """Tokenization of conversations with a model's chat template, and truncation to the context."""
 
+import bisect
 import contextlib
 import dataclasses
 import importlib.metadata
@@ -228,18 +229,16 @@ def fit_prompt(
     order = [i for i, message in enumerate(messages) if message.observation]
     if not order:
         raise PromptTooLong(f"{problem}, and it has no observations to omit")
-    best = tokenizer.encode_prompt(_omit(messages, order), continue_final)
-    if len(best) > limit:
-        raise PromptTooLong(f"{problem}; {len(best)} are left without its observations")
-    low, high = 0, len(order)  # bisection, because every attempt encodes the whole conversation
-    while high - low > 1:
-        middle = (low + high) // 2
-        ids = tokenizer.encode_prompt(_omit(messages, order[:middle]), continue_final)
-        if len(ids) <= limit:
-            high, best = middle, ids
-        else:
-            low = middle
-    return best, high
+
+    def encode(count: int) -> np.ndarray:
+        return tokenizer.encode_prompt(_omit(messages, order[:count]), continue_final)
+
+    ids = encode(len(order))
+    if len(ids) > limit:
+        raise PromptTooLong(f"{problem}; {len(ids)} are left without its observations")
+    counts = range(len(order))
+    count = bisect.bisect_left(counts, True, lo=1, key=lambda n: len(encode(n)) <= limit)
+    return encode(count), count
 
 
 def _omit(messages: Sequence[Message], indices: Sequence[int]) -> list[Message]:

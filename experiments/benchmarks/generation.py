@@ -95,8 +95,6 @@ from experiments.benchmarks.measure import alternately
 FILE = pathlib.Path(__file__).with_name("generation_workload.jsonl")
 MAX_TOKENS = 64
 
-# -------------------------------------------------------------------------------------- workload
-
 
 def load_conversations() -> list[tuple[str, list[Message]]]:
     rows = [json.loads(line) for line in FILE.read_text("utf-8").splitlines()]
@@ -126,9 +124,6 @@ def warm_up(task: str) -> list[list[Generate]]:
     _, messages = load_conversations()[-1]
     steps = (0, 2) if task.endswith("turns") else (0,)
     return [[request(messages, step, 2)] for step in steps]
-
-
-# ----------------------------------------------------------------------------------------- sides
 
 
 Side = tuple[Callable[..., list[str]], Callable[[], None]]
@@ -303,9 +298,6 @@ def compare(
                 flush=True,
             )
     return rows
-
-
-# -------------------------------------------------------------------------------- decoding alone
 
 
 def _products(config: Any, params: Any, rows: int) -> float:

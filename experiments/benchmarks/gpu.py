@@ -77,9 +77,7 @@ PARTS = {
         ("--layers=2", "--d_model=64", "--heads=4", "--batch=16", "--length=32", "--torch=cpu"),
     ),
     "adapter": Part(
-        "lora_step.py",
-        ("--mode=flops", "--repeats=3"),
-        ("--shape=tiny", "--length=64"),
+        "lora_step.py", ("--mode=flops", "--repeats=3"), ("--shape=tiny", "--length=64")
     ),
     "decoding": Part(
         "decoding.py", (), ("--shape=tiny", "--torch=cpu", "--cached=64", "--prompts=2")

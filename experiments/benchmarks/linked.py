@@ -37,13 +37,7 @@ from cirag_jax.datasets.chains import units_of
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.methods.kirag.method import KiragConfig
 from cirag_jax.models.io.workdir import open_encoder
-from cirag_jax.retrieval.encoders import (
-    Encoder,
-    FlaxEncoder,
-    MemoizingEncoder,
-    Progress,
-    Role,
-)
+from cirag_jax.retrieval.encoders import Encoder, FlaxEncoder, MemoizingEncoder, Progress, Role
 from cirag_jax.retrieval.linked import LinkedIndex, require_link_head
 from cirag_jax.retrieval.unit_index import UnitIndex
 from configs import common

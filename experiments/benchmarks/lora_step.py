@@ -114,9 +114,6 @@ SMOLLM2: dict[str, Any] = {
 }
 
 
-# ------------------------------------------------------------------------------------- the work
-
-
 class Work(NamedTuple):
     """The data of a step.
 
@@ -162,9 +159,6 @@ def conversations(flags: argparse.Namespace) -> Work:
         for e in examples
     ]
     return Work([p.batch for p in pieces], rows, sum(len(e.tokens_T) for e in examples))
-
-
-# ------------------------------------------------------------------------------------- two sides
 
 
 class Ours:
@@ -280,9 +274,6 @@ def save_adapter_of(ours: Ours) -> tempfile.TemporaryDirectory:
     return folder
 
 
-# ---------------------------------------------------------------------------------------- compare
-
-
 def compare(flags: argparse.Namespace) -> dict[str, Any]:
     """Measures seconds, memory and compile time of both sides on this CPU."""
     import torch
@@ -384,9 +375,6 @@ def _peak_memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-# ------------------------------------------------------------------------------------ utilisation
-
-
 def flops_per_token(config: DecoderConfig, rank: int, length: int) -> float:
     """Returns the floating-point operations per trained token (see the module's docstring)."""
     names = decoder.PROJECTIONS
@@ -457,9 +445,6 @@ def _theirs_on_gpu(
     except torch.OutOfMemoryError:
         return "does not fit together with ours"
     return theirs
-
-
-# ------------------------------------------------------------------------------------------- main
 
 
 def parse(argv: list[str]) -> argparse.Namespace:

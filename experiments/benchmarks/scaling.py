@@ -147,9 +147,6 @@ class Mesh:
         return f"{self.data}x{self.fsdp}x{self.tensor}"
 
 
-# ----------------------------------------------------------------------------------------- theory
-
-
 def encoder_theory(component: str, mesh: Mesh, dtype: str) -> float:
     """Returns the bytes that a device exchanges in a step of the aligner or cross-encoder."""
     d, f = WIDTH, FEED_FORWARD
@@ -196,14 +193,7 @@ def adapter_theory(component: str, mesh: Mesh, dtype: str) -> float:
 
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
-_THEORY = {
-    "aligner": encoder_theory,
-    "integrator": adapter_theory,
-    "cross_encoder": encoder_theory,
-}
-
-
-# --------------------------------------------------------------------------------------- programs
+_THEORY = {"aligner": encoder_theory, "integrator": adapter_theory, "cross_encoder": encoder_theory}
 
 
 def make_config(component: str, mesh: Mesh, dtype: str, folder: pathlib.Path) -> Any:
@@ -265,9 +255,6 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             )
         )
     return tables.markdown(cells)
-
-
-# ------------------------------------------------------------------------------------------- main
 
 
 def _names(text: str, options: Sequence[str], flag: str) -> list[str]:

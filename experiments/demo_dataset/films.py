@@ -81,10 +81,7 @@ def add_films(world: World) -> None:
     # Films of repeated directors come first, because they have chains.
     order = sorted(
         rows,
-        key=lambda r: (
-            r["director"].strip() not in repeated,
-            stable_hash("film", r["imdb_url"]),
-        ),
+        key=lambda r: (r["director"].strip() not in repeated, stable_hash("film", r["imdb_url"])),
     )
     keep = {row["imdb_url"] for row in order[: LIMITS["film"]]}
     for row in rows:

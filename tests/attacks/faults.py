@@ -207,9 +207,6 @@ def _recorded(folder: pathlib.Path) -> tuple[set[Place], set[str]]:
     return places, programs
 
 
-# ------------------------------------------------------------------------------------- one command
-
-
 @dataclasses.dataclass
 class Tally:
     """The outcomes of the disturbed runs of a command."""

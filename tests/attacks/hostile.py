@@ -66,8 +66,6 @@ def _contents(folder: pathlib.Path) -> dict[pathlib.Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-# ------------------------------------------------------------------------------------------- texts
-
 DEEP = 100_000  # nested brackets, more than any stack can hold
 
 WORDS = (
@@ -78,8 +76,6 @@ WORDS = (
     *("[" * 500, "{" * 500, '["' * 200, "x" * 3000, "\u0645\u0631\u062d\u0628\u0627", "e\u0301"),
 )
 TEXTS = st.lists(st.sampled_from(WORDS) | st.text(max_size=6), max_size=6).map("".join)
-
-# ------------------------------------------------------------------------------------------- bytes
 
 _INSERTS = (
     *(b"", b"\0" * 8, b"\xff" * 8, b"\xff\xff\xff\x7f", b"\x80", b"\xed\xa0\x80", b"\x1b[2J"),
@@ -114,8 +110,6 @@ def corrupt(data: bytes, damages: list[tuple[str, int, bytes]]) -> bytes:
                 data = data[:at] + b"[" * DEEP + data[at:]
     return data
 
-
-# -------------------------------------------------------------------------------------------- JSON
 
 _VALUES = (
     *(None, True, False, 0, -1, 1 << 31, 1 << 63, 10**400, 0.5, float("nan"), float("inf")),

@@ -185,9 +185,6 @@ def test_mutated_values(folder, name, table, column, changes, row):
     USES[name](path)
 
 
-# ---------------------------------------------------------------------------- values by hand
-
-
 @pytest.mark.parametrize("use", [TripleStore.open, TripleStore.create, ResponseCache])
 def test_not_a_database_is_rejected_and_closed(tmp_path, use):
     (tmp_path / "x.sqlite").write_bytes(b"no database")
@@ -223,12 +220,7 @@ def test_malformed_value_is_named(folder, statement, values):
     db.execute(statement, values)
     db.commit()
     db.close()
-    reads = (
-        read_records,
-        read_settings,
-        _totals,
-        read_passages,
-    )
+    reads = (read_records, read_settings, _totals, read_passages)
     results = [attempt(lambda read=read: read(path)) for read in reads]
     assert None in results  # at least one reader rejects it
     _use_journal(path)

@@ -221,9 +221,6 @@ def test_faiss_reports_full_disk(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-# --------------------------------------------------------------------------------- NaN in weights
-
-
 @pytest.fixture(scope="module")
 def spoilt(tmp_path_factory):
     """An encoder with NaN weights."""

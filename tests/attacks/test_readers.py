@@ -261,8 +261,6 @@ def test_metrics_of_resumed_run(folder, changes, damages):
     assert json.loads(last)["step"] == 6
 
 
-# ----------------------------------------------------------------------------------------- archives
-
 _OFFICIAL = OfficialFile("dev.json", "https://example.org/x.zip", archive="x.zip")
 _BENCHMARK = [{"_id": "a", "question": "who?", "answer": "Ada", "context": [["t", ["s"]]]}] * 3
 

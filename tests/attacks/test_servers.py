@@ -84,8 +84,6 @@ def test_retry_after_with_any_value(form, value):
     assert seconds is None or (math.isfinite(seconds) and seconds >= 0)
 
 
-# ------------------------------------------------------------------------------ over the connection
-
 EVIL = "half \ud800 a pair, \x1b[2J\x9b31m, \u202egnp.exe, \0"
 _REFUSAL = completion(None)
 _REFUSAL["choices"][0]["message"]["refusal"] = EVIL

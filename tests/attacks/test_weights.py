@@ -13,13 +13,7 @@ from hypothesis import example
 from cirag_jax import io
 from cirag_jax.errors import UserError
 from cirag_jax.llm.chat import ChatTokenizer
-from cirag_jax.models.io import (
-    encoder_adapter,
-    gguf_weights,
-    peft_format,
-    pretrained,
-    tensor_files,
-)
+from cirag_jax.models.io import encoder_adapter, gguf_weights, peft_format, pretrained, tensor_files
 from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.pretrained_decoder import parse_decoder_config, read_decoder_config
 from cirag_jax.models.io.weights import to_tensors
@@ -103,9 +97,6 @@ def test_gguf_impossible_count_is_rejected(gguf_file, place, count):
     _use_gguf(file)
     with pytest.raises(UserError):
         read_decoder_config(file)
-
-
-# -------------------------------------------------------------------------------- a model's folder
 
 
 @pytest.fixture(scope="module")
@@ -260,9 +251,6 @@ def test_safetensors_mutated_header(folder, changes, length):
     _attack(folder, name, other, _read_safetensors)
 
 
-# ---------------------------------------------------------------- an encoder's adapter, a link head
-
-
 @pytest.fixture(scope="module")
 def beside(tmp_path_factory):
     """An encoder, and a folder with an adapter and a link head."""
@@ -376,9 +364,6 @@ def test_unsupported_dtype_is_rejected(folder, beside, tmp_path, dtype):
             UserError, match=r"safetensors: .* of (float\d_\w+|complex num\w+), which"
         ):
             read()
-
-
-# -------------------------------------------------------------------------------------- checkpoints
 
 
 @pytest.fixture(scope="module")

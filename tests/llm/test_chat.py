@@ -177,9 +177,6 @@ def test_sentencepiece_continuation_keeps_space():
     assert tokenizer.piece(2) == " town"
 
 
-# ------------------------------------------------------------------------------------ truncation
-
-
 def conversation(observations):
     turns = [Message("user", f"question {i}?", text) for i, text in enumerate(observations)]
     return tuple(turns)
@@ -220,9 +217,6 @@ def test_fit_prompt_too_long_reports_numbers(tokenizer):
         fit_prompt(tokenizer, turns, shortest - 1, "truncate")
     with pytest.raises(PromptTooLong, match="no observations"):
         fit_prompt(tokenizer, conversation([""]), 3, "truncate")
-
-
-# -------------------------------------------------------------------------------------- loading
 
 
 def test_load_without_tokenizer_is_rejected(tmp_path):

@@ -223,11 +223,7 @@ def test_no_server_fails(monkeypatch, waits):
 
 def test_request_body(server, backend_of):
     backend, _ = backend_of(server, server="vllm", extra_body={"min_p": 0.1}, omit=("seed",))
-    turns = (
-        Message("system", "s"),
-        Message("user", "u", " o"),
-        Message("assistant", "I think"),
-    )
+    turns = (Message("system", "s"), Message("user", "u", " o"), Message("assistant", "I think"))
     request = Generate(
         turns, "", 7, temperature=0.5, top_p=0.9, seed=3, stop=("\n",), continue_final=True
     )
@@ -343,11 +339,7 @@ def test_completions_without_text(server, backend_of):
 
 def test_too_long_prompt_omits_observations(server, backend_of):
     too_long = (400, {}, "This model's maximum context length is 9 tokens")
-    turns = (
-        Message("user", "a", " old"),
-        Message("assistant", "b"),
-        Message("user", "c", " new"),
-    )
+    turns = (Message("user", "a", " old"), Message("assistant", "b"), Message("user", "c", " new"))
     server.script["c new"] = [too_long] * 4
     backend, waits = backend_of(server, overflow="truncate")
     (response,) = backend.generate([Generate(turns)])

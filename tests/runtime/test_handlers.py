@@ -60,8 +60,6 @@ def ask(handler, *requests, programs=None):
     return [responses[index] for index in range(len(requests))]
 
 
-# --------------------------------------------------------------------------------------- retrieval
-
 TOWNS = [
     Passage("lund", "Lund", "Lund has a cathedral and a university."),
     Passage("kiruna", "Kiruna", "Kiruna has a mine."),
@@ -161,9 +159,6 @@ def test_demonstrate_most_similar_questions():
     assert len(responses[2].questions) == 3 and responses[0].questions[0] is pool[1]
 
 
-# ----------------------------------------------------------------------------------------- triples
-
-
 def test_extract_looks_up_each_passage_once():
     lookups = []
     triple = Triple("a", "is", "b", "p")
@@ -206,10 +201,7 @@ def test_rank_calls_once_and_ties_keep_order():
     ranker = Scores({"A": 0.5, "B": 0.75, "C": 0.5})
     handler = RankHandler(ranker)
     responses = ask(
-        handler,
-        Rank("q", (C, A, B), 0, "r"),
-        Rank("q", (A, B, C), 2, "r"),
-        Rank("q", (A,), 5, "r"),
+        handler, Rank("q", (C, A, B), 0, "r"), Rank("q", (A, B, C), 2, "r"), Rank("q", (A,), 5, "r")
     )
     assert [f.texts for f in responses] == [(B, C, A), (B, A), (A,)]
     assert [f.scores for f in responses] == [(0.75, 0.5, 0.5), (0.75, 0.5), (0.5,)]
@@ -219,14 +211,7 @@ def test_rank_calls_once_and_ties_keep_order():
     assert ask(handler, Rank("q", (*many, B), 0, "r"))[0].texts == (B, *many)
 
 
-# ------------------------------------------------------------------------------- the language model
-
-SIZES = {
-    "batch_size": 3,
-    "prefill_chunks": (64, 16),
-    "decode_chunk": 8,
-    "prefix_tokens": 0,
-}
+SIZES = {"batch_size": 3, "prefill_chunks": (64, 16), "decode_chunk": 8, "prefix_tokens": 0}
 
 
 @pytest.fixture(scope="module")
@@ -388,9 +373,6 @@ def test_errors_are_not_cached(engine, tmp_path):
     for _ in range(2):
         assert isinstance(ask(handler, say("town " * 500))[0], RequestError)
     cache.close()
-
-
-# ----------------------------------------------------------------------------------------- a server
 
 
 @pytest.fixture

@@ -37,9 +37,6 @@ def scheduler(journal, search, model, **fields):
     return Scheduler({Retrieve: search, Extract: search, "reader": model}, journal, **fields)
 
 
-# ----------------------------------------------------------------------------------------- batches
-
-
 def test_programs_advance_together(book):
     log: list[tuple[str, int]] = []
     search = Recording(log=log, name="search")
@@ -159,9 +156,6 @@ def test_records_have_the_order_of_jobs(book):
     assert record.usage.prompt_tokens == 14
 
 
-# -------------------------------------------------------------------------- streaming handlers
-
-
 def asks(name, *texts):
     """Generates for each text, and retrieves after each."""
     for text in texts:
@@ -264,9 +258,6 @@ def test_streaming_user_error_ends_the_run(book):
     with pytest.raises(UserError, match="the store is gone"):
         jobs = [job("slow", asks, "long"), job("b", refused)]
         scheduler(book, Recording(), Streaming()).run(jobs)
-
-
-# ---------------------------------------------------------------------------------------- failures
 
 
 def test_program_error_does_not_affect_others(book):
@@ -397,9 +388,6 @@ def test_programs_are_closed_after_an_error(book):
     assert sorted(closed) == ["a", "b", "bad"]
 
 
-# ------------------------------------------------------------------------------ budget and deadline
-
-
 def test_exhausted_budget_leaves_programs_unfinished(tmp_path):
     path, jobs = tmp_path / "j.sqlite", [job(f"p{i}") for i in range(4)]
     with Journal(path, SETTINGS) as book:
@@ -431,9 +419,6 @@ def test_deadline_starts_no_batch(book):
     assert not model.requests and list(book.records()) == []
     assert run.run([job("a")], deadline=float("inf")) is True
     assert run.run([job("a")], deadline=0.0) is True  # everything is finished
-
-
-# ------------------------------------------------------------------------------------------ replay
 
 
 class Killing(Recording):

@@ -47,9 +47,6 @@ def write_one(path, program="a"):
         book.record(RequestKey(program, 1), say("who?"), response_to(say("who?")))
 
 
-# --------------------------------------------------------------------------------------- recording
-
-
 def test_replay_returns_recorded_responses_only(path):
     write_one(path)
     with begin(path) as book:
@@ -204,9 +201,6 @@ def test_open_failed_program_deletes_its_errors_only(path):
         assert book.replay(RequestKey("a", 1, 1), say("y")) is None
         assert book.replay(RequestKey("b", 0), FIRST) is not None
         assert [r.error for r in book.records()] == [None, None]
-
-
-# -------------------------------------------------------------------------------- rejected files
 
 
 @pytest.mark.parametrize(
@@ -421,8 +415,6 @@ def test_full_disk_loses_nothing(path, kind):
         book.record(RequestKey("a", 1), say("x"), Generated("x" * 100_000, "stop"))
 
 
-# ------------------------------------------------------------------------------------------ a kill
-
 _WRITER = """
 import os, signal, sys
 from cirag_jax.runtime.records import RequestKey
@@ -462,9 +454,6 @@ def test_closed_journal_is_one_file(tmp_path):
         assert (tmp_path / "journal.sqlite-wal").exists()
     read_records(tmp_path / "journal.sqlite")
     assert [path.name for path in tmp_path.iterdir()] == ["journal.sqlite"]
-
-
-# ---------------------------------------------------------------------- several processes of a run
 
 
 def test_merge_journals(tmp_path):

@@ -1,5 +1,6 @@
 """The state of a request in the engine, and its upload to the device."""
 
+import bisect
 import dataclasses
 import time
 from collections.abc import Sequence
@@ -108,17 +109,14 @@ class Row:
         ends = [end for end in map(text.find, stops) if end >= 0]
         if not ends:
             return None
-        low, high = 1, len(self.tokens)
-        while low < high:
-            middle = (low + high) // 2
-            part = self._text(self.tokens[:middle])
-            if any(stop in part for stop in stops):
-                high = middle
-            else:
-                low = middle + 1
-        del self.tokens[low:]
-        for values in self.details.values():
-            del values[low:]
+
+        def contains_stop(count: int) -> bool:
+            part = self._text(self.tokens[:count])
+            return any(stop in part for stop in stops)
+
+        count = bisect.bisect_left(range(len(self.tokens)), True, lo=1, key=contains_stop)
+        for values in (self.tokens, *self.details.values()):
+            del values[count:]
         return text[: min(ends)]
 
     def _token(self, i: int) -> Token:

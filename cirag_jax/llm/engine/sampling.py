@@ -105,7 +105,7 @@ def nucleus(probs_BV: jax.Array, top_p_B: jax.Array | np.ndarray) -> jax.Array:
     return (probs_BV >= low_B[:, None]) | best_BV
 
 
-def _draw(logits_BV: jax.Array, sampling: Sampling, step_B: jax.Array) -> jax.Array:
+def _sample(logits_BV: jax.Array, sampling: Sampling, step_B: jax.Array) -> jax.Array:
     temperature_B = jnp.maximum(sampling.temperature_B, 1e-6)
     scaled_BV = logits_BV / temperature_B[:, None]
     unrestricted_B = (sampling.top_p_B >= 1.0) | (sampling.temperature_B <= 0.0)
@@ -137,7 +137,7 @@ def choose(
     """
     if greedy:
         return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
-    return _draw(logits_BV, sampling, step_B).astype(jnp.int32)
+    return _sample(logits_BV, sampling, step_B).astype(jnp.int32)
 
 
 def describe(

@@ -6,12 +6,7 @@ from cirag_jax.llm.engine.engine import Engine
 from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.llm.types import Generate, Message
 
-SIZES = {
-    "batch_size": 3,
-    "prefill_chunks": (64, 16),
-    "decode_chunk": 8,
-    "prefix_tokens": 4096,
-}
+SIZES = {"batch_size": 3, "prefill_chunks": (64, 16), "decode_chunk": 8, "prefix_tokens": 4096}
 WORDS = (
     *("the", "sailor", "was", "born", "in", "a", "harbour", "town"),
     *("and", "its", "patron", "saint", "is", "who", "where", "weaver"),

@@ -29,8 +29,6 @@ from tests.llm.engine.engines import (
 
 pytestmark = pytest.mark.slow
 
-# ------------------------------------------------------------------------------------- batching
-
 
 def test_row_is_independent_of_other_rows(engine):
     together = engine.generate(mixed_requests())
@@ -99,9 +97,6 @@ def test_chunks_cover_remaining_tokens(done):
         assert computed[: end - done] == list(range(done, end)) and len(computed) < end - done + 16
 
 
-# ------------------------------------------------------------------------------ finish reasons
-
-
 def test_finish_reasons(engine, folder):
     long = engine.generate([ask("the town", max_tokens=40)])[0]
     assert long.finish_reason == "length"
@@ -157,9 +152,6 @@ def test_continue_final_equals_forward_pass(engine, folder):
     assert engine.generate([closed])[0].text != response.text
 
 
-# -------------------------------------------------------------------------------------- sampling
-
-
 def test_samples_depend_only_on_the_seed(engine):
     def sampled(name, seed, prompt=4):
         return ask(name, text(6, prompt), temperature=0.9, top_p=0.8, seed=seed, entropy=True)
@@ -172,9 +164,6 @@ def test_samples_depend_only_on_the_seed(engine):
     greedy = [dataclasses.replace(sampled("a", s), temperature=0.0) for s in (0, 1)]
     texts = {r.text for r in engine.generate(greedy)}
     assert len(texts) == 1 and texts != {separate[0].text}
-
-
-# ------------------------------------------------------------------------ details of tokens
 
 
 def test_details_equal_transformers(engine, folder):
@@ -296,9 +285,6 @@ def test_json_schema_constrains_the_text(engine):
     assert numbers(other) == numbers(engine.generate([free])[0])
 
 
-# ------------------------------------------------------------------------------------ bad input
-
-
 def test_bad_request_does_not_affect_others(engine):
     good = ask(text(5, 1))
     bad = [
@@ -333,9 +319,6 @@ def test_truncation_omits_oldest_observations(folder):
 def test_context_of_stays_within_the_model(asked, context):
     options = EngineConfig(**{**SIZES, "context": asked})
     assert context_of(options, 512) == context
-
-
-# ------------------------------------------------------------------------- mesh and adapters
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
