@@ -1,1 +1,1 @@
-"""What `launch/` calls: the one layer that opens models and composes the rest."""
+"""The commands of ``launch/``: the only layer that opens models and composes the other layers."""

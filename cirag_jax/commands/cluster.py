@@ -1,7 +1,7 @@
-"""Workers on a Ray cluster (``config.engine=ray``): the one module that knows Ray, an extra.
+"""Workers on a Ray cluster (``config.engine=ray``). No other module imports Ray, which is optional.
 
-A command hands out tasks and gets their results in the same order, so that it writes what it would
-have written on its own. Ray restarts a worker that dies, and retries its task.
+Results come in the order of the tasks, so a command writes the same output as without a cluster.
+Ray restarts a worker that dies, and retries its task.
 """
 
 import collections
@@ -11,26 +11,27 @@ import pathlib
 import socket
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import jax
 
 from cirag_jax import cli
-from cirag_jax.errors import UserError, check_at_least, check_choice, import_optional, parsing
+from cirag_jax.errors import UserError, check_at_least, import_optional, parsing
 from cirag_jax.io import one_line, say
 from cirag_jax.types import Config
+from cirag_jax.validation import check_value
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-_TRIES = 3  # of a task whose worker dies
-_AHEAD = 8  # tasks per worker that may be begun before the oldest is done
+_TRIES = 3  # maximum number of attempts at a task whose worker dies
+_AHEAD = 8  # maximum number of tasks per worker that start before the oldest is done
 
 
 class NamedTask(Protocol):
-    """What a worker is given; ``name`` is for messages."""
+    """A task of a worker."""
 
     @property
     def name(self) -> str:
-        """See the class."""
+        """The name of the task in messages."""
         ...
 
 
@@ -39,13 +40,15 @@ R = TypeVar("R")
 
 
 def is_chosen(config: Config) -> bool:
-    """Whether ``config.engine`` is ray, which must then be there."""
-    check_choice("config.engine", config.engine, ("local", "ray"))
+    """Returns whether ``config.engine`` is ray; raises `UserError` if Ray is not installed."""
+    check_value("config.engine", config.engine, Literal["local", "ray"])
     if config.engine == "local":
         return False
     check_at_least(0, config, "workers")
     if jax.process_count() > 1:
-        raise UserError("config.engine=ray runs in one process; Ray starts the others.")
+        raise UserError(
+            "config.engine=ray starts workers by itself; run the command in one process."
+        )
     _extra()
     return True
 
@@ -58,19 +61,18 @@ def in_order(
     *,
     on_devices: bool,
 ) -> Iterator[tuple[T, R]]:
-    """Yields each task with what a worker made of it, in the order of the tasks.
+    """Yields each task and its result, in the order of the tasks.
 
-    The cluster is the one that ``RAY_ADDRESS`` names; without it Ray starts one of this machine
-    alone. Its nodes see this repository, the current directory and ``workdir`` under the same
-    paths.
+    ``RAY_ADDRESS`` names the cluster. If it is not set, Ray starts a cluster on this machine. All
+    nodes must have this repository, the current directory and ``workdir`` under the same paths.
 
     Args:
-      make: called once in each worker; returns what does its tasks. What it captures, the tasks and
-        their results are pickled.
-      tasks: taken one by one, at most `_AHEAD` per worker before the oldest is done.
-      config: of the command; ``workers`` of them, by default one a GPU, or one a node.
-      workdir: of the command.
-      on_devices: whether a worker computes on a GPU, where the cluster has any.
+      make: called once in each worker; returns the function that runs its tasks. Everything that it
+        captures is pickled, and so are the tasks and their results.
+      tasks: read lazily, at most `_AHEAD` per worker before the oldest is done.
+      config: has the number of ``workers``; 0 means one per GPU, or one per node without GPUs.
+      workdir: the workdir of the command.
+      on_devices: whether each worker uses a GPU if the cluster has any.
     """
     tasks = iter(tasks)
     first = list(itertools.islice(tasks, 1))
@@ -79,8 +81,9 @@ def in_order(
     ray = _extra()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_task_oom_retries", str(_TRIES - 1))  # else without a limit
-    with parsing("no Ray cluster could be joined or started"), warnings.catch_warnings():
-        # To start one, it forks, and JAX warns of its threads: they hold nothing that it needs.
+    with parsing("cannot join or start a Ray cluster"), warnings.catch_warnings():
+        # Starting a cluster forks this process. JAX warns that forking is unsafe with threads, but
+        # its threads hold no lock that Ray needs.
         warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
         ray.init(
             os.environ.get("RAY_ADDRESS") or "local",
@@ -103,25 +106,25 @@ def _extra() -> Any:
 
 
 class _Actor:
-    """Lives in a process of its own on a node of the cluster; Ray restarts one that dies."""
+    """A worker in a separate process on a node of the cluster."""
 
     def __init__(self, folders: tuple[pathlib.Path, ...], make: Callable[[], Callable[[Any], Any]]):
         self._folders, self._make = folders, make
         self._work: Callable[[Any], Any] | None = None
 
     def do(self, task: Any) -> tuple[Any, bool]:
-        """Returns the result of a task, and whether it replaces a worker that died at the task.
+        """Returns the result of a task, and whether this worker replaces one that died.
 
-        The first task opens the model, in the first folder, which is where the command runs. Were
-        it opened in ``__init__``, a worker that dies at that would be restarted forever.
+        The first task opens the model, with the command's current directory (the first folder). If
+        ``__init__`` opened it, Ray would restart a worker that dies while opening forever.
         """
         if self._work is not None:
             return self._work(task), False
         for folder in reversed(self._folders):
             if not folder.is_dir():
                 raise UserError(
-                    f"{folder} is not there on {socket.gethostname()}, a node of the Ray cluster; "
-                    "the command's folder and its --workdir must lie where all nodes see them"
+                    f"{folder} does not exist on {socket.gethostname()}, a Ray node; "
+                    "put the current directory and --workdir on a file system that all nodes share"
                 )
             os.chdir(folder)
         cli.enable_compilation_cache()
@@ -130,11 +133,11 @@ class _Actor:
 
 
 def _actor_options(ray: Any, on_devices: bool) -> tuple[int, dict[str, Any]]:
-    """Returns the default number of workers, and what Ray is told about each."""
+    """Returns the default number of workers, and the options of each for Ray."""
     gpus = int(ray.cluster_resources().get("GPU", 0)) if on_devices else 0
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
     paths = filter(None, (str(_ROOT), os.environ.get("PYTHONPATH")))
-    # The command itself keeps off the GPUs (`cli`), and what it starts would inherit that.
+    # The command itself runs without GPUs (`cli`), and workers would inherit this setting.
     variables = {"PYTHONPATH": os.pathsep.join(paths), "JAX_PLATFORMS": "" if gpus else "cpu"}
     return gpus or len(nodes) or 1, {
         "num_cpus": 1,
@@ -147,23 +150,23 @@ def _actor_options(ray: Any, on_devices: bool) -> tuple[int, dict[str, Any]]:
 
 
 def _run_tasks(ray: Any, workers: Sequence[Any], tasks: Iterable[T]) -> Iterator[tuple[T, Any]]:
-    """Yields tasks and results in the order of the tasks; a task is begun once a worker is idle."""
+    """Yields tasks and results in the order of the tasks; idle workers start the next task."""
     tasks, idle = iter(tasks), list(workers)
-    begun: collections.deque[tuple[T, Any]] = collections.deque()  # tasks and calls, oldest first
-    busy: dict[Any, tuple[T, Any]] = {}  # by call: its task and worker
+    started: collections.deque[tuple[T, Any]] = collections.deque()  # tasks and calls
+    busy: dict[Any, tuple[T, Any]] = {}  # call -> task and worker
     results: dict[Any, Any] = {}
     while True:
-        room = min(len(idle), _AHEAD * len(workers) - len(begun))
-        for task in itertools.islice(tasks, room):
+        capacity = min(len(idle), _AHEAD * len(workers) - len(started))
+        for task in itertools.islice(tasks, capacity):
             worker = idle.pop()
             call = worker.do.remote(task)
-            begun.append((task, call))
+            started.append((task, call))
             busy[call] = task, worker
-        if not begun:
+        if not started:
             return
-        task, call = begun[0]
+        task, call = started[0]
         if call in results:
-            begun.popleft()
+            started.popleft()
             yield task, results.pop(call)
         else:
             (done,), _ = ray.wait(list(busy), num_returns=1)
@@ -179,9 +182,9 @@ def _result_of_call(ray: Any, task: NamedTask, call: Any) -> Any:
         raise error.cause from error
     except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as error:
         raise UserError(
-            f"{_TRIES} workers of the Ray cluster have died at {task.name}, the last so: "
-            f"{one_line(str(error))[:300]}; progress is saved: run the same command to resume"
+            f"{_TRIES} workers of the Ray cluster died at {task.name}, most recently: "
+            f"{one_line(str(error))[:300]}; progress is saved, run the same command to resume"
         ) from None
     if is_replacement:
-        say(f"WARNING: a worker of the Ray cluster has died at {task.name}; another took its place")
+        say(f"WARNING: a worker of the Ray cluster died at {task.name}; Ray replaced it")
     return result

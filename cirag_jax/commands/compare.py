@@ -1,7 +1,7 @@
-"""Methods answer the same questions, everything opened once, and are compared: launch/compare.py.
+"""Runs several methods on the same questions and compares them: the command ``launch/compare.py``.
 
-Each run is one of launch/answer.py in a folder of its own (`commands.answer`), and the tables are
-those of configs/comparison.py (`commands.comparison`).
+Each run has a folder with the files of launch/answer.py (`commands.answer`). The methods share open
+models and indexes. `commands.comparison` writes the tables.
 """
 
 import collections
@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cirag_jax import cli, config_files
-from cirag_jax.commands import alone, comparison, opening, task
-from cirag_jax.commands.answer import Plan, carry_out, plan, warn_of_seen
+from cirag_jax.commands import answer, comparison, latency, opening, task
+from cirag_jax.commands.answer import PlannedRun
 from cirag_jax.commands.pool import Pool
 from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.io import say
@@ -21,16 +21,16 @@ from cirag_jax.runtime.records import JournalReader, check_settings
 from cirag_jax.runtime.store import JOURNAL
 from cirag_jax.types import Config
 
-# ``[NAME=]METHOD[:PRESET]``; METHOD may be the path of a config file, NAME is a folder's.
-_ENTRY = re.compile(r"(?:(?P<name>\w[\w.-]*)=)?(?P<method>\w+|[\w./-]+\.py)(?::(?P<preset>\w*))?")
+# ``[NAME=]METHOD[:PRESET]``; METHOD may be the path of a config file, NAME becomes a folder.
+_METHOD = re.compile(r"(?:(?P<name>\w[\w.-]*)=)?(?P<method>\w+|[\w./-]+\.py)(?::(?P<preset>\w*))?")
 # ``[NAME:]KEY=VALUE``
-_VALUE = re.compile(r"(?:(?P<name>\w[\w.-]*):)?(?P<key>[\w.]+)=.*", re.DOTALL)
-# What all runs have of the comparison's own config.
+_OVERRIDE = re.compile(r"(?:(?P<name>\w[\w.-]*):)?(?P<key>[\w.]+)=.*", re.DOTALL)
+# Fields of the comparison's config that apply to all runs.
 _SHARED = ("data", "profile", "metrics", "recall_at", "seed", "cache")
 
 
-class Entry(NamedTuple):
-    """A method that takes part, under a name of its own."""
+class NamedMethod(NamedTuple):
+    """A method and preset to compare, under a name."""
 
     name: str
     method: str
@@ -38,82 +38,81 @@ class Entry(NamedTuple):
 
 
 def compare(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Runs ``config.methods`` in ``workdir/NAME`` and compares them; resumes what is there.
+    """Runs ``config.methods`` in ``workdir/NAME`` and compares them; resumes interrupted runs.
 
     Args:
-      config: of configs/compare.py.
+      config: a config of configs/compare.py.
       workdir: an existing folder.
 
     Returns:
-      ``methods``: of each run its result; ``opened``: how many things of each kind were opened, and
-      ``texts``: how many were ``requested`` of encoders and ``embedded``, by this command;
-      ``complete``; and once all have ended what `comparison.compare_runs` returns, which also
-      writes the tables.
+      ``methods``: the result of each run. ``opened``: how many models, indexes and so on were
+      opened, by kind. ``texts``: how many texts methods ``requested`` from encoders in this
+      command, and how many were ``embedded``. ``complete``. Once all runs have ended, also the
+      result of `comparison.compare_runs`, which writes the tables.
     """
     check_at_least(1, config, "repeats")
     check_at_least(0, config, "latency_questions")
     until = task.deadline(config)
-    entries = read_entries(config.methods, config.preset)
+    methods = read_methods(config.methods, config.preset)
     with Pool() as pool:
-        configs = _configs(config, entries)
-        plans = {name: plan(own, pool) for name, own in configs.items()}
-        for name, planned in plans.items():
-            _check(name, planned, workdir / name)
-        warn_of_seen(plans.values())
-        methods = _answer_all(plans, workdir, pool, until)
-        complete = all(result["complete"] for result in methods.values()) and (
-            _repeat_all(config, plans, workdir, pool, until)
+        configs = _configs(config, methods)
+        runs = {name: answer.plan_run(own, pool) for name, own in configs.items()}
+        for name, run in runs.items():
+            _check(name, run, workdir / name)
+        answer.warn_of_training_questions(runs.values())
+        results = _answer_all(runs, workdir, pool, until)
+        complete = all(result["complete"] for result in results.values()) and (
+            _repeat_all(config, runs, workdir, pool, until)
         )
         encoders = pool.encoders()
         texts = {
             "requested": sum(encoder.requested for encoder in encoders),
             "embedded": sum(encoder.embedded for encoder in encoders),
         }
-        say(f"{texts['requested']:,} texts were looked up, {texts['embedded']:,} embedded")
-        complete = complete and _time_all(config, plans, workdir, pool, until)
+        say(f"{texts['requested']:,} texts requested from encoders, {texts['embedded']:,} embedded")
+        complete = complete and _measure_latency(config, runs, workdir, pool, until)
         opened = {kind: count for kind, count in pool.opened.items() if kind != "data sets"}
     say("opened: " + ", ".join(f"{count} {kind}" for kind, count in opened.items()))
-    result = {"methods": methods, "opened": opened, "texts": texts, "complete": complete}
+    result = {"methods": results, "opened": opened, "texts": texts, "complete": complete}
     if not complete:
-        say("stopped before the end; the same command goes on from here")
+        say("stopped before the end; run the same command to resume")
         return result
-    folders = [(name, workdir / name) for name in plans]
+    folders = [(name, workdir / name) for name in runs]
     compared = comparison.compare_runs(config, folders, workdir, True, config.repeats)
     return {**result, **compared}
 
 
-# ---------------------------------------------------------------------------------- what takes part
+# ------------------------------------------------------------------------------------ the methods
 
 
-def read_entries(methods: Any, preset: str | None) -> list[Entry]:
-    """The methods that ``config.methods`` names; ``preset``: of those that name none."""
-    found = []
-    for text in config_files.texts_of(methods, ","):
-        match = _ENTRY.fullmatch(text)
+def read_methods(specs: Any, preset: str | None) -> list[NamedMethod]:
+    """Parses ``config.methods``; ``preset`` applies to methods that name none."""
+    methods = []
+    for text in config_files.texts_of(specs, ","):
+        match = _METHOD.fullmatch(text)
         if match is None:
             raise UserError(
-                f"config.methods: {text!r} is no method; write METHOD, METHOD:PRESET or "
-                "NAME=METHOD:PRESET, with commas between; METHOD may be the path of a config file."
+                f"config.methods: {text!r} is not a method; expected METHOD, METHOD:PRESET or "
+                "NAME=METHOD:PRESET, separated by commas, where METHOD is the name of a method or "
+                "the path of a config file."
             )
-        own = preset if match["preset"] is None else match["preset"]
         name = match["name"] or pathlib.PurePath(match["method"]).stem
-        found.append(Entry(name, match["method"], own or ""))
-    if not found:
+        own_preset = preset if match["preset"] is None else match["preset"]
+        methods.append(NamedMethod(name, match["method"], own_preset or ""))
+    if not methods:
         raise UserError("config.methods is required: --config.methods=direct,native_rag,cirag")
-    twice = [n for n, count in collections.Counter(e.name for e in found).items() if count > 1]
-    if twice:
-        raise UserError(
-            f"config.methods has {twice[0]!r} twice; name one of them: other={twice[0]}."
-        )
-    return found
+    for name, count in collections.Counter(method.name for method in methods).items():
+        if count > 1:
+            raise UserError(f"config.methods has {name!r} twice; rename one of them: other={name}.")
+    return methods
 
 
-def _configs(config: Config, entries: Sequence[Entry]) -> dict[str, Config]:
-    """Of every entry its method's config with what all share, and what ``config.set`` says."""
-    found = {entry.name: task.method_config(entry.method, entry.preset) for entry in entries}
-    values = _values(config, found)
-    for entry in entries:
-        own = task.method_config(entry.method, entry.preset, values[entry.name])
+def _configs(config: Config, methods: Sequence[NamedMethod]) -> dict[str, Config]:
+    """Returns the config of each method, with the shared fields and ``config.set``."""
+    configs = {method.name: task.method_config(method.method, method.preset) for method in methods}
+    overrides = _overrides(config, configs)
+    for name, method, preset in methods:
+        own = configs[name] = task.method_config(method, preset, overrides[name])
         with own.unlocked():
             for field in _SHARED:
                 own[field] = config[field]
@@ -121,62 +120,62 @@ def _configs(config: Config, entries: Sequence[Entry]) -> dict[str, Config]:
                 own.in_flight = config.in_flight
             if config.model is not None and "model" in own:
                 own.model = config.model
-        found[entry.name] = own
-    return found
+    return configs
 
 
-def _values(config: Config, configs: Mapping[str, Config]) -> dict[str, list[str]]:
-    """``KEY=VALUE`` of every entry: what is said of it by name, and of all that have the key."""
-    found: dict[str, list[str]] = {name: [] for name in configs}
+def _overrides(config: Config, configs: Mapping[str, Config]) -> dict[str, list[str]]:
+    """Returns the ``KEY=VALUE`` of each method; one without a name applies to all with the key."""
+    overrides: dict[str, list[str]] = {name: [] for name in configs}
     for text in config_files.texts_of(config.set):
-        match = _VALUE.fullmatch(text)
+        match = _OVERRIDE.fullmatch(text)
         if match is None:
             raise UserError(f"config.set: {text!r} must be KEY=VALUE or NAME:KEY=VALUE.")
         key, name = match["key"], match["name"]
         if key.partition(".")[0] in (*_SHARED, "stop_after_minutes"):
-            raise UserError(f"config.set: {key} is one for all; give --config.{key}=...")
+            raise UserError(f"config.set: {key} applies to all methods; set --config.{key}=...")
         if name is not None and name not in configs:
-            known = ", ".join(configs)
-            raise UserError(f"config.set: {text!r} names none of config.methods, {known}.")
-        chosen = (
+            raise UserError(
+                f"config.set: {text!r} does not name one of config.methods: {', '.join(configs)}."
+            )
+        names = (
             [name] if name else [n for n, own in configs.items() if config_files.has_key(own, key)]
         )
-        if not chosen:
+        if not names:
             raise UserError(f"config.set: none of config.methods has a key {key!r}.")
-        for one in chosen:
-            found[one].append(text[match.end("name") + 1 :] if name else text)
-    return found
+        for method in names:
+            overrides[method].append(text[match.end("name") + 1 :] if name else text)
+    return overrides
 
 
-def _check(name: str, planned: Plan, folder: pathlib.Path) -> None:
+def _check(name: str, run: PlannedRun, folder: pathlib.Path) -> None:
     try:
-        opening.check_task(planned.config, planned.task)
+        opening.check_task(run.config, run.task)
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
-    check_settings(folder / JOURNAL, planned.settings)
+    check_settings(folder / JOURNAL, run.settings)
 
 
-# -------------------------------------------------------------------------------------- the runs
+# --------------------------------------------------------------------------------------- the runs
 
 
 def _answer_all(
-    plans: Mapping[str, Plan], workdir: pathlib.Path, pool: Pool, until: float | None
+    runs: Mapping[str, PlannedRun], workdir: pathlib.Path, pool: Pool, until: float | None
 ) -> dict[str, Any]:
-    """The result of every run that there was time for; the others have ``complete`` alone."""
-    found: dict[str, Any] = {}
-    for number, (name, planned) in enumerate(plans.items(), start=1):
+    """Returns the result of each run; those that did not start in time have only ``complete``."""
+    results: dict[str, Any] = {}
+    for number, (name, run) in enumerate(runs.items(), start=1):
         if until is not None and time.monotonic() >= until:
-            found[name] = {"complete": False}
+            results[name] = {"complete": False}
             continue
-        say(f"{name} ({number} of {len(plans)})")
-        found[name] = _answer(planned, workdir / name, pool, until)
-    return found
+        say(f"{name} ({number} of {len(runs)})")
+        results[name] = _answer(run, workdir / name, pool, until)
+    return results
 
 
-def _answer(planned: Plan, folder: pathlib.Path, pool: Pool, until: float | None) -> Any:
+def _answer(run: PlannedRun, folder: pathlib.Path, pool: Pool, until: float | None) -> Any:
     started = time.monotonic()
     result = cli.run_inside(
-        folder, planned.config, lambda: carry_out(planned, folder, pool, started, until)
+        folder, run.config, lambda: answer.execute(run, folder, pool, started, until)
     )
     pool.release()
     return result
@@ -184,45 +183,45 @@ def _answer(planned: Plan, folder: pathlib.Path, pool: Pool, until: float | None
 
 def _repeat_all(
     config: Config,
-    plans: Mapping[str, Plan],
+    runs: Mapping[str, PlannedRun],
     workdir: pathlib.Path,
     pool: Pool,
     until: float | None,
 ) -> bool:
-    """Runs with further seeds, of methods that sample; whether all have ended."""
+    """Repeats methods that sample with further seeds; returns whether all runs have ended."""
     if config.repeats == 1:
         return True
-    for name, planned in plans.items():
+    for name, run in runs.items():
         with JournalReader(workdir / name / JOURNAL) as book:
             is_sampled = book.is_sampled
         if not is_sampled:
-            say(f"{name} decodes greedily: its repeats would be equal, and it runs once")
+            say(f"{name} decodes greedily and runs only once, because repeats would be equal")
             continue
         for number in range(2, config.repeats + 1):
             say(f"{name}, repeat {number} of {config.repeats}")
-            own = planned.config.copy_and_resolve_references()
+            own = run.config.copy_and_resolve_references()
             with own.unlocked():
                 own.seed = config.seed + number - 1
             folder = workdir / name / f"{comparison.REPEAT}{number}"
-            if not _answer(plan(own, pool), folder, pool, until)["complete"]:
+            if not _answer(answer.plan_run(own, pool), folder, pool, until)["complete"]:
                 return False
     return True
 
 
-def _time_all(
+def _measure_latency(
     config: Config,
-    plans: Mapping[str, Plan],
+    runs: Mapping[str, PlannedRun],
     workdir: pathlib.Path,
     pool: Pool,
     until: float | None,
 ) -> bool:
-    """Asks the same sample of questions of every method one by one; whether all have ended."""
-    for name, planned in plans.items():
-        if not config.latency_questions:
-            return True
-        ids = alone.sample(planned.task.questions, config.latency_questions, config.seed)
-        say(f"{name}, {len(ids)} questions alone")
-        folder = workdir / name / comparison.ALONE
-        if not alone.ask_alone(planned, ids, folder, pool, until):
+    """Times the same sample of questions with each method; returns whether all runs have ended."""
+    if not config.latency_questions:
+        return True
+    for name, run in runs.items():
+        ids = latency.sample(run.task.questions, config.latency_questions, config.seed)
+        say(f"{name}, latency of {len(ids)} questions")
+        folder = workdir / name / comparison.LATENCY
+        if not latency.measure(run, ids, folder, pool, until):
             return False
     return True

@@ -1,5 +1,6 @@
-"""Methods side by side: the answers of several runs of launch/answer.py to the same questions."""
+"""Compares the answers of several runs of launch/answer.py to the same questions."""
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -12,7 +13,7 @@ import numpy as np
 
 from cirag_jax import config_files
 from cirag_jax.commands import online
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.evaluation import cost, metrics
 from cirag_jax.evaluation.evidence import passage_substitutes
 from cirag_jax.evaluation.overlap import Ratio, mean_of
@@ -22,31 +23,26 @@ from cirag_jax.evaluation.significance import interval, intervals, pairwise_scor
 from cirag_jax.identity import differences, without
 from cirag_jax.methods.registry import block_name, find_method
 from cirag_jax.reports import comparison as report
-from cirag_jax.runtime.records import (
-    JournalReader,
-    Record,
-    read_passages,
-    read_records,
-    read_settings,
-)
+from cirag_jax.runtime import records as records_lib
+from cirag_jax.runtime.records import JournalReader, Record
 from cirag_jax.runtime.requests import Needs
 from cirag_jax.runtime.store import JOURNAL
 from cirag_jax.types import GRANULARITIES, Config, Prediction, Question
 
-# Folders of a run's workdir: runs with other seeds, and a sample of questions one by one.
-REPEAT, ALONE = "repeat-", "alone"
+# Folders in a run's workdir: runs with other seeds, and a run with one question at a time.
+REPEAT, LATENCY = "repeat-", "alone"
 
 
-class Run(NamedTuple):
-    """What a workdir of launch/answer.py holds.
+class FinishedRun(NamedTuple):
+    """The answers in a workdir of launch/answer.py.
 
     Attributes:
-      name: how tables call it.
+      name: the name of the run in tables.
       folder: the workdir.
-      settings: what decided its answers; of the method's own as ``method.FIELD``.
-      repeats: records of its questions, by id, of every seed; all have ended.
-      seconds: a question, all together, without loading.
-      seconds_alone: of the questions that were asked one by one.
+      settings: the settings that determine the answers; those of the method are ``method.FIELD``.
+      repeats: for each seed, the records of all questions by id.
+      seconds: wall time per question, without loading.
+      seconds_alone: wall time of each question that was answered one at a time.
     """
 
     name: str
@@ -58,30 +54,30 @@ class Run(NamedTuple):
 
     @property
     def records(self) -> Mapping[str, Record]:
-        """Of the first seed."""
+        """The records of the first seed."""
         return self.repeats[0]
 
     @property
     def journals(self) -> list[pathlib.Path]:
-        """Of every seed."""
+        """The journals of all seeds."""
         return [next(iter(records.values())).file for records in self.repeats]
 
     @property
     def needs(self) -> Needs:
-        """Of its method with its settings, as far as this version of the program knows them."""
-        own = {
+        """The needs of the method, empty if this version does not have it or its settings."""
+        method_settings = {
             name.removeprefix("method."): tuple(value) if isinstance(value, list) else value
             for name, value in self.settings.items()
             if name.startswith("method.")
         }
         try:
-            return find_method(self.settings["method"]).config(**own).needs
+            return find_method(self.settings["method"]).config(**method_settings).needs
         except (KeyError, TypeError, UserError):
             return Needs()
 
 
 def compare(config: Config, workdir: pathlib.Path, show: bool = True) -> dict[str, Any]:
-    """Scores the runs that ``config.runs`` names; see `compare_runs`."""
+    """Compares the runs of ``config.runs``, see `compare_runs`."""
     folders = named_folders(config.runs)
     return compare_runs(config, folders, workdir, config.allow_different, show=show)
 
@@ -94,22 +90,19 @@ def compare_runs(
     repeats: int | None = None,
     show: bool = True,
 ) -> dict[str, Any]:
-    """Scores every run, and the difference of every pair.
+    """Scores all runs and the differences between pairs, see `measure_runs`; returns its result.
 
-    Leaves ``table.md``, ``table.html``, ``granularities.png``, the share of questions answered at
-    each one (CIRAG's Figures 3 and 5), of runs of several steps ``recall_by_step.png`` and, of runs
-    that were timed alone, ``latency.png``; all as SVG, too.
+    Writes ``table.md``, ``table.html`` and ``granularities.png``, the share of questions answered
+    at each granularity (CIRAG's Figures 3 and 5). Also writes ``recall_by_step.png`` if runs have
+    several steps, and ``latency.png`` if their latency was measured. Figures are saved as SVG, too.
 
     Args:
-      config: with ``profile``, ``metrics``, ``recall_at``, ``bootstrap_samples`` and ``seed``.
+      config: has ``profile``, ``metrics``, ``recall_at``, ``bootstrap_samples`` and ``seed``.
       folders: name and workdir of each run.
       workdir: an existing folder.
       allow_different: whether settings may differ.
-      repeats: seeds of each run that count, as `read_runs`.
-      show: whether the tables are printed on standard error, too.
-
-    Returns:
-      As `measure_runs`.
+      repeats: see `read_runs`.
+      show: whether to print the tables to standard error.
     """
     _, result = measure_runs(config, folders, allow_different, repeats)
     report.write(result, workdir, show)
@@ -121,47 +114,48 @@ def measure_runs(
     folders: Sequence[tuple[str, pathlib.Path]],
     allow_different: bool,
     repeats: int | None = None,
-) -> tuple[list[Run], dict[str, Any]]:
-    """The runs and all that `compare_runs` says of them; writes nothing.
+) -> tuple[list[FinishedRun], dict[str, Any]]:
+    """Reads and scores runs; writes nothing.
 
     Returns:
-      The runs, and ``systems``: of each the scores of `metrics.measure` with intervals (questions
-      resampled), NaN with the ``reason`` where they are of no question, ``repeats``,
-      ``granularities``, ``recall_by_step``, ``failures``, means a question of ``calls``,
-      ``generated_tokens``, ``seconds`` and by role (``roles``) and stage (``stages``),
-      ``seconds_alone``, ``sees_gold``; ``scores``: their names; ``differences``: of each pair and
-      score, as `pairwise`; ``num_questions``, ``num_annotated`` (with gold passages),
-      ``settings``, ``different``.
+      The runs, and a result with these keys.
+      ``systems``: for each run the scores of `metrics.measure` with bootstrap intervals over
+      questions (NaN and a ``reason`` for scores without any question), ``repeats``,
+      ``granularities``, ``recall_by_step``, ``failures``, ``seconds_alone``, ``sees_gold``, and
+      means per question of ``calls``, ``generated_tokens``, ``seconds``, and of calls and tokens by
+      role (``roles``) and stage (``stages``).
+      ``scores``: the names of the scores. ``differences``: for each pair of runs and score, see
+      `pairwise`. ``num_questions``, ``num_annotated`` (questions with gold passages), ``settings``.
+      ``different``: the settings of each run that differ from those of the first.
     """
-    if config.bootstrap_samples < 1:
-        raise UserError("config.bootstrap_samples must be at least 1.")
+    check_at_least(1, config, "bootstrap_samples")
     scoring = Scoring(config.profile, tuple(config.recall_at))
     metrics.check(config.metrics)
     runs = read_runs(folders, repeats)
     different = {run.name: _different(runs[0], run) for run in runs[1:]}
     for run in runs[1:]:
         if different[run.name] and not allow_different:
-            field, (first, own) = next(iter(different[run.name].items()))
+            field, (first, other) = next(iter(different[run.name].items()))
             raise UserError(
-                f"{run.folder} has {field}={json.dumps(own)} where {runs[0].folder} has "
-                f"{json.dumps(first)}, and {len(different[run.name]) - 1} other settings that "
-                "differ; --config.allow_different=true compares them and prints what differs."
+                f"{run.folder} has {field}={json.dumps(other)}, but {runs[0].folder} has "
+                f"{json.dumps(first)}, and {len(different[run.name]) - 1} other settings differ; "
+                "set --config.allow_different=true to compare the runs and list what differs."
             )
     ids = list(runs[0].records)
-    how_often = (config.bootstrap_samples, config.seed)
+    bootstrap = (config.bootstrap_samples, config.seed)
     scores = {run.name: _scores(run, ids, config.metrics, scoring) for run in runs}
-    names = list(dict.fromkeys(name for of in scores.values() for name in of[0]))
-    pooled = {name: _pooled(of_seeds) for name, of_seeds in scores.items()}
+    names = list(dict.fromkeys(name for seeds in scores.values() for name in seeds[0]))
+    pooled = {name: _pooled(seeds) for name, seeds in scores.items()}
     result: dict[str, Any] = {
         "systems": {
             run.name: {
-                **_bounded(run, ids, names, pooled[run.name], how_often),
+                **_with_intervals(run, ids, names, pooled[run.name], bootstrap),
                 "repeats": _repeats(scores[run.name]),
-                **_described(run, ids, how_often),
+                **_statistics(run, ids, bootstrap),
             }
             for run in runs
         },
-        "differences": pairwise_scores(pooled, *how_often),
+        "differences": pairwise_scores(pooled, *bootstrap),
         "scores": names,
         "num_questions": len(ids),
         "num_annotated": sum(bool(r.input.get("supporting")) for r in runs[0].records.values()),
@@ -174,7 +168,7 @@ def measure_runs(
         },
         "different": different,
     }
-    _explain(result)
+    _add_reasons(result)
     return runs, result
 
 
@@ -182,102 +176,110 @@ def measure_runs(
 
 
 def named_folders(specs: Any) -> list[tuple[str, pathlib.Path]]:
-    """Name and workdir of the runs as ``config.runs`` names them, ``NAME=W`` or ``W``."""
+    """Parses ``config.runs``, each ``NAME=W`` or ``W``, into names and workdirs."""
     texts = config_files.texts_of(specs)
     if not texts:
         raise UserError(
-            "config.runs is required: workdirs of launch/answer.py, \"('NAME=W1', 'NAME=W2')\"."
+            "config.runs is required: workdirs of launch/answer.py, as in \"('NAME=W1', 'W2')\"."
         )
-    found = []
+    folders = []
     for spec in texts:
-        # A folder may have an equals sign in its own name.
+        # The name of a folder may contain an equals sign.
         name, _, folder = ("", "", spec) if pathlib.Path(spec).is_dir() else spec.partition("=")
         path = pathlib.Path(folder or name).expanduser()
-        found.append((name if folder and name else path.name, path))
-    return found
+        folders.append((name if folder and name else path.name, path))
+    return folders
 
 
-def read_runs(folders: Sequence[tuple[str, pathlib.Path]], repeats: int | None = None) -> list[Run]:
-    """The runs, all of the same questions and passages.
+def check_names(names: Sequence[str]) -> None:
+    """Raises `UserError` if two runs have the same name."""
+    for name, count in collections.Counter(names).items():
+        if count > 1:
+            raise UserError(f"config.runs has two runs named {name}; rename one, as in NAME=W.")
+
+
+def read_runs(
+    folders: Sequence[tuple[str, pathlib.Path]], repeats: int | None = None
+) -> list[FinishedRun]:
+    """Reads runs, which must have the same questions and passages.
 
     Args:
-      folders: name and workdir of each.
-      repeats: the seeds that count of each, from the first; None: all that have ended.
+      folders: name and workdir of each run.
+      repeats: number of seeds to read of each run; None reads all that have ended.
     """
-    places = [folder.resolve() for _, folder in folders]
-    for folder in places:
-        if places.count(folder) > 1:
-            raise UserError(f"config.runs names {folder} twice.")
+    paths = [folder.resolve() for _, folder in folders]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise UserError(f"config.runs names {path} twice.")
     runs = [_run(name, folder, repeats) for name, folder in folders]
+    check_names([run.name for run in runs])
     first = runs[0]
     for run in runs[1:]:
-        if run.name in {other.name for other in runs if other is not run}:
-            raise UserError(f"config.runs has two runs of the name {run.name}; name them NAME=W.")
-        other = set(first.records) ^ set(run.records)
-        if other:
+        unshared = set(first.records) ^ set(run.records)
+        if unshared:
             raise UserError(
-                f"{run.folder} is a run of other questions than {first.folder}: {len(other)} are "
-                f"in one alone, {min(other)} for one."
+                f"{run.folder} answered different questions from {first.folder}: {len(unshared)} "
+                f"are in only one of them, such as {min(unshared)}."
             )
         changed = [i for i, record in run.records.items() if record.input != first.records[i].input]
         if changed:
             raise UserError(
-                f"{run.folder} and {first.folder} have other texts or annotations of question "
-                f"{changed[0]}."
+                f"{run.folder} and {first.folder} disagree about question {changed[0]}."
             )
         hashes = {r.settings["passages"] for r in (run, first) if "passages" in r.settings}
         if len(hashes) > 1:
-            raise UserError(f"{run.folder} searched other passages than {first.folder}.")
+            raise UserError(f"{run.folder} searched different passages from {first.folder}.")
     return runs
 
 
-def _run(name: str, folder: pathlib.Path, count: int | None) -> Run:
+def _run(name: str, folder: pathlib.Path, num_seeds: int | None) -> FinishedRun:
     file = folder / JOURNAL
     if not file.is_file():
-        raise UserError(f"{folder} is no workdir of launch/answer.py: it has no {JOURNAL}.")
-    settings = read_settings(file)
+        raise UserError(f"{folder} is not a workdir of launch/answer.py: it has no {JOURNAL}.")
+    settings = records_lib.read_settings(file)
     records = _records(file)
     if "method" not in settings or not records:
-        raise UserError(f"{folder} holds no answers.")
-    left = sum(not record.has_ended for record in records.values())
-    if left:
+        raise UserError(f"{folder} has no answers.")
+    num_pending = sum(not record.has_ended for record in records.values())
+    if num_pending:
         raise UserError(
-            f"{folder} has not ended: {left} of {len(records)} questions are left; run its command "
-            "again first."
+            f"{folder} is not complete: {num_pending} of {len(records)} questions remain; run its "
+            "command again first."
         )
-    if "teacher.kind" in settings and not any(
-        found.attempts for r in records.values() if (found := r.result(Prediction))
-    ):
-        raise UserError(f"{folder} is a run of launch/distill.py that answered nothing.")
+    predictions = (record.result(Prediction) for record in records.values())
+    if "teacher.kind" in settings and not any(p.attempts for p in predictions if p):
+        raise UserError(
+            f"{folder} is a run of launch/distill.py without answers; set config.answer=true."
+        )
     prefix = f"{block_name(settings['method'])}."
     settings = {
         f"method.{name.removeprefix(prefix)}" if name.startswith(prefix) else name: value
         for name, value in settings.items()
     }
-    found = sorted(folder.glob(f"{REPEAT}*/{JOURNAL}"))
-    wanted = None if count is None else {f"{REPEAT}{number}" for number in range(2, count + 1)}
-    others = [_records(path) for path in found if wanted is None or path.parent.name in wanted]
-    repeats = [
-        other
-        for other in others
-        if other.keys() == records.keys() and all(r.has_ended for r in other.values())
-    ]
+    repeats = [records]
+    for path in sorted(folder.glob(f"{REPEAT}*/{JOURNAL}")):
+        if num_seeds is None or path.parent.name in {
+            f"{REPEAT}{n}" for n in range(2, num_seeds + 1)
+        }:
+            other = _records(path)
+            if other.keys() == records.keys() and all(r.has_ended for r in other.values()):
+                repeats.append(other)
     with JournalReader(file) as book:
-        together = (book.seconds - book.load_seconds) / len(records)
-    alone = folder / ALONE / JOURNAL
-    timed = _records(alone).values() if alone.is_file() else ()
+        seconds = (book.seconds - book.load_seconds) / len(records)
+    latency = folder / LATENCY / JOURNAL
+    timed = _records(latency).values() if latency.is_file() else ()
     seconds_alone = [record.seconds for record in timed if record.outcome is not None]
-    return Run(name, str(folder), settings, [records, *repeats], together, seconds_alone)
+    return FinishedRun(name, str(folder), settings, repeats, seconds, seconds_alone)
 
 
 def _records(file: pathlib.Path) -> dict[str, Record]:
-    return {record.id: record for record in read_records(file)}
+    return {record.id: record for record in records_lib.read_records(file)}
 
 
-def _different(first: Run, other: Run) -> dict[str, tuple[Any, Any]]:
-    """Setting -> (first's value, the other's), of settings that both have.
+def _different(first: FinishedRun, other: FinishedRun) -> dict[str, tuple[Any, Any]]:
+    """Returns both values of each setting that both runs have and that differs.
 
-    Two methods differ in name, code and in what only one of them has; that they do is the point.
+    The name and the code of two different methods may differ.
     """
     may_differ = ("code", "method") if first.settings["method"] != other.settings["method"] else ()
     shared = first.settings.keys() & other.settings.keys()
@@ -289,120 +291,121 @@ def _different(first: Run, other: Run) -> dict[str, tuple[Any, Any]]:
 
 
 def _scores(
-    run: Run, ids: Sequence[str], names: Sequence[str], scoring: Scoring
+    run: FinishedRun, ids: Sequence[str], names: Sequence[str], scoring: Scoring
 ) -> list[dict[str, Ratio]]:
-    """Of every seed, sums over questions; a failed one has answered and found nothing."""
-    found = []
+    """Returns the scores of each seed; a failed question has no answer and no passages."""
+    seeds = []
     for records, file in zip(run.repeats, run.journals, strict=True):
-        own = dataclasses.replace(scoring, passages=functools.partial(read_passages, file))
+        own_scoring = dataclasses.replace(
+            scoring, passages=functools.partial(records_lib.read_passages, file)
+        )
         answered = [answered_of(records[i]) for i in ids]
-        found.append(metrics.measure(answered, own, names, corpus=run.needs.corpus))
-    return found
+        seeds.append(metrics.measure(answered, own_scoring, names, corpus=run.needs.corpus))
+    return seeds
 
 
 def answered_of(record: Record) -> AnsweredQuestion:
-    """The question of a run's record, and its answer."""
+    """Returns the question of a record and its prediction."""
     return AnsweredQuestion(record.input_as(Question), record.result(Prediction))
 
 
-def _pooled(of_seeds: Sequence[Mapping[str, Ratio]]) -> dict[str, Ratio]:
-    """The mean over seeds, whose answers to one question are drawn together."""
+def _pooled(seeds: Sequence[Mapping[str, Ratio]]) -> dict[str, Ratio]:
+    """Returns means over seeds; a bootstrap resample draws all answers to a question together."""
     return {
         name: Ratio(
-            np.sum([scores[name].top_Q for scores in of_seeds], axis=0),
-            np.sum([scores[name].bottom_Q for scores in of_seeds], axis=0),
+            np.sum([scores[name].top_Q for scores in seeds], axis=0),
+            np.sum([scores[name].bottom_Q for scores in seeds], axis=0),
         )
-        for name in of_seeds[0]
+        for name in seeds[0]
     }
 
 
-def _bounded(
-    run: Run,
+def _with_intervals(
+    run: FinishedRun,
     ids: Sequence[str],
     names: Sequence[str],
     ratios: Mapping[str, Ratio],
-    how_often: tuple[int, int],
+    bootstrap: tuple[int, int],
 ) -> dict[str, Any]:
-    """Every score with its interval; one of no question is NaN and has its ``reason``."""
+    """Returns each score with its interval; a score without any question is NaN with a reason."""
     answered = [answered_of(records[i]) for records in run.repeats for i in ids]
-    found: dict[str, Any] = dict(intervals(ratios, *how_often))
+    scores: dict[str, Any] = dict(intervals(ratios, *bootstrap))
     for name in names:
-        score = found.setdefault(name, dict.fromkeys(("value", "low", "high"), float("nan")))
+        score = scores.setdefault(name, dict.fromkeys(("value", "low", "high"), float("nan")))
         if np.isnan(score["value"]):
             score["reason"] = metrics.reason(name, answered, corpus=run.needs.corpus)
-    return found
+    return scores
 
 
-def _explain(result: Mapping[str, Any]) -> None:
-    """A difference that there is not has the ``reason`` of the score that there is not."""
-    for (first, one), (second, other) in itertools.combinations(result["systems"].items(), 2):
+def _add_reasons(result: Mapping[str, Any]) -> None:
+    """Copies the ``reason`` of an undefined score to its differences."""
+    for (first, a), (second, b) in itertools.combinations(result["systems"].items(), 2):
         for name, difference in result["differences"].get(f"{first}-{second}", {}).items():
-            reasons = [score["reason"] for score in (one[name], other[name]) if "reason" in score]
+            reasons = [score["reason"] for score in (a[name], b[name]) if "reason" in score]
             if reasons:
                 difference["reason"] = reasons[0]
 
 
-def _repeats(of_seeds: Sequence[Mapping[str, Ratio]]) -> dict[str, Any]:
-    """How many seeds, and the standard deviation over them of each score that applies."""
-    if len(of_seeds) < 2:
+def _repeats(seeds: Sequence[Mapping[str, Ratio]]) -> dict[str, Any]:
+    """Returns the number of seeds, and the standard deviation of each finite score over them."""
+    if len(seeds) < 2:
         return {"count": 1, "std": {}}
-    values = {name: [scores[name].value for scores in of_seeds] for name in of_seeds[0]}
+    values = {name: [scores[name].value for scores in seeds] for name in seeds[0]}
     std = {n: float(np.std(v, ddof=1)) for n, v in values.items() if np.isfinite(v).all()}
-    return {"count": len(of_seeds), "std": std}
+    return {"count": len(seeds), "std": std}
 
 
-def _described(run: Run, ids: Sequence[str], how_often: tuple[int, int]) -> dict[str, Any]:
-    """What is counted and not tested; of several seeds, over all of them."""
+def _statistics(run: FinishedRun, ids: Sequence[str], bootstrap: tuple[int, int]) -> dict[str, Any]:
+    """Returns counts, costs and other figures without a test, over all seeds."""
     records = [records[i] for records in run.repeats for i in ids]
-    of_seeds = [[answered_of(records[i]) for i in ids] for records in run.repeats]
-    found = [a.prediction for seed in of_seeds for a in seed if a.prediction is not None]
+    seeds = [[answered_of(records[i]) for i in ids] for records in run.repeats]
+    predictions = [a.prediction for seed in seeds for a in seed if a.prediction is not None]
     extractions = [p for j in run.journals for p in j.parent.glob(f"{online.NAME}*.sqlite")]
-    spent = cost.spent_by_role(
+    costs = cost.spent_by_role(
         [*records, *(r for file in extractions for r in _records(file).values())]
     )
-    alone = None
+    latency = None
     if run.seconds_alone:
-        alone = {**interval(mean_of(run.seconds_alone), *how_often)}
-        alone["num_questions"] = len(run.seconds_alone)
+        latency = {**interval(mean_of(run.seconds_alone), *bootstrap)}
+        latency["num_questions"] = len(run.seconds_alone)
+    granularities = collections.Counter(p.granularity for p in predictions)
     return {
-        "granularities": {
-            granularity: sum(p.granularity == granularity for p in found)
-            for granularity in GRANULARITIES
-        },
-        "recall_by_step": _recall_by_step(of_seeds, how_often),
-        "failures": len(records) - len(found),
+        "granularities": {name: granularities[name] for name in GRANULARITIES},
+        "recall_by_step": _recall_by_step(seeds, bootstrap),
+        "failures": len(records) - len(predictions),
         "calls": sum(sum(r.calls.values()) for r in records) / len(records),
         "generated_tokens": sum(r.usage.generated_tokens for r in records) / len(records),
-        **cost.summarize(spent, len(records)),
+        **cost.summarize(costs, len(records)),
         "seconds": run.seconds,
-        "seconds_alone": alone,
+        "seconds_alone": latency,
         "sees_gold": run.needs.gold,
     }
 
 
 def _recall_by_step(
-    of_seeds: Sequence[Sequence[AnsweredQuestion]], how_often: tuple[int, int]
+    seeds: Sequence[Sequence[AnsweredQuestion]], bootstrap: tuple[int, int]
 ) -> list[dict[str, float]]:
-    """Of every step `recall_by_step` with its interval; none of a run that retrieved nothing, or
-    whose questions have no gold passages.
+    """Returns the interval of `recall_by_step` at each step.
+
+    The list is empty if the run retrieved no passages or no question has gold passages.
     """
-    everything = [answered for seed in of_seeds for answered in seed]
-    count = max(len(_found(answered)) for answered in everything)
-    if not any(any(_found(a)) for a in everything) or not any(q.supporting for q, _ in everything):
+    pairs = [answered for seed in seeds for answered in seed]
+    count = max(len(_retrieved(answered)) for answered in pairs)
+    if not any(any(_retrieved(a)) for a in pairs) or not any(q.supporting for q, _ in pairs):
         return []
 
     def measure(seed: Sequence[AnsweredQuestion]) -> dict[str, Ratio]:
         rows = [
-            recall_by_step(_found(a), a.question.supporting, count, passage_substitutes(a.question))
-            if a.question.supporting
+            recall_by_step(_retrieved(a), q.supporting, count, passage_substitutes(q))
+            if (q := a.question).supporting
             else [None] * count
             for a in seed
         ]
         return {str(step): mean_of(column) for step, column in enumerate(zip(*rows, strict=True))}
 
-    return list(intervals(_pooled([measure(seed) for seed in of_seeds]), *how_often).values())
+    return list(intervals(_pooled([measure(seed) for seed in seeds]), *bootstrap).values())
 
 
-def _found(answered: AnsweredQuestion) -> list[tuple[str, ...]]:
-    """The passages of every step."""
+def _retrieved(answered: AnsweredQuestion) -> list[tuple[str, ...]]:
+    """Returns the passages of each step."""
     return [step.passages for step in answered.prediction.steps] if answered.prediction else []

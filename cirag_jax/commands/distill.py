@@ -1,4 +1,4 @@
-"""Trajectories of a teacher over a data set: what ``launch/distill.py`` runs."""
+"""Collects a teacher's trajectories over a dataset: the command ``launch/distill.py``."""
 
 import collections
 import contextlib
@@ -7,7 +7,7 @@ import functools
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cirag_jax.commands import backends, identity, opening, task
@@ -16,42 +16,42 @@ from cirag_jax.distill import teachers, trajectories
 from cirag_jax.distill.oracle import AnyGold
 from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.evaluation import answers
-from cirag_jax.io import write_json
+from cirag_jax.io import say, write_json
 from cirag_jax.llm.types import Usage
 from cirag_jax.methods.cirag.method import cirag, construct_and_integrate
 from cirag_jax.methods.cirag.settings import PROMPT_FIELDS, CiragConfig
 from cirag_jax.methods.common.extraction import ONLINE
 from cirag_jax.runtime import codec
-from cirag_jax.runtime.records import Record
-from cirag_jax.runtime.requests import Extract, Needs, Program, Retrieve
+from cirag_jax.runtime.requests import Extract, Needs, Retrieve
 from cirag_jax.runtime.run import run_jobs
 from cirag_jax.runtime.scheduler import Handler
 from cirag_jax.runtime.store import Journal
 from cirag_jax.types import Config, Dataset, Prediction, Question, Trajectory, Triple
 
+# Questions that evaluations report on.
 _HELD_OUT = {"split": ("dev", "test"), "fold": ("tune", "test")}
 
 
 def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Collects trajectories for the questions that ``config`` (configs/trajectories.py) selects;
-    resumes where it stopped.
+    """Collects trajectories for the questions of ``config``; resumes an interrupted run.
 
     Writes ``trajectories.jsonl`` in the order of the questions, the sidecar ``trajectories.json``
-    and, while it runs, ``journal.sqlite``.
+    and, during the run, ``journal.sqlite``. ``config`` is of configs/trajectories.py.
 
     Returns:
-      The statistics of what was written (`trajectories.statistics`); ``num_questions``,
-      ``without_annotations``, ``inserted`` (facts, see `teachers.missing_facts`; of sentences the
-      passages that rounds were given, see `teachers.gold_passages`), ``sees_gold``
-      (whether a teacher did), ``failures``, ``errors``, ``dropped`` (reason -> trajectories),
-      tokens, ``seconds`` and ``complete``; nothing in all processes but the first.
+      The statistics of the written trajectories (`trajectories.statistics`); ``num_questions``,
+      ``without_annotations``, ``inserted`` (the number of facts, see `teachers.missing_facts`, or
+      over sentences of rounds with a passage, see `teachers.gold_passages`), ``sees_gold``
+      (whether a teacher reads gold annotations), ``failures``, ``errors``, ``dropped`` (number of
+      trajectories by reason), tokens, ``seconds`` and ``complete``. Empty in all processes except
+      the first.
     """
     started = time.monotonic()
     settings = _check(config)
     opening.check(config, settings.needs)
     dataset = load.load_dataset(config.data)
-    chosen = task.select(dataset, config.data, "train", settings.needs)
-    selected = chosen.questions
+    run_task = task.select(dataset, config.data, "train", settings.needs)
+    selected = run_task.questions
     golds: dict[str, Any] = dict(teachers.read_golds(config, dataset, selected, settings))
     kind, share = config.teacher.kind, config.teacher.share
     teacher_of = {
@@ -63,47 +63,53 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         if settings.units != "sentence":
             fields = f"evidences, decomposition, {fields} or supporting"
         raise UserError(
-            f"none of the {len(selected)} questions of {dataset.name} has annotations to teach "
-            f"from: {fields}."
+            f"none of the {len(selected)} questions of {dataset.name} has annotations for the "
+            f"teacher ({fields})."
         )
     held_out = _warn_of_held_out(questions)
-    insertions = _Insertions({}, {})
+    inserted = _InsertedEvidence({}, {})
     if config.teacher.insert_missing:
-        insertions, golds = _insertions(questions, golds, teacher_of, dataset, settings)
+        inserted, golds = _missing_evidence(questions, golds, teacher_of, dataset, settings)
     needs, config = _prepared(config, settings)
-    jobs = [task.job(q, _program(teacher_of[q.id], config.answer), settings) for q in questions]
-    chosen = chosen._replace(needs=needs)
-    bound = _settings(config, chosen)
+    # The cascade shows whether a language model's trajectory leads to the right answer.
+    programs = {"annotations": construct_and_integrate, "llm": construct_and_integrate}
+    if config.answer:
+        programs["llm"] = cirag
+    jobs = [task.job(q, programs[teacher_of[q.id]], settings) for q in questions]
+    run_task = run_task._replace(needs=needs)
+    run_settings = _run_settings(config, run_task)
 
     def open_all(stack: contextlib.ExitStack, book: Journal) -> Mapping[type | str, Handler]:
-        at_once = min(config.in_flight, len(jobs))
-        handlers = opening.open_handlers(config, chosen, book, stack, rows=at_once)
-        return _with_teachers(config, insertions.into(handlers), golds, teacher_of)
+        rows = min(config.in_flight, len(jobs))
+        handlers = opening.open_handlers(config, run_task, book, stack, rows=rows)
+        return _with_teachers(config, inserted.add_to(handlers), golds, teacher_of)
 
     until = task.deadline(config)
-    run = run_jobs(jobs, open_all, workdir, bound, config.in_flight, started, until)
+    run = run_jobs(jobs, open_all, workdir, run_settings, config.in_flight, started, until)
     if run is None:
         return {}
     records = list(run.records.values())
-    ended = ((q, r.result(Prediction)) for q in questions if (r := run.records.get(q.id)))
-    found = [
+    collected = [
         _trajectory(prediction, q, teacher_of[q.id], golds.get(q.id), config)
-        for q, prediction in ended
-        if prediction is not None
+        for q in questions
+        if (record := run.records.get(q.id)) and (prediction := record.result(Prediction))
     ]
-    kept = trajectories.select(found, config.keep, config.seed, config.limit, config.min_steps)
+    kept = trajectories.select(collected, config.keep, config.seed, config.limit, config.min_steps)
     trajectories.write_trajectories(workdir / trajectories.FILE, kept)
-    sidecar = _sidecar(config, settings, dataset, bound, kept, held_out)
+    sidecar = _sidecar(config, settings, dataset, run_settings, kept, held_out)
     write_json(workdir / trajectories.SIDECAR, sidecar)
+    errors = collections.Counter(record.error for record in records if record.error)
     result = {
         **trajectories.statistics(kept, golds),
         "num_questions": len(questions),
         "without_annotations": len(selected) - len(questions),
         "held_out": held_out,
-        "inserted": insertions.number(kept, settings),
+        "inserted": inserted.count(kept, settings),
         "sees_gold": kind != "llm",
-        "dropped": _dropped(found, kept, config.keep, config.min_steps),
-        **_usage(records),
+        "dropped": _dropped(collected, kept, config.keep, config.min_steps),
+        "failures": errors.total(),
+        "errors": dict(errors.most_common(5)),
+        **sum((record.usage for record in records), start=Usage()).tokens,
         "seconds": run.seconds,
         "complete": run.complete,
     }
@@ -111,17 +117,22 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     return result
 
 
-# ----------------------------------------------------------------------------------- the insertions
+# -------------------------------------------------------------------------------- missing evidence
 
 
-class _Insertions(NamedTuple):
-    """What a teacher is given beside what is found: facts by passage, or passages by query."""
+class _InsertedEvidence(NamedTuple):
+    """Gold evidence that teachers see in addition to the retrieved evidence.
+
+    Attributes:
+      facts: facts by passage id.
+      passages: passages by question id and query.
+    """
 
     facts: Mapping[str, Sequence[Triple]]
     passages: teachers.GoldPassages
 
-    def into(self, handlers: Mapping[type | str, Handler]) -> Mapping[type | str, Handler]:
-        """The handlers, which insert."""
+    def add_to(self, handlers: Mapping[type | str, Handler]) -> Mapping[type | str, Handler]:
+        """Returns handlers whose responses include the evidence."""
         if self.facts:
             insert = functools.partial(teachers.insert_facts, self.facts)
             handlers = {**handlers, Extract: teachers.InsertingHandler(handlers[Extract], insert)}
@@ -130,8 +141,8 @@ class _Insertions(NamedTuple):
             handlers = {**handlers, Retrieve: teachers.InsertingHandler(handlers[Retrieve], insert)}
         return handlers
 
-    def number(self, kept: Sequence[Trajectory], settings: CiragConfig) -> int:
-        """Facts, and rounds to which a passage was given that their query had not retrieved."""
+    def count(self, kept: Sequence[Trajectory], settings: CiragConfig) -> int:
+        """Counts the facts, and the rounds whose query did not retrieve the inserted passage."""
         return sum(map(len, self.facts.values())) + sum(
             passage.id in step.passages[settings.num_passages :]
             for trajectory in kept
@@ -140,76 +151,82 @@ class _Insertions(NamedTuple):
         )
 
 
-def _insertions(
+def _missing_evidence(
     questions: Sequence[Question],
     golds: dict[str, Any],
     teacher_of: Mapping[str, str],
     dataset: Dataset,
     settings: CiragConfig,
-) -> tuple[_Insertions, dict[str, Any]]:
-    """What questions that nobody evaluates on are given, and all annotations with such facts."""
-    chosen = {
+) -> tuple[_InsertedEvidence, dict[str, Any]]:
+    """Returns the evidence to insert, and the annotations with the inserted facts.
+
+    Nothing is inserted for held-out questions.
+    """
+    training = {
         q.id: golds[q.id]
         for q in questions
         if q.id in golds and all(getattr(q, k) not in names for k, names in _HELD_OUT.items())
     }
     if settings.units == "sentence":
-        taught = {k: gold for k, gold in chosen.items() if teacher_of[k] == "annotations"}
-        return _Insertions({}, teachers.gold_passages(taught, dataset.corpus)), golds
-    missing = teachers.missing_facts(chosen)
-    known = {
-        key: teachers.with_facts(gold, missing, settings.normalization)
-        for key, gold in chosen.items()
+        annotated = {k: gold for k, gold in training.items() if teacher_of[k] == "annotations"}
+        passages = teachers.gold_passages(annotated, dataset.corpus)
+        return _InsertedEvidence({}, passages), golds
+    facts = teachers.missing_facts(training)
+    extended = {
+        key: teachers.with_facts(gold, facts, settings.normalization)
+        for key, gold in training.items()
     }
-    return _Insertions(missing, {}), golds | known
+    return _InsertedEvidence(facts, {}), golds | extended
 
 
 # ------------------------------------------------------------------------------------- the config
 
 
 def _check(config: Config) -> CiragConfig:
-    """CIRAG's settings; refuses what no teacher can do before anything is opened."""
+    """Returns CIRAG's settings; raises `UserError` for settings that teachers do not support."""
     settings = CiragConfig(**task.plain(config.cirag))
     kind = config.teacher.kind
     check_choice("config.teacher.kind", kind, teachers.KINDS)
     if settings.prefilled_headers:
         raise UserError(
-            "config.cirag.prefilled_headers=true: a teacher writes its decision in one piece."
+            "config.cirag.prefilled_headers=true is not supported: teachers respond in one piece."
         )
     if settings.integrator != "model":
-        raise UserError(f"config.cirag.integrator={settings.integrator}: config.teacher decides.")
+        raise UserError(
+            f"config.cirag.integrator={settings.integrator} is not supported; set config.teacher."
+        )
     if not 0 <= config.teacher.share <= 1:
-        raise UserError("config.teacher.share must lie in [0, 1].")
+        raise UserError(f"config.teacher.share={config.teacher.share} must lie between 0 and 1.")
     check_at_least(0, config, "limit")
-    check_at_least(1, config, "cirag.max_steps", "min_steps")  # a teacher decides in rounds
+    check_at_least(1, config, "cirag.max_steps", "min_steps")  # each round is a decision
     answers.check_profile(config.profile)
     trajectories.check_keep(config.keep)
     if config.keep == "correct_only" and kind != "annotations" and not config.answer:
         raise UserError(
-            "config.keep=correct_only needs config.answer=true: a language model's trajectory is "
-            "known to be right by the answer that is read from it."
+            "config.keep=correct_only needs config.answer=true, because a language model's "
+            "trajectory is solved if the answer read from it is correct."
         )
     if kind != "llm":
         if settings.units == "triple" and settings.prompt_format != "multi_turn":
             raise UserError(
-                f"config.cirag.prompt_format={settings.prompt_format!r}: of triples the annotation "
-                "teacher reads the multi_turn format alone; a student may be trained on another."
+                f"config.cirag.prompt_format={settings.prompt_format!r} is not supported: over "
+                "triples the annotation teacher needs multi_turn; students may use another format."
             )
         if settings.keep_above:
             raise UserError(
-                f"config.cirag.keep_above={settings.keep_above}: the annotation teacher has no "
-                "probabilities; choose by them when the student is asked."
+                f"config.cirag.keep_above={settings.keep_above} is not supported: the annotation "
+                "teacher has no probabilities; set it when the student runs."
             )
         if settings.needs.triples and config.triples == ONLINE:
             raise UserError(
-                "config.triples=online: the annotation teacher compares with triples that are "
-                "there beforehand; extract them first (launch/extract.py)."
+                "config.triples=online is not supported: the annotation teacher compares with "
+                "extracted triples; extract them first (launch/extract.py)."
             )
     return settings
 
 
 def _prepared(config: Config, settings: CiragConfig) -> tuple[Needs, Config]:
-    """CIRAG's needs with the roles that are asked; the config in which the teacher integrates."""
+    """Returns CIRAG's needs with the roles in use, and a config whose integrator is the teacher."""
     roles = () if config.teacher.kind == "annotations" else ("integrator",)
     if roles and config.answer:
         roles = (*roles, "reader")
@@ -219,20 +236,14 @@ def _prepared(config: Config, settings: CiragConfig) -> tuple[Needs, Config]:
     return dataclasses.replace(settings.needs, roles=roles), config
 
 
-def _settings(config: Config, chosen: task.Task) -> dict[str, Any]:
-    """What decides the trajectories of a run, named as the user's config names it."""
-    found = identity.of_run(config, cirag.__module__, chosen)
-    own = {f"teacher.{k}": config.teacher[k] for k in ("kind", "insert_missing", "share")}
-    own["answer"] = config.answer
-    return own | {
-        f"teacher.llm.{name[11:]}" if name.startswith("integrator.") else name: value
-        for name, value in found.items()
-    }
-
-
-def _program(teacher: str, answer: bool) -> Callable[..., Program[Prediction]]:
-    """The loop, with the cascade where the answer shows whether a trajectory is right."""
-    return cirag if answer and teacher == "llm" else construct_and_integrate
+def _run_settings(config: Config, run_task: task.Task) -> dict[str, Any]:
+    """Returns the identity of a run, under the names of the user's config."""
+    settings = {f"teacher.{k}": config.teacher[k] for k in ("kind", "insert_missing", "share")}
+    settings["answer"] = config.answer
+    for name, value in identity.of_run(config, cirag.__module__, run_task).items():
+        prefix, dot, field = name.partition(".")
+        settings[f"teacher.llm.{field}" if dot and prefix == "integrator" else name] = value
+    return settings
 
 
 def _with_teachers(
@@ -243,28 +254,27 @@ def _with_teachers(
 ) -> dict[type | str, Handler]:
     if config.teacher.kind == "llm":
         return dict(handlers)
-    own = teachers.AnnotationTeacher(golds)
+    annotations = teachers.AnnotationTeacher(golds)
     if config.teacher.kind == "annotations":
-        return {**handlers, "integrator": own}
+        return {**handlers, "integrator": annotations}
     model = handlers["integrator"]
-    mixture = teachers.Mixture({"annotations": own, "llm": model}, teacher_of.__getitem__)
-    return {**handlers, "integrator": mixture, "teacher": model}  # "teacher": shown in progress
+    mixture = teachers.Mixture({"annotations": annotations, "llm": model}, teacher_of.__getitem__)
+    return {**handlers, "integrator": mixture, "teacher": model}  # the progress bar needs "teacher"
 
 
 def _warn_of_held_out(questions: Sequence[Question]) -> dict[str, int]:
-    """Counts questions that evaluation reports on; says so where there are any."""
-    counts: dict[str, int] = {}
-    for field, names in _HELD_OUT.items():
-        for name in names:
-            count = sum(getattr(q, field) == name for q in questions)
-            if count:
-                counts[f"{field}={name}"] = count
+    """Counts the held-out questions, and warns if there are any."""
+    counts = {
+        f"{field}={name}": sum(getattr(q, field) == name for q in questions)
+        for field, names in _HELD_OUT.items()
+        for name in names
+    }
+    counts = {name: count for name, count in counts.items() if count}
     if counts:
-        told = ", ".join(f"{count} of {name}" for name, count in counts.items())
-        print(
-            f"WARNING: questions that are held out become training data: {told}; a student "
-            "trained on them must not be evaluated on them",
-            file=sys.stderr,
+        listed = ", ".join(f"{count} of {name}" for name, count in counts.items())
+        say(
+            f"WARNING: held-out questions become training data ({listed}); do not evaluate "
+            "students of these trajectories on them"
         )
     return counts
 
@@ -275,21 +285,20 @@ def _warn_of_held_out(questions: Sequence[Question]) -> dict[str, int]:
 def _trajectory(
     prediction: Prediction, question: Question, teacher: str, gold: AnyGold | None, config: Config
 ) -> Trajectory:
-    """The trajectory of an ended program."""
     steps, solved = prediction.steps, None
     if teacher == "annotations":
         assert gold is not None
         steps = trajectories.mark_unclear(trajectories.until_second_empty_round(steps), gold)
         solved = gold.is_solved([fact for step in steps for fact in step.kept])
     elif config.answer and question.answers:
-        right = answers.exact_match(prediction.answer, question.answers, config.profile)
-        solved = bool(right)
-    asked, last = {step.query for step in steps}, steps[-1].next_query
+        solved = bool(answers.exact_match(prediction.answer, question.answers, config.profile))
+    queries, last_query = {step.query for step in steps}, steps[-1].next_query
     end = "stopped"
     if len(steps) < len(prediction.steps):
         end = "in_vain"
-    elif last is not None:
-        end = "repeat" if config.cirag.on_repeat == "stop" and last in asked else "max_steps"
+    elif last_query is not None:
+        is_repeated = config.cirag.on_repeat == "stop" and last_query in queries
+        end = "repeat" if is_repeated else "max_steps"
     elif prediction.parse_errors.get("no_decision"):
         end = "no_decision"
     name = teacher
@@ -301,40 +310,30 @@ def _trajectory(
 
 
 def _dropped(
-    found: Sequence[Trajectory], kept: Sequence[Trajectory], keep: str, min_steps: int
+    collected: Sequence[Trajectory], kept: Sequence[Trajectory], keep: str, min_steps: int
 ) -> dict[str, int]:
-    """Why trajectories were not written -> how many."""
-    why = collections.Counter(trajectories.drop_reason(t, keep, min_steps) for t in found)
-    passed = why.pop(None, 0)
-    if passed > len(kept):
-        why["limit"] = passed - len(kept)
-    return dict(sorted((str(reason), count) for reason, count in why.items()))
-
-
-def _usage(records: Sequence[Record]) -> dict[str, Any]:
-    usage = sum((record.usage for record in records), start=Usage())
-    errors = collections.Counter(r.error for r in records if r.error)
-    return {
-        "failures": errors.total(),
-        "errors": dict(errors.most_common(5)),
-        **usage.tokens,
-    }
+    """Counts the trajectories that are not written, by reason."""
+    reasons = collections.Counter(trajectories.drop_reason(t, keep, min_steps) for t in collected)
+    num_passed = reasons.pop(None, 0)
+    if num_passed > len(kept):
+        reasons["limit"] = num_passed - len(kept)
+    return dict(sorted((str(reason), count) for reason, count in reasons.items()))
 
 
 def _sidecar(
     config: Config,
     settings: CiragConfig,
     dataset: Dataset,
-    bound: Mapping[str, Any],
+    run_settings: Mapping[str, Any],
     kept: Sequence[Trajectory],
     held_out: Mapping[str, int],
 ) -> dict[str, Any]:
-    """How trajectories were rendered, and of what they are."""
+    """Returns how the trajectories were rendered and where they come from."""
     names = (*PROMPT_FIELDS, "num_candidates", "num_passages", "max_steps")
     return {
         **{name: getattr(settings, name) for name in names},
         "dataset": dataset.name,
-        "passages": bound["passages"],
+        "passages": run_settings["passages"],
         "questions": codec.digest(codec.dump([t.question_id for t in kept])),
         "split": config.data.split,
         "fold": config.data.fold,

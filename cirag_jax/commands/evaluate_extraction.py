@@ -5,11 +5,11 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 from cirag_jax.commands import evaluation
 from cirag_jax.datasets.references import Reference, select_references
-from cirag_jax.errors import check_at_least, check_choice
+from cirag_jax.errors import check_at_least
 from cirag_jax.evaluation.overlap import Ratio, overlap_ratios
 from cirag_jax.evaluation.triples import entity_overlap, exact_overlap, soft_overlap
 from cirag_jax.methods.common import extraction
@@ -22,6 +22,7 @@ from cirag_jax.runtime.requests import Program
 from cirag_jax.runtime.scheduler import Job
 from cirag_jax.triples.normalization import Normalization
 from cirag_jax.types import Config, Passage, Triple
+from cirag_jax.validation import check_value
 
 FILE = "extractions.jsonl"
 COLUMNS = (
@@ -40,9 +41,9 @@ COLUMNS = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PassageExtraction:
-    """The extraction of one passage; ``triples`` are as `extraction.extract` returns them.
+    """The extraction of one passage.
 
-    ``status`` is ``ok``, ``empty`` or ``failed``; a failed passage has no triples, and a ``cause``.
+    ``status`` is ``ok``, ``empty`` or ``failed``. A failed passage has a ``cause`` and no triples.
     """
 
     triples: tuple[Triple, ...] = ()
@@ -53,30 +54,37 @@ class PassageExtraction:
 
 
 def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Extracts the passages of ``config.data`` with every model and scores what they find.
+    """Extracts the passages of ``config.data`` with each model and scores the extractions.
 
-    Leaves ``extractions.jsonl``, ``table.md`` and a journal per model in ``workdir``. ``config``
-    is of configs/extractor_eval.py.
+    Writes ``extractions.jsonl``, ``table.md`` and a journal per model. ``config`` is of
+    configs/extractor_eval.py.
 
     Returns:
-      As of `evaluation.report`. Each system has ``exact``, ``soft`` and ``entities`` (the scores
-      of `overlap.overlap_ratios`), outcomes and parse errors; ``selection`` is that of
+      The result of `evaluation.report`. Each system has ``exact``, ``soft`` and ``entities`` (the
+      scores of `overlap.overlap_ratios`), outcomes and parse errors. ``selection`` is that of
       `select_references`.
     """
-    settings = _extraction_settings(config)
+    check_at_least(1, config, "entity_tokens", "triple_tokens", "in_flight", "bootstrap_samples")
+    check_at_least(0, config, "limit")
+    check_value("config.normalization", config.normalization, Normalization)
+    settings = ExtractionSettings(
+        config.entity_tokens, config.triple_tokens, config.constrained, config.grounded
+    )
     models = evaluation.models_of(config, "extractor")
     references, selection = select_references(config.data, limit=config.limit, seed=config.seed)
     ids = [reference.passage.id for reference in references]
-    num_trained_on = evaluation.count_seen(evaluation.learnt(models), ids, "passages")
+    num_trained_on = evaluation.count_trained_on(evaluation.training_ids(models), ids, "passages")
 
     jobs = [job(reference.passage, settings) for reference in references]
-    bound = {**settings.identity, **extraction.extractor_version()}
-    asked = ("extractor", settings.triple_tokens)
-    told = evaluation.ask_models(config, workdir, models, asked, lambda _: (jobs, bound), "passage")
+    identity = {**settings.identity, **extraction.extractor_version()}
+    roles = {"extractor": settings.triple_tokens}
+    results = evaluation.ask_models(
+        config, workdir, models, roles, lambda _: (jobs, identity), "passage"
+    )
     systems: dict[str, evaluation.System] = {}
-    for name, (records, usage) in told.items():
+    for name, (records, usage) in results.items():
         if records is None:
-            continue  # Ended by the time limit or a budget.
+            continue  # ended by the time limit or a budget
         extractions = read(references, records)
         pairs = zip(references, extractions, strict=True)
         systems[name] = evaluation.System(
@@ -101,43 +109,34 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     return evaluation.report(config, workdir, systems, facts, table_of, FILE)
 
 
-def _extraction_settings(config: Config) -> ExtractionSettings:
-    check_at_least(1, config, "entity_tokens", "triple_tokens", "in_flight", "bootstrap_samples")
-    check_at_least(0, config, "limit")
-    check_choice("config.normalization", config.normalization, get_args(Normalization))
-    return ExtractionSettings(
-        config.entity_tokens, config.triple_tokens, config.constrained, config.grounded
-    )
-
-
-# ------------------------------------------------------------------------------------- extracting
+# ------------------------------------------------------------------------------------- extraction
 
 
 def job(passage: Passage, settings: ExtractionSettings) -> Job:
     """Returns the program of launch/extract.py for a passage, which asks role ``extractor``."""
-    described = json.loads(codec.dump(dataclasses.asdict(passage)))
-    return Job(extraction.program_name(passage), described, lambda: _extract(passage, settings))
+    record = json.loads(codec.dump(dataclasses.asdict(passage)))
+    return Job(extraction.program_name(passage), record, lambda: _extract(passage, settings))
 
 
 @dataclasses.dataclass(frozen=True)
-class _ListedOutcome(extraction.EncodedExtraction):
+class _Outcome(extraction.EncodedExtraction):
     """The outcome of `_extract`."""
 
     entities: list[str]
 
 
 def read(references: Sequence[Reference], records: Mapping[str, Record]) -> list[PassageExtraction]:
-    """Returns the extraction of every passage from the journal's records."""
+    """Returns the extraction of each passage from the journal's records."""
     passages = [reference.passage for reference in references]
     return [_read(passage, records[extraction.program_name(passage)]) for passage in passages]
 
 
 def _extract(passage: Passage, settings: ExtractionSettings) -> Program[dict[str, Any]]:
-    """Runs `methods.common.extraction.extract`; keeps the entities of its first answer."""
+    """Runs `methods.common.extraction.extract`; keeps the entities of the first response."""
     program = extraction.extract(passage, settings)
-    listed = yield next(program)
-    entities, _ = prompts.parse_entities(listed.text, listed.finish_reason)
-    request = program.send(listed)
+    response = yield next(program)
+    entities, _ = prompts.parse_entities(response.text, response.finish_reason)
+    request = program.send(response)
     while True:
         response = yield request
         try:
@@ -147,7 +146,7 @@ def _extract(passage: Passage, settings: ExtractionSettings) -> Program[dict[str
 
 
 def _read(passage: Passage, record: Record) -> PassageExtraction:
-    outcome = record.result(_ListedOutcome)
+    outcome = record.result(_Outcome)
     if outcome is None:
         return PassageExtraction(cause=f"request: {record.error}")
     kept = extraction.store_record(passage, outcome, None)
@@ -165,17 +164,18 @@ def score(
     *,
     normalization: Normalization = "ascii",
 ) -> dict[str, Ratio]:
-    """Returns ``exact/...``, ``soft/...`` and ``entities/...``: the scores of `overlap_ratios`.
+    """Returns ``exact/...``, ``soft/...`` and ``entities/...``, the scores of `overlap_ratios`.
 
-    Macro scores are means over passages (``soft/f1`` is the main figure), micro ones count all
-    passages' triples together; a failed passage has no triples.
+    Macro scores are means over passages; ``soft/f1`` is the main score. Micro scores pool the
+    triples of all passages. A failed passage has no triples.
     """
     pairs = list(zip(references, extractions, strict=True))
-    groups = range(len(pairs))  # the bootstrap draws passages
-    exact = [exact_overlap(e.triples, r.triples, normalization) for r, e in pairs]
-    soft = [soft_overlap(e.triples, r.triples, normalization) for r, e in pairs]
-    named = [entity_overlap(e.entities, r.entities, normalization) for r, e in pairs]
-    kinds = {"exact": exact, "soft": soft, "entities": named}
+    groups = range(len(pairs))  # the bootstrap resamples passages
+    kinds = {
+        "exact": [exact_overlap(e.triples, r.triples, normalization) for r, e in pairs],
+        "soft": [soft_overlap(e.triples, r.triples, normalization) for r, e in pairs],
+        "entities": [entity_overlap(e.entities, r.entities, normalization) for r, e in pairs],
+    }
     return {
         f"{kind}/{name}": ratio
         for kind, overlaps in kinds.items()
@@ -186,15 +186,15 @@ def score(
 
 def _outcomes(extractions: Sequence[PassageExtraction]) -> dict[str, Any]:
     parse_errors: collections.Counter[str] = collections.Counter()
-    for one in extractions:
-        parse_errors.update(one.parse_errors)
-    causes = collections.Counter(one.cause for one in extractions if one.cause is not None)
-    outcomes = collections.Counter(one.status for one in extractions)
+    for extracted in extractions:
+        parse_errors.update(extracted.parse_errors)
+    causes = collections.Counter(e.cause for e in extractions if e.cause is not None)
+    outcomes = collections.Counter(e.status for e in extractions)
     return {
         "outcomes": {name: outcomes[name] for name in ("ok", "empty", "failed")},
         "failures": dict(causes.most_common(5)),
         "parse_errors": dict(sorted(parse_errors.items())),
-        "triples_per_passage": sum(len(one.triples) for one in extractions) / len(extractions),
+        "triples_per_passage": sum(len(e.triples) for e in extractions) / len(extractions),
     }
 
 
@@ -216,7 +216,7 @@ def _row(
 
 
 def table_of(result: Mapping[str, Any]) -> str:
-    """Returns the figures in per cent, a row per model; macro scores except ``micro``."""
+    """Returns a table of scores in per cent, one row per model."""
     rows = system_rows("extractor", COLUMNS, result)
     data = result["settings"]["data"] or "the built-in dataset"
     caption = f"{result['num_passages']} passages of {data}"

@@ -27,7 +27,7 @@ from cirag_jax.triples.normalization import Normalization
 from cirag_jax.types import Config, Dataset, Trajectory, Triple
 
 FILE = "decisions.jsonl"
-ANNOTATIONS = "annotations"  # the teacher that decides as the gold annotations say
+ANNOTATIONS = "annotations"  # the teacher that decides by gold annotations
 _SHOWN = (*PROMPT_FIELDS, "keep_above", "prefilled_headers", "match_cutoff")
 
 COLUMNS = (
@@ -49,47 +49,46 @@ COLUMNS = (
 
 
 def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Lets every model decide at the steps of ``config.trajectories`` and scores its decisions.
+    """Lets each model decide at all steps of ``config.trajectories`` and scores its decisions.
 
-    Leaves ``decisions.jsonl``, ``table.md`` and a journal per model in ``workdir``. ``config`` is
-    of configs/integrator_eval.py.
+    Writes ``decisions.jsonl``, ``table.md`` and a journal per model. ``config`` is of
+    configs/integrator_eval.py.
 
     Returns:
-      As of `evaluation.report`. The systems are the models, the top-k baselines, the aligner and
-      keeping nothing, each with the scores of `decisions.score` and ``parse_errors``.
-      ``num_steps``; ``teacher``: who it was, what it kept, whether it stopped, the recall of its
-      queries.
+      The result of `evaluation.report`. The systems are the models, the top-k baselines, the
+      aligner, and keeping nothing, each with the scores of `decisions.score` and ``parse_errors``.
+      ``num_steps``. ``teacher``: its name, how often it kept nothing and stopped, and the recall of
+      its queries.
     """
     check_at_least(1, config, "integrator.max_tokens", "in_flight", "bootstrap_samples")
     check_at_least(0, config, "query_recall")
     trajectories, described = _trajectories(config)
-    asks = config.checkpoint is not None or config.base.run
-    models = evaluation.models_of(config, "integrator") if asks else {}
+    has_models = config.checkpoint is not None or config.base.run
+    models = evaluation.models_of(config, "integrator") if has_models else {}
     units = trajectories_lib.units_of(trajectories)
     _check_units(config, models, units)
     ids = {trajectory.question_id for trajectory in trajectories}
-    num_trained_on = evaluation.count_seen(evaluation.learnt(models), ids, "questions")
+    num_trained_on = evaluation.count_trained_on(evaluation.training_ids(models), ids, "questions")
     normalization: Normalization = _prompt(config, {}, described, units)["normalization"]
     dataset = load.load_dataset(config.data) if config.data.dir else None
     gold = _gold(dataset, trajectories, normalization, units)
 
-    # ---- Every model at every step ---------------------------------------------------------------
+    # ---- Decisions -------------------------------------------------------------------------------
     settings = {
         name: _cirag_config(config, name, _prompt(config, model.described, described, units))
         for name, model in models.items()
     }
-    jobs = {name: decisions.jobs(trajectories, how) for name, how in settings.items()}
+    jobs = {name: decisions.jobs(trajectories, own) for name, own in settings.items()}
     max_tokens = config.integrator.max_tokens
 
     def programs(name: str) -> tuple[list[Job], dict[str, Any]]:
-        bound = {f"cirag.{k}": v for k, v in dataclasses.asdict(settings[name]).items()}
-        return [job for row in jobs[name] for job in row], {**bound, "max_tokens": max_tokens}
+        identity = {f"cirag.{k}": v for k, v in dataclasses.asdict(settings[name]).items()}
+        return [job for row in jobs[name] for job in row], {**identity, "max_tokens": max_tokens}
 
-    asked = evaluation.ask_models(
-        config, workdir, models, ("integrator", max_tokens), programs, "step"
-    )
+    roles = {"integrator": max_tokens}
+    results = evaluation.ask_models(config, workdir, models, roles, programs, "step")
 
-    # ---- Figures ---------------------------------------------------------------------------------
+    # ---- Scores ----------------------------------------------------------------------------------
     score = functools.partial(
         decisions.score,
         trajectories,
@@ -99,9 +98,9 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     )
     similarity = _similarity(config) if config.query_cosine else None
     systems: dict[str, evaluation.System] = {}
-    for name, (records, usage) in asked.items():
+    for name, (records, usage) in results.items():
         if records is None:
-            continue  # Ended by the time limit or a budget.
+            continue  # ended by the time limit or a budget
         decided = decisions.read(jobs[name], records)
         systems[name] = evaluation.System(
             score(decided, similarity=similarity),
@@ -110,7 +109,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         )
     for name, decided in _baselines(config, trajectories, normalization, units).items():
         scores = score(decided, similarity=similarity)
-        del scores["parse_rate"]  # a baseline writes nothing that could be parsed
+        del scores["parse_rate"]  # baselines write no text
         counts = {"parse_errors": decisions.parse_errors(decided)}
         systems[name] = evaluation.System(scores, counts)
     query_recall = score(decisions.teacher(trajectories)).get("query_recall")
@@ -127,9 +126,9 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             "trajectories": config.trajectories,
             "keep": config.keep,
             "stop_below": config.stop_below,
-            **{name: {key: getattr(how, key) for key in _SHOWN} for name, how in settings.items()},
+            **{name: {key: getattr(own, key) for key in _SHOWN} for name, own in settings.items()},
         },
-        "complete": all(records is not None for records, _ in asked.values()),
+        "complete": all(records is not None for records, _ in results.values()),
     }
     return evaluation.report(config, workdir, systems, facts, table_of, FILE)
 
@@ -138,7 +137,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def _trajectories(config: Config) -> tuple[tuple[Trajectory, ...], dict[str, Any]]:
-    """Reads the trajectories, and how they were rendered, as far as that is known."""
+    """Reads the trajectories and, if there is a sidecar, how they were rendered."""
     if not config.trajectories:
         raise UserError(
             "config.trajectories is required: a workdir of launch/distill.py, or a .jsonl file."
@@ -151,18 +150,18 @@ def _trajectories(config: Config) -> tuple[tuple[Trajectory, ...], dict[str, Any
         trajectories_lib.read_trajectories(file), config.keep, config.seed, config.limit
     )
     if not trajectories:
-        raise UserError(f"config.keep={config.keep} leaves no trajectory of {file}.")
+        raise UserError(f"{file} has no trajectory that passes config.keep={config.keep}.")
     return trajectories, described
 
 
 def _check_units(config: Config, models: Mapping[str, evaluation.Model], units: Units) -> None:
-    """Refuses a student that was trained on other candidates than the trajectories have."""
+    """Raises `UserError` if the student was trained on another kind of candidates."""
     student = models.get(evaluation.STUDENT)
     described = student.described if student else {}
     trained_on = described.get("units", "triple") if described else units
     if trained_on != units:
         raise UserError(
-            f"{config.checkpoint} was trained on units={trained_on}, and {config.trajectories} has "
+            f"{config.checkpoint} was trained on units={trained_on}, but {config.trajectories} has "
             f"units={units}."
         )
 
@@ -170,7 +169,7 @@ def _check_units(config: Config, models: Mapping[str, evaluation.Model], units: 
 def _prompt(
     config: Config, checkpoint: Mapping[str, Any], trajectories: Mapping[str, Any], units: Units
 ) -> dict[str, Any]:
-    """Returns how conversations are rendered: as configured, trained on, or else distilled."""
+    """Returns the prompt settings of the config, or else of the checkpoint or trajectories."""
     defaults = dataclasses.asdict(CiragConfig())
     prompt = {}
     for name in PROMPT_FIELDS:
@@ -180,7 +179,7 @@ def _prompt(
 
 
 def _cirag_config(config: Config, name: str, prompt: Mapping[str, Any]) -> CiragConfig:
-    """Returns how one model is asked; the base may get prefilled headers and an example."""
+    """Returns CIRAG's settings for one model; the base has its own prompt settings."""
     block = config.base if name == evaluation.BASE else config
     few_shot = prompt["few_shot"] if block.few_shot is None else block.few_shot
     return CiragConfig(
@@ -210,7 +209,7 @@ def _baselines(
 
 
 def _passages(config: Config, dataset: Dataset | None) -> dict[str, Any]:
-    """Returns what recall of queries needs: a search, and every question's gold passages."""
+    """Returns the arguments of `decisions.score` for recall: a search and the gold passages."""
     if dataset is None:
         return {"search": None, "supporting": {}}
     return {
@@ -225,10 +224,10 @@ def _gold(
     normalization: Normalization,
     units: Units = "triple",
 ) -> list[list[Sequence[Any] | None]]:
-    """Returns the annotated core facts of every step; None where nothing is annotated.
+    """Returns the gold core facts of each step; None without annotations.
 
-    The annotation teacher's own are gold. At the steps of a language model they are what that
-    teacher would keep in its place, if ``dataset`` has the annotations.
+    The decisions of the annotation teacher are gold. At the steps of a language model, gold are the
+    facts that the annotation teacher would keep, if ``dataset`` has the annotations.
     """
     questions = {question.id: question for question in dataset.questions} if dataset else {}
     gold: list[list[Sequence[Any] | None]] = []
@@ -258,7 +257,7 @@ def _gold(
 
 
 def _candidates(trajectory: Trajectory) -> dict[str, Sequence[Triple]]:
-    """Returns the triples among a trajectory's candidates, by passage."""
+    """Returns the candidate triples of a trajectory, by passage."""
     by_passage: dict[str, list[Triple]] = collections.defaultdict(list)
     for triple in dict.fromkeys(t for step in trajectory.steps for t in step.candidates):
         if isinstance(triple, Triple) and triple.passage_id is not None:
@@ -267,22 +266,22 @@ def _candidates(trajectory: Trajectory) -> dict[str, Sequence[Triple]]:
 
 
 def _similarity(config: Config) -> Similarity:
-    """Opens ``config.encoder``; returns the cosine of two queries by it."""
+    """Opens ``config.encoder``; returns a function that computes cosines of pairs of queries."""
     encoder = open_encoder_for(config.encoder)
 
     def cosine(pairs: Sequence[tuple[str, str]]) -> np.ndarray:
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-        place = {text: index for index, text in enumerate(texts)}
+        row_of = {text: row for row, text in enumerate(texts)}
         vector_ND = encoder.encode(texts, "query").astype(np.float64)
-        left_ND = vector_ND[[place[a] for a, _ in pairs]]
-        right_ND = vector_ND[[place[b] for _, b in pairs]]
+        left_ND = vector_ND[[row_of[a] for a, _ in pairs]]
+        right_ND = vector_ND[[row_of[b] for _, b in pairs]]
         return np.einsum("nd,nd->n", left_ND, right_ND)
 
     return cosine
 
 
 def _search(config: Config, dataset: Dataset) -> Search:
-    """Opens ``config.retriever``; returns a search that runs every query once."""
+    """Opens ``config.retriever``; returns a search that caches its results."""
     passages = list(dataset.corpus.values())
     encoder = None if config.retriever.kind == "bm25" else open_encoder_for(config.encoder)
     index = open_retriever(config.retriever, passages, encoder, triples=dataset.triples)
@@ -303,7 +302,7 @@ def _search(config: Config, dataset: Dataset) -> Search:
 
 
 def _teacher(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """Returns who decided, how often it kept nothing, and how often it stopped."""
+    """Returns the trajectories by teacher, and how often they kept nothing and stopped."""
     steps = [step for trajectory in trajectories for step in trajectory.steps]
     return {
         "teachers": dict(collections.Counter(trajectory.teacher for trajectory in trajectories)),
@@ -320,25 +319,25 @@ def _rows(
             "question": trajectory.question_id,
             "step": index + 1,
             "system": name,
-            "response": one.response,
+            "response": decision.response,
             "parsed": {
-                "thought": one.thought,
-                "kept": [codec.encode(fact) for fact in one.kept],
-                "next_query": one.next_query,
-                "has_question": one.has_question,
+                "thought": decision.thought,
+                "kept": [codec.encode(fact) for fact in decision.kept],
+                "next_query": decision.next_query,
+                "has_question": decision.has_question,
             },
-            "parse_errors": one.parse_errors,
-            "error": one.error,
+            "parse_errors": decision.parse_errors,
+            "error": decision.error,
         }
         for trajectory, row in zip(trajectories, decided, strict=True)
-        for index, one in enumerate(row)
+        for index, decision in enumerate(row)
     ]
 
 
 def table_of(result: Mapping[str, Any]) -> str:
-    """Returns the figures in per cent, one row a system, then the student's leads.
+    """Returns a table of scores in per cent: one row per system, then the student's leads.
 
-    Core facts are scored as means over steps; "gold" against the annotations.
+    Scores of core facts are means over steps. "gold" compares with the annotations.
     """
     rows = system_rows("decisions of", COLUMNS, result)
     teacher = result["teacher"]

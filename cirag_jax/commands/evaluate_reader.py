@@ -1,4 +1,4 @@
-"""Evaluates a reader: answers from sufficient evidence, refusals of insufficient evidence."""
+"""Evaluates a reader: answers from complete evidence, refusals of incomplete evidence."""
 
 import dataclasses
 import hashlib
@@ -35,7 +35,7 @@ COLUMNS = (
 
 
 class ReaderResponse(TypedDict):
-    """A response as the journal holds it; ``confidence`` as in `ReaderAnswer`."""
+    """A response in the journal; ``confidence`` is that of `ReaderAnswer`."""
 
     text: str
     truncated: bool
@@ -44,7 +44,7 @@ class ReaderResponse(TypedDict):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReaderAnswer:
-    """An answer, whether it is a refusal, and how probable its words were."""
+    """An answer, whether it is a refusal, and the probability of its words."""
 
     answer: str
     refused: bool
@@ -52,16 +52,17 @@ class ReaderAnswer:
 
 
 def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Has every model read the questions of ``config.folders``, with whole and with cut evidence.
+    """Lets each model read the questions of ``config.folders`` and scores its answers.
 
-    Every question is read twice at a granularity drawn by the seed: with all gold evidence, and
-    without that of one gold passage. Leaves ``readings.jsonl``, ``table.md``, ``calibration.png``
-    and a journal per model in ``workdir``. ``config`` is of configs/reader_eval.py.
+    A model reads each question twice, at a granularity drawn by the seed: with all gold evidence,
+    and without that of one gold passage. Writes ``readings.jsonl``, ``table.md``,
+    ``calibration.png`` and a journal per model. ``config`` is of configs/reader_eval.py.
 
     Returns:
-      As of `evaluation.report`. Each system has, for ``all`` and every granularity, ``em`` and
-      ``f1`` of answers from whole evidence, ``refuses_missing`` and ``refuses_whole`` (shares of
-      cut and of whole evidence that it refuses); ``calibration``: see `evaluation.calibration`.
+      The result of `evaluation.report`. Each system has, for ``all`` and each granularity, ``em``
+      and ``f1`` of answers from complete evidence, and ``refuses_missing`` and ``refuses_whole``,
+      the shares of incomplete and complete evidence that it refuses. ``calibration``: see
+      `evaluation.calibration`.
     """
     answers.check_profile(config.profile)
     check_at_least(1, config, "max_tokens", "in_flight", "bootstrap_samples")
@@ -70,18 +71,19 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     reader_format = str(described.get("reader_format", config.evidence.reader_format))
     readings = _readings(config)
     ids = {reading.question.id for reading in readings}
-    num_trained_on = evaluation.count_seen(evaluation.learnt(models), ids, "questions")
+    num_trained_on = evaluation.count_trained_on(evaluation.training_ids(models), ids, "questions")
 
     jobs = [job(reading, reader_format, config.calibration) for reading in readings]
-    bound = {"prompts": reading_prompts.prompt_digest(reader_format), "max": config.max_tokens}
-    asked = evaluation.ask_models(
-        config, workdir, models, ("reader", config.max_tokens), lambda _: (jobs, bound), "reading"
+    identity = {"prompts": reading_prompts.prompt_digest(reader_format), "max": config.max_tokens}
+    roles = {"reader": config.max_tokens}
+    results = evaluation.ask_models(
+        config, workdir, models, roles, lambda _: (jobs, identity), "reading"
     )
     systems: dict[str, evaluation.System] = {}
-    for name, (records, usage) in asked.items():
+    for name, (records, usage) in results.items():
         if records is None:
-            continue  # Ended by the time limit or a budget.
-        responses = [_read(records[one.id]) for one in jobs]
+            continue  # ended by the time limit or a budget
+        responses = [_read(records[job.id]) for job in jobs]
         systems[name] = evaluation.System(
             score(readings, responses, config.profile),
             {"calibration": _calibration(readings, responses, config.profile), **usage},
@@ -107,19 +109,19 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def _readings(config: Config) -> list[Reading]:
-    """Returns every question with whole evidence, then with cut evidence."""
+    """Returns all questions with complete evidence, then all with incomplete evidence."""
     readings: list[Reading] = []
+    part = config.data.split, config.data.fold
     for missing in (0.0, 1.0):
         settings = conversations.reading_settings(config, missing=missing, forced=0.0)
-        made, _ = conversations.read_folders(config, settings, config.data.split, config.data.fold)
-        readings += made
+        readings += conversations.read_folders(config, settings, *part)[0]
     return readings
 
 
 def job(reading: Reading, reader_format: str, logprobs: bool = False) -> Job:
     """Returns the program that asks role ``reader`` about a reading.
 
-    With ``logprobs`` it also asks for the probabilities of the words.
+    With ``logprobs`` it also requests the probabilities of tokens.
     """
     messages = messages_of(reading, reader_format)
     described = [[message.role, message.text] for message in messages]
@@ -138,15 +140,15 @@ def job(reading: Reading, reader_format: str, logprobs: bool = False) -> Job:
 
 
 def _confidence(response: Generated) -> float | None:
-    """Returns the probability of the words that are read as the answer, given those before."""
+    """Returns the probability of the answer given the preceding text, if known."""
     start = reading_prompts.answer_start(response.text)
     tokens = [token for token in response.tokens or () if token.offset >= start]
     logprobs = [token.logprob for token in tokens if token.logprob is not None]
-    return math.exp(min(sum(logprobs), 0.0)) if logprobs else None  # servers round, too
+    return math.exp(min(sum(logprobs), 0.0)) if logprobs else None  # a rounded sum may be above 0
 
 
 def _read(record: Record) -> ReaderAnswer:
-    """Parses a response; a failed request neither answers nor refuses."""
+    """Parses a response; a failed request is an empty answer and no refusal."""
     response = record.result(ReaderResponse)
     if response is None:
         return ReaderAnswer("", False)
@@ -159,14 +161,14 @@ def _read(record: Record) -> ReaderAnswer:
 def score(
     readings: Sequence[Reading], responses: Sequence[ReaderAnswer], profile: str
 ) -> dict[str, Ratio]:
-    """Returns ``all/em``, ``sentence/f1``, ...: scores of all readings and by granularity."""
+    """Returns scores of all readings and by granularity, named ``all/em``, ``sentence/f1``, ..."""
     scores: dict[str, Ratio] = {}
     names = dict.fromkeys(reading.question.id for reading in readings)
-    ids = {id: place for place, id in enumerate(names)}
-    groups = [ids[reading.question.id] for reading in readings]  # the bootstrap draws questions
+    ids = {id: index for index, id in enumerate(names)}
+    groups = [ids[reading.question.id] for reading in readings]  # the bootstrap resamples questions
     refused = [float(response.refused) for response in responses]
-    exact = _right(readings, responses, answers.exact_match, profile)
-    f1 = _right(readings, responses, answers.f1, profile)
+    exact = _correct(readings, responses, answers.exact_match, profile)
+    f1 = _correct(readings, responses, answers.f1, profile)
     for kind in ("all", *sorted({reading.granularity for reading in readings})):
         counts = [float(kind in ("all", reading.granularity)) for reading in readings]
         whole = [n * reading.sufficient for n, reading in zip(counts, readings, strict=True)]
@@ -183,10 +185,10 @@ def score(
     return scores
 
 
-def _right(
+def _correct(
     readings: Sequence[Reading], responses: Sequence[ReaderAnswer], metric: Any, profile: str
 ) -> list[float]:
-    """Scores every answer by a metric; a refusal earns 0."""
+    """Scores each answer by a metric; refusals score 0."""
     return [
         0.0 if response.refused else metric(response.answer, reading.question.answers, profile)
         for reading, response in zip(readings, responses, strict=True)
@@ -196,19 +198,19 @@ def _right(
 def _calibration(
     readings: Sequence[Reading], responses: Sequence[ReaderAnswer], profile: str
 ) -> dict[str, Any]:
-    """Calibrates all answers, from whole and from cut evidence."""
-    exact = _right(readings, responses, answers.exact_match, profile)
-    given = [
-        (response.confidence, bool(right))
-        for response, right in zip(responses, exact, strict=True)
+    """Returns the calibration of all answers, from complete and incomplete evidence."""
+    exact = _correct(readings, responses, answers.exact_match, profile)
+    pairs = [
+        (response.confidence, bool(correct))
+        for response, correct in zip(responses, exact, strict=True)
         if not response.refused and response.confidence is not None
     ]
-    return calibration([c for c, _ in given], [right for _, right in given], len(readings))
+    return calibration([c for c, _ in pairs], [correct for _, correct in pairs], len(readings))
 
 
 def _draw(systems: Mapping[str, Any]) -> Any:
-    """Draws confidence against accuracy, and accuracy against the share that is answered."""
-    drawn, (left, right) = figures.pyplot().subplots(
+    """Draws accuracy by confidence, and accuracy by the share of answered questions."""
+    figure, (left, right) = figures.pyplot().subplots(
         1, 2, figsize=(9, 4), layout="constrained", sharey=True
     )
     left.plot([0, 100], [0, 100], color="0.7", linestyle="--")
@@ -217,9 +219,9 @@ def _draw(systems: Mapping[str, Any]) -> Any:
         if bins:
             error = 100 * system["calibration"]["error"]
             label = f"{name}, error {error:.0f} points"
-            x, y = ([100 * one[field] for one in bins] for field in ("confidence", "right"))
-            left.scatter(x, y, [10 + 2 * one["count"] for one in bins], alpha=0.8, label=label)
-            x, y = ([100 * one[field] for one in coverage] for field in ("answered", "right"))
+            x, y = ([100 * point[field] for point in bins] for field in ("confidence", "right"))
+            left.scatter(x, y, [10 + 2 * point["count"] for point in bins], alpha=0.8, label=label)
+            x, y = ([100 * point[field] for point in coverage] for field in ("answered", "right"))
             right.plot(x, y, marker=".", label=name)
     left.set_xlabel("confidence of the answer, %")
     left.set_ylabel("right, %")
@@ -229,7 +231,7 @@ def _draw(systems: Mapping[str, Any]) -> Any:
         axes.set_ylim(0, 100)
         axes.grid(alpha=0.3)
         axes.legend()
-    return drawn
+    return figure
 
 
 def _row(name: str, reading: Reading, response: ReaderAnswer, profile: str) -> dict[str, Any]:
@@ -249,7 +251,7 @@ def _row(name: str, reading: Reading, response: ReaderAnswer, profile: str) -> d
 
 
 def table_of(result: Mapping[str, Any]) -> str:
-    """Returns the figures in per cent, one row a model and granularity."""
+    """Returns a table of scores in per cent, one row per model and granularity."""
     rows = [["reader", "evidence", *(column.title for column in COLUMNS)]]
     for name, system in result["systems"].items():
         for kind in ("all", "triple", "sentence", "passage"):

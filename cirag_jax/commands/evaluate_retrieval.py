@@ -1,11 +1,11 @@
-"""Evaluates a trained aligner against its frozen start, one-shot retrieval and BM25."""
+"""Compares a trained aligner with its initial model, one-shot retrieval and BM25."""
 
 import dataclasses
 import functools
 import pathlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -49,16 +49,16 @@ from cirag_jax.runtime.requests import Extract, Program, Retrieve
 from cirag_jax.runtime.run import Runner
 from cirag_jax.runtime.scheduler import Handler, Job
 from cirag_jax.sqlite import MEMORY
-from cirag_jax.types import Config, Dataset, Prediction, Question
+from cirag_jax.types import Config, Dataset, Prediction, Question, UnitInterval
 from cirag_jax.validation import check_value
 
-# Every system, what is trained first.
+# All systems, the trained ones first.
 SYSTEMS = (
     "linked", "trained", "frozen", "one_shot_trained", "one_shot_frozen", "bm25",
     "links", "links_one_shot_frozen", "links_trained",
 )  # fmt: skip
-_LEADING = ("linked", "trained")  # Each is compared with all behind it.
-# Walks over title links -> the system whose first passages they begin at.
+_LEADING = ("linked", "trained")  # systems that are compared with all others
+# Walks over title links -> the system whose top passages they start from.
 _WALKS = {
     "links": "bm25",
     "links_one_shot_frozen": "one_shot_frozen",
@@ -68,33 +68,35 @@ _WALKS = {
 
 @dataclasses.dataclass(frozen=True)
 class _Problem:
-    """The questions with gold passages, and the corpus that all systems search."""
+    """The questions with gold passages, and the corpus."""
 
     dataset: Dataset
     questions: tuple[Question, ...]
     corpus: Corpus
     texts: tuple[str, ...]
-    allowed: tuple[np.ndarray, ...] | None  # of each question
+    allowed: tuple[np.ndarray, ...] | None  # allowed passages of each question
     kind: chains_lib.UnitKind
 
 
 def evaluate(config: Config, workdir: pathlib.Path, show: bool = True) -> dict[str, Any]:
-    """Passage recall of ``config.systems``, next-unit ranking, differences with their intervals.
+    """Measures passage recall and next-unit ranking of ``config.systems``.
 
-    Leaves ``rankings.jsonl`` (per question: what each system ranked and the chains), ``table.md``
-    and ``recall.png`` (as SVG, too) in ``workdir``. ``num_trained_on`` counts the questions that
-    were trained on, of which a warning tells; None: the checkpoint does not say. ``show`` prints
-    the table, too.
+    Writes ``rankings.jsonl`` (each system's ranking and chains for each question), ``table.md`` and
+    ``recall.png`` (also as SVG). ``show`` also prints the table. The result has differences with
+    confidence intervals and ``num_trained_on``, the number of questions that the checkpoint was
+    trained on, None if it does not record them.
     """
     _check_settings(config)
     start, ks = time.monotonic(), Scoring(recall_at=tuple(config.recall_at)).recall_at
     aligners = _Aligners(config, _systems(config))
     trained: Any = trained_units(config.checkpoint) if config.checkpoint else None
     problem = _problem_of(config, config.data.units or trained or "triple")
-    learnt = trained_on(config.checkpoint) if config.checkpoint else frozenset[str]()
-    names = [question.id for question in problem.questions]
-    num_trained_on = evaluation.count_seen(learnt, names, "questions")
-    systems = _possible(config, aligners, problem)
+    num_trained_on = evaluation.count_trained_on(
+        trained_on(config.checkpoint) if config.checkpoint else frozenset(),
+        [question.id for question in problem.questions],
+        "questions",
+    )
+    systems = _supported_systems(config, aligners, problem)
     rankings = _Rankings(config, problem, aligners, max(ks))
     ranked = {name: rankings.of(name) for name in systems}
 
@@ -102,7 +104,7 @@ def evaluate(config: Config, workdir: pathlib.Path, show: bool = True) -> dict[s
     records = _ranking_records(problem, ids, ranked, rankings.runs, max(ks))
     write_lines(workdir / "rankings.jsonl", records)
 
-    # ---- Figures ---------------------------------------------------------------------------------
+    # ---- Scores ----------------------------------------------------------------------------------
     recalls = {
         system: {f"recall@{k}": _recalls(ranked[system], ids, problem.questions, k) for k in ks}
         for system in systems
@@ -119,7 +121,7 @@ def evaluate(config: Config, workdir: pathlib.Path, show: bool = True) -> dict[s
         "per_hop": _by_group(recalls, [question.hops for question in problem.questions]),
         "per_fold": _by_group(recalls, [question.fold for question in problem.questions]),
         "next_unit": _next_unit(problem, embeds, ks),
-        "settings": _described(config, problem, aligners),
+        "settings": _settings(config, problem, aligners),
         "num_questions": len(problem.questions),
         "num_trained_on": num_trained_on,
         "num_passages": len(problem.texts),
@@ -130,37 +132,37 @@ def evaluate(config: Config, workdir: pathlib.Path, show: bool = True) -> dict[s
 
 
 def _check_settings(config: Config) -> None:
-    """Raises UserError where a setting cannot be used that counts only after the encoding."""
+    """Checks settings that are used only after the slow encoding."""
     check_at_least(1, config, "steps", "k", "bootstrap_samples")
     check_at_least(1, config, "query_max_length", "unit_max_length", "passage_max_length")
     for stop in config.stops:
-        if not 0 <= stop <= 1:
-            raise UserError(f"config.stops={stop} must be from 0 to 1.")
+        check_value("config.stops", stop, UnitInterval)
     check_value("config.ranking", config.ranking, Ranking)
-    check_choice("config.retriever", config.retriever, ("units", "aligner", "frozen"))
+    check_value("config.retriever", config.retriever, Literal["units", "aligner", "frozen"])
     WalkOptions.of(config.links)
 
 
 def _systems(config: Config) -> tuple[str, ...]:
-    """The systems to compare, all where none is named."""
+    """Returns the systems to compare, by default all."""
     for system in config.systems:
         check_choice("config.systems", system, SYSTEMS)
     return tuple(name for name in SYSTEMS if name in (config.systems or SYSTEMS))
 
 
-def _possible(config: Config, aligners: "_Aligners", problem: _Problem) -> tuple[str, ...]:
-    """`_systems` without ``linked`` where the checkpoint has no head for these units."""
+def _supported_systems(config: Config, aligners: "_Aligners", problem: _Problem) -> tuple[str, ...]:
+    """Returns `_systems`, without ``linked`` if the checkpoint has no head for these units."""
     head, systems = aligners.head, _systems(config)
     if head is not None and head.units == problem.kind:
         return systems
     if head is not None and "linked" in config.systems:
         raise UserError(
-            f"the head of {config.checkpoint} was trained on {head.units}s, not on {problem.kind}s"
+            f"the link head of {config.checkpoint} was trained on {head.units}s; set "
+            f"--config.data.units={head.units}"
         )
     return tuple(name for name in systems if name != "linked")
 
 
-def _described(config: Config, problem: _Problem, aligners: "_Aligners") -> dict[str, Any]:
+def _settings(config: Config, problem: _Problem, aligners: "_Aligners") -> dict[str, Any]:
     return {
         "steps": config.steps,
         "linked_steps": aligners.head.steps if aligners.head else None,
@@ -187,7 +189,7 @@ def _problem_of(config: Config, kind: chains_lib.UnitKind) -> _Problem:
     if not questions:
         raise UserError(
             f"none of the {len(selected)} selected questions of {dataset.name} has gold passages "
-            "(`supporting`), without which there is no recall"
+            "(`supporting`), which recall needs"
         )
     corpus = load.select_corpus(dataset, questions, config.data)
     allowed = None
@@ -198,35 +200,35 @@ def _problem_of(config: Config, kind: chains_lib.UnitKind) -> _Problem:
 
 
 class _Embedder(FlaxEncoder):
-    """An encoder of queries and units, with a progress bar of its own."""
+    """An encoder of queries and units with a progress bar."""
 
     def encode(
         self, texts: Sequence[str], kind: Role = "passage", progress: Progress | None = None
     ) -> np.ndarray:
-        """See `Encoder`; a passage is a unit."""
+        """Embeds texts, see `Encoder`; units count as passages."""
         with bar(f"encoding, as {kind}", len(texts)) as shown:
             return super().encode(texts, kind, shown.update)
 
 
 class _Aligners:
-    """The encoders that the systems need: the trained aligner and what it was trained from.
+    """The encoders that the systems need: the trained aligner and its initial model.
 
     Attributes:
-      meta: what the checkpoint says of its training.
-      frozen: the model that the frozen encoder is.
-      embeds: ``trained`` and ``frozen``; search, ranking and next-unit ranking share what each has
-        embedded.
+      meta: metadata of the checkpoint.
+      head: link head of the checkpoint, if it is needed.
+      frozen: name of the initial model.
+      embeds: encoders ``trained`` and ``frozen``, which remember vectors.
     """
 
     def __init__(self, config: Config, systems: Sequence[str]):
         self._passage_max_length = config.passage_max_length
         mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
         self._mesh = mesh if mesh.size > 1 else None
-        open_as_told = functools.partial(open_encoder, dtype=config.dtype, mesh=self._mesh)
+        open_model = functools.partial(open_encoder, dtype=config.dtype, mesh=self._mesh)
         self._encoders: dict[str, TextEncoder] = {}
         self.meta: dict[str, Any] = {}
         if config.checkpoint:
-            self._encoders["trained"], self.meta = open_as_told(config.checkpoint)
+            self._encoders["trained"], self.meta = open_model(config.checkpoint)
         elif any("trained" in system or system == "linked" for system in systems):
             raise UserError("config.checkpoint is required: a training workdir or a model folder")
         self.head = None
@@ -238,27 +240,27 @@ class _Aligners:
             self.frozen = base_of(config.checkpoint)
         if config.retriever == "frozen" or any("frozen" in system for system in systems):
             if not self.frozen:
-                silent = config.checkpoint or "config.checkpoint is null, which"
                 raise UserError(
-                    f"config.frozen is required: {silent} does not say what it was trained from"
+                    "config.frozen is required, because config.checkpoint="
+                    f"{config.checkpoint or 'null'} does not record its initial model"
                 )
-            self._encoders["frozen"], _ = open_as_told(self.frozen)
-        how: Any = {
+            self._encoders["frozen"], _ = open_model(self.frozen)
+        options: Any = {
             "query_max_length": config.query_max_length,
             "passage_max_length": config.unit_max_length,
             "mesh": self._mesh,
         }
         self.embeds: dict[str, Encoder] = {
-            name: MemoizingEncoder(_Embedder(encoder, **how))
+            name: MemoizingEncoder(_Embedder(encoder, **options))
             for name, encoder in self._encoders.items()
         }
 
     def embeds_units(self, name: str) -> Encoder:
-        """An encoder of all units at once, whose vectors the training of a head has kept."""
+        """Returns an encoder for all units; with a link head, it reuses vectors of its training."""
         return self.embeds[name] if self.head is None else with_disk_cache(self.embeds[name])
 
     def index(self, name: str, texts: Sequence[str]) -> ExactIndex:
-        """An index over passages."""
+        """Returns an index over passages."""
         with bar(f"encoding, {name}", len(set(texts)), "passage") as shown:
             return ExactIndex(
                 encode(
@@ -274,10 +276,11 @@ class _Aligners:
 
 
 class _Rankings:
-    """What every system ranks, found when it is first asked for and only then.
+    """The rankings of the systems, computed on first use.
 
     Attributes:
-      runs: the iterative retrievals so far.
+      of: returns the ranking of a system: rows of passages for each question, best first.
+      runs: predictions of iterative systems.
     """
 
     def __init__(self, config: Config, problem: _Problem, aligners: _Aligners, depth: int):
@@ -288,13 +291,12 @@ class _Rankings:
         self._index = functools.cache(lambda name: aligners.index(name, problem.texts))
 
     def _rank(self, system: str) -> list[list[int]]:
-        """Rows of passages for each question, best first."""
         texts, allowed = self._texts, self._problem.allowed
         if system == "bm25":
             return _ranked_rows(self._words[0])
         if system in _WALKS:
             first = self.of(_WALKS[system])
-            if _WALKS[system] == "bm25":  # No walk begins where no word is shared.
+            if _WALKS[system] == "bm25":  # start only at passages that share a word
                 first = _ranked_rows(np.where(self._words[1] > 0, self._words[0], -1))
             return self._walk.search(texts, first, self._depth, allowed)
         if system == "linked":
@@ -309,7 +311,7 @@ class _Rankings:
 
     @functools.cached_property
     def _words(self) -> tuple[np.ndarray, np.ndarray]:
-        """BM25's rows and scores."""
+        """Rows and scores of BM25."""
         index = BM25(self._problem.texts)
         return index.search(self._texts, self._depth, self._problem.allowed)
 
@@ -319,7 +321,7 @@ class _Rankings:
 
     @functools.cached_property
     def _units(self) -> list[list[str]]:
-        """The units of every passage."""
+        """The units of each passage."""
         problem = self._problem
         return [
             [unit.text for unit in chains_lib.units_of(problem.dataset, passage.id, problem.kind)]
@@ -328,7 +330,7 @@ class _Rankings:
 
     @functools.cached_property
     def linked(self) -> list[SearchResult]:
-        """The results of a search along links."""
+        """The results of a linked search."""
         head = self._aligners.head
         assert head is not None
         index = LinkedIndex(
@@ -343,13 +345,12 @@ class _Rankings:
         return index.explore(self._texts, head.score, self._problem.allowed)
 
     def _iterate(self, name: str) -> list[Prediction]:
-        """Iterative retrieval by one aligner, trained or frozen, under the same settings."""
         config, problem, encoder = self._config, self._problem, self._aligners.embeds[name]
         if config.retriever == "units":
             search: Search = UnitIndex(self._units, self._aligners.embeds_units(name)).search
         else:
-            who = name if config.retriever == "aligner" else "frozen"
-            index, embeds = self._index(who), self._aligners.embeds[who]
+            model = name if config.retriever == "aligner" else "frozen"
+            index, embeds = self._index(model), self._aligners.embeds[model]
             search = lambda queries, k, allowed, _: index.search(  # noqa: E731
                 embeds.encode(queries, "query"), k, allowed
             )
@@ -380,15 +381,15 @@ def iterate(
     aligner: Encoder,
     settings: KiragConfig,
 ) -> list[Prediction]:
-    """KiRAG's loop without a language model, all questions one step at a time.
+    """Runs KiRAG's loop without a language model, on all questions at once.
 
     Args:
-      questions: in whose order the predictions come.
-      dataset: whose triples are the units, where these are triples.
-      corpus: the passages that are found.
-      search: finds their rows.
-      aligner: embeds queries and units; a `MemoizingEncoder` does so once.
-      settings: of a run that needs no role.
+      questions: the questions, in the order of the predictions.
+      dataset: the source of triples, if these are the units.
+      corpus: the passages to search.
+      search: returns rows of passages.
+      aligner: embeds queries and units; best a `MemoizingEncoder`, because texts recur.
+      settings: settings that need no role.
     """
     write = functools.partial(text_of, write_triple=TripleText("angle"))
     handlers: dict[type | str, Handler] = {
@@ -396,15 +397,15 @@ def iterate(
         Extract: ExtractHandler(lambda ids: {i: dataset.triples.get(i) for i in ids}),
         "rankers.aligner": RankHandler(BiEncoderRanker(aligner, write)),
     }
-    found: dict[str, Prediction] = {}
+    predictions: dict[str, Prediction] = {}
 
-    def keep(question: Question) -> Program[None]:
-        found[question.id] = yield from kirag(question, settings)
+    def predict(question: Question) -> Program[None]:
+        predictions[question.id] = yield from kirag(question, settings)
 
-    jobs = [Job(q.id, None, functools.partial(keep, q)) for q in questions]
+    jobs = [Job(q.id, None, functools.partial(predict, q)) for q in questions]
     with Runner(MEMORY, {}, lambda *_: handlers, in_flight=len(jobs)) as runner:
         runner.run(jobs)
-    return [found[question.id] for question in questions]
+    return [predictions[question.id] for question in questions]
 
 
 def _ranked_rows(row_QK: np.ndarray) -> list[list[int]]:
@@ -414,15 +415,11 @@ def _ranked_rows(row_QK: np.ndarray) -> list[list[int]]:
 def _recalls(
     ranked: Sequence[Sequence[int]], ids: Sequence[str], questions: Sequence[Question], k: int
 ) -> np.ndarray:
+    top_ids = [[ids[row] for row in rows[:k]] for rows in ranked]
     return np.array(
         [
-            recall_at(
-                [ids[row] for row in rows[:k]],
-                question.supporting or (),
-                k,
-                passage_substitutes(question),
-            )
-            for rows, question in zip(ranked, questions, strict=True)
+            recall_at(top, q.supporting or (), k, passage_substitutes(q))
+            for top, q in zip(top_ids, questions, strict=True)
         ]
     )
 
@@ -434,43 +431,41 @@ def _stops(
     rankings: "_Rankings",
     systems: Sequence[str],
 ) -> list[dict[str, Any]] | None:
-    """For each of ``config.stops``, how much a search along links reads and how much is gold.
+    """Returns the set scores of the linked search for each threshold of ``config.stops``.
 
-    None without such a search, or where the head has no stopping rule.
+    None without a linked search or a stopping rule.
     """
     rule = aligners.head.stop if aligners.head else None
     if rule is None or "linked" not in systems:
         return None
-    searched = rankings.linked
-    ids = [passage.id for passage in problem.corpus.passages]
-    likely = [rule.probability(found.stop_KF) for found in searched]
+    passages = problem.corpus.passages
+    searches = [(found.rows, rule.probability(found.stop_KF)) for found in rankings.linked]
     stops = []
     for stop in config.stops:
         scores = [
             set_scores(
-                [ids[row] for row in needed_rows(found.rows, likely_K, stop)],
+                [passages[row].id for row in needed_rows(rows, probability_K, stop)],
                 question.supporting or (),
                 passage_substitutes(question),
             )
-            for found, likely_K, question in zip(searched, likely, problem.questions, strict=True)
+            for (rows, probability_K), question in zip(searches, problem.questions, strict=True)
         ]
         stops.append({"stop": stop, **mean_scores(scores)._asdict()})
     return stops
 
 
-Recalls = Mapping[str, Mapping[str, np.ndarray]]  # system -> recall@K -> value per question
+_Recalls = Mapping[str, Mapping[str, np.ndarray]]  # system -> recall@K -> value per question
 
 
-def _means(recalls: Recalls, rows: slice | Sequence[int]) -> dict[str, dict[str, float]]:
-    """Returns the mean recalls of every system over some questions."""
+def _means(recalls: _Recalls, rows: slice | Sequence[int]) -> dict[str, dict[str, float]]:
     return {
         system: {name: float(values[rows].mean()) for name, values in by_name.items()}
         for system, by_name in recalls.items()
     }
 
 
-def _by_group(recalls: Recalls, groups: Sequence[int | str | None]) -> dict[str, Any]:
-    """Returns the recall of every system by group; ignores questions without a group."""
+def _by_group(recalls: _Recalls, groups: Sequence[int | str | None]) -> dict[str, Any]:
+    """Returns mean recalls by group; ignores questions without a group."""
     rows_of: dict[int | str, list[int]] = {}
     for row, group in enumerate(groups):
         if group is not None:
@@ -484,11 +479,11 @@ def _by_group(recalls: Recalls, groups: Sequence[int | str | None]) -> dict[str,
 def _next_unit(
     problem: _Problem, embeds: Mapping[str, Encoder], ks: Sequence[int]
 ) -> dict[str, Any] | None:
-    """MRR and Recall@K of the next unit over each question's own candidates."""
+    """Returns MRR and Recall@K of the next unit among the candidates of its question."""
     try:
         chains = chains_lib.silver_chains(problem.dataset, problem.questions, problem.kind)
     except UserError:
-        return None  # Gold passages are enough for recall; chains need more.
+        return None  # chains need more annotations than gold passages
     by_id = {question.id: question for question in problem.questions}
     pools = [
         chains_lib.pool_of(problem.dataset, by_id[chain.question_id], problem.kind)
@@ -519,7 +514,7 @@ def _ranking_records(
                 system: [ids[row] for row in rows[index][:depth]] for system, rows in ranked.items()
             },
             "chains": {
-                name: [evidence.text(unit) for step in found[index].steps for unit in step.kept]
-                for name, found in runs.items()
+                name: [evidence.text(unit) for step in run[index].steps for unit in step.kept]
+                for name, run in runs.items()
             },
         }

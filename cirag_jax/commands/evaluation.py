@@ -1,7 +1,7 @@
-"""The evaluation of language models: a student and its base, and systems to compare with.
+"""Shared steps of the evaluations of language models: a student, its base, and baselines.
 
-Every component's ``evaluate`` goes the same way: `models_of` opens the models, `ask_models` runs
-the programs that ask them, the component scores the responses, and `report` writes the result.
+The ``evaluate`` of each component gets the models from `models_of`, runs programs with
+`ask_models`, scores the responses, and writes the result with `report`.
 """
 
 import contextlib
@@ -35,11 +35,11 @@ class Model:
     """A language model to evaluate.
 
     Attributes:
-      block: its config, as of `configs.common.language_model`.
-      described: what its checkpoint says of the conversations it was trained on.
-      trained_on: ids of the questions (for an extractor: passages) it was trained on; None if
-        unknown, since an adapter in PEFT's format does not say.
-      schemas: whether it is asked for JSON of a schema.
+      block: its config, a `configs.common.language_model`.
+      described: the prompt settings of its training, from its checkpoint.
+      trained_on: ids of its training questions (of an extractor: passages); None if unknown, as for
+        an adapter in PEFT's format.
+      schemas: whether requests constrain the output to a JSON schema.
     """
 
     block: Config
@@ -49,17 +49,17 @@ class Model:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides its texts, as JSON."""
+        """The settings that determine its texts, as JSON."""
         return identity.of_language_model(self.block, self.schemas)
 
 
 class System(NamedTuple):
-    """A system that was evaluated: a language model, or a baseline without one.
+    """The evaluation of a language model or a baseline.
 
     Attributes:
-      scores: by name; ``a/b`` is nested in the result.
-      counts: what the result says of it in addition: tokens, failures.
-      rows: its records, a line each.
+      scores: scores by name; ``a/b`` is nested in the result.
+      counts: other entries of the result, such as tokens and failures.
+      rows: lines of the output file.
     """
 
     scores: Mapping[str, Ratio]
@@ -70,22 +70,22 @@ class System(NamedTuple):
 def models_of(config: Config, role: str) -> dict[str, Model]:
     """Returns the language models to compare.
 
-    ``student`` is ``config.<role>`` with the adapter ``config.checkpoint``; ``base`` is the same
-    model without one, if ``config.base.run`` or without a checkpoint. Where
-    ``config.<role>.model`` is null, the checkpoint names the model.
+    ``student`` is ``config.<role>`` with the adapter ``config.checkpoint``. ``base`` is the same
+    model without adapter; it is included if ``config.base.run`` is set or there is no checkpoint.
+    If ``config.<role>.model`` is null, the checkpoint determines the model.
     """
     from cirag_jax.models.io import workdir
 
     block, spec = config[role].copy_and_resolve_references(), config.checkpoint
     if block.adapter is not None:
-        raise UserError(f"config.{role}.adapter is not used here; name it as config.checkpoint.")
+        raise UserError(f"config.{role}.adapter is not used here; set config.checkpoint.")
     schemas = bool(config.get("constrained"))
     models: dict[str, Model] = {}
     if spec is not None:
         if not is_training_workdir(spec) and not (local_path(spec) / CONFIG_FILE).is_file():
             raise UserError(
-                f"{spec} is neither a training workdir (it has no checkpoints/) nor an adapter as "
-                f"PEFT writes it (it has no {CONFIG_FILE})."
+                f"{spec} is neither a training workdir (it has no checkpoints/) nor a PEFT folder "
+                f"(it has no {CONFIG_FILE})."
             )
         meta = workdir.check_role(spec, role)
         if meta:
@@ -94,101 +94,95 @@ def models_of(config: Config, role: str) -> dict[str, Model]:
             block.model = block.model or meta["model"]
         student = block.copy_and_resolve_references()
         student.adapter = spec
-        models[STUDENT] = Model(
-            student, meta.get("prompt") or {}, workdir.trained_on(spec), schemas
-        )
+        described = meta.get("prompt") or {}
+        models[STUDENT] = Model(student, described, workdir.trained_on(spec), schemas)
     if config.base.run or spec is None:
         models[BASE] = Model(block, {}, schemas=schemas)
     return models
 
 
-def learnt(models: Mapping[str, Model]) -> frozenset[str] | None:
-    """Returns the ids the student was trained on, see `Model`; none without a student."""
+def training_ids(models: Mapping[str, Model]) -> frozenset[str] | None:
+    """Returns the `Model.trained_on` of the student, empty without a student."""
     return models[STUDENT].trained_on if STUDENT in models else frozenset()
 
 
-def count_seen(trained_on: frozenset[str] | None, ids: Collection[str], subject: str) -> int | None:
+def count_trained_on(
+    trained_on: frozenset[str] | None, ids: Collection[str], subject: str
+) -> int | None:
     """Counts the ``ids`` that a checkpoint was trained on, and warns if there are any.
 
-    Returns None, and says so, if the checkpoint does not tell.
+    Returns None, with a message, if the checkpoint does not record them.
     """
     if trained_on is None:
-        say(f"the checkpoint does not say whether it was trained on some of these {subject}")
+        say(f"the checkpoint does not record whether it was trained on these {subject}")
         return None
-    seen = len(trained_on & set(ids))
-    if seen:
+    count = len(trained_on & set(ids))
+    if count:
         say(
-            f"WARNING: the checkpoint was trained on {seen} of these {len(ids)} {subject}; its "
-            "figures say nothing about others"
+            f"WARNING: the checkpoint was trained on {count} of these {len(ids)} {subject}; its "
+            "scores are not held-out"
         )
-    return seen
+    return count
 
 
-# -------------------------------------------------------------------------------------- the asking
+# ------------------------------------------------------------------------------------- the requests
 
 
 def ask_models(
     config: Config,
     workdir: pathlib.Path,
     models: Mapping[str, Model],
-    asked: tuple[str, int],
+    roles: dict[str, int],
     programs: Callable[[str], tuple[Sequence[Job], Mapping[str, Any]]],
     unit: str,
 ) -> dict[str, tuple[dict[str, Record] | None, dict[str, Any]]]:
-    """Runs the programs that ask each model; the same call on the same workdir resumes.
+    """Runs programs that ask each model; the same call on the same workdir resumes.
 
     Args:
-      config: with ``in_flight``, ``seed``, ``stop_after_minutes``, and ``cache``, which keeps
-        responses that several runs share.
-      workdir: has each model's journal, NAME.sqlite.
-      models: by name. One is opened only if its programs have not all ended; its budget also
-        covers what its journal has used.
-      asked: role, and most tokens of a response.
-      programs: returns a model's programs, and what decides their results in addition to it.
-      unit: on the progress bars.
+      config: has ``in_flight``, ``seed``, ``stop_after_minutes`` and ``cache``, a file of responses
+        that several runs share.
+      workdir: the folder of the models' journals, NAME.sqlite.
+      models: models by name. A model is opened only if some of its programs have not ended. Usage
+        in its journal counts against its budget.
+      roles: the role of the programs' requests, and the token limit of a response.
+      programs: returns the programs for a model, and the settings that determine their results.
+      unit: the unit of the progress bars.
 
     Returns:
-      Of each model the record of every program by its id, None if the time or a budget ended before
-      the last; and tokens and seconds of all runs, as results list them.
+      For each model, the records of its programs by id, or None if the time or a budget ended
+      first; and the tokens and seconds of all runs so far.
     """
     until = task.deadline(config)
-    return {
-        name: _ask(config, workdir / f"{name}.sqlite", model, asked, *programs(name), until, unit)
-        for name, model in models.items()
-    }
+    results: dict[str, tuple[dict[str, Record] | None, dict[str, Any]]] = {}
+    for name, model in models.items():
+        jobs, settings = programs(name)
 
+        def open_handlers(
+            stack: contextlib.ExitStack, book: Journal, model: Model = model
+        ) -> dict[type | str, Handler]:
+            handler = stack.enter_context(open_model(config, model, roles, book))
+            return dict.fromkeys(roles, handler)
 
-def _ask(
-    config: Config,
-    journal: pathlib.Path,
-    model: Model,
-    asked: tuple[str, int],
-    jobs: Sequence[Job],
-    bound: Mapping[str, Any],
-    until: float | None,
-    unit: str,
-) -> tuple[dict[str, Record] | None, dict[str, Any]]:
-    role, max_tokens = asked
-
-    def open_handlers(stack: contextlib.ExitStack, book: Journal) -> dict[type | str, Handler]:
-        return {role: stack.enter_context(open_model(config, model, {role: max_tokens}, book))}
-
-    settings = {**model.identity, **bound}
-    with Runner(
-        journal, settings, open_handlers, in_flight=config.in_flight, until=until
-    ) as runner:
-        complete = runner.run(jobs, unit=unit, name=journal.stem)
-        records = runner.records(jobs)
-        usage = sum((record.usage for record in records.values()), start=Usage())
-        costs = {**usage.tokens, "seconds": runner.seconds()}
-        return records if complete else None, costs
+        with Runner(
+            workdir / f"{name}.sqlite",
+            {**model.identity, **settings},
+            open_handlers,
+            in_flight=config.in_flight,
+            until=until,
+        ) as runner:
+            complete = runner.run(jobs, unit=unit, name=name)
+            records = runner.records(jobs)
+            usage = sum((record.usage for record in records.values()), start=Usage())
+            costs = {**usage.tokens, "seconds": runner.seconds()}
+        results[name] = records if complete else None, costs
+    return results
 
 
 @contextlib.contextmanager
 def open_model(
     config: Config, model: Model, roles: dict[str, int], journal: Journal
 ) -> Iterator[GenerateHandler]:
-    """Opens the handler of one model for ``roles``, each with its most tokens."""
+    """Opens the handler of one model for ``roles``, each with its token limit."""
     with contextlib.ExitStack() as stack:
         cache = stack.enter_context(ResponseCache(config.cache)) if config.cache else None
         spent = sum(journal.usage().values(), start=Usage())
@@ -211,11 +205,11 @@ def report(
     file: str,
     differences: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Writes the records of all systems to ``file`` and the table of the result to ``table.md``.
+    """Writes the rows of all systems to ``file`` and the table of the result to ``table.md``.
 
     Returns:
-      The result: ``systems`` with their scores, 95 % intervals and counts; ``differences``, by
-      default the `leads` of the student; and ``facts``.
+      ``systems`` with their scores, 95 % intervals and counts; ``differences``, by default the
+      `leads` of the student; and ``facts``.
     """
     scores = {name: system.scores for name, system in systems.items()}
     result = {
@@ -237,10 +231,10 @@ def report(
 def leads(
     config: Config, scores: Mapping[str, Mapping[str, Ratio]], leading: Sequence[str]
 ) -> dict[str, Any]:
-    """Compares each of the ``leading`` systems with all that are not before it.
+    """Compares each of the ``leading`` systems with all others except those before it.
 
     Returns:
-      ``FIRST-SECOND``: the first less the second with intervals, `by_kind`.
+      ``FIRST-SECOND``: the scores of the first minus the second with intervals, see `by_kind`.
     """
     compared: dict[str, Any] = {}
     for place, first in enumerate(leading):

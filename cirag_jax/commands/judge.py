@@ -75,7 +75,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         for name in judges
     }
     results = evaluation.ask_models(
-        config, workdir, models, (JUDGE, config.max_tokens), programs, "answer"
+        config, workdir, models, {JUDGE: config.max_tokens}, programs, "answer"
     )
     verdicts: dict[str, list[list[bool | None]]] = {}
     descriptions: dict[str, dict[str, Any]] = {}
@@ -141,7 +141,7 @@ def _judges(config: Config) -> tuple[str, ...]:
     return judges
 
 
-def _run_answers(config: Config, run: comparison.Run, ids: Sequence[str]) -> RunAnswers:
+def _run_answers(config: Config, run: comparison.FinishedRun, ids: Sequence[str]) -> RunAnswers:
     answered = [comparison.answered_of(run.records[i]) for i in ids]
     texts: list[str | None] = []
     for question, prediction in answered:

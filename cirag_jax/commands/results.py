@@ -79,7 +79,7 @@ def _runs_inside(folder: str | None) -> list[tuple[str, pathlib.Path]]:
     folders = [file.parent.name for file in sorted(path.glob(f"*/{JOURNAL}"))]
     config = read_object(path / CONFIG, optional=True) if folders else {}
     methods = config.get("methods")
-    entries = compare.read_entries(methods, None) if isinstance(methods, str | list) else ()
+    entries = compare.read_methods(methods, None) if isinstance(methods, str | list) else ()
     names = dict.fromkeys([*(entry.name for entry in entries), *folders])
     return [(name, path / name) for name in names]
 

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from cirag_jax.commands import distill, identity, opening, task
-from cirag_jax.commands.answer import Plan, warn_of_seen
+from cirag_jax.commands.answer import PlannedRun, warn_of_training_questions
 from cirag_jax.config_files import load_config
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError
@@ -133,7 +133,7 @@ def planned(method, questions):
     config = task.method_config(method, "small")
     needs = find_method(method).config(**task.plain(config[method])).needs
     planned_task = task.Task(needs, Dataset("d", questions, {}, {}), questions, CORPUS)
-    return Plan(config, planned_task, (), {})
+    return PlannedRun(config, planned_task, (), {})
 
 
 def test_warning_counts_training_questions(capsys):
@@ -142,12 +142,12 @@ def test_warning_counts_training_questions(capsys):
     assert aligner and reader
     extra = sorted(reader - aligner)
     questions = tuple(Question(name, "who?", ()) for name in (*names, extra[0], "new"))
-    warn_of_seen([planned("cirag", questions), planned("kirag", questions)])
+    warn_of_training_questions([planned("cirag", questions), planned("kirag", questions)])
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("WARNING: ")
     assert line.count("shipped:aligner was trained on 2 of these 4 questions") == 1
     assert line.count("shipped:reader was trained on 3 of these 4 questions") == 1
-    warn_of_seen([planned("cirag", questions[3:]), planned("direct", questions[3:])])
+    warn_of_training_questions([planned("cirag", questions[3:]), planned("direct", questions[3:])])
     assert capsys.readouterr().err == ""
 
 

@@ -10,7 +10,7 @@ import matplotlib.image
 import pytest
 
 from cirag_jax import cli
-from cirag_jax.commands import alone, compare, comparison, results, task
+from cirag_jax.commands import compare, comparison, latency, results, task
 from cirag_jax.commands.pool import Pool
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Message
@@ -230,7 +230,7 @@ def test_killed_and_resumed_gives_the_same_table(whole, folders, tmp_path, comma
 
 
 def test_values_go_to_the_methods_that_have_the_key(folders):
-    entries = compare.read_entries("direct, a=native_rag , cirag:small", "")
+    entries = compare.read_methods("direct, a=native_rag , cirag:small", "")
     assert [tuple(entry) for entry in entries] == [
         ("direct", "direct", ""), ("a", "native_rag", ""), ("cirag", "cirag", "small"),
     ]  # fmt: skip
@@ -372,11 +372,11 @@ def test_what_samples_is_repeated_and_what_is_greedy_is_not(folders, tmp_path, c
 
 def test_a_sample_is_part_of_a_larger_one_and_keeps_the_order():
     questions = tiny.dataset().questions
-    small, large = (alone.sample(questions, n, seed=3) for n in (4, 7))
+    small, large = (latency.sample(questions, n, seed=3) for n in (4, 7))
     assert set(small) < set(large) and len(small) == 4
     ids = [question.id for question in questions]
     assert small == sorted(small, key=ids.index)
-    assert alone.sample(questions, 99, seed=0) == ids
+    assert latency.sample(questions, 99, seed=0) == ids
 
 
 def test_a_pool_opens_by_what_decides():

@@ -133,7 +133,7 @@ def test_a_score_of_no_question_says_why(tmp_path):
 def test_a_method_without_a_corpus_says_so_beside_one_that_has_it(tmp_path, monkeypatch):
     folders = [workdir(tmp_path, name, many(2)) for name in "ab"]
     monkeypatch.setattr(
-        command.Run, "needs", property(lambda run: command.Needs(corpus=run.name == "a"))
+        command.FinishedRun, "needs", property(lambda run: command.Needs(corpus=run.name == "a"))
     )
     result = compare(tmp_path, *folders, metrics=("answers", "recall"), recall_at=(3,))
     assert result["systems"]["b"]["recall@3"]["reason"] == "retrieves nothing"
@@ -253,9 +253,9 @@ def test_other_passages_and_equal_names_are_refused(tmp_path, monkeypatch):
         compare(tmp_path, f"x={first}", f"x={second}")
     with pytest.raises(UserError, match="config.runs names .*/a twice"):
         compare(tmp_path, f"x={first}", f"y={second}", f"z={tmp_path / 'b' / '..' / 'a'}")
-    read = command.read_settings
+    read = command.records_lib.read_settings
     monkeypatch.setattr(
-        command, "read_settings", lambda file: {**read(file), "passages": str(file)}
+        command.records_lib, "read_settings", lambda file: {**read(file), "passages": str(file)}
     )
     with pytest.raises(UserError, match="b searched other passages than"):
         compare(tmp_path, first, second)
@@ -271,7 +271,7 @@ def test_settings_that_differ_are_refused_or_printed(tmp_path, monkeypatch):
     }
     own["c"] |= {"reader.model": "n", "encoder.weights": {"version": "2"}}
     folders = {name: workdir(tmp_path, name, many(2)) for name in own}
-    monkeypatch.setattr(command, "read_settings", lambda file: own[file.parent.name])
+    monkeypatch.setattr(command.records_lib, "read_settings", lambda file: own[file.parent.name])
     # Two methods are there to be compared; what only one has is its own.
     result = compare(tmp_path, folders["a"], folders["b"], folders["d"])
     assert result["different"] == {"b": {}, "d": {}}
