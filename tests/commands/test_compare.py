@@ -202,7 +202,7 @@ def test_stopped_and_resumed(whole, folders, tmp_path, capsys):
     result = run(folders, workdir, stop_after_minutes=1e-9)
     assert result["complete"] is False and "systems" not in result
     assert {r["complete"] for r in result["methods"].values()} == {False}
-    assert "the same command goes on from here" in capsys.readouterr().err
+    assert "run the same command to resume" in capsys.readouterr().err
     assert not (workdir / "table.md").exists()
     run(folders, workdir)
     assert without_times(workdir) == without_times(whole[0])
@@ -257,18 +257,21 @@ def test_values_go_to_the_methods_that_have_the_key(folders):
         ({"methods": 0}, "method='0' is unknown"),
         ({"set": 5}, "config.set: '5' must be KEY=VALUE"),
         ({"methods": "direct,direct"}, "config.methods has 'direct' twice"),
-        ({"methods": "direct,../x"}, "'../x' is no method; write METHOD"),
+        ({"methods": "direct,../x"}, "'../x' is not a method; expected METHOD"),
         (
             {"methods": "direct,blocks"},
             "method='blocks' is unknown; choose one of beam_retrieval",
         ),
         ({"methods": "direct:huge"}, "the presets are small, medium, paper"),
         ({"set": "reader.max_tokens"}, "'reader.max_tokens' must be KEY=VALUE"),
-        ({"set": "nobody:reader.max_tokens=3"}, "names none of config.methods, direct, native_rag"),
+        (
+            {"set": "nobody:reader.max_tokens=3"},
+            "does not name one of config.methods: direct, native_rag",
+        ),
         ({"set": "cirag.max_steps=3"}, "none of config.methods has a key 'cirag.max_steps'"),
         ({"set": "narrow:reader.max_token=3"}, "did you mean reader.max_tokens?"),
         ({"set": "reader.max_tokens=x"}, "expected an integer"),
-        ({"set": "data.limit=3"}, "give --config.data.limit="),
+        ({"set": "data.limit=3"}, "set --config.data.limit="),
         ({"repeats": 0}, "config.repeats=0 must be at least 1"),
         ({"latency_questions": -1}, "config.latency_questions=-1 must not be negative"),
         ({"stop_after_minutes": -1.0}, "stop_after_minutes=-1.0 must not be negative"),
@@ -350,7 +353,10 @@ def test_what_samples_is_repeated_and_what_is_greedy_is_not(folders, tmp_path, c
     workdir = tmp_path / "w"
     fields = {"methods": "guesses,direct", "set": settings(folders)[1:5], "repeats": 3}
     result = run(folders, workdir, **fields)
-    assert "direct decodes greedily: its repeats would be equal" in capsys.readouterr().err
+    assert (
+        "direct decodes greedily and runs only once, because repeats would be equal"
+        in capsys.readouterr().err
+    )
     assert not list((workdir / "direct").glob("repeat-*"))
     texts = {
         tuple(row["answer"] for row in lines(folder / "predictions.jsonl"))

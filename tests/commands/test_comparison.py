@@ -222,7 +222,7 @@ def test_trajectories_without_answers_are_no_run_to_compare(tmp_path):
     bare = answered(many(1), lambda i, p: dataclasses.replace(p, attempts=()))
     taught = {"teacher.kind": "annotations"}
     folder = workdir(tmp_path, "a", bare, **taught)
-    with pytest.raises(UserError, match=r"a is a run of launch/distill.py that answered nothing"):
+    with pytest.raises(UserError, match=r"a is a run of launch/distill.py without answers"):
         compare(tmp_path, folder)
     # A method of one's own need not say how it was answered.
     assert compare(tmp_path, workdir(tmp_path, "b", bare))["num_questions"] == 1
@@ -232,11 +232,14 @@ def test_trajectories_without_answers_are_no_run_to_compare(tmp_path):
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        (lambda pairs: pairs[:2], "other questions than .*a: 1 are in one alone, made-up-3"),
-        (lambda pairs: [*pairs[:2], (pairs[2][0], None)], "not ended: 1 of 3 questions are left"),
+        (
+            lambda pairs: pairs[:2],
+            "answered different questions from .*a: 1 are in only one of them, such as made-up-3",
+        ),
+        (lambda pairs: [*pairs[:2], (pairs[2][0], None)], "not complete: 1 of 3 questions remain"),
         (
             lambda pairs: [(dataclasses.replace(q, answers=("x",)), p) for q, p in pairs],
-            "other texts or annotations of question made-up-1",
+            "disagree about question made-up-1",
         ),
     ],
 )
@@ -249,7 +252,7 @@ def test_what_cannot_be_compared(tmp_path, second, message):
 
 def test_other_passages_and_equal_names_are_refused(tmp_path, monkeypatch):
     first, second = (workdir(tmp_path, name, many(2)) for name in "ab")
-    with pytest.raises(UserError, match="two runs of the name x"):
+    with pytest.raises(UserError, match="two runs named x"):
         compare(tmp_path, f"x={first}", f"x={second}")
     with pytest.raises(UserError, match="config.runs names .*/a twice"):
         compare(tmp_path, f"x={first}", f"y={second}", f"z={tmp_path / 'b' / '..' / 'a'}")
@@ -257,7 +260,7 @@ def test_other_passages_and_equal_names_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(
         command.records_lib, "read_settings", lambda file: {**read(file), "passages": str(file)}
     )
-    with pytest.raises(UserError, match="b searched other passages than"):
+    with pytest.raises(UserError, match="b searched different passages from"):
         compare(tmp_path, first, second)
 
 
@@ -277,7 +280,7 @@ def test_settings_that_differ_are_refused_or_printed(tmp_path, monkeypatch):
     assert result["different"] == {"b": {}, "d": {}}
     assert "Settings of" not in (tmp_path / "c" / "table.md").read_text()
     for other in ("a", "b"):
-        with pytest.raises(UserError, match=r"c has method\.num_passages=5 where .* 2 other sett"):
+        with pytest.raises(UserError, match=r"c has method\.num_passages=5, but .* 2 other sett"):
             compare(tmp_path, folders[other], folders["c"])
     result = compare(tmp_path, folders["a"], folders["c"], allow_different=True)
     assert result["different"]["c"] == {
@@ -292,7 +295,7 @@ def test_settings_that_differ_are_refused_or_printed(tmp_path, monkeypatch):
 def test_bad_input(tmp_path):
     with pytest.raises(UserError, match=r"config\.runs is required"):
         compare(tmp_path)
-    with pytest.raises(UserError, match="is no workdir of launch/answer.py: it has no journal"):
+    with pytest.raises(UserError, match="is not a workdir of launch/answer.py: it has no journal"):
         compare(tmp_path, str(tmp_path))
     assert command.named_folders(5) == [("5", pathlib.Path("5"))]  # as a flag gives it
     with pytest.raises(UserError, match=r"config\.profile='x' is an unknown profile"):

@@ -372,9 +372,14 @@ def test_a_judge_says_what_is_right(tmp_path):
     assert (system["error"]["value"], system["error"]["num_questions"]) == (pytest.approx(1 / 3), 3)
     assert system["left_out"] == {"no verdict": 2}
     assert "a: error (by the judge) in per cent" in (tmp_path / "w" / "table.md").read_text()
-    with pytest.raises(UserError, match=r"judgements.jsonl judges no run c; .*as it does: a, b\."):
+    with pytest.raises(
+        UserError,
+        match=r"judgements.jsonl has no verdicts about the run c; .*as in this file: a, b\.",
+    ):
         evaluate(tmp_path, run(tmp_path, "c", rows), judgements=str(tmp_path / "j"))
-    with pytest.raises(UserError, match=r"w is no workdir of configs/judge.py: it has no judgem"):
+    with pytest.raises(
+        UserError, match=r"w is not a workdir of configs/judge.py: it has no judgem"
+    ):
         evaluate(tmp_path, name, judgements=str(tmp_path / "w"))
     write_lines(file, [*told, told[1]])
     with pytest.raises(UserError, match=r"jsonl:6: field 'id' repeats the verdict about 'q1' of"):
@@ -480,8 +485,8 @@ def test_bad_input(tmp_path):
             evaluate(tmp_path, *runs, **fields)
 
     refuses(r"config\.runs is required")
-    refuses("two runs of the name a; name them", good, f"a={tmp_path / 'a'}")
-    refuses(r"is no run of launch/answer.py: it has no predictions.jsonl; name its runs: a\.",
+    refuses("two runs named a; rename one", good, f"a={tmp_path / 'a'}")
+    refuses(r"is not a workdir of launch/answer.py: it has no predictions.jsonl; set config.runs to folders in it: a\.",
             str(tmp_path))  # fmt: skip
     refuses(r"config\.score='bleu' is not one of em, f1, acc", good, score="bleu")
     refuses(r"config\.unit='word' is not one of passage, chunk, article", good, unit="word")

@@ -198,7 +198,7 @@ def test_an_exported_aligner_says_what_it_ranks_and_what_it_was_trained_from(
     [
         (["q", "another"], 1, "WARNING: the checkpoint was trained on 1 of these 1 questions"),
         (["another"], 0, ""),
-        (None, None, "the checkpoint does not say whether it was trained on some of these"),
+        (None, None, "the checkpoint does not record whether it was trained on these"),
     ],
 )
 def test_questions_that_the_aligner_was_trained_on_are_counted(

@@ -111,5 +111,5 @@ def test_command_old_store_is_refused(command, tmp_path):
     (old / "index.sqlite").write_bytes(b"")
     code, result, err = command()
     assert (code, result) == (2, None)
-    assert "earlier version; extract its corpus again with launch/extract.py and another" in err
+    assert "earlier version; extract the corpus again with launch/extract.py and another" in err
     assert sorted(path.name for path in (tmp_path / "w").iterdir()) == [".lock", "triples"]

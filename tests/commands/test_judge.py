@@ -164,7 +164,7 @@ def test_judge_response_without_schema(tmp_path, judges):
         ({"profile": "squad"}, "profile='squad' is an unknown profile"),
         (
             {"judge.backend": "openai", "judge.server": "transformers"},
-            r"does not give json_schema, which config\.judge\.constrained=true needs",
+            r"does not support json_schema, which config\.judge\.constrained=true needs",
         ),
     ],
 )

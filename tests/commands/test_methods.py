@@ -82,7 +82,7 @@ def test_a_benchmark_without_passages_is_answered_directly_or_from_ones_own(
     code, captured = end_of(capsys, asked("native_rag"))
     assert (code, captured.out) == (2, "")
     assert captured.err.endswith(
-        f"{data / 'corpus.jsonl'} does not exist; put passages of your own there, or take the "
+        f"{data / 'corpus.jsonl'} does not exist; put passages there, or use the "
         "method direct, which needs none.\n"
     )
     (data / "corpus.jsonl").write_text(
@@ -335,9 +335,9 @@ def test_words_are_refused_where_vectors_are_moved_before_anything_opens():
         (
             {"backend": "transformers"},
             ("logprobs", "attention"),
-            "transformers does not give atten",
+            "transformers does not support atten",
         ),
-        ({"backend": "openai"}, ("entropy", "score"), "does not give entropy and score"),
+        ({"backend": "openai"}, ("entropy", "score"), "does not support entropy and score"),
         ({"backend": "openai", "server": "transformers"}, ("logprobs",), "(server=transformers)"),
         ({"backend": "openai", "server": "vllm"}, ("continue_final", "logprobs"), None),
         ({"backend": "jax"}, ("attention", "score", "entropy"), None),
@@ -361,7 +361,7 @@ def test_prefilled_headers_need_a_backend_that_continues():
     with pytest.raises(UserError, match="config.integrator.backend=openai .* continue_final"):
         opening.check(config, needs)
     needs = CiragConfig(prompt_format="compact", keep_above=0.5).needs
-    with pytest.raises(UserError, match="does not give continue_final and score"):
+    with pytest.raises(UserError, match="does not support continue_final and score"):
         opening.check(config, needs)
 
 
@@ -393,7 +393,7 @@ def test_an_aligner_of_other_units_is_refused_before_anything_opens(method, rank
         )
         needs = registry.find_method(method).config(**task.plain(config[method])).needs
         assert needs.units == "triple"
-        said = f"an aligner of sentences, but config.{method}.units=triple: give --config.{method}"
+        said = f"an aligner of sentences, but config.{method}.units=triple; set --config.{method}"
         with pytest.raises(UserError, match=re.escape(said)):
             opening.check(config, needs)
         opening.check(config, dataclasses.replace(needs, units="sentence"))
