@@ -90,7 +90,7 @@ def test_a_benchmark_without_passages_is_answered_directly_or_from_ones_own(
     )
     code, captured = end_of(capsys, asked("native_rag"))
     assert code == 2 and "question 'test_0' of bamboogle" in captured.err
-    assert captured.err.endswith("does not have; ircot_full needs nothing.\n")
+    assert captured.err.endswith("does not have; ircot_full needs no annotations.\n")
     result = run(capsys, asked("native_rag", "--config.data.corpus=ircot_full"))
     assert (result["answered"], result["recall"]["passage"], result["hit@3"]) == (2, None, 0.5)
     assert "hit@3" not in result["unscored"]
