@@ -1,7 +1,8 @@
 """A trained encoder as a low-rank adapter of its base, in PEFT's format.
 
-What training changed in each linear layer is kept to its largest singular values; changes of
-embeddings, biases and norms are dropped. A rank of 48 makes 4 MB of MiniLM's 90.
+The change of each linear layer in training is reduced to its largest singular values. Changes of
+embeddings, biases and norms are dropped. With rank 48 the adapter of MiniLM takes 4 MB instead of
+90.
 """
 
 import errno
