@@ -136,9 +136,10 @@ def measure_runs(
     for run in runs[1:]:
         if different[run.name] and not allow_different:
             field, (first, other) = next(iter(different[run.name].items()))
+            others = len(different[run.name]) - 1
             raise UserError(
                 f"{run.folder} has {field}={json.dumps(other)}, but {runs[0].folder} has "
-                f"{json.dumps(first)}, and {len(different[run.name]) - 1} other settings differ; "
+                f"{json.dumps(first)}{f', and {others} other settings differ' if others else ''}; "
                 "set --config.allow_different=true to compare the runs and list what differs."
             )
     ids = list(runs[0].records)

@@ -138,7 +138,7 @@ def _check_extraction(python: str, folder: pathlib.Path, data: pathlib.Path) -> 
         server.asked.clear()
         server.answer = _killing(15, lambda: _worker(worker_killed))
         result, stderr = _run(python, "extract", worker_killed, *arguments, *_WORKERS)
-        assert stderr.count("a worker of the Ray cluster has died") == 1, stderr
+        assert stderr.count("a worker of the Ray cluster died") == 1, stderr
         assert (worker_killed / FILE).read_bytes() == (local / FILE).read_bytes()
         for name in expected.keys() - {"seconds", "store"}:
             assert result[name] == expected[name], name

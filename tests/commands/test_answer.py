@@ -279,7 +279,7 @@ def test_bad_data_are_one_sentence(folders, tmp_path, capsys, damage):
         ("cirag.granularities=('passage',)", "was started with cirag.granularities="),
         ("seed=1", "was started with seed=0, not 1"),
         ("reader.max_tokens=7", "was started with reader.max_tokens=6, not 7"),
-        ("data.limit=2", "was started with other passages (documents"),
+        ("data.limit=2", "was started with other passages (the documents"),
     ],
 )
 @pytest.mark.slow

@@ -281,7 +281,11 @@ def test_plan_collectives_in_loop_count_per_iteration():
         ("reader", "memory_gib=-1", "config.memory_gib=-1.0 must not be negative"),
         ("reader", "peak_share=0", "config.peak_share=0.0 must be above 0"),
         ("reader", "num_epochs=0", "config.num_epochs or config.num_steps must be above 0"),
-        ("reader", "model.spec=nobody/nothing", "the shape of model 'nobody/nothing' is not known"),
+        (
+            "reader",
+            "model.spec=nobody/nothing",
+            "the shape of model 'nobody/nothing' is not included",
+        ),
     ],
 )
 def test_plan_bad_input_is_refused(folders, component, settings, message):

@@ -103,7 +103,7 @@ def test_two_processes_answer_as_one(tmp_path, capsys, monkeypatch, command):
     assert (two / "journal.sqlite").exists()
     code, _, err = alone("answer", arguments(folders, two), capsys)
     assert code == 2, err
-    assert "two was started by 2 processes, not 1; resume it with as many" in err
+    assert "two was started by 2 processes, not 1; resume it with the same number" in err
 
 
 def test_two_processes_extract_as_one(tmp_path, capsys, monkeypatch, command):
@@ -124,7 +124,7 @@ def test_two_processes_extract_as_one(tmp_path, capsys, monkeypatch, command):
         assert len(server.asked) == 2 * asked  # no passage in both processes
         code, _, err = alone("extract", [*given, f"--workdir={places[1]}"], capsys)
         assert code == 2, err
-        assert "two was started by 2 processes, not 1; resume it with as many" in err
+        assert "two was started by 2 processes, not 1; resume it with the same number" in err
     result = json.loads(said[0].stdout)
     for name in wanted.keys() - {"seconds", "store"}:
         assert result[name] == wanted[name], name

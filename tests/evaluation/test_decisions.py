@@ -454,7 +454,7 @@ def test_command_real_model_with_and_without_adapter(tmp_path, capsys):
         },
     )
     assert result["num_trained_on"] is None  # a PEFT folder has no record
-    assert "does not say whether it was trained on some of these" in capsys.readouterr().err
+    assert "does not record whether it was trained on these" in capsys.readouterr().err
     student, base = read_rows(tmp_path)
     assert (student["system"], base["system"]) == ("student", "base")
     assert student["error"] is None is base["error"]
@@ -565,7 +565,7 @@ def test_command_scores_sentences_and_rejects_triple_student(tmp_path, monkeypat
         (peft / "adapter_config.json").write_text("{}")
         (peft / "training.json").write_text(json.dumps(output))
         with pytest.raises(
-            UserError, match=f"peft was trained on units={trained_on}, and .*/t has"
+            UserError, match=f"peft was trained on units={trained_on}, but .*/t has"
         ):
             evaluate(folder, tmp_path / "c", checkpoint=str(peft))
 

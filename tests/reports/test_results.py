@@ -214,11 +214,11 @@ def test_report_shows_difficulty(page, made, tmp_path, monkeypatch):
     [
         ("", "config.run=WORKDIR is required"),
         ("cirag cirag", "config.runs names .*cirag twice"),
-        ("x=cirag x=kirag", "two runs of the name x"),
-        ("cirag nowhere", "nowhere is no workdir of launch/answer.py"),
-        ("cirag late", "late has seed=2 where .*cirag has 1"),
-        ("cirag other", "other is a run of other questions than"),
-        ("cirag open", "open has not ended: 1 of 4 questions are left"),
+        ("x=cirag x=kirag", "two runs named x"),
+        ("cirag nowhere", "nowhere is not a workdir of launch/answer.py"),
+        ("cirag late", "late has seed=2, but .*cirag has 1"),
+        ("cirag other", "other answered different questions from"),
+        ("cirag open", "open is not complete: 1 of 4 questions remain"),
     ],
 )
 def test_report_rejects_bad_runs_without_files(made, tmp_path, specs, message):
