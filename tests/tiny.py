@@ -23,7 +23,7 @@ _CRAFTS = ("potter", "sailor", "weaver", "mason", "singer", "tanner")
 
 
 def dataset() -> Dataset:
-    """Makes two-hop questions in two splits: twelve people, their birth towns, and the patrons."""
+    """Makes two-hop questions in two splits: people, their birth towns, and the towns' patrons."""
     corpus: dict[str, Passage] = {}
     triples: dict[str, tuple[Triple, ...]] = {}
     people, towns = _NAMES[:12], _NAMES[12:]

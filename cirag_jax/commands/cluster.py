@@ -182,7 +182,7 @@ def _result_of_call(ray: Any, task: NamedTask, call: Any) -> Any:
         raise error.cause from error
     except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as error:
         raise UserError(
-            f"{_TRIES} workers of the Ray cluster died at {task.name}, most recently: "
+            f"{_TRIES} Ray workers died in {task.name}; the last error: "
             f"{one_line(str(error))[:300]}; progress is saved, run the same command to resume"
         ) from None
     if is_replacement:

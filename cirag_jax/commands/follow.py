@@ -28,8 +28,8 @@ def follow(
 ) -> dict[str, Any]:
     """Evaluates every checkpoint in the training workdir ``config.checkpoint``.
 
-    Each checkpoint is linked into ``workdir/step_N``, so that the training may delete it. The
-    outputs of ``evaluate`` are written there, too. Only the link of the best checkpoint is kept;
+    Each checkpoint is linked into ``workdir/step_N``, where it remains if the training deletes it.
+    The outputs of ``evaluate`` are written there, too. Only the link of the best checkpoint stays;
     its folder can be opened like a training workdir. By default only the trained model is
     evaluated; ``config.systems`` adds others.
 
@@ -40,7 +40,7 @@ def follow(
       config: the config of an evaluation, with ``metric``.
       workdir: ``table.md`` and ``result.json`` are written here after every checkpoint.
       evaluate: evaluates one checkpoint; takes its config and folder.
-      wait: sleeps for some seconds.
+      wait: sleeps for the given number of seconds.
 
     Returns:
       ``metric``; ``checkpoints``, each with its ``step`` and `series.figures`; ``best_step``, the

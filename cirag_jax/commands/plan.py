@@ -108,8 +108,9 @@ def rehearse(config: Config) -> RehearsedStep:
 def on_gpu(gpu: mfu.Gpu, config: Config, step: RehearsedStep, traffic: int) -> dict[str, Any]:
     """Estimates a step and the run on a kind of GPU.
 
-    The time of a step is that of its operations at ``config.peak_share`` of the peak, and of
-    reading or writing the optimiser's ``traffic`` in bytes once. Only bfloat16 has a known peak.
+    A step takes the time of its operations, at ``config.peak_share`` of the GPU's peak, plus the
+    time to move the optimizer's ``traffic`` (bytes) through memory. The peak is known for bfloat16
+    only.
     """
     memory = config.memory_gib or gpu.memory_gib
     seconds = hours = None

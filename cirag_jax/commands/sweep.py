@@ -132,7 +132,7 @@ def make_runs(config: Config, arguments: Sequence[str]) -> list[GridRun]:
         name, _, text = argument.lstrip("-").partition("=")
         field, values = name.removeprefix("config.sweep."), _VALUE.findall(text)
         if not values or ",".join(values) != text:
-            raise UserError(f"{argument}: expected values, separated by commas.")
+            raise UserError(f"{argument}: expected comma-separated values.")
         if field in grid:
             raise UserError(f"--config.sweep.{field} is set twice.")
         grid[field] = values

@@ -148,7 +148,7 @@ def matrix(
 
 
 def undefined(reason: str, **values: Any) -> Values:
-    """Returns an undefined value with its reason."""
+    """Returns a null value and the reason why it is undefined."""
     return {"value": None, "reason": reason, **values}
 
 

@@ -158,7 +158,7 @@ class WordedTemplates(Templates):
 
 
 def worth_wording(edges: Iterable[Edge]) -> set[int]:
-    """Returns the indices of the facts that can be part of a path of two or more."""
+    """Returns the indices of the facts that can be part of a path of at least two facts."""
     edges = tuple(edges)
     heads, tails = {edge.head for edge in edges}, {edge.tail for edge in edges}
     return {edge.fact for edge in edges if edge.head in tails or edge.tail in heads}

@@ -98,7 +98,7 @@ class LinkHead:
         return nnx.jit(lambda module, x_NF: module(x_NF))
 
     def score(self, features: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Returns scores ``[R]`` for each of several ``feature_RF``."""
+        """Returns an array of scores ``[R]`` for each feature matrix ``feature_RF``."""
         sizes = [len(feature_RF) for feature_RF in features]
         total = sum(sizes)
         rows = max(_LEAST_ROWS, 1 << (total - 1).bit_length())

@@ -36,9 +36,9 @@ def write_report(result: Mapping[str, Any], workdir: pathlib.Path, show: bool = 
 
 
 def table_of(result: Mapping[str, Any]) -> str:
-    """Returns a table with recall of each system in per cent, also for each fold.
+    """Returns a table of each system's recall in per cent, overall and per fold.
 
-    It has the lead of the main system with its 95 % interval.
+    It also shows the lead of the main system with its 95 % interval.
     """
     ks, main_k = _ks(result), _main_k(result)
     first = _main_system(result)
@@ -104,7 +104,7 @@ def _main_k(result: Mapping[str, Any]) -> int:
 
 
 def percent(score: Mapping[str, float] | None, bounds: bool = False) -> str:
-    """Returns a score of `significance.interval` in per cent, with ``bounds`` if true, or ""."""
+    """Formats a score in per cent, with its interval if ``bounds``; "" if it is undefined."""
     if score is None or score["value"] != score["value"]:
         return ""
     text = f"{100 * score['value']:.1f}"

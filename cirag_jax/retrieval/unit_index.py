@@ -89,10 +89,10 @@ class UnitIndex:
         return self._search.vectors(unit_N.tolist())
 
     def best(self, query_QD: np.ndarray, row_R: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Finds the best unit of each of these passages, all of which must have one.
+        """Finds, for each query, the best unit of each given passage; every passage must have one.
 
         Returns:
-          ``score_QR`` float32, inner products, and ``unit_QR``, the numbers of the units.
+          ``score_QR`` float32, inner products, and ``unit_QR``, the indices of the units.
         """
         count_R = self.counts(row_R)
         if not len(row_R):

@@ -88,8 +88,8 @@ class Record:
 class Totals:
     """Totals over all programs that a journal ever recorded, including dropped ones.
 
-    ``programs`` is the number of ended programs, ``calls`` that of calls of language models, and
-    ``usage`` is their usage by role.
+    ``programs`` counts ended programs, ``calls`` counts calls of language models, and ``usage`` is
+    the token usage of these calls by role.
     """
 
     programs: int = 0

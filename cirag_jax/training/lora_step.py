@@ -94,7 +94,7 @@ def place_batch(batch: Batch, mesh: jax.sharding.Mesh) -> Batch:
 class TrainStep:
     """The compiled step for states shaped and placed like ``state``.
 
-    Call it under ``jax.set_mesh(mesh)``. ``chunk`` is that of `cross_entropy.cross_entropy`.
+    Call it under ``jax.set_mesh(mesh)``. ``chunk`` is passed to `cross_entropy.cross_entropy`.
     ``traces`` counts compilations: one per shape of a micro-batch (``gradient``) and one each for
     summing and applying gradients (``add``, ``apply``).
     """

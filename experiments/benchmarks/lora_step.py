@@ -245,7 +245,7 @@ def torch_model(raw: dict[str, Any], config: DecoderConfig, params: Any) -> Any:
     tensors = decoder_weights.decoder_tensors(params, config, raw["model_type"])
     result = model.load_state_dict({k: torch.tensor(v) for k, v in tensors}, strict=False)
     if result.unexpected_keys or set(result.missing_keys) - {"lm_head.weight"}:
-        raise UserError(f"torch's model has other tensors than ours: {result}.")
+        raise UserError(f"the tensors of the PyTorch model differ from ours: {result}")
     model.tie_weights()
     return model
 

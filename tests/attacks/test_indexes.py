@@ -1,4 +1,4 @@
-"""Corrupt folders of indexes, which must be rejected or give a right ranking."""
+"""Corrupt folders of indexes, which must be rejected or give the right ranking."""
 
 import json
 import pathlib

@@ -157,8 +157,8 @@ def test_sweep_values_with_commas_and_special_characters(ran, tmp_path):
     [
         (["--config.sweep.optimizer.lr=1,2"], "unknown config key 'optimizer.lr'"),
         (["--config.sweep.seed=0,x"], "--config.seed=x: expected an integer"),
-        (["--config.sweep.seed=0,,1"], "expected values, separated by commas"),
-        (["--config.sweep.seed"], "expected values, separated by commas"),
+        (["--config.sweep.seed=0,,1"], "expected comma-separated values"),
+        (["--config.sweep.seed"], "expected comma-separated values"),
         (["--config.sweep.seed=0,1,0"], "seed=0 and seed=0 are the same run"),
         (["--config.sweep.temperature=0.1,1e-1"], "=0.1 and temperature=1e-1 are the same run"),
         (["--config.sweep.seed=0", "--config.sweep.seed=1"], "set twice"),

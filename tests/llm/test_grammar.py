@@ -1,4 +1,4 @@
-"""Masks under a JSON schema, which must allow valid texts only."""
+"""Token masks for JSON schemas, which must allow only valid texts."""
 
 import json
 

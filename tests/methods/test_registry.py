@@ -19,7 +19,7 @@ class Settings:
 
 def program(question, config):
     yield
-    raise AssertionError("never started")
+    raise AssertionError("must not be started")
 
 
 @pytest.fixture

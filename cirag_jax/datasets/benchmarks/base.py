@@ -70,7 +70,7 @@ class OfficialBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             yield index, {"record": msgspec.json.encode(record).decode()}
 
     def check(self, place: str, record: Any) -> None:
-        """Validates what the types of a record do not express."""
+        """Checks constraints that the types of a record cannot express."""
 
     @classmethod
     def convert(cls, record: Any, split: str, setting: str) -> "Converted":
@@ -151,7 +151,8 @@ def to_dataset(builder: OfficialBuilder) -> Dataset:
     A passage is identified by its title and text, so questions share equal passages. If questions
     may share an id (the answerable and the unanswerable twins of MuSiQue-Full), the later one gets
     ``__2``. A question without an id gets ``<split>_<number>``, from 0. All passages of the split
-    `ARTICLES` are included; without that split, ``supporting`` that names one of them is None.
+    `ARTICLES` are included. Without that split, a question whose gold passages are articles gets
+    ``supporting=None``.
     """
     config = builder.builder_config.name  # pyright: ignore[reportOptionalMemberAccess]
     built = [split for split in builder.FILES[config] if split in builder.info.splits]

@@ -209,7 +209,7 @@ class _Open:
         self.has_colon = False
 
     def add(self, item: Any) -> bool:
-        """Adds an element; returns False if an element is lost."""
+        """Adds an element; returns False if this drops it or an earlier key."""
         if isinstance(self.value, list):
             self.value.append(item)
             return True

@@ -77,8 +77,8 @@ def save_encoder_adapter(
         tensors[f"{module}.lora_A.weight"] = (root_R[:, None] * v_RI[:rank]).astype(np.float16)
         tensors[f"{module}.lora_B.weight"] = (u_OR[:, :rank] * root_R).astype(np.float16)
     targets = _LINEAR.pattern.removesuffix(r"\.weight")
-    described = peft_format.config_json(base_model_name, rank, rank, targets, _TASK)
-    peft_format.write_adapter(folder, tensors, described, training)
+    adapter_config = peft_format.config_json(base_model_name, rank, rank, targets, _TASK)
+    peft_format.write_adapter(folder, tensors, adapter_config, training)
     return kept / whole if whole else 1.0
 
 

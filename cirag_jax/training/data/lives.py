@@ -77,7 +77,7 @@ def _question(
 ) -> Question | None:
     """Returns a question about a passage that ``first`` links to.
 
-    Returns None if ``first`` has no links, or if it is itself the answer.
+    Returns None if ``first`` has no links or is itself the answer.
     """
     links = [fact for fact in first.facts if fact.tail in by_title]
     if not links:

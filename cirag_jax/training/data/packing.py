@@ -110,7 +110,7 @@ def make_plan(
       max_tokens: maximum number of real tokens unless 0. There is always one step.
     """
     if not examples:
-        raise ValueError("there are no examples to plan")
+        raise ValueError("there are no examples to pack")
     lengths = [len(example.tokens_T) for example in examples]
     # The first token of an example is not a target.
     targets = [int(np.count_nonzero(example.weight_T[1:])) for example in examples]

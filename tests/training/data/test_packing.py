@@ -83,7 +83,7 @@ def test_plan_ends_with_epochs_steps_or_tokens():
         cut = packing.make_plan(examples, PACKED, 0, num_epochs=9, max_tokens=budget)
         assert cut.steps == whole.steps[:2] and sum(cut.tokens) <= budget
     assert len(packing.make_plan(examples, PACKED, 0, max_tokens=1).steps) == 1
-    with pytest.raises(ValueError, match="no examples to plan"):
+    with pytest.raises(ValueError, match="no examples to pack"):
         packing.make_plan([], PACKED, 0)
 
 

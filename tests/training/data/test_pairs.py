@@ -169,8 +169,8 @@ def test_pairs_of_step_draws_order_once_per_epoch(monkeypatch):
     assert [seed for seed in drawn if len(seed) == 2] == [(77, 0), (77, 1)]
 
 
-def test_pairs_of_step_gold_passage_is_no_easy_negative():
-    """The passage is a positive of a sub-question or of another question in the step."""
+def test_pairs_of_step_gold_passage_is_not_an_easy_negative():
+    """The passage is a positive for a sub-question or for another question in the step."""
     dataset = _musique()
     question = dataclasses.replace(dataset.questions[0], context=("a", "b"))
     other = dataclasses.replace(
