@@ -78,8 +78,8 @@ def main() -> None:
         vectors_ND = rng.standard_normal((options.rows, options.dim), dtype=np.float32)
         rows = compare(vectors_ND, query_QD, options)
     else:
-        part = rng.standard_normal((min(options.rows, 65536), options.dim), dtype=np.float32)
-        rows = bandwidth(Repeated(part, options.rows), query_QD, options)
+        block_RD = rng.standard_normal((min(options.rows, 65536), options.dim), dtype=np.float32)
+        rows = bandwidth(Repeated(block_RD, options.rows), query_QD, options)
     for row in rows:
         print(json.dumps(row))
     _print_table(rows)
