@@ -79,7 +79,6 @@ import json
 import os
 import pathlib
 import resource
-import statistics
 import subprocess
 import sys
 import time
@@ -320,12 +319,8 @@ def _products(config: Any, params: Any, rows: int) -> float:
         return jax.lax.fori_loop(0, 16, body, x_BD)
 
     x_BD = jnp.zeros((rows, config.d_model), config.dtype)
-    seconds = []
-    for _ in range(6):
-        start = time.perf_counter()
-        run(params, x_BD).block_until_ready()
-        seconds.append((time.perf_counter() - start) / 16)
-    return statistics.median(seconds[1:])
+    sides = {"products": lambda: run(params, x_BD).block_until_ready()}
+    return alternately(sides, 5)["products"].wall / 16
 
 
 def decode_alone(rows: int = 16) -> list[dict[str, Any]]:

@@ -31,9 +31,7 @@ import json
 import math
 import pathlib
 import resource
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -203,13 +201,7 @@ def _faiss(vectors_ND: np.ndarray) -> Any:
 
 
 def _median(call: Callable[[], Any], repeats: int) -> float:
-    call()
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
+    return measure.alternately({"call": call}, repeats)["call"].wall
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:

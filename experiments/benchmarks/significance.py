@@ -24,9 +24,7 @@ import itertools
 import json
 import pathlib
 import sys
-import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -35,6 +33,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from cirag_jax.evaluation.overlap import Ratio, mean_of
 from cirag_jax.evaluation.significance import pairwise
+from experiments.benchmarks.measure import time_call
 
 _LIMIT_SECONDS = 10.0  # per score
 
@@ -73,13 +72,6 @@ def by_question(scores: Sequence[Ratio], samples: int) -> None:
         np.mean(np.abs(signed) >= abs(d_Q.mean()))
 
 
-def seconds(call: Callable[[], Any]) -> tuple[float, float]:
-    """Returns the wall and processor seconds of a call."""
-    wall, processor = time.perf_counter(), time.process_time()
-    call()
-    return time.perf_counter() - wall, time.process_time() - processor
-
-
 def main() -> None:
     """Prints one JSON object per score; exits with 1 if one takes too long."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -87,18 +79,18 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=10_000)
     options = parser.parse_args()
     their_samples = max(options.samples // 100, 1)
-    slowest = 0.0
+    slowest, scale = 0.0, options.samples / their_samples
     for name, scores in cases(options.predictions).items():
         systems = {str(number): score for number, score in enumerate(scores)}
-        wall, processor = seconds(lambda systems=systems: pairwise(systems, options.samples))
-        _, theirs = seconds(lambda scores=scores: by_question(scores, their_samples))
-        slowest = max(slowest, wall)
+        ours = time_call(lambda systems=systems: pairwise(systems, options.samples))
+        theirs = time_call(lambda scores=scores: by_question(scores, their_samples))
+        slowest = max(slowest, ours.wall)
         row = {
             "score": name,
             "kinds": len(np.unique([score.top_Q for score in scores], axis=1).T),
-            "ours_seconds": round(wall, 2),
-            "ours_processor_seconds": round(processor, 2),
-            "theirs_processor_seconds": round(theirs * options.samples / their_samples, 1),
+            "ours_seconds": round(ours.wall, 2),
+            "ours_processor_seconds": round(ours.processor, 2),
+            "theirs_processor_seconds": round(theirs.processor * scale, 1),
         }
         print(json.dumps(row), flush=True)
     sys.exit(slowest > _LIMIT_SECONDS)
