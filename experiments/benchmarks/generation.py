@@ -79,7 +79,6 @@ import json
 import os
 import pathlib
 import resource
-import statistics
 import subprocess
 import sys
 import time
@@ -96,12 +95,12 @@ FILE = pathlib.Path(__file__).with_name("generation_workload.jsonl")
 MAX_TOKENS = 64
 
 
-def load_conversations() -> list[tuple[str, list[Message]]]:
-    rows = [json.loads(line) for line in FILE.read_text("utf-8").splitlines()]
-    return [(row["id"], [Message(**m) for m in row["messages"]]) for row in rows]
+def load_conversations() -> list[list[Message]]:
+    rows = map(json.loads, FILE.read_text("utf-8").splitlines())
+    return [[Message(**message) for message in row["messages"]] for row in rows]
 
 
-def request(messages: Sequence[Message], step: int, max_tokens: int) -> Generate:
+def step_request(messages: Sequence[Message], step: int, max_tokens: int) -> Generate:
     """Returns the prompt of a step, which includes all earlier turns."""
     return Generate(tuple(messages[: 2 + 2 * step]), max_tokens=max_tokens)
 
@@ -109,28 +108,28 @@ def request(messages: Sequence[Message], step: int, max_tokens: int) -> Generate
 def workload(task: str, max_tokens: int = MAX_TOKENS) -> list[list[Generate]]:
     """Returns groups of requests; each group is answered together, after the previous one."""
     conversations = load_conversations()
-    mixed = [request(m, i % 2, max_tokens) for i, (_, m) in enumerate(conversations)]
+    mixed = [step_request(m, i % 2, max_tokens) for i, m in enumerate(conversations)]
     if task == "one by one":
         return [[prompt] for prompt in mixed[:4]]
     count = int(task.split()[0])
-    if task.endswith("turns"):
-        chosen = conversations[:count]
-        return [[request(m, step, max_tokens) for _, m in chosen] for step in range(3)]
-    return [mixed[:count]]
+    if not task.endswith("turns"):
+        return [mixed[:count]]
+    return [[step_request(m, i, max_tokens) for m in conversations[:count]] for i in range(3)]
 
 
 def warm_up(task: str) -> list[list[Generate]]:
     """Returns prompts that need every program of the task."""
-    _, messages = load_conversations()[-1]
+    messages = load_conversations()[-1]
     steps = (0, 2) if task.endswith("turns") else (0,)
-    return [[request(messages, step, 2)] for step in steps]
+    return [[step_request(messages, step, 2)] for step in steps]
 
 
+# A function from requests to texts, and one that clears the cache.
 Side = tuple[Callable[..., list[str]], Callable[[], None]]
 
 
-def open_ours(task: str, model: str, reuse: bool, dtype: Any = "float32") -> Side:
-    """Returns a function from requests to texts, and one that clears the cache."""
+def open_engine(task: str, model: str, reuse: bool, dtype: Any = "float32") -> Side:
+    """Returns our engine as a side."""
     from cirag_jax.llm.engine.engine import Engine
     from cirag_jax.llm.engine.shapes import EngineConfig
 
@@ -143,7 +142,7 @@ def open_ours(task: str, model: str, reuse: bool, dtype: Any = "float32") -> Sid
 
 
 def open_server(task: str, model: str, url: str) -> Side:
-    """Opens a llama.cpp server, whose cache is not cleared."""
+    """Returns a llama.cpp server as a side, whose cache is not cleared."""
     from cirag_jax.commands.backends import open_backend
     from configs import common
 
@@ -154,7 +153,7 @@ def open_server(task: str, model: str, url: str) -> Side:
 
 
 def counting(backend: Any) -> Callable[..., list[str]]:
-    """Returns a function from requests to texts that counts tokens."""
+    """Returns a function from requests to texts, which counts tokens in its attributes."""
 
     def generate(requests: Sequence[Generate]) -> list[str]:
         responses = backend.generate(requests)
@@ -168,8 +167,8 @@ def counting(backend: Any) -> Callable[..., list[str]]:
     return generate
 
 
-def open_theirs(task: str, model: str) -> Side:
-    """Opens ``transformers.generate``."""
+def open_transformers(task: str, model: str) -> Side:
+    """Returns ``transformers.generate`` as a side."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -178,7 +177,7 @@ def open_theirs(task: str, model: str) -> Side:
 
     del task
     file = resolve_decoder(model)
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
+    decoder: Any = AutoModelForCausalLM.from_pretrained(
         str(file.parent), gguf_file=file.name, dtype=torch.float32
     ).eval()
     tokenizer = ChatTokenizer.load(file)
@@ -193,7 +192,7 @@ def open_theirs(task: str, model: str) -> Side:
             ids[i, longest - len(prompt) :] = torch.tensor(prompt)
             mask[i, longest - len(prompt) :] = 1
         with torch.inference_mode():
-            out = loaded.generate(
+            out = decoder.generate(
                 ids,
                 attention_mask=mask,
                 max_new_tokens=requests[0].max_tokens,
@@ -215,10 +214,10 @@ def open_theirs(task: str, model: str) -> Side:
 def sides(server: str | None) -> dict[str, Callable[..., Side]]:
     """Returns the compared sides; the first is the reference."""
     local: dict[str, Callable[..., Side]] = {
-        "transformers": open_theirs,
-        "ours": functools.partial(open_ours, reuse=False),
-        "ours, bf16": functools.partial(open_ours, reuse=False, dtype="bfloat16"),
-        "ours, reuse": functools.partial(open_ours, reuse=True),
+        "transformers": open_transformers,
+        "ours": functools.partial(open_engine, reuse=False),
+        "ours, bf16": functools.partial(open_engine, reuse=False, dtype="bfloat16"),
+        "ours, reuse": functools.partial(open_engine, reuse=True),
     }
     return {**local, "server": functools.partial(open_server, url=server)} if server else local
 
@@ -253,7 +252,7 @@ def measure(task: str, side: str, model: str, server: str | None) -> dict[str, A
     }
 
 
-def in_process(*arguments: str) -> dict[str, Any]:
+def run_worker(*arguments: str) -> dict[str, Any]:
     """Returns the result of this script with ``--worker`` and ``arguments``."""
     environment = {**os.environ, "CIRAG_JAX_CACHE": "0", "TOKENIZERS_PARALLELISM": "false"}
     command = [sys.executable, __file__, "--worker", *arguments]
@@ -264,7 +263,7 @@ def in_process(*arguments: str) -> dict[str, Any]:
 def compare(
     tasks: Sequence[str], model: str, server: str | None, selected: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Measures the selected sides on all tasks relative to the first; prints rows at once."""
+    """Measures the selected sides on all tasks relative to the first; prints each row at once."""
     rows = []
     names = [side for side in sides(server) if not selected or side in selected]
     print(f"{'task':14} {'side':13} {'s':>7} {'tok/s':>7} {'times':>6} {'cpu':>6}", end=" ")
@@ -273,7 +272,7 @@ def compare(
         reference: dict[str, Any] = {}
         arguments = (f"--model={model}", *([f"--server={server}"] if server else ()))
         for side in names:
-            result = in_process(task, side, *arguments)
+            result = run_worker(task, side, *arguments)
             reference = reference or result
             differ = sum(a != b for a, b in zip(result["texts"], reference["texts"], strict=True))
             row = {
@@ -320,12 +319,8 @@ def _products(config: Any, params: Any, rows: int) -> float:
         return jax.lax.fori_loop(0, 16, body, x_BD)
 
     x_BD = jnp.zeros((rows, config.d_model), config.dtype)
-    seconds = []
-    for _ in range(6):
-        start = time.perf_counter()
-        run(params, x_BD).block_until_ready()
-        seconds.append((time.perf_counter() - start) / 16)
-    return statistics.median(seconds[1:])
+    sides = {"products": lambda: run(params, x_BD).block_until_ready()}
+    return alternately(sides, 5)["products"].wall / 16
 
 
 def decode_alone(rows: int = 16) -> list[dict[str, Any]]:
@@ -334,12 +329,12 @@ def decode_alone(rows: int = 16) -> list[dict[str, Any]]:
     from cirag_jax.models.io.pretrained_decoder import load_decoder
     from experiments.benchmarks.decoding import decode_step
 
-    loaded = load_decoder(dtype="float32")
-    params = decoder_params.unstack_layers(decoder_params.to_params(loaded.state))
-    limit = _products(loaded.config, params, rows)
+    model = load_decoder(dtype="float32")
+    params = decoder_params.unstack_layers(decoder_params.to_params(model.state))
+    limit = _products(model.config, params, rows)
     results = []
     for cached in (100, 480, 990):
-        step = decode_step(loaded.config, params, rows, 2048, cached)
+        step = decode_step(model.config, params, rows, 2048, cached)
         results.append(
             {
                 "task": "decode alone",
@@ -361,7 +356,7 @@ def scores(choices: int = 31) -> list[dict[str, Any]]:
     from cirag_jax.llm.types import Score
 
     engine = Engine.open(dtype="float32", options=EngineConfig.for_platform(prefix_tokens=4096))
-    messages = request(load_conversations()[0][1], 0, 0).messages
+    messages = step_request(load_conversations()[0], 0, 0).messages
     texts = tuple(f" {number}\n" for number in range(1, choices)) + (" none\n",)
     requests_by_name = {
         "together": [Score(messages, texts)],
@@ -369,25 +364,22 @@ def scores(choices: int = 31) -> list[dict[str, Any]]:
         "one by one": [Score(messages, (text,)) for text in texts],
     }
 
-    def side(requests: Sequence[Score]) -> Callable[[], None]:
-        def run() -> None:
-            engine.forget()
-            engine.score(requests)
+    def score(requests: Sequence[Score]) -> None:
+        engine.forget()
+        engine.score(requests)
 
-        return run
-
-    seconds = alternately({name: side(requests) for name, requests in requests_by_name.items()}, 3)
+    sides = {name: functools.partial(score, group) for name, group in requests_by_name.items()}
+    seconds = alternately(sides, 3)
     rows = []
+    together = seconds["together"]
     for name, measured in seconds.items():
         row = {
             "task": "scores",
             "side": name,
             "prompt_tokens": len(engine.tokenizer.encode_prompt(messages)),
             "seconds": round(measured.wall, 3),
-            "times_together": round(measured.wall / seconds["together"].wall, 2),
-            "times_together_processor": round(
-                measured.processor / seconds["together"].processor, 2
-            ),
+            "times_together": round(measured.wall / together.wall, 2),
+            "times_together_processor": round(measured.processor / together.processor, 2),
         }
         rows.append(row)
         print(row, flush=True)
@@ -408,11 +400,11 @@ def main() -> None:
         task, side = args.worker
         print(json.dumps(measure(task, side, args.model, args.server)))
         return
-    chosen = args.only or (*tasks, "decode alone", "scores")
-    rows = compare([task for task in tasks if task in chosen], args.model, args.server, args.sides)
-    if "decode alone" in chosen:
+    selected = args.only or (*tasks, "decode alone", "scores")
+    rows = compare([t for t in tasks if t in selected], args.model, args.server, args.sides)
+    if "decode alone" in selected:
         rows += decode_alone()
-    if "scores" in chosen:
+    if "scores" in selected:
         rows += scores()
     print(json.dumps({"rows": rows}))
 

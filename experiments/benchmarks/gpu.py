@@ -143,20 +143,15 @@ def summary(parts: dict[str, Any]) -> Iterator[tuple[str, ...]]:
             yield part, "failed", result["failed"], "", ""
             continue
         rows = result["rows"]
-        named = rows.items() if isinstance(rows, dict) else ((_name(row), row) for row in rows)
-        for name, row in named:
+        named_rows = rows.items() if isinstance(rows, dict) else ((_name(row), row) for row in rows)
+        for name, row in named_rows:
             if "not measured" in row:
                 yield part, name, "not measured", row["not measured"], ""
                 continue
             key = "utilisation" if part == "decoding" else "share_of_bandwidth"
             share = row.get("mfu", row.get(key))
-            yield (
-                part,
-                name,
-                _figure(row),
-                "" if share is None else f"{share:.1%}",
-                _goal(part, name),
-            )
+            percent = "" if share is None else f"{share:.1%}"
+            yield part, name, _figure(row), percent, _goal(part, name)
 
 
 def _name(row: dict[str, Any]) -> str:
@@ -173,8 +168,8 @@ def _figure(row: dict[str, Any]) -> str:
 def _goal(part: str, name: str) -> str:
     if any(other in name for other in OTHERS):
         return ""
-    goals = (goal for begin, goal in GOALS[part].items() if name.startswith(begin))
-    return next((f"{goal:.0%}" for goal in goals), "")
+    goals = (f"{goal:.0%}" for prefix, goal in GOALS[part].items() if name.startswith(prefix))
+    return next(goals, "")
 
 
 def main() -> int:

@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=2)
     options = parser.parse_args()
-    print(json.dumps(measured(options), indent=2))
+    print(json.dumps(compare(options), indent=2))
 
 
 class _Embedder:
@@ -77,49 +77,48 @@ class _Embedder:
         return encoder.encode(texts, kind, progress)
 
 
-def measured(options: Any) -> dict[str, Any]:
+def compare(options: Any) -> dict[str, Any]:
     """Returns the seconds of indexing and of both searches."""
     head = require_link_head(options.checkpoint)
     config = common.data(split="", units=head.units)
-    sets = []
+    datasets = []
     for config.dir in options.data or [None]:
-        sets.append(load.load_dataset(config))
-    dataset = sets[0]
-    questions = dataset.questions[: options.questions]
-    found = [(one, passage) for one in sets for passage in one.corpus.values()][: options.passages]
-    passages = tuple(passage for _, passage in found)
-    texts = [[unit.text for unit in units_of(one, p.id, head.units)] for one, p in found]
+        datasets.append(load.load_dataset(config))
+    questions = datasets[0].questions[: options.questions]
+    sources = [(d, passage) for d in datasets for passage in d.corpus.values()][: options.passages]
+    passages = tuple(passage for _, passage in sources)
+    texts = [[unit.text for unit in units_of(d, p.id, head.units)] for d, p in sources]
     encoder, _ = open_encoder(options.checkpoint)
-    units = _Embedder(FlaxEncoder(encoder, query_max_length=256, passage_max_length=128))
-    seconds = {}
-    began = time.monotonic()
-    UnitIndex(texts, units)
-    seconds["embedding"] = time.monotonic() - began
-    began = time.monotonic()
-    index = LinkedIndex(passages, texts, units, head, head.units, steps=options.steps)
-    seconds["links and words"] = time.monotonic() - began
+    embedder = _Embedder(FlaxEncoder(encoder, query_max_length=256, passage_max_length=128))
+    start = time.monotonic()
+    unit_index = UnitIndex(texts, embedder)
+    embedded = time.monotonic()
+    index = LinkedIndex(passages, texts, embedder, head, head.units, steps=options.steps)
+    linked = time.monotonic()
 
-    def linked() -> None:
-        units.forget_queries()
+    def search_linked() -> None:
+        embedder.forget_queries()
         index.search([question.question for question in questions], 10)
 
-    search = UnitIndex(texts, units).search
-
-    def alone() -> None:
-        units.forget_queries()
+    def search_aligner() -> None:
+        embedder.forget_queries()
         settings = KiragConfig(
             max_steps=options.steps, num_candidates=0, units=head.units, use_constructor=False,
             accumulate=True, ranking="chain", reader="nothing",
         )  # fmt: skip
-        iterate(questions, dataset, Corpus("all", passages, None), search, units, settings)
+        corpus = Corpus("all", passages, None)
+        iterate(questions, datasets[0], corpus, unit_index.search, embedder, settings)
 
-    timed = measure.alternately({"ours": linked, "theirs": alone}, options.repeats)
+    sides = {"ours": search_linked, "theirs": search_aligner}
     return {
         "questions": len(questions),
         "passages": len(passages),
         "units": sum(map(len, texts)),
-        "seconds": {name: round(value, 1) for name, value in seconds.items()},
-        "searching": measure.row(timed),  # theirs: the aligner alone
+        "seconds": {
+            "embedding": round(embedded - start, 1),
+            "links and words": round(linked - embedded, 1),
+        },
+        "searching": measure.row(measure.alternately(sides, options.repeats)),
         "GiB": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 1),
     }
 

@@ -73,7 +73,7 @@ class Corpus(NamedTuple):
     first: list[list[int]]
 
 
-def corpus(folders: Sequence[str], size: int, count: int, rng: np.random.Generator) -> Corpus:
+def make_corpus(folders: Sequence[str], size: int, count: int, rng: np.random.Generator) -> Corpus:
     """Creates a corpus of ``size`` passages, and ``count`` questions of random copies."""
     real, questions = [], []
     for folder in folders or [""]:
@@ -82,8 +82,8 @@ def corpus(folders: Sequence[str], size: int, count: int, rng: np.random.Generat
         dataset = load.load_dataset(config)
         row = {passage: len(real) + at for at, passage in enumerate(dataset.corpus)}
         real += dataset.corpus.values()
-        for asking in dataset.questions:
-            questions.append((asking.question, [row[p] for p in (asking.context or ())[:5]]))
+        for question in dataset.questions:
+            questions.append((question.question, [row[p] for p in (question.context or ())[:5]]))
     titles = TitleIndex(real)
 
     def marked(text: str) -> str:
@@ -93,27 +93,26 @@ def corpus(folders: Sequence[str], size: int, count: int, rng: np.random.Generat
         forms = "|".join(r"\W+".join(words) for words in names if words)
         return re.sub(rf"\b({forms})\b", rf"\1{_MARKER}", text, flags=re.I) if forms else text
 
-    made = [
-        Passage(
-            "x", passage.title.replace(plain := _plain(passage.title), plain + _MARKER, 1), text
-        )
-        for passage, text in zip(real, (marked(passage.text) for passage in real), strict=True)
-    ]
-    words = ["", *itertools.islice(_words(), size // len(made))]
-    copies = ((word, passage) for word in words for passage in made)
+    templates = []
+    for passage in real:
+        name = _plain(passage.title)
+        title = passage.title.replace(name, name + _MARKER, 1)
+        templates.append(Passage("x", title, marked(passage.text)))
+    words = ["", *itertools.islice(_words(), size // len(templates))]
+    copies = ((word, passage) for word in words for passage in templates)
     passages = [
         Passage(str(row), _filled(passage.title, word), _filled(passage.text, word))
         for row, (word, passage) in enumerate(itertools.islice(copies, size))
     ]
     row_N = rng.permutation(size)
     shuffled = [passages[row] for row in row_N.tolist()]
-    place_N = np.argsort(row_N)
+    position_N = np.argsort(row_N)
     texts, first = [], []
     for question, pool in itertools.islice(itertools.cycle(questions), count):
         copy = rng.integers(len(words))
-        rows = [row for row in (copy * len(made) + at for at in pool) if row < size]
+        rows = [row for row in (copy * len(templates) + at for at in pool) if row < size]
         texts.append(_filled(marked(question), words[copy]))
-        first.append(place_N[rows].tolist() if rows else rng.integers(size, size=5).tolist())
+        first.append(position_N[rows].tolist() if rows else rng.integers(size, size=5).tolist())
     return Corpus(shuffled, texts, first)
 
 
@@ -132,7 +131,7 @@ def _filled(text: str, word: str) -> str:
     return text.replace(_MARKER, f" {word}" if word else "")
 
 
-def measured(options: Any) -> dict[str, Any]:
+def measure(options: Any) -> dict[str, Any]:
     """Returns wall and processor seconds of each phase, numbers of links, and memory."""
     spec = importlib.util.spec_from_file_location("measured_links", options.worker)
     assert spec and spec.loader
@@ -140,7 +139,7 @@ def measured(options: Any) -> dict[str, Any]:
     sys.modules[spec.name] = links  # required by its dataclasses
     spec.loader.exec_module(links)
     size = options.passages[0]
-    made = corpus(options.data, size, options.questions, np.random.default_rng(0))
+    corpus = make_corpus(options.data, size, options.questions, np.random.default_rng(0))
     clock = [(time.perf_counter(), time.process_time())]
     before = _peak()
 
@@ -149,23 +148,23 @@ def measured(options: Any) -> dict[str, Any]:
 
     transitions, results = links.transitions, []
 
-    def timed(*arguments: Any) -> Any:
+    def timed_transitions(*arguments: Any) -> Any:
         lap()
         results.append(transitions(*arguments))
         lap()
         return results[0]
 
-    links.transitions = timed
-    titles = links.TitleIndex(made.passages)
+    links.transitions = timed_transitions
+    titles = links.TitleIndex(corpus.passages)
     lap()
-    walk = links.LinkWalk(made.passages, titles=titles)
-    rows = walk.search(made.questions, made.first, 10)
+    walk = links.LinkWalk(corpus.passages, titles=titles)
+    rows = walk.search(corpus.questions, corpus.first, 10)
     lap()
     wall_P, processor_P = np.diff(np.array(clock), axis=0).T
     return {
         "links": options.worker,
         "passages": size,
-        "titles": len({passage.title for passage in made.passages}),
+        "titles": len({passage.title for passage in corpus.passages}),
         "questions": options.questions,
         "steps_per_passage": round(results[0].nnz / size, 2),
         "wall_seconds": dict(zip(_MEASURES, wall_P.round(2).tolist(), strict=True)),
@@ -193,7 +192,7 @@ def main() -> None:
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        print(json.dumps(measured(options)))
+        print(json.dumps(measure(options)))
         return
     peaks = []
     for size, code in itertools.product(options.passages, [str(_CODE), *options.links]):

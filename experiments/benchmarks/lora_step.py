@@ -114,7 +114,7 @@ SMOLLM2: dict[str, Any] = {
 }
 
 
-class Work(NamedTuple):
+class StepData(NamedTuple):
     """The data of a step.
 
     Attributes:
@@ -128,7 +128,7 @@ class Work(NamedTuple):
     tokens: int
 
 
-def make_work(flags: argparse.Namespace, vocab_size: int) -> Work:
+def make_data(flags: argparse.Namespace, vocab_size: int) -> StepData:
     """Returns random tokens or conversations, which are the same on both sides."""
     if flags.trajectories:
         return conversations(flags)
@@ -137,10 +137,10 @@ def make_work(flags: argparse.Namespace, vocab_size: int) -> Work:
     mask_BT = np.ones(shape, bool)
     mask_BT[:, -1] = False
     batch = lora_step.Batch(tokens_BT, np.roll(tokens_BT, -1, 1), mask_BT)
-    return Work([batch], [(tokens_BT, tokens_BT)], tokens_BT.size)
+    return StepData([batch], [(tokens_BT, tokens_BT)], tokens_BT.size)
 
 
-def conversations(flags: argparse.Namespace) -> Work:
+def conversations(flags: argparse.Namespace) -> StepData:
     """Returns the first conversations of ``flags.trajectories``."""
     tokenizer = ChatTokenizer.load(resolve_decoder(flags.model))
     selected = trajectories_lib.read_trajectories(flags.trajectories)[: flags.examples]
@@ -158,13 +158,13 @@ def conversations(flags: argparse.Namespace) -> Work:
         (e.tokens_T[None], np.where(e.weight_T > 0, e.tokens_T, -100).astype(np.int64)[None])
         for e in examples
     ]
-    return Work([p.batch for p in pieces], rows, sum(len(e.tokens_T) for e in examples))
+    return StepData([p.batch for p in pieces], rows, sum(len(e.tokens_T) for e in examples))
 
 
 class Ours:
     """Our step on fixed micro-batches."""
 
-    def __init__(self, config: DecoderConfig, params: Any, work: Work, flags: Any):
+    def __init__(self, config: DecoderConfig, params: Any, data: StepData, flags: Any):
         self.config = config
         self.lora = LoraConfig(rank=flags.rank, alpha=2.0 * flags.rank)
         self.mesh = sharding.make_mesh(devices=jax.devices()[:1])
@@ -175,10 +175,10 @@ class Ours:
         self.step = lora_step.TrainStep(
             config, self.lora, tx, self.state, self.mesh, chunk=flags.chunk
         )
-        self.batches = [lora_step.place_batch(batch, self.mesh) for batch in work.batches]
+        self.batches = [lora_step.place_batch(batch, self.mesh) for batch in data.batches]
 
     def __call__(self) -> float:
-        """One step; its loss."""
+        """Runs one step, and returns its loss."""
         with jax.set_mesh(self.mesh):
             self.state, metrics = self.step(self.state, self.params, self.batches)
             jax.block_until_ready(self.state)
@@ -188,7 +188,7 @@ class Ours:
 class Theirs:
     """PEFT's step on the same conversations, starting from the adapter in ``folder``."""
 
-    def __init__(self, model: Any, folder: str, work: Work):
+    def __init__(self, model: Any, folder: str, data: StepData):
         import peft
         import torch
 
@@ -198,11 +198,11 @@ class Theirs:
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(self.trained, lr=RATE, weight_decay=DECAY)
         as_tensor = functools.partial(torch.tensor, dtype=torch.int64, device=self.model.device)
-        self.rows = [(as_tensor(tokens), as_tensor(labels)) for tokens, labels in work.rows]
-        self.count = sum(int((labels[:, 1:] != -100).sum()) for _, labels in work.rows)
+        self.rows = [(as_tensor(tokens), as_tensor(labels)) for tokens, labels in data.rows]
+        self.count = sum(int((labels[:, 1:] != -100).sum()) for _, labels in data.rows)
 
     def __call__(self) -> float:
-        """One step; its loss."""
+        """Runs one step, and returns its loss."""
         import torch
 
         self.optimizer.zero_grad()
@@ -281,21 +281,21 @@ def compare(flags: argparse.Namespace) -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(cores)
     raw, config, params = open_base(flags)
-    work = make_work(flags, config.vocab_size)
-    ours = Ours(config, params, work, flags)
+    data = make_data(flags, config.vocab_size)
+    ours = Ours(config, params, data, flags)
     with save_adapter_of(ours) as folder:
-        theirs = Theirs(torch_model(raw, config, params), folder, work)
+        theirs = Theirs(torch_model(raw, config, params), folder, data)
     compiling = CompileSeconds()
     losses = [ours(), theirs(), ours(), theirs()]
-    for mine, other in (losses[:2], losses[2:]):
-        if abs(mine - other) > 1e-4 * abs(other):
-            raise UserError(f"losses {losses} differ, so the sides do not take the same step.")
+    for our_loss, their_loss in (losses[:2], losses[2:]):
+        if abs(our_loss - their_loss) > 1e-4 * abs(their_loss):
+            raise UserError(f"losses {losses} differ, so the sides do not take the same step")
     seconds = alternately({"ours": ours, "theirs": theirs}, flags.repeats)
     memory = {} if flags.no_memory else {side: _peak_of(side, flags) for side in ("ours", "theirs")}
     step = row(
         seconds,
-        ours_tokens_per_second=round(work.tokens / seconds["ours"].wall, 1),
-        theirs_tokens_per_second=round(work.tokens / seconds["theirs"].wall, 1),
+        ours_tokens_per_second=round(data.tokens / seconds["ours"].wall, 1),
+        theirs_tokens_per_second=round(data.tokens / seconds["theirs"].wall, 1),
         compile_seconds=round(compiling.seconds, 1),
         losses=[round(value, 5) for value in losses],
         **{f"{side}_peak_gib": value for side, value in memory.items()},
@@ -304,7 +304,7 @@ def compare(flags: argparse.Namespace) -> dict[str, Any]:
         "mode": "compare",
         "model": "random" if flags.random else flags.model,
         "rank": flags.rank,
-        **shape_of(work),
+        **shape_of(data),
         "remat": flags.remat,
         "cores": cores,
         "load": round(os.getloadavg()[0], 1),
@@ -315,12 +315,12 @@ def compare(flags: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def shape_of(work: Work) -> dict[str, Any]:
+def shape_of(data: StepData) -> dict[str, Any]:
     """Returns the size of the data."""
     return {
-        "tokens": work.tokens,
-        "batches": [list(batch.tokens_BT.shape) for batch in work.batches],
-        "forward_passes_of_theirs": len(work.rows),
+        "tokens": data.tokens,
+        "batches": [list(batch.tokens_BT.shape) for batch in data.batches],
+        "forward_passes_of_theirs": len(data.rows),
     }
 
 
@@ -339,10 +339,10 @@ def one_side(flags: argparse.Namespace) -> dict[str, Any]:
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     raw, config, params = open_base(flags)
-    work = make_work(flags, config.vocab_size)
+    data = make_data(flags, config.vocab_size)
     step: Callable[[], float]
     if flags.side == "ours":
-        step = Ours(config, params, work, flags)
+        step = Ours(config, params, data, flags)
     else:
         state = lora.init_adapter(config, LoraConfig(rank=flags.rank, alpha=2.0 * flags.rank))
         with tempfile.TemporaryDirectory() as folder:
@@ -350,7 +350,7 @@ def one_side(flags: argparse.Namespace) -> dict[str, Any]:
             model = torch_model(raw, config, params)
             del params, state
             gc.collect()
-            step = Theirs(model, folder, work)
+            step = Theirs(model, folder, data)
     _reset_peak()
     step()
     step()
@@ -385,22 +385,22 @@ def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
     """Measures tokens/s and utilization on the default device, also of PEFT if it fits."""
     raw = SHAPES[flags.shape] | ({"num_hidden_layers": flags.layers} if flags.layers else {})
     config = adjust(bf16_decoder(raw), flags)
-    work = make_work(flags, config.vocab_size)
-    ours = Ours(config, random_params(config), work, flags)
+    data = make_data(flags, config.vocab_size)
+    ours = Ours(config, random_params(config), data, flags)
     compiling = CompileSeconds()
     ours()
     sides: dict[str, Callable[[], Any]] = {"ours": ours}
-    other = _theirs_on_gpu(raw, config, ours, work)
-    if not isinstance(other, str):
-        sides["theirs"] = other
+    theirs = _theirs_on_gpu(raw, config, ours, data)
+    if not isinstance(theirs, str):
+        sides["theirs"] = theirs
     seconds = alternately(sides, flags.repeats)
     kind = jax.devices()[0].device_kind
     peak, flops = mfu.peak_flops(kind), flops_per_token(config, flags.rank, flags.length)
     rows: dict[str, Any] = {}
-    for side, spent in seconds.items():
-        rate = work.tokens / spent.wall
+    for side, measured in seconds.items():
+        rate = data.tokens / measured.wall
         rows[side] = {
-            "seconds": round(spent.wall, 4),
+            "seconds": round(measured.wall, 4),
             "tokens_per_second": round(rate),
             "teraflops": round(flops * rate / 1e12, 1),
             "mfu": None if peak is None else round(flops * rate / peak, 4),
@@ -408,8 +408,8 @@ def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
     rows["ours"]["compile_seconds"] = round(compiling.seconds, 1)
     stats = jax.devices()[0].memory_stats() or {}
     rows["ours"]["peak_gib"] = round(stats.get("peak_bytes_in_use", 0) / 2**30, 2)
-    if isinstance(other, str):
-        rows["theirs"] = {"not measured": other}
+    if isinstance(theirs, str):
+        rows["theirs"] = {"not measured": theirs}
     else:
         import torch
 
@@ -419,7 +419,7 @@ def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
         "device": kind,
         "attention": config.attention,
         "remat": flags.remat,
-        **shape_of(work),
+        **shape_of(data),
         "layers": config.num_layers,
         "rank": flags.rank,
         "rows": rows,
@@ -428,7 +428,7 @@ def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
 
 
 def _theirs_on_gpu(
-    raw: dict[str, Any], config: DecoderConfig, ours: Ours, work: Work
+    raw: dict[str, Any], config: DecoderConfig, ours: Ours, data: StepData
 ) -> Theirs | str:
     """Returns PEFT's side after one step, or why it is not measured."""
     try:
@@ -440,7 +440,7 @@ def _theirs_on_gpu(
         return "torch has no CUDA device"
     try:
         with save_adapter_of(ours) as folder:
-            theirs = Theirs(torch_model(raw, config, None), folder, work)
+            theirs = Theirs(torch_model(raw, config, None), folder, data)
         theirs()
     except torch.OutOfMemoryError:
         return "does not fit together with ours"

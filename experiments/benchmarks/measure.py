@@ -7,23 +7,27 @@ from typing import Any, NamedTuple
 
 
 class Seconds(NamedTuple):
-    """Median wall time and processor time of a call, in seconds."""
+    """Wall time and processor time of a call, in seconds."""
 
     wall: float
     processor: float
 
 
+def time_call(call: Callable[[], Any]) -> Seconds:
+    """Measures one call."""
+    wall, processor = time.perf_counter(), time.process_time()
+    call()
+    return Seconds(time.perf_counter() - wall, time.process_time() - processor)
+
+
 def alternately(sides: dict[str, Callable[[], Any]], repeats: int) -> dict[str, Seconds]:
-    """Measures the sides in turn, each after one unmeasured call."""
+    """Returns the medians of the sides, which are measured in turn after one unmeasured call."""
     for call in sides.values():
         call()
     measured: dict[str, list[Seconds]] = {name: [] for name in sides}
     for _ in range(repeats):
         for name, call in sides.items():
-            wall, processor = time.perf_counter(), time.process_time()
-            call()
-            seconds = Seconds(time.perf_counter() - wall, time.process_time() - processor)
-            measured[name].append(seconds)
+            measured[name].append(time_call(call))
     return {
         name: Seconds(*map(statistics.median, zip(*values, strict=True)))
         for name, values in measured.items()

@@ -31,9 +31,7 @@ import json
 import math
 import pathlib
 import resource
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -78,8 +76,8 @@ def main() -> None:
         vectors_ND = rng.standard_normal((options.rows, options.dim), dtype=np.float32)
         rows = compare(vectors_ND, query_QD, options)
     else:
-        part = rng.standard_normal((min(options.rows, 65536), options.dim), dtype=np.float32)
-        rows = bandwidth(Repeated(part, options.rows), query_QD, options)
+        block_RD = rng.standard_normal((min(options.rows, 65536), options.dim), dtype=np.float32)
+        rows = bandwidth(Repeated(block_RD, options.rows), query_QD, options)
     for row in rows:
         print(json.dumps(row))
     _print_table(rows)
@@ -203,13 +201,7 @@ def _faiss(vectors_ND: np.ndarray) -> Any:
 
 
 def _median(call: Callable[[], Any], repeats: int) -> float:
-    call()
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
+    return measure.alternately({"call": call}, repeats)["call"].wall
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:

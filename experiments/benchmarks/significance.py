@@ -20,12 +20,11 @@ Results
 """
 
 import argparse
+import itertools
 import json
 import pathlib
 import sys
-import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -34,6 +33,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from cirag_jax.evaluation.overlap import Ratio, mean_of
 from cirag_jax.evaluation.significance import pairwise
+from experiments.benchmarks.measure import time_call
 
 _LIMIT_SECONDS = 10.0  # per score
 
@@ -50,34 +50,26 @@ def f1(systems: int, count: int, max_words: int) -> np.ndarray:
 
 def cases(predictions: int) -> dict[str, list[Ratio]]:
     """Returns the scores of each system by case; five systems divide the predictions."""
-    rng, each = np.random.default_rng(0), predictions // 5
+    rng, per_system = np.random.default_rng(0), predictions // 5
     scores = {
         "EM": f1(2, predictions, 4) == 1,
         "F1, short answers": f1(2, predictions, 4),
         "F1, long answers": f1(2, predictions, 20),
-        "F1, five systems": f1(5, each, 20),
+        "F1, five systems": f1(5, per_system, 20),
         "ROUGE": rng.beta(2, 3, (2, predictions)),
-        "ROUGE, five systems": rng.beta(2, 3, (5, each)),
+        "ROUGE, five systems": rng.beta(2, 3, (5, per_system)),
     }
     return {name: [mean_of(score_Q) for score_Q in score_SQ] for name, score_SQ in scores.items()}
 
 
 def by_question(scores: Sequence[Ratio], samples: int) -> None:
     """Computes the interval and the test of every pair, by resampling questions."""
-    for place, one in enumerate(scores):
-        for other in scores[:place]:
-            rng, d_Q = np.random.default_rng(0), one.top_Q - other.top_Q
-            drawn = [d_Q[rng.integers(0, len(d_Q), len(d_Q))].mean() for _ in range(samples)]
-            np.percentile(drawn, [2.5, 97.5])
-            signs = [np.where(rng.random(len(d_Q)) < 0.5, d_Q, -d_Q).mean() for _ in range(samples)]
-            np.mean(np.abs(signs) >= abs(d_Q.mean()))
-
-
-def seconds(call: Callable[[], Any]) -> tuple[float, float]:
-    """Returns the wall and processor seconds of a call."""
-    wall, processor = time.perf_counter(), time.process_time()
-    call()
-    return time.perf_counter() - wall, time.process_time() - processor
+    for b, a in itertools.combinations(scores, 2):
+        rng, d_Q = np.random.default_rng(0), a.top_Q - b.top_Q
+        means = [d_Q[rng.integers(0, len(d_Q), len(d_Q))].mean() for _ in range(samples)]
+        np.percentile(means, [2.5, 97.5])
+        signed = [np.where(rng.random(len(d_Q)) < 0.5, d_Q, -d_Q).mean() for _ in range(samples)]
+        np.mean(np.abs(signed) >= abs(d_Q.mean()))
 
 
 def main() -> None:
@@ -86,19 +78,19 @@ def main() -> None:
     parser.add_argument("--predictions", type=int, default=100_000)
     parser.add_argument("--samples", type=int, default=10_000)
     options = parser.parse_args()
-    part = max(options.samples // 100, 1)
-    slowest = 0.0
+    their_samples = max(options.samples // 100, 1)
+    slowest, scale = 0.0, options.samples / their_samples
     for name, scores in cases(options.predictions).items():
-        systems = {str(place): score for place, score in enumerate(scores)}
-        wall, processor = seconds(lambda systems=systems: pairwise(systems, options.samples))
-        _, theirs = seconds(lambda scores=scores: by_question(scores, part))
-        slowest = max(slowest, wall)
+        systems = {str(number): score for number, score in enumerate(scores)}
+        ours = time_call(lambda systems=systems: pairwise(systems, options.samples))
+        theirs = time_call(lambda scores=scores: by_question(scores, their_samples))
+        slowest = max(slowest, ours.wall)
         row = {
             "score": name,
             "kinds": len(np.unique([score.top_Q for score in scores], axis=1).T),
-            "ours_seconds": round(wall, 2),
-            "ours_processor_seconds": round(processor, 2),
-            "theirs_processor_seconds": round(theirs * options.samples / part, 1),
+            "ours_seconds": round(ours.wall, 2),
+            "ours_processor_seconds": round(ours.processor, 2),
+            "theirs_processor_seconds": round(theirs.processor * scale, 1),
         }
         print(json.dumps(row), flush=True)
     sys.exit(slowest > _LIMIT_SECONDS)

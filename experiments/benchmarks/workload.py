@@ -58,7 +58,7 @@ def _fact(triple: Triple) -> list[str]:
 
 
 def _candidates(
-    data: Dataset, question: Question, step: int, rng: random.Random, everything: list[Triple]
+    data: Dataset, question: Question, step: int, rng: random.Random, all_triples: list[Triple]
 ) -> tuple[list[list[str]], list[list[str]]]:
     """Returns the facts shown at a step, and those that the reply keeps."""
     supporting = question.supporting or ()
@@ -66,7 +66,7 @@ def _candidates(
     kept = [_fact(t) for t in data.triples[passage]][:2]
     pool = [_fact(t) for p in question.context or () for t in data.triples.get(p, ())]
     rng.shuffle(pool)
-    pool = kept + pool + [_fact(t) for t in rng.sample(everything, NUM_FACTS)]
+    pool = kept + pool + [_fact(t) for t in rng.sample(all_triples, NUM_FACTS)]
     shown = list({tuple(fact): fact for fact in pool}.values())
     shown = shown[: rng.randint(NUM_FACTS - 6, NUM_FACTS)]
     rng.shuffle(shown)
@@ -77,11 +77,11 @@ def conversations() -> Iterator[dict[str, Any]]:
     """Yields ``id`` and ``messages`` of each conversation, with one user turn per step."""
     data = demo.build()
     rng = random.Random(0)
-    everything = [t for row in data.triples.values() for t in row]
+    all_triples = [t for row in data.triples.values() for t in row]
     for question in rng.sample(data.questions, NUM_CONVERSATIONS):
         messages = [{"role": "system", "content": INSTRUCTION}]
         for step in range(NUM_STEPS):
-            shown, kept = _candidates(data, question, step, rng, everything)
+            shown, kept = _candidates(data, question, step, rng, all_triples)
             header = f"Question: {question.question}\n" if step == 0 else ""
             facts = json.dumps({"fact": shown}, ensure_ascii=False)
             messages.append(

@@ -76,7 +76,7 @@ def add_films(world: World) -> None:
     by_director: dict[str, list[dict[str, str]]] = defaultdict(list)
     for row in rows:
         by_director[row["director"].strip()].append(row)
-    repeated = {name for name, made in by_director.items() if len(made) > 1}
+    repeated = {name for name, films in by_director.items() if len(films) > 1}
     titles = Counter(row["title"].strip() for row in rows)
     # Films of repeated directors come first, because they have chains.
     order = sorted(
@@ -130,20 +130,20 @@ def add_film(world: World, row: dict[str, str], titles: Counter[str], repeated: 
     world.fact(film, "original title", row["original_title"])
 
 
-def add_director(world: World, name: str, made: list[dict[str, str]]) -> None:
+def add_director(world: World, name: str, films: list[dict[str, str]]) -> None:
     """Adds a director of several films with their number, the first and the latest one."""
     if "," in name:
         return
     director = world.add("director", name, name)
-    years = sorted(made, key=lambda row: (row["year"], row["title"]))
-    world.fact(director, "films", counted(len(made), "film", "films"), number=len(made))
+    years = sorted(films, key=lambda row: (row["year"], row["title"]))
+    world.fact(director, "films", counted(len(films), "film", "films"), number=len(films))
     world.fact(director, "first year", years[0]["year"], number=int(years[0]["year"]))
     for what, row, next_row in (
         ("first film", years[0], years[1]),
         ("latest film", years[-1], years[-2]),
     ):
         # Half of the passages omit the latest film, so that the film's own passage is needed.
-        if what == "latest film" and (len(made) < 3 or stable_hash("latest", name) % 2):
+        if what == "latest film" and (len(films) < 3 or stable_hash("latest", name) % 2):
             continue
         if row["year"] != next_row["year"]:
             world.fact(director, what, row["title"].strip(), target=film_key(row))

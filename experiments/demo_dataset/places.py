@@ -66,7 +66,7 @@ class Gazetteer:
         self.subdivision_names = self._subdivision_names()
         self.city_of_airport = {a["iata"]: self._city_of(a) for a in self.airports}
         self.subdivision_of = self._vote()
-        self.wanted: dict[int, dict[str, Any]] = {}
+        self.selected: dict[int, dict[str, Any]] = {}
 
     def _subdivision_names(self) -> dict[tuple[str, str], str]:
         names: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -76,13 +76,13 @@ class Gazetteer:
         return {name: codes[0] for name, codes in names.items() if len(codes) == 1}
 
     def _city_of(self, airport: dict[str, Any]) -> dict[str, Any] | None:
-        near = [
+        nearby = [
             city
             for city in self.by_name.get((airport["country"], fold(airport["city"])), [])
             if abs(city["latitude"] - airport["lat"]) < 0.5
             and abs(city["longitude"] - airport["lon"]) < 0.8
         ]
-        return near[0] if len(near) == 1 else None
+        return nearby[0] if len(nearby) == 1 else None
 
     def _vote(self) -> dict[tuple[str, str], str]:
         """Maps GeoNames' first-order codes to ISO 3166-2, by the airports close to their cities.
@@ -97,19 +97,19 @@ class Gazetteer:
             if city and code and distance(city, airport) < MAX_DISTANCE:
                 same = short(city["name"]) == short(self.subdivisions[code].name)
                 votes[airport["country"], city["admin1code"]][code] += 2 if same else 1
-        agreed = {}
+        winners = {}
         for place, counter in votes.items():
             (code, top), total = counter.most_common(1)[0], sum(counter.values())
             if top >= 2 and top / total >= 0.8 and code not in WRONG_CODES:
-                agreed[place] = code
+                winners[place] = code
         # If two GeoNames codes vote for one subdivision, only the one with more votes is kept.
         best: dict[str, tuple[int, tuple[str, str]]] = {}
-        for place, code in agreed.items():
+        for place, code in winners.items():
             best[code] = max(best.get(code, (0, place)), (votes[place][code], place))
-        agreed = {place: code for place, code in agreed.items() if best[code][1] == place}
+        winners = {place: code for place, code in winners.items() if best[code][1] == place}
         for state in us.states.STATES:
-            agreed["US", state.abbr] = f"US-{state.abbr}"
-        return agreed
+            winners["US", state.abbr] = f"US-{state.abbr}"
+        return winners
 
     def subdivision(self, city: dict[str, Any]) -> str | None:
         """Returns the ISO 3166-2 code of a city's subdivision, if the sources agree on one."""
@@ -126,9 +126,9 @@ class Gazetteer:
             ]
         return max(cities, key=lambda city: city["population"], default=None)
 
-    def want(self, city: dict[str, Any]) -> str:
+    def select(self, city: dict[str, Any]) -> str:
         """Selects a city for a passage, and returns its key."""
-        self.wanted[city["geonameid"]] = city
+        self.selected[city["geonameid"]] = city
         return city_key(city)
 
 
@@ -143,10 +143,10 @@ def plain_name(name: str) -> str:
     return name.split(" (")[0].split(" [")[0].strip()
 
 
-def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
+def distance(city: dict[str, Any], airport: dict[str, Any]) -> float:
     """Returns the approximate distance between a city and an airport, in degrees of latitude."""
-    east = math.cos(math.radians(one["latitude"])) * (one["longitude"] - other["lon"])
-    return math.hypot(one["latitude"] - other["lat"], east)
+    east = math.cos(math.radians(city["latitude"])) * (city["longitude"] - airport["lon"])
+    return math.hypot(city["latitude"] - airport["lat"], east)
 
 
 def city_key(city: dict[str, Any]) -> str:
@@ -199,7 +199,7 @@ def add_country_facts(
     if capital_name and code not in NO_CAPITAL:
         capital = gazetteer.find(code, capital_name)
         if capital:
-            world.fact(country, "capital", capital["name"], target=gazetteer.want(capital))
+            world.fact(country, "capital", capital["name"], target=gazetteer.select(capital))
         else:
             world.fact(country, "capital", capital_name)
     # The current legal tender, according to CLDR.
@@ -283,7 +283,7 @@ def add_states(world: World, gazetteer: Gazetteer) -> None:
         entity = world.add("subdivision", f"US-{state.abbr}", state.name, title)
         cities = gazetteer.by_name.get(("US", fold(state.capital)), [])
         capital = next((city for city in cities if city["admin1code"] == state.abbr), None)
-        target = gazetteer.want(capital) if capital else None
+        target = gazetteer.select(capital) if capital else None
         world.fact(entity, "capital", state.capital, target=target)
         world.fact(entity, "statehood", state.statehood_year, number=state.statehood_year)
         world.fact(entity, "fips", state.fips)
@@ -304,9 +304,9 @@ def add_states(world: World, gazetteer: Gazetteer) -> None:
 
 def add_airports(world: World, gazetteer: Gazetteer) -> None:
     """Adds airports whose city has a passage, and airports that share their name with another."""
-    named = Counter(airport["name"] for airport in gazetteer.airports)
+    names = Counter(airport["name"] for airport in gazetteer.airports)
     serving = Counter((a["country"], fold(a["city"])) for a in gazetteer.airports)
-    chosen = []
+    selected = []
     # A stable hash gives a fixed order without bias.
     order = sorted(gazetteer.airports, key=lambda a: (stable_hash("airport", a["iata"]), a["iata"]))
     for airport in order:
@@ -314,39 +314,39 @@ def add_airports(world: World, gazetteer: Gazetteer) -> None:
         if city is None or gazetteer.subdivision(city) is None or not airport["icao"].isalpha():
             continue
         names_city = fold(city["name"]) in fold(airport["name"])
-        capital = city["geonameid"] in gazetteer.wanted
-        if capital or not names_city:
-            chosen.append((capital, airport, city))
-    chosen.sort(key=lambda row: not row[0])
+        is_selected = city["geonameid"] in gazetteer.selected
+        if is_selected or not names_city:
+            selected.append((is_selected, airport, city))
+    selected.sort(key=lambda row: not row[0])
     per_country: Counter[str] = Counter()
-    for _, airport, city in chosen:
+    for _, airport, city in selected:
         if sum(per_country.values()) == LIMITS["airport"]:
             break
         if per_country[airport["country"]] >= 70:
             continue
         per_country[airport["country"]] += 1
-        entity = add_airport(world, airport, named)
-        gazetteer.want(city)
+        entity = add_airport(world, airport, names)
+        gazetteer.select(city)
         only = serving[airport["country"], fold(airport["city"])] == 1
         what = "city" if only else "one city"
         world.fact(entity, what, city["name"], target=city_key(city))
-    namesakes = [a for a in gazetteer.airports if named[a["name"]] > 1 and a["subd"]]
-    namesakes.sort(key=lambda a: (-named[a["name"]], a["name"], a["iata"]))
+    namesakes = [a for a in gazetteer.airports if names[a["name"]] > 1 and a["subd"]]
+    namesakes.sort(key=lambda a: (-names[a["name"]], a["name"], a["iata"]))
     for airport in namesakes[: LIMITS["namesake airport"]]:
         country = world.entities.get(f"country:{airport['country']}")
         if country is None or f"airport:{airport['iata']}" in world.entities:
             continue
-        entity = add_airport(world, airport, named)
+        entity = add_airport(world, airport, names)
         world.fact(entity, "place", airport["city"])
         world.fact(entity, "area", airport["subd"])
         world.fact(entity, "country", country.name, with_article(country.name), country.key)
 
 
-def add_airport(world: World, airport: dict[str, Any], named: Counter[str]) -> Entity:
+def add_airport(world: World, airport: dict[str, Any], names: Counter[str]) -> Entity:
     """Adds an airport with its codes, elevation and coordinates."""
     name, iata = airport["name"].replace(" Afb", " Air Force Base"), airport["iata"]
-    title = name if named[airport["name"]] == 1 else f"{name} ({iata})"
-    entity = world.add("airport", iata, name, title, unique=named[airport["name"]] == 1)
+    title = name if names[airport["name"]] == 1 else f"{name} ({iata})"
+    entity = world.add("airport", iata, name, title, unique=names[airport["name"]] == 1)
     world.fact(entity, "iata", iata)
     world.fact(entity, "icao", airport["icao"] if airport["icao"].isalnum() else None)
     if airport["elevation"] > 0:
@@ -358,33 +358,31 @@ def add_airport(world: World, airport: dict[str, Any], named: Counter[str]) -> E
 
 def add_namesake_cities(world: World, gazetteer: Gazetteer) -> None:
     """Selects cities that share their name with an already selected one."""
-    names = {fold(city["name"]) for city in gazetteer.wanted.values()}
+    names = {fold(city["name"]) for city in gazetteer.selected.values()}
     others = [
         city
         for city in gazetteer.cities
         if fold(city["name"]) in names
-        and city["geonameid"] not in gazetteer.wanted
+        and city["geonameid"] not in gazetteer.selected
         and f"country:{city['countrycode']}" in world.entities
         and city["population"] >= 20_000
     ]
     others.sort(key=lambda city: (stable_hash("namesake", city["geonameid"]), city["geonameid"]))
     for city in others[: LIMITS["namesake city"]]:
-        gazetteer.want(city)
+        gazetteer.select(city)
 
 
 def add_cities(world: World, gazetteer: Gazetteer) -> None:
     """Adds all selected cities."""
     capitals = {
         fact.target
-        for kind in ("country", "subdivision")
-        for entity in world.of_kind(kind)
-        for fact in entity.facts.get(f"{kind}.capital", [])
-        if kind == "country"
+        for country in world.of_kind("country")
+        for fact in country.facts.get("country.capital", [])
     }
-    names = Counter(city["name"] for city in gazetteer.wanted.values())
+    names = Counter(city["name"] for city in gazetteer.selected.values())
     titles: Counter[str] = Counter()
-    for number in sorted(gazetteer.wanted):
-        city = gazetteer.wanted[number]
+    for number in sorted(gazetteer.selected):
+        city = gazetteer.selected[number]
         country = world.entities.get(f"country:{city['countrycode']}")
         if country is None:
             continue

@@ -66,7 +66,7 @@ class Asker:
         self.tails: dict[tuple[str, str], list[str]] = defaultdict(list)
         self.kinds: dict[str, list[str]] = defaultdict(list)
         self.same_name: dict[str, list[str]] = defaultdict(list)
-        self.known: dict[tuple[str, str], Fact | None] = {}
+        self._stated: dict[tuple[str, str], Fact | None] = {}
         for key in shuffled(list(rendered), "index"):
             self._index(world.entities[key])
 
@@ -86,19 +86,19 @@ class Asker:
 
     def stated(self, entity: Entity, relation: str) -> Fact | None:
         """Returns the single fact of a relation, if only the entity's own passage states it."""
-        if (entity.key, relation) not in self.known:
-            self.known[entity.key, relation] = self._state(entity, relation)
-        return self.known[entity.key, relation]
+        key = (entity.key, relation)
+        if key not in self._stated:
+            self._stated[key] = self._find_stated(entity, relation)
+        return self._stated[key]
 
-    def _state(self, entity: Entity, relation: str) -> Fact | None:
+    def _find_stated(self, entity: Entity, relation: str) -> Fact | None:
         fact = entity.one(relation)
         if fact is None or entity.key not in self.rendered:
             return None
-        here = (entity.key, relation)
-        found = self.links.get(frozenset((fold(entity.name), fold(fact.value))), set())
+        links = self.links.get(frozenset((fold(entity.name), fold(fact.value))), set())
         allowed = HARMLESS.get(relation, ())
-        others = {link for link in found if link[0] != entity.key and link[1] not in allowed}
-        return fact if here in found and not others else None
+        others = {link for link in links if link[0] != entity.key and link[1] not in allowed}
+        return fact if (entity.key, relation) in links and not others else None
 
     def chains(self, start: Entity, length: int) -> list[Chain]:
         """Returns the chains of a length from an entity to an answer, in a stable order."""
@@ -118,10 +118,10 @@ class Asker:
                     chains.append(chain)
                     continue
                 target = self.world.entities.get(fact.target or "")
-                if target is not None and self._is_clear(target, chain):
+                if target is not None and self.is_clear(target, chain):
                     self._extend(chain, target, remaining - 1, chains)
 
-    def _is_clear(self, target: Entity, chain: Chain) -> bool:
+    def is_clear(self, target: Entity, chain: Chain) -> bool:
         """Returns whether the name is unique among its kind and the target is not in the chain."""
         is_unique = self.names[target.kind, fold(target.name)] == 1
         return is_unique and all(hop.entity.key != target.key for hop in chain)
@@ -140,28 +140,28 @@ class Asker:
 
     def distractors(self, gold: list[str], salt: str) -> list[str]:
         """Returns passages that share a name, fact or kind with gold ones, hardest first."""
-        out: dict[str, None] = {}
-        each = -(-DISTRACTORS // len(gold))
+        keys: dict[str, None] = {}
+        per_gold = -(-DISTRACTORS // len(gold))
         for key in gold:
             entity = self.world.entities[key]
-            near = [k for k in self.same_name[fold(entity.name)] if k not in gold]
+            similar = [k for k in self.same_name[fold(entity.name)] if k not in gold]
             for relation, facts in entity.facts.items():
                 for fact in facts[:1]:
-                    alike = self.tails.get((relation, fold(fact.value)), [])
-                    near += neighbours(alike, gold, 1, salt, relation)
-            near = near[:each] + neighbours(self.kinds[entity.kind], gold, each, salt, key)
-            out.update(dict.fromkeys(near[: each + 1]))
-        last = self.world.entities[gold[0]].kind
-        out.update(dict.fromkeys(neighbours(self.kinds[last], gold, 2 * DISTRACTORS, salt)))
-        return list(out)[:DISTRACTORS]
+                    same_tail = self.tails.get((relation, fold(fact.value)), [])
+                    similar += neighbours(same_tail, gold, 1, salt, relation)
+            same_kind = neighbours(self.kinds[entity.kind], gold, per_gold, salt, key)
+            keys.update(dict.fromkeys((similar[:per_gold] + same_kind)[: per_gold + 1]))
+        same_kind = self.kinds[self.world.entities[gold[0]].kind]
+        keys.update(dict.fromkeys(neighbours(same_kind, gold, 2 * DISTRACTORS, salt)))
+        return list(keys)[:DISTRACTORS]
 
 
-def neighbours(keys: list[str], but: list[str], number: int, *salt: object) -> list[str]:
+def neighbours(keys: list[str], excluded: list[str], number: int, *salt: object) -> list[str]:
     """Returns up to ``number`` neighbouring keys, from a position that ``salt`` determines."""
     start = stable_hash(*salt) % max(1, len(keys))
-    window = keys[start : start + number + len(but)]
-    window += keys[: max(0, number + len(but) - len(window))]
-    return [key for key in dict.fromkeys(window) if key not in but][:number]
+    window = keys[start : start + number + len(excluded)]
+    window += keys[: max(0, number + len(excluded) - len(window))]
+    return [key for key in dict.fromkeys(window) if key not in excluded][:number]
 
 
 def phrase(chain: Chain, salt: object) -> str:
@@ -180,8 +180,7 @@ def split_of(entity: Entity) -> str:
 def names_something(question: str, chain: Chain) -> bool:
     """Returns whether the question contains a later entity or the answer."""
     text = f" {fold(question)} "
-    later = [hop.fact.value for hop in chain]
-    return any(f" {fold(value)} " in text for value in later)
+    return any(f" {fold(hop.fact.value)} " in text for hop in chain)
 
 
 def answers_of(entity: Entity | None, value: str) -> tuple[str, ...]:
@@ -213,6 +212,11 @@ class Draft:
         return [path[0::2], path[1::2]] if self.kind == "bridge_comparison" else [path]
 
 
+def chain_of(item: Draft | Chain) -> Chain:
+    """Returns the chain of a candidate, which may be phrased already."""
+    return item.chain if isinstance(item, Draft) else item
+
+
 def bridge_draft(asker: Asker, chain: Chain) -> Draft | None:
     """Returns the question of a chain, unless it contains a later entity."""
     text = phrase(chain, stable_hash("phrase", *steps(chain)))
@@ -240,9 +244,8 @@ def compare(
 ) -> Draft | None:
     """Returns a question for the larger or smaller of two numbers, if they clearly differ."""
     (a, b), (x, y) = pair, numbers
+    # Skips equal numbers, and numbers above 2100 that differ by at most 2 %.
     if x is None or y is None or abs(x - y) <= 0.02 * max(abs(x), abs(y)) * (max(x, y) > 2100):
-        return None
-    if x == y:
         return None
     salt = stable_hash(kind, a.key, b.key, chain[-1].fact.relation)
     larger = salt % 2 == 0
@@ -260,12 +263,11 @@ def plain_start(entity: Entity) -> str:
 def comparisons(asker: Asker, entities: list[Entity]) -> Iterator[Draft]:
     """Yields comparisons of two entities by a number in their own passages."""
     for relation, phrasings in COMPARES.items():
-        having = [e for e in entities if asker.stated(e, relation)]
-        for a, b in pairs(having, relation):
-            one, two = asker.stated(a, relation), asker.stated(b, relation)
-            assert one is not None and two is not None
-            chain = (Hop(a, one), Hop(b, two))
-            draft = compare((a, b), (one.number, two.number), phrasings, chain, "comparison")
+        stated = {e.key: fact for e in entities if (fact := asker.stated(e, relation))}
+        for a, b in pairs([e for e in entities if e.key in stated], relation):
+            x, y = stated[a.key], stated[b.key]
+            chain = (Hop(a, x), Hop(b, y))
+            draft = compare((a, b), (x.number, y.number), phrasings, chain, "comparison")
             if draft:
                 yield draft
 
@@ -273,18 +275,16 @@ def comparisons(asker: Asker, entities: list[Entity]) -> Iterator[Draft]:
 def bridge_comparisons(asker: Asker, entities: list[Entity]) -> Iterator[Draft]:
     """Yields comparisons of two entities by a number of the entities that a step leads to."""
     for (step, relation), phrasings in BRIDGE_COMPARES.items():
-        chains = {}
-        for entity in entities:
-            chain = numbered_chain(asker, entity, step, relation)
-            if chain:
-                chains[entity.key] = chain
-        having = [entity for entity in entities if entity.key in chains]
-        for a, b in pairs(having, f"{step} {relation}"):
+        chains = {
+            entity.key: chain
+            for entity in entities
+            if (chain := numbered_chain(asker, entity, step, relation))
+        }
+        for a, b in pairs([e for e in entities if e.key in chains], f"{step} {relation}"):
             (a1, a2), (b1, b2) = chains[a.key], chains[b.key]
             if a2.entity.key == b2.entity.key:
                 continue
-            numbers = (a2.fact.number, b2.fact.number)
-            chain = (a1, b1, a2, b2)
+            numbers, chain = (a2.fact.number, b2.fact.number), (a1, b1, a2, b2)
             draft = compare((a, b), numbers, phrasings, chain, "bridge_comparison")
             if draft and not names_something(draft.text, (a1, b1)):
                 yield draft
@@ -298,8 +298,8 @@ def numbered_chain(asker: Asker, entity: Entity, step: str, relation: str) -> Ch
     if first is None or target is None or second is None:
         return None
     chain = (Hop(entity, first), Hop(target, second))
-    clear = asker._is_clear(target, chain[:1]) and asker.is_only_way(chain)
-    return chain if clear and second.number is not None else None
+    is_clear = asker.is_clear(target, chain[:1]) and asker.is_only_way(chain)
+    return chain if is_clear and second.number is not None else None
 
 
 def balanced(
@@ -313,30 +313,23 @@ def balanced(
     """
     groups: dict[tuple[str, ...], list[Draft | Chain]] = defaultdict(list)
     for item in candidates:
-        chain = item.chain if isinstance(item, Draft) else item
-        groups[tuple(hop.fact.relation for hop in chain)].append(item)
-    queues = [iter(shuffled_group(groups[path])) for path in shuffled(sorted(groups), "path")]
-    out: list[Draft] = []
+        groups[tuple(hop.fact.relation for hop in chain_of(item))].append(item)
+
+    def order(item: Draft | Chain) -> int:
+        return stable_hash("mix", *steps(chain_of(item)))
+
+    queues = [iter(sorted(groups[path], key=order)) for path in shuffled(sorted(groups), "path")]
+    selected: list[Draft] = []
     uses: Counter[object] = Counter()
-    while queues and len(out) < target:
+    while queues and len(selected) < target:
         remaining = []
         for queue in queues:
             draft = next_draft(asker, queue, uses, max_per_end)
             if draft is not None:
-                out.append(draft)
+                selected.append(draft)
                 remaining.append(queue)
         queues = remaining
-    return out[:target]
-
-
-def shuffled_group(items: list[Draft | Chain]) -> list[Draft | Chain]:
-    """Returns the items of one path in a stable order, which differs between paths."""
-    return sorted(
-        items,
-        key=lambda item: stable_hash(
-            "mix", *steps(item.chain if isinstance(item, Draft) else item)
-        ),
-    )
+    return selected[:target]
 
 
 def next_draft(
@@ -344,7 +337,7 @@ def next_draft(
 ) -> Draft | None:
     """Returns the next draft whose first entity and last fact are below their limits."""
     for item in queue:
-        path = steps(item.chain if isinstance(item, Draft) else item)
+        path = steps(chain_of(item))
         start, end = path[0][0], path[-1]
         if uses[start] >= MAX_PER_START or uses[end] >= max_per_end:
             continue
@@ -358,10 +351,8 @@ def next_draft(
 
 def startable(asker: Asker, entity: Entity) -> bool:
     """Returns whether an entity is determined by its name."""
-    has_own_name = len(asker.same_name[fold(entity.name)]) == 1 or entity.kind in (
-        "film",
-        "element",
-    )
+    has_own_name = len(asker.same_name[fold(entity.name)]) == 1
+    has_own_name = has_own_name or entity.kind in ("film", "element")
     is_unique = entity.unique and asker.names[entity.kind, fold(entity.name)] == 1
     return is_unique and has_own_name and entity.kind in STARTS
 

@@ -94,9 +94,9 @@ def add_metro(world: World) -> None:
     for row in rows:
         for line in row["lines"].split(","):
             lines[line.strip()].append(row)
-    ends = {top(of_line, column)["name"] for of_line in lines.values() for column in METRO_TOPS}
-    others = [row["name"] for row in rows if row["name"] not in ends]
-    keep = ends | set(shuffled(others, "metro")[: LIMITS["station"] - len(ends)])
+    tops = {top(stations, column)["name"] for stations in lines.values() for column in METRO_TOPS}
+    others = [row["name"] for row in rows if row["name"] not in tops]
+    keep = tops | set(shuffled(others, "metro")[: LIMITS["station"] - len(tops)])
     for row in rows:
         if row["name"] in keep and named[row["name"]] == 1 and row["passengers"]:
             add_station(world, row)
@@ -142,22 +142,22 @@ def add_towns(world: World) -> None:
     divisions: dict[str, list[dict[str, str]]] = defaultdict(list)
     for row in table:
         divisions[row["census_div"]].append(row)
-    tops = {top(inside, column)["name"] for inside in divisions.values() for column in TOWN_TOPS}
+    tops = {top(towns, column)["name"] for towns in divisions.values() for column in TOWN_TOPS}
     others = [row["name"] for row in rows if row["name"] not in tops]
     keep = tops | set(shuffled(others, "town")[: LIMITS["town"] - len(tops)])
     for row in rows:
         if row["name"] in keep and named[row["name"]] == 1:
             add_town(world, row)
-    for name, inside in divisions.items():
-        if len(inside) < 3:
+    for name, towns in divisions.items():
+        if len(towns) < 3:
             continue
         division = world.add(
             "division", name, f"{name} census division", f"{name} (census division)"
         )
-        text = counted(len(inside), "municipality", "municipalities")
-        world.fact(division, "municipalities", text, number=len(inside))
+        text = counted(len(towns), "municipality", "municipalities")
+        world.fact(division, "municipalities", text, number=len(towns))
         for column, what in TOWN_TOPS.items():
-            town = top(inside, column)["name"]
+            town = top(towns, column)["name"]
             world.fact(division, what, town, target=f"town:{town}")
 
 
@@ -197,12 +197,12 @@ def add_cars(world: World) -> None:
         world.fact(car, "price", f"${count(price)}" if price else None, number=price)
         world.fact(car, "year", row["year"].split(".")[0], number=number_of(row["year"]))
         world.fact(car, "body", row["bdy_style"])
-    for name, made in makers.items():
+    for name, cars in makers.items():
         maker = world.add("maker", name, name, f"{name} (car maker)")
-        origin = made[0]["ctry_origin"]
-        world.fact(maker, "models", counted(len(made), "model", "models"), number=len(made))
+        origin = cars[0]["ctry_origin"]
+        world.fact(maker, "models", counted(len(cars), "model", "models"), number=len(cars))
         world.fact(maker, "country", origin, with_article(origin), target=countries.get(origin))
-        first = max(made, key=lambda row: (number_of(row["hp"]) or 0, row["model"]))
-        if len(made) > 1 and models[first["model"]] == 1:
-            target = f"car:{name} {first['model']}"
-            world.fact(maker, "most powerful", first["model"], target=target)
+        strongest = max(cars, key=lambda row: (number_of(row["hp"]) or 0, row["model"]))
+        if len(cars) > 1 and models[strongest["model"]] == 1:
+            target = f"car:{name} {strongest['model']}"
+            world.fact(maker, "most powerful", strongest["model"], target=target)

@@ -38,8 +38,8 @@ from tests import answering, tiny
 from tests.command_server import CommandServer, Done
 from tests.commands.model_server import TEARS, model_server
 
-ENDS = ("kill", "stop", "full")
-FAULTS = (*ENDS, "tear")
+INTERRUPTIONS = ("kill", "stop", "full")
+FAULTS = (*INTERRUPTIONS, "tear")
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGTERM}
 # Same as in the tests: no network, little optimization, and each program is compiled once.
 _ENVIRONMENT = {
@@ -51,8 +51,9 @@ _ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 _TIMEOUT = 10  # seconds until a client gives up
-_TORN = 0.2  # share of torn connections
-Place = tuple[str, int, int]
+_TORN_SHARE = 0.2  # share of torn connections
+# Program, ordinal and part of a request.
+RequestId = tuple[str, int, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,12 +76,12 @@ class Command:
             "backend": "openai", "base_url": url, "model": "m", "timeout": _TIMEOUT,
             "max_concurrency": 4,
         }  # fmt: skip
-        more = [
+        settings = [
             f"--config.{role}{'.' * bool(role)}{name}={value}"
             for role in self.roles
             for name, value in values.items()
         ]
-        return dataclasses.replace(self, arguments=(*self.arguments, *self.served, *more))
+        return dataclasses.replace(self, arguments=(*self.arguments, *self.served, *settings))
 
 
 def commands(root: pathlib.Path) -> dict[str, Command]:
@@ -180,16 +181,16 @@ def _distilled(folder: pathlib.Path) -> Any:
 
 def _stored(folder: pathlib.Path) -> Any:
     with TripleStore.open(folder) as store:
-        with JournalReader(folder / JOURNAL) as book:
-            totals = book.totals()
+        with JournalReader(folder / JOURNAL) as journal:
+            totals = journal.totals()
         ids = list(store.passage_ids())
         usage = {role: used.tokens for role, used in totals.usage.items()}
         return store.digest(ids), store.counts(), store.failures(), totals.calls, usage
 
 
-def _recorded(folder: pathlib.Path) -> tuple[set[Place], set[str]]:
+def _recorded(folder: pathlib.Path) -> tuple[set[RequestId], set[str]]:
     """Returns the positions of recorded responses, and programs with recorded results."""
-    places: set[Place] = set()
+    places: set[RequestId] = set()
     programs: set[str] = set()
     if (folder / JOURNAL).is_file():
         with sqlite3.connect(folder / JOURNAL) as db:
@@ -212,16 +213,16 @@ class Tally:
     """The outcomes of the disturbed runs of a command."""
 
     num_cases: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    ended: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    hits: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     differences: int = 0
     repeated: int = 0
     tracebacks: int = 0
     requests: int = 0
 
-    def count(self, fault: str, has_ended: bool) -> None:
+    def count(self, fault: str, hit: bool) -> None:
         """Counts a run, and whether its fault hit it."""
         self.num_cases[fault] += 1
-        self.ended[fault] += has_ended
+        self.hits[fault] += hit
 
     def compare(self, description: str, differs: bool, *runs: Done) -> None:
         """Counts and prints errors of a run and of its continuation."""
@@ -242,21 +243,22 @@ class Driver:
     def run(self, name: str, command: Command, moments: int) -> Tally:
         """Runs a command with faults at several moments, and with torn connections."""
         tally = Tally()
-        self._end(name, command, moments, tally)
+        self._interrupt(name, command, moments, tally)
         if command.roles:
             self._tear(f"{name}-served", command, moments, tally)
         return tally
 
-    def _end(self, name: str, command: Command, moments: int, tally: Tally) -> None:
+    def _interrupt(self, name: str, command: Command, moments: int, tally: Tally) -> None:
         """Interrupts a command at several moments, and resumes it."""
-        workdir, calls = self._undisturbed(name, command)
+        workdir, calls = self._run_undisturbed(name, command)
         expected = command.outcome(workdir)
         # Measures the time again with compiled programs, as the disturbed runs have.
         _, _, seconds = self._execute(command, self._root / f"{name}-again", [])
         tally.requests = len(calls)
         largest = max(path.stat().st_size for path in workdir.rglob("*") if path.is_file())
         for moment in range(moments):
-            fault, folder = ENDS[moment % len(ENDS)], self._root / f"{name}-{moment}"
+            fault = INTERRUPTIONS[moment % len(INTERRUPTIONS)]
+            folder = self._root / f"{name}-{moment}"
             share = self._rng.uniform(0.05, 0.95)
             if fault == "full":
                 hook = ["limit_files", max(int(share * largest), 1024)]
@@ -270,7 +272,7 @@ class Driver:
             differs = resumed.returncode != 0 or command.outcome(folder) != expected
             description = f"{name} {moment}: {fault} at {share:.0%}, exit {process.returncode}"
             tally.compare(
-                f"{description}; asked {len(first)} and {len(second)} of {len(calls)}",
+                f"{description}; {len(first)} and {len(second)} of {len(calls)} requests",
                 differs,
                 process,
                 resumed,
@@ -280,7 +282,7 @@ class Driver:
         """Tears connections of a command with a server, which must survive this."""
         with model_server(_answer) as server:
             served = command.over(server.url)
-            workdir, _ = self._undisturbed(name, served)
+            workdir, _ = self._run_undisturbed(name, served)
             expected, answered = command.outcome(workdir), server.answered
             for moment in range(moments):
                 server.answered, torn = collections.Counter(), list[str]()
@@ -293,29 +295,29 @@ class Driver:
                 differs = process.returncode != 0 or command.outcome(folder) != expected
                 description = ", ".join(f"{torn.count(kind)} {kind}" for kind in TEARS)
                 description = f"{name} {moment}: torn: {description}, exit {process.returncode}"
-                tally.compare(f"{description}; answered {repeated} twice", differs, process)
+                tally.compare(f"{description}; {repeated} answered twice", differs, process)
 
     def _torn(self, torn: list[str]) -> str | None:
         """Returns the next kind of torn connection, if any; at most one makes the client wait."""
         kind = self._rng.choice([k for k in TEARS if k != "late" or k not in torn])
-        if self._rng.random() >= _TORN:
+        if self._rng.random() >= _TORN_SHARE:
             return None
         torn.append(kind)
         return kind
 
-    def _undisturbed(self, name: str, command: Command) -> tuple[pathlib.Path, list[Place]]:
+    def _run_undisturbed(self, name: str, command: Command) -> tuple[pathlib.Path, list[RequestId]]:
         """Runs a command, and returns its workdir and its requests."""
         workdir = self._root / f"{name}-whole"
         process, calls, _ = self._execute(command, workdir, [])
         if process.returncode:
-            raise SystemExit(f"{name} fails undisturbed:\n{process.stderr}")
+            raise SystemExit(f"{name} fails without a fault:\n{process.stderr}")
         return workdir, calls
 
-    def _execute(self, command: Command, folder: pathlib.Path, hooked: list[list]):
+    def _execute(self, command: Command, folder: pathlib.Path, fault_hooks: list[list]):
         """Runs a command, and returns its process, its model requests and its processor time."""
-        log, clock = self._root / "asked.log", self._root / "clock"
+        log, clock = self._root / "requests.log", self._root / "clock"
         log.unlink(missing_ok=True)
-        hooks = [["watch_backends", str(log)], ["note_cpu", str(clock)], *hooked]
+        hooks = [["watch_backends", str(log)], ["note_cpu", str(clock)], *fault_hooks]
         arguments = (*command.arguments, f"--workdir={folder}")
         process = self._server(command.script, *arguments, hooks=hooks)
         batches = [json.loads(line) for line in log.read_text().splitlines()]
@@ -334,24 +336,24 @@ def main() -> int:
         root = pathlib.Path(folder)
         os.environ.update(_ENVIRONMENT, JAX_COMPILATION_CACHE_DIR=str(root / "programs"))
         with CommandServer() as server:
-            wrong = _disturb(server, root, options)
-    return int(wrong > 0)
+            num_errors = _disturb(server, root, options)
+    return int(num_errors > 0)
 
 
 def _disturb(server: CommandServer, root: pathlib.Path, options: argparse.Namespace) -> int:
     """Prints the table, and returns the number of errors."""
-    wrong, chosen = 0, commands(root)
-    names = options.only.split(",") if options.only else list(chosen)
+    num_errors, commands_by_name = 0, commands(root)
+    names = options.only.split(",") if options.only else list(commands_by_name)
     print("| command | requests | killed | stopped | disk full | torn | differences | repeated |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
     for name in names:
         driver = Driver(server, root, random.Random(f"{options.seed}/{name}"))
-        tally = driver.run(name, chosen[name], options.moments)
-        cells = [f"{tally.ended[fault]} of {tally.num_cases[fault]}" for fault in FAULTS]
+        tally = driver.run(name, commands_by_name[name], options.moments)
+        cells = [f"{tally.hits[fault]} of {tally.num_cases[fault]}" for fault in FAULTS]
         row = [name, tally.requests, *cells, tally.differences, tally.repeated]
         print(f"| {' | '.join(map(str, row))} |", flush=True)
-        wrong += tally.differences + tally.repeated + tally.tracebacks
-    return wrong
+        num_errors += tally.differences + tally.repeated + tally.tracebacks
+    return num_errors
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def attack(cases: int, *drawn: Any, **named: Any) -> Callable[[Any], Any]:
     """Decorates a test to run ``cases`` cases, which only `make attack` varies."""
 
     def decorate(test: Any) -> Any:
-        chosen = settings(
+        decorator = settings(
             max_examples=cases * max(FACTOR, 1),
             derandomize=not FACTOR,
             database=None,
@@ -37,7 +37,7 @@ def attack(cases: int, *drawn: Any, **named: Any) -> Callable[[Any], Any]:
             print_blob=bool(FACTOR),
             suppress_health_check=list(HealthCheck),
         )
-        return chosen(given(*drawn, **named)(test))
+        return decorator(given(*drawn, **named)(test))
 
     return decorate
 
@@ -60,6 +60,17 @@ def unchanged(folder: pathlib.Path) -> Iterator[None]:
     before = _contents(folder)
     yield
     assert _contents(folder) == before
+
+
+@contextlib.contextmanager
+def replaced(path: pathlib.Path, content: bytes) -> Iterator[None]:
+    """Replaces a file's content inside a block."""
+    before = path.read_bytes()
+    try:
+        path.write_bytes(content)
+        yield
+    finally:
+        path.write_bytes(before)
 
 
 def _contents(folder: pathlib.Path) -> dict[pathlib.Path, bytes]:
@@ -95,9 +106,9 @@ def corrupt(data: bytes, damages: list[tuple[str, int, bytes]]) -> bytes:
 
     Positions count modulo the length.
     """
-    for what, where, filling in damages:
-        at = where % (len(data) + 1)
-        match what:
+    for kind, position, filling in damages:
+        at = position % (len(data) + 1)
+        match kind:
             case "cut":
                 data = data[:at]
             case "put":
@@ -132,16 +143,16 @@ def mutate_json(value: Any, changes: tuple[bool, list[tuple[int, Any]]]) -> byte
 
     The new value ``DROP`` removes a node, and ``DEEP`` is a deep nesting of brackets.
     """
-    ascii_only, places = changes
+    ascii_only, replacements = changes
     root = [json.loads(json.dumps(value))]
-    for place, other in places:
+    for index, new_value in replacements:
         nodes = list(_nodes(root))
         if nodes:
-            container, key = nodes[place % len(nodes)]
-            if other == "DROP":
+            container, key = nodes[index % len(nodes)]
+            if new_value == "DROP":
                 del container[key]
             else:
-                container[key] = copy.deepcopy(other)
+                container[key] = copy.deepcopy(new_value)
     text = json.dumps(root[0], ensure_ascii=ascii_only) if root else ""
     return text.replace('"DEEP"', "[" * DEEP).encode("utf-8", "surrogatepass")
 

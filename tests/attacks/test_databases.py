@@ -1,6 +1,7 @@
-"""Journals, response caches and triple stores with other bytes, and with other values in them."""
+"""Journals, response caches and triple stores with corrupt bytes or changed values."""
 
 import contextlib
+import json
 import pathlib
 import sqlite3
 
@@ -9,15 +10,8 @@ import pytest
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Generate, Generated, Message, Token, Usage
 from cirag_jax.reports import trace
-from cirag_jax.runtime import codec
-from cirag_jax.runtime.records import (
-    JournalReader,
-    RequestKey,
-    check_settings,
-    read_passages,
-    read_records,
-    read_settings,
-)
+from cirag_jax.runtime import codec, records
+from cirag_jax.runtime.records import JournalReader, RequestKey
 from cirag_jax.runtime.requests import Retrieve, Retrieved
 from cirag_jax.runtime.store import Journal, ResponseCache
 from cirag_jax.triples.store import FILE, Record, TripleStore, content_hash
@@ -26,9 +20,9 @@ from tests.attacks.hostile import CORRUPTIONS, MUTATIONS, attack, attempt, corru
 from tests.reports import made_up
 
 SETTINGS = {"method": "m", "seed": 0}
-ASKED = Generate((Message("user", "who?"),), "reader")
-FOUND = Generated("Ada", "stop", Usage(7, 2, 3), tokens=(Token("Ada", 5, -0.5),))
-LOOKED = Retrieve("who?", 2)
+REQUEST = Generate((Message("user", "who?"),), "reader")
+RESPONSE = Generated("Ada", "stop", Usage(7, 2, 3), tokens=(Token("Ada", 5, -0.5),))
+RETRIEVAL = Retrieve("who?", 2)
 PASSAGES = tuple(made_up.PASSAGES.values())[:2]
 
 
@@ -36,15 +30,15 @@ PASSAGES = tuple(made_up.PASSAGES.values())[:2]
 def folder(tmp_path_factory):
     """A folder with a journal, a store, a cache and an empty subfolder."""
     root = tmp_path_factory.mktemp("whole")
-    with Journal(root / "journal.sqlite", SETTINGS) as book:
+    with Journal(root / "journal.sqlite", SETTINGS) as journal:
         for name in ("a", "b"):
-            book.open_program(name, 0, {"question": "who?", "answers": ["Ada"]})
-            book.record(RequestKey(name, 0), ASKED, FOUND)
-            book.record(RequestKey(name, 1), LOOKED, Retrieved(PASSAGES, (0.5, 0.25)))
-        book.close_program("a", codec.encode(made_up.PREDICTION), None, 1.5)
-        book.add_seconds(2.0)
-        book.open_program("gone", 2, {})
-        book.forget(["gone"])
+            journal.open_program(name, 0, {"question": "who?", "answers": ["Ada"]})
+            journal.record(RequestKey(name, 0), REQUEST, RESPONSE)
+            journal.record(RequestKey(name, 1), RETRIEVAL, Retrieved(PASSAGES, (0.5, 0.25)))
+        journal.close_program("a", codec.encode(made_up.PREDICTION), None, 1.5)
+        journal.add_seconds(2.0)
+        journal.open_program("gone", 2, {})
+        journal.forget(["gone"])
     with TripleStore.create(root / FILE) as store:
         triples = (Triple("Ada", "born in", "London", PASSAGES[0].id, 0),)
         extracted = Record(PASSAGES[0].id, content_hash(PASSAGES[0]), triples)
@@ -52,7 +46,7 @@ def folder(tmp_path_factory):
         store.commit([extracted, failed], {"model": "m"})
         store.set_run_counts({"left": 0})
     cache = ResponseCache(root / "cache.sqlite")
-    cache.keep("m", ASKED, FOUND)
+    cache.keep("m", REQUEST, RESPONSE)
     cache._db.execute("PRAGMA journal_mode = DELETE")
     cache.close()
     (root / "work").mkdir()
@@ -60,45 +54,45 @@ def folder(tmp_path_factory):
 
 
 def _value(path: pathlib.Path, name: str):
-    with JournalReader(path) as book:
-        return getattr(book, name)
+    with JournalReader(path) as journal:
+        return getattr(journal, name)
 
 
 def _totals(path: pathlib.Path):
-    with JournalReader(path) as book:
-        return book.totals(), book.seconds
+    with JournalReader(path) as journal:
+        return journal.totals(), journal.seconds
 
 
 def _use_journal(path: pathlib.Path) -> None:
     """Calls everything that reads a journal, and resumes its run."""
     for read in (
-        read_records,
-        read_passages,
-        read_settings,
+        records.read_records,
+        records.read_passages,
+        records.read_settings,
         _totals,
         lambda path: _value(path, "load_seconds"),
         lambda path: _value(path, "is_sampled"),
     ):
         attempt(lambda read=read: read(path))
-    attempt(lambda: check_settings(path, SETTINGS))
+    attempt(lambda: records.check_settings(path, SETTINGS))
     page = path.with_name("trace.html")
     attempt(lambda: trace.write_trace(path, page))
     assert [p for p in path.parent.iterdir() if p.name.endswith((".part", ".old"))] == []
 
-    def go_on():
-        with Journal(path, SETTINGS) as book:
+    def resume():
+        with Journal(path, SETTINGS) as journal:
             for name in ("a", "b", "c"):
-                book.open_program(name, 0, {"question": "who?", "answers": ["Ada"]})
-                response = book.replay(RequestKey(name, 0), ASKED)
+                journal.open_program(name, 0, {"question": "who?", "answers": ["Ada"]})
+                response = journal.replay(RequestKey(name, 0), REQUEST)
                 assert response is None or isinstance(response, Generated | Exception)
-                book.replay(RequestKey(name, 1), LOOKED)
-                book.record(RequestKey(name, 2), ASKED, FOUND)
-                book.close_program(name, {"answer": "x"}, None)
-            book.add_seconds(1.0)
-            assert book.outcomes() and list(book.records()) and book.totals()
-            book.forget(["a"])
+                journal.replay(RequestKey(name, 1), RETRIEVAL)
+                journal.record(RequestKey(name, 2), REQUEST, RESPONSE)
+                journal.close_program(name, {"answer": "x"}, None)
+            journal.add_seconds(1.0)
+            assert journal.outcomes() and list(journal.records()) and journal.totals()
+            journal.forget(["a"])
 
-    attempt(go_on)
+    attempt(resume)
 
 
 def _use_store(path: pathlib.Path) -> None:
@@ -129,9 +123,9 @@ def _use_cache(path: pathlib.Path) -> None:
     def use():
         cache = ResponseCache(path)
         try:
-            response = cache.find("m", ASKED)
+            response = cache.find("m", REQUEST)
             assert response is None or isinstance(response, Generated)
-            cache.keep("m", ASKED, FOUND)
+            cache.keep("m", REQUEST, RESPONSE)
         finally:
             cache.close()
 
@@ -141,7 +135,7 @@ def _use_cache(path: pathlib.Path) -> None:
 USES = {"journal.sqlite": _use_journal, FILE: _use_store, "cache.sqlite": _use_cache}
 
 
-def _fresh(folder: pathlib.Path, name: str, content: bytes) -> pathlib.Path:
+def _copy_to_work(folder: pathlib.Path, name: str, content: bytes) -> pathlib.Path:
     for path in (folder / "work").iterdir():
         path.unlink()
     path = folder / "work" / name
@@ -153,7 +147,7 @@ def _fresh(folder: pathlib.Path, name: str, content: bytes) -> pathlib.Path:
 @attack(12, CORRUPTIONS)
 def test_corrupt_bytes(folder, name, damages):
     content = (folder / name).read_bytes()
-    USES[name](_fresh(folder, name, corrupt(content, damages)))
+    USES[name](_copy_to_work(folder, name, corrupt(content, damages)))
 
 
 # Columns with JSON or numbers.
@@ -170,12 +164,12 @@ COLUMNS = (
 @pytest.mark.parametrize(("name", "table", "column"), COLUMNS)
 @attack(8, MUTATIONS, st.integers(0, 3))
 def test_mutated_values(folder, name, table, column, changes, row):
-    path = _fresh(folder, name, (folder / name).read_bytes())
+    path = _copy_to_work(folder, name, (folder / name).read_bytes())
     db = sqlite3.connect(path)
     rows = db.execute(f"SELECT {column} FROM {table} WHERE {column} IS NOT NULL").fetchall()
     (text,) = rows[row % len(rows)]
     try:
-        value = made_up.json.loads(text)
+        value = json.loads(text)
     except ValueError:
         value = text
     other = mutate_json(value, changes).decode("utf-8", "replace")
@@ -215,26 +209,26 @@ def test_other_database_is_rejected_and_closed(tmp_path, use):
     ],
 )
 def test_malformed_value_is_named(folder, statement, values):
-    path = _fresh(folder, "journal.sqlite", (folder / "journal.sqlite").read_bytes())
+    path = _copy_to_work(folder, "journal.sqlite", (folder / "journal.sqlite").read_bytes())
     db = sqlite3.connect(path)
     db.execute(statement, values)
     db.commit()
     db.close()
-    reads = (read_records, read_settings, _totals, read_passages)
+    reads = (records.read_records, records.read_settings, _totals, records.read_passages)
     results = [attempt(lambda read=read: read(path)) for read in reads]
     assert None in results  # at least one reader rejects it
     _use_journal(path)
 
 
 def test_damaged_cached_response_is_missing(folder):
-    path = _fresh(folder, "cache.sqlite", (folder / "cache.sqlite").read_bytes())
+    path = _copy_to_work(folder, "cache.sqlite", (folder / "cache.sqlite").read_bytes())
     cache = ResponseCache(path)
-    assert cache.find("m", ASKED) is not None
-    half = codec.dump(codec.encode(FOUND)).replace(FOUND.text, r"\ud800")
+    assert cache.find("m", REQUEST) is not None
+    half = codec.dump(codec.encode(RESPONSE)).replace(RESPONSE.text, r"\ud800")
     for damage in ("{", "{}", '{"error": "x"}', "[" * 100_000, b"\x80{}", "\0", half):
         cache._db.execute("UPDATE responses SET response = CAST(? AS TEXT)", (damage,))
-        assert cache.find("m", ASKED) is None
-    cache.keep("m", ASKED, FOUND)
-    response = cache.find("m", ASKED)
-    assert isinstance(response, Generated) and response.text == FOUND.text
+        assert cache.find("m", REQUEST) is None
+    cache.keep("m", REQUEST, RESPONSE)
+    response = cache.find("m", REQUEST)
+    assert isinstance(response, Generated) and response.text == RESPONSE.text
     cache.close()

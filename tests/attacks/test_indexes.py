@@ -26,6 +26,7 @@ from tests.attacks.hostile import (
     attempt,
     corrupt,
     mutate_json,
+    replaced,
     unchanged,
 )
 
@@ -39,7 +40,7 @@ FILES = {
     "exact": ("manifest.json", "ids.jsonl", "vectors-00000.npy"),
     "faiss_flat": ("index.faiss",),
 }
-_PLACES = [(kind, name) for kind, names in FILES.items() for name in names]
+_INDEX_FILES = [(kind, name) for kind, names in FILES.items() for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,7 @@ def folders(tmp_path_factory, encoder):
     return root
 
 
-class _Remembered:
+class _FixedEncoder:
     """An encoder with a precomputed vector of the only query."""
 
     def __init__(self, encoder):
@@ -67,51 +68,45 @@ class _Remembered:
 
 
 @pytest.fixture(scope="module")
-def searched(encoder, folders):
+def search_corrupt(encoder, folders):
     """Returns a function that replaces a file of an index, opens the index and searches it."""
-    remembered = _Remembered(encoder)
+    fixed_encoder = _FixedEncoder(encoder)
 
-    def attacked(kind: str, name: str, content: bytes) -> None:
-        path = folders / kind / name
-        before = path.read_bytes()
-        try:
-            path.write_bytes(content)
-            with unchanged(folders):
-                index = attempt(lambda: PassageIndex.open(folders / kind, remembered))
-                if index is not None:
-                    row_QK, score_QK = index.search([_QUERY], 3)
-                    assert ((row_QK >= -1) & (row_QK < len(_PASSAGES))).all()
-                    assert np.isfinite(score_QK[row_QK >= 0]).all()
-                    attempt(lambda: index.check_corpus(_PASSAGES))
-        finally:
-            path.write_bytes(before)
+    def search(kind: str, name: str, content: bytes) -> None:
+        with replaced(folders / kind / name, content), unchanged(folders):
+            index = attempt(lambda: PassageIndex.open(folders / kind, fixed_encoder))
+            if index is not None:
+                row_QK, score_QK = index.search([_QUERY], 3)
+                assert ((row_QK >= -1) & (row_QK < len(_PASSAGES))).all()
+                assert np.isfinite(score_QK[row_QK >= 0]).all()
+                attempt(lambda: index.check_corpus(_PASSAGES))
 
-    return attacked
+    return search
 
 
 @pytest.mark.parametrize("kind", FILES)
 def test_intact_folder_equals_index_in_memory(folders, encoder, kind):
-    content = PassageIndex.open(folders / kind, encoder).search([_QUERY], 3)
+    results = PassageIndex.open(folders / kind, encoder).search([_QUERY], 3)
     expected = PassageIndex.in_memory(_PASSAGES, encoder, kind).search([_QUERY], 3)
-    for index, desired in zip(content, expected, strict=True):
-        np.testing.assert_allclose(index, desired, rtol=1e-6)
+    for actual, desired in zip(results, expected, strict=True):
+        np.testing.assert_allclose(actual, desired, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("kind", "name"), _PLACES)
+@pytest.mark.parametrize(("kind", "name"), _INDEX_FILES)
 @example([("put", 41, b"\n")])  # the length of faiss_flat's vectors
 @attack(12, CORRUPTIONS)
-def test_corrupt_bytes(searched, folders, kind, name, damages):
-    searched(kind, name, corrupt((folders / kind / name).read_bytes(), damages))
+def test_corrupt_bytes(search_corrupt, folders, kind, name, damages):
+    search_corrupt(kind, name, corrupt((folders / kind / name).read_bytes(), damages))
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [place for place in _PLACES if place[1].endswith(".json")]
+    ("kind", "name"), [place for place in _INDEX_FILES if place[1].endswith(".json")]
 )
 @example((False, [(59, True)]))  # the encoder of BM25's manifest, which has none
 @attack(25, MUTATIONS)
-def test_mutated_json(searched, folders, kind, name, changes):
+def test_mutated_json(search_corrupt, folders, kind, name, changes):
     content = json.loads((folders / kind / name).read_text())
-    searched(kind, name, mutate_json(content, changes))
+    search_corrupt(kind, name, mutate_json(content, changes))
 
 
 @example((False, [(29, True)]), [("cut", 0, b"")])  # the encoder
@@ -150,7 +145,7 @@ def test_wrong_number_of_vectors_is_rejected(folders, tmp_path):  # found by `ma
     file = tmp_path / "index" / "manifest.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "shards": 0}))
     with pytest.raises(UserError, match="it has 0 vectors for 24 passages"):
-        PassageIndex.open(tmp_path / "index", _whole(folders))
+        PassageIndex.open(tmp_path / "index", _exact_encoder(folders))
 
 
 def test_bm25_nan_scores_are_rejected(folders, tmp_path):
@@ -174,23 +169,23 @@ _ARRAYS = {
 
 
 @pytest.mark.parametrize("name", _ARRAYS)
-def test_bad_shard_is_rejected(searched, folders, tmp_path, name):
+def test_bad_shard_is_rejected(search_corrupt, folders, tmp_path, name):
     np.save(tmp_path / "x.npy", _ARRAYS[name])
-    searched("exact", "vectors-00000.npy", (tmp_path / "x.npy").read_bytes())
+    search_corrupt("exact", "vectors-00000.npy", (tmp_path / "x.npy").read_bytes())
     copy = tmp_path / "copy"
     shutil.copytree(folders / "exact", copy)
     shutil.copyfile(tmp_path / "x.npy", copy / "vectors-00000.npy")
     with pytest.raises(UserError):
-        PassageIndex.open(copy, _whole(folders))
+        PassageIndex.open(copy, _exact_encoder(folders))
 
 
-def _whole(folders: pathlib.Path):
-    """Returns an encoder of which only the identity is used."""
+def _exact_encoder(folders: pathlib.Path):
+    """Returns a stand-in for the exact index's encoder, which only has an identity."""
     manifest = json.loads((folders / "exact" / "manifest.json").read_text())
     return type("Encoder", (), {"identity": manifest["encoder"], "dim": 32})()
 
 
-@pytest.mark.parametrize(("kind", "name"), _PLACES)
+@pytest.mark.parametrize(("kind", "name"), _INDEX_FILES)
 def test_disk_one_byte_too_small(folders, encoder, tmp_path, kind, name):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     size = (folders / kind / name).stat().st_size
@@ -222,11 +217,11 @@ def test_faiss_reports_full_disk(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def spoilt(tmp_path_factory):
+def nan_encoder(tmp_path_factory):
     """An encoder with NaN weights."""
     from safetensors.numpy import load_file, save_file
 
-    folder = tiny.model_folder(tmp_path_factory.mktemp("spoilt") / "model")
+    folder = tiny.model_folder(tmp_path_factory.mktemp("nan_encoder") / "model")
     tensors = load_file(folder / "model.safetensors")
     name = next(name for name in tensors if name.endswith("word_embeddings.weight"))
     tensors[name][:, 3] = np.nan
@@ -236,14 +231,14 @@ def spoilt(tmp_path_factory):
     return open_encoder_for(config.lock())
 
 
-def test_encoder_with_nan_weights_is_rejected(spoilt, tmp_path):
+def test_encoder_with_nan_weights_is_rejected(nan_encoder, tmp_path):
     with pytest.raises(UserError, match="not finite"):
-        PassageIndex.in_memory(_PASSAGES, spoilt)
+        PassageIndex.in_memory(_PASSAGES, nan_encoder)
     with pytest.raises(UserError, match="not finite"):
-        CachedEncoder(spoilt, tmp_path / "cache").encode([_QUERY])
+        CachedEncoder(nan_encoder, tmp_path / "cache").encode([_QUERY])
     assert not (tmp_path / "cache").exists()
     with pytest.raises(UserError, match="not finite"):
-        BiEncoderRanker(spoilt).score([_QUERY], [["a text"]])
+        BiEncoderRanker(nan_encoder).score([_QUERY], [["a text"]])
 
 
 @pytest.mark.parametrize("values", [(np.nan, 0), (np.inf, 0), (np.inf, -np.inf)])

@@ -36,8 +36,8 @@ from tests.attacks.hostile import MUTATIONS, attack, attempt, mutate_json
 from tests.grade.articles import Model, write_articles
 from tests.reports import made_up
 
-FED = Triple("Ule", "feeds", "Tarn", "p0", 0)
-STEP = Step("What does Ule feed?", ("p0",), (FED,), (0.5,), "It feeds Tarn.", (FED,), None)
+TRIPLE = Triple("Ule", "feeds", "Tarn", "p0", 0)
+STEP = Step("What does Ule feed?", ("p0",), (TRIPLE,), (0.5,), "It feeds Tarn.", (TRIPLE,), None)
 
 
 class Reader(Model):
@@ -94,7 +94,7 @@ def _triples(root):
     return config
 
 
-def _once(run, name, root, **fields):
+def _run_once(run, name, root, **fields):
     """Returns a config of configs/, and creates the workdir of a complete run."""
     config = load_config(f"configs/{name}.py")
     config.update_from_flattened_dict(fields)
@@ -110,37 +110,41 @@ def _data(root):
         "q1", STEP.query, ("Tarn",), split="dev", fold="dev_report", supporting=("p0",),
         supporting_sentences=(("p0", 0),), context=("p0",),
     )  # fmt: skip
-    jsonl.write_dataset(Dataset("d", (question,), corpus, {"p0": (FED,)}), root / "data")
+    jsonl.write_dataset(Dataset("d", (question,), corpus, {"p0": (TRIPLE,)}), root / "data")
     return str(root / "data")
 
 
 def _answers(root):
     fields = {"data.dir": _data(root), "data.split": "dev", "reader.backend": "transformers"}
-    return _once(answer, "methods/direct", root, **fields)
+    return _run_once(answer, "methods/direct", root, **fields)
 
 
 def _readings(root):
-    return _once(evaluate_reader.evaluate, "reader_eval", root, folders=_data(root), **_FEW)
+    return _run_once(
+        evaluate_reader.evaluate, "reader_eval", root, folders=_data(root), **_FEW_SAMPLES
+    )
 
 
 def _extractions(root):
     fields = {"data.dir": _data(root), "data.fold": "dev_report"}
-    return _once(evaluate_extraction.evaluate, "extractor_eval", root, **fields, **_FEW)
+    return _run_once(evaluate_extraction.evaluate, "extractor_eval", root, **fields, **_FEW_SAMPLES)
 
 
 def _decisions(root):
     file = root / "trajectories.jsonl"
     write_trajectories(file, [Trajectory("q1", STEP.query, "annotations", (STEP,), "stopped")])
     fields = {"trajectories": str(file), "query_cosine": False}
-    return _once(evaluate_integrator.evaluate, "integrator_eval", root, **fields, **_FEW)
+    return _run_once(
+        evaluate_integrator.evaluate, "integrator_eval", root, **fields, **_FEW_SAMPLES
+    )
 
 
 def _verdicts(root):
     made_up.write_journal(root / JOURNAL, [(made_up.QUESTION, made_up.PREDICTION)])
-    return _once(judge.evaluate, "judge", root, runs=str(root), **_FEW)
+    return _run_once(judge.evaluate, "judge", root, runs=str(root), **_FEW_SAMPLES)
 
 
-_FEW = {"bootstrap_samples": 2}
+_FEW_SAMPLES = {"bootstrap_samples": 2}
 # Preparation, command, journal, and the model of the original run.
 COMMANDS = {
     "questions": (_questions, generate_questions, JOURNAL, Model),
@@ -157,13 +161,12 @@ STEPS += [(command, "") for command in COMMANDS if command != "questions"]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def complete_runs(tmp_path_factory):
     """The root, the config, the function and the journal of each command."""
     cases = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            identity, "of_model", lambda name: {"name": str(name)}
-        )  # there are no such weights
+        # These models have no weights.
+        patch.setattr(identity, "of_model", lambda name: {"name": str(name)})
         for name, (prepare, command, file, model) in COMMANDS.items():
             open_model = model()
             patch.setattr(backends, "open_backend", lambda config, spent, m=open_model: m)
@@ -172,9 +175,9 @@ def whole(tmp_path_factory):
         yield cases
 
 
-def _damaged(whole, command, step, change):
+def _damage(complete_runs, command, step, change):
     """Returns a journal, a program whose result is changed, and a function that resumes."""
-    root, config, run, name = whole[command]
+    root, config, run, name = complete_runs[command]
     shutil.rmtree(root / "copy", ignore_errors=True)
     work = shutil.copytree(root / "work", root / "copy")
     with contextlib.closing(sqlite3.connect(work / name)) as db:
@@ -205,71 +208,69 @@ BROKEN = {
 }
 # Invalid JSON is detected when a journal is read, by all its records or by its results only. Valid
 # JSON of another type is detected by each step.
-READ = [(*of_what, how) for of_what in (("judge", ""), ("extract", "")) for how in BROKEN]
-TYPED = [(*of_what, how) for of_what in STEPS for how in ("cut", "other type", "fields missing")]
+UNREADABLE = [(*step, how) for step in (("judge", ""), ("extract", "")) for how in BROKEN]
+MISTYPED = [(*step, how) for step in STEPS for how in ("cut", "other type", "fields missing")]
 
 
-@pytest.mark.parametrize(("command", "step", "how"), dict.fromkeys(READ + TYPED))
-def test_damaged_result_is_named(whole, command, step, how):
-    file, program, go_on = _damaged(whole, command, step, BROKEN[how])
+@pytest.mark.parametrize(("command", "step", "how"), dict.fromkeys(UNREADABLE + MISTYPED))
+def test_damaged_result_is_named(complete_runs, command, step, how):
+    file, program, resume = _damage(complete_runs, command, step, BROKEN[how])
     message = f"{file}: the result of {program!r} is damaged ("
     with pytest.raises(UserError, match=re.escape(message)):
-        go_on()
+        resume()
 
 
 @pytest.mark.parametrize(
     ("step", "other"),
     [
-        (
-            "triples",
-            '{"triples": [["Ule", "feeds", "Tarn", 6]], "problems": []}',
-        ),  # there are six claims
+        # There are six claims.
+        ("triples", '{"triples": [["Ule", "feeds", "Tarn", 6]], "problems": []}'),
         ("triples", '{"triples": [["Ule", "feeds", "Tarn", -1]], "problems": []}'),
         ("clusters", "[[0, 1, 6]]"),
     ],
 )
-def test_index_out_of_range_is_named(whole, step, other):
-    file, program, go_on = _damaged(whole, "questions", step, lambda text: other)
+def test_index_out_of_range_is_named(complete_runs, step, other):
+    file, program, resume = _damage(complete_runs, "questions", step, lambda text: other)
     with pytest.raises(UserError, match=re.escape(f"{file}: the result of {program!r} is damaged")):
-        go_on()
+        resume()
 
 
-def test_contradictory_extraction_is_named(whole):
+def test_contradictory_extraction_is_named(complete_runs):
     def change(text):
         outcome = json.loads(text)
         return json.dumps({**outcome, "cause": None if outcome["cause"] else "answer: no_json"})
 
     for command in ("extract", "extractor"):
-        file, program, go_on = _damaged(whole, command, "", change)
+        file, program, resume = _damage(complete_runs, command, "", change)
         with pytest.raises(UserError, match=re.escape(f"{file}: the result of {program!r} is dam")):
-            go_on()
+            resume()
 
 
-def test_surrogate_in_triple_is_named(whole):  # found by `make attack`
+def test_surrogate_in_triple_is_named(complete_runs):  # found by `make attack`
     def change(text):
         changed = text.replace('[["', r'[["\ud800', 1)
         assert changed != text
         return changed
 
-    file, program, go_on = _damaged(whole, "extract", "", change)
+    file, program, resume = _damage(complete_runs, "extract", "", change)
     with pytest.raises(UserError, match=re.escape(f"{file}: the result of {program!r} is damaged")):
-        go_on()
+        resume()
 
 
-def _traced(file):
+def _read_trace(file):
     trace.write_trace(file, file.with_name("trace.html"))
 
 
-def _compared(file):
+def _read_comparison(file):
     return [comparison.answered_of(record) for record in read_records(file)]
 
 
 @pytest.mark.parametrize(
     ("read", "column", "what"),
     [
-        (_traced, "outcome", "result"),
-        (_compared, "outcome", "result"),
-        (_compared, "input", "input"),
+        (_read_trace, "outcome", "result"),
+        (_read_comparison, "outcome", "result"),
+        (_read_comparison, "input", "input"),
     ],
 )
 def test_damaged_row_of_finished_run_is_named(tmp_path, read, column, what):
@@ -289,8 +290,8 @@ def test_damaged_row_of_finished_run_is_named(tmp_path, read, column, what):
 @pytest.mark.parametrize(("command", "step"), STEPS[1:])
 @example((False, [(54, ""), (103, "")]))  # parts of triples
 @attack(4, MUTATIONS)
-def test_mutated_json(whole, command, step, changes):
+def test_mutated_json(complete_runs, command, step, changes):
     def change(text):
         return mutate_json(json.loads(text), changes).decode("utf-8", "replace")
 
-    attempt(_damaged(whole, command, step, change)[2])
+    attempt(_damage(complete_runs, command, step, change)[2])

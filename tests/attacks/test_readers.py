@@ -37,6 +37,7 @@ from tests.attacks.hostile import (
     attempt,
     corrupt,
     mutate_json,
+    replaced,
     unchanged,
 )
 
@@ -66,7 +67,7 @@ _SYSTEM = {
     },
 }
 # Results of launch/compare.py, of a training and of configs/difficulty.py in one.
-_GRADED = {
+_RESULT = {
     "complete": True,
     "dev/loss": 0.5,
     "settings": {
@@ -105,7 +106,7 @@ RECORDS = {
         **{"date": "1852", "sentences": ["Ada was born.", "So was Bo."]},
     },
     "difficulty.jsonl": {"id": "a", "hops": 2, "difficulty": {"mean": 0.5}},
-    "result.json": _GRADED,
+    "result.json": _RESULT,
     "config.json": {
         **{"methods": ["direct", "x=cirag:paper"], "repeats": 2, "checkpoint": "w"},
         **{"optimizer": {"learning_rate": 0.1}, "model": {"spec": "m"}},
@@ -126,16 +127,16 @@ def folder(tmp_path_factory):
 
 
 def _read_dataset(root: pathlib.Path):
-    found = jsonl.read_dataset(root)
+    dataset = jsonl.read_dataset(root)
     # An accepted dataset can be written and read again.
     copy_folder = root.parent / "again"
-    jsonl.write_dataset(found, copy_folder)
+    jsonl.write_dataset(dataset, copy_folder)
     written = jsonl.read_dataset(copy_folder)
-    assert (written.questions, written.corpus) == (found.questions, found.corpus)
+    assert (written.questions, written.corpus) == (dataset.questions, dataset.corpus)
     _scan_corpus(root)
 
 
-def _graded(root: pathlib.Path, draws: bool = False):
+def _read_difficulty(root: pathlib.Path, draws: bool = False):
     """Reads a result for the page of several runs, by default without the slow figures."""
     with pytest.MonkeyPatch.context() as patch:
         if not draws:
@@ -152,11 +153,11 @@ def _follow(root: pathlib.Path):
 
 
 def _read_result(root: pathlib.Path):
-    _graded(root)
+    _read_difficulty(root)
     results._unfinished([("a", root)])
-    found = series.finished(root, ConfigDict(RECORDS["config.json"]))
-    if found is not None:
-        rows = {("1",): series.figures(found, "dev/loss")}
+    result = series.finished(root, ConfigDict(RECORDS["config.json"]))
+    if result is not None:
+        rows = {("1",): series.figures(result, "dev/loss")}
         series.best_of({key: next(iter(row.values())) for key, row in rows.items()}, "dev/loss")
         series.table(rows, ("step",))
     _follow(root)
@@ -180,12 +181,12 @@ READS = {
         ).values()
     ],
     "trajectories.jsonl": lambda root: [
-        codec.dump(codec.encode(found)).encode() for found in trajectories.read_trajectories(root)
+        codec.dump(codec.encode(row)).encode() for row in trajectories.read_trajectories(root)
     ],
     "trajectories.json": trajectories.read_sidecar,
     "documents.txt": lambda root: read_documents(root / "documents.txt"),
     "documents.jsonl": lambda root: articles.select(articles.read(str(root)), 1, 9),
-    "difficulty.jsonl": _graded,
+    "difficulty.jsonl": _read_difficulty,
     "result.json": _read_result,
     "config.json": _read_config,
 }
@@ -208,23 +209,18 @@ def test_rejected_corpus_is_closed(tmp_path, more):
 
 @pytest.mark.parametrize("value", [0.5, 10**400, "x", [], None])
 def test_difficulty_with_any_value_is_drawn_or_rejected(folder, tmp_path, value):
-    graded = copy.deepcopy(_GRADED)
-    graded["systems"]["a"]["matrix"]["2"][1] = {**_SHARE, "value": value}
-    for name, content in (("difficulty.jsonl", {"id": "a"}), ("result.json", graded)):
+    result_json = copy.deepcopy(_RESULT)
+    result_json["systems"]["a"]["matrix"]["2"][1] = {**_SHARE, "value": value}
+    for name, content in (("difficulty.jsonl", {"id": "a"}), ("result.json", result_json)):
         (tmp_path / name).write_text(json.dumps(content))
-    found = attempt(lambda: _graded(tmp_path, draws=True))
+    result = attempt(lambda: _read_difficulty(tmp_path, draws=True))
     figures.pyplot().close("all")
-    assert (found is not None) == (value in (0.5, None))
+    assert (result is not None) == (value in (0.5, None))
 
 
 def _attack(folder: pathlib.Path, name: str, content: bytes) -> None:
-    before = (folder / name).read_bytes()
-    try:
-        (folder / name).write_bytes(content)
-        with unchanged(folder):
-            attempt(lambda: READS[name](folder))
-    finally:
-        (folder / name).write_bytes(before)
+    with replaced(folder / name, content), unchanged(folder):
+        attempt(lambda: READS[name](folder))
 
 
 @pytest.mark.parametrize("name", READS)

@@ -30,40 +30,42 @@ from tests.attacks.hostile import (
 from tests.llm.faulty_server import completion, faulty_server
 
 _TOKEN = {"token": "a", "logprob": -0.5, "id": 7, "top_logprobs": [{"token": "b", "logprob": -1}]}
-WHOLE = completion('{"a": 1}', logprobs={"content": [_TOKEN]})
-WHOLE["usage"]["prompt_tokens_details"] = {"cached_tokens": 1}
+RESPONSE = completion('{"a": 1}', logprobs={"content": [_TOKEN]})
+RESPONSE["usage"]["prompt_tokens_details"] = {"cached_tokens": 1}
 PLAIN = Generate((Message("user", "who?"),), role="reader", max_tokens=5)
 RICH = dataclasses.replace(PLAIN, logprobs=True, top_logprobs=1, json_schema={}, stop=("}",))
 
 
-def _read_and_keep(content: bytes, request: Generate) -> None:
+def _read_and_record(content: bytes, request: Generate) -> None:
     """Reads a response; if it is accepted, it can be recorded and replayed."""
     errors = (wire.MalformedResponse, wire.RequestRejected)
-    answer = attempt(lambda: wire.read_completion(content, request), *errors)
-    if answer is None:
+    completed = attempt(lambda: wire.read_completion(content, request), *errors)
+    if completed is None:
         return
-    usage = Usage(answer.prompt_tokens or 0, answer.cached_tokens, answer.generated_tokens or 0)
-    response = Generated(answer.text, answer.finish_reason, usage, tokens=answer.tokens)
-    with Journal(":memory:", {}) as book:
-        book.open_program("q", 0, {})
-        book.record(RequestKey("q", 0), request, response)
-        assert book.replay(RequestKey("q", 0), request) == response
-        assert float(sum(book.totals().usage.values(), Usage()).prompt_tokens) >= 0
+    usage = Usage(
+        completed.prompt_tokens or 0, completed.cached_tokens, completed.generated_tokens or 0
+    )
+    response = Generated(completed.text, completed.finish_reason, usage, tokens=completed.tokens)
+    with Journal(":memory:", {}) as journal:
+        journal.open_program("q", 0, {})
+        journal.record(RequestKey("q", 0), request, response)
+        assert journal.replay(RequestKey("q", 0), request) == response
+        assert float(sum(journal.totals().usage.values(), Usage()).prompt_tokens) >= 0
 
 
 @attack(150, MUTATIONS, st.sampled_from([PLAIN, RICH]))
 def test_response_mutated_json(changes, request):
-    _read_and_keep(mutate_json(WHOLE, changes), request)
+    _read_and_record(mutate_json(RESPONSE, changes), request)
 
 
 @attack(60, CORRUPTIONS, st.sampled_from([PLAIN, RICH]))
 def test_response_corrupt_bytes(damages, request):
-    _read_and_keep(corrupt(json.dumps(WHOLE).encode(), damages), request)
+    _read_and_record(corrupt(json.dumps(RESPONSE).encode(), damages), request)
 
 
 @attack(40, TEXTS)
 def test_response_with_any_text(text):
-    _read_and_keep(json.dumps(completion(text)).encode(), PLAIN)
+    _read_and_record(json.dumps(completion(text)).encode(), PLAIN)
 
 
 @pytest.mark.parametrize("logprob", [math.nan, math.inf])
@@ -89,7 +91,7 @@ _REFUSAL = completion(None)
 _REFUSAL["choices"][0]["message"]["refusal"] = EVIL
 ANSWERS = {
     "surrogates and escapes in an error": (400, {}, EVIL),
-    "an error that nests without an end": b'{"error":' + b"[" * DEEP,
+    "a deeply nested error": b'{"error":' + b"[" * DEEP,
     "a wait until the year 10^20": (429, {"retry-after": f"Mon, 01 Jan 1{'0' * 20} 00:00:00 GMT"}),
     "a wait that is no number": (503, {"retry-after": "NaN"}),
     "a refusal that drives a terminal": _REFUSAL,
@@ -97,7 +99,7 @@ ANSWERS = {
     "a text of brackets": completion("[" * DEEP),
     "brackets": b"[" * DEEP,
     "NaN": b"NaN",
-    "nothing at all": b"",
+    "an empty body": b"",
     "an unknown reason": completion("x", finish_reason=EVIL),
 }
 
@@ -132,11 +134,11 @@ def test_bad_responses_are_recorded_as_errors(server, tmp_path, capfd):
 
         return Job(name, {}, start)
 
-    with Journal(tmp_path / "journal.sqlite", {}) as book:
+    with Journal(tmp_path / "journal.sqlite", {}) as journal:
         handler = GenerateHandler(_backend(server), {"reader": 5}, seed=None)
-        Scheduler({"reader": handler}, book).run(map(job, requests))
-    with Journal(tmp_path / "journal.sqlite", {}) as book:
-        records = {record.id: record for record in book.records()}
+        Scheduler({"reader": handler}, journal).run(map(job, requests))
+    with Journal(tmp_path / "journal.sqlite", {}) as journal:
+        records = {record.id: record for record in journal.records()}
     assert records["good"].outcome == "echo good"
     for name in ANSWERS:
         error = records[name].error

@@ -26,6 +26,7 @@ from tests.attacks.hostile import (
     attempt,
     corrupt,
     mutate_json,
+    replaced,
     st,
     unchanged,
 )
@@ -167,13 +168,8 @@ TOKENIZER = ("generation_config.json", "tokenizer_config.json", "tokenizer.json"
 
 
 def _attack(folder: pathlib.Path, name: str, content: bytes, read) -> None:
-    before = (folder / name).read_bytes()
-    try:
-        (folder / name).write_bytes(content)
-        with unchanged(folder):
-            attempt(lambda: read(folder))
-    finally:
-        (folder / name).write_bytes(before)
+    with replaced(folder / name, content), unchanged(folder):
+        attempt(lambda: read(folder))
 
 
 @pytest.mark.parametrize("name", READS)
@@ -252,9 +248,9 @@ def test_safetensors_mutated_header(folder, changes, length):
 
 
 @pytest.fixture(scope="module")
-def beside(tmp_path_factory):
+def adapter_folder(tmp_path_factory):
     """An encoder, and a folder with an adapter and a link head."""
-    root = tmp_path_factory.mktemp("beside")
+    root = tmp_path_factory.mktemp("adapter_folder")
     encoder = pretrained.load_encoder(str(tiny.model_folder(root / "encoder")))
     before = to_tensors(encoder.state, encoder.config, encoder.model_type)
     trained = {name: array + 0.25 * (array.ndim == 2) for name, array in before.items()}
@@ -284,7 +280,7 @@ def _read_head(encoder, folder: pathlib.Path) -> None:
         assert np.isfinite(head.score([np.ones((2, 3), np.float32)])).all()
 
 
-BESIDE = {
+ADAPTER_READS = {
     "adapter_config.json": _read_adapter,
     "training.json": _read_adapter,
     "adapter_model.safetensors": _read_adapter,
@@ -292,17 +288,17 @@ BESIDE = {
 }
 
 
-@pytest.mark.parametrize("name", BESIDE)
-def test_adapter_intact_files_are_read(beside, name):
-    BESIDE[name](*beside)
+@pytest.mark.parametrize("name", ADAPTER_READS)
+def test_adapter_intact_files_are_read(adapter_folder, name):
+    ADAPTER_READS[name](*adapter_folder)
 
 
-@pytest.mark.parametrize("name", BESIDE)
+@pytest.mark.parametrize("name", ADAPTER_READS)
 @attack(8, CORRUPTIONS)
-def test_adapter_corrupt_bytes(beside, name, damages):
-    encoder, folder = beside
+def test_adapter_corrupt_bytes(adapter_folder, name, damages):
+    encoder, folder = adapter_folder
     content = corrupt((folder / name).read_bytes(), damages)
-    _attack(folder, name, content, lambda root: BESIDE[name](encoder, root))
+    _attack(folder, name, content, lambda root: ADAPTER_READS[name](encoder, root))
 
 
 def _header(content: bytes, change) -> bytes:
@@ -312,42 +308,46 @@ def _header(content: bytes, change) -> bytes:
     return len(header).to_bytes(8, "little") + header + content[8 + size :]
 
 
-@pytest.mark.parametrize("name", BESIDE)
+@pytest.mark.parametrize("name", ADAPTER_READS)
 @example((False, [(16, 10**400)]))  # lora_alpha
 @attack(20, MUTATIONS)
-def test_adapter_mutated_values(beside, name, changes):
-    encoder, folder = beside
+def test_adapter_mutated_values(adapter_folder, name, changes):
+    encoder, folder = adapter_folder
     content = (folder / name).read_bytes()
     if name.endswith(".json"):
         content = mutate_json(json.loads(content), changes)
     else:
         content = _header(content, lambda header: mutate_json(header, changes))
-    _attack(folder, name, content, lambda root: BESIDE[name](encoder, root))
+    _attack(folder, name, content, lambda root: ADAPTER_READS[name](encoder, root))
 
 
 # Unsupported dtypes, with their numbers of bits.
-_UNREAD = {"F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "C64": 64}
+_UNSUPPORTED = {"F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "C64": 64}
 
 
-def _unread(dtype: str, shape: list[int], name: str, metadata: dict[str, str]) -> bytes:
-    size = np.prod(shape) * _UNREAD[dtype] // 8
+def _unsupported_tensor(dtype: str, shape: list[int], name: str, metadata: dict[str, str]) -> bytes:
+    size = np.prod(shape) * _UNSUPPORTED[dtype] // 8
     tensor = {"dtype": dtype, "shape": shape, "data_offsets": [0, int(size)]}
     header = json.dumps({"__metadata__": metadata, name: tensor}).encode()
     return len(header).to_bytes(8, "little") + header + bytes(int(size))
 
 
-@pytest.mark.parametrize("dtype", _UNREAD)
-def test_unsupported_dtype_is_rejected(folder, beside, tmp_path, dtype):
-    encoder, of_encoder = beside
-    decoders, shards = (shutil.copytree(folder / n, tmp_path / n) for n in ("adapter", "shards"))
-    both = shutil.copytree(of_encoder, tmp_path / "both")
+@pytest.mark.parametrize("dtype", _UNSUPPORTED)
+def test_unsupported_dtype_is_rejected(folder, adapter_folder, tmp_path, dtype):
+    encoder, source = adapter_folder
+    decoder_adapter, shards = (
+        shutil.copytree(folder / n, tmp_path / n) for n in ("adapter", "shards")
+    )
+    both = shutil.copytree(source, tmp_path / "both")
     key = "base_model.model.encoder.layer.0.attention.self.query.lora_A.weight"
-    (both / "adapter_model.safetensors").write_bytes(_unread(dtype, [1, 32], key, {}))
+    (both / "adapter_model.safetensors").write_bytes(_unsupported_tensor(dtype, [1, 32], key, {}))
     metadata = {"features": "a,b,c", "units": "triple", "steps": "2"}
-    (both / "link_head.safetensors").write_bytes(_unread(dtype, [2], "out_H", metadata))
+    (both / "link_head.safetensors").write_bytes(_unsupported_tensor(dtype, [2], "out_H", metadata))
     key = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
-    (decoders / "adapter_model.safetensors").write_bytes(_unread(dtype, [2, 32], key, {}))
-    (shards / "one.safetensors").write_bytes(_unread(dtype, [2, 2], "a", {}))
+    (decoder_adapter / "adapter_model.safetensors").write_bytes(
+        _unsupported_tensor(dtype, [2, 32], key, {})
+    )
+    (shards / "one.safetensors").write_bytes(_unsupported_tensor(dtype, [2, 2], "a", {}))
 
     def read_slices():
         with tensor_files.TensorFiles(shards) as files:
@@ -356,7 +356,7 @@ def test_unsupported_dtype_is_rejected(folder, beside, tmp_path, dtype):
     for read in (
         lambda: _read_adapter(encoder, both),
         lambda: _read_head(encoder, both),
-        lambda: peft_format.load_adapter(decoders, _DECODER),
+        lambda: peft_format.load_adapter(decoder_adapter, _DECODER),
         lambda: list(tensor_files.read_tensors(shards)),
         read_slices,
     ):
@@ -395,33 +395,22 @@ def _use_checkpoints(root: pathlib.Path) -> None:
 @attack(3, MUTATIONS)
 def test_checkpoints_mutated_json(checkpoints, item, changes):
     path = checkpoints / _ITEMS[item]
-    before = path.read_bytes()
-    try:
-        path.write_bytes(mutate_json(json.loads(before), changes))
+    with replaced(path, mutate_json(json.loads(path.read_bytes()), changes)):
         attempt(lambda: _use_checkpoints(checkpoints))
-    finally:
-        path.write_bytes(before)
 
 
 @pytest.mark.parametrize("content", [b"", b"[" * 100_000, b"[]", b'{"dev/mrr": "x"}', b"\xff"])
 def test_checkpoints_bad_metrics_are_rejected(checkpoints, content):
-    path = checkpoints / _ITEMS["metrics"]
-    before = path.read_bytes()
-    try:
-        path.write_bytes(content)
-        with pytest.raises(UserError, match="metrics of a checkpoint"):
-            Checkpoints(checkpoints, read_only=True)
-    finally:
-        path.write_bytes(before)
+    with (
+        replaced(checkpoints / _ITEMS["metrics"], content),
+        pytest.raises(UserError, match="metrics of a checkpoint"),
+    ):
+        Checkpoints(checkpoints, read_only=True)
 
 
 @attack(4, CORRUPTIONS, st.integers(0, 100))
 def test_checkpoints_corrupt_bytes(checkpoints, damages, place):
     files = [path for path in sorted((checkpoints / "1").rglob("*")) if path.is_file()]
     path = files[place % len(files)]
-    before = path.read_bytes()
-    try:
-        path.write_bytes(corrupt(before, damages))
+    with replaced(path, corrupt(path.read_bytes(), damages)):
         attempt(lambda: _use_checkpoints(checkpoints))
-    finally:
-        path.write_bytes(before)

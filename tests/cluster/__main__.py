@@ -39,7 +39,7 @@ from tests.cluster import on_ray
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _TIMEOUT = 900.0  # seconds that a job may take on a busy machine
 STEPS = 400
-# cred_expire is the wait of a requeued job in seconds, by default two minutes.
+# cred_expire is the waiting time of a requeued job in seconds, by default two minutes.
 _CONFIG = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -72,9 +72,8 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 def run(*command: object, **fields: Any) -> str:
     """Runs a command, and returns its output."""
     words = [str(word) for word in command]
-    return (
-        subprocess.run(words, check=True, stdout=subprocess.PIPE, **fields).stdout.decode().strip()
-    )
+    process = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True, **fields)
+    return process.stdout.strip()
 
 
 def install() -> None:
@@ -105,12 +104,12 @@ def slurm(folder: pathlib.Path) -> Iterator[None]:
         run("munged", "--force", *(f"--{k}={folder}/munge/{v}" for k, v in files.items()))
         run("slurmctld")
         run("slurmd")
-        wait("the node", lambda: "idle" in run("sinfo", "--noheader", "--format=%t"))
+        wait_for("the node", lambda: "idle" in run("sinfo", "--noheader", "--format=%t"))
         yield
     finally:
         with contextlib.suppress(subprocess.CalledProcessError):
             run("scancel", "--user=root")
-            wait("the end of all jobs", lambda: not run("squeue", "--noheader"))
+            wait_for("the end of all jobs", lambda: not run("squeue", "--noheader"))
         for pid in reversed(pids):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 os.kill(int(pid.read_text()), 15)
@@ -122,16 +121,16 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def wait(what: str, is_there: Callable[[], object]) -> None:
-    """Waits until ``is_there`` returns true; exits after a timeout."""
-    print(f"waiting for {what}", flush=True)
+def wait_for(event: str, condition: Callable[[], object]) -> None:
+    """Waits until ``condition`` returns a true value; exits after a timeout."""
+    print(f"waiting for {event}", flush=True)
     end = time.monotonic() + _TIMEOUT
     while True:
         with contextlib.suppress(subprocess.CalledProcessError):  # Slurm's commands may time out
-            if is_there():
+            if condition():
                 return
         if time.monotonic() > end:
-            raise SystemExit(f"timed out after {_TIMEOUT:.0f} seconds: {what}")
+            raise SystemExit(f"timed out after {_TIMEOUT:.0f} seconds: {event}")
         time.sleep(0.5)
 
 
@@ -142,7 +141,7 @@ def submit(folder: pathlib.Path, name: str, *arguments: object) -> str:
     return run(*words, cwd=_ROOT).partition(";")[0]
 
 
-def ended(job: str) -> bool:
+def has_ended(job: str) -> bool:
     """Returns whether no task of a job is waiting or running."""
     return not run("squeue", "--noheader", "--format=%i", f"--jobs={job}")
 
@@ -183,18 +182,18 @@ def check_training(folder: pathlib.Path) -> None:
     arguments = ["--ntasks=2", "launch/slurm/job.sh", "train", *training(folder)]
     undisturbed, interrupted = folder / "whole", folder / "cut"
     job = submit(folder, "whole", *arguments, f"--workdir={undisturbed}")
-    wait("the end of the undisturbed job", lambda: ended(job))
+    wait_for("the end of the undisturbed job", lambda: has_ended(job))
     assert state(job, "JobState") == "COMPLETED", state(job, "JobState")
 
     job = submit(folder, "cut", *arguments, f"--workdir={interrupted}")
-    wait("step 30", lambda: last_step(interrupted) >= 30)
+    wait_for("step 30", lambda: last_step(interrupted) >= 30)
     run("scancel", "--signal=TERM", job)
-    wait("the requeued job", lambda: int(state(job, "Restarts")) == 1)
+    wait_for("the requeued job", lambda: int(state(job, "Restarts")) == 1)
     stopped = json.loads((interrupted / "result.json").read_text())
     assert stopped["complete"] is False and 30 <= stopped["step"] < STEPS, stopped
-    wait("further steps", lambda: last_step(interrupted) >= stopped["step"] + 30)
+    wait_for("further steps", lambda: last_step(interrupted) >= stopped["step"] + 30)
     run("scontrol", "requeue", job)
-    wait("the job that its user requeued", lambda: ended(job))
+    wait_for("the job that its user requeued", lambda: has_ended(job))
 
     result = json.loads((interrupted / "result.json").read_text())
     assert result["complete"] and state(job, "JobState") == "COMPLETED", result
@@ -211,7 +210,7 @@ def check_sweep(folder: pathlib.Path) -> None:
     swept = [*training(folder / "s"), "--config.num_steps=4", "--config.eval_every=2"]
     swept += ["--config.sweep.seed=0,1", f"--workdir={workdir}"]
     job = submit(folder, "sweep", "--array=0-1", "launch/slurm/job.sh", "sweep", *swept)
-    wait("the end of the array", lambda: ended(job))
+    wait_for("the end of the array", lambda: has_ended(job))
     runs = json.loads((workdir / "result.json").read_text())["runs"]
     assert [(row["name"], row["state"]) for row in runs] == [
         ("seed=0", "ended"), ("seed=1", "ended")

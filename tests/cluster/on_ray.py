@@ -93,7 +93,7 @@ def _run(python: str, name: str, workdir: pathlib.Path, *arguments: str) -> tupl
     return json.loads(out), err
 
 
-def _worker(workdir: pathlib.Path) -> int:
+def _find_worker(workdir: pathlib.Path) -> int:
     """Returns the id of a worker's process that has a shard's journal in ``workdir`` open."""
     for process in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has ended
@@ -103,7 +103,7 @@ def _worker(workdir: pathlib.Path) -> int:
     raise AssertionError("no worker has a shard")
 
 
-def _killing(count: int, victim: Callable[[], int]) -> Callable[[str, bool], Any]:
+def _killing_responses(count: int, victim: Callable[[], int]) -> Callable[[str, bool], Any]:
     """Returns a server's response function, which kills a process at call ``count``."""
     num_requests = 0
 
@@ -136,7 +136,7 @@ def _check_extraction(python: str, folder: pathlib.Path, data: pathlib.Path) -> 
         assert expected["ok"] == 24 and len(server.asked) == expected["calls"] == 48
 
         server.asked.clear()
-        server.answer = _killing(15, lambda: _worker(worker_killed))
+        server.answer = _killing_responses(15, lambda: _find_worker(worker_killed))
         result, stderr = _run(python, "extract", worker_killed, *arguments, *_WORKERS)
         assert stderr.count("a worker of the Ray cluster died") == 1, stderr
         assert (worker_killed / FILE).read_bytes() == (local / FILE).read_bytes()
@@ -148,7 +148,7 @@ def _check_extraction(python: str, folder: pathlib.Path, data: pathlib.Path) -> 
 
         server.asked.clear()
         command = _start(python, "extract", command_killed, *arguments, *_WORKERS)
-        server.answer = _killing(15, lambda: command.pid)
+        server.answer = _killing_responses(15, lambda: command.pid)
         _, stderr = command.communicate()
         assert command.returncode == -signal.SIGKILL, stderr
         server.answer = rules

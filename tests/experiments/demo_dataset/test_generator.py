@@ -1,4 +1,4 @@
-"""The generator of the built-in dataset still makes the files that the package ships.
+"""Compares the files of the built-in dataset's generator with those that the package ships.
 
 The modules of the generator are imported in the tests, because they need its requirements.
 """
@@ -21,8 +21,8 @@ from cirag_jax.grade.records import Edge, Fact
 from tests.datasets.test_demo import requirements
 
 
-def _lacking() -> list[str]:
-    """The pinned sources that are not installed."""
+def _missing_sources() -> list[str]:
+    """Returns the pinned sources that are not installed."""
     installed = {d.name.lower(): d.version for d in importlib.metadata.distributions()}
     return [
         f"{name}=={version}"
@@ -34,14 +34,14 @@ def _lacking() -> list[str]:
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        bool(_lacking()),
-        reason=f"experiments/demo_dataset/requirements.txt is not installed: {_lacking()}",
+        bool(_missing_sources()),
+        reason=f"experiments/demo_dataset/requirements.txt is not installed: {_missing_sources()}",
     ),
 ]
 
 _HINT = (
-    "The generator makes another dataset than the shipped one. If that is meant, see 'When a "
-    "source is updated' in docs/demo_dataset.md."
+    "The generator's files differ from the shipped ones. If this is intended, see 'When a source "
+    "is updated' in docs/demo_dataset.md."
 )
 _PRINT_DIGESTS = (
     "import hashlib, json; from experiments.demo_dataset import build; files = build.build_files();"
@@ -59,20 +59,20 @@ def built():
 
 @pytest.fixture(scope="module")
 def shipped() -> dict[str, bytes]:
-    """The shipped files, decompressed: zlib's versions compress differently."""
+    """The decompressed shipped files, because versions of zlib compress differently."""
     names = (demo.QUESTIONS, demo.CORPUS, demo.ENTITIES)
     return {name: gzip.decompress((demo.FOLDER / name).read_bytes()) for name in names}
 
 
-def test_generator_makes_the_shipped_bytes(built, shipped):
+def test_generator_equals_shipped_files(built, shipped):
     dataset, files = built
     assert [name for name in shipped if files[name] != shipped[name]] == [], _HINT
     assert files.keys() == shipped.keys()
     assert dataset == demo.build()
 
 
-def test_generator_another_hash_seed_makes_the_same_bytes(repository, shipped):
-    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"  # not this process's own
+def test_generator_other_hash_seed_same_files(repository, shipped):
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"  # differs from this process
     environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(repository)}
     command = [sys.executable, "-c", _PRINT_DIGESTS]
     process = subprocess.run(
@@ -109,7 +109,7 @@ def test_command_without_out_reports_changed_files(built, monkeypatch, tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_command_unwritable_folder_is_one_sentence(built, monkeypatch, tmp_path, capsys):
+def test_command_unwritable_folder_is_reported(built, monkeypatch, tmp_path, capsys):
     from experiments.demo_dataset import __main__ as command
 
     monkeypatch.setattr(command.build, "build_files", lambda: built)
@@ -118,7 +118,7 @@ def test_command_unwritable_folder_is_one_sentence(built, monkeypatch, tmp_path,
     assert "file/x cannot be written" in capsys.readouterr().err
 
 
-def test_command_error_text_cannot_drive_a_terminal(monkeypatch, capsys):
+def test_command_error_is_escaped(monkeypatch, capsys):
     from experiments.demo_dataset import __main__ as command
 
     def fail():
@@ -137,14 +137,14 @@ def test_sources_missing_package_is_named(monkeypatch):
         sources.great_table("09-films")
 
 
-def test_sources_package_without_the_file_is_named():
+def test_sources_missing_file_is_named():
     from experiments.demo_dataset import sources
 
     with pytest.raises(UserError, match="nothing.csv"):
         sources.package_file("us", "nothing.csv")
 
 
-def test_asker_chains_become_questions_of_grade():
+def test_grade_phrases_chains_of_asker():
     from experiments.demo_dataset import build, questions
 
     templates = TypedTemplates()
