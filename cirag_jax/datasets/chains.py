@@ -157,7 +157,7 @@ def chain_of(dataset: Dataset, question: Question, kind: UnitKind) -> Chain | No
 
 
 class _Fact(NamedTuple):
-    """What a unit must be about (a head entity or a sub-question), and the answer it must state."""
+    """The subject of a unit (a head entity or a sub-question), and the answer it must state."""
 
     about: str
     answer: str

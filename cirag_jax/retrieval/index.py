@@ -310,9 +310,9 @@ def check_manifest(
 ) -> None:
     """Compares the manifests of two indexes, see `identity.check_same`.
 
-    Packages of vector indexes may differ, because every version of faiss reads the indexes of
-    others. So may the dtype of BM25 indexes, which have no vectors. Packages are only compared if
-    the old manifest records them.
+    The version of faiss may differ, because every version reads the indexes of others, and so may
+    the dtype of BM25 indexes, which have no vectors. Other packages are only compared if the old
+    manifest records them.
     """
     may_differ = [*MAY_DIFFER, "dtype" if new.get("kind") == "bm25" else "packages"]
     if "packages" not in old:
@@ -337,7 +337,7 @@ def _read_ids(folder: pathlib.Path, rows: int) -> list[str]:
 class Shards:
     """The ``vectors-*.npy`` files of a folder as one matrix, read when sliced.
 
-    Only one file is open at a time, because a process may not open as many as there may be.
+    Only one file is open at a time, because there may be more than a process can open.
     """
 
     def __init__(self, folder: pathlib.Path, manifest: Mapping[str, Any]):
