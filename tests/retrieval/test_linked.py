@@ -84,7 +84,7 @@ def test_candidates_words_left_and_added_by_the_chain():
     first, second = _steps(make_head(named=1.0), question, steps=2)
     # The first step searches for the whole question, without words of a chain.
     assert first["Grey Harbour"]["left"] == 1 and first["Grey Harbour"]["words_place"] == 0
-    assert {known["counts"] for known in first.values()} == {0}
+    assert {known["told"] for known in first.values()} == {0}
     assert first["Grey Harbour"]["title_asked"] == 1 and first["Red Harbour"]["title_asked"] == 0.5
     assert {known["like_chain"] for known in first.values()} == {0}
     # The film's passage has "Grey Harbour", "made" and "Anna Berg"; "baker" is still open.
@@ -97,8 +97,8 @@ def test_candidates_words_left_and_added_by_the_chain():
 def test_candidates_new_words_of_the_last_unit():
     _, second = _steps(make_head(named=1.0), "Who made it, Grey Harbour?", steps=2)
     # "Anna Berg made it" has a name that the question lacks, and only her passage has "Anna".
-    others = [known["counts"] for name, known in second.items() if name != "Anna Berg"]
-    assert second["Anna Berg"]["counts"] > max(others) > 0
+    others = [known["told"] for name, known in second.items() if name != "Anna Berg"]
+    assert second["Anna Berg"]["told"] > max(others) > 0
     assert second["Anna Berg"]["words_place"] == 0
 
 
