@@ -17,8 +17,9 @@ from absl import logging
 
 from cirag_jax.datasets import annotations, sentences
 from cirag_jax.datasets.annotations import Hop
-from cirag_jax.errors import UserError, check_choice
+from cirag_jax.errors import UserError
 from cirag_jax.types import Dataset, Passage, Question, Triple
+from cirag_jax.validation import check_value
 
 UnitKind = Literal["triple", "sentence", "passage"]
 UNIT_KINDS: tuple[UnitKind, ...] = get_args(UnitKind)
@@ -93,17 +94,20 @@ def sentence_texts(passage: Passage) -> dict[str, int]:
     return indices
 
 
+def unit_texts(passage: Passage, kind: UnitKind, triples: Iterable[Triple]) -> list[str]:
+    """Returns the distinct units of one passage as texts, in reading order."""
+    if kind == "triple":
+        return list(dict.fromkeys(map(triple_text, triples)))
+    if kind == "sentence":
+        return list(sentence_texts(passage))
+    check_value("config.data.units", kind, UnitKind)
+    return [passage_text(passage)]
+
+
 def units_of(dataset: Dataset, passage_id: str, kind: UnitKind) -> tuple[Unit, ...]:
     """Returns the distinct units of one passage, in reading order."""
-    passage = dataset.corpus[passage_id]
-    if kind == "triple":
-        texts: Iterable[str] = map(triple_text, dataset.triples.get(passage_id, ()))
-    elif kind == "sentence":
-        texts = sentence_texts(passage)
-    else:
-        check_choice("config.data.units", kind, UNIT_KINDS)
-        texts = (passage_text(passage),)
-    return tuple(Unit(text, passage_id) for text in dict.fromkeys(texts))
+    texts = unit_texts(dataset.corpus[passage_id], kind, dataset.triples.get(passage_id, ()))
+    return tuple(Unit(text, passage_id) for text in texts)
 
 
 def pool_of(dataset: Dataset, question: Question, kind: UnitKind) -> tuple[Unit, ...]:
@@ -157,7 +161,7 @@ def chain_of(dataset: Dataset, question: Question, kind: UnitKind) -> Chain | No
 
 
 class _Fact(NamedTuple):
-    """What a unit must be about (a head entity or a sub-question), and the answer it must state."""
+    """The subject of a unit (a head entity or a sub-question), and the answer it must state."""
 
     about: str
     answer: str

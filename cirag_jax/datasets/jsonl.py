@@ -7,7 +7,7 @@ an error that names file, line and field.
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -126,31 +126,28 @@ def _read_questions(path: Path, corpus: Mapping[str, Passage] | None) -> tuple[Q
 
 def _check_passages(place: str, question: Question, corpus: Mapping[str, Passage]) -> None:
     """Raises UserError if the corpus lacks a passage or a sentence that a question names."""
-    passage_ids = {
-        **{f"supporting[{i}]": pid for i, pid in enumerate(question.supporting or ())},
-        **{
-            f"supporting_sentences[{i}][0]": pair[0]
-            for i, pair in enumerate(question.supporting_sentences or ())
-        },
-        **{
-            f"same_sentences[{i}][{j}][0]": pair[0]
-            for i, places in enumerate(question.same_sentences or ())
-            for j, pair in enumerate(places)
-        },
-        **{f"context[{i}]": pid for i, pid in enumerate(question.context or ())},
-        **{
-            f"decomposition[{i}].supporting": step.supporting
-            for i, step in enumerate(question.decomposition or ())
-            if step.supporting is not None
-        },
-    }
-    for field, passage_id in passage_ids.items():
+    for field, passage_id in _named_passages(question):
         _check_known(place, field, passage_id, corpus)
     for i, places in enumerate(question.same_sentences or ()):
         for j, (passage_id, sentence) in enumerate(places):
             if sentence >= len(sentences_of(corpus[passage_id])):
                 problem = f"names sentence {sentence} of passage {passage_id!r}, which has fewer"
                 raise field_error(place, f"same_sentences[{i}][{j}]", problem)
+
+
+def _named_passages(question: Question) -> Iterator[tuple[str, str]]:
+    for i, passage_id in enumerate(question.supporting or ()):
+        yield f"supporting[{i}]", passage_id
+    for i, (passage_id, _) in enumerate(question.supporting_sentences or ()):
+        yield f"supporting_sentences[{i}][0]", passage_id
+    for i, places in enumerate(question.same_sentences or ()):
+        for j, (passage_id, _) in enumerate(places):
+            yield f"same_sentences[{i}][{j}][0]", passage_id
+    for i, passage_id in enumerate(question.context or ()):
+        yield f"context[{i}]", passage_id
+    for i, step in enumerate(question.decomposition or ()):
+        if step.supporting is not None:
+            yield f"decomposition[{i}].supporting", step.supporting
 
 
 def _check_known(place: str, field: str, passage_id: str, corpus: Mapping[str, Passage]) -> None:

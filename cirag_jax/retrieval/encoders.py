@@ -266,8 +266,6 @@ class SentenceTransformersEncoder:
             if progress is not None:
                 progress(len(part))
         vectors_ND = check_finite(np.concatenate(blocks), self.identity["model"])
-        if len(unique) == len(texts):
-            return vectors_ND
         position = {text: row for row, text in enumerate(unique)}
         return vectors_ND[[position[text] for text in texts]]
 

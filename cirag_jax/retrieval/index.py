@@ -9,14 +9,14 @@ import itertools
 import json
 import os
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
 import msgspec
 import numpy as np
 
-from cirag_jax.datasets.chains import UnitKind, passage_text, sentence_texts, triple_text
+from cirag_jax.datasets.chains import UnitKind, passage_text, unit_texts
 from cirag_jax.datasets.records import convert
 from cirag_jax.errors import UserError, check_choice, parsing
 from cirag_jax.identity import START_OVER, check_same, of_records
@@ -177,20 +177,21 @@ def open_retriever(
     if config.stop is not None and config.kind != LINKED:
         raise UserError("config.retriever.stop needs config.retriever.kind=linked")
     check_value("config.retriever.stop", config.stop, UnitInterval | None)
+
+    def texts_of(units: UnitKind) -> list[list[str]]:
+        return [unit_texts(p, units, (triples or {}).get(p.id, ())) for p in passages]
+
     if config.kind == LINKED:
-        return _open_linked(
-            config, passages, require_encoder(encoder, config.kind), triples or {}, progress
-        )
+        encoder = require_encoder(encoder, config.kind)
+        return _open_linked(config, passages, texts_of, encoder, progress)
     if config.units != "passage":
         if config.kind != "exact" or config.folder:
             raise UserError(
                 f"config.retriever.units={config.units} needs config.retriever.kind=exact and no "
                 "folder"
             )
-        texts = _unit_texts(passages, config.units, triples or {})
-        return UnitIndex(
-            texts, require_encoder(encoder, config.kind), dtype=options.dtype, progress=progress
-        )
+        encoder = require_encoder(encoder, config.kind)
+        return UnitIndex(texts_of(config.units), encoder, dtype=options.dtype, progress=progress)
     if not config.folder:
         return PassageIndex.in_memory(
             passages, encoder, config.kind, options=options, progress=progress
@@ -205,23 +206,11 @@ def open_retriever(
     return index
 
 
-def _unit_texts(
-    passages: Sequence[Passage], units: UnitKind, triples: Mapping[str, Sequence[Triple]]
-) -> list[list[str]]:
-    """Returns the distinct units of every passage."""
-    if units == "passage":
-        return [[passage_text(passage)] for passage in passages]
-    if units == "sentence":
-        return [list(sentence_texts(passage)) for passage in passages]
-    groups = [triples.get(passage.id, ()) for passage in passages]
-    return [list(dict.fromkeys(map(triple_text, group))) for group in groups]
-
-
 def _open_linked(
     config: Config,
     passages: Sequence[Passage],
+    texts_of: Callable[[UnitKind], list[list[str]]],
     encoder: Encoder,
-    triples: Mapping[str, Sequence[Triple]],
     progress: Progress | None,
 ) -> LinkedIndex:
     head = require_link_head(str(encoder.identity["model"]))
@@ -231,10 +220,9 @@ def _open_linked(
         raise UserError(
             f"config.retriever.units={config.units}, but the aligner ranks {head.units}s"
         )
-    texts = _unit_texts(passages, head.units, triples)
     return LinkedIndex(
         passages,
-        texts,
+        texts_of(head.units),
         encoder,
         head,
         head.units,
@@ -310,9 +298,9 @@ def check_manifest(
 ) -> None:
     """Compares the manifests of two indexes, see `identity.check_same`.
 
-    Packages of vector indexes may differ, because every version of faiss reads the indexes of
-    others. So may the dtype of BM25 indexes, which have no vectors. Packages are only compared if
-    the old manifest records them.
+    The version of faiss may differ, because every version reads the indexes of others, and so may
+    the dtype of BM25 indexes, which have no vectors. Other packages are only compared if the old
+    manifest records them.
     """
     may_differ = [*MAY_DIFFER, "dtype" if new.get("kind") == "bm25" else "packages"]
     if "packages" not in old:
@@ -337,7 +325,7 @@ def _read_ids(folder: pathlib.Path, rows: int) -> list[str]:
 class Shards:
     """The ``vectors-*.npy`` files of a folder as one matrix, read when sliced.
 
-    Only one file is open at a time, because a process may not open as many as there may be.
+    Only one file is open at a time, because there may be more than a process can open.
     """
 
     def __init__(self, folder: pathlib.Path, manifest: Mapping[str, Any]):

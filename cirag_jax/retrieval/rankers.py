@@ -177,11 +177,9 @@ class BiEncoderRanker:
     def score(self, queries: Sequence[str], texts: Sequence[Sequence[Text]]) -> list[np.ndarray]:
         """Returns cosine similarities, see `Ranker.score`."""
         written = [[self._write(text) for text in group] for group in texts]
-        row: dict[str, int] = {}
-        for group in written:
-            for text in group:
-                row.setdefault(text, len(row))
-        vectors_ND = self._encoder.encode(list(row), "passage")
+        distinct = dict.fromkeys(text for group in written for text in group)
+        row = {text: index for index, text in enumerate(distinct)}
+        vectors_ND = self._encoder.encode(list(distinct), "passage")
         query_QD = self._encoder.encode(list(queries), "query")
         return [
             vectors_ND[[row[text] for text in group]] @ query_D
@@ -213,12 +211,10 @@ class BM25Ranker:
 
     def score(self, queries: Sequence[str], texts: Sequence[Sequence[Text]]) -> list[np.ndarray]:
         """Returns BM25 scores, see `Ranker.score`."""
-        scores = []
-        for query, group in zip(queries, texts, strict=True):
-            score_N = np.zeros(len(group), np.float32)
-            if group:
-                index = BM25([self._write(text) for text in group])
-                row_1N, score_1N = index.search([query], len(group))
-                score_N[row_1N[0]] = score_1N[0]
-            scores.append(score_N)
-        return scores
+        return [self._score(*pair) for pair in zip(queries, texts, strict=True)]
+
+    def _score(self, query: str, texts: Sequence[Text]) -> np.ndarray:
+        if not texts:
+            return np.zeros(0, np.float32)
+        index = BM25([self._write(text) for text in texts])
+        return index.scores(index.words([query])[0])

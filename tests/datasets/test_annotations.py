@@ -21,7 +21,7 @@ def two_wiki(question, evidences, type=None):
     return Question("w", question, ("x",), type=type, supporting=("song",), evidences=evidences)
 
 
-def test_a_head_that_is_an_earlier_tail_stands_for_its_answer():
+def test_hops_head_equal_to_earlier_tail_becomes_reference():
     question = two_wiki(
         "Who is the mother of the director of Sleepless?",
         (("Sleepless", "director", "Ann Lee"), ("Ann Lee", "mother", "May Lee")),
@@ -35,7 +35,7 @@ def test_a_head_that_is_an_earlier_tail_stands_for_its_answer():
     assert first.parents == () and second.answers == ("May Lee",)
 
 
-def test_heads_of_a_comparison_are_independent_and_each_goes_on_by_itself():
+def test_hops_of_bridge_comparison_form_two_independent_chains():
     question = two_wiki(
         "Which film has the director who died later, Red Sand or Blue Sand?",
         (
@@ -45,11 +45,11 @@ def test_heads_of_a_comparison_are_independent_and_each_goes_on_by_itself():
     )  # fmt: skip
     hops = hops_of(question, {})
     assert [hop.parents for hop in hops] == [(), (), (0,), (1,)]
-    # Another spelling of the name goes on from the answer that nothing else took up.
+    # A head in another spelling continues from the only unused tail.
     assert [hop.sub_question for hop in hops[2:]] == ["When did #1 die?", "When did #2 die?"]
 
 
-def test_a_decomposition_is_asked_in_its_own_words():
+def test_hops_of_decomposition_keep_its_wording():
     performer, born, lies = hops_of(QUESTION, {})
     assert performer.sub_question == "Who performed Night Tide?"
     assert (born.sub_question, born.noun, born.parents) == ("Where was #1 born?", "", (0,))
@@ -57,7 +57,7 @@ def test_a_decomposition_is_asked_in_its_own_words():
     assert born.keywords == "#1 born"
 
 
-def test_supporting_sentences_lead_from_the_named_passage_to_the_hidden_one():
+def test_hops_of_sentences_start_at_the_passage_the_question_names():
     corpus = {
         "a": Passage("a", "Night Tide", "", ("Night Tide is by Ola Brandt.", "It is long.")),
         "b": Passage("b", "Ola Brandt", "", ("Ola Brandt is from Vik.",)),
@@ -70,13 +70,13 @@ def test_supporting_sentences_lead_from_the_named_passage_to_the_hidden_one():
     assert (first.answers, first.places) == (("Ola Brandt",), (("a", 0),))
     assert (second.parents, second.answers) == ((0,), ("Vik",))
     assert second.sub_question == f"What about #1: {question.question}"
-    # Without sentences the passages alone are the hops; without annotations there are none.
+    # Without sentences the passages are the hops; without annotations there are no hops.
     bare = dataclasses.replace(question, supporting_sentences=None)
     assert [hop.places for hop in hops_of(bare, corpus)] == [(("a", None),), (("b", None),)]
     assert hops_of(dataclasses.replace(bare, supporting=None), corpus) == ()
 
 
-def test_any_relation_becomes_a_question():
+def test_sub_question_any_relation_gives_a_question():
     for relation in ("director", "circulates in", "is on", "atomic number", "directed by"):
         asks = relations.sub_question(relation, "Vik {0} #1")
         assert "Vik {0} #1" in asks and asks.endswith("?")
@@ -84,7 +84,7 @@ def test_any_relation_becomes_a_question():
     assert relations.sub_question("directed by", "x") == relations.sub_question("director", "x")
 
 
-def test_a_head_is_the_nearest_of_the_tails_and_a_fact_may_stand_at_any_supporting_sentence():
+def test_hops_head_refers_to_nearest_tail_and_any_supporting_sentence():
     question = dataclasses.replace(
         two_wiki(
             "How many live in the capital of the land of Macario?",
@@ -98,11 +98,11 @@ def test_a_head_is_the_nearest_of_the_tails_and_a_fact_may_stand_at_any_supporti
     hops = hops_of(question, {})
     assert [hop.about for hop in hops] == ["Macario", "#1", "#2"]
     assert [hop.parents for hop in hops] == [(), (0,), (0, 1)]
-    # A passage of which no sentence is named may state it anywhere.
+    # A passage without annotated sentences may state it in any sentence.
     assert {hop.places for hop in hops} == {(("film", 1), ("city", None))}
 
 
-def test_places_are_read_towards_the_answer_but_compared_in_any_order():
+def test_hops_of_passages_end_at_the_answer_unless_compared():
     corpus = {
         "a": Passage("a", "Vik", "Vik lies in Sogn.", None),
         "b": Passage("b", "Night Tide", "Night Tide is of Vik.", None),
@@ -114,6 +114,6 @@ def test_places_are_read_towards_the_answer_but_compared_in_any_order():
     assert [hop.parents for hop in hops_of(compared, corpus)] == [(), ()]
 
 
-def test_words_are_compared_without_accents_and_stop_words():
+def test_words_ignore_accents_and_stop_words():
     assert words("The Façade of Łódź, 1920") == {"facade", "łodz", "1920"}
     assert words("The Who") == {"the", "who"}

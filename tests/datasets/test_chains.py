@@ -50,7 +50,7 @@ def _texts(question, kind, triples=TRIPLES):
     return [step.text for step in chain.steps], chain.parents
 
 
-def test_2wiki_evidences_become_the_units_that_state_them():
+def test_chain_2wiki_evidences_become_units_that_state_them():
     assert _texts(TWO_WIKI, "sentence") == (
         ["Grey Harbour: It was directed by Ana Prit.", "Ana Prit: She was born in Olden."],
         ((), (0,)),
@@ -62,11 +62,11 @@ def test_2wiki_evidences_become_the_units_that_state_them():
     assert _texts(TWO_WIKI, "passage")[0][0].startswith("Grey Harbour. Grey Harbour is")
 
 
-def test_2wiki_annotation_stands_in_for_a_triple_that_was_not_extracted():
+def test_chain_2wiki_missing_triple_is_replaced_by_the_annotation():
     assert _texts(TWO_WIKI, "triple", {})[0][1] == "<Ana Prit; place of birth; Olden>"
 
 
-def test_bridge_comparison_steps_need_only_their_own_bridge():
+def test_chain_bridge_comparison_steps_need_only_their_own_bridge():
     question = dataclasses.replace(
         TWO_WIKI, type="bridge_comparison",
         question="Whose director was born in Olden, Grey Harbour's or Blue Harbour's?",
@@ -82,20 +82,20 @@ def test_bridge_comparison_steps_need_only_their_own_bridge():
     assert chain.next_steps([1]) == (0, 3)
 
 
-def test_comparison_steps_have_no_order():
+def test_chain_comparison_steps_have_no_order():
     question = dataclasses.replace(TWO_WIKI, type="comparison")
     chain = _chain(question, "sentence")
     assert chain.comparison and chain.parents == ((), ())
 
 
-def test_two_facts_in_one_sentence_are_one_step():
+def test_chain_two_facts_in_one_sentence_are_one_step():
     question = dataclasses.replace(
         TWO_WIKI, evidences=(*(TWO_WIKI.evidences or ()), ("Ana Prit", "was", "she"))
     )
     assert len(_texts(question, "passage")[0]) == 2
 
 
-def test_musique_decomposition_matches_triples_of_its_passages():
+def test_chain_musique_steps_match_triples_of_their_passages():
     question = dataclasses.replace(
         TWO_WIKI, type="2hop", evidences=None, supporting_sentences=None,
         decomposition=(
@@ -109,7 +109,7 @@ def test_musique_decomposition_matches_triples_of_its_passages():
     assert _texts(question, "sentence")[0][1] == "Ana Prit: She was born in Olden."
 
 
-def test_hotpotqa_reads_to_the_answer():
+def test_chain_hotpotqa_ends_at_the_answer():
     question = dataclasses.replace(TWO_WIKI, evidences=None, type="bridge")
     texts, parents = _texts(question, "sentence")
     assert texts == [
@@ -123,7 +123,7 @@ def test_hotpotqa_reads_to_the_answer():
     ]
 
 
-def test_gold_passages_alone_give_a_chain_of_passages():
+def test_chain_only_gold_passages_give_a_chain_of_passages():
     question = dataclasses.replace(
         TWO_WIKI, evidences=None, supporting_sentences=None, supporting=("film", "person")
     )
@@ -133,14 +133,14 @@ def test_gold_passages_alone_give_a_chain_of_passages():
     ]
 
 
-def test_no_annotation_no_chain():
+def test_chain_without_annotation_is_none():
     question = Question("q", "Anything?", ("a",))
     assert chain_of(_dataset(question), question, "sentence") is None
     with pytest.raises(UserError, match="none of the 1 questions of made gives a chain"):
         silver_chains(_dataset(question), [question], "sentence")
 
 
-def test_units_and_pool():
+def test_units_of_passage_and_pool_of_question():
     dataset = _dataset(TWO_WIKI)
     assert [u.text for u in units_of(dataset, "jon", "sentence")] == [
         "Jon Vey: Jon Vey was born in Tarn."
@@ -155,13 +155,13 @@ def test_units_and_pool():
         units_of(dataset, "jon", "word")  # pyright: ignore[reportArgumentType]
 
 
-def test_blank_sentences_are_no_units_but_keep_their_index():
+def test_units_blank_sentences_are_skipped_but_keep_their_index():
     passage = Passage("p", "T", "A. B.", ("A.", " ", "B."))
     dataset = Dataset("made", (), {"p": passage}, {})
     assert [u.text for u in units_of(dataset, "p", "sentence")] == ["T: A.", "T: B."]
 
 
-def test_query_text():
+def test_query_text_appends_the_chain():
     assert query_text("Who?", [], "triple") == "Who?"
     assert query_text("Who?", ["<a; b; c>", "<d; e; f>"], "triple") == (
         "Who?\nknowledge triples: <a; b; c>. <d; e; f>."
@@ -169,5 +169,5 @@ def test_query_text():
     assert query_text("Who?", ["A b."], "sentence") == "Who?\nknowledge sentences: A b."
 
 
-def test_unit_kinds_are_the_three_of_the_paper():
+def test_units_of_unknown_kind_is_refused():
     assert chains.UNIT_KINDS == ("triple", "sentence", "passage")

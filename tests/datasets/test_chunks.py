@@ -1,4 +1,4 @@
-"""Chunks by hand: sizes, overlap, whole sentences."""
+"""Sizes, overlap and sentences of chunks."""
 
 import itertools
 import random
@@ -15,30 +15,30 @@ def spans(sizes, *settings):
     return [list(one) for one in chunks.spans(sentences, ChunkSettings(*settings))]
 
 
-def test_chunks_are_whole_sentences_and_overlap():
+def test_spans_whole_sentences_overlap():
     assert spans([4] * 6, 4, 12, 4) == [[0, 1, 2], [2, 3, 4], [4, 5]]
     assert spans([4] * 6, 4, 12, 0) == [[0, 1, 2], [3, 4, 5]]
-    assert spans([4, 4], 4, 12, 4) == [[0, 1]]  # one that is short is one chunk
+    assert spans([4, 4], 4, 12, 4) == [[0, 1]]  # A short text is one chunk.
     assert spans([], 4, 12, 4) == []
 
 
-def test_a_short_last_chunk_reaches_back():
+def test_spans_short_last_chunk_is_extended_backwards():
     assert spans([4] * 4, 8, 12, 0) == [[0, 1, 2], [2, 3]]
 
 
-def test_a_long_sentence_is_a_chunk_of_its_own():
+def test_spans_long_sentence_is_a_separate_chunk():
     assert spans([4, 30, 4], 4, 12, 4) == [[0], [1], [2]]
     assert spans([4, 4, 30, 4], 4, 12, 4) == [[0, 1], [2], [3]]
 
 
-def test_sizes_of_the_paper():
-    """Sentences of ten words: 25 fit in a chunk, and five in what it repeats."""
+def test_spans_default_sizes_are_those_of_the_paper():
+    """With sentences of ten words, 25 fit in a chunk and five in its overlap."""
     assert [(one[0], one[-1] + 1) for one in spans([10] * 26)] == [(0, 25), (13, 26)]
     assert [(one[0], one[-1] + 1) for one in spans([10] * 60)] == [(0, 25), (20, 45), (40, 60)]
 
 
 @pytest.mark.parametrize("size", [(64, 128, 25), (128, 256, 50), (256, 512, 100)])
-def test_no_sentence_is_lost_and_sizes_hold(size):
+def test_spans_cover_all_sentences_within_the_sizes(size):
     rng = random.Random(0)
     least, most, overlap = size
     for _ in range(100):
@@ -52,6 +52,6 @@ def test_no_sentence_is_lost_and_sizes_hold(size):
             assert sum(sizes[s] for s in set(a) & set(b)) <= overlap
 
 
-def test_sizes_that_contradict_each_other():
+def test_chunk_settings_contradictory_sizes_are_refused():
     with pytest.raises(UserError, match="config.chunks: overlap must not exceed least"):
         ChunkSettings(64, 32, 10)

@@ -23,17 +23,17 @@ def ids(corpus):
 @pytest.mark.parametrize(
     ("policy", "expected"),
     [
-        ("ircot_full", "abcdef"),  # f is in no context
+        ("ircot_full", "abcdef"),  # f is in no context.
         ("selected_questions", "adbc"),
-        ("supporting_only", "cba"),  # of all questions but the test one
+        ("supporting_only", "cba"),  # The test question's gold is left out.
     ],
 )
-def test_shared_corpora(policy, expected):
+def test_build_corpus_shared_policies(policy, expected):
     corpus = build_corpus(DATASET, (QUESTIONS[1], QUESTIONS[0]), policy)
     assert (corpus.policy, ids(corpus), corpus.allowed) == (policy, expected, None)
 
 
-def test_per_question_gives_each_its_own_context_with_repeats():
+def test_build_corpus_per_question_allows_its_context_with_repeats():
     corpus = build_corpus(DATASET, QUESTIONS[1:], "per_question")
     assert ids(corpus) == "adbe"
     assert corpus.allowed is not None
@@ -59,33 +59,33 @@ def sampled(dataset, questions, seed=0):
     return [passage.id for passage in corpus.passages]
 
 
-def test_ten_others_are_sampled_beside_the_gold_of_each_question():
+def test_build_corpus_samples_ten_others_per_question():
     dataset = many(1000)
     first, second = (sampled(dataset, [question]) for question in dataset.questions)
     assert (len(first), len(second)) == (2 + SAMPLED, 1 + SAMPLED)
     assert {"p7", "p2"} < set(first) and "p9" in second
     both = sampled(dataset, dataset.questions)
-    assert set(both) == {*first, *second}  # each draws its own, whoever else is there
-    assert both == sorted(both, key=lambda pid: int(pid[1:]))  # in the corpus's order
+    assert set(both) == {*first, *second}  # Draws do not depend on each other.
+    assert both == sorted(both, key=lambda pid: int(pid[1:]))  # In the order of the corpus.
     assert both == sampled(dataset, dataset.questions[::-1])
     assert both != sampled(dataset, dataset.questions, seed=1)
     drawn = "p2 p7 p14 p100 p248 p340 p439 p447 p601 p785 p877 p981"
-    assert first == drawn.split()  # as it was yesterday
+    assert first == drawn.split()  # Pins the draw.
 
 
-def test_a_small_corpus_is_taken_whole():
+def test_build_corpus_small_dataset_is_used_completely():
     assert len(sampled(many(12), many(12).questions[:1])) == 12
     assert len(sampled(many(10), many(10).questions[:1])) == 10
 
 
-def test_an_unknown_policy_is_refused_with_the_known_ones():
+def test_build_corpus_unknown_policy_is_refused():
     with pytest.raises(UserError) as error:
         build_corpus(DATASET, QUESTIONS, "everything")
     assert all(name in str(error.value) for name in ("everything", *POLICIES))
 
 
 @pytest.mark.parametrize("policy", ["selected_questions", "per_question"])
-def test_a_question_without_context_is_named(policy):
+def test_build_corpus_question_without_context_is_named(policy):
     questions = (QUESTIONS[0], dataclasses.replace(QUESTIONS[1], context=None))
     with pytest.raises(
         UserError, match=r"'context', which question 'q2' of set \(questions\.jsonl"
@@ -93,7 +93,7 @@ def test_a_question_without_context_is_named(policy):
         build_corpus(DATASET, questions, policy)
 
 
-def test_a_question_without_gold_passages_is_named():
+def test_build_corpus_question_without_gold_is_named():
     unlabelled = dataclasses.replace(QUESTIONS[0], supporting=None)
     with pytest.raises(UserError, match="'supporting', which question 'q1'"):
         build_corpus(dataclasses.replace(DATASET, questions=(unlabelled,)), (), "supporting_only")

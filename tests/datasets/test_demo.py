@@ -1,4 +1,4 @@
-"""The built-in dataset: counts, provenance, chains that are needed whole, splits that are apart."""
+"""The built-in dataset: counts, provenance, necessary chains, disjoint splits."""
 
 import collections
 import hashlib
@@ -44,7 +44,7 @@ def of_split(dataset: Dataset, split: str | None) -> list[Question]:
     return [question for question in dataset.questions if question.split == split]
 
 
-def test_it_is_as_large_as_the_quickstart_promises(dataset: Dataset) -> None:
+def test_demo_has_the_documented_size(dataset: Dataset) -> None:
     assert len(dataset.corpus) >= 3000
     sizes = collections.Counter(question.split for question in dataset.questions)
     assert sizes["train"] >= 2000 and sizes["dev"] >= 300 and sizes["test"] >= 500
@@ -60,7 +60,7 @@ def test_it_is_as_large_as_the_quickstart_promises(dataset: Dataset) -> None:
         }
 
 
-def test_ids_titles_and_questions_are_unique(dataset: Dataset) -> None:
+def test_demo_ids_titles_and_questions_are_unique(dataset: Dataset) -> None:
     assert all(key == passage.id for key, passage in dataset.corpus.items())
     titles = collections.Counter(passage.title for passage in dataset.corpus.values())
     assert [title for title, times in titles.items() if times > 1] == []
@@ -70,13 +70,13 @@ def test_ids_titles_and_questions_are_unique(dataset: Dataset) -> None:
         assert len(set(texts)) == len(texts)
 
 
-def test_names_are_ambiguous_across_passages(dataset: Dataset) -> None:
+def test_demo_names_are_ambiguous(dataset: Dataset) -> None:
     heads = collections.Counter(triples[0].head for triples in dataset.triples.values())
     assert sum(times > 1 for times in heads.values()) >= 50
     assert heads["Georgia"] >= 2
 
 
-def test_every_sentence_states_triples_and_every_triple_is_in_its_sentence(
+def test_demo_sentences_and_triples_match(
     dataset: Dataset,
 ) -> None:
     assert list(dataset.triples) == list(dataset.corpus)
@@ -91,7 +91,7 @@ def test_every_sentence_states_triples_and_every_triple_is_in_its_sentence(
             assert triple.head in passage.title or triple.head in passage.sentences[0]
 
 
-def test_sentences_are_well_formed(dataset: Dataset) -> None:
+def test_demo_sentences_are_well_formed(dataset: Dataset) -> None:
     for passage in dataset.corpus.values():
         for sentence in passage.sentences or ():
             assert sentence[0] == sentence[0].upper() and sentence[-1] == "."
@@ -100,7 +100,7 @@ def test_sentences_are_well_formed(dataset: Dataset) -> None:
                 assert slip not in sentence, (slip, sentence)
 
 
-def test_evidence_is_a_triple_of_the_gold_passages_in_order(dataset: Dataset) -> None:
+def test_demo_evidences_are_triples_of_gold_passages_in_order(dataset: Dataset) -> None:
     for question in dataset.questions:
         assert question.evidences and question.supporting and question.context
         assert question.supporting_sentences
@@ -115,7 +115,7 @@ def test_evidence_is_a_triple_of_the_gold_passages_in_order(dataset: Dataset) ->
         assert tuple(dict.fromkeys(places)) == question.supporting_sentences
 
 
-def test_context_holds_the_gold_passages_and_distractors(dataset: Dataset) -> None:
+def test_demo_context_has_gold_passages_and_distractors(dataset: Dataset) -> None:
     for question in dataset.questions:
         context = question.context or ()
         assert set(question.supporting or ()) <= set(context) <= set(dataset.corpus)
@@ -123,7 +123,7 @@ def test_context_holds_the_gold_passages_and_distractors(dataset: Dataset) -> No
         assert len(context) == len(question.supporting or ()) + 8
 
 
-def test_the_answer_is_in_the_last_passage_and_only_there(dataset: Dataset) -> None:
+def test_demo_answer_is_only_in_the_last_passage(dataset: Dataset) -> None:
     for question in dataset.questions:
         answer = question.answers[0]
         assert answer and all(question.answers)
@@ -138,7 +138,7 @@ def test_the_answer_is_in_the_last_passage_and_only_there(dataset: Dataset) -> N
             assert answer.casefold() in question.question.casefold()
 
 
-def test_a_chain_is_linked_and_no_other_passage_links_its_bridges(dataset: Dataset) -> None:
+def test_demo_only_chain_passages_link_its_bridges(dataset: Dataset) -> None:
     linked = collections.defaultdict(set)
     for identifier, triples in dataset.triples.items():
         for t in triples:
@@ -153,7 +153,7 @@ def test_a_chain_is_linked_and_no_other_passage_links_its_bridges(dataset: Datas
             assert linked[fold(head), fold(tail)] == {gold}
 
 
-def test_questions_name_no_passage_but_the_first(dataset: Dataset) -> None:
+def test_demo_questions_name_only_the_first_passage(dataset: Dataset) -> None:
     for question in dataset.questions:
         text = f" {fold(question.question)} "
         for _, _, tail in (question.evidences or ())[: (question.hops or 0) - 1]:
@@ -176,7 +176,7 @@ def runs(path: tuple[tuple[str, str, str], ...]) -> set[tuple[tuple[str, str, st
     }
 
 
-def test_no_chain_of_one_split_is_seen_in_another(dataset: Dataset) -> None:
+def test_demo_splits_share_no_chain(dataset: Dataset) -> None:
     whole = {s: {p for q in of_split(dataset, s) for p in paths(q)} for s in SPLITS}
     pieces = {s: {r for path in whole[s] for r in runs(path)} for s in SPLITS}
     for one in SPLITS:
@@ -185,7 +185,7 @@ def test_no_chain_of_one_split_is_seen_in_another(dataset: Dataset) -> None:
                 assert not whole[one] & pieces[other]
 
 
-def test_the_splits_start_from_disjoint_entities(dataset: Dataset) -> None:
+def test_demo_splits_start_from_disjoint_entities(dataset: Dataset) -> None:
     starts = {}
     for split in SPLITS:
         starts[split] = {
@@ -198,7 +198,7 @@ def test_the_splits_start_from_disjoint_entities(dataset: Dataset) -> None:
     assert not starts["dev"] & starts["test"]
 
 
-def test_what_unseen_questions_ask_is_asked_in_no_training_question(dataset: Dataset) -> None:
+def test_demo_unseen_relations_are_not_in_training_questions(dataset: Dataset) -> None:
     learnt = {fact for q in of_split(dataset, "train") for fact in q.evidences or ()}
     assert {q.fold for q in of_split(dataset, "train")} == {None}
     for split, least in (("dev", 80), ("test", 130)):
@@ -212,14 +212,14 @@ def test_what_unseen_questions_ask_is_asked_in_no_training_question(dataset: Dat
 SPLITS = ("train", "dev", "test")
 
 
-def test_it_is_the_dataset_that_was_measured(dataset: Dataset) -> None:
+def test_demo_has_the_pinned_hash(dataset: Dataset) -> None:
     assert fingerprint(dataset) == FINGERPRINT, (
         "The built-in dataset changed. If that was meant, set FINGERPRINT to the new value and "
         "bring docs/demo_dataset.md up to date."
     )
 
 
-def test_typed_triples_are_the_triples_of_the_passages(dataset: Dataset) -> None:
+def test_typed_triples_equal_the_triples_of_the_passages(dataset: Dataset) -> None:
     stated = [triple for triples in dataset.triples.values() for triple in triples]
     typed = list(demo.typed_triples())
     assert [t.triple for t in typed] == stated
@@ -234,7 +234,7 @@ def test_typed_triples_are_the_triples_of_the_passages(dataset: Dataset) -> None
     assert sum(one.target is not None for one in typed) > 5000
 
 
-def test_entities_speak_of_themselves_in_their_passages(dataset: Dataset) -> None:
+def test_entities_passages_use_the_spoken_name(dataset: Dataset) -> None:
     entities = demo.entities().values()
     assert [e.triples[0].triple.passage_id for e in entities] == list(dataset.corpus)
     for entity in entities:
@@ -242,7 +242,7 @@ def test_entities_speak_of_themselves_in_their_passages(dataset: Dataset) -> Non
     assert demo.entities()["country:NL"].spoken_name == "the Netherlands"
 
 
-def test_questions_start_from_entities_that_may_start_one(dataset: Dataset) -> None:
+def test_entities_that_start_questions_are_marked(dataset: Dataset) -> None:
     by_passage = {e.triples[0].triple.passage_id: e for e in demo.entities().values()}
     for question in dataset.questions:
         assert question.supporting
@@ -250,13 +250,13 @@ def test_questions_start_from_entities_that_may_start_one(dataset: Dataset) -> N
     assert not all(entity.starts_questions for entity in by_passage.values())
 
 
-def test_notice_names_every_source_with_its_version() -> None:
+def test_notice_lists_every_source_with_its_version() -> None:
     notice = " ".join((demo.FOLDER / "NOTICE").read_text("utf-8").split())
     assert [n for n, version in requirements().items() if f"{n} {version}" not in notice] == []
     assert (demo.FOLDER / "LGPL-2.1.txt").is_file()
 
 
-def test_the_command_writes_a_folder_that_reads_back(
+def test_demo_command_writes_a_readable_folder(
     dataset: Dataset, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([f"--out={tmp_path / 'data'}"]) == 0

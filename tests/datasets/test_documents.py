@@ -1,4 +1,4 @@
-"""A user's own documents: what becomes a passage, and what is refused."""
+"""Passages from a user's own documents, and unreadable documents."""
 
 import pytest
 
@@ -15,7 +15,7 @@ from cirag_jax.errors import UserError
 from tests import tiny
 
 
-def test_a_folder_of_text_and_markdown(tmp_path):
+def test_read_documents_folder_of_text_and_markdown(tmp_path):
     (tmp_path / "deep").mkdir()
     (tmp_path / "ada_lovelace.txt").write_text("\ufeffAda wrote notes. She lived in London.\n")
     (tmp_path / "deep" / "b.md").write_text("# Byron\n\nHe was a poet.\n\n## Life\n\nHe left.\n")
@@ -34,7 +34,7 @@ def test_a_folder_of_text_and_markdown(tmp_path):
     assert list(one.corpus) == ["ada_lovelace.txt#1"]
 
 
-def test_a_dataset_folder_needs_no_questions(tmp_path):
+def test_read_documents_dataset_folder_needs_no_questions(tmp_path):
     folder = tiny.dataset_folder(tmp_path / "data")
     (folder / "questions.jsonl").unlink()
     for path in (folder, folder / "corpus.jsonl"):
@@ -42,35 +42,35 @@ def test_a_dataset_folder_needs_no_questions(tmp_path):
         assert found.corpus == tiny.dataset().corpus and found.triples
 
 
-def test_passages_are_whole_sentences_of_about_a_hundred_words():
+def test_split_document_passages_have_whole_sentences():
     sentence = "The river " + "slowly " * 16 + "flows north."
     text = "\n\n".join([f"{sentence} " * 3, f"{sentence} " * 3, f"{sentence} " * 7])
     found = split_document("d", text, "River")
-    assert [len(p.sentences or ()) for p in found] == [3, 3, 5, 2]  # paragraphs stay together
+    assert [len(p.sentences or ()) for p in found] == [3, 3, 5, 2]  # Paragraphs stay together.
     assert all(len(p.text.split()) <= LENGTH for p in found)
     assert " ".join(p.text for p in found).split() == text.split()
-    (long,) = split_document("d", "word " * 200, "t")  # a long sentence is kept whole
+    (long,) = split_document("d", "word " * 200, "t")  # A long sentence is not cut.
     assert len(long.text.split()) == 200
 
 
 @pytest.mark.parametrize(
     ("text", "sizes"),
     [
-        ("word " * 250, [100, 100, 50]),  # no full stop
+        ("word " * 250, [100, 100, 50]),  # No full stop.
         ("\n".join(["- ten words of an item of a list these"] * 15), [100, 50]),
         ("\n".join(["12) ten words of an item of a list these"] * 15), [100, 50]),
         ("Cells:\n" + "\n".join(["| a | b |"] * 30), [96, 55]),
-        ("漢字仮名" * 60, [100, 100, 40]),  # words are not set apart
-        ("x" * 50 * 210, [100, 100, 10]),  # what is no word
+        ("漢字仮名" * 60, [100, 100, 40]),  # A script without spaces.
+        ("x" * 50 * 210, [100, 100, 10]),  # One very long word.
     ],
 )
-def test_what_has_no_full_stop_is_cut(text, sizes):
+def test_split_document_text_without_full_stop_is_cut(text, sizes):
     found = split_document("d", text, "t")
     assert [_count_words(passage.sentences or ()) for passage in found] == sizes
     assert "".join("".join(p.text.split()) for p in found) == "".join(text.split())
 
 
-def test_line_ends_of_windows_are_those_of_all(tmp_path):
+def test_split_document_windows_line_ends_are_equivalent(tmp_path):
     text = "# Ada  \n\nShe wrote notes\nin London.\n\n## Life\n\nShe left.\n"
     for name, end in (("a.md", "\n"), ("b.md", "\r\n"), ("c.md", "\r")):
         (tmp_path / name).write_bytes(text.replace("\n", end).encode())
@@ -85,7 +85,7 @@ def test_line_ends_of_windows_are_those_of_all(tmp_path):
     ("line", "title"),
     [("## C#", "C#"), ("# Ada ##", "Ada"), ("# C# #", "C#"), ("# Ada\t#  ", "Ada"), ("## ##", "t")],
 )
-def test_only_marks_that_stand_apart_close_a_heading(line, title):
+def test_split_document_only_separate_marks_close_a_heading(line, title):
     (passage,) = split_document("d", f"{line}\n\nText.", "t")
     assert passage.title == title and passage.text == "Text."
 
@@ -94,19 +94,19 @@ def test_only_marks_that_stand_apart_close_a_heading(line, title):
     ("fence", "end"),
     [("```", "```"), ("~~~ sh", "~~~~"), ("  ````python", "`````  "), ("```", "``` no\n```")],
 )
-def test_a_comment_between_fences_is_no_heading(fence, end):
+def test_split_document_comment_in_code_is_no_heading(fence, end):
     text = f"# Ada\n\n{fence}\n# a comment\nrun\n{end}\n\n# Life\n\nShe left."
     code, life = split_document("d", text, "t")
     assert code.title == "Ada" and "# a comment run" in code.text
     assert (life.title, life.text) == ("Ada: Life", "She left.")
 
 
-def test_code_within_a_line_is_no_fence():
+def test_split_document_inline_code_is_no_fence():
     found = split_document("d", "```x``` is code.\n\n# Life\n\nShe left.", "t")
     assert [passage.title for passage in found] == ["t", "Life"]
 
 
-def test_texts_have_their_first_words_for_a_title():
+def test_from_texts_first_words_are_the_title():
     found = from_texts(["Ada Lovelace was born in London in 1815.", " "])
     (passage,) = found.corpus.values()
     assert (passage.id, passage.title) == ("document 1#1", "Ada Lovelace was born in London")
@@ -121,7 +121,7 @@ def test_texts_have_their_first_words_for_a_title():
         ("a.pdf", b"x", "has no text; documents are .txt and .md files, or a corpus.jsonl"),
     ],
 )
-def test_what_cannot_be_read_is_said(tmp_path, name, content, words):
+def test_read_documents_unreadable_path_is_reported(tmp_path, name, content, words):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=words):
         read_documents(tmp_path)

@@ -50,7 +50,7 @@ def write_rows(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def test_absent_and_null_are_unknown_and_extra_fields_ignored(folder):
+def test_read_dataset_absent_and_null_fields_are_none(folder):
     dataset = read_dataset(folder)
     assert dataset.name == folder.name
     assert dataset.questions[0] == Question("q1", "Which river?", ("Ule", "the Ule"))
@@ -71,19 +71,19 @@ def test_absent_and_null_are_unknown_and_extra_fields_ignored(folder):
     assert dataset.corpus["p2"].sentences == ("a", "", "b")
 
 
-def test_triples_get_their_sentence_and_an_empty_list_is_extracted(folder):
+def test_read_dataset_triples_get_their_sentences(folder):
     assert read_dataset(folder).triples == {
         "p1": (Triple("It", "is", "long", "p1", 1),),
         "p2": (),
     }
 
 
-def test_gold_triples_are_not_a_triple_store(folder):
+def test_read_dataset_ignores_gold_triples(folder):
     (folder / "openie.jsonl").rename(folder / "gold_triples.jsonl")
     assert read_dataset(folder).triples == {}
 
 
-def test_malformed_triples_are_dropped_and_counted(folder, caplog):
+def test_read_dataset_drops_and_counts_malformed_triples(folder, caplog):
     good = ["a", "b", "c"]
     rows = [
         {"passage_id": "p1", "triples": [["a", "b"], good, ["a", 1, "c"], "abc", ["", "b", "c"]]}
@@ -95,7 +95,7 @@ def test_malformed_triples_are_dropped_and_counted(folder, caplog):
     assert "dropped 4 triples" in caplog.text
 
 
-def test_sentences_of_triples_out_of_range_are_found_anew_and_counted(folder, caplog):
+def test_read_dataset_replaces_and_counts_unknown_triple_sentences(folder, caplog):
     triples = [["It", "is", "long"], ["Ule", "is", "a"], ["It", "is", "long"]]
     row = {"passage_id": "p1", "triples": triples, "triple_sentences": [2, 1, 99]}
     write_rows(folder / "openie.jsonl", [row])
@@ -105,13 +105,13 @@ def test_sentences_of_triples_out_of_range_are_found_anew_and_counted(folder, ca
     assert "2 triple_sentences are out of range" in caplog.text
 
 
-def test_a_tilde_is_the_home_folder(folder, monkeypatch):
+def test_read_dataset_expands_the_home_folder(folder, monkeypatch):
     monkeypatch.setenv("HOME", str(folder.parent))
     assert read_dataset(f"~/{folder.name}") == read_dataset(folder)
     assert read_corpus(f"~/{folder.name}") == read_corpus(folder)
 
 
-def test_lines_of_one_passage_are_merged(folder):
+def test_read_dataset_merges_lines_of_one_passage(folder):
     triple, other = ["Ule", "is", "long"], ["Ule", "is", "a river"]
     rows = [
         {"passage_id": "p1", "triples": [triple]},
@@ -121,8 +121,8 @@ def test_lines_of_one_passage_are_merged(folder):
     assert [t.tail for t in read_dataset(folder).triples["p1"]] == ["long", "a river"]
 
 
-def test_sentence_indices_out_of_range_are_dropped_and_counted(folder, caplog):
-    # p1 has no boundaries of its own: the splitter finds two sentences.
+def test_read_dataset_drops_and_counts_unknown_sentences(folder, caplog):
+    # p1 has no sentences; the splitter finds two.
     pairs = [["p1", 1], ["p1", 2], ["p2", 2], ["p2", 3]]
     write_rows(folder / "questions.jsonl", [{**QUESTIONS[1], "supporting_sentences": pairs}])
     with caplog.at_level(logging.WARNING):
@@ -195,7 +195,7 @@ BAD_ROWS = [
 
 
 @pytest.mark.parametrize(("name", "row", "problem"), BAD_ROWS)
-def test_a_bad_field_is_named_with_file_and_line(folder, name, row, problem):
+def test_read_dataset_bad_field_is_named_with_file_and_line(folder, name, row, problem):
     path = folder / f"{name}.jsonl"
     first = path.read_text(encoding="utf-8").splitlines()[0]
     path.write_text(first + "\n" + json.dumps(row) + "\n", encoding="utf-8")
@@ -219,7 +219,7 @@ def test_a_bad_field_is_named_with_file_and_line(folder, name, row, problem):
         (b'{"x": ' + b"[" * 100_000, ":2: unusable JSON (RecursionError)."),
     ],
 )
-def test_a_bad_line_is_named(folder, name, line, problem):
+def test_read_dataset_bad_line_is_named(folder, name, line, problem):
     path = folder / f"{name}.jsonl"
     first = path.read_bytes().splitlines()[0]
     path.write_bytes(first + b"\n" + line.replace(b"FIRST", first) + b"\n")
@@ -229,16 +229,16 @@ def test_a_bad_line_is_named(folder, name, line, problem):
 
 
 @pytest.mark.parametrize("name", ["questions.jsonl", "corpus.jsonl"])
-def test_a_missing_file_is_named(folder, name):
+def test_read_dataset_missing_file_is_named(folder, name):
     (folder / name).unlink()
     with pytest.raises(UserError, match=f"{name} does not exist"):
         read_dataset(folder)
 
 
-def test_a_corpus_or_questions_that_are_not_needed_may_be_missing(folder):
+def test_read_dataset_unneeded_files_may_be_missing(folder):
     whole = read_dataset(folder)
     assert read_dataset(folder, questions=False) == dataclasses.replace(whole, questions=())
-    assert read_dataset(folder, corpus=False) == whole  # what is there is read
+    assert read_dataset(folder, corpus=False) == whole  # An existing corpus is read.
     (folder / "questions.jsonl").rename(folder / "aside")
     assert read_dataset(folder, questions=False).corpus == whole.corpus
     (folder / "aside").rename(folder / "questions.jsonl")
@@ -248,7 +248,7 @@ def test_a_corpus_or_questions_that_are_not_needed_may_be_missing(folder):
     assert (alone.corpus, alone.triples) == ({}, {})
 
 
-def test_questions_without_passages_are_written_alone(tmp_path, folder):
+def test_write_dataset_without_passages_writes_only_questions(tmp_path, folder):
     asked = Question("q", "?", ("a",))
     alone = Dataset("alone", (asked,), {}, {})
     write_dataset(alone, tmp_path / "alone")
@@ -261,18 +261,18 @@ def test_questions_without_passages_are_written_alone(tmp_path, folder):
 
 
 @pytest.mark.parametrize("name", ["questions.jsonl", "corpus.jsonl", "openie.jsonl"])
-def test_an_empty_file_is_named(folder, name):
+def test_read_dataset_empty_file_is_named(folder, name):
     (folder / name).write_text("\n \n")
     with pytest.raises(UserError, match=f"{name} is empty"):
         read_dataset(folder)
 
 
-def test_a_missing_folder_is_named(tmp_path):
+def test_read_dataset_missing_folder_is_named(tmp_path):
     with pytest.raises(UserError, match="nowhere is not a folder"):
         read_dataset(tmp_path / "nowhere")
 
 
-def test_a_killed_write_leaves_nothing_that_reads_as_complete(folder, monkeypatch):
+def test_write_dataset_killed_write_is_not_readable(folder, monkeypatch):
     dataset = read_dataset(folder)
     replace = os.replace
 
@@ -289,7 +289,7 @@ def test_a_killed_write_leaves_nothing_that_reads_as_complete(folder, monkeypatc
         read_dataset(folder)
 
 
-def test_writing_removes_triples_of_an_older_dataset_and_keeps_other_files(folder):
+def test_write_dataset_removes_old_triples_and_keeps_other_files(folder):
     (folder / "notes.txt").write_text("mine")
     dataset = dataclasses.replace(read_dataset(folder), triples={})
     write_dataset(dataset, folder)
@@ -297,13 +297,11 @@ def test_writing_removes_triples_of_an_older_dataset_and_keeps_other_files(folde
     assert (folder / "notes.txt").read_text() == "mine"
 
 
-def test_an_unwritable_place_is_a_user_error(tmp_path):
+def test_write_dataset_unwritable_folder_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
         write_dataset(Dataset("d", (), {}, {}), tmp_path / "file" / "folder")
 
-
-# ---------------------------------------------------------------------------------------- property
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 FILLED = TEXT.filter(str.strip)
@@ -351,15 +349,12 @@ def datasets(draw):
 
 @hypothesis.settings(max_examples=60, deadline=None)
 @hypothesis.given(datasets())
-def test_what_is_written_is_read_back(tmp_path_factory, dataset):
+def test_write_dataset_any_dataset_is_read_back(tmp_path_factory, dataset):
     folder = tmp_path_factory.mktemp("round") / "folder"
     write_dataset(dataset, folder)
     read = read_dataset(folder)
     assert read == dataset
     assert list(read.corpus) == list(dataset.corpus)
-
-
-# ------------------------------------------------------------------------------------- real folders
 
 
 @pytest.mark.parametrize(
@@ -371,12 +366,12 @@ def test_what_is_written_is_read_back(tmp_path_factory, dataset):
         ("popqa", (1000, 1475, 0)),
     ],
 )
-def test_the_real_folders_are_read(shared_data, name, counts):
+def test_read_dataset_real_folders(shared_data, name, counts):
     dataset = read_dataset(shared_data / name)
     assert (len(dataset.questions), len(dataset.corpus), len(dataset.triples)) == counts
 
 
-def test_a_real_folder_without_corpus_is_refused(shared_data):
+def test_read_dataset_real_folder_without_corpus_is_refused(shared_data):
     with pytest.raises(
         UserError, match=r"bamboogle/corpus\.jsonl does not exist; put passages there"
     ):

@@ -16,13 +16,13 @@ def folder(tmp_path_factory):
     return tiny.dataset_folder(tmp_path_factory.mktemp("data") / "tiny")
 
 
-def test_filters_by_split_and_limit(folder):
+def test_select_questions_by_split_and_limit(folder):
     data = _data(folder, split="dev", limit=3)
     questions = load.select_questions(load.load_dataset(data), data)
     assert [q.id for q in questions] == ["q8", "q9", "q10"]
 
 
-def test_a_random_selection_follows_its_seed_and_grows(folder):
+def test_select_questions_random_selection_follows_the_seed(folder):
     def drawn(**changes):
         data = _data(folder, split="train", random=True, **changes)
         return [q.id for q in load.select_questions(load.load_dataset(data), data)]
@@ -38,13 +38,13 @@ def test_a_random_selection_follows_its_seed_and_grows(folder):
     assert drawn(limit=8) == every == drawn(limit=80)
 
 
-def test_an_empty_selection_names_the_filter_and_what_there_is(folder):
+def test_select_questions_empty_selection_lists_values(folder):
     data = _data(folder, split="test")
     with pytest.raises(UserError, match=r"config\.data\.split=test .* values there: dev, train"):
         load.select_questions(load.load_dataset(data), data)
 
 
-def test_only_with_triples_keeps_covered_questions(folder, tmp_path):
+def test_select_questions_with_triples_keeps_covered_questions(folder, tmp_path):
     data = _data(folder, only_with_triples=True)
     assert len(load.select_questions(load.load_dataset(data), data)) == 8
     lines = (folder / "openie.jsonl").read_text().splitlines(keepends=True)

@@ -35,7 +35,7 @@ def run(capsys, *flags):
         ("eli5", None, "ircot_full", {"train": 1, "dev": 1}, 0),
     ],
 )
-def test_the_folder_reads_back(
+def test_prepare_folder_is_readable(
     tmp_path, capsys, benchmark, config, corpus, num_questions, num_passages
 ):
     out = tmp_path / "folder"
@@ -50,17 +50,17 @@ def test_the_folder_reads_back(
     assert len(dataset.corpus) == result["num_passages"] == num_passages
 
 
-def test_a_context_that_the_corpus_cuts_becomes_unknown(tmp_path):
+def test_prepare_incomplete_context_becomes_none(tmp_path):
     dataset = prepare.prepare(
         "musique", tmp_path, manual_dir=FIXTURES / "musique", corpus="supporting_only"
     )
     train = dataset.questions[0]
-    assert train.context is None  # its second passage is gold for no question
+    assert train.context is None  # Its second passage is not in the corpus.
     assert train.supporting is not None
     assert read_dataset(tmp_path).questions == dataset.questions
 
 
-def test_limit_draws_questions_and_leaves_the_full_corpus(tmp_path):
+def test_prepare_limit_draws_questions_and_keeps_the_corpus(tmp_path):
     def draw(limit, seed, corpus):
         return prepare.prepare(
             "hotpotqa",
@@ -81,7 +81,7 @@ def test_limit_draws_questions_and_leaves_the_full_corpus(tmp_path):
     assert {p for q in selected.questions for p in q.context or ()} == set(selected.corpus)
 
 
-def test_the_seed_draws_the_sampled_passages(tmp_path, monkeypatch):
+def test_prepare_seed_determines_sampled_passages(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus, "SAMPLED", 1)
     drawn = [
         prepare.prepare(
@@ -96,7 +96,7 @@ def test_the_seed_draws_the_sampled_passages(tmp_path, monkeypatch):
     assert [len(dataset.corpus) for dataset in drawn] == [5, 6]
 
 
-def test_bad_input_exits_with_2_and_one_sentence(tmp_path, capsys):
+def test_prepare_bad_input_exits_with_2(tmp_path, capsys):
     code, stdout, stderr = run(
         capsys, "--benchmark=musique", f"--out={tmp_path}", f"--manual_dir={tmp_path / 'none'}"
     )
@@ -104,12 +104,12 @@ def test_bad_input_exits_with_2_and_one_sentence(tmp_path, capsys):
     assert stderr == f"prepare: manual_dir {tmp_path / 'none'} is not a folder.\n"
 
 
-def test_a_limit_below_0_is_refused(tmp_path, capsys):
+def test_prepare_negative_limit_is_refused(tmp_path, capsys):
     code, _, stderr = run(capsys, "--benchmark=musique", f"--out={tmp_path}", "--limit=-1")
     assert (code, stderr) == (2, "prepare: --limit=-1 must not be negative.\n")
 
 
-def test_what_cannot_be_written_is_named(tmp_path, capsys, monkeypatch):
+def test_prepare_unwritable_folder_is_named(tmp_path, capsys, monkeypatch):
     flags = ["--benchmark=musique", "--config=ans", f"--manual_dir={FIXTURES / 'musique'}"]
     (tmp_path / "file").write_text("")
     code, _, stderr = run(capsys, *flags, f"--out={tmp_path / 'file'}")
@@ -125,7 +125,7 @@ def test_what_cannot_be_written_is_named(tmp_path, capsys, monkeypatch):
     assert code == 2 and stderr.endswith("(write() failed: No space left on device; writing x).\n")
 
 
-def test_the_module_is_a_command(tmp_path):
+def test_prepare_runs_as_a_module(tmp_path):
     command = [sys.executable, "-m", "cirag_jax.datasets.prepare", "--benchmark=hotpotqa"]
     flags = [f"--manual_dir={FIXTURES / 'hotpotqa'}", f"--out={tmp_path}"]
     done = subprocess.run([*command, *flags], capture_output=True, text=True)

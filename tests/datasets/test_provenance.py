@@ -7,19 +7,19 @@ SENTENCES = (
 )
 
 
-def test_the_sentence_with_most_words_wins():
+def test_source_sentence_has_most_words():
     assert source_sentence("Ule", "flows to", "Tarn", SENTENCES) == 1
 
 
-def test_the_first_sentence_wins_a_tie():
+def test_source_sentence_ties_go_to_the_first():
     assert source_sentence("Ule", "river", "Ule", SENTENCES) == 0
 
 
-def test_words_are_substrings_in_any_case():
+def test_source_sentence_words_are_substrings_in_any_case():
     assert source_sentence("TARN", "FLOW", "RIVER,", SENTENCES) == 2
     assert source_sentence("tarn", "x", "y", ("None.", "Tarn.")) == 1
 
 
-def test_no_shared_word_gives_the_first_and_no_sentence_none():
+def test_source_sentence_without_shared_words_is_the_first():
     assert source_sentence("x", "q", "z", SENTENCES) == 0
     assert source_sentence("x", "q", "z", ()) is None

@@ -30,13 +30,13 @@ class Row(msgspec.Struct, forbid_unknown_fields=True):
         (["a"], "must be a JSON object, not a list"),
     ],
 )
-def test_a_misfit_is_named_in_full(value, problem):
+def test_decode_mismatch_names_the_whole_field(value, problem):
     with pytest.raises(UserError) as error:
         convert("f:3", value, Row)
     assert str(error.value) == f"f:3: {problem}."
 
 
-def test_blank_lines_keep_the_line_numbers(tmp_path):
+def test_read_lines_blank_lines_count_as_lines(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text('\ufeff{"a": 1}\n\n{"a": 2}\r\n', encoding="utf-8")
     assert [(place, row.a) for place, row in read_lines(path, Row)] == [

@@ -1,4 +1,4 @@
-"""A little world to search along links in: films, and the directors that their passages name."""
+"""A small corpus with links: passages of films name their directors."""
 
 import re
 import zlib
@@ -17,7 +17,7 @@ _PEOPLE = ("Anna", "Bo", "Carl", "Dora", "Erik", "Fia", "Gun", "Hans", "Ida", "J
 
 
 class Words:
-    """An encoder by words alone: each has a vector, a text their normalised sum."""
+    """An encoder whose vectors are normalised sums of one random vector per word."""
 
     dim = 64
 
@@ -35,7 +35,7 @@ class Words:
 
 
 def _world():
-    """Films, of which each passage names its director, and directors, whose passages name none."""
+    """Passages of films, which name their director, and of directors, which name no one."""
     corpus, questions = {}, []
     for first, person in zip(_FIRST, _PEOPLE, strict=True):
         film, name = f"{first} Harbour", f"{person} Berg"
@@ -61,7 +61,7 @@ def make_index(head=None, **options):
 
 
 def make_head(**weights):
-    """A head that weighs these features and nothing else."""
+    """A linear head with these weights of features."""
     zeros = np.zeros(len(FEATURES), np.float32)
     module = LinkHeadModule(zeros, zeros + 1, 4, nnx.Rngs(0))
     module.linear_F[...] = np.array([weights.get(name, 0.0) for name in FEATURES], np.float32)

@@ -25,7 +25,7 @@ def texts(count: int, longest: int = 60) -> list[str]:
     return [" ".join(rng.choice(words, rng.integers(1, longest))) for _ in range(count)]
 
 
-def test_rows_come_back_in_order_and_do_not_depend_on_neighbours(encoder):
+def test_encode_rows_are_ordered_and_independent(encoder):
     some = texts(150)
     together = encode(encoder, None, some, tokens_per_batch=512)
     for index in (0, 17, 149):
@@ -36,7 +36,7 @@ def test_rows_come_back_in_order_and_do_not_depend_on_neighbours(encoder):
     np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1.0, atol=1e-6)
 
 
-def test_equal_texts_are_encoded_once_and_all_returned(encoder):
+def test_encode_equal_texts_are_encoded_once(encoder):
     finished = []
     emb = encode(encoder, None, ["potter", "saint", "potter"] * 3, progress=finished.append)
     assert sum(finished) == 2
@@ -45,8 +45,8 @@ def test_equal_texts_are_encoded_once_and_all_returned(encoder):
     assert np.abs(emb[0] - emb[1]).max() > 1e-3
 
 
-def test_one_compilation_per_bucket(encoder):
-    # An architecture that no other test has compiled.
+def test_encode_compiles_once_per_bucket(encoder):
+    # No other test compiles this architecture.
     encoder = load_encoder(str(encoder.folder), pooling="cls")
     before = encode_lib.TRACES.copy()
     some = texts(90, longest=40)
@@ -58,7 +58,7 @@ def test_one_compilation_per_bucket(encoder):
     assert traced == {(batch_rows(length, 384), length): 1 for length in lengths}
 
 
-def test_live_parameters_and_prefixes_change_the_result(encoder):
+def test_encode_uses_given_parameters_and_prefixes(encoder):
     base = encode(encoder, None, ["saint potter"])
     live = encode(encoder, jax.tree.map(lambda x: x * 1.5, encoder.state), ["saint potter"])
     assert np.abs(base - live).max() > 1e-4
@@ -69,18 +69,18 @@ def test_live_parameters_and_prefixes_change_the_result(encoder):
     np.testing.assert_array_equal(as_passage, encode(encoder, None, ["patron saint potter"]))
 
 
-def test_nothing_to_encode(encoder):
+def test_encode_no_texts_gives_an_empty_array(encoder):
     assert encode(encoder, None, []).shape == (0, encoder.dim)
 
 
-def test_truncation_keeps_the_special_tokens(encoder):
+def test_tokenize_truncation_keeps_special_tokens(encoder):
     (row,) = tokenize(encoder, ["balia " * 50], max_length=10)
     assert len(row) == 10
     assert (row[0], row[-1]) == (2, 3)
     assert row.dtype == np.int32
 
 
-def test_buckets_and_batches():
+def test_buckets_have_lengths_and_batch_sizes():
     assert [bucket_length(n) for n in (1, 16, 17, 64, 65, 512)] == [16, 16, 24, 64, 96, 512]
     assert bucket_length(40, limit=45) == 45
     assert batch_rows(16, 2048) == 128
@@ -91,7 +91,7 @@ def test_buckets_and_batches():
     assert lengths_B.tolist() == [3, 1]
 
 
-def test_a_mesh_gives_the_same_embeddings(encoder):
+def test_encode_on_a_mesh_gives_the_same_embeddings(encoder):
     some = texts(60, longest=30)
     plain = encode(encoder, None, some, tokens_per_batch=512)
     mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)

@@ -30,7 +30,7 @@ def _config(model, **changes):
     return config.lock()
 
 
-def test_our_encoder_encodes_with_the_prefix_and_the_limit_of_each_kind(model):
+def test_flax_encoder_uses_prefix_and_limit_of_each_role(model):
     encoder = open_encoder_for(
         _config(model, query_prefix="the ", query_max_length=6, passage_max_length=9)
     )
@@ -43,7 +43,7 @@ def test_our_encoder_encodes_with_the_prefix_and_the_limit_of_each_kind(model):
     json.dumps(encoder.identity)
 
 
-def test_sentence_transformers_gives_the_same_vectors(model, tmp_path):
+def test_sentence_transformers_encoder_gives_the_same_vectors(model, tmp_path):
     pytest.importorskip("sentence_transformers")
     folder = export_sentence_transformers(load_encoder(str(model)), None, tmp_path / "exported")
     ours = open_encoder_for(_config(folder, query_prefix="the patron of "))
@@ -61,8 +61,8 @@ def test_sentence_transformers_gives_the_same_vectors(model, tmp_path):
     json.dumps(theirs.identity)
 
 
-def test_code_of_a_models_author_is_not_run_unless_asked_for(tmp_path):
-    """A model folder that ships Python code: what loads NV-Embed-v2 would run it."""
+def test_open_encoder_remote_code_needs_permission(tmp_path):
+    """A model folder with Python code, which loading would run (as for NV-Embed-v2)."""
     pytest.importorskip("sentence_transformers")
     marker = tmp_path / "it ran"
     folder = tmp_path / "model"
@@ -81,7 +81,7 @@ def test_code_of_a_models_author_is_not_run_unless_asked_for(tmp_path):
     assert not marker.exists()
 
 
-def test_two_trainings_that_end_on_the_same_step_are_told_apart(model, tmp_path):
+def test_open_encoder_trainings_of_equal_step_differ_in_identity(model, tmp_path):
     base = load_encoder(str(model))
     meta = {
         "model": str(model), "pooling": "mean", "query_prefix": "", "passage_prefix": "",
@@ -97,7 +97,7 @@ def test_two_trainings_that_end_on_the_same_step_are_told_apart(model, tmp_path)
 
 
 @pytest.mark.parametrize(("metric", "best"), [("dev/recall@5", 2), ("dev/mrr", 3), ("dev/loss", 1)])
-def test_the_best_checkpoint_is_that_of_the_metric_it_was_trained_by(model, tmp_path, metric, best):
+def test_open_encoder_best_checkpoint_follows_its_metric(model, tmp_path, metric, best):
     base = load_encoder(str(model))
     meta = {
         "model": str(model), "pooling": "mean", "query_prefix": "", "passage_prefix": "",
@@ -119,13 +119,13 @@ def test_the_best_checkpoint_is_that_of_the_metric_it_was_trained_by(model, tmp_
         ({"backend": "sentence_transformers", "dtype": "float8"}, "config.encoder.dtype"),
     ],
 )
-def test_what_cannot_be_opened_is_said(model, changes, message):
+def test_open_encoder_unusable_model_is_reported(model, changes, message):
     with pytest.raises(UserError, match=message.replace(".", r"\.")):
         open_encoder_for(_config(model, **changes))
 
 
 class _Noting:
-    """An encoder that notes what it encodes."""
+    """An encoder that records the texts it encodes."""
 
     def __init__(self, encoder):
         self._encoder = encoder
@@ -137,7 +137,7 @@ class _Noting:
         return self._encoder.encode(texts, kind, progress)
 
 
-def test_a_text_is_embedded_once_as_a_query_and_once_as_a_passage(model):
+def test_memoizing_encoder_embeds_each_text_once_per_role(model):
     plain = open_encoder_for(_config(model, query_prefix="the "))
     noting = _Noting(plain)
     encoder = MemoizingEncoder(noting)
@@ -154,12 +154,12 @@ def test_a_text_is_embedded_once_as_a_query_and_once_as_a_passage(model):
     assert (encoder.dim, encoder.identity) == (plain.dim, plain.identity)
 
 
-def test_what_is_remembered_is_bounded(model, monkeypatch):
+def test_memoizing_encoder_size_is_bounded(model, monkeypatch):
     monkeypatch.setattr(encoders, "_MAX_TEXTS", 3)
     plain = open_encoder_for(_config(model))
     noting = _Noting(plain)
     encoder = MemoizingEncoder(noting)
     for texts in (["a", "b"], ["b", "c"], ["c", "d"], list("abcdefgh"), ["d"]):
         np.testing.assert_allclose(encoder.encode(texts), plain.encode(texts), atol=1e-6)
-    # Full: all is forgotten. A list that is too long leaves what is remembered alone.
+    # A full store is cleared. A list that is too long does not change it.
     assert [t for _, t in noting.asked] == [["a", "b"], ["c"], ["c", "d"], list("abcdefgh")]

@@ -26,12 +26,12 @@ from tests import tiny
 
 _QUERIES = ["where was baldia born?", "patron of corum", "saint saint"]
 _PASSAGES = list(tiny.dataset().corpus.values())
-# Approximate kinds look everywhere, so that all must agree.
+# Approximate kinds search all lists, so that they equal exact search.
 _OPTIONS = IndexOptions(ivf_lists=4, ivf_probes=4, hnsw_ef_search=64)
 
 
 class _Counting:
-    """An encoder that notes what it is asked to encode, and can be told to fail."""
+    """An encoder that records its passages and fails after ``fail_after`` of them."""
 
     def __init__(self, encoder):
         self._encoder = encoder
@@ -64,7 +64,7 @@ def _files(folder):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_folder_finds_what_memory_finds(encoder, tmp_path, kind):
+def test_index_folder_equals_index_in_memory(encoder, tmp_path, kind):
     memory = PassageIndex.in_memory(_PASSAGES, encoder, kind, options=_OPTIONS)
     command.build_index(_PASSAGES, encoder, tmp_path / "i", kind, options=_OPTIONS, shard_rows=7)
     folder = PassageIndex.open(tmp_path / "i", encoder, options=_OPTIONS)
@@ -82,7 +82,7 @@ def test_a_folder_finds_what_memory_finds(encoder, tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["faiss_flat", "faiss_ivf", "faiss_hnsw"])
-def test_faiss_finds_what_exact_search_finds(encoder, kind):
+def test_index_faiss_equals_exact_search(encoder, kind):
     exact = PassageIndex.in_memory(_PASSAGES, encoder)
     faiss = PassageIndex.in_memory(_PASSAGES, encoder, kind, options=_OPTIONS)
     expected, found = exact.search(_QUERIES, 6), faiss.search(_QUERIES, 6)
@@ -91,7 +91,7 @@ def test_faiss_finds_what_exact_search_finds(encoder, kind):
 
 
 @pytest.mark.parametrize("kind", FAISS_KINDS)
-def test_faiss_scores_all_rows_that_a_question_may_find(kind):
+def test_faiss_scores_all_allowed_rows(kind):
     rng = np.random.default_rng(0)
     vector_ND, query_QD = (rng.normal(size=(n, 16)).astype(np.float32) for n in (2000, 3))
     allowed = [np.array([1999, 3, 3, 1]), rng.permutation(2000)[:20], np.array([], int)]
@@ -103,14 +103,14 @@ def test_faiss_scores_all_rows_that_a_question_may_find(kind):
 
 
 @pytest.mark.parametrize("kind", ["exact", "bfloat16", "faiss_flat", "faiss_ivf", "faiss_hnsw"])
-def test_passages_move_a_query(encoder, kind):
+def test_search_feedback_moves_the_query(encoder, kind):
     half, kind = kind == "bfloat16", "exact" if kind == "bfloat16" else kind
     options = dataclasses.replace(_OPTIONS, dtype="bfloat16" if half else "float32")
     index = PassageIndex.in_memory(_PASSAGES, encoder, kind, options=options)
     rocchio = Feedback(0.4, ((_PASSAGES[3].id, 0.3), (_PASSAGES[20].id, 0.3)))
     rows, scores = index.search(_QUERIES, 6, None, [None, rocchio, Feedback(1.0, ())])
     plain = index.search(_QUERIES, 6)
-    for place in (0, 2):  # the others are as if nothing moved
+    for place in (0, 2):  # The others are not moved.
         np.testing.assert_array_equal(rows[place], plain[0][place])
         np.testing.assert_array_equal(scores[place], plain[1][place])
     passage_ND = encoder.encode([passage_text(p) for p in _PASSAGES])
@@ -122,7 +122,7 @@ def test_passages_move_a_query(encoder, kind):
     np.testing.assert_allclose(scores[1], np.sort(expected_N)[::-1][:6], **near)
 
 
-def test_words_cannot_be_moved(encoder):
+def test_search_bm25_refuses_feedback(encoder):
     index = PassageIndex.in_memory(_PASSAGES, None, "bm25")
     with pytest.raises(UserError, match="bm25 does not support relevance feedback"):
         index.search(["x"], 1, None, [Feedback(1.0, ())])
@@ -134,31 +134,31 @@ def _index_folder(folder, workdir):
     return command.index_dataset(load_config("configs/index.py", more), workdir)
 
 
-def test_passages_are_read_shard_by_shard(encoder, tmp_path, monkeypatch):
-    """However large the corpus is, memory holds one shard of it."""
+def test_build_holds_one_shard_in_memory(encoder, tmp_path, monkeypatch):
+    """The build reads at most one shard ahead of the embedded passages."""
     read, passages, ahead, encode = 0, CorpusScan.__iter__, [], encoder.encode
 
-    def counted(corpus):
+    def counting(corpus):
         nonlocal read
         read = 0
         for passage in passages(corpus):
             read += 1
             yield passage
 
-    def noted(*arguments):
+    def recording(*arguments):
         ahead.append(read - len(encoder.passages))
         return encode(*arguments)
 
     monkeypatch.setattr(command, "_open_encoder", lambda config: encoder)
-    monkeypatch.setattr(CorpusScan, "__iter__", counted)
-    monkeypatch.setattr(encoder, "encode", noted)
+    monkeypatch.setattr(CorpusScan, "__iter__", counting)
+    monkeypatch.setattr(encoder, "encode", recording)
     assert _index_folder(tiny.dataset_folder(tmp_path / "data"), tmp_path)["num_passages"] == 24
     assert ahead == [7, 7, 7, 3]
     command.build_index(_PASSAGES, encoder, tmp_path / "list", shard_rows=7)
     assert _files(tmp_path / "index") == _files(tmp_path / "list")
 
 
-def test_a_corpus_that_changes_as_it_is_indexed_is_refused(encoder, tmp_path, monkeypatch):
+def test_build_changing_corpus_is_refused(encoder, tmp_path, monkeypatch):
     folder, encode = tiny.dataset_folder(tmp_path / "data"), encoder.encode
     corpus = folder / "corpus.jsonl"
 
@@ -173,7 +173,7 @@ def test_a_corpus_that_changes_as_it_is_indexed_is_refused(encoder, tmp_path, mo
     assert not (tmp_path / "index" / index_lib.MANIFEST).exists()
 
 
-def test_a_build_that_was_stopped_goes_on_to_the_same_bytes(encoder, tmp_path):
+def test_build_stopped_build_resumes_to_the_same_bytes(encoder, tmp_path):
     command.build_index(_PASSAGES, encoder, tmp_path / "whole", shard_rows=5)
     encoder.passages, encoder.fail_after = [], 10
     with pytest.raises(KeyboardInterrupt):
@@ -192,10 +192,10 @@ def test_a_build_that_was_stopped_goes_on_to_the_same_bytes(encoder, tmp_path):
     assert not (tmp_path / "cut" / command.PLAN).exists()
     encoder.passages = []
     command.build_index(_PASSAGES, encoder, tmp_path / "cut", shard_rows=5)
-    assert not encoder.passages  # It is finished.
+    assert not encoder.passages  # The build is complete.
 
 
-def test_what_a_kill_left_is_removed(encoder, tmp_path):
+def test_build_removes_files_of_a_killed_build(encoder, tmp_path):
     def kill(*_):
         (tmp_path / "i" / ".bm25.0123.part").mkdir()
         (tmp_path / "i" / ".vectors-00001.npy.0123.part").write_bytes(b"half")
@@ -207,19 +207,19 @@ def test_what_a_kill_left_is_removed(encoder, tmp_path):
     assert not list((tmp_path / "i").glob(".*"))
 
 
-def test_words_have_no_dtype(tmp_path):
+def test_build_bm25_ignores_the_dtype(tmp_path):
     half = IndexOptions(dtype="bfloat16")
     command.build_index(_PASSAGES, None, tmp_path / "i", "bm25")
     file = tmp_path / "i" / index_lib.MANIFEST
     manifest = json.loads(file.read_text())
     assert "dtype" not in manifest
-    for old in ({}, {"dtype": "float32"}):  # the latter as earlier versions wrote it
+    for old in ({}, {"dtype": "float32"}):  # Earlier versions wrote the latter.
         file.write_text(json.dumps(manifest | old))
         counts = command.build_index(_PASSAGES, None, tmp_path / "i", "bm25", options=half)
         assert counts["resumed"] == len(_PASSAGES)
 
 
-def test_a_full_disk_loses_nothing(encoder, tmp_path, monkeypatch):
+def test_full_disk_keeps_the_progress(encoder, tmp_path, monkeypatch):
     save = np.save
 
     def failing(stream, array, **options):
@@ -236,7 +236,7 @@ def test_a_full_disk_loses_nothing(encoder, tmp_path, monkeypatch):
     assert len(PassageIndex.open(tmp_path / "i", encoder)) == len(_PASSAGES)
 
 
-def test_words_are_searched_by_the_packages_that_indexed_them(tmp_path, monkeypatch):
+def test_open_bm25_of_other_packages_is_refused(tmp_path, monkeypatch):
     command.build_index(_PASSAGES, None, tmp_path / "i", "bm25")
     file = tmp_path / "i" / index_lib.MANIFEST
     manifest = json.loads(file.read_text())
@@ -248,18 +248,18 @@ def test_words_are_searched_by_the_packages_that_indexed_them(tmp_path, monkeypa
             PassageIndex.open(tmp_path / "i", None)
         with pytest.raises(UserError, match='packages.PyStemmer=.* not "0.1"; use another'):
             command.build_index(_PASSAGES, None, tmp_path / "i", "bm25")
-    del manifest["packages"]  # as earlier versions wrote it
+    del manifest["packages"]  # Earlier versions did not record them.
     file.write_text(json.dumps(manifest))
     assert len(PassageIndex.open(tmp_path / "i", None)) == len(_PASSAGES)
 
 
-def test_an_index_of_vectors_notes_its_packages(encoder, tmp_path, monkeypatch):
+def test_open_vectors_of_other_packages_is_refused(encoder, tmp_path, monkeypatch):
     command.build_index(_PASSAGES, encoder, tmp_path / "i", "faiss_flat")
     file = tmp_path / "i" / index_lib.MANIFEST
     manifest = json.loads(file.read_text())
     assert set(manifest["packages"]) == {"faiss"}
     assert set(manifest["encoder"]["packages"]) == {"tokenizers"}
-    with monkeypatch.context() as patch:  # another faiss searches what this one has built
+    with monkeypatch.context() as patch:  # Another version of faiss may search the index.
         patch.setattr(faiss_index, "packages", lambda: {"faiss": "0.1"})
         PassageIndex.open(tmp_path / "i", encoder)
         assert command.build_index(_PASSAGES, encoder, tmp_path / "i", "faiss_flat")["resumed"]
@@ -267,16 +267,19 @@ def test_an_index_of_vectors_notes_its_packages(encoder, tmp_path, monkeypatch):
     other.identity = {**encoder.identity, "packages": {"tokenizers": "0.1"}}
     with pytest.raises(UserError, match='encoder.packages.tokenizers=.* not "0.1"; build it again'):
         PassageIndex.open(tmp_path / "i", other)
-    del manifest["packages"], manifest["encoder"]["packages"]  # as earlier versions wrote it
+    del (
+        manifest["packages"],
+        manifest["encoder"]["packages"],
+    )  # Earlier versions did not record them.
     file.write_text(json.dumps(manifest))
     assert len(PassageIndex.open(tmp_path / "i", other)) == len(_PASSAGES)
 
 
-def test_an_index_of_another_encoder_is_refused(encoder, tmp_path):
+def test_open_index_of_another_encoder_is_refused(encoder, tmp_path):
     command.build_index(_PASSAGES, encoder, tmp_path / "i")
     moved = _Counting(encoder)
     moved.identity = {**encoder.identity, "model": "elsewhere", "query_max_length": 9}
-    PassageIndex.open(tmp_path / "i", moved)  # The same weights under another name will do.
+    PassageIndex.open(tmp_path / "i", moved)  # The same weights may have another name.
     for field, value in (
         ("revision", "sha256:0"),
         ("pooling", "cls"),
@@ -295,7 +298,7 @@ def test_an_index_of_another_encoder_is_refused(encoder, tmp_path):
         PassageIndex.open(tmp_path / "i", None)
 
 
-def test_an_index_of_another_corpus_is_refused(encoder, tmp_path):
+def test_open_index_of_another_corpus_is_refused(encoder, tmp_path):
     command.build_index(_PASSAGES, encoder, tmp_path / "i")
     changed = [*_PASSAGES[:-1], dataclasses.replace(_PASSAGES[-1], text="Changed.")]
     index = PassageIndex.open(tmp_path / "i", encoder)
@@ -316,7 +319,7 @@ def test_an_index_of_another_corpus_is_refused(encoder, tmp_path):
         open_retriever(config, _PASSAGES, encoder)
 
 
-def test_what_is_not_an_index_is_left_alone(encoder, tmp_path):
+def test_build_other_folders_are_not_changed(encoder, tmp_path):
     (tmp_path / "thesis.tex").write_text("all of it")
     with pytest.raises(UserError, match="is neither empty nor an index"):
         command.build_index(_PASSAGES, encoder, tmp_path)
@@ -335,7 +338,7 @@ def test_what_is_not_an_index_is_left_alone(encoder, tmp_path):
         ("vectors-00001.npy", None, "vectors-00001.npy cannot be read"),
     ],
 )
-def test_a_damaged_folder_is_named(encoder, tmp_path, name, damage, message):
+def test_open_damaged_folder_is_named(encoder, tmp_path, name, damage, message):
     command.build_index(_PASSAGES, encoder, tmp_path / "i", shard_rows=10)
     file = tmp_path / "i" / name
     content = file.read_bytes()
@@ -347,18 +350,18 @@ def test_a_damaged_folder_is_named(encoder, tmp_path, name, damage, message):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_of_many_shards_one_is_open_at_a_time(encoder, tmp_path, monkeypatch, dtype):
+def test_open_holds_one_shard_open_at_a_time(encoder, tmp_path, monkeypatch, dtype):
     options, opened = IndexOptions(dtype=dtype), []
     command.build_index(_PASSAGES, encoder, tmp_path / "i", options=options, shard_rows=5)
     whole = PassageIndex.in_memory(_PASSAGES, encoder, options=options).search(_QUERIES, 24)
     open_shard = index_lib.open_shard
 
-    def counted(*arguments):
+    def counting(*arguments):
         assert not any(shard() is not None for shard in opened)
         opened.append(weakref.ref(array := open_shard(*arguments)))
         return array
 
-    monkeypatch.setattr(index_lib, "open_shard", counted)
+    monkeypatch.setattr(index_lib, "open_shard", counting)
     index = PassageIndex.open(tmp_path / "i", encoder, options=options)
     for ours, theirs in zip(index.search(_QUERIES, 24), whole, strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -368,7 +371,7 @@ def test_of_many_shards_one_is_open_at_a_time(encoder, tmp_path, monkeypatch, dt
     np.testing.assert_array_equal(shards[4:11], shards[0:24][4:11])
 
 
-def test_too_many_open_files_are_no_damage(encoder, tmp_path, monkeypatch):
+def test_open_too_many_files_is_not_reported_as_damage(encoder, tmp_path, monkeypatch):
     command.build_index(_PASSAGES, encoder, tmp_path / "i")
 
     def refuse(*_, **__):
@@ -379,7 +382,7 @@ def test_too_many_open_files_are_no_damage(encoder, tmp_path, monkeypatch):
         PassageIndex.open(tmp_path / "i", encoder)
 
 
-def test_vectors_can_be_kept_in_half_the_space(encoder, tmp_path):
+def test_index_bfloat16_takes_half_the_space(encoder, tmp_path):
     half = IndexOptions(dtype="bfloat16")
     command.build_index(_PASSAGES, encoder, tmp_path / "i", options=half, shard_rows=100)
     (shard,) = (tmp_path / "i").glob("vectors-*.npy")
@@ -397,7 +400,7 @@ def devices_of(index):
     return block_ND.sharding.device_set
 
 
-def test_rows_are_split_over_accelerators(encoder, tmp_path, monkeypatch):
+def test_index_rows_are_split_over_accelerators(encoder, tmp_path, monkeypatch):
     command.build_index(_PASSAGES, encoder, tmp_path / "i", shard_rows=7)
     alone = PassageIndex.open(tmp_path / "i", encoder)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
@@ -412,10 +415,10 @@ def test_rows_are_split_over_accelerators(encoder, tmp_path, monkeypatch):
         if isinstance(index, PassageIndex):
             found = index.search(_QUERIES, 9)[0]
             np.testing.assert_array_equal(alone.search(_QUERIES, 9)[0], found)
-    assert len(devices_of(alone)) == 1  # a CPU's own devices are one memory
+    assert len(devices_of(alone)) == 1  # The CPU's devices share their memory.
 
 
-def test_ids_that_repeat_and_an_empty_corpus_are_refused(encoder, tmp_path):
+def test_build_repeated_ids_and_empty_corpus_are_refused(encoder, tmp_path):
     folder = tiny.dataset_folder(tmp_path / "data")
     with (folder / "corpus.jsonl").open("a") as file:
         file.write(json.dumps(dataclasses.asdict(_PASSAGES[0])))
@@ -429,7 +432,7 @@ def test_ids_that_repeat_and_an_empty_corpus_are_refused(encoder, tmp_path):
         PassageIndex.in_memory(_PASSAGES, encoder, "annoy")
 
 
-def test_equal_texts_and_odd_ones_are_found(encoder):
+def test_search_finds_equal_and_unusual_texts(encoder):
     passages = [
         Passage("a", "", ""),
         Passage("b", "t", 'corum \u2028 ] " \\ <script>'),
@@ -444,11 +447,11 @@ def test_equal_texts_and_odd_ones_are_found(encoder):
         assert list(rows[0]).index(2) < list(rows[0]).index(3) or kind.startswith("faiss")
 
 
-def test_the_command_builds_what_a_config_describes(
+def test_index_command_builds_the_configured_index(
     tiny_encoder, tmp_path, one_device, monkeypatch, capsys
 ):
     data = tiny.dataset_folder(tmp_path / "data")
-    (data / "questions.jsonl").unlink()  # An index needs none.
+    (data / "questions.jsonl").unlink()  # An index needs no questions.
     arguments = [
         f"--config.data.dir={data}",
         f"--config.encoder.model={tiny_encoder.identity['model']}",
@@ -470,12 +473,12 @@ def test_the_command_builds_what_a_config_describes(
     json.dumps(first)
 
 
-def test_units_are_not_for_a_folder():
+def test_open_retriever_units_with_a_folder_are_refused():
     with pytest.raises(UserError, match="units"):
         load_config("configs/index.py", ["--config.retriever.units=sentence"])
 
 
-def test_a_broken_corpus_line_is_named(tmp_path):
+def test_index_command_broken_corpus_line_is_named(tmp_path):
     data = tiny.dataset_folder(tmp_path / "data")
     with (data / "corpus.jsonl").open("a") as file:
         file.write('{"id": "x", "title": 3, "text": ""}\n')

@@ -1,4 +1,4 @@
-"""Search along a question's hops: candidates, what is known of them, the head that weighs it."""
+"""Linked search: candidates, their features, and the training of the head."""
 
 import contextlib
 import dataclasses
@@ -42,19 +42,19 @@ from tests.retrieval.films import (
 
 
 def _steps(head, question=QUESTION.question, **options):
-    """The candidates of every step, as name -> feature -> value."""
-    seen = []
-    make_index(head, **options).explore([question], head.score, None, seen.append)
+    """Returns the candidates of every step, as name -> feature -> value."""
+    steps = []
+    make_index(head, **options).explore([question], head.score, None, steps.append)
     return [
         {
             PASSAGES[row].id: dict(zip(FEATURES, values.tolist(), strict=True))
-            for row, values in zip(found.row_R, found.feature_RF, strict=True)
+            for row, values in zip(candidates.row_R, candidates.feature_RF, strict=True)
         }
-        for found in seen
+        for candidates in steps
     ]
 
 
-def test_what_is_known_of_the_candidates_of_a_step():
+def test_candidates_features_of_two_steps():
     first, second = _steps(make_head(named=1.0), "Is Grey Harbour a film?", steps=2)
     assert first["Grey Harbour"]["named"] == 1 and first["Red Harbour"]["named"] == 0
     assert first["Grey Harbour"]["named_and_due"] == 1 and first["Grey Harbour"]["first_step"] == 1
@@ -65,58 +65,58 @@ def test_what_is_known_of_the_candidates_of_a_step():
     assert all(known["score"] == known["first_score"] for known in first.values())
     assert "Grey Harbour" not in second  # It is in the chain.
     berg, other = second["Anna Berg"], second["Bo Berg"]
-    # The chain's unit is the film's sentence that is nearest to the question, which names nobody.
+    # The chain's unit is the film's sentence nearest to the question, which names no one.
     assert (berg["named_by_chain"], berg["named_by_passages"]) == (0, 1)
     assert (other["named_by_passages"], other["names_passages"]) == (0, 0)
     assert berg["walk"] > other["walk"] and berg["walk_place"] < other["walk_place"]
     assert all(known["first_step"] == 0 for known in second.values())
 
 
-def test_a_unit_of_the_chain_that_names_a_passage_is_told_from_its_passage():
+def test_candidates_named_by_a_unit_or_by_its_passage():
     question = "Who made it, Grey Harbour?"
     _, second = _steps(make_head(named=1.0), question, steps=2)
     berg = second["Anna Berg"]
     assert berg["named_by_last"] == berg["named_by_chain"] == berg["named_by_passages"] == 1
 
 
-def test_words_that_the_chain_leaves_open_and_those_that_it_adds():
+def test_candidates_words_left_and_added_by_the_chain():
     question = "Was the maker of Grey Harbour, Anna, a baker?"
     first, second = _steps(make_head(named=1.0), question, steps=2)
-    # The first step searches for the whole question, and nothing has been told.
+    # The first step searches for the whole question, without words of a chain.
     assert first["Grey Harbour"]["left"] == 1 and first["Grey Harbour"]["words_place"] == 0
     assert {known["told"] for known in first.values()} == {0}
     assert first["Grey Harbour"]["title_asked"] == 1 and first["Red Harbour"]["title_asked"] == 0.5
     assert {known["like_chain"] for known in first.values()} == {0}
-    # The film's passage has "Grey Harbour", "made" and "Anna Berg"; "baker" is left.
+    # The film's passage has "Grey Harbour", "made" and "Anna Berg"; "baker" is still open.
     berg, film = second["Anna Berg"], second["Red Harbour"]
     assert berg["left"] > 0 and film["left"] == 0
     assert (berg["title_told"], film["title_told"]) == (1, 0.5)
     assert 0 < film["like_chain"] <= 1
 
 
-def test_the_last_unit_tells_what_the_question_did_not_say():
+def test_candidates_new_words_of_the_last_unit():
     _, second = _steps(make_head(named=1.0), "Who made it, Grey Harbour?", steps=2)
-    # "Anna Berg made it": a name that the question has not; every passage but hers lacks "Anna".
+    # "Anna Berg made it" has a name that the question lacks, and only her passage has "Anna".
     others = [known["told"] for name, known in second.items() if name != "Anna Berg"]
     assert second["Anna Berg"]["told"] > max(others) > 0
     assert second["Anna Berg"]["words_place"] == 0
 
 
-def test_the_chain_comes_first_in_its_order():
+def test_search_chain_comes_first_in_order():
     head = make_head(named=9.0, named_by_passages=5.0, score=1.0)
     row_QK, score_QK = make_index(head, steps=2).search([QUESTION.question], 5)
     assert [PASSAGES[row].id for row in row_QK[0, :2]] == ["Grey Harbour", "Anna Berg"]
     assert len(set(row_QK[0].tolist())) == 5 and score_QK[0].tolist() == [0, -1, -2, -3, -4]
 
 
-def test_only_allowed_passages_are_found_and_places_beyond_them_are_empty():
+def test_search_returns_only_allowed_passages():
     allowed = [np.array([ROW["Grey Harbour"], ROW["Bo Berg"]])]
     row_QK, score_QK = make_index(make_head(named=9.0)).search([QUESTION.question], 4, allowed)
     assert [PASSAGES[row].id for row in row_QK[0, :2]] == ["Grey Harbour", "Bo Berg"]
     assert row_QK[0, 2:].tolist() == [-1, -1] and np.isneginf(score_QK[0, 2:]).all()
 
 
-def test_places_by_words_are_among_what_may_be_found():
+def test_candidates_word_places_count_allowed_passages():
     seen = []
     allowed = [np.array([ROW["Long Harbour"], ROW["Bo Berg"]])]
     make_index(make_head(named=1.0)).explore(["A baker?"], make_head().score, allowed, seen.append)
@@ -125,37 +125,37 @@ def test_places_by_words_are_among_what_may_be_found():
     assert known[ROW["Bo Berg"]][FEATURES.index("words_place")] == 0
 
 
-def test_all_questions_are_found_as_each_alone_and_blank_passages_never():
+def test_search_batch_equals_single_questions():
     index = make_index(make_head(score=1.0, named=1.0))
-    texts = [question.question for question in DATASET.questions] * 8  # more than one block
+    texts = [question.question for question in DATASET.questions] * 8  # More than one block.
     rows, _ = index.search(texts, len(PASSAGES))
     alone, _ = index.search(texts[3:4], len(PASSAGES))
     assert rows[3].tolist() == alone[0].tolist() == rows[3 + len(DATASET.questions)].tolist()
     assert ROW["blank"] not in rows
     named, _ = index.search(["Is Blank near Grey Harbour?"], len(PASSAGES))
-    assert ROW["blank"] not in named  # It has no unit.
+    assert ROW["blank"] not in named  # It has no units.
 
 
-def test_no_walk_begins_where_no_word_is_shared(monkeypatch):
+def test_start_walk_seeds_share_a_word_with_the_question(monkeypatch):
     seeds = []
 
-    def watched(self, questions, rankings, allowed=None):
+    def recording(self, questions, rankings, allowed=None):
         seeds.extend(rankings[0])
         return np.zeros((len(PASSAGES), len(questions)), np.float32)
 
-    monkeypatch.setattr(LinkWalk, "probabilities", watched)
+    monkeypatch.setattr(LinkWalk, "probabilities", recording)
     make_index(make_head()).search(["xyzzy", "Grey"], 3)
     assert set(seeds[0]) == {-1}
     assert seeds[1][0] == ROW["Grey Harbour"] and set(seeds[1][1:]) == {-1}
 
 
-def test_no_vector_can_be_moved():
+def test_search_refuses_feedback():
     with pytest.raises(UserError, match="does not support relevance feedback"):
         make_index(make_head()).search(["a"], 1, None, [Feedback(1.0, ())])
 
 
-def test_a_head_learns_to_follow_what_the_aligner_cannot_see(tmp_path):
-    """No word of a director's passage is the question's: only the film's passage names it."""
+def test_training_head_learns_to_follow_links(tmp_path):
+    """Passages of directors share no word with the question; only the film's passage names them."""
     config = aligner.linked().head
     config.update({"epochs": 30, "batch_size": 8, "hidden": 8, "steps": 2})
     index = make_index(steps=2)
@@ -185,7 +185,7 @@ def test_a_head_learns_to_follow_what_the_aligner_cannot_see(tmp_path):
         ({}, "needs training questions with gold passages"),
     ],
 )
-def test_a_head_that_cannot_be_trained_is_refused_before_its_aligner_is(fields, message):
+def test_training_bad_settings_are_refused_early(fields, message):
     config = aligner.linked().head
     check_settings(config)
     check_questions(DATASET.questions)
@@ -195,13 +195,13 @@ def test_a_head_that_cannot_be_trained_is_refused_before_its_aligner_is(fields, 
         check_questions([Question("q", "Where?", ())])
 
 
-def test_a_training_stops_wherever_it_is():
+def test_training_stops_at_any_point():
     config = aligner.linked().head
     config.update({"epochs": 3, "batch_size": 8, "hidden": 8, "steps": 2})
     task = Task(make_index(steps=2), tuple(ROW), DATASET.questions[:7], DATASET.questions[7:])
 
-    def asked(limit):
-        """How often it was asked, told to stop the ``limit``-th time."""
+    def num_checks(limit):
+        """Returns the number of checks until the training stops at the ``limit``-th one."""
         times = itertools.count(1)
 
         def check_stop():
@@ -213,27 +213,27 @@ def test_a_training_stops_wherever_it_is():
         return next(times) - 1
 
     # Two rounds of two searches and the epochs; the epochs of each half's head; two measurements of
-    # two halves. Every search has two steps and is asked when one begins to embed and when it ends.
+    # two halves. A search checks at the start and the end of each of its two steps.
     search = 2 * 2
-    assert asked(0) == 2 * (2 * search + 3) + 2 * 3 + 2 * 2 * search
-    assert [asked(limit) for limit in (1, 3, 10)] == [1, 3, 10]
+    assert num_checks(0) == 2 * (2 * search + 3) + 2 * 3 + 2 * 2 * search
+    assert [num_checks(limit) for limit in (1, 3, 10)] == [1, 3, 10]
 
 
-def test_a_search_tells_how_far_it_is(monkeypatch):
+def test_explore_reports_progress(monkeypatch):
     monkeypatch.setattr(linked, "_MIN_BLOCK", 3)
     monkeypatch.setattr(linked, "_BLOCK_NUMBERS", 3 * 3 * len(PASSAGES))
-    told, index = [], make_index(steps=2)
+    counts, index = [], make_index(steps=2)
     questions = [question.question for question in DATASET.questions[:5]]
-    found = index.explore(questions, make_head().score, progress=told.append)
-    # Blocks of three and two: an embedding, then half of the questions, twice.
-    assert told == [0, 1, 0, 2, 0, 1, 0, 1]
+    found = index.explore(questions, make_head().score, progress=counts.append)
+    # Blocks of three and two questions, with an embedding and half of the progress in each step.
+    assert counts == [0, 1, 0, 2, 0, 1, 0, 1]
     monkeypatch.undo()
     whole = index.explore(questions, make_head().score)
     assert [one.rows for one in found] == [one.rows for one in whole]
 
 
-def test_held_out_questions_teach_the_head_and_measure_none_that_learnt_from_them():
-    """Training questions without names teach nothing; the held-out ones teach to follow links."""
+def test_training_uses_held_out_questions_in_halves():
+    """Only the held-out questions have names, from which the head learns to follow links."""
     config = aligner.linked().head
     config.update({"epochs": 60, "batch_size": 8, "hidden": 8, "steps": 2, "rounds": 1})
     blind = tuple(
@@ -250,25 +250,25 @@ def test_held_out_questions_teach_the_head_and_measure_none_that_learnt_from_the
     assert [PASSAGES[row].id for row in rows[0]] == ["Grey Harbour", "Anna Berg"]
 
 
-def test_each_half_of_the_held_out_questions_is_measured_without_it(monkeypatch):
+def test_training_half_is_measured_without_learning_from_it(monkeypatch):
     fit_head, odd = training.fit_head, []
 
-    def watched(states, *rest):
+    def recording(states, *rest):
         odd.append(sum(state.question % 2 for state in states))
         return fit_head(states, *rest)
 
-    monkeypatch.setattr(training, "fit_head", watched)
+    monkeypatch.setattr(training, "fit_head", recording)
     config = aligner.linked().head
     config.update({"epochs": 1, "batch_size": 8, "hidden": 8, "steps": 2, "rounds": 1})
     task = Task(make_index(steps=2), tuple(ROW), DATASET.questions[:1], DATASET.questions[1:])
     with jax.numpy_dtype_promotion("standard"):
         train_link_head(config, [task], "sentence", seed=0)
-    # The one training question has an even place.
+    # The one training question has an even index.
     both, without_even, without_odd = odd
     assert both == without_even > without_odd == 0
 
 
-def test_a_head_never_sees_the_groups_that_it_is_to_do_without():
+def test_training_head_ignores_excluded_groups():
     config = aligner.linked().head
     config.update({"epochs": 3, "batch_size": 8, "hidden": 8, "steps": 2, "rounds": 1})
     config.without = ("links", "walk")
@@ -284,7 +284,7 @@ def test_a_head_never_sees_the_groups_that_it_is_to_do_without():
     assert (head.score([x_RF])[0] != head.score([changed_RF])[0]).any()
 
 
-def test_a_head_may_search_all_passages_or_those_of_its_questions():
+def test_training_corpus_is_all_or_own_passages():
     questions = [dataclasses.replace(q, context=(q.id,)) for q in DATASET.questions[:2]]
     config = aligner.linked().head
     assert passage_ids(DATASET, config.corpus, questions) == tuple(DATASET.corpus)
@@ -292,13 +292,13 @@ def test_a_head_may_search_all_passages_or_those_of_its_questions():
     assert passage_ids(DATASET, "own", questions[:1], questions[1:]) == own
 
 
-def test_a_head_is_not_fitted_to_nothing():
+def test_training_without_gold_in_reach_is_refused():
     task = Task(make_index(), tuple(ROW), (Question("q", "Where?", ()),), ())
     with pytest.raises(UserError, match="no search for a training question"):
         train_link_head(aligner.linked().head, [task], "sentence", seed=0)
 
 
-def test_before_training_a_head_is_the_aligner():
+def test_head_before_training_ranks_like_the_aligner():
     ones = np.ones(len(FEATURES), np.float32)
     head = LinkHead(LinkHeadModule(0 * ones, ones, 4, nnx.Rngs(0)), FEATURES, "sentence", 2)
     x = [np.random.default_rng(0).normal(size=(n, len(FEATURES))) for n in (3, 0, 1200)]
@@ -306,7 +306,7 @@ def test_before_training_a_head_is_the_aligner():
         np.testing.assert_array_equal(np.argsort(ours), np.argsort(aligners))
 
 
-def test_each_group_of_features_exists():
+def test_groups_have_only_known_features():
     assert {name for group in GROUPS.values() for name in group} < set(FEATURES)
 
 
@@ -324,7 +324,7 @@ def test_each_group_of_features_exists():
         (lambda file: _rewrite(file, fill=-np.inf), "gives numbers that are not finite"),
     ],
 )
-def test_a_damaged_head_is_refused_in_a_sentence(tmp_path, change, message):
+def test_load_damaged_head_is_refused(tmp_path, change, message):
     make_head().save(tmp_path)
     change(tmp_path / link_head.FILE)
     with pytest.raises(UserError, match=message) as refused:
@@ -332,23 +332,23 @@ def test_a_damaged_head_is_refused_in_a_sentence(tmp_path, change, message):
     assert str(tmp_path / link_head.FILE) in str(refused.value)
 
 
-def test_scores_that_are_not_finite_rank_nothing():
+def test_search_non_finite_scores_are_refused():
     head = make_head(named=1.0)
     head.module.scale_F[...] = np.zeros(len(FEATURES), np.float32)
     with pytest.raises(UserError, match=r"link_head\.safetensors gives .* not finite"):
         make_index(head).search([QUESTION.question], 2)
 
 
-def _rewrite(file, drop=None, fill=None, **told):
+def _rewrite(file, drop=None, fill=None, **metadata):
     with safetensors.safe_open(file, framework="numpy") as opened:
-        had = opened.metadata() | told
+        had = opened.metadata() | metadata
     tensors = {k: v for k, v in safetensors.numpy.load_file(file).items() if k != drop}
     if fill is not None:
         tensors["out_H"][1] = fill
     safetensors.numpy.save_file(tensors, file, metadata=had)
 
 
-def test_the_retriever_opens_the_head_beside_the_encoder(tmp_path):
+def test_open_retriever_linked_uses_the_encoders_head(tmp_path):
     encoder = Words()
     encoder.identity = {"model": str(tmp_path)}
     config = retrievers.retriever()

@@ -1,4 +1,4 @@
-"""Texts link to the passages whose titles they name; a walk over links ranks passages."""
+"""Links from texts to the passages whose titles they name, and walks over these links."""
 
 import re
 
@@ -24,37 +24,40 @@ def corpus(**texts):
 @pytest.mark.parametrize(
     ("text", "rows"),
     [
-        ("Tuos was directed by Roderick Cabrido.", (1, 0)),  # a title without its parentheses
+        ("Tuos was directed by Roderick Cabrido.", (1, 0)),  # A title without its parentheses.
         ("the film Grey Harbour, then Tuos", (1,)),
         ("RODERICK CABRIDO, and Roderick Cabrido again", (0,)),
-        ("Roderick Cabrido Santos", (2,)),  # the longer title is meant
+        ("Roderick Cabrido Santos", (2,)),  # The longer title matches.
         ("a roderick cabrido in small letters", ()),
-        ("He went on a Run with It.", ()),  # too short for names of one word
+        ("He went on a Run with It.", ()),  # Too short for names of one word.
         ("Ünlü was born in 1950", (4,)),
-        ("ولد في القاهرة سنة", (5,)),  # a script without capitals
+        ("ولد في القاهرة سنة", (5,)),  # A script without capitals.
         ("1950 was the year", ()),
-        ("He read of mice and Men, and of mice and men", (7,)),  # It begins with a small letter.
-        ("of mice and Ünlü", (4,)),  # One that breaks off hides none within it.
+        (
+            "He read of mice and Men, and of mice and men",
+            (7,),
+        ),  # It starts in small letters.
+        ("of mice and Ünlü", (4,)),  # An incomplete title does not hide others.
         ("", ()),
     ],
 )
-def test_titles_are_found_in_the_order_of_the_text(text, rows):
+def test_titles_named_are_in_text_order(text, rows):
     names = "Roderick Cabrido", "Tuos (film)", "Roderick Cabrido Santos", "Run", "Ünlü", "القاهرة"
-    found = index(*names, "1950", "Of Mice and Men")
-    assert found.named(text) == rows
+    titles = index(*names, "1950", "Of Mice and Men")
+    assert titles.named(text) == rows
 
 
-def test_several_passages_may_share_a_title():
-    found = index("Lund", "Lund (city)", "Lund", "Kiruna")
-    assert found.named("in Lund") == (0, 1, 2)
-    assert found.mentions("Kiruna, Lund, Kiruna") == [[3], [0, 1, 2]]
+def test_titles_shared_title_names_all_passages():
+    titles = index("Lund", "Lund (city)", "Lund", "Kiruna")
+    assert titles.named("in Lund") == (0, 1, 2)
+    assert titles.mentions("Kiruna, Lund, Kiruna") == [[3], [0, 1, 2]]
 
 
-def test_passages_without_a_title_are_never_named():
+def test_titles_empty_title_is_never_named():
     assert index("", "()", "...").named("nothing () ... to name") == ()
 
 
-def test_titles_are_never_read_as_patterns():
+def test_titles_are_not_regular_expressions():
     hostile = (
         "X",
         ".*",
@@ -66,14 +69,14 @@ def test_titles_are_never_read_as_patterns():
         "N" * 10_000,
         "%s {0}",
     )
-    found = index(*hostile)
-    assert found.named("Anything X, Rome, C and OSLO ROME") == (5,)
-    assert found.named("N" * 9_999) == () and found.named("N" * 10_000) == (7,)
-    assert all(row in found.named(f"It is {hostile[row]}.") for row in (5, 7))
+    titles = index(*hostile)
+    assert titles.named("Anything X, Rome, C and OSLO ROME") == (5,)
+    assert titles.named("N" * 9_999) == () and titles.named("N" * 10_000) == (7,)
+    assert all(row in titles.named(f"It is {hostile[row]}.") for row in (5, 7))
 
 
 def named_by_brute_force(titles, text):
-    """Leftmost, longest: every title is tried at every place."""
+    """Finds leftmost longest matches by trying every title at every place."""
     words, place, found = re.findall(r"\w+", text), 0, []
     forms = [(re.findall(r"\w+", t), row) for row, t in enumerate(titles)]
     forms += [(re.findall(r"\w+", t.partition(" (")[0]), row) for row, t in enumerate(titles)]
@@ -91,7 +94,7 @@ def named_by_brute_force(titles, text):
     return tuple(found)
 
 
-def test_mentions_are_those_that_brute_force_finds():
+def test_mentions_equal_brute_force():
     rng = np.random.default_rng(0)
     words = ("Anna", "anna", "Bo", "Old", "harbour", "the", "The", "of", "Lund", "film")
 
@@ -99,14 +102,15 @@ def test_mentions_are_those_that_brute_force_finds():
         return " ".join(rng.choice(words, rng.integers(1, most)))
 
     titles = [draw(5) for _ in range(60)] + [f"{draw(4)} (film)" for _ in range(20)]
-    found = index(*titles)
+    title_index = index(*titles)
     texts = [draw(40) for _ in range(200)]
-    assert [found.named(text) for text in texts] == [named_by_brute_force(titles, t) for t in texts]
-    assert sum(len(found.named(text)) for text in texts) > 500
+    named = [title_index.named(text) for text in texts]
+    assert named == [named_by_brute_force(titles, text) for text in texts]
+    assert sum(map(len, named)) > 500
 
 
 def random_mentions(rng, size):
-    """Titles of one to three passages; every fifth text names nothing."""
+    """Mentions of titles with one to three passages; every fifth text has none."""
     titles = [sorted(rng.choice(size, rng.integers(1, 4), replace=False)) for _ in range(size)]
     drawn = [rng.choice(size, rng.integers(0, 5), replace=False) for _ in range(size)]
     return [
@@ -116,7 +120,7 @@ def random_mentions(rng, size):
 
 
 def weights_of(mentions, backward):
-    """The weights of a graph's edges, as `transitions` says it in words."""
+    """The edge weights that the docstring of `transitions` defines."""
     size = len(mentions)
     share_NN, count_N = np.zeros((size, size)), np.zeros(size)
     for source, titles in enumerate(mentions):
@@ -131,7 +135,7 @@ def weights_of(mentions, backward):
 
 @pytest.mark.parametrize("backward", [0.0, 0.3])
 @pytest.mark.parametrize("restart", [0.15, 0.5, 0.9])
-def test_ranks_are_those_of_networkx(restart, backward):
+def test_page_rank_equals_networkx(restart, backward):
     networkx = pytest.importorskip("networkx")
     rng = np.random.default_rng(round(restart * 100))
     mentions = random_mentions(rng, 40)
@@ -149,14 +153,14 @@ def test_ranks_are_those_of_networkx(restart, backward):
         np.testing.assert_allclose(rank_NQ[:, query], [expected[n] for n in range(40)], atol=1e-6)
 
 
-def test_a_walk_goes_on_until_it_has_settled():
+def test_page_rank_converges():
     seed_NQ = np.array([[1], [0]], np.float32)
     rank_NQ = links.page_rank(links.transitions([[[1]], [[0]]], 0.0), seed_NQ, 0.5)
     np.testing.assert_allclose(rank_NQ, [[2 / 3], [1 / 3]], atol=1e-6)
 
 
-def test_a_walk_stays_within_what_its_question_may_find():
-    """Who would leave begins anew: the stationary distribution of the chain that says so."""
+def test_page_rank_stays_within_allowed_rows():
+    """The ranks are the stationary distribution of a chain that restarts when it would leave."""
     rng, restart = np.random.default_rng(1), 0.4
     step_NN = links.transitions(random_mentions(rng, 30), 0.3)
     seed_NQ = rng.random((30, 2)).astype(np.float32)
@@ -182,39 +186,39 @@ FILMS = corpus(
 )
 
 
-def test_a_walk_reaches_what_the_question_does_not_name():
+def test_walk_reaches_linked_passages():
     walk = LinkWalk(FILMS)
-    asked = ["Where was the director of Grey Harbour born?"]
-    assert walk.search(asked, [[3, 0]], 4) == [[0, 1, 3, 2]]
-    # Its own ranking alone, the question's title alone, and neither.
+    questions = ["Where was the director of Grey Harbour born?"]
+    assert walk.search(questions, [[3, 0]], 4) == [[0, 1, 3, 2]]
+    # Only the other ranking, only the question's title, and neither.
     assert walk.search(["Who?"], [[3, 1]], 9) == [[3, 1, 2, 0, 4]]
-    assert walk.search(asked, [[]], 2) == [[0, 1]]
+    assert walk.search(questions, [[]], 2) == [[0, 1]]
     assert walk.search(["Who?"], [[]], 3) == [[]]
 
 
-def test_what_a_walk_does_not_reach_comes_last_in_its_first_order():
+def test_walk_unreached_passages_come_last_in_order():
     walk = LinkWalk(FILMS, WalkOptions(seeds=1, backward=0.0))
     assert walk.search(["Who?"], [[3, 4, 2, 0]], 3) == [[3, 4, 2]]
     assert walk.search(["Who?"], [[1, 4, 3, 2]], 9) == [[1, 2, 4, 3]]
 
 
-def test_a_walk_without_any_link_keeps_the_first_ranking():
+def test_walk_without_links_keeps_the_first_ranking():
     walk = LinkWalk(corpus(Alpha="a", Beta="b", Gamma="c", Delta="d"))
     assert walk.search(["Is it so?", "or so?"], [[2, 0, 3, 1], [1, 3]], 3) == [[2, 0, 3], [1, 3]]
     assert walk.search(["Is it Beta?"], [[2, 0]], 3) == [[1, 2, 0]]
     walk = LinkWalk(corpus(Alpha="a", Beta="b", Gamma="c"), WalkOptions(seeds=0))
-    assert walk.search(["Beta or Alpha?"], [[2, 1, 0]], 3) == [[1, 0, 2]]  # equals in its order
+    assert walk.search(["Beta or Alpha?"], [[2, 1, 0]], 3) == [[1, 0, 2]]  # Ties keep its order.
     assert LinkWalk([]).search([], [], 3) == []
 
 
-def test_a_walk_finds_only_what_is_allowed():
+def test_walk_returns_only_allowed_passages():
     walk = LinkWalk(FILMS)
-    asked = ["Where was the director of Grey Harbour born?", "What is Grey Harbour?"]
+    questions = ["Where was the director of Grey Harbour born?", "What is Grey Harbour?"]
     allowed = [np.array([3, 1, 2]), np.array([0, 1])]
-    assert walk.search(asked, [[3], [0]], 9, allowed) == [[3], [0, 1]]
+    assert walk.search(questions, [[3], [0]], 9, allowed) == [[3], [0, 1]]
 
 
-def test_a_name_weighs_once_however_many_passages_share_it():
+def test_walk_passages_divide_the_weight_of_their_title():
     passages = [*corpus(Lund="in Skåne"), *corpus(Lund="by Malmö"), *corpus(Kiruna="north")]
     step_NN = links.transitions([[[1]], [[0], [2]], [[0, 1]]], 0.0).toarray()
     np.testing.assert_allclose(step_NN, [[0, 1, 0], [1 / 3, 0, 2 / 3], [0.5, 0.5, 0]], atol=1e-6)
@@ -223,14 +227,14 @@ def test_a_name_weighs_once_however_many_passages_share_it():
         assert walk.search(["Lund?"], [[2]], 1) == [[best]]
 
 
-def test_questions_are_walked_in_blocks(monkeypatch):
+def test_walk_blocks_give_the_same_result(monkeypatch):
     walk = LinkWalk(FILMS)
-    asked = [f"What of {passage.title}?" for passage in FILMS] * 3
+    questions = [f"What of {passage.title}?" for passage in FILMS] * 3
     first = [[row % 5, (row + 2) % 5] for row in range(15)]
     allowed = [np.array([row % 5, (row + 1) % 5, 1]) for row in range(15)]
-    whole = [walk.search(asked, first, 4), walk.search(asked, first, 4, allowed)]
+    whole = [walk.search(questions, first, 4), walk.search(questions, first, 4, allowed)]
     monkeypatch.setattr(links, "_BLOCK", 20)
-    assert [walk.search(asked, first, 4), walk.search(asked, first, 4, allowed)] == whole
+    assert [walk.search(questions, first, 4), walk.search(questions, first, 4, allowed)] == whole
 
 
 @pytest.mark.parametrize(
@@ -242,7 +246,7 @@ def test_questions_are_walked_in_blocks(monkeypatch):
         ("backward", -0.5, "config.links.backward=-0.5 must not be negative"),
     ],
 )
-def test_options_that_no_walk_can_have_are_refused(field, value, message):
+def test_walk_options_out_of_range_are_refused(field, value, message):
     config = ml_collections.ConfigDict(retrieval.get_config().links)
     assert WalkOptions.of(config) == WalkOptions()
     config[field] = value

@@ -27,7 +27,7 @@ def tiny_encoder(tmp_path_factory):
     return open_encoder_for(config.lock())
 
 
-def test_scores_are_cosines_in_the_order_of_the_texts(tiny_encoder):
+def test_bi_encoder_scores_are_cosines_in_text_order(tiny_encoder):
     queries, texts = ["who is saint", "corum"], [["a", "b", "corum", "a"], ["b"]]
     scores = BiEncoderRanker(tiny_encoder).score(queries, texts)
     for query, group, score in zip(queries, texts, scores, strict=True):
@@ -38,7 +38,7 @@ def test_scores_are_cosines_in_the_order_of_the_texts(tiny_encoder):
     assert [s.shape for s in none] == [(0,)]
 
 
-def test_a_triple_is_written_in_its_normal_form_and_a_passage_with_its_title():
+def test_text_of_triple_and_passage():
     triple = Triple("Ås  kyrka", "I", "Öst")
     assert text_of(triple) == "('s kyrka', 'i', 'st')"
     assert text_of(triple, TripleText("tuple", "unicode")) == "('ås kyrka', 'i', 'öst')"
@@ -48,7 +48,7 @@ def test_a_triple_is_written_in_its_normal_form_and_a_passage_with_its_title():
     assert text_of("A (town)") == "A (town)"
 
 
-def test_every_ranker_takes_triples_passages_and_sentences(tiny_encoder):
+def test_rankers_score_triples_passages_and_sentences(tiny_encoder):
     texts = (Triple("saint", "of", "x"), Passage("p", "corum", "who"), "a saint")
     written = tuple(text_of(text) for text in texts)
     for ranker in (BiEncoderRanker(tiny_encoder), BM25Ranker()):
@@ -72,7 +72,7 @@ def test_bm25_ranks_by_words():
         ({"triple_text": "json"}, "is not one of tuple, angle, plain, null"),
     ],
 )
-def test_a_block_that_cannot_be_right_is_refused(fields, words):
+def test_check_ranker_bad_block_is_refused(fields, words):
     block = retrievers.ranker()
     block.update(fields)
     with pytest.raises(UserError, match=words):
@@ -98,9 +98,7 @@ ANGLE = TripleText("angle")
         ({"triple_text": None}, {"triple_text": "tuple"}, TripleText("tuple", "unicode"), False),
     ],
 )
-def test_a_ranker_writes_triples_as_it_was_trained_on_them(
-    tmp_path, monkeypatch, meta, fields, text, assumed
-):
+def test_triple_text_follows_the_training(tmp_path, monkeypatch, meta, fields, text, assumed):
     config: Any = ConfigDict({"encoder": retrievers.encoder(), "rankers": {"it": {}}})
     config.rankers.it = retrievers.ranker()
     config.rankers.it.update({"model": str(tmp_path), "normalization": "unicode", **fields})

@@ -14,8 +14,8 @@ def _vectors(rows, seed):
     return x / np.linalg.norm(x, axis=1, keepdims=True)
 
 
-def test_finds_what_faiss_finds():
-    vectors, queries = _vectors(300, 0), _vectors(150, 1)  # More queries than one call takes.
+def test_search_equals_faiss():
+    vectors, queries = _vectors(300, 0), _vectors(150, 1)  # More queries than one call processes.
     index = faiss.IndexFlatIP(16)
     index.add(vectors)  # pyright: ignore[reportCallIssue]
     expected_scores, expected_rows = index.search(queries, 7)  # pyright: ignore[reportCallIssue]
@@ -24,7 +24,7 @@ def test_finds_what_faiss_finds():
     np.testing.assert_allclose(scores, expected_scores, rtol=1e-5, atol=1e-6)
 
 
-def test_a_question_finds_only_what_it_may():
+def test_search_returns_only_allowed_rows():
     vectors, queries = _vectors(50, 0), _vectors(2, 1)
     allowed = [np.array([3, 8]), np.arange(50)]
     rows, scores = ExactIndex(vectors).search(queries, 4, allowed)
@@ -33,23 +33,20 @@ def test_a_question_finds_only_what_it_may():
     np.testing.assert_array_equal(rows[1], np.argsort(-(vectors @ queries[1]))[:4])
 
 
-def test_fewer_rows_than_asked_for_and_no_queries():
+def test_search_few_rows_and_no_queries():
     rows, _ = ExactIndex(_vectors(3, 0)).search(_vectors(1, 1), 10)
     assert rows.shape == (1, 3)
     assert ExactIndex(_vectors(3, 0)).search(_vectors(0, 1), 2)[0].shape == (0, 2)
 
 
-# ---------------------------------------------------------------------- two stages, blocks, shards
-
-
 def _whole_numbers(rows, seed):
-    """Vectors whose products are exact in fp32 and in bf16, with many equal scores."""
+    """Vectors with many equal products, which are exact in fp32 and in bf16."""
     return np.random.default_rng(seed).integers(-2, 3, size=(rows, 16)).astype(np.float32)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("devices", [1, 8])
-def test_rows_come_back_in_the_order_that_is_asked_for(monkeypatch, devices, dtype):
+def test_vectors_are_in_the_requested_order(monkeypatch, devices, dtype):
     monkeypatch.setattr(search_lib, "_BLOCK_ROWS", 40)
     vectors = _whole_numbers(700, 0)
     mesh = sharding.make_mesh(devices=jax.devices()[:devices]) if devices > 1 else None
@@ -61,7 +58,7 @@ def test_rows_come_back_in_the_order_that_is_asked_for(monkeypatch, devices, dty
 
 
 def _sorted(vectors, queries, k, allowed=None):
-    """The definition: all scores, sorted stably."""
+    """The reference: sorts all scores stably."""
     scores = (queries @ vectors.T).astype(np.float32)
     if allowed is not None:
         for row, may in enumerate(allowed):
@@ -73,7 +70,7 @@ def _sorted(vectors, queries, k, allowed=None):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Limits so low that few rows make several blocks, and several steps of each."""
+    """Limits that split a few rows into several blocks of several steps."""
     monkeypatch.setattr(search_lib, "_BLOCK_ROWS", 500)
     monkeypatch.setattr(search_lib, "_CPU_STEP_ROWS", 128)
 
@@ -87,9 +84,7 @@ def small_blocks(monkeypatch):
         *((9001, 130, "float32"), (9001, 130, "bfloat16")),
     ],
 )
-def test_blocks_steps_and_shards_find_what_a_stable_sort_finds(
-    small_blocks, devices, rows, k, dtype
-):
+def test_search_in_blocks_equals_a_stable_sort(small_blocks, devices, rows, k, dtype):
     vectors, queries = _whole_numbers(rows, 0), _whole_numbers(9, 1)
     mesh = sharding.make_mesh(fsdp=2, devices=jax.devices()[:devices]) if devices > 1 else None
     index = ExactIndex(vectors, dtype=dtype, mesh=mesh)
@@ -101,7 +96,7 @@ def test_blocks_steps_and_shards_find_what_a_stable_sort_finds(
 
 
 @pytest.mark.parametrize("devices", [1, 8])
-def test_what_may_be_found_holds_in_every_block_and_shard(small_blocks, devices):
+def test_search_allowed_rows_hold_in_every_block(small_blocks, devices):
     vectors, queries = _whole_numbers(2100, 0), _whole_numbers(3, 1)
     allowed = [np.array([2099, 0, 777]), np.arange(5, 2100, 3), np.zeros(0, np.int32)]
     mesh = sharding.make_mesh(devices=jax.devices()[:devices]) if devices > 1 else None
@@ -110,7 +105,7 @@ def test_what_may_be_found_holds_in_every_block_and_shard(small_blocks, devices)
         np.testing.assert_array_equal(got, expected)
 
 
-def test_sharded_equals_unsharded():
+def test_search_sharded_equals_unsharded():
     vectors, queries = _vectors(5000, 0), _vectors(40, 1)
     alone = ExactIndex(vectors).search(queries, 25)
     sharded = ExactIndex(vectors, mesh=sharding.make_mesh()).search(queries, 25)
@@ -118,7 +113,7 @@ def test_sharded_equals_unsharded():
     np.testing.assert_allclose(alone[1], sharded[1], rtol=1e-6, atol=1e-7)
 
 
-def test_rows_lie_on_every_device_in_their_own_dtype():
+def test_index_rows_are_on_every_device_in_their_dtype():
     index = ExactIndex(_vectors(1024, 0), dtype="bfloat16", mesh=sharding.make_mesh())
     (block,) = index._blocks
     assert block.dtype == jnp.bfloat16
@@ -126,7 +121,7 @@ def test_rows_lie_on_every_device_in_their_own_dtype():
     assert len({s.device for s in block.addressable_shards}) == 8
 
 
-def test_one_query_is_not_searched_as_a_full_batch(monkeypatch):
+def test_search_single_query_is_not_a_full_batch(monkeypatch):
     shapes = []
     search_block = search_lib._search_block
     monkeypatch.setattr(
@@ -143,15 +138,15 @@ def test_one_query_is_not_searched_as_a_full_batch(monkeypatch):
 
 
 @pytest.mark.parametrize("count", [640, 8192, 300_001])
-def test_the_highest_of_many_numbers_are_those_of_a_stable_sort(count):
-    """The higher a number, the rarer, and many are ties; 300,001 are grouped twice."""
+def test_places_of_highest_equal_a_stable_sort(count):
+    """Numbers with many ties, of which higher ones are rarer; 300,001 are grouped twice."""
     x_QN = np.floor(np.random.default_rng(count).exponential(2.0, (20, count)), dtype=np.float32)
     found_QK = search_lib._places_of_highest(jnp.asarray(x_QN), 5)
     np.testing.assert_array_equal(found_QK, np.argsort(-x_QN, axis=1, kind="stable")[:, :5])
 
 
-def test_a_product_in_two_halves_keeps_the_query(monkeypatch):
-    """What an accelerator does with bf16 rows: only the rows are rounded."""
+def test_products_with_bfloat16_rows_keep_the_query_exact(monkeypatch):
+    """On an accelerator only the stored rows are rounded to bf16."""
     vectors, queries = _vectors(300, 0), _vectors(20, 1)
     rounded = np.asarray(jnp.asarray(vectors, jnp.bfloat16), np.float32)
     monkeypatch.setattr(search_lib.jax, "default_backend", lambda: "gpu")

@@ -1,4 +1,4 @@
-"""When a search along links has found enough."""
+"""The stopping rule of linked search."""
 
 import dataclasses
 
@@ -23,20 +23,20 @@ def _log_odds(p):
     return np.log(p / (1 - p))
 
 
-def test_what_is_known_of_the_first_passages():
+def test_stop_features_of_the_first_passages():
     likely = [{4: 0.5, 7: 0.5}, {7: 0.8, 9: 0.2}]
     x_KF = stopping.stop_features([4, 7, 9], likely, 3)
     assert x_KF.shape == (3, stopping.num_features(3)) and x_KF.dtype == np.float32
     rare = _log_odds(1e-4)
     of_4, of_7, of_9 = _log_odds(0.5), _log_odds(0.9), _log_odds(0.2)
-    best = [_log_odds(0.5), _log_odds(0.8), rare]  # The third step had nothing to choose from.
-    wanted = [
+    best = [_log_odds(0.5), _log_odds(0.8), rare]  # The third step had no candidates.
+    expected = [
         [of_4, of_7, of_7, 0.0, 1, 0, 0, 0, 0, *best, 0.0, rare, rare],
         [of_7, of_9, of_9, 0.5, 0, 1, 0, 0, 0, *best, 0.0, _log_odds(0.8), rare],
         [of_9, rare, rare, 1.4, 0, 0, 1, 0, 0, *best, rare, _log_odds(0.2), rare],
     ]
-    np.testing.assert_allclose(x_KF, wanted, rtol=1e-6, atol=1e-6)
-    # The likeliest passage behind one is not always the next.
+    np.testing.assert_allclose(x_KF, expected, rtol=1e-6, atol=1e-6)
+    # The likeliest later passage is not always the next one.
     assert stopping.stop_features([7, 9, 4], likely, 3)[0, 1:3].tolist() == [
         pytest.approx(of_9),
         pytest.approx(of_4),
@@ -45,28 +45,28 @@ def test_what_is_known_of_the_first_passages():
     assert stopping.stop_features([], [], 3).shape == (0, stopping.num_features(3))
 
 
-def test_the_rule_is_the_logistic_regression_of_scikit_learn():
+def test_fit_stop_rule_equals_scikit_learn():
     linear_model = pytest.importorskip("sklearn.linear_model")
     random = np.random.default_rng(0)
     x_NF = random.normal(3, [1, 9, 0.1], (200, 3))
     is_gold_N = (x_NF - 3) @ [1, 0.1, -9] + random.normal(size=200) > 0
     rule = fit_stop([Ranking(x_NF[:70], is_gold_N[:70]), Ranking(x_NF[70:], is_gold_N[70:])])
     z_NF = (x_NF - x_NF.mean(0)) / (x_NF.std(0) + 1e-3)
-    wanted = linear_model.LogisticRegression(C=1.0, tol=1e-8).fit(z_NF, is_gold_N)
+    expected = linear_model.LogisticRegression(C=1.0, tol=1e-8).fit(z_NF, is_gold_N)
     np.testing.assert_allclose(
-        rule.probability(x_NF), wanted.predict_proba(z_NF)[:, 1], rtol=1e-4, atol=1e-6
+        rule.probability(x_NF), expected.predict_proba(z_NF)[:, 1], rtol=1e-4, atol=1e-6
     )
 
 
-def _stops(head, **weights):
-    """``head`` with a rule that looks at the place alone."""
+def _with_stop_rule(head, **weights):
+    """Adds a stopping rule that only reads a passage's place to ``head``."""
     weight_F = np.zeros(stopping.num_features(2), np.float32)
     weight_F[4:9] = [weights.get(name, -9.0) for name in ("one", "two", "three", "four", "five")]
     return dataclasses.replace(head, stop=StopRule(weight_F, np.zeros((), np.float32)))
 
 
-def test_a_search_leaves_out_what_is_not_needed_but_for_its_first_passage():
-    head = _stops(make_head(named=9.0, named_by_passages=5.0), two=9.0)
+def test_search_drops_unneeded_passages_but_keeps_the_first():
+    head = _with_stop_rule(make_head(named=9.0, named_by_passages=5.0), two=9.0)
     row_QK, score_QK = make_index(head, steps=2, stop=0.6).search([QUESTION.question], 4)
     found = [PASSAGES[row].id for row in row_QK[0, :2]]
     assert found == ["Grey Harbour", "Anna Berg"]
@@ -79,7 +79,7 @@ def test_a_search_leaves_out_what_is_not_needed_but_for_its_first_passage():
         make_index(make_head(), stop=0.5)
 
 
-def test_a_head_learns_that_two_passages_are_needed(tmp_path):
+def test_training_head_learns_to_stop_after_two(tmp_path):
     config = aligner.linked().head
     config.update({"epochs": 30, "batch_size": 8, "hidden": 8, "steps": 2})
     task = Task(make_index(steps=2), tuple(ROW), DATASET.questions[:5], DATASET.questions[5:9])
@@ -91,11 +91,11 @@ def test_a_head_learns_that_two_passages_are_needed(tmp_path):
     assert row_QK[0].tolist() == [ROW["Wild Harbour"], ROW["Jon Berg"], -1, -1, -1, -1]
 
 
-@pytest.mark.parametrize(("held_out", "taught"), [(0, 1), (3, 1 + 3 * 4)])
-def test_questions_of_another_split_teach_no_stop(monkeypatch, held_out, taught):
-    seen = []
+@pytest.mark.parametrize(("held_out", "num_rankings"), [(0, 1), (3, 1 + 3 * 4)])
+def test_training_stop_rule_uses_only_its_split(monkeypatch, held_out, num_rankings):
+    rankings = []
     monkeypatch.setattr(
-        training, "fit_stop", lambda found: (seen.extend(found), fit_stop(found))[1]
+        training, "fit_stop", lambda found: (rankings.extend(found), fit_stop(found))[1]
     )
     config = aligner.linked().head
     config.update({"epochs": 1, "batch_size": 8, "hidden": 8, "steps": 2, "rounds": 2})
@@ -103,7 +103,7 @@ def test_questions_of_another_split_teach_no_stop(monkeypatch, held_out, taught)
     task = Task(make_index(steps=2), tuple(ROW), DATASET.questions[:1], DATASET.questions[1:5])
     with jax.numpy_dtype_promotion("standard"):
         train_link_head(config, [task], "sentence", seed=0)
-    assert len(seen) == taught
+    assert len(rankings) == num_rankings
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def test_questions_of_another_split_teach_no_stop(monkeypatch, held_out, taught)
         ({"stop_bias": np.full((), np.nan, np.float32)}, "gives numbers that are not finite"),
     ],
 )
-def test_a_damaged_rule_is_refused_in_a_sentence(tmp_path, changes, message):
-    _stops(make_head()).save(tmp_path)
+def test_open_link_head_damaged_rule_is_refused(tmp_path, changes, message):
+    _with_stop_rule(make_head()).save(tmp_path)
     file = tmp_path / link_head.FILE
     with safetensors.safe_open(file, framework="numpy") as opened:
         had = opened.metadata()
@@ -131,10 +131,10 @@ def test_a_damaged_rule_is_refused_in_a_sentence(tmp_path, changes, message):
     assert str(file) in str(refused.value)
 
 
-def test_the_retriever_stops_where_it_is_told_to(tmp_path):
+def test_open_retriever_uses_the_stop_threshold(tmp_path):
     encoder = Words()
     encoder.identity = {"model": str(tmp_path)}
-    _stops(make_head(named=9.0)).save(tmp_path)
+    _with_stop_rule(make_head(named=9.0)).save(tmp_path)
     config = retrievers.retriever()
     config.kind, config.stop = "linked", 0.6
     row_QK, _ = open_retriever(config, PASSAGES, encoder).search([QUESTION.question], 3)

@@ -1,4 +1,4 @@
-"""Passages found by their best sentence, against a search over sentences written down plainly."""
+"""Ranking by the best unit, compared with a direct search over sentences."""
 
 import numpy as np
 import pytest
@@ -31,8 +31,8 @@ def _open(encoder, **fields):
     return open_retriever(config, _PASSAGES, encoder)
 
 
-def _plain(encoder, query):
-    """Score of every passage: of its best sentence; none where it has none."""
+def _best_scores(encoder, query):
+    """Returns the score of the best sentence of every passage that has one."""
     best = {}
     for row, passage in enumerate(_PASSAGES):
         texts = [f"{passage.title}: {s}" for s in passage.sentences or (passage.text,) if s.strip()]
@@ -42,30 +42,30 @@ def _plain(encoder, query):
     return best
 
 
-def test_a_passage_is_as_near_as_its_best_sentence(encoder):
+def test_unit_index_passage_score_is_its_best_sentence(encoder):
     assert all(p.sentences is not None for p in _PASSAGES)
     row_QK, score_QK = _open(encoder).search(_QUERIES, 5)
     for query, rows, scores in zip(_QUERIES, row_QK, score_QK, strict=True):
-        best = _plain(encoder, query)
-        wanted = sorted(best, key=lambda row: -best[row])[:5]
-        assert rows.tolist() == wanted
-        np.testing.assert_allclose(scores, [best[row] for row in wanted], rtol=1e-5)
+        best = _best_scores(encoder, query)
+        expected = sorted(best, key=lambda row: -best[row])[:5]
+        assert rows.tolist() == expected
+        np.testing.assert_allclose(scores, [best[row] for row in expected], rtol=1e-5)
 
 
-def test_triples_find_their_passages(encoder):
+def test_unit_index_triples_find_their_passages(encoder):
     triples = {**tiny.dataset().triples, "two": (Triple("Corum", "has patron", "a saint"),)}
     config = retrievers.retriever()
     config.units = "triple"
     index = open_retriever(config, _PASSAGES, encoder, triples=triples)
     rows, _ = index.search(["<corum; has patron; a saint>"], len(_PASSAGES))
     assert rows[0, 0] == len(_PASSAGES) - 1
-    having = {row for row, p in enumerate(_PASSAGES) if triples.get(p.id)}
-    assert set(rows[0].tolist()) == having | {-1} and len(having) > 2
+    with_triples = {row for row, p in enumerate(_PASSAGES) if triples.get(p.id)}
+    assert set(rows[0].tolist()) == with_triples | {-1} and len(with_triples) > 2
     with pytest.raises(UserError, match="no passage has a sentence or a triple"):
         open_retriever(config, _PASSAGES, encoder)
 
 
-def test_a_question_finds_what_it_may(encoder):
+def test_unit_index_returns_only_allowed_passages(encoder):
     blank, two = len(_PASSAGES) - 2, len(_PASSAGES) - 1
     allowed = [np.array(rows, np.int32) for rows in ([two, 0], [blank], [])]
     row_QK, score_QK = _open(encoder).search(_QUERIES, 3, allowed)
@@ -81,11 +81,11 @@ def test_a_question_finds_what_it_may(encoder):
         ({"folder": "x"}, "and no folder"),
     ],
 )
-def test_what_it_cannot_do_is_said(encoder, fields, words):
+def test_open_retriever_impossible_units_are_refused(encoder, fields, words):
     with pytest.raises(UserError, match=words):
         _open(encoder, **fields)
 
 
-def test_feedback_is_refused(encoder):
+def test_unit_index_refuses_feedback(encoder):
     with pytest.raises(UserError, match="an index over units does not support relevance feedback"):
         _open(encoder).search(["q"], 1, None, [Feedback(1.0, ())])

@@ -1,4 +1,4 @@
-"""Entities by their words, and the triples around them."""
+"""Search for entities by their words, and the triples around them."""
 
 import difflib
 
@@ -20,7 +20,7 @@ WORDS = st.lists(st.sampled_from(["a", "b", "c", "d", "the", "of"]), min_size=1,
 NAMES = st.lists(WORDS.map(" ".join), min_size=1, max_size=30)
 
 
-def test_names_of_the_same_words_are_one_entity():
+def test_entities_equal_normal_forms_are_merged():
     index = EntityIndex(TRIPLES)
     assert len(index) == 6 and len(index.triples) == 4
     assert index.statistics() == {"entities": 6, "relations": 3, "triples": 3}
@@ -29,7 +29,7 @@ def test_names_of_the_same_words_are_one_entity():
     assert index.neighbours(["Paris"]) == ()
 
 
-def test_anchors_share_most_words_and_the_shorter_name_comes_first():
+def test_anchors_by_coverage_prefer_shorter_names():
     index = EntityIndex(TRIPLES)
     assert index.anchors("London", 9) == ("London", "Tower of London", "London Bridge Road")
     assert index.anchors("the London Tower", 2) == ("Tower of London", "London")
@@ -37,15 +37,15 @@ def test_anchors_share_most_words_and_the_shorter_name_comes_first():
     assert index.anchors("?!", 3) == () and EntityIndex(()).anchors("London", 3) == ()
 
 
-def test_anchors_may_be_the_most_alike():
+def test_anchors_by_ratio_are_the_most_similar():
     index = EntityIndex(TRIPLES)
     assert index.anchors("Londn Bridge", 1, "ratio") == ("London Bridge Road",)
-    assert index.anchors("Londn", 3, "ratio") == ()  # no word in common
+    assert index.anchors("Londn", 3, "ratio") == ()  # No common word.
     assert index.anchors("london", 2, "ratio") == ("London", "Tower of London")
 
 
 @given(NAMES, WORDS.map(" ".join), st.integers(1, 6))
-def test_a_search_finds_what_looking_at_every_entity_finds(names, surface, n):
+def test_anchors_equal_brute_force(names, surface, n):
     index = EntityIndex(Triple(name, "r", "zz") for name in names)
     entities = list(dict.fromkeys([names[0], "zz", *names]))
     words = set(surface.split())
@@ -54,7 +54,7 @@ def test_a_search_finds_what_looking_at_every_entity_finds(names, surface, n):
         return len(words & set(name.split()))
 
     near = [name for name in entities if covered(name)]
-    best = sorted(near, key=lambda name: (-covered(name), len(name)))  # stable: the earlier first
+    best = sorted(near, key=lambda name: (-covered(name), len(name)))  # Stable sort.
     assert index.anchors(surface, n) == tuple(best[:n])
 
     def ratio(name):
@@ -65,7 +65,7 @@ def test_a_search_finds_what_looking_at_every_entity_finds(names, surface, n):
 
 
 @given(st.lists(st.text(max_size=6), max_size=8), st.text(max_size=8))
-def test_any_names_are_taken(names, surface):
+def test_anchors_accept_any_names(names, surface):
     index = EntityIndex(Triple(name, "is", "x") for name in names)
     for match in ("coverage", "ratio"):
         found = index.anchors(surface, 3, match)

@@ -21,13 +21,13 @@ from cirag_jax.types import Triple
         ("«?»", "", ""),
     ],
 )
-def test_both_forms(text, ascii, unicode):
+def test_normalise_both_forms(text, ascii, unicode):
     assert normalise(text, "ascii") == ascii
     assert normalise(text, "unicode") == unicode
 
 
 @given(st.text())
-def test_a_second_time_changes_nothing(text):
+def test_normalise_is_idempotent(text):
     for normalization in ("ascii", "unicode"):
         once = normalise(text, normalization)
         assert normalise(once, normalization) == once
@@ -36,23 +36,23 @@ def test_a_second_time_changes_nothing(text):
 
 
 @given(st.text(st.characters(categories=["L", "N"]), min_size=1))
-def test_the_unicode_form_knows_no_case_and_no_compatibility_forms(text):
+def test_normalise_unicode_ignores_case_and_compatibility_forms(text):
     normalization = normalise(text, "unicode")
     assert normalization == normalise(unicodedata.normalize("NFD", text), "unicode")
     assert normalization == normalise(unicodedata.normalize("NFKC", text).casefold(), "unicode")
 
 
 @given(st.text(st.characters(max_codepoint=127)))
-def test_on_ascii_both_forms_agree(text):
+def test_normalise_forms_agree_on_ascii(text):
     assert normalise(text, "ascii") == normalise(text, "unicode")
 
 
-def test_names_without_ascii_letters_do_not_share_a_key():
+def test_triple_key_of_other_scripts_is_distinct():
     keys = [triple_key(Triple(head, "is", "!?"), "ascii") for head in ("東京", "京都", "Oslo")]
     assert keys == [("東京", "is", "!?"), ("京都", "is", "!?"), ("oslo", "is", "!?")]
 
 
-def test_one_triple_with_several_sources():
+def test_merge_sources_collects_all_sources():
     first = Triple("God's gift", "directed by", "Curtiz", "p1", 0)
     merged = merge_sources(
         [
@@ -67,6 +67,6 @@ def test_one_triple_with_several_sources():
     assert merged[1].sources == (("p1", 1),)
 
 
-def test_the_form_decides_what_is_one_triple():
+def test_merge_sources_depends_on_the_form():
     pair = [Triple("bråk", "is", "a", "p"), Triple("br-k", "is", "a", "q")]
     assert len(merge_sources(pair, "ascii")) == 1 and len(merge_sources(pair, "unicode")) == 2

@@ -1,4 +1,4 @@
-"""The triple store: what goes in comes out, whatever happens to it meanwhile."""
+"""The triple store: reading, writing, merging, damage."""
 
 import os
 import sqlite3
@@ -52,10 +52,7 @@ def path(tmp_path):
     return tmp_path / FILE
 
 
-# --------------------------------------------------------------------------------- reading, writing
-
-
-def test_what_goes_in_comes_out(path):
+def test_store_round_trip(path):
     with TripleStore.open(path) as store:
         assert store.triples(["c", "a", "e", "f", "b", "never"]) == {
             "c": ok("c", 1).triples,
@@ -72,17 +69,17 @@ def test_what_goes_in_comes_out(path):
         assert store.counts() == {"ok": 2, "empty": 1, "failed": 1, "triples": 3}
         assert store.failures() == {"request: timed out after # s": 1}
         assert store.parse_errors() == {"entities: cut": 2}
-    with TripleStore.open(path.parent) as store:  # the workdir around it
+    with TripleStore.open(path.parent) as store:  # The workdir of the store.
         assert store.counts()["ok"] == 2
 
 
-def test_an_empty_store_counts_nothing(tmp_path):
+def test_store_empty_store_has_zero_counts(tmp_path):
     with TripleStore.create(tmp_path / FILE) as store:
         assert store.counts() == {"ok": 0, "empty": 0, "failed": 0, "triples": 0}
         assert store.triples([]) == {} and store.failures() == {} and len(store) == 0
 
 
-def test_hostile_text_comes_out_as_it_went_in(tmp_path):
+def test_store_hostile_text_round_trip(tmp_path):
     texts = ("'); DROP TABLE passages; --", "a\x00b\x1f", "𝔘\u202e\u2028", '"],["', "x" * 70_000)
     triples = tuple(Triple(text, text, text, "'\"\x00%", 0) for text in texts)
     with TripleStore.create(tmp_path / FILE) as store:
@@ -90,7 +87,7 @@ def test_hostile_text_comes_out_as_it_went_in(tmp_path):
         assert store.triples(["'\"\x00%"]) == {"'\"\x00%": triples}
 
 
-def test_a_corpus_that_has_changed_is_refused(path):
+def test_check_corpus_changed_passage_is_refused(path):
     with TripleStore.open(path) as store:
         fine = [passage("a", "new"), passage("c"), passage("never")]
         store.check_corpus(fine)
@@ -103,22 +100,22 @@ def test_a_corpus_that_has_changed_is_refused(path):
                 store.check_corpus([*fine, changed])
 
 
-def test_the_digest_changes_with_the_triples_of_its_passages_and_no_others(path):
+def test_digest_depends_only_on_its_passages(path):
     def commit(*records, deleted=()):
         with TripleStore.create(path) as store:
             store.commit(records, MODEL, deleted)
             return store.digest("acef")
 
     first = commit()
-    assert commit(ok("z")) == first  # a passage that is not asked for
-    assert commit(failed("f", "answer: cut")) == first  # it gives no triples now as then
+    assert commit(ok("z")) == first  # A passage that is not in the digest.
+    assert commit(failed("f", "answer: cut")) == first  # It still has no triples.
     assert commit(deleted=["f"]) == first
     seen = {first, commit(empty("f")), commit(ok("f", 2)), commit(ok("f", 3))}
     seen.add(commit(deleted=["c"]))
     assert len(seen) == 5
 
 
-def test_records_that_contradict_themselves_are_refused():
+def test_record_contradictory_fields_are_refused():
     for triples, cause in ((None, None), ((), "cut"), (ok("b").triples, None)):
         with pytest.raises(ValueError):
             Record("a", bytes(16), triples, cause)
@@ -132,7 +129,7 @@ _RECORDS = st.lists(
 
 @given(st.lists(st.tuples(_RECORDS, st.sets(_NAMES, max_size=2)), max_size=6))
 @settings(max_examples=15, deadline=None)
-def test_any_history_reads_like_a_dictionary(tmp_path_factory, commits):
+def test_store_any_history_equals_a_dictionary(tmp_path_factory, commits):
     model: dict[str, Record] = {}
     with TripleStore.create(tmp_path_factory.mktemp("store") / FILE) as store:
         for version, (records, deleted) in enumerate(commits):
@@ -148,7 +145,7 @@ def test_any_history_reads_like_a_dictionary(tmp_path_factory, commits):
             assert list(store.passage_ids()) == sorted(model)
 
 
-def test_several_extractors(path):
+def test_store_several_extractors(path):
     with TripleStore.create(path) as store:
         store.commit([ok("x")], OTHER)
     with TripleStore.open(path) as store:
@@ -156,24 +153,22 @@ def test_several_extractors(path):
         assert made_by == {"a": MODEL, "x": OTHER}
 
 
-def test_stores_of_several_processes_become_one(path, tmp_path):
+def test_merge_stores_of_several_processes(path, tmp_path):
     with TripleStore.create(tmp_path / "other.sqlite") as store:
         store.commit([ok("y"), failed("z")], OTHER)
-    for _ in range(2):  # what stood there is replaced
+    for _ in range(2):  # The second merge replaces the first.
         merge([path, tmp_path / "other.sqlite"], tmp_path / "all.sqlite")
         (triples, entries), (more, other) = content(path), content(tmp_path / "other.sqlite")
         assert content(tmp_path / "all.sqlite") == ({**triples, **more}, [*entries, *other])
 
 
-def test_a_reader_beside_a_writer(path):
+def test_store_reader_next_to_a_writer(path):
     with TripleStore.open(path) as reader, TripleStore.create(path) as writer:
         writer.commit([ok("z")], MODEL)
         assert reader.triples("az") == {"a": ok("a", 2, "new").triples, "z": ok("z").triples}
         with pytest.raises(UserError, match="readonly"):
             reader.commit([ok("y")], MODEL)
 
-
-# ---------------------------------------------------------------------------------- damage, no room
 
 _KILLED_WHILE_WRITING = """
 import os, signal, sqlite3, sys
@@ -187,7 +182,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_reader_undoes_what_a_killed_writer_left(path):
+def test_store_reader_rolls_back_a_killed_writer(path):
     before = path.read_bytes()
     subprocess.run([sys.executable, "-c", _KILLED_WHILE_WRITING, str(path)], check=False)
     assert path.read_bytes() != before and path.with_name(f"{FILE}-journal").exists()
@@ -196,8 +191,8 @@ def test_a_reader_undoes_what_a_killed_writer_left(path):
     assert path.read_bytes() == before
 
 
-def test_a_killed_writers_store_that_may_not_be_written_is_read(path, monkeypatch):
-    """As from a disk that is mounted for reading alone; what lies there is left as it is."""
+def test_store_of_killed_writer_is_readable_on_read_only_disk(path, monkeypatch):
+    """The files of the store do not change."""
     before = content(path)
     subprocess.run([sys.executable, "-c", _KILLED_WHILE_WRITING, str(path)], check=False)
     files = {file: file.read_bytes() for file in path.parent.iterdir()}
@@ -208,7 +203,7 @@ def test_a_killed_writers_store_that_may_not_be_written_is_read(path, monkeypatc
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "zeros", "text", "other"])
-def test_a_damaged_file_is_named(path, damage):
+def test_store_damaged_file_is_named(path, damage):
     whole = path.read_bytes()
     if damage == "missing":
         path.unlink()
@@ -225,7 +220,7 @@ def test_a_damaged_file_is_named(path, damage):
 
 
 @pytest.mark.parametrize("text", ["", "[[1]]", '[["a", "b", "c"]]', '[["a", "b", "c", "d"]]'])
-def test_a_damaged_row_is_named(path, text):
+def test_store_damaged_row_is_named(path, text):
     with sqlite3.connect(path) as db:
         db.execute("UPDATE passages SET triples = ? WHERE id = 'a'", (text,))
     db.close()
@@ -233,7 +228,7 @@ def test_a_damaged_row_is_named(path, text):
         store.triples(["a"])
 
 
-def test_a_store_of_arrow_segments_is_refused(tmp_path):
+def test_store_of_arrow_segments_is_refused(tmp_path):
     old = tmp_path / "triples"
     (old / "segments").mkdir(parents=True)
     (old / "index.sqlite").write_bytes(b"")
@@ -247,21 +242,21 @@ def test_a_store_of_arrow_segments_is_refused(tmp_path):
     assert not (tmp_path / FILE).exists()
 
 
-def test_a_tilde_is_the_home_folder(path, monkeypatch):
+def test_open_expands_the_home_folder(path, monkeypatch):
     monkeypatch.setenv("HOME", str(path.parent))
     with TripleStore.open("~") as store, TripleStore.open(f"~/{path.name}") as same:
         assert len(store) == len(same) > 0
 
 
-def test_no_store(tmp_path):
+def test_open_missing_store_is_refused(tmp_path):
     with pytest.raises(UserError, match="holds no triple store"):
         TripleStore.open(tmp_path)
 
 
-def test_a_full_disk_loses_nothing(path):
+def test_full_disk_keeps_the_progress(path):
     before = content(path)
     with TripleStore.create(path) as store:
-        # SQLite's own limit stands for the disk's.
+        # A limit of SQLite replaces a full disk.
         pages = store._db.execute("PRAGMA page_count").fetchone()[0]
         store._db.execute(f"PRAGMA max_page_count = {pages}")
         many = [ok(f"x{i}", 1) for i in range(2000)]
@@ -273,7 +268,7 @@ def test_a_full_disk_loses_nothing(path):
         assert store.counts()["ok"] == 2002
 
 
-def test_another_writer_is_refused(path, monkeypatch):
+def test_store_second_writer_is_refused(path, monkeypatch):
     connect = sqlite3.connect
     monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: connect(*a, **{**k, "timeout": 0}))
     with TripleStore.create(path) as one, TripleStore.create(path) as two:

@@ -59,7 +59,6 @@ class MuSiQue(OfficialBuilder):
     """Questions of two to four hops with a decomposition; Full adds unanswerable twins."""
 
     name = "musique"
-    VERSION = tfds.core.Version("1.0.0")
     BUILDER_CONFIGS = [
         tfds.core.BuilderConfig(name="ans", description="answerable questions"),
         tfds.core.BuilderConfig(name="full", description="each with an unanswerable twin"),

@@ -1,6 +1,6 @@
-"""How the built-in dataset words its questions: templates by the type of a relation.
+"""Templates for the questions of the built-in dataset, by the type of a relation.
 
-The generator of the dataset and GRADE's rules both ask with these.
+The generator of the dataset and GRADE's rules both use them.
 """
 
 import hashlib
@@ -19,10 +19,10 @@ STARTS: dict[str, list[str]] = _templates["starts"]
 # Type of relation -> descriptions of its tail, and questions for its tail.
 STEPS: dict[str, list[str]] = _templates["steps"]
 ASKS: dict[str, list[str]] = _templates["asks"]
-# Type of a step -> facts whose passages do not give it away although they link the same names.
+# Type of a step -> facts that link the same names without revealing the step.
 HARMLESS: dict[str, list[str]] = _templates["harmless"]
 
-# How passages write small numbers.
+# Words for small numbers in passages.
 NUMBER_WORDS = (
     "no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
     "twelve",

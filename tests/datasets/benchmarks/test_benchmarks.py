@@ -1,4 +1,4 @@
-"""The builders on tiny files in the official formats, all of whose content is invented."""
+"""The builders on tiny invented files in the official formats."""
 
 import csv
 import io
@@ -46,7 +46,7 @@ def official(name, file_name, split=None):
 
 
 def same(decoded, expected):
-    """Whether the decoded record is the official one; what that lacks must be None."""
+    """Whether a decoded record equals the official one; fields that it lacks must be None."""
     if isinstance(decoded, dict):
         return expected.keys() <= decoded.keys() and all(
             same(value, expected.get(key)) for key, value in decoded.items()
@@ -57,11 +57,8 @@ def same(decoded, expected):
     return decoded == expected or (decoded is not None and decoded == str(expected))
 
 
-# ------------------------------------------------------------------------------------- the records
-
-
 @pytest.mark.parametrize(("name", "config"), CONFIGS)
-def test_every_official_field_is_read_back_in_order(build, name, config):
+def test_source_has_every_official_field_in_order(build, name, config):
     builder = build(name, config)
     files = builder.FILES[config]
     assert list(builder.info.splits) == list(files)
@@ -73,19 +70,19 @@ def test_every_official_field_is_read_back_in_order(build, name, config):
             assert same(source[index], record), (split, source[index], record)
 
 
-def test_a_split_hides_what_it_hides(build):
+def test_source_hidden_fields_of_test_splits_are_none(build):
     record = data_source(build("musique", "ans"), "test")[0]
     assert record["answer"] is record["answerable"] is record["question_decomposition"] is None
     assert record["paragraphs"][0]["is_supporting"] is None
 
 
-def test_records_lie_in_array_record_files(build):
+def test_builder_writes_array_record_files(build):
     builder = build("two_wiki", "default")
     files = list(pathlib.Path(builder.data_dir).glob("*.array_record*"))
     assert len(files) == 3
 
 
-def test_grain_reads_the_source_at_random(build):
+def test_source_supports_random_access_by_grain(build):
     source = data_source(build("musique", "full"), "dev")
     assert [r["answerable"] for r in grain.MapDataset.source(source)] == [True, False]
     shuffled = grain.MapDataset.source(source).seed(0).shuffle().repeat(2)
@@ -93,12 +90,12 @@ def test_grain_reads_the_source_at_random(build):
     assert pickle.loads(pickle.dumps(source))[1]["question"] == source[1]["question"]
 
 
-def test_an_absent_split_is_named(build):
+def test_source_absent_split_is_named(build):
     with pytest.raises(UserError, match="no split 'test'; built: train, dev"):
         data_source(build("hotpotqa", "distractor"), "test")
 
 
-def test_tensorflow_is_never_imported(tmp_path):
+def test_benchmarks_never_import_tensorflow(tmp_path):
     code = f"""
 import sys
 from cirag_jax.datasets.benchmarks import BENCHMARKS, data_source, prepare_builder, to_dataset
@@ -113,11 +110,8 @@ print([name for name in sys.modules if name.split(".")[0] == "tensorflow"])
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
-# ---------------------------------------------------------------------------------- the conversion
-
-
 @pytest.mark.parametrize(("name", "config"), CONFIGS)
-def test_every_passage_id_is_in_the_corpus(build, name, config):
+def test_to_dataset_corpus_has_every_passage_id(build, name, config):
     dataset = to_dataset(build(name, config))
     for question in dataset.questions:
         steps = [step.supporting for step in question.decomposition or () if step.supporting]
@@ -133,7 +127,7 @@ def titles(dataset, ids):
     return [dataset.corpus[passage_id].title for passage_id in ids]
 
 
-def test_hotpotqa_distractor(build):
+def test_to_dataset_hotpotqa_distractor(build):
     dataset = to_dataset(build("hotpotqa", "distractor"))
     assert len(dataset.corpus) == 6  # three of them shared by questions
     author, both, people = dataset.questions
@@ -160,14 +154,14 @@ def test_hotpotqa_distractor(build):
     assert (people.split, people.setting) == ("dev", "distractor")
 
 
-def test_hotpotqa_fullwiki_does_not_know_gold_passages_that_were_not_retrieved(build):
+def test_to_dataset_hotpotqa_fullwiki_incomplete_gold_is_none(build):
     *_, dev, test = to_dataset(build("hotpotqa", "fullwiki")).questions
     assert (dev.id, dev.answers, dev.setting) == ("h3", ("90",), "fullwiki")
     assert dev.supporting is dev.supporting_sentences is None
     assert (test.id, test.answers, test.type) == ("h4", (), None)
 
 
-def test_two_wiki(build):
+def test_to_dataset_two_wiki(build):
     train, dev, test = (dataset := to_dataset(build("two_wiki", "default"))).questions
     assert [question.hops for question in (train, dev, test)] == [4, 2, 2]
     assert dev.evidences == (
@@ -179,12 +173,12 @@ def test_two_wiki(build):
     assert test.answers == ()
 
 
-def test_musique_ans(build):
+def test_to_dataset_musique_ans(build):
     train, dev, test = (dataset := to_dataset(build("musique", "ans"))).questions
     assert (train.type, train.hops, train.answers) == ("3hop1", 3, ("Tarn", "Tarn town"))
     assert train.supporting and train.decomposition and train.context
     assert titles(dataset, train.supporting) == ["Skerry Light", "Brum Island", "Osk"]
-    # Two passages share a title: the paragraph, not the title, says which one is gold.
+    # Two passages share a title, so the gold one is identified by its paragraph.
     assert "county" in dataset.corpus[train.supporting[1]].text
     assert [step.supporting for step in train.decomposition] == list(train.supporting)
     assert dataset.corpus[train.context[0]].sentences is None
@@ -192,7 +186,7 @@ def test_musique_ans(build):
     assert (test.supporting, test.decomposition, test.setting) == (None, None, None)
 
 
-def test_musique_full_keeps_both_twins(build):
+def test_to_dataset_musique_full_keeps_both_twins(build):
     dataset = to_dataset(build("musique", "full"))
     answerable, twin = (q for q in dataset.questions if q.split == "dev")
     assert [answerable.id, twin.id] == ["2hop__12_13", "2hop__12_13__2"]
@@ -266,21 +260,21 @@ def told(dataset):
         ),
     ],
 )
-def test_questions_and_answers_only(build, caplog, name, config, expected):
+def test_to_dataset_benchmarks_without_passages(build, caplog, name, config, expected):
     dataset = to_dataset(build(name, config))
     assert told(dataset) == expected
-    assert dataset.corpus == {} and not caplog.records  # no gold passage is missed
+    assert dataset.corpus == {} and not caplog.records  # No warning about gold passages.
     assert all(q.supporting is q.context is None for q in dataset.questions)
 
 
-def test_asqa_has_long_answers(build):
+def test_to_dataset_asqa_has_long_answers(build):
     train, dev = to_dataset(build("asqa", "long")).questions
     assert (train.question, train.setting) == ("When was Skerry Light opened?", "long")
     assert [len(q.answers) for q in (train, dev)] == [1, 2]
     assert dev.answers[0] == "Orla Venn wrote the novel, Ivo Brel the song."
 
 
-def test_multihop_rag_names_its_articles(build):
+def test_to_dataset_multihop_rag_names_its_articles(build):
     dataset = to_dataset(build("multihop_rag", "default"))
     assert told(dataset) == [
         ("test_0", ("Ada Moen",), "inference_query", 3, "test"),
@@ -289,12 +283,12 @@ def test_multihop_rag_names_its_articles(build):
     sold, nothing = dataset.questions
     assert sold.supporting == ("https://news.example/1", "https://news.example/2")
     assert (nothing.supporting, nothing.context) == ((), None)
-    assert titles(dataset, dataset.corpus)[2] == "Salt prices fall"  # no question is about it
+    assert titles(dataset, dataset.corpus)[2] == "Salt prices fall"  # No question needs it.
     text = dataset.corpus["https://news.example/1"].text
     assert text.startswith("The Osk Herald, 2023-10-02. Osk sold Skerry Light on Monday.\n")
 
 
-def test_multihop_rag_without_its_articles_knows_no_gold_passage(tmp_path, caplog):
+def test_to_dataset_multihop_rag_without_articles_has_no_gold(tmp_path, caplog):
     folder = broken(tmp_path, "multihop_rag", "MultiHopRAG.json", lambda rows: None)
     (folder / "corpus.json").unlink()
     builder = prepare_builder(BENCHMARKS["multihop_rag"], "default", tmp_path / "tfds", folder)
@@ -302,9 +296,6 @@ def test_multihop_rag_without_its_articles_knows_no_gold_passage(tmp_path, caplo
     assert "corpus.json is not in" in caplog.text
     assert [question.supporting for question in dataset.questions] == [None, ()]
     assert dataset.corpus == {}
-
-
-# ------------------------------------------------------------------------------------ bad input
 
 
 def broken(tmp_path, name, file_name, change):
@@ -357,7 +348,7 @@ DEV, MUSIQUE_DEV = "hotpot_dev_distractor_v1.json", "musique_full_v1.0_dev.jsonl
         ),
     ],
 )
-def test_a_malformed_record_is_named(tmp_path, name, file_name, change, problem):
+def test_builder_malformed_record_is_named(tmp_path, name, file_name, change, problem):
     folder = broken(tmp_path, name, file_name, change)
     config = "full" if name == "musique" else "distractor"
     with pytest.raises(UserError) as error:
@@ -412,7 +403,7 @@ SHEET, WEB, ASQA = (
         ),
     ],
 )
-def test_a_malformed_table_list_or_name_is_named(tmp_path, name, file_name, old, new, problem):
+def test_builder_malformed_table_or_list_is_named(tmp_path, name, file_name, old, new, problem):
     folder = tmp_path / "manual"
     shutil.copytree(FIXTURES / name, folder)
     text = (folder / file_name).read_text("utf-8")
@@ -425,7 +416,7 @@ def test_a_malformed_table_list_or_name_is_named(tmp_path, name, file_name, old,
     assert "\n" not in str(error.value)
 
 
-def test_two_articles_of_one_address_are_refused(tmp_path):
+def test_to_dataset_repeated_article_id_is_refused(tmp_path):
     folder = broken(
         tmp_path, "multihop_rag", "corpus.json", lambda rows: rows[2].update(url=rows[0]["url"])
     )
@@ -442,7 +433,7 @@ def test_two_articles_of_one_address_are_refused(tmp_path):
         ("musique", "ans", "musique_ans_v1.0_dev.jsonl", "id"),
     ],
 )
-def test_the_official_order_is_kept(tmp_path, name, config, file_name, key):
+def test_to_dataset_keeps_the_official_order(tmp_path, name, config, file_name, key):
     def repeat(rows):
         rows[:] = [{**rows[0], key: f"2hop__{i}"} for i in range(12)]
 
@@ -452,14 +443,14 @@ def test_the_official_order_is_kept(tmp_path, name, config, file_name, key):
     assert [source[i][key] for i in range(len(source))] == [f"2hop__{i}" for i in range(12)]
 
 
-def test_a_repeated_question_id_is_refused(tmp_path):
+def test_to_dataset_repeated_question_id_is_refused(tmp_path):
     folder = broken(tmp_path, "two_wiki", "train.json", lambda rows: rows.append(rows[0]))
     builder = prepare_builder(BENCHMARKS["two_wiki"], "default", tmp_path / "tfds", folder)
     with pytest.raises(UserError, match="two questions have id 'w1'"):
         to_dataset(builder)
 
 
-def test_an_unknown_config_and_a_missing_manual_dir_are_named(tmp_path):
+def test_prepare_builder_bad_arguments_are_named(tmp_path):
     with pytest.raises(UserError, match="no config 'open'; known: distractor, fullwiki"):
         prepare_builder(BENCHMARKS["hotpotqa"], "open", tmp_path)
     with pytest.raises(UserError, match="nowhere is not a folder"):

@@ -1,4 +1,4 @@
-"""Official files: their formats, placed by hand or downloaded."""
+"""Official files: formats, files placed by hand, downloads."""
 
 import hashlib
 import http.server
@@ -16,8 +16,6 @@ from cirag_jax.errors import UserError
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures"
 
-# ----------------------------------------------------------------------------------------- formats
-
 
 def read(path, name="dev.json", *, archived=False):
     return list(FoundFile(OfficialFile(name, "-"), path, archived).records())
@@ -34,7 +32,7 @@ def read(path, name="dev.json", *, archived=False):
         (b'[{"_id": "caf\xe9"}]', "is not valid UTF-8"),
     ],
 )
-def test_a_damaged_file_is_named(tmp_path, content, problem):
+def test_records_damaged_file_is_named(tmp_path, content, problem):
     path = tmp_path / "dev.json"
     path.write_bytes(content)
     with pytest.raises(UserError) as error:
@@ -55,7 +53,7 @@ def test_a_damaged_file_is_named(tmp_path, content, problem):
         ),
     ],
 )
-def test_a_damaged_table_is_named(tmp_path, content, problem):
+def test_records_damaged_table_is_named(tmp_path, content, problem):
     path = tmp_path / "x.csv"
     path.write_bytes(content)
     with pytest.raises(UserError) as error:
@@ -63,7 +61,7 @@ def test_a_damaged_table_is_named(tmp_path, content, problem):
     assert str(error.value) == f"{path}{problem}"
 
 
-def test_a_table_may_begin_with_a_mark_and_have_lines_in_its_cells(tmp_path):
+def test_records_table_with_byte_order_mark_and_line_breaks(tmp_path):
     (tmp_path / "x.tsv").write_bytes(b'\xef\xbb\xbfa\tb\r\n1\t"x\r\ny"\r\n\r\n2\tz')
     rows = read(tmp_path / "x.tsv", "x.tsv")
     assert [(place[-2:], row) for place, row in rows] == [
@@ -72,13 +70,13 @@ def test_a_table_may_begin_with_a_mark_and_have_lines_in_its_cells(tmp_path):
     ]
 
 
-def test_a_record_may_be_longer_than_what_is_read_at_once(tmp_path):
+def test_records_longer_than_a_chunk_are_read(tmp_path):
     rows = [{"_id": str(i), "text": "é" * size} for i, size in enumerate((5, 3 << 20, 1 << 20, 7))]
     (tmp_path / "dev.json").write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
     assert [value for _, value in read(tmp_path / "dev.json")] == rows
 
 
-def test_an_archive_without_the_file_and_one_that_is_none_are_named(tmp_path):
+def test_records_bad_archives_are_named(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("__MACOSX/dev.json", "[]")
     with pytest.raises(UserError, match=r"a\.zip holds no dev\.json"):
@@ -88,10 +86,7 @@ def test_an_archive_without_the_file_and_one_that_is_none_are_named(tmp_path):
         read(tmp_path / "b.zip", archived=True)
 
 
-# ------------------------------------------------------------------------- placed by hand, download
-
-
-def test_an_archive_in_a_subfolder_and_rebuilding_from_other_files(tmp_path):
+def test_find_files_archive_in_subfolder_and_rebuild(tmp_path):
     (tmp_path / "manual" / "sub").mkdir(parents=True)
     path = tmp_path / "manual" / "sub" / "data_ids_april7.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -100,7 +95,7 @@ def test_an_archive_in_a_subfolder_and_rebuilding_from_other_files(tmp_path):
     benchmark = BENCHMARKS["two_wiki"]
     builder = prepare_builder(benchmark, "default", tmp_path / "tfds", tmp_path / "manual")
     assert [question.id for question in to_dataset(builder).questions] == ["w1", "w2", "w3"]
-    # A file outside the archive wins over it; the splits without one come from the archive.
+    # A file next to the archive takes precedence; other splits come from the archive.
     (row,) = json.loads((FIXTURES / "two_wiki/dev.json").read_text("utf-8"))
     rows = [{**row, "_id": "other"}]
     (tmp_path / "manual" / "dev.json").write_text(json.dumps(rows))
@@ -108,7 +103,7 @@ def test_an_archive_in_a_subfolder_and_rebuilding_from_other_files(tmp_path):
     assert [question.id for question in to_dataset(builder).questions] == ["w1", "other", "w3"]
 
 
-def test_a_split_without_a_file_is_left_out(tmp_path, caplog):
+def test_find_files_split_without_file_is_left_out(tmp_path, caplog):
     (tmp_path / "manual").mkdir()
     shutil.copy(FIXTURES / "hotpotqa/hotpot_dev_distractor_v1.json", tmp_path / "manual")
     builder = prepare_builder(
@@ -116,13 +111,13 @@ def test_a_split_without_a_file_is_left_out(tmp_path, caplog):
     )
     assert list(builder.info.splits) == ["dev"]
     assert "hotpot_train_v1.1.json is not in" in caplog.text
-    # What was placed by hand may differ from the official file, and is used with a warning.
+    # A file placed by hand that differs from the official one is used with a warning.
     assert "not 4e9ecb5c8d3b719f624d66b60f8d56bf227f03914f5f0753d6fa1b359d7104ea" in caplog.text
 
 
 @pytest.fixture
 def server(tmp_path):
-    """An HTTP server over ``tmp_path/www``; gives the folder and its address."""
+    """An HTTP server over ``tmp_path/www``; returns the folder and its address."""
     folder = tmp_path / "www"
     folder.mkdir()
 
@@ -150,32 +145,32 @@ def offer(monkeypatch, url, sha256):
 
 
 def serve_archive(folder):
-    path = folder / "get"  # as from a drive, the address does not say that this is an archive
+    path = folder / "get"  # Like a drive's address, it does not name an archive.
     with zipfile.ZipFile(path, "w") as archive:
         for split in ("train", "dev", "test"):
             archive.write(FIXTURES / "two_wiki" / f"{split}.json", f"data/{split}.json")
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_what_is_not_placed_is_downloaded_and_verified(tmp_path, monkeypatch, server):
+def test_find_files_missing_files_are_downloaded_and_verified(tmp_path, monkeypatch, server):
     folder, url = server
     offer(monkeypatch, url, serve_archive(folder))
     builder = prepare_builder(BENCHMARKS["two_wiki"], "default", tmp_path / "tfds")
     assert [question.id for question in to_dataset(builder).questions] == ["w1", "w2", "w3"]
 
 
-def test_a_download_with_another_checksum_is_refused_and_deleted(tmp_path, monkeypatch, server):
+def test_download_wrong_checksum_is_refused_and_deleted(tmp_path, monkeypatch, server):
     folder, url = server
     serve_archive(folder)
     offer(monkeypatch, url, "0" * 64)
     with pytest.raises(UserError, match="as its author states for data.zip; the download was dele"):
         prepare_builder(BENCHMARKS["two_wiki"], "default", tmp_path / "tfds")
-    # The second attempt asks the server again.
+    # The second attempt downloads again.
     offer(monkeypatch, url, serve_archive(folder))
     prepare_builder(BENCHMARKS["two_wiki"], "default", tmp_path / "tfds")
 
 
-def test_a_page_instead_of_the_archive_is_refused(tmp_path, monkeypatch, server):
+def test_download_page_instead_of_archive_is_refused(tmp_path, monkeypatch, server):
     folder, url = server
     (folder / "get").write_text("<html>Quota exceeded</html>")
     offer(monkeypatch, url, None)
@@ -183,8 +178,8 @@ def test_a_page_instead_of_the_archive_is_refused(tmp_path, monkeypatch, server)
         prepare_builder(BENCHMARKS["two_wiki"], "default", tmp_path / "tfds")
 
 
-def test_without_network_the_message_says_what_to_place_where(tmp_path, monkeypatch):
-    offer(monkeypatch, "http://127.0.0.1:9", None)  # nothing listens there
+def test_download_without_network_names_file_and_folder(tmp_path, monkeypatch):
+    offer(monkeypatch, "http://127.0.0.1:9", None)  # Nothing listens at this port.
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError) as error:
         prepare_builder(BENCHMARKS["two_wiki"], "default", tmp_path / "tfds", tmp_path / "empty")
@@ -192,7 +187,7 @@ def test_without_network_the_message_says_what_to_place_where(tmp_path, monkeypa
     assert f"place data.zip in {tmp_path / 'empty'}" in str(error.value)
 
 
-def test_an_unreachable_host_is_noticed_before_tfds_retries_for_minutes(tmp_path):
+def test_download_unreachable_host_fails_at_once(tmp_path):
     class Never:
         def download(self, url):
             raise AssertionError(f"asked for {url}")
@@ -202,7 +197,7 @@ def test_an_unreachable_host_is_noticed_before_tfds_retries_for_minutes(tmp_path
         find_files(files, Never(), tmp_path)  # pyright: ignore[reportArgumentType]
 
 
-def test_a_file_that_the_host_does_not_have(tmp_path, monkeypatch, server):
+def test_download_missing_file_is_refused(tmp_path, monkeypatch, server):
     offer(monkeypatch, server[1], None)
     with pytest.raises(UserError, match=r"cannot be downloaded \(.*404"):
         prepare_builder(BENCHMARKS["two_wiki"], "default", tmp_path / "tfds")
