@@ -1,4 +1,4 @@
-"""Ray's interface in one process: calls end in any order, and workers may die."""
+"""A fake Ray in one process: calls end in random order, and workers may die."""
 
 import functools
 import pickle
@@ -17,28 +17,27 @@ class RayTaskError(Exception):
 
 
 class RayActorError(Exception):
-    """A worker has died."""
+    """Says that a worker died."""
 
 
 class OutOfMemoryError(Exception):
-    """A worker took too much memory."""
+    """Says that a worker used too much memory."""
 
 
 class Death(BaseException):
-    """Raised in a worker, it kills that."""
+    """Kills the worker in which it is raised."""
 
 
 class FakeRay:
-    """What `cirag_jax.commands.cluster` uses of the module.
+    """The parts of Ray that `cirag_jax.commands.cluster` uses.
 
-    A call is made when it is waited for, one of all that are under way, drawn by ``seed``.
-    ``before(count)`` is called before the ``count``-th, and may raise what is raised in its worker,
-    or a KeyboardInterrupt, which is raised in the command. A worker that dies is restarted, and its
-    call made again, as the options say.
+    `wait` runs one of the pending calls, drawn by ``seed``. ``before(count)`` runs before the
+    ``count``-th call. It may raise an exception of the worker, or a KeyboardInterrupt in the
+    command. Workers that die are restarted and calls retried according to the options.
 
     Attributes:
-      options: of every kind of worker.
-      started: workers so far, with those that were restarted.
+      options: options of each kind of worker.
+      started: number of worker starts, including restarts.
       inside: whether a cluster is joined.
     """
 
@@ -52,7 +51,7 @@ class FakeRay:
         self._before = before
         self._random = random.Random(seed)
         self._calls = 0
-        self._is_restarted = False  # the worker whose call is made
+        self._is_restarted = False  # whether the current worker is
         self.options: list[Mapping[str, Any]] = []
         self.started = 0
         self.inside = False
@@ -99,12 +98,12 @@ class FakeRay:
                 return [call], [other for other in calls if other is not call]
 
     def _is_ended(self, call: "_Call") -> bool:
-        """Makes a call; returns False where it killed its worker and is to be made again."""
+        """Runs a call; returns False if it killed its worker and must be retried."""
         self._is_restarted = call.handle.is_restarted
         try:
             self._before(self._calls)
             call.result = pickle.loads(pickle.dumps(call.make()))
-        except (OutOfMemoryError, Death, BaseExceptionGroup) as error:  # a group of tasks' deaths
+        except (OutOfMemoryError, Death, BaseExceptionGroup) as error:  # of a task group
             call.handle.start(is_restarted=True)
             call.retries -= 1
             is_memory = isinstance(error, OutOfMemoryError)
@@ -130,7 +129,7 @@ class _Call:
 
 
 class _Handle:
-    """Of a worker: ``handle.method.remote(...)``."""
+    """A handle of a worker, for ``handle.method.remote(...)``."""
 
     def __init__(self, ray: FakeRay, make: Callable[[], Any], retries: int):
         self._ray, self._make, self._retries = ray, make, retries

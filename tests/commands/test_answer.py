@@ -1,4 +1,4 @@
-"""The answering command: results, kills and resumptions, bad input. Tiny models, real code."""
+"""launch/answer.py: results, resuming after kills, and bad input, with tiny models."""
 
 import dataclasses
 import itertools
@@ -28,12 +28,9 @@ def folders(tmp_path_factory):
     return tiny_folders(tmp_path_factory.mktemp("tiny"))
 
 
-# ------------------------------------------------------------------------------- in other processes
-
-
 @pytest.fixture(scope="module")
 def runs(folders, tmp_path_factory, command):
-    """An uninterrupted run, a question of one's own, and the second method, in that order."""
+    """Runs: uninterrupted, the same again, an own question, and native_rag, in that order."""
     root = tmp_path_factory.mktemp("runs")
     question = "--config.question=  who is the patron  of balum? "
     plans = [
@@ -46,7 +43,7 @@ def runs(folders, tmp_path_factory, command):
 
 
 @pytest.mark.slow
-def test_the_result_and_the_files_of_a_run(runs):
+def test_answer_result_and_files_match_the_journal(runs):
     root, (run, again, *_) = runs
     assert run.status == 0, run.err
     result = run.result
@@ -67,16 +64,9 @@ def test_the_result_and_the_files_of_a_run(runs):
     rows = lines(root / "whole" / "predictions.jsonl")
     assert [row["id"] for row in rows] == [f"q{i}" for i in range(8)]
     fields = [
-        "id",
-        "answer",
-        "granularity",
-        "passages",
-        "sentences",
-        "triples",
-        "calls",
-        "tokens",
+        "id", "answer", "granularity", "passages", "sentences", "triples", "calls", "tokens",
         "error",
-    ]
+    ]  # fmt: skip
     assert all(list(row) == fields for row in rows)
     assert all(row["error"] is None and row["passages"] and row["triples"] for row in rows)
     for name in ("retrieve", "extract", "rank", "generate"):
@@ -87,10 +77,10 @@ def test_the_result_and_the_files_of_a_run(runs):
     assert [row["id"] for row in timings] == [row["id"] for row in rows]
     assert all(set(row) == {"id", "seconds", "cached_tokens"} for row in timings)
     assert all(row["seconds"] > 0 for row in timings)
-    # What the journal holds is what was asked, each of it once.
+    # Each request in the journal was made once.
     assert len(run.asked) == len(set(run.asked)) == sum(result["calls"].values())
     assert set(run.asked) == journalled(root / "whole")
-    # The same command again asks nothing, opens no model, and says the same.
+    # The same command makes no requests and has the same result.
     assert again.status == 0 and again.asked == []
     assert {k: v for k, v in again.result.items() if k not in VOLATILE} == {
         k: v for k, v in result.items() if k not in VOLATILE
@@ -98,7 +88,7 @@ def test_the_result_and_the_files_of_a_run(runs):
 
 
 @pytest.mark.slow
-def test_a_question_of_ones_own(runs):
+def test_answer_own_question_is_shown_with_evidence(runs):
     root, (_, _, run, _) = runs
     assert run.status == 0, run.err
     result, row = run.result, lines(root / "one" / "predictions.jsonl")[0]
@@ -106,14 +96,14 @@ def test_a_question_of_ones_own(runs):
     assert result["answer"] == row["answer"]
     assert set(result["recall"].values()) == {None}
     assert len(lines(root / "one" / "predictions.jsonl")) == 1
-    # A person sees the answer with its evidence and its steps, on standard error.
+    # Standard error has the answer with its evidence and steps.
     assert "Answer: " in run.err and "who is the patron of balum?" in run.err
     assert row["passages"][0] in run.err or "Evidence" in run.err
     assert len(run.out.splitlines()) == 1
 
 
 @pytest.mark.slow
-def test_the_second_method_answers_the_same_questions(runs):
+def test_answer_native_rag_answers_the_same_questions(runs):
     root, (*_, run) = runs
     assert run.status == 0, run.err
     assert run.result["calls"] == {"retrieve": 8, "generate": 8}
@@ -126,51 +116,51 @@ def test_the_second_method_answers_the_same_questions(runs):
 
 
 @pytest.mark.slow
-def test_killed_at_five_points_and_resumed_gives_the_same_bytes(runs, folders, tmp_path, command):
-    """SIGKILL around five seeded writes of one run, which is resumed each time.
+def test_answer_killed_and_resumed_gives_the_same_bytes(runs, folders, tmp_path, command):
+    """Kills a run around five random writes and resumes it each time.
 
-    Every run may ask only what the journal did not hold; what is asked twice was in flight: the
-    last that its question had asked.
+    A run only makes requests that the journal lacks. A request is repeated only if it was in flight
+    at a kill, so it is the last one of its question.
     """
     root, (whole, *_) = runs
-    writes = sum(whole.result["calls"].values()) + 8  # every response, every end of a question
+    writes = sum(whole.result["calls"].values()) + 8  # responses and ends of questions
     rng = random.Random(4)
     points = [0, *sorted(rng.sample(range(1, writes - 1), _KILLS))]
     kills = [[b - a, rng.choice(("before", "after"))] for a, b in itertools.pairwise(points)]
-    workdir, looks = tmp_path / "cut", tmp_path / "looks"
+    workdir, copies = tmp_path / "cut", tmp_path / "copies"
     plans = [
         {
             "arguments": arguments(folders, workdir),
             "stop": kill,
-            "keep": [workdir, looks / str(index)],
+            "keep": [workdir, copies / str(index)],
         }
         for index, kill in enumerate([*kills, None])
     ]
     cut = execute(command, root / "cut", plans)
     assert [run.status for run in cut] == [-signal.SIGKILL] * _KILLS + [0], cut[-1].err
 
-    held = [set(), *(journalled(looks / str(index)) for index in range(len(plans)))]
-    twice = 0
-    for run, (before, after) in zip(cut, itertools.pairwise(held), strict=True):
+    recorded = [set(), *(journalled(copies / str(index)) for index in range(len(plans)))]
+    num_repeated = 0
+    for run, (before, after) in zip(cut, itertools.pairwise(recorded), strict=True):
         assert before <= after  # nothing is lost
         assert not before & set(run.asked)  # nothing is repeated
         assert len(run.asked) == len(set(run.asked))
         lost = set(run.asked) - after
         last = {program: ordinal for program, ordinal, _ in run.asked}
         assert all(ordinal == last[program] for program, ordinal, _ in lost)
-        twice += len(lost)
-    assert sum(len(run.asked) for run in cut) == len(whole.asked) + twice
-    assert held[-1] == set(whole.asked)
-    assert all(held[i] < held[-1] for i in range(_KILLS))  # every kill came before the end
+        num_repeated += len(lost)
+    assert sum(len(run.asked) for run in cut) == len(whole.asked) + num_repeated
+    assert recorded[-1] == set(whole.asked)
+    assert all(recorded[i] < recorded[-1] for i in range(_KILLS))  # no kill came after the end
 
-    done, uncut = workdir / "predictions.jsonl", root / "whole" / "predictions.jsonl"
-    assert done.read_bytes() == uncut.read_bytes()
+    expected = (root / "whole" / "predictions.jsonl").read_bytes()
+    assert (workdir / "predictions.jsonl").read_bytes() == expected
     for name, value in whole.result.items():
         assert name in VOLATILE or cut[-1].result[name] == value, name
 
 
 @pytest.mark.slow
-def test_ctrl_c_loses_nothing(runs, folders, tmp_path, command):
+def test_answer_interrupted_and_resumed_gives_the_same_bytes(runs, folders, tmp_path, command):
     root, (whole, *_) = runs
     plan = {"arguments": arguments(folders, tmp_path / "w"), "stop": [9, "after", signal.SIGINT]}
     (ended,) = execute(command, tmp_path / "first", [plan])
@@ -178,21 +168,18 @@ def test_ctrl_c_loses_nothing(runs, folders, tmp_path, command):
     said = "answer.py: interrupted; progress is saved; run the same command to resume"
     assert ended.err.splitlines()[-1].startswith(said)
     assert not (tmp_path / "w" / "result.json").exists()
-    held = journalled(tmp_path / "w")
-    assert 9 <= len(held) <= 10 and held < set(whole.asked)
+    recorded = journalled(tmp_path / "w")
+    assert 9 <= len(recorded) <= 10 and recorded < set(whole.asked)
     (ended,) = execute(command, tmp_path / "second", [{"arguments": plan["arguments"]}])
-    assert (ended.status, len(ended.asked)) == (0, len(whole.asked) - len(held)), ended.err
+    assert (ended.status, len(ended.asked)) == (0, len(whole.asked) - len(recorded)), ended.err
     for name, value in whole.result.items():
         assert name in VOLATILE or ended.result[name] == value, name
-    done, uncut = tmp_path / "w" / "predictions.jsonl", root / "whole" / "predictions.jsonl"
-    assert done.read_bytes() == uncut.read_bytes()
-
-
-# ------------------------------------------------------------------------------------- in this one
+    expected = (root / "whole" / "predictions.jsonl").read_bytes()
+    assert (tmp_path / "w" / "predictions.jsonl").read_bytes() == expected
 
 
 def fails(capsys, argv) -> str:
-    """The one sentence on standard error of a command that exits with 2."""
+    """Returns the last line on standard error of a command that exits with code 2."""
     with pytest.raises(SystemExit) as end:
         cli.run(_MAIN, "configs/methods/cirag.py", ["answer.py", *argv])
     captured = capsys.readouterr()
@@ -238,19 +225,19 @@ def fails(capsys, argv) -> str:
         ("cache=/nowhere/at/all", "config.cache=/nowhere/at/all cannot be used"),
     ],
 )
-def test_bad_settings_are_one_sentence(folders, tmp_path, capsys, override, words):
+def test_answer_bad_setting_is_one_sentence(folders, tmp_path, capsys, override, words):
     message = fails(capsys, arguments(folders, tmp_path, f"--config.{override}"))
     assert words in message
 
 
-def test_a_preset_that_does_not_exist(folders, tmp_path, capsys):
+def test_answer_unknown_preset_is_refused(folders, tmp_path, capsys):
     argv = arguments(folders, tmp_path)
     argv[0] = "--config=configs/methods/cirag.py:huge"
     assert "the presets are small, medium, paper" in fails(capsys, argv)
 
 
 @pytest.mark.parametrize("damage", ["no triples", "broken corpus", "broken question", "no folder"])
-def test_bad_data_are_one_sentence(folders, tmp_path, capsys, damage):
+def test_answer_bad_data_are_one_sentence(folders, tmp_path, capsys, damage):
     data = shutil.copytree(folders["data"], tmp_path / "data")
     words = {
         "no triples": "has triples; extract them",
@@ -283,7 +270,7 @@ def test_bad_data_are_one_sentence(folders, tmp_path, capsys, damage):
     ],
 )
 @pytest.mark.slow
-def test_another_config_on_the_same_workdir_is_refused(runs, folders, capsys, override, words):
+def test_answer_changed_setting_in_same_workdir_is_refused(runs, folders, capsys, override, words):
     root, _ = runs
     before = (root / "whole" / "predictions.jsonl").read_bytes()
     message = fails(capsys, arguments(folders, root / "whole", f"--config.{override}"))
@@ -292,7 +279,7 @@ def test_another_config_on_the_same_workdir_is_refused(runs, folders, capsys, ov
 
 
 @pytest.mark.slow
-def test_other_triples_on_the_same_workdir_are_refused(runs, folders, tmp_path, capsys):
+def test_answer_changed_triples_in_same_workdir_are_refused(runs, folders, tmp_path, capsys):
     root, _ = runs
     data = shutil.copytree(folders["data"], tmp_path / "data")
     text = (data / "openie.jsonl").read_text("utf-8")
@@ -302,14 +289,14 @@ def test_other_triples_on_the_same_workdir_are_refused(runs, folders, tmp_path, 
 
 
 @pytest.mark.slow
-def test_another_method_on_the_same_workdir_is_refused(runs, folders, capsys):
+def test_answer_changed_method_in_same_workdir_is_refused(runs, folders, capsys):
     root, _ = runs
     argv = arguments(folders, root / "whole", method="native_rag")
     assert 'was started with method="cirag", not "native_rag"' in fails(capsys, argv)
 
 
-def test_what_is_not_answered_yet_says_so(folders, tmp_path, capsys):
-    """A journal that knows the question but no answer: stopped before anything was asked."""
+def test_answer_stopped_run_marks_unanswered_questions(folders, tmp_path, capsys):
+    """One question is in the journal without an answer, the others are not in it."""
     argv = arguments(folders, tmp_path, "--config.stop_after_minutes=1e-9")
     with pytest.raises(SystemExit) as end:
         cli.run(_MAIN, "configs/methods/cirag.py", ["answer.py", *argv])

@@ -1,4 +1,4 @@
-"""``launch/answer.py`` that extracts with a tiny model of this process: killed, it goes on."""
+"""launch/answer.py with online extraction by a local model, killed and resumed."""
 
 import signal
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 NAME = "extractions.sqlite"
 
 
-def test_online_extraction_with_a_model_of_its_own(tmp_path, command):
+def test_answer_killed_online_extraction_resumes_without_repeats(tmp_path, command):
     folders = tiny_folders(tmp_path / "tiny")
     model = tiny_decoder.folder(tmp_path / "extractor", max_position_embeddings=4096)
     more = [
@@ -21,7 +21,7 @@ def test_online_extraction_with_a_model_of_its_own(tmp_path, command):
         "--config.extractor.grounded=true",
     ]  # fmt: skip
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    # The second run: three retrievals, then the fifth answer of the extractor, in a batch of three.
+    # The second run ends after three retrievals and five responses of the extractor.
     plans = [
         {"arguments": arguments(folders, whole, *more)},
         {"arguments": arguments(folders, cut, *more), "stop": [8, "after"]},
@@ -33,7 +33,7 @@ def test_online_extraction_with_a_model_of_its_own(tmp_path, command):
     result, extracted = uncut.result, journalled(whole, NAME)
     seen = {passage for row in lines(whole / "predictions.jsonl") for passage in row["passages"]}
     assert {program.partition("@")[0] for program, _, _ in extracted} == seen
-    # The model writes nonsense: every passage failed, which is not to have no triples.
+    # The random model fails at every passage. Failed passages do not count as without triples.
     extraction = result["extraction"]
     assert extraction["passages"] == extraction["failures"] == len(seen) > 4
     assert extraction["prompt_tokens"] > 0 and extraction["generated_tokens"] > 0
@@ -41,7 +41,7 @@ def test_online_extraction_with_a_model_of_its_own(tmp_path, command):
     assert result["parse_errors"]["passage_not_extracted"] >= len(seen)
     assert "passage_without_triples" not in result["parse_errors"]
     assert (result["answered"], result["complete"]) == (3, True)
-    # Each passage was extracted once, by two calls, whoever asked for it.
+    # Each passage was extracted once, by two calls, even if several questions retrieved it.
     assert len(extracted) == 2 * len(seen)
     asked = [place for place in uncut.asked if place in extracted]
     assert sorted(asked) == sorted(extracted)
@@ -49,7 +49,7 @@ def test_online_extraction_with_a_model_of_its_own(tmp_path, command):
     assert (killed.status, resumed.status) == (-signal.SIGKILL, 0), resumed.err
     before = [place for place in killed.asked if place in extracted]
     after = [place for place in resumed.asked if place in extracted]
-    # Five answers were kept; of what was asked, only what was under way is asked again.
+    # Five responses were recorded. Only requests in flight are repeated.
     assert set(before) | set(after) == extracted and len(after) == len(extracted) - 5
     assert len(set(before) & set(after)) == len(before) - 5
     last = {program: ordinal for program, ordinal, _ in killed.asked}

@@ -1,4 +1,4 @@
-"""``launch/answer.py`` over an OpenAI-compatible server: it dies, its budget ends, it goes on."""
+"""launch/answer.py with a server: it dies and is replaced, or its budget ends."""
 
 import json
 import pathlib
@@ -19,10 +19,11 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _MAIN = runpy.run_path(str(_ROOT / "launch/answer.py"))["main"]
 
 
-def rules(text: str, wants_triples: bool) -> tuple[str, str] | int:
-    """All roles: keeps the first two facts and asks once more; answers with the first fact's end.
+def respond(text: str, wants_triples: bool) -> tuple[str, str] | int:
+    """Responds for all roles.
 
-    Triples are the sentences' first word, their middle, and their last word.
+    The integrator keeps the first two facts and asks one more query. The reader answers with the
+    tail of the first fact. The extractor splits sentences into first word, middle and last word.
     """
     if "[[## fact_before_filter ##]]" in text:
         facts = json.loads(text.partition("[[## fact_before_filter ##]]")[2].split("\n\n")[0])
@@ -41,8 +42,8 @@ def rules(text: str, wants_triples: bool) -> tuple[str, str] | int:
     return json.dumps({"named_entities": []}), "stop"
 
 
-class Dying:
-    """Answers ``count`` requests, then ends the server: every connection breaks."""
+class DyingServer:
+    """Responds to ``count`` requests, then shuts the server down, so that connections break."""
 
     def __init__(self, count: int):
         self.left, self.lock = count, threading.Lock()
@@ -52,7 +53,7 @@ class Dying:
         with self.lock:
             self.left -= 1
             if self.left >= 0:
-                return rules(text, wants_triples)
+                return respond(text, wants_triples)
             if self.left == -1 and self.server is not None:
                 self.server.shutdown()
                 self.server.server_close()
@@ -66,7 +67,7 @@ def encoder(tmp_path_factory):
 
 @pytest.fixture
 def answer(encoder, tmp_path, capsys, monkeypatch):
-    """Answers over a server; returns the result, and what stands in ``predictions.jsonl``."""
+    """Runs the command with a server; returns the result and the rows of predictions."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
     def answer(server, workdir, **overrides):
@@ -80,9 +81,9 @@ def answer(encoder, tmp_path, capsys, monkeypatch):
         argv = ["answer.py", *arguments, f"--workdir={tmp_path / workdir}"]
         with pytest.raises(SystemExit) as end:
             cli.run(_MAIN, str(_ROOT / "configs/methods/cirag.py"), argv)
-        said = capsys.readouterr()
-        assert end.value.code == 0, said.err
-        result = {k: v for k, v in json.loads(said.out).items() if k not in VOLATILE}
+        captured = capsys.readouterr()
+        assert end.value.code == 0, captured.err
+        result = {k: v for k, v in json.loads(captured.out).items() if k not in VOLATILE}
         return result, lines(tmp_path / workdir / "predictions.jsonl")
 
     return answer
@@ -92,8 +93,8 @@ def texts(server):
     return [text for _, text in server.asked]
 
 
-def test_built_in_questions_are_answered_and_a_server_that_dies_costs_nothing(answer):
-    with model_server.model_server(rules) as server:
+def test_answer_dead_server_run_resumes_without_repeats(answer):
+    with model_server.model_server(respond) as server:
         whole, rows = answer(server, "whole")
         asked = texts(server)
         assert answer(server, "whole") == (whole, rows) and texts(server) == asked
@@ -107,34 +108,34 @@ def test_built_in_questions_are_answered_and_a_server_that_dies_costs_nothing(an
     assert whole["generated_tokens"] == 7 * 9 and whole["cached_tokens"] == 2 * 9
     assert all(row["answer"] and row["triples"] and row["error"] is None for row in rows)
 
-    dying = Dying(5)
-    with model_server.model_server(dying) as server:
-        dying.server = server
-        result, rows_of_dead = answer(server, "cut")
+    responder = DyingServer(5)
+    with model_server.model_server(responder) as server:
+        responder.server = server
+        result, failed_rows = answer(server, "cut")
         first = texts(server)
-    # Three decisions, then two of three: the question without one fails first.
+    # The server responds to three first decisions and two second ones.
     assert result["failures"] == 3 and result["answered"] == 0
     assert sum(result["errors"].values()) == 3
     assert all("the connection failed" in error for error in result["errors"])
-    assert all("the connection failed" in row["error"] for row in rows_of_dead)
+    assert all("the connection failed" in row["error"] for row in failed_rows)
 
-    with model_server.model_server(rules) as server:  # at another address
-        result, rows_of_cut = answer(server, "cut")
+    with model_server.model_server(respond) as server:  # at another address
+        result, resumed_rows = answer(server, "cut")
         second = texts(server)
-    assert (result, rows_of_cut) == (whole, rows)
+    assert (result, resumed_rows) == (whole, rows)
     assert first[:5] == asked[:5] and sorted(first[:5] + second) == sorted(asked)
 
 
-def test_online_extraction_ends_with_its_budget_and_goes_on(answer, tmp_path):
+def test_answer_online_extraction_stops_at_budget_and_resumes(answer, tmp_path):
     online = {"triples": "online", "cirag.max_steps": 1}
-    with model_server.model_server(rules) as server:
+    with model_server.model_server(respond) as server:
         whole, rows = answer(server, "whole", **online)
         asked = texts(server)
     extraction = whole["extraction"]
     assert extraction["failures"] == 0
     extracting = [text for text in asked if text.startswith("Title: ")]
     assert len(extracting) == len(set(extracting)) == 2 * extraction["passages"]
-    # What extraction takes is counted apart from the questions.
+    # The tokens of extraction are not counted for questions.
     assert extraction["generated_tokens"] == 7 * len(extracting)
     assert whole["generated_tokens"] == 7 * (len(asked) - len(extracting))
     calls = {"retrieve": 3, "extract": 3, "rank": 3, "generate": 6}
@@ -144,31 +145,31 @@ def test_online_extraction_ends_with_its_budget_and_goes_on(answer, tmp_path):
     records = list(read_records(tmp_path / "whole" / "extractions.sqlite"))
     assert found <= {tuple(t[:3]) for r in records for t in r.outcome["triples"]}
 
-    with model_server.model_server(rules) as server:
+    with model_server.model_server(respond) as server:
         used = extraction["prompt_tokens"] + extraction["generated_tokens"]
-        # A request may take about 540 tokens and takes about 40: room for one more past the half.
+        # A request reserves about 540 tokens and uses about 40, so extraction stops after half.
         budget = {"extractor.budget_tokens": 600 + used // 2}
-        stopped, rows_of_stopped = answer(server, "cut", **online, **budget)
+        stopped, stopped_rows = answer(server, "cut", **online, **budget)
         first = texts(server)
         assert not stopped["complete"] and (stopped["answered"], stopped["failures"]) == (0, 0)
-        assert {row["error"] for row in rows_of_stopped} == {"not answered yet"}
+        assert {row["error"] for row in stopped_rows} == {"not answered yet"}
         assert 0 < len(first) < len(extracting)
         assert stopped["extraction"]["failures"] == 0
         assert stopped["extraction"]["generated_tokens"] == 7 * len(first)
-        # It covers the workdir, not the call: nothing more is extracted.
+        # The budget covers all runs on the workdir, so nothing more is extracted.
         again, _ = answer(server, "cut", **online, **budget)
         assert not again["complete"] and again["extraction"] == stopped["extraction"]
         assert not any(text.startswith("Title: ") for text in texts(server)[len(first) :])
-        result, rows_of_cut = answer(server, "cut", **online)
-    assert (result, rows_of_cut) == (whole, rows)
+        result, resumed_rows = answer(server, "cut", **online)
+    assert (result, resumed_rows) == (whole, rows)
     assert sorted(texts(server)) == sorted(asked)
 
 
-def test_a_budget_covers_the_workdir_and_the_roles_that_share_a_model(answer):
-    # A request takes about a hundred tokens and is sent while ten times as many are left.
+def test_answer_budget_covers_workdir_and_roles_of_a_model(answer):
+    # A request uses about 100 tokens, and reserves ten times as many.
     budget = {f"{role}.budget_tokens": 1500 for role in ("integrator", "reader")}
     budget |= {f"{role}.max_tokens": 200 for role in ("integrator", "reader")}
-    with model_server.model_server(rules) as server:
+    with model_server.model_server(respond) as server:
         stopped, _ = answer(server, "w", **budget)
         first = texts(server)
         assert 0 < len(first) < 9 and not stopped["complete"] and stopped["failures"] == 0

@@ -1,4 +1,4 @@
-"""Several methods in one command: shared models, kills, refusals. Tiny models, real code."""
+"""launch/compare.py: shared models, resuming after kills, and bad input, with tiny models."""
 
 import dataclasses
 import json
@@ -32,7 +32,7 @@ def folders(tmp_path_factory):
 
 
 def settings(folders):
-    """Of any method, for tiny models."""
+    """Overrides of the methods, for tiny models."""
     return (
         f"encoder.model={folders['encoder']}", f"reader.model={folders['decoder']}",
         "reader.prefix_tokens=0", "reader.batch_size=4", "reader.max_tokens=5",
@@ -41,7 +41,7 @@ def settings(folders):
 
 
 def values(folders, **fields):
-    """Fields of the comparison."""
+    """Fields of the comparison's config."""
     return {
         "methods": "direct,native_rag,narrow=native_rag", "preset": "", "data.dir": folders["data"],
         "data.split": "train", "data.limit": 3, "latency_questions": 0, "bootstrap_samples": 100,
@@ -63,11 +63,8 @@ def run(folders, workdir, **fields):
 
 
 def without_times(workdir):
-    """The tables but the last one, which has the seconds."""
+    """Returns the tables except the last one, which has seconds."""
     return (workdir / "table.md").read_text("utf-8").partition("Time: ")[0]
-
-
-# ------------------------------------------------------------------------------------------- a run
 
 
 @pytest.fixture(scope="module")
@@ -76,29 +73,28 @@ def whole(folders, tmp_path_factory):
     return workdir, run(folders, workdir, latency_questions=2)
 
 
-def test_a_method_leaves_no_memory_to_the_next(folders, tmp_path, monkeypatch):
-    """Caches of an engine are gigabytes; those of a method are gone when the next one begins."""
-    seen = []
+def test_compare_releases_caches_after_each_method(folders, tmp_path, monkeypatch):
+    events = []
     answer, release = compare._answer, Pool.release
-    monkeypatch.setattr(compare, "_answer", lambda *a: (seen.append("asked"), answer(*a))[1])
-    monkeypatch.setattr(Pool, "release", lambda pool: (seen.append("freed"), release(pool))[1])
+    monkeypatch.setattr(compare, "_answer", lambda *a: (events.append("answer"), answer(*a))[1])
+    monkeypatch.setattr(Pool, "release", lambda pool: (events.append("release"), release(pool))[1])
     run(folders, tmp_path / "w", methods="direct,native_rag", set=settings(folders))
-    assert seen == ["asked", "freed"] * 2
+    assert events == ["answer", "release"] * 2
 
 
-def test_everything_is_opened_once_and_every_text_embedded_once(whole):
+def test_compare_opens_models_and_embeds_texts_once(whole):
     _, result = whole
-    # Three readers of one model: its batch of 4 holds them all, alone or not.
+    # The methods share one engine, because the batch size is set.
     assert result["opened"] == {
         "language models": 1, "engines": 1, "encoders": 1, "indexes": 1,
     }  # fmt: skip
     questions = len(result["methods"]["native_rag"]["errors"]) + 3
     passages = result["texts"]["embedded"] - questions
-    assert 8 <= passages <= 24  # of the contexts of three questions
+    assert 8 <= passages <= 24  # from the contexts of three questions
     assert result["texts"]["requested"] == passages + 2 * questions
 
 
-def test_each_folder_is_a_workdir_of_answering(whole, folders, tmp_path):
+def test_compare_folder_is_a_workdir_of_answer(whole, folders, tmp_path):
     workdir, result = whole
     for name in ("direct", "native_rag", "narrow"):
         folder = workdir / name
@@ -112,12 +108,12 @@ def test_each_folder_is_a_workdir_of_answering(whole, folders, tmp_path):
     page = report_config.get_config()
     page.run = str(workdir / "narrow")
     assert trace.report(page, tmp_path)["num_questions"] == 3
-    page.run = str(workdir)  # all of them, in the order of the command's config
+    page.run = str(workdir)  # all runs, in the order of the command's config
     (workdir / "config.json").write_text(configured(folders).to_json())
     page.bootstrap_samples = 50
     assert list(results.report(page, tmp_path)["systems"]) == ["direct", "native_rag", "narrow"]
     assert '<figure><img alt="latency"' in (tmp_path / "index.html").read_text("utf-8")
-    # launch/answer.py goes on there: it has nothing left to ask.
+    # launch/answer.py finds nothing left to do in the folder.
     own = task.method_config("native_rag", "", settings(folders))
     with own.unlocked():
         own.data.dir, own.data.split, own.data.limit = str(folders["data"]), "train", 3
@@ -127,20 +123,14 @@ def test_each_folder_is_a_workdir_of_answering(whole, folders, tmp_path):
     assert again["calls"] == result["methods"]["native_rag"]["calls"] and again["load_seconds"] == 0
 
 
-def test_the_tables(whole):
+def test_compare_writes_tables(whole):
     workdir, result = whole
     assert result["complete"] and result["num_questions"] == 3
     assert list(result["systems"]) == ["direct", "native_rag", "narrow"]
-    assert list(result["differences"]) == [
-        "direct-native_rag",
-        "direct-narrow",
-        "native_rag-narrow",
-    ]
-    assert set(result["differences"]["direct-narrow"]) == {
-        "em",
-        "f1",
-        "acc",
-    }  # it retrieves nothing
+    pairs = ["direct-native_rag", "direct-narrow", "native_rag-narrow"]
+    assert list(result["differences"]) == pairs
+    # direct retrieves nothing
+    assert set(result["differences"]["direct-narrow"]) == {"em", "f1", "acc"}
     assert result["differences"]["native_rag-narrow"]["recall@3"]["difference"] == 0
     reader = result["systems"]["native_rag"]["roles"]["reader"]
     assert reader["stage"] == "answering" and reader["calls"] == 1
@@ -149,7 +139,9 @@ def test_the_tables(whole):
     header, _, direct, *_ = [line for line in text.splitlines() if line.startswith("|")]
     cells = [cell.strip() for cell in header.split("|")]
     assert cells[1:7] == ["run", "F1 [95 %]", "EM", "Acc", "R@3", "R@5 [95 %]"]
-    assert direct.count("n/a") == 2  # recall; nobody ranks sentences or triples: no columns
+    assert (
+        direct.count("n/a") == 2
+    )  # recall; no method ranks sentences or triples, so these have no columns
     assert "sentence R@" not in header and "triple R@" not in header
     assert "p=1.000" in text and "| native_rag-narrow" in text
     page = (workdir / "table.html").read_text("utf-8")
@@ -157,8 +149,7 @@ def test_the_tables(whole):
     assert "http:" not in page.replace("http-equiv", "") and "<script" not in page
 
 
-def test_questions_alone(whole, folders):
-    """The same two of every method, in a journal of their own; their time is shown."""
+def test_compare_latency_questions_are_the_same_for_all_methods(whole, folders):
     workdir, result = whole
     asked = [
         {record.id for record in read_records(workdir / name / "alone" / JOURNAL)}
@@ -173,8 +164,7 @@ def test_questions_alone(whole, folders):
         assert "<svg" in (workdir / f"{name}.svg").read_text("utf-8")
 
 
-def test_half_of_a_question_is_no_time(whole, folders, tmp_path):
-    """What was asked alone when the command was killed is asked again from its beginning."""
+def test_compare_interrupted_latency_question_restarts(whole, folders, tmp_path):
     workdir = shutil.copytree(whole[0], tmp_path / "w")
     file = workdir / "narrow" / "alone" / JOURNAL
     with sqlite3.connect(file) as db:
@@ -187,7 +177,7 @@ def test_half_of_a_question_is_no_time(whole, folders, tmp_path):
     assert kept["value"] == before["value"]
 
 
-def test_the_same_command_asks_nothing_again(whole, folders, tmp_path):
+def test_compare_same_command_makes_no_requests(whole, folders, tmp_path):
     workdir = shutil.copytree(whole[0], tmp_path / "w")
     result = run(folders, workdir, latency_questions=2)
     assert result["opened"] == {} and result["texts"] == {"requested": 0, "embedded": 0}
@@ -197,7 +187,7 @@ def test_the_same_command_asks_nothing_again(whole, folders, tmp_path):
         assert system["f1"] == before["f1"] and system["seconds_alone"] == before["seconds_alone"]
 
 
-def test_stopped_and_resumed(whole, folders, tmp_path, capsys):
+def test_compare_stopped_and_resumed_gives_the_same_table(whole, folders, tmp_path, capsys):
     workdir = tmp_path / "w"
     result = run(folders, workdir, stop_after_minutes=1e-9)
     assert result["complete"] is False and "systems" not in result
@@ -209,8 +199,8 @@ def test_stopped_and_resumed(whole, folders, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_killed_and_resumed_gives_the_same_table(whole, folders, tmp_path, command):
-    """SIGKILL in the second method of three."""
+def test_compare_killed_and_resumed_gives_the_same_table(whole, folders, tmp_path, command):
+    """The kill comes in the second of three methods."""
     workdir = tmp_path / "w"
     arguments = [f"--config.{key}={value}" for key, value in values(folders).items()]
     killed = command(
@@ -226,27 +216,24 @@ def test_killed_and_resumed_gives_the_same_table(whole, folders, tmp_path, comma
     assert without_times(workdir) == without_times(whole[0])
 
 
-# ---------------------------------------------------------------------------------------- settings
-
-
-def test_values_go_to_the_methods_that_have_the_key(folders):
-    entries = compare.read_methods("direct, a=native_rag , cirag:small", "")
-    assert [tuple(entry) for entry in entries] == [
+def test_compare_set_applies_to_methods_with_the_key(folders):
+    methods = compare.read_methods("direct, a=native_rag , cirag:small", "")
+    assert [tuple(method) for method in methods] == [
         ("direct", "direct", ""), ("a", "native_rag", ""), ("cirag", "cirag", "small"),
     ]  # fmt: skip
-    own = (
+    overrides = (
         "reader.max_tokens=7",
         "a:reader.max_tokens=8",
         "cirag.max_steps=2",
         "a:encoder.model=x:y",
     )
-    config = configured(folders, set=own, model="m", in_flight=3, seed=5)
-    found = compare._configs(config, entries)
-    assert [c.reader.max_tokens for c in found.values()] == [7, 8, 7]
-    assert found["cirag"].cirag.max_steps == 2 and found["cirag"].cirag.units == "sentence"
-    assert found["a"].encoder.model == "x:y" != found["cirag"].encoder.model
-    for one in found.values():
-        assert (one.reader.model, one.in_flight, one.seed, one.data.limit) == ("m", 3, 5, 3)
+    config = configured(folders, set=overrides, model="m", in_flight=3, seed=5)
+    configs = compare._configs(config, methods)
+    assert [c.reader.max_tokens for c in configs.values()] == [7, 8, 7]
+    assert configs["cirag"].cirag.max_steps == 2 and configs["cirag"].cirag.units == "sentence"
+    assert configs["a"].encoder.model == "x:y" != configs["cirag"].encoder.model
+    for c in configs.values():
+        assert (c.reader.model, c.in_flight, c.seed, c.data.limit) == ("m", 3, 5, 3)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +252,7 @@ def test_values_go_to_the_methods_that_have_the_key(folders):
         ({"methods": "direct:huge"}, "the presets are small, medium, paper"),
         ({"set": "reader.max_tokens"}, "'reader.max_tokens' must be KEY=VALUE"),
         (
-            {"set": "nobody:reader.max_tokens=3"},
+            {"set": "unknown:reader.max_tokens=3"},
             "does not name one of config.methods: direct, native_rag",
         ),
         ({"set": "cirag.max_steps=3"}, "none of config.methods has a key 'cirag.max_steps'"),
@@ -282,14 +269,14 @@ def test_values_go_to_the_methods_that_have_the_key(folders):
         ({"set": "narrow:native_rag.num_read=0"}, "config.native_rag: num_read=0 must be at least"),
     ],
 )
-def test_bad_settings_are_refused_before_anything_starts(folders, tmp_path, fields, words):
+def test_compare_bad_setting_is_refused_before_any_run(folders, tmp_path, fields, words):
     with pytest.raises(UserError) as refused:
         run(folders, tmp_path / "w", **fields)
     assert words in str(refused.value)
     assert list((tmp_path / "w").iterdir()) == []
 
 
-def test_a_method_that_cannot_run_on_the_data_is_refused_before_anything_starts(folders, tmp_path):
+def test_compare_method_without_triples_is_refused_before_any_run(folders, tmp_path):
     data = tiny.dataset_folder(tmp_path / "data")
     (data / "openie.jsonl").unlink()
     with pytest.raises(UserError, match="cirag: no passage of .* has triples; extract them"):
@@ -298,60 +285,55 @@ def test_a_method_that_cannot_run_on_the_data_is_refused_before_anything_starts(
     assert list((tmp_path / "w").iterdir()) == []
 
 
-def test_questions_without_passages_are_for_direct_alone(folders, tmp_path):
+def test_compare_questions_without_passages_need_direct(folders, tmp_path):
     data = tiny.dataset_folder(tmp_path / "data")
     for name in ("openie.jsonl", "corpus.jsonl"):
         (data / name).unlink()
-    alone = {**folders, "data": data}
+    bare = {**folders, "data": data}
     with pytest.raises(
         UserError, match=r"corpus\.jsonl does not exist; .* direct, which needs none"
     ):
-        run(alone, tmp_path / "w", methods="direct,native_rag", set=settings(folders))
+        run(bare, tmp_path / "w", methods="direct,native_rag", set=settings(folders))
     assert list((tmp_path / "w").iterdir()) == []
-    result = run(alone, tmp_path / "w", methods="direct", set=settings(folders)[1:5])
+    result = run(bare, tmp_path / "w", methods="direct", set=settings(folders)[1:5])
     assert (list(result["systems"]), result["methods"]["direct"]["answered"]) == (["direct"], 3)
 
 
-def test_other_settings_on_the_same_workdir_are_refused_before_anything_starts(
-    whole, folders, tmp_path
-):
+def test_compare_changed_setting_in_same_workdir_is_refused(whole, folders, tmp_path):
     workdir = shutil.copytree(whole[0], tmp_path / "w")
     with pytest.raises(UserError, match="narrow/journal.* was started with native_rag.num_read=1"):
         run(folders, workdir, set=(*settings(folders), "narrow:native_rag.num_read=3"))
 
 
-def test_a_folder_in_which_another_command_works_is_refused(folders, tmp_path):
+def test_compare_locked_folder_is_refused(folders, tmp_path):
     (tmp_path / "direct").mkdir()
     with cli._lock(tmp_path / "direct", "answer.py"), pytest.raises(UserError, match="in use by"):
         run(folders, tmp_path, methods="direct", set=settings(folders)[1:5])
 
 
-# ----------------------------------------------------------------------------------------- repeats
-
-
 @dataclasses.dataclass(frozen=True)
-class Guesses:
+class SamplingConfig:
     needs = Needs(roles=("reader",), corpus=False)
 
 
-def guesses(question, config):
+def sampling(question, config):
     messages = (Message("user", question.question),)
-    said = yield Generate(messages, "reader", temperature=2.0)
-    return Prediction(said.text, "default")
+    response = yield Generate(messages, "reader", temperature=2.0)
+    return Prediction(response.text, "default")
 
 
-def test_what_samples_is_repeated_and_what_is_greedy_is_not(folders, tmp_path, capsys, monkeypatch):
-    own = own_method(monkeypatch, "guesses", guesses, Guesses)
+def test_compare_repeats_only_methods_that_sample(folders, tmp_path, capsys, monkeypatch):
+    own = own_method(monkeypatch, "sampling", sampling, SamplingConfig)
     configs = tmp_path / "configs"
     configs.mkdir()
-    for name, method in (("guesses", own), ("direct", "direct")):
+    for name, method in (("sampling", own), ("direct", "direct")):
         (configs / f"{name}.py").write_text(
             "from configs.methods import blocks\n\n"
             f"def get_config(preset=''): return blocks.method('{method}', reader=9)\n"
         )
     monkeypatch.setattr(task, "_CONFIGS", configs)
     workdir = tmp_path / "w"
-    fields = {"methods": "guesses,direct", "set": settings(folders)[1:5], "repeats": 3}
+    fields = {"methods": "sampling,direct", "set": settings(folders)[1:5], "repeats": 3}
     result = run(folders, workdir, **fields)
     assert (
         "direct decodes greedily and runs only once, because repeats would be equal"
@@ -360,23 +342,20 @@ def test_what_samples_is_repeated_and_what_is_greedy_is_not(folders, tmp_path, c
     assert not list((workdir / "direct").glob("repeat-*"))
     texts = {
         tuple(row["answer"] for row in lines(folder / "predictions.jsonl"))
-        for folder in (workdir / "guesses", *sorted((workdir / "guesses").glob("repeat-*")))
+        for folder in (workdir / "sampling", *sorted((workdir / "sampling").glob("repeat-*")))
     }
     assert len(texts) == 3
-    seeds = [json.loads((workdir / "guesses" / f"repeat-{n}" / "config.json").read_text())["seed"]
+    seeds = [json.loads((workdir / "sampling" / f"repeat-{n}" / "config.json").read_text())["seed"]
              for n in (2, 3)]  # fmt: skip
     assert seeds == [1, 2]
-    assert result["systems"]["guesses"]["repeats"]["count"] == 3
-    assert set(result["systems"]["guesses"]["repeats"]["std"]) == {"em", "f1", "acc"}
+    assert result["systems"]["sampling"]["repeats"]["count"] == 3
+    assert set(result["systems"]["sampling"]["repeats"]["std"]) == {"em", "f1", "acc"}
     assert result["systems"]["direct"]["repeats"]["count"] == 1
-    assert result["systems"]["guesses"]["roles"]["reader"]["calls"] == 1  # a question
-    assert "guesses F1 ± " in (workdir / "table.md").read_text("utf-8")
+    assert result["systems"]["sampling"]["roles"]["reader"]["calls"] == 1  # per question
+    assert "sampling F1 ± " in (workdir / "table.md").read_text("utf-8")
 
 
-# -------------------------------------------------------------------------------------- the pieces
-
-
-def test_a_sample_is_part_of_a_larger_one_and_keeps_the_order():
+def test_sample_is_nested_and_in_order():
     questions = tiny.dataset().questions
     small, large = (latency.sample(questions, n, seed=3) for n in (4, 7))
     assert set(small) < set(large) and len(small) == 4
@@ -385,7 +364,7 @@ def test_a_sample_is_part_of_a_larger_one_and_keeps_the_order():
     assert latency.sample(questions, 99, seed=0) == ids
 
 
-def test_a_pool_opens_by_what_decides():
+def test_pool_shares_resources_with_equal_keys():
     closed = []
 
     class Thing:
@@ -401,22 +380,22 @@ def test_a_pool_opens_by_what_decides():
     assert first in closed and len(closed) == 3
 
 
-def test_a_run_with_a_budget_has_a_model_of_its_own(monkeypatch):
+def test_pool_model_with_budget_is_not_shared(monkeypatch):
     opened = []
     monkeypatch.setattr(
         "cirag_jax.commands.backends.open_backend",
         lambda config, spent: opened.append(spent) or type("B", (), {"close": lambda self: None})(),
     )
     block = task.method_config("direct", "", ["reader.backend=openai", "reader.model=m"]).reader
-    free, bound = (block.copy_and_resolve_references() for _ in range(2))
-    bound.update({"budget_tokens": 100})
+    unlimited, limited = (block.copy_and_resolve_references() for _ in range(2))
+    limited.update({"budget_tokens": 100})
     with Pool() as pool:
-        assert pool.language_model(free, 1) is pool.language_model(free, 2)
-        assert pool.language_model(bound, 3) is not pool.language_model(bound, 4)
+        assert pool.language_model(unlimited, 1) is pool.language_model(unlimited, 2)
+        assert pool.language_model(limited, 3) is not pool.language_model(limited, 4)
     assert opened == [1, 3, 4]
 
 
-def test_a_page_shows_hostile_names_as_text(folders, tmp_path, whole):
+def test_comparison_page_escapes_names(folders, tmp_path, whole):
     hostile = tmp_path / "<img src=x onerror=alert(1)> $x_1"
     shutil.copytree(whole[0] / "direct", hostile)
     from configs import comparison as comparison_config

@@ -1,4 +1,4 @@
-"""Runs side by side: scores and leads by hand, and what cannot be compared."""
+"""Comparison of runs: scores and differences computed by hand, and refused runs."""
 
 import dataclasses
 import pathlib
@@ -32,8 +32,8 @@ def answered(pairs, change):
     return [(q, change(i, p)) for i, (q, p) in enumerate(pairs)]
 
 
-def test_scores_leads_and_levels(tmp_path, capsys):
-    """Six questions: four right of the first run, one of the second, whose third one failed."""
+def test_compare_two_runs_gives_scores_and_differences(tmp_path, capsys):
+    """Of six questions, the first run has four right, the second one right and one failed."""
     pairs = many(6)
     worse = answered(
         pairs,
@@ -51,20 +51,20 @@ def test_scores_leads_and_levels(tmp_path, capsys):
     first = workdir(tmp_path, "a", pairs)
     second = workdir(tmp_path, "b", worse, failed=[pairs[2][0]])
     result = compare(tmp_path, f"student={first}", second)
-    mine, theirs = result["systems"]["student"], result["systems"]["b"]
+    student, other = result["systems"]["student"], result["systems"]["b"]
     # Gold: Orlin County or Orlin. "Ferry County" shares a word of two, "Orlin Bay" one with Orlin.
-    assert mine["em"]["value"] == pytest.approx(4 / 6)
-    assert mine["f1"]["value"] == pytest.approx((4 + 2 * 0.5) / 6)
-    assert theirs["em"]["value"] == pytest.approx(1 / 6)
-    assert theirs["f1"]["value"] == pytest.approx((1 + 4 * 2 / 3) / 6)
-    # Of four gold passages, one of which does not exist.
-    assert mine["recall@3"]["value"] == mine["recall@5"]["value"] == pytest.approx(3 / 4)
-    assert theirs["recall@3"]["value"] == pytest.approx(5 / 6 * 1 / 4)
-    assert theirs["recall@5"]["value"] == pytest.approx(5 / 6 * 2 / 4)
-    assert mine["granularities"] == {"triple": 0, "sentence": 4, "passage": 0, "default": 2}
-    assert theirs["granularities"] == {"triple": 3, "sentence": 0, "passage": 2, "default": 0}
-    assert (mine["failures"], theirs["failures"]) == (0, 1)
-    assert mine["generated_tokens"] == 31 and mine["calls"] == 2
+    assert student["em"]["value"] == pytest.approx(4 / 6)
+    assert student["f1"]["value"] == pytest.approx((4 + 2 * 0.5) / 6)
+    assert other["em"]["value"] == pytest.approx(1 / 6)
+    assert other["f1"]["value"] == pytest.approx((1 + 4 * 2 / 3) / 6)
+    # Each question has four gold passages, one of which does not exist.
+    assert student["recall@3"]["value"] == student["recall@5"]["value"] == pytest.approx(3 / 4)
+    assert other["recall@3"]["value"] == pytest.approx(5 / 6 * 1 / 4)
+    assert other["recall@5"]["value"] == pytest.approx(5 / 6 * 2 / 4)
+    assert student["granularities"] == {"triple": 0, "sentence": 4, "passage": 0, "default": 2}
+    assert other["granularities"] == {"triple": 3, "sentence": 0, "passage": 2, "default": 0}
+    assert (student["failures"], other["failures"]) == (0, 1)
+    assert student["generated_tokens"] == 31 and student["calls"] == 2
     lead = result["differences"]["student-b"]["em"]
     assert lead["difference"] == pytest.approx(0.5) and lead["low"] <= 0.5 <= lead["high"]
     assert list(result["differences"]) == ["student-b"]
@@ -75,8 +75,7 @@ def test_scores_leads_and_levels(tmp_path, capsys):
     assert matplotlib.image.imread(tmp_path / "c" / "granularities.png").shape[:2] == (390, 1050)
 
 
-def test_recall_by_step(tmp_path):
-    """Steps find two of four gold passages, then the third; a question that failed finds none."""
+def test_compare_recall_by_step_is_cumulative(tmp_path):
     pairs = many(3)
     short = answered(pairs, lambda i, p: dataclasses.replace(p, steps=p.steps[: i or None]))
     lost = answered(pairs, lambda i, p: None if i == 2 else p)
@@ -96,8 +95,8 @@ def test_recall_by_step(tmp_path):
     assert matplotlib.image.imread(tmp_path / "c" / "recall_by_step.png").shape[:2] == (600, 1050)
 
 
-def test_a_score_of_no_question_says_why(tmp_path):
-    """The second run ranks no triples, and nobody annotates sentences."""
+def test_compare_undefined_score_has_a_reason(tmp_path):
+    """The second run ranks no triples, and no question has gold sentences."""
     pairs = [(dataclasses.replace(q, supporting_sentences=()), p) for q, p in many(2)]
     bare = answered(pairs, lambda i, p: dataclasses.replace(p, triples=()))
     folders = [workdir(tmp_path, "a", pairs), workdir(tmp_path, "b", bare)]
@@ -125,12 +124,12 @@ def test_a_score_of_no_question_says_why(tmp_path):
     assert "reason" not in differences["f1"]
     table = (tmp_path / "c" / "table.md").read_text()
     assert "; n/a of b: ranks no triples (triple R@3)\n" in table
-    silent = [(dataclasses.replace(q, answers=()), p) for q, p in pairs]
-    none = compare(tmp_path, workdir(tmp_path, "d", silent))
+    without_answers = [(dataclasses.replace(q, answers=()), p) for q, p in pairs]
+    none = compare(tmp_path, workdir(tmp_path, "d", without_answers))
     assert none["systems"]["d"]["f1"]["reason"] == "no gold answer"
 
 
-def test_a_method_without_a_corpus_says_so_beside_one_that_has_it(tmp_path, monkeypatch):
+def test_compare_method_without_corpus_has_no_recall(tmp_path, monkeypatch):
     folders = [workdir(tmp_path, name, many(2)) for name in "ab"]
     monkeypatch.setattr(
         command.FinishedRun, "needs", property(lambda run: command.Needs(corpus=run.name == "a"))
@@ -142,7 +141,7 @@ def test_a_method_without_a_corpus_says_so_beside_one_that_has_it(tmp_path, monk
     assert "; n/a of b: retrieves nothing (R@3, sentence R@3, triple R@3)\n" in table
 
 
-def test_no_difference_is_said_to_be_impossible_by_chance(tmp_path):
+def test_compare_small_p_value_is_shown_as_bound(tmp_path):
     pairs = many(30)
     wrong = answered(pairs, lambda i, p: dataclasses.replace(p, answer="Bergen"))
     first, second = workdir(tmp_path, "a", pairs), workdir(tmp_path, "b", wrong)
@@ -151,13 +150,13 @@ def test_no_difference_is_said_to_be_impossible_by_chance(tmp_path):
     assert "p<0.001" in table and "p=0.000" not in table
 
 
-def test_a_folder_may_be_named_with_an_equals_sign(tmp_path):
+def test_compare_folder_with_equals_sign_is_read(tmp_path):
     folder = workdir(tmp_path, "k=5", many(1))
     assert list(compare(tmp_path, folder)["systems"]) == ["k=5"]
     assert list(compare(tmp_path, f"five={folder}")["systems"]) == ["five"]
 
 
-def test_one_run_and_questions_without_annotations(tmp_path):
+def test_compare_one_run_ignores_questions_without_gold(tmp_path):
     pairs = many(2)
     pairs[1] = (dataclasses.replace(pairs[1][0], answers=(), supporting=None), pairs[1][1])
     result = compare(tmp_path, workdir(tmp_path, "a", pairs))
@@ -165,11 +164,8 @@ def test_one_run_and_questions_without_annotations(tmp_path):
     assert result["differences"] == {}
 
 
-# ----------------------------------------------------------------------------------------- repeats
-
-
 def repeated(tmp_path, pairs, count=2, passages=made_up.PASSAGES):
-    """A run with further seeds that answered alike, each with extractions of its own."""
+    """Writes a run with equal answers for several seeds, each with online extractions."""
     folder = workdir(tmp_path, "a", pairs)
     for number in range(2, count + 1):
         workdir(tmp_path / "a", f"repeat-{number}", pairs, passages=passages)
@@ -178,7 +174,7 @@ def repeated(tmp_path, pairs, count=2, passages=made_up.PASSAGES):
     return folder
 
 
-def test_repeats_without_a_score_of_answers_are_counted_alone(tmp_path):
+def test_compare_repeats_without_answer_scores_have_std(tmp_path):
     pairs = many(2)
     unanswered = [(dataclasses.replace(q, answers=()), p) for q, p in pairs]
     folder = repeated(tmp_path, unanswered)
@@ -195,7 +191,7 @@ def test_repeats_without_a_score_of_answers_are_counted_alone(tmp_path):
         assert "nan" not in table
 
 
-def test_every_seed_is_scored_by_the_passages_that_it_found(tmp_path):
+def test_compare_seed_is_scored_with_its_own_passages(tmp_path):
     pairs = [
         (dataclasses.replace(q, answers=("Ilse Varga",), supporting=None), p) for q, p in many(1)
     ]
@@ -205,7 +201,7 @@ def test_every_seed_is_scored_by_the_passages_that_it_found(tmp_path):
     assert compare(tmp_path, folder)["systems"]["a"]["hit@3"]["value"] == 0.5
 
 
-def test_the_cost_of_every_seed_is_counted_and_no_stale_seed_is(tmp_path):
+def test_compare_repeats_limit_ignores_further_seeds(tmp_path):
     folder = repeated(tmp_path, many(2), count=3)
     assert compare(tmp_path, folder)["systems"]["a"]["roles"]["reader"]["calls"] == 2
     config = comparison.get_config()
@@ -218,15 +214,15 @@ def test_the_cost_of_every_seed_is_counted_and_no_stale_seed_is(tmp_path):
         assert result["systems"]["a"]["roles"]["reader"]["calls"] == 2
 
 
-def test_trajectories_without_answers_are_no_run_to_compare(tmp_path):
+def test_compare_trajectories_without_answers_are_refused(tmp_path):
     bare = answered(many(1), lambda i, p: dataclasses.replace(p, attempts=()))
-    taught = {"teacher.kind": "annotations"}
-    folder = workdir(tmp_path, "a", bare, **taught)
+    teacher = {"teacher.kind": "annotations"}
+    folder = workdir(tmp_path, "a", bare, **teacher)
     with pytest.raises(UserError, match=r"a is a run of launch/distill.py without answers"):
         compare(tmp_path, folder)
-    # A method of one's own need not say how it was answered.
+    # Other methods need not record attempts.
     assert compare(tmp_path, workdir(tmp_path, "b", bare))["num_questions"] == 1
-    assert compare(tmp_path, workdir(tmp_path, "d", many(1), **taught))["num_questions"] == 1
+    assert compare(tmp_path, workdir(tmp_path, "d", many(1), **teacher))["num_questions"] == 1
 
 
 @pytest.mark.parametrize(
@@ -243,14 +239,14 @@ def test_trajectories_without_answers_are_no_run_to_compare(tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_compared(tmp_path, second, message):
+def test_compare_different_questions_are_refused(tmp_path, second, message):
     pairs = many(3)
     first = workdir(tmp_path, "a", pairs)
     with pytest.raises(UserError, match=message):
         compare(tmp_path, first, workdir(tmp_path, "b", second(pairs)))
 
 
-def test_other_passages_and_equal_names_are_refused(tmp_path, monkeypatch):
+def test_compare_different_passages_or_equal_names_are_refused(tmp_path, monkeypatch):
     first, second = (workdir(tmp_path, name, many(2)) for name in "ab")
     with pytest.raises(UserError, match="two runs named x"):
         compare(tmp_path, f"x={first}", f"x={second}")
@@ -264,7 +260,7 @@ def test_other_passages_and_equal_names_are_refused(tmp_path, monkeypatch):
         compare(tmp_path, first, second)
 
 
-def test_settings_that_differ_are_refused_or_printed(tmp_path, monkeypatch):
+def test_compare_different_settings_are_refused_or_listed(tmp_path, monkeypatch):
     both = {"reader.model": "m", "encoder.weights": {"version": "1"}, "passages": "p"}
     own = {
         "a": {"method": "cirag", "cirag.num_passages": 10, "cirag.max_steps": 4, **both},
@@ -275,7 +271,7 @@ def test_settings_that_differ_are_refused_or_printed(tmp_path, monkeypatch):
     own["c"] |= {"reader.model": "n", "encoder.weights": {"version": "2"}}
     folders = {name: workdir(tmp_path, name, many(2)) for name in own}
     monkeypatch.setattr(command.records_lib, "read_settings", lambda file: own[file.parent.name])
-    # Two methods are there to be compared; what only one has is its own.
+    # Settings that only one method has do not count as different.
     result = compare(tmp_path, folders["a"], folders["b"], folders["d"])
     assert result["different"] == {"b": {}, "d": {}}
     assert "Settings of" not in (tmp_path / "c" / "table.md").read_text()
@@ -292,11 +288,11 @@ def test_settings_that_differ_are_refused_or_printed(tmp_path, monkeypatch):
     assert 'Settings of a / c: method.num_passages 10 / 5; reader.model "m" / "n"; ' in table
 
 
-def test_bad_input(tmp_path):
+def test_compare_bad_input_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"config\.runs is required"):
         compare(tmp_path)
     with pytest.raises(UserError, match="is not a workdir of launch/answer.py: it has no journal"):
         compare(tmp_path, str(tmp_path))
-    assert command.named_folders(5) == [("5", pathlib.Path("5"))]  # as a flag gives it
+    assert command.named_folders(5) == [("5", pathlib.Path("5"))]  # a flag's value may be a number
     with pytest.raises(UserError, match=r"config\.profile='x' is an unknown profile"):
         compare(tmp_path, workdir(tmp_path, "a", many(1)), profile="x")

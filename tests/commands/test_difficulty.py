@@ -1,4 +1,4 @@
-"""The difficulty matrix of runs: predictions as files, an encoder that says what it is told to."""
+"""Difficulty matrix of runs, from written predictions and an encoder with given cosines."""
 
 import dataclasses
 import json
@@ -24,8 +24,8 @@ from tests import answering, tiny
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-class Told:
-    """A passage "cos 0.7" has that cosine with every question."""
+class CosineEncoder:
+    """An encoder that gives the passage "cos 0.7" this cosine with each question."""
 
     identity = {"model": "told"}
     dim = 2
@@ -33,17 +33,17 @@ class Told:
     def encode(self, texts, kind="passage", progress=None):
         if kind == "query":
             return np.array([[1.0, 0.0]] * len(texts), np.float32)
-        found = [float(text.partition("cos ")[2]) for text in texts]
-        return np.array([[c, math.sqrt(1 - c * c)] for c in found], np.float32)
+        cosines = [float(text.partition("cos ")[2]) for text in texts]
+        return np.array([[c, math.sqrt(1 - c * c)] for c in cosines], np.float32)
 
 
 @pytest.fixture(autouse=True)
-def told(monkeypatch):
-    monkeypatch.setattr(command, "open_encoder_for", lambda block: Told())
+def cosine_encoder(monkeypatch):
+    monkeypatch.setattr(command, "open_encoder_for", lambda block: CosineEncoder())
 
 
 def question(name, hops, cosines):
-    """Its corpus and itself; a passage a cosine."""
+    """Returns gold passages with the cosines, and the question."""
     passages = [Passage(f"{name}-{i}", "", f"cos {c:.6f}") for i, c in enumerate(cosines)]
     found = Question(
         name, f"{name}?", ("right",), hops=hops, supporting=tuple(p.id for p in passages)
@@ -52,11 +52,18 @@ def question(name, hops, cosines):
 
 
 def dataset(root, *questions):
-    """A dataset folder of what `question` gives."""
+    """Writes a dataset folder with the results of `question`."""
     corpus = {p.id: p for passages, _ in questions for p in passages}
     corpus["other"] = Passage("other", "", "cos 0.0")
     jsonl.write_dataset(Dataset("made", tuple(q for _, q in questions), corpus, {}), root / "data")
     return root / "data"
+
+
+def simple_questions(root, count):
+    """Writes a dataset of two-hop questions of increasing difficulty; returns the questions."""
+    pairs = [question(f"q{i}", 2, [0.9 - 0.1 * i]) for i in range(count)]
+    dataset(root, *pairs)
+    return [q for _, q in pairs]
 
 
 def prediction(question, *, right, found=True, error=None):
@@ -83,38 +90,35 @@ def evaluate(root, *runs, **fields):
 
 
 def grid(hops=(2, 3), per_cell=4):
-    """Questions whose D_r grows with their number, in an order that says nothing."""
-    made = [
+    """Returns questions whose D_r grows with their number, in random order."""
+    pairs = [
         question(f"q{hop}-{i}", hop, [0.99, 0.95 - 0.1 * hop - 0.01 * i])
         for hop in hops
         for i in range(4 * per_cell)
     ]
-    return [made[i] for i in np.random.default_rng(3).permutation(len(made))]
+    return [pairs[i] for i in np.random.default_rng(3).permutation(len(pairs))]
 
 
-def place(question, per_cell=4):
-    """Column of a question of `grid`, and its place there."""
+def cell_of(question, per_cell=4):
+    """Returns the column of a question of `grid`, and its index there."""
     return divmod(int(question.id.partition("-")[2]), per_cell)
-
-
-# ------------------------------------------------------------------------------------ the figures
 
 
 @pytest.fixture
 def two_runs(tmp_path):
-    """Of each cell ``column + hop - 2`` answers of four are wrong; of the other run all are."""
-    made = grid()
-    dataset(tmp_path, *made)
+    """In each cell of the first run ``column + hops - 2`` answers are wrong, in the second all."""
+    pairs = grid()
+    dataset(tmp_path, *pairs)
     rows, worse = [], []
-    for _, one in made:
-        column, i = place(one)
-        wrong = i < column + one.hops - 2
-        rows.append(prediction(one, right=not wrong, found=not wrong or i > 0))
-        worse.append({**prediction(one, right=False), "error": "lost" if column == 3 else None})
+    for _, q in pairs:
+        column, i = cell_of(q)
+        wrong = i < column + q.hops - 2
+        rows.append(prediction(q, right=not wrong, found=not wrong or i > 0))
+        worse.append({**prediction(q, right=False), "error": "lost" if column == 3 else None})
     return tmp_path, run(tmp_path, "a", rows), run(tmp_path, "b", worse)
 
 
-def test_the_matrix_of_a_known_function_is_recovered(two_runs):
+def test_difficulty_matrix_of_a_known_function_is_recovered(two_runs):
     root, first, _ = two_runs
     result = evaluate(root, first)
     system = result["systems"]["a"]
@@ -125,62 +129,59 @@ def test_the_matrix_of_a_known_function_is_recovered(two_runs):
         edges = 0.05 + 0.1 * hop + 0.01 * np.array([3.75, 7.5, 11.25])
         assert result["hops"][hop]["edges"] == pytest.approx(edges, abs=1e-6)
     assert system["error"]["value"] == 16 / 32 and result["num_questions"] == 32
-    # The first wrong answer of a cell lacks its gold passages.
+    # The first wrong answer of each cell lacks its gold passages.
     kinds = {name: found["errors"] for name, found in system["failures"].items()}
     assert kinds == {"retriever": 7, "reader": 9, "unanswered": 0}
     assert system["matrix"][3][2]["errors"] == {"retriever": 1, "reader": 2, "unanswered": 0}
     assert system["correlations"]["min"]["mean"]["value"] == pytest.approx(1)
-    # The mean grows with the minimum; the power mean does, too, but on no line.
+    # D_r by mean is a linear function of D_r by min, by power_mean it is not.
     assert system["strongest"] == ["min", "mean"]
     lines = answering.lines(root / "w" / "difficulty.jsonl")
-    one = next(line for line in lines if line["id"] == "q3-13")
-    assert one["quartile"] == 4 and one["hops"] == 3
+    row = next(line for line in lines if line["id"] == "q3-13")
+    assert row["quartile"] == 4 and row["hops"] == 3
     low = 0.95 - 0.3 - 0.13
-    assert one["difficulty"]["min"] == pytest.approx(1 - low, abs=1e-6)
-    assert one["difficulty"]["mean"] == pytest.approx(1 - (low + 0.99) / 2, abs=1e-6)
-    assert one["errors"] == {"a": 1.0} and one["whose"] == {"a": "reader"}
+    assert row["difficulty"]["min"] == pytest.approx(1 - low, abs=1e-6)
+    assert row["difficulty"]["mean"] == pytest.approx(1 - (low + 0.99) / 2, abs=1e-6)
+    assert row["errors"] == {"a": 1.0} and row["whose"] == {"a": "reader"}
 
 
-def test_two_systems_are_subtracted_on_the_same_questions(two_runs):
+def test_difficulty_difference_uses_the_same_questions(two_runs):
     root, first, second = two_runs
     result = evaluate(root, first, second)
     pair = result["differences"]["a-b"]
     assert [4 * cell["value"] for cell in pair["matrix"][2]] == [-4, -3, -2, -1]
     assert pair["error"]["value"] == -0.5 and pair["error"]["high"] < 0
     assert pair["matrix"][3][3] == {"value": 0.0, "low": 0.0, "high": 0.0, "num_questions": 4}
-    # The questions of b's last column broke down: neither retriever nor reader.
+    # The questions of the last column failed in b, so they have no answer.
     assert result["systems"]["b"]["failures"]["unanswered"]["errors"] == 8
     assert result["systems"]["b"]["failures"]["reader"]["errors"] == 24
 
 
-def test_what_a_person_sees(two_runs, capsys):
+def test_difficulty_writes_summary_table_and_figures(two_runs, capsys):
     root, first, second = two_runs
     evaluate(root, first, second)
-    told = capsys.readouterr().err.strip().splitlines()
-    assert told[-2] == (
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert lines[-2] == (
         "a: error 50.0 % of 32 questions; from 0.0 % (hops 2, Q1) to 100.0 % (hops 3, Q4); "
         "r(D_r, error) +0.46 (p=0.008; 32); "
         "of the errors 7 lack a gold passage, 9 have all gold passages"
     )
-    assert told[-1].endswith(
+    assert lines[-1].endswith(
         "of the errors 0 lack a gold passage, 24 have all gold passages, 8 have no answer"
     )
     table = (root / "w" / "table.md").read_text()
     assert "a: error (1 - Acc) in per cent" in table and "a-b, in points" in table
     assert re.search(r"^\| 2 +\| +0\.0 \[0\.0, 0\.0\] \(4\) \| +25\.0 \[", table, re.MULTILINE)
     for name, panels in (("matrix", 2), ("difference", 1)):
-        # Inches at 150 dots each: 4.6 a panel and 0.75, and room for three rows.
+        # At 150 dots per inch: 4.6 inches per panel and 0.75, and 3.36 for three rows.
         height, width, _ = matplotlib.image.imread(root / "w" / f"{name}.png").shape
         assert (width, height) == (round(150 * (4.6 * panels + 0.75)), round(150 * 3.36))
         text = (root / "w" / f"{name}.svg").read_text()
         assert "<!-- Q1, low -->" in text and "<!-- hops -->" in text and "n=4" in text
 
 
-# ---------------------------------------------------------------------------- what cannot be said
-
-
-def test_questions_that_cannot_be_graded(tmp_path):
-    """No gold, no hops, no answer; three of a hop; a hop of one difficulty."""
+def test_difficulty_ungradable_questions_are_left_out(tmp_path):
+    """Questions lack gold or hops, are too few for their hops, or all have the same D_r."""
     few = [question(f"few{i}", 4, [0.1 * i]) for i in range(3)]
     same = [question(f"same{i}", 5, [0.5]) for i in range(6)]
     odd = [
@@ -192,9 +193,9 @@ def test_questions_that_cannot_be_graded(tmp_path):
             (question("hidden", 2, [0.5]), {"answers": ()}),
         )
     ]
-    made = [*few, *same, *odd]
-    dataset(tmp_path, *made)
-    rows = [prediction(one, right=place_ % 2 == 0) for place_, (_, one) in enumerate(made)]
+    pairs = [*few, *same, *odd]
+    dataset(tmp_path, *pairs)
+    rows = [prediction(q, right=i % 2 == 0) for i, (_, q) in enumerate(pairs)]
     result = evaluate(tmp_path, run(tmp_path, "a", rows))
     assert result["num_questions"] == 9
     left_out = {"no gold passages": 2, "no number of hops": 1, "no gold answer": 1}
@@ -217,15 +218,13 @@ def test_questions_that_cannot_be_graded(tmp_path):
     assert "<!-- n/a -->" in (tmp_path / "w" / "matrix.svg").read_text()
 
 
-def test_predictions_that_do_not_count(tmp_path, capsys):
-    made = [question(f"q{i}", 2, [0.9 - 0.1 * i]) for i in range(8)]
-    dataset(tmp_path, *made)
-    asked = [one for _, one in made]
-    rows = [prediction(one, right=True) for one in asked[:4]]
-    rows += [rows[0], prediction(dataclasses.replace(asked[0], id="nobody"), right=True)]
-    rows += [prediction(asked[4], right=False, error="not answered yet")]
-    rows += [prediction(asked[5], right=False, found=False)]
-    whole = [prediction(one, right=True) for one in asked]
+def test_difficulty_unusable_predictions_are_left_out(tmp_path, capsys):
+    questions = simple_questions(tmp_path, 8)
+    rows = [prediction(q, right=True) for q in questions[:4]]
+    rows += [rows[0], prediction(dataclasses.replace(questions[0], id="unknown"), right=True)]
+    rows += [prediction(questions[4], right=False, error="not answered yet")]
+    rows += [prediction(questions[5], right=False, found=False)]
+    whole = [prediction(q, right=True) for q in questions]
     result = evaluate(tmp_path, run(tmp_path, "a", rows), run(tmp_path, "b", whole))
     system = result["systems"]["a"]
     assert system["left_out"] == {
@@ -235,7 +234,7 @@ def test_predictions_that_do_not_count(tmp_path, capsys):
         "no prediction": 2,
     }
     assert (system["error"]["value"], system["error"]["num_questions"]) == (0.25, 4)
-    # Two questions a quartile: the first counts one, the last none.
+    # Each quartile has two questions; some have no usable prediction.
     assert [cell["num_questions"] for cell in system["matrix"][2]] == [1, 2, 1, 0]
     empty = system["matrix"][2][3]
     assert (empty["value"], empty["reason"]) == (None, "no question")
@@ -245,12 +244,12 @@ def test_predictions_that_do_not_count(tmp_path, capsys):
     assert "Predictions of a left out: question unknown (1), more than" in capsys.readouterr().err
 
 
-def test_cells_of_few_questions_are_not_told(two_runs, capsys):
-    """Of the first column of 2 hops one of four predictions counts, of the last three."""
+def test_difficulty_small_cells_are_undefined(two_runs, capsys):
+    """With 2 hops, the first column has one usable prediction of four, the last has three."""
     root, _, second = two_runs
-    made = grid()
-    gone = {"q2-0", "q2-1", "q2-2", "q2-12"}
-    rows = [prediction(q, right=place(q)[1] > 1) for _, q in made if q.id not in gone]
+    pairs = grid()
+    missing = {"q2-0", "q2-1", "q2-2", "q2-12"}
+    rows = [prediction(q, right=cell_of(q)[1] > 1) for _, q in pairs if q.id not in missing]
     result = evaluate(root, run(root, "c", rows), second, least_in_cell=4)
     first, *between, last = result["systems"]["c"]["matrix"][2]
     assert first["value"] is None and "low" not in first and first["num_questions"] == 1
@@ -273,19 +272,17 @@ def test_cells_of_few_questions_are_not_told(two_runs, capsys):
         assert (root / "w" / f"{name}.svg").read_text().count("<!-- n/a -->") == count
 
 
-def test_a_run_of_which_nothing_counts(tmp_path, capsys):
-    made = [question(f"q{i}", 2, [0.9 - 0.1 * i]) for i in range(4)]
-    dataset(tmp_path, *made)
-    rows = [prediction(one, right=True) for _, one in made] * 2
+def test_difficulty_run_without_usable_predictions_is_undefined(tmp_path, capsys):
+    questions = simple_questions(tmp_path, 4)
+    rows = [prediction(q, right=True) for q in questions] * 2
     result = evaluate(tmp_path, run(tmp_path, "a", rows))
     assert result["systems"]["a"]["error"]["reason"] == "no question"
     assert "a: error n/a (no question)" in capsys.readouterr().err
 
 
-def test_a_run_that_retrieves_nothing_has_no_split(tmp_path, capsys):
-    made = [question(f"q{i}", 2, [0.9 - 0.1 * i]) for i in range(4)]
-    dataset(tmp_path, *made)
-    rows = [{**prediction(one, right=False), "passages": []} for _, one in made]
+def test_difficulty_run_without_retrieval_has_no_causes(tmp_path, capsys):
+    questions = simple_questions(tmp_path, 4)
+    rows = [{**prediction(q, right=False), "passages": []} for q in questions]
     result = evaluate(tmp_path, run(tmp_path, "a", rows))
     system = result["systems"]["a"]
     assert system["failures"] == {"reason": "the run retrieved nothing"}
@@ -296,10 +293,10 @@ def test_a_run_that_retrieves_nothing_has_no_split(tmp_path, capsys):
     assert "r(D_r, error) n/a (the error is constant" in capsys.readouterr().err
 
 
-def test_gold_passages_count_as_retrieved_among_the_first(tmp_path):
-    made = [question(f"q{i}", 2, [0.9, 0.8 - 0.1 * i]) for i in range(4)]
-    dataset(tmp_path, *made)
-    rows = [prediction(one, right=False) for _, one in made]
+def test_difficulty_retrieved_at_limits_the_passages(tmp_path):
+    pairs = [question(f"q{i}", 2, [0.9, 0.8 - 0.1 * i]) for i in range(4)]
+    dataset(tmp_path, *pairs)
+    rows = [prediction(q, right=False) for _, q in pairs]
     rows[0]["passages"] = ["other", *rows[0]["passages"]]
     name = run(tmp_path, "a", rows)
     for most, missing in ((0, 0), (3, 0), (2, 1), (1, 4)):
@@ -307,13 +304,13 @@ def test_gold_passages_count_as_retrieved_among_the_first(tmp_path):
         assert (split["retriever"]["errors"], split["reader"]["errors"]) == (missing, 4 - missing)
 
 
-def test_a_gold_sentence_counts_as_found_in_every_chunk_that_has_it(tmp_path):
-    """Chunks of one article that share their third sentence."""
+def test_difficulty_gold_sentence_is_retrieved_with_any_chunk(tmp_path):
+    """The two chunks of the article share a sentence."""
     parts = [
         Passage("a@1", "A", "One. Two. cos 0.5", ("One.", "Two.", "cos 0.5")),
         Passage("a@2", "A", "cos 0.5 Four.", ("cos 0.5", "Four.")),
     ]
-    made = [
+    pairs = [
         (
             parts,
             Question(
@@ -323,50 +320,47 @@ def test_a_gold_sentence_counts_as_found_in_every_chunk_that_has_it(tmp_path):
         )
         for i, place in enumerate((2, 1, None, 2))
     ]  # fmt: skip
-    dataset(tmp_path, *made)
-    rows = [{**prediction(one, right=False), "passages": ["a@2"]} for _, one in made]
+    dataset(tmp_path, *pairs)
+    rows = [{**prediction(q, right=False), "passages": ["a@2"]} for _, q in pairs]
     rows[3]["passages"] = ["other", "a@2"]
     result = evaluate(tmp_path, run(tmp_path, "a", rows), retrieved_at=1)
     lines = answering.lines(tmp_path / "w" / "difficulty.jsonl")
-    whose = {line["id"]: line["whose"]["a"] for line in lines}
-    assert whose == {"q0": "reader", "q1": "retriever", "q2": "retriever", "q3": "retriever"}
+    causes = {line["id"]: line["whose"]["a"] for line in lines}
+    assert causes == {"q0": "reader", "q1": "retriever", "q2": "retriever", "q3": "retriever"}
     assert result["systems"]["a"]["failures"]["reader"]["errors"] == 1
 
 
-def test_a_prediction_that_failed_is_wrong_whatever_it_left(tmp_path):
-    made = [question(f"q{i}", 2, [0.9 - 0.1 * i]) for i in range(4)]
-    dataset(tmp_path, *made)
-    rows = [prediction(one, right=True, error="lost") for _, one in made]
+def test_difficulty_failed_prediction_is_wrong(tmp_path):
+    questions = simple_questions(tmp_path, 4)
+    rows = [prediction(q, right=True, error="lost") for q in questions]
     system = evaluate(tmp_path, run(tmp_path, "a", rows))["systems"]["a"]
     assert system["error"]["value"] == 1 and system["failures"]["unanswered"]["errors"] == 4
 
 
 @pytest.mark.parametrize("score", ["em", "f1", "acc"])
-def test_the_score_is_chosen(tmp_path, score):
-    """ "it is right" for "right": contained, one word of three, not the same."""
-    made = [question(f"q{i}", 2, [0.9 - 0.1 * i]) for i in range(4)]
-    dataset(tmp_path, *made)
-    rows = [prediction(one, right=True) for _, one in made]
+def test_difficulty_score_setting_selects_the_metric(tmp_path, score):
+    """The answer "it is right" contains the gold "right" and shares one of three words."""
+    questions = simple_questions(tmp_path, 4)
+    rows = [prediction(q, right=True) for q in questions]
     result = evaluate(tmp_path, run(tmp_path, "a", rows), score=score)
     wanted = {"em": 1.0, "f1": 0.5, "acc": 0.0}[score]
     assert result["systems"]["a"]["error"]["value"] == pytest.approx(wanted)
 
 
-def test_a_judge_says_what_is_right(tmp_path):
-    made = [question(f"q{i}", 2, [0.9 - 0.1 * i]) for i in range(5)]
-    dataset(tmp_path, *made)
-    rows = [prediction(one, right=i > 1) for i, (_, one) in enumerate(made)]
+def test_difficulty_judgements_replace_scores(tmp_path):
+    questions = simple_questions(tmp_path, 5)
+    rows = [prediction(q, right=i > 1) for i, q in enumerate(questions)]
     rows[3]["error"] = "lost"
     name = run(tmp_path, "a", rows)
     (tmp_path / "j").mkdir()
-    verdicts = [True, True, None, True]  # of the last nothing
-    told = [
+    verdicts = [True, True, None, True]  # none about q4
+    judgements = [
         {"id": row["id"], "system": "a", "judged": row["answer"], "judge": verdict}
         for row, verdict in zip(rows, verdicts, strict=False)
     ]
-    told.append({"id": "q4", "system": "b", "judged": "it is right", "judge": True})
+    judgements.append({"id": "q4", "system": "b", "judged": "it is right", "judge": True})
     file = tmp_path / "j" / "judgements.jsonl"
-    write_lines(file, told)
+    write_lines(file, judgements)
     result = evaluate(tmp_path, name, judgements=str(tmp_path / "j"))
     system = result["systems"]["a"]
     assert (system["error"]["value"], system["error"]["num_questions"]) == (pytest.approx(1 / 3), 3)
@@ -381,10 +375,10 @@ def test_a_judge_says_what_is_right(tmp_path):
         UserError, match=r"w is not a workdir of configs/judge.py: it has no judgem"
     ):
         evaluate(tmp_path, name, judgements=str(tmp_path / "w"))
-    write_lines(file, [*told, told[1]])
+    write_lines(file, [*judgements, judgements[1]])
     with pytest.raises(UserError, match=r"jsonl:6: field 'id' repeats the verdict about 'q1' of"):
         evaluate(tmp_path, name, judgements=str(tmp_path / "j"))
-    write_lines(file, [{**told[0], "judge": 3}])
+    write_lines(file, [{**judgements[0], "judge": 3}])
     with pytest.raises(UserError, match=r"judgements.jsonl:1: field 'judge' must be"):
         evaluate(tmp_path, name, judgements=str(tmp_path / "j"))
     file.write_text('{"id": "q0", "system": "a", "judge": true}\n')
@@ -392,11 +386,10 @@ def test_a_judge_says_what_is_right(tmp_path):
         evaluate(tmp_path, name, judgements=str(tmp_path / "j"))
 
 
-def test_a_verdict_about_another_answer_does_not_count(tmp_path, capsys):
-    """The run was made anew since; the judge strips what it is shown, or saw a whole response."""
-    made = [question(f"q{i}", 2, [0.9 - 0.1 * i]) for i in range(6)]
-    dataset(tmp_path, *made)
-    rows = [prediction(one, right=True) for _, one in made]
+def test_difficulty_verdict_about_another_answer_is_ignored(tmp_path, capsys):
+    """The judge strips answers and may judge a whole response."""
+    questions = simple_questions(tmp_path, 6)
+    rows = [prediction(q, right=True) for q in questions]
     rows[0]["answer"], rows[5]["error"] = " it is right\n", "lost"
     judged = [
         {"judged": "it is right"},
@@ -404,11 +397,13 @@ def test_a_verdict_about_another_answer_does_not_count(tmp_path, capsys):
         {"judged": "So it is right.", "answer": "it is right"},
         {"judged": "it is right", "answer": "wrong"},
         {"judged": "it was right", "judge": None},
-        {"judged": "it was right"},  # a failure is one, whatever was there before
+        {"judged": "it was right"},  # ignored, because the question failed
     ]
-    told = [{"id": f"q{i}", "system": "a", "judge": True, **row} for i, row in enumerate(judged)]
+    judgements = [
+        {"id": f"q{i}", "system": "a", "judge": True, **row} for i, row in enumerate(judged)
+    ]
     (tmp_path / "j").mkdir()
-    write_lines(tmp_path / "j" / "judgements.jsonl", told)
+    write_lines(tmp_path / "j" / "judgements.jsonl", judgements)
     result = evaluate(tmp_path, run(tmp_path, "a", rows), judgements=str(tmp_path / "j"))
     system = result["systems"]["a"]
     assert (system["error"]["value"], system["error"]["num_questions"]) == (pytest.approx(1 / 3), 3)
@@ -416,12 +411,12 @@ def test_a_verdict_about_another_answer_does_not_count(tmp_path, capsys):
     assert "left out: another answer was judged (3)" in (tmp_path / "w" / "table.md").read_text()
 
 
-def test_the_aggregate_makes_the_columns(tmp_path):
-    """The least similar passage says one order, the mean another."""
+def test_difficulty_aggregate_selects_the_columns(tmp_path):
+    """min and mean order the questions differently."""
     lows, highs = (0.5, 0.4, 0.3, 0.2), (0.5, 0.65, 0.8, 0.95)
-    made = [question(f"q{i}", 2, pair) for i, pair in enumerate(zip(lows, highs, strict=True))]
-    dataset(tmp_path, *made)
-    rows = [prediction(one, right=i < 2) for i, (_, one) in enumerate(made)]
+    pairs = [question(f"q{i}", 2, pair) for i, pair in enumerate(zip(lows, highs, strict=True))]
+    dataset(tmp_path, *pairs)
+    rows = [prediction(q, right=i < 2) for i, (_, q) in enumerate(pairs)]
     name = run(tmp_path, "a", rows)
     for aggregate, wanted in (("min", [0, 0, 1, 1]), ("mean", [1, 1, 0, 0])):
         result = evaluate(tmp_path, name, aggregate=aggregate)
@@ -432,22 +427,22 @@ def test_the_aggregate_makes_the_columns(tmp_path):
 
 
 @pytest.mark.parametrize("size", [(64, 128, 25), (128, 256, 50), (256, 512, 100)])
-def test_chunks_and_articles_are_embedded_where_they_are_asked_for(tmp_path, monkeypatch, size):
-    """Of an article of 600 words only what holds the gold sentence."""
+def test_difficulty_unit_selects_the_embedded_texts(tmp_path, monkeypatch, size):
+    """Only chunks of a 600-word article with the gold sentence are embedded."""
     seen = []
 
-    class Counting(Told):
+    class RecordingEncoder(CosineEncoder):
         def encode(self, texts, kind="passage", progress=None):
             seen.extend(texts if kind == "passage" else ())
             return np.full((len(texts), 2), math.sqrt(0.5), np.float32)
 
-    monkeypatch.setattr(command, "open_encoder_for", lambda block: Counting())
+    monkeypatch.setattr(command, "open_encoder_for", lambda block: RecordingEncoder())
     sentences = [f"{' '.join(f's{s}w{i}' for i in range(9))} end." for s in range(60)]
     parts = [
         Passage(f"a#{p}", "A", " ".join(own), tuple(own))
         for p, own in enumerate((sentences[:30], sentences[30:]), 1)
     ]
-    made = [
+    pairs = [
         (
             parts,
             Question(
@@ -457,8 +452,8 @@ def test_chunks_and_articles_are_embedded_where_they_are_asked_for(tmp_path, mon
         )
         for i in range(4)
     ]  # fmt: skip
-    dataset(tmp_path, *made)
-    name = run(tmp_path, "a", [prediction(one, right=True) for _, one in made])
+    dataset(tmp_path, *pairs)
+    name = run(tmp_path, "a", [prediction(q, right=True) for _, q in pairs])
     least, most, overlap = size
     chunks = {"chunks.least": least, "chunks.most": most, "chunks.overlap": overlap}
     result = evaluate(tmp_path, name, unit="chunk", **chunks)
@@ -471,13 +466,9 @@ def test_chunks_and_articles_are_embedded_where_they_are_asked_for(tmp_path, mon
     assert [len(text.split()) for text in seen] == [601]
 
 
-# -------------------------------------------------------------------------------------- bad input
-
-
-def test_bad_input(tmp_path):
-    made = [question(f"q{i}", 2, [0.9 - 0.1 * i]) for i in range(4)]
-    dataset(tmp_path, *made)
-    rows = [prediction(one, right=True) for _, one in made]
+def test_difficulty_bad_input_is_refused(tmp_path):
+    questions = simple_questions(tmp_path, 4)
+    rows = [prediction(q, right=True) for q in questions]
     good = run(tmp_path, "a", rows)
 
     def refuses(message, *runs, **fields):
@@ -502,7 +493,7 @@ def test_bad_input(tmp_path):
     (tmp_path / "bad" / "predictions.jsonl").write_text('{"id": "q0", "answer": "right"}\n')
     refuses(r"bad/config.json does not exist; set --config.data.dir to the dataset of the run",
             str(tmp_path / "bad"))  # fmt: skip
-    # A run of other software needs no config where the dataset is named.
+    # A run of other software needs no config if the dataset is set.
     data = str(tmp_path / "data")
     found = evaluate(tmp_path, str(tmp_path / "bad"), **{"data.dir": data})
     assert found["num_questions"] == 1
@@ -515,19 +506,16 @@ def test_bad_input(tmp_path):
     refuses("data has no question of .*unknown; set --config.data.dir", unknown)
 
 
-def test_data_without_gold_are_refused(tmp_path):
-    made = [question(f"q{i}", 2, [0.5]) for i in range(2)]
-    dataset(tmp_path, *((p, dataclasses.replace(q, supporting=None)) for p, q in made))
-    name = run(tmp_path, "a", [prediction(one, right=True, found=False) for _, one in made])
+def test_difficulty_data_without_gold_are_refused(tmp_path):
+    pairs = [question(f"q{i}", 2, [0.5]) for i in range(2)]
+    dataset(tmp_path, *((p, dataclasses.replace(q, supporting=None)) for p, q in pairs))
+    name = run(tmp_path, "a", [prediction(q, right=True, found=False) for _, q in pairs])
     with pytest.raises(UserError, match="no question of data can be graded: 2 have no gold pass"):
         evaluate(tmp_path, name)
 
 
-# ------------------------------------------------------------------------------ the whole command
-
-
 def launch(capsys, script, argv):
-    """What a command prints on standard output and on standard error."""
+    """Runs a command; returns its standard output and standard error."""
     main = runpy.run_path(str(_ROOT / "launch" / script))["main"]
     with pytest.raises(SystemExit) as end:
         cli.run(main, "configs/retrieval.py", [script, *argv])
@@ -536,8 +524,8 @@ def launch(capsys, script, argv):
     return found
 
 
-def test_a_run_of_the_answering_command(tmp_path, capsys, monkeypatch):
-    """Answers, then their matrix; the run's folder says which dataset it was."""
+def test_difficulty_command_reads_a_run_of_answer(tmp_path, capsys, monkeypatch):
+    """The config in the folder of the run names the dataset."""
     monkeypatch.setattr(command, "open_encoder_for", encoders.open_encoder_for)
     folders = answering.tiny_folders(tmp_path)
     more = ("--config.native_rag.num_read=1", "--config.reader.max_tokens=2")

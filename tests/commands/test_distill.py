@@ -1,4 +1,4 @@
-"""The distilling command: teachers, kills and resumptions, bad input. Tiny models, real code."""
+"""launch/distill.py: teachers, resuming after kills, and bad input, with tiny models."""
 
 import json
 import pathlib
@@ -45,7 +45,7 @@ def arguments(folders, workdir, *more, teacher="annotations"):
 
 
 def execute(capsys, argv, status=0):
-    """The result and standard error of the command."""
+    """Runs the command; returns its result and standard error."""
     with pytest.raises(SystemExit) as end:
         cli.run(_MAIN, "configs/trajectories.py", ["distill.py", *argv])
     captured = capsys.readouterr()
@@ -60,15 +60,12 @@ def fails(capsys, argv):
 
 
 def requests_of(workdir):
-    """The teacher's requests and responses in the journal, in order."""
+    """Returns the requests to the teacher and its responses in the journal, in order."""
     with sqlite3.connect(workdir / "journal.sqlite") as db:
         rows = db.execute("SELECT program, request, response FROM responses ORDER BY 1, ordinal")
         found = [(p, json.loads(q), json.loads(r)) for p, q, r in rows]
     db.close()
     return [row for row in found if row[1]["kind"] == "generate"]
-
-
-# --------------------------------------------------------------------------------- annotations
 
 
 @pytest.fixture(scope="module")
@@ -81,10 +78,10 @@ def whole(folders, tmp_path_factory):
     return workdir, json.loads((workdir / "result.json").read_text())
 
 
-def test_the_files_and_the_result(whole):
+def test_distill_files_match_the_result(whole):
     workdir, result = whole
     found = trajectories.read_trajectories(workdir)
-    assert [t.question_id for t in found] == [f"q{i}" for i in range(8)]  # of the split train
+    assert [t.question_id for t in found] == [f"q{i}" for i in range(8)]  # the split train
     assert {t.teacher for t in found} == {"annotations"} and not any(t.parse_errors for t in found)
     assert {t.end for t in found} <= {"stopped", "max_steps"}
     for name, value in trajectories.statistics(found).items():
@@ -100,12 +97,12 @@ def test_the_files_and_the_result(whole):
     assert sidecar["held_out"] == {} and sidecar["trajectories"] == 8
 
 
-def test_facts_that_nobody_extracted_are_shown_in_training_alone(folders, tmp_path, capsys):
+def test_distill_missing_facts_are_inserted_only_in_training(folders, tmp_path, capsys):
     data = tmp_path / "data"
     shutil.copytree(folders["data"], data)
-    (data / "openie.jsonl").write_text("")  # nothing is stated
+    (data / "openie.jsonl").write_text("")
     own = {**folders, "data": data}
-    for line in (data / "corpus.jsonl").read_text().splitlines()[:1]:  # but one passage was read
+    for line in (data / "corpus.jsonl").read_text().splitlines()[:1]:  # one passage without triples
         empty = {"passage_id": json.loads(line)["id"], "triples": []}
         (data / "openie.jsonl").write_text(json.dumps(empty) + "\n")
     train, _ = execute(capsys, arguments(own, tmp_path / "a"))
@@ -116,8 +113,8 @@ def test_facts_that_nobody_extracted_are_shown_in_training_alone(folders, tmp_pa
     assert dev["inserted"] == 0 and dev["solved"] == 0
 
 
-def test_a_trajectory_is_what_the_loop_asked_and_was_told(whole):
-    """Every request is the inference prompt of the steps before it; every text the response."""
+def test_distill_trajectory_has_requests_and_responses_of_the_loop(whole):
+    """Each request has the prompt of inference after the earlier steps."""
     workdir, _ = whole
     rows = requests_of(workdir)
     found = [(t, i) for t in trajectories.read_trajectories(workdir) for i in range(len(t.steps))]
@@ -133,8 +130,8 @@ def test_a_trajectory_is_what_the_loop_asked_and_was_told(whole):
         assert response["text"] == step.response == prompts.render_decision(step, "ascii")
 
 
-def test_what_is_cut_off_solves_nothing_and_is_said():
-    """The second fact was found after the second round that kept nothing."""
+def test_distill_facts_after_two_empty_rounds_do_not_count():
+    """The second fact is kept after the second empty round."""
     data = tiny.dataset()
     question, config = data.questions[0], load_config("configs/trajectories.py", [])
     gold = gold_of(question, data.corpus, data.triples, "ascii")
@@ -155,18 +152,18 @@ def test_what_is_cut_off_solves_nothing_and_is_said():
     assert (len(whole.steps), whole.end, whole.solved) == (3, "stopped", True)
 
 
-def test_the_viewer_takes_no_answer_for_a_wrong_one(whole, tmp_path):
+def test_trace_of_trajectories_has_unscored_answers(whole, tmp_path):
     counts = trace.write_trace(whole[0], tmp_path / "trace.html")
     assert counts["unscored"] == counts["num_questions"] == 8
 
 
-def test_killed_at_any_response_and_resumed_gives_the_same_bytes(
+def test_distill_killed_and_resumed_gives_the_same_bytes(
     whole, folders, tmp_path, capsys, monkeypatch
 ):
     workdir, _ = whole
     record, count = Journal.record, 0
 
-    def killed(self, *args):
+    def record_or_kill(self, *args):
         nonlocal count
         count += 1
         if count % 7 == 0:
@@ -174,7 +171,7 @@ def test_killed_at_any_response_and_resumed_gives_the_same_bytes(
         record(self, *args)
 
     for _ in range(40):
-        monkeypatch.setattr(Journal, "record", killed)
+        monkeypatch.setattr(Journal, "record", record_or_kill)
         with pytest.raises(SystemExit) as end:
             cli.run(_MAIN, "", ["distill.py", *arguments(folders, tmp_path)])
         capsys.readouterr()
@@ -184,11 +181,11 @@ def test_killed_at_any_response_and_resumed_gives_the_same_bytes(
     assert end.value.code == 0 and count > 14
     for name in (trajectories.FILE, trajectories.SIDECAR):
         assert (tmp_path / name).read_bytes() == (workdir / name).read_bytes()
-    # Nothing was asked twice: every response but those that the kills cut is recorded once.
+    # Each response is recorded once.
     assert len(requests_of(tmp_path)) == len(requests_of(workdir))
 
 
-def test_a_deadline_leaves_what_ended_and_says_so(whole, folders, tmp_path, capsys):
+def test_distill_stopped_by_deadline_resumes(whole, folders, tmp_path, capsys):
     argv = arguments(folders, tmp_path)
     result, _ = execute(capsys, [*argv, "--config.stop_after_minutes=1e-9"])
     assert result["complete"] is False and result["trajectories"] == 0
@@ -198,7 +195,7 @@ def test_a_deadline_leaves_what_ended_and_says_so(whole, folders, tmp_path, caps
     assert path.read_bytes() == (whole[0] / trajectories.FILE).read_bytes()
 
 
-def test_held_out_questions_are_named(folders, tmp_path, capsys):
+def test_distill_held_out_questions_cause_a_warning(folders, tmp_path, capsys):
     argv = arguments(folders, tmp_path, "data.split=dev", "limit=2", "keep=correct_only", "seed=3")
     result, err = execute(capsys, argv)
     assert "WARNING: held-out questions become training data (4 of split=dev)" in err
@@ -209,7 +206,7 @@ def test_held_out_questions_are_named(folders, tmp_path, capsys):
     assert set(dropped) <= {"limit", "not_solved"}
 
 
-def test_short_trajectories_are_left_out_after_the_fact(folders, tmp_path, capsys):
+def test_distill_min_steps_drops_short_trajectories(folders, tmp_path, capsys):
     every, _ = execute(capsys, arguments(folders, tmp_path))
     fewest = min(map(int, every["step_counts"]))
     short = every["step_counts"][str(fewest)]
@@ -221,7 +218,7 @@ def test_short_trajectories_are_left_out_after_the_fact(folders, tmp_path, capsy
     assert trajectories.read_sidecar(tmp_path)["min_steps"] == fewest + 1
 
 
-def test_questions_without_annotations_are_counted(folders, tmp_path, capsys):
+def test_distill_counts_questions_without_annotations(folders, tmp_path, capsys):
     data = tmp_path / "data"
     data.mkdir()
     for path in folders["data"].iterdir():
@@ -239,12 +236,10 @@ def test_questions_without_annotations_are_counted(folders, tmp_path, capsys):
     assert "none of the 8 questions of data has annotations for the teacher" in message
 
 
-# ------------------------------------------------------------------------------------ sentences
-
 SENTENCES = ("cirag.units=sentence", "cirag.prompt_format=compact", "cirag.max_steps=4")
 
 
-def test_sentences_are_taught_without_triples_and_resumed(folders, tmp_path, capsys):
+def test_distill_sentences_need_no_triples_and_resume(folders, tmp_path, capsys):
     data = tmp_path / "data"
     shutil.copytree(folders["data"], data)
     (data / "openie.jsonl").unlink()
@@ -263,15 +258,15 @@ def test_sentences_are_taught_without_triples_and_resumed(folders, tmp_path, cap
     rows, steps = requests_of(tmp_path / "w"), [s for t in found for s in t.steps]
     assert [row[2]["text"] for row in rows] == [s.response for s in steps]
     before = (tmp_path / "w" / trajectories.FILE).read_bytes()
-    again, _ = execute(capsys, argv)  # from the journal alone
+    again, _ = execute(capsys, argv)  # from the journal only
     assert (tmp_path / "w" / trajectories.FILE).read_bytes() == before
     assert again["inserted"] == result["inserted"] and len(requests_of(tmp_path / "w")) == len(rows)
 
 
-def test_passages_that_retrieval_misses_are_given_in_training_alone(folders, tmp_path, capsys):
+def test_distill_missed_passages_are_inserted_only_in_training(folders, tmp_path, capsys):
     few = ("cirag.num_passages=1", "cirag.num_candidates=4", "retriever.kind=exact")
 
-    def run(name, *more):  # the encoder is not trained: it finds little
+    def run(name, *more):  # the random encoder retrieves few gold passages
         return execute(capsys, arguments(folders, tmp_path / name, *SENTENCES, *few, *more))[0]
 
     train, without = run("a"), run("b", "teacher.insert_missing=false")
@@ -284,7 +279,7 @@ def test_passages_that_retrieval_misses_are_given_in_training_alone(folders, tmp
     assert dev["inserted"] == 0
 
 
-def test_a_dataset_without_supporting_sentences_teaches_none(folders, tmp_path, capsys):
+def test_distill_sentences_need_supporting_sentences(folders, tmp_path, capsys):
     data = tmp_path / "data"
     shutil.copytree(folders["data"], data)
     rows = [json.loads(line) for line in (data / "questions.jsonl").read_text().splitlines()]
@@ -294,11 +289,8 @@ def test_a_dataset_without_supporting_sentences_teaches_none(folders, tmp_path, 
     assert message.endswith("has annotations for the teacher (supporting_sentences).")
 
 
-# ------------------------------------------------------------------------------- language models
-
-
-class Tutor:
-    """A backend with canned texts: q1 is never parsable, the others keep their first candidate."""
+class FakeTeacher:
+    """A backend whose responses keep the first candidate, and for q1 cannot be parsed."""
 
     usage = Usage()
 
@@ -341,32 +333,32 @@ class Tutor:
 
 
 @pytest.fixture
-def tutor(monkeypatch):
-    """Opens the same canned backend for every role; its budget can be set."""
-    found = Tutor(10**6)
-    monkeypatch.setattr(backends, "open_backend", lambda config, spent: found)
+def fake_teacher(monkeypatch):
+    """Opens the same `FakeTeacher` for all roles; its budget can be set."""
+    teacher = FakeTeacher(10**6)
+    monkeypatch.setattr(backends, "open_backend", lambda config, spent: teacher)
     monkeypatch.setattr(
         identity, "of_model", lambda name: {"name": str(name)}
     )  # there are no such weights
-    return found
+    return teacher
 
 
-def test_unparsable_turns_are_counted_and_dropped(tutor, folders, tmp_path, capsys):
+def test_distill_unparsable_trajectory_is_dropped(fake_teacher, folders, tmp_path, capsys):
     argv = arguments(folders, tmp_path, "teacher.llm.model=a/tutor", teacher="llm")
     result, _ = execute(capsys, argv)
     assert result["dropped"] == {"no_decision": 1} and result["trajectories"] == 7
     assert result["teachers"] == {"a/tutor": 7} and result["solved"] is None
     assert result["sees_gold"] is False
-    assert result["generated_tokens"] == 3 * len(tutor.asked)
+    assert result["generated_tokens"] == 3 * len(fake_teacher.asked)
     assert "q1" not in {t.question_id for t in trajectories.read_trajectories(tmp_path)}
-    # The journal stays; another filter asks nobody again.
-    before = len(tutor.asked)
+    # Another filter makes no new requests.
+    before = len(fake_teacher.asked)
     result, _ = execute(capsys, [*argv, "--config.keep=all"])
-    assert result["trajectories"] == 7 and len(tutor.asked) == before
-    assert result["dropped"] == {"no_decision": 1}  # whatever is kept: it decided nothing
+    assert result["trajectories"] == 7 and len(fake_teacher.asked) == before
+    assert result["dropped"] == {"no_decision": 1}  # has no decision at all
 
 
-def test_answers_say_which_trajectories_are_right(tutor, folders, tmp_path, capsys):
+def test_distill_correct_only_keeps_right_answers(fake_teacher, folders, tmp_path, capsys):
     argv = arguments(folders, tmp_path, "answer=true", "keep=correct_only", teacher="llm")
     result, _ = execute(capsys, argv)
     found = trajectories.read_trajectories(tmp_path)
@@ -376,37 +368,38 @@ def test_answers_say_which_trajectories_are_right(tutor, folders, tmp_path, caps
     assert result["dropped"] == {"not_solved": 5, "no_decision": 1} and result["solved"] == 1
 
 
-def test_a_budget_that_ends_is_no_trajectory_cut_short(tutor, folders, tmp_path, capsys):
+def test_distill_exhausted_budget_resumes_to_the_same_bytes(
+    fake_teacher, folders, tmp_path, capsys
+):
     argv = arguments(folders, tmp_path / "cut", "keep=all", "in_flight=2", teacher="llm")
-    tutor.left = 5
+    fake_teacher.left = 5
     result, _ = execute(capsys, argv)
     assert result["complete"] is False and 0 < result["trajectories"] < 8
     assert result["failures"] == 0
-    tutor.left = 10**6
+    fake_teacher.left = 10**6
     result, _ = execute(capsys, argv)
-    assert result["complete"] is True and result["trajectories"] == 7  # q1 decides nothing
-    assert len(set(tutor.asked)) == len(tutor.asked)
+    assert result["complete"] is True and result["trajectories"] == 7  # q1 has no decision
+    assert len(set(fake_teacher.asked)) == len(fake_teacher.asked)
     uncut = arguments(folders, tmp_path / "uncut", "keep=all", "in_flight=2", teacher="llm")
     execute(capsys, uncut)
     paths = [tmp_path / name / trajectories.FILE for name in ("cut", "uncut")]
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
-def test_a_mixture_gives_every_question_its_own_teacher(tutor, whole, folders, tmp_path, capsys):
+def test_distill_mixture_assigns_one_teacher_per_question(
+    fake_teacher, whole, folders, tmp_path, capsys
+):
     argv = arguments(folders, tmp_path, "keep=all", "teacher.share=0.4", teacher="mixture")
     result, _ = execute(capsys, argv)
     found = {t.question_id: t for t in trajectories.read_trajectories(tmp_path)}
     annotated = {t.question_id: t for t in trajectories.read_trajectories(whole[0])}
-    asked = {question for question, _ in tutor.asked}
+    asked = {question for question, _ in fake_teacher.asked}
     assert 0 < len(asked) < 8
     for question_id, trajectory in found.items():
         assert (trajectory.teacher != "annotations") == (question_id in asked)
         if question_id not in asked:
             assert trajectory == annotated[question_id]
     assert result["teachers"]["annotations"] == 8 - len(asked)
-
-
-# -------------------------------------------------------------------------------------- bad input
 
 
 @pytest.mark.parametrize(
@@ -434,19 +427,19 @@ def test_a_mixture_gives_every_question_its_own_teacher(tutor, whole, folders, t
         ("in_flight=0", "config.in_flight=0 must be at least 1"),
     ],
 )
-def test_bad_settings_are_one_sentence(folders, tmp_path, capsys, override, words):
+def test_distill_bad_setting_is_one_sentence(folders, tmp_path, capsys, override, words):
     assert words in fails(capsys, arguments(folders, tmp_path, override))
     assert not (tmp_path / trajectories.FILE).exists()
 
 
-def test_the_annotation_teacher_has_no_probabilities(folders, tmp_path, capsys):
+def test_distill_annotation_teacher_refuses_keep_above(folders, tmp_path, capsys):
     argv = arguments(folders, tmp_path, *SENTENCES, "cirag.keep_above=0.5")
     assert "config.cirag.keep_above=0.5 is not supported: the annotation teacher" in fails(
         capsys, argv
     )
 
 
-def test_correct_only_of_a_language_model_needs_answers(folders, tmp_path, capsys):
+def test_distill_correct_only_of_llm_needs_answers(folders, tmp_path, capsys):
     message = fails(capsys, arguments(folders, tmp_path, "keep=correct_only", teacher="llm"))
     assert "config.keep=correct_only needs config.answer=true" in message
     argv = arguments(folders, tmp_path)
@@ -461,7 +454,9 @@ def test_correct_only_of_a_language_model_needs_answers(folders, tmp_path, capsy
         ("cirag.num_candidates=5", "was started with cirag.num_candidates=6, not 5"),
     ],
 )
-def test_other_settings_on_the_same_workdir_are_refused(whole, folders, capsys, override, words):
+def test_distill_changed_setting_in_same_workdir_is_refused(
+    whole, folders, capsys, override, words
+):
     workdir, _ = whole
     before = (workdir / trajectories.FILE).read_bytes()
     message = fails(capsys, arguments(folders, workdir, override))

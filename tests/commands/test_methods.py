@@ -1,4 +1,4 @@
-"""What a method needs is opened, and nothing else; what it may not see is kept from it."""
+"""Needs of methods: required models, refused settings, and hidden gold annotations."""
 
 import dataclasses
 import json
@@ -48,14 +48,12 @@ def end_of(capsys, argv):
     return end.value.code, capsys.readouterr()
 
 
-def refuse_to_open(*_, **__):
+def fail_to_open(*_, **__):
     raise AssertionError("opened")
 
 
-def test_questions_alone_are_enough_for_a_method_without_a_corpus(
-    folders, tmp_path, capsys, monkeypatch
-):
-    monkeypatch.setattr(pool, "open_encoder_for", refuse_to_open)
+def test_answer_direct_needs_only_questions(folders, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(pool, "open_encoder_for", fail_to_open)
     data = tiny.dataset_folder(tmp_path / "data")
     (data / "corpus.jsonl").unlink()
     (data / "openie.jsonl").unlink()
@@ -66,9 +64,7 @@ def test_questions_alone_are_enough_for_a_method_without_a_corpus(
     assert [row["id"] for row in lines(tmp_path / "w" / "predictions.jsonl")] == ["q0", "q1"]
 
 
-def test_a_benchmark_without_passages_is_answered_directly_or_from_ones_own(
-    folders, tmp_path, capsys
-):
+def test_answer_benchmark_without_passages_needs_direct_or_a_corpus(folders, tmp_path, capsys):
     data = tmp_path / "bamboogle"
     prepare.prepare("bamboogle", data, manual_dir=_FIXTURES / "bamboogle")
 
@@ -97,7 +93,7 @@ def test_a_benchmark_without_passages_is_answered_directly_or_from_ones_own(
     assert result["unscored"]["recall@5"] == "no gold passages"
 
 
-def test_a_question_of_ones_own_needs_no_questions(folders, tmp_path, capsys):
+def test_answer_own_question_needs_no_question_file(folders, tmp_path, capsys):
     data = tiny.dataset_folder(tmp_path / "data")
     (data / "questions.jsonl").unlink()
     argv = arguments({**folders, "data": data}, tmp_path / "w", method="native_rag")
@@ -105,7 +101,7 @@ def test_a_question_of_ones_own_needs_no_questions(folders, tmp_path, capsys):
     assert (result["answered"], result["calls"]["retrieve"]) == (1, 1)
 
 
-def test_the_seed_of_the_data_draws_the_sampled_passages():
+def test_select_data_seed_samples_passages():
     passages = {f"p{i}": Passage(f"p{i}", "", "") for i in range(40)}
     dataset = Dataset("d", (Question("q", "?", (), supporting=("p3",)),), passages, {})
     data = common.data(split="")
@@ -121,7 +117,7 @@ def test_the_seed_of_the_data_draws_the_sampled_passages():
 GOLD = tiny.dataset().questions[0]
 
 
-def test_a_program_sees_no_gold_unless_it_declares_that_it_does():
+def test_job_hides_gold_from_programs_that_do_not_need_it():
     @dataclasses.dataclass(frozen=True)
     class Oracle:
         needs = Needs(gold=True)
@@ -130,12 +126,12 @@ def test_a_program_sees_no_gold_unless_it_declares_that_it_does():
     for settings in (DirectConfig(), Oracle()):
         job = task.job(GOLD, lambda question, config: seen.append(question), settings)
         job.start()
-        assert job.input["answers"] == list(GOLD.answers)  # the journal's, for the viewer
+        assert job.input["answers"] == list(GOLD.answers)  # the trace page shows them
         assert "same_sentences" not in job.input  # older journals have no such field
     assert seen == [Question(GOLD.id, GOLD.question, ()), GOLD]
 
 
-def test_an_evaluated_question_is_never_demonstrated():
+def test_demonstrations_exclude_evaluated_questions():
     def train(name, text, fold=None, split="train"):
         return Question(name, text, ("x",), split=split, fold=fold)
 
@@ -156,7 +152,7 @@ def test_an_evaluated_question_is_never_demonstrated():
 
 
 def config_of(folder, name, program, settings, monkeypatch):
-    """A config file of a method outside of the package."""
+    """Writes a config file for a method outside the package."""
     method = own_method(monkeypatch, name, program, settings)
     config = folder / f"{name}.py"
     config.write_text(
@@ -176,7 +172,7 @@ def shows(question, config):
     return Prediction(" ".join(q.id for q in found.questions), "default")
 
 
-def test_a_method_is_shown_training_questions(folders, tmp_path, capsys, monkeypatch):
+def test_answer_demonstrations_are_training_questions(folders, tmp_path, capsys, monkeypatch):
     config = config_of(tmp_path, "shows", shows, Shows, monkeypatch)
     values = {"data.dir": folders["data"], "encoder.model": folders["encoder"], "data.split": "dev"}
     argv = [config, *(f"--config.{key}={value}" for key, value in values.items())]
@@ -186,9 +182,11 @@ def test_a_method_is_shown_training_questions(folders, tmp_path, capsys, monkeyp
         assert len(shown) == 2 and set(shown) <= {f"q{i}" for i in range(8)}
 
 
-def test_where_there_is_no_training_question_none_is_shown(folders, tmp_path, capsys, monkeypatch):
+def test_answer_without_training_questions_has_no_demonstrations(
+    folders, tmp_path, capsys, monkeypatch
+):
     config = config_of(tmp_path, "shows", shows, Shows, monkeypatch)
-    values = {"data.dir": folders["data"], "encoder.model": folders["encoder"]}  # all are asked
+    values = {"data.dir": folders["data"], "encoder.model": folders["encoder"]}  # all splits
     argv = [config, *(f"--config.{key}={value}" for key, value in values.items())]
     assert run(capsys, [*argv, f"--workdir={tmp_path}"])["answered"] == 12
     assert {row["answer"] for row in lines(tmp_path / "predictions.jsonl")} == {""}
@@ -200,7 +198,7 @@ class Ranks:
 
 
 def ranks(question, config):
-    """Two rankers over passages and sentences at the same time, then feedback."""
+    """Calls two rankers at once, then retrieves with feedback."""
     found = yield Retrieve(question.question, 4)
     texts = tuple(passage.text for passage in found.passages)
     words, vectors = yield [
@@ -214,7 +212,9 @@ def ranks(question, config):
     return Prediction("x", "default", tuple(p.id for p in last.passages), steps=steps)
 
 
-def test_a_method_has_several_rankers_and_moves_its_query(folders, tmp_path, capsys, monkeypatch):
+def test_answer_method_with_two_rankers_and_feedback_resumes(
+    folders, tmp_path, capsys, monkeypatch
+):
     config = config_of(tmp_path, "ranks", ranks, Ranks, monkeypatch)
     values = {
         "data.dir": folders["data"], "encoder.model": folders["encoder"], "data.split": "dev",
@@ -223,7 +223,7 @@ def test_a_method_has_several_rankers_and_moves_its_query(folders, tmp_path, cap
     argv = [config, *(f"--config.{key}={value}" for key, value in values.items())]
     result = run(capsys, [*argv, f"--workdir={tmp_path}"])
     assert result["calls"] == {"retrieve": 8, "rank": 8} and result["answered"] == 4
-    # Nothing is asked again, and what was recorded reads back.
+    # The recorded responses can be read.
     assert run(capsys, [*argv, f"--workdir={tmp_path}"])["calls"] == result["calls"]
 
 
@@ -233,14 +233,14 @@ class Anchors:
 
 
 def anchors(question, config):
-    """The name in the question, and the passages that say something about it."""
+    """Anchors the name in the question and fetches the passages about it."""
     found = yield Anchor(question.question, 1)
     sources = tuple(dict.fromkeys(triple.passage_id for triple in found.triples))
     fetched = yield Fetch(sources)
     return Prediction(found.entities[0], "default", tuple(p.id for p in fetched.passages))
 
 
-def test_a_method_finds_names_in_the_triples_of_the_corpus(folders, tmp_path, capsys, monkeypatch):
+def test_answer_method_anchors_entities_of_the_corpus(folders, tmp_path, capsys, monkeypatch):
     config = config_of(tmp_path, "anchors", anchors, Anchors, monkeypatch)
     values = {
         "data.dir": folders["data"], "encoder.model": folders["encoder"], "data.split": "dev",
@@ -259,17 +259,17 @@ def test_a_method_finds_names_in_the_triples_of_the_corpus(folders, tmp_path, ca
         opening.check(online, Anchors.needs)
 
 
-def test_c2rag_answers_whatever_its_planner_writes(folders, tmp_path, capsys):
+def test_answer_c2rag_with_invalid_plans_answers(folders, tmp_path, capsys):
     argv = arguments(folders, tmp_path / "w", method="c2rag")
     more = ["--config.data.limit=3", "--config.planner.max_tokens=24"]
     result = run(capsys, [*argv, *more, "--config.c2rag.kg_scope=corpus"])
     assert (result["answered"], result["failures"]) == (3, 0)
-    assert result["parse_errors"]["plan_invalid"] == 6  # a random model, asked twice
+    assert result["parse_errors"]["plan_invalid"] == 6  # a random model, two attempts each
     assert result["calls"]["retrieve"] == 6 and result["recall"]["passage"]["num_questions"] == 3
     assert result["calls"]["generate"] == 9
 
 
-def test_c2rag_without_triples_is_refused_before_anything_is_asked(folders, tmp_path, capsys):
+def test_answer_c2rag_without_triples_is_refused(folders, tmp_path, capsys):
     data = tiny.dataset_folder(tmp_path / "data")
     (data / "openie.jsonl").unlink()
     argv = arguments({**folders, "data": data}, tmp_path / "w", method="c2rag")
@@ -279,7 +279,7 @@ def test_c2rag_without_triples_is_refused_before_anything_is_asked(folders, tmp_
 
 
 @pytest.mark.parametrize("preset", ["code", "code_defaults"])
-def test_c2rag_has_the_released_code_as_a_preset(preset):
+def test_config_c2rag_code_presets_are_valid(preset):
     config = load_config(str(_ROOT / f"configs/methods/c2rag.py:{preset}"))
     settings = registry.find_method("c2rag").config(**task.plain(config.c2rag))
     opening.check(config, settings.needs)
@@ -290,7 +290,7 @@ def test_c2rag_has_the_released_code_as_a_preset(preset):
 
 @pytest.mark.parametrize("name", registry.method_names())
 @pytest.mark.parametrize("preset", ["", "small", "medium", "paper"])
-def test_every_config_has_a_block_for_what_its_method_needs(name, preset):
+def test_config_has_blocks_for_the_needs_of_its_method(name, preset):
     config = load_config(str(_ROOT / f"configs/methods/{name}.py:{preset}"))
     for block in config.get("rankers", {}).values():
         block.model = "given" if block.kind == "aligner" else block.model
@@ -299,18 +299,18 @@ def test_every_config_has_a_block_for_what_its_method_needs(name, preset):
     assert all(task.most_tokens(config, role) > 0 for role in needs.roles)
     assert all(ranker in config.rankers for ranker in needs.rankers)
     assert ("retriever" in config) == needs.index
-    assert "triples" in config or not needs.triples  # CIRAG has the block where it asks for none.
+    assert "triples" in config or not needs.triples  # CIRAG always has the field
     if preset == "paper":
         assert all(config[role].model.startswith(("Qwen/", "meta-llama/")) for role in needs.roles)
 
 
 @pytest.mark.parametrize("name", registry.method_names())
-def test_a_preset_that_does_not_exist_is_refused(name):
+def test_config_unknown_preset_is_refused(name):
     with pytest.raises(UserError, match="the presets are small, medium, paper"):
         load_config(str(_ROOT / f"configs/methods/{name}.py:huge"))
 
 
-def test_results_say_which_method_saw_gold(folders, tmp_path, capsys, monkeypatch):
+def test_answer_result_says_if_method_sees_gold(folders, tmp_path, capsys, monkeypatch):
     @dataclasses.dataclass(frozen=True)
     class Oracle:
         needs = dataclasses.replace(DirectConfig.needs, gold=True)
@@ -320,7 +320,7 @@ def test_results_say_which_method_saw_gold(folders, tmp_path, capsys, monkeypatc
     assert run(capsys, argv)["sees_gold"] is True
 
 
-def test_words_are_refused_where_vectors_are_moved_before_anything_opens():
+def test_check_feedback_with_bm25_is_refused():
     config = load_config(
         str(_ROOT / "configs/methods/native_rag.py"), ["--config.retriever.kind=bm25"]
     )
@@ -330,7 +330,7 @@ def test_words_are_refused_where_vectors_are_moved_before_anything_opens():
 
 
 @pytest.mark.parametrize(
-    ("block", "wanted", "said"),
+    ("block", "abilities", "message"),
     [
         (
             {"backend": "transformers"},
@@ -343,18 +343,18 @@ def test_words_are_refused_where_vectors_are_moved_before_anything_opens():
         ({"backend": "jax"}, ("attention", "score", "entropy"), None),
     ],
 )
-def test_what_a_backend_cannot_give_is_refused_before_anything_opens(block, wanted, said):
+def test_check_missing_ability_of_backend_is_refused(block, abilities, message):
     config = cirag_config.get_config()
     config.reader.update(block)
-    needs = Needs(roles=("reader",), abilities={"reader": wanted})
-    if said is None:
+    needs = Needs(roles=("reader",), abilities={"reader": abilities})
+    if message is None:
         opening.check(config, needs)
         return
-    with pytest.raises(UserError, match=re.escape(said)):
+    with pytest.raises(UserError, match=re.escape(message)):
         opening.check(config, needs)
 
 
-def test_prefilled_headers_need_a_backend_that_continues():
+def test_check_prefilled_headers_need_continue_final():
     config = cirag_config.get_config("llm")
     config.integrator.backend = "openai"
     needs = CiragConfig(prefilled_headers=True).needs
@@ -365,7 +365,7 @@ def test_prefilled_headers_need_a_backend_that_continues():
         opening.check(config, needs)
 
 
-def test_a_method_without_rounds_opens_neither_triples_nor_rankers(folders, tmp_path):
+def test_needs_cirag_without_rounds_has_only_a_reader(folders, tmp_path):
     config = load_config(str(_ROOT / "configs/methods/cirag.py"), ["--config.cirag.max_steps=0"])
     needs = registry.find_method("cirag").config(**task.plain(config.cirag)).needs
     assert needs == Needs(roles=("reader",))
@@ -374,7 +374,7 @@ def test_a_method_without_rounds_opens_neither_triples_nor_rankers(folders, tmp_
     assert not task.needs_encoder(config, needs)
 
 
-def test_one_model_serves_every_role_that_names_none():
+def test_config_model_applies_to_roles_without_model():
     overrides = ["--config.model=model.gguf", "--config.reader.model=another"]
     for order in (overrides, overrides[::-1]):
         config = load_config(str(_ROOT / "configs/methods/cirag.py:medium"), order)
@@ -385,7 +385,7 @@ def test_one_model_serves_every_role_that_names_none():
 @pytest.mark.parametrize(
     ("method", "ranker"), [("cirag", "rankers.triples"), ("kirag", "rankers.aligner")]
 )
-def test_an_aligner_of_other_units_is_refused_before_anything_opens(method, ranker, tmp_path):
+def test_check_aligner_of_other_units_is_refused(method, ranker, tmp_path):
     (tmp_path / "training.json").write_text('{"component": "aligner", "units": "sentence"}')
     for field in ("encoder.model", f"{ranker}.model"):
         config = load_config(
@@ -398,11 +398,11 @@ def test_an_aligner_of_other_units_is_refused_before_anything_opens(method, rank
             opening.check(config, needs)
         opening.check(config, dataclasses.replace(needs, units="sentence"))
         block = config.rankers[ranker.partition(".")[2]]
-        block.kind = "bm25"  # reads words
+        block.kind = "bm25"  # needs no aligner
         opening.check(config, needs)
 
 
-def test_kirag_without_triples_is_refused_and_has_a_way_out(folders, tmp_path, capsys):
+def test_answer_kirag_without_triples_suggests_sentences(folders, tmp_path, capsys):
     data = tiny.dataset_folder(tmp_path / "data")
     (data / "openie.jsonl").unlink()
     argv = [
@@ -426,7 +426,7 @@ def test_kirag_without_triples_is_refused_and_has_a_way_out(folders, tmp_path, c
     )
 
 
-def test_kirag_ends_to_end_on_tiny_models(folders, tmp_path, capsys):
+def test_answer_kirag_end_to_end(folders, tmp_path, capsys):
     values = {
         "data.dir": folders["data"], "data.split": "dev", "encoder.model": folders["encoder"],
         "model": folders["decoder"], "constructor.max_tokens": 6, "reader.max_tokens": 4,

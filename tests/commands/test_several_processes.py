@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def alone(name, argv, capsys):
+def run_command(name, argv, capsys):
     """Runs a command in this process; returns the exit code, the result and stderr."""
     main = runpy.run_path(str(_ROOT / "launch" / f"{name}.py"))["main"]
     with pytest.raises(SystemExit) as end:
@@ -32,7 +32,7 @@ def alone(name, argv, capsys):
     return end.value.code, json.loads(out) if out else None, err
 
 
-class Turns:
+class SimulatedProcesses:
     """Simulates the processes of a run, one after the other."""
 
     def __init__(self, monkeypatch, workdir):
@@ -63,31 +63,33 @@ class Turns:
 NAMES = [f"question {index}" for index in range(40)]
 
 
-def test_another_selection_leaves_every_question_with_its_process(tmp_path, monkeypatch):
-    turns = Turns(monkeypatch, tmp_path)
+def test_run_jobs_selection_does_not_move_questions(tmp_path, monkeypatch):
+    simulated = SimulatedProcesses(monkeypatch, tmp_path)
     for chosen in (NAMES[:30], NAMES[4:]):
-        found = turns.run(chosen)
+        found = simulated.run(chosen)
         assert found.complete and set(found.records) == set(chosen)
-    assert sorted(turns.asked) == sorted(NAMES)  # each question once
+    assert sorted(simulated.asked) == sorted(NAMES)  # each question once
     assert len(read_records(tmp_path / "journal.sqlite")) == len(NAMES)
 
 
-def test_a_run_is_complete_once_all_processes_are(tmp_path, monkeypatch):
-    turns = Turns(monkeypatch, tmp_path)
-    found = turns.run(NAMES, stopped=(1,))
+def test_run_jobs_complete_only_if_all_processes_are(tmp_path, monkeypatch):
+    simulated = SimulatedProcesses(monkeypatch, tmp_path)
+    found = simulated.run(NAMES, stopped=(1,))
     assert not found.complete and 0 < len(found.records) < len(NAMES)
-    assert turns.run(NAMES).complete
+    assert simulated.run(NAMES).complete
     order = [record.id for record in read_records(tmp_path / "journal.sqlite")]
     assert order == NAMES
 
 
-def test_two_processes_answer_as_one(tmp_path, capsys, monkeypatch, command):
+def test_answer_two_processes_give_the_same_predictions(tmp_path, capsys, monkeypatch, command):
     monkeypatch.chdir(_ROOT)
     folders, two = tiny_folders(tmp_path), tmp_path / "two"
-    code, wanted, err = alone("answer", arguments(folders, tmp_path / "one"), capsys)
-    assert code == 0 and wanted, err
-    said = command.together("answer.py", *arguments(folders, two))
-    assert [done.returncode for done in said] == [0, 0] and said[1].stdout == "", said
+    code, expected, err = run_command("answer", arguments(folders, tmp_path / "one"), capsys)
+    assert code == 0 and expected, err
+    completed = command.together("answer.py", *arguments(folders, two))
+    assert [done.returncode for done in completed] == [0, 0] and completed[1].stdout == "", (
+        completed
+    )
     shares = [journalled(two, f"journal.{number}-of-2.sqlite") for number in (1, 2)]
     asked = [{program for program, _, _ in share} for share in shares]
     assert asked[0] | asked[1] == {f"q{i}" for i in range(8)} and not asked[0] & asked[1]
@@ -95,18 +97,18 @@ def test_two_processes_answer_as_one(tmp_path, capsys, monkeypatch, command):
     name = "predictions.jsonl"
     assert (two / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
     assert len(lines(two / name)) == 8
-    result = json.loads(said[0].stdout)
+    result = json.loads(completed[0].stdout)
     volatile = {*VOLATILE, "cached_tokens"}  # depends on the prefixes that a process has cached
-    for name in wanted.keys() - volatile:
-        assert result[name] == wanted[name], name
+    for name in expected.keys() - volatile:
+        assert result[name] == expected[name], name
     # The merged journal can be read, but not resumed by another number of processes.
     assert (two / "journal.sqlite").exists()
-    code, _, err = alone("answer", arguments(folders, two), capsys)
+    code, _, err = run_command("answer", arguments(folders, two), capsys)
     assert code == 2, err
     assert "two was started by 2 processes, not 1; resume it with the same number" in err
 
 
-def test_two_processes_extract_as_one(tmp_path, capsys, monkeypatch, command):
+def test_extract_two_processes_give_the_same_triples(tmp_path, capsys, monkeypatch, command):
     monkeypatch.chdir(_ROOT)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     data, places = tiny.dataset_folder(tmp_path / "data"), [tmp_path / "one", tmp_path / "two"]
@@ -116,18 +118,20 @@ def test_two_processes_extract_as_one(tmp_path, capsys, monkeypatch, command):
             f"--config.extractor.base_url={server.url}", "--config.extractor.model=m",
             "--config.block=5", "--config=configs/extract.py",
         ]  # fmt: skip
-        code, wanted, err = alone("extract", [*given, f"--workdir={places[0]}"], capsys)
-        assert code == 0 and wanted and wanted["extracted"] == 24, err
-        said = command.together("extract.py", *given, f"--workdir={places[1]}")
-        assert [done.returncode for done in said] == [0, 0] and said[1].stdout == "", said
+        code, expected, err = run_command("extract", [*given, f"--workdir={places[0]}"], capsys)
+        assert code == 0 and expected and expected["extracted"] == 24, err
+        completed = command.together("extract.py", *given, f"--workdir={places[1]}")
+        assert [done.returncode for done in completed] == [0, 0] and completed[1].stdout == "", (
+            completed
+        )
         asked = len(set(server.asked))
         assert len(server.asked) == 2 * asked  # no passage in both processes
-        code, _, err = alone("extract", [*given, f"--workdir={places[1]}"], capsys)
+        code, _, err = run_command("extract", [*given, f"--workdir={places[1]}"], capsys)
         assert code == 2, err
         assert "two was started by 2 processes, not 1; resume it with the same number" in err
-    result = json.loads(said[0].stdout)
-    for name in wanted.keys() - {"seconds", "store"}:
-        assert result[name] == wanted[name], name
+    result = json.loads(completed[0].stdout)
+    for name in expected.keys() - {"seconds", "store"}:
+        assert result[name] == expected[name], name
     shares = []
     for number in (1, 2):
         with TripleStore.open(places[1] / f"triples.{number}-of-2.sqlite") as store:
@@ -140,7 +144,7 @@ def test_two_processes_extract_as_one(tmp_path, capsys, monkeypatch, command):
     assert found[0] == found[1] and len(found[0]) == 24
 
 
-def test_check_budget_or_no_program_in_flight_is_refused_before_anything_is_opened(monkeypatch):
+def test_check_budget_of_several_processes_is_refused(monkeypatch):
     config = task.method_config("direct", "", ["reader.budget_tokens=9"])
     needs = task.method_settings(config).needs
     with pytest.raises(UserError, match=r"config\.in_flight=0 must be at least 1"):
