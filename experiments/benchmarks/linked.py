@@ -119,7 +119,7 @@ def measured(options: Any) -> dict[str, Any]:
         "passages": len(passages),
         "units": sum(map(len, texts)),
         "seconds": {name: round(value, 1) for name, value in seconds.items()},
-        "searching": measure.row(timed),  # theirs: the aligner alone
+        "searching": measure.row(timed),  # theirs is the aligner without links
         "GiB": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 1),
     }
 
