@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--stops", nargs="*", type=float, default=[], help="stopping probabilities")
     parser.add_argument("--vectors", default="runs/vectors", help="cache folder")
     options = parser.parse_args()
-    jax.config.update("jax_numpy_dtype_promotion", "standard")  # As in training.
+    jax.config.update("jax_numpy_dtype_promotion", "standard")  # same as in training
 
     overrides = [f"--config.data.dir={tuple(options.data)!r}"]
     overrides += [f"--config.dev.questions={options.held_out}"]

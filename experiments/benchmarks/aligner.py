@@ -7,9 +7,9 @@ run on one core (``taskset -c 1``), which counts neither waiting nor spinning th
 
 - ``encode passages``, ``encode triples``: `cirag_jax.retrieval.encode.encode` against
   ``SentenceTransformer.encode`` (both sort by length) on real texts of mixed length.
-- ``train step, mixed``: the trainer's step (distinct texts packed in length buckets) against one of
-  sentence-transformers (questions, positives, and each column of hard negatives padded to its
-  longest text), with in-batch negatives, gradient clipping and AdamW on both sides.
+- ``train step, mixed``: the trainer's step, which packs distinct texts in length buckets, against
+  one of sentence-transformers, which pads questions, positives, and each column of hard negatives
+  to the longest text. Both sides use in-batch negatives, gradient clipping and AdamW.
 - ``train step, equal``: the same with texts of equal length, where no padding can be saved.
 
 Both sides start from the same weights and must agree on the loss, or the run fails.
@@ -285,7 +285,7 @@ def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
         dtype=flags.dtype,
         attention=flags.attention or encoder_lib.choose_attention(flags.dtype, head_dim),
         remat=flags.remat,
-        scan_layers=flags.layers >= 12,  # As in `load_encoder`.
+        scan_layers=flags.layers >= 12,  # same as in `load_encoder`
     )
     graphdef = nnx.split(nnx.eval_shape(lambda: encoder_lib.Encoder(config, rngs=nnx.Rngs(0))))[0]
     params = jax.jit(lambda: nnx.state(encoder_lib.Encoder(config, rngs=nnx.Rngs(0))))()

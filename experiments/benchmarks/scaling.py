@@ -13,10 +13,10 @@ With ``--processes``, real processes share the devices of every mesh and compile
 meshes are skipped. In bfloat16, only the encoders' steps are counted, on meshes without tensor,
 because XLA's CPU compiler exchanges activations in fp32.
 
-A mesh is data x fsdp x tensor. Bytes are those of the whole array on one device: the result of an
-all-gather, the input of a reduce-scatter, and the sum of an all-reduce (for which a ring moves up
-to twice as many). `encoder_theory` and `adapter_theory` compute ``theory`` from shapes only. The
-models are tiny, in fp32 unless ``--dtype`` is set, and all texts have the same length.
+A mesh is data x fsdp x tensor. Bytes are those of the whole array on one device. For an all-gather,
+this is the result, for a reduce-scatter the input, and for an all-reduce the sum (for which a ring
+moves up to twice as many). `encoder_theory` and `adapter_theory` compute ``theory`` from shapes
+only. The models are tiny, in fp32 unless ``--dtype`` is set, and all texts have the same length.
 
 The necessary communication of a step, with model width D, L layers, and A the bytes of all hidden
 states of one device's rows in a step (tokens x D x 4):
