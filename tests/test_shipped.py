@@ -86,7 +86,7 @@ def test_shipped_adapter_names_its_base(name):
 
 def test_shipped_models_load_for_their_roles():
     assert check_role("shipped:reader", "reader")["prompt"] == {"reader_format": "chain"}
-    with pytest.raises(cirag_jax.errors.UserError, match="component reader, where integrator"):
+    with pytest.raises(cirag_jax.errors.UserError, match="component reader; expected integrator"):
         check_role("shipped:reader", "integrator")
     check_role("shipped:extractor", "extractor")
     online = c2rag_config.get_config("small").extractor  # with config.triples=online
