@@ -1,4 +1,4 @@
-"""Checkpoints: train state, data iterator and description, saved atomically.
+"""Checkpoints of train state, data iterator and metadata, saved atomically.
 
 A step's folder has three items. ``state`` has every array of the train state under its path, so it
 can be restored onto any mesh and does not depend on container classes. ``data`` has the state of
@@ -29,7 +29,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.io import Closing, replacing
 
 PyTree = Any
-# Exceptions of reading a damaged checkpoint.
+# Exceptions that reading a damaged checkpoint raises.
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 _CLOSING = 60.0  # Maximum seconds that an event loop waits for its tasks before it closes.
 
@@ -176,22 +176,22 @@ class Checkpoints(Closing):
 
         Args:
           step: the step, or None for the latest.
-          abstract_state: like the saved state, with ``jax.ShapeDtypeStruct`` leaves that carry
-            shardings, or with arrays whose shape, type and sharding are taken.
-          data: the data iterator; its ``set_state`` is called. May be None.
+          abstract_state: a tree like the saved state, with ``jax.ShapeDtypeStruct`` leaves that
+            have shardings, or with arrays, which give the shape, type and sharding.
+          data: the data iterator, whose ``set_state`` is called, or None.
           subset: whether the checkpoint may contain more than the abstract state (evaluations read
             parameters without the optimizer's moments).
         """
         step = self._require(step)
-        wanted = _flatten(abstract_state, abstract=True)
-        self._check(step, wanted, subset)
+        abstract = _flatten(abstract_state, abstract=True)
+        self._check(step, abstract, subset)
         try:
             restored = self._manager.restore(
                 step,
                 args=ocp.args.Composite(
                     state=ocp.args.PyTreeRestore(
-                        wanted,
-                        restore_args=ocp.checkpoint_utils.construct_restore_args(wanted),
+                        abstract,
+                        restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),
                         partial_restore=subset,
                     ),
                     data=_DataStateRestore(),
@@ -199,7 +199,7 @@ class Checkpoints(Closing):
                 ),
             )
         except _DAMAGE as error:
-            raise UserError(self._unreadable(step, error)) from error
+            raise UserError(self._failed(step, "read", error)) from error
         data_state = restored["data"]
         if data is not None:
             data.set_state(data_state)
@@ -212,23 +212,23 @@ class Checkpoints(Closing):
         )
 
     def meta(self, step: int | None = None) -> dict[str, Any]:
-        """Returns the description saved with a step (None: the latest)."""
+        """Returns the description saved with a step, by default the latest."""
         step = self._require(step)
         try:
             restored = self._manager.restore(
                 step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())
             )
         except _DAMAGE as error:
-            raise UserError(self._unreadable(step, error)) from error
+            raise UserError(self._failed(step, "read", error)) from error
         return dict(restored["meta"])
 
     def metrics(self, step: int | None = None) -> dict[str, float] | None:
-        """Returns the metrics saved with a step (None: the latest), or None without metrics."""
+        """Returns the metrics saved with a step, by default the latest, or None."""
         step = self._require(step)
         try:
             return self._manager.metrics(step)
         except _DAMAGE as error:
-            raise UserError(self._unreadable(step, error)) from error
+            raise UserError(self._failed(step, "read", error)) from error
 
     def all_steps(self) -> list[int]:
         """Returns the complete steps in ascending order."""
@@ -239,7 +239,7 @@ class Checkpoints(Closing):
         return self._manager.latest_step()
 
     def best_step(self) -> int | None:
-        """Returns the step with the best metric, the latest of several; None without metrics."""
+        """Returns the step with the best metric, or None without metrics; of equals, the latest."""
         return self._manager.best_step()
 
     def wait(self) -> None:
@@ -276,36 +276,33 @@ class Checkpoints(Closing):
             )
         return step
 
-    def _check(self, step: int, wanted: Mapping[str, Any], subset: bool) -> None:
+    def _check(self, step: int, expected: Mapping[str, Any], subset: bool) -> None:
         """Compares names, shapes and types before reading."""
         try:
             saved = self._manager.item_metadata(step)["state"].tree
         except _DAMAGE as error:
-            raise UserError(self._unreadable(step, error)) from error
+            raise UserError(self._failed(step, "read", error)) from error
         differences = []
-        if missing := sorted(wanted.keys() - saved.keys()):
-            differences.append(f"lacks {_some(missing)}")
-        if not subset and (extra := sorted(saved.keys() - wanted.keys())):
-            differences.append(f"has unexpected {_some(extra)}")
-        other = [
-            f"{name} ({_spell(saved[name])}, expected {_spell(wanted[name])})"
-            for name in sorted(wanted.keys() & saved.keys())
-            if _spell(saved[name]) != _spell(wanted[name])
+        if missing := sorted(expected.keys() - saved.keys()):
+            differences.append(f"lacks {_shortened(missing)}")
+        if not subset and (extra := sorted(saved.keys() - expected.keys())):
+            differences.append(f"has unexpected {_shortened(extra)}")
+        mismatches = [
+            f"{name} ({_shape_text(saved[name])}, expected {_shape_text(expected[name])})"
+            for name in sorted(expected.keys() & saved.keys())
+            if _shape_text(saved[name]) != _shape_text(expected[name])
         ]
-        if other:
-            differences.append(f"has other shapes or types in {_some(other)}")
+        if mismatches:
+            differences.append(f"has other shapes or types in {_shortened(mismatches)}")
         if differences:
             raise UserError(
                 f"checkpoint {self.directory / str(step)} does not fit this model: it "
                 + " and ".join(differences)
             )
 
-    def _unreadable(self, step: int, error: Exception) -> str:
-        return self._failed(step, "read", error)
-
-    def _failed(self, step: int, what: str, error: Exception) -> str:
+    def _failed(self, step: int, action: str, error: Exception) -> str:
         reason = f"{type(error).__name__}: {error}".splitlines()[0].partition(" [")[0]
-        return f"checkpoint {self.directory / str(step)} cannot be {what} ({reason[:200]})"
+        return f"checkpoint {self.directory / str(step)} cannot be {action} ({reason[:200]})"
 
 
 def steps_in(directory: pathlib.Path) -> list[int]:
@@ -316,10 +313,10 @@ def steps_in(directory: pathlib.Path) -> list[int]:
 
 
 def keep_step(step: pathlib.Path, copy: pathlib.Path) -> bool:
-    """Links a step's folder to ``copy``, where its training does not delete it.
+    """Links a step's files into the folder ``copy``, from which its training does not delete them.
 
-    On another file system the files are copied. Returns whether all files are there; if the step
-    was deleted, only the result of an earlier call is.
+    On another file system the files are copied. Returns whether ``copy`` is complete. If the step
+    was deleted in the meantime, that is only the case if an earlier call succeeded.
     """
     copy.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileNotFoundError), replacing(copy) as aside:
@@ -341,12 +338,12 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
     return sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
 
 
-def _some(names: list[str]) -> str:
+def _shortened(names: list[str]) -> str:
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     return ", ".join(names[:8]) + more
 
 
-def _spell(leaf: Any) -> str:
+def _shape_text(leaf: Any) -> str:
     return f"{np.dtype(leaf.dtype).name}[{','.join(map(str, leaf.shape))}]"
 
 
@@ -407,17 +404,17 @@ def _unflatten(tree: PyTree, flat: Mapping[str, Any]) -> PyTree:
 
 def _key_impl(like: Any) -> Any:
     """Returns the RNG algorithm of a key, or of its ShapeDtypeStruct."""
-    found = []
+    impls = []
     struct = jax.ShapeDtypeStruct(like.shape, like.dtype)
-    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), struct)
-    return found[0]
+    jax.eval_shape(lambda key: impls.append(jax.random.key_impl(key)), struct)
+    return impls[0]
 
 
 # --------------------------------------------------------------------------------- data iterator
 
 
 class _DataStateHandler(ocp.CheckpointHandler):
-    """One JSON file per process, because each data iterator may read another shard."""
+    """Reads and writes one JSON file per process, as each may read another shard of the data."""
 
     def save(self, directory: Any, args: _DataStateSave) -> None:
         state = args.item
@@ -432,7 +429,7 @@ class _DataStateHandler(ocp.CheckpointHandler):
             encoded = json.loads(path.read_text())
         else:
             # Saved by another number of processes: valid if the state does not depend on it.
-            texts = {found.read_text() for found in directory.glob("process_*.json")}
+            texts = {file.read_text() for file in directory.glob("process_*.json")}
             if len(texts) != 1:
                 raise UserError(
                     f"checkpoint {directory.parent} was saved by another number of processes, each "
