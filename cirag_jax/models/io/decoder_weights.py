@@ -22,7 +22,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.io import replacing, write_json
 from cirag_jax.models import decoder, decoder_params
 from cirag_jax.models.decoder import DecoderConfig, Params
-from cirag_jax.models.io.tensor_files import TensorFiles, fetch, misfits, save_tensors
+from cirag_jax.models.io.tensor_files import TensorFiles, describe_mismatches, fetch, save_tensors
 
 SHARD_BYTES = 5 * 10**9  # above it a checkpoint has several files and an index, as on the hub
 
@@ -188,7 +188,9 @@ def _check(
             )
         else:
             found[known] = name
-    problems = misfits(unmapped, doubled, [name for name in expected if name not in found])
+    problems = describe_mismatches(
+        unmapped, doubled, [name for name in expected if name not in found]
+    )
     if problems:
         raise UserError(f"{where}: tensors do not fit the decoder; {problems}.")
     return found

@@ -1,6 +1,6 @@
-"""Safetensors checkpoints: finding, reading and writing their files.
+"""Finds, reads and writes the safetensors files of checkpoints.
 
-Only safetensors files are read: a pickle can run code, so ``pytorch_model.bin`` is refused.
+Pickle files such as ``pytorch_model.bin`` can run code and are never loaded.
 """
 
 import contextlib
@@ -26,16 +26,16 @@ PICKLES = ("pytorch_model.bin", "pytorch_model.pt", "model.pt", "model.ckpt", "t
 
 
 def weight_files(folder: str | os.PathLike) -> list[Path]:
-    """The safetensors files of a checkpoint folder, one or the shards of its index."""
+    """Returns the safetensors files of a checkpoint folder: a single file or all shards."""
     folder = Path(folder)
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
         return [single]
     if index.is_file():
         names = sorted(set(convert(str(index), read_json(index), _Index).weight_map.values()))
-        there = {path.name for path in folder.iterdir() if path.is_file()}
+        files = {path.name for path in folder.iterdir() if path.is_file()}
         for name in names:
-            if name not in there:  # a path, or anything else that is no name, is not
+            if name not in files:  # also rejects paths to other folders
                 raise UserError(f"{index}: shard {name[:80]!r} is not in the folder.")
         return [folder / name for name in names]
     for name in (*PICKLES, "pytorch_model.bin.index.json"):
@@ -60,38 +60,40 @@ def _readable(file: Path) -> Iterator[None]:
     except AttributeError as error:
         if error.obj is not np:
             raise
-        raise UserError(f"{file}: a tensor is of {error.name}, which is not read.") from None
+        raise UserError(
+            f"{file}: a tensor has the type {error.name}, which is not supported."
+        ) from None
 
 
 def _check_real(file: Path, tensors: Any) -> None:
-    """Complex weights, as of Fourier layers, would lose their imaginary parts on the way."""
+    """Refuses complex weights, which would lose their imaginary parts."""
     for name in list(tensors.keys()):
         if tensors.get_slice(name).get_dtype().startswith("C"):
-            raise UserError(f"{file}: {name} is of complex numbers, which are not read.")
+            raise UserError(f"{file}: tensor {name} is complex, which is not supported.")
 
 
 @contextlib.contextmanager
 def opened(file: Path) -> Iterator[Any]:
-    """A safetensors file, as ``safetensors.safe_open`` gives it, with tensors for NumPy."""
+    """Opens a safetensors file by ``safetensors.safe_open``, for NumPy."""
     with _readable(file), safetensors.safe_open(str(file), framework="numpy") as tensors:  # pyright: ignore
         _check_real(file, tensors)
         yield tensors
 
 
 def check_finite(values: np.ndarray, source: str) -> np.ndarray:
-    """``values``: scores, vectors or weights of a model or a file."""
-    # A sum needs no array beside them, and one NaN or infinity spoils it.
+    """Returns ``values`` if all are finite; ``source`` names their model or file in the error."""
+    # A sum needs no further array, and is not finite if any value is not.
     with np.errstate(invalid="ignore"):
         total = np.sum(values, dtype=np.float64)
     if not np.isfinite(total):
         raise UserError(
-            f"{source} gives numbers that are not finite: its weights or its file are damaged."
+            f"{source} gives numbers that are not finite; its weights or its file are damaged."
         )
     return values
 
 
 def read_tensors(folder: str | os.PathLike) -> Iterator[tuple[str, Path, np.ndarray]]:
-    """Yields (name, file, array) of every tensor, each in its own dtype."""
+    """Yields (name, file, array) of every tensor, in its stored dtype."""
     for file in weight_files(folder):
         with opened(file) as tensors:
             for name in list(tensors.keys()):
@@ -99,11 +101,11 @@ def read_tensors(folder: str | os.PathLike) -> Iterator[tuple[str, Path, np.ndar
 
 
 class TensorFiles(contextlib.ExitStack):
-    """The tensors of a checkpoint folder, read by slices; a context that closes the files.
+    """The open safetensors files of a checkpoint folder, for reading slices of tensors.
 
     Attributes:
       folder: the checkpoint.
-      shapes: (name, shape) of every tensor, in the files' order; a name can be there twice.
+      shapes: (name, shape) of every tensor, in the order of the files; names can repeat.
     """
 
     def __init__(self, folder: str | os.PathLike):
@@ -111,7 +113,7 @@ class TensorFiles(contextlib.ExitStack):
         super().__init__()
         self.folder = Path(folder)
         self.shapes: list[tuple[str, tuple[int, ...]]] = []
-        self._homes: dict[str, tuple[Path, Any]] = {}
+        self._sources: dict[str, tuple[Path, Any]] = {}
         for file in weight_files(folder):
             with _readable(file):
                 tensors = self.enter_context(
@@ -120,23 +122,22 @@ class TensorFiles(contextlib.ExitStack):
                 _check_real(file, tensors)
                 for name in list(tensors.keys()):
                     self.shapes.append((name, tuple(tensors.get_slice(name).get_shape())))
-                    self._homes[name] = (file, tensors)
+                    self._sources[name] = (file, tensors)
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        """The slice ``index`` of a tensor, in its own dtype; nothing else is read."""
-        file, tensors = self._homes[name]
+        """Reads only the slice ``index`` of a tensor, in its stored dtype."""
+        file, tensors = self._sources[name]
         with _readable(file):
             return tensors.get_slice(name)[index]
 
 
-def misfits(unmapped: Sequence[str], doubled: Sequence[str], unfilled: Sequence[str]) -> str | None:
-    """What is wrong with a checkpoint's names, or None; at most 20 names of each kind."""
+def describe_mismatches(
+    unmapped: Sequence[str], doubled: Sequence[str], unfilled: Sequence[str]
+) -> str | None:
+    """Lists at most 20 names of each kind of mismatch; None if there are none."""
     problems = []
-    for kind, names in (
-        ("unmapped", unmapped),
-        ("doubly mapped", doubled),
-        ("unfilled", unfilled),
-    ):
+    kinds = {"unmapped": unmapped, "doubly mapped": doubled, "unfilled": unfilled}
+    for kind, names in kinds.items():
         if names:
             more = f" and {len(names) - 20} more" if len(names) > 20 else ""
             problems.append(f"{kind}: {', '.join(names[:20])}{more}")
@@ -144,7 +145,7 @@ def misfits(unmapped: Sequence[str], doubled: Sequence[str], unfilled: Sequence[
 
 
 def fetch(array: jax.Array | np.ndarray) -> np.ndarray:
-    """The whole array on this host, gathered from other processes where they hold parts."""
+    """Returns the whole array on this host, gathered from other processes if necessary."""
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         return np.asarray(multihost_utils.process_allgather(array, tiled=True))
     return np.asarray(array)
@@ -155,7 +156,7 @@ def save_tensors(
     file: str | os.PathLike,
     metadata: Mapping[str, str] = MappingProxyType({"format": "pt"}),
 ) -> None:
-    """Writes a safetensors file aside, then renames it."""
+    """Writes a safetensors file atomically."""
     with replacing(Path(file)) as aside:
         try:
             safetensors.numpy.save_file(dict(tensors), str(aside), metadata=dict(metadata))
@@ -163,8 +164,7 @@ def save_tensors(
             raise UserError(f"{file} cannot be written: {error}.") from None
 
 
-# What a model's folder holds besides weights and config.json, in any of the formats of
-# transformers' tokenizers.
+# Files of a model folder besides weights and config.json, for every tokenizer of transformers.
 COMPANIONS = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
@@ -173,8 +173,8 @@ COMPANIONS = (
 
 
 def copy_companions(source: Path, target: Path) -> int:
-    """Copies tokenizer and generation files from one folder to another; returns how many."""
-    found = [name for name in COMPANIONS if (source / name).is_file()]
-    for name in found:
+    """Copies the tokenizer and generation files of a folder, and returns their number."""
+    names = [name for name in COMPANIONS if (source / name).is_file()]
+    for name in names:
         shutil.copyfile(source / name, target / name)
-    return len(found)
+    return len(names)

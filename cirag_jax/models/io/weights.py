@@ -1,4 +1,4 @@
-"""Encoder weights to and from safetensors, through one mapping table used in both directions."""
+"""Converts encoder weights from and to safetensors, by one table of names for both directions."""
 
 import dataclasses
 import fnmatch
@@ -14,23 +14,23 @@ from flax import nnx
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.models.encoder import RELATIVE_BUCKETS, Encoder, EncoderConfig
-from cirag_jax.models.io.tensor_files import fetch, misfits, read_tensors
+from cirag_jax.models.io.tensor_files import describe_mismatches, fetch, read_tensors
 
 PREFIXES = ("bert.", "roberta.", "xlm-roberta.", "mpnet.", "model.")
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One tensor of a checkpoint and its place in ours.
+    """A tensor of a checkpoint, and the parameter that it fills.
 
     Attributes:
       source: name in the checkpoint; ``{layer}`` stands for the layer index.
-      target: parameter of `Encoder`, or of `Layer` where ``source`` has ``{layer}``.
+      target: parameter of `Encoder`, or of `Layer` where ``source`` contains ``{layer}``.
       shape: the checkpoint's shape in the letters D, F, V, P (positions), Y (token types), R
-        (buckets of relative positions), N (heads).
-      transpose: torch stores linear kernels as (out, in), we as (in, out).
-      part: index of the part it fills (query, key, value in the fused kernel), on axis
-        ``part_axis`` of the parameter; None fills all of it.
+        (buckets of relative positions) and N (heads).
+      transpose: whether to transpose a linear kernel, which torch stores as (out, in).
+      part: index on axis ``part_axis`` that it fills (query, key or value of the fused kernel);
+        None fills the whole parameter.
     """
 
     source: str
@@ -42,7 +42,7 @@ class Entry:
 
 
 def _layer_entries(query: str, key: str, value: str, out: str, norm: str) -> tuple[Entry, ...]:
-    """Of a layer, by the names in its attention."""
+    """Returns the entries of a layer, given the names of its attention's modules."""
     base = "encoder.layer.{layer}."
     entries = []
     for part, name in enumerate((query, key, value)):
@@ -83,7 +83,7 @@ MPNET: tuple[Entry, ...] = (
     *_layer_entries("attn.q", "attn.k", "attn.v", "attn.o", "LayerNorm"),
 )
 
-# Roberta and XLM-Roberta name their tensors as BERT does; positions differ, not the table.
+# RoBERTa and its relatives use BERT's names; only their positions differ.
 FAMILIES: Mapping[str, tuple[Entry, ...]] = {
     "bert": BERT,
     "roberta": BERT,
@@ -92,13 +92,13 @@ FAMILIES: Mapping[str, tuple[Entry, ...]] = {
     "mpnet": MPNET,
 }
 
-# Not used by an embedding model: index buffers, the next-sentence pooler, pre-training heads.
+# Tensors that embedding models do not use: index buffers, pooler, and pre-training heads.
 IGNORED = ("embeddings.position_ids", "embeddings.token_type_ids", "pooler.*", "cls.*", "lm_head.*")
 
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """Where one checkpoint tensor goes: parameter path, index into it, and expected shape."""
+    """Destination of a checkpoint tensor: parameter path and index, and the expected shape."""
 
     path: tuple[Any, ...]
     index: tuple[Any, ...]
@@ -107,7 +107,7 @@ class _Place:
 
 
 def _places(config: EncoderConfig, family: str) -> dict[str, _Place]:
-    """Checkpoint name -> place, for every layer of ``config``."""
+    """Returns the place of each checkpoint name."""
     if family not in FAMILIES:
         raise UserError(
             f"model_type {family!r} has no weight mapping; known: {', '.join(sorted(FAMILIES))}."
@@ -150,24 +150,24 @@ def _strip_prefix(name: str) -> str:
 def _match(
     folder: Path, places: Mapping[str, _Place], ignored: Sequence[str]
 ) -> tuple[dict[str, np.ndarray], list[str], list[str]]:
-    """Tensors by stripped name, the unmapped names, and the doubly mapped ones."""
-    found: dict[str, np.ndarray] = {}
+    """Returns tensors by stripped name, unmapped names and doubly mapped names."""
+    tensors: dict[str, np.ndarray] = {}
     unmapped, doubled = [], []
     for name, file, array in read_tensors(folder):
         short = _strip_prefix(name)
         if short not in places:
             if not any(fnmatch.fnmatchcase(short, pattern) for pattern in ignored):
                 unmapped.append(name)
-        elif short in found:
+        elif short in tensors:
             doubled.append(name)
         elif array.shape != places[short].shape:
             raise UserError(
-                f"{file}: tensor {name} has shape {array.shape}, but config.json means "
+                f"{file}: tensor {name} has shape {array.shape}, but config.json implies "
                 f"{places[short].shape}."
             )
         else:
-            found[short] = array
-    return found, unmapped, doubled
+            tensors[short] = array
+    return tensors, unmapped, doubled
 
 
 def load_state(
@@ -178,20 +178,20 @@ def load_state(
     mesh: jax.sharding.Mesh | None = None,
     ignored: Sequence[str] = IGNORED,
 ) -> tuple[nnx.GraphDef, nnx.State]:
-    """Split `Encoder` with the weights of ``folder``, in fp32, placed on ``mesh`` if given.
+    """Loads the weights of ``folder`` in fp32 as a split `Encoder`, placed on ``mesh`` if given.
 
-    ``ignored`` are patterns of tensors that the encoder does not use.
+    Tensors whose names match a pattern in ``ignored`` are skipped.
     """
     folder = Path(folder)
     places = _places(config, family)
-    found, unmapped, doubled = _match(folder, places, ignored)
-    unfilled = [name for name in places if name not in found]
-    problems = misfits(unmapped, doubled, unfilled)
+    tensors, unmapped, doubled = _match(folder, places, ignored)
+    unfilled = [name for name in places if name not in tensors]
+    problems = describe_mismatches(unmapped, doubled, unfilled)
     if problems:
         raise UserError(f"{folder}: tensors do not fit the encoder; {problems}.")
     abstract = nnx.eval_shape(lambda: Encoder(config, rngs=nnx.Rngs(0)))
     graphdef, state = nnx.split(abstract)
-    return graphdef, from_tensors(found, state, config, family, mesh=mesh)
+    return graphdef, from_tensors(tensors, state, config, family, mesh=mesh)
 
 
 def from_tensors(
@@ -202,10 +202,10 @@ def from_tensors(
     *,
     mesh: jax.sharding.Mesh | None = None,
 ) -> nnx.State:
-    """The inverse of `to_tensors`, in fp32, for every checkpoint name of ``family``.
+    """Returns a state with the given tensors in fp32; the inverse of `to_tensors`.
 
-    ``state`` has parameters of the same shapes, abstract or not; it is not changed. The new ones
-    are placed on ``mesh``, by default on the default device.
+    ``state`` has parameters of the same shapes, which may be abstract, and is not changed. The new
+    parameters are placed on ``mesh``, by default on the default device.
     """
     variables = dict(nnx.to_flat_state(state))
     host = {path: np.empty(v.shape, np.float32) for path, v in variables.items()}
@@ -226,7 +226,7 @@ def from_tensors(
 
 
 def passed_through(folder: str | os.PathLike) -> dict[str, np.ndarray]:
-    """Tensors that we never use but a re-export keeps: the pooler, under its unprefixed name."""
+    """Returns the unused tensors that an export keeps: the pooler, by unprefixed name."""
     return {
         _strip_prefix(name): array
         for name, _, array in read_tensors(folder)
@@ -235,7 +235,7 @@ def passed_through(folder: str | os.PathLike) -> dict[str, np.ndarray]:
 
 
 def to_tensors(state: Any, config: EncoderConfig, family: str = "bert") -> dict[str, np.ndarray]:
-    """The inverse of `load_state`: checkpoint name -> float32 array in the checkpoint's layout."""
+    """Returns float32 arrays in the checkpoint's layout by name; the inverse of `load_state`."""
     host = {path: fetch(variable.get_value()) for path, variable in nnx.to_flat_state(state)}
     tensors = {}
     for name, place in _places(config, family).items():
