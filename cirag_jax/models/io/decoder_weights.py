@@ -1,8 +1,7 @@
-"""Decoder weights to and from safetensors, through one mapping table used in both directions.
+"""Converts decoder weights from and to safetensors, by one table of names for both directions.
 
-Reading never holds the model twice: each stacked parameter is assembled, slice by slice, from what
-this process's shards need of each layer's tensor, placed, and its host copy dropped before the
-next.
+Parameters are loaded one after the other, so that the host never holds a second copy of the model.
+Of each layer's tensor, a process reads only the slices that its shards need.
 """
 
 import dataclasses
@@ -24,18 +23,18 @@ from cirag_jax.models import decoder, decoder_params
 from cirag_jax.models.decoder import DecoderConfig, Params
 from cirag_jax.models.io.tensor_files import TensorFiles, describe_mismatches, fetch, save_tensors
 
-SHARD_BYTES = 5 * 10**9  # above it a checkpoint has several files and an index, as on the hub
+SHARD_BYTES = 5 * 10**9  # larger checkpoints have several files and an index, as on the hub
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One tensor of a checkpoint and the parameter it is.
+    """A tensor of a checkpoint, and the parameter that it fills.
 
     Attributes:
       source: name in the checkpoint; ``{layer}`` stands for the layer index.
-      target: parameter of `decoder_params.Decoder`, or of its layers where ``source`` has
-        ``{layer}``.
-      transpose: torch stores linear kernels as (out, in), we as (in, out).
+      target: parameter of `decoder_params.Decoder`, or of its layers where ``source``
+        contains ``{layer}``.
+      transpose: whether to transpose a linear kernel, which torch stores as (out, in).
     """
 
     source: str
@@ -76,7 +75,7 @@ _GEMMA2 = (
     ),
 )
 
-# model_type -> every tensor its checkpoints may have; the configuration says which they must.
+# model_type -> every tensor that its checkpoints can have. The configuration selects from these.
 FAMILIES: Mapping[str, tuple[Entry, ...]] = {
     "llama": _LLAMA,
     "qwen2": _LLAMA,
@@ -85,19 +84,19 @@ FAMILIES: Mapping[str, tuple[Entry, ...]] = {
     "gemma2": _GEMMA2,
 }
 
-# Buffers that older checkpoints hold and every implementation computes itself.
+# Buffers of older checkpoints, which every implementation computes itself.
 IGNORED = ("*.rotary_emb.inv_freq", "*.self_attn.bias", "*.self_attn.masked_bias")
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """One parameter of ours and the checkpoint's tensors that fill it.
+    """A parameter, and the tensors of a checkpoint that fill it.
 
     Attributes:
-      path: of the parameter: ``("embedding",)`` or ``("layers", "q_proj")``.
-      names: one tensor, or one a layer, in the checkpoint's prefixes.
-      shape: of each tensor, as the checkpoint stores it.
-      transpose: whether ours is the transpose.
+      path: path of the parameter, such as ``("embedding",)`` or ``("layers", "q_proj")``.
+      names: one tensor, or one per layer, with the checkpoint's prefixes.
+      shape: shape of each tensor in the checkpoint.
+      transpose: whether the parameter is the transpose.
     """
 
     path: tuple[str, ...]
@@ -112,7 +111,7 @@ class Place:
 
 
 def places(config: DecoderConfig, model_type: str) -> list[Place]:
-    """Every parameter of ``config`` with its checkpoint tensors, outer ones first."""
+    """Returns the place of every parameter, those outside the layers first."""
     if model_type not in FAMILIES:
         raise UserError(
             f"model_type {model_type!r} has no weight mapping; known: "
@@ -150,54 +149,52 @@ class Source(Protocol):
 
     @property
     def shapes(self) -> Sequence[tuple[str, tuple[int, ...]]]:
-        """Name and shape of every tensor."""
+        """Names and shapes of all tensors."""
         ...
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        """The slice ``index`` of tensor ``name``."""
+        """Reads the slice ``index`` of a tensor."""
         ...
 
 
 def _canonical(name: str) -> str:
-    """``name`` as the table has it: a checkpoint of the bare model lacks the prefix ``model.``."""
+    """Adds the prefix ``model.``, which checkpoints of the bare model lack."""
     if name.startswith("model.") or name == "lm_head.weight":
         return name
     return f"model.{name}"
 
 
 def _check(
-    where: str | os.PathLike, shapes: Sequence[tuple[str, tuple[int, ...]]], wanted: list[Place]
+    where: str | os.PathLike, shapes: Sequence[tuple[str, tuple[int, ...]]], expected: list[Place]
 ) -> dict[str, str]:
-    """Name in the table -> name in the checkpoint, after comparing names and shapes."""
-    expected = {name: place.shape for place in wanted for name in place.names}
-    found: dict[str, str] = {}
+    """Compares names and shapes; returns canonical name -> name in the checkpoint."""
+    expected_shapes = {name: place.shape for place in expected for name in place.names}
+    names: dict[str, str] = {}
     unmapped, doubled = [], []
     for name, shape in shapes:
-        known = _canonical(name)
-        if known not in expected:
-            # A tied output layer is the embedding; some checkpoints store it all the same.
-            tied = known == "lm_head.weight"
-            if not tied and not any(fnmatch.fnmatchcase(known, pattern) for pattern in IGNORED):
+        canonical = _canonical(name)
+        if canonical not in expected_shapes:
+            # Some checkpoints also store a tied output layer, which is the embedding.
+            tied = canonical == "lm_head.weight"
+            if not tied and not any(fnmatch.fnmatchcase(canonical, p) for p in IGNORED):
                 unmapped.append(name)
-        elif known in found:
+        elif canonical in names:
             doubled.append(name)
-        elif shape != expected[known]:
+        elif shape != expected_shapes[canonical]:
             raise UserError(
-                f"{where}: tensor {name} has shape {shape}, but the configuration means "
-                f"{expected[known]}."
+                f"{where}: tensor {name} has shape {shape}, but the configuration implies "
+                f"{expected_shapes[canonical]}."
             )
         else:
-            found[known] = name
-    problems = describe_mismatches(
-        unmapped, doubled, [name for name in expected if name not in found]
-    )
-    if problems:
+            names[canonical] = name
+    unfilled = [name for name in expected_shapes if name not in names]
+    if problems := describe_mismatches(unmapped, doubled, unfilled):
         raise UserError(f"{where}: tensors do not fit the decoder; {problems}.")
-    return found
+    return names
 
 
 def _assign(target: np.ndarray, value: np.ndarray) -> None:
-    """``target[...] = value``; 16-bit floats as integers, which numpy copies faster."""
+    """Assigns ``target[...] = value``; 16-bit floats as integers, which NumPy copies faster."""
     if target.dtype == value.dtype and target.dtype.itemsize == 2:
         target, value = target.view(np.uint16), value.view(np.uint16)
     target[...] = value
@@ -206,18 +203,18 @@ def _assign(target: np.ndarray, value: np.ndarray) -> None:
 def _assembler(
     source: Source, place: Place, names: Sequence[str], shape: Sequence[int], dtype: np.dtype
 ) -> Callable[[tuple[slice, ...] | None], np.ndarray]:
-    """What `jax.make_array_from_callback` calls for each shard of the parameter ``place``.
+    """Returns the callback of `jax.make_array_from_callback` for the parameter ``place``.
 
     Shards that several devices hold are read once.
     """
-    done: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
+    blocks: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
 
     def assemble(index: tuple[slice, ...] | None) -> np.ndarray:
-        asked = index or (slice(None),) * len(shape)
-        bounds = [slice(*s.indices(size)[:2]) for s, size in zip(asked, shape, strict=True)]
+        index = index or (slice(None),) * len(shape)
+        bounds = [slice(*s.indices(size)[:2]) for s, size in zip(index, shape, strict=True)]
         key = tuple((s.start, s.stop) for s in bounds)
-        if key in done:
-            return done[key]
+        if key in blocks:
+            return blocks[key]
         block = np.empty([s.stop - s.start for s in bounds], dtype)
         layers, inner = (bounds[0], bounds[1:]) if place.stacked else (slice(0, 1), bounds)
         inner = tuple(inner[::-1] if place.transpose else inner)
@@ -225,7 +222,7 @@ def _assembler(
             tensor = source.read(name, inner)
             tensor = tensor.T if place.transpose else tensor
             _assign(block[row] if place.stacked else block, tensor)
-        done[key] = block
+        blocks[key] = block
         return block
 
     return assemble
@@ -238,23 +235,23 @@ def load_source(
     model_type: str,
     mesh: jax.sharding.Mesh | None = None,
 ) -> nnx.State:
-    """The decoder's state with the tensors of ``source``; see `load_decoder_state`."""
-    wanted = places(config, model_type)
-    names = _check(where, source.shapes, wanted)
-    by_path = {place.path: place for place in wanted}
+    """Returns a decoder's state with the tensors of ``source``; see `load_decoder_state`."""
+    expected = places(config, model_type)
+    names = _check(where, source.shapes, expected)
+    by_path = {place.path: place for place in expected}
     dtype = np.dtype(jax.numpy.dtype(config.param_dtype))
     filled = []
     for path, variable in nnx.to_flat_state(decoder_params.abstract_params(config)):
         place = by_path[tuple(str(part) for part in path)]
-        where_to: jax.sharding.Sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        target: jax.sharding.Sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         if mesh is not None:
-            where_to = sharding.variable_sharding(variable, mesh)
-        own = [names[name] for name in place.names]
-        assemble = _assembler(source, place, own, variable.shape, dtype)
-        value = jax.make_array_from_callback(variable.shape, where_to, assemble)
-        # Dispatch is asynchronous: without this, several parameters' host copies would be alive.
+            target = sharding.variable_sharding(variable, mesh)
+        stored = [names[name] for name in place.names]
+        assemble = _assembler(source, place, stored, variable.shape, dtype)
+        value = jax.make_array_from_callback(variable.shape, target, assemble)
+        # Dispatch is asynchronous: waiting keeps only one parameter's host copy alive.
         filled.append((path, variable.replace(jax.block_until_ready(value))))
-        # JAX lets go of a copied host array at a Python collection; see jax issue 14882.
+        # JAX releases a copied host array at a Python garbage collection; see jax issue 14882.
         del assemble
         gc.collect(0)
     return nnx.from_flat_state(filled)
@@ -266,11 +263,10 @@ def load_decoder_state(
     model_type: str,
     mesh: jax.sharding.Mesh | None = None,
 ) -> nnx.State:
-    """The state of `decoder_params.Decoder` with the weights of a checkpoint folder, in
-    ``config.param_dtype``.
+    """Loads the state of `decoder_params.Decoder` from a folder, in ``config.param_dtype``.
 
-    Parameters are placed on ``mesh`` by their logical axes, each process reading only the slices
-    that its devices hold; None: the first device.
+    Parameters are placed on ``mesh`` by their logical axes, by default on the first device. Each
+    process reads only the slices of its devices.
     """
     with TensorFiles(folder) as files:
         return load_source(files, folder, config, model_type, mesh)
@@ -282,10 +278,10 @@ def load_decoder_state(
 def decoder_tensors(
     params: Params, config: DecoderConfig, model_type: str
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """The inverse of `load_decoder_state`: (name, host array in the checkpoint's layout).
+    """Yields (name, host array in the checkpoint's layout); the inverse of `load_decoder_state`.
 
-    One tensor at a time, in the dtype of ``params``. ``params`` may have its layers stacked or
-    unstacked; in a program of several processes all of them must iterate.
+    Arrays have the dtype of ``params``, whose layers may be stacked or unstacked. In a program of
+    several processes, all of them must iterate.
     """
     for place in places(config, model_type):
         for layer, name in enumerate(place.names):
@@ -304,31 +300,31 @@ def _write_shards(
 ) -> None:
     """Writes ``model.safetensors``, or shards of at most ``limit`` bytes and their index."""
     shard: dict[str, np.ndarray] = {}
-    held = total = 0
-    homes: list[list[str]] = []
+    size = total = 0
+    shards: list[list[str]] = []  # names of the tensors in each
 
     def flush() -> None:
-        nonlocal shard, held
-        homes.append(list(shard))
+        nonlocal shard, size
+        shards.append(list(shard))
         if jax.process_index() == 0:
-            save_tensors(shard, folder / f"part-{len(homes)}.safetensors")
-        shard, held = {}, 0
+            save_tensors(shard, folder / f"part-{len(shards)}.safetensors")
+        shard, size = {}, 0
 
     for name, array in tensors:
         array = array.astype(dtype, copy=False)
-        if shard and held + array.nbytes > limit:
+        if shard and size + array.nbytes > limit:
             flush()
         shard[name] = array
-        held, total = held + array.nbytes, total + array.nbytes
+        size, total = size + array.nbytes, total + array.nbytes
     flush()
     if jax.process_index() != 0:
         return
-    if len(homes) == 1:
+    if len(shards) == 1:
         (folder / "part-1.safetensors").rename(folder / "model.safetensors")
         return
     weight_map = {}
-    for i, names in enumerate(homes, 1):
-        final = f"model-{i:05d}-of-{len(homes):05d}.safetensors"
+    for i, names in enumerate(shards, 1):
+        final = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
         (folder / f"part-{i}.safetensors").rename(folder / final)
         weight_map.update(dict.fromkeys(names, final))
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
@@ -344,15 +340,15 @@ def write_checkpoint(
     *,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Writes a folder that plain transformers loads, aside, then renames it.
+    """Atomically writes a model folder that transformers can load.
 
-    Tensors are of the dtype of ``params``; above ``shard_bytes`` there are several files and an
-    index. ``hf_config`` is written as ``config.json`` with that dtype and gives ``model_type``.
-    ``companions`` is called with the folder under construction, to put tokenizer files in it.
+    Tensors have the dtype of ``params``, and shards at most ``shard_bytes``. ``hf_config`` gives
+    ``model_type`` and is written as ``config.json`` with that dtype. ``companions`` is called with
+    the unfinished folder and writes the tokenizer's files.
     """
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder}: is not empty; a model is only written to a new folder.")
+        raise UserError(f"{folder} is not empty; a model needs a new or empty folder.")
     name = str(params["embedding"].dtype)
     tensors = decoder_tensors(params, config, str(hf_config["model_type"]))
     np_dtype = np.dtype(jax.numpy.dtype(name))
