@@ -1,9 +1,8 @@
-"""GGUF files (llama.cpp): quantised weights, hyper-parameters and tokenizer, without torch.
+"""Reads GGUF files of llama.cpp without torch: quantised weights, hyper-parameters and tokenizer.
 
-Tensors are dequantised by the ``gguf`` library, row by row as they are needed. llama.cpp stores the
-query and key rows of Llama-architecture models in the order of its own rotary embedding (pairs
-side by side); they are put back into the halves that transformers, and we, rotate. It adds one to
-Gemma's norm scales; that is taken off again.
+The ``gguf`` library dequantises only the requested rows. Two conventions of llama.cpp are undone:
+it interleaves the query and key rows of Llama models for its rotary embedding, where transformers
+and this package rotate halves, and it adds one to Gemma's norm scales.
 """
 
 import dataclasses
@@ -20,13 +19,13 @@ from cirag_jax.errors import UserError, parsing
 from cirag_jax.models.io.decoder_weights import FAMILIES
 from cirag_jax.models.rope import RopeScaling, rope_frequencies
 
-# Transformers' model_types go by the same names, but for Mistral, whose files say "llama".
+# The same names as transformers' model_types, except for Mistral, which is stored as "llama".
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2")
-ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's stretching, as one divisor a plane
+ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's rotary scaling, as one divisor per plane
 
 
 def _hf_names(architecture: str, layers: int) -> dict[str, str]:
-    """llama.cpp's name of every tensor that a decoder can have -> transformers'."""
+    """Returns llama.cpp's tensor names -> those of transformers."""
     import gguf
 
     (kind,) = (kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
@@ -41,11 +40,11 @@ def _hf_names(architecture: str, layers: int) -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class GgufFile:
-    """A GGUF file opened for reading (memory-mapped); a `decoder_weights.Source`.
+    """An open, memory-mapped GGUF file; implements `decoder_weights.Source`.
 
     Attributes:
       file: its path.
-      metadata: key -> value; the tokenizer's long arrays are read by `array` only.
+      metadata: key -> value, without the tokenizer's long arrays, see `array`.
       architecture: one of `ARCHITECTURES`.
       shapes: (transformers' name, shape) of every tensor.
     """
@@ -58,12 +57,12 @@ class GgufFile:
     _fields: Mapping[str, Any]
 
     def array(self, key: str) -> list[Any] | None:
-        """The array stored under ``key``; None if there is none."""
+        """Returns the array stored under ``key``, or None."""
         field = self._fields.get(key)
         return None if field is None else field.contents()
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        """A slice of a tensor, fp32, in transformers' layout; dequantises only the slice's rows."""
+        """Reads a slice of a tensor in transformers' layout, dequantised to fp32."""
         import gguf
 
         tensor = self._tensors[name]
@@ -78,7 +77,7 @@ class GgufFile:
         return np.asarray(values, np.float32)
 
     def _rows(self, name: str, count: int) -> np.ndarray:
-        """Stored row of each row in transformers' order."""
+        """Returns the stored row of each row in transformers' order."""
         rows = np.arange(count)
         match = re.search(r"self_attn\.([qk])_proj\.", name)
         if self.architecture != "llama" or match is None:
@@ -93,18 +92,20 @@ class GgufFile:
         return rows.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
     def number(self, key: str, default: Any = None) -> Any:
-        """The metadata value ``ARCHITECTURE.key``."""
+        """Returns the number in the metadata field ``ARCHITECTURE.key``."""
         full = f"{self.architecture}.{key}"
         value = self.metadata.get(full, default)
         if value is None:
             raise UserError(f"{self.file}: metadata field {full} is missing.")
         if type(value) not in (int, float) or not 0 <= value < math.inf:
-            raise UserError(f"{self.file}: metadata field {full} is {value!r}.")
+            raise UserError(
+                f"{self.file}: metadata field {full} is {value!r}; expected a number of at least 0."
+            )
         return value
 
 
 def _reader(file: Path) -> Any:
-    """The library's reader over a plain array: slices of `np.memmap` cost it most of its time."""
+    """Returns a reader over a plain array, because slices of `np.memmap` are slow."""
     import gguf
 
     class Reader(gguf.GGUFReader):
@@ -137,8 +138,8 @@ def open_gguf(file: str | os.PathLike) -> GgufFile:
     layers = metadata.get(f"{architecture}.block_count", 0)
     if type(layers) is not int or not 0 <= layers <= len(reader.tensors):
         raise UserError(
-            f"{file}: metadata field {architecture}.block_count is {layers!r}, with "
-            f"{len(reader.tensors)} tensors."
+            f"{file}: metadata field {architecture}.block_count is {layers!r}, but there "
+            f"are {len(reader.tensors)} tensors."
         )
     names = _hf_names(architecture, layers)
     tensors = {names.get(t.name) or str(t.name): t for t in reader.tensors}
@@ -154,7 +155,7 @@ def open_gguf(file: str | os.PathLike) -> GgufFile:
 
 
 def hf_config(source: GgufFile) -> dict[str, Any]:
-    """What ``config.json`` would say, from the file's metadata, in transformers' names."""
+    """Returns the contents of an equivalent ``config.json``, from the file's metadata."""
     number, metadata = source.number, source.metadata
     heads, width = int(number("attention.head_count")), int(number("embedding_length"))
     embedding = dict(source.shapes).get("model.embed_tokens.weight")
@@ -185,7 +186,7 @@ def hf_config(source: GgufFile) -> dict[str, Any]:
         token = metadata.get(f"tokenizer.ggml.{key}_token_id")
         if type(token) not in (int, type(None)):
             raise UserError(
-                f"{source.file}: metadata field tokenizer.ggml.{key}_token_id is no id."
+                f"{source.file}: metadata field tokenizer.ggml.{key}_token_id is not an id."
             )
         raw[f"{field}_token_id"] = token
     if model_type == "gemma2":
@@ -200,13 +201,13 @@ def hf_config(source: GgufFile) -> dict[str, Any]:
 
 
 def _shortest(value: float) -> float:
-    """The decimal fraction that was meant by an fp32 number (1e-5, not 9.99999974e-06)."""
+    """Returns the shortest decimal of an fp32 number, such as 1e-5 for 9.99999974e-06."""
     return float(str(np.float32(value)))
 
 
 def _gemma2(source: GgufFile, heads: int, width: int) -> dict[str, Any]:
     number = source.number
-    # The query scale is not in the file: the 27B model (46 layers) has its own.
+    # The file lacks the query scale, which differs for the 27B model (46 layers).
     large = int(number("block_count")) == 46
     return {
         "hidden_activation": "gelu_pytorch_tanh",
@@ -218,7 +219,7 @@ def _gemma2(source: GgufFile, heads: int, width: int) -> dict[str, Any]:
 
 
 def _rope(source: GgufFile) -> dict[str, Any]:
-    """Transformers' ``rope_parameters``."""
+    """Returns ``rope_parameters`` of transformers."""
     number = source.number
     width, heads = int(number("embedding_length")), int(number("attention.head_count"))
     size = int(number("attention.key_length", width // heads))
@@ -251,10 +252,10 @@ def _rope(source: GgufFile) -> dict[str, Any]:
 
 
 def _llama3(source: GgufFile, theta: float, size: int) -> dict[str, Any]:
-    """Llama 3.1's stretching, of which the file keeps only the divisor of each plane.
+    """Returns Llama 3.1's ``rope_parameters``, of which the file has only each plane's divisor.
 
-    Its parameters are the published ones (trained on 8192 tokens, ramp from 1 to 4 turns) with the
-    factor that the slowest plane shows; divisors that these do not give are refused.
+    The published parameters are assumed (trained on 8192 tokens, ramp from 1 to 4 turns), with the
+    factor of the slowest plane. Divisors that differ from theirs are refused.
     """
     divisors = np.asarray(source._tensors[ROPE_FACTORS].data, np.float64).reshape(-1)
     factor, original, low, high = float(divisors.max()), 8192, 1.0, 4.0
@@ -263,8 +264,8 @@ def _llama3(source: GgufFile, theta: float, size: int) -> dict[str, Any]:
     expected = np.divide(plain, stretched)
     if divisors.shape != expected.shape or not np.allclose(divisors, expected, rtol=1e-4):
         raise UserError(
-            f"{source.file}: tensor {ROPE_FACTORS} is not Llama 3.1's rotary scaling; no other is "
-            "supported."
+            f"{source.file}: tensor {ROPE_FACTORS} is not Llama 3.1's rotary scaling, the only "
+            "one that is supported."
         )
     return {
         "rope_type": "llama3",
@@ -278,19 +279,19 @@ def _llama3(source: GgufFile, theta: float, size: int) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------- tokenizer
 
-# Vocabularies whose merges were learned with every digit apart; transformers' reader of GGUF files
-# splits them as GPT-2 does, which makes other tokens of "\\n\\n1".
-_DIGITS_APART = ("smollm", "starcoder", "refact")
+# Vocabularies that split numbers into digits. transformers' GGUF reader splits like GPT-2 instead,
+# which gives different tokens for "\\n\\n1".
+_SPLIT_DIGITS = ("smollm", "starcoder", "refact")
 
 
 def tokenizer_from_gguf(source: GgufFile | str | os.PathLike) -> Any:
-    """The fast ``transformers`` tokenizer that a GGUF file describes, chat template included.
+    """Returns the fast ``transformers`` tokenizer of a GGUF file, including its chat template.
 
-    transformers' own way (``gguf_file=``) imports torch, which nothing here needs at run time; the
-    vocabulary is converted by the same functions of transformers.
+    Converts the vocabulary by the functions of transformers, whose own entry point (``gguf_file=``)
+    would import torch.
     """
     source = source if isinstance(source, GgufFile) else open_gguf(source)
-    with parsing(f"{source.file}: its tokenizer cannot be read"):
+    with parsing(f"{source.file}: the tokenizer cannot be read"):
         return _tokenizer(source)
 
 
@@ -303,27 +304,27 @@ def _tokenizer(source: GgufFile) -> Any:
     )
 
     metadata = source.metadata
-    described: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for key, name in GGUF_TOKENIZER_MAPPING["tokenizer"].items():
         value = metadata.get(f"tokenizer.{key}")
         value = source.array(f"tokenizer.{key}") if value is None else value
         if value is not None:
-            described[name] = value
-    backend, _ = convert_gguf_tokenizer(source.architecture, described)
-    if described.get("pre_tokenizer_type") in _DIGITS_APART:
+            fields[name] = value
+    backend, _ = convert_gguf_tokenizer(source.architecture, fields)
+    if fields.get("pre_tokenizer_type") in _SPLIT_DIGITS:
         backend.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Digits(individual_digits=True),
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
             ]
         )
-    tokens, special = described["tokens"], {}
+    tokens, special = fields["tokens"], {}
     for field in ("bos", "eos", "unk", "pad"):
-        index = described.get(f"{field}_token_id")
+        index = fields.get(f"{field}_token_id")
         if index is not None:
             special[f"{field}_token"] = tokens[int(index)]
-    starts = metadata.get("tokenizer.ggml.add_bos_token", described["tokenizer_type"] == "llama")
-    if starts and "bos_token" in special:
+    add_bos = metadata.get("tokenizer.ggml.add_bos_token", fields["tokenizer_type"] == "llama")
+    if add_bos and "bos_token" in special:
         bos = special["bos_token"]
         backend.post_processor = processors.TemplateProcessing(
             single=[bos, "$A"],

@@ -1,4 +1,4 @@
-"""Opening a decoder: a folder, an installed package, a GGUF file or a hub id; and saving one."""
+"""Loads a decoder from a folder, an installed package, a GGUF file or the hub, and saves one."""
 
 import dataclasses
 import functools
@@ -36,15 +36,15 @@ _ACTIVATIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class TextDecoder:
-    """A decoder with its weights and where they came from.
+    """A decoder with its weights and their origin.
 
     Attributes:
-      config: hyper-parameters, compute dtype and attention included.
-      state: of `decoder_params.Decoder`; `decoder_params.to_params` gives the plain dictionary.
-      folder: the checkpoint's folder, or its ``.gguf`` file; the tokenizer lies there too.
-      source: the spec it was opened with.
+      config: hyper-parameters, including compute dtype and attention.
+      state: state of `decoder_params.Decoder`; see also `decoder_params.to_params`.
+      folder: the checkpoint's folder or ``.gguf`` file, which also holds the tokenizer.
+      source: the spec that it was loaded from.
       model_type: family in `decoder_weights.FAMILIES`.
-      hf_config: the parsed ``config.json`` (of a GGUF file: what it would say).
+      hf_config: the parsed ``config.json``, or its equivalent for a GGUF file.
     """
 
     config: DecoderConfig
@@ -56,7 +56,7 @@ class TextDecoder:
 
     @functools.cached_property
     def revision(self) -> str:
-        """Hub commit or SHA-256 of the weights, for manifests; reads them all, once."""
+        """Hub commit or SHA-256 of the weights, for manifests."""
         if self.folder.is_dir():
             return pretrained.weights_revision(self.folder)
         with self.folder.open("rb") as stream:
@@ -66,11 +66,11 @@ class TextDecoder:
 # ----------------------------------------------------------------------------------- configuration
 
 
-_MOST = 1 << 62  # beyond it, a number of a file is none
+_LIMIT = 1 << 62  # bound of the absolute value of numbers in config.json
 
 
-def _short(value: Any) -> str:
-    text = repr(value) if not isinstance(value, int) or abs(value) < _MOST else "too large"
+def _shortened(value: Any) -> str:
+    text = repr(value) if not isinstance(value, int) or abs(value) < _LIMIT else "too large"
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -86,8 +86,8 @@ class _Fields:
         if value is None:
             raise UserError(f"{self.where}: field {name} is missing.")
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not -_MOST < value < _MOST:
-            raise UserError(f"{self.where}: field {name} is {_short(value)}, not a number.")
+        if not is_number or not -_LIMIT < value < _LIMIT:
+            raise UserError(f"{self.where}: field {name} is {_shortened(value)}, not a number.")
         return value
 
     def count(self, name: str, default: int | None = None) -> int:
@@ -108,45 +108,45 @@ class _Fields:
 
 
 def _rope(fields: _Fields, positions: int) -> tuple[float, RopeScaling | None]:
-    """Rotary base and stretching, from transformers 5's ``rope_parameters`` or the older pair."""
+    """Returns rotary base and scaling from ``rope_parameters``, or ``rope_scaling`` before v5."""
     name = "rope_parameters" if fields.raw.get("rope_parameters") else "rope_scaling"
     raw = fields.raw.get(name) or {}
     if not isinstance(raw, dict) or any(isinstance(value, dict) for value in raw.values()):
         raise fields.refuse(name, raw, "one object of numbers for all layers")
-    own = _Fields(raw, f"{fields.where}: field {name}")
-    theta = float(own.number("rope_theta", fields.number("rope_theta", 10000.0)))
-    if own.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0)) != 1.0:
+    rope = _Fields(raw, f"{fields.where}: field {name}")
+    theta = float(rope.number("rope_theta", fields.number("rope_theta", 10000.0)))
+    if rope.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0)) != 1.0:
         raise fields.refuse("partial_rotary_factor", "below 1", "1")
     kind = raw.get("rope_type") or raw.get("type") or "default"
     if kind == "default":
         return theta, None
     if kind not in ("linear", "llama3", "yarn"):
-        raise own.refuse("rope_type", kind, "default, linear, llama3, yarn")
-    # Before transformers 5 the trained length was often only max_position_embeddings.
-    original = own.count("original_max_position_embeddings", positions)
+        raise rope.refuse("rope_type", kind, "default, linear, llama3, yarn")
+    # Before transformers 5, often only max_position_embeddings gave the trained length.
+    original = rope.count("original_max_position_embeddings", positions)
     if raw.get("factor") is None and kind == "yarn":
         factor = positions / original
     else:
-        factor = float(own.number("factor"))
+        factor = float(rope.number("factor"))
     if kind == "linear":
         return theta, RopeScaling("linear", factor)
     if kind == "llama3":
-        low, high = own.number("low_freq_factor"), own.number("high_freq_factor")
+        low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
         return theta, RopeScaling("llama3", factor, original, float(low), float(high))
-    if not own.flag("truncate", True):
-        raise own.refuse("truncate", False, "true")
+    if not rope.flag("truncate", True):
+        raise rope.refuse("truncate", False, "true")
     return theta, RopeScaling(
         "yarn",
         factor,
         original,
-        beta_fast=float(own.number("beta_fast", 32.0)),
-        beta_slow=float(own.number("beta_slow", 1.0)),
-        attention_factor=_attention_factor(own, factor),
+        beta_fast=float(rope.number("beta_fast", 32.0)),
+        beta_slow=float(rope.number("beta_slow", 1.0)),
+        attention_factor=_attention_factor(rope, factor),
     )
 
 
 def _attention_factor(fields: _Fields, factor: float) -> float:
-    """YaRN's factor on sine and cosine: given, or 0.1 ln(factor) + 1 (Peng et al., 2023)."""
+    """Returns YaRN's sine and cosine factor, by default 0.1 ln(factor) + 1 (Peng et al., 2023)."""
     if fields.raw.get("attention_factor") is not None:
         return float(fields.number("attention_factor"))
 
@@ -160,7 +160,7 @@ def _attention_factor(fields: _Fields, factor: float) -> float:
 
 
 def _windows(fields: _Fields, model_type: str, layers: int) -> tuple[int, ...]:
-    """Attention window of each layer, 0 for all; empty where no layer has one."""
+    """Returns each layer's attention window, 0 without one; empty if no layer has one."""
     if model_type == "llama":
         return ()
     if model_type in ("qwen2", "qwen3") and not fields.flag("use_sliding_window", False):
@@ -180,13 +180,15 @@ def _windows(fields: _Fields, model_type: str, layers: int) -> tuple[int, ...]:
         kinds = ("full_attention", "sliding_attention")
         is_list = isinstance(types, list) and len(types) == layers
         if not is_list or any(kind not in kinds for kind in types):
-            raise fields.refuse("layer_types", types, f"{layers} times one of {', '.join(kinds)}")
+            raise fields.refuse(
+                "layer_types", types, f"a list of {layers}, each one of {', '.join(kinds)}"
+            )
         sliding = [kind == "sliding_attention" for kind in types]
     return tuple(size if slides else 0 for slides in sliding) if any(sliding) else ()
 
 
 def _family(fields: _Fields, model_type: str, d_model: int) -> dict[str, Any]:
-    """What only some of the families have."""
+    """Returns the hyper-parameters that only some families have."""
     if model_type == "qwen2":
         return {"qkv_bias": True}
     if model_type == "mistral":
@@ -205,8 +207,8 @@ def _family(fields: _Fields, model_type: str, d_model: int) -> dict[str, Any]:
             "final_softcap": ("final_logit_softcapping", 30.0),
         }
         for ours, (name, default) in caps.items():
-            off = fields.raw.get(name, default) is None
-            family[ours] = None if off else float(fields.number(name, default))
+            disabled = fields.raw.get(name, default) is None
+            family[ours] = None if disabled else float(fields.number(name, default))
         family.update(
             norm_offset=1.0,
             post_norms=True,
@@ -217,8 +219,9 @@ def _family(fields: _Fields, model_type: str, d_model: int) -> dict[str, Any]:
 
 
 def parse_decoder_config(raw: Mapping[str, Any], where: str | os.PathLike) -> DecoderConfig:
-    """Hyper-parameters from the fields of a ``config.json`` at ``where``; absent ones mean what
-    transformers'.
+    """Returns the hyper-parameters in a ``config.json``; missing fields default as in transformers.
+
+    ``where`` is its path for error messages.
     """
     fields = _Fields(raw, str(where))
     model_type = raw.get("model_type")
@@ -234,7 +237,7 @@ def parse_decoder_config(raw: Mapping[str, Any], where: str | os.PathLike) -> De
     heads = fields.count("num_attention_heads")
     positions = fields.count("max_position_embeddings")
     theta, scaling = _rope(fields, positions)
-    # transformers' classes of Qwen 3 and Gemma 2 have a head size of their own.
+    # The defaults of transformers' classes of Qwen 3 and Gemma 2.
     head_dim = {"qwen3": 128, "gemma2": 256}.get(str(model_type), d_model // heads)
     config = DecoderConfig(
         vocab_size=fields.count("vocab_size"),
@@ -262,7 +265,7 @@ def parse_decoder_config(raw: Mapping[str, Any], where: str | os.PathLike) -> De
 
 
 def read_decoder_config(folder: str | os.PathLike) -> tuple[DecoderConfig, dict[str, Any]]:
-    """Hyper-parameters of a model folder or ``.gguf`` file, and its ``config.json`` parsed."""
+    """Returns the hyper-parameters and the parsed config.json of a model folder or GGUF file."""
     folder = Path(folder)
     is_gguf = folder.suffix == ".gguf" and folder.is_file()
     return _read_config(folder, gguf_weights.open_gguf(folder) if is_gguf else None)
@@ -279,13 +282,13 @@ def _read_config(
     return parse_decoder_config(raw, file), raw
 
 
-# ----------------------------------------------------------------------------------------- opening
+# ----------------------------------------------------------------------------------------- loading
 
 
 def resolve_decoder(spec: str) -> Path:
-    """The local model folder or ``.gguf`` file that ``spec`` names.
+    """Returns the local model folder or ``.gguf`` file of a model.
 
-    That is a ``.gguf`` file, a folder (with ``config.json``, or holding one ``.gguf`` file),
+    ``spec`` is a ``.gguf`` file, a folder (with ``config.json``, or a single ``.gguf`` file),
     ``package:NAME`` (an installed distribution that ships either) or a hub id.
     """
     path = Path(spec).expanduser()
@@ -301,17 +304,17 @@ def resolve_decoder(spec: str) -> Path:
     elif path.is_dir() and not (path / "config.json").is_file():
         ggufs = sorted(path.glob("*.gguf"))
     if len(ggufs) > 1:
-        raise UserError(f"model {spec!r} holds {len(ggufs)} .gguf files; name one of them.")
+        raise UserError(f"model {spec!r} has {len(ggufs)} .gguf files; name one of them.")
     return ggufs[0] if ggufs else pretrained.resolve_model_folder(spec)
 
 
 def hub_id(spec: str) -> str:
-    """The model as others find it: a package's by its id on the hub, where that is known."""
+    """Returns the hub id of a package's model, if known; other specs are unchanged."""
     return _HUB_IDS.get(spec, spec)
 
 
 def default_dtype() -> Literal["float32", "bfloat16"]:
-    """In what a decoder computes where nothing is said: see `load_decoder`."""
+    """Returns the default compute dtype, see `load_decoder`."""
     return "float32" if jax.default_backend() == "cpu" else "bfloat16"
 
 
@@ -323,19 +326,19 @@ def load_decoder(
     mesh: jax.sharding.Mesh | None = None,
     remat: Remat = "off",
 ) -> TextDecoder:
-    """Opens a decoder.
+    """Loads a decoder.
 
     Args:
       spec: see `resolve_decoder`.
-      dtype: compute dtype; None: fp32 on a CPU, where XLA's bf16 results are slower, else bf16.
-      param_dtype: of the weights; None: ``dtype``.
-      mesh: parameters are placed on it by their logical axes; None: the first device.
+      dtype: compute dtype, by default bf16, or fp32 on a CPU, where XLA's bf16 is slower.
+      param_dtype: dtype of the weights, by default ``dtype``.
+      mesh: parameters are placed on it by their logical axes, by default on the first device.
       remat: what the backward pass recomputes.
     """
     dtype = dtype or default_dtype()
     for value in (dtype, param_dtype or dtype):
         if value not in ("float32", "bfloat16"):
-            raise UserError(f"dtype {value!r} is neither 'float32' nor 'bfloat16'.")
+            raise UserError(f"dtype {value!r} is not supported; expected 'float32' or 'bfloat16'.")
     folder = resolve_decoder(spec)
     source = None if folder.is_dir() else gguf_weights.open_gguf(folder)
     config, raw = _read_config(folder, source)
@@ -346,7 +349,9 @@ def load_decoder(
         state = decoder_weights.load_decoder_state(folder, config, model_type, mesh)
     else:
         state = decoder_weights.load_source(source, folder, config, model_type, mesh)
-    log.info("decoder %s: %s, %d layers of %d", spec, model_type, config.num_layers, config.d_model)
+    log.info(
+        "decoder %s: %s, %d layers of width %d", spec, model_type, config.num_layers, config.d_model
+    )
     return TextDecoder(config, state, folder, spec, model_type, raw)
 
 
@@ -357,9 +362,10 @@ def save_decoder(
     *,
     shard_bytes: int = decoder_weights.SHARD_BYTES,
 ) -> None:
-    """Writes ``params`` as a model folder that plain transformers loads, tokenizer included.
+    """Writes a model folder with ``params`` and the tokenizer, which transformers can load.
 
-    They came from ``text_decoder``, layers stacked or not; see `decoder_weights.write_checkpoint`.
+    ``params`` have the structure of ``text_decoder``'s, with layers stacked or unstacked; see
+    `decoder_weights.write_checkpoint`.
     """
 
     def companions(target: Path) -> None:
