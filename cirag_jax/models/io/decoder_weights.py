@@ -1,11 +1,11 @@
-"""Converts decoder weights from and to safetensors, by one table of names for both directions.
+"""Decoder weights from and to safetensors, by one mapping table for both directions.
 
-Parameters are loaded one after the other, so that the host never holds a second copy of the model.
-Of each layer's tensor, a process reads only the slices that its shards need.
+Reading never holds the model twice. Each stacked parameter is assembled from the slices of the
+layers' tensors that this process needs, placed on its devices, and its host copy is dropped before
+the next parameter.
 """
 
 import dataclasses
-import fnmatch
 import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,20 +21,19 @@ from cirag_jax.errors import UserError
 from cirag_jax.io import replacing, write_json
 from cirag_jax.models import decoder, decoder_params
 from cirag_jax.models.decoder import DecoderConfig, Params
-from cirag_jax.models.io.tensor_files import TensorFiles, describe_mismatches, fetch, save_tensors
+from cirag_jax.models.io.tensor_files import TensorFiles, fetch, match_tensors, save_tensors
 
 SHARD_BYTES = 5 * 10**9  # larger checkpoints have several files and an index, as on the hub
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A tensor of a checkpoint, and the parameter that it fills.
+    """One tensor of a checkpoint and the parameter that it fills.
 
     Attributes:
       source: name in the checkpoint; ``{layer}`` stands for the layer index.
-      target: parameter of `decoder_params.Decoder`, or of its layers where ``source``
-        contains ``{layer}``.
-      transpose: whether to transpose a linear kernel, which torch stores as (out, in).
+      target: parameter of `decoder_params.Decoder`, or of its layers if ``source`` has ``{layer}``.
+      transpose: torch stores linear kernels as (out, in), we as (in, out).
     """
 
     source: str
@@ -75,26 +74,27 @@ _GEMMA2 = (
     ),
 )
 
-# model_type -> every tensor that its checkpoints can have. The configuration selects from these.
+# model_type -> all tensors its checkpoints may have; the configuration decides which are required.
 FAMILIES: Mapping[str, tuple[Entry, ...]] = {
-    "llama": _LLAMA,
-    "qwen2": _LLAMA,
-    "qwen3": _LLAMA,
-    "mistral": _LLAMA,
+    **dict.fromkeys(("llama", "qwen2", "qwen3", "mistral"), _LLAMA),
     "gemma2": _GEMMA2,
 }
 
-# Buffers of older checkpoints, which every implementation computes itself.
-IGNORED = ("*.rotary_emb.inv_freq", "*.self_attn.bias", "*.self_attn.masked_bias")
+# Buffers of older checkpoints, which every implementation computes itself, and the output layer
+# that some checkpoints store although it is tied to the embedding.
+IGNORED = (
+    *("*.rotary_emb.inv_freq", "*.self_attn.bias", "*.self_attn.masked_bias"),
+    "lm_head.weight",
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A parameter, and the tensors of a checkpoint that fill it.
+    """One parameter and the checkpoint tensors that fill it.
 
     Attributes:
-      path: path of the parameter, such as ``("embedding",)`` or ``("layers", "q_proj")``.
-      names: one tensor, or one per layer, with the checkpoint's prefixes.
+      path: path of the parameter: ``("embedding",)`` or ``("layers", "q_proj")``.
+      names: one tensor, or one per layer, with the prefixes of `FAMILIES`.
       shape: shape of each tensor in the checkpoint.
       transpose: whether the parameter is the transpose.
     """
@@ -111,45 +111,35 @@ class Place:
 
 
 def places(config: DecoderConfig, model_type: str) -> list[Place]:
-    """Returns the place of every parameter, those outside the layers first."""
+    """Returns every parameter of ``config`` with its checkpoint tensors, outer ones first."""
     if model_type not in FAMILIES:
         raise UserError(
-            f"model_type {model_type!r} has no weight mapping; known: "
-            f"{', '.join(sorted(FAMILIES))}."
+            f"model_type {model_type!r} is not supported; choose from {', '.join(sorted(FAMILIES))}"
         )
     entries = {("{layer}" in e.source, e.target): e for e in FAMILIES[model_type]}
-    found = []
-    for inner, parameters in (
+    result = []
+    for in_layers, parameters in (
         (False, decoder.outer_parameters(config)),
         (True, decoder.layer_parameters(config)),
     ):
         for target, (shape, _) in parameters.items():
-            entry = entries.get((inner, target))
+            entry = entries.get((in_layers, target))
             if entry is None:
-                raise UserError(f"model_type {model_type!r} has no tensor for {target!r}.")
-            names = [entry.source]
-            if inner:
-                names = [entry.source.format(layer=i) for i in range(config.num_layers)]
-            found.append(
-                Place(
-                    ("layers", target) if inner else (target,),
-                    tuple(names),
-                    shape[::-1] if entry.transpose else shape,
-                    entry.transpose,
-                )
-            )
-    return found
-
-
-# ----------------------------------------------------------------------------------------- reading
+                raise UserError(f"model_type {model_type!r} has no tensor for {target!r}")
+            count = config.num_layers if in_layers else 1
+            names = tuple(entry.source.format(layer=i) for i in range(count))
+            path = ("layers", target) if in_layers else (target,)
+            stored_shape = shape[::-1] if entry.transpose else shape
+            result.append(Place(path, names, stored_shape, entry.transpose))
+    return result
 
 
 class Source(Protocol):
-    """Named tensors that are read by slices."""
+    """Named tensors that are read in slices."""
 
     @property
     def shapes(self) -> Sequence[tuple[str, tuple[int, ...]]]:
-        """Names and shapes of all tensors."""
+        """Name and shape of every tensor."""
         ...
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
@@ -164,37 +154,8 @@ def _canonical(name: str) -> str:
     return f"model.{name}"
 
 
-def _check(
-    where: str | os.PathLike, shapes: Sequence[tuple[str, tuple[int, ...]]], expected: list[Place]
-) -> dict[str, str]:
-    """Compares names and shapes; returns canonical name -> name in the checkpoint."""
-    expected_shapes = {name: place.shape for place in expected for name in place.names}
-    names: dict[str, str] = {}
-    unmapped, doubled = [], []
-    for name, shape in shapes:
-        canonical = _canonical(name)
-        if canonical not in expected_shapes:
-            # Some checkpoints also store a tied output layer, which is the embedding.
-            tied = canonical == "lm_head.weight"
-            if not tied and not any(fnmatch.fnmatchcase(canonical, p) for p in IGNORED):
-                unmapped.append(name)
-        elif canonical in names:
-            doubled.append(name)
-        elif shape != expected_shapes[canonical]:
-            raise UserError(
-                f"{where}: tensor {name} has shape {shape}, but the configuration implies "
-                f"{expected_shapes[canonical]}."
-            )
-        else:
-            names[canonical] = name
-    unfilled = [name for name in expected_shapes if name not in names]
-    if problems := describe_mismatches(unmapped, doubled, unfilled):
-        raise UserError(f"{where}: tensors do not fit the decoder; {problems}.")
-    return names
-
-
 def _assign(target: np.ndarray, value: np.ndarray) -> None:
-    """Assigns ``target[...] = value``; 16-bit floats as integers, which NumPy copies faster."""
+    """Assigns ``target[...] = value``, 16-bit floats as integers, which NumPy copies faster."""
     if target.dtype == value.dtype and target.dtype.itemsize == 2:
         target, value = target.view(np.uint16), value.view(np.uint16)
     target[...] = value
@@ -205,7 +166,7 @@ def _assembler(
 ) -> Callable[[tuple[slice, ...] | None], np.ndarray]:
     """Returns the callback of `jax.make_array_from_callback` for the parameter ``place``.
 
-    Shards that several devices hold are read once.
+    A shard that several devices hold is read once.
     """
     blocks: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
 
@@ -235,10 +196,10 @@ def load_source(
     model_type: str,
     mesh: jax.sharding.Mesh | None = None,
 ) -> nnx.State:
-    """Returns a decoder's state with the tensors of ``source``; see `load_decoder_state`."""
-    expected = places(config, model_type)
-    names = _check(where, source.shapes, expected)
-    by_path = {place.path: place for place in expected}
+    """Returns the state of a decoder with the tensors of ``source``; see `load_decoder_state`."""
+    by_path = {place.path: place for place in places(config, model_type)}
+    expected = {name: place.shape for place in by_path.values() for name in place.names}
+    names = match_tensors(where, source.shapes, expected, _canonical, IGNORED)
     dtype = np.dtype(jax.numpy.dtype(config.param_dtype))
     filled = []
     for path, variable in nnx.to_flat_state(decoder_params.abstract_params(config)):
@@ -246,12 +207,12 @@ def load_source(
         target: jax.sharding.Sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         if mesh is not None:
             target = sharding.variable_sharding(variable, mesh)
-        stored = [names[name] for name in place.names]
-        assemble = _assembler(source, place, stored, variable.shape, dtype)
+        stored_names = [names[name] for name in place.names]
+        assemble = _assembler(source, place, stored_names, variable.shape, dtype)
         value = jax.make_array_from_callback(variable.shape, target, assemble)
-        # Dispatch is asynchronous: waiting keeps only one parameter's host copy alive.
+        # Dispatch is asynchronous: without this, host copies of several parameters would be alive.
         filled.append((path, variable.replace(jax.block_until_ready(value))))
-        # JAX releases a copied host array at a Python garbage collection; see jax issue 14882.
+        # JAX frees a copied host array at a Python collection; see jax issue 14882.
         del assemble
         gc.collect(0)
     return nnx.from_flat_state(filled)
@@ -263,25 +224,22 @@ def load_decoder_state(
     model_type: str,
     mesh: jax.sharding.Mesh | None = None,
 ) -> nnx.State:
-    """Loads the state of `decoder_params.Decoder` from a folder, in ``config.param_dtype``.
+    """Returns the state of `decoder_params.Decoder` from a checkpoint, in ``config.param_dtype``.
 
-    Parameters are placed on ``mesh`` by their logical axes, by default on the first device. Each
-    process reads only the slices of its devices.
+    Parameters are on ``mesh`` by their logical axes, or on the first device. Each process reads
+    only the slices that its devices hold.
     """
     with TensorFiles(folder) as files:
         return load_source(files, folder, config, model_type, mesh)
 
 
-# ----------------------------------------------------------------------------------------- writing
-
-
 def decoder_tensors(
     params: Params, config: DecoderConfig, model_type: str
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields (name, host array in the checkpoint's layout); the inverse of `load_decoder_state`.
+    """Yields (name, host array in the checkpoint's layout): the inverse of `load_decoder_state`.
 
-    Arrays have the dtype of ``params``, whose layers may be stacked or unstacked. In a program of
-    several processes, all of them must iterate.
+    It fetches one tensor at a time, in the dtype of ``params``, whose layers are stacked or
+    unstacked. With several processes, all must iterate.
     """
     for place in places(config, model_type):
         for layer, name in enumerate(place.names):
@@ -300,22 +258,22 @@ def _write_shards(
 ) -> None:
     """Writes ``model.safetensors``, or shards of at most ``limit`` bytes and their index."""
     shard: dict[str, np.ndarray] = {}
-    size = total = 0
-    shards: list[list[str]] = []  # names of the tensors in each
+    shard_size = total = 0
+    shards: list[list[str]] = []
 
     def flush() -> None:
-        nonlocal shard, size
+        nonlocal shard, shard_size
         shards.append(list(shard))
         if jax.process_index() == 0:
             save_tensors(shard, folder / f"part-{len(shards)}.safetensors")
-        shard, size = {}, 0
+        shard, shard_size = {}, 0
 
     for name, array in tensors:
         array = array.astype(dtype, copy=False)
-        if shard and size + array.nbytes > limit:
+        if shard and shard_size + array.nbytes > limit:
             flush()
         shard[name] = array
-        size, total = size + array.nbytes, total + array.nbytes
+        shard_size, total = shard_size + array.nbytes, total + array.nbytes
     flush()
     if jax.process_index() != 0:
         return
@@ -340,15 +298,15 @@ def write_checkpoint(
     *,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Atomically writes a model folder that transformers can load.
+    """Writes a model folder for transformers, atomically.
 
-    Tensors have the dtype of ``params``, and shards at most ``shard_bytes``. ``hf_config`` gives
-    ``model_type`` and is written as ``config.json`` with that dtype. ``companions`` is called with
-    the unfinished folder and writes the tokenizer's files.
+    Tensors have the dtype of ``params``; above ``shard_bytes`` there are several files and an
+    index. ``hf_config`` gives ``model_type`` and is written as ``config.json`` with that dtype.
+    ``companions`` is called with the unfinished folder to add the tokenizer's files.
     """
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} is not empty; a model needs a new or empty folder.")
+        raise UserError(f"{folder}: is not empty; choose a new folder for the model")
     name = str(params["embedding"].dtype)
     tensors = decoder_tensors(params, config, str(hf_config["model_type"]))
     np_dtype = np.dtype(jax.numpy.dtype(name))

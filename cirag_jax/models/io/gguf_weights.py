@@ -1,8 +1,9 @@
-"""Reads GGUF files of llama.cpp without torch: quantised weights, hyper-parameters and tokenizer.
+"""GGUF files (llama.cpp): quantised weights, hyper-parameters and tokenizer, without torch.
 
-The ``gguf`` library dequantises only the requested rows. Two conventions of llama.cpp are undone:
-it interleaves the query and key rows of Llama models for its rotary embedding, where transformers
-and this package rotate halves, and it adds one to Gemma's norm scales.
+The ``gguf`` library dequantises tensors, row by row as needed. llama.cpp stores the query and key
+rows of Llama models in the order of its rotary embedding (adjacent pairs). They are reordered into
+the two halves that transformers and this package rotate. llama.cpp also adds one to Gemma's norm
+scales, which is subtracted here.
 """
 
 import dataclasses
@@ -19,32 +20,32 @@ from cirag_jax.errors import UserError, parsing
 from cirag_jax.models.io.decoder_weights import FAMILIES
 from cirag_jax.models.rope import RopeScaling, rope_frequencies
 
-# The same names as transformers' model_types, except for Mistral, which is stored as "llama".
+# Equal to model_type in transformers, except that files of Mistral have "llama".
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2")
-ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's rotary scaling, as one divisor per plane
+ROPE_FACTORS = "rope_freqs.weight"  # rotary scaling of Llama 3, one divisor per plane
 
 
 def _hf_names(architecture: str, layers: int) -> dict[str, str]:
-    """Returns llama.cpp's tensor names -> those of transformers."""
+    """Returns llama.cpp's name -> transformers' name of every tensor that a decoder can have."""
     import gguf
 
     (kind,) = (kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    names, found = gguf.get_tensor_name_map(kind, layers), {}
+    name_map, hf_names = gguf.get_tensor_name_map(kind, layers), {}
     for entry in FAMILIES[architecture]:
         for layer in range(layers if "{layer}" in entry.source else 1):
-            own = entry.source.format(layer=layer)
-            if theirs := names.get_name(own, (".weight", ".bias")):
-                found[theirs] = own
-    return found
+            hf_name = entry.source.format(layer=layer)
+            if gguf_name := name_map.get_name(hf_name, (".weight", ".bias")):
+                hf_names[gguf_name] = hf_name
+    return hf_names
 
 
 @dataclasses.dataclass(frozen=True)
 class GgufFile:
-    """An open, memory-mapped GGUF file; implements `decoder_weights.Source`.
+    """A memory-mapped GGUF file; a `decoder_weights.Source`.
 
     Attributes:
       file: its path.
-      metadata: key -> value, without the tokenizer's long arrays, see `array`.
+      metadata: key -> value, except the long arrays of the tokenizer, which `array` reads.
       architecture: one of `ARCHITECTURES`.
       shapes: (transformers' name, shape) of every tensor.
     """
@@ -62,7 +63,7 @@ class GgufFile:
         return None if field is None else field.contents()
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        """Reads a slice of a tensor in transformers' layout, dequantised to fp32."""
+        """Reads a slice of a tensor in transformers' layout, fp32; dequantises only its rows."""
         import gguf
 
         tensor = self._tensors[name]
@@ -70,7 +71,7 @@ class GgufFile:
         try:  # a row is a whole number of blocks
             values = gguf.quants.dequantize(tensor.data[rows], tensor.tensor_type)
         except NotImplementedError as error:
-            raise UserError(f"{self.file}: tensor {name} cannot be dequantised: {error}.") from None
+            raise UserError(f"{self.file}: tensor {name} cannot be dequantised: {error}") from None
         values = values[(slice(None), *index[1:])]
         if self.architecture == "gemma2" and name.endswith("norm.weight"):
             values = values - np.float32(1.0)
@@ -87,25 +88,23 @@ class GgufFile:
         if type(heads) is not int or heads < 1 or count % (2 * heads):
             raise UserError(
                 f"{self.file}: metadata field {self.architecture}.{key} is {heads}, which does not "
-                f"fit the {count} rows of tensor {name}."
+                f"fit the {count} rows of tensor {name}"
             )
         return rows.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
     def number(self, key: str, default: Any = None) -> Any:
-        """Returns the number in the metadata field ``ARCHITECTURE.key``."""
+        """Returns the metadata value ``ARCHITECTURE.key``."""
         full = f"{self.architecture}.{key}"
         value = self.metadata.get(full, default)
         if value is None:
-            raise UserError(f"{self.file}: metadata field {full} is missing.")
+            raise UserError(f"{self.file}: metadata field {full} is missing")
         if type(value) not in (int, float) or not 0 <= value < math.inf:
-            raise UserError(
-                f"{self.file}: metadata field {full} is {value!r}; expected a number of at least 0."
-            )
+            raise UserError(f"{self.file}: metadata field {full} is {value!r}")
         return value
 
 
 def _reader(file: Path) -> Any:
-    """Returns a reader over a plain array, because slices of `np.memmap` are slow."""
+    """Returns the library's reader over a plain array, because slicing `np.memmap` is slow."""
     import gguf
 
     class Reader(gguf.GGUFReader):
@@ -133,13 +132,13 @@ def open_gguf(file: str | os.PathLike) -> GgufFile:
     if architecture not in ARCHITECTURES:
         raise UserError(
             f"{file}: metadata field general.architecture is {architecture!r}; supported: "
-            f"{', '.join(ARCHITECTURES)}."
+            f"{', '.join(ARCHITECTURES)}"
         )
     layers = metadata.get(f"{architecture}.block_count", 0)
     if type(layers) is not int or not 0 <= layers <= len(reader.tensors):
         raise UserError(
-            f"{file}: metadata field {architecture}.block_count is {layers!r}, but there "
-            f"are {len(reader.tensors)} tensors."
+            f"{file}: metadata field {architecture}.block_count is {layers!r}, with "
+            f"{len(reader.tensors)} tensors"
         )
     names = _hf_names(architecture, layers)
     tensors = {names.get(t.name) or str(t.name): t for t in reader.tensors}
@@ -151,19 +150,16 @@ def open_gguf(file: str | os.PathLike) -> GgufFile:
     return GgufFile(file, metadata, architecture, tuple(shapes), tensors, reader.fields)
 
 
-# --------------------------------------------------------------------------------- configuration
-
-
 def hf_config(source: GgufFile) -> dict[str, Any]:
-    """Returns the contents of an equivalent ``config.json``, from the file's metadata."""
+    """Returns the equivalent of ``config.json`` in transformers' names."""
     number, metadata = source.number, source.metadata
     heads, width = int(number("attention.head_count")), int(number("embedding_length"))
     embedding = dict(source.shapes).get("model.embed_tokens.weight")
     if not embedding:
-        raise UserError(f"{source.file}: tensor token_embd.weight is missing.")
+        raise UserError(f"{source.file}: tensor token_embd.weight is missing")
     if not heads:
         raise UserError(
-            f"{source.file}: metadata field {source.architecture}.attention.head_count is 0."
+            f"{source.file}: metadata field {source.architecture}.attention.head_count is 0"
         )
     names = {name for name, _ in source.shapes}
     model_type = source.architecture
@@ -186,7 +182,7 @@ def hf_config(source: GgufFile) -> dict[str, Any]:
         token = metadata.get(f"tokenizer.ggml.{key}_token_id")
         if type(token) not in (int, type(None)):
             raise UserError(
-                f"{source.file}: metadata field tokenizer.ggml.{key}_token_id is not an id."
+                f"{source.file}: metadata field tokenizer.ggml.{key}_token_id is not an integer"
             )
         raw[f"{field}_token_id"] = token
     if model_type == "gemma2":
@@ -201,13 +197,13 @@ def hf_config(source: GgufFile) -> dict[str, Any]:
 
 
 def _shortest(value: float) -> float:
-    """Returns the shortest decimal of an fp32 number, such as 1e-5 for 9.99999974e-06."""
+    """Returns the decimal number that an fp32 number stands for (1e-5, not 9.99999974e-06)."""
     return float(str(np.float32(value)))
 
 
 def _gemma2(source: GgufFile, heads: int, width: int) -> dict[str, Any]:
     number = source.number
-    # The file lacks the query scale, which differs for the 27B model (46 layers).
+    # The query scale is not in the file, and is different for the 27B model (46 layers).
     large = int(number("block_count")) == 46
     return {
         "hidden_activation": "gelu_pytorch_tanh",
@@ -219,14 +215,14 @@ def _gemma2(source: GgufFile, heads: int, width: int) -> dict[str, Any]:
 
 
 def _rope(source: GgufFile) -> dict[str, Any]:
-    """Returns ``rope_parameters`` of transformers."""
+    """Returns transformers' ``rope_parameters``."""
     number = source.number
     width, heads = int(number("embedding_length")), int(number("attention.head_count"))
     size = int(number("attention.key_length", width // heads))
     if int(number("rope.dimension_count", size)) != size:
         raise UserError(
             f"{source.file}: metadata field {source.architecture}.rope.dimension_count is not the "
-            f"head size {size}: partial rotary embeddings are not supported."
+            f"head size {size}: partial rotary embeddings are not supported"
         )
     theta = _shortest(number("rope.freq_base", 10000.0))
     kind = str(source.metadata.get(f"{source.architecture}.rope.scaling.type", "none"))
@@ -238,7 +234,7 @@ def _rope(source: GgufFile) -> dict[str, Any]:
     if kind not in ("linear", "yarn"):
         raise UserError(
             f"{source.file}: metadata field {source.architecture}.rope.scaling.type is {kind!r}; "
-            "supported: none, linear, yarn."
+            "supported: none, linear, yarn"
         )
     raw.update(rope_type=kind, factor=_shortest(number("rope.scaling.factor")))
     if kind == "yarn":
@@ -252,10 +248,11 @@ def _rope(source: GgufFile) -> dict[str, Any]:
 
 
 def _llama3(source: GgufFile, theta: float, size: int) -> dict[str, Any]:
-    """Returns Llama 3.1's ``rope_parameters``, of which the file has only each plane's divisor.
+    """Returns the rotary scaling of Llama 3.1, of which the file keeps only the divisor of each
+    plane.
 
-    The published parameters are assumed (trained on 8192 tokens, ramp from 1 to 4 turns), with the
-    factor of the slowest plane. Divisors that differ from theirs are refused.
+    The parameters are the published ones (trained on 8192 tokens, ramp from 1 to 4 turns), with the
+    factor of the slowest plane. Divisors that do not match them raise an error.
     """
     divisors = np.asarray(source._tensors[ROPE_FACTORS].data, np.float64).reshape(-1)
     factor, original, low, high = float(divisors.max()), 8192, 1.0, 4.0
@@ -264,8 +261,8 @@ def _llama3(source: GgufFile, theta: float, size: int) -> dict[str, Any]:
     expected = np.divide(plain, stretched)
     if divisors.shape != expected.shape or not np.allclose(divisors, expected, rtol=1e-4):
         raise UserError(
-            f"{source.file}: tensor {ROPE_FACTORS} is not Llama 3.1's rotary scaling, the only "
-            "one that is supported."
+            f"{source.file}: tensor {ROPE_FACTORS} is not Llama 3.1's rotary scaling; no other is "
+            "supported"
         )
     return {
         "rope_type": "llama3",
@@ -277,21 +274,19 @@ def _llama3(source: GgufFile, theta: float, size: int) -> dict[str, Any]:
     }
 
 
-# ------------------------------------------------------------------------------------- tokenizer
-
-# Vocabularies that split numbers into digits. transformers' GGUF reader splits like GPT-2 instead,
-# which gives different tokens for "\\n\\n1".
-_SPLIT_DIGITS = ("smollm", "starcoder", "refact")
+# Vocabularies trained with separate digits. transformers' reader of GGUF files splits them as GPT-2
+# does, which tokenizes "\\n\\n1" differently.
+_SEPARATE_DIGITS = ("smollm", "starcoder", "refact")
 
 
 def tokenizer_from_gguf(source: GgufFile | str | os.PathLike) -> Any:
     """Returns the fast ``transformers`` tokenizer of a GGUF file, including its chat template.
 
-    Converts the vocabulary by the functions of transformers, whose own entry point (``gguf_file=``)
-    would import torch.
+    Loading with ``gguf_file=`` in transformers imports torch, which nothing else needs at run time.
+    This converts the vocabulary with the same functions of transformers.
     """
     source = source if isinstance(source, GgufFile) else open_gguf(source)
-    with parsing(f"{source.file}: the tokenizer cannot be read"):
+    with parsing(f"{source.file}: its tokenizer cannot be read"):
         return _tokenizer(source)
 
 
@@ -311,7 +306,7 @@ def _tokenizer(source: GgufFile) -> Any:
         if value is not None:
             fields[name] = value
     backend, _ = convert_gguf_tokenizer(source.architecture, fields)
-    if fields.get("pre_tokenizer_type") in _SPLIT_DIGITS:
+    if fields.get("pre_tokenizer_type") in _SEPARATE_DIGITS:
         backend.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Digits(individual_digits=True),

@@ -9,8 +9,9 @@ import hashlib
 import importlib.metadata
 import logging
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import msgspec
@@ -18,11 +19,18 @@ import tokenizers
 from flax import nnx
 
 from cirag_jax.datasets.records import convert
-from cirag_jax.errors import UserError, check_at_least, parsing
+from cirag_jax.errors import UserError, check_choice, parsing
 from cirag_jax.io import local_path, read_json, read_object
-from cirag_jax.models.encoder import RELATIVE_BUCKETS, EncoderConfig, Pooling, choose_attention
+from cirag_jax.models.encoder import (
+    RELATIVE_BUCKETS,
+    Activation,
+    EncoderConfig,
+    Pooling,
+    choose_attention,
+)
 from cirag_jax.models.io import encoder_adapter, weights
 from cirag_jax.models.io.tensor_files import weight_files
+from cirag_jax.models.precision import Dtype
 
 log = logging.getLogger(__name__)
 
@@ -37,34 +45,26 @@ MARKER = "cirag_jax.json"
 
 # Files fetched from the hub: no pickle, no code.
 HUB_PATTERNS = (
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "*.json",
-    "vocab.txt",
-    "sentencepiece.bpe.model",
-    "tokenizer.model",
-    "merges.txt",
-    "*.jinja",
+    *("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "vocab.txt"),
+    *("sentencepiece.bpe.model", "tokenizer.model", "merges.txt"),
 )
 # "consolidated*" is Mistral's own copy of the weights; transformers does not read it.
 HUB_IGNORED = ("consolidated*", "onnx/*", "openvino/*", "*/model*.safetensors")
-MODEL_TYPES = ("bert", "roberta", "xlm-roberta", "camembert", "mpnet")
-_SIZES = ("vocab_size", "d_model", "num_layers", "num_heads", "d_ff", "max_length")
-ACTIVATIONS = ("gelu", "gelu_new", "relu")
+MODEL_TYPES = tuple(weights.FAMILIES)
+ACTIVATIONS = get_args(Activation)
 
 
-@dataclasses.dataclass(frozen=True)
-class TextEncoder:
-    """An encoder with everything that its embeddings depend on.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PretrainedModel:
+    """A model with its tokenizer and its source.
 
     Attributes:
-      graphdef, state: split `Encoder`; ``state`` holds fp32 parameters.
-      config: hyper-parameters, including compute dtype and pooling.
+      graphdef, state: split module; ``state`` holds fp32 parameters.
+      config: hyper-parameters of the encoder, including compute dtype and pooling.
       tokenizer: the Rust tokenizer, without padding.
-      query_prefix, passage_prefix: prepended to every text of that kind.
-      max_length: default limit in tokens, special tokens included.
+      max_length: default limit of an input in tokens, including special tokens.
       model_type: family in `weights.FAMILIES`.
-      source: the spec that it was loaded from.
+      source: the spec that was opened.
       folder: the folder with its files.
       revision: hub commit or SHA-256 of its weights, for manifests.
       hf_config: the parsed ``config.json``, written back on export.
@@ -74,14 +74,24 @@ class TextEncoder:
     state: nnx.State
     config: EncoderConfig
     tokenizer: tokenizers.Tokenizer
-    query_prefix: str
-    passage_prefix: str
     max_length: int
     model_type: str
     source: str
     folder: Path
     revision: str
     hf_config: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextEncoder(PretrainedModel):
+    """An `Encoder` with everything else that determines its embeddings.
+
+    Attributes:
+      query_prefix, passage_prefix: prepended to every text of that kind.
+    """
+
+    query_prefix: str
+    passage_prefix: str
 
     @property
     def pooling(self) -> Pooling:
@@ -189,57 +199,89 @@ def _hub_folder(spec: str) -> Path:
     return folder
 
 
+_MAX_NUMBER = 1 << 62  # larger numbers in a file are rejected
+
+
+def _short(value: Any) -> str:
+    text = repr(value) if not isinstance(value, int) or abs(value) < _MAX_NUMBER else "too large"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+class ConfigFields:
+    """Fields of a parsed ``config.json``, with errors that name file and field."""
+
+    def __init__(self, raw: Mapping[str, Any], where: str):
+        self.raw, self.where = raw, where
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Returns a number; null means ``default``."""
+        value = self.raw.get(name)
+        value = default if value is None else value
+        if value is None:
+            raise UserError(f"{self.where}: field {name} is missing")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not -_MAX_NUMBER < value < _MAX_NUMBER:
+            raise UserError(f"{self.where}: field {name} is {_short(value)}, not a number")
+        return value
+
+    def count(self, name: str, default: int | None = None) -> int:
+        """Returns a positive integer."""
+        value = self.number(name, default)
+        if value != int(value) or value < 1:
+            raise UserError(f"{self.where}: field {name} is {value!r}, not a positive integer")
+        return int(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Returns a Boolean."""
+        value = self.raw.get(name)
+        value = default if value is None else value
+        if not isinstance(value, bool):
+            raise UserError(f"{self.where}: field {name} is {value!r}, neither true nor false")
+        return value
+
+    def unsupported(self, name: str, value: Any, supported: str) -> UserError:
+        """Returns the error for an unsupported value."""
+        return UserError(f"{self.where}: field {name} is {value!r}; supported: {supported}")
+
+
 def read_config(folder: Path) -> tuple[EncoderConfig, dict[str, Any]]:
-    """Returns the hyper-parameters in ``folder/config.json``, and the parsed file."""
+    """Returns the hyper-parameters in ``folder/config.json``, and that file parsed."""
     file = folder / "config.json"
     raw = read_object(file)
+    fields = ConfigFields(raw, str(file))
     model_type = raw.get("model_type")
     if model_type not in MODEL_TYPES:
-        raise UserError(
-            f"{file}: field model_type is {model_type!r}; supported: {', '.join(MODEL_TYPES)}."
-        )
-    if raw.get("position_embedding_type", "absolute") not in ("absolute", None):
-        raise UserError(
-            f"{file}: field position_embedding_type is {raw['position_embedding_type']!r}; only "
-            "'absolute' is supported."
-        )
-    if raw.get("hidden_act", "gelu") not in ACTIVATIONS:
-        raise UserError(
-            f"{file}: field hidden_act is {raw['hidden_act']!r}; supported: {ACTIVATIONS}."
-        )
+        raise fields.unsupported("model_type", model_type, ", ".join(MODEL_TYPES))
+    position_type = raw.get("position_embedding_type")
+    if position_type not in ("absolute", None):
+        raise fields.unsupported("position_embedding_type", position_type, "absolute")
+    hidden_act = raw.get("hidden_act", "gelu")
+    if hidden_act not in ACTIVATIONS:
+        raise fields.unsupported("hidden_act", hidden_act, ", ".join(ACTIVATIONS))
     is_mpnet = model_type == "mpnet"
     buckets = raw.get("relative_attention_num_buckets", RELATIVE_BUCKETS)
-    if is_mpnet and buckets != RELATIVE_BUCKETS:  # transformers ignores the field
-        raise UserError(
-            f"{file}: field relative_attention_num_buckets is {buckets!r}; only "
-            f"{RELATIVE_BUCKETS} is supported."
-        )
-    pad_id = raw.get("pad_token_id")
-    if pad_id is None:
-        pad_id = 0 if model_type == "bert" else 1
-    try:
-        config = EncoderConfig(
-            vocab_size=int(raw["vocab_size"]),
-            d_model=int(raw["hidden_size"]),
-            num_layers=int(raw["num_hidden_layers"]),
-            num_heads=int(raw["num_attention_heads"]),
-            d_ff=int(raw["intermediate_size"]),
-            max_positions=int(raw["max_position_embeddings"]),
-            type_vocab_size=0 if is_mpnet else int(raw.get("type_vocab_size", 2)),
-            layer_norm_eps=float(raw.get("layer_norm_eps", 1e-12)),
-            # MPNet's padding position is 1, whatever the padding id.
-            position_offset={"bert": 0, "mpnet": 2}.get(model_type, pad_id + 1),
-            hidden_act=raw.get("hidden_act", "gelu"),
-            pad_id=pad_id,
-            relative_bias=is_mpnet,
-            initializer_range=float(raw.get("initializer_range", 0.02)),
-        )
-        sizes = _SIZES if is_mpnet else (*_SIZES, "type_vocab_size")
-        check_at_least(1, config, *sizes, prefix=f"{file}: field ")
-    except KeyError as error:
-        raise UserError(f"{file}: field {error.args[0]} is missing.") from error
-    except (TypeError, ValueError, OverflowError) as error:
-        raise UserError(f"{file}: a field has a wrong value: {error}.") from error
+    if is_mpnet and buckets != RELATIVE_BUCKETS:  # transformers ignores the field and uses 32
+        raise fields.unsupported("relative_attention_num_buckets", buckets, str(RELATIVE_BUCKETS))
+    pad_id = int(fields.number("pad_token_id", 0 if model_type == "bert" else 1))
+    config = EncoderConfig(
+        vocab_size=fields.count("vocab_size"),
+        d_model=fields.count("hidden_size"),
+        num_layers=fields.count("num_hidden_layers"),
+        num_heads=fields.count("num_attention_heads"),
+        d_ff=fields.count("intermediate_size"),
+        max_positions=fields.count("max_position_embeddings"),
+        type_vocab_size=0 if is_mpnet else fields.count("type_vocab_size", 2),
+        layer_norm_eps=float(fields.number("layer_norm_eps", 1e-12)),
+        # MPNet's table has the position of padding at 1, independent of the padding id.
+        position_offset={"bert": 0, "mpnet": 2}.get(model_type, pad_id + 1),
+        hidden_act=hidden_act,
+        pad_id=pad_id,
+        relative_bias=is_mpnet,
+        initializer_range=float(fields.number("initializer_range", 0.02)),
+    )
+    if config.max_length < 1:
+        positions = f"above {config.position_offset}"
+        raise fields.unsupported("max_position_embeddings", config.max_positions, positions)
     return config, raw
 
 
@@ -263,7 +305,7 @@ def _pooling(folder: Path, family: str) -> Pooling:
     kinds = [module.type.rsplit(".", 1)[-1] for module in modules]
     for kind in kinds:
         if kind not in ("Transformer", "Pooling", "Normalize"):
-            raise UserError(f"{modules_file}: module {kind!r} is not supported.")
+            raise UserError(f"{modules_file}: module {kind!r} is not supported")
     if "Pooling" not in kinds:
         return "mean"
     file = folder / modules[kinds.index("Pooling")].path / "config.json"
@@ -369,10 +411,7 @@ def computing(
 
     Attention is chosen for ``platform``, by default JAX's. At least 12 layers run as a scan.
     """
-    if dtype not in ("float32", "bfloat16"):
-        raise UserError(
-            f"compute dtype {dtype!r} is not supported; expected 'float32' or 'bfloat16'"
-        )
+    check_choice("dtype", dtype, get_args(Dtype))
     return dataclasses.replace(
         config,
         dtype=dtype,
@@ -419,10 +458,7 @@ def load_encoder(
       remat: recompute layers in the backward pass.
     """
     adapter = encoder_adapter.find_adapter(spec)
-    training: dict[str, Any] = {}
-    base = spec
-    if adapter is not None:
-        base, training = encoder_adapter.read_base(adapter)
+    base, training = (spec, {}) if adapter is None else encoder_adapter.read_base(adapter)
     folder = resolve_model_folder(base)
     config, raw = read_config(folder)
     family = _published_family(base, str(raw.get("_name_or_path", "")))
@@ -448,13 +484,8 @@ def load_encoder(
             state, config, model_type, adapter, mesh=mesh
         )
         revision = f"{revision}+sha256:{adapter_hash}"
-    log.info(
-        "encoder %s: %d layers of width %d, %s pooling",
-        spec,
-        config.num_layers,
-        config.d_model,
-        config.pooling,
-    )
+    shape = f"{config.num_layers} layers of width {config.d_model}"
+    log.info("encoder %s: %s, %s pooling", spec, shape, config.pooling)
     return TextEncoder(
         graphdef=graphdef,
         state=state,

