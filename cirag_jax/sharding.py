@@ -178,8 +178,7 @@ def by_column(
     x: jax.Array,
     kernels: Sequence[jax.Array],
 ) -> tuple[jax.Array, ...]:
-    """Multiplies ``x`` by each kernel, with an explicit `jax.shard_map` if a tensor group splits
-    their columns.
+    """Multiplies ``x`` by each kernel; a tensor group does so explicitly, in a `jax.shard_map`.
 
     The gradient of ``x`` is then summed over the kernels before it is summed over the devices. The
     compiler would exchange it once per kernel.
@@ -272,7 +271,7 @@ def num_shards() -> int:
 def by_shard(
     function: Callable[[Any, Any, jax.Array | None], Any], specs: Any = _REPLICATED
 ) -> Callable[..., Any]:
-    """Returns ``function(whole, split, key)`` with each shard computing on its own rows.
+    """Returns ``function(whole, split, key)``, which each shard computes on its rows.
 
     Every shard gets all of ``whole``, or its part by ``specs`` (`fsdp_spec`), which the function
     then gathers with `gathered`. ``split`` and the result are split along their first dimension.
