@@ -134,7 +134,7 @@ def logical_to_spec(
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     """Constrains ``x`` to its logical axes, under `jax.set_mesh`.
 
-    Inside `by_shard`, only axes that the compiler still manages are constrained.
+    Inside `map_shards`, only axes that the compiler still manages are constrained.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.size == 1 or not mesh.auto_axes:
@@ -143,29 +143,29 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, logical_to_spec(auto, x.shape, mesh))
 
 
-def rows_on_device(rows: int) -> int:
-    """Returns how many of a batch's rows one device holds; inside `by_shard`, all of them."""
+def rows_per_device(rows: int) -> int:
+    """Returns how many of a batch's rows one device holds; inside `map_shards`, all of them."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.size == 1 or "data" not in mesh.auto_axes:
         return rows
     return NamedSharding(mesh, logical_to_spec(("batch",), (rows,), mesh)).shard_shape((rows,))[0]
 
 
-def look_up(table_VD: jax.Array, tokens_BT: jax.Array, width: int) -> jax.Array:
+def lookup_embedding(table_VD: jax.Array, tokens_BT: jax.Array, width: int) -> jax.Array:
     """Looks tokens up in an embedding table of ``width`` columns, with the axes of activations.
 
     If the table is split over fsdp, each device looks up its columns for the rows of its whole
     group, and the group then exchanges the parts.
     """
     if table_VD.shape[1] == width:
-        return looked_up(table_VD[tokens_BT])
+        return constrain_lookup(table_VD[tokens_BT])
     tokens_BT = jax.lax.all_gather(tokens_BT, "fsdp", tiled=True)
     x_BTD = table_VD[tokens_BT]
     return jax.lax.all_to_all(x_BTD, "fsdp", split_axis=0, concat_axis=2, tiled=True)
 
 
-def looked_up(x_BTD: jax.Array) -> jax.Array:
-    """Constrains a lookup outside `by_shard`.
+def constrain_lookup(x_BTD: jax.Array) -> jax.Array:
+    """Constrains a lookup outside `map_shards`.
 
     Otherwise, the compiler would gather the batch on every device.
     """
@@ -173,7 +173,7 @@ def looked_up(x_BTD: jax.Array) -> jax.Array:
     return constrain(x_BTD, "batch", "length", "act_embed")
 
 
-def by_column(
+def multiply_columns(
     multiply: Callable[[jax.Array, jax.Array], jax.Array],
     x: jax.Array,
     kernels: Sequence[jax.Array],
@@ -268,14 +268,14 @@ def num_shards() -> int:
     return mesh.shape.get("data", 1) * mesh.shape.get("fsdp", 1)
 
 
-def by_shard(
+def map_shards(
     function: Callable[[Any, Any, jax.Array | None], Any], specs: Any = _REPLICATED
 ) -> Callable[..., Any]:
     """Returns ``function(whole, split, key)``, which each shard computes on its rows.
 
     Every shard gets all of ``whole``, or its part by ``specs`` (`fsdp_spec`), which the function
-    then gathers with `gathered`. ``split`` and the result are split along their first dimension.
-    Each shard has a separate key. With one shard, ``function`` itself is returned.
+    then gathers with `gather_parameter`. ``split`` and the result are split along their first
+    dimension. Each shard has a separate key. With one shard, ``function`` itself is returned.
     """
     if num_shards() == 1:
         return function
@@ -304,7 +304,7 @@ def fsdp_spec(axes: Sequence[str | None], shape: Sequence[int]) -> PartitionSpec
     return PartitionSpec(*("fsdp" if axis == "fsdp" else None for axis in spec))
 
 
-def gathered(x: jax.Array, shape: Sequence[int], axes: Sequence[str | None]) -> jax.Array:
+def gather_parameter(x: jax.Array, shape: Sequence[int], axes: Sequence[str | None]) -> jax.Array:
     """Returns the whole parameter of ``shape`` from a shard's part of it."""
     split = [dim for dim, size in enumerate(shape) if x.shape[dim] != size]
     if not split:
@@ -319,18 +319,18 @@ def gathered(x: jax.Array, shape: Sequence[int], axes: Sequence[str | None]) -> 
     return gather(x)
 
 
-def zeros_by_shard(params: Any) -> Any:
+def zeros_per_shard(params: Any) -> Any:
     """Returns fp32 zeros like ``params``, an `nnx.State`, with a leading axis of shards."""
     zeros = jax.tree.map(lambda x: jnp.zeros((num_shards(), *x.shape), jnp.float32), params)
-    return constrain_by_shard(zeros)
+    return constrain_per_shard(zeros)
 
 
-def constrain_by_shard(tree: Any) -> Any:
-    """Constrains arrays like those of `zeros_by_shard`: each shard holds its entry, whole."""
+def constrain_per_shard(tree: Any) -> Any:
+    """Constrains arrays like those of `zeros_per_shard`: each shard holds its entry, whole."""
     return jax.tree.map(lambda node: _annotate(node, "batch"), tree, is_leaf=_is_variable)
 
 
-def whole(params: Any, run: Callable[..., Any] = operator.call) -> Any:
+def gather_fsdp(params: Any, run: Callable[..., Any] = operator.call) -> Any:
     """Returns ``params``, an `nnx.State`, with all parameters gathered over fsdp, once per step.
 
     ``run`` calls the compiled function; see `training.rehearsal`.
@@ -369,7 +369,7 @@ def _tensor_axes(axes: Sequence[str | None]) -> list[str | None]:
 
 
 def sum_shards(tree: Any) -> Any:
-    """Sums arrays like those of `zeros_by_shard` over the shards, by their logical axes.
+    """Sums arrays like those of `zeros_per_shard` over the shards, by their logical axes.
 
     Each device receives only its part of a parameter that is split over fsdp.
     """

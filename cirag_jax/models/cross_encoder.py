@@ -135,7 +135,7 @@ def load_cross_encoder(
     """
     folder = pretrained.resolve_model_folder(spec)
     config, raw = pretrained.read_config(folder)
-    config = pretrained.computing(
+    config = pretrained.with_compute_options(
         config, dtype=dtype, hidden_dropout=dropout, attention_dropout=dropout, remat=remat
     )
     graphdef, state = _load_state(folder, config, raw["model_type"], mesh, new_head)

@@ -103,7 +103,7 @@ class DecoderConfig:
 
     @property
     def cache_dtype(self) -> Literal["float32", "bfloat16", "uint16"]:
-        """Dtype of cached keys and values, as narrow as the weights; see `paged_cache.packed`."""
+        """Dtype of cached keys and values, as narrow as the weights; see `paged_cache.pack`."""
         narrow = (self.dtype, self.param_dtype) == ("float32", "bfloat16")
         return "uint16" if narrow else self.dtype
 
@@ -210,7 +210,7 @@ class LoraOptions:
     dropout: float = 0.0
 
 
-PLAIN_LORA = LoraOptions()
+DEFAULT_LORA = LoraOptions()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,8 +255,8 @@ class _Layer:
 
         def multiply_all(x, *parts):
             places = zip(parts, names, strict=True)
-            kernels = [sharding.gathered(part, *shapes[name]) for part, name in places]
-            return sharding.by_column(multiply, x, kernels)
+            kernels = [sharding.gather_parameter(part, *shapes[name]) for part, name in places]
+            return sharding.multiply_columns(multiply, x, kernels)
 
         if kernels[0].shape != shapes[names[0]][0]:
             # Kernels split over fsdp are gathered again in the backward pass instead of stored.
@@ -307,7 +307,9 @@ def _layer_windows(config: DecoderConfig) -> tuple[int, ...]:
 
 
 def _embed(config: DecoderConfig, params: Params, tokens_BT: jax.Array) -> jax.Array:
-    x_BTD = sharding.look_up(params["embedding"], tokens_BT, config.d_model).astype(config.dtype)
+    x_BTD = sharding.lookup_embedding(params["embedding"], tokens_BT, config.d_model).astype(
+        config.dtype
+    )
     if config.embedding_scale != 1.0:
         x_BTD = x_BTD * jnp.asarray(config.embedding_scale, x_BTD.dtype)
     return x_BTD
@@ -330,7 +332,7 @@ def forward(
     segments_BT: jax.Array | None = None,
     shared_B: jax.Array | None = None,
     adapter: Adapter | None = None,
-    lora: LoraOptions = PLAIN_LORA,
+    lora: LoraOptions = DEFAULT_LORA,
     dropout_key: jax.Array | None = None,
 ) -> jax.Array:
     """Runs whole sequences (the training path).
@@ -448,7 +450,7 @@ def forward_cached(
     *,
     branch: int = 0,
     adapter: Adapter | None = None,
-    lora: LoraOptions = PLAIN_LORA,
+    lora: LoraOptions = DEFAULT_LORA,
 ) -> tuple[jax.Array, Cache, tuple[jax.Array, jax.Array]]:
     """Runs new tokens against a key-value cache; layers of ``params`` and ``adapter`` are
     unstacked.
@@ -479,15 +481,15 @@ def forward_cached(
     positions_BT = slots_BT if branches is None else slots_BT - branches.skipped(slots_BT)
     tables = rope_tables(positions_BT, config.head_dim, config.rope_theta, config.rope_scaling)
     x_BTD = _embed(config, params, tokens_BT)
-    at_BT = paged_cache.places(cache, tables_BN, slots_BT)
+    at_BT = paged_cache.locate_slots(cache, tables_BN, slots_BT)
     keys, values = list(cache["k"]), list(cache["v"])
     q_BTNH = mask_BTS = None
     for i, window in enumerate(_layer_windows(config)):
         pairs = adapter["layers"][i] if adapter is not None else {}
         block = _Layer(config, params["layers"][i], pairs, lora, None)
         q_BTNH, k_BTKH, v_BTKH = block.heads(block.norm(x_BTD, "attention_norm"), tables)
-        new = [paged_cache.packed(x, keys[i].dtype) for x in (k_BTKH, v_BTKH)]
-        keys[i], values[i] = paged_cache.write(keys[i], values[i], at_BT, *new)
+        new = [paged_cache.pack(x, keys[i].dtype) for x in (k_BTKH, v_BTKH)]
+        keys[i], values[i] = paged_cache.write_slots(keys[i], values[i], at_BT, *new)
         mask_BTS = distance_BTS >= 0
         if config.windowed:
             mask_BTS &= distance_BTS < window
@@ -499,7 +501,7 @@ def forward_cached(
             cached = keys[i], values[i]
             if tables_BN is not None:
                 cached = paged_cache.read_pages(*cached, tables_BN)
-            k_BKHS, v_BKSH = map(paged_cache.unpacked, cached)
+            k_BKHS, v_BKSH = map(paged_cache.unpack, cached)
             mixed_BTNH = attention.attend(config.scoring, q_BTNH, k_BKHS, v_BKSH, mask_BTS)
         x_BTD = block.after_attention(x_BTD, mixed_BTNH)
     hidden_BTD = rms_norm(x_BTD, params["final_norm"], config.norm_eps, config.norm_offset)

@@ -46,7 +46,7 @@ class EncoderConfig:
       relative_bias: whether all layers add one relative position bias to their scores (MPNet).
       hidden_dropout, attention_dropout: rates, used only with a dropout key.
       dtype: compute dtype. Parameters, softmax, layer norm and the embedding output are fp32; see
-        `precision.rounded` for an exception.
+        `precision.round_weights` for an exception.
       attention: see `choose_attention`.
       remat: recompute each layer in the backward pass.
       scan_layers: stack the parameters of all layers and run the stack with `jax.lax.scan`.
@@ -300,17 +300,17 @@ def _linear(x: jax.Array, kernel: Weight, bias: Weight) -> jax.Array:
     fp32 in any compute dtype. And it computes them as `x^T dy`: the transposed `dy^T x` that JAX
     derives runs at a third of the speed in XLA on CPU.
     """
-    kernel, bias = (precision.value_of(weight).astype(x.dtype) for weight in (kernel, bias))
+    kernel, bias = (precision.weight_value(weight).astype(x.dtype) for weight in (kernel, bias))
     return jnp.tensordot(x, kernel, x.ndim - 2) + bias
 
 
 def _linear_forward(x, kernel, bias):
-    return _linear(x, kernel, bias), (x, precision.kept(kernel))
+    return _linear(x, kernel, bias), (x, precision.residual_of(kernel))
 
 
 def _linear_backward(residuals, dy):
     x, weight = residuals
-    kernel = precision.value_of(weight)
+    kernel = precision.weight_value(weight)
     outer = range(2, dy.ndim)
     contracted = (outer, range(kernel.ndim - len(outer), kernel.ndim))
     dx = jax.lax.dot_general(dy, kernel.astype(dy.dtype), (contracted, ((), ())))
@@ -328,7 +328,9 @@ def _kernel_gradient(weight: Weight, x: jax.Array, dy: jax.Array) -> tuple[Any, 
     )
     dkernel = dkernel.reshape(*x.shape[2:], *dy.shape[1:])
     gradients = dkernel, dy.sum(0, dtype=jnp.float32)
-    return precision.gradient_of(weight, gradients[0]), precision.gradient_of(weight, gradients[1])
+    return precision.cotangent_of(weight, gradients[0]), precision.cotangent_of(
+        weight, gradients[1]
+    )
 
 
 _linear.defvjp(_linear_forward, _linear_backward)
@@ -347,12 +349,12 @@ def _feed_forward(act, x_BTD, up_DF, up_bias_F, down_FD, down_bias_D):
 def _feed_forward_forward(act, x_BTD, up_DF, up_bias_F, down_FD, down_bias_D):
     pre_BTF = sharding.constrain(_linear(x_BTD, up_DF, up_bias_F), "batch", "length", "act_mlp")
     y_BTD = _linear(_activation(pre_BTF, act), down_FD, down_bias_D)
-    return y_BTD, (x_BTD, pre_BTF, precision.kept(up_DF), precision.kept(down_FD))
+    return y_BTD, (x_BTD, pre_BTF, precision.residual_of(up_DF), precision.residual_of(down_FD))
 
 
 def _feed_forward_backward(act, residuals, dy_BTD):
     x_BTD, pre_BTF, up, down = residuals
-    up_DF, down_FD = precision.value_of(up), precision.value_of(down)
+    up_DF, down_FD = precision.weight_value(up), precision.weight_value(down)
     # Without the barrier, XLA would merge this evaluation with the forward one and store it.
     pre_BTF, dy_BTD = jax.lax.optimization_barrier((pre_BTF, dy_BTD))
     hidden_BTF, pull = jax.vjp(lambda pre_BTF: _activation(pre_BTF, act), pre_BTF)
@@ -390,7 +392,7 @@ def _embed_tokens(config, params, tokens_BT, mask_BT, types_BT, key):
     else:  # XLM-R and MPNet count real tokens; padding has the position before the first
         count_BT = jnp.where(mask_BT, jnp.cumsum(mask_BT, axis=1, dtype=jnp.int32), 0)
         hidden_BTD += params["position_embedding"][count_BT + (config.position_offset - 1)]
-    hidden_BTD = sharding.looked_up(hidden_BTD)
+    hidden_BTD = sharding.constrain_lookup(hidden_BTD)
     hidden_BTD = _norm(config, params, "embedding_norm", hidden_BTD)
     hidden_BTD = drop_units(hidden_BTD, config.hidden_dropout, key)
     hidden_BTD = hidden_BTD.astype(config.dtype)

@@ -21,10 +21,10 @@ from scipy.special import expit
 
 from cirag_jax.datasets.chains import UNIT_KINDS, UnitKind
 from cirag_jax.errors import UserError
-from cirag_jax.models.io.tensor_files import check_finite, opened, save_tensors
+from cirag_jax.models.io.tensor_files import check_finite, open_tensors, save_tensors
 
 FILE = "link_head.safetensors"
-TAUGHT = "taught"  # field of the record: ids of questions that only the head was trained on
+HEAD_TRAINED_ON = "taught"  # record field: ids of questions that only the head was trained on
 _STOP_WEIGHT, _STOP_BIAS = "stop_weight_F", "stop_bias"  # tensors of the file
 _MAX_DIGITS = 9  # of the number of steps; int() fails for 5,000 digits
 _MIN_ROWS = 1024  # calls are padded to this or to a larger power of two
@@ -126,7 +126,7 @@ class LinkHead:
 def read_record(folder: pathlib.Path) -> dict[str, Any]:
     """Returns the `LinkHead.record` of the head in a folder; empty if none can be read."""
     try:
-        with opened(folder / FILE) as tensors:
+        with open_tensors(folder / FILE) as tensors:
             record = json.loads((tensors.metadata() or {}).get("record", ""))
     except (UserError, ValueError, RecursionError):
         return {}
@@ -138,7 +138,7 @@ def load_link_head(folder: pathlib.Path, features: Sequence[str]) -> LinkHead | 
     file = folder / FILE
     if not file.is_file():
         return None
-    with opened(file) as content:
+    with open_tensors(file) as content:
         metadata = content.metadata() or {}
         tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
     file_features = tuple(metadata.get("features", "").split(","))

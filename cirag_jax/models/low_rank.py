@@ -22,14 +22,14 @@ def low_rank(scale: float, x: jax.Array, a: Weight, b: Weight) -> jax.Array:
 
 
 def _low_rank_forward(scale, x, a, b):
-    a_IR, b_RO = (precision.value_of(each).astype(x.dtype) for each in (a, b))
+    a_IR, b_RO = (precision.weight_value(each).astype(x.dtype) for each in (a, b))
     down = checkpoint_name((x @ a_IR) * jnp.asarray(scale, x.dtype), "projection")
-    return down @ b_RO, (x, down, precision.kept(a), precision.kept(b))
+    return down @ b_RO, (x, down, precision.residual_of(a), precision.residual_of(b))
 
 
 def _low_rank_backward(scale, saved, dy):
     x, down, a, b = saved
-    a_IR, b_RO = (precision.value_of(each).astype(dy.dtype) for each in (a, b))
+    a_IR, b_RO = (precision.weight_value(each).astype(dy.dtype) for each in (a, b))
     x_MI, down_MR, dy_MO = (v.reshape(-1, v.shape[-1]) for v in (x, down, dy))
     ddown_MR = (dy_MO @ b_RO.T) * jnp.asarray(scale, dy.dtype)
     dx = (ddown_MR @ a_IR.T).reshape(x.shape)
@@ -38,7 +38,7 @@ def _low_rank_backward(scale, saved, dy):
         dtype = precision.gradient_dtype(weight)
         tokens = (((0,), (0,)), ((), ()))
         product = jax.lax.dot_general(left, right, tokens, preferred_element_type=dtype)
-        return precision.gradient_of(weight, product)
+        return precision.cotangent_of(weight, product)
 
     return dx, gradient(a, x_MI, ddown_MR), gradient(b, down_MR, dy_MO)
 

@@ -20,7 +20,7 @@ Cache = dict[str, tuple[jax.Array, ...]]
 _GROUP = 4  # rows whose pages are read together
 
 
-def packed(x: jax.Array, dtype: Any) -> jax.Array:
+def pack(x: jax.Array, dtype: Any) -> jax.Array:
     """Returns ``x`` as a cache of ``dtype`` stores it; uint16 holds the bits of bf16.
 
     XLA on a CPU writes into a bf16 array by copying all of it to fp32 and back.
@@ -30,38 +30,38 @@ def packed(x: jax.Array, dtype: Any) -> jax.Array:
     return x.astype(dtype)
 
 
-def unpacked(x: jax.Array) -> jax.Array:
-    """Undoes `packed`: uint16 becomes fp32, any other dtype is unchanged."""
+def unpack(x: jax.Array) -> jax.Array:
+    """Undoes `pack`: uint16 becomes fp32, any other dtype is unchanged."""
     if x.dtype == jnp.uint16:
         return jax.lax.bitcast_convert_type(x.astype(jnp.uint32) << 16, jnp.float32)
     return x
 
 
-def laid_out(cache: Cache, tables_BN: jax.Array) -> Cache:
+def gather_rows(cache: Cache, tables_BN: jax.Array) -> Cache:
     """Returns a cache with one page per row: the pages of the row in order."""
     pairs = [read_pages(*layer, tables_BN) for layer in zip(cache["k"], cache["v"], strict=True)]
     keys, values = zip(*pairs, strict=True)
     return {"k": keys, "v": values}
 
 
-def written_back(
+def scatter_rows(
     cache: Cache, rows: Cache, tables_BN: jax.Array, start_B: jax.Array, count: int
 ) -> Cache:
     """Returns ``cache`` with ``count`` tokens from ``start_B`` on copied from ``rows`` (see
-    `laid_out`).
+    `gather_rows`).
     """
     slots_BT = start_B[:, None] + jnp.arange(count, dtype=jnp.int32)
-    at_BT = places(cache, tables_BN, slots_BT)
+    at_BT = locate_slots(cache, tables_BN, slots_BT)
     row_B1 = jnp.arange(len(start_B))[:, None]
     pages = [
-        write(k, v, at_BT, new_k[row_B1, :, :, slots_BT], new_v[row_B1, :, slots_BT])
+        write_slots(k, v, at_BT, new_k[row_B1, :, :, slots_BT], new_v[row_B1, :, slots_BT])
         for k, v, new_k, new_v in zip(cache["k"], cache["v"], rows["k"], rows["v"], strict=True)
     ]
     keys, values = zip(*pages, strict=True)
     return {"k": keys, "v": values}
 
 
-def places(
+def locate_slots(
     cache: Cache, tables_BN: jax.Array | None, slots_BT: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Returns page and offset of each slot, int32 ``[B, T]``.
@@ -77,14 +77,14 @@ def places(
     return pages_BT, slots_BT % size
 
 
-def write(
+def write_slots(
     k_PKHC: jax.Array,
     v_PKCH: jax.Array,
     at_BT: tuple[jax.Array, jax.Array],
     k_BTKH: jax.Array,
     v_BTKH: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the pages with new keys and values written at `places`."""
+    """Returns the pages with new keys and values written at `locate_slots`."""
     page_BT, offset_BT = at_BT
     k_PKHC = k_PKHC.at[page_BT, :, :, offset_BT].set(k_BTKH, mode="drop")
     return k_PKHC, v_PKCH.at[page_BT, :, offset_BT].set(v_BTKH, mode="drop")
@@ -93,7 +93,7 @@ def write(
 def read_pages(k_PKHC: jax.Array, v_PKCH: jax.Array, tables_BN: jax.Array) -> tuple[Any, Any]:
     """Gathers keys ``[B, K, H, N C]`` and values ``[B, K, N C, H]`` of the rows of ``tables_BN``.
 
-    They stay as the cache stores them, see `packed`. Entries beyond the last page yield arbitrary
+    They stay as the cache stores them, see `pack`. Entries beyond the last page yield arbitrary
     finite numbers.
     """
     k_BNKHC = jnp.take(k_PKHC, tables_BN, axis=0, mode="clip")
@@ -141,8 +141,8 @@ def attend_pages(
         i = j - jnp.where(group > 0, ends_G[jnp.maximum(group - 1, 0)], 0)
         row = group * group_size
         ids_B = jax.lax.dynamic_index_in_dim(rows_of_group(tables_BN, row), i, 1, keepdims=False)
-        k_BKHC = unpacked(jnp.take(k_PKHC, ids_B, axis=0, mode="clip"))
-        v_BKCH = unpacked(jnp.take(v_PKCH, ids_B, axis=0, mode="clip"))
+        k_BKHC = unpack(jnp.take(k_PKHC, ids_B, axis=0, mode="clip"))
+        v_BKCH = unpack(jnp.take(v_PKCH, ids_B, axis=0, mode="clip"))
         scores = multiply(rows_of_group(q_BKRH, row), k_BKHC)
         scores = attention.softcap(scores, scoring.softcap)
         keys_C = i * size + jnp.arange(size, dtype=jnp.int32)

@@ -39,7 +39,9 @@ def is_rounded(path: Sequence[Any]) -> bool:
     return "layers" in path and "norm" not in str(path[-1])
 
 
-def rounded(params: nnx.State, dtype: str, run: Callable[..., Any] = operator.call) -> nnx.State:
+def round_weights(
+    params: nnx.State, dtype: str, run: Callable[..., Any] = operator.call
+) -> nnx.State:
     """Returns ``params`` with every parameter that `is_rounded` cast to ``dtype``.
 
     ``run`` calls the compiled function; see `training.rehearsal`.
@@ -57,7 +59,7 @@ def _round(nodes: list[nnx.Variable], dtype: str) -> list[nnx.Variable]:
     return jax.tree.map(lambda x: x.astype(dtype), nodes)
 
 
-def differentiated(params: Any, places: Any) -> Any:
+def redirect_gradients(params: Any, places: Any) -> Any:
     """Returns ``params`` with gradients that flow to ``places``, fp32 arrays of the same shapes."""
     return jax.tree.map(_by_place, params, places)
 
@@ -76,22 +78,22 @@ def _send_gradient_to(x: jax.Array, place: jax.Array) -> jax.Array:
 _send_gradient_to.defvjp(lambda x, place: (x, None), lambda _, dx: (None, dx))
 
 
-def places_of(params: Any) -> Any:
-    """Returns fp32 zeros in the shapes of ``params``, for `differentiated`."""
+def gradient_buffers(params: Any) -> Any:
+    """Returns fp32 zeros in the shapes of ``params``, for `redirect_gradients`."""
     return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
 
 
-def value_of(weight: Weight) -> jax.Array:
+def weight_value(weight: Weight) -> jax.Array:
     """Returns the array to compute with."""
     return weight.value if isinstance(weight, Rounded) else weight
 
 
-def kept(weight: Weight) -> Weight:
+def residual_of(weight: Weight) -> Weight:
     """Returns the residual of a weight for the backward pass."""
     return Rounded(weight.value, None) if isinstance(weight, Rounded) else weight
 
 
-def gradient_of(weight: Weight, gradient: jax.Array) -> Any:
+def cotangent_of(weight: Weight, gradient: jax.Array) -> Any:
     """Returns the cotangent of a weight; for a `Rounded` one it belongs to its ``place``."""
     return Rounded(None, gradient) if isinstance(weight, Rounded) else gradient  # pyright: ignore
 

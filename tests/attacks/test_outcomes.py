@@ -162,7 +162,7 @@ def whole(tmp_path_factory):
     cases = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            identity, "of_model", lambda name: {"name": str(name)}
+            identity, "model_identity", lambda name: {"name": str(name)}
         )  # there are no such weights
         for name, (prepare, command, file, model) in COMMANDS.items():
             open_model = model()

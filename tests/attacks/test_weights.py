@@ -270,7 +270,7 @@ def beside(tmp_path_factory):
 
 
 def _read_adapter(encoder, folder: pathlib.Path) -> None:
-    base, training = encoder_adapter.read_base(folder)
+    base, training = encoder_adapter.read_base_model(folder)
     assert not (folder / base).exists()  # a valid path
     assert training.get("pooling") in (None, "cls", "mean")
     encoder_adapter.add_adapter(encoder.state, encoder.config, encoder.model_type, folder)

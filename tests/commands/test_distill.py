@@ -346,7 +346,7 @@ def tutor(monkeypatch):
     found = Tutor(10**6)
     monkeypatch.setattr(backends, "open_backend", lambda config, spent: found)
     monkeypatch.setattr(
-        identity, "of_model", lambda name: {"name": str(name)}
+        identity, "model_identity", lambda name: {"name": str(name)}
     )  # there are no such weights
     return found
 

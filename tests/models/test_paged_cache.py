@@ -45,7 +45,7 @@ def test_attend_pages_equals_attend(window, cap, new):
     np.testing.assert_array_equal(attend(k_pages, v_pages, slice(4)), paged[:4])
     # Keys and values stored as the bits of bf16.
     rounded = [x.astype(jnp.bfloat16).astype(jnp.float32) for x in (k_pages, v_pages)]
-    bits = [paged_cache.packed(x, jnp.uint16) for x in (k_pages, v_pages)]
+    bits = [paged_cache.pack(x, jnp.uint16) for x in (k_pages, v_pages)]
     found = attend(*bits)
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, attend(*rounded))

@@ -89,7 +89,7 @@ IGNORED = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class ParameterTensors:
     """One parameter and the checkpoint tensors that fill it.
 
     Attributes:
@@ -110,7 +110,7 @@ class Place:
         return self.path[0] == "layers"
 
 
-def places(config: DecoderConfig, model_type: str) -> list[Place]:
+def parameter_tensors(config: DecoderConfig, model_type: str) -> list[ParameterTensors]:
     """Returns every parameter of ``config`` with its checkpoint tensors, outer ones first."""
     if model_type not in FAMILIES:
         raise UserError(
@@ -130,11 +130,11 @@ def places(config: DecoderConfig, model_type: str) -> list[Place]:
             names = tuple(entry.source.format(layer=i) for i in range(count))
             path = ("layers", target) if in_layers else (target,)
             stored_shape = shape[::-1] if entry.transpose else shape
-            result.append(Place(path, names, stored_shape, entry.transpose))
+            result.append(ParameterTensors(path, names, stored_shape, entry.transpose))
     return result
 
 
-class Source(Protocol):
+class TensorSource(Protocol):
     """Named tensors that are read in slices."""
 
     @property
@@ -162,7 +162,11 @@ def _assign(target: np.ndarray, value: np.ndarray) -> None:
 
 
 def _assembler(
-    source: Source, place: Place, names: Sequence[str], shape: Sequence[int], dtype: np.dtype
+    source: TensorSource,
+    place: ParameterTensors,
+    names: Sequence[str],
+    shape: Sequence[int],
+    dtype: np.dtype,
 ) -> Callable[[tuple[slice, ...] | None], np.ndarray]:
     """Returns the callback of `jax.make_array_from_callback` for the parameter ``place``.
 
@@ -189,15 +193,15 @@ def _assembler(
     return assemble
 
 
-def load_source(
-    source: Source,
+def load_from_source(
+    source: TensorSource,
     where: str | os.PathLike,
     config: DecoderConfig,
     model_type: str,
     mesh: jax.sharding.Mesh | None = None,
 ) -> nnx.State:
     """Returns the state of a decoder with the tensors of ``source``; see `load_decoder_state`."""
-    by_path = {place.path: place for place in places(config, model_type)}
+    by_path = {place.path: place for place in parameter_tensors(config, model_type)}
     expected = {name: place.shape for place in by_path.values() for name in place.names}
     names = match_tensors(where, source.shapes, expected, _canonical, IGNORED)
     dtype = np.dtype(jax.numpy.dtype(config.param_dtype))
@@ -230,7 +234,7 @@ def load_decoder_state(
     only the slices that its devices hold.
     """
     with TensorFiles(folder) as files:
-        return load_source(files, folder, config, model_type, mesh)
+        return load_from_source(files, folder, config, model_type, mesh)
 
 
 def decoder_tensors(
@@ -241,7 +245,7 @@ def decoder_tensors(
     It fetches one tensor at a time, in the dtype of ``params``, whose layers are stacked or
     unstacked. With several processes, all must iterate.
     """
-    for place in places(config, model_type):
+    for place in parameter_tensors(config, model_type):
         for layer, name in enumerate(place.names):
             if not place.stacked:
                 array = params[place.path[0]]

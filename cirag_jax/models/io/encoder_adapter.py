@@ -21,7 +21,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.io import local_path, read_object
 from cirag_jax.models.encoder import EncoderConfig, Pooling
 from cirag_jax.models.io import peft_format, weights
-from cirag_jax.models.io.tensor_files import check_finite, opened
+from cirag_jax.models.io.tensor_files import check_finite, open_tensors
 
 _TASK = "FEATURE_EXTRACTION"
 _PREFIX = "base_model.model."
@@ -36,13 +36,13 @@ def find_adapter(spec: str) -> Path | None:
     return folder if has_adapter and not (folder / "config.json").is_file() else None
 
 
-def base_of(spec: str) -> str | None:
+def base_model_of(spec: str) -> str | None:
     """Returns the base of an encoder's adapter; None if ``spec`` is anything else."""
     folder = find_adapter(spec)
     if folder is None:
         return None
     task = read_object(folder / peft_format.CONFIG_FILE).get("task_type")
-    return read_base(folder)[0] if task == _TASK else None
+    return read_base_model(folder)[0] if task == _TASK else None
 
 
 def save_encoder_adapter(
@@ -80,7 +80,7 @@ def save_encoder_adapter(
     return kept / total if total else 1.0
 
 
-def read_base(folder: Path) -> tuple[str, dict[str, Any]]:
+def read_base_model(folder: Path) -> tuple[str, dict[str, Any]]:
     """Returns the base of an encoder's adapter, and its training record."""
     file = folder / peft_format.CONFIG_FILE
     raw = read_object(file)
@@ -124,13 +124,13 @@ def add_adapter(
     """Returns an encoder's parameters with an adapter added, and the SHA-256 of the adapter."""
     file, config_file = folder / peft_format.TENSOR_FILE, folder / peft_format.CONFIG_FILE
     raw = read_object(config_file)
-    rank = peft_format.number(raw, config_file, "r", None, int)
-    alpha = peft_format.number(raw, config_file, "lora_alpha", None)
+    rank = peft_format.read_number(raw, config_file, "r", None, int)
+    alpha = peft_format.read_number(raw, config_file, "lora_alpha", None)
     if rank < 1:
         raise UserError(f"{config_file}: field r is {rank}; it must be at least 1")
     tensors = weights.to_tensors(state, config, family)
     pairs: dict[str, dict[str, np.ndarray]] = {}
-    with opened(file) as content:
+    with open_tensors(file) as content:
         for key in list(content.keys()):
             match = _SIDE.fullmatch(key)
             if match is None or f"{match[1]}.weight" not in tensors:

@@ -14,7 +14,7 @@ from cirag_jax.io import read_object, replacing, write_json
 from cirag_jax.models import cross_encoder
 from cirag_jax.models.cross_encoder import PairEncoder
 from cirag_jax.models.io import weights
-from cirag_jax.models.io.pretrained import MARKER, TextEncoder
+from cirag_jax.models.io.pretrained import EXPORT_FILE, TextEncoder
 from cirag_jax.models.io.tensor_files import copy_companions, save_tensors
 from cirag_jax.types import Passage, Triple
 
@@ -35,7 +35,7 @@ def export_sentence_transformers(
     tensors = weights.to_tensors(state, encoder.config, encoder.model_type)
 
     def write(target: Path) -> None:
-        tensors.update(weights.passed_through(encoder.folder))
+        tensors.update(weights.pooler_tensors(encoder.folder))
         _write(encoder, tensors, target, units)
 
     return _write_folder(Path(folder), write)
@@ -66,7 +66,7 @@ def _write_folder(folder: Path, write: Callable[[Path], None]) -> Path:
 
 def _check_target(folder: Path) -> None:
     if folder.is_dir():
-        if any(folder.iterdir()) and not (folder / MARKER).is_file():
+        if any(folder.iterdir()) and not (folder / EXPORT_FILE).is_file():
             raise UserError(f"{folder}: neither empty nor an earlier export; choose another folder")
     elif folder.exists():
         raise UserError(f"{folder}: exists and is not a folder")
@@ -103,7 +103,7 @@ def _write(encoder: TextEncoder, tensors: dict[str, Any], folder: Path, units: s
         folder / "config_sentence_transformers.json",
         {"prompts": prompts, "default_prompt_name": None, "similarity_fn_name": "cosine"},
     )
-    write_json(folder / MARKER, encoder.manifest() | {"max_length": encoder.max_length})
+    write_json(folder / EXPORT_FILE, encoder.manifest() | {"max_length": encoder.max_length})
     _write_card("aligner_card.md", folder, encoder=encoder, texts=_texts(units))
 
 
@@ -142,7 +142,7 @@ def _write_cross_encoder(model: PairEncoder, tensors: dict[str, Any], folder: Pa
     tokenizer_config = read_object(file, optional=True)
     write_json(file, tokenizer_config | {"model_max_length": model.max_length})
     write_json(
-        folder / MARKER,
+        folder / EXPORT_FILE,
         {"model": model.source, "revision": model.revision, "max_length": model.max_length},
     )
     _write_card("cross_encoder_card.md", folder, model=model)

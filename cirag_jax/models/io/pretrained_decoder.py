@@ -299,7 +299,7 @@ def load_decoder(
     if source is None:
         state = decoder_weights.load_decoder_state(folder, config, model_type, mesh)
     else:
-        state = decoder_weights.load_source(source, folder, config, model_type, mesh)
+        state = decoder_weights.load_from_source(source, folder, config, model_type, mesh)
     log.info("decoder %s: %s, %d layers of %d", spec, model_type, config.num_layers, config.d_model)
     return TextDecoder(config, state, folder, spec, model_type, raw)
 

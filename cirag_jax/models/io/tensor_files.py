@@ -72,7 +72,7 @@ def _check_real(file: Path, tensors: Any) -> None:
 
 
 @contextlib.contextmanager
-def opened(file: Path) -> Iterator[Any]:
+def open_tensors(file: Path) -> Iterator[Any]:
     """Opens a safetensors file with ``safetensors.safe_open``, with tensors for NumPy."""
     with _readable(file), safetensors.safe_open(str(file), framework="numpy") as tensors:  # pyright: ignore
         _check_real(file, tensors)
@@ -94,7 +94,7 @@ def check_finite(values: np.ndarray, source: str) -> np.ndarray:
 def read_tensors(folder: str | os.PathLike) -> Iterator[tuple[str, Path, np.ndarray]]:
     """Yields (name, file, array) of every tensor, in its stored dtype."""
     for file in weight_files(folder):
-        with opened(file) as tensors:
+        with open_tensors(file) as tensors:
             for name in list(tensors.keys()):
                 yield name, file, tensors.get_tensor(name)
 

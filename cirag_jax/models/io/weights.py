@@ -189,7 +189,7 @@ def from_tensors(
     return nnx.from_flat_state(filled)
 
 
-def passed_through(folder: str | os.PathLike) -> dict[str, np.ndarray]:
+def pooler_tensors(folder: str | os.PathLike) -> dict[str, np.ndarray]:
     """Returns the unused pooler tensors that a re-export keeps, under unprefixed names."""
     stripped = ((strip_prefix(name), array) for name, _, array in read_tensors(folder))
     return {name: array for name, array in stripped if name.startswith("pooler.")}

@@ -89,23 +89,23 @@ def trained_units(spec: str) -> str | None:
     ``spec`` is a workdir, an exported adapter, or any other encoder. Returns None if it is not an
     aligner or if its units are not recorded.
     """
-    meta = training_of(spec)
+    meta = training_record(spec)
     return meta.get("units") if _component(meta) == "aligner" else None
 
 
-def trained_on(spec: str) -> frozenset[str] | None:
+def training_ids(spec: str) -> frozenset[str] | None:
     """Returns the ids of a model's training questions (passages for an extractor), if recorded.
 
     ``spec`` is a workdir, an exported adapter, or any other model. The questions of an aligner's
     link head are included.
     """
-    ids = training_of(spec).get("trained_on")
+    ids = training_record(spec).get("trained_on")
     if ids is None:
         return None
-    head_ids = link_head.read_record(local_path(spec)).get(link_head.TAUGHT, [])
+    head_ids = link_head.read_record(local_path(spec)).get(link_head.HEAD_TRAINED_ON, [])
     fields = {
         "trained_on of its training": ids,
-        f"{link_head.TAUGHT} of {link_head.FILE}": head_ids,
+        f"{link_head.HEAD_TRAINED_ON} of {link_head.FILE}": head_ids,
     }
     for field, value in fields.items():
         if not isinstance(value, list | tuple) or not all(isinstance(id, str) for id in value):
@@ -113,7 +113,7 @@ def trained_on(spec: str) -> frozenset[str] | None:
     return frozenset(itertools.chain(*fields.values()))
 
 
-def training_of(spec: str) -> dict[str, Any]:
+def training_record(spec: str) -> dict[str, Any]:
     """Returns the metadata of a workdir's latest checkpoint or of an export; otherwise empty."""
     if is_training_workdir(spec):
         with Checkpoints(spec, read_only=True) as checkpoints:
@@ -121,7 +121,11 @@ def training_of(spec: str) -> dict[str, Any]:
     return read_training(local_path(spec))
 
 
-ADAPTED = ("integrator", "extractor", "reader")  # components whose checkpoints hold an adapter
+ADAPTER_COMPONENTS = (
+    "integrator",
+    "extractor",
+    "reader",
+)  # components whose checkpoints hold an adapter
 
 
 def open_adapter(spec: str) -> tuple[nnx.State, LoraConfig, dict[str, Any]]:
@@ -130,7 +134,7 @@ def open_adapter(spec: str) -> tuple[nnx.State, LoraConfig, dict[str, Any]]:
     The state is that of `lora.Lora`, on the first device. In the metadata, ``model`` is the base
     model, and ``revision`` a hash of the adapter.
     """
-    with _best(spec, *ADAPTED) as (checkpoints, step, meta):
+    with _best(spec, *ADAPTER_COMPONENTS) as (checkpoints, step, meta):
         config = LoraConfig(**meta["lora"])
         base, _ = read_decoder_config(resolve_decoder(meta["model"]))
         abstract = {"params": lora.abstract_adapter(base, config)}
@@ -145,7 +149,7 @@ def check_role(spec: str, role: str) -> dict[str, Any]:
     ``reader`` need an adapter trained for that role; any other role accepts any adapter. The
     metadata of a folder that another program wrote is empty, and it passes the check.
     """
-    roles = [role] if role in ADAPTED else ADAPTED
+    roles = [role] if role in ADAPTER_COMPONENTS else ADAPTER_COMPONENTS
     if is_training_workdir(spec):
         with _best(spec, *roles) as (_, _, meta):
             return meta
@@ -166,9 +170,9 @@ _ADAPTER_FIELDS = (
 )
 
 
-def base_of(spec: str) -> str:
+def base_model_of(spec: str) -> str:
     """Returns the base model of a workdir's adapter, as the trainer's config named it."""
-    with _best(spec, *ADAPTED) as (_, _, meta):
+    with _best(spec, *ADAPTER_COMPONENTS) as (_, _, meta):
         return str(meta["model"])
 
 
@@ -183,7 +187,7 @@ def adapter_folder(spec: str | None) -> Iterator[str | None]:
         yield str(save_adapter(state, config, folder, meta["model"]))
 
 
-def load_like(
+def load_matching_adapter(
     spec: str,
     field: str,
     model: DecoderConfig,
@@ -235,7 +239,7 @@ def export_adapter(
             raise UserError(f"config.share={share} must lie between 0 and 1")
         before = check_role(average_with, str(meta["component"]))
         base, _ = read_decoder_config(resolve_decoder(meta["model"]))
-        earlier = load_like(average_with, "config.average_with", base, config)
+        earlier = load_matching_adapter(average_with, "config.average_with", base, config)
         state = jax.tree.map(lambda new, old: share * new + (1 - share) * old, state, earlier)
         ids = {*meta["trained_on"], *before.get("trained_on", ())}
         meta = {**meta, "trained_on": sorted(ids)}
@@ -290,13 +294,13 @@ def export_encoder_adapter(
     )
 
 
-def best_folder(spec: str) -> tuple[pathlib.Path, str]:
+def best_checkpoint_folder(spec: str) -> tuple[pathlib.Path, str]:
     """Returns the folder of a workdir's best checkpoint and the model that it was trained from."""
-    with _best(spec, "aligner", "cross_encoder", *ADAPTED) as (checkpoints, step, meta):
+    with _best(spec, "aligner", "cross_encoder", *ADAPTER_COMPONENTS) as (checkpoints, step, meta):
         return checkpoints.directory / str(step), str(meta["model"])
 
 
-def component_of(spec: str) -> str | None:
+def trained_component(spec: str) -> str | None:
     """Returns the component that a workdir trained, such as ``aligner``; None if not a workdir."""
     if not is_training_workdir(spec):
         return None
@@ -320,7 +324,7 @@ def _best(spec: str, *components: str) -> Iterator[tuple[Checkpoints, int, dict[
         step = checkpoints.latest_step() if step is None else step
         assert step is not None  # `Checkpoints` requires at least one
         meta = checkpoints.meta(step)
-        if component in ADAPTED and "prompt" not in meta:
+        if component in ADAPTER_COMPONENTS and "prompt" not in meta:
             raise UserError(
                 f"{spec} lacks the prompt settings, because an earlier version of this program "
                 "trained it; train it again"

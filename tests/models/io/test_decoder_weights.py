@@ -297,7 +297,7 @@ def test_load_source_reads_each_slice_once(tmp_path):
     mesh = sharding.make_mesh(2, 2, 2)
     with TensorFiles(folder) as files:
         spy = _Spy(files)
-        decoder_weights.load_source(spy, folder, config, "llama", mesh)
+        decoder_weights.load_from_source(spy, folder, config, "llama", mesh)
     assert spy.elements == tiny_decoder.parameter_count(config)
     assert spy.largest == config.vocab_size * config.d_model // 4
 

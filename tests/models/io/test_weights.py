@@ -63,7 +63,7 @@ def test_load_state_accepts_prefixes_and_ignored_tensors(tmp_path, tensors):
     assert np.array_equal(
         state["token_embedding"].get_value(), tensors["embeddings.word_embeddings.weight"]
     )
-    assert list(weights.passed_through(tmp_path)) == ["pooler.dense.weight"]
+    assert list(weights.pooler_tensors(tmp_path)) == ["pooler.dense.weight"]
 
 
 def test_load_state_lists_unmapped_and_unfilled_tensors(tmp_path, tensors):
