@@ -91,9 +91,7 @@ class CrossEncoder(nnx.Module):
         rate = self.config.hidden_dropout
         hidden_BTD = self.encoder(tokens_BT, mask_BT, types_BT=types_BT, dropout_key=encoder_key)
         first_BD = hidden_BTD[:, 0].astype(jnp.float32)
-        if (
-            self.config.position_offset
-        ):  # RoBERTa's and MPNet's heads also apply dropout to their input
+        if self.config.position_offset:  # RoBERTa and MPNet also apply dropout to the head's input
             first_BD = drop_units(first_BD, rate, first_key)
         dense_BD = jnp.tanh(first_BD @ self.dense_kernel[...] + self.dense_bias[...])
         dense_BD = drop_units(dense_BD, rate, second_key)
@@ -183,9 +181,7 @@ def _read_head(
 ) -> dict[str, np.ndarray]:
     tensors = {}
     for full_name, _, array in read_tensors(folder):
-        name = weights.strip_prefix(
-            full_name
-        )  # the pooler may have a prefix; the classifier has none
+        name = weights.strip_prefix(full_name)  # of the pooler; the classifier has no prefix
         if name.startswith(("classifier.", "pooler.")):
             tensors[name] = array
     head = {}
@@ -212,9 +208,7 @@ def _read_head(
 
 
 def to_tensors(state: Any, config: EncoderConfig, family: str) -> dict[str, np.ndarray]:
-    """Returns host arrays under Hugging Face's names for sequence classification; inverse of
-    loading.
-    """
+    """The inverse of loading: Hugging Face's name -> host array."""
     flat: dict[Any, Any] = {tuple(path): v for path, v in nnx.to_flat_state(state)}
     encoder = [(path[1:], v) for path, v in flat.items() if path[0] == "encoder"]
     prefix = _PREFIXES.get(family, "roberta.")

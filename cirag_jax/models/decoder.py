@@ -254,8 +254,10 @@ class _Layer:
         kernels = tuple(self.p[name] for name in names)
 
         def multiply_all(x, *parts):
-            places = zip(parts, names, strict=True)
-            kernels = [sharding.gather_parameter(part, *shapes[name]) for part, name in places]
+            kernels = [
+                sharding.gather_parameter(part, *shapes[name])
+                for part, name in zip(parts, names, strict=True)
+            ]
             return sharding.multiply_columns(multiply, x, kernels)
 
         if kernels[0].shape != shapes[names[0]][0]:
@@ -307,9 +309,8 @@ def _layer_windows(config: DecoderConfig) -> tuple[int, ...]:
 
 
 def _embed(config: DecoderConfig, params: Params, tokens_BT: jax.Array) -> jax.Array:
-    x_BTD = sharding.lookup_embedding(params["embedding"], tokens_BT, config.d_model).astype(
-        config.dtype
-    )
+    x_BTD = sharding.lookup_embedding(params["embedding"], tokens_BT, config.d_model)
+    x_BTD = x_BTD.astype(config.dtype)
     if config.embedding_scale != 1.0:
         x_BTD = x_BTD * jnp.asarray(config.embedding_scale, x_BTD.dtype)
     return x_BTD

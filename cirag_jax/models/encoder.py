@@ -290,11 +290,11 @@ def _norm(config, params, name, x_BTD):
 
 @jax.custom_vjp
 def _linear(x: jax.Array, kernel: Weight, bias: Weight) -> jax.Array:
-    """Returns ``x @ kernel + bias`` in the dtype of ``x``; kernel and bias are fp32, or both
-    `Rounded`.
+    """Returns ``x @ kernel + bias`` in the dtype of ``x``.
 
-    ``x`` is ``[B, T, *I]``, the kernel ``[*I, *O]``. Heads keep a separate axis in both: merging it
-    with the axis before would gather an axis that is split over devices.
+    ``x`` is ``[B, T, *I]``, the kernel ``[*I, *O]``; kernel and bias are fp32, or both `Rounded`.
+    Heads keep a separate axis in both: merging it with the axis before would gather an axis that is
+    split over devices.
 
     The backward pass is hand-written for two reasons. It accumulates the parameters' gradients in
     fp32 in any compute dtype. And it computes them as `x^T dy`: the transposed `dy^T x` that JAX

@@ -163,12 +163,12 @@ def _assign(target: np.ndarray, value: np.ndarray) -> None:
 
 def _assembler(
     source: TensorSource,
-    place: ParameterTensors,
+    parameter: ParameterTensors,
     names: Sequence[str],
     shape: Sequence[int],
     dtype: np.dtype,
 ) -> Callable[[tuple[slice, ...] | None], np.ndarray]:
-    """Returns the callback of `jax.make_array_from_callback` for the parameter ``place``.
+    """Returns the callback of `jax.make_array_from_callback` for ``parameter``.
 
     A shard that several devices hold is read once.
     """
@@ -181,12 +181,12 @@ def _assembler(
         if key in blocks:
             return blocks[key]
         block = np.empty([s.stop - s.start for s in bounds], dtype)
-        layers, inner = (bounds[0], bounds[1:]) if place.stacked else (slice(0, 1), bounds)
-        inner = tuple(inner[::-1] if place.transpose else inner)
+        layers, inner = (bounds[0], bounds[1:]) if parameter.stacked else (slice(0, 1), bounds)
+        inner = tuple(inner[::-1] if parameter.transpose else inner)
         for row, name in enumerate(names[layers]):
             tensor = source.read(name, inner)
-            tensor = tensor.T if place.transpose else tensor
-            _assign(block[row] if place.stacked else block, tensor)
+            tensor = tensor.T if parameter.transpose else tensor
+            _assign(block[row] if parameter.stacked else block, tensor)
         blocks[key] = block
         return block
 
@@ -201,18 +201,18 @@ def load_from_source(
     mesh: jax.sharding.Mesh | None = None,
 ) -> nnx.State:
     """Returns the state of a decoder with the tensors of ``source``; see `load_decoder_state`."""
-    by_path = {place.path: place for place in parameter_tensors(config, model_type)}
-    expected = {name: place.shape for place in by_path.values() for name in place.names}
+    by_path = {parameter.path: parameter for parameter in parameter_tensors(config, model_type)}
+    expected = {name: parameter.shape for parameter in by_path.values() for name in parameter.names}
     names = match_tensors(where, source.shapes, expected, _canonical, IGNORED)
     dtype = np.dtype(jax.numpy.dtype(config.param_dtype))
     filled = []
     for path, variable in nnx.to_flat_state(decoder_params.abstract_params(config)):
-        place = by_path[tuple(str(part) for part in path)]
+        parameter = by_path[tuple(str(part) for part in path)]
         target: jax.sharding.Sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         if mesh is not None:
             target = sharding.variable_sharding(variable, mesh)
-        stored_names = [names[name] for name in place.names]
-        assemble = _assembler(source, place, stored_names, variable.shape, dtype)
+        stored_names = [names[name] for name in parameter.names]
+        assemble = _assembler(source, parameter, stored_names, variable.shape, dtype)
         value = jax.make_array_from_callback(variable.shape, target, assemble)
         # Dispatch is asynchronous: without this, host copies of several parameters would be alive.
         filled.append((path, variable.replace(jax.block_until_ready(value))))
@@ -245,16 +245,16 @@ def decoder_tensors(
     It fetches one tensor at a time, in the dtype of ``params``, whose layers are stacked or
     unstacked. With several processes, all must iterate.
     """
-    for place in parameter_tensors(config, model_type):
-        for layer, name in enumerate(place.names):
-            if not place.stacked:
-                array = params[place.path[0]]
+    for parameter in parameter_tensors(config, model_type):
+        for layer, name in enumerate(parameter.names):
+            if not parameter.stacked:
+                array = params[parameter.path[0]]
             elif isinstance(params["layers"], tuple):
-                array = params["layers"][layer][place.path[1]]
+                array = params["layers"][layer][parameter.path[1]]
             else:
-                array = params["layers"][place.path[1]][layer]
+                array = params["layers"][parameter.path[1]][layer]
             host = fetch(array)
-            yield name, np.ascontiguousarray(host.T if place.transpose else host)
+            yield name, np.ascontiguousarray(host.T if parameter.transpose else host)
 
 
 def _write_shards(

@@ -33,22 +33,13 @@ _SIDES = {"a": "lora_A.weight", "b": "lora_B.weight"}
 
 # Fields that change the arithmetic -> their supported values.
 _SUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "alora_invocation_tokens": (None,),
-    "alpha_pattern": (None, {}),
-    "arrow_config": (None,),
+    **dict.fromkeys(("alora_invocation_tokens", "arrow_config", "layer_replication"), (None,)),
+    **dict.fromkeys(("layers_to_transform", "trainable_token_indices", "velora_config"), (None,)),
+    **dict.fromkeys(("fan_in_fan_out", "lora_bias", "use_bdlora"), (None, False)),
+    **dict.fromkeys(("use_dora", "use_qalora"), (None, False)),
+    **dict.fromkeys(("alpha_pattern", "rank_pattern"), (None, {})),
+    **dict.fromkeys(("modules_to_save", "target_parameters"), (None, [])),
     "bias": (None, "none"),
-    "fan_in_fan_out": (None, False),
-    "layer_replication": (None,),
-    "layers_to_transform": (None,),
-    "lora_bias": (None, False),
-    "modules_to_save": (None, []),
-    "rank_pattern": (None, {}),
-    "target_parameters": (None, []),
-    "trainable_token_indices": (None,),
-    "use_bdlora": (None, False),
-    "use_dora": (None, False),
-    "use_qalora": (None, False),
-    "velora_config": (None,),
     # All others (pissa, olora, corda, loftq, lora_ga) also change the base.
     "init_lora_weights": (None, True, False, "gaussian", "eva", "orthogonal"),
 }
