@@ -41,7 +41,7 @@ def _hf_names(architecture: str, layers: int) -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class GgufFile:
-    """A memory-mapped GGUF file; a `decoder_weights.Source`.
+    """A memory-mapped GGUF file; a `decoder_weights.TensorSource`.
 
     Attributes:
       file: its path.

@@ -121,11 +121,8 @@ def training_record(spec: str) -> dict[str, Any]:
     return read_training(local_path(spec))
 
 
-ADAPTER_COMPONENTS = (
-    "integrator",
-    "extractor",
-    "reader",
-)  # components whose checkpoints hold an adapter
+# Components whose checkpoints hold an adapter.
+ADAPTER_COMPONENTS = ("integrator", "extractor", "reader")
 
 
 def open_adapter(spec: str) -> tuple[nnx.State, LoraConfig, dict[str, Any]]:
