@@ -20,12 +20,12 @@ Dtype = Literal["float32", "bfloat16"]  # of weights or of the computation
 class Rounded(NamedTuple):
     """A weight in the compute dtype, and an fp32 array that receives its gradient.
 
-    The gradient of ``value`` itself would be rounded to its dtype in every chunk. ``place`` is None
-    in the residuals of a backward pass.
+    The gradient of ``value`` itself would be rounded to its dtype in every chunk. ``buffer`` is
+    None in the residuals of a backward pass.
     """
 
     value: jax.Array
-    place: jax.Array | None
+    buffer: jax.Array | None
 
 
 Weight = jax.Array | Rounded
@@ -59,23 +59,23 @@ def _round(nodes: list[nnx.Variable], dtype: str) -> list[nnx.Variable]:
     return jax.tree.map(lambda x: x.astype(dtype), nodes)
 
 
-def redirect_gradients(params: Any, places: Any) -> Any:
-    """Returns ``params`` with gradients that flow to ``places``, fp32 arrays of the same shapes."""
-    return jax.tree.map(_by_place, params, places)
+def redirect_gradients(params: Any, buffers: Any) -> Any:
+    """Returns ``params`` whose gradients flow to ``buffers``, fp32 arrays of the same shapes."""
+    return jax.tree.map(_redirect, params, buffers)
 
 
-def _by_place(x: jax.Array, place: jax.Array) -> Weight:
-    return _send_gradient_to(x, place) if x.dtype == place.dtype else Rounded(x, place)
+def _redirect(x: jax.Array, buffer: jax.Array) -> Weight:
+    return _send_gradient_to(x, buffer) if x.dtype == buffer.dtype else Rounded(x, buffer)
 
 
 @jax.custom_vjp
-def _send_gradient_to(x: jax.Array, place: jax.Array) -> jax.Array:
-    """Identity on ``x`` whose gradient goes to ``place``."""
-    del place
+def _send_gradient_to(x: jax.Array, buffer: jax.Array) -> jax.Array:
+    """Identity on ``x`` whose gradient goes to ``buffer``."""
+    del buffer
     return x
 
 
-_send_gradient_to.defvjp(lambda x, place: (x, None), lambda _, dx: (None, dx))
+_send_gradient_to.defvjp(lambda x, buffer: (x, None), lambda _, dx: (None, dx))
 
 
 def gradient_buffers(params: Any) -> Any:
@@ -94,7 +94,7 @@ def residual_of(weight: Weight) -> Weight:
 
 
 def cotangent_of(weight: Weight, gradient: jax.Array) -> Any:
-    """Returns the cotangent of a weight; for a `Rounded` one it belongs to its ``place``."""
+    """Returns the cotangent of a weight; for a `Rounded` one it belongs to its ``buffer``."""
     return Rounded(None, gradient) if isinstance(weight, Rounded) else gradient  # pyright: ignore
 
 

@@ -183,8 +183,8 @@ def train_step(
 def _add_gradient(graphdef, total, params, arrays, key):
     """Adds the loss, accuracy and gradient of a chunk, by shard, to ``total`` unless it is None."""
 
-    def loss_of(places, params, arrays, key):
-        params = precision.redirect_gradients(params, places)
+    def loss_of(buffers, params, arrays, key):
+        params = precision.redirect_gradients(params, buffers)
         tokens_BT, types_BT, lengths_B, label_B, weight_B = arrays
         mask_BT = jnp.arange(tokens_BT.shape[1]) < lengths_B[:, None]
         logit_B = model_lib.apply(graphdef, params, tokens_BT, mask_BT, types_BT, key)

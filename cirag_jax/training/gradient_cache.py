@@ -90,13 +90,13 @@ def _rows_and_pull(
     """
 
     def embed_rows(params, split, key):
-        places, chunk = split
-        places = jax.tree.map(lambda x: x.squeeze(0), places)  # Those of this shard.
-        params = precision.redirect_gradients(params, places)
+        buffers, chunk = split
+        buffers = jax.tree.map(lambda x: x.squeeze(0), buffers)  # Those of this shard.
+        params = precision.redirect_gradients(params, buffers)
         return embed(graphdef, params, chunk.tokens_BT, chunk.mask_BT, key)
 
     return jax.vjp(
-        lambda places: sharding.map_shards(embed_rows)(params, (places, chunk), key),
+        lambda buffers: sharding.map_shards(embed_rows)(params, (buffers, chunk), key),
         sharding.zeros_per_shard(params),
     )
 

@@ -158,12 +158,12 @@ class TrainStep:
         def shard_gradient(replicated, batch, key):
             adapter, params = replicated
 
-            def total(places):
-                trained = precision.redirect_gradients(adapter, places)
+            def total(buffers):
+                trained = precision.redirect_gradients(adapter, buffers)
                 return loss(self.config, params, trained, batch, self.options, key, self.chunk)
 
-            places = precision.gradient_buffers(adapter)
-            (value, count), gradient = jax.value_and_grad(total, has_aux=True)(places)
+            buffers = precision.gradient_buffers(adapter)
+            (value, count), gradient = jax.value_and_grad(total, has_aux=True)(buffers)
             return jax.tree.map(lambda x: x[None], (gradient, value, count))
 
         specs = (jax.sharding.PartitionSpec(), decoder_params.fsdp_specs(self.config))
