@@ -115,13 +115,13 @@ def test_merge_consume_frees_each_kernel(tmp_path, monkeypatch):
     wanted = lora.merge(params, adapter, LORA.scale)
     both = zip(params["layers"], adapter["layers"], strict=True)
     kernels = [own[name] for own, pairs in both for name in pairs]
-    real, gone = lora._merged, []
+    real, gone = lora._merge_kernel, []
 
     def noted(*arguments):
         gone.append(sum(kernel.is_deleted() for kernel in kernels))
         return real(*arguments)
 
-    monkeypatch.setattr(lora, "_merged", noted)
+    monkeypatch.setattr(lora, "_merge_kernel", noted)
     merged = lora.merge(params, adapter, LORA.scale, consume=True)
     assert gone == list(range(len(kernels)))
     jax.tree.map(np.testing.assert_array_equal, merged, wanted)
