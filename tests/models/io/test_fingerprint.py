@@ -47,8 +47,8 @@ def test_of_model_depends_on_content_of_every_file(tmp_path):
 
 
 def test_of_model_large_file_is_sampled_throughout(tmp_path, monkeypatch):
-    monkeypatch.setattr(fingerprint, "_BLOCK", 16)
-    monkeypatch.setattr(fingerprint, "_BLOCKS", 64)
+    monkeypatch.setattr(fingerprint, "_BLOCK_SIZE", 16)
+    monkeypatch.setattr(fingerprint, "_NUM_BLOCKS", 64)
     file = tmp_path / "m.gguf"
     file.write_bytes(bytes(1 << 16))
     hashes = {str(fingerprint.model_identity(str(file)))}
