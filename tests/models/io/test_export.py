@@ -156,7 +156,7 @@ def test_export_replaces_only_earlier_export(tmp_path):
     other = tmp_path / "thesis"
     other.mkdir()
     (other / "chapter.tex").write_text("precious")
-    with pytest.raises(UserError, match="not an earlier export"):
+    with pytest.raises(UserError, match="neither empty nor an earlier export"):
         export_sentence_transformers(encoder, None, other)
     assert [file.name for file in other.iterdir()] == ["chapter.tex"]
 
