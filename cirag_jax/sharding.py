@@ -1,9 +1,9 @@
-"""The mesh, and the table that maps logical axes to mesh axes.
+"""The device mesh, and the table that maps logical axes to mesh axes.
 
 Parameters carry logical axis names in the metadata ``logical_axes`` of their ``nnx.Param``;
-activations are annotated with `constrain`. Both are resolved only here, so `RULES` alone defines
-the layout. Every mesh axis is ``AxisType.Auto``, because explicit axes do not support in-batch
-products of two sharded batches and lookups into a sharded table.
+activations are annotated with `constrain`. Both are resolved only in this module, so that changing
+the layout means changing one table. Every mesh axis is ``AxisType.Auto``. With Explicit axes, the
+in-batch product of two sharded batches and lookups into a sharded table raise.
 """
 
 import functools
@@ -23,13 +23,16 @@ from cirag_jax.errors import UserError
 log = logging.getLogger(__name__)
 
 MESH_AXES = ("data", "fsdp", "tensor")
-_EVERYWHERE = PartitionSpec()
+_REPLICATED = PartitionSpec()
 
-# Logical axis -> mesh axes. Parameters are split over fsdp by their model dimension and over
-# tensor by heads, feed-forward and vocabulary; activations over data and fsdp by batch.
+# Name of a parameter -> its shape and logical axes.
+ShapesAndAxes = dict[str, tuple[tuple[int, ...], tuple[str | None, ...]]]
+
+# Logical axis -> mesh axes. Parameters are split over fsdp by their model dimension, and over
+# tensor by heads, feed-forward and vocabulary. Activations are split over data and fsdp by batch.
 RULES: Mapping[str, tuple[str, ...]] = {
     "batch": ("data", "fsdp"),
-    "batch_of_lookup": ("data",),  # While "embed" is split over fsdp.
+    "batch_of_lookup": ("data",),  # while "embed" still occupies fsdp
     "length": (),
     "act_embed": (),
     "act_heads": ("tensor",),
@@ -40,7 +43,7 @@ RULES: Mapping[str, tuple[str, ...]] = {
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
     "head_dim": (),
-    # An adapter is small, so a copy on each device is cheaper than gathering it in every layer.
+    # An adapter is small: replicating it is cheaper than gathering it in every layer.
     "lora_embed": (),
     "lora_rank": (),
     "mlp": ("tensor",),
@@ -49,11 +52,13 @@ RULES: Mapping[str, tuple[str, ...]] = {
 }
 
 
+def stack_layers(parameters: ShapesAndAxes, num_layers: int) -> ShapesAndAxes:
+    """Adds a leading axis for layers to each parameter."""
+    return {n: ((num_layers, *shape), ("layers", *axes)) for n, (shape, axes) in parameters.items()}
+
+
 def make_mesh(
-    data: int = -1,
-    fsdp: int = 1,
-    tensor: int = 1,
-    devices: Sequence[Any] | None = None,
+    data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[Any] | None = None
 ) -> Mesh:
     """Returns a (data, fsdp, tensor) mesh with ``AxisType.Auto`` axes.
 
@@ -68,8 +73,8 @@ def make_mesh(
             "with at most one -1"
         )
     if -1 in sizes:
-        known = int(np.prod([size for size in sizes if size != -1]))
-        sizes[sizes.index(-1)] = max(len(devices) // known, 1)
+        given = int(np.prod([size for size in sizes if size != -1]))
+        sizes[sizes.index(-1)] = max(len(devices) // given, 1)
     if int(np.prod(sizes)) != len(devices):
         raise UserError(
             f"mesh sizes (data, fsdp, tensor) = ({data}, {fsdp}, {tensor}) do not fit "
@@ -85,18 +90,16 @@ def _note(message: str) -> None:
 
 
 def logical_to_spec(
-    axes: Sequence[str | None],
-    shape: Sequence[int] | None = None,
-    mesh: Any = None,
+    axes: Sequence[str | None], shape: Sequence[int] | None = None, mesh: Any = None
 ) -> PartitionSpec:
     """Returns the `PartitionSpec` of an array whose dimensions are named by ``axes``.
 
-    With ``shape`` and ``mesh``, a dimension that the mesh axes do not divide is replicated and
-    logged once.
+    With ``shape`` and ``mesh``, a dimension that the mesh axes do not divide is replicated, which
+    is logged once.
 
     Raises:
-      ValueError: an axis name is not in `RULES`, two dimensions map to the same mesh axis, or
-        the lengths of ``axes`` and ``shape`` differ.
+      ValueError: an axis name is not in `RULES`, two dimensions map to the same mesh axis, or the
+        lengths of ``axes`` and ``shape`` differ.
     """
     if shape is not None and len(shape) != len(axes):
         raise ValueError(f"logical axes {tuple(axes)} do not name the dimensions of {tuple(shape)}")
@@ -129,49 +132,56 @@ def logical_to_spec(
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
-    """Constrains ``x`` to logical axes under `jax.set_mesh`; in `by_shard`, to unsplit ones."""
+    """Constrains ``x`` to its logical axes, under `jax.set_mesh`.
+
+    Inside `map_shards`, only axes that the compiler still manages are constrained.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.size == 1 or not mesh.auto_axes:
         return x
-    left = [axis if axis and {*RULES[axis]} <= {*mesh.auto_axes} else None for axis in axes]
-    return jax.lax.with_sharding_constraint(x, logical_to_spec(left, x.shape, mesh))
+    auto = [axis if axis and {*RULES[axis]} <= {*mesh.auto_axes} else None for axis in axes]
+    return jax.lax.with_sharding_constraint(x, logical_to_spec(auto, x.shape, mesh))
 
 
-def rows_on_device(rows: int) -> int:
-    """Returns the number of a batch's rows per device under `jax.set_mesh`; in `by_shard`, all."""
+def rows_per_device(rows: int) -> int:
+    """Returns how many of a batch's rows one device holds; inside `map_shards`, all of them."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.size == 1 or "data" not in mesh.auto_axes:
         return rows
     return NamedSharding(mesh, logical_to_spec(("batch",), (rows,), mesh)).shard_shape((rows,))[0]
 
 
-def look_up(table_VD: jax.Array, tokens_BT: jax.Array, width: int) -> jax.Array:
-    """Returns rows of an embedding table of ``width`` columns, with the axes of activations.
+def lookup_embedding(table_VD: jax.Array, tokens_BT: jax.Array, width: int) -> jax.Array:
+    """Looks tokens up in an embedding table of ``width`` columns, with the axes of activations.
 
-    Each device looks up its columns for all rows of its group; then the devices exchange columns.
+    If the table is split over fsdp, each device looks up its columns for the rows of its whole
+    group, and the group then exchanges the parts.
     """
     if table_VD.shape[1] == width:
-        return looked_up(table_VD[tokens_BT])
+        return constrain_lookup(table_VD[tokens_BT])
     tokens_BT = jax.lax.all_gather(tokens_BT, "fsdp", tiled=True)
     x_BTD = table_VD[tokens_BT]
     return jax.lax.all_to_all(x_BTD, "fsdp", split_axis=0, concat_axis=2, tiled=True)
 
 
-def looked_up(x_BTD: jax.Array) -> jax.Array:
-    """Does the same outside `by_shard`, where the compiler would gather the whole batch."""
+def constrain_lookup(x_BTD: jax.Array) -> jax.Array:
+    """Constrains a lookup outside `map_shards`.
+
+    Otherwise, the compiler would gather the batch on every device.
+    """
     x_BTD = constrain(x_BTD, "batch_of_lookup", "length", "embed")
     return constrain(x_BTD, "batch", "length", "act_embed")
 
 
-def by_column(
+def multiply_columns(
     multiply: Callable[[jax.Array, jax.Array], jax.Array],
     x: jax.Array,
     kernels: Sequence[jax.Array],
 ) -> tuple[jax.Array, ...]:
-    """Multiplies ``x`` with each kernel, explicitly if a tensor group splits several kernels.
+    """Multiplies ``x`` by each kernel; a tensor group does so explicitly, in a `jax.shard_map`.
 
-    The gradient of ``x`` is then summed over kernels first and over devices once. The compiler
-    would exchange it for each kernel.
+    The gradient of ``x`` is then summed over the kernels before it is summed over the devices. The
+    compiler would exchange it once per kernel.
     """
 
     def products(x: jax.Array, *kernels: jax.Array) -> tuple[jax.Array, ...]:
@@ -183,7 +193,7 @@ def by_column(
         columns = [PartitionSpec(*(None,) * (each.ndim - 1), "tensor") for each in (x, *kernels)]
         products = jax.shard_map(
             products,
-            in_specs=(_EVERYWHERE, *columns[1:]),
+            in_specs=(_REPLICATED, *columns[1:]),
             out_specs=(columns[0],) * len(kernels),
             axis_names={"tensor"},
             check_vma=False,
@@ -192,10 +202,9 @@ def by_column(
 
 
 def variable_sharding(variable: nnx.Variable, mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of a variable by its ``logical_axes``; replicated without them."""
+    """Returns the sharding of a variable by its ``logical_axes`` metadata (absent: replicated)."""
     axes = variable.get_metadata().get("logical_axes")
-    # On one device a computation's outputs have the empty spec; inputs with another would be
-    # compiled for a second time.
+    # On one device, outputs have the empty spec; inputs with another spec would compile again.
     if axes is None or mesh.size == 1:
         return NamedSharding(mesh, PartitionSpec())
     return NamedSharding(mesh, logical_to_spec(axes, variable.shape, mesh))
@@ -206,10 +215,10 @@ def _is_variable(node: Any) -> bool:
 
 
 def state_sharding(tree: Any, mesh: Mesh) -> Any:
-    """Returns the `NamedSharding` tree of ``tree``, with the same structure.
+    """Returns the tree of `NamedSharding` of ``tree``, in the same structure.
 
-    ``tree`` is any pytree with `nnx.Variable` nodes: an `nnx.State`, or an optax state over one
-    (its moments keep the variables' metadata). Plain leaves are replicated.
+    ``tree`` is any pytree with `nnx.Variable` nodes: an `nnx.State`, or an optax state over one,
+    whose moments keep the metadata of the variables. Plain leaves are replicated.
     """
 
     def leaf(node: Any) -> Any:
@@ -221,29 +230,36 @@ def state_sharding(tree: Any, mesh: Mesh) -> Any:
 
 
 def place(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
-    """Places a host array, equal on all processes, on the mesh."""
+    """Puts a host array, equal on all processes, on the mesh."""
     if sharding.is_fully_addressable:
         return jax.device_put(x, sharding)
     host = np.asarray(x)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
+def place_variable(variable: nnx.Variable, x: Any, mesh: Mesh | None) -> nnx.Variable:
+    """Returns ``variable`` with the host array ``x``, on ``mesh`` or the default device."""
+    if mesh is None:
+        return variable.replace(jnp.asarray(x))
+    return variable.replace(place(x, variable_sharding(variable, mesh)))
+
+
 def shard_state(tree: Any, mesh: Mesh) -> Any:
-    """Places every leaf of ``tree`` on ``mesh`` by its logical axes (see `state_sharding`)."""
+    """Places every leaf of ``tree`` on ``mesh`` by its logical axes; see `state_sharding`."""
     return jax.tree.map(place, tree, state_sharding(tree, mesh))
 
 
 def batch_sharding(mesh: Mesh, ndim: int, shape: Sequence[int] | None = None) -> NamedSharding:
-    """Returns the sharding of a batch with ``ndim`` dimensions, the first being the batch."""
+    """Returns the sharding of an array with ``ndim`` dimensions whose first is the batch."""
     axes = ("batch", *([None] * (ndim - 1)))
     return NamedSharding(mesh, logical_to_spec(axes, shape, mesh))
 
 
 # ------------------------------------------------------------------------------ gradients by shard
 #
-# The compiler would reduce the parameters' gradients over devices in every chunk of a step. A shard
-# is a group of devices with separate rows (a tensor group is one shard). Each shard accumulates its
-# own gradient of whole parameters, and the step ends with one sum over shards.
+# The compiler would reduce gradients over the devices in every chunk of a step. Here each shard
+# accumulates its gradient of the whole parameters, and the step ends with one sum. A shard is a
+# group of devices with separate rows of the batch; the devices of a tensor group form one shard.
 
 
 def num_shards() -> int:
@@ -252,30 +268,30 @@ def num_shards() -> int:
     return mesh.shape.get("data", 1) * mesh.shape.get("fsdp", 1)
 
 
-def by_shard(
-    function: Callable[[Any, Any, jax.Array | None], Any], specs: Any = _EVERYWHERE
+def map_shards(
+    function: Callable[[Any, Any, jax.Array | None], Any], specs: Any = _REPLICATED
 ) -> Callable[..., Any]:
-    """Runs ``function(whole, split, key)`` on each shard with its own rows.
+    """Returns ``function(whole, split, key)``, which each shard computes on its rows.
 
-    ``whole`` is replicated, or split by ``specs`` (`fsdp_spec`), and then ``function`` calls
-    `gathered`. ``split`` and the result are split by their first dimension. Each shard has its own
-    key. With one shard this returns ``function`` itself.
+    Every shard gets all of ``whole``, or its part by ``specs`` (`fsdp_spec`), which the function
+    then gathers with `gather_parameter`. ``split`` and the result are split along their first
+    dimension. Each shard has a separate key. With one shard, ``function`` itself is returned.
     """
     if num_shards() == 1:
         return function
 
-    def of_shard(whole: Any, split: Any, key: jax.Array | None) -> Any:
+    def run_shard(whole: Any, split: Any, key: jax.Array | None) -> Any:
         if key is not None:
             key = jax.random.fold_in(key, jax.lax.axis_index(RULES["batch"]))
         return function(whole, split, key)
 
-    # The compiler handles arrays that are split over tensor.
-    grouped = jax.sharding.get_abstract_mesh().shape["tensor"] > 1
-    axes = RULES["batch"] if grouped else MESH_AXES
+    # The compiler handles what a tensor group splits.
+    has_tensor_groups = jax.sharding.get_abstract_mesh().shape["tensor"] > 1
+    axes = RULES["batch"] if has_tensor_groups else MESH_AXES
     rows = PartitionSpec(axes)
     return jax.shard_map(
-        of_shard,
-        in_specs=(specs, rows, _EVERYWHERE),
+        run_shard,
+        in_specs=(specs, rows, _REPLICATED),
         out_specs=rows,
         axis_names={*axes},
         check_vma=False,
@@ -283,43 +299,41 @@ def by_shard(
 
 
 def fsdp_spec(axes: Sequence[str | None], shape: Sequence[int]) -> PartitionSpec:
-    """Returns the fsdp partition of an array with logical axes, under `jax.set_mesh`."""
-    found = logical_to_spec(axes, shape, jax.sharding.get_abstract_mesh())
-    return PartitionSpec(*("fsdp" if axis == "fsdp" else None for axis in found))
+    """Returns how an array with logical axes is split over fsdp, under `jax.set_mesh`."""
+    spec = logical_to_spec(axes, shape, jax.sharding.get_abstract_mesh())
+    return PartitionSpec(*("fsdp" if axis == "fsdp" else None for axis in spec))
 
 
-def gathered(x: jax.Array, shape: Sequence[int], axes: Sequence[str | None]) -> jax.Array:
-    """Returns the whole of a parameter of ``shape`` of which a shard may hold a part."""
+def gather_parameter(x: jax.Array, shape: Sequence[int], axes: Sequence[str | None]) -> jax.Array:
+    """Returns the whole parameter of ``shape`` from a shard's part of it."""
     split = [dim for dim, size in enumerate(shape) if x.shape[dim] != size]
     if not split:
         return x
     mesh = jax.sharding.get_abstract_mesh()
     gather = functools.partial(jax.lax.all_gather, axis_name="fsdp", axis=split[0], tiled=True)
-    if (
-        "tensor" in mesh.auto_axes
-    ):  # The compiler would also gather arrays that are split over tensor.
-        spec = logical_to_spec(_of_tensor(axes), x.shape, mesh)
+    if "tensor" in mesh.auto_axes:  # The compiler would also gather over the tensor group.
+        spec = logical_to_spec(_tensor_axes(axes), x.shape, mesh)
         gather = jax.shard_map(
             gather, in_specs=spec, out_specs=spec, axis_names={"tensor"}, check_vma=False
         )
     return gather(x)
 
 
-def zeros_by_shard(params: Any) -> Any:
-    """Returns fp32 zeros like the `nnx.State` ``params`` with a leading shard dimension."""
+def zeros_per_shard(params: Any) -> Any:
+    """Returns fp32 zeros like ``params``, an `nnx.State`, with a leading axis of shards."""
     zeros = jax.tree.map(lambda x: jnp.zeros((num_shards(), *x.shape), jnp.float32), params)
-    return constrain_by_shard(zeros)
+    return constrain_per_shard(zeros)
 
 
-def constrain_by_shard(tree: Any) -> Any:
-    """Constrains a tree like `zeros_by_shard`, so that each shard holds its whole part."""
+def constrain_per_shard(tree: Any) -> Any:
+    """Constrains arrays like those of `zeros_per_shard`: each shard holds its entry, whole."""
     return jax.tree.map(lambda node: _annotate(node, "batch"), tree, is_leaf=_is_variable)
 
 
-def whole(params: Any, run: Callable[..., Any] = operator.call) -> Any:
-    """Returns the `nnx.State` ``params`` gathered over fsdp, once per step.
+def gather_fsdp(params: Any, run: Callable[..., Any] = operator.call) -> Any:
+    """Returns ``params``, an `nnx.State`, with all parameters gathered over fsdp, once per step.
 
-    ``run`` calls compiled functions, see `training.rehearsal`.
+    ``run`` calls the compiled function; see `training.rehearsal`.
     """
     split = jax.sharding.get_abstract_mesh().shape.get("fsdp", 1) > 1
     return run(_whole, params) if split else params
@@ -334,30 +348,30 @@ def _gathered_whole(node: nnx.Variable) -> Any:
     x = node.get_value()
     if x.dtype != jnp.bfloat16:
         return _annotate(node)
-    # Gathered as raw bits, because XLA's CPU compiler would exchange bf16 in fp32.
+    # XLA's CPU compiler would exchange bf16 as fp32, so its bits are gathered as integers.
     bits = constrain(jax.lax.bitcast_convert_type(x, jnp.uint16), *_axes(node, x.ndim))
     bits = _annotate(node.replace(bits)).get_value()
     return node.replace(jax.lax.bitcast_convert_type(bits, jnp.bfloat16))
 
 
 def _annotate(node: nnx.Variable, *first: str | None) -> Any:
-    """Constrains a variable to ``first`` on its leading dimension, and to tensor."""
+    """Constrains a variable to be split over ``first``, for its leading axes, and tensor only."""
     x = node.get_value()
-    return node.replace(constrain(x, *first, *_of_tensor(_axes(node, x.ndim - len(first)))))
+    return node.replace(constrain(x, *first, *_tensor_axes(_axes(node, x.ndim - len(first)))))
 
 
 def _axes(node: nnx.Variable, ndim: int) -> Sequence[str | None]:
     return node.get_metadata().get("logical_axes") or (None,) * ndim
 
 
-def _of_tensor(axes: Sequence[str | None]) -> list[str | None]:
+def _tensor_axes(axes: Sequence[str | None]) -> list[str | None]:
     return [axis if axis and RULES[axis] == ("tensor",) else None for axis in axes]
 
 
 def sum_shards(tree: Any) -> Any:
-    """Sums a tree like `zeros_by_shard` over the shards and applies the logical axes.
+    """Sums arrays like those of `zeros_per_shard` over the shards, by their logical axes.
 
-    A device receives only its own part of a parameter that is split over fsdp.
+    Each device receives only its part of a parameter that is split over fsdp.
     """
     if num_shards() == 1:
         return jax.tree.map(lambda x: x.sum(0), tree)
@@ -366,7 +380,7 @@ def sum_shards(tree: Any) -> Any:
     before, after = [], []
     for node in jax.tree.leaves(tree, is_leaf=_is_variable):
         axes, shape = _axes(node, node.ndim - 1), node.shape[1:]
-        unscattered = logical_to_spec(_of_tensor(axes), shape, mesh)
+        unscattered = logical_to_spec(_tensor_axes(axes), shape, mesh)
         before.append(PartitionSpec(RULES["batch"], *unscattered))
         after.append(logical_to_spec(axes, shape, mesh))
 

@@ -16,13 +16,13 @@ def main(config, workdir):
     Aligners and cross-encoders load in sentence-transformers, adapters (integrator, extractor,
     reader) in PEFT, and merged adapters in transformers.
     """
-    from cirag_jax.models.io.workdir import ADAPTED, component_of
+    from cirag_jax.models.io.workdir import ADAPTER_COMPONENTS, trained_component
 
     if not config.checkpoint:
         raise UserError("config.checkpoint is required: a training workdir")
     folder = workdir / "model"
-    component = component_of(config.checkpoint)
-    if component in ADAPTED:
+    component = trained_component(config.checkpoint)
+    if component in ADAPTER_COMPONENTS:
         details = _adapter(config, folder)
     else:
         if config.rank and component != "aligner":

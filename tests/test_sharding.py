@@ -21,13 +21,13 @@ from cirag_jax.training.state import make_state
 from tests import tiny_decoder
 from tests.tiny import random_encoder
 
-# BERT's with MPNet's bias: every kind of parameter.
+# BERT with MPNet's bias has every kind of parameter.
 CONFIG = EncoderConfig(
     64, 32, 2, 4, 64, max_positions=32, attention="transposed", relative_bias=True
 )
 
 
-def test_a_mesh_fills_one_axis_and_is_auto():
+def test_make_mesh_fills_one_axis_and_is_auto():
     mesh = make_mesh(data=-1, fsdp=2, tensor=2)
     assert dict(mesh.shape) == {"data": 2, "fsdp": 2, "tensor": 2}
     assert mesh.axis_types == (AxisType.Auto,) * 3
@@ -35,12 +35,12 @@ def test_a_mesh_fills_one_axis_and_is_auto():
 
 
 @pytest.mark.parametrize("sizes", [(3, 1, 1), (-1, -1, 1), (0, 1, 1), (-1, 3, 1), (16, 1, 1)])
-def test_sizes_that_do_not_fit_are_refused(sizes):
+def test_make_mesh_wrong_sizes_raise(sizes):
     with pytest.raises(UserError, match="mesh sizes"):
         make_mesh(*sizes)
 
 
-def test_axes_resolve_through_the_table():
+def test_logical_to_spec_uses_rules():
     mesh = make_mesh(2, 2, 2)
     assert logical_to_spec(("embed", "mlp")) == PartitionSpec("fsdp", "tensor")
     assert logical_to_spec(("batch", "length")) == PartitionSpec(("data", "fsdp"), None)
@@ -48,7 +48,7 @@ def test_axes_resolve_through_the_table():
     assert logical_to_spec((None, "heads"), (3, 4), mesh) == PartitionSpec(None, "tensor")
 
 
-def test_collisions_and_unknown_names_raise():
+def test_logical_to_spec_collision_or_unknown_axis_raises():
     with pytest.raises(ValueError, match="'heads' and 'mlp' .* both map to mesh axis 'tensor'"):
         logical_to_spec(("heads", "mlp"))
     with pytest.raises(ValueError, match="'embedding' is not in the table"):
@@ -57,7 +57,7 @@ def test_collisions_and_unknown_names_raise():
         logical_to_spec(("embed",), (2, 3))
 
 
-def test_an_indivisible_axis_is_logged_and_replicated(caplog):
+def test_logical_to_spec_indivisible_axis_is_replicated(caplog):
     sharding._note.cache_clear()
     mesh = make_mesh(2, 2, 2)
     with caplog.at_level("INFO", "cirag_jax.sharding"):
@@ -66,7 +66,7 @@ def test_an_indivisible_axis_is_logged_and_replicated(caplog):
     assert caplog.text.count("'vocab' of size 30523 is not divisible by 2 (tensor)") == 1
 
 
-def test_every_parameter_names_its_axes_and_moments_follow():
+def test_state_sharding_covers_parameters_and_moments():
     mesh = make_mesh(2, 2, 2)
     _, state = random_encoder(CONFIG)
     for path, variable in nnx.to_flat_state(state):
@@ -83,7 +83,7 @@ def test_every_parameter_names_its_axes_and_moments_follow():
 
 
 def loss(graphdef, state, tokens_BT, mask_BT):
-    """Contrastive, with candidates of every device as negatives."""
+    """Contrastive loss with the candidates of every device as negatives."""
     emb_BD = embed(graphdef, state, tokens_BT, mask_BT)
     scores = emb_BD[:4] @ emb_BD.T / 0.1
     labels = jnp.arange(4) + 4
@@ -92,7 +92,7 @@ def loss(graphdef, state, tokens_BT, mask_BT):
 
 @pytest.fixture(scope="module")
 def unsharded():
-    """Model, batch, and the value and gradient on one device."""
+    """Returns model, batch, and the value and gradient on one device."""
     graphdef, state = random_encoder(CONFIG)
     rng = np.random.default_rng(0)
     tokens_BT = rng.integers(0, 64, (16, 12)).astype(np.int32)
@@ -102,7 +102,7 @@ def unsharded():
 
 
 @pytest.mark.parametrize("sizes", [(4, 1, 1), (1, 2, 2), (2, 2, 2), (8, 1, 1)])
-def test_sharded_value_and_gradient_equal_unsharded(sizes, unsharded):
+def test_encoder_sharded_value_and_gradient_equal_unsharded(sizes, unsharded):
     graphdef, state, tokens_BT, mask_BT, (expected, expected_gradient) = unsharded
     mesh = make_mesh(*sizes, devices=jax.devices()[: int(np.prod(sizes))])
     step = jax.jit(jax.value_and_grad(loss, argnums=1), static_argnums=0)
@@ -114,14 +114,14 @@ def test_sharded_value_and_gradient_equal_unsharded(sizes, unsharded):
         value, gradient = step(graphdef, shard_state(state, mesh), *batch)
     assert abs(float(value) - float(expected)) < 1e-6
     for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected_gradient), strict=True):
-        # Entries reach 4: this is a few units in the last place of fp32.
+        # Entries reach 4, so this is a few units in the last place of fp32.
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-def exchanged(*sizes):
-    """What the devices of a mesh exchange, for the gradient of one layer and the embeddings."""
+def encoder_collectives(*sizes):
+    """Returns what the devices exchange for the gradient of one layer and the embeddings."""
     mesh = make_mesh(*sizes, devices=jax.devices()[: int(np.prod(sizes))])
-    # Many words: XLA gathers a table that is smaller than what is looked up in it.
+    # Many words, because XLA gathers a table that is smaller than the looked-up rows.
     graphdef, state = random_encoder(dataclasses.replace(CONFIG, num_layers=1, vocab_size=1024))
     step = jax.jit(jax.value_and_grad(loss, argnums=1), static_argnums=0)
     with jax.set_mesh(mesh):
@@ -130,25 +130,27 @@ def exchanged(*sizes):
         return collectives(lowered.compile().as_text() or "")
 
 
-def test_a_tensor_mesh_sums_activations_and_exchanges_nothing_else():
-    """The lookup's, those of attention and of feed-forward; the last two backwards, too."""
-    assert exchanged(1, 1, 2) == {"all-reduce": (5, 5 * 16 * 12 * CONFIG.d_model * 4)}
+def test_encoder_tensor_mesh_only_sums_activations():
+    """One sum for the lookup, and one for attention and feed-forward each, also backward."""
+    assert encoder_collectives(1, 1, 2) == {"all-reduce": (5, 5 * 16 * 12 * CONFIG.d_model * 4)}
 
 
-def test_kernels_are_gathered_over_fsdp_alone_and_activations_not_at_all():
+def test_encoder_fsdp_mesh_gathers_only_kernels():
     kernels = sum(
         4 * int(np.prod(shape))
         for name, (shape, _) in layer_parameters(CONFIG).items()
         if name.endswith("kernel")
     )
-    found = exchanged(2, 2, 2)
-    # Of each device's half of the heads, forwards and backwards; and the loss's few embeddings.
+    found = encoder_collectives(2, 2, 2)
+    # Half of the heads per device, forward and backward, and the few embeddings of the loss.
     embeddings = 3 * 16 * CONFIG.d_model * 4
     assert found["all-gather"].bytes <= 2 * kernels // 2 + embeddings, found
 
 
-def adapter_exchanged(*sizes):
-    """What they exchange for the gradient of an adapter with dropout; and the base's parameters."""
+def adapter_collectives(*sizes):
+    """Returns the collectives for the gradient of an adapter with dropout, and the base's
+    parameters.
+    """
     mesh = make_mesh(*sizes, devices=jax.devices()[: int(np.prod(sizes))])
     config = decoder.DecoderConfig(320, 32, 2, 4, 2, 8, 48, remat="projections")
     lora_config = lora.LoraConfig(rank=16, dropout=0.1)
@@ -163,20 +165,20 @@ def adapter_exchanged(*sizes):
 
 
 @pytest.mark.parametrize("sizes", [(1, 2, 1), (2, 2, 2)])
-def test_an_adapters_fsdp_mesh_gathers_the_base_alone(sizes):
-    """Each layer's kernels forwards and backwards, the output layer once; no gradient is summed."""
-    found, params = adapter_exchanged(*sizes)
+def test_adapter_fsdp_mesh_gathers_only_base(sizes):
+    """Each layer's kernels forward and backward, the output layer once; no gradient is summed."""
+    found, params = adapter_collectives(*sizes)
     kernels = [x.nbytes for name, x in params["layers"].items() if name.endswith("_proj")]
     weights = (2 * sum(kernels) + params["lm_head"].nbytes) // sizes[2]
     ids = 8 // sizes[0] * 12 * 4
     assert found["all-gather"] == (2 * 2 * len(kernels) + 1 + 1, weights + ids), found
     assert found["all-to-all"] == (1, ids // 2 * 32)
-    assert ("all-reduce" in found) == (sizes[2] > 1)  # Of activations, see below.
+    assert ("all-reduce" in found) == (sizes[2] > 1)  # of activations, see below
 
 
-def test_an_adapters_tensor_mesh_sums_activations_and_exchanges_nothing_else():
-    """Of two layers: the inputs of two products forwards and two backwards, and 7 low ranks."""
+def test_adapter_tensor_mesh_only_sums_activations():
+    """For two layers: the inputs of two products forward and two backward, and 7 low ranks."""
     hidden, low_rank, numbers = 8 * 12 * 32 * 4, 8 * 12 * 16 * 4, 3 * 8 * 12 * 4
     total = (2 * 4 + 2) * hidden + 2 * 7 * low_rank + numbers
-    found = adapter_exchanged(1, 1, 2)[0]
+    found = adapter_collectives(1, 1, 2)[0]
     assert found == {"all-reduce": (found["all-reduce"].number, total)}

@@ -78,7 +78,7 @@ def tensors(raw: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     shapes = parse_decoder_config(raw, "config.json")
     found = {}
-    for place in decoder_weights.places(shapes, raw["model_type"]):
+    for place in decoder_weights.parameter_tensors(shapes, raw["model_type"]):
         for name in place.names:
             values = rng.normal(size=place.shape)
             if "norm" in name:

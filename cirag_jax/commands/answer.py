@@ -80,7 +80,7 @@ def warn_of_training_questions(runs: Iterable[PlannedRun]) -> None:
     for run in runs:
         ids = {question.id for question in run.task.questions}
         for spec in _trainable_models(run):
-            count = len(ids & (workdir_lib.trained_on(spec) or frozenset()))
+            count = len(ids & (workdir_lib.training_ids(spec) or frozenset()))
             if count:
                 warnings[spec] = f"{spec} was trained on {count} of these {len(ids)} questions"
     if warnings:

@@ -70,7 +70,7 @@ def model_name(config: Any) -> str | None:
     if config.model is not None or config.backend == "openai":
         return config.model
     if is_training_workdir(config.adapter):
-        return workdir.base_of(config.adapter)
+        return workdir.base_model_of(config.adapter)
     return DEFAULT_MODEL
 
 

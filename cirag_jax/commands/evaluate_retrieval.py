@@ -24,9 +24,9 @@ from cirag_jax.io import bar, write_lines
 from cirag_jax.methods.common.evidence import Evidence
 from cirag_jax.methods.kirag.method import kirag
 from cirag_jax.methods.kirag.settings import KiragConfig, Ranking
-from cirag_jax.models.io.encoder_adapter import base_of
+from cirag_jax.models.io.encoder_adapter import base_model_of
 from cirag_jax.models.io.pretrained import TextEncoder
-from cirag_jax.models.io.workdir import open_encoder, trained_on, trained_units
+from cirag_jax.models.io.workdir import open_encoder, trained_units, training_ids
 from cirag_jax.reports.tables import write_report
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encode import encode
@@ -92,7 +92,7 @@ def evaluate(config: Config, workdir: pathlib.Path, show: bool = True) -> dict[s
     trained: Any = trained_units(config.checkpoint) if config.checkpoint else None
     problem = _problem_of(config, config.data.units or trained or "triple")
     num_trained_on = evaluation.count_trained_on(
-        trained_on(config.checkpoint) if config.checkpoint else frozenset(),
+        training_ids(config.checkpoint) if config.checkpoint else frozenset(),
         [question.id for question in problem.questions],
         "questions",
     )
@@ -237,7 +237,7 @@ class _Aligners:
             self.head = find(config.checkpoint)
         self.frozen = config.frozen or self.meta.get("model")
         if config.checkpoint and not self.frozen:
-            self.frozen = base_of(config.checkpoint)
+            self.frozen = base_model_of(config.checkpoint)
         if config.retriever == "frozen" or any("frozen" in system for system in systems):
             if not self.frozen:
                 raise UserError(

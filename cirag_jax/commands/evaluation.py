@@ -95,7 +95,7 @@ def models_of(config: Config, role: str) -> dict[str, Model]:
         student = block.copy_and_resolve_references()
         student.adapter = spec
         described = meta.get("prompt") or {}
-        models[STUDENT] = Model(student, described, workdir.trained_on(spec), schemas)
+        models[STUDENT] = Model(student, described, workdir.training_ids(spec), schemas)
     if config.base.run or spec is None:
         models[BASE] = Model(block, {}, schemas=schemas)
     return models

@@ -17,7 +17,7 @@ from cirag_jax.io import local_path
 from cirag_jax.methods.common import extraction
 from cirag_jax.methods.common.extraction import ONLINE, ExtractionSettings
 from cirag_jax.methods.registry import block_name
-from cirag_jax.models.io.fingerprint import of_model
+from cirag_jax.models.io.fingerprint import model_identity
 from cirag_jax.models.io.pretrained_decoder import default_dtype
 from cirag_jax.retrieval import bm25, faiss_index
 from cirag_jax.retrieval.index import hash_corpus, read_manifest
@@ -78,7 +78,7 @@ def _search_models(config: Config, blocks: Mapping[str, Config]) -> dict[str, An
         fields["retriever.index"] = read_manifest(pathlib.Path(config.retriever.folder))
     for name, block in blocks.items():
         if block.get("model"):
-            fields[f"{name}.weights"] = of_model(block.model)
+            fields[f"{name}.weights"] = model_identity(block.model)
         if name.startswith("rankers."):
             text, _ = triple_text_of(config, name.removeprefix("rankers."))
             if text != TripleText("tuple", block.normalization):  # implied in older journals
@@ -166,9 +166,9 @@ def of_language_model(config: Any, schemas: bool = False) -> dict[str, Any]:
     fields["dtype"] = config.dtype or _default_dtype(config.backend)
     if config.no_repeat_ngram_size:
         fields["no_repeat_ngram_size"] = config.no_repeat_ngram_size
-    fields["weights"] = of_model(name or DEFAULT_MODEL)
+    fields["weights"] = model_identity(name or DEFAULT_MODEL)
     if config.adapter is not None and local_path(config.adapter).exists():
-        fields["adapter_weights"] = of_model(config.adapter)
+        fields["adapter_weights"] = model_identity(config.adapter)
     packages = ["tokenizers", "transformers", "jinja2"]  # render the prompt in both backends
     if schemas:
         packages.append("llguidance")
@@ -194,7 +194,11 @@ def of_extractor(config: Any, settings: ExtractionSettings) -> dict[str, Any]:
 
 def of_encoder(config: Any) -> dict[str, Any]:
     """Returns the identity of an encoder: settings, weights and packages."""
-    return {**config.to_dict(), **of_model(config.model), "packages": _encoder_packages(config)}
+    return {
+        **config.to_dict(),
+        **model_identity(config.model),
+        "packages": _encoder_packages(config),
+    }
 
 
 def _encoder_packages(config: Any) -> dict[str, str]:

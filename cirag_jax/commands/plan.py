@@ -155,12 +155,12 @@ def _check_heads(config: Config, heads: int) -> None:
 def _encoder_config(spec: str, settings: Config) -> EncoderConfig:
     """Reads the shape of an encoder, or of the base model of a training workdir or an adapter."""
     if is_training_workdir(spec):
-        spec = workdir.best_folder(spec)[1]
+        spec = workdir.best_checkpoint_folder(spec)[1]
     adapter_folder = encoder_adapter.find_adapter(spec)
-    spec = spec if adapter_folder is None else encoder_adapter.read_base(adapter_folder)[0]
+    spec = spec if adapter_folder is None else encoder_adapter.read_base_model(adapter_folder)[0]
     config, _ = pretrained.read_config(pretrained.shape_folder(spec))
     dropout = settings.get("dropout", 0.0)
-    return pretrained.computing(
+    return pretrained.with_compute_options(
         config,
         dtype=settings.dtype,
         hidden_dropout=dropout,

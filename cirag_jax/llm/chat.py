@@ -290,7 +290,7 @@ def _load_gguf(path: Path) -> ChatTokenizer:
     if not path.is_file():
         raise UserError(f"{path} does not exist.")
     cache, version = cache_folder("tokenizers"), importlib.metadata.version("transformers")
-    folder = cache / f"6-{version}-{fingerprint.digest(str(path))}" if cache else None
+    folder = cache / f"6-{version}-{fingerprint.model_digest(str(path))}" if cache else None
     if folder is not None and (folder / "tokenizer.json").is_file():
         with contextlib.suppress(UserError):  # a damaged copy is replaced
             return ChatTokenizer.load(folder)

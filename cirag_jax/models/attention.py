@@ -1,11 +1,12 @@
-"""Grouped-query attention over cached or whole sequences, softmax in fp32.
+"""Grouped-query attention over cached or whole sequences, with softmax in fp32.
 
-All query heads of a key head are rows of one matrix product, with operands of layout B K (G T) H.
-Keys are stored transposed, B K H S, so that both products of a step with few rows read memory
-sequentially.
+The G query heads that share a key head are multiplied as rows of one matrix: queries are laid out
+as ``B K (G T) H``. Keys are stored transposed, ``B K H S``, so that a step over a few rows reads
+memory contiguously in both products.
 """
 
 import logging
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import jax
@@ -17,13 +18,14 @@ Implementation = Literal["transposed", "xla", "cudnn"]
 MASKED = -1e30  # finite, so that a fully masked row has no NaN
 
 
-def choose(
+def choose_implementation(
     dtype: str, head_dim: int, platform: str | None, *, plain: bool = False, fusible: bool = True
 ) -> Implementation:
-    """Returns and logs the attention implementation for a platform (None: JAX's default).
+    """Returns, and logs, the implementation for a platform (None: the one JAX runs on).
 
-    It is ``transposed`` on CPUs and if ``plain`` is set; ``cudnn``, NVIDIA's fused kernel, for
-    16-bit operands and head sizes up to 128 in multiples of 8, if ``fusible``; otherwise ``xla``.
+    ``transposed`` is for CPUs and ``plain`` attention. ``cudnn``, the fused kernel of NVIDIA GPUs,
+    needs 16-bit operands, a head size of at most 128 that is a multiple of 8, and ``fusible``.
+    ``xla`` is used otherwise.
     """
     platform = platform or jax.default_backend()
     fusible = fusible and dtype == "bfloat16" and head_dim <= 128 and not head_dim % 8
@@ -39,17 +41,17 @@ def choose(
 
 
 class Scoring(NamedTuple):
-    """Factor on the products of queries and keys, and the soft cap after it, or None."""
+    """Scale of the query-key products, and the soft cap applied after it (None disables it)."""
 
     scale: float
     softcap: float | None = None
 
 
 class Branches(NamedTuple):
-    """Alternative continuations of a common past, stored one after another in the cache.
+    """Alternative continuations of one prefix, stored one after another in the cache.
 
     Attributes:
-      start_B: int32 slot at which the past ends and the first branch begins.
+      start_B: int32 slot where the prefix ends and the first branch begins.
       size: tokens per branch.
     """
 
@@ -57,21 +59,24 @@ class Branches(NamedTuple):
     size: int
 
     def skipped(self, slots_BT: jax.Array) -> jax.Array:
-        """Returns the number of tokens of other branches before each token's branch, ``[B, T]``."""
+        """Returns the number of tokens of other branches between prefix and branch, ``[B, T]``."""
         return (slots_BT - self.start_B[:, None]) // self.size * self.size
 
 
 def distances(
     slots_BT: jax.Array, keys_S: jax.Array, branches: Branches | None = None
 ) -> jax.Array:
-    """Returns the distance from slots back to keys, int32 ``[B, T, S]``; negative is masked."""
-    back_BTS = slots_BT[:, :, None] - keys_S
+    """Returns how many tokens each key precedes each slot by, int32 ``[B, T, S]``.
+
+    Keys with a negative distance are masked.
+    """
+    distance_BTS = slots_BT[:, :, None] - keys_S
     if branches is None:
-        return back_BTS
+        return distance_BTS
     start_B11 = branches.start_B[:, None, None]
     skipped_BT1 = branches.skipped(slots_BT)[:, :, None]
-    own_BTS = jnp.where(keys_S < start_B11 + skipped_BT1, -1, back_BTS)
-    return jnp.where(keys_S < start_B11, back_BTS - skipped_BT1, own_BTS)
+    branch_BTS = jnp.where(keys_S < start_B11 + skipped_BT1, -1, distance_BTS)
+    return jnp.where(keys_S < start_B11, distance_BTS - skipped_BT1, branch_BTS)
 
 
 def softcap(x: jax.Array, cap: float | None) -> jax.Array:
@@ -79,46 +84,76 @@ def softcap(x: jax.Array, cap: float | None) -> jax.Array:
     return x if cap is None else cap * jnp.tanh(x / cap)
 
 
-def _scores(
+def group_heads(q_BTNH: jax.Array, num_kv_heads: int) -> jax.Array:
+    """Returns the queries as rows ``(G T)`` of their key head, ``q_BKRH``."""
+    b, t, n, h = q_BTNH.shape
+    q_BKGTH = q_BTNH.reshape(b, t, -1, n // num_kv_heads, h).transpose(0, 2, 3, 1, 4)
+    return q_BKGTH.reshape(b, num_kv_heads, -1, h)
+
+
+def ungroup_heads(x_BKRH: jax.Array, length: int) -> jax.Array:
+    """Returns ``x_BTNH``: the inverse of `group_heads`."""
+    b, k, _, h = x_BKRH.shape
+    x_BTKGH = x_BKRH.reshape(b, k, -1, length, h).transpose(0, 3, 1, 2, 4)
+    return x_BTKGH.reshape(b, length, -1, h)
+
+
+def multiply_heads(x_BKRI: jax.Array, y_BKIJ: jax.Array) -> jax.Array:
+    """Batched matrix product, accumulated and returned in fp32."""
+    contracted = (((3,), (2,)), ((0, 1), (0, 1)))
+    return jax.lax.dot_general(x_BKRI, y_BKIJ, contracted, preferred_element_type=jnp.float32)
+
+
+def _grouped_probabilities(
     scoring: Scoring, q_BTNH: jax.Array, k_BKHS: jax.Array, mask_BTS: jax.Array
 ) -> jax.Array:
-    """Returns masked scores, fp32 ``[B, K, G, T, S]`` with G query heads per key head."""
-    b, t, n, h = q_BTNH.shape
-    groups = n // k_BKHS.shape[1]
-    q_BKRH = q_BTNH.reshape(b, t, -1, groups, h).transpose(0, 2, 3, 1, 4)
-    q_BKRH = q_BKRH.reshape(b, -1, groups * t, h)
-    scores_BKRS = jax.lax.dot_general(
-        q_BKRH,
-        k_BKHS,
-        (((3,), (2,)), ((0, 1), (0, 1))),
-        preferred_element_type=jnp.float32,
-    )
-    scores = scores_BKRS.reshape(b, -1, groups, t, k_BKHS.shape[3])
+    """Returns the attention probabilities, fp32 ``[B, K, G, T, S]``."""
+    b, t = q_BTNH.shape[:2]
+    scores_BKRS = multiply_heads(group_heads(q_BTNH, k_BKHS.shape[1]), k_BKHS)
+    scores = scores_BKRS.reshape(b, k_BKHS.shape[1], -1, t, k_BKHS.shape[3])
     scores = softcap(scores * scoring.scale, scoring.softcap)
-    return jnp.where(mask_BTS[:, None, None], scores, MASKED)
+    return jax.nn.softmax(jnp.where(mask_BTS[:, None, None], scores, MASKED), axis=-1)
 
 
 def attend(
-    scoring: Scoring,
-    q_BTNH: jax.Array,
-    k_BKHS: jax.Array,
-    v_BKSH: jax.Array,
-    mask_BTS: jax.Array,
+    scoring: Scoring, q_BTNH: jax.Array, k_BKHS: jax.Array, v_BKSH: jax.Array, mask_BTS: jax.Array
 ) -> jax.Array:
-    """Returns grouped-query attention, ``mixed_BTNH`` in the dtype of the values."""
-    b, t, n, h = q_BTNH.shape
-    scores = _scores(scoring, q_BTNH, k_BKHS, mask_BTS)
-    probs = jax.nn.softmax(scores, axis=-1).astype(v_BKSH.dtype)
-    probs_BKRS = probs.reshape(b, k_BKHS.shape[1], -1, k_BKHS.shape[3])
+    """Grouped-query attention: returns ``mixed_BTNH`` in the dtype of the values."""
+    probs = _grouped_probabilities(scoring, q_BTNH, k_BKHS, mask_BTS).astype(v_BKSH.dtype)
+    probs_BKRS = probs.reshape(*k_BKHS.shape[:2], -1, k_BKHS.shape[3])
     mixed_BKRH = jax.lax.dot_general(probs_BKRS, v_BKSH, (((3,), (2,)), ((0, 1), (0, 1))))
-    mixed = mixed_BKRH.reshape(b, k_BKHS.shape[1], n // k_BKHS.shape[1], t, h)
-    return mixed.transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)
+    return ungroup_heads(mixed_BKRH, q_BTNH.shape[1])
 
 
 def probabilities(
     scoring: Scoring, q_BTNH: jax.Array, k_BKHS: jax.Array, mask_BTS: jax.Array
 ) -> jax.Array:
-    """Returns the attention probabilities of `attend`, fp32 ``[B, T, N, S]``."""
+    """Returns the probabilities that `attend` weighs the values with, fp32 ``[B, T, N, S]``."""
     b, t, n, _ = q_BTNH.shape
-    probs = jax.nn.softmax(_scores(scoring, q_BTNH, k_BKHS, mask_BTS), axis=-1)
+    probs = _grouped_probabilities(scoring, q_BTNH, k_BKHS, mask_BTS)
     return probs.transpose(0, 3, 1, 2, 4).reshape(b, t, n, -1)
+
+
+# A running softmax: maximum and total of the weights of each row, and the weighted sum of values.
+RunningSoftmax = tuple[jax.Array, jax.Array, jax.Array]
+
+
+def start_softmax(q: jax.Array) -> RunningSoftmax:
+    """Returns the running softmax of queries ``[..., H]`` before any key."""
+    maximum = jnp.full(q.shape[:-1], MASKED, jnp.float32)
+    return maximum, jnp.zeros(q.shape[:-1], jnp.float32), jnp.zeros(q.shape, jnp.float32)
+
+
+def update_softmax(
+    state: RunningSoftmax, scores: jax.Array, weigh: Callable[[jax.Array], jax.Array]
+) -> RunningSoftmax:
+    """Adds one block of keys to a running softmax (Milakov and Gimelshein, 2018).
+
+    ``weigh`` returns the sum of the block's values under the given weights.
+    """
+    maximum, total, mixed = state
+    new_maximum = jnp.maximum(maximum, scores.max(-1))
+    weights = jnp.exp(scores - new_maximum[..., None])
+    decay = jnp.exp(maximum - new_maximum)
+    total = total * decay + weights.sum(-1)
+    return new_maximum, total, mixed * decay[..., None] + weigh(weights)

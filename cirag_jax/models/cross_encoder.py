@@ -1,13 +1,12 @@
-"""Cross-encoders in Flax NNX: an encoder over a pair of texts with a scoring head.
+"""Cross-encoders in Flax NNX: an encoder over a pair of texts, and a head that scores it.
 
-The head is that of Hugging Face's sequence classification models with one label: the first token's
-state, a dense layer, tanh and an inner product. BERT names its parts pooler and classifier,
-XLM-RoBERTa (``bge-reranker-v2-m3``) and MPNet ``classifier.dense`` and ``classifier.out_proj``. The
-score is a logit; after training with binary cross-entropy, 0 means p = 0.5.
+The head is that of Hugging Face's models for sequence classification with one label. BERT (pooler,
+then classifier) and XLM-RoBERTa and MPNet (``classifier.dense``, ``classifier.out_proj``; also
+``bge-reranker-v2-m3``) use the same arithmetic with different names: the state of the first token,
+a dense layer, tanh, an inner product. The score is a logit. Training uses binary cross-entropy, so
+0 means p = 0.5.
 """
 
-import dataclasses
-import fnmatch
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tokenizers
 from flax import nnx
 
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
-from cirag_jax.models.encoder import Encoder, EncoderConfig, drop_units
+from cirag_jax.models.encoder import Encoder, EncoderConfig, add_parameters, drop_units
 from cirag_jax.models.io import pretrained, weights
 from cirag_jax.models.io.tensor_files import fetch, read_tensors
+from cirag_jax.sharding import ShapesAndAxes
 
-# Head parameter -> its tensor, by model_type; torch kernels are (out, in).
+# Parameter of the head -> its tensor; torch kernels are (out, in).
 _BERT_HEAD = {
     "dense_kernel": "pooler.dense.weight",
     "dense_bias": "pooler.dense.bias",
@@ -37,13 +36,6 @@ _ROBERTA_HEAD = {
     "score_kernel": "classifier.out_proj.weight",
     "score_bias": "classifier.out_proj.bias",
 }
-HEADS: Mapping[str, Mapping[str, str]] = {
-    "bert": _BERT_HEAD,
-    "roberta": _ROBERTA_HEAD,
-    "xlm-roberta": _ROBERTA_HEAD,
-    "camembert": _ROBERTA_HEAD,
-    "mpnet": _ROBERTA_HEAD,
-}
 ARCHITECTURES = {
     "bert": "BertForSequenceClassification",
     "roberta": "RobertaForSequenceClassification",
@@ -51,11 +43,15 @@ ARCHITECTURES = {
     "camembert": "CamembertForSequenceClassification",
     "mpnet": "MPNetForSequenceClassification",
 }
-# Prefix of the encoder's tensor names.
+# model_type -> prefix of the encoder's tensors; "roberta." for all others.
 _PREFIXES = {"bert": "bert.", "mpnet": "mpnet."}
 
 
-def head_parameters(config: EncoderConfig) -> dict[str, tuple[tuple[int, ...], tuple[Any, ...]]]:
+def _head_tensors(family: str) -> Mapping[str, str]:
+    return _BERT_HEAD if family == "bert" else _ROBERTA_HEAD
+
+
+def head_parameters(config: EncoderConfig) -> ShapesAndAxes:
     """Returns shape and logical axes of each parameter of the head."""
     d = config.d_model
     # The head is small, so it is replicated on every mesh.
@@ -68,7 +64,7 @@ def head_parameters(config: EncoderConfig) -> dict[str, tuple[tuple[int, ...], t
 
 
 class CrossEncoder(nnx.Module):
-    """An `Encoder` with a scoring head."""
+    """An `Encoder` and a scoring head."""
 
     dense_kernel: nnx.Param
     dense_bias: nnx.Param
@@ -76,16 +72,9 @@ class CrossEncoder(nnx.Module):
     score_bias: nnx.Param
 
     def __init__(self, config: EncoderConfig, *, rngs: nnx.Rngs):
-        """Draws kernels from a normal of ``initializer_range``; biases are zero."""
         self.config = config
         self.encoder = Encoder(config, rngs=rngs)
-        for name, (shape, axes) in head_parameters(config).items():
-            if name.endswith("bias"):
-                value = jnp.zeros(shape, jnp.float32)
-            else:
-                noise = jax.random.normal(rngs.params(), shape, jnp.float32)
-                value = config.initializer_range * noise
-            setattr(self, name, nnx.Param(value, logical_axes=axes))
+        add_parameters(self, head_parameters(config), config, rngs)
 
     def __call__(
         self,
@@ -95,45 +84,22 @@ class CrossEncoder(nnx.Module):
         *,
         dropout_key: jax.Array | None = None,
     ) -> jax.Array:
-        """Returns ``logit_B`` in fp32 for a padded batch of pairs; see `Encoder.__call__`."""
+        """Returns ``logit_B`` in fp32 of a padded batch of pairs; see `Encoder.__call__`."""
         encoder_key = first_key = second_key = None
         if dropout_key is not None:
             encoder_key, first_key, second_key = jax.random.split(dropout_key, 3)
         rate = self.config.hidden_dropout
         hidden_BTD = self.encoder(tokens_BT, mask_BT, types_BT=types_BT, dropout_key=encoder_key)
         first_BD = hidden_BTD[:, 0].astype(jnp.float32)
-        if (
-            self.config.position_offset
-        ):  # The heads of RoBERTa and MPNet also apply dropout to their input.
+        if self.config.position_offset:  # RoBERTa and MPNet also apply dropout to the head's input
             first_BD = drop_units(first_BD, rate, first_key)
         dense_BD = jnp.tanh(first_BD @ self.dense_kernel[...] + self.dense_bias[...])
         dense_BD = drop_units(dense_BD, rate, second_key)
         return dense_BD @ self.score_kernel[...] + self.score_bias[...]
 
 
-@dataclasses.dataclass(frozen=True)
-class PairEncoder:
-    """A cross-encoder with its tokenizer and limits.
-
-    Attributes:
-      graphdef, state: split `CrossEncoder`; ``state`` holds fp32 parameters.
-      config: hyper-parameters of the encoder.
-      tokenizer: the Rust tokenizer, without padding.
-      max_length: default maximum number of tokens of a pair, including special tokens.
-      model_type: family in `HEADS`.
-      source, folder, revision, hf_config: as in `pretrained.TextEncoder`.
-    """
-
-    graphdef: nnx.GraphDef
-    state: nnx.State
-    config: EncoderConfig
-    tokenizer: tokenizers.Tokenizer
-    max_length: int
-    model_type: str
-    source: str
-    folder: Path
-    revision: str
-    hf_config: dict[str, Any]
+class PairEncoder(pretrained.PretrainedModel):
+    """A `CrossEncoder` with its tokenizer; inputs are pairs of texts."""
 
 
 def apply(
@@ -160,14 +126,14 @@ def load_cross_encoder(
     dropout: float = 0.0,
     remat: bool = False,
 ) -> PairEncoder:
-    """Opens a cross-encoder, or an encoder as the start of one; see `pretrained.load_encoder`.
+    """Opens a cross-encoder, or an encoder that becomes one; see `pretrained.load_encoder`.
 
-    ``new_head`` is the seed for missing parameters of the head (an encoder has no classifier);
-    None requires a complete head. ``max_length`` replaces the folder's limit.
+    ``new_head`` is the seed for parameters of the head that the folder lacks; None: they are
+    required. ``max_length`` replaces the limit that the folder states.
     """
     folder = pretrained.resolve_model_folder(spec)
     config, raw = pretrained.read_config(folder)
-    config = pretrained.computing(
+    config = pretrained.with_compute_options(
         config, dtype=dtype, hidden_dropout=dropout, attention_dropout=dropout, remat=remat
     )
     graphdef, state = _load_state(folder, config, raw["model_type"], mesh, new_head)
@@ -193,7 +159,6 @@ def _load_state(
     mesh: jax.sharding.Mesh | None,
     new_head: int | None,
 ) -> tuple[nnx.GraphDef, nnx.State]:
-    """Returns a split `CrossEncoder` with the weights of ``folder``."""
     head = _read_head(folder, config, family, new_head)
     _, encoder_state = weights.load_state(
         folder, config, family, mesh=mesh, ignored=(*weights.IGNORED, "classifier.*")
@@ -205,32 +170,25 @@ def _load_state(
     graphdef, state = nnx.split(abstract)
     filled = []
     for path, variable in nnx.to_flat_state(state):
-        if path in encoder:
-            filled.append((path, encoder[path]))
-            continue
-        value = head[str(path[-1])]
-        if mesh is not None:
-            value = sharding.place(value, sharding.variable_sharding(variable, mesh))
-        filled.append((path, variable.replace(jnp.asarray(value))))
+        if path not in encoder:
+            variable = sharding.place_variable(variable, head[str(path[-1])], mesh)
+        filled.append((path, encoder.get(path, variable)))
     return graphdef, nnx.from_flat_state(filled)
 
 
 def _read_head(
     folder: Path, config: EncoderConfig, family: str, new_head: int | None
 ) -> dict[str, np.ndarray]:
-    if family not in HEADS:
-        raise UserError(f"model_type {family!r} has no scoring head; known: {', '.join(HEADS)}")
-    found = {}
-    for full, _, array in read_tensors(folder):
-        # The pooler has the encoder's prefix; the classifier has none.
-        short = next((full[len(p) :] for p in weights.PREFIXES if full.startswith(p)), full)
-        if fnmatch.fnmatchcase(short, "classifier.*") or short.startswith("pooler."):
-            found[short] = array
+    tensors = {}
+    for full_name, _, array in read_tensors(folder):
+        name = weights.strip_prefix(full_name)  # of the pooler; the classifier has no prefix
+        if name.startswith(("classifier.", "pooler.")):
+            tensors[name] = array
     head = {}
     rng = np.random.default_rng(new_head)
     for name, (shape, _) in head_parameters(config).items():
-        source = HEADS[family][name]
-        array = found.get(source)
+        source = _head_tensors(family)[name]
+        array = tensors.get(source)
         if array is None and new_head is None:
             raise UserError(
                 f"{folder} is not a cross-encoder: tensor {source} is missing; train one from an "
@@ -244,13 +202,13 @@ def _read_head(
             raise UserError(f"{folder} scores {array.shape[0]} labels; expected one")
         array = array.T if name == "dense_kernel" else array
         if array.size != np.prod(shape):
-            raise UserError(f"{folder}: tensor {source} has shape {array.shape}, not {shape}.")
+            raise UserError(f"{folder}: tensor {source} has shape {array.shape}; expected {shape}")
         head[name] = np.ascontiguousarray(array.reshape(shape), np.float32)
     return head
 
 
 def to_tensors(state: Any, config: EncoderConfig, family: str) -> dict[str, np.ndarray]:
-    """Returns Hugging Face's tensor names for sequence classification -> host arrays."""
+    """The inverse of loading: Hugging Face's name -> host array."""
     flat: dict[Any, Any] = {tuple(path): v for path, v in nnx.to_flat_state(state)}
     encoder = [(path[1:], v) for path, v in flat.items() if path[0] == "encoder"]
     prefix = _PREFIXES.get(family, "roberta.")
@@ -258,7 +216,7 @@ def to_tensors(state: Any, config: EncoderConfig, family: str) -> dict[str, np.n
         prefix + name: array
         for name, array in weights.to_tensors(nnx.from_flat_state(encoder), config, family).items()
     }
-    for name, source in HEADS[family].items():
+    for name, source in _head_tensors(family).items():
         array = np.asarray(fetch(flat[(name,)].get_value()), np.float32)
         array = array.T if name == "dense_kernel" else array
         array = array[None] if name == "score_kernel" else array

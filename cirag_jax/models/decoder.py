@@ -1,14 +1,14 @@
 """Decoder language models in Flax NNX: Llama 3, SmolLM2, Qwen 2, 2.5 and 3, Mistral and Gemma 2.
 
 Pre-norm decoder-only transformers with rotary positions, grouped-query attention and gated
-feed-forward layers. `decoder_params` declares the parameters. The arithmetic is in pure
-functions of plain pytrees, so that the same layer can be scanned in training, unrolled in
-generation, rematerialized and sharded.
+feed-forward layers. `decoder_params` declares the parameters. The arithmetic is in pure functions
+of plain pytrees, so that one implementation of a layer is scanned in training, unrolled in
+generation, rematerialised and sharded.
 
 ``params["layers"]`` is either one dictionary of arrays stacked over layers, which `jax.lax.scan`
-runs (a 28-layer model compiles about as fast as one layer), or a tuple of dictionaries
-(`decoder_params.unstack_layers`), which is unrolled. On a CPU a scan copies the weights of every
-layer at every step, which takes six times as long as decoding a token (SmolLM2-135M).
+runs (a 28-layer model compiles about as fast as one layer), or an unrolled tuple of dictionaries
+(`decoder_params.unstack_layers`). On a CPU a scan copies the weights of every layer at every step,
+which costs six times as much as decoding one token (measured, SmolLM2-135M).
 """
 
 import dataclasses
@@ -20,20 +20,13 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from cirag_jax import sharding
-from cirag_jax.models import block_attention, paged_cache
-from cirag_jax.models.attention import (
-    Branches,
-    Implementation,
-    Scoring,
-    attend,
-    choose,
-    distances,
-    softcap,
-)
-from cirag_jax.models.block_attention import attend_visible, make_visibility
+from cirag_jax.models import attention, block_attention, paged_cache
+from cirag_jax.models.attention import Branches, Implementation, Scoring
 from cirag_jax.models.low_rank import dropout, low_rank
 from cirag_jax.models.paged_cache import Cache
+from cirag_jax.models.precision import Dtype
 from cirag_jax.models.rope import RopeScaling, rope_tables, rotate
+from cirag_jax.sharding import ShapesAndAxes
 
 Params = Any  # the dictionary described in `decoder_params.Decoder`
 Adapter = Any  # {"layers": {name: {"a": [L, in, R], "b": [L, R, out]}}}; see models/lora.py
@@ -44,7 +37,7 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
-    """Hyper-parameters of a decoder; hashable, so it can be a static argument.
+    """Hyper-parameters of a decoder; hashable, so usable as a static argument.
 
     Attributes:
       max_positions: the context length in tokens.
@@ -52,19 +45,19 @@ class DecoderConfig:
       norm_eps, norm_offset: RMS norm; the scale is ``norm_offset + weight`` (Gemma stores w - 1).
       activation: activation of the gate; ``gelu_tanh`` is Gemma's.
       qkv_bias, out_bias, mlp_bias: which projections have a bias.
-      qk_norm: RMS norm on each query and key head (Qwen 3).
+      qk_norm: RMS norm over each query and key head (Qwen 3).
       post_norms: norms after attention and feed-forward, before the residual sum (Gemma 2).
-      tie_embeddings: use the transposed embedding as output layer.
+      tie_embeddings: the output layer is the transposed embedding.
       embedding_scale: factor on token embeddings (Gemma: sqrt(d_model)).
       query_scale: factor on attention scores; None is ``head_dim ** -0.5``.
       attention_softcap, final_softcap: ``cap * tanh(x / cap)`` on scores and logits; None is off.
-      windows: per layer, the number of latest tokens (including itself) that a token attends to; 0
-        means all. Empty means 0 for all layers.
+      windows: per layer, how many tokens back (including itself) a token attends to; 0 is all.
+        Empty means 0 everywhere.
       dtype: compute dtype; softmax, norms and logits are always fp32.
       param_dtype: dtype of the weights.
       attention: see `choose_attention`.
-      remat: what the backward pass recomputes: nothing, everything except the outputs of
-        projections, or whole layers.
+      remat: what the backward pass recomputes: nothing, all but the outputs of projections, or each
+        whole layer.
       initializer_range: standard deviation of random weights.
     """
 
@@ -92,8 +85,8 @@ class DecoderConfig:
     attention_softcap: float | None = None
     final_softcap: float | None = None
     windows: tuple[int, ...] = ()
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    param_dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Dtype = "float32"
+    param_dtype: Dtype = "float32"
     attention: Implementation = "xla"
     remat: Remat = "off"
     initializer_range: float = 0.02
@@ -110,39 +103,36 @@ class DecoderConfig:
 
     @property
     def cache_dtype(self) -> Literal["float32", "bfloat16", "uint16"]:
-        """Dtype of cached keys and values, that of the weights; see `paged_cache.packed`."""
+        """Dtype of cached keys and values, as narrow as the weights; see `paged_cache.pack`."""
         narrow = (self.dtype, self.param_dtype) == ("float32", "bfloat16")
         return "uint16" if narrow else self.dtype
 
     @property
     def windowed(self) -> bool:
-        """True if a layer has a window."""
+        """Whether any layer has a window."""
         return any(self.windows)
 
 
 def choose_attention(
     config: DecoderConfig, *, platform: str | None = None, packed: bool = False
 ) -> Implementation:
-    """Returns the attention of the training path, chosen once at start-up; see `attention.choose`.
+    """Picks the attention of the training path once, at start-up; see
+    `attention.choose_implementation`.
 
-    ``transposed`` (CPU) multiplies B K (G T) H operands, block by block for several blocks
-    (`block_attention`). ``cudnn`` supports one window for all layers, no soft cap and no packing.
+    ``transposed`` (CPU) multiplies operands laid out as B K (G T) H, block by block if there are
+    several blocks (`block_attention`). ``cudnn`` supports one window for all layers, no soft cap
+    and no packing.
     """
     one_window = len(set(config.windows)) <= 1
     fusible = config.attention_softcap is None and one_window and not packed
-    return choose(config.dtype, config.head_dim, platform, fusible=fusible)
+    return attention.choose_implementation(config.dtype, config.head_dim, platform, fusible=fusible)
 
 
-# ------------------------------------------------------------------------------------ parameters
-
-_Shapes = dict[str, tuple[tuple[int, ...], tuple[Any, ...]]]
-
-
-def layer_parameters(config: DecoderConfig) -> _Shapes:
-    """Returns shape and logical axes of each parameter of a layer, without the layer axis."""
+def layer_parameters(config: DecoderConfig) -> ShapesAndAxes:
+    """Returns shape and logical axes of each parameter of one layer, without the layer axis."""
     d, f = config.d_model, config.d_ff
     nh, kh = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    shapes: _Shapes = {
+    shapes: ShapesAndAxes = {
         "attention_norm": ((d,), ("norm",)),
         "mlp_norm": ((d,), ("norm",)),
         "q_proj": ((d, nh), ("embed", "heads")),
@@ -168,10 +158,10 @@ def layer_parameters(config: DecoderConfig) -> _Shapes:
     return shapes
 
 
-def outer_parameters(config: DecoderConfig) -> _Shapes:
+def outer_parameters(config: DecoderConfig) -> ShapesAndAxes:
     """Returns shape and logical axes of each parameter outside the layers."""
     v, d = config.vocab_size, config.d_model
-    shapes: _Shapes = {
+    shapes: ShapesAndAxes = {
         "embedding": ((v, d), ("vocab", "embed")),
         "final_norm": ((d,), ("norm",)),
     }
@@ -180,33 +170,30 @@ def outer_parameters(config: DecoderConfig) -> _Shapes:
     return shapes
 
 
-# ------------------------------------------------------------------------------------- arithmetic
-
-
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float, offset: float = 0.0) -> jax.Array:
-    """Applies RMS norm in fp32 over the last axis; returns the dtype of ``x``."""
+    """RMS norm over the last axis, in fp32, returned in the dtype of ``x``."""
     x32 = x.astype(jnp.float32)
     normed = x32 * jax.lax.rsqrt(jnp.square(x32).mean(-1, keepdims=True) + eps)
     scale32 = scale.astype(jnp.float32)
-    if not offset:  # Llama rounds before the scale, Gemma after it
+    if not offset:  # Llama and its relatives round before scaling, Gemma after
         return normed.astype(x.dtype) * scale32.astype(x.dtype)
     return (normed * (offset + scale32)).astype(x.dtype)
 
 
 def multiply(x: jax.Array, kernel: jax.Array, axis: int = 0, dtype: Any = None) -> jax.Array:
-    """Multiplies ``x`` with a matrix, over its ``axis``, in ``dtype`` (None: that of ``x``).
+    """Returns ``x`` times a matrix, contracting its ``axis``, in ``dtype`` (None: that of ``x``).
 
-    fp32 ``x`` and a bf16 matrix are multiplied in bf16 and summed in fp32. XLA does this fast on
-    CPUs with bf16 instructions, but bf16 results are slow there.
+    fp32 ``x`` and a bf16 matrix are multiplied in bf16 and summed in fp32. XLA on a CPU with bf16
+    instructions does that fast, whereas products that end in bf16 are slow.
     """
     dtype, mixed = dtype or x.dtype, x.dtype == jnp.float32 and kernel.dtype == jnp.bfloat16
     x, kernel = (x.astype(kernel.dtype), kernel) if mixed else (x, kernel.astype(x.dtype))
-    # A single row takes a slow path of XLA on CPUs; two rows do not.
-    alone = mixed and x.ndim > 1 and x.size == x.shape[-1]
-    x = jnp.concatenate([x, x], axis=-2) if alone else x
+    # A single row takes XLA's slow path on CPUs; two rows do not.
+    single = mixed and x.ndim > 1 and x.size == x.shape[-1]
+    x = jnp.concatenate([x, x], axis=-2) if single else x
     contracted = (((x.ndim - 1,), (axis,)), ((), ()))
     y = jax.lax.dot_general(x, kernel, contracted, preferred_element_type=dtype)
-    return y[..., :1, :] if alone else y
+    return y[..., :1, :] if single else y
 
 
 def _activate(x: jax.Array, name: str) -> jax.Array:
@@ -217,18 +204,18 @@ def _activate(x: jax.Array, name: str) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class LoraOptions:
-    """Options of an adapter: ``scale`` (alpha over rank) and the dropout of its input."""
+    """How an adapter is applied: ``scale`` (alpha over rank) and dropout of its input."""
 
     scale: float = 1.0
     dropout: float = 0.0
 
 
-PLAIN_LORA = LoraOptions()
+DEFAULT_LORA = LoraOptions()
 
 
 @dataclasses.dataclass(frozen=True)
 class _Layer:
-    """A layer's parameters, adapter and options."""
+    """Parameters of one layer, and the settings that its projections need."""
 
     config: DecoderConfig
     p: Mapping[str, jax.Array]
@@ -237,19 +224,22 @@ class _Layer:
     key: jax.Array | None
 
     def project(self, x: jax.Array, *names: str) -> tuple[jax.Array, ...]:
-        """Applies each named projection to ``x``, with its bias and adapter if it has them.
+        """Returns ``x`` times the kernel of each name, plus its bias and adapter, if any.
 
-        An adapter adds ``scale * dropout(x) A B`` (LoRA, Hu et al., 2022, equation 3). All adapters
-        of a call drop the same elements of ``x``; PEFT draws separately.
+        An adapter adds ``scale * dropout(x) A B`` (LoRA, Hu et al., 2022, equation 3). The adapters
+        of one call share one dropout mask; PEFT draws one for each.
         """
         dropped = x
         if self.key is not None and self.options.dropout > 0.0 and {*names} & {*self.adapter}:
             key = jax.random.fold_in(self.key, PROJECTIONS.index(names[0]))
             dropped = dropout(x, self.options.dropout, key)
         products = self._products(x, names)
-        return tuple(self._project(*each, dropped) for each in zip(names, products, strict=True))
+        return tuple(
+            self._add_bias_and_adapter(name, y, dropped)
+            for name, y in zip(names, products, strict=True)
+        )
 
-    def _project(self, name: str, y: jax.Array, dropped: jax.Array) -> jax.Array:
+    def _add_bias_and_adapter(self, name: str, y: jax.Array, dropped: jax.Array) -> jax.Array:
         bias = self.p.get(name.replace("_proj", "_bias"))
         if bias is not None:
             y = y + bias.astype(y.dtype)
@@ -264,17 +254,19 @@ class _Layer:
         kernels = tuple(self.p[name] for name in names)
 
         def multiply_all(x, *parts):
-            places = zip(parts, names, strict=True)
-            kernels = [sharding.gathered(part, *shapes[name]) for part, name in places]
-            return sharding.by_column(multiply, x, kernels)
+            kernels = [
+                sharding.gather_parameter(part, *shapes[name])
+                for part, name in zip(parts, names, strict=True)
+            ]
+            return sharding.multiply_columns(multiply, x, kernels)
 
         if kernels[0].shape != shapes[names[0]][0]:
-            # Kernels stay split, so that the backward pass gathers them instead of storing them.
+            # Kernels split over fsdp are gathered again in the backward pass instead of stored.
             multiply_all = jax.checkpoint(multiply_all)
         return multiply_all(x, *kernels)
 
     def norm(self, x: jax.Array, name: str) -> jax.Array:
-        """Applies the RMS norm with the scale ``name``."""
+        """RMS norm of ``x`` with the scale ``name``."""
         return rms_norm(x, self.p[name], self.config.norm_eps, self.config.norm_offset)
 
     def heads(
@@ -294,7 +286,7 @@ class _Layer:
         return q_BTNH, k_BTKH, v_BTKH
 
     def after_attention(self, x_BTD: jax.Array, mixed_BTNH: jax.Array) -> jax.Array:
-        """Applies output projection, residual, feed-forward and residual."""
+        """Output projection, residual, feed-forward, residual."""
         b, t = mixed_BTNH.shape[:2]
         (y_BTD,) = self.project(mixed_BTNH.reshape(b, t, -1), "o_proj")
         if self.config.post_norms:
@@ -311,26 +303,24 @@ class _Layer:
 
 
 def _layer_windows(config: DecoderConfig) -> tuple[int, ...]:
-    """Returns the window of each layer; "all" is a number above every distance."""
+    """Returns the window of each layer; 0 becomes a number beyond any distance."""
     windows = config.windows or (0,) * config.num_layers
     return tuple(window or (1 << 30) for window in windows)
 
 
 def _embed(config: DecoderConfig, params: Params, tokens_BT: jax.Array) -> jax.Array:
-    x_BTD = sharding.look_up(params["embedding"], tokens_BT, config.d_model).astype(config.dtype)
+    x_BTD = sharding.lookup_embedding(params["embedding"], tokens_BT, config.d_model)
+    x_BTD = x_BTD.astype(config.dtype)
     if config.embedding_scale != 1.0:
         x_BTD = x_BTD * jnp.asarray(config.embedding_scale, x_BTD.dtype)
     return x_BTD
 
 
 def logits(config: DecoderConfig, params: Params, hidden: jax.Array) -> jax.Array:
-    """Returns fp32 logits over the vocabulary for normalized hidden states ``[..., D]``."""
+    """Returns fp32 logits over the vocabulary of normed hidden states ``[..., D]``."""
     weight, axis = (params["embedding"], 1) if config.tie_embeddings else (params["lm_head"], 0)
     scores = multiply(hidden, weight, axis, jnp.float32)
-    return softcap(scores, config.final_softcap)
-
-
-# ------------------------------------------------------------------------------- whole sequences
+    return attention.softcap(scores, config.final_softcap)
 
 
 def forward(
@@ -343,26 +333,21 @@ def forward(
     segments_BT: jax.Array | None = None,
     shared_B: jax.Array | None = None,
     adapter: Adapter | None = None,
-    lora: LoraOptions = PLAIN_LORA,
+    lora: LoraOptions = DEFAULT_LORA,
     dropout_key: jax.Array | None = None,
 ) -> jax.Array:
-    """Returns hidden states after the final norm, ``hidden_BTD``, without a cache (for training).
+    """Runs whole sequences (the training path).
 
-    Args:
-      config: hyper-parameters.
-      params: weights with stacked layers or a tuple of layers.
-      tokens_BT: int32 ids, padded on the right.
-      lengths_B: int32 number of real tokens per row; None means all. Outputs at
-        padding are undefined.
-      positions_BT: int32 rotary positions; None means 0, 1, 2, ... in every row.
-      segments_BT: int32 segments of packed rows: tokens attend only within their segment, and those
-        of segment 0 (padding) to none. Overrides ``lengths_B``, and needs ``positions_BT`` that
-        restart in each segment.
-      shared_B: int32 length of each packed row's prefix that all its segments share; their
-        positions continue from there.
-      adapter: LoRA factors, stacked like ``params["layers"]``.
-      lora: scale and dropout of the adapter.
-      dropout_key: key of the adapter's dropout; None disables it.
+    Returns the hidden states after the final norm, ``hidden_BTD`` in the compute dtype. The layers
+    of ``params`` and ``adapter`` are stacked, or a tuple. ``tokens_BT`` are int32 ids, padded on
+    the right; rows have ``lengths_B`` real tokens (None: all), and outputs at padding are
+    meaningless.
+
+    ``segments_BT`` (int32) are the segments of packed rows; they override ``lengths_B``. Tokens
+    attend only within their segment; segment 0 is padding. The first ``shared_B`` tokens of a row
+    belong to all its segments. ``positions_BT`` (int32; None: 0, 1, 2, ... in every row) must
+    restart in each segment, after the shared tokens. ``dropout_key`` is for the adapter's dropout;
+    None disables it.
     """
     b, t = tokens_BT.shape
     if positions_BT is None:
@@ -373,46 +358,49 @@ def forward(
     if segments_BT is None:
         real_B = jnp.full(b, t, jnp.int32) if lengths_B is None else lengths_B
         segments_BT = (index[None] < real_B[:, None]).astype(jnp.int32)
-    visible = make_visibility(segments_BT, positions_BT, shared_B)
+    visible = block_attention.make_visibility(segments_BT, positions_BT, shared_B)
 
     def layer(x_BTD, p, pairs, window, key):
         block = _Layer(config, p, pairs, lora, key)
         heads = block.heads(block.norm(x_BTD, "attention_norm"), tables)
-        mixed_BTNH = _attend_whole(config, *heads, visible, lengths_B, window)
+        mixed_BTNH = _attend_sequence(config, *heads, visible, lengths_B, window)
         return block.after_attention(x_BTD, mixed_BTNH)
 
-    layer = _rematerialised(config, layer, scanned=not isinstance(params["layers"], tuple))
+    layer = _apply_remat(config, layer, scanned=not isinstance(params["layers"], tuple))
     x_BTD = _run_layers(config, layer, x_BTD, params, adapter, dropout_key)
     return rms_norm(x_BTD, params["final_norm"], config.norm_eps, config.norm_offset)
 
 
-def _attend_whole(config, q_BTNH, k_BTKH, v_BTKH, visible, lengths_B, window):
-    """Computes attention among the tokens of a call by ``config.attention``."""
+def _attend_sequence(config, q_BTNH, k_BTKH, v_BTKH, visible, lengths_B, window):
+    """Attention among the tokens of one call, by the implementation of ``config.attention``."""
     if config.attention == "cudnn":
         size = config.windows[0] if config.windowed else 0
-        full = None
+        query_lengths_B = None
         if lengths_B is not None:
             lengths_B = jnp.maximum(lengths_B, 1)
-            full = jnp.full_like(lengths_B, q_BTNH.shape[1])
+            query_lengths_B = jnp.full_like(lengths_B, q_BTNH.shape[1])
         return jax.nn.dot_product_attention(
             q_BTNH,
             k_BTKH,
             v_BTKH,
             scale=config.score_scale,
             is_causal=True,
-            query_seq_lengths=full,
+            query_seq_lengths=query_lengths_B,
             key_value_seq_lengths=lengths_B,
             local_window_size=(size - 1, 0) if size else None,
             implementation="cudnn",
         )
     length = q_BTNH.shape[1]
     if config.attention == "transposed" and length > block_attention.BLOCK:
-        return attend_visible(config.scoring, q_BTNH, k_BTKH, v_BTKH, visible, window)
+        return block_attention.attend_visible(
+            config.scoring, q_BTNH, k_BTKH, v_BTKH, visible, window
+        )
     k_BKHS, v_BKSH = k_BTKH.transpose(0, 2, 3, 1), v_BTKH.transpose(0, 2, 1, 3)
-    return attend(config.scoring, q_BTNH, k_BKHS, v_BKSH, visible.mask(length, window))
+    mask_BTS = visible.mask(length, window)
+    return attention.attend(config.scoring, q_BTNH, k_BKHS, v_BKSH, mask_BTS)
 
 
-def _rematerialised(config: DecoderConfig, layer: Any, *, scanned: bool) -> Any:
+def _apply_remat(config: DecoderConfig, layer: Any, *, scanned: bool) -> Any:
     if config.remat == "off":
         return layer
     policy = None
@@ -423,7 +411,7 @@ def _rematerialised(config: DecoderConfig, layer: Any, *, scanned: bool) -> Any:
 
 
 def _run_layers(config, layer, x_BTD, params, adapter, dropout_key):
-    """Runs ``layer(x, p, pairs, window, key)`` over all layers, by a scan if they are stacked."""
+    """Runs ``layer(x, p, pairs, window, key)`` over all layers, as a scan if they are stacked."""
     keys = None if dropout_key is None else jax.random.split(dropout_key, config.num_layers)
     windows, layers = _layer_windows(config), params["layers"]
     pairs = {} if adapter is None else adapter["layers"]
@@ -431,16 +419,13 @@ def _run_layers(config, layer, x_BTD, params, adapter, dropout_key):
         inputs = (layers, pairs, jnp.asarray(windows, jnp.int32), keys)
         return jax.lax.scan(lambda x, row: (layer(x, *row), None), x_BTD, inputs)[0]
     for i, p in enumerate(layers):
-        own = pairs[i] if pairs else {}
-        x_BTD = layer(x_BTD, p, own, windows[i], None if keys is None else keys[i])
+        key = None if keys is None else keys[i]
+        x_BTD = layer(x_BTD, p, pairs[i] if pairs else {}, windows[i], key)
     return x_BTD
 
 
-# ------------------------------------------------------------------------- with a key-value cache
-
-
 def empty_cache(config: DecoderConfig, pages: int, size: int) -> Cache:
-    """Returns a zeroed cache of ``pages`` pages with ``size`` tokens, in ``cache_dtype``."""
+    """Returns a zeroed key-value cache of ``pages`` pages with ``size`` tokens each."""
 
     def zeros(shape):
         array = jnp.zeros(shape, config.cache_dtype)
@@ -466,45 +451,46 @@ def forward_cached(
     *,
     branch: int = 0,
     adapter: Adapter | None = None,
-    lora: LoraOptions = PLAIN_LORA,
+    lora: LoraOptions = DEFAULT_LORA,
 ) -> tuple[jax.Array, Cache, tuple[jax.Array, jax.Array]]:
-    """Runs new tokens against a cache; layers must be unstacked.
+    """Runs new tokens against a key-value cache; layers of ``params`` and ``adapter`` are
+    unstacked.
 
     Args:
       config: hyper-parameters.
       params: weights with `decoder_params.unstack_layers` applied.
       tokens_BT: int32 new tokens.
-      start_B: int32 position of the first new token of each row. Tokens attend to cached
-        positions below it, and to no cached position above.
-      cache: keys and values, which should be donated.
-      tables_BN: int32 pages of each row in order; None means that row i has page i only. Writes
-        beyond these pages, or to pages that do not exist, are dropped.
-      branch: if above 0, the tokens of a row are branches of this many tokens, each a
-        continuation of the cached past.
-      adapter: LoRA factors, unstacked as well.
-      lora: the adapter's scale.
+      start_B: int32 position of the first new token of each row. Only cached positions below it are
+        attended to.
+      cache: keys and values; donate it.
+      tables_BN: int32 pages of each row in order; None: row i has page i. Writes beyond a row's
+        pages, or to a page that does not exist, are dropped.
+      branch: above 0, the new tokens of a row are branches of this length, each of which continues
+        from the cached tokens before all of them.
+      adapter: LoRA pairs.
+      lora: scale of the adapter.
 
     Returns:
-      ``hidden_BTD`` after the final norm, the cache with the new keys and values in it, and the
-      last layer's queries ``q_BTNH`` and mask ``mask_BTS`` (for `attention.probabilities`).
+      ``hidden_BTD`` after the final norm, the cache with the new keys and values, and the last
+        layer's queries ``q_BTNH`` and mask ``mask_BTS`` (for `attention.probabilities`).
     """
     size = cache["v"][0].shape[2]
     length = size if tables_BN is None else tables_BN.shape[1] * size
     slots_BT = start_B[:, None] + jnp.arange(tokens_BT.shape[1], dtype=jnp.int32)
     branches = Branches(start_B, branch) if branch else None
-    distance_BTS = distances(slots_BT, jnp.arange(length, dtype=jnp.int32), branches)
+    distance_BTS = attention.distances(slots_BT, jnp.arange(length, dtype=jnp.int32), branches)
     positions_BT = slots_BT if branches is None else slots_BT - branches.skipped(slots_BT)
     tables = rope_tables(positions_BT, config.head_dim, config.rope_theta, config.rope_scaling)
     x_BTD = _embed(config, params, tokens_BT)
-    at_BT = paged_cache.places(cache, tables_BN, slots_BT)
+    at_BT = paged_cache.locate_slots(cache, tables_BN, slots_BT)
     keys, values = list(cache["k"]), list(cache["v"])
     q_BTNH = mask_BTS = None
     for i, window in enumerate(_layer_windows(config)):
         pairs = adapter["layers"][i] if adapter is not None else {}
         block = _Layer(config, params["layers"][i], pairs, lora, None)
         q_BTNH, k_BTKH, v_BTKH = block.heads(block.norm(x_BTD, "attention_norm"), tables)
-        new = [paged_cache.packed(x, keys[i].dtype) for x in (k_BTKH, v_BTKH)]
-        keys[i], values[i] = paged_cache.write(keys[i], values[i], at_BT, *new)
+        new = [paged_cache.pack(x, keys[i].dtype) for x in (k_BTKH, v_BTKH)]
+        keys[i], values[i] = paged_cache.write_slots(keys[i], values[i], at_BT, *new)
         mask_BTS = distance_BTS >= 0
         if config.windowed:
             mask_BTS &= distance_BTS < window
@@ -513,10 +499,11 @@ def forward_cached(
                 config.scoring, q_BTNH, keys[i], values[i], tables_BN, slots_BT, window, branches
             )
         else:
-            held = keys[i], values[i]
+            cached = keys[i], values[i]
             if tables_BN is not None:
-                held = paged_cache.read_pages(*held, tables_BN)
-            mixed_BTNH = attend(config.scoring, q_BTNH, *map(paged_cache.unpacked, held), mask_BTS)
+                cached = paged_cache.read_pages(*cached, tables_BN)
+            k_BKHS, v_BKSH = map(paged_cache.unpack, cached)
+            mixed_BTNH = attention.attend(config.scoring, q_BTNH, k_BKHS, v_BKSH, mask_BTS)
         x_BTD = block.after_attention(x_BTD, mixed_BTNH)
     hidden_BTD = rms_norm(x_BTD, params["final_norm"], config.norm_eps, config.norm_offset)
     assert q_BTNH is not None and mask_BTS is not None

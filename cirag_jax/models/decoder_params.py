@@ -1,4 +1,4 @@
-"""Parameters of a decoder in Flax NNX: initialization, layout and sharding."""
+"""Parameters of a decoder as Flax NNX declares them: creation, stacking and FSDP specs."""
 
 from typing import Any
 
@@ -8,39 +8,46 @@ from flax import nnx
 
 from cirag_jax import sharding
 from cirag_jax.models.decoder import DecoderConfig, Params, layer_parameters, outer_parameters
+from cirag_jax.sharding import ShapesAndAxes
 
 
-def _initial(name: str, shape: tuple[int, ...], config: DecoderConfig, rngs: nnx.Rngs) -> jax.Array:
+def _stacked_parameters(config: DecoderConfig) -> ShapesAndAxes:
+    return sharding.stack_layers(layer_parameters(config), config.num_layers)
+
+
+def _add_parameters(
+    module: nnx.Module, parameters: ShapesAndAxes, config: DecoderConfig, rngs: nnx.Rngs
+) -> None:
+    """Sets parameters on ``module``: norms scale by one, biases are zero, others random normal."""
     dtype = jnp.dtype(config.param_dtype)
-    if name.endswith("norm"):
-        return jnp.full(shape, 1.0 - config.norm_offset, dtype)
-    if name.endswith("bias"):
-        return jnp.zeros(shape, dtype)
-    normal = jax.random.normal(rngs.params(), shape, dtype)
-    return normal * jnp.asarray(config.initializer_range, dtype)
+    for name, (shape, axes) in parameters.items():
+        if name.endswith("norm"):
+            value = jnp.full(shape, 1.0 - config.norm_offset, dtype)
+        elif name.endswith("bias"):
+            value = jnp.zeros(shape, dtype)
+        else:
+            noise = jax.random.normal(rngs.params(), shape, dtype)
+            value = noise * jnp.asarray(config.initializer_range, dtype)
+        setattr(module, name, nnx.Param(value, logical_axes=axes))
 
 
 class Layers(nnx.Module):
     """Parameters of all layers, stacked on a leading axis."""
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
-        """Draws kernels from a normal of ``initializer_range``; norms scale by one."""
-        for name, (shape, axes) in layer_parameters(config).items():
-            value = _initial(name, (config.num_layers, *shape), config, rngs)
-            setattr(self, name, nnx.Param(value, logical_axes=("layers", *axes)))
+        _add_parameters(self, _stacked_parameters(config), config, rngs)
 
 
 class Decoder(nnx.Module):
-    """The parameters of a decoder, with the logical axes that `sharding` resolves.
+    """The parameters of a decoder, with logical axes.
 
     ``embedding`` [V, D], ``layers`` (`Layers`; see `layer_parameters`), ``final_norm`` [D] and,
     unless embeddings are tied, ``lm_head`` [D, V].
     """
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
-        """Draws random parameters from ``rngs.params``."""
-        for name, (shape, axes) in outer_parameters(config).items():
-            setattr(self, name, nnx.Param(_initial(name, shape, config, rngs), logical_axes=axes))
+        """Creates random parameters from ``rngs.params``."""
+        _add_parameters(self, outer_parameters(config), config, rngs)
         self.layers = Layers(config, rngs=rngs)
 
 
@@ -50,15 +57,15 @@ def abstract_params(config: DecoderConfig) -> nnx.State:
 
 
 def to_params(state: nnx.State) -> Params:
-    """Converts a state to the dictionary of arrays that `decoder` takes."""
+    """Returns the arrays of a state as the plain dictionary that `decoder` takes."""
     return nnx.to_pure_dict(state)
 
 
 def unstack_layers(tree: Any, *, consume: bool = False) -> Any:
-    """Returns ``tree`` (parameters or an adapter) with a tuple of layers instead of stacked ones.
+    """Returns ``tree`` (parameters or an adapter) with its stacked layers as a tuple.
 
-    The arrays are copies. With ``consume`` each stacked array is freed once it is split, which
-    saves memory; ``tree`` cannot be used afterwards.
+    The arrays are new. ``consume`` frees each stacked array once it is split, so that the layers
+    are never held twice; ``tree`` cannot be used afterwards.
     """
     stacked = tree["layers"]
     leaves, treedef = jax.tree.flatten(stacked)
@@ -77,11 +84,9 @@ def unstack_layers(tree: Any, *, consume: bool = False) -> Any:
 
 
 def fsdp_specs(config: DecoderConfig) -> Params:
-    """Returns the fsdp partition of each stacked parameter (`sharding.fsdp_spec`)."""
-    outer, layer = outer_parameters(config), layer_parameters(config)
-    specs = {name: sharding.fsdp_spec(axes, shape) for name, (shape, axes) in outer.items()}
-    layers = {
-        name: sharding.fsdp_spec(("layers", *axes), (config.num_layers, *shape))
-        for name, (shape, axes) in layer.items()
-    }
-    return {**specs, "layers": layers}
+    """Returns how each stacked parameter is split over fsdp; see `sharding.fsdp_spec`."""
+
+    def specs(parameters: ShapesAndAxes) -> Params:
+        return {name: sharding.fsdp_spec(axes, shape) for name, (shape, axes) in parameters.items()}
+
+    return {**specs(outer_parameters(config)), "layers": specs(_stacked_parameters(config))}

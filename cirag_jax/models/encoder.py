@@ -2,7 +2,7 @@
 
 The post-layer-norm transformer encoder of Devlin et al. (2019). MPNet (Song et al., 2020) adds a
 relative position bias to the attention scores. Modules only hold parameters. The arithmetic is in
-pure functions of arrays, so that a layer can be scanned, rematerialized or replayed with the same
+pure functions of arrays, so that a layer can be scanned, rematerialised or replayed with the same
 dropout key.
 """
 
@@ -19,35 +19,37 @@ from flax import nnx
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.models import precision
-from cirag_jax.models.attention import Implementation, choose
-from cirag_jax.models.precision import Weight
+from cirag_jax.models.attention import Implementation, choose_implementation
+from cirag_jax.models.precision import Dtype, Weight
+from cirag_jax.sharding import ShapesAndAxes
 
 Pooling = Literal["mean", "cls"]
+Activation = Literal["gelu", "gelu_new", "relu"]
 
 _MASKED = -1e9  # score of a padding key; finite, so that a fully masked row has no NaN
 
-# Smallest distance in each bucket of MPNet's bias: one bucket per distance below 8, then two per
-# octave, the last one unbounded (Raffel et al., 2020, section 2.1). Keys after the query use a
-# separate set of buckets.
+# The smallest distance in each bucket of MPNet's bias: one bucket per distance below 8, then two
+# per octave, the last unbounded (Raffel et al., 2020, section 2.1). Keys after the query have
+# separate buckets.
 _BUCKET_STARTS = (*range(9), 12, 16, 23, 32, 46, 64, 91)
 RELATIVE_BUCKETS = 2 * len(_BUCKET_STARTS)
 
 
 @dataclasses.dataclass(frozen=True)
 class EncoderConfig:
-    """Hyper-parameters of an encoder; hashable, so it can be a static argument.
+    """Hyper-parameters of an encoder; hashable, so usable as a static argument.
 
     Attributes:
-      type_vocab_size: rows of the token type table; 0 for MPNet, which has no types.
+      type_vocab_size: number of token types; 0 for MPNet, which has none.
       position_offset: index of the first real position: 0 for BERT, ``pad_id + 1`` for XLM-R.
-      max_positions: rows of the position table, offset included.
-      relative_bias: whether all layers add the same relative position bias to their scores (MPNet).
-      hidden_dropout, attention_dropout: rates used only when a dropout key is given.
-      dtype: compute dtype. Softmax, layer norm, the output embedding and (unless
-        `precision.rounded`) parameters are fp32.
+      max_positions: rows of the position table, including the offset.
+      relative_bias: whether all layers add one relative position bias to their scores (MPNet).
+      hidden_dropout, attention_dropout: rates, used only with a dropout key.
+      dtype: compute dtype. Parameters, softmax, layer norm and the embedding output are fp32; see
+        `precision.round_weights` for an exception.
       attention: see `choose_attention`.
       remat: recompute each layer in the backward pass.
-      scan_layers: stack the parameters of all layers and run them by `jax.lax.scan`.
+      scan_layers: stack the parameters of all layers and run the stack with `jax.lax.scan`.
       pooling: how `embed` turns hidden states into one vector.
     """
 
@@ -60,13 +62,13 @@ class EncoderConfig:
     type_vocab_size: int = 2
     layer_norm_eps: float = 1e-12
     position_offset: int = 0
-    hidden_act: Literal["gelu", "gelu_new", "relu"] = "gelu"
+    hidden_act: Activation = "gelu"
     pad_id: int = 0
     relative_bias: bool = False
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
     initializer_range: float = 0.02
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Dtype = "float32"
     attention: Implementation = "xla"
     remat: bool = False
     scan_layers: bool = False
@@ -74,12 +76,12 @@ class EncoderConfig:
 
     @property
     def head_dim(self) -> int:
-        """Size of an attention head."""
+        """Size of one attention head."""
         return self.d_model // self.num_heads
 
     @property
     def max_length(self) -> int:
-        """Maximum number of tokens of a text, including special tokens."""
+        """Maximum number of tokens in a text, including special tokens."""
         return self.max_positions - self.position_offset
 
 
@@ -91,18 +93,20 @@ def choose_attention(
     dropout: float = 0.0,
     relative_bias: bool = False,
 ) -> Implementation:
-    """Returns the attention implementation, chosen once at start-up; see `attention.choose`.
+    """Picks the attention implementation once, at start-up; see `attention.choose_implementation`.
 
-    ``transposed`` (on CPUs, or with attention dropout) makes B N T H operands for two batched
+    ``transposed`` (CPU, or attention dropout) lays operands out as B N T H for two batched
     products. ``cudnn`` supports neither attention dropout nor a ``relative_bias``.
     """
-    return choose(dtype, head_dim, platform, plain=dropout > 0.0, fusible=not relative_bias)
+    return choose_implementation(
+        dtype, head_dim, platform, plain=dropout > 0.0, fusible=not relative_bias
+    )
 
 
-def layer_parameters(config: EncoderConfig) -> dict[str, tuple[tuple[int, ...], tuple[Any, ...]]]:
-    """Returns shape and logical axes of each parameter of a layer.
+def layer_parameters(config: EncoderConfig) -> ShapesAndAxes:
+    """Returns shape and logical axes of each parameter of one layer.
 
-    Queries, keys and values share a kernel, so that one product replaces three.
+    Queries, keys and values share one kernel, so that one product replaces three.
     """
     d, n, h, f = config.d_model, config.num_heads, config.head_dim, config.d_ff
     return {
@@ -121,12 +125,10 @@ def layer_parameters(config: EncoderConfig) -> dict[str, tuple[tuple[int, ...], 
     }
 
 
-def embedding_parameters(
-    config: EncoderConfig,
-) -> dict[str, tuple[tuple[int, ...], tuple[Any, ...]]]:
+def embedding_parameters(config: EncoderConfig) -> ShapesAndAxes:
     """Returns shape and logical axes of each parameter outside the layers."""
     d = config.d_model
-    parameters: dict[str, tuple[tuple[int, ...], tuple[Any, ...]]] = {
+    parameters: ShapesAndAxes = {
         "token_embedding": ((config.vocab_size, d), ("vocab", "embed")),
         "position_embedding": ((config.max_positions, d), ("position", "embed")),
     }
@@ -139,26 +141,32 @@ def embedding_parameters(
     return parameters
 
 
-def _initial(name: str, shape: tuple[int, ...], config: EncoderConfig, rngs: nnx.Rngs) -> jax.Array:
-    if name.endswith("scale"):
-        return jnp.ones(shape, jnp.float32)
-    if name.endswith("bias"):
-        return jnp.zeros(shape, jnp.float32)
-    return config.initializer_range * jax.random.normal(rngs.params(), shape, jnp.float32)
+def add_parameters(
+    module: nnx.Module, parameters: ShapesAndAxes, config: EncoderConfig, rngs: nnx.Rngs
+) -> None:
+    """Sets parameters on ``module``: scales are one, biases zero, all others random normal."""
+    for name, (shape, axes) in parameters.items():
+        if name.endswith("scale"):
+            value = jnp.ones(shape, jnp.float32)
+        elif name.endswith("bias"):
+            value = jnp.zeros(shape, jnp.float32)
+        else:
+            noise = jax.random.normal(rngs.params(), shape, jnp.float32)
+            value = config.initializer_range * noise
+        setattr(module, name, nnx.Param(value, logical_axes=axes))
 
 
 class Layer(nnx.Module):
-    """Parameters of a layer, or of all layers stacked on a leading axis."""
+    """Parameters of one layer, or of all layers stacked on a leading axis."""
 
     def __init__(self, config: EncoderConfig, *, stacked: bool, rngs: nnx.Rngs):
-        """Draws kernels from a normal of ``initializer_range``; norms are identities."""
-        for name, (shape, axes) in layer_parameters(config).items():
-            if stacked:
-                shape, axes = (config.num_layers, *shape), ("layers", *axes)
-            setattr(self, name, nnx.Param(_initial(name, shape, config, rngs), logical_axes=axes))
+        parameters = layer_parameters(config)
+        if stacked:
+            parameters = sharding.stack_layers(parameters, config.num_layers)
+        add_parameters(self, parameters, config, rngs)
 
     def arrays(self, config: EncoderConfig) -> dict[str, Any]:
-        """Returns the parameters as a dictionary of arrays or `precision.Rounded` weights."""
+        """Returns the parameters as a plain dictionary of arrays or `precision.Rounded` weights."""
         return {name: getattr(self, name).get_value() for name in layer_parameters(config)}
 
 
@@ -169,11 +177,7 @@ class Encoder(nnx.Module):
     """
 
     def __init__(self, config: EncoderConfig, *, rngs: nnx.Rngs):
-        """Draws random parameters from ``rngs.params``.
-
-        Raises:
-          ValueError: ``attention`` is ``cudnn`` with a ``relative_bias``.
-        """
+        """Creates random parameters from ``rngs.params``."""
         if config.relative_bias and config.attention == "cudnn":
             raise ValueError("attention 'cudnn' adds no relative bias; see `choose_attention`")
         if config.d_model % config.num_heads:
@@ -181,8 +185,7 @@ class Encoder(nnx.Module):
                 f"encoder width {config.d_model} is not a multiple of its {config.num_heads} heads"
             )
         self.config = config
-        for name, (shape, axes) in embedding_parameters(config).items():
-            setattr(self, name, nnx.Param(_initial(name, shape, config, rngs), logical_axes=axes))
+        add_parameters(self, embedding_parameters(config), config, rngs)
         if config.scan_layers:
             self.layers = Layer(config, stacked=True, rngs=rngs)
         else:
@@ -203,9 +206,9 @@ class Encoder(nnx.Module):
         Args:
           tokens_BT: int32 token ids, padded on the right.
           mask_BT: 1 or True at real tokens.
-          types_BT: int32 token types: 0 or 1 for the first or second text of a pair. None means
-            all 0. Ignored by models without a type table.
-          dropout_key: a `jax.random` key; the same key drops the same units. None disables dropout.
+          types_BT: int32 token types (first or second text of a pair); None means all 0. Ignored by
+            models without token types.
+          dropout_key: a `jax.random` key; equal keys drop equal units. None disables dropout.
         """
         config = self.config
         mask_BT = mask_BT.astype(bool)
@@ -216,7 +219,7 @@ class Encoder(nnx.Module):
             keys = jax.random.split(keys, config.num_layers)
         hidden_BTD = _embed_tokens(config, embeddings, tokens_BT, mask_BT, types_BT, dropout_key)
         bias_NTS = None
-        if config.relative_bias:  # Computed once for all layers, with or without remat.
+        if config.relative_bias:  # once for all layers, even if they are rematerialised
             bias_NTS = _relative_bias(embeddings["relative_embedding"], tokens_BT.shape[1])
 
         def layer(params, hidden_BTD, key):
@@ -238,7 +241,7 @@ class Encoder(nnx.Module):
 
 
 def drop_units(x: Any, rate: float, key: jax.Array | None) -> jax.Array:
-    """Applies scaled dropout; returns ``x`` unchanged without a key."""
+    """Applies inverted dropout; returns ``x`` unchanged without a key."""
     if key is None or rate == 0.0:
         return x
     keep = jax.random.bernoulli(key, 1.0 - rate, x.shape)
@@ -247,10 +250,10 @@ def drop_units(x: Any, rate: float, key: jax.Array | None) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _layer_norm(x_BTD: jax.Array, scale_D: jax.Array, bias_D: jax.Array, eps: float) -> jax.Array:
-    """Applies layer norm in fp32 over the last axis; returns the dtype of ``x_BTD``.
+    """Layer norm in fp32 over the last axis, returned in the dtype of ``x_BTD``.
 
-    The custom backward pass keeps only the normalized values and one number per row. JAX's own
-    would also store the broadcast scale.
+    The hand-written backward pass stores only the normalised values and one number per row; the one
+    that JAX derives also stores the broadcast scale.
     """
     return _layer_norm_forward(x_BTD, scale_D, bias_D, eps)[0]
 
@@ -264,9 +267,9 @@ def _layer_norm_forward(x_BTD, scale_D, bias_D, eps):
     return y_BTD, (normed_BTD.astype(x_BTD.dtype), rstd_BT1, scale_D)
 
 
-def _layer_norm_backward(eps, saved, dy_BTD):
+def _layer_norm_backward(eps, residuals, dy_BTD):
     del eps
-    normed_BTD, rstd_BT1, scale_D = saved
+    normed_BTD, rstd_BT1, scale_D = residuals
     normed32_BTD, dy32_BTD = normed_BTD.astype(jnp.float32), dy_BTD.astype(jnp.float32)
     dnormed_BTD = dy32_BTD * scale_D
     along_BT1 = (dnormed_BTD * normed32_BTD).mean(-1, keepdims=True)
@@ -280,35 +283,34 @@ def _layer_norm_backward(eps, saved, dy_BTD):
 _layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 
 
-def _norm(
-    config: EncoderConfig, params: dict[str, jax.Array], name: str, x_BTD: jax.Array
-) -> jax.Array:
+def _norm(config, params, name, x_BTD):
     scale_D, bias_D = params[f"{name}_scale"], params[f"{name}_bias"]
     return _layer_norm(x_BTD, scale_D, bias_D, config.layer_norm_eps)
 
 
 @jax.custom_vjp
 def _linear(x: jax.Array, kernel: Weight, bias: Weight) -> jax.Array:
-    """Returns ``x @ kernel + bias`` in the dtype of ``x``; kernel and bias are fp32 or `Rounded`.
+    """Returns ``x @ kernel + bias`` in the dtype of ``x``.
 
-    ``x`` is ``[B, T, *I]``, the kernel ``[*I, *O]``. Heads remain a separate axis in both, because
-    an axis that is split over devices would have to be gathered before it could be merged.
+    ``x`` is ``[B, T, *I]``, the kernel ``[*I, *O]``; kernel and bias are fp32, or both `Rounded`.
+    Heads keep a separate axis in both: merging it with the axis before would gather an axis that is
+    split over devices.
 
-    The custom backward pass accumulates the parameters' gradients in fp32 for any compute dtype,
-    and computes them as `x^T dy`. JAX's own computes a transposed `dy^T x`, which XLA on CPU runs
-    at a third of the speed.
+    The backward pass is hand-written for two reasons. It accumulates the parameters' gradients in
+    fp32 in any compute dtype. And it computes them as `x^T dy`: the transposed `dy^T x` that JAX
+    derives runs at a third of the speed in XLA on CPU.
     """
-    kernel, bias = (precision.value_of(each).astype(x.dtype) for each in (kernel, bias))
+    kernel, bias = (precision.weight_value(weight).astype(x.dtype) for weight in (kernel, bias))
     return jnp.tensordot(x, kernel, x.ndim - 2) + bias
 
 
 def _linear_forward(x, kernel, bias):
-    return _linear(x, kernel, bias), (x, precision.kept(kernel))
+    return _linear(x, kernel, bias), (x, precision.residual_of(kernel))
 
 
-def _linear_backward(saved, dy):
-    x, weight = saved
-    kernel = precision.value_of(weight)
+def _linear_backward(residuals, dy):
+    x, weight = residuals
+    kernel = precision.weight_value(weight)
     outer = range(2, dy.ndim)
     contracted = (outer, range(kernel.ndim - len(outer), kernel.ndim))
     dx = jax.lax.dot_general(dy, kernel.astype(dy.dtype), (contracted, ((), ())))
@@ -316,10 +318,8 @@ def _linear_backward(saved, dy):
 
 
 def _kernel_gradient(weight: Weight, x: jax.Array, dy: jax.Array) -> tuple[Any, Any]:
-    """Returns the fp32 gradients of a kernel, ``weight``, and its bias."""
-    if (
-        jax.default_backend() == "cpu"
-    ):  # XLA on CPU does not multiply three-axis bf16 operands into fp32.
+    """Returns the fp32 gradients of a kernel, ``weight``, and of its bias."""
+    if jax.default_backend() == "cpu":  # cannot multiply bf16 of three axes into fp32
         x, dy = x.astype(jnp.float32), dy.astype(jnp.float32)
     rows = x.shape[0] * x.shape[1]
     x_RI, dy = x.reshape(rows, -1), dy.reshape(rows, *dy.shape[2:])
@@ -328,25 +328,20 @@ def _kernel_gradient(weight: Weight, x: jax.Array, dy: jax.Array) -> tuple[Any, 
     )
     dkernel = dkernel.reshape(*x.shape[2:], *dy.shape[1:])
     gradients = dkernel, dy.sum(0, dtype=jnp.float32)
-    return precision.gradient_of(weight, gradients[0]), precision.gradient_of(weight, gradients[1])
+    return precision.cotangent_of(weight, gradients[0]), precision.cotangent_of(
+        weight, gradients[1]
+    )
 
 
 _linear.defvjp(_linear_forward, _linear_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _feed_forward(
-    act: str,
-    x_BTD: jax.Array,
-    up_DF: Weight,
-    up_bias_F: Weight,
-    down_FD: Weight,
-    down_bias_D: Weight,
-) -> jax.Array:
-    """Applies two linear maps around the activation.
+def _feed_forward(act, x_BTD, up_DF, up_bias_F, down_FD, down_bias_D):
+    """Two linear maps around the activation.
 
-    The backward pass keeps the input and the pre-activation and recomputes the activation, which
-    costs less than storing and reading two more arrays of width F.
+    The backward pass keeps only the input and the pre-activation, and recomputes the activation.
+    That costs less than storing and reading two more arrays of width F.
     """
     return _feed_forward_forward(act, x_BTD, up_DF, up_bias_F, down_FD, down_bias_D)[0]
 
@@ -354,13 +349,13 @@ def _feed_forward(
 def _feed_forward_forward(act, x_BTD, up_DF, up_bias_F, down_FD, down_bias_D):
     pre_BTF = sharding.constrain(_linear(x_BTD, up_DF, up_bias_F), "batch", "length", "act_mlp")
     y_BTD = _linear(_activation(pre_BTF, act), down_FD, down_bias_D)
-    return y_BTD, (x_BTD, pre_BTF, precision.kept(up_DF), precision.kept(down_FD))
+    return y_BTD, (x_BTD, pre_BTF, precision.residual_of(up_DF), precision.residual_of(down_FD))
 
 
-def _feed_forward_backward(act, saved, dy_BTD):
-    x_BTD, pre_BTF, up, down = saved
-    up_DF, down_FD = precision.value_of(up), precision.value_of(down)
-    # Without the barrier XLA would merge this with the forward computation and keep its result.
+def _feed_forward_backward(act, residuals, dy_BTD):
+    x_BTD, pre_BTF, up, down = residuals
+    up_DF, down_FD = precision.weight_value(up), precision.weight_value(down)
+    # Without the barrier, XLA would merge this evaluation with the forward one and store it.
     pre_BTF, dy_BTD = jax.lax.optimization_barrier((pre_BTF, dy_BTD))
     hidden_BTF, pull = jax.vjp(lambda pre_BTF: _activation(pre_BTF, act), pre_BTF)
     (dpre_BTF,) = pull(dy_BTD @ down_FD.astype(dy_BTD.dtype).T)
@@ -381,15 +376,8 @@ def _activation(x: jax.Array, kind: str) -> jax.Array:
     return (0.5 * y * (1.0 + jax.lax.erf(y * math.sqrt(0.5)))).astype(x.dtype)
 
 
-def _embed_tokens(
-    config: EncoderConfig,
-    params: dict[str, jax.Array],
-    tokens_BT: jax.Array,
-    mask_BT: jax.Array,
-    types_BT: jax.Array | None,
-    key: jax.Array | None,
-) -> jax.Array:
-    """Returns the normalized sum of token, position and type embeddings, ``hidden_BTD``."""
+def _embed_tokens(config, params, tokens_BT, mask_BT, types_BT, key):
+    """Returns the normed sum of token, position and type embeddings, ``hidden_BTD``."""
     length = tokens_BT.shape[1]
     if length > config.max_length:
         raise UserError(
@@ -401,10 +389,10 @@ def _embed_tokens(
         hidden_BTD += params["type_embedding"][0 if types_BT is None else types_BT]
     if config.position_offset == 0:
         hidden_BTD += params["position_embedding"][:length]
-    else:  # XLM-R and MPNet count real tokens; padding has the position before the first one.
+    else:  # XLM-R and MPNet count real tokens; padding has the position before the first
         count_BT = jnp.where(mask_BT, jnp.cumsum(mask_BT, axis=1, dtype=jnp.int32), 0)
         hidden_BTD += params["position_embedding"][count_BT + (config.position_offset - 1)]
-    hidden_BTD = sharding.looked_up(hidden_BTD)
+    hidden_BTD = sharding.constrain_lookup(hidden_BTD)
     hidden_BTD = _norm(config, params, "embedding_norm", hidden_BTD)
     hidden_BTD = drop_units(hidden_BTD, config.hidden_dropout, key)
     hidden_BTD = hidden_BTD.astype(config.dtype)
@@ -412,57 +400,37 @@ def _embed_tokens(
 
 
 def _relative_bias(table_RN: jax.Array, length: int) -> jax.Array:
-    """Returns ``bias_NTS`` in fp32 for ``length`` queries and keys, by distance bucket."""
-    ahead_E = np.arange(1 - length, length)  # distance of a key in tokens
+    """Returns ``bias_NTS``, fp32, of ``length`` keys S for ``length`` queries T, by bucketed
+    distance.
+    """
+    ahead_E = np.arange(1 - length, length)  # tokens from query to key
     bucket_E = np.searchsorted(_BUCKET_STARTS, np.abs(ahead_E), side="right") - 1
     bucket_E += np.where(ahead_E > 0, len(_BUCKET_STARTS), 0)
-    place_T = jnp.arange(length)
-    # A T x S table of buckets would be stored as a constant in every program.
-    bias_TSN = table_RN[bucket_E][place_T - place_T[:, None] + length - 1]
+    index_T = jnp.arange(length)
+    # Not indexed by T S buckets at once, which would be a constant in every program.
+    bias_TSN = table_RN[bucket_E][index_T - index_T[:, None] + length - 1]
     return sharding.constrain(bias_TSN.transpose(2, 0, 1), "act_heads", "length", "length")
 
 
-def _layer(
-    config: EncoderConfig,
-    params: dict[str, jax.Array],
-    hidden_BTD: jax.Array,
-    mask_BT: jax.Array,
-    bias_NTS: jax.Array | None,
-    key: jax.Array | None,
-) -> jax.Array:
-    """Applies a post-norm layer, attention and feed-forward, to ``hidden_BTD``."""
+def _layer(config, p, hidden_BTD, mask_BT, bias_NTS, key):
     attention_key = out_key = down_key = None
     if key is not None:
         attention_key, out_key, down_key = jax.random.split(key, 3)
-    p = params
     mixed_BTD = _attention(config, p, hidden_BTD, mask_BT, bias_NTS, attention_key)
     mixed_BTD = drop_units(mixed_BTD, config.hidden_dropout, out_key)
     hidden_BTD = _norm(config, p, "attention_norm", hidden_BTD + mixed_BTD)
     hidden_BTD = sharding.constrain(hidden_BTD, "batch", "length", "act_embed")
-    down_BTD = _feed_forward(
-        config.hidden_act,
-        hidden_BTD,
-        p["up_kernel"],
-        p["up_bias"],
-        p["down_kernel"],
-        p["down_bias"],
-    )
+    weights = (p["up_kernel"], p["up_bias"], p["down_kernel"], p["down_bias"])
+    down_BTD = _feed_forward(config.hidden_act, hidden_BTD, *weights)
     down_BTD = drop_units(down_BTD, config.hidden_dropout, down_key)
     hidden_BTD = _norm(config, p, "output_norm", hidden_BTD + down_BTD)
     return sharding.constrain(hidden_BTD, "batch", "length", "act_embed")
 
 
-def _attention(
-    config: EncoderConfig,
-    p: dict[str, jax.Array],
-    hidden_BTD: jax.Array,
-    mask_BT: jax.Array,
-    bias_NTS: jax.Array | None,
-    key: jax.Array | None,
-) -> jax.Array:
-    """Applies self-attention with output projection, without dropout and residual."""
+def _attention(config, p, hidden_BTD, mask_BT, bias_NTS, key):
+    """Multi-head self-attention with output projection, before dropout and residual."""
     qkv_BT3NH = _linear(hidden_BTD, p["qkv_kernel"], p["qkv_bias"])
-    # The gradient of a split is a concatenation; that of slices is a sum of padded arrays.
+    # A split, not three slices: its gradient is one concatenation instead of padded sums.
     q_BTNH, k_BSNH, v_BSNH = (
         sharding.constrain(part.squeeze(2), "batch", "length", "act_heads", None)
         for part in jnp.split(qkv_BT3NH, 3, axis=2)
@@ -472,39 +440,27 @@ def _attention(
         mixed_BTNH = _attend_transposed(
             config, q_BTNH, k_BSNH, v_BSNH, mask_BT, bias_NTS, key if dropping else None
         )
+    elif config.attention == "cudnn":
+        lengths_B = jnp.maximum(mask_BT.sum(-1, dtype=jnp.int32), 1)
+        mixed_BTNH = jax.nn.dot_product_attention(
+            q_BTNH,
+            k_BSNH,
+            v_BSNH,
+            query_seq_lengths=jnp.full_like(lengths_B, mask_BT.shape[1]),
+            key_value_seq_lengths=lengths_B,
+            implementation="cudnn",
+        )
     else:
-        if config.attention == "cudnn":
-            lengths_B = jnp.maximum(mask_BT.sum(-1, dtype=jnp.int32), 1)
-            mixed_BTNH = jax.nn.dot_product_attention(
-                q_BTNH,
-                k_BSNH,
-                v_BSNH,
-                query_seq_lengths=jnp.full_like(lengths_B, mask_BT.shape[1]),
-                key_value_seq_lengths=lengths_B,
-                implementation="cudnn",
-            )
-        else:
-            mixed_BTNH = jax.nn.dot_product_attention(
-                q_BTNH,
-                k_BSNH,
-                v_BSNH,
-                None if bias_NTS is None else bias_NTS[None],
-                mask_BT[:, None, None, :],
-                implementation="xla",
-            )
+        bias_1NTS = None if bias_NTS is None else bias_NTS[None]
+        mask_B11S = mask_BT[:, None, None, :]
+        mixed_BTNH = jax.nn.dot_product_attention(
+            q_BTNH, k_BSNH, v_BSNH, bias_1NTS, mask_B11S, implementation="xla"
+        )
     return _linear(mixed_BTNH, p["out_kernel"], p["out_bias"])
 
 
-def _attend_transposed(
-    config: EncoderConfig,
-    q_BTNH: jax.Array,
-    k_BSNH: jax.Array,
-    v_BSNH: jax.Array,
-    mask_BT: jax.Array,
-    bias_NTS: jax.Array | None,
-    key: jax.Array | None,
-) -> jax.Array:
-    """Computes attention with B N T H operands, the fastest layout for XLA on CPU."""
+def _attend_transposed(config, q_BTNH, k_BSNH, v_BSNH, mask_BT, bias_NTS, key):
+    """Attention over operands transposed to B N T H, which XLA on CPU multiplies fastest."""
     q_BNTH, k_BNSH, v_BNSH = (x.transpose(0, 2, 1, 3) for x in (q_BTNH, k_BSNH, v_BSNH))
     scores_BNTS = jax.lax.dot_general(
         q_BNTH * (config.head_dim**-0.5), k_BNSH, (((3,), (3,)), ((0, 1), (0, 1)))
@@ -521,11 +477,11 @@ def _attend_transposed(
 def pool(hidden_BTD: jax.Array, mask_BT: jax.Array, kind: Pooling) -> jax.Array:
     """Returns unit-length ``emb_BD`` in fp32: the mean over real tokens, or the first token.
 
-    A row without real tokens gives zeros with a zero gradient.
+    A row without real tokens gives zeros, with a finite (zero) gradient.
     """
     mask_BT = mask_BT.astype(jnp.float32)
     if kind == "mean":
-        # A product avoids the B T D temporary in fp32 of a masked sum.
+        # A product instead of a masked sum needs no B T D temporary in fp32.
         total_BD = jnp.einsum("btd,bt->bd", hidden_BTD, mask_BT, preferred_element_type=jnp.float32)
         pooled_BD = total_BD / jnp.maximum(mask_BT.sum(-1, keepdims=True), 1.0)
     elif kind == "cls":
@@ -544,7 +500,7 @@ def embed(
     mask_BT: jax.Array,
     dropout_key: jax.Array | None = None,
 ) -> jax.Array:
-    """Returns the unit-length ``emb_BD`` (fp32) of a padded batch, as a pure function.
+    """Returns unit-length ``emb_BD`` (fp32) of a padded batch, as a pure function of split state.
 
     ``graphdef, state = nnx.split(Encoder(...))``; ``graphdef`` is static under `jax.jit`.
     """

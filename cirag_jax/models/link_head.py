@@ -1,8 +1,9 @@
-"""The link head: scores the candidate passages of a linked search (`retrieval/linked.py`).
+"""A head that scores candidate passages from the features in `retrieval/linked.py`.
 
-The score is the sum of a linear map, which starts as the aligner's score, and a hidden layer.
-``link_head.safetensors`` is in the training workdir of its aligner, or next to the weights of an
-exported one. It holds the tensors, the feature names in order, and a record of the training.
+It is a linear score, initialised to the score of the aligner, plus one hidden layer. Its file,
+``link_head.safetensors``, is in the training workdir of its aligner, or next to the weights of an
+exported one. The file holds the tensors, the names of the features in order, and how the head was
+trained.
 """
 
 import dataclasses
@@ -20,20 +21,20 @@ from scipy.special import expit
 
 from cirag_jax.datasets.chains import UNIT_KINDS, UnitKind
 from cirag_jax.errors import UserError
-from cirag_jax.models.io.tensor_files import check_finite, opened, save_tensors
+from cirag_jax.models.io.tensor_files import check_finite, open_tensors, save_tensors
 
 FILE = "link_head.safetensors"
-TAUGHT = "taught"  # Key of the record: ids of questions that trained only the head.
-_STOP_WEIGHT, _STOP_BIAS = "stop_weight_F", "stop_bias"  # names of tensors in the file
-_MOST_DIGITS = 9  # digits of the number of steps; Python refuses to parse 5,000
-_LEAST_ROWS = 1024  # calls are padded to this number of rows, or a power of two above
+HEAD_TRAINED_ON = "taught"  # record field: ids of questions that only the head was trained on
+_STOP_WEIGHT, _STOP_BIAS = "stop_weight_F", "stop_bias"  # tensors of the file
+_MAX_DIGITS = 9  # of the number of steps; int() fails for 5,000 digits
+_MIN_ROWS = 1024  # calls are padded to this or to a larger power of two
 
 
 class LinkHeadModule(nnx.Module):
-    """Scores of candidates from their features, ``[..., F]`` to ``[...]``, float32.
+    """Maps features ``[..., F]`` of candidates to scores ``[...]``, float32.
 
-    Features are standardized by ``mean_F`` and ``scale_F``, which are not trained. Before training
-    the score is the first feature.
+    Features are standardised with ``mean_F`` and ``scale_F``, which are not trained. Before
+    training, the score is the first feature.
     """
 
     def __init__(self, mean_F: np.ndarray, scale_F: np.ndarray, hidden: int, rngs: nnx.Rngs):
@@ -47,7 +48,7 @@ class LinkHeadModule(nnx.Module):
         self.out_H = nnx.Param(jnp.zeros(hidden))
 
     def __call__(self, x: jax.Array, keep: jax.Array | None = None) -> jax.Array:
-        """Returns scores; features with a ``keep`` of 0 are replaced by their mean."""
+        """Returns scores; ``keep`` is 0 for features to replace by their mean."""
         x = (x - self.mean_F[...]) / self.scale_F[...]
         x = x if keep is None else x * keep
         hidden = nnx.gelu(x @ self.hidden_FH[...] + self.bias_H[...])
@@ -56,33 +57,33 @@ class LinkHeadModule(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class StopRule:
-    """A logistic regression that estimates whether a retrieved passage is needed.
+    """A logistic regression that predicts whether a retrieved passage is needed.
 
     Attributes:
-      weight_F: float32 weights of the features `retrieval.stopping.stop_features`.
-      bias: float32 scalar.
+      weight_F: weights of the features of `retrieval.stopping.describe`, float32.
+      bias: float32, of shape ``()``.
     """
 
     weight_F: np.ndarray
     bias: np.ndarray
 
     def probability(self, x_KF: np.ndarray) -> np.ndarray:
-        """Returns the probabilities ``p_K``."""
+        """Returns ``p_K``, between 0 and 1."""
         return expit(x_KF @ self.weight_F + self.bias)
 
 
 @dataclasses.dataclass(frozen=True)
 class LinkHead:
-    """A trained link head.
+    """A trained head, and how it was trained.
 
     Attributes:
-      module: the scoring module.
+      module: computes the scores.
       features: names of its features, in order.
-      units: units of its aligner: triple, sentence or passage.
-      steps: number of search steps in training.
-      stop: stopping rule, or None if it was not trained.
-      record: inputs of the training; see `read_record`.
-      source: file that it was read from.
+      units: units that its aligner ranks: triple, sentence or passage.
+      steps: number of steps of the searches it was trained on.
+      stop: predicts which retrieved passages are needed; None if the head has no stopping rule.
+      record: record of its training; see `read_record`.
+      source: the file that it was read from.
     """
 
     module: LinkHeadModule
@@ -101,7 +102,7 @@ class LinkHead:
         """Returns an array of scores ``[R]`` for each feature matrix ``feature_RF``."""
         sizes = [len(feature_RF) for feature_RF in features]
         total = sum(sizes)
-        rows = max(_LEAST_ROWS, 1 << (total - 1).bit_length())
+        rows = max(_MIN_ROWS, 1 << (total - 1).bit_length())
         x_NF = np.zeros((rows, len(self.features)), np.float32)
         x_NF[:total] = np.concatenate(features)
         score_N = check_finite(np.asarray(self._apply(self.module, x_NF))[:total], self.source)
@@ -112,67 +113,66 @@ class LinkHead:
         tensors = {name: np.asarray(value[...]) for name, value in _variables(self.module)}
         if self.stop is not None:
             tensors |= {_STOP_WEIGHT: self.stop.weight_F, _STOP_BIAS: self.stop.bias}
-        told = {
+        metadata = {
             "features": ",".join(self.features),
             "units": self.units,
             "steps": str(self.steps),
         }
         if self.record:
-            told["record"] = json.dumps(self.record)
-        save_tensors(tensors, folder / FILE, told)
+            metadata["record"] = json.dumps(self.record)
+        save_tensors(tensors, folder / FILE, metadata)
 
 
 def read_record(folder: pathlib.Path) -> dict[str, Any]:
-    """Returns the `LinkHead.record` of the head in a folder, empty if it cannot be read."""
+    """Returns the `LinkHead.record` of the head in a folder; empty if none can be read."""
     try:
-        with opened(folder / FILE) as tensors:
-            found = json.loads((tensors.metadata() or {}).get("record", ""))
+        with open_tensors(folder / FILE) as tensors:
+            record = json.loads((tensors.metadata() or {}).get("record", ""))
     except (UserError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return record if isinstance(record, dict) else {}
 
 
 def load_link_head(folder: pathlib.Path, features: Sequence[str]) -> LinkHead | None:
-    """Returns the head in a folder, or None if there is none."""
+    """Returns the head in a folder; None if the folder has none."""
     file = folder / FILE
     if not file.is_file():
         return None
-    with opened(file) as found:
-        told = found.metadata() or {}
-        tensors = {name: found.get_tensor(name) for name in found.keys()}  # noqa: SIM118
-    had = tuple(told.get("features", "").split(","))
-    if had != tuple(features):
-        unknown = sorted({*had} ^ {*features})
+    with open_tensors(file) as content:
+        metadata = content.metadata() or {}
+        tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
+    file_features = tuple(metadata.get("features", "").split(","))
+    if file_features != tuple(features):
+        different = sorted({*file_features} ^ {*features})
         raise UserError(
-            f"{file}: its head reads other features than this version has "
-            f"({', '.join(unknown) or 'in another order'}); train it again."
+            f"{file}: the head was trained on different features "
+            f"({', '.join(different) or 'in another order'}); train it again"
         )
     hidden = np.size(tensors.get("out_H", 0))
     zeros = np.zeros(len(features))
     module = LinkHeadModule(zeros, zeros, max(hidden, 1), nnx.Rngs(0))
     for name, variable in _variables(module):
-        wanted, array = variable[...], tensors.get(name)
-        if array is None or (array.shape, array.dtype) != (wanted.shape, wanted.dtype):
-            raise UserError(f"{file}: tensor {name} is missing or has another shape or dtype.")
-        variable[...] = jnp.asarray(check_finite(array, str(file)))
-    units, steps = told.get("units"), told.get("steps", "")
-    if units not in UNIT_KINDS or not steps.isdecimal() or len(steps) > _MOST_DIGITS:
-        told = f"field units is {units!r}, field steps {steps[:80]!r}"
-        raise UserError(f"{file}: {told}.")
-    return LinkHead(module, had, units, int(steps), _stop_rule(tensors, file), source=str(file))
+        array = _checked_tensor(tensors, name, variable[...].ndim, file)
+        if array.shape != variable[...].shape:
+            raise UserError(f"{file}: tensor {name} has an unexpected shape")
+        variable[...] = jnp.asarray(array)
+    units, steps = metadata.get("units"), metadata.get("steps", "")
+    if units not in UNIT_KINDS or not steps.isdecimal() or len(steps) > _MAX_DIGITS:
+        raise UserError(f"{file}: field units is {units!r}, field steps {steps[:80]!r}")
+    stop = None
+    if tensors.keys() & {_STOP_WEIGHT, _STOP_BIAS}:
+        weight_F = _checked_tensor(tensors, _STOP_WEIGHT, 1, file)
+        stop = StopRule(weight_F, _checked_tensor(tensors, _STOP_BIAS, 0, file))
+    return LinkHead(module, file_features, units, int(steps), stop, source=str(file))
 
 
-def _stop_rule(tensors: Mapping[str, np.ndarray], file: pathlib.Path) -> StopRule | None:
-    """Returns the stopping rule among a file's tensors, or None."""
-    if not tensors.keys() & {_STOP_WEIGHT, _STOP_BIAS}:
-        return None
-    found = []
-    for name, ndim in ((_STOP_WEIGHT, 1), (_STOP_BIAS, 0)):
-        array = tensors.get(name)
-        if array is None or (array.ndim, array.dtype) != (ndim, np.float32):
-            raise UserError(f"{file}: tensor {name} is missing or has another shape or dtype.")
-        found.append(check_finite(array, str(file)))
-    return StopRule(*found)
+def _checked_tensor(
+    tensors: Mapping[str, np.ndarray], name: str, ndim: int, file: pathlib.Path
+) -> np.ndarray:
+    array = tensors.get(name)
+    if array is None or (array.ndim, array.dtype) != (ndim, np.float32):
+        raise UserError(f"{file}: tensor {name} is missing or has an unexpected shape or dtype")
+    return check_finite(array, str(file))
 
 
 def _variables(module: LinkHeadModule) -> list[tuple[str, nnx.Variable]]:

@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA, Hu et al., 2022) of the decoder's linear layers.
 
-The adapter is separate from the frozen base. `init_adapter` returns an `nnx.State`, which is
-trained, checkpointed and sharded. `to_adapter` converts it to the dictionary that
+The adapter's state is separate from the frozen base. `init_adapter` returns the `nnx.State` that is
+trained, checkpointed and sharded; `to_adapter` turns it into the plain dictionary that
 `decoder.forward` takes. `models.io.peft_format` reads and writes PEFT's format.
 """
 
@@ -25,15 +25,15 @@ ALL_LINEAR = "all-linear"
 
 @dataclasses.dataclass(frozen=True)
 class LoraConfig:
-    """Hyper-parameters of an adapter; hashable, so it can be a static argument.
+    """Hyper-parameters of an adapter; hashable, so usable as a static argument.
 
     Attributes:
       rank: inner dimension R.
       alpha: the adapter's output is multiplied by ``alpha / rank``.
-      dropout: dropout rate on the adapter's input in training.
-      targets: names of the adapted linear layers in PEFT and transformers
-        (``q_proj`` ... ``down_proj``), or ``"all-linear"`` for all seven.
-      rank_stabilised: scale by ``alpha / sqrt(rank)`` (Kalajdzievski, 2023).
+      dropout: probability of dropping an element of the adapter's input in training.
+      targets: names of the adapted linear layers in PEFT and transformers (``q_proj`` ...
+        ``down_proj``); ``"all-linear"`` stands for all seven.
+      rank_stabilised: scale by ``alpha / sqrt(rank)`` instead (Kalajdzievski, 2023).
     """
 
     rank: int = 8
@@ -43,9 +43,8 @@ class LoraConfig:
     rank_stabilised: bool = False
 
     def __post_init__(self):
-        if isinstance(self.targets, str):
-            object.__setattr__(self, "targets", (self.targets,))
-        object.__setattr__(self, "targets", tuple(self.targets))
+        targets = (self.targets,) if isinstance(self.targets, str) else tuple(self.targets)
+        object.__setattr__(self, "targets", targets)
         if self.rank < 1:
             raise UserError(f"LoRA rank is {self.rank}; it must be at least 1")
         if not 0.0 <= self.dropout < 1.0:
@@ -59,9 +58,10 @@ class LoraConfig:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Adapted layers in the order of `decoder.PROJECTIONS`."""
-        every = ALL_LINEAR in self.targets
-        return tuple(name for name in PROJECTIONS if every or name in self.targets)
+        """The adapted layers, in the order of `decoder.PROJECTIONS`."""
+        if ALL_LINEAR in self.targets:
+            return PROJECTIONS
+        return tuple(name for name in PROJECTIONS if name in self.targets)
 
     @property
     def scale(self) -> float:
@@ -70,7 +70,7 @@ class LoraConfig:
 
 
 class _Pair(nnx.Module):
-    """Factors ``a`` [L, in, R], uniform in +-1/sqrt(in) as in PEFT, and ``b`` [L, R, out], zero."""
+    """``a`` [L, in, R], uniform in +-1/sqrt(in) as in PEFT, and ``b`` [L, R, out], zero."""
 
     def __init__(
         self, num_layers: int, rank: int, shape: tuple[int, ...], axes: tuple[str, ...], key: Any
@@ -85,7 +85,7 @@ class _Pair(nnx.Module):
 
 
 class _Pairs(nnx.Module):
-    """Factors of every adapted linear layer, by name."""
+    """The pairs of all adapted linear layers, by name."""
 
     def __init__(self, config: DecoderConfig, lora: LoraConfig, rngs: nnx.Rngs):
         shapes = decoder.layer_parameters(config)
@@ -96,13 +96,12 @@ class _Pairs(nnx.Module):
 
 
 class Lora(nnx.Module):
-    """Parameters of an adapter in fp32, stacked over layers: ``layers.<name>.a`` and ``.b``.
+    """fp32 parameters of an adapter, stacked over layers: ``layers.<name>.a`` and ``.b``.
 
-    A new adapter has no effect, because ``b`` is zero.
+    A new adapter changes nothing, because ``b`` is zero.
     """
 
     def __init__(self, config: DecoderConfig, lora: LoraConfig, *, rngs: nnx.Rngs):
-        """Draws ``a`` from ``rngs.params``."""
         self.layers = _Pairs(config, lora, rngs)
 
 
@@ -112,11 +111,7 @@ def abstract_adapter(config: DecoderConfig, lora: LoraConfig) -> nnx.State:
 
 
 def init_adapter(
-    config: DecoderConfig,
-    lora: LoraConfig,
-    seed: int = 0,
-    *,
-    mesh: jax.sharding.Mesh | None = None,
+    config: DecoderConfig, lora: LoraConfig, seed: int = 0, *, mesh: jax.sharding.Mesh | None = None
 ) -> nnx.State:
     """Returns a new adapter as an `nnx.State` of `nnx.LoRAParam`, on ``mesh`` if given."""
 
@@ -125,44 +120,46 @@ def init_adapter(
 
     if mesh is None:
         return jax.jit(build)()
-    placed = sharding.state_sharding(abstract_adapter(config, lora), mesh)
-    return jax.jit(build, out_shardings=placed)()
+    shardings = sharding.state_sharding(abstract_adapter(config, lora), mesh)
+    return jax.jit(build, out_shardings=shardings)()
 
 
 def to_adapter(state: nnx.State) -> Adapter:
-    """Converts a state for `decoder.forward`: ``{"layers": {name: {"a": ..., "b": ...}}}``."""
+    """Returns ``{"layers": {name: {"a": ..., "b": ...}}}``, which `decoder.forward` takes."""
     return nnx.to_pure_dict(state)
 
 
 def lora_options(lora: LoraConfig, train: bool) -> LoraOptions:
-    """Returns the options of `decoder.forward`, with dropout only in training."""
+    """Returns how `decoder.forward` applies the adapter; dropout only in training."""
     return LoraOptions(scale=lora.scale, dropout=lora.dropout if train else 0.0)
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _merged(kernel: jax.Array, pair: Mapping[str, jax.Array], scale: float) -> jax.Array:
+def _merge_kernel(kernel: jax.Array, pair: Mapping[str, jax.Array], scale: float) -> jax.Array:
     a, b = (pair[name].astype(jnp.float32) for name in ("a", "b"))
     return (kernel.astype(jnp.float32) + scale * (a @ b)).astype(kernel.dtype)
 
 
 def merge(params: Params, adapter: Adapter, scale: float, *, consume: bool = False) -> Params:
-    """Returns the base with ``scale * A B`` added to the adapted kernels in fp32.
+    """Returns the base with ``scale * A B`` added in fp32 to the adapted kernels.
 
-    Layers are stacked in both, or a tuple in both. ``params`` is not changed, and the result shares
-    its other arrays. With ``consume`` each kernel is freed once it is merged, which saves memory;
-    ``params`` cannot be used afterwards.
+    The layers of both are stacked, or both a tuple. The result shares unadapted arrays with
+    ``params``, which stays as it is. ``consume`` frees each kernel once it is merged, so that
+    kernels are never held twice; ``params`` cannot be used afterwards.
     """
 
-    def layer(own: Mapping[str, jax.Array], pairs: Mapping[str, Any]) -> dict[str, jax.Array]:
-        changed = {}
+    def merge_layer(
+        kernels: Mapping[str, jax.Array], pairs: Mapping[str, Any]
+    ) -> dict[str, jax.Array]:
+        merged = {}
         for name, pair in pairs.items():
-            changed[name] = _merged(own[name], pair, float(scale))
+            merged[name] = _merge_kernel(kernels[name], pair, float(scale))
             if consume:
-                jax.block_until_ready(changed[name])
-                own[name].delete()
-        return {**own, **changed}
+                jax.block_until_ready(merged[name])
+                kernels[name].delete()
+        return {**kernels, **merged}
 
     layers, pairs = params["layers"], adapter["layers"]
     if isinstance(layers, tuple):
-        return {**params, "layers": tuple(layer(*both) for both in zip(layers, pairs, strict=True))}
-    return {**params, "layers": layer(layers, pairs)}
+        return {**params, "layers": tuple(map(merge_layer, layers, pairs))}
+    return {**params, "layers": merge_layer(layers, pairs)}

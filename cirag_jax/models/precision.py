@@ -1,52 +1,57 @@
-"""Weights that are rounded to the compute dtype once per step, with gradients in fp32.
+"""Weights rounded to the compute dtype once per step, with gradients in fp32.
 
-A step runs each layer many times, for every chunk and for recomputation. Without this module, each
-run would read and round the fp32 weights again. The results are bitwise the same.
+A step runs each layer many times: in every chunk, and again where it is rematerialised. Rounding
+the weights beforehand saves reading and rounding the fp32 weights each time. All results stay the
+same, bit for bit.
 """
 
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+Dtype = Literal["float32", "bfloat16"]  # of weights or of the computation
+
 
 class Rounded(NamedTuple):
-    """A weight in the compute dtype, and ``place``, the fp32 array that receives its gradient.
+    """A weight in the compute dtype, and an fp32 array that receives its gradient.
 
-    The gradient of ``value`` itself would be rounded in every chunk. ``place`` is None in the
-    residuals of a backward pass.
+    The gradient of ``value`` itself would be rounded to its dtype in every chunk. ``buffer`` is
+    None in the residuals of a backward pass.
     """
 
     value: jax.Array
-    place: jax.Array | None
+    buffer: jax.Array | None
 
 
 Weight = jax.Array | Rounded
 
 
 def is_rounded(path: Sequence[Any]) -> bool:
-    """Returns whether the parameter at ``path`` of an `nnx.State` is used in the compute dtype.
+    """Whether the parameter at ``path`` of an `nnx.State` is used in the compute dtype.
 
-    This holds for layers except their norms, not for embedding tables and scoring heads.
+    Parameters of layers are, except norms. Embedding tables and scoring heads are not.
     """
     return "layers" in path and "norm" not in str(path[-1])
 
 
-def rounded(params: nnx.State, dtype: str, run: Callable[..., Any] = operator.call) -> nnx.State:
-    """Returns ``params`` with a ``dtype`` copy of each parameter that `is_rounded`.
+def round_weights(
+    params: nnx.State, dtype: str, run: Callable[..., Any] = operator.call
+) -> nnx.State:
+    """Returns ``params`` with every parameter that `is_rounded` cast to ``dtype``.
 
-    ``run`` calls compiled functions, see `training.rehearsal`.
+    ``run`` calls the compiled function; see `training.rehearsal`.
     """
     if dtype == "float32":
         return params
     flat: dict[Any, Any] = {tuple(path): node for path, node in nnx.to_flat_state(params)}
-    wide = {path: node for path, node in flat.items() if is_rounded(path)}
-    narrow = run(_round, list(wide.values()), dtype)
-    return nnx.from_flat_state({**flat, **dict(zip(wide, narrow, strict=True))})
+    layers = {path: node for path, node in flat.items() if is_rounded(path)}
+    rounded_layers = run(_round, list(layers.values()), dtype)
+    return nnx.from_flat_state({**flat, **dict(zip(layers, rounded_layers, strict=True))})
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -54,48 +59,45 @@ def _round(nodes: list[nnx.Variable], dtype: str) -> list[nnx.Variable]:
     return jax.tree.map(lambda x: x.astype(dtype), nodes)
 
 
-def differentiated(params: Any, places: Any) -> Any:
-    """Returns ``params`` whose gradients go to ``places``, fp32 arrays of the same shapes."""
-    return jax.tree.map(_by_place, params, places)
+def redirect_gradients(params: Any, buffers: Any) -> Any:
+    """Returns ``params`` whose gradients flow to ``buffers``, fp32 arrays of the same shapes."""
+    return jax.tree.map(_redirect, params, buffers)
 
 
-def _by_place(x: jax.Array, place: jax.Array) -> Weight:
-    return _send_gradient_to(x, place) if x.dtype == place.dtype else Rounded(x, place)
+def _redirect(x: jax.Array, buffer: jax.Array) -> Weight:
+    return _send_gradient_to(x, buffer) if x.dtype == buffer.dtype else Rounded(x, buffer)
 
 
 @jax.custom_vjp
-def _send_gradient_to(x: jax.Array, place: jax.Array) -> jax.Array:
-    """Returns ``x`` with its gradient sent to ``place``."""
-    del place
+def _send_gradient_to(x: jax.Array, buffer: jax.Array) -> jax.Array:
+    """Identity on ``x`` whose gradient goes to ``buffer``."""
+    del buffer
     return x
 
 
-_send_gradient_to.defvjp(lambda x, place: (x, None), lambda _, dx: (None, dx))
+_send_gradient_to.defvjp(lambda x, buffer: (x, None), lambda _, dx: (None, dx))
 
 
-def places_of(params: Any) -> Any:
-    """Returns the zeros that `differentiated` takes as ``places``."""
+def gradient_buffers(params: Any) -> Any:
+    """Returns fp32 zeros in the shapes of ``params``, for `redirect_gradients`."""
     return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
 
 
-# ------------------------------------------------------------------------- within written gradients
-
-
-def value_of(weight: Weight) -> jax.Array:
-    """Returns the array of a weight."""
+def weight_value(weight: Weight) -> jax.Array:
+    """Returns the array to compute with."""
     return weight.value if isinstance(weight, Rounded) else weight
 
 
-def kept(weight: Weight) -> Weight:
-    """Returns the part of a weight that a backward pass keeps."""
+def residual_of(weight: Weight) -> Weight:
+    """Returns the residual of a weight for the backward pass."""
     return Rounded(weight.value, None) if isinstance(weight, Rounded) else weight
 
 
-def gradient_of(weight: Weight, gradient: jax.Array) -> Any:
-    """Returns the cotangent of a weight, at its place if it has one."""
+def cotangent_of(weight: Weight, gradient: jax.Array) -> Any:
+    """Returns the cotangent of a weight; for a `Rounded` one it belongs to its ``buffer``."""
     return Rounded(None, gradient) if isinstance(weight, Rounded) else gradient  # pyright: ignore
 
 
 def gradient_dtype(weight: Weight) -> Any:
-    """Returns the dtype of a weight's gradient."""
+    """Returns the dtype in which the gradient of a weight is accumulated."""
     return jnp.float32 if isinstance(weight, Rounded) else weight.dtype

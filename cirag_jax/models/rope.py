@@ -1,4 +1,4 @@
-"""Rotary position embeddings and their scaling (RoFormer, Su et al., 2021)."""
+"""Rotary position embeddings (RoFormer, Su et al., 2021) and their scaling to longer contexts."""
 
 import dataclasses
 import math
@@ -13,13 +13,14 @@ class RopeScaling:
     """Scaling of rotary positions beyond the trained length.
 
     Attributes:
-      kind: ``linear`` (positions divided by ``factor``), ``llama3`` (Llama 3.1: long
-        wavelengths are divided, short ones kept, a ramp between) or ``yarn`` (Peng et al., 2023).
+      kind: ``linear`` (positions divided by ``factor``), ``llama3`` (Llama 3.1: long wavelengths
+        divided, short ones unchanged, a ramp between) or ``yarn`` (Peng et al., 2023).
       factor: ratio of the new length to the trained one.
       original_positions: the trained length.
-      low_frequency, high_frequency: ends of the ramp, in turns per trained length (``llama3``).
-      beta_fast, beta_slow: the same for ``yarn``.
-      attention_factor: factor on sines and cosines (``yarn``).
+      low_frequency, high_frequency: ends of the ramp, in turns over the trained length
+        (``llama3``).
+      beta_fast, beta_slow: ends of the ramp (``yarn``).
+      attention_factor: multiplies sines and cosines (``yarn``).
     """
 
     kind: Literal["linear", "llama3", "yarn"]
@@ -35,9 +36,10 @@ class RopeScaling:
 def rope_frequencies(
     head_dim: int, theta: float, scaling: RopeScaling | None = None
 ) -> tuple[list[float], float]:
-    """Returns the angular frequency of each of the ``head_dim / 2`` planes, and `attention_factor`.
+    """Returns the angular frequency of each of the ``head_dim / 2`` planes, and the factor on sine
+    and cosine.
 
-    Source: RoFormer, section 3.2, and `RopeScaling`.
+    Source: RoFormer, section 3.2; see `RopeScaling` for the scalings.
     """
     half = head_dim // 2
     base = [theta ** (-i / half) for i in range(half)]
@@ -57,7 +59,7 @@ def _yarn_frequencies(base: list[float], theta: float, scaling: RopeScaling) -> 
     half = len(base)
 
     def plane(turns: float) -> float:
-        """Returns the (fractional) plane with this many turns over the trained length."""
+        """Returns the (fractional) plane that turns ``turns`` times over the trained length."""
         span = scaling.original_positions / (turns * 2 * math.pi)
         return half * math.log(span) / math.log(theta)
 
@@ -70,14 +72,14 @@ def _yarn_frequencies(base: list[float], theta: float, scaling: RopeScaling) -> 
 def rope_tables(
     positions_BT: jax.Array, head_dim: int, theta: float, scaling: RopeScaling | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns cosine and sine, fp32 ``[B, T, head_dim / 2]``, of int32 positions."""
+    """Returns cosine and sine of int32 positions, fp32 ``[B, T, head_dim / 2]``."""
     frequencies, factor = rope_frequencies(head_dim, theta, scaling)
     angles = positions_BT[..., None].astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32)
     return jnp.cos(angles) * factor, jnp.sin(angles) * factor
 
 
 def rotate(x_BTNH: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Rotates heads by their positions; plane i has dimensions i and i + H / 2, as in Llama."""
+    """Rotates heads by their positions; plane i holds dimensions i and i + H / 2, as in Llama."""
     cos, sin = (table[:, :, None, :] for table in tables)
     first, second = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1)

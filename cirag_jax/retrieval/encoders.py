@@ -14,7 +14,7 @@ import numpy as np
 from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.identity import of_packages
 from cirag_jax.io import cache_folder
-from cirag_jax.models.io.fingerprint import small_files
+from cirag_jax.models.io.fingerprint import hash_small_files
 from cirag_jax.models.io.pretrained import TextEncoder
 from cirag_jax.models.io.tensor_files import check_finite
 from cirag_jax.retrieval.encode import encode
@@ -70,7 +70,7 @@ class FlaxEncoder:
             "backend": "flax",
             **encoder.manifest(),
             "dtype": encoder.config.dtype,
-            "files": small_files(encoder.folder),
+            "files": hash_small_files(encoder.folder),
             "packages": of_packages("tokenizers"),
             "query_max_length": self._limits["query"],
             "passage_max_length": self._limits["passage"],

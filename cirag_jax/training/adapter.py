@@ -195,7 +195,9 @@ def initial_adapter(
     if spec is None:
         return lora.init_adapter(model_config, lora_config, config.seed, mesh=mesh), ()
     meta = workdir_lib.check_role(spec, "start")
-    adapter = workdir_lib.load_like(spec, "config.lora.start", model_config, lora_config, mesh)
+    adapter = workdir_lib.load_matching_adapter(
+        spec, "config.lora.start", model_config, lora_config, mesh
+    )
     return adapter, meta.get("trained_on")
 
 

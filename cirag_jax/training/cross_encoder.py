@@ -23,7 +23,7 @@ from cirag_jax.io import bar
 from cirag_jax.models import cross_encoder as model_lib
 from cirag_jax.models import precision
 from cirag_jax.models.cross_encoder import PairEncoder
-from cirag_jax.models.io.fingerprint import of_model
+from cirag_jax.models.io.fingerprint import model_identity
 from cirag_jax.retrieval.encoders import Encoder, open_encoder_for
 from cirag_jax.retrieval.index import PassageIndex
 from cirag_jax.retrieval.pairs import PairTokens, score_groups, tokenize_pairs
@@ -104,7 +104,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "trained_on": sorted(question.id for question in train_questions),
         "run": {
             **state_lib.identity_of(config, ("evaluate", "component")),
-            "encoder.weights": of_model(config.encoder.model),
+            "encoder.weights": model_identity(config.encoder.model),
             state_lib.EXAMPLES: examples,
         },
     }
@@ -169,7 +169,9 @@ def train_step(
     if config.model.dropout > 0:
         key = run(jax.random.fold_in, state.key, state.step)
     total = None
-    params = sharding.whole(precision.rounded(state.params, config.model.dtype, run), run)
+    params = sharding.gather_fsdp(
+        precision.round_weights(state.params, config.model.dtype, run), run
+    )
     for index, chunk in enumerate(batch.chunks):
         arrays = state_lib.place_rows(list(chunk), mesh)
         chunk_key = None if key is None else run(jax.random.fold_in, key, index)
@@ -181,8 +183,8 @@ def train_step(
 def _add_gradient(graphdef, total, params, arrays, key):
     """Adds the loss, accuracy and gradient of a chunk, by shard, to ``total`` unless it is None."""
 
-    def loss_of(places, params, arrays, key):
-        params = precision.differentiated(params, places)
+    def loss_of(buffers, params, arrays, key):
+        params = precision.redirect_gradients(params, buffers)
         tokens_BT, types_BT, lengths_B, label_B, weight_B = arrays
         mask_BT = jnp.arange(tokens_BT.shape[1]) < lengths_B[:, None]
         logit_B = model_lib.apply(graphdef, params, tokens_BT, mask_BT, types_BT, key)
@@ -191,12 +193,12 @@ def _add_gradient(graphdef, total, params, arrays, key):
         return (loss_B * weight_B).sum(), (correct_B * weight_B).sum()
 
     def shard_gradient(params, arrays, key):
-        inputs = precision.places_of(params), params, arrays, key
+        inputs = precision.gradient_buffers(params), params, arrays, key
         return jax.tree.map(lambda x: x[None], jax.value_and_grad(loss_of, has_aux=True)(*inputs))
 
-    added = sharding.by_shard(shard_gradient)(params, arrays, key)
+    added = sharding.map_shards(shard_gradient)(params, arrays, key)
     sums, gradient = added if total is None else jax.tree.map(jnp.add, total, added)
-    return sums, sharding.constrain_by_shard(gradient)
+    return sums, sharding.constrain_per_shard(gradient)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)

@@ -89,11 +89,11 @@ def _hidden_gradient(config, head, scores, weights_BC, dtype):
 def _over_chunks(config, chunk, head, hidden_BTD, targets_BT, weights_BT, *, with_gradient):
     """Returns the sum of the losses, and the gradient with respect to ``hidden_BTD`` or None."""
     batch, length = targets_BT.shape
-    width = min(max(chunk // sharding.rows_on_device(batch), 1), length)
+    width = min(max(chunk // sharding.rows_per_device(batch), 1), length)
     # The weight is gathered over fsdp once, not in every chunk or again for the gradient.
     (name, weight), *_ = head.items()
     shape, axes = decoder.outer_parameters(config)[name]
-    weight = sharding.gathered(weight, shape, axes)
+    weight = sharding.gather_parameter(weight, shape, axes)
     axes = ["act_embed" if axis == "embed" else axis for axis in axes]
     head = {name: sharding.constrain(weight, *axes)}
     # Tokens with weight come first. The row with most of them determines the number of chunks.

@@ -44,12 +44,12 @@ def loss_and_gradient(
 ) -> tuple[jax.Array, Metrics, Params]:
     """Returns the loss, metrics and float32 gradient of a whole batch on the mesh.
 
-    The gradient is by shard (`sharding.zeros_by_shard`), to be summed once per step. ``width`` is
+    The gradient is by shard (`sharding.zeros_per_shard`), to be summed once per step. ``width`` is
     the embedding size D. ``params`` are rounded to ``dtype`` once. Each device may store
     ``keep_bytes`` of activations. ``run`` calls the compiled functions, see `rehearsal`.
     """
     queries, candidates = batch.count_BC.shape
-    params = sharding.whole(precision.rounded(params, dtype, run), run)
+    params = sharding.gather_fsdp(precision.round_weights(params, dtype, run), run)
     # An array without a sharding would cost a second compilation.
     table_ND = sharding.place(
         np.zeros((queries + candidates + 1, width), np.float32), batch.count_BC.sharding
@@ -90,14 +90,14 @@ def _rows_and_pull(
     """
 
     def embed_rows(params, split, key):
-        places, chunk = split
-        places = jax.tree.map(lambda x: x.squeeze(0), places)  # Those of this shard.
-        params = precision.differentiated(params, places)
+        buffers, chunk = split
+        buffers = jax.tree.map(lambda x: x.squeeze(0), buffers)  # Those of this shard.
+        params = precision.redirect_gradients(params, buffers)
         return embed(graphdef, params, chunk.tokens_BT, chunk.mask_BT, key)
 
     return jax.vjp(
-        lambda places: sharding.by_shard(embed_rows)(params, (places, chunk), key),
-        sharding.zeros_by_shard(params),
+        lambda buffers: sharding.map_shards(embed_rows)(params, (buffers, chunk), key),
+        sharding.zeros_per_shard(params),
     )
 
 
@@ -108,7 +108,7 @@ def _embed(graphdef, params, table_ND, chunk, key):
     def embed_rows(params, chunk, key):
         return embed(graphdef, params, chunk.tokens_BT, chunk.mask_BT, key)
 
-    return table_ND.at[chunk.row_B].set(sharding.by_shard(embed_rows)(params, chunk, key))
+    return table_ND.at[chunk.row_B].set(sharding.map_shards(embed_rows)(params, chunk, key))
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
@@ -175,8 +175,8 @@ def _pull_kept(pull, params, gradient, gradient_ND, row_B):
     return _add(gradient, pull(gradient_ND[row_B])[0])
 
 
-_zeros = jax.jit(sharding.zeros_by_shard)
+_zeros = jax.jit(sharding.zeros_per_shard)
 
 
 def _add(a: Params, b: Params) -> Params:
-    return sharding.constrain_by_shard(jax.tree.map(jnp.add, a, b))
+    return sharding.constrain_per_shard(jax.tree.map(jnp.add, a, b))

@@ -32,7 +32,7 @@ from cirag_jax.evaluation.evidence import passage_substitutes
 from cirag_jax.evaluation.recall import recall_at
 from cirag_jax.io import bar
 from cirag_jax.models import link_head as link_head_model
-from cirag_jax.models.io.fingerprint import of_model
+from cirag_jax.models.io.fingerprint import model_identity
 from cirag_jax.models.io.workdir import open_encoder
 from cirag_jax.models.link_head import LinkHead, LinkHeadModule, StopRule
 from cirag_jax.retrieval import stopping
@@ -132,7 +132,7 @@ def train_head(
         )
         return None
     trained_on = sorted(q.id for s in sets for q in s.dev) if uses_dev_questions(config) else []
-    record = {"run": digest, "figures": metrics, link_head_model.TAUGHT: trained_on}
+    record = {"run": digest, "figures": metrics, link_head_model.HEAD_TRAINED_ON: trained_on}
     dataclasses.replace(head, record=record).save(workdir)
     return metrics
 
@@ -140,7 +140,7 @@ def train_head(
 def _digest_of_inputs(config: Config, workdir: pathlib.Path, sets: Sequence[Questions]) -> str:
     names = ("head", "seed", "query_max_length", "unit_max_length")
     settings = {name: config.to_dict()[name] for name in names}
-    checkpoint = {k: v for k, v in of_model(str(workdir)).items() if k != "head"}
+    checkpoint = {k: v for k, v in model_identity(str(workdir)).items() if k != "head"}
 
     def texts(dataset: Dataset, *questions: Sequence[Question]) -> Iterator[Any]:
         yield from questions

@@ -138,7 +138,7 @@ class TrainStep:
           The new state, and device scalars: mean loss, token weight, norms of gradient, update and
           adapter.
         """
-        total, adapter = None, precision.rounded(state.params, self.config.dtype, run)
+        total, adapter = None, precision.round_weights(state.params, self.config.dtype, run)
         for index, batch in enumerate(batches):
             piece = run(self._gradient, adapter, params, batch, state.key, state.step, index)
             total = piece if total is None else run(self._add, total, piece)
@@ -158,22 +158,22 @@ class TrainStep:
         def shard_gradient(replicated, batch, key):
             adapter, params = replicated
 
-            def total(places):
-                trained = precision.differentiated(adapter, places)
+            def total(buffers):
+                trained = precision.redirect_gradients(adapter, buffers)
                 return loss(self.config, params, trained, batch, self.options, key, self.chunk)
 
-            places = precision.places_of(adapter)
-            (value, count), gradient = jax.value_and_grad(total, has_aux=True)(places)
+            buffers = precision.gradient_buffers(adapter)
+            (value, count), gradient = jax.value_and_grad(total, has_aux=True)(buffers)
             return jax.tree.map(lambda x: x[None], (gradient, value, count))
 
         specs = (jax.sharding.PartitionSpec(), decoder_params.fsdp_specs(self.config))
-        gradient, *sums = sharding.by_shard(shard_gradient, specs)((adapter, params), batch, key)
-        return sharding.constrain_by_shard(gradient), *sums
+        gradient, *sums = sharding.map_shards(shard_gradient, specs)((adapter, params), batch, key)
+        return sharding.constrain_per_shard(gradient), *sums
 
     def _sum(self, total, piece):
         self.traces["add"] += 1
         gradient, *sums = jax.tree.map(jnp.add, total, piece)
-        return sharding.constrain_by_shard(gradient), *sums
+        return sharding.constrain_per_shard(gradient), *sums
 
     def _update(self, state, sums):
         self.traces["apply"] += 1

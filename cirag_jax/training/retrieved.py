@@ -16,7 +16,7 @@ from cirag_jax import processes
 from cirag_jax.datasets.chains import Chain, Unit, UnitKind, passage_text, query_text, units_of
 from cirag_jax.evaluation.evidence import passage_substitutes
 from cirag_jax.io import bar
-from cirag_jax.models.io.fingerprint import of_model
+from cirag_jax.models.io.fingerprint import model_identity
 from cirag_jax.models.io.workdir import open_encoder
 from cirag_jax.retrieval.encoders import FlaxEncoder
 from cirag_jax.retrieval.index import PassageIndex
@@ -46,7 +46,7 @@ def prefix_pools(
     queries = [text for chain in chains for text in _queries(chain, kind)]
     passages = list(dataset.corpus.values())
     settings = [config.retrieved.passages, config.query_max_length]
-    settings += [of_model(config.retrieved.model)]
+    settings += [model_identity(config.retrieved.model)]
     texts = [(passage.id, passage_text(passage)) for passage in passages]
     file = workdir / f"retrieved-{digest(settings, queries, texts)[:16]}.npy"
     row_QK = np.full((len(queries), min(config.retrieved.passages, len(passages))), -1, np.int32)

@@ -16,7 +16,7 @@ from cirag_jax import io, sharding
 from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.identity import check_same, of_packages, without
 from cirag_jax.models.io.checkpoints import Checkpoints
-from cirag_jax.models.io.fingerprint import of_model
+from cirag_jax.models.io.fingerprint import model_identity
 from cirag_jax.models.io.pretrained_decoder import DEFAULT_DECODER
 from cirag_jax.training import optimizers
 from cirag_jax.training.profile import parse_steps
@@ -77,7 +77,7 @@ def apply_gradient(
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Returns the state after a step, and the norms of gradient, update and parameters.
 
-    ``gradient`` is by shard (`sharding.zeros_by_shard`). It is summed over the devices here, once
+    ``gradient`` is by shard (`sharding.zeros_per_shard`). It is summed over the devices here, once
     per step.
     """
     gradient = sharding.sum_shards(gradient)
@@ -171,7 +171,7 @@ def identity_of(config: Config, may_differ: Collection[str] = ()) -> dict[str, A
     The fields of `MAY_DIFFER` and ``may_differ`` are left out.
     """
     fields = without(config.to_dict(), {*MAY_DIFFER, *may_differ})
-    base = of_model(config.model.spec or DEFAULT_DECODER)
+    base = model_identity(config.model.spec or DEFAULT_DECODER)
     return {**fields, "base": base, "packages": of_packages("tokenizers")}
 
 

@@ -91,7 +91,7 @@ def decode_step(config: Any, params: Any, rows: int, length: int, cached: int) -
             cache,
             state,
             None,
-            lora=decoder.PLAIN_LORA,
+            lora=decoder.DEFAULT_LORA,
             details=sampling.Details(),
             greedy=True,
             eos_ids=(),
@@ -138,7 +138,7 @@ def prefill_rate(config: Any, params: Any, tokens: int) -> dict[str, Any]:
         start = time.perf_counter()
         for _ in range(4):  # Calls are queued, so the device does not wait for the host.
             cache = steps.prefill(
-                config, weights, cache, table_N, tokens_T, np.int32(0), lora=decoder.PLAIN_LORA
+                config, weights, cache, table_N, tokens_T, np.int32(0), lora=decoder.DEFAULT_LORA
             )
         jax.block_until_ready(cache)
         seconds.append((time.perf_counter() - start) / 4)

@@ -166,7 +166,7 @@ def complete_runs(tmp_path_factory):
     cases = {}
     with pytest.MonkeyPatch.context() as patch:
         # These models have no weights.
-        patch.setattr(identity, "of_model", lambda name: {"name": str(name)})
+        patch.setattr(identity, "model_identity", lambda name: {"name": str(name)})
         for name, (prepare, command, file, model) in COMMANDS.items():
             open_model = model()
             patch.setattr(backends, "open_backend", lambda config, spent, m=open_model: m)

@@ -137,8 +137,8 @@ def planned(method, questions):
 
 
 def test_warning_counts_training_questions(capsys):
-    names = sorted(workdir.trained_on("shipped:aligner") or ())[:2]
-    aligner, reader = (workdir.trained_on(f"shipped:{name}") for name in ("aligner", "reader"))
+    names = sorted(workdir.training_ids("shipped:aligner") or ())[:2]
+    aligner, reader = (workdir.training_ids(f"shipped:{name}") for name in ("aligner", "reader"))
     assert aligner and reader
     extra = sorted(reader - aligner)
     questions = tuple(Question(name, "who?", ()) for name in (*names, extra[0], "new"))

@@ -338,7 +338,7 @@ def fake_teacher(monkeypatch):
     teacher = FakeTeacher(10**6)
     monkeypatch.setattr(backends, "open_backend", lambda config, spent: teacher)
     monkeypatch.setattr(
-        identity, "of_model", lambda name: {"name": str(name)}
+        identity, "model_identity", lambda name: {"name": str(name)}
     )  # there are no such weights
     return teacher
 

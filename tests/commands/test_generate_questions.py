@@ -56,7 +56,7 @@ def model(monkeypatch):
     fake = Model()
     monkeypatch.setattr(backends, "open_backend", lambda config, spent: fake)
     monkeypatch.setattr(
-        identity, "of_model", lambda name: {"name": str(name)}
+        identity, "model_identity", lambda name: {"name": str(name)}
     )  # the weights do not exist
     return fake
 

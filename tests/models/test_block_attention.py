@@ -15,13 +15,13 @@ from tests import tiny_decoder
 
 pytestmark = pytest.mark.slow
 
-LENGTH = 75  # two blocks and a part of one
-EVERYTHING = 1 << 30
+LENGTH = 75  # two whole blocks and a partial one
+NO_WINDOW = 1 << 30
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    """The same code over fewer numbers."""
+    """Runs the same code with small blocks."""
     monkeypatch.setattr(block_attention, "BLOCK", 32)
 
 
@@ -32,7 +32,7 @@ def operands(rows=2, heads=4, kv_heads=2, size=8, dtype=np.float32, seed=0):
 
 
 def packed(*rows, shared=None):
-    """Segments and positions of rows of lengths, and the mask they mean, spelled out."""
+    """Returns segments and positions of packed rows, and their mask from first principles."""
     segments = np.zeros((len(rows), LENGTH), np.int32)
     positions = np.zeros((len(rows), LENGTH), np.int32)
     for row, lengths in enumerate(rows):
@@ -60,9 +60,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(("window", "cap"), [(EVERYTHING, None), (20, None), (EVERYTHING, 2.0)])
-def test_outputs_and_gradients_equal_those_of_attention_at_once(case, window, cap):
-    """fp32; 1.2e-6 measured in outputs and 4e-6 in gradients up to 12."""
+@pytest.mark.parametrize(("window", "cap"), [(NO_WINDOW, None), (20, None), (NO_WINDOW, 2.0)])
+def test_attend_visible_outputs_and_gradients_equal_full_attention(case, window, cap):
+    """In fp32: measured 1.2e-6 for outputs, and 4e-6 for gradients up to 12."""
     rows, shared = CASES[case]
     segments, positions, mask = packed(*rows, shared=shared)
     mask &= positions[:, :, None] - positions[:, None, :] < window
@@ -71,50 +71,50 @@ def test_outputs_and_gradients_equal_those_of_attention_at_once(case, window, ca
     shared_B = None if shared is None else jnp.asarray(shared, jnp.int32)
     real = (segments > 0)[:, :, None, None].astype(np.float32)
 
-    def at_once(q, k, v):
+    def full(q, k, v):
         keys, values = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3)
         return attention.attend(scoring, q, keys, values, jnp.asarray(mask))
 
-    def in_blocks(q, k, v):
+    def blockwise(q, k, v):
         visible = make_visibility(jnp.asarray(segments), jnp.asarray(positions), shared_B)
         return attend_visible(scoring, q, k, v, visible, window)
 
-    found, wanted = jax.jit(in_blocks)(q, k, v), at_once(q, k, v)
+    found, wanted = jax.jit(blockwise)(q, k, v), full(q, k, v)
     np.testing.assert_allclose(found * real, wanted * real, rtol=0, atol=3e-6)
 
     def gradients(function):
         loss = jax.jit(jax.grad(lambda *x: (function(*x) * slope * real).sum(), (0, 1, 2)))
         return loss(q, k, v)
 
-    for a, b in zip(gradients(in_blocks), gradients(at_once), strict=True):
+    for a, b in zip(gradients(blockwise), gradients(full), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
 
 
-def test_what_nobody_sees_is_not_computed():
-    """Segments of one block each: keys that are no numbers spoil only their own segment."""
+def test_attend_visible_skips_masked_blocks():
+    """NaN keys in one segment, of one block each, do not reach other segments."""
     segments = np.repeat(np.arange(1, 4, dtype=np.int32), 32)[None]
     positions = np.tile(np.arange(32, dtype=np.int32), 3)[None]
     visible = make_visibility(jnp.asarray(segments), jnp.asarray(positions))
     assert int(visible.count) == 3 and visible.pairs_P.tolist() == [0, 4, 8, 0, 0, 0]
     q, k, v, _ = (x[:1, :1].repeat(96, 1) for x in operands())
     spoiled = k.at[:, 32:64].set(jnp.nan), v.at[:, 32:64].set(jnp.nan)
-    found = np.asarray(attend_visible(Scoring(1.0), q, *spoiled, visible, EVERYTHING))
+    found = np.asarray(attend_visible(Scoring(1.0), q, *spoiled, visible, NO_WINDOW))
     assert np.isfinite(found[:, :32]).all() and np.isfinite(found[:, 64:]).all()
     assert not np.isfinite(found[:, 32:64]).any()
     whole = make_visibility(jnp.ones_like(segments), jnp.arange(96, dtype=jnp.int32)[None])
     assert whole.pairs_P.tolist() == [0, 3, 4, 6, 7, 8] and int(whole.count) == 6
 
 
-def test_padding_sees_nothing_and_costs_nothing():
-    """Not itself, not a shared beginning; what it is given back is finite, and so are gradients."""
+def test_attend_visible_padding_is_masked_and_skipped():
+    """Padding attends to nothing, not even the prefix; its outputs and gradients are finite."""
     segments, positions, mask = packed((20, 10), (12, 5), shared=[8, 4])
     shared_B = jnp.asarray([8, 4], jnp.int32)
     visible = make_visibility(jnp.asarray(segments), jnp.asarray(positions), shared_B)
-    np.testing.assert_array_equal(visible.mask(LENGTH, EVERYTHING), mask)
-    assert int(visible.count) == 1  # of six blocks: all that is real lies in the first
+    np.testing.assert_array_equal(visible.mask(LENGTH, NO_WINDOW), mask)
+    assert int(visible.count) == 1  # of six: the first block holds all real tokens
 
     def loss(*operands):
-        mixed = attend_visible(Scoring(1.0), *operands, visible, EVERYTHING)
+        mixed = attend_visible(Scoring(1.0), *operands, visible, NO_WINDOW)
         return mixed[segments > 0].sum(), mixed
 
     q, k, v, _ = operands()
@@ -123,14 +123,14 @@ def test_padding_sees_nothing_and_costs_nothing():
     assert all(not np.asarray(slope)[segments == 0].any() for slope in slopes)
 
 
-def test_another_packing_compiles_nothing_again():
+def test_attend_visible_new_packing_does_not_recompile():
     traces = []
 
     @jax.jit
     def run(q, k, v, segments, positions):
         traces.append(1)
         return attend_visible(
-            Scoring(1.0), q, k, v, make_visibility(segments, positions), EVERYTHING
+            Scoring(1.0), q, k, v, make_visibility(segments, positions), NO_WINDOW
         )
 
     q, k, v, _ = operands()
@@ -142,8 +142,8 @@ def test_another_packing_compiles_nothing_again():
 
 @pytest.mark.parametrize("remat", ["off", "projections"])
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_the_decoder_gives_the_same_either_way(family, remat):
-    """Hidden states and their gradient, two rows of which one is padded."""
+def test_decoder_block_attention_equals_full_attention(family, remat):
+    """Hidden states and their gradient, for two rows of which one is padded."""
     config = parse_decoder_config(tiny_decoder.config(family), "config.json")
     params = tiny_decoder.random_params(config)
     rng = np.random.default_rng(0)
@@ -165,7 +165,7 @@ def test_the_decoder_gives_the_same_either_way(family, remat):
         found.append(jax.value_and_grad(run, has_aux=True)(params["embedding"]))
     (_, hidden), slope = found[0]
     (_, wanted), expected = found[1]
-    # Twice what was measured: 9e-7, and 4.4e-7 of the largest gradient.
+    # Twice the measured differences: 9e-7, and 4.4e-7 of the largest gradient.
     np.testing.assert_allclose(hidden, wanted, rtol=0, atol=2e-6)
     scale = np.abs(np.asarray(expected)).max()
     np.testing.assert_allclose(slope, expected, rtol=0, atol=1e-6 * scale)

@@ -27,7 +27,7 @@ _PAIRS = [
 
 
 def _save_tokenizer(folder, kind, max_length):
-    """A tokenizer of words of letters in the family's own arrangement of a pair."""
+    """Saves a tokenizer of letters that joins pairs in the way of its family."""
     import transformers
 
     specials = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -60,7 +60,7 @@ def _save_tokenizer(folder, kind, max_length):
 
 
 def _folder(folder, kind, *, labels=1, layers=2):
-    """A random cross-encoder in Hugging Face's format, with scores that differ."""
+    """Saves a random cross-encoder in Hugging Face's format, with distinct scores."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
 
@@ -90,8 +90,8 @@ def _folder(folder, kind, *, labels=1, layers=2):
     return folder
 
 
-def _theirs(folder, pairs):
-    """Raw logits of sentence-transformers."""
+def _reference_logits(folder, pairs):
+    """Returns raw logits of sentence-transformers."""
     import torch
     from sentence_transformers import CrossEncoder
 
@@ -100,22 +100,22 @@ def _theirs(folder, pairs):
     )
 
 
-def _ours(folder, pairs, **options):
+def _our_logits(folder, pairs, **options):
     return score_pairs(cross_encoder.load_cross_encoder(str(folder)), None, pairs, **options)
 
 
 @pytest.mark.parametrize("kind", ["bert", "xlm-roberta", "mpnet"])
-@pytest.mark.parametrize("layers", [2, 12])  # 12: stacked, a scan
-def test_logits_equal_those_of_sentence_transformers(tmp_path, kind, layers):
+@pytest.mark.parametrize("layers", [2, 12])  # 12 layers run as a scan
+def test_cross_encoder_logits_equal_sentence_transformers(tmp_path, kind, layers):
     pytest.importorskip("sentence_transformers")
     folder = _folder(tmp_path, kind, layers=layers)
-    expected = _theirs(folder, _PAIRS)
+    expected = _reference_logits(folder, _PAIRS)
     assert np.std(expected) > 0.1
-    np.testing.assert_allclose(_ours(folder, _PAIRS), expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(_our_logits(folder, _PAIRS), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["bert", "xlm-roberta", "mpnet"])
-def test_an_export_gives_the_same_scores_everywhere(tmp_path, kind):
+def test_export_cross_encoder_scores_equal_in_both_libraries(tmp_path, kind):
     pytest.importorskip("sentence_transformers")
     from sentence_transformers import CrossEncoder
 
@@ -123,14 +123,16 @@ def test_an_export_gives_the_same_scores_everywhere(tmp_path, kind):
     state = jax.tree.map(lambda x: x * 1.25, model.state)
     folder = export_cross_encoder(model, state, tmp_path / "b")
     expected = score_pairs(model, state, _PAIRS)
-    np.testing.assert_allclose(_ours(folder, _PAIRS), expected, atol=1e-5)
+    np.testing.assert_allclose(_our_logits(folder, _PAIRS), expected, atol=1e-5)
     theirs = CrossEncoder(str(folder), device="cpu").predict(_PAIRS, show_progress_bar=False)
     np.testing.assert_allclose(theirs, 1 / (1 + np.exp(-expected)), atol=1e-5)
-    assert export_cross_encoder(model, None, folder) == folder  # An earlier export is replaced.
-    np.testing.assert_allclose(_ours(folder, _PAIRS), score_pairs(model, None, _PAIRS), atol=1e-5)
+    assert export_cross_encoder(model, None, folder) == folder  # replaces the earlier export
+    np.testing.assert_allclose(
+        _our_logits(folder, _PAIRS), score_pairs(model, None, _PAIRS), atol=1e-5
+    )
 
 
-def test_an_encoder_alone_gets_a_new_head_only_where_one_is_asked_for(tmp_path):
+def test_load_cross_encoder_from_encoder_needs_new_head(tmp_path):
     folder = tiny.model_folder(tmp_path / "model")
     with pytest.raises(UserError, match=r"is not a cross-encoder: tensor pooler"):
         cross_encoder.load_cross_encoder(str(folder))
@@ -144,18 +146,18 @@ def test_an_encoder_alone_gets_a_new_head_only_where_one_is_asked_for(tmp_path):
     assert not np.array_equal(heads[0], heads[2])
 
 
-def test_more_labels_than_one_are_refused(tmp_path):
+def test_load_cross_encoder_several_labels_raises(tmp_path):
     with pytest.raises(UserError, match="scores 3 labels; expected one"):
         cross_encoder.load_cross_encoder(str(_folder(tmp_path, "bert", labels=3)))
 
 
-def test_scores_do_not_depend_on_neighbours_batches_or_devices(tmp_path):
+def test_reranker_scores_independent_of_batch_and_devices(tmp_path):
     folder = _folder(tmp_path, "bert")
-    together = _ours(folder, _PAIRS)
-    alone = np.concatenate([_ours(folder, [pair]) for pair in _PAIRS])
+    together = _our_logits(folder, _PAIRS)
+    alone = np.concatenate([_our_logits(folder, [pair]) for pair in _PAIRS])
     np.testing.assert_array_equal(together, alone)
     seen = []
-    repeated = _ours(folder, [*_PAIRS, *_PAIRS], tokens_per_batch=64, progress=seen.append)
+    repeated = _our_logits(folder, [*_PAIRS, *_PAIRS], tokens_per_batch=64, progress=seen.append)
     np.testing.assert_allclose(repeated, [*together, *together], rtol=1e-5, atol=1e-5)
     assert sum(seen) == len(_PAIRS)
     mesh = sharding.make_mesh(fsdp=2)
@@ -165,18 +167,18 @@ def test_scores_do_not_depend_on_neighbours_batches_or_devices(tmp_path):
     )
 
 
-def test_the_longer_text_of_a_pair_is_cut(tmp_path):
+def test_reranker_truncates_longer_text_of_pair(tmp_path):
     model = cross_encoder.load_cross_encoder(str(_folder(tmp_path, "bert")))
     (row,) = tokenize_pairs(model, [("a b", "c " * 50)], 12)
     assert len(row.tokens_T) == 12
     assert list(row.types_T) == [0] * 4 + [1] * 8
 
 
-def test_the_reranker_scores_each_querys_own_texts(tmp_path):
+def test_reranker_scores_texts_of_each_query(tmp_path):
     folder = _folder(tmp_path, "xlm-roberta")
     reranker = CrossEncoderRanker(open_cross_encoder(str(folder))[0])
     scores = reranker.score(["a", "b", "c"], [["x", "y z"], [], ["x"]])
     assert [len(s) for s in scores] == [2, 0, 1]
-    expected = _ours(folder, [("a", "x"), ("a", "y z"), ("c", "x")])
+    expected = _our_logits(folder, [("a", "x"), ("a", "y z"), ("c", "x")])
     np.testing.assert_array_equal(np.concatenate(scores), expected)
     assert reranker.score([], []) == []

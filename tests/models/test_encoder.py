@@ -72,7 +72,7 @@ def difference(a, b, mask_BT) -> float:
 @pytest.mark.parametrize("scan_layers", [False, True])
 @pytest.mark.parametrize("attention", ["transposed", "xla"])
 @pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])
-def test_hidden_states_equal_transformers(tmp_path, kind, attention, scan_layers):
+def test_encoder_hidden_states_equal_transformers(tmp_path, kind, attention, scan_layers):
     model = hf_model(kind)
     model.save_pretrained(tmp_path)
     config, raw = read_config(tmp_path)
@@ -85,8 +85,8 @@ def test_hidden_states_equal_transformers(tmp_path, kind, attention, scan_layers
 
 @pytest.mark.parametrize("scan_layers", [False, True])
 @pytest.mark.parametrize("attention", ["transposed", "xla"])
-def test_mpnet_and_its_gradient_equal_transformers(tmp_path, attention, scan_layers):
-    """Over distances in every bucket of its bias, the last of which begins at 91 tokens."""
+def test_mpnet_outputs_and_gradient_equal_transformers(tmp_path, attention, scan_layers):
+    """Distances cover every bucket of the bias; the last begins at 91 tokens."""
     torch.manual_seed(0)
     changes = {"max_position_embeddings": 160, "initializer_range": 0.2}
     sizes = transformers.MPNetConfig(**{**SIZES, **changes})
@@ -119,10 +119,10 @@ def test_mpnet_and_its_gradient_equal_transformers(tmp_path, attention, scan_lay
     for name in ours:
         np.testing.assert_allclose(ours[name], theirs[name], atol=1e-6, err_msg=name)
     moved = np.abs(ours["encoder.relative_attention_bias.weight"]).max(1) > 1e-4
-    assert moved.sum() == 31 and not moved[16]  # No key stands 0 tokens after its query.
+    assert moved.sum() == 31 and not moved[16]  # no key is 0 tokens after its query
 
 
-def test_the_relative_bias_is_computed_once_for_all_layers():
+def test_encoder_relative_bias_is_computed_once():
     def lookups(config):
         graphdef, state = random_encoder(config)
         tokens_BT, mask_BT = batch()
@@ -134,11 +134,11 @@ def test_the_relative_bias_is_computed_once_for_all_layers():
 
 
 @pytest.mark.parametrize("kind", ["bert", "xlm-roberta", "mpnet"])
-def test_our_weights_run_in_transformers(tmp_path, kind):
+def test_to_tensors_transformers_gives_same_hidden_states(tmp_path, kind):
     model = hf_model(kind)
     model.save_pretrained(tmp_path / "random")
     config, raw = read_config(tmp_path / "random")
-    # A bias as large as BERT's kernels here makes attention so sharp that rounding alone shows.
+    # A bias as large as BERT's kernels would sharpen attention until rounding errors dominate.
     large = 0.2 if kind == "mpnet" else 0.3
     config = dataclasses.replace(config, attention="transposed", initializer_range=large)
     graphdef, state = random_encoder(config, 3)
@@ -151,7 +151,7 @@ def test_our_weights_run_in_transformers(tmp_path, kind):
     assert difference(ours_BTD, theirs_BTD, mask_BT) < 5e-6
 
 
-def test_minilm_equals_transformers(minilm):
+def test_minilm_embeddings_equal_transformers(minilm):
     encoder = load_encoder(str(minilm))
     tokens_BT, mask_BT = batch(0, rows=3, length=24)
     tokens_BT = tokens_BT + 1000 * mask_BT.astype(np.int32)
@@ -161,7 +161,7 @@ def test_minilm_equals_transformers(minilm):
     assert difference(ours_BTD, theirs_BTD, mask_BT) < 5e-6
 
 
-def test_minilm_weights_survive_a_round_trip_bitwise(minilm):
+def test_minilm_weights_round_trip_is_bitwise(minilm):
     encoder = load_encoder(str(minilm))
     tensors = weights.to_tensors(encoder.state, encoder.config)
     original = {name: array for name, _, array in tensor_files.read_tensors(minilm)}
@@ -174,7 +174,7 @@ def test_minilm_weights_survive_a_round_trip_bitwise(minilm):
         np.testing.assert_array_equal(array, original[name], err_msg=name)
 
 
-def test_pooling_against_torch_formula_and_empty_rows():
+def test_pool_equals_torch_and_empty_row_is_zero():
     rng = np.random.default_rng(1)
     hidden_BTD = rng.normal(size=(4, 6, 8)).astype(np.float32)
     mask_BT = np.arange(6) < np.array([6, 3, 1, 0])[:, None]
@@ -187,7 +187,7 @@ def test_pooling_against_torch_formula_and_empty_rows():
         assert not emb_BD[3].any()
 
 
-def test_gradient_is_finite_with_a_fully_masked_row():
+def test_embed_fully_masked_row_has_finite_gradient():
     graphdef, state = random_encoder(TINY, 0)
     tokens_BT, mask_BT = batch()
     mask_BT[2] = False
@@ -249,7 +249,7 @@ def test_layer_norm_gradient_equals_autodiff():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bert", "mpnet"])
-def test_remat_and_scan_change_neither_value_nor_gradient(kind):
+def test_encoder_remat_and_scan_keep_value_and_gradient(kind):
     tokens_BT, mask_BT = batch()
     tiny = TINY
     if kind == "mpnet":
@@ -283,7 +283,7 @@ def test_remat_and_scan_change_neither_value_nor_gradient(kind):
             np.testing.assert_allclose(gradient[name], other_gradient[name], atol=2e-5)
 
 
-def test_dropout_is_a_function_of_its_key():
+def test_encoder_dropout_depends_only_on_key():
     config = dataclasses.replace(TINY, hidden_dropout=0.3, attention_dropout=0.3)
     graphdef, state = random_encoder(config, 0)
     tokens_BT, mask_BT = batch()
@@ -297,9 +297,9 @@ def test_dropout_is_a_function_of_its_key():
 
 
 @pytest.mark.parametrize("relative_bias", [False, True])
-def test_bfloat16_keeps_fp32_parameters_and_stays_close(relative_bias):
+def test_encoder_bfloat16_keeps_fp32_parameters_and_is_close(relative_bias):
     single = TINY
-    if relative_bias:  # Weights so large that the bias is seen in the embeddings.
+    if relative_bias:  # weights large enough for the bias to matter
         single = dataclasses.replace(TINY, relative_bias=True, initializer_range=0.4)
     config = dataclasses.replace(single, dtype="bfloat16")
     graphdef, state = random_encoder(config, 0)
@@ -314,13 +314,13 @@ def test_bfloat16_keeps_fp32_parameters_and_stays_close(relative_bias):
     assert {leaf.dtype for leaf in jax.tree.leaves(gradient)} == {jnp.dtype("float32")}
 
 
-def test_a_batch_longer_than_the_positions_is_refused():
+def test_encoder_batch_longer_than_positions_raises():
     tokens_BT = np.zeros((1, 41), np.int32)
     with pytest.raises(UserError, match="41 tokens is longer than the 40 positions"):
         Encoder(TINY, rngs=nnx.Rngs(0))(tokens_BT, tokens_BT == 0)
 
 
-def test_attention_is_chosen_by_platform():
+def test_choose_attention_depends_on_platform_and_options():
     choose = encoder_lib.choose_attention
     assert choose("float32", 32, platform="cpu") == "transposed"
     assert choose("bfloat16", 64, platform="gpu") == "cudnn"

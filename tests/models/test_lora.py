@@ -43,7 +43,7 @@ def torch_logits(model, tokens_BT):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_forward_and_gradient_equal_pefts(case, tmp_path):
+def test_lora_forward_and_gradient_equal_peft(case, tmp_path):
     family, fields, config = CASES[case]
     model, ours, state = tiny_adapter.both(tmp_path / "base", config, family, **fields)
     params, tokens_BT = decoder_params.to_params(ours.state), tokens()
@@ -69,7 +69,7 @@ def test_forward_and_gradient_equal_pefts(case, tmp_path):
 
 
 @pytest.mark.parametrize("remat", ["projections", "full"])
-def test_rematerialisation_changes_neither_value_nor_gradient(remat, tmp_path):
+def test_lora_remat_keeps_value_and_gradient(remat, tmp_path):
     _, ours, state = tiny_adapter.both(tmp_path / "base", LORA)
     params, tokens_BT = decoder_params.to_params(ours.state), tokens()
     options = lora.lora_options(LORA, train=True)
@@ -88,7 +88,7 @@ def test_rematerialisation_changes_neither_value_nor_gradient(remat, tmp_path):
 
 
 @pytest.mark.parametrize("unstacked", [False, True])
-def test_merged_base_equals_base_with_adapter(unstacked, tmp_path):
+def test_merge_equals_base_with_adapter(unstacked, tmp_path):
     _, ours, state = tiny_adapter.both(tmp_path / "base", LORA)
     params, adapter = decoder_params.to_params(ours.state), lora.to_adapter(state)
     before = jax.tree.map(np.array, params)
@@ -104,30 +104,30 @@ def test_merged_base_equals_base_with_adapter(unstacked, tmp_path):
     found = our_logits(ours.config, merged, None, tokens(), decoder.LoraOptions())
     plain = our_logits(ours.config, params, None, tokens(), decoder.LoraOptions())
     np.testing.assert_allclose(found, wanted, rtol=0, atol=ATOL)
-    assert np.abs(np.asarray(plain) - wanted).max() > 0.1  # the adapter is not nothing
+    assert np.abs(np.asarray(plain) - wanted).max() > 0.1  # the adapter has an effect
     jax.tree.map(np.testing.assert_array_equal, decoder_params.to_params(ours.state), before)
 
 
-def test_a_base_that_is_merged_for_good_is_never_held_twice(tmp_path, monkeypatch):
+def test_merge_consume_frees_each_kernel(tmp_path, monkeypatch):
     _, ours, state = tiny_adapter.both(tmp_path / "base", LORA)
     params = decoder_params.unstack_layers(decoder_params.to_params(ours.state))
     adapter = decoder_params.unstack_layers(lora.to_adapter(state))
     wanted = lora.merge(params, adapter, LORA.scale)
     both = zip(params["layers"], adapter["layers"], strict=True)
     kernels = [own[name] for own, pairs in both for name in pairs]
-    real, gone = lora._merged, []
+    real, gone = lora._merge_kernel, []
 
     def noted(*arguments):
         gone.append(sum(kernel.is_deleted() for kernel in kernels))
         return real(*arguments)
 
-    monkeypatch.setattr(lora, "_merged", noted)
+    monkeypatch.setattr(lora, "_merge_kernel", noted)
     merged = lora.merge(params, adapter, LORA.scale, consume=True)
     assert gone == list(range(len(kernels)))
     jax.tree.map(np.testing.assert_array_equal, merged, wanted)
 
 
-def test_fresh_adapter_changes_nothing_and_is_drawn_as_pefts(tmp_path):
+def test_init_adapter_is_neutral_and_distributed_like_peft(tmp_path):
     _, ours, _ = tiny_adapter.both(tmp_path / "base", LORA)
     params = decoder_params.to_params(ours.state)
     adapter = lora.to_adapter(lora.init_adapter(ours.config, LORA, seed=3))
@@ -146,7 +146,7 @@ def test_fresh_adapter_changes_nothing_and_is_drawn_as_pefts(tmp_path):
     assert not np.array_equal(again["layers"]["q_proj"]["a"], adapter["layers"]["q_proj"]["a"])
 
 
-def test_dropout_acts_only_in_training_and_with_a_key(tmp_path):
+def test_lora_dropout_needs_training_and_key(tmp_path):
     config = dataclasses.replace(LORA, dropout=0.5)
     _, ours, state = tiny_adapter.both(tmp_path / "base", config)
     params, adapter, key = (
@@ -168,7 +168,7 @@ def test_dropout_acts_only_in_training_and_with_a_key(tmp_path):
     assert np.abs(run(True, key) - run(True, jax.random.key(1))).max() > 0.01
 
 
-def test_dropout_drops_its_share_of_the_input_and_scales_the_rest():
+def test_dropout_zeroes_rate_and_scales_rest():
     x, eye = jnp.ones((100, 100)), jnp.eye(100)
     y = low_rank.low_rank(2.0, low_rank.dropout(x, 0.2, jax.random.key(0)), a=eye, b=eye)
     y = np.asarray(y)
@@ -178,7 +178,7 @@ def test_dropout_drops_its_share_of_the_input_and_scales_the_rest():
 
 @pytest.mark.parametrize("width", [1, 255, 256])
 @pytest.mark.parametrize("rate", [0.05, 0.5, 0.9])
-def test_elements_are_dropped_independently_of_each_other(rate, width):
+def test_dropout_elements_are_independent(rate, width):
     rows, deviations = 4000, 5.0
     x = jnp.full((2, rows // 2, width), 3.0, jnp.bfloat16)
     y = low_rank.dropout(x, rate, jax.random.key(7))
@@ -189,15 +189,15 @@ def test_elements_are_dropped_independently_of_each_other(rate, width):
     spread = (rate * (1 - rate)) ** 0.5
     assert abs(gone.mean() - rate) < deviations * spread / gone.size**0.5
     assert np.abs(gone.mean(0) - rate).max() < deviations * spread / rows**0.5
-    # One random word decides on two neighbours: they must not agree more often than others do.
+    # One random word decides for two neighbours; they must not agree more often than others.
     away = gone - rate
     for distance in {1, 2, width // 2} & {*range(1, width)}:
         pairs = (away[:, distance:] * away[:, :-distance]).ravel()
         assert abs(pairs.mean()) < deviations * spread**2 / pairs.size**0.5, distance
 
 
-def test_what_is_dropped_is_drawn_once_for_each_input_of_each_layer(monkeypatch):
-    """Keys and values share theirs, and so do gate and up; where no adapter is, none is drawn."""
+def test_lora_dropout_mask_is_drawn_once_per_input(monkeypatch):
+    """Keys and values share a mask, as do gate and up; layers without an adapter draw none."""
     config = decoder.DecoderConfig(7, 32, 2, 2, 2, 16, 32, param_dtype="float32")
     targets = ("k_proj", "v_proj", "gate_proj", "up_proj", "down_proj")
     lora_config = LoraConfig(rank=32, alpha=32.0, dropout=0.5, targets=targets)
@@ -212,7 +212,7 @@ def test_what_is_dropped_is_drawn_once_for_each_input_of_each_layer(monkeypatch)
     monkeypatch.setattr(decoder, "dropout", spy)
     decoder.forward(
         config,
-        decoder_params.unstack_layers(params),  # not traced: keys have values
+        decoder_params.unstack_layers(params),  # not traced, so that keys have values
         jnp.zeros((1, 4), jnp.int32),
         adapter=decoder_params.unstack_layers(adapter),
         lora=lora.lora_options(lora_config, train=True),
@@ -222,7 +222,7 @@ def test_what_is_dropped_is_drawn_once_for_each_input_of_each_layer(monkeypatch)
 
 
 @pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 1, 8)])
-def test_sharded_equals_unsharded(sizes, tmp_path):
+def test_lora_sharded_equals_unsharded(sizes, tmp_path):
     _, ours, state = tiny_adapter.both(tmp_path / "base", LORA)
     tokens_BT, options = tokens(8), lora.lora_options(LORA, train=False)
     wanted = our_logits(
@@ -240,12 +240,12 @@ def test_sharded_equals_unsharded(sizes, tmp_path):
     assert pair["b"].addressable_shards[0].data.shape == (2, 4, 48 // sizes[2])
     with jax.set_mesh(mesh):
         found = our_logits(ours.config, params, lora.to_adapter(placed), tokens_BT, options)
-    # Either side rounds on its own: on an AMD EPYC each is up to 9.2e-6 from the logits in fp64
-    # (torch's fp32 is 6.6e-6 away), and they are 1.2e-5 from each other.
+    # Both sides have rounding errors: on an AMD EPYC each differs by up to 9.2e-6 from logits in
+    # fp64 (torch's fp32: 6.6e-6), and they differ by 1.2e-5 from each other.
     np.testing.assert_allclose(found, wanted, rtol=0, atol=2 * ATOL)
 
 
-def test_targets_by_name():
+def test_lora_config_targets_select_layers():
     assert LoraConfig(targets=("all-linear",)).names == decoder.PROJECTIONS
     assert LoraConfig(targets=("v_proj", "q_proj", "v_proj")).names == ("q_proj", "v_proj")
     with pytest.raises(UserError, match="query_key_value.*known: q_proj.*down_proj.*all-linear"):
@@ -256,6 +256,6 @@ def test_targets_by_name():
         LoraConfig(dropout=1.0)
 
 
-def test_scale():
+def test_lora_config_scale():
     assert LoraConfig(rank=16, alpha=32).scale == 2.0
     assert LoraConfig(rank=16, alpha=32, rank_stabilised=True).scale == 8.0

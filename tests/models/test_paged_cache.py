@@ -9,8 +9,8 @@ from cirag_jax.models import attention, paged_cache
 
 @pytest.mark.parametrize("new", [1, 4])
 @pytest.mark.parametrize(("window", "cap"), [(1 << 30, None), (100, 2.0)])
-def test_pages_of_keys_equal_all_keys(window, cap, new):
-    """Three pages of 128 keys, rows at other positions; garbage behind them, a page apart."""
+def test_attend_pages_equals_attend(window, cap, new):
+    """Three pages of 128 keys, rows at different positions, garbage, and an unused page."""
     rng = np.random.default_rng(0)
     q, k, v = (
         rng.normal(size=shape).astype(np.float32)
@@ -41,11 +41,11 @@ def test_pages_of_keys_equal_all_keys(window, cap, new):
     paged = attend(k_pages, v_pages)
     whole = np.asarray(attention.attend(scoring, q, k, v, jnp.asarray(mask)))
     np.testing.assert_allclose(paged, whole, rtol=0, atol=1e-6)
-    # A row is bit for bit what it is without the rows that reach further.
+    # A row is bitwise equal to the same row without the longer rows.
     np.testing.assert_array_equal(attend(k_pages, v_pages, slice(4)), paged[:4])
-    # Keys and values kept as the bits of bf16.
+    # Keys and values stored as the bits of bf16.
     rounded = [x.astype(jnp.bfloat16).astype(jnp.float32) for x in (k_pages, v_pages)]
-    bits = [paged_cache.packed(x, jnp.uint16) for x in (k_pages, v_pages)]
+    bits = [paged_cache.pack(x, jnp.uint16) for x in (k_pages, v_pages)]
     found = attend(*bits)
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, attend(*rounded))

@@ -314,7 +314,7 @@ def test_groups_have_only_known_features():
     ("change", "message"),
     [
         (lambda file: file.write_bytes(b"x" * 40), "not a readable safetensors file"),
-        (lambda file: _rewrite(file, features="score"), "reads other features"),
+        (lambda file: _rewrite(file, features="score"), "was trained on different features"),
         (lambda file: _rewrite(file, units="word"), "field units is 'word'"),
         (lambda file: _rewrite(file, steps="-1"), "field steps '-1'"),
         (lambda file: _rewrite(file, drop="out_H"), "tensor (out|bias|hidden)_F?H is missing or"),

@@ -12,7 +12,7 @@ from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.models import decoder, lora
 from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.pretrained_decoder import load_decoder
-from cirag_jax.models.io.workdir import component_of, hash_arrays, open_adapter
+from cirag_jax.models.io.workdir import hash_arrays, open_adapter, trained_component
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.training import adapter, mfu, preemption
 from cirag_jax.training.data import conversations
@@ -70,7 +70,7 @@ def test_train_base_is_unchanged_and_not_in_checkpoint(trained, folders):
     total = sum(int(np.prod(leaf.shape)) for leaf in saved.values())
     assert 3 * adapter <= total <= 3 * adapter + 8  # Two moments, counters, a key.
     assert config == LoraConfig(4, 32.0, 0.05, decoder.PROJECTIONS)
-    assert meta["component"] == component_of(str(workdir)) == "integrator"
+    assert meta["component"] == trained_component(str(workdir)) == "integrator"
     assert meta["prompt"] == {
         "units": "triple",
         **{key: SIDECAR[key] for key in ("normalization", "prompt_format", "few_shot")},

@@ -138,10 +138,10 @@ def test_check_adapters_other_role_or_settings_are_refused(trained, folders, cap
     old = shutil.copytree(workdir, tmp_path / "old")
     for file in old.glob("checkpoints/*/meta/*"):
         file.write_text(file.read_text("utf-8").replace('"prompt":', '"rendering":'))
-    with pytest.raises(UserError, match="old was trained by an earlier version"):
+    with pytest.raises(UserError, match="old lacks the prompt settings, .* earlier version"):
         check("integrator", **{"integrator.adapter": old})
     block = language_model(adapter=workdir)
-    with pytest.raises(UserError, match="expected extractor"):
+    with pytest.raises(UserError, match="; expected extractor"):
         extraction.check_adapter(block, extraction.ExtractionSettings())
 
 
@@ -258,7 +258,7 @@ def test_export_adapter_average_with_start(trained, folders, tmp_path):
         export_adapter(str(trained[0]), folder, average_with=before, share=1.0)
     other = dataclasses.replace(config, alpha=2 * config.alpha)
     save_adapter(zeros, other, tmp_path / "other", meta["model"], training=description)
-    with pytest.raises(UserError, match=r"config\.average_with=.* has rank 4, scale .* are needed"):
+    with pytest.raises(UserError, match=r"config\.average_with=.* has rank 4.*; expected rank"):
         export_adapter(str(trained[0]), folder, average_with=str(tmp_path / "other"))
     save_adapter(
         zeros, config, tmp_path / "reader", meta["model"], training={"component": "reader"}

@@ -18,7 +18,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.models import link_head as link_head_model
 from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.pretrained import load_encoder
-from cirag_jax.models.io.workdir import open_encoder, trained_on
+from cirag_jax.models.io.workdir import open_encoder, training_ids
 from cirag_jax.retrieval import stopping
 from cirag_jax.retrieval.candidates import FEATURES
 from cirag_jax.retrieval.encoders import FlaxEncoder
@@ -388,7 +388,7 @@ def test_train_head_ignores_dev_questions_of_other_split(
         config = _config(model_and_data, **changes, **{"head.epochs": 1})
         config.dev.split, config.dev.questions = dev, 2
         aligner.train_and_evaluate(config, tmp_path / name)
-        num_trained_on.append(len(trained_on(str(tmp_path / name))))
+        num_trained_on.append(len(training_ids(str(tmp_path / name))))
     assert held_out == [0, 3]
     # The two held-out questions count as trained on, because the head learns from them.
     train = load.select_questions(load.load_dataset(config.data), config.data)
@@ -396,7 +396,7 @@ def test_train_head_ignores_dev_questions_of_other_split(
     head = link_head_model.load_link_head(tmp_path / "held_out", FEATURES)
     dataclasses.replace(head, record={"taught": [1]}).save(tmp_path / "held_out")
     with pytest.raises(UserError, match=r"taught of link_head\.safetensors must be a list of ids"):
-        trained_on(str(tmp_path / "held_out"))
+        training_ids(str(tmp_path / "held_out"))
 
 
 @pytest.mark.parametrize("index", [0, -1])  # A training and a dev question.

@@ -19,7 +19,7 @@ from cirag_jax.evaluation import reranking
 from cirag_jax.models.cross_encoder import load_cross_encoder
 from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.export import export_cross_encoder
-from cirag_jax.models.io.workdir import component_of, open_cross_encoder, open_encoder
+from cirag_jax.models.io.workdir import open_cross_encoder, open_encoder, trained_component
 from cirag_jax.retrieval.encoders import open_encoder_for
 from cirag_jax.retrieval.pairs import score_pairs
 from cirag_jax.retrieval.rankers import CrossEncoderRanker
@@ -170,8 +170,8 @@ def test_export_cross_encoder_scores_equal_workdir(model_and_data, tmp_path, one
     from sentence_transformers import CrossEncoder
 
     cross_encoder.train_and_evaluate(_config(model_and_data, num_steps=2), tmp_path / "w")
-    assert component_of(str(tmp_path / "w")) == "cross_encoder"
-    assert component_of(str(model_and_data[0])) is None
+    assert trained_component(str(tmp_path / "w")) == "cross_encoder"
+    assert trained_component(str(model_and_data[0])) is None
     with pytest.raises(UserError, match="component cross_encoder; expected aligner"):
         open_encoder(str(tmp_path / "w"))
     model, meta = open_cross_encoder(str(tmp_path / "w"))

@@ -223,7 +223,7 @@ def test_train_step_rounding_adapter_once_changes_nothing(monkeypatch):
 
     actual, dtypes = trained()
     assert dtypes == {"bfloat16"}
-    monkeypatch.setattr(precision, "rounded", lambda params, dtype, run: params)
+    monkeypatch.setattr(precision, "round_weights", lambda params, dtype, run: params)
     expected, dtypes = trained()  # Each use rounds.
     assert dtypes == {"float32"}
     assert actual[1]["gradient_norm"] > 0

@@ -46,7 +46,7 @@ from cirag_jax.llm.engine.store import CacheStore
 from cirag_jax.llm.grammar import JsonGrammar
 from cirag_jax.models import decoder, decoder_params
 from cirag_jax.models import lora as lora_lib
-from cirag_jax.models.decoder import PLAIN_LORA, Adapter, DecoderConfig, LoraOptions
+from cirag_jax.models.decoder import DEFAULT_LORA, Adapter, DecoderConfig, LoraOptions
 from cirag_jax.models.io import peft_format
 from cirag_jax.models.io.pretrained_decoder import load_decoder
 from cirag_jax.models.lora import LoraConfig
@@ -88,7 +88,7 @@ class Engine:
         tokenizer: ChatTokenizer,
         *,
         adapter: Adapter | None = None,
-        lora: LoraOptions = PLAIN_LORA,
+        lora: LoraOptions = DEFAULT_LORA,
         mesh: jax.sharding.Mesh | None = None,
         options: EngineConfig | None = None,
     ):
@@ -140,7 +140,7 @@ class Engine:
             params = decoder_params.to_params(loaded.state)
             # A second copy of a large model would not fit in memory.
             params = decoder_params.unstack_layers(params, consume=True)
-        pairs, lora_options = None, PLAIN_LORA
+        pairs, lora_options = None, DEFAULT_LORA
         if adapter is not None:
             if isinstance(adapter, str):
                 state, lora_config = peft_format.load_adapter(adapter, loaded.config, mesh=mesh)

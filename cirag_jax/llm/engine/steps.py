@@ -173,7 +173,7 @@ def decode(
     pages, tables_BN, start_B = cache, jnp.asarray(rows.tables_BN), rows.position_B
     contiguous = steps > 1 and uses_contiguous_cache(config)
     if contiguous:
-        cache = paged_cache.laid_out(pages, tables_BN)
+        cache = paged_cache.gather_rows(pages, tables_BN)
 
     def step(rows, cache):
         hidden_BTD, cache, (q_BTNH, mask_BTS) = decoder.forward_cached(
@@ -199,7 +199,7 @@ def decode(
             k_BKHS, v_BKSH = cache["k"][-1], cache["v"][-1]
             if not contiguous:
                 k_BKHS, _ = paged_cache.read_pages(k_BKHS, v_BKSH, tables_BN)
-            k_BKHS = paged_cache.unpacked(k_BKHS)
+            k_BKHS = paged_cache.unpack(k_BKHS)
             probs_BTNS = attention.probabilities(config.scoring, q_BTNH, k_BKHS, mask_BTS)
             weight_BS = probs_BTNS[:, 0].mean(1)
             values["weights"], values["attended"] = jax.lax.top_k(weight_BS, details.attention)
@@ -251,5 +251,5 @@ def decode(
         lambda state: (state[0] < steps) & jnp.any(state[1].remaining_B > 0), body, state
     )
     if contiguous:
-        cache = paged_cache.written_back(pages, cache, tables_BN, jnp.asarray(start_B), steps)
+        cache = paged_cache.scatter_rows(pages, cache, tables_BN, jnp.asarray(start_B), steps)
     return cache, out

@@ -1,10 +1,10 @@
-"""Checkpoints: train state, data iterator and description, saved atomically.
+"""Checkpoints: the train state, the data iterator and a description, saved atomically.
 
-A step's folder has three items. ``state`` has every array of the train state under its path, so it
-can be restored onto any mesh and does not depend on container classes. ``data`` has the state of
-the iterator, one file per process. ``meta`` is JSON that describes the model for evaluations. Orbax
-writes a step to a temporary folder and renames it when it is complete; a killed process leaves a
-temporary folder that is never read as a checkpoint.
+The folder of a step holds three items. ``state`` has every array of the train state under its path,
+so that it restores onto any mesh and does not depend on container classes. ``data`` is the state of
+the data iterator, one file per process. ``meta`` is JSON: the facts about the model that an
+evaluation needs. Orbax writes a step to a temporary folder and renames it when complete. The
+temporary folder of a killed process is never taken for a checkpoint.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from cirag_jax.errors import UserError
 from cirag_jax.io import Closing, replacing
 
 PyTree = Any
-# Exceptions of reading a damaged checkpoint.
+# Errors raised by reading a damaged file of a checkpoint.
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
-_CLOSING = 60.0  # Maximum seconds that an event loop waits for its tasks before it closes.
+_CLOSING = 60.0  # seconds that an event loop waits for its tasks before it closes
 
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
     """A restored checkpoint.
 
-    ``state`` has the requested structure and shardings, ``data_state`` is the saved result of the
-    iterator's ``get_state``, and ``metrics`` is None if none were saved.
+    ``state`` has the requested structure and shardings. ``data_state`` is the saved ``get_state``
+    of the iterator. ``metrics`` is None for a checkpoint saved without them.
     """
 
     step: int
@@ -50,17 +50,17 @@ class Restored:
 
 
 class Checkpoints(Closing):
-    """The checkpoints of a run.
+    """The checkpoints of one run, in one folder.
 
-    Keeps the ``keep`` latest steps, and the best one by ``best_metric``.
+    Keeps the ``keep`` latest steps and the best step by ``best_metric``.
 
     Args:
-      directory: the folder, created if missing. With ``read_only`` it may also be a workdir with
+      directory: the folder, created if absent. With ``read_only``, it may be a workdir that holds
         ``checkpoints/``.
       keep: number of latest steps to keep.
-      best_metric: key of ``save(metrics=...)`` that ranks checkpoints: lower is better if its name
-        contains "loss", otherwise higher. NaN ranks last.
-      read_only: for evaluation: requires a checkpoint, and creates, deletes and saves nothing.
+      best_metric: the key of ``save(metrics=...)`` that ranks checkpoints. Lower is better if its
+        name contains "loss", otherwise higher. NaN ranks last.
+      read_only: for evaluation: creates, cleans and saves nothing, and requires a checkpoint.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Checkpoints(Closing):
             directory /= "checkpoints"
         self.directory = directory
         self.best_metric = best_metric
-        self._step = -1  # the last save, which may still be running
+        self._step = -1  # the last step saved; its write may still be running
         mode = "min" if "loss" in best_metric else "max"
         worst = math.inf if mode == "min" else -math.inf
 
@@ -88,7 +88,7 @@ class Checkpoints(Closing):
 
         try:
             self._manager = self._open(rank, mode, keep, read_only)
-            self._manager.best_step()  # ranks all checkpoints
+            self._manager.best_step()  # reads the metrics of all steps
         except _DAMAGE as error:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise UserError(
@@ -123,8 +123,8 @@ class Checkpoints(Closing):
                         ),
                     ]
                 ),
-                # On a CPU saves are synchronous. There is no copy to another memory to overlap with
-                # the next step, and JAX could not reuse donated buffers while a thread reads them.
+                # Saves on a CPU are synchronous. There is no device-to-host copy to overlap with
+                # the next step, and a writing thread would keep JAX from reusing donated buffers.
                 enable_async_checkpointing=jax.default_backend() != "cpu",
                 cleanup_tmp_directories=not read_only,
                 create=not read_only,
@@ -140,14 +140,11 @@ class Checkpoints(Closing):
         meta: Mapping[str, Any],
         metrics: Mapping[str, float] | None = None,
     ) -> bool:
-        """Saves a step; returns False without effect if it was already saved.
+        """Saves a step; does nothing and returns False if it is already saved.
 
-        Args:
-          step: number of train steps done.
-          state: pytree of arrays (typed RNG keys included) and Python numbers.
-          data: the data iterator, whose ``get_state()`` is called, or its state (JSON or bytes).
-          meta: JSON-able description of the model.
-          metrics: evaluation results of this step, which select the best checkpoint.
+        ``state`` is a pytree of arrays (including typed RNG keys) and Python numbers. ``data`` is
+        the data iterator, whose ``get_state()`` is called now, or its state, JSON or bytes.
+        ``meta`` describes the model, for JSON. ``metrics`` rank the checkpoints.
         """
         if step in self._manager.all_steps():
             return False
@@ -158,48 +155,36 @@ class Checkpoints(Closing):
             data=_DataStateSave(data.get_state() if hasattr(data, "get_state") else data),
             meta=ocp.args.JsonSave(dict(meta)),
         )
-        self.wait()  # Orbax would wait, too, but its error would be attributed to this step
+        self.wait()  # Orbax would wait in save(), and report the earlier error for this step
         self._step = step
         with self._writing():
-            # The trainer decides when to save, not a policy in here.
+            # The trainer decides when to save, not Orbax.
             return self._manager.save(step, args=items, metrics=metrics, force=True)
 
     def restore(
-        self,
-        step: int | None,
-        abstract_state: PyTree,
-        data: Any = None,
-        *,
-        subset: bool = False,
+        self, step: int | None, abstract_state: PyTree, data: Any = None, *, subset: bool = False
     ) -> Restored:
-        """Reads a checkpoint onto the mesh that ``abstract_state`` describes.
+        """Reads a checkpoint (None: the latest) onto the mesh of ``abstract_state``.
 
-        Args:
-          step: the step, or None for the latest.
-          abstract_state: like the saved state, with ``jax.ShapeDtypeStruct`` leaves that carry
-            shardings, or with arrays whose shape, type and sharding are taken.
-          data: the data iterator; its ``set_state`` is called. May be None.
-          subset: whether the checkpoint may contain more than the abstract state (evaluations read
-            parameters without the optimizer's moments).
+        ``abstract_state`` has the structure of the saved state, with arrays or
+        ``jax.ShapeDtypeStruct`` leaves that carry shardings. With ``subset``, the checkpoint may
+        hold more, such as the optimizer state, which an evaluation does not need. ``data`` is the
+        data iterator, whose ``set_state`` is called.
         """
         step = self._require(step)
-        wanted = _flatten(abstract_state, abstract=True)
-        self._check(step, wanted, subset)
-        try:
-            restored = self._manager.restore(
-                step,
-                args=ocp.args.Composite(
-                    state=ocp.args.PyTreeRestore(
-                        wanted,
-                        restore_args=ocp.checkpoint_utils.construct_restore_args(wanted),
-                        partial_restore=subset,
-                    ),
-                    data=_DataStateRestore(),
-                    meta=ocp.args.JsonRestore(),
-                ),
-            )
-        except _DAMAGE as error:
-            raise UserError(self._unreadable(step, error)) from error
+        expected = _flatten(abstract_state, abstract=True)
+        self._check_structure(step, expected, subset)
+        items = ocp.args.Composite(
+            state=ocp.args.PyTreeRestore(
+                expected,
+                restore_args=ocp.checkpoint_utils.construct_restore_args(expected),
+                partial_restore=subset,
+            ),
+            data=_DataStateRestore(),
+            meta=ocp.args.JsonRestore(),
+        )
+        with self._reading(step):
+            restored = self._manager.restore(step, args=items)
         data_state = restored["data"]
         if data is not None:
             data.set_state(data_state)
@@ -214,24 +199,18 @@ class Checkpoints(Closing):
     def meta(self, step: int | None = None) -> dict[str, Any]:
         """Returns the description saved with a step (None: the latest)."""
         step = self._require(step)
-        try:
-            restored = self._manager.restore(
-                step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())
-            )
-        except _DAMAGE as error:
-            raise UserError(self._unreadable(step, error)) from error
-        return dict(restored["meta"])
+        items = ocp.args.Composite(meta=ocp.args.JsonRestore())
+        with self._reading(step):
+            return dict(self._manager.restore(step, args=items)["meta"])
 
     def metrics(self, step: int | None = None) -> dict[str, float] | None:
-        """Returns the metrics saved with a step (None: the latest), or None without metrics."""
+        """Returns the metrics saved with a step (None: the latest), or None if it has none."""
         step = self._require(step)
-        try:
+        with self._reading(step):
             return self._manager.metrics(step)
-        except _DAMAGE as error:
-            raise UserError(self._unreadable(step, error)) from error
 
     def all_steps(self) -> list[int]:
-        """Returns the complete steps in ascending order."""
+        """Returns the complete steps, ascending."""
         return sorted(self._manager.all_steps())
 
     def latest_step(self) -> int | None:
@@ -239,16 +218,16 @@ class Checkpoints(Closing):
         return self._manager.latest_step()
 
     def best_step(self) -> int | None:
-        """Returns the step with the best metric, the latest of several; None without metrics."""
+        """Returns the step with the best metric (the latest of ties), or None if none is ranked."""
         return self._manager.best_step()
 
     def wait(self) -> None:
-        """Waits until every running save is complete on disk."""
+        """Waits until all running saves are complete on disk."""
         with self._writing():
             self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Waits for running saves and releases the folder; raises like `wait`."""
+        """Waits for running saves and releases the folder; raises as `wait`."""
         with self._writing():
             self._manager.close()
 
@@ -258,10 +237,17 @@ class Checkpoints(Closing):
             yield
         except (OSError, ValueError) as error:
             if isinstance(error, ValueError) and "os_error_code" not in str(error):
-                raise  # not a disk error, which TensorStore raises as ValueError
-            # The end of the message is the disk error; long paths precede it.
+                raise  # TensorStore reports errors of the disk as ValueErrors with this code
+            # The reason comes last, after long paths.
             reason = OSError(str(error).splitlines()[0].partition(" [")[0].rpartition(": ")[2])
             raise UserError(self._failed(self._step, "written", reason)) from error
+
+    @contextlib.contextmanager
+    def _reading(self, step: int) -> Iterator[None]:
+        try:
+            yield
+        except _DAMAGE as error:
+            raise UserError(self._failed(step, "read", error)) from error
 
     def _require(self, step: int | None) -> int:
         steps = self.all_steps()
@@ -271,55 +257,50 @@ class Checkpoints(Closing):
             return steps[-1]
         if step not in steps:
             raise UserError(
-                f"{self.directory} has no checkpoint of step {step}, only of "
+                f"{self.directory} holds no checkpoint of step {step}, only of "
                 f"{', '.join(map(str, steps))}"
             )
         return step
 
-    def _check(self, step: int, wanted: Mapping[str, Any], subset: bool) -> None:
-        """Compares names, shapes and types before reading."""
-        try:
+    def _check_structure(self, step: int, expected: Mapping[str, Any], subset: bool) -> None:
+        """Compares names, shapes and types before anything is read."""
+        with self._reading(step):
             saved = self._manager.item_metadata(step)["state"].tree
-        except _DAMAGE as error:
-            raise UserError(self._unreadable(step, error)) from error
         differences = []
-        if missing := sorted(wanted.keys() - saved.keys()):
-            differences.append(f"lacks {_some(missing)}")
-        if not subset and (extra := sorted(saved.keys() - wanted.keys())):
-            differences.append(f"has unexpected {_some(extra)}")
-        other = [
-            f"{name} ({_spell(saved[name])}, expected {_spell(wanted[name])})"
-            for name in sorted(wanted.keys() & saved.keys())
-            if _spell(saved[name]) != _spell(wanted[name])
+        if missing := sorted(expected.keys() - saved.keys()):
+            differences.append(f"lacks {_shortened(missing)}")
+        if not subset and (extra := sorted(saved.keys() - expected.keys())):
+            differences.append(f"has unexpected {_shortened(extra)}")
+        changed = [
+            f"{name} ({_type_name(saved[name])}, expected {_type_name(expected[name])})"
+            for name in sorted(expected.keys() & saved.keys())
+            if _type_name(saved[name]) != _type_name(expected[name])
         ]
-        if other:
-            differences.append(f"has other shapes or types in {_some(other)}")
+        if changed:
+            differences.append(f"has other shapes or types in {_shortened(changed)}")
         if differences:
             raise UserError(
                 f"checkpoint {self.directory / str(step)} does not fit this model: it "
                 + " and ".join(differences)
             )
 
-    def _unreadable(self, step: int, error: Exception) -> str:
-        return self._failed(step, "read", error)
-
-    def _failed(self, step: int, what: str, error: Exception) -> str:
+    def _failed(self, step: int, action: str, error: Exception) -> str:
         reason = f"{type(error).__name__}: {error}".splitlines()[0].partition(" [")[0]
-        return f"checkpoint {self.directory / str(step)} cannot be {what} ({reason[:200]})"
+        return f"checkpoint {self.directory / str(step)} cannot be {action} ({reason[:200]})"
 
 
 def steps_in(directory: pathlib.Path) -> list[int]:
-    """Returns the complete steps, ascending, of a folder that may be missing or being written."""
+    """Returns the complete steps in a folder, ascending; the folder may be absent or in use."""
     with contextlib.suppress(FileNotFoundError):
         return sorted(int(path.name) for path in directory.iterdir() if path.name.isdecimal())
     return []
 
 
 def keep_step(step: pathlib.Path, copy: pathlib.Path) -> bool:
-    """Links a step's folder to ``copy``, where its training does not delete it.
+    """Hard-links a step's folder to a second place, where its training does not delete it.
 
-    On another file system the files are copied. Returns whether all files are there; if the step
-    was deleted, only the result of an earlier call is.
+    Copies the files if the file system does not support links. Returns whether ``copy`` is
+    complete. If the step is gone or is deleted during the call, only an earlier copy remains.
     """
     copy.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileNotFoundError), replacing(copy) as aside:
@@ -341,20 +322,17 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
     return sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
 
 
-def _some(names: list[str]) -> str:
+def _shortened(names: list[str]) -> str:
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     return ", ".join(names[:8]) + more
 
 
-def _spell(leaf: Any) -> str:
+def _type_name(leaf: Any) -> str:
     return f"{np.dtype(leaf.dtype).name}[{','.join(map(str, leaf.shape))}]"
 
 
-# ---------------------------------------------------------------------------------- state <-> dict
-
-
 def _flatten(tree: PyTree, *, abstract: bool = False) -> dict[str, Any]:
-    """Returns leaves by path, RNG keys as data; with ``abstract``, as ShapeDtypeStructs."""
+    """Returns every leaf by its path, RNG keys as their data, or as abstract arrays."""
     flat = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = _name(path)
@@ -380,12 +358,12 @@ def _is_key(leaf: Any) -> bool:
 
 def _abstract_leaf(leaf: Any) -> Any:
     if not hasattr(leaf, "dtype"):
-        return np.asarray(leaf)  # a Python number is restored through NumPy
+        return np.asarray(leaf)  # a Python number comes back through NumPy
     if isinstance(leaf, np.ndarray):
         return leaf
     sharding = getattr(leaf, "sharding", None)
     if sharding is None:
-        # Orbax would use the file's sharding, which names devices of another run.
+        # Orbax would use the sharding in the file, which names devices of another run.
         sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     if not _is_key(leaf):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
@@ -406,18 +384,15 @@ def _unflatten(tree: PyTree, flat: Mapping[str, Any]) -> PyTree:
 
 
 def _key_impl(like: Any) -> Any:
-    """Returns the RNG algorithm of a key, or of its ShapeDtypeStruct."""
-    found = []
+    """Returns the RNG algorithm of a key, or of a ShapeDtypeStruct of one."""
+    impls = []
     struct = jax.ShapeDtypeStruct(like.shape, like.dtype)
-    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), struct)
-    return found[0]
-
-
-# --------------------------------------------------------------------------------- data iterator
+    jax.eval_shape(lambda key: impls.append(jax.random.key_impl(key)), struct)
+    return impls[0]
 
 
 class _DataStateHandler(ocp.CheckpointHandler):
-    """One JSON file per process, because each data iterator may read another shard."""
+    """Saves one JSON file per process, because each may read its own shard of the examples."""
 
     def save(self, directory: Any, args: _DataStateSave) -> None:
         state = args.item
@@ -431,12 +406,13 @@ class _DataStateHandler(ocp.CheckpointHandler):
         if path.exists():
             encoded = json.loads(path.read_text())
         else:
-            # Saved by another number of processes: valid if the state does not depend on it.
-            texts = {found.read_text() for found in directory.glob("process_*.json")}
+            # Saved by another number of processes; usable if all of them had the same state.
+            texts = {file.read_text() for file in directory.glob("process_*.json")}
             if len(texts) != 1:
                 raise UserError(
                     f"checkpoint {directory.parent} was saved by another number of processes, each "
-                    f"at another position in the data; it cannot resume with {jax.process_count()}"
+                    "with a separate position in the data; it cannot resume with "
+                    f"{jax.process_count()}"
                 )
             encoded = json.loads(texts.pop())
         return encoded["bytes"].encode() if "bytes" in encoded else encoded["json"]
@@ -458,13 +434,13 @@ def _is_not_from_orbax(record: logging.LogRecord) -> bool:
     return "/orbax/" not in record.pathname
 
 
-# Orbax logs every save and restore, which disturbs the progress bar. It also raises the errors that
-# it logs.
+# Orbax logs every save and restore, which would disturb the progress bar. It also raises every
+# error that it logs.
 logging.getLogger("absl").addFilter(_is_not_from_orbax)
 
 
 class _PatientLoop(asyncio.SelectorEventLoop):
-    """An event loop that waits for unfinished tasks before it closes."""
+    """An event loop that lets its unfinished tasks finish before it closes."""
 
     def close(self) -> None:
         """Waits at most `_CLOSING` seconds for the tasks."""
@@ -477,13 +453,13 @@ class _PatientLoop(asyncio.SelectorEventLoop):
 
 
 class _PatientLoops(asyncio.DefaultEventLoopPolicy):
-    """Creates `_PatientLoop` event loops."""
+    """Makes every new event loop a `_PatientLoop`."""
 
     def new_event_loop(self) -> asyncio.AbstractEventLoop:
         return _PatientLoop()
 
 
-# Orbax closes its loop at the first failed write or read. TensorStore would report others to the
-# closed loop, each with a traceback, and could write files after a failed save. Orbax 0.12.8 has no
-# option for this, so the event loops of this program wait.
+# Orbax closes its event loop when the first of many reads or writes fails. TensorStore then reports
+# the others to the closed loop, each with a traceback, and may still write files after the failed
+# save. Orbax 0.12.8 has no option to prevent this, so the event loops of this program wait.
 asyncio.set_event_loop_policy(_PatientLoops())

@@ -1,12 +1,11 @@
-"""Decoder weights to and from safetensors, through one mapping table used in both directions.
+"""Decoder weights from and to safetensors, by one mapping table for both directions.
 
-Reading never holds the model twice: each stacked parameter is assembled, slice by slice, from what
-this process's shards need of each layer's tensor, placed, and its host copy dropped before the
-next.
+Reading never holds the model twice. Each stacked parameter is assembled from the slices of the
+layers' tensors that this process needs, placed on its devices, and its host copy is dropped before
+the next parameter.
 """
 
 import dataclasses
-import fnmatch
 import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,19 +21,18 @@ from cirag_jax.errors import UserError
 from cirag_jax.io import replacing, write_json
 from cirag_jax.models import decoder, decoder_params
 from cirag_jax.models.decoder import DecoderConfig, Params
-from cirag_jax.models.io.tensor_files import TensorFiles, fetch, misfits, save_tensors
+from cirag_jax.models.io.tensor_files import TensorFiles, fetch, match_tensors, save_tensors
 
-SHARD_BYTES = 5 * 10**9  # above it a checkpoint has several files and an index, as on the hub
+SHARD_BYTES = 5 * 10**9  # larger checkpoints have several files and an index, as on the hub
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One tensor of a checkpoint and the parameter it is.
+    """One tensor of a checkpoint and the parameter that it fills.
 
     Attributes:
       source: name in the checkpoint; ``{layer}`` stands for the layer index.
-      target: parameter of `decoder_params.Decoder`, or of its layers where ``source`` has
-        ``{layer}``.
+      target: parameter of `decoder_params.Decoder`, or of its layers if ``source`` has ``{layer}``.
       transpose: torch stores linear kernels as (out, in), we as (in, out).
     """
 
@@ -76,28 +74,29 @@ _GEMMA2 = (
     ),
 )
 
-# model_type -> every tensor its checkpoints may have; the configuration says which they must.
+# model_type -> all tensors its checkpoints may have; the configuration decides which are required.
 FAMILIES: Mapping[str, tuple[Entry, ...]] = {
-    "llama": _LLAMA,
-    "qwen2": _LLAMA,
-    "qwen3": _LLAMA,
-    "mistral": _LLAMA,
+    **dict.fromkeys(("llama", "qwen2", "qwen3", "mistral"), _LLAMA),
     "gemma2": _GEMMA2,
 }
 
-# Buffers that older checkpoints hold and every implementation computes itself.
-IGNORED = ("*.rotary_emb.inv_freq", "*.self_attn.bias", "*.self_attn.masked_bias")
+# Buffers of older checkpoints, which every implementation computes itself, and the output layer
+# that some checkpoints store although it is tied to the embedding.
+IGNORED = (
+    *("*.rotary_emb.inv_freq", "*.self_attn.bias", "*.self_attn.masked_bias"),
+    "lm_head.weight",
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """One parameter of ours and the checkpoint's tensors that fill it.
+class ParameterTensors:
+    """One parameter and the checkpoint tensors that fill it.
 
     Attributes:
-      path: of the parameter: ``("embedding",)`` or ``("layers", "q_proj")``.
-      names: one tensor, or one a layer, in the checkpoint's prefixes.
-      shape: of each tensor, as the checkpoint stores it.
-      transpose: whether ours is the transpose.
+      path: path of the parameter: ``("embedding",)`` or ``("layers", "q_proj")``.
+      names: one tensor, or one per layer, with the prefixes of `FAMILIES`.
+      shape: shape of each tensor in the checkpoint.
+      transpose: whether the parameter is the transpose.
     """
 
     path: tuple[str, ...]
@@ -111,42 +110,32 @@ class Place:
         return self.path[0] == "layers"
 
 
-def places(config: DecoderConfig, model_type: str) -> list[Place]:
-    """Every parameter of ``config`` with its checkpoint tensors, outer ones first."""
+def parameter_tensors(config: DecoderConfig, model_type: str) -> list[ParameterTensors]:
+    """Returns every parameter of ``config`` with its checkpoint tensors, outer ones first."""
     if model_type not in FAMILIES:
         raise UserError(
-            f"model_type {model_type!r} has no weight mapping; known: "
-            f"{', '.join(sorted(FAMILIES))}."
+            f"model_type {model_type!r} is not supported; choose from {', '.join(sorted(FAMILIES))}"
         )
     entries = {("{layer}" in e.source, e.target): e for e in FAMILIES[model_type]}
-    found = []
-    for inner, parameters in (
+    result = []
+    for in_layers, parameters in (
         (False, decoder.outer_parameters(config)),
         (True, decoder.layer_parameters(config)),
     ):
         for target, (shape, _) in parameters.items():
-            entry = entries.get((inner, target))
+            entry = entries.get((in_layers, target))
             if entry is None:
-                raise UserError(f"model_type {model_type!r} has no tensor for {target!r}.")
-            names = [entry.source]
-            if inner:
-                names = [entry.source.format(layer=i) for i in range(config.num_layers)]
-            found.append(
-                Place(
-                    ("layers", target) if inner else (target,),
-                    tuple(names),
-                    shape[::-1] if entry.transpose else shape,
-                    entry.transpose,
-                )
-            )
-    return found
+                raise UserError(f"model_type {model_type!r} has no tensor for {target!r}")
+            count = config.num_layers if in_layers else 1
+            names = tuple(entry.source.format(layer=i) for i in range(count))
+            path = ("layers", target) if in_layers else (target,)
+            stored_shape = shape[::-1] if entry.transpose else shape
+            result.append(ParameterTensors(path, names, stored_shape, entry.transpose))
+    return result
 
 
-# ----------------------------------------------------------------------------------------- reading
-
-
-class Source(Protocol):
-    """Named tensors that are read by slices."""
+class TensorSource(Protocol):
+    """Named tensors that are read in slices."""
 
     @property
     def shapes(self) -> Sequence[tuple[str, tuple[int, ...]]]:
@@ -154,105 +143,80 @@ class Source(Protocol):
         ...
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        """The slice ``index`` of tensor ``name``."""
+        """Reads the slice ``index`` of a tensor."""
         ...
 
 
 def _canonical(name: str) -> str:
-    """``name`` as the table has it: a checkpoint of the bare model lacks the prefix ``model.``."""
+    """Adds the prefix ``model.``, which checkpoints of the bare model lack."""
     if name.startswith("model.") or name == "lm_head.weight":
         return name
     return f"model.{name}"
 
 
-def _check(
-    where: str | os.PathLike, shapes: Sequence[tuple[str, tuple[int, ...]]], wanted: list[Place]
-) -> dict[str, str]:
-    """Name in the table -> name in the checkpoint, after comparing names and shapes."""
-    expected = {name: place.shape for place in wanted for name in place.names}
-    found: dict[str, str] = {}
-    unmapped, doubled = [], []
-    for name, shape in shapes:
-        known = _canonical(name)
-        if known not in expected:
-            # A tied output layer is the embedding; some checkpoints store it all the same.
-            tied = known == "lm_head.weight"
-            if not tied and not any(fnmatch.fnmatchcase(known, pattern) for pattern in IGNORED):
-                unmapped.append(name)
-        elif known in found:
-            doubled.append(name)
-        elif shape != expected[known]:
-            raise UserError(
-                f"{where}: tensor {name} has shape {shape}, but the configuration means "
-                f"{expected[known]}."
-            )
-        else:
-            found[known] = name
-    problems = misfits(unmapped, doubled, [name for name in expected if name not in found])
-    if problems:
-        raise UserError(f"{where}: tensors do not fit the decoder; {problems}.")
-    return found
-
-
 def _assign(target: np.ndarray, value: np.ndarray) -> None:
-    """``target[...] = value``; 16-bit floats as integers, which numpy copies faster."""
+    """Assigns ``target[...] = value``, 16-bit floats as integers, which NumPy copies faster."""
     if target.dtype == value.dtype and target.dtype.itemsize == 2:
         target, value = target.view(np.uint16), value.view(np.uint16)
     target[...] = value
 
 
 def _assembler(
-    source: Source, place: Place, names: Sequence[str], shape: Sequence[int], dtype: np.dtype
+    source: TensorSource,
+    parameter: ParameterTensors,
+    names: Sequence[str],
+    shape: Sequence[int],
+    dtype: np.dtype,
 ) -> Callable[[tuple[slice, ...] | None], np.ndarray]:
-    """What `jax.make_array_from_callback` calls for each shard of the parameter ``place``.
+    """Returns the callback of `jax.make_array_from_callback` for ``parameter``.
 
-    Shards that several devices hold are read once.
+    A shard that several devices hold is read once.
     """
-    done: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
+    blocks: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
 
     def assemble(index: tuple[slice, ...] | None) -> np.ndarray:
-        asked = index or (slice(None),) * len(shape)
-        bounds = [slice(*s.indices(size)[:2]) for s, size in zip(asked, shape, strict=True)]
+        index = index or (slice(None),) * len(shape)
+        bounds = [slice(*s.indices(size)[:2]) for s, size in zip(index, shape, strict=True)]
         key = tuple((s.start, s.stop) for s in bounds)
-        if key in done:
-            return done[key]
+        if key in blocks:
+            return blocks[key]
         block = np.empty([s.stop - s.start for s in bounds], dtype)
-        layers, inner = (bounds[0], bounds[1:]) if place.stacked else (slice(0, 1), bounds)
-        inner = tuple(inner[::-1] if place.transpose else inner)
+        layers, inner = (bounds[0], bounds[1:]) if parameter.stacked else (slice(0, 1), bounds)
+        inner = tuple(inner[::-1] if parameter.transpose else inner)
         for row, name in enumerate(names[layers]):
             tensor = source.read(name, inner)
-            tensor = tensor.T if place.transpose else tensor
-            _assign(block[row] if place.stacked else block, tensor)
-        done[key] = block
+            tensor = tensor.T if parameter.transpose else tensor
+            _assign(block[row] if parameter.stacked else block, tensor)
+        blocks[key] = block
         return block
 
     return assemble
 
 
-def load_source(
-    source: Source,
+def load_from_source(
+    source: TensorSource,
     where: str | os.PathLike,
     config: DecoderConfig,
     model_type: str,
     mesh: jax.sharding.Mesh | None = None,
 ) -> nnx.State:
-    """The decoder's state with the tensors of ``source``; see `load_decoder_state`."""
-    wanted = places(config, model_type)
-    names = _check(where, source.shapes, wanted)
-    by_path = {place.path: place for place in wanted}
+    """Returns the state of a decoder with the tensors of ``source``; see `load_decoder_state`."""
+    by_path = {parameter.path: parameter for parameter in parameter_tensors(config, model_type)}
+    expected = {name: parameter.shape for parameter in by_path.values() for name in parameter.names}
+    names = match_tensors(where, source.shapes, expected, _canonical, IGNORED)
     dtype = np.dtype(jax.numpy.dtype(config.param_dtype))
     filled = []
     for path, variable in nnx.to_flat_state(decoder_params.abstract_params(config)):
-        place = by_path[tuple(str(part) for part in path)]
-        where_to: jax.sharding.Sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        parameter = by_path[tuple(str(part) for part in path)]
+        target: jax.sharding.Sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         if mesh is not None:
-            where_to = sharding.variable_sharding(variable, mesh)
-        own = [names[name] for name in place.names]
-        assemble = _assembler(source, place, own, variable.shape, dtype)
-        value = jax.make_array_from_callback(variable.shape, where_to, assemble)
-        # Dispatch is asynchronous: without this, several parameters' host copies would be alive.
+            target = sharding.variable_sharding(variable, mesh)
+        stored_names = [names[name] for name in parameter.names]
+        assemble = _assembler(source, parameter, stored_names, variable.shape, dtype)
+        value = jax.make_array_from_callback(variable.shape, target, assemble)
+        # Dispatch is asynchronous: without this, host copies of several parameters would be alive.
         filled.append((path, variable.replace(jax.block_until_ready(value))))
-        # JAX lets go of a copied host array at a Python collection; see jax issue 14882.
+        # JAX frees a copied host array at a Python collection; see jax issue 14882.
         del assemble
         gc.collect(0)
     return nnx.from_flat_state(filled)
@@ -264,37 +228,33 @@ def load_decoder_state(
     model_type: str,
     mesh: jax.sharding.Mesh | None = None,
 ) -> nnx.State:
-    """The state of `decoder_params.Decoder` with the weights of a checkpoint folder, in
-    ``config.param_dtype``.
+    """Returns the state of `decoder_params.Decoder` from a checkpoint, in ``config.param_dtype``.
 
-    Parameters are placed on ``mesh`` by their logical axes, each process reading only the slices
-    that its devices hold; None: the first device.
+    Parameters are on ``mesh`` by their logical axes, or on the first device. Each process reads
+    only the slices that its devices hold.
     """
     with TensorFiles(folder) as files:
-        return load_source(files, folder, config, model_type, mesh)
-
-
-# ----------------------------------------------------------------------------------------- writing
+        return load_from_source(files, folder, config, model_type, mesh)
 
 
 def decoder_tensors(
     params: Params, config: DecoderConfig, model_type: str
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """The inverse of `load_decoder_state`: (name, host array in the checkpoint's layout).
+    """Yields (name, host array in the checkpoint's layout): the inverse of `load_decoder_state`.
 
-    One tensor at a time, in the dtype of ``params``. ``params`` may have its layers stacked or
-    unstacked; in a program of several processes all of them must iterate.
+    It fetches one tensor at a time, in the dtype of ``params``, whose layers are stacked or
+    unstacked. With several processes, all must iterate.
     """
-    for place in places(config, model_type):
-        for layer, name in enumerate(place.names):
-            if not place.stacked:
-                array = params[place.path[0]]
+    for parameter in parameter_tensors(config, model_type):
+        for layer, name in enumerate(parameter.names):
+            if not parameter.stacked:
+                array = params[parameter.path[0]]
             elif isinstance(params["layers"], tuple):
-                array = params["layers"][layer][place.path[1]]
+                array = params["layers"][layer][parameter.path[1]]
             else:
-                array = params["layers"][place.path[1]][layer]
+                array = params["layers"][parameter.path[1]][layer]
             host = fetch(array)
-            yield name, np.ascontiguousarray(host.T if place.transpose else host)
+            yield name, np.ascontiguousarray(host.T if parameter.transpose else host)
 
 
 def _write_shards(
@@ -302,31 +262,31 @@ def _write_shards(
 ) -> None:
     """Writes ``model.safetensors``, or shards of at most ``limit`` bytes and their index."""
     shard: dict[str, np.ndarray] = {}
-    held = total = 0
-    homes: list[list[str]] = []
+    shard_size = total = 0
+    shards: list[list[str]] = []
 
     def flush() -> None:
-        nonlocal shard, held
-        homes.append(list(shard))
+        nonlocal shard, shard_size
+        shards.append(list(shard))
         if jax.process_index() == 0:
-            save_tensors(shard, folder / f"part-{len(homes)}.safetensors")
-        shard, held = {}, 0
+            save_tensors(shard, folder / f"part-{len(shards)}.safetensors")
+        shard, shard_size = {}, 0
 
     for name, array in tensors:
         array = array.astype(dtype, copy=False)
-        if shard and held + array.nbytes > limit:
+        if shard and shard_size + array.nbytes > limit:
             flush()
         shard[name] = array
-        held, total = held + array.nbytes, total + array.nbytes
+        shard_size, total = shard_size + array.nbytes, total + array.nbytes
     flush()
     if jax.process_index() != 0:
         return
-    if len(homes) == 1:
+    if len(shards) == 1:
         (folder / "part-1.safetensors").rename(folder / "model.safetensors")
         return
     weight_map = {}
-    for i, names in enumerate(homes, 1):
-        final = f"model-{i:05d}-of-{len(homes):05d}.safetensors"
+    for i, names in enumerate(shards, 1):
+        final = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
         (folder / f"part-{i}.safetensors").rename(folder / final)
         weight_map.update(dict.fromkeys(names, final))
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
@@ -342,15 +302,15 @@ def write_checkpoint(
     *,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Writes a folder that plain transformers loads, aside, then renames it.
+    """Writes a model folder for transformers, atomically.
 
-    Tensors are of the dtype of ``params``; above ``shard_bytes`` there are several files and an
-    index. ``hf_config`` is written as ``config.json`` with that dtype and gives ``model_type``.
-    ``companions`` is called with the folder under construction, to put tokenizer files in it.
+    Tensors have the dtype of ``params``; above ``shard_bytes`` there are several files and an
+    index. ``hf_config`` gives ``model_type`` and is written as ``config.json`` with that dtype.
+    ``companions`` is called with the unfinished folder to add the tokenizer's files.
     """
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder}: is not empty; a model is only written to a new folder.")
+        raise UserError(f"{folder}: is not empty; choose a new folder for the model")
     name = str(params["embedding"].dtype)
     tensors = decoder_tensors(params, config, str(hf_config["model_type"]))
     np_dtype = np.dtype(jax.numpy.dtype(name))

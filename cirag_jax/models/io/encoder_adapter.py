@@ -1,8 +1,7 @@
 """A trained encoder as a low-rank adapter of its base, in PEFT's format.
 
-The change of each linear layer in training is reduced to its largest singular values. Changes of
-embeddings, biases and norms are dropped. With rank 48 the adapter of MiniLM takes 4 MB instead of
-90.
+The change of each linear layer is reduced to its largest singular values; changes of embeddings,
+biases and norms are dropped. Rank 48 reduces the 90 MB of MiniLM to 4 MB.
 """
 
 import errno
@@ -22,7 +21,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.io import local_path, read_object
 from cirag_jax.models.encoder import EncoderConfig, Pooling
 from cirag_jax.models.io import peft_format, weights
-from cirag_jax.models.io.tensor_files import check_finite, opened
+from cirag_jax.models.io.tensor_files import check_finite, open_tensors
 
 _TASK = "FEATURE_EXTRACTION"
 _PREFIX = "base_model.model."
@@ -31,19 +30,19 @@ _SIDE = re.compile(re.escape(_PREFIX) + r"(.+)\.lora_([AB])\.weight")
 
 
 def find_adapter(spec: str) -> Path | None:
-    """The folder that ``spec`` names, if it holds an adapter and no whole model."""
+    """Returns the folder of ``spec`` if it holds an adapter without a whole model, else None."""
     folder = local_path(spec)
-    held = (folder / peft_format.CONFIG_FILE).is_file() and not (folder / "config.json").is_file()
-    return folder if held else None
+    has_adapter = (folder / peft_format.CONFIG_FILE).is_file()
+    return folder if has_adapter and not (folder / "config.json").is_file() else None
 
 
-def base_of(spec: str) -> str | None:
-    """The base of an encoder's adapter; None where ``spec`` is anything else."""
+def base_model_of(spec: str) -> str | None:
+    """Returns the base of an encoder's adapter; None if ``spec`` is anything else."""
     folder = find_adapter(spec)
     if folder is None:
         return None
     task = read_object(folder / peft_format.CONFIG_FILE).get("task_type")
-    return read_base(folder)[0] if task == _TASK else None
+    return read_base_model(folder)[0] if task == _TASK else None
 
 
 def save_encoder_adapter(
@@ -57,17 +56,16 @@ def save_encoder_adapter(
 ) -> float:
     """Writes the difference of two encoders at a rank, in fp16.
 
-    ``SentenceTransformer(base).load_adapter(folder)`` reads it; an earlier adapter there is
-    replaced. ``trained`` and ``base`` are tensors as `weights.to_tensors` gives them; ``training``
-    is what is to be known of the training. Returns the share of the squared difference that is
-    kept, over all tensors.
+    ``SentenceTransformer(base).load_adapter(folder)`` reads it; an earlier adapter in ``folder`` is
+    replaced. ``trained`` and ``base`` are tensors from `weights.to_tensors`; ``training`` is the
+    training record. Returns the share of the squared difference, over all tensors, that is kept.
     """
     if rank < 1:
-        raise UserError(f"config.rank={rank} must be at least 1.")
-    kept, whole, tensors = 0.0, 0.0, {}
+        raise UserError(f"config.rank={rank} must be at least 1")
+    kept, total, tensors = 0.0, 0.0, {}
     for name, array in trained.items():
         change = array.astype(np.float32) - base[name].astype(np.float32)
-        whole += float(np.square(change).sum())
+        total += float(np.square(change).sum())
         if not _LINEAR.fullmatch(name):
             continue
         u_OR, s_R, v_RI = np.linalg.svd(change, full_matrices=False)
@@ -77,35 +75,35 @@ def save_encoder_adapter(
         tensors[f"{module}.lora_A.weight"] = (root_R[:, None] * v_RI[:rank]).astype(np.float16)
         tensors[f"{module}.lora_B.weight"] = (u_OR[:, :rank] * root_R).astype(np.float16)
     targets = _LINEAR.pattern.removesuffix(r"\.weight")
-    adapter_config = peft_format.config_json(base_model_name, rank, rank, targets, _TASK)
-    peft_format.write_adapter(folder, tensors, adapter_config, training)
-    return kept / whole if whole else 1.0
+    config = peft_format.config_json(base_model_name, rank, rank, targets, _TASK)
+    peft_format.write_adapter(folder, tensors, config, training)
+    return kept / total if total else 1.0
 
 
-def read_base(folder: Path) -> tuple[str, dict[str, Any]]:
-    """The base of an encoder's adapter, and what is known of its training."""
+def read_base_model(folder: Path) -> tuple[str, dict[str, Any]]:
+    """Returns the base of an encoder's adapter, and its training record."""
     file = folder / peft_format.CONFIG_FILE
     raw = read_object(file)
     base, task = raw.get("base_model_name_or_path"), raw.get("task_type")
-    if not isinstance(base, str) or not base or not _may_be_a_path(base):
-        raise UserError(f"{file}: field base_model_name_or_path names no model.")
+    if not isinstance(base, str) or not base or not _is_possible_path(base):
+        raise UserError(f"{file}: field base_model_name_or_path does not name a model")
     if task != _TASK:
-        raise UserError(f"{file}: field task_type is {task!r}; an encoder's is {_TASK}.")
+        raise UserError(f"{file}: field task_type is {task!r}; expected {_TASK}")
     training = peft_format.read_training(folder)
     convert(str(folder / peft_format.TRAINING_FILE), training, _Training)
     return base, training
 
 
 class _Training(msgspec.Struct):
-    """What decides how texts are encoded; each may be absent."""
+    """Fields of a training record that determine how texts are encoded; all are optional."""
 
     query_prefix: str = ""
     passage_prefix: str = ""
     pooling: Pooling = "mean"
 
 
-def _may_be_a_path(name: str) -> bool:
-    """False of what no file could be called, such as 3,000 letters."""
+def _is_possible_path(name: str) -> bool:
+    """Returns False for names that the file system rejects, such as 3,000 letters."""
     try:
         os.lstat(name)
     except OSError as error:
@@ -123,33 +121,30 @@ def add_adapter(
     *,
     mesh: jax.sharding.Mesh | None = None,
 ) -> tuple[Any, str]:
-    """An encoder's parameters with an adapter added, and SHA-256 of the adapter's tensors."""
-    file = folder / peft_format.TENSOR_FILE
-    described = folder / peft_format.CONFIG_FILE
-    raw = read_object(described)
-    rank = peft_format.number(raw, described, "r", None, int)
-    alpha = peft_format.number(raw, described, "lora_alpha", None)
+    """Returns an encoder's parameters with an adapter added, and the SHA-256 of the adapter."""
+    file, config_file = folder / peft_format.TENSOR_FILE, folder / peft_format.CONFIG_FILE
+    raw = read_object(config_file)
+    rank = peft_format.read_number(raw, config_file, "r", None, int)
+    alpha = peft_format.read_number(raw, config_file, "lora_alpha", None)
     if rank < 1:
-        raise UserError(f"{described}: field r is {rank}, not at least 1.")
+        raise UserError(f"{config_file}: field r is {rank}; it must be at least 1")
     tensors = weights.to_tensors(state, config, family)
     pairs: dict[str, dict[str, np.ndarray]] = {}
-    with opened(file) as found:
-        for key in list(found.keys()):
+    with open_tensors(file) as content:
+        for key in list(content.keys()):
             match = _SIDE.fullmatch(key)
             if match is None or f"{match[1]}.weight" not in tensors:
-                raise UserError(f"{file}: tensor {key[:80]} is not of this encoder.")
-            array = found.get_tensor(key).astype(np.float32)
+                raise UserError(f"{file}: tensor {key[:80]} does not belong to this encoder")
+            array = content.get_tensor(key).astype(np.float32)
             pairs.setdefault(f"{match[1]}.weight", {})[match[2]] = array
-    with file.open("rb") as content:
-        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
     for name, pair in pairs.items():
         shape = tensors[name].shape
         shapes = {side: array.shape for side, array in pair.items()}
         if shapes != {"A": (rank, shape[1]), "B": (shape[0], rank)}:
-            raise UserError(
-                f"{file}: the pair of {name} has the shapes {shapes}, which do not fit."
-            )
+            raise UserError(f"{file}: the pair of {name} has shapes {shapes}, which do not fit")
         with np.errstate(over="ignore", invalid="ignore"):
-            added = tensors[name] + pair["B"] @ pair["A"] * np.float32(alpha / rank)
-        tensors[name] = check_finite(added, str(file))
+            merged = tensors[name] + pair["B"] @ pair["A"] * np.float32(alpha / rank)
+        tensors[name] = check_finite(merged, str(file))
     return weights.from_tensors(tensors, state, config, family, mesh=mesh), digest

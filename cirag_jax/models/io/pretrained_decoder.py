@@ -1,4 +1,4 @@
-"""Opening a decoder: a folder, an installed package, a GGUF file or a hub id; and saving one."""
+"""Opening and saving decoders: a folder, an installed package, a GGUF file or a hub id."""
 
 import dataclasses
 import functools
@@ -8,16 +8,18 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 import jax
 from flax import nnx
 
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_choice
 from cirag_jax.io import read_object
 from cirag_jax.models.decoder import DecoderConfig, Params, Remat, choose_attention
 from cirag_jax.models.io import decoder_weights, gguf_weights, pretrained
+from cirag_jax.models.io.pretrained import ConfigFields
 from cirag_jax.models.io.tensor_files import copy_companions
+from cirag_jax.models.precision import Dtype
 from cirag_jax.models.rope import RopeScaling
 
 log = logging.getLogger(__name__)
@@ -36,15 +38,15 @@ _ACTIVATIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class TextDecoder:
-    """A decoder with its weights and where they came from.
+    """A decoder with its weights and their source.
 
     Attributes:
-      config: hyper-parameters, compute dtype and attention included.
-      state: of `decoder_params.Decoder`; `decoder_params.to_params` gives the plain dictionary.
-      folder: the checkpoint's folder, or its ``.gguf`` file; the tokenizer lies there too.
-      source: the spec it was opened with.
+      config: hyper-parameters, including compute dtype and attention.
+      state: state of `decoder_params.Decoder`; see `decoder_params.to_params`.
+      folder: folder of the checkpoint and its tokenizer, or a ``.gguf`` file with both.
+      source: the spec that was opened.
       model_type: family in `decoder_weights.FAMILIES`.
-      hf_config: the parsed ``config.json`` (of a GGUF file: what it would say).
+      hf_config: the parsed ``config.json``, or its equivalent for a GGUF file.
     """
 
     config: DecoderConfig
@@ -56,111 +58,66 @@ class TextDecoder:
 
     @functools.cached_property
     def revision(self) -> str:
-        """Hub commit or SHA-256 of the weights, for manifests; reads them all, once."""
+        """Hub commit or SHA-256 of the weights, for manifests; reads all weights once."""
         if self.folder.is_dir():
             return pretrained.weights_revision(self.folder)
         with self.folder.open("rb") as stream:
             return f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}"
 
 
-# ----------------------------------------------------------------------------------- configuration
-
-
-_MOST = 1 << 62  # beyond it, a number of a file is none
-
-
-def _short(value: Any) -> str:
-    text = repr(value) if not isinstance(value, int) or abs(value) < _MOST else "too large"
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-class _Fields:
-    """Fields of one JSON object, with errors that name file and field."""
-
-    def __init__(self, raw: Mapping[str, Any], where: str):
-        self.raw, self.where = raw, where
-
-    def number(self, name: str, default: float | None = None) -> float:
-        value = self.raw.get(name)
-        value = default if value is None else value
-        if value is None:
-            raise UserError(f"{self.where}: field {name} is missing.")
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not -_MOST < value < _MOST:
-            raise UserError(f"{self.where}: field {name} is {_short(value)}, not a number.")
-        return value
-
-    def count(self, name: str, default: int | None = None) -> int:
-        value = self.number(name, default)
-        if value != int(value) or value < 1:
-            raise UserError(f"{self.where}: field {name} is {value!r}, not a positive integer.")
-        return int(value)
-
-    def flag(self, name: str, default: bool) -> bool:
-        value = self.raw.get(name)
-        value = default if value is None else value
-        if not isinstance(value, bool):
-            raise UserError(f"{self.where}: field {name} is {value!r}, neither true nor false.")
-        return value
-
-    def refuse(self, name: str, value: Any, supported: str) -> UserError:
-        return UserError(f"{self.where}: field {name} is {value!r}; supported: {supported}.")
-
-
-def _rope(fields: _Fields, positions: int) -> tuple[float, RopeScaling | None]:
-    """Rotary base and stretching, from transformers 5's ``rope_parameters`` or the older pair."""
+def _rope(fields: ConfigFields, positions: int) -> tuple[float, RopeScaling | None]:
+    """Returns rotary base and scaling from ``rope_parameters``, or from older fields."""
     name = "rope_parameters" if fields.raw.get("rope_parameters") else "rope_scaling"
     raw = fields.raw.get(name) or {}
     if not isinstance(raw, dict) or any(isinstance(value, dict) for value in raw.values()):
-        raise fields.refuse(name, raw, "one object of numbers for all layers")
-    own = _Fields(raw, f"{fields.where}: field {name}")
-    theta = float(own.number("rope_theta", fields.number("rope_theta", 10000.0)))
-    if own.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0)) != 1.0:
-        raise fields.refuse("partial_rotary_factor", "below 1", "1")
+        raise fields.unsupported(name, raw, "one object of numbers for all layers")
+    rope = ConfigFields(raw, f"{fields.where}: field {name}")
+    theta = float(rope.number("rope_theta", fields.number("rope_theta", 10000.0)))
+    if rope.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0)) != 1.0:
+        raise fields.unsupported("partial_rotary_factor", "below 1", "1")
     kind = raw.get("rope_type") or raw.get("type") or "default"
     if kind == "default":
         return theta, None
     if kind not in ("linear", "llama3", "yarn"):
-        raise own.refuse("rope_type", kind, "default, linear, llama3, yarn")
+        raise rope.unsupported("rope_type", kind, "default, linear, llama3, yarn")
     # Before transformers 5 the trained length was often only max_position_embeddings.
-    original = own.count("original_max_position_embeddings", positions)
+    original = rope.count("original_max_position_embeddings", positions)
     if raw.get("factor") is None and kind == "yarn":
         factor = positions / original
     else:
-        factor = float(own.number("factor"))
+        factor = float(rope.number("factor"))
     if kind == "linear":
         return theta, RopeScaling("linear", factor)
     if kind == "llama3":
-        low, high = own.number("low_freq_factor"), own.number("high_freq_factor")
+        low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
         return theta, RopeScaling("llama3", factor, original, float(low), float(high))
-    if not own.flag("truncate", True):
-        raise own.refuse("truncate", False, "true")
+    if not rope.flag("truncate", True):
+        raise rope.unsupported("truncate", False, "true")
     return theta, RopeScaling(
         "yarn",
         factor,
         original,
-        beta_fast=float(own.number("beta_fast", 32.0)),
-        beta_slow=float(own.number("beta_slow", 1.0)),
-        attention_factor=_attention_factor(own, factor),
+        beta_fast=float(rope.number("beta_fast", 32.0)),
+        beta_slow=float(rope.number("beta_slow", 1.0)),
+        attention_factor=_attention_factor(rope, factor),
     )
 
 
-def _attention_factor(fields: _Fields, factor: float) -> float:
-    """YaRN's factor on sine and cosine: given, or 0.1 ln(factor) + 1 (Peng et al., 2023)."""
+def _attention_factor(fields: ConfigFields, factor: float) -> float:
+    """YaRN's factor on sine and cosine; defaults to 0.1 ln(factor) + 1 (Peng et al., 2023)."""
     if fields.raw.get("attention_factor") is not None:
         return float(fields.number("attention_factor"))
 
     def scale(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
-    both = fields.raw.get("mscale"), fields.raw.get("mscale_all_dim")
-    if all(both):
+    if fields.raw.get("mscale") and fields.raw.get("mscale_all_dim"):
         return scale(fields.number("mscale")) / scale(fields.number("mscale_all_dim"))
     return scale(1.0)
 
 
-def _windows(fields: _Fields, model_type: str, layers: int) -> tuple[int, ...]:
-    """Attention window of each layer, 0 for all; empty where no layer has one."""
+def _windows(fields: ConfigFields, model_type: str, layers: int) -> tuple[int, ...]:
+    """Returns the attention window of each layer, 0 for all tokens; empty if no layer has one."""
     if model_type == "llama":
         return ()
     if model_type in ("qwen2", "qwen3") and not fields.flag("use_sliding_window", False):
@@ -180,13 +137,15 @@ def _windows(fields: _Fields, model_type: str, layers: int) -> tuple[int, ...]:
         kinds = ("full_attention", "sliding_attention")
         is_list = isinstance(types, list) and len(types) == layers
         if not is_list or any(kind not in kinds for kind in types):
-            raise fields.refuse("layer_types", types, f"{layers} times one of {', '.join(kinds)}")
+            raise fields.unsupported(
+                "layer_types", types, f"{layers} times one of {', '.join(kinds)}"
+            )
         sliding = [kind == "sliding_attention" for kind in types]
     return tuple(size if slides else 0 for slides in sliding) if any(sliding) else ()
 
 
-def _family(fields: _Fields, model_type: str, d_model: int) -> dict[str, Any]:
-    """What only some of the families have."""
+def _family(fields: ConfigFields, model_type: str, d_model: int) -> dict[str, Any]:
+    """Returns the settings that only some families have."""
     if model_type == "qwen2":
         return {"qkv_bias": True}
     if model_type == "mistral":
@@ -199,7 +158,7 @@ def _family(fields: _Fields, model_type: str, d_model: int) -> dict[str, Any]:
         family["qk_norm"] = True
     else:
         if fields.flag("use_bidirectional_attention", False):
-            raise fields.refuse("use_bidirectional_attention", True, "false")
+            raise fields.unsupported("use_bidirectional_attention", True, "false")
         caps = {
             "attention_softcap": ("attn_logit_softcapping", 50.0),
             "final_softcap": ("final_logit_softcapping", 30.0),
@@ -217,24 +176,26 @@ def _family(fields: _Fields, model_type: str, d_model: int) -> dict[str, Any]:
 
 
 def parse_decoder_config(raw: Mapping[str, Any], where: str | os.PathLike) -> DecoderConfig:
-    """Hyper-parameters from the fields of a ``config.json`` at ``where``; absent ones mean what
-    transformers'.
+    """Returns the hyper-parameters of a parsed ``config.json``; ``where`` is its path, for
+    messages.
+
+    Absent fields have the defaults of transformers.
     """
-    fields = _Fields(raw, str(where))
+    fields = ConfigFields(raw, str(where))
     model_type = raw.get("model_type")
     if model_type not in MODEL_TYPES:
-        raise fields.refuse("model_type", model_type, ", ".join(MODEL_TYPES))
+        raise fields.unsupported("model_type", model_type, ", ".join(MODEL_TYPES))
     key = "hidden_activation" if model_type == "gemma2" else "hidden_act"
     act = raw.get(key) or ("gelu_pytorch_tanh" if model_type == "gemma2" else "silu")
     if not isinstance(act, str) or act not in _ACTIVATIONS:
-        raise fields.refuse(key, act, ", ".join(_ACTIVATIONS))
+        raise fields.unsupported(key, act, ", ".join(_ACTIVATIONS))
     if raw.get("quantization_config") is not None:
-        raise fields.refuse("quantization_config", "present", "unquantised weights only")
+        raise fields.unsupported("quantization_config", "present", "unquantised weights only")
     d_model, layers = fields.count("hidden_size"), fields.count("num_hidden_layers")
     heads = fields.count("num_attention_heads")
     positions = fields.count("max_position_embeddings")
     theta, scaling = _rope(fields, positions)
-    # transformers' classes of Qwen 3 and Gemma 2 have a head size of their own.
+    # Default head sizes of Qwen 3 and Gemma 2 in transformers.
     head_dim = {"qwen3": 128, "gemma2": 256}.get(str(model_type), d_model // heads)
     config = DecoderConfig(
         vocab_size=fields.count("vocab_size"),
@@ -255,14 +216,14 @@ def parse_decoder_config(raw: Mapping[str, Any], where: str | os.PathLike) -> De
         **_family(fields, str(model_type), d_model),
     )
     if config.num_heads % config.num_kv_heads:
-        raise fields.refuse("num_key_value_heads", config.num_kv_heads, f"divisors of {heads}")
+        raise fields.unsupported("num_key_value_heads", config.num_kv_heads, f"divisors of {heads}")
     if config.head_dim % 2:
-        raise fields.refuse("head_dim", config.head_dim, "even numbers")
+        raise fields.unsupported("head_dim", config.head_dim, "even numbers")
     return config
 
 
 def read_decoder_config(folder: str | os.PathLike) -> tuple[DecoderConfig, dict[str, Any]]:
-    """Hyper-parameters of a model folder or ``.gguf`` file, and its ``config.json`` parsed."""
+    """Returns the hyper-parameters of a model folder or ``.gguf`` file, and its ``config.json``."""
     folder = Path(folder)
     is_gguf = folder.suffix == ".gguf" and folder.is_file()
     return _read_config(folder, gguf_weights.open_gguf(folder) if is_gguf else None)
@@ -279,19 +240,16 @@ def _read_config(
     return parse_decoder_config(raw, file), raw
 
 
-# ----------------------------------------------------------------------------------------- opening
-
-
 def resolve_decoder(spec: str) -> Path:
-    """The local model folder or ``.gguf`` file that ``spec`` names.
+    """Returns the local model folder or ``.gguf`` file of a model.
 
-    That is a ``.gguf`` file, a folder (with ``config.json``, or holding one ``.gguf`` file),
+    ``spec`` is a ``.gguf`` file, a folder (with ``config.json``, or with one ``.gguf`` file),
     ``package:NAME`` (an installed distribution that ships either) or a hub id.
     """
     path = Path(spec).expanduser()
     if spec.endswith(".gguf"):
         if not path.is_file():
-            raise UserError(f"model {spec!r} is not a file.")
+            raise UserError(f"model {spec!r} is not a file")
         return path
     ggufs: list[Path] = []
     if spec.startswith("package:"):
@@ -301,41 +259,37 @@ def resolve_decoder(spec: str) -> Path:
     elif path.is_dir() and not (path / "config.json").is_file():
         ggufs = sorted(path.glob("*.gguf"))
     if len(ggufs) > 1:
-        raise UserError(f"model {spec!r} holds {len(ggufs)} .gguf files; name one of them.")
+        raise UserError(f"model {spec!r} holds {len(ggufs)} .gguf files; name one of them")
     return ggufs[0] if ggufs else pretrained.resolve_model_folder(spec)
 
 
 def hub_id(spec: str) -> str:
-    """The model as others find it: a package's by its id on the hub, where that is known."""
+    """Returns the hub id of a package's model if known, otherwise ``spec``."""
     return _HUB_IDS.get(spec, spec)
 
 
-def default_dtype() -> Literal["float32", "bfloat16"]:
-    """In what a decoder computes where nothing is said: see `load_decoder`."""
+def default_dtype() -> Dtype:
+    """Returns the default compute dtype of decoders on this platform; see `load_decoder`."""
     return "float32" if jax.default_backend() == "cpu" else "bfloat16"
 
 
 def load_decoder(
     spec: str = DEFAULT_DECODER,
     *,
-    dtype: Literal["float32", "bfloat16"] | None = None,
-    param_dtype: Literal["float32", "bfloat16"] | None = None,
+    dtype: Dtype | None = None,
+    param_dtype: Dtype | None = None,
     mesh: jax.sharding.Mesh | None = None,
     remat: Remat = "off",
 ) -> TextDecoder:
-    """Opens a decoder.
+    """Opens a decoder; see `resolve_decoder` for ``spec``.
 
-    Args:
-      spec: see `resolve_decoder`.
-      dtype: compute dtype; None: fp32 on a CPU, where XLA's bf16 results are slower, else bf16.
-      param_dtype: of the weights; None: ``dtype``.
-      mesh: parameters are placed on it by their logical axes; None: the first device.
-      remat: what the backward pass recomputes.
+    ``dtype`` is the compute dtype (None: fp32 on a CPU, where XLA's bf16 is slower, otherwise bf16)
+    and ``param_dtype`` that of the weights (None: ``dtype``). Parameters are placed on ``mesh`` by
+    their logical axes, or on the first device.
     """
     dtype = dtype or default_dtype()
     for value in (dtype, param_dtype or dtype):
-        if value not in ("float32", "bfloat16"):
-            raise UserError(f"dtype {value!r} is neither 'float32' nor 'bfloat16'.")
+        check_choice("dtype", value, get_args(Dtype))
     folder = resolve_decoder(spec)
     source = None if folder.is_dir() else gguf_weights.open_gguf(folder)
     config, raw = _read_config(folder, source)
@@ -345,7 +299,7 @@ def load_decoder(
     if source is None:
         state = decoder_weights.load_decoder_state(folder, config, model_type, mesh)
     else:
-        state = decoder_weights.load_source(source, folder, config, model_type, mesh)
+        state = decoder_weights.load_from_source(source, folder, config, model_type, mesh)
     log.info("decoder %s: %s, %d layers of %d", spec, model_type, config.num_layers, config.d_model)
     return TextDecoder(config, state, folder, spec, model_type, raw)
 
@@ -357,9 +311,10 @@ def save_decoder(
     *,
     shard_bytes: int = decoder_weights.SHARD_BYTES,
 ) -> None:
-    """Writes ``params`` as a model folder that plain transformers loads, tokenizer included.
+    """Writes ``params`` as a model folder for transformers, including the tokenizer.
 
-    They came from ``text_decoder``, layers stacked or not; see `decoder_weights.write_checkpoint`.
+    ``params`` came from ``text_decoder``, with layers stacked or not; see
+    `decoder_weights.write_checkpoint`.
     """
 
     def companions(target: Path) -> None:

