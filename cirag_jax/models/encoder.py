@@ -283,7 +283,7 @@ def _layer_norm_backward(eps, residuals, dy_BTD):
 _layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 
 
-def _norm(config, params, name, x_BTD):
+def _norm(config, params, name, x_BTD) -> Any:
     scale_D, bias_D = params[f"{name}_scale"], params[f"{name}_bias"]
     return _layer_norm(x_BTD, scale_D, bias_D, config.layer_norm_eps)
 

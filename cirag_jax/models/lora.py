@@ -8,7 +8,7 @@ trained, checkpointed and sharded; `to_adapter` turns it into the plain dictiona
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -73,7 +73,12 @@ class _Pair(nnx.Module):
     """``a`` [L, in, R], uniform in +-1/sqrt(in) as in PEFT, and ``b`` [L, R, out], zero."""
 
     def __init__(
-        self, num_layers: int, rank: int, shape: tuple[int, ...], axes: tuple[str, ...], key: Any
+        self,
+        num_layers: int,
+        rank: int,
+        shape: tuple[int, ...],
+        axes: Sequence[str | None],
+        key: Any,
     ):
         bound = 1.0 / math.sqrt(shape[0])
         a = jax.random.uniform(

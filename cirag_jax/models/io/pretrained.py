@@ -184,7 +184,8 @@ def _package_folder(name: str) -> Path:
 def _hub_folder(spec: str) -> Path:
     import huggingface_hub
 
-    allow, ignore = list(HUB_PATTERNS), list(HUB_IGNORED)
+    allow: list[str] = [*HUB_PATTERNS]
+    ignore: list[str] = [*HUB_IGNORED]
     try:
         folder = Path(
             huggingface_hub.snapshot_download(spec, allow_patterns=allow, ignore_patterns=ignore)
@@ -462,11 +463,8 @@ def load_encoder(
     folder = resolve_model_folder(base)
     config, raw = read_config(folder)
     family = _published_family(base, str(raw.get("_name_or_path", "")))
-    default_query, default_passage = _prefixes(folder, family)
-    if query_prefix is None:
-        query_prefix = training.get("query_prefix", default_query)
-    if passage_prefix is None:
-        passage_prefix = training.get("passage_prefix", default_passage)
+    defaults = dict(zip(("query_prefix", "passage_prefix"), _prefixes(folder, family), strict=True))
+    prefixes = defaults | {name: training[name] for name in defaults if name in training}
     config = with_compute_options(
         config,
         dtype=dtype,
@@ -491,8 +489,8 @@ def load_encoder(
         state=state,
         config=config,
         tokenizer=read_tokenizer(folder),
-        query_prefix=query_prefix,
-        passage_prefix=passage_prefix,
+        query_prefix=prefixes["query_prefix"] if query_prefix is None else query_prefix,
+        passage_prefix=prefixes["passage_prefix"] if passage_prefix is None else passage_prefix,
         max_length=read_max_length(folder, config),
         model_type=model_type,
         source=name or spec,
