@@ -135,7 +135,7 @@ def probabilities(
 
 
 # A running softmax: maximum and total of the weights of each row, and the weighted sum of values.
-RunningSoftmax = tuple[jax.Array, ...]  # maximum, sum of weights, weighted sum of values
+RunningSoftmax = tuple[jax.Array, ...]
 
 
 def start_softmax(q: jax.Array) -> RunningSoftmax:
