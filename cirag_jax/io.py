@@ -168,7 +168,7 @@ def say(text: str) -> None:
 def visible(text: str) -> str:
     r"""Escapes control characters ("\\x1b"), except line ends and tabs.
 
-    The result cannot move the cursor, recolour, reorder or hide text. C0 and C1 controls, Unicode
+    The result cannot move the cursor, recolor, reorder or hide text. C0 and C1 controls, Unicode
     format characters (such as bidirectional overrides), line and paragraph separators, lone
     surrogates, and private and unassigned code points are escaped.
     """

@@ -1,4 +1,4 @@
-"""Runs of several processes: setup and synchronisation."""
+"""Runs of several processes: setup and synchronization."""
 
 import glob
 import itertools

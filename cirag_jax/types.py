@@ -1,4 +1,4 @@
-"""The data types that all parts share: small frozen dataclasses without behaviour.
+"""The data types that all parts share: small frozen dataclasses without behavior.
 
 An optional field is ``None`` if the dataset does not provide it. An empty tuple means that the
 dataset lists no items.

@@ -47,7 +47,7 @@ def base() -> Any:
         "passage",
         "triple",
     )  # Kinds of pairs: question and passage, constraint and triple.
-    # Normalisation of triples: ascii | unicode, as in configs/methods.
+    # Normalization of triples: ascii | unicode, as in configs/methods.
     config.normalization = "ascii"
     # Held-out training questions, which choose the checkpoint: the last of a seeded permutation.
     config.dev = ConfigDict()

@@ -51,7 +51,7 @@ def get_config() -> Any:
     config.base = ConfigDict()
     config.base.run = True  # Also evaluate the model without the checkpoint.
 
-    config.normalization = "ascii"  # Normalisation of compared texts: ascii | unicode.
+    config.normalization = "ascii"  # Normalization of compared texts: ascii | unicode.
     config.bootstrap_samples = 10_000  # Bootstrap resamples for confidence intervals.
     config.in_flight = 256  # Passages processed concurrently.
     common.resumable(config)

@@ -153,7 +153,7 @@ def llama3_8b() -> Any:
 
 
 def copy_paper(config: Any, *more: str) -> None:
-    """Copies the model, LoRA, optimiser and batch of ``paper``, and more fields, to ``config``."""
+    """Copies the model, LoRA, optimizer and batch of ``paper``, and more fields, to ``config``."""
     values = paper()
     for name in ("model", "lora", "optimizer", "packing", "batch_size", "rows_per_device", *more):
         config[name] = values[name]

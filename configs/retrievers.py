@@ -32,11 +32,11 @@ def ranker() -> Any:
     # bi_encoder: a model like config.encoder.model; null is config.encoder itself. aligner,
     # cross_encoder: a training workdir, a folder or a hub id.
     config.model = placeholder(str)
-    # Text of a triple: tuple (of normalised parts, CIRAG) | angle (<head; relation; tail> as
+    # Text of a triple: tuple (of normalized parts, CIRAG) | angle (<head; relation; tail> as
     # extracted, KiRAG) | plain (head — relation — tail, C2RAG). null is the form that the model was
     # trained on, or tuple for a model that was not trained on triples.
     config.triple_text = placeholder(str)
-    config.normalization = "ascii"  # Normalisation of a tuple's parts: ascii | unicode.
+    config.normalization = "ascii"  # Normalization of a tuple's parts: ascii | unicode.
     # bi_encoder, aligner: most tokens of a query; null is that of config.encoder.
     config.query_max_length = placeholder(int)
     # bi_encoder, aligner: most tokens of a text; null is that of config.encoder.
@@ -59,7 +59,7 @@ def retriever() -> Any:
     config.stop = placeholder(float)
     config.ivf_lists = 0  # Number of lists; 0 is 4 sqrt(rows).
     config.ivf_probes = 32  # Lists visited per search.
-    config.hnsw_links = 32  # Neighbours per node.
+    config.hnsw_links = 32  # Neighbors per node.
     config.hnsw_ef_construction = 200  # Candidates per insertion.
     config.hnsw_ef_search = 128  # Candidates per search.
     return config

@@ -27,7 +27,7 @@ os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_cpu_collective_call_terminate_timeout_seconds=600"
 ).strip()
 
-# Most of XLA's optimisations take more time than they save in tests.
+# Most of XLA's optimizations take more time than they save in tests.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # Test workers and commands share compiled programs. The process that creates the folder removes it.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
@@ -114,8 +114,8 @@ def shared_data() -> pathlib.Path:
 
 
 @pytest.fixture(scope="module")
-def optimised():
-    """Enables XLA's optimisations, for models that run longer than they compile."""
+def optimized():
+    """Enables XLA's optimizations, for models that run longer than they compile."""
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", True)

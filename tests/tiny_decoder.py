@@ -143,7 +143,7 @@ def folder(
     return path
 
 
-def write_gguf(file, raw, tensors, quantise=None, extra=None, rope_factors=None) -> None:
+def write_gguf(file, raw, tensors, quantize=None, extra=None, rope_factors=None) -> None:
     """Writes a GGUF file like llama.cpp's converter: names, permuted rows, Gemma's norms."""
     import gguf
 
@@ -179,9 +179,9 @@ def write_gguf(file, raw, tensors, quantise=None, extra=None, rope_factors=None)
                 values = split.swapaxes(1, 2).reshape(values.shape)
         if arch == "gemma2" and "norm" in name:
             values = values + np.float32(1)
-        if quantise is not None and values.ndim == 2:
-            packed = gguf.quants.quantize(values, quantise)
-            writer.add_tensor(stored, packed, raw_dtype=quantise)
+        if quantize is not None and values.ndim == 2:
+            packed = gguf.quants.quantize(values, quantize)
+            writer.add_tensor(stored, packed, raw_dtype=quantize)
         else:
             writer.add_tensor(stored, np.ascontiguousarray(values))
     if rope_factors is not None:

@@ -68,7 +68,7 @@ def plan(config: Config) -> dict[str, Any]:
     step = rehearse(config)
     rehearsal, mesh = step.rehearsal, step.rehearsal.mesh
     activations = max(rehearsal.peak - sum(step.parts.values()), 0)
-    *_, update = rehearsal.programs.values()  # the optimiser's program is the last
+    *_, update = rehearsal.programs.values()  # the optimizer's program is the last
     traffic = update.arguments + update.results
     assert rehearsal.peak_program is not None
     result = {

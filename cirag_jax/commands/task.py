@@ -18,7 +18,7 @@ from cirag_jax.methods.registry import block_name, find_method, method_block
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.requests import Needs, Program
 from cirag_jax.runtime.scheduler import Job
-from cirag_jax.triples.normalization import normalise
+from cirag_jax.triples.normalization import normalize
 from cirag_jax.types import Config, Dataset, Prediction, Question
 
 _CONFIGS = config_files.CONFIGS / "methods"
@@ -79,14 +79,14 @@ def needs_encoder(config: Config, needs: Needs) -> bool:
 def demonstrations(task: Task) -> tuple[Question, ...]:
     """Returns the training questions that may be shown: not held out, and not to be answered."""
     ids = {question.id for question in task.questions}
-    texts = {normalise(question.question, "unicode") for question in task.questions}
+    texts = {normalize(question.question, "unicode") for question in task.questions}
     return tuple(
         question
         for question in task.dataset.questions
         if question.split == "train"
         and question.fold in (None, "train")
         and question.id not in ids
-        and normalise(question.question, "unicode") not in texts
+        and normalize(question.question, "unicode") not in texts
     )
 
 

@@ -26,7 +26,7 @@ class Article:
 
     Attributes:
       title: title of its first passage.
-      sentences: sentences of its passages; those that neighbours share occur once.
+      sentences: sentences of its passages; those that neighbors share occur once.
       places: passage id -> indices of the passage's sentences.
     """
 

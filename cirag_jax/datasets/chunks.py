@@ -1,7 +1,7 @@
 """Overlapping chunks of whole sentences (GRADE, section 4.1 and A.8).
 
 The paper gives lengths in tokens, which are words in its code. Sentences are never cut, so that
-every gold sentence is whole in some chunk; neighbours share the sentences that fit in the overlap.
+every gold sentence is whole in some chunk; neighbors share the sentences that fit in the overlap.
 """
 
 import dataclasses

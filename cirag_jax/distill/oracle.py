@@ -16,7 +16,7 @@ from cirag_jax.datasets.annotations import Hop, fill, hops_of, names, words
 from cirag_jax.datasets.sentences import sentences_of
 from cirag_jax.distill.supports import Support, near_misses, reachable, stems, supports_of
 from cirag_jax.methods.cirag import compact, prompts
-from cirag_jax.triples.normalization import Normalization, normalise
+from cirag_jax.triples.normalization import Normalization, normalize
 from cirag_jax.types import Dataset, Passage, Question, Step, Triple, Unit
 
 # There is one wording each, because students cannot learn random choices.
@@ -39,7 +39,7 @@ class Gold:
       hops: the facts that it needs; empty without annotations.
       statements: key of a triple (`fact_key`) -> its statements in the gold passages.
       passages: gold passages by id.
-      normalization: normalisation that makes triples equal.
+      normalization: normalization that makes triples equal.
     """
 
     question: Question
@@ -385,4 +385,4 @@ class _UnsupportedAnswers:
 
 
 def _padded(text: str) -> str:
-    return f" {normalise(text, 'unicode')} "
+    return f" {normalize(text, 'unicode')} "

@@ -1,6 +1,6 @@
 """Exact match, F1 and accuracy of short answers, like the scorers of the benchmarks.
 
-All scorers normalise texts like SQuAD (Rajpurkar et al. 2016): lower case, no ASCII punctuation,
+All scorers normalize texts like SQuAD (Rajpurkar et al. 2016): lower case, no ASCII punctuation,
 no words a, an and the, single spaces. A `Profile` lists their differences.
 """
 
@@ -57,15 +57,15 @@ def check_profile(name: str) -> None:
         raise UserError(f"config.profile={name!r} is an unknown profile; choose one of {profiles}.")
 
 
-def normalise_answer(text: str, profile: str = DEFAULT) -> str:
-    """Normalises a text for the comparison of answers."""
+def normalize_answer(text: str, profile: str = DEFAULT) -> str:
+    """Normalizes a text for the comparison of answers."""
     if _profile(profile).decompose:
         text = unicodedata.normalize("NFD", text)
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
 def exact_match(prediction: str, golds: Sequence[str], profile: str = DEFAULT) -> float:
-    """Returns 1 if the normalised prediction equals a normalised gold answer, else 0."""
+    """Returns 1 if the normalized prediction equals a normalized gold answer, else 0."""
     return _best(lambda p, gold: float(p == gold), prediction, golds, profile)
 
 
@@ -90,9 +90,9 @@ def f1(prediction: str, golds: Sequence[str], profile: str = DEFAULT) -> float:
 
 
 def accuracy(prediction: str, golds: Sequence[str], profile: str = DEFAULT) -> float:
-    """Returns 1 if a normalised gold answer is a substring of the normalised prediction, else 0.
+    """Returns 1 if a normalized gold answer is a substring of the normalized prediction, else 0.
 
-    This is CIRAG's and DualRAG's Acc and FlashRAG's ``acc``. A gold answer that normalisation makes
+    This is CIRAG's and DualRAG's Acc and FlashRAG's ``acc``. A gold answer that normalization makes
     empty ("The") would match every text; here it matches only empty ones.
     """
     return _best(lambda p, gold: float(gold in p if gold else not p), prediction, golds, profile)
@@ -103,8 +103,8 @@ def _best(
 ) -> float:
     if isinstance(golds, str) or not golds:
         raise ValueError("an answer is scored against a list of at least one gold answer")
-    predicted = normalise_answer(prediction, profile)
-    return max(score(predicted, normalise_answer(gold, profile)) for gold in golds)
+    predicted = normalize_answer(prediction, profile)
+    return max(score(predicted, normalize_answer(gold, profile)) for gold in golds)
 
 
 def _profile(name: str) -> Profile:

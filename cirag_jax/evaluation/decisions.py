@@ -189,7 +189,7 @@ def score(
     Args:
       trajectories: the teacher's trajectories.
       decisions: decisions of each step of each trajectory.
-      normalization: normalisation by which triples are equal.
+      normalization: normalization by which triples are equal.
       gold: annotated core facts of each step, or None.
       similarity: similarity of two queries, for ``query_cosine``.
       search: retrieval, for ``query_recall``.

@@ -7,7 +7,7 @@ a gold sentence counts, and a gold passage counts as retrieved if all its gold s
 Triples are compared by their `endpoints`, without the relation: extracted relations are worded
 freely ("was directed by") and may point the other way, annotated ones come from a fixed list
 ("director"). So a triple counts if it joins the right two entities, and two gold facts about the
-same entities count as one. Spelling must agree after normalisation ("12 May 1920" is not "May 12,
+same entities count as one. Spelling must agree after normalization ("12 May 1920" is not "May 12,
 1920"), so recall of triples is a lower bound.
 """
 
@@ -89,7 +89,7 @@ def passage_substitutes(question: Question) -> Substitutes:
 
 
 def endpoints(head: str, tail: str) -> tuple[str, ...]:
-    """Returns head and tail of a triple, normalised and in alphabetical order."""
+    """Returns head and tail of a triple, normalized and in alphabetical order."""
     head, _, tail = triple_key(Triple(head, "", tail), "unicode")
     return tuple(sorted((head, tail)))
 

@@ -121,7 +121,7 @@ def rouge_scores(answered: Sequence[AnsweredQuestion], scoring: Scoring) -> dict
     only reads letters a to z and digits: answers in other scripts have 0. DualRAG reports ROUGE-2
     and ROUGE-L (Table 6) without naming its implementation. A failed question has an empty answer.
     """
-    del scoring  # rouge-score has its own normalisation.
+    del scoring  # rouge-score has its own normalization.
     from rouge_score.rouge_scorer import RougeScorer  # Importing NLTK takes a second.
 
     scorer = RougeScorer(list(ROUGE_TITLES))

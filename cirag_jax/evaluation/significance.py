@@ -169,7 +169,7 @@ def permutation_test(
 ) -> np.ndarray:
     """Returns the two-sided p of each pair's difference, float64; NaN without a difference.
 
-    Approximate randomisation (Noreen, 1989): each group's two scores are swapped with probability
+    Approximate randomization (Noreen, 1989): each group's two scores are swapped with probability
     1/2, on the same groups for all pairs. p is the share of permutations with at least the observed
     difference. The observed arrangement counts as one of them (Phipson and Smyth, 2010), so p is at
     least 1 / (samples + 1).

@@ -1,7 +1,7 @@
 """Exact and soft scores of extracted triples and entities against references.
 
 The papers define no soft score, so this is ours. The similarity of two triples is the token F1
-(SQuAD's, over multisets) of their normalised texts: head, relation and tail. (KiRAG accepts a
+(SQuAD's, over multisets) of their normalized texts: head, relation and tail. (KiRAG accepts a
 generated triple as a candidate if its token F1 is at least 0.6.) Predictions and references are
 matched one to one with the largest sum of similarities (Kuhn, 1955), and this sum replaces the
 number of matches in precision, recall and F1.
@@ -14,7 +14,7 @@ import numpy as np
 from scipy import optimize
 
 from cirag_jax.evaluation.overlap import Overlap
-from cirag_jax.triples.normalization import Normalization, normalise, triple_key
+from cirag_jax.triples.normalization import Normalization, normalize, triple_key
 from cirag_jax.types import Triple
 
 Key = tuple[str, str, str]
@@ -23,7 +23,7 @@ Key = tuple[str, str, str]
 def exact_overlap(
     predicted: Iterable[Triple], reference: Iterable[Triple], normalization: Normalization = "ascii"
 ) -> Overlap:
-    """Counts triples that are equal after normalisation, without repetitions."""
+    """Counts triples that are equal after normalization, without repetitions."""
     return Overlap.of(set(_keys(predicted, normalization)), set(_keys(reference, normalization)))
 
 
@@ -55,7 +55,7 @@ def similarities(predicted: Sequence[str], reference: Sequence[str]) -> np.ndarr
 def entity_overlap(
     predicted: Iterable[str], reference: Iterable[str], normalization: Normalization = "ascii"
 ) -> Overlap:
-    """Counts names that are equal after normalisation, without repetitions."""
+    """Counts names that are equal after normalization, without repetitions."""
     return Overlap.of(_names(predicted, normalization), _names(reference, normalization))
 
 
@@ -64,8 +64,8 @@ def _keys(triples: Iterable[Triple], normalization: Normalization) -> list[Key]:
 
 
 def _names(names: Iterable[str], normalization: Normalization) -> set[str]:
-    normalised = (
-        normalise(name, normalization) or normalise(name, "unicode") or name.strip()
+    normalized = (
+        normalize(name, normalization) or normalize(name, "unicode") or name.strip()
         for name in names
     )
-    return {name for name in normalised if name}
+    return {name for name in normalized if name}

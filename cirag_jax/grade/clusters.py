@@ -112,7 +112,7 @@ def reduce(vector_ND: np.ndarray, settings: ClusterSettings, neighbours: int) ->
         pca = decomposition.PCA(dim, svd_solver="covariance_eigh")
         return pca.fit_transform(vector_ND.astype(np.float64))
     rows = _sample(count, settings)
-    dim = min(settings.dim, len(rows) - 2)  # UMAP's initialisation needs dim + 2 rows
+    dim = min(settings.dim, len(rows) - 2)  # UMAP's initialization needs dim + 2 rows
     umap = extra("umap").UMAP(
         n_neighbors=max(2, min(neighbours, len(rows) - 1)),
         n_components=dim,

@@ -389,7 +389,7 @@ def parse_question(text: str) -> ParsedQuestion:
 
     Problems: ``no_question``, ``no_answer``, ``long_question``, ``long_answer``.
     """
-    parts = _labelled(_answer(text), "question", "answer")
+    parts = _labeled(_answer(text), "question", "answer")
     if parts is None:
         return ParsedQuestion("", "", "no_question")
     question = _line(parts[0]).strip(" |*`")
@@ -419,7 +419,7 @@ def parse_wording(text: str, head: str, tail: str) -> ParsedWording:
     Problems: ``no_phrase``, ``no_question``, ``long_question``, ``no_start`` (the head does not
     occur exactly once in both) and ``names_later`` (the tail occurs in one).
     """
-    parts = _labelled(_answer(text), "phrase", "question")
+    parts = _labeled(_answer(text), "phrase", "question")
     if parts is None:
         return ParsedWording("", "", "no_phrase")
     phrase = _line(parts[0]).strip(" |*`\"'").rstrip(".?")
@@ -444,7 +444,7 @@ def parse_reading(text: str) -> str:
     return next((line for line in lines if re.search(r"\w", line)), "")
 
 
-def _labelled(text: str, first: str, second: str) -> tuple[str, str] | None:
+def _labeled(text: str, first: str, second: str) -> tuple[str, str] | None:
     """Returns the text from "first:" to "second:", and the line after "second:" or "".
 
     Returns None without "first:".
@@ -460,7 +460,7 @@ def _labelled(text: str, first: str, second: str) -> tuple[str, str] | None:
 
 
 def named(name: str) -> re.Pattern[str]:
-    """Matches a name as whole words in any case, as spelt or as prompts show it."""
+    """Matches a name as whole words in any case, as spelled or as prompts show it."""
     forms = "|".join(re.escape(form) for form in dict.fromkeys((name, name_as_shown(name))))
     return re.compile(rf"(?<!\w)(?:{forms})(?!\w)", re.IGNORECASE)
 

@@ -40,7 +40,7 @@ class QuestionSettings:
         each fact, and templates compose these; for small models), or rules (templates over
         relations).
       validation: rules (`Checks`), model (the paper: is the question self-contained), both, or off.
-      one_source: rules: drop a path if another document also relates two neighbours.
+      one_source: rules: drop a path if another document also relates two neighbors.
       context_words: words of an article around each claim to show; 0 is all.
       max_tokens: most new tokens of a question.
     """
@@ -249,7 +249,7 @@ class Checks:
         (Germany in "Berlin, Germany"); ``ambiguous_name``: another entity of the same name has the
         next relation; ``answer_early``: a claim or document before the last hop has the answer;
         ``shortcut``: a document skips a hop; ``told_twice``: with ``one_source``, another document
-        relates two neighbours.
+        relates two neighbors.
         """
         facts = [self._graph.facts[edge.fact] for edge in path]
         documents = [self._claims[fact.claim].document for fact in facts]
@@ -313,7 +313,7 @@ class Checks:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _folded(text: str) -> str:
-    """Returns normalised words without accents between spaces, to find names as whole words."""
+    """Returns normalized words without accents between spaces, to find names as whole words."""
     plain = unicodedata.normalize("NFKD", text)
     plain = "".join(char for char in plain if not unicodedata.combining(char))
     return f" {name_key(plain, 'unicode')} "
@@ -326,7 +326,7 @@ def _content_words(name: str) -> set[str]:
 
 
 def _initials(name: str) -> str:
-    """Returns the initials of a name of several capitalised words, or ""."""
+    """Returns the initials of a name of several capitalized words, or ""."""
     words = [word for word in re.findall(r"\w+", name) if word[0].isupper()]
     return "".join(word[0] for word in words) if len(words) > 1 else ""
 

@@ -97,7 +97,7 @@ def _attend(scoring, q_BKGTH, k_BKTH, v_BKTH, visible, window):
 
 
 def _forward(scoring, q_BKGTH, k_BKTH, v_BKTH, visible, window):
-    """Running softmax over the visible blocks; the residuals include the log of the normaliser."""
+    """Running softmax over the visible blocks; the residuals include the log of the normalizer."""
     k_BKHT = k_BKTH.swapaxes(2, 3)
 
     def block(p, state):
@@ -117,8 +117,8 @@ def _forward(scoring, q_BKGTH, k_BKTH, v_BKTH, visible, window):
     maximum, total, mixed = jax.lax.fori_loop(jnp.int32(0), visible.count, block, state)
     total = jnp.where(total == 0, 1.0, total)  # padding that no block was computed for
     mixed = checkpoint_name((mixed / total[..., None]).astype(v_BKTH.dtype), SAVED)
-    normaliser = checkpoint_name(maximum + jnp.log(total), SAVED)
-    return mixed, (q_BKGTH, k_BKTH, v_BKTH, visible, window, mixed, normaliser)
+    normalizer = checkpoint_name(maximum + jnp.log(total), SAVED)
+    return mixed, (q_BKGTH, k_BKTH, v_BKTH, visible, window, mixed, normalizer)
 
 
 def _backward(scoring, residuals, dmixed_BKGTH):
@@ -128,7 +128,7 @@ def _backward(scoring, residuals, dmixed_BKGTH):
     transposed are transposed once for all blocks. No product then transposes an operand as large as
     the scores.
     """
-    q_BKGTH, k_BKTH, v_BKTH, visible, window, mixed_BKGTH, normaliser_BKGT = residuals
+    q_BKGTH, k_BKTH, v_BKTH, visible, window, mixed_BKGTH, normalizer_BKGT = residuals
     inner_BKGT = jnp.sum(dmixed_BKGTH.astype(jnp.float32) * mixed_BKGTH.astype(jnp.float32), -1)
     q_BKHGT, dmixed_BKHGT = (x.transpose(0, 1, 4, 2, 3) for x in (q_BKGTH, dmixed_BKGTH))
     k_BKHT = k_BKTH.swapaxes(2, 3)
@@ -139,7 +139,7 @@ def _backward(scoring, residuals, dmixed_BKGTH):
         products = _multiply("bksh,bkhgt->bksgt", _take(k_BKTH, j, 2), _take(q_BKHGT, i, 4))
         mask_BST = _mask(visible, window, i * BLOCK, j * BLOCK, BLOCK).swapaxes(1, 2)
         scores, capped = _scores(scoring, products, mask_BST[:, None, :, None])
-        weights = jnp.exp(scores - _take(normaliser_BKGT, i, 3)[:, :, None])
+        weights = jnp.exp(scores - _take(normalizer_BKGT, i, 3)[:, :, None])
         ds = _multiply("bksh,bkhgt->bksgt", _take(v_BKTH, j, 2), _take(dmixed_BKHGT, i, 4))
         ds = (ds - _take(inner_BKGT, i, 3)[:, :, None]) * weights * scoring.scale
         if scoring.softcap is not None:

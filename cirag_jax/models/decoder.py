@@ -3,7 +3,7 @@
 Pre-norm decoder-only transformers with rotary positions, grouped-query attention and gated
 feed-forward layers. `decoder_params` declares the parameters. The arithmetic is in pure functions
 of plain pytrees, so that one implementation of a layer is scanned in training, unrolled in
-generation, rematerialised and sharded.
+generation, rematerialized and sharded.
 
 ``params["layers"]`` is either one dictionary of arrays stacked over layers, which `jax.lax.scan`
 runs (a 28-layer model compiles about as fast as one layer), or an unrolled tuple of dictionaries

@@ -2,7 +2,7 @@
 
 The post-layer-norm transformer encoder of Devlin et al. (2019). MPNet (Song et al., 2020) adds a
 relative position bias to the attention scores. Modules only hold parameters. The arithmetic is in
-pure functions of arrays, so that a layer can be scanned, rematerialised or replayed with the same
+pure functions of arrays, so that a layer can be scanned, rematerialized or replayed with the same
 dropout key.
 """
 
@@ -219,7 +219,7 @@ class Encoder(nnx.Module):
             keys = jax.random.split(keys, config.num_layers)
         hidden_BTD = _embed_tokens(config, embeddings, tokens_BT, mask_BT, types_BT, dropout_key)
         bias_NTS = None
-        if config.relative_bias:  # once for all layers, even if they are rematerialised
+        if config.relative_bias:  # once for all layers, even if they are rematerialized
             bias_NTS = _relative_bias(embeddings["relative_embedding"], tokens_BT.shape[1])
 
         def layer(params, hidden_BTD, key):
@@ -252,7 +252,7 @@ def drop_units(x: Any, rate: float, key: jax.Array | None) -> jax.Array:
 def _layer_norm(x_BTD: jax.Array, scale_D: jax.Array, bias_D: jax.Array, eps: float) -> jax.Array:
     """Layer norm in fp32 over the last axis, returned in the dtype of ``x_BTD``.
 
-    The hand-written backward pass stores only the normalised values and one number per row; the one
+    The hand-written backward pass stores only the normalized values and one number per row; the one
     that JAX derives also stores the broadcast scale.
     """
     return _layer_norm_forward(x_BTD, scale_D, bias_D, eps)[0]

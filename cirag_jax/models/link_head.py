@@ -1,6 +1,6 @@
 """A head that scores candidate passages from the features in `retrieval/linked.py`.
 
-It is a linear score, initialised to the score of the aligner, plus one hidden layer. Its file,
+It is a linear score, initialized to the score of the aligner, plus one hidden layer. Its file,
 ``link_head.safetensors``, is in the training workdir of its aligner, or next to the weights of an
 exported one. The file holds the tensors, the names of the features in order, and how the head was
 trained.
@@ -33,7 +33,7 @@ _MIN_ROWS = 1024  # calls are padded to this or to a larger power of two
 class LinkHeadModule(nnx.Module):
     """Maps features ``[..., F]`` of candidates to scores ``[...]``, float32.
 
-    Features are standardised with ``mean_F`` and ``scale_F``, which are not trained. Before
+    Features are standardized with ``mean_F`` and ``scale_F``, which are not trained. Before
     training, the score is the first feature.
     """
 

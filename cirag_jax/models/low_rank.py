@@ -50,7 +50,7 @@ def dropout(x: jax.Array, rate: float, key: jax.Array) -> jax.Array:
     """Sets each element of ``x`` to zero with probability ``rate`` and divides the rest by ``1 -
     rate``.
 
-    The rate is rounded to a multiple of 2**-16, because one random word decides for two neighbours
+    The rate is rounded to a multiple of 2**-16, because one random word decides for two neighbors
     of the last axis; elements further apart might lie on different devices. On a CPU this takes a
     quarter of the time of `jax.random.bernoulli` (2048 x 1536: 15 ms instead of 63, a seventh of a
     training step).

@@ -119,7 +119,7 @@ def attend_pages(
     Tokens at ``slots_BT`` attend to tokens less than ``window`` before them. Rows are read in
     groups of `_GROUP`, up to the last page of the longest row in the group; group rows of similar
     length to save work. A page that is masked for a row changes nothing in it, bit for bit, so a
-    row does not depend on its neighbours. This is for CPUs: on a GPU, a loop of data-dependent
+    row does not depend on its neighbors. This is for CPUs: on a GPU, a loop of data-dependent
     length costs more than it saves.
     """
     b, t, n, _ = q_BTNH.shape

@@ -1,6 +1,6 @@
 """Weights rounded to the compute dtype once per step, with gradients in fp32.
 
-A step runs each layer many times: in every chunk, and again where it is rematerialised. Rounding
+A step runs each layer many times: in every chunk, and again where it is rematerialized. Rounding
 the weights beforehand saves reading and rounding the fp32 weights each time. All results stay the
 same, bit for bit.
 """

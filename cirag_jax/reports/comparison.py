@@ -229,12 +229,12 @@ def _draw_granularities(result: Mapping[str, Any]) -> Any:
         figsize=(7, 0.6 * len(systems) + 1.4), layout="constrained"
     )
     left = np.zeros(len(systems))
-    for granularity, colour in zip(GRANULARITIES, figures.COLOURS, strict=False):
+    for granularity, color in zip(GRANULARITIES, figures.COLORS, strict=False):
         totals = [max(sum(s["granularities"].values()), 1) for s in systems.values()]
         shares = [s["granularities"][granularity] for s in systems.values()]
         width = 100 * np.array(shares) / np.array(totals)
         axes.barh(
-            [figures.plain(n) for n in systems], width, left=left, label=granularity, color=colour
+            [figures.plain(n) for n in systems], width, left=left, label=granularity, color=color
         )
         left += width
     axes.invert_yaxis()

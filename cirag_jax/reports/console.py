@@ -30,7 +30,7 @@ def render(prediction: Prediction, passages: Mapping[str, Passage]) -> str:
 
 
 def plain(text: str) -> str:
-    """Returns a text on one line, with invisible characters spelt out."""
+    """Returns a text on one line, with invisible characters spelled out."""
     return visible(" ".join(text.split()))
 
 
@@ -69,21 +69,21 @@ def _evidence(prediction: Prediction, passages: Mapping[str, Passage]) -> list[s
 
 def _step(number: int, step: Step, passages: Mapping[str, Passage]) -> list[str]:
     lines = _paragraph(f"Step {number}: ", step.query)
-    lines += [line for query in step.more_queries for line in _labelled("also", [query])]
+    lines += [line for query in step.more_queries for line in _labeled("also", [query])]
     titles = [_title(passage_id, passages) for passage_id in step.passages[:_MOST]]
     more = len(step.passages) - _MOST
     titles += [f"{more} more"] if more > 0 else []
-    lines += _labelled("found", titles)
-    lines += _labelled("thought", [step.thought] if step.thought.strip() else [])
-    lines += _labelled("kept", [_unit(unit, passages) for unit in step.kept])
+    lines += _labeled("found", titles)
+    lines += _labeled("thought", [step.thought] if step.thought.strip() else [])
+    lines += _labeled("kept", [_unit(unit, passages) for unit in step.kept])
     if step.candidates and not step.kept:
-        lines += _labelled("kept", [f"none of {len(step.candidates)} candidates"])
+        lines += _labeled("kept", [f"none of {len(step.candidates)} candidates"])
     for name, note in step.notes.items():
-        lines += _labelled("note", [f"{name}: {json.dumps(note, ensure_ascii=False)}"])
-    return lines + _labelled("next", [step.next_query] if step.next_query else [])
+        lines += _labeled("note", [f"{name}: {json.dumps(note, ensure_ascii=False)}"])
+    return lines + _labeled("next", [step.next_query] if step.next_query else [])
 
 
-def _labelled(label: str, items: Sequence[str]) -> list[str]:
+def _labeled(label: str, items: Sequence[str]) -> list[str]:
     return _paragraph(f"  {label:8}", "; ".join(items)) if items else []
 
 

@@ -228,12 +228,12 @@ def heat_maps(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def draw(matrices: Mapping[str, Mapping[int, Any]], label: str, signed: bool = False) -> Any:
     """Draws a row of heat maps; cells without a value are grey.
 
-    The colour maps suit colour-blind readers: cividis from 0 to 100 %, and PuOr around 0 for
+    The color maps suit color-blind readers: cividis from 0 to 100 %, and PuOr around 0 for
     differences.
 
     Args:
       matrices: title of a panel -> hops -> four cells.
-      label: label of the colour bar.
+      label: label of the color bar.
       signed: the values are differences.
     """
     count = len(matrices)
@@ -281,7 +281,7 @@ def _panel(axes: Any, matrix: Mapping[int, Any], most: float, signed: bool) -> A
 def _write(
     axes: Any, image: Any, row: int, column: int, cell: Mapping[str, Any], signed: bool
 ) -> None:
-    """Writes the value of a cell and its number of questions in a contrasting colour."""
+    """Writes the value of a cell and its number of questions in a contrasting color."""
     if cell["value"] is None:
         axes.text(column, row, "n/a", ha="center", va="center", color="black")
         return

@@ -1,4 +1,4 @@
-"""Colours, markers, legends and files of all figures."""
+"""Colors, markers, legends and files of all figures."""
 
 import io
 import pathlib
@@ -6,8 +6,8 @@ from typing import Any
 
 from cirag_jax.io import replacing, visible
 
-# Palette of Okabe and Ito (2008) for colour-blind readers, without yellow.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+# Palette of Okabe and Ito (2008) for color-blind readers, without yellow.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
@@ -28,8 +28,8 @@ def plain(name: str) -> str:
 
 
 def style(index: int) -> dict[str, str]:
-    """Returns marker and colour of the ``index``-th system."""
-    return {"marker": MARKERS[index % len(MARKERS)], "color": COLOURS[index % len(COLOURS)]}
+    """Returns marker and color of the ``index``-th system."""
+    return {"marker": MARKERS[index % len(MARKERS)], "color": COLORS[index % len(COLORS)]}
 
 
 def legend_on_the_right(axes: Any) -> None:

@@ -4,7 +4,7 @@
 
 const $ = (id) => document.getElementById(id);
 
-// Characters that hide or reorder text, and halves of surrogate pairs, are spelt out.
+// Characters that hide or reorder text, and halves of surrogate pairs, are spelled out.
 const INVISIBLE = /[\p{Cc}\p{Cs}\u061c\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|[\u{e0000}-\u{e007f}]/gu;
 const visible = (value) => String(value ?? "").replace(/\r\n/g, "\n").replace(INVISIBLE,
   (c) => c === "\n" || c === "\t" ? c : "\\u" + c.codePointAt(0).toString(16).padStart(4, "0"));

@@ -88,7 +88,7 @@ def link(to: str, label: str, tab: str = "") -> str:
 
 
 def text(value: str) -> str:
-    """Returns a text as HTML, with invisible characters spelt out."""
+    """Returns a text as HTML, with invisible characters spelled out."""
     return html.escape(visible(value))
 
 

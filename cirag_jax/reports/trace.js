@@ -260,7 +260,7 @@ function filter() {
   $("list").scrollTop = 0;
   if (matching.length === 0) $("list").append(el("li", "none", "No question matches."));
   else more();
-  summarise();
+  summarize();
 }
 
 function more(least = 0) { // draws the next entries, at least `least` in total
@@ -280,7 +280,7 @@ function drawItem(index) {
   return el("li", "", link);
 }
 
-function summarise() {
+function summarize() {
   const scored = matching.map((index) => questions[index])
     .filter((q) => q.em !== null || (q.verdict === "failed" && q.answers.length > 0)); // failed questions have score 0
   const mean = (key) => scored.reduce((sum, q) => sum + (q[key] ?? 0), 0) / scored.length;

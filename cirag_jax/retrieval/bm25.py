@@ -14,7 +14,7 @@ from cirag_jax.retrieval.search import empty_results
 
 
 def packages() -> dict[str, str]:
-    """Returns the versions of the packages that tokenise, stem and score."""
+    """Returns the versions of the packages that tokenize, stem and score."""
     return of_packages("bm25s", "PyStemmer")
 
 

@@ -23,7 +23,7 @@ BUCKETS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 TOKENS_PER_BATCH = {"cpu": 2048}
 DEFAULT_TOKENS_PER_BATCH = 65536
 
-_CHUNK = 4096  # texts tokenised at a time, while earlier batches run
+_CHUNK = 4096  # texts tokenized at a time, while earlier batches run
 _AHEAD = 4  # batches dispatched before the oldest is fetched
 
 Text = TypeVar("Text", bound=Hashable)

@@ -1,7 +1,7 @@
 """Links between passages: a text links to every passage whose title it names.
 
 An encyclopedia calls things by their titles, so one hop often names the passage of the next hop
-word for word. `LinkWalk` ranks passages by these links only: it is HippoRAG's personalised PageRank
+word for word. `LinkWalk` ranks passages by these links only: it is HippoRAG's personalized PageRank
 over titles instead of extracted phrases.
 """
 
@@ -216,7 +216,7 @@ def page_rank(
     restart: float,
     may_NQ: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Computes the personalised PageRank of many walks at once, ``rank_NQ`` float32.
+    """Computes the personalized PageRank of many walks at once, ``rank_NQ`` float32.
 
     A walk restarts if it has no link to follow or would visit a row that is not allowed.
 

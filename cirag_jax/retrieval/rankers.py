@@ -43,10 +43,10 @@ class TripleText:
     """The text form of a ranker's triples, which must be the form that its model was trained on.
 
     Attributes:
-      form: ``tuple`` of the normalised parts (HippoRAG, CIRAG's Figure 12); ``angle``,
+      form: ``tuple`` of the normalized parts (HippoRAG, CIRAG's Figure 12); ``angle``,
         ``<head; relation; tail>`` as extracted (KiRAG), which aligners are trained on; ``plain``,
         the parts joined by dashes, as C2RAG writes a constraint (Lin of its Eq. 6).
-      normalization: normalisation of a tuple's parts.
+      normalization: normalization of a tuple's parts.
     """
 
     form: TripleForm = "tuple"

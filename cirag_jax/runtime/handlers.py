@@ -148,7 +148,7 @@ class AnchorHandler(_FastHandler):
         for call in calls:
             request: requests.Anchor = call.request
             entities = self._index.anchors(request.surface, request.n, request.match)
-            yield requests.Anchored(entities, self._index.neighbours(entities))
+            yield requests.Anchored(entities, self._index.neighbors(entities))
 
 
 class DemonstrateHandler(_FastHandler):

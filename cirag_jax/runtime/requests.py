@@ -23,7 +23,7 @@ TextT = TypeVar("TextT", bound=Text)
 class Retrieve:
     """A request for the ``k`` passages nearest to ``query``; answered by `Retrieved`.
 
-    ``feedback`` moves the query's vector towards passages; BM25 indexes do not support it.
+    ``feedback`` moves the query's vector toward passages; BM25 indexes do not support it.
     """
 
     query: str

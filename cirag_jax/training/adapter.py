@@ -34,7 +34,7 @@ from cirag_jax.types import Config
 def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Trains to the end, or resumes from the last checkpoint, and returns the best dev losses.
 
-    Writes ``checkpoints/`` (adapter and optimiser state), ``metrics.jsonl`` and TensorBoard events
+    Writes ``checkpoints/`` (adapter and optimizer state), ``metrics.jsonl`` and TensorBoard events
     to ``workdir``.
 
     Returns:

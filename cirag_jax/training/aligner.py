@@ -141,7 +141,7 @@ def train_step(
     mesh: jax.sharding.Mesh,
     run: Callable[..., Any] = operator.call,
 ) -> tuple[state_lib.TrainState, dict[str, jax.Array]]:
-    """Takes an optimiser step on a global batch. Call it under ``jax.set_mesh(mesh)``.
+    """Takes an optimizer step on a global batch. Call it under ``jax.set_mesh(mesh)``.
 
     Donates ``state``. ``run`` calls the compiled functions, see `rehearsal`.
 

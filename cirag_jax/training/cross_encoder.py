@@ -158,7 +158,7 @@ def train_step(
     mesh: jax.sharding.Mesh,
     run: Callable[..., Any] = operator.call,
 ) -> tuple[state_lib.TrainState, dict[str, jax.Array]]:
-    """Takes an optimiser step on the mean cross-entropy of a batch's pairs.
+    """Takes an optimizer step on the mean cross-entropy of a batch's pairs.
 
     Donates ``state``. ``run`` calls the compiled functions, see `rehearsal`.
 

@@ -46,7 +46,7 @@ from cirag_jax.types import Config, Dataset, Question
 
 _KS = (2, 5)
 _INVERSE_TEMPERATURE = 20.0  # The aligner's loss has temperature 0.05.
-_DISABLED = 1e9  # A scale that makes a standardised feature negligible.
+_DISABLED = 1e9  # A scale that makes a standardized feature negligible.
 
 
 class Task(NamedTuple):
@@ -338,7 +338,7 @@ def _rankings(searches: Sequence[SearchResult], gold: Sequence[Sequence[int]]) -
 def fit_stop(rankings: Sequence[Ranking]) -> StopRule:
     """Fits a logistic regression that predicts which passages are gold.
 
-    Features are standardised, so that the normal prior of variance 1 suits all of them.
+    Features are standardized, so that the normal prior of variance 1 suits all of them.
     """
     x_NF = np.concatenate([feature_KF for feature_KF, _ in rankings]).astype(np.float64)
     sign_N = np.where(np.concatenate([is_gold_K for _, is_gold_K in rankings]), 1, -1)
@@ -360,7 +360,7 @@ def fit_stop(rankings: Sequence[Ranking]) -> StopRule:
 def fit_head(
     states: Sequence[State], config: Config, seed: int, check_stop: CheckStop = _continue
 ) -> tuple[LinkHeadModule, float]:
-    """Maximises the likelihood of the gold candidates under a softmax over each step's candidates.
+    """Maximizes the likelihood of the gold candidates under a softmax over each step's candidates.
 
     Returns:
       The head and its mean loss in the last epoch.

@@ -1,7 +1,7 @@
 """The LoRA train step of a decoder with a frozen base.
 
 The base is an argument of every compiled function and is never donated. The adapter and its
-optimiser state are donated. Losses and gradients are summed over the tokens of all micro-batches
+optimizer state are donated. Losses and gradients are summed over the tokens of all micro-batches
 and divided once by the number of tokens, so that the step does not depend on the micro-batches.
 """
 
@@ -128,7 +128,7 @@ class TrainStep:
         batches: Sequence[Batch],
         run: Callable[..., Any] = operator.call,
     ) -> tuple[TrainState, Metrics]:
-        """Takes one optimiser step over all micro-batches. Donates ``state``.
+        """Takes one optimizer step over all micro-batches. Donates ``state``.
 
         ``params`` is the base. ``batches`` are micro-batches on the mesh (`place_batch`) of any
         shapes. Without supervised tokens the gradient is zero. ``run`` calls the compiled

@@ -1,4 +1,4 @@
-"""Model-FLOPs utilisation (MFU): the cost of training, and the peak performance of GPUs."""
+"""Model-FLOPs utilization (MFU): the cost of training, and the peak performance of GPUs."""
 
 import math
 from typing import NamedTuple
@@ -65,7 +65,7 @@ def lora_flops(
     N heads of size H: ``(4 P + 6 A) tokens + 4 V D supervised + 6 L N H attended``. The frozen base
     needs one product in its backward pass instead of two. Causal attention needs half of the
     scores. Only supervised tokens need the output layer. Recomputation, padding, norms and the
-    optimiser are not counted.
+    optimizer are not counted.
 
     ``tokens`` are real tokens, and ``attended`` is the sum of the squared lengths of the examples.
     """
@@ -82,7 +82,7 @@ def encoder_flops(config: EncoderConfig, *, tokens: int, attended: int) -> float
     """Returns the floating-point operations of one gradient of a whole encoder.
 
     With P weights in the linear layers, L layers and a width of D: ``6 P tokens + 12 L D
-    attended``. Recomputation, padding, embeddings, norms and the optimiser are not counted.
+    attended``. Recomputation, padding, embeddings, norms and the optimizer are not counted.
     ``attended`` is the sum of the squared lengths of the texts.
     """
     shapes = encoder.layer_parameters(config).items()

@@ -40,7 +40,7 @@ MAY_DIFFER = frozenset(
 
 
 class TrainState(NamedTuple):
-    """The fp32 parameters, optimiser state and step count, and the RNG key."""
+    """The fp32 parameters, optimizer state and step count, and the RNG key."""
 
     params: nnx.State
     opt_state: optax.OptState
@@ -53,7 +53,7 @@ def make_state(
 ) -> TrainState:
     """Returns the state before the first step, on the mesh.
 
-    Optimiser moments are sharded like their parameters. ``params`` are copied; ``seed`` is the
+    Optimizer moments are sharded like their parameters. ``params`` are copied; ``seed`` is the
     seed of dropout.
     """
     init = functools.partial(_init, tx, seed)

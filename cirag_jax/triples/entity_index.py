@@ -27,7 +27,7 @@ class EntityIndex:
 
     Args:
       triples: triples whose heads and tails are entities; those with an empty end are skipped.
-      normalization: normalisation of names, whose words a search compares.
+      normalization: normalization of names, whose words a search compares.
     """
 
     def __init__(self, triples: Iterable[Triple], normalization: Normalization = "unicode"):
@@ -76,7 +76,7 @@ class EntityIndex:
             entities = self._by_ratio(surface.lower(), np.unique(np.concatenate(lists)), n)
         return tuple(self._names[entity] for entity in entities)
 
-    def neighbours(self, entities: Iterable[str]) -> tuple[Triple, ...]:
+    def neighbors(self, entities: Iterable[str]) -> tuple[Triple, ...]:
         """Returns the distinct triples with one of these entities at either end, in order."""
         ids = (self._ids.get(name_key(name, self.normalization)) for name in entities)
         rows = {row for entity in ids if entity is not None for row in self._around[entity]}

@@ -13,14 +13,14 @@ Normalization = Literal["ascii", "unicode"]
 _NOT_ASCII_WORD = re.compile("[^a-z0-9]+")
 
 
-def normalise(text: str, normalization: Normalization = "ascii") -> str:
+def normalize(text: str, normalization: Normalization = "ascii") -> str:
     """Returns the normal form of a name as words separated by single spaces, maybe none.
 
     Args:
         text: A name, as the model or the passage spells it.
         normalization: ``ascii`` is that of CIRAG's case study (Table 9): lower case, with a space
             for everything but ``a-z`` and ``0-9`` ("br k" for "bråk"). ``unicode`` keeps the
-            letters, digits and marks of every script, after compatibility normalisation (NFKC)
+            letters, digits and marks of every script, after compatibility normalization (NFKC)
             and case folding.
     """
     if normalization == "ascii" or text.isascii():
@@ -51,7 +51,7 @@ def name_key(text: str, normalization: Normalization = "ascii") -> str:
     A name with an empty ASCII form (Greek, Chinese) gets its Unicode form, and if that is empty
     too, the name itself, so that different names never share the key "".
     """
-    return normalise(text, normalization) or normalise(text, "unicode") or text.strip()
+    return normalize(text, normalization) or normalize(text, "unicode") or text.strip()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

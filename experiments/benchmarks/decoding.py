@@ -126,7 +126,7 @@ def _share_of_bandwidth(config: Any, rows: int, cached: int, seconds: float) -> 
     read += 4 * rows * cached * config.num_layers * config.num_kv_heads * config.head_dim
     gpu, rate = mfu.gpu_of(jax.devices()[0].device_kind), read / seconds
     share = None if gpu is None else round(rate / gpu.bandwidth, 3)
-    return {"gigabytes_per_second": round(rate / 1e9, 1), "utilisation": share}
+    return {"gigabytes_per_second": round(rate / 1e9, 1), "utilization": share}
 
 
 def prefill_rate(config: Any, params: Any, tokens: int) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def prefill_rate(config: Any, params: Any, tokens: int) -> dict[str, Any]:
         "seconds": round(spent, 5),
         "tokens_per_second": round(tokens / spent, 1),
         "teraflops": round(flops / spent / 1e12, 2),
-        "utilisation": None if peak is None else round(flops / spent / peak, 3),
+        "utilization": None if peak is None else round(flops / spent / peak, 3),
     }
 
 

@@ -148,7 +148,7 @@ def summary(parts: dict[str, Any]) -> Iterator[tuple[str, ...]]:
             if "not measured" in row:
                 yield part, name, "not measured", row["not measured"], ""
                 continue
-            key = "utilisation" if part == "decoding" else "share_of_bandwidth"
+            key = "utilization" if part == "decoding" else "share_of_bandwidth"
             share = row.get("mfu", row.get(key))
             percent = "" if share is None else f"{share:.1%}"
             yield part, name, _figure(row), percent, _goal(part, name)

@@ -94,10 +94,10 @@ def test_build_corpus_question_without_context_is_named(policy):
 
 
 def test_build_corpus_question_without_gold_is_named():
-    unlabelled = dataclasses.replace(QUESTIONS[0], supporting=None)
+    unlabeled = dataclasses.replace(QUESTIONS[0], supporting=None)
     with pytest.raises(UserError, match="'supporting', which question 'q1'"):
-        build_corpus(dataclasses.replace(DATASET, questions=(unlabelled,)), (), "supporting_only")
+        build_corpus(dataclasses.replace(DATASET, questions=(unlabeled,)), (), "supporting_only")
     with pytest.raises(
         UserError, match="'supporting', which question 'q1'.*ircot_full needs no an"
     ):
-        build_corpus(DATASET, (unlabelled,), "supporting_and_sampled")
+        build_corpus(DATASET, (unlabeled,), "supporting_and_sampled")

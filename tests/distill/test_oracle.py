@@ -21,7 +21,7 @@ from cirag_jax.distill.trajectories import UNCLEAR, mark_unclear, statistics
 from cirag_jax.methods.cirag import prompts
 from cirag_jax.runtime.requests import Retrieve, Retrieved
 from cirag_jax.runtime.scheduler import Call, RequestError, RequestKey
-from cirag_jax.triples.normalization import normalise
+from cirag_jax.triples.normalization import normalize
 from cirag_jax.types import (
     Dataset,
     Passage,
@@ -194,7 +194,7 @@ def test_decide_parallel_hops_alternate():
 
 
 def mentions(text: str, name: str) -> bool:
-    return f" {normalise(name, 'unicode')} " in f" {normalise(text, 'unicode')} "
+    return f" {normalize(name, 'unicode')} " in f" {normalize(text, 'unicode')} "
 
 
 @pytest.fixture(scope="module")
@@ -278,7 +278,7 @@ def test_read_conversation_returns_rounds(few_shot):
     assert [r.kept for r in rounds] == [(shown,), ()]
     assert candidates == (Triple("ola brandt", "was born in", "vik"), Triple("vik", "lies in",
                           "sogn"))  # fmt: skip
-    # Thoughts use the words of passages, although the prompt shows normalised names.
+    # Thoughts use the words of passages, although the prompt shows normalized names.
     text = AnnotationTeacher({}).respond(gold(), messages)
     assert "Vik" in text and "Sogn" in text and prompts.NO_QUESTION in text
 

@@ -23,9 +23,9 @@ GOLDS = st.lists(ANSWERS, min_size=1, max_size=4)
 
 
 @every_profile
-def test_normalise_answer_examples(profile):
+def test_normalize_answer_examples(profile):
     def normal(text):
-        return answers.normalise_answer(text, profile)
+        return answers.normalize_answer(text, profile)
 
     assert normal("  The  U.S. Army,\tan  army ") == "us army army"
     # Punctuation is removed before articles, without a space: "a-b" has no article.
@@ -114,9 +114,9 @@ def test_scores_invariants(profile, prediction, golds):
         assert answers.f1(prediction, [*golds, "more"], profile) >= f1
         # F1 is symmetric.
         assert f1 == max(answers.f1(gold, [prediction], profile) for gold in golds)
-        if em and answers.normalise_answer(prediction, profile):
+        if em and answers.normalize_answer(prediction, profile):
             assert f1 == 1
-    # Text that normalisation removes does not change scores.
+    # Text that normalization removes does not change scores.
     noisy = f"The {prediction} !"
     assert answers.exact_match(noisy, golds, profile) == em
     assert answers.f1(noisy, golds, profile) == f1
@@ -124,8 +124,8 @@ def test_scores_invariants(profile, prediction, golds):
 
 @every_profile
 @given(text=ANSWERS)
-def test_normalise_answer_is_idempotent(profile, text):
-    once = answers.normalise_answer(text, profile)
+def test_normalize_answer_is_idempotent(profile, text):
+    once = answers.normalize_answer(text, profile)
     assert set(once).isdisjoint(string.punctuation)
     assert once == " ".join(once.split())
     assert set(once.split()).isdisjoint({"a", "an", "the"})

@@ -210,7 +210,7 @@ def test_score_failures_and_missing_questions_have_zero():
     assert decisions.parse_errors([[failed, mute]]) == {"failed": 1, "no_question": 1}
 
 
-def test_score_normalises_facts_and_skips_missing_gold():
+def test_score_normalizes_facts_and_skips_missing_gold():
     predicted = Triple("A.", "Lies  in", "ALAND", "elsewhere", 3)
     result = [
         [StepDecision("", (predicted,), "x"), StepDecision("", (D,), None)],

@@ -245,7 +245,7 @@ def test_rouge_scores_match_hand_computed_values():
     assert measured([(dataclasses.replace(BARE, answers=()), None)], ["rouge"])["rougeL"][1] == 0
 
 
-def test_endpoints_normalise_both_names():
+def test_endpoints_normalize_both_names():
     assert endpoints("Ilse Varga", "Tarnow Bay") == endpoints("TARNOW bay!", "ilse-varga")
     assert endpoints("Ilse Varga", "Tarnow Bay") != endpoints("Ilse Varga", "Tarnow")
     assert endpoints("Bråk", "X") != endpoints("Br k", "X")  # letters of every script are kept

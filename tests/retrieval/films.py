@@ -17,7 +17,7 @@ _PEOPLE = ("Anna", "Bo", "Carl", "Dora", "Erik", "Fia", "Gun", "Hans", "Ida", "J
 
 
 class Words:
-    """An encoder whose vectors are normalised sums of one random vector per word."""
+    """An encoder whose vectors are normalized sums of one random vector per word."""
 
     dim = 64
 

@@ -1,4 +1,4 @@
-"""Bucketed encoding: order, duplicates, independence of neighbours, one compilation per bucket."""
+"""Bucketed encoding: order, duplicates, independence of neighbors, one compilation per bucket."""
 
 import dataclasses
 

@@ -72,7 +72,7 @@ def test_train_step_golden_values(model_and_data):
     """Checks loss and norms of the second step on the tiny model.
 
     These numbers change only with the loss, the batch (sampling, negatives, seeds) or the
-    optimiser. If you changed one of those on purpose, paste the new values. Otherwise it is a bug.
+    optimizer. If you changed one of those on purpose, paste the new values. Otherwise it is a bug.
     """
     config = _config(model_and_data)
     mesh = sharding.make_mesh(devices=jax.devices()[:1])

@@ -76,7 +76,7 @@ by_signal, second = sys.argv[4] == "signal", jax.process_index() == 1
 start = time.monotonic() - (120 if second else 0)
 with PreemptionGuard(start, 0 if by_signal else 1) as guard:
     for step in range(1, 2000):
-        multihost_utils.process_allgather(jax.numpy.ones(1))  # Synchronises like a train step.
+        multihost_utils.process_allgather(jax.numpy.ones(1))  # Synchronizes like a train step.
         if step == 3 and second and by_signal:
             os.kill(os.getpid(), signal.SIGTERM)
         if guard.should_stop(step):

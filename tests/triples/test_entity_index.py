@@ -24,9 +24,9 @@ def test_entities_equal_normal_forms_are_merged():
     index = EntityIndex(TRIPLES)
     assert len(index) == 6 and len(index.triples) == 4
     assert index.statistics() == {"entities": 6, "relations": 3, "triples": 3}
-    assert index.neighbours(["TOWER of London"]) == (TRIPLES[0], TRIPLES[2])
-    assert index.neighbours(["England", "London", "Ada Moen"]) == (TRIPLES[1], TRIPLES[3])
-    assert index.neighbours(["Paris"]) == ()
+    assert index.neighbors(["TOWER of London"]) == (TRIPLES[0], TRIPLES[2])
+    assert index.neighbors(["England", "London", "Ada Moen"]) == (TRIPLES[1], TRIPLES[3])
+    assert index.neighbors(["Paris"]) == ()
 
 
 def test_anchors_by_coverage_prefer_shorter_names():

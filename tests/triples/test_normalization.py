@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cirag_jax.triples.normalization import merge_sources, normalise, triple_key
+from cirag_jax.triples.normalization import merge_sources, normalize, triple_key
 from cirag_jax.types import Triple
 
 
@@ -21,30 +21,30 @@ from cirag_jax.types import Triple
         ("«?»", "", ""),
     ],
 )
-def test_normalise_both_forms(text, ascii, unicode):
-    assert normalise(text, "ascii") == ascii
-    assert normalise(text, "unicode") == unicode
+def test_normalize_both_forms(text, ascii, unicode):
+    assert normalize(text, "ascii") == ascii
+    assert normalize(text, "unicode") == unicode
 
 
 @given(st.text())
-def test_normalise_is_idempotent(text):
+def test_normalize_is_idempotent(text):
     for normalization in ("ascii", "unicode"):
-        once = normalise(text, normalization)
-        assert normalise(once, normalization) == once
+        once = normalize(text, normalization)
+        assert normalize(once, normalization) == once
         assert once == " ".join(once.split())
-    assert set(normalise(text)) <= set("abcdefghijklmnopqrstuvwxyz0123456789 ")
+    assert set(normalize(text)) <= set("abcdefghijklmnopqrstuvwxyz0123456789 ")
 
 
 @given(st.text(st.characters(categories=["L", "N"]), min_size=1))
-def test_normalise_unicode_ignores_case_and_compatibility_forms(text):
-    normalization = normalise(text, "unicode")
-    assert normalization == normalise(unicodedata.normalize("NFD", text), "unicode")
-    assert normalization == normalise(unicodedata.normalize("NFKC", text).casefold(), "unicode")
+def test_normalize_unicode_ignores_case_and_compatibility_forms(text):
+    normalization = normalize(text, "unicode")
+    assert normalization == normalize(unicodedata.normalize("NFD", text), "unicode")
+    assert normalization == normalize(unicodedata.normalize("NFKC", text).casefold(), "unicode")
 
 
 @given(st.text(st.characters(max_codepoint=127)))
-def test_normalise_forms_agree_on_ascii(text):
-    assert normalise(text, "ascii") == normalise(text, "unicode")
+def test_normalize_forms_agree_on_ascii(text):
+    assert normalize(text, "ascii") == normalize(text, "unicode")
 
 
 def test_triple_key_of_other_scripts_is_distinct():

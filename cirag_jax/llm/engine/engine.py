@@ -372,7 +372,7 @@ class Engine:
     def _decode_chunk(self, variant: _Variant, rows: list[Row]) -> int:
         """Decodes a chunk of every row, and returns the number of new tokens."""
         store, size = self._store, self._max_rows(variant)
-        # `paged_cache.attend_pages` is faster if neighbouring rows have similar lengths.
+        # `paged_cache.attend_pages` is faster if neighboring rows have similar lengths.
         rows = sorted(rows, key=lambda row: len(row.prompt) + len(row.tokens))
         slots = [None] * (size - len(rows)) + rows
         masks = None

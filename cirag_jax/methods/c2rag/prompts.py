@@ -21,7 +21,7 @@ from cirag_jax.triples.normalization import name_key
 # A word of a name, and the small words between two of them. A possessive ends a name.
 _WORD = r"(?:[A-Z0-9][\w.&/-]*(?:'(?!s\b)\w+)?)"
 _NAME = re.compile(rf"\b{_WORD}(?:,? (?:(?:of|the|and|for|de|la|van|von) ){{0,2}}{_WORD})*")
-# First words of questions, which are not names although they are capitalised.
+# First words of questions, which are not names although they are capitalized.
 _FIRST_WORDS = frozenset(
     {
         "who", "whom", "whose", "what", "which", "where", "when", "why", "how", "in", "on", "at",
@@ -192,7 +192,7 @@ def plan_schema(question: str, *, num_variants: int, max_constraints: int) -> Ma
 
 
 def names_in(question: str) -> tuple[str, ...]:
-    """Returns likely names: runs of capitalised words and numbers, with small words between them.
+    """Returns likely names: runs of capitalized words and numbers, with small words between them.
 
     The first word of the question counts unless questions usually begin with it.
     """

@@ -78,7 +78,7 @@ def _match_anchors(
         near = {s: (r.entities, r.triples) for s, r in zip(surfaces, responses, strict=True)}
     else:
         anchors = {s: graph.anchors(s, config.num_anchors, config.anchor_match) for s in surfaces}
-        near = {s: (names, graph.neighbours(names)) for s, names in anchors.items()}
+        near = {s: (names, graph.neighbors(names)) for s, names in anchors.items()}
     anchored = []
     for lookup in lookups:
         if graph is not None and _is_coarse(state, lookup):

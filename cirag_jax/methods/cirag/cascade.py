@@ -20,7 +20,7 @@ from cirag_jax.methods.common.evidence import (
 )
 from cirag_jax.methods.common.reading import ask_reader
 from cirag_jax.runtime.requests import Program
-from cirag_jax.triples.normalization import Normalization, normalise
+from cirag_jax.triples.normalization import Normalization, normalize
 from cirag_jax.types import Attempt, Granularity, Passage, Prediction, Step, Triple
 
 
@@ -111,10 +111,10 @@ def contains_answer(pool: Sequence[str], answer: str) -> bool:
     Words are compared in the forms ascii and unicode, because triples may be shown in ascii.
     """
     for form in ("ascii", "unicode"):
-        words = normalise(answer, form)
+        words = normalize(answer, form)
         if words in ("yes", "no"):
             return True
-        if words and f" {words} " in f" {normalise(' '.join(pool), form)} ":
+        if words and f" {words} " in f" {normalize(' '.join(pool), form)} ":
             return True
     return False
 

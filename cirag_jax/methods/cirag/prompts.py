@@ -15,7 +15,7 @@ from cirag_jax.methods.cirag.decisions import Decision, Section
 from cirag_jax.methods.common.prompt_parts import conversation_hash, one_line
 from cirag_jax.methods.common.reading_prompts import EXAMPLE_QUERY
 from cirag_jax.methods.common.tolerant_json import find_json
-from cirag_jax.triples.normalization import Normalization, normalise, triple_key
+from cirag_jax.triples.normalization import Normalization, normalize, triple_key
 from cirag_jax.types import Sentence, Step, Triple
 
 PromptFormat = Literal["multi_turn", "paper", "compact"]
@@ -232,7 +232,7 @@ def parse_decision(
 ) -> Decision:
     """Parses an integration response; never fails.
 
-    Facts are mapped to candidates. A fact that equals no candidate after normalisation is mapped to
+    Facts are mapped to candidates. A fact that equals no candidate after normalization is mapped to
     the most similar one by difflib's ratio, or dropped if the ratio is below ``cutoff``; HippoRAG
     has the same rule without a cutoff. In ``compact``, candidates are kept by number.
 
@@ -300,7 +300,7 @@ def parse_question(text: str) -> str | None:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines or _END_MARK.search(text):
         return None
-    bare = normalise(lines[0], "unicode")
+    bare = normalize(lines[0], "unicode")
     return None if bare in ("", "no question", "none") else one_line(lines[0])
 
 

@@ -39,7 +39,7 @@ from cirag_jax.runtime.requests import (
     Retrieve,
     Retrieved,
 )
-from cirag_jax.triples.normalization import normalise
+from cirag_jax.triples.normalization import normalize
 from cirag_jax.types import Attempt, Granularity, Passage, Prediction, Question, Step
 
 Queries = Mapping[str, tuple[str, ...]]  # e -> Q(e)
@@ -56,7 +56,7 @@ class State:
       outline: K, the fragments of each entity, oldest first.
       documents: documents kept for any entity, best first, by id.
       retrieved: ids of all retrieved documents.
-      summarised: pairs (entity, document id) that the summarizer has read.
+      summarized: pairs (entity, document id) that the summarizer has read.
       searched: pairs (entity, query) that were retrieved for.
       parse_errors: number of malformed outputs of each kind.
     """
@@ -67,7 +67,7 @@ class State:
         self.outline: dict[str, list[str]] = {}
         self.documents: dict[str, Passage] = {}
         self.retrieved: dict[str, None] = {}
-        self.summarised: set[tuple[str, str]] = set()
+        self.summarized: set[tuple[str, str]] = set()
         self.searched: set[tuple[str, str]] = set()
         self.parse_errors: collections.Counter[str] = collections.Counter()
 
@@ -90,8 +90,8 @@ class State:
 
     def link(self, name: str) -> str:
         """Returns ``name`` as the outline spells it, if it is an entity of the outline."""
-        known = {normalise(entity, "unicode"): entity for entity in self.outline}
-        return known.get(normalise(name, "unicode"), name)
+        known = {normalize(entity, "unicode"): entity for entity in self.outline}
+        return known.get(normalize(name, "unicode"), name)
 
 
 def dualrag(question: Question, config: DualragConfig) -> Program[Prediction]:
@@ -195,11 +195,11 @@ def _ask_for_entities(state: State, config: DualragConfig) -> Program[Queries]:
     names = state.names()
     allowed: tuple[str, ...] = ()
     if config.entities == "named":
-        searched = [normalise(entity, "unicode") for entity, _ in state.searched]
+        searched = [normalize(entity, "unicode") for entity, _ in state.searched]
         names = allowed = tuple(
             name
             for name in prompts.names_in(state.texts_with_names())
-            if not any(normalise(name, "unicode") in entity for entity in searched)
+            if not any(normalize(name, "unicode") in entity for entity in searched)
         )
         if not allowed:
             return {}
@@ -230,10 +230,10 @@ def _link(
 ) -> dict[str, tuple[str, ...]]:
     """The identified entities, linked to synonymous ones of the outline (section 3.1.1)."""
     linked: dict[str, tuple[str, ...]] = {}
-    known_text = normalise(state.texts_with_names(), "unicode")
+    known_text = normalize(state.texts_with_names(), "unicode")
     for name, queries in identified:
         entity = prompts.ELSE if name.lower() == prompts.ELSE else state.link(name)
-        if entity != prompts.ELSE and normalise(entity, "unicode") not in known_text:
+        if entity != prompts.ELSE and normalize(entity, "unicode") not in known_text:
             state.parse_errors["entity_never_named"] += 1
         name_query = (entity,) if config.entities == "named" else ()
         linked[entity] = tuple(dict.fromkeys((*linked.get(entity, ()), *name_query, *queries)))
@@ -288,15 +288,15 @@ def aggregate(
     if not config.use_entities:
         documents = _by_title(documents)
     new = {
-        entity: tuple(p for p in passages if (entity, p.id) not in state.summarised)
+        entity: tuple(p for p in passages if (entity, p.id) not in state.summarized)
         for entity, passages in documents.items()
     }
     new = {entity: passages for entity, passages in new.items() if passages}
     if not new:
         return {}
-    state.summarised.update((entity, p.id) for entity, passages in new.items() for p in passages)
+    state.summarized.update((entity, p.id) for entity, passages in new.items() for p in passages)
     if config.summarizer == "model":
-        fragments = yield from _summarise(state, queries, new)
+        fragments = yield from _summarize(state, queries, new)
     else:
         fragments = yield from _best_sentences(state, new, config)
     fragments = {entity: fragment for entity, fragment in fragments.items() if fragment}
@@ -314,7 +314,7 @@ def _by_title(documents: Documents) -> Documents:
     return by_title
 
 
-def _summarise(state: State, queries: Queries, new: Documents) -> Program[Fragments]:
+def _summarize(state: State, queries: Queries, new: Documents) -> Program[Fragments]:
     """k_e = M_KS(x, R^t, e, Q^t(e), D_e) (Eq. 9)."""
     last_thought = state.thoughts[-1:]  # The query about titles (w/o EI).
     responses: Sequence[Generated] = yield [

@@ -67,7 +67,7 @@ _IDENTIFY = (
     f'where no entity can be named, call it "{ELSE}". Answer with one JSON object and nothing '
     'else: {"entities": [{"entity": "...", "keywords": ["...", "..."]}]}'
 )
-_SUMMARISE = (
+_SUMMARIZE = (
     "You work on a question whose answer has to be put together from several facts. Documents were "
     "retrieved about one entity. Write down, in a few sentences, what they say about it that helps "
     "with the question, be it only a step on the way. Keep the wording and all names of the "
@@ -156,7 +156,7 @@ def summary_messages(
     searched = "; ".join(map(one_line, queries))
     ending = f"{_reasoning(thoughts)}{entity_line}\nSearched: {searched}"
     return (
-        Message("system", _SUMMARISE),
+        Message("system", _SUMMARIZE),
         Message(
             "user",
             "Documents:\n",
@@ -314,7 +314,7 @@ _OPENERS = frozenset(
 
 
 def names_in(text: str) -> tuple[str, ...]:
-    """Returns runs of capitalised words, the names that entities=named allows."""
+    """Returns runs of capitalized words, the names that entities=named allows."""
     names: dict[str, None] = {}
     run: list[str] = []
 

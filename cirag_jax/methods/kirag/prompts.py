@@ -16,7 +16,7 @@ from cirag_jax.datasets.sentences import split_sentences
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common.prompt_parts import one_line
 from cirag_jax.methods.common.reading_prompts import EXAMPLE_QUERY
-from cirag_jax.triples.normalization import normalise
+from cirag_jax.triples.normalization import normalize
 from cirag_jax.types import Passage, Question, Triple
 
 FINAL = "So the answer is"
@@ -193,7 +193,7 @@ def parse_completion(
 ) -> Completion:
     """Parses the constructor's completion of a chain; never fails.
 
-    A unit that equals no candidate after normalisation is replaced by the most similar one, if
+    A unit that equals no candidate after normalization is replaced by the most similar one, if
     difflib's ratio is at least ``cutoff`` and ``cutoff`` is below 1. With ``truncated``, a unit
     that was cut off is compared with the beginnings of the candidates. ``opening`` means that the
     prompt ended with the opening bracket of a triple.
@@ -271,7 +271,7 @@ def _match(
 
 
 def _key(text: str) -> str:
-    return normalise(text, "unicode")
+    return normalize(text, "unicode")
 
 
 def answer_in(text: str) -> str | None:

@@ -10,7 +10,7 @@ from cirag_jax.llm.types import Message
 from cirag_jax.methods.common.evidence import Candidates, Evidence, best_scores, location_of
 from cirag_jax.methods.kirag import prompts
 from cirag_jax.methods.kirag.settings import KiragConfig
-from cirag_jax.triples.normalization import normalise
+from cirag_jax.triples.normalization import normalize
 from cirag_jax.types import Step, Unit
 
 _MIN_F1 = 0.6  # At which the released code identifies a text of the chain with a unit of the pool.
@@ -133,11 +133,11 @@ class State:
         if appended is not None:
             appended.score += self.config.boost
         answer = prompts.answer_in(link.text) if link.text else link.answer
-        answer = normalise(answer or "", "unicode")
+        answer = normalize(answer or "", "unicode")
         if answer in ("", "yes", "no"):
             return
         for text, pooled in sorted(self.pool.items(), key=lambda item: -item[1].score):
-            if f" {answer} " in f" {normalise(text, 'unicode')} ":
+            if f" {answer} " in f" {normalize(text, 'unicode')} ":
                 pooled.score += self.config.boost
                 return
 
@@ -157,6 +157,6 @@ class State:
 
 def token_f1(text: str, other: str) -> float:
     """Returns the F1 of the words of two texts."""
-    a, b = (collections.Counter(normalise(t, "unicode").split()) for t in (text, other))
+    a, b = (collections.Counter(normalize(t, "unicode").split()) for t in (text, other))
     total = a.total() + b.total()
     return 2 * (a & b).total() / total if total else 0.0

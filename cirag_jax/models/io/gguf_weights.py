@@ -1,6 +1,6 @@
-"""GGUF files (llama.cpp): quantised weights, hyper-parameters and tokenizer, without torch.
+"""GGUF files (llama.cpp): quantized weights, hyper-parameters and tokenizer, without torch.
 
-The ``gguf`` library dequantises tensors, row by row as needed. llama.cpp stores the query and key
+The ``gguf`` library dequantizes tensors, row by row as needed. llama.cpp stores the query and key
 rows of Llama models in the order of its rotary embedding (adjacent pairs). They are reordered into
 the two halves that transformers and this package rotate. llama.cpp also adds one to Gemma's norm
 scales, which is subtracted here.
@@ -63,7 +63,7 @@ class GgufFile:
         return None if field is None else field.contents()
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        """Reads a slice of a tensor in transformers' layout, fp32; dequantises only its rows."""
+        """Reads a slice of a tensor in transformers' layout, fp32; dequantizes only its rows."""
         import gguf
 
         tensor = self._tensors[name]
@@ -71,7 +71,7 @@ class GgufFile:
         try:  # a row is a whole number of blocks
             values = gguf.quants.dequantize(tensor.data[rows], tensor.tensor_type)
         except NotImplementedError as error:
-            raise UserError(f"{self.file}: tensor {name} cannot be dequantised: {error}") from None
+            raise UserError(f"{self.file}: tensor {name} cannot be dequantized: {error}") from None
         values = values[(slice(None), *index[1:])]
         if self.architecture == "gemma2" and name.endswith("norm.weight"):
             values = values - np.float32(1.0)

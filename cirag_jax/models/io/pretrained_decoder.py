@@ -190,7 +190,7 @@ def parse_decoder_config(raw: Mapping[str, Any], where: str | os.PathLike) -> De
     if not isinstance(act, str) or act not in _ACTIVATIONS:
         raise fields.unsupported(key, act, ", ".join(_ACTIVATIONS))
     if raw.get("quantization_config") is not None:
-        raise fields.unsupported("quantization_config", "present", "unquantised weights only")
+        raise fields.unsupported("quantization_config", "present", "unquantized weights only")
     d_model, layers = fields.count("hidden_size"), fields.count("num_hidden_layers")
     heads = fields.count("num_attention_heads")
     positions = fields.count("max_position_embeddings")

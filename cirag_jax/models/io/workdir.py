@@ -264,7 +264,7 @@ def _adapter_card(meta: dict[str, Any]) -> str:
     component, model, note = meta["component"], meta["model"], ""
     if hub_id(model) != model:
         note = (
-            ", the quantised weights (GGUF) of that package; the weights on the hub differ by "
+            ", the quantized weights (GGUF) of that package; the weights on the hub differ by "
             "rounding. launch/export.py with `--config.merge=true` writes exactly what was trained"
         )
     card = pathlib.Path(__file__).with_name("adapter_card.md").read_text("utf-8")

@@ -1,4 +1,4 @@
-"""Supervised examples: tokenised conversations, and the tokens that the student predicts.
+"""Supervised examples: tokenized conversations, and the tokens that the student predicts.
 
 Conversations are rendered by the code of inference (`integration_messages` and the chat template),
 so that training and inference have the same prompts. The loss is only on the teacher's decisions
@@ -120,7 +120,7 @@ def trajectory_examples(
     Args:
       tokenizer: tokenizer of the student.
       trajectory: trajectory of the teacher.
-      normalization: normalisation of triples.
+      normalization: normalization of triples.
       prompt_format: as in `methods.cirag.prompts.integration_messages`.
       few_shot: whether the prompt has the worked example.
       max_length: maximum tokens of an example.

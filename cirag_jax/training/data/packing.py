@@ -44,7 +44,7 @@ class Layout:
       packing: whether rows hold several examples, separated by segments.
       buckets: padded lengths of rows, ascending, the last one ``length``. A micro-batch has the
         first that holds its longest row.
-      rows_per_step: rows of an optimiser step.
+      rows_per_step: rows of an optimizer step.
       rows_per_batch: rows of a micro-batch; divides ``rows_per_step``.
     """
 

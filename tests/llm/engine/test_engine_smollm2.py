@@ -18,7 +18,7 @@ NEW_TOKENS = 16
 
 
 @pytest.fixture(scope="module")
-def engine(optimised):
+def engine(optimized):
     options = EngineConfig(batch_size=16, prefill_chunks=(64,))
     return Engine.open(dtype="float32", options=options)
 

@@ -138,7 +138,7 @@ def test_plan_schema_accepts_the_examples(num_variants):
         ("What?", []),
     ],
 )
-def test_names_in_returns_capitalised_runs(question, names):
+def test_names_in_returns_capitalized_runs(question, names):
     assert list(prompts.names_in(question)) == names
 
 

@@ -57,7 +57,7 @@ def test_parse_truncated_response_keeps_complete_triples():
 
 
 @pytest.mark.parametrize("dialect", dialects.DIALECTS[1:])
-def test_worked_example_is_parsed_and_recognised(dialect):
+def test_worked_example_is_parsed_and_recognized(dialect):
     example = dialects.messages(ULE, dialect)[2].text
     triples, problem = dialects.parse(example, "stop", dialect, extraction_prompts.EXAMPLE)
     assert len(triples) >= 6 and problem is None

@@ -95,7 +95,7 @@ def test_worked_examples_are_parsed_without_problems():
     assert len(dualrag.reasoning_messages("", "x?", (), few_shot=False)) == 2
 
 
-def test_names_in_returns_capitalised_runs():
+def test_names_in_returns_capitalized_runs():
     text = "Which film is later, El Extraño Viaje or Ada's Sky? The Isle of Osk. It is"
     assert dualrag.names_in(text) == ("El Extraño Viaje", "Ada's Sky", "Isle of Osk")
     assert dualrag.names_in("Queen Ada (Osk) reigned\nLund") == ("Queen Ada", "Osk", "Lund")

@@ -325,7 +325,7 @@ def test_load_decoder_state_holds_one_parameter_in_memory(tmp_path):
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2"])
-def test_gguf_unquantised_equals_safetensors(family, tmp_path):
+def test_gguf_unquantized_equals_safetensors(family, tmp_path):
     """Every tensor, and every field of the configuration in the file."""
     fields = {"query_pre_attn_scalar": 16} if family == "gemma2" else {}
     raw = tiny_decoder.config(family, **fields)
@@ -346,11 +346,11 @@ def test_gguf_unquantised_equals_safetensors(family, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q5_0", "BF16", "F16"])
-def test_gguf_quantised_equals_transformers(kind, tmp_path):
-    """Dequantised tensors equal those of transformers' reader, including slices on a mesh."""
+def test_gguf_quantized_equals_transformers(kind, tmp_path):
+    """Dequantized tensors equal those of transformers' reader, including slices on a mesh."""
     raw = tiny_decoder.config("llama", hidden_size=64, intermediate_size=96)
     tensors = tiny_decoder.tensors(raw)
-    quantisation = gguf.GGMLQuantizationType[kind]
+    quantization = gguf.GGMLQuantizationType[kind]
     tokens = [f"t{i}" for i in range(raw["vocab_size"])]
     extra = {
         "add_vocab_size": [raw["vocab_size"]],
@@ -359,7 +359,7 @@ def test_gguf_quantised_equals_transformers(kind, tmp_path):
         "add_token_merges": [["t 1"]],
     }
     file = tmp_path / "model.gguf"
-    tiny_decoder.write_gguf(file, raw, tensors, quantisation, extra)
+    tiny_decoder.write_gguf(file, raw, tensors, quantization, extra)
     model = transformers.AutoModelForCausalLM.from_pretrained(
         str(tmp_path), gguf_file=file.name, dtype=torch.float32
     )
