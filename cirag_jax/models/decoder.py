@@ -336,18 +336,23 @@ def forward(
     lora: LoraOptions = DEFAULT_LORA,
     dropout_key: jax.Array | None = None,
 ) -> jax.Array:
-    """Runs whole sequences (the training path).
+    """Returns hidden states after the final norm, ``hidden_BTD``, without a cache (for training).
 
-    Returns the hidden states after the final norm, ``hidden_BTD`` in the compute dtype. The layers
-    of ``params`` and ``adapter`` are stacked, or a tuple. ``tokens_BT`` are int32 ids, padded on
-    the right; rows have ``lengths_B`` real tokens (None: all), and outputs at padding are
-    meaningless.
-
-    ``segments_BT`` (int32) are the segments of packed rows; they override ``lengths_B``. Tokens
-    attend only within their segment; segment 0 is padding. The first ``shared_B`` tokens of a row
-    belong to all its segments. ``positions_BT`` (int32; None: 0, 1, 2, ... in every row) must
-    restart in each segment, after the shared tokens. ``dropout_key`` is for the adapter's dropout;
-    None disables it.
+    Args:
+      config: hyper-parameters.
+      params: weights with stacked layers or a tuple of layers.
+      tokens_BT: int32 ids, padded on the right.
+      lengths_B: int32 number of real tokens per row; None means all. Outputs at
+        padding are undefined.
+      positions_BT: int32 rotary positions; None means 0, 1, 2, ... in every row.
+      segments_BT: int32 segments of packed rows: tokens attend only within their segment, and those
+        of segment 0 (padding) to none. Overrides ``lengths_B``, and needs ``positions_BT`` that
+        restart in each segment.
+      shared_B: int32 length of each packed row's prefix that all its segments share; their
+        positions continue from there.
+      adapter: LoRA factors, stacked like ``params["layers"]``.
+      lora: scale and dropout of the adapter.
+      dropout_key: key of the adapter's dropout; None disables it.
     """
     b, t = tokens_BT.shape
     if positions_BT is None:

@@ -140,11 +140,14 @@ class Checkpoints(Closing):
         meta: Mapping[str, Any],
         metrics: Mapping[str, float] | None = None,
     ) -> bool:
-        """Saves a step; does nothing and returns False if it is already saved.
+        """Saves a step; returns False without effect if it was already saved.
 
-        ``state`` is a pytree of arrays (including typed RNG keys) and Python numbers. ``data`` is
-        the data iterator, whose ``get_state()`` is called now, or its state, JSON or bytes.
-        ``meta`` describes the model, for JSON. ``metrics`` rank the checkpoints.
+        Args:
+          step: number of train steps done.
+          state: pytree of arrays (typed RNG keys included) and Python numbers.
+          data: the data iterator, whose ``get_state()`` is called, or its state (JSON or bytes).
+          meta: JSON-able description of the model.
+          metrics: evaluation results of this step, which select the best checkpoint.
         """
         if step in self._manager.all_steps():
             return False
@@ -164,12 +167,15 @@ class Checkpoints(Closing):
     def restore(
         self, step: int | None, abstract_state: PyTree, data: Any = None, *, subset: bool = False
     ) -> Restored:
-        """Reads a checkpoint (None: the latest) onto the mesh of ``abstract_state``.
+        """Reads a checkpoint onto the mesh that ``abstract_state`` describes.
 
-        ``abstract_state`` has the structure of the saved state, with arrays or
-        ``jax.ShapeDtypeStruct`` leaves that carry shardings. With ``subset``, the checkpoint may
-        hold more, such as the optimizer state, which an evaluation does not need. ``data`` is the
-        data iterator, whose ``set_state`` is called.
+        Args:
+          step: the step, or None for the latest.
+          abstract_state: like the saved state, with ``jax.ShapeDtypeStruct`` leaves that carry
+            shardings, or with arrays whose shape, type and sharding are taken.
+          data: the data iterator; its ``set_state`` is called. May be None.
+          subset: whether the checkpoint may contain more than the abstract state (evaluations read
+            parameters without the optimizer's moments).
         """
         step = self._require(step)
         expected = _flatten(abstract_state, abstract=True)
