@@ -136,7 +136,7 @@ class Database(Closing):
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
-        """Reports damaged values, which SQLite does not notice, in addition to `named_errors`."""
+        """Names errors, also those of damaged values that SQLite does not notice."""
         with self._named_errors():
             try:
                 yield

@@ -26,7 +26,7 @@ from configs.methods import blocks
 
 @dataclasses.dataclass(frozen=True)
 class OwnMethodConfig:
-    """Settings, as ``--config.own_method.num_passages=5``.
+    """Settings of the method, set by flags such as ``--config.own_method.num_passages=5``.
 
     Attributes:
       num_passages: passages per search.

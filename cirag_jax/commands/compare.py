@@ -188,7 +188,7 @@ def _repeat_all(
     pool: Pool,
     until: float | None,
 ) -> bool:
-    """Repeats methods that sample with further seeds; returns whether all runs have ended."""
+    """Reruns sampling methods with additional seeds; returns whether all runs have ended."""
     if config.repeats == 1:
         return True
     for name, run in runs.items():

@@ -81,7 +81,7 @@ def clusters(vector_ND: np.ndarray, settings: ClusterSettings) -> Clusters:
 
 
 def _split(vector_ND: np.ndarray, settings: ClusterSettings, neighbours: int) -> Iterator[Any]:
-    """Yields the ascending rows of each component."""
+    """Yields the row indices of each component, in ascending order."""
     if len(vector_ND) < 3:
         yield np.arange(len(vector_ND))
         return

@@ -197,7 +197,7 @@ class TransformersBackend:
         return _Row(index, request, prompt, truncated, limit, grammar, generator)
 
     def _fit(self, request: llm.Generate | llm.Score, new_tokens: int) -> tuple[np.ndarray, int]:
-        """Returns the prompt, which leaves room for ``new_tokens`` in a decoder's context."""
+        """Fits the prompt into the context, with room for ``new_tokens``; see `fit_prompt`."""
         limit = self.context if self.is_encoder_decoder else self.context - new_tokens
         return fit_prompt(
             self.tokenizer, request.messages, limit, self.config.overflow, request.continue_final

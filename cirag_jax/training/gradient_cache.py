@@ -115,7 +115,7 @@ def _embed(graphdef, params, table_ND, chunk, key):
 def _embed_and_keep(graphdef, params, table_ND, chunk, key):
     """Like `_embed`, and also returns the chunk's backward function with its activations.
 
-    Its parameters are replaced by references, because every chunk would hold a copy of them.
+    References replace the parameters in that function; otherwise every chunk would hold a copy.
     """
     emb_BD, pull = _rows_and_pull(graphdef, params, chunk, key)
     references = {id(x): _Parameter(index) for index, x in enumerate(jax.tree.leaves(params))}

@@ -263,7 +263,7 @@ def run_worker(*arguments: str) -> dict[str, Any]:
 def compare(
     tasks: Sequence[str], model: str, server: str | None, selected: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Measures the selected sides on all tasks relative to the first; prints each row at once."""
+    """Measures the selected sides on all tasks relative to the first, and prints each row."""
     rows = []
     names = [side for side in sides(server) if not selected or side in selected]
     print(f"{'task':14} {'side':13} {'s':>7} {'tok/s':>7} {'times':>6} {'cpu':>6}", end=" ")

@@ -17,11 +17,11 @@ class RayTaskError(Exception):
 
 
 class RayActorError(Exception):
-    """Says that a worker died."""
+    """Raised when a worker died."""
 
 
 class OutOfMemoryError(Exception):
-    """Says that a worker used too much memory."""
+    """Raised when a worker used too much memory."""
 
 
 class Death(BaseException):

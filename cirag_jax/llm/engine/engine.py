@@ -204,8 +204,9 @@ class Engine:
         """Returns one response per request, in order; one that fails has an ``error``.
 
         ``progress`` is called after every chunk, and ``done`` with each response once it is
-        complete. ``more`` is called for further requests whenever a row is free, no request waits
-        for it, and no other variant of the program has more requests waiting than this one decodes.
+        complete. ``more`` is called for further requests whenever a row is free and no request is
+        queued for it. It is not called while another variant of the program has a queue longer than
+        the number of active rows.
         """
         responses: list[llm.Generated | None] = []
         queues: dict[_Variant, collections.deque[Row]] = collections.defaultdict(collections.deque)

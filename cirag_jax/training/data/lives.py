@@ -2,8 +2,8 @@
 
 Passages about people state a birth next to a death and a father next to a mother, and a model that
 was trained on few of them confuses these. This dataset has any number of such passages, with all
-facts annotated. None of it is true, so that a reader has to read the answers. All questions are of
-split ``train``.
+facts annotated. None of it is true, so that a reader has to read the answers. All questions
+belong to the split ``train``.
 """
 
 import functools

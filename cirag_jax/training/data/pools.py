@@ -91,7 +91,7 @@ class Batch(NamedTuple):
 
     @property
     def padded_tokens(self) -> int:
-        """The number of computed tokens, including padding."""
+        """The number of processed tokens, including padding."""
         return sum(chunk.tokens_BT.size for chunk in self.chunks)
 
 
