@@ -10,11 +10,11 @@ A launch script is a few lines::
         cli.run(main, "configs/aligner.py")
 
 Exit codes: 0 for success, 1 for a bug (with a traceback), 2 for bad input (one sentence on stderr),
-130 for an interrupt from the keyboard. Standard output carries only the result, one JSON object;
-what libraries print there is redirected to standard error.
+130 for an interrupt from the keyboard. Standard output carries only the result, one JSON object.
+Text that libraries print there is redirected to standard error.
 
-A lock ensures that one command at a time runs in a workdir. The first of several processes holds it
-for all, and it is released when the process ends.
+A lock in each workdir ensures that only one command runs there at a time. If a command has several
+processes, the first process locks the workdir. The lock is released when that process ends.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def run(
     """Runs ``main(config, workdir)`` as a command and exits; see the module's docstring.
 
     Args:
-      main: takes the locked config and the workdir, which exists. Returns the result, which is
-        saved as ``result.json`` unless it is a `PrintOnly`; see `jsonable` for allowed values.
+      main: called with the locked config and an existing workdir. Its result is saved as
+        ``result.json`` unless it is a `PrintOnly`; see `jsonable` for allowed values.
       default_config: path of the default config file, or ``path.py:preset``.
       argv: the command line, including the program's name; ``sys.argv`` by default.
       default_workdir: default of ``--workdir``; by default the flag is required.
@@ -83,7 +83,7 @@ def run(
       several_processes: whether the command supports several processes.
       shared: whether other commands may use the workdir at the same time. If so, it is neither
         locked nor written to, apart from folders passed to `run_inside`.
-      extend: adds the command's own fields to the config.
+      extend: adds fields to the config that only this command uses.
     """
     argv = list(sys.argv if argv is None else argv)
     with _exit_codes(pathlib.Path(argv[0]).name, resumes):
@@ -95,7 +95,7 @@ def run(
         if args.workdir is None:
             raise UserError("--workdir=DIRECTORY is required: the folder for all outputs")
         workdir = _make_workdir(args.workdir)
-        if config.get("engine") == "ray":  # leaves the GPUs of this machine to Ray's workers
+        if config.get("engine") == "ray":  # so that Ray's workers can use the GPUs
             os.environ["JAX_PLATFORMS"] = "cpu"
         with _stdout_to_stderr() as stdout:
             process_index, process_count = processes.setup_distributed(
@@ -150,7 +150,7 @@ class _Formatter(logging.Formatter):
 
 
 def _print(text: str, file: TextIO) -> None:
-    """Prints a line; a closed pipe, as behind ``| head``, is no error."""
+    """Prints a line; ignores a closed pipe, for example with ``| head``."""
     try:
         print(text, file=file, flush=True)
     except BrokenPipeError:
@@ -171,13 +171,13 @@ def run_inside(
     work: Callable[[], Mapping[str, Any]],
     argv: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Runs a command, or one run of a command with several; returns the result.
+    """Runs ``work`` in a locked workdir, as a command or as one of its runs; returns the result.
 
     Args:
-      workdir: is locked until ``work`` returns. ``config.json``, ``environment.json`` and, unless
-        the result is `PrintOnly`, ``result.json`` are written there by the first process.
+      workdir: the folder to lock; created if missing. The first process writes ``config.json``,
+        ``environment.json`` and, unless the result is `PrintOnly`, ``result.json`` there.
       config: the config to record.
-      work: returns the result.
+      work: the function to run; it returns the result.
       argv: the command line to record; ``sys.argv`` by default.
 
     Raises:
@@ -242,8 +242,8 @@ def _parse_flags(
     text = functools.partial(flags.DEFINE_string, flag_values=args)
     number = functools.partial(flags.DEFINE_integer, flag_values=args)
     default = f"default {default_workdir}" if default_workdir else "required"
-    address = "host:port of process 0 (default: JAX_COORDINATOR_ADDRESS, or SLURM's)"
-    timeout = f"end if another process sends no heartbeat for N seconds ({processes.TIMEOUT})"
+    address = "host:port of process 0 (default: JAX_COORDINATOR_ADDRESS, or set by SLURM)"
+    timeout = f"exit if another process sends no heartbeat for N seconds ({processes.TIMEOUT})"
     text("config", default_config, f"config file, or file.py:preset (default {default_config})")
     text("workdir", default_workdir, f"folder for all outputs ({default})")
     text("coordinator_address", None, address)
@@ -310,8 +310,8 @@ def enable_compilation_cache() -> pathlib.Path | None:
     base = cache_folder("xla")
     if base is None or os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return None
-    # Each kind of CPU has a folder, since a cluster may share the home directory: XLA may crash if
-    # it loads code that was compiled for another CPU.
+    # XLA may crash if it loads code that was compiled for another kind of CPU. The machines of a
+    # cluster may share the home directory, so each kind of CPU has a separate folder.
     folder = base / _cpu_fingerprint()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -355,7 +355,7 @@ def _environment(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def _git_state() -> dict[str, Any]:
-    """Returns the commit of the repository; an installed package has none."""
+    """Returns the git commit and whether files are modified; an installed package has no commit."""
     # Without locks, because a killed command would leave git's lock behind.
     command = ["git", "--no-optional-locks", "-C", str(_ROOT), "describe", "--always"]
     command += ["--abbrev=40", "--dirty", "--exclude=*"]

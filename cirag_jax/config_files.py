@@ -21,7 +21,7 @@ from cirag_jax.io import one_line
 from cirag_jax.validation import TYPE_NAMES
 
 _PACKAGE = pathlib.Path(__file__).resolve().parent
-# The parent of "configs", which an installed package contains (setup.py).
+# An installed package contains a copy of the folder "configs" here (setup.py).
 _INSTALLED = _PACKAGE / "_installed"
 _ROOT = _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent
 CONFIGS = _ROOT / "configs"
@@ -39,7 +39,7 @@ def load_config(
       path_and_preset: ``path.py`` or ``path.py:preset``; the preset is passed to ``get_config``.
       overrides: command-line arguments, ``--config.field=value`` or ``--config.field value``.
         ``null`` unsets an optional field and empties a tuple.
-      extend: adds a command's own fields to the config.
+      extend: adds fields to the config that only one command uses.
     """
     config = _execute(path_and_preset)[1]
     if extend is not None:
@@ -48,13 +48,13 @@ def load_config(
 
 
 def get_config_of(path_and_preset: str) -> Callable[..., ConfigDict]:
-    """Returns ``get_config`` of a config file."""
+    """Returns the function ``get_config`` of a config file."""
     return _execute(path_and_preset)[0]
 
 
 def override(config: Any, overrides: Sequence[str], source: str) -> Any:
     """Applies overrides to a config from ``source`` and locks it; see `load_config`."""
-    by_field: dict[str, list[str]] = {}  # arguments by field; none unset the field
+    by_field: dict[str, list[str]] = {}  # arguments by field; an empty list unsets the field
     words = iter(overrides)
     for word in words:
         if not word.startswith("-"):
@@ -82,7 +82,7 @@ def override(config: Any, overrides: Sequence[str], source: str) -> Any:
 
 
 def _parse(config: ConfigDict, key: str, arguments: Sequence[str]) -> None:
-    """Sets a field; several arguments are items of a tuple."""
+    """Sets a field; several arguments set the items of a tuple."""
     kind, (name, equals, value) = _type_of(config, key), arguments[-1].partition("=")
     expected = TYPE_NAMES.get(kind, kind.__name__)
     if issubclass(kind, ConfigDict):
@@ -105,7 +105,7 @@ def _type_of(config: ConfigDict, key: str) -> type:
 
 
 def _check_model_names(config: ConfigDict) -> None:
-    """Rejects empty names of models, which other code would read as no model."""
+    """Rejects empty names of models, which other code would treat as no model."""
     for key, value in leaves(config):
         block, last = find_block(config, key)
         if value == "" and last in _MODEL_FIELDS:
@@ -128,8 +128,8 @@ def has_key(config: ConfigDict, key: str) -> bool:
 
 
 def _is_optional(block: ConfigDict, name: str) -> bool:
-    """Returns whether ``null`` is allowed: for tuples, and for fields that can be unset."""
-    if isinstance(block.get(name), str):  # a placeholder remains one after it is set
+    """Returns whether ``null`` is allowed, that is, for tuples and for optional fields."""
+    if isinstance(block.get(name), str):  # an optional field with a value
         fields: Any = block._fields
         return isinstance(fields[name], FieldReference)
     return name in block and isinstance(block[name], (tuple, type(None)))
@@ -194,7 +194,8 @@ def _execute(path_and_preset: str) -> tuple[Callable[..., Any], ConfigDict]:
 def _configs_importable() -> Iterator[None]:
     """Makes `CONFIGS` importable as ``configs`` while a config file is executed.
 
-    Outside of the repository it is not on the path, and ``configs`` may be a package of the user.
+    Outside the repository, the folder is not on the path, and the user may have another package
+    called ``configs``.
     """
     spec = importlib.util.find_spec("configs")
     if spec and str(CONFIGS) in (spec.submodule_search_locations or ()):
@@ -237,9 +238,10 @@ def _line_in(path: pathlib.Path, error: Exception) -> str:
 
 
 def texts_of(value: Any, separator: str | None = None) -> list[str]:
-    """Returns the texts of a tuple, of None (no texts), or of one text split at ``separator``.
+    """Returns the value of a field as a list of strings.
 
-    Flags may have turned texts into numbers.
+    The value is a tuple, None (an empty list), or a single string, which is split at ``separator``.
+    Items that flags have parsed as numbers are converted back.
     """
     if isinstance(value, (tuple, list)) or value is None:
         return [str(part) for part in value or ()]

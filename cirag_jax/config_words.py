@@ -1,7 +1,7 @@
 """Descriptions of config fields for ``--help``, read from source code.
 
-The comment next to the statement that first sets a field describes it, or else the comment above.
-Fields of a settings dataclass are described by its docstring and annotations.
+A field is described by the comment next to the statement that first sets it, or else by the comment
+above that statement. Fields of a settings dataclass are described by its docstring and annotations.
 """
 
 import ast
@@ -36,8 +36,8 @@ def describe_fields(config: ConfigDict, functions: Iterable[Callable[..., Any]])
 
     Args:
       config: the config.
-      functions: the functions that set the fields. Functions that these refer to are also read if
-        they are defined in the same folders or in `config_files.CONFIGS`.
+      functions: the functions that set the fields. Functions that they refer to are also read, if
+        defined in the same folders or in `config_files.CONFIGS`.
     """
     functions = [function for function in functions if inspect.isfunction(function)]
     folders = {config_files.CONFIGS, *(_source_file(function).parent for function in functions)}
@@ -67,10 +67,10 @@ def _described_fields(
     prefix: str = "",
     callers: tuple[types.FunctionType, ...] = (),
 ) -> Iterator[tuple[str, str]]:
-    """Yields the fields that a function sets, in source order, and their comments.
+    """Yields the name and comment of each field that a function sets, in source order.
 
-    A field is ``prefix`` and its dotted name; "*" stands for a computed part. A function that
-    appears in the value of a field sets fields of the block with that name.
+    Names are dotted and start with ``prefix``; "*" stands for a computed part. If the value of a
+    field refers to another function, that function sets the fields of the block with this name.
     """
     if function in callers or not any(map(_source_file(function).is_relative_to, folders)):
         return
@@ -130,7 +130,7 @@ def _comment(lines: list[str], statement: ast.stmt) -> str:
 def _attributes(settings: type) -> Mapping[str, str]:
     """Returns the entries of the section ``Attributes`` of a class's docstring, by name.
 
-    The words that an annotation allows are appended unless the text has them all.
+    The options of a `Literal` annotation are appended unless the text already lists them all.
     """
     texts: dict[str, str] = {}
     names: list[str] = []
@@ -150,7 +150,7 @@ def _attributes(settings: type) -> Mapping[str, str]:
 
 
 def _words(annotation: Any) -> Iterator[str]:
-    """Yields the words of every ``Literal`` in an annotation."""
+    """Yields the options of every `Literal` in an annotation."""
     for part in typing.get_args(annotation):
         if typing.get_origin(annotation) is typing.Literal:
             yield str(part)

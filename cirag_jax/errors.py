@@ -37,7 +37,13 @@ def parsing(problem: str, hint: str = "") -> Iterator[None]:
 
 
 def import_optional(name: str, feature: str, requirements: str) -> Any:
-    """Imports an optional dependency; ``feature`` needs it and ``requirements`` installs it."""
+    """Imports an optional package.
+
+    Args:
+      name: the module to import.
+      feature: the feature that needs the package, for the error message.
+      requirements: the requirements file that installs the package.
+    """
     try:
         with warnings.catch_warnings():  # umap warns about missing TensorFlow
             warnings.simplefilter("ignore")

@@ -1,8 +1,8 @@
 """Identities: JSON descriptions of everything that determines a result.
 
 Journals, checkpoints, index folders and the response cache store the identity of the run that
-produced them. Objects that affect a result have an ``identity``. This module computes identities of
-code, packages and records, and `check_same` reports the first difference between two identities.
+produced them. Objects that affect a result have an attribute ``identity``. This module computes
+identities of code, packages and records. `check_same` reports the first difference between two.
 """
 
 import ast
@@ -57,7 +57,7 @@ def check_same(
       old: the recorded identity.
       new: the current identity.
       remedy: advice to the user.
-      may_differ: fields to ignore, see `without`.
+      may_differ: fields to ignore; see `without`.
     """
     changed = differences(without(old, may_differ), without(new, may_differ))
     if changed:
@@ -90,7 +90,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tup
 
 
 def without(fields: Mapping[str, Any], may_differ: Collection[str]) -> dict[str, Any]:
-    """Returns ``fields`` without those in ``may_differ``: fields, blocks, or ``block.field``."""
+    """Returns ``fields`` without ``may_differ``: names of fields or blocks, or ``block.field``."""
     kept = {}
     for name, value in fields.items():
         if name in may_differ:
@@ -130,7 +130,7 @@ def of_packages(*names: str) -> dict[str, str]:
 
 
 def version_that_counts(name: str, version: str) -> str:
-    """Returns the part of a version that affects results: some packages' patches do not."""
+    """Returns the part of a version that affects results; see `_STABLE_PATCHES`."""
     return ".".join(version.split(".")[:2]) if name in _STABLE_PATCHES else version
 
 
@@ -143,10 +143,10 @@ def of_records(records: Iterable[Any]) -> str:
 
 
 def of_code(module: str) -> str:
-    """Returns a hash of a method's module and of the methods' modules that it imports.
+    """Returns a hash of a method's module and of the method modules that it imports.
 
-    Comments and docstrings do not affect the hash, nor does the version of Python. A module outside
-    of this package also includes the modules of its top-level package.
+    Comments, docstrings and the version of Python do not affect the hash. For a module outside this
+    package, the hash also covers imported modules of the same top-level package.
     """
     parts = ("cirag_jax.methods.", "cirag_jax.grade.", module.partition(".")[0] + ".")
     if module.startswith("cirag_jax."):
@@ -183,7 +183,7 @@ def _source(module: str) -> Path | None:
 def _parsed(file: Path) -> ast.Module:
     """Parses a file with garbage collection disabled.
 
-    A finaliser may log an exception, and its traceback parses a line of source. In Python 3.11, a
+    A finalizer may log an exception, and its traceback parses a line of source. In Python 3.11, a
     nested parse makes the outer parse fail (CPython issue 106905).
     """
     was_enabled = gc.isenabled()
@@ -196,7 +196,7 @@ def _parsed(file: Path) -> ast.Module:
 
 
 def _outline(node: ast.AST, write: Callable[[str], Any]) -> None:
-    """Writes the words of a syntax tree, without docstrings and positions.
+    """Writes the node types and values of a syntax tree, without docstrings and positions.
 
     Empty fields and empty strings in f-strings are left out, because they depend on the version of
     Python.

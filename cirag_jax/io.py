@@ -16,7 +16,7 @@ import tqdm
 
 from cirag_jax.errors import UserError
 
-# Joiners for Persian, Indic scripts and emoji, and white space. None moves the cursor back.
+# Joiners for Persian, Indic scripts and emoji, and white space. None of them moves the cursor back.
 _HARMLESS = ("\u200c", "\u200d", "\n", "\t")
 
 
@@ -62,7 +62,7 @@ def write_text(path: Path, parts: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a temporary path; at the block's end the file or folder there replaces ``path``.
+    """Yields a temporary path; when the block ends, the file or folder there replaces ``path``.
 
     After an error, ``path`` is unchanged. Files are flushed to disk before they are renamed.
 
@@ -91,7 +91,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Adds the file's name to an `OSError` that has none."""
+    """Adds the file's name to an `OSError` without a file name."""
     try:
         yield
     except OSError as error:
@@ -113,7 +113,7 @@ def remove_parts(folder: Path) -> None:
 
 
 class Closing(abc.ABC):
-    """Base of objects with a `close` method, which the end of a ``with`` block calls."""
+    """Base class of objects whose `close` method is called at the end of a ``with`` block."""
 
     def __enter__(self) -> Self:
         return self
@@ -132,7 +132,7 @@ def is_training_workdir(spec: str | None) -> bool:
 
 
 def local_path(spec: str) -> Path:
-    """Returns the path of a model; ``shipped:NAME`` is part of this package."""
+    """Returns the path of a model; ``shipped:NAME`` is a model in this package."""
     name = spec.removeprefix("shipped:")
     return Path(spec).expanduser() if name == spec else Path(__file__).parent / "shipped" / name
 

@@ -111,10 +111,10 @@ def _count_gpus() -> int:
 
 
 def _slurm_gpus(count: int) -> list[int] | None:
-    """Chooses this task's share of ``count`` visible GPUs in a SLURM step; None leaves it to JAX.
+    """Returns this task's share of ``count`` visible GPUs in a SLURM step; None lets JAX choose.
 
-    JAX would take the GPU with the task's number. That is only one of eight GPUs if a node has one
-    task, and none if SLURM shows each task only its own GPUs.
+    JAX would choose the GPU with the task's number: only one of eight GPUs if a node has one task,
+    and a missing GPU if SLURM shows each task only its own GPUs.
     """
     env = os.environ
     if not count or "SLURM_LOCALID" not in env:

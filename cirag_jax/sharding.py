@@ -2,8 +2,8 @@
 
 Parameters carry logical axis names in the metadata ``logical_axes`` of their ``nnx.Param``;
 activations are annotated with `constrain`. Both are resolved only in this module, so that changing
-the layout means changing one table. Every mesh axis is ``AxisType.Auto``. With Explicit axes, the
-in-batch product of two sharded batches and lookups into a sharded table raise.
+the layout means changing one table. Every mesh axis is ``AxisType.Auto``. With Explicit axes, JAX
+raises errors for the in-batch product of two sharded batches and for lookups in a sharded table.
 """
 
 import functools
@@ -132,9 +132,9 @@ def logical_to_spec(
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
-    """Constrains ``x`` to its logical axes, under `jax.set_mesh`.
+    """Constrains the sharding of ``x`` to its logical axes; needs `jax.set_mesh`.
 
-    Inside `map_shards`, only axes that the compiler still manages are constrained.
+    Inside `map_shards`, only axes that are left to the compiler are constrained.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.size == 1 or not mesh.auto_axes:
@@ -144,7 +144,7 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
 
 
 def rows_per_device(rows: int) -> int:
-    """Returns how many of a batch's rows one device holds; inside `map_shards`, all of them."""
+    """Returns a batch's number of rows on each device; inside `map_shards`, ``rows`` itself."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.size == 1 or "data" not in mesh.auto_axes:
         return rows
@@ -152,10 +152,10 @@ def rows_per_device(rows: int) -> int:
 
 
 def lookup_embedding(table_VD: jax.Array, tokens_BT: jax.Array, width: int) -> jax.Array:
-    """Looks tokens up in an embedding table of ``width`` columns, with the axes of activations.
+    """Returns the embeddings of tokens, sharded like activations; the table has ``width`` columns.
 
-    If the table is split over fsdp, each device looks up its columns for the rows of its whole
-    group, and the group then exchanges the parts.
+    If the columns are split over fsdp, each device looks up its columns for the rows of all devices
+    in its group, and the group then exchanges the parts.
     """
     if table_VD.shape[1] == width:
         return constrain_lookup(table_VD[tokens_BT])
@@ -165,9 +165,9 @@ def lookup_embedding(table_VD: jax.Array, tokens_BT: jax.Array, width: int) -> j
 
 
 def constrain_lookup(x_BTD: jax.Array) -> jax.Array:
-    """Constrains a lookup outside `map_shards`.
+    """Constrains the result of an embedding lookup outside `map_shards`.
 
-    Otherwise, the compiler would gather the batch on every device.
+    Without this constraint, the compiler would gather the batch on every device.
     """
     x_BTD = constrain(x_BTD, "batch_of_lookup", "length", "embed")
     return constrain(x_BTD, "batch", "length", "act_embed")
@@ -178,10 +178,10 @@ def multiply_columns(
     x: jax.Array,
     kernels: Sequence[jax.Array],
 ) -> tuple[jax.Array, ...]:
-    """Multiplies ``x`` by each kernel; a tensor group does so explicitly, in a `jax.shard_map`.
+    """Multiplies ``x`` by each kernel, in a `jax.shard_map` if kernels are split over tensor.
 
-    The gradient of ``x`` is then summed over the kernels before it is summed over the devices. The
-    compiler would exchange it once per kernel.
+    This way, the gradient of ``x`` is summed over the kernels first and exchanged between devices
+    once. The compiler would exchange it once per kernel.
     """
 
     def products(x: jax.Array, *kernels: jax.Array) -> tuple[jax.Array, ...]:
@@ -202,7 +202,7 @@ def multiply_columns(
 
 
 def variable_sharding(variable: nnx.Variable, mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of a variable by its ``logical_axes`` metadata (absent: replicated)."""
+    """Returns a variable's sharding by its metadata ``logical_axes``; replicated without them."""
     axes = variable.get_metadata().get("logical_axes")
     # On one device, outputs have the empty spec; inputs with another spec would compile again.
     if axes is None or mesh.size == 1:
@@ -215,10 +215,10 @@ def _is_variable(node: Any) -> bool:
 
 
 def state_sharding(tree: Any, mesh: Mesh) -> Any:
-    """Returns the tree of `NamedSharding` of ``tree``, in the same structure.
+    """Returns the `NamedSharding` of each leaf of ``tree``, in the same structure.
 
-    ``tree`` is any pytree with `nnx.Variable` nodes: an `nnx.State`, or an optax state over one,
-    whose moments keep the metadata of the variables. Plain leaves are replicated.
+    ``tree`` is any pytree with `nnx.Variable` nodes, such as an `nnx.State` or its optax state,
+    whose moments have the metadata of the variables. Plain leaves are replicated.
     """
 
     def leaf(node: Any) -> Any:
@@ -230,7 +230,7 @@ def state_sharding(tree: Any, mesh: Mesh) -> Any:
 
 
 def place(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
-    """Puts a host array, equal on all processes, on the mesh."""
+    """Places a host array, which is equal in all processes, on the devices of ``sharding``."""
     if sharding.is_fully_addressable:
         return jax.device_put(x, sharding)
     host = np.asarray(x)
@@ -238,7 +238,7 @@ def place(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
 
 
 def place_variable(variable: nnx.Variable, x: Any, mesh: Mesh | None) -> nnx.Variable:
-    """Returns ``variable`` with the host array ``x``, on ``mesh`` or the default device."""
+    """Returns ``variable`` with the value ``x``, placed on ``mesh`` or the default device."""
     if mesh is None:
         return variable.replace(jnp.asarray(x))
     return variable.replace(place(x, variable_sharding(variable, mesh)))
@@ -250,16 +250,16 @@ def shard_state(tree: Any, mesh: Mesh) -> Any:
 
 
 def batch_sharding(mesh: Mesh, ndim: int, shape: Sequence[int] | None = None) -> NamedSharding:
-    """Returns the sharding of an array with ``ndim`` dimensions whose first is the batch."""
+    """Returns the sharding of an array with ``ndim`` dimensions; the first is the batch."""
     axes = ("batch", *([None] * (ndim - 1)))
     return NamedSharding(mesh, logical_to_spec(axes, shape, mesh))
 
 
 # ------------------------------------------------------------------------------ gradients by shard
 #
-# The compiler would reduce gradients over the devices in every chunk of a step. Here each shard
-# accumulates its gradient of the whole parameters, and the step ends with one sum. A shard is a
-# group of devices with separate rows of the batch; the devices of a tensor group form one shard.
+# The compiler would sum gradients over the devices in every chunk of a step. Here each shard
+# accumulates its gradient of the full parameters, and the shards are summed once, at the end of the
+# step. Each shard has separate rows of the batch; the devices of a tensor group form one shard.
 
 
 def num_shards() -> int:
@@ -271,11 +271,11 @@ def num_shards() -> int:
 def map_shards(
     function: Callable[[Any, Any, jax.Array | None], Any], specs: Any = _REPLICATED
 ) -> Callable[..., Any]:
-    """Returns ``function(whole, split, key)``, which each shard computes on its rows.
+    """Returns a function that runs ``function(whole, split, key)`` in each shard, on its rows.
 
-    Every shard gets all of ``whole``, or its part by ``specs`` (`fsdp_spec`), which the function
-    then gathers with `gather_parameter`. ``split`` and the result are split along their first
-    dimension. Each shard has a separate key. With one shard, ``function`` itself is returned.
+    Every shard gets all of ``whole``, or its part according to ``specs`` (see `fsdp_spec`); then
+    ``function`` gathers the parts with `gather_parameter`. ``split`` and the result are split along
+    their first dimension. Each shard has a separate key. With one shard, returns ``function``.
     """
     if num_shards() == 1:
         return function
@@ -285,7 +285,7 @@ def map_shards(
             key = jax.random.fold_in(key, jax.lax.axis_index(RULES["batch"]))
         return function(whole, split, key)
 
-    # The compiler handles what a tensor group splits.
+    # The compiler handles arrays that are split over a tensor group.
     has_tensor_groups = jax.sharding.get_abstract_mesh().shape["tensor"] > 1
     axes = RULES["batch"] if has_tensor_groups else MESH_AXES
     rows = PartitionSpec(axes)
@@ -299,13 +299,13 @@ def map_shards(
 
 
 def fsdp_spec(axes: Sequence[str | None], shape: Sequence[int]) -> PartitionSpec:
-    """Returns how an array with logical axes is split over fsdp, under `jax.set_mesh`."""
+    """Returns the `PartitionSpec` of an array over fsdp only; needs `jax.set_mesh`."""
     spec = logical_to_spec(axes, shape, jax.sharding.get_abstract_mesh())
     return PartitionSpec(*("fsdp" if axis == "fsdp" else None for axis in spec))
 
 
 def gather_parameter(x: jax.Array, shape: Sequence[int], axes: Sequence[str | None]) -> jax.Array:
-    """Returns the whole parameter of ``shape`` from a shard's part of it."""
+    """Gathers the full parameter of ``shape`` from the parts of all shards."""
     split = [dim for dim, size in enumerate(shape) if x.shape[dim] != size]
     if not split:
         return x
@@ -320,18 +320,18 @@ def gather_parameter(x: jax.Array, shape: Sequence[int], axes: Sequence[str | No
 
 
 def zeros_per_shard(params: Any) -> Any:
-    """Returns fp32 zeros like ``params``, an `nnx.State`, with a leading axis of shards."""
+    """Returns fp32 zeros like ``params``, an `nnx.State`, with a leading axis for the shards."""
     zeros = jax.tree.map(lambda x: jnp.zeros((num_shards(), *x.shape), jnp.float32), params)
     return constrain_per_shard(zeros)
 
 
 def constrain_per_shard(tree: Any) -> Any:
-    """Constrains arrays like those of `zeros_per_shard`: each shard holds its entry, whole."""
+    """Constrains arrays with a leading axis for the shards: each shard has its entry in full."""
     return jax.tree.map(lambda node: _annotate(node, "batch"), tree, is_leaf=_is_variable)
 
 
 def gather_fsdp(params: Any, run: Callable[..., Any] = operator.call) -> Any:
-    """Returns ``params``, an `nnx.State`, with all parameters gathered over fsdp, once per step.
+    """Gathers the parameters ``params``, an `nnx.State`, over fsdp; called once per step.
 
     ``run`` calls the compiled function; see `training.rehearsal`.
     """
@@ -355,7 +355,7 @@ def _gathered_whole(node: nnx.Variable) -> Any:
 
 
 def _annotate(node: nnx.Variable, *first: str | None) -> Any:
-    """Constrains a variable to be split over ``first``, for its leading axes, and tensor only."""
+    """Constrains a variable: its leading axes to ``first``, the others to tensor or replicated."""
     x = node.get_value()
     return node.replace(constrain(x, *first, *_tensor_axes(_axes(node, x.ndim - len(first)))))
 
@@ -369,9 +369,9 @@ def _tensor_axes(axes: Sequence[str | None]) -> list[str | None]:
 
 
 def sum_shards(tree: Any) -> Any:
-    """Sums arrays like those of `zeros_per_shard` over the shards, by their logical axes.
+    """Sums arrays over their leading axis, the shards; see `zeros_per_shard`.
 
-    Each device receives only its part of a parameter that is split over fsdp.
+    If a parameter is split over fsdp, each device receives only its part of the sum.
     """
     if num_shards() == 1:
         return jax.tree.map(lambda x: x.sum(0), tree)

@@ -24,7 +24,7 @@ DAMAGE = (
     msgspec.MsgspecError,
 )
 MEMORY = ":memory:"  # the path of a database without a file
-_LOGS = ("-wal", "-journal")  # suffixes of the logs that a killed writer leaves
+_LOGS = ("-wal", "-journal")  # suffixes of the log files of a killed writer
 
 
 class Access(NamedTuple):
@@ -136,7 +136,7 @@ class Database(Closing):
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
-        """Names errors, also those of damaged values that SQLite does not notice."""
+        """Turns errors, including those from decoding damaged values, into a `UserError`."""
         with self._named_errors():
             try:
                 yield
@@ -161,10 +161,10 @@ def _connect(path: Path, mode: str, timeout: float = 1.0) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def _opened_for_reading(path: Path, timeout: float) -> Iterator[sqlite3.Connection]:
-    """Connects without changing the content, which includes the write-ahead log of a killed writer.
+    """Connects without changing the content.
 
-    SQLite rolls back a killed writer's unfinished transaction first. If the folder is not writable,
-    SQLite can do neither, so a copy is read.
+    If a writer was killed, SQLite first reads its write-ahead log or rolls back its unfinished
+    transaction. Both need a writable folder; otherwise, a copy is read.
     """
     has_log = path.with_name(f"{path.name}-wal").exists()
     may_write = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
@@ -179,7 +179,7 @@ def _opened_for_reading(path: Path, timeout: float) -> Iterator[sqlite3.Connecti
 
 
 def _needs_undoing(db: sqlite3.Connection) -> bool:
-    """Returns whether there is an unfinished transaction that ``db`` may not roll back."""
+    """Returns whether there is an unfinished transaction that a read-only ``db`` cannot undo."""
     try:
         db.execute("SELECT 1 FROM sqlite_master")
     except sqlite3.OperationalError as error:
@@ -262,6 +262,6 @@ def named_errors(path: Path) -> Iterator[None]:
 
 
 def damaged(path: Path | str, error: Exception) -> UserError:
-    """Returns the exception for a damaged file or row, whose reading raised ``error``."""
+    """Returns the exception for a damaged file or row; reading it raised ``error``."""
     text = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
     return UserError(f"{path} is damaged ({text}); restore it or use another --workdir.")

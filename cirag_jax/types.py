@@ -1,4 +1,4 @@
-"""The data types that all parts share: small frozen dataclasses without behavior.
+"""Data types that the whole package uses: small frozen dataclasses without behavior.
 
 An optional field is ``None`` if the dataset does not provide it. An empty tuple means that the
 dataset lists no items.
@@ -44,10 +44,10 @@ class Triple(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sentence:
-    """Sentence number ``index`` of a passage; two sentences are equal if their positions are.
+    """Sentence number ``index`` of a passage; equality ignores ``text``.
 
-    ``text`` starts with the passage's title, as the aligner reads it. It is set if a language model
-    was shown the sentence.
+    ``text`` starts with the passage's title, as in the aligner's input. It is set only if the
+    sentence was part of a language model's prompt.
     """
 
     passage_id: str
@@ -101,7 +101,7 @@ class Question:
         setting: ``distractor`` or ``fullwiki`` (HotpotQA).
         supporting: Ids of the gold passages.
         supporting_sentences: Gold sentences, as pairs (passage id, sentence index).
-        same_sentences: Groups of positions that hold the same gold sentence, if passages overlap.
+        same_sentences: Groups of positions of the same gold sentence in overlapping passages.
         context: Ids of the question's own passages, distractors included.
         evidences: Gold triples in reasoning order (2WikiMultihopQA).
         decomposition: Sub-questions in reasoning order (MuSiQue).
@@ -154,10 +154,10 @@ class Step(Generic[UnitT]):
         scores: The ranker's scores of the candidates.
         thought: The model's reasoning.
         kept: The units that the model chose, in its order (CIRAG's core triples).
-        next_query: The query that the model asked for; None if it asked for nothing more.
+        next_query: The query for the next round; None if the model stopped.
         response: The model's raw text.
         more_queries: Further queries of the same round.
-        notes: Other information of a method, as JSON (a plan, an outline, a number).
+        notes: Other data that a method records, as JSON (such as a plan or an outline).
     """
 
     query: str
@@ -176,7 +176,7 @@ class Step(Generic[UnitT]):
 class Attempt:
     """One attempt to answer from evidence of one granularity.
 
-    Without evidence the model is not called, and the attempt counts as insufficient.
+    Without evidence, the model is not called and ``sufficient`` is false.
     """
 
     granularity: Granularity
@@ -215,11 +215,11 @@ class Trajectory:
     Attributes:
         teacher: ``annotations``, or the name of a language model.
         steps: The rounds of retrieval, each with the teacher's decision.
-        end: Why the trajectory ends. ``stopped``: the teacher asked for nothing more.
+        end: Why the trajectory ends. ``stopped``: the teacher gave no further query.
             ``max_steps``: the limit was reached. ``repeat``: the teacher repeated a query.
-            ``in_vain``: the second round that kept nothing, and all later ones, are left out.
-            ``no_decision``: the last response neither asked a query nor declared the evidence
-            sufficient.
+            ``in_vain``: a second round kept nothing; it and all later rounds are left out.
+            ``no_decision``: the last response contains neither a query nor the statement that the
+            evidence is sufficient.
         solved: For annotations, whether the core facts support all facts that the question needs.
             For a language model, whether the answer read from them is correct. None if unchecked.
         parse_errors: Number of malformed outputs by kind.
@@ -242,7 +242,7 @@ class Usage:
         prompt_tokens: Tokens of the rendered prompt, including cached ones.
         cached_tokens: Prompt tokens that were not computed again.
         generated_tokens: New tokens, including the end-of-turn token.
-        seconds: Wall time from admission to end; in a total, concurrent requests overlap.
+        seconds: Wall time from admission to end; a total adds up concurrent requests.
         truncated: Number of prompts that were shortened to fit.
     """
 

@@ -2,7 +2,7 @@
 
 A field's allowed values are stated once, in its annotation: a `Literal` lists words, and a type
 such as `types.PositiveInt`, or another ``Annotated[int, msgspec.Meta(...)]``, gives a range.
-Relations between fields remain code.
+Conditions on several fields are checked elsewhere, in code.
 """
 
 import dataclasses
@@ -17,7 +17,6 @@ import msgspec
 from cirag_jax.errors import UserError
 
 # Names of types in error messages.
-# Types in error messages.
 TYPE_NAMES: Mapping[Any, str] = {
     bool: "true or false",
     int: "an integer",
@@ -28,10 +27,10 @@ TYPE_NAMES: Mapping[Any, str] = {
 
 
 def check_fields(settings: Any, kind: type[Any] | None = None, prefix: str = "") -> None:
-    """Raises `UserError` if a field holds a value that its annotation excludes.
+    """Raises `UserError` if the value of a field does not fit its annotation.
 
     Args:
-      settings: a dataclass or a block of a config. Nested dataclasses are checked, too.
+      settings: a dataclass or a block of a config; nested dataclasses are checked, too.
       kind: the dataclass with the annotations; by default the type of ``settings``.
       prefix: precedes field names in messages, such as ``config.retriever.``.
     """
@@ -44,7 +43,7 @@ def check_fields(settings: Any, kind: type[Any] | None = None, prefix: str = "")
 
 
 def check_value(field: str, value: Any, annotation: Any) -> None:
-    """Raises `UserError` if ``annotation`` excludes the value of ``field``."""
+    """Raises `UserError` if the value of ``field`` does not fit ``annotation``."""
     try:
         msgspec.convert(value, annotation)
     except msgspec.ValidationError:
