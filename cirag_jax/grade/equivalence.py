@@ -209,7 +209,7 @@ class Graph:
         return self.surfaces[node][0]
 
     def is_stated(self, path: Sequence[Edge]) -> bool:
-        """Whether facts state both ends of a path; otherwise it copies another path."""
+        """Returns whether facts state both ends of a path; otherwise it copies another path."""
         first, last = (self._own[edge.fact] for edge in (path[0], path[-1]))
         return first.head == path[0].head and last.tail == path[-1].tail
 

@@ -203,7 +203,7 @@ class TypedTemplates(Templates):
 
 
 def _repeats(text: str) -> bool:
-    """Whether a question repeats three words in a row, or the same noun nearby."""
+    """Returns whether a question repeats three words in a row, or the same noun nearby."""
     words = text.split()
     runs = list(zip(words, words[1:], words[2:], strict=False))
     return len(set(runs)) < len(runs) or _REPETITION.search(text) is not None

@@ -1,1 +1,1 @@
-"""The methods: generators of requests that read like their papers."""
+"""Question-answering methods. Each is a generator that yields requests and gets their results."""

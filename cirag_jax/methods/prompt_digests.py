@@ -1,4 +1,4 @@
-"""Hashes of prompts. A trained model must be used with the prompts that it was trained on."""
+"""Hashes of prompts, which check that a trained model is used with its training prompts."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""The registry of methods. A method is a module that defines ``METHOD``, found by its name."""
+"""The registry of methods, which finds the module that defines a method's ``METHOD`` by name."""
 
 import dataclasses
 import importlib
@@ -18,13 +18,13 @@ _NOT_METHODS = ("baselines", "common", "registry", "prompt_digests")
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A method.
+    """A question-answering method.
 
     Attributes:
       program: generator function that answers a question. The question has only its id and text,
         unless the settings' `Needs` include gold annotations.
-      config: frozen dataclass of the settings, the block ``config.<name>`` of a config file; its
-        ``needs`` are a `Needs`.
+      config: frozen dataclass of the settings, which a config file has in ``config.<name>``. Its
+        attribute ``needs`` is a `Needs`.
     """
 
     program: Callable[[Question, Any], Program[Prediction]]
@@ -62,7 +62,7 @@ def method_module(name: str) -> str:
 
 
 def block_name(name: str) -> str:
-    """Returns the name of a method's block in a config, the last part of the method's name."""
+    """Returns the name of a method's config block: the last part of its dotted name."""
     return name.rpartition(".")[2]
 
 

@@ -1,1 +1,1 @@
-"""Baselines of the papers, one file each."""
+"""The baselines that the papers compare with, one per file."""

@@ -1,6 +1,6 @@
 """Beam retrieval over chains of passages, after BeamDR (Zhao et al., NAACL 2021).
 
-BeamDR trains an encoder for question and chain; here the configured encoder embeds them.
+BeamDR trains its own encoder for question and chain. This version uses the encoder of the config.
 """
 
 import collections
@@ -25,7 +25,7 @@ class BeamRetrievalConfig:
       max_hops: maximum number of passages in a chain.
       num_chains: chains kept per hop.
       num_passages: passages retrieved to extend a chain.
-      num_read: number of passages that the reader reads, those of the best chains.
+      num_read: number of passages that the reader reads, from the best chains first.
       reader_format: documents (FlashRAG), or a format of CIRAG's reader: thought, chain, brief.
     """
 
@@ -42,17 +42,17 @@ class BeamRetrievalConfig:
 
 
 class PassageChain(NamedTuple):
-    """Passages in order of retrieval, and the sum of their scores."""
+    """A chain of passages in order of retrieval, and the sum of their scores."""
 
     passages: tuple[Passage, ...] = ()
     score: float = 0.0
 
 
 def beam_retrieval(question: Question, config: BeamRetrievalConfig) -> Program[Prediction]:
-    """Answers a question: extends the best chains hop by hop, and reads their passages."""
+    """Answers a question: extends the best chains hop by hop, then reads their passages."""
     beam, steps, errors = [PassageChain()], [], collections.Counter[str]()
     for _ in range(config.max_hops):
-        # The form of query that aligners are trained on.
+        # Aligners are trained on queries of this form.
         queries = [
             query_text(question.question, [passage_text(p) for p in chain.passages], "passage")
             for chain in beam

@@ -22,21 +22,21 @@ from cirag_jax.validation import check_fields
 
 @dataclasses.dataclass(frozen=True)
 class GengroundConfig:
-    """GenGround's settings; the defaults are those of DualRAG's code.
+    """GenGround's settings, with the defaults of DualRAG's code.
 
     Attributes:
-      max_steps: number of sub-questions.
+      max_steps: maximum number of sub-questions.
       num_passages: passages kept per sub-question.
-      rerank_from: passages retrieved for the ranker; 0 disables reranking.
-      min_score: reranked passages that score this or less are dropped; 0 suits logits.
-      batch: passages read at a time, until some support an answer.
+      rerank_from: passages retrieved for reranking; 0 disables reranking.
+      min_score: reranked passages with this score or less are dropped; 0 suits logits.
+      batch: passages per grounding request; requests stop at the first grounded answer.
       max_batches: maximum number of batches per sub-question.
-      constrained: decode JSON under its schema.
+      constrained: force JSON responses to follow their schema.
       grounding: tags (released code: the generator writes a reference and a revised answer), or
         reader (ours, for small models: the reader answers the sub-question or refuses).
-      reader_format: pairs (released code: reads sub-questions and answers), documents, or a format
-        of CIRAG's reader: thought, chain, brief. All but pairs read the passages that support the
-        answers, and the pairs if there are none.
+      reader_format: pairs (released code: the reader reads sub-questions with their answers),
+        documents, or a format of CIRAG's reader: thought, chain, brief. Except in pairs, the reader
+        reads the supporting passages of the answers, and falls back to the pairs if there are none.
     """
 
     max_steps: PositiveInt = 5
@@ -56,7 +56,7 @@ class GengroundConfig:
 
     @property
     def needs(self) -> Needs:
-        """The generator, the reader, and a ranker if passages are reranked."""
+        """Needs the generator, the reader, and a ranker if passages are reranked."""
         return Needs(
             roles=("generator", "reader"),
             abilities={"generator": ("json_schema",)} if self.constrained else {},
@@ -65,7 +65,7 @@ class GengroundConfig:
 
 
 def genground(question: Question, config: GengroundConfig) -> Program[Prediction]:
-    """Answers a question: guesses, searches and grounds each sub-question, then reads."""
+    """Answers a question: guesses and grounds answers to sub-questions, then reads them."""
     text, pairs, steps = question.question, [], []
     errors = collections.Counter[str]()
     supporting: dict[str, Passage] = {}
@@ -78,7 +78,7 @@ def genground(question: Question, config: GengroundConfig) -> Program[Prediction
             errors[f"deduction_{deduction.problem}"] += 1
         query = deduction.question
         earlier = [sub_question for sub_question, _ in pairs]
-        if not query or query in earlier:  # The question replaces it once, then the rounds end.
+        if not query or query in earlier:  # Use the question instead, but only once.
             errors["repeated_query"] += bool(query)
             query = text
             if query in earlier:
@@ -117,7 +117,7 @@ def ground(
     config: GengroundConfig,
     errors: collections.Counter[str],
 ) -> Program[tuple[str, tuple[Passage, ...]]]:
-    """Returns the answer to a sub-question with the passages that support it, or the guess."""
+    """Returns the grounded answer to a sub-question and its passages, or the guess and none."""
     starts = range(0, len(passages), config.batch)
     for start in itertools.islice(starts, config.max_batches):
         batch = tuple(passages[start : start + config.batch])
@@ -149,7 +149,7 @@ def _answer(
     config: GengroundConfig,
     errors: collections.Counter[str],
 ) -> Program[Attempt]:
-    """Answers from the pairs, or from the passages that support them."""
+    """Answers from pairs of sub-question and answer, or from their supporting passages."""
     if config.reader_format != "pairs" and supporting:
         return (yield from read(question, "passage", supporting, config.reader_format, errors))
     lines = tuple(f"{sub_question} {answer}" for sub_question, answer in pairs)
@@ -160,7 +160,7 @@ def _answer(
 
 # -------------------------------------------------------------------------------------- prompts
 
-EMPTY = "Empty"  # The reference if no document supports the guess (released code).
+EMPTY = "Empty"  # The reference to write if no document supports the guess (released code).
 MAX_CHARS = 300
 
 _DEDUCE = (
@@ -204,14 +204,14 @@ def deduction_messages(question: str, pairs: Pairs) -> tuple[Message, ...]:
 def grounding_messages(
     question: str, guess: str, documents: Sequence[Passage]
 ) -> tuple[Message, ...]:
-    """Returns the conversation that requests a reference for a guess, and a revised answer."""
+    """Returns the conversation that requests a supporting sentence and a revised answer."""
     texts = "\n\n".join(map(passage_line, documents))
     ending = f"\n\nQuestion: {one_line(question)}\nAnswer from memory: {one_line(guess)}"
     return Message("system", _GROUND), Message("user", "Documents:\n", texts, ending)
 
 
 def answer_messages(question: str, pairs: Pairs) -> tuple[Message, ...]:
-    """Returns the conversation that requests the answer (`reading_prompts.parse_answer`)."""
+    """Returns the conversation that requests the answer to the question."""
     return Message("system", _ANSWER), Message("user", _state(question, pairs))
 
 
@@ -222,7 +222,7 @@ def _state(question: str, pairs: Pairs) -> str:
 
 
 class Deduction(NamedTuple):
-    """A sub-question, a guess, and the kind of malformed output, or None."""
+    """A sub-question with a guessed answer; ``problem`` is the kind of malformed output, if any."""
 
     question: str
     guess: str
@@ -230,7 +230,7 @@ class Deduction(NamedTuple):
 
 
 def parse_deduction(text: str, *, truncated: bool = False) -> Deduction:
-    """Parses a deduction; never fails."""
+    """Parses a response to `deduction_messages`; never fails."""
     value, problem = find_json(text, "question", truncated)
     fields = [] if value is None else [value.get("question"), value.get("answer")]
     parts = [one_line(f)[:MAX_CHARS] if isinstance(f, str) else "" for f in fields] or ["", ""]
@@ -241,7 +241,13 @@ def parse_deduction(text: str, *, truncated: bool = False) -> Deduction:
 
 
 class GroundingReply(NamedTuple):
-    """A reference (empty without support), a revised answer, and the kind of malformed output."""
+    """A parsed response to `grounding_messages`.
+
+    Attributes:
+      reference: the supporting sentence, or an empty string.
+      revised: the revised answer.
+      problem: the kind of malformed output, or None.
+    """
 
     reference: str
     revised: str
@@ -249,7 +255,7 @@ class GroundingReply(NamedTuple):
 
 
 def parse_grounding(text: str) -> GroundingReply:
-    """Parses a grounding; never fails."""
+    """Parses a response to `grounding_messages`; never fails."""
     reference, revised = _tagged("ref", text), _tagged("revise", text)
     if reference is None:
         return GroundingReply("", "", "no_reference")
@@ -260,6 +266,6 @@ def parse_grounding(text: str) -> GroundingReply:
 
 
 def _tagged(tag: str, text: str) -> str | None:
-    """The text in a pair of tags, the second of which may be missing; None without the first."""
+    """Returns the text after an opening tag, up to the next tag; None without the opening tag."""
     match = re.search(rf"<{tag}>([^<]*)(?:</{tag}>|<|$)", text[:20_000], re.IGNORECASE)
     return None if match is None else one_line(match[1])[:MAX_CHARS]

@@ -1,6 +1,6 @@
 """IRCoT: retrieval interleaved with a chain of thought (Trivedi et al., ACL 2023).
 
-With ``thoughts=documents`` it is IRDoc (KiRAG, Figure 1).
+The setting ``thoughts=documents`` gives IRDoc (KiRAG, Figure 1).
 """
 
 import collections
@@ -26,8 +26,8 @@ class IrcotConfig:
       num_passages: passages retrieved for the question and for each thought.
       max_passages: maximum number of collected passages; later ones are dropped.
       max_thoughts: maximum number of thoughts.
-      thoughts: model; or documents (IRDoc), where the best unused passage replaces the thought.
-      num_read: number of passages that the reader reads, best first; 0 is all collected ones.
+      thoughts: model, or documents (IRDoc: the best unused passage replaces the thought).
+      num_read: number of passages that the reader reads, best first; 0 means all of them.
       reader_format: documents (FlashRAG), or a format of CIRAG's reader: thought, chain, brief.
     """
 
@@ -43,12 +43,12 @@ class IrcotConfig:
 
     @property
     def needs(self) -> Needs:
-        """The reader, and the reasoner unless documents replace the thoughts."""
+        """Needs the reader, and the reasoner unless documents replace the thoughts."""
         return Needs(roles=("reasoner", "reader") if self.thoughts == "model" else ("reader",))
 
 
 def ircot(question: Question, config: IrcotConfig) -> Program[Prediction]:
-    """Answers a question: retrieves with it and with each thought, then reads all passages."""
+    """Answers a question: retrieves for the question and each thought, then reads the passages."""
     query, thoughts, steps = question.question, [], []
     collected: dict[str, Passage] = {}
     best: dict[str, float] = {}  # The highest score of each passage.
@@ -108,12 +108,12 @@ _INSTRUCTION = (
 def thought_messages(
     question: str, passages: Iterable[Passage], thoughts: Sequence[str]
 ) -> tuple[Message, ...]:
-    """Returns the conversation that requests the sentence after ``thoughts``."""
+    """Returns the conversation that requests the next sentence after ``thoughts``."""
     documents = "\n\n".join(f"{passage.title}\n{passage.text}" for passage in passages)
     reasoning = f"Question: {question}\nReasoning: {' '.join(thoughts)}".rstrip()
     return (Message("system", _INSTRUCTION, documents), Message("user", reasoning))
 
 
 def parse_thought(text: str) -> str:
-    """Returns the first sentence of a response, or an empty string."""
+    """Returns the first sentence of a response; empty if there is none."""
     return next((s.strip() for s in split_sentences(text.strip()) if s.strip()), "")

@@ -15,14 +15,14 @@ from cirag_jax.validation import check_fields
 
 @dataclasses.dataclass(frozen=True)
 class IterRetgenConfig:
-    """Iter-RetGen's settings (FlashRAG's).
+    """Iter-RetGen's settings, with FlashRAG's defaults.
 
     Attributes:
       num_rounds: number of rounds of retrieval and reading.
       num_passages: passages retrieved per round.
-      num_read: number of these that the reader reads.
-      query_with: text after the question in the next query: the answer, or the whole response (the
-        paper, whose reader reasons first: reader_format=thought).
+      num_read: number of these passages that the reader reads.
+      query_with: text appended to the question in the next query: the answer, or the complete
+        response. The paper uses the response, and its reader reasons first (reader_format=thought).
       reader_format: documents (FlashRAG), or a format of CIRAG's reader: thought, chain, brief.
     """
 
@@ -49,7 +49,7 @@ def iter_retgen(question: Question, config: IterRetgenConfig) -> Program[Predict
     errors = collections.Counter[str]()
     retrieved = Retrieved((), ())
     for _ in range(config.num_rounds):
-        if query in queries:  # The round would repeat an earlier one.
+        if query in queries:  # The round would repeat an earlier round.
             errors["repeated_query"] += 1
             break
         queries.append(query)
@@ -61,7 +61,7 @@ def iter_retgen(question: Question, config: IterRetgenConfig) -> Program[Predict
         attempts.append(attempt)
         addition = attempt.response
         if config.query_with == "answer":
-            # A thought that was cut off before its answer is not worth a search.
+            # A refusal, or a response cut off before its answer, makes a poor query.
             addition = attempt.answer if attempt.sufficient else ""
         next_query = one_line(f"{question.question} {addition}")
         ids = tuple(p.id for p in retrieved.passages)

@@ -1,4 +1,4 @@
-"""NativeRAG: one retrieval with the question, one reading."""
+"""NativeRAG: retrieves passages for the question and reads them, in a single round."""
 
 import collections
 import dataclasses
@@ -25,17 +25,17 @@ from cirag_jax.validation import check_fields
 
 @dataclasses.dataclass(frozen=True)
 class NativeRagConfig:
-    """NativeRAG's settings (FlashRAG's naive generation).
+    """NativeRAG's settings, with the defaults of FlashRAG's naive generation.
 
     Attributes:
       num_passages: number of retrieved passages.
       reader_format: documents (FlashRAG), or a format of CIRAG's reader: thought, chain, brief.
       num_read: number of units that the reader reads (all ten in the CIRAG paper).
-      units: passage; or the sentences (sentence) or triples (triple) of the passages, ranked by the
-        question (the retriever's row of CIRAG's Table 5).
-      rerank_from: above 0, retrieve this number of passages and keep the num_passages best of them
-        after reranking (DualRAG's NativeRAG: 50).
-      min_score: reranked passages that score this or less are dropped.
+      units: units that the reader reads: passage; or the passages' sentences (sentence) or triples
+        (triple), ranked against the question (CIRAG, Table 5, row of the retriever).
+      rerank_from: passages retrieved for reranking, which keeps the best num_passages; 0 disables
+        reranking (DualRAG's NativeRAG: 50).
+      min_score: reranked passages with this score or less are dropped.
       normalization: normal form in which triples are compared.
     """
 
@@ -63,7 +63,7 @@ class NativeRagConfig:
 
     @property
     def needs(self) -> Needs:
-        """The reader, and rankers of passages and units if these are ranked."""
+        """Needs the reader, and rankers for passages or units if the settings rank them."""
         return Needs(
             roles=("reader",),
             rankers=(
@@ -76,7 +76,7 @@ class NativeRagConfig:
 
 
 def native_rag(question: Question, config: NativeRagConfig) -> Program[Prediction]:
-    """Answers a question with one retrieval and one reading."""
+    """Answers a question by retrieving once and reading once."""
     query, errors = question.question, collections.Counter[str]()
     retrieved = yield from search(query, config.num_passages, config.rerank_from, config.min_score)
     step, evidence = Step(query, tuple(p.id for p in retrieved.passages)), retrieved.passages
@@ -108,7 +108,7 @@ METHOD = Method(native_rag, NativeRagConfig)
 def _rank_units(
     query: str, passages: Sequence[Passage], config: NativeRagConfig
 ) -> Program[tuple[tuple[Fact, ...], tuple[float, ...]]]:
-    """The passages' sentences or triples, best first, with their scores."""
+    """Returns the passages' sentences or triples, best first, with their scores."""
     if config.units == "triple":
         extracted: Extracted = yield Extract(tuple(passages))
         triples = (triple for triples in extracted.triples for triple in triples or ())
@@ -121,7 +121,7 @@ def _rank_units(
 
 
 def _line(fact: Fact, pool: Evidence) -> str:
-    """A triple or a sentence as the reader reads it."""
+    """Returns a triple or a sentence as a line of the reader's prompt."""
     if isinstance(fact, Triple):
         return triple_line(fact, pool.normalization)
     passage_id, index = location_of(fact)

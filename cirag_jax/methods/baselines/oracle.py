@@ -1,4 +1,4 @@
-"""Oracle: the reader reads the gold evidence, an upper bound for retrieval with this reader."""
+"""Oracle: the reader gets the gold evidence, which gives an upper bound for any retrieval."""
 
 import collections
 import dataclasses
@@ -22,8 +22,8 @@ class OracleConfig:
     """The oracle's settings.
 
     Attributes:
-      units: units of the gold evidence: passage; sentence (all sentences of a gold passage without
-        annotated ones); or triple (evidence triples, or sub-questions with their answers).
+      units: units of the gold evidence: passage; sentence (all sentences of a gold passage if none
+        is annotated); or triple (evidence triples, or sub-questions with their answers).
       normalization: normal form of triples that the reader reads.
       reader_format: documents (FlashRAG), or a format of CIRAG's reader: thought, chain, brief.
     """
@@ -39,13 +39,13 @@ class OracleConfig:
 
     @property
     def needs(self) -> Needs:
-        """The annotations, and the gold passages by id unless only triples are read."""
+        """Needs the annotations, and the corpus unless only triples are read."""
         reads_text = self.units != "triple"
         return Needs(roles=("reader",), corpus=reads_text, search=False, gold=True)
 
 
 def oracle(question: Question, config: OracleConfig) -> Program[Prediction]:
-    """Answers a question from its annotated evidence, or without evidence if it has none."""
+    """Answers a question from its annotated evidence, which may be empty."""
     errors = collections.Counter[str]()
     gold = tuple(dict.fromkeys(question.supporting or ()))
     triples: tuple[Triple, ...] = ()
@@ -86,7 +86,7 @@ METHOD = Method(oracle, OracleConfig)
 
 
 def _sentences(question: Question, passages: dict[str, Passage]) -> tuple[tuple[str, int], ...]:
-    """The annotated sentences, and all sentences of gold passages without annotated ones."""
+    """Returns annotated sentences, and all sentences of gold passages without annotations."""
     annotated = question.supporting_sentences or ()
     with_annotations = {passage_id for passage_id, _ in annotated}
     rest = [
@@ -104,7 +104,7 @@ def _sentences(question: Question, passages: dict[str, Passage]) -> tuple[tuple[
 
 
 def _triples(question: Question) -> tuple[Triple, ...]:
-    """The evidence triples, or the sub-questions of the decomposition with their answers."""
+    """Returns the evidence triples, or triples from the sub-questions and their answers."""
     if question.evidences:
         return tuple(Triple(*parts) for parts in question.evidences)
     decomposition = question.decomposition or ()

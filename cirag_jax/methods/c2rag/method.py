@@ -195,7 +195,7 @@ def collect_evidence(state: State, grounding: Grounding) -> Program[list[Block]]
 
 
 def _sources(state: State, candidates: Sequence[Candidate]) -> Iterable[Excerpt]:
-    """The excerpts that state candidates, as ``config.resolved_evidence`` selects them."""
+    """Returns the excerpts that state candidates, as ``config.resolved_evidence`` selects them."""
     unit = state.config.resolved_evidence
     for fact, score in candidates:
         for passage_id, _ in fact.sources:
@@ -216,7 +216,7 @@ def _names_both(text: str, triple: Triple, config: C2ragConfig) -> bool:
 
 
 def _naming_sentence(passage: Passage, triple: Triple, config: C2ragConfig) -> int | None:
-    """The index of the first sentence that contains both names of a triple."""
+    """Returns the index of the first sentence that contains both names of a triple."""
     sentences = enumerate(sentences_of(passage))
     return next((i for i, sentence in sentences if _names_both(sentence, triple, config)), None)
 
@@ -264,7 +264,7 @@ def _prediction(
 
 
 def _step(state: State, block: Block, grounding: Grounding) -> Step:
-    """A constraint as a step of the trace."""
+    """Returns a constraint as a step of the trace."""
     constraint = state.plan[block.index]
     pool = state.pools.get(block.index, CandidatePool(constraint))
     n_eff = grounding.n_eff.get(block.index)

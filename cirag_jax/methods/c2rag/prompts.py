@@ -296,7 +296,7 @@ def _plain(value: Any) -> str:
 
 
 def _end(text: str) -> str:
-    """An unknown in a canonical spelling, or an unchanged name."""
+    """Returns an unknown in a canonical spelling, or an unchanged name."""
     return "?" + "_".join(_words(text)) if is_variable(text) else text
 
 

@@ -60,7 +60,7 @@ def search_graph(
 
 
 def _is_coarse(state: State, lookup: Lookup) -> bool:
-    """Whether all triples of the graph are candidates (w/o Constraint, NoC2RAG)."""
+    """Returns whether all triples of the graph are candidates (w/o Constraint, NoC2RAG)."""
     return not state.config.use_constraints or lookup.index < state.config.plain_hops
 
 
@@ -134,7 +134,7 @@ def _align_relations(
 def _rerank(
     state: State, lookups: Sequence[Lookup], aligned: Sequence[Sequence[Candidate]]
 ) -> Program[list[list[Candidate]]]:
-    """The K_s best candidates of each lookup, with their scores z (Eq. 6)."""
+    """Returns the K_s best candidates of each lookup, with their scores z (Eq. 6)."""
     config = state.config
     best = [list(candidates[: config.num_structural]) for candidates in aligned]
     if not config.rerank_structural:
@@ -154,7 +154,7 @@ def _rerank(
 
 
 def _ranked_triple(triple: Triple, config: C2ragConfig) -> Triple:
-    """A candidate as the reranker reads it."""
+    """Returns a candidate as the reranker reads it."""
     return triple if config.use_relations else triple._replace(relation="")
 
 

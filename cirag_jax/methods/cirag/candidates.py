@@ -1,4 +1,4 @@
-"""Construction (section 3.3): the candidates of a round, from its passages."""
+"""Construction (section 3.3): ranks the facts of a round's passages as candidates."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ from cirag_jax.types import Passage, Triple
 def construct(
     state: State, query: str, passages: Sequence[Passage], linked: Sequence[Passage]
 ) -> Program[Candidates]:
-    """Returns T^_t: the N triples (or sentences, ours) of the passages that are nearest to a_t.
+    """Returns the candidates T^_t: the N triples nearest to the query (or sentences, ours).
 
     Args:
       state: the state before this round.
-      query: a_t.
-      passages: D_t.
-      linked: passages whose facts get ``config.link_bonus`` (ours).
+      query: the query a_t.
+      passages: the passages D_t, whose facts are ranked.
+      linked: passages whose facts get the bonus ``config.link_bonus`` (ours).
     """
     if state.config.units == "sentence":
         candidates = yield from sentence_candidates(query, passages, state.config)
@@ -47,7 +47,7 @@ def triple_candidates(state: State, query: str, passages: Sequence[Passage]) -> 
         for triple in triples or ()
         if any(triple_key(triple, config.normalization))
     )
-    # The order of the passages makes the best ranked source of a triple its first one.
+    # Passages are in ranked order, so the first source of a triple is its best-ranked source.
     triples = tuple(fact.triple for fact in merge_sources(not_blank, config.normalization))
     if not config.use_reranker or not triples:
         return Candidates(triples, (0.0,) * len(triples))
@@ -58,7 +58,7 @@ def triple_candidates(state: State, query: str, passages: Sequence[Passage]) -> 
 def sentence_candidates(
     query: str, passages: Sequence[Passage], config: CiragConfig
 ) -> Program[Candidates]:
-    """Ranks the sentences of the passages, which need no extraction."""
+    """Ranks the sentences of the passages, without extracting triples."""
     sentences = sentences_by_text(passages)
     if config.integrator == "model":  # The prompts of later rounds show the texts again.
         sentences = {text: dataclasses.replace(s, text=text) for text, s in sentences.items()}
@@ -69,7 +69,7 @@ def sentence_candidates(
 
 
 def _num_ranked(config: CiragConfig) -> int:
-    """The number of candidates that the ranker returns: all (0) if links reorder them."""
+    """Returns how many candidates to request; 0 (all) if link bonuses reorder them later."""
     return 0 if config.link_bonus else config.num_candidates
 
 

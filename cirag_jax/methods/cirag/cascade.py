@@ -25,9 +25,9 @@ from cirag_jax.types import Attempt, Granularity, Passage, Prediction, Step, Tri
 
 
 class CascadeConfig:
-    """The settings that the cascade reads, to inherit from; `CiragConfig` describes them.
+    """Base class of settings for methods that use the cascade; `CiragConfig` describes the fields.
 
-    ``pools`` are the granularities whose pools can hold evidence, in the order of the cascade.
+    ``pools`` lists the granularities that the cascade reads, in order.
     """
 
     pools: tuple[Granularity, ...]
@@ -46,10 +46,10 @@ def cascade(
     config: CascadeConfig,
     parse_errors: collections.Counter[str],
 ) -> Program[list[Attempt]]:
-    """Reads one granularity after the other until the reader answers (Eq. 5 and 6).
+    """Reads one granularity after another until the reader answers (Eq. 5 and 6).
 
-    An empty pool counts as a refusal, without a call. An empty pool of passages is filled with the
-    passages ``first`` of the first round (D_1).
+    If the pool of passages is empty, the reader gets ``first``, the passages of the first round
+    (D_1). Any other empty pool is treated as a refusal, without a model call.
     """
     attempts: list[Attempt] = []
     for granularity in config.pools:
@@ -72,7 +72,7 @@ def cascade(
 def _pool(
     granularity: Granularity, evidence: Evidence, first: Sequence[Passage]
 ) -> tuple[str, ...]:
-    """The lines of the pool C, S or D that the reader reads."""
+    """Returns the pool of a granularity (C, S or D) as lines of the reader's prompt."""
     if granularity == "triple":
         return tuple(triple_line(t, evidence.normalization) for t in evidence.triples)
     if granularity == "sentence":
@@ -88,7 +88,7 @@ def _read(
     parse_errors: collections.Counter[str],
     may_refuse: bool = True,
 ) -> Program[Attempt]:
-    """a^(g) = M_R(x, C^(g), I^(g)) of Eq. 5, with its sufficiency Suf."""
+    """Returns the answer a^(g) and whether it is sufficient (Eq. 5)."""
     messages = reading_prompts.answer_messages(
         question, granularity, pool, may_refuse=may_refuse, reader_format=config.reader_format
     )
@@ -106,9 +106,9 @@ def _read(
 
 
 def contains_answer(pool: Sequence[str], answer: str) -> bool:
-    """Returns whether the words of the answer occur in a row in the evidence, or it is yes or no.
+    """Returns whether the answer is yes or no, or occurs word for word in the evidence.
 
-    Words are compared in the forms ascii and unicode, because triples may be shown in ascii.
+    Texts are compared in both normal forms, ascii and unicode, because triples may be in ascii.
     """
     for form in ("ascii", "unicode"):
         words = normalize(answer, form)
@@ -126,10 +126,11 @@ def prediction(
     parse_errors: Mapping[str, int],
     passages: tuple[str, ...] | None = None,
 ) -> Prediction:
-    """Returns the answer a^(g*) of the cascade with its granularity g* (Eq. 6), and the evidence.
+    """Returns the cascade's answer a^(g*), its granularity g* (Eq. 6) and the ranked evidence.
 
-    The granularity is ``default`` if every attempt was refused, the answer was forced, or there
-    were no attempts. ``passages`` replaces the ranking of passages by their facts.
+    The granularity is ``default`` if the reader refused every attempt, the answer was forced, or
+    there were no attempts. By default, passages are ranked by their facts; ``passages`` overrides
+    this ranking.
     """
     facts = rank_facts(steps, config.normalization)
     last = attempts[-1] if attempts else Attempt("default", (), "", "", False)

@@ -1,8 +1,8 @@
-"""The compact format of integration (ours): candidates are numbered, and kept by their numbers.
+"""The compact prompt format of integration (ours): the model keeps candidates by their numbers.
 
-A decision has two lines: ``Keep: 2 5`` (or ``none``) and ``Next: ...`` (or ``done``). So "nothing
-helps here" and "nothing is missing" are different words, and a kept fact costs a number instead of
-a copy. Triples are shown as they were extracted, sentences after the title of their passage.
+A decision has two lines: ``Keep: 2 5`` (or ``none``) and ``Next: ...`` (or ``done``). Two different
+words thus mean that no fact helps and that no fact is missing, and a kept fact costs a number
+instead of a copy. Triples are shown as extracted, and sentences after the title of their passage.
 """
 
 import re
@@ -17,8 +17,8 @@ from cirag_jax.types import Sentence, Step, Triple, Unit
 Units = Literal["triple", "sentence"]
 
 NONE, DONE = "none", "done"
-KEEP = "Keep:"  # Every decision begins with it.
-LAST_LINE = f"Next: {DONE}"  # The last decision ends with it.
+KEEP = "Keep:"  # The beginning of every decision.
+LAST_LINE = f"Next: {DONE}"  # The end of the last decision.
 
 _INSTRUCTION = """\
 You collect facts until a question can be answered. Each round shows numbered facts{form}. Reply \
@@ -30,7 +30,7 @@ _FORMS = {"triple": "", "sentence": ", each of them a sentence after the title o
 STOP = ("\nFacts:", "\nQuestion:")
 SECTIONS = (Section(KEEP, ("\n",), "\n", 24), Section("Next:", ("\n",), "", 40))
 
-# Bold ends right after the colon; a later asterisk belongs to the text.
+# Bold markup ends right after the colon; a later asterisk belongs to the text.
 _LINE = re.compile(r"^[ \t*#-]*(keep|next)[ \t*]*:\**[ \t]*(.*)$", re.IGNORECASE)
 _NOTHING = ([DONE], [NONE], ["no", "question"], ["nothing"])
 _MAX_DIGITS = 6  # No candidate has a longer number, and int() takes quadratic time.
@@ -40,7 +40,7 @@ _QUESTION = "Question: "
 def messages(
     question: str, steps: Sequence[Step], candidates: Sequence[Unit], units: Units = "triple"
 ) -> list[Message]:
-    """Returns the conversation before a decision, as `prompts.integration_messages`."""
+    """Returns the integrator's conversation before it decides on ``candidates``."""
     instruction = _INSTRUCTION.format(form=_FORMS[units])
     head = f"{_QUESTION}{one_line(question)}\n\n"
     observations = [_numbered(facts) for facts in (*(s.candidates for s in steps), candidates)]
@@ -50,7 +50,7 @@ def messages(
 def alternating(
     instruction: str, head: str, observations: Sequence[str], decisions: Iterable[str]
 ) -> list[Message]:
-    """Returns a conversation of observations, the first after ``head``, and decisions on them."""
+    """Returns a conversation of alternating observations and decisions, beginning with ``head``."""
     turns = [Message("system", instruction), Message("user", head, observations[0])]
     for decision, observation in zip(decisions, observations[1:], strict=True):
         turns += [Message("assistant", decision), Message("user", "", observation)]
@@ -63,7 +63,7 @@ def _numbered(facts: Sequence[Unit]) -> str:
 
 
 def line(fact: Unit) -> str:
-    """Returns a candidate (a triple, a sentence with its text, or a line) as prompts show it."""
+    """Returns a candidate (a triple, a sentence with its text, or a line) as text for prompts."""
     match fact:
         case Triple():
             return " | ".join(one_line(part).replace("|", "/") for part in fact[:3])
@@ -73,7 +73,7 @@ def line(fact: Unit) -> str:
 
 
 def render_decision(step: Step) -> str:
-    """Returns the decision of a round; kept facts that were not candidates are left out."""
+    """Returns the decision of a round as text, without kept facts that were not candidates."""
     numbers = [str(n) for n, fact in enumerate(step.candidates, 1) if fact in step.kept]
     query = DONE if step.next_query is None else one_line(step.next_query)
     return f"{KEEP} {' '.join(numbers) or NONE}\nNext: {query}"
@@ -82,11 +82,11 @@ def render_decision(step: Step) -> str:
 def read_conversation(
     messages: Sequence[Message],
 ) -> tuple[list[tuple[str, tuple[str, ...]]], str, tuple[str, ...]]:
-    """Parses a rendered conversation, without its worked examples.
+    """Parses a rendered conversation and skips its worked examples.
 
     Returns:
-      The decided rounds, each as its query and the lines that it kept; the query of the current
-      round; and the lines of its candidates.
+      The query and the kept lines of each finished round, the query of the current round, and the
+      candidate lines of the current round.
     """
     start = max(i for i, message in enumerate(messages) if message.text.startswith(_QUESTION))
     query = messages[start].text.partition("\n")[0].removeprefix(_QUESTION)
@@ -103,7 +103,7 @@ def read_conversation(
 
 
 def ask_for_question(messages: Sequence[Message], response: str) -> tuple[Message, ...]:
-    """Returns the conversation that requests a missing line ``Next:``."""
+    """Returns the conversation that requests a missing ``Next:`` line."""
     reminder = (
         'Your reply has no line "Next:". Write that line alone, with the next question, or '
         f'"Next: {DONE}" if the facts kept so far answer the question.'
@@ -112,10 +112,11 @@ def ask_for_question(messages: Sequence[Message], response: str) -> tuple[Messag
 
 
 def parse_decision(text: str, candidates: Sequence[Any], *, truncated: bool = False) -> Decision:
-    """Parses a response; never fails. Lines other than the two become the thought.
+    """Parses a response; never fails.
 
-    Kinds of parse errors: ``truncated``, ``empty``, ``no_facts``, ``no_question``,
-    ``repeated_header``, and ``not_a_candidate`` (a number without a candidate).
+    All lines except ``Keep:`` and ``Next:`` become the thought. Kinds of parse errors:
+    ``truncated``, ``empty``, ``no_facts``, ``no_question``, ``repeated_header``, and
+    ``not_a_candidate`` (a number without a candidate).
     """
     errors = ["truncated"] if truncated else []
     if not text.strip():
@@ -139,7 +140,7 @@ def parse_decision(text: str, candidates: Sequence[Any], *, truncated: bool = Fa
             errors.append("not_a_candidate")
     if "keep" not in lines:
         errors.append("no_facts")
-    # An empty line counts unless the text was cut off there.
+    # An empty ``Next:`` line means that nothing is missing, unless the text was cut off there.
     has_question = "next" in lines and bool(lines["next"] or not truncated)
     if not has_question:
         errors.append("no_question")
@@ -149,13 +150,13 @@ def parse_decision(text: str, candidates: Sequence[Any], *, truncated: bool = Fa
 
 
 def parse_query(text: str) -> str | None:
-    """Returns the question of a line ``Next:``, or None if nothing is missing."""
+    """Returns the question of a ``Next:`` line, or None if nothing is missing."""
     words = re.findall(r"\w+", text.lower())
     return None if not words or words in _NOTHING else one_line(text)
 
 
 def parse_reply(text: str, *, truncated: bool = False) -> Decision:
-    """Parses the reply to `ask_for_question`, a line or a bare question; never fails."""
+    """Parses the reply to `ask_for_question`: a ``Next:`` line or a bare question. Never fails."""
     decision = parse_decision(text, (), truncated=truncated)
     errors = ("truncated",) if truncated else ()
     if decision.has_question:

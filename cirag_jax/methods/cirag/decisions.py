@@ -1,4 +1,4 @@
-"""Decisions of an integrator, in whichever format they were written."""
+"""Parsed decisions of an integrator, independent of the prompt format."""
 
 import dataclasses
 from typing import Any
@@ -21,7 +21,7 @@ class Decision:
     Attributes:
       thought: the reasoning r_t, or an empty string.
       kept: the chosen candidates T~_t (triples or sentences), without repeats.
-      next_query: the next query a_{t+1}, or None to end; meaningless unless ``has_question``.
+      next_query: the next query a_{t+1}, or None to end the rounds; valid only if ``has_question``.
       has_question: whether the response has a question section.
       parse_errors: kinds of malformed output, one entry per occurrence.
       response: the unparsed text.
@@ -43,7 +43,7 @@ class Section:
       opening: text before the model's part, such as the header.
       stop: strings that end the model's part.
       closing: text after the model's part.
-      max_tokens: most new tokens of the model's part.
+      max_tokens: maximum number of new tokens in the model's part.
     """
 
     opening: str

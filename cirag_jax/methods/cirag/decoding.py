@@ -1,6 +1,8 @@
-"""Decoding a decision of a language model: freely (paper), by sections, or by probability (ours).
+"""Decoding of a language model's decision.
 
-Each way returns the response, and whether generation ended at its token limit.
+The paper generates the response as free text. Our alternatives generate it section by section, or
+keep candidates by the probabilities of their numbers. Each function returns the response, and
+whether generation ended at its token limit.
 """
 
 import numpy as np
@@ -50,7 +52,7 @@ def _keep_probable(
 
 
 def _fill_sections(messages: tuple[Message, ...], config: CiragConfig) -> Program[tuple[str, bool]]:
-    """Writes the headers for the model, which generates the sections one by one."""
+    """Generates the sections of a response one by one, each after a prefilled header."""
     text, truncated = "", False
     for section in prompts.sections(config.prompt_format):
         text, is_cut = yield from _fill_section(messages, text, section, config)
@@ -61,7 +63,7 @@ def _fill_sections(messages: tuple[Message, ...], config: CiragConfig) -> Progra
 def _fill_section(
     messages: tuple[Message, ...], text: str, section: Section, config: CiragConfig
 ) -> Program[tuple[str, bool]]:
-    """Extends the response ``text`` by a section, whose content the model generates."""
+    """Appends a section to the response ``text``; the model generates the section's content."""
     text += section.opening
     response: Generated = yield Generate(
         (*messages, Message("assistant", text)),

@@ -19,7 +19,7 @@ TOP_K = 3
 
 
 def integrate(state: State, candidates: Candidates) -> Program[Decision]:
-    """Returns thought r_t, core facts T~_t and next query a_{t+1}: K_D(x, T^, I, H) of Eq. 1."""
+    """Returns the decision of a round: thought r_t, core facts T~_t, next query a_{t+1} (Eq. 1)."""
     if state.config.integrator == "aligner":
         return extend_chain(state, candidates)
     if state.config.integrator == "top_k":
@@ -28,7 +28,7 @@ def integrate(state: State, candidates: Candidates) -> Program[Decision]:
 
 
 def ask_model(state: State, candidates: Sequence[Fact]) -> Program[Decision]:
-    """Returns the decision of the language model ``integrator``."""
+    """Returns the decision of the language model with the role ``integrator``."""
     config = state.config
     messages = prompts.integration_messages(
         state.question,
@@ -51,7 +51,7 @@ def ask_model(state: State, candidates: Sequence[Fact]) -> Program[Decision]:
     if not decision.has_question and text.strip() and config.retry:
         decision = yield from _ask_for_question(state, messages, text, decision)
     state.parse_errors.update(decision.parse_errors)
-    # Without a question section the rounds end, although the model did not choose to stop.
+    # Without a question section, the rounds end although the model did not choose to stop.
     state.parse_errors["no_decision"] += not decision.has_question
     return dataclasses.replace(decision, response=text)
 
@@ -76,16 +76,16 @@ def _ask_for_question(
 
 
 def keep_top(question: str, candidates: Sequence[Fact]) -> Decision:
-    """Returns the decision of the baseline: keep the best three candidates, repeat the question."""
+    """Returns the baseline's decision: keep the three best candidates and repeat the question."""
     return Decision("", tuple(candidates[:TOP_K]), question, True, ())
 
 
 def extend_chain(state: State, candidates: Candidates) -> Decision:
-    """Returns the decision of an aligner: the best candidate outside the chain extends it.
+    """Returns an aligner's decision: extend the chain by the best candidate outside the chain.
 
-    The next query is the question with the extended chain. The decision keeps that candidate and
-    the ``config.keep`` best new ones. The rounds end if no candidate outside the chain scores at
-    least ``config.stop_below``.
+    The decision keeps this candidate and the ``config.keep`` best candidates that no earlier round
+    kept. The next query is the question with the extended chain. The rounds end if no candidate
+    outside the chain scores at least ``config.stop_below``.
     """
     config = state.config
     in_chain = {fact_key(fact, config.normalization) for fact in state.chain}
@@ -105,10 +105,10 @@ def extend_chain(state: State, candidates: Candidates) -> Decision:
 
 
 def following_query(state: State, decision: Decision) -> str | None:
-    """Returns a_{t+1}, or None to end the rounds.
+    """Returns the next query a_{t+1}, or None to end the rounds.
 
-    The integrator writes the query (paper) unless ``config.next_query`` or ``config.on_repeat``
-    replace it (ours).
+    The integrator writes the query (paper), unless ``config.next_query`` or ``config.on_repeat``
+    replaces it (ours).
     """
     query = decision.next_query
     if query is not None and state.config.next_query == "chain":

@@ -1,4 +1,4 @@
-"""Links between passages: passages whose titles occur in facts (ours; off by default)."""
+"""Links from facts to the passages whose titles occur in them (ours; off by default)."""
 
 from collections.abc import Sequence
 
@@ -10,9 +10,9 @@ from cirag_jax.types import Passage
 
 
 def follow_links(state: State) -> Program[tuple[Passage, ...]]:
-    """Returns the passages that the question and the kept facts name.
+    """Returns the passages whose titles occur in the question or in the kept facts.
 
-    Passages of the chain are left out. Without ``config.link_bonus`` the result is empty.
+    Passages of the chain are left out. The result is empty if ``config.link_bonus`` is 0.
     """
     if not state.config.link_bonus:
         return ()
@@ -23,7 +23,7 @@ def follow_links(state: State) -> Program[tuple[Passage, ...]]:
 
 
 def add_bonus(candidates: Candidates, linked: Sequence[Passage], config: CiragConfig) -> Candidates:
-    """Adds the bonus to candidates of linked passages and returns the N best of all."""
+    """Adds the bonus to candidates from linked passages and returns the N best candidates."""
     ids = {passage.id for passage in linked}
     scores = [
         score + config.link_bonus * (location_of(fact)[0] in ids)

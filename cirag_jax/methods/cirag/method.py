@@ -2,17 +2,17 @@
 
 A round of *iterative construction-integration* (section 3.3) has three steps:
 
-1. `retrieve`: the K passages nearest to the current query.
-2. `construct` (candidates.py): the N triples of these passages nearest to the query.
-3. `integrate` (integrators.py): the integrator keeps the candidates that help with the question and
-   writes the next query, or ends the rounds.
+1. `retrieve` returns the K passages nearest to the current query.
+2. `construct` (candidates.py) selects the N triples of these passages nearest to the query.
+3. `integrate` (integrators.py) lets the integrator keep the candidates that help with the question,
+   and write the next query or end the rounds.
 
 *Adaptive cascaded generation* (section 3.4, cascade.py) answers from the kept triples. If the
 reader refuses, it answers from the sentences that state them, and then from the passages.
 
 Symbols are the paper's: x is the question, a_t the query of round t, D_t its passages, T^_t the
 candidate triples, and T~_t the core triples. The pools C, S and D hold the core triples, sentences
-and passages of all rounds. Extensions of ours are off by default and live in the other modules.
+and passages of all rounds. Our extensions are off by default; they are in the other modules.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ from cirag_jax.types import Passage, Prediction, Question, Step
 
 
 def cirag(question: Question, config: CiragConfig) -> Program[Prediction]:
-    """Answers a question: construction-integration, then cascaded generation."""
+    """Answers a question by construction-integration, then cascaded generation."""
     state = State(question.question, config)
     yield from collect_facts(state)
     if not config.max_steps:
@@ -52,7 +52,7 @@ def construct_and_integrate(question: Question, config: CiragConfig) -> Program[
 
 
 def collect_facts(state: State) -> Program[None]:
-    """Runs at most L rounds of construction and integration, until there is no next query."""
+    """Runs at most L rounds of construction and integration; stops if there is no next query."""
     query: str | None = state.question  # a_1 = x
     for _ in range(state.config.max_steps):
         passages, linked = yield from retrieve(state, query)  # D_t
@@ -66,7 +66,7 @@ def collect_facts(state: State) -> Program[None]:
 
 
 def retrieve(state: State, query: str) -> Program[tuple[tuple[Passage, ...], tuple[Passage, ...]]]:
-    """Returns the passages of a round (D_t), and those among them that links lead to (ours)."""
+    """Returns the passages D_t of a round, and the passages among them found by links (ours)."""
     retrieved: Retrieved = yield Retrieve(query, state.config.num_passages)
     linked = yield from links.follow_links(state)
     passages = tuple({p.id: p for p in (*retrieved.passages, *linked)}.values())
@@ -75,7 +75,7 @@ def retrieve(state: State, query: str) -> Program[tuple[tuple[Passage, ...], tup
 
 
 def _retrieve_once(state: State) -> Program[None]:
-    """Retrieves passages for the question, which the reader reads if there are no rounds."""
+    """Retrieves passages for the question, for a run without rounds."""
     retrieved: Retrieved = yield Retrieve(state.question, state.config.num_passages)
     state.evidence.add_retrieved(retrieved.passages)
     state.steps.append(Step(state.question, tuple(p.id for p in retrieved.passages)))

@@ -1,7 +1,7 @@
 """The prompts of CIRAG's integration (Figure 11), and the parsers of the responses.
 
-Headers and formats are the paper's; the sentences are ours. Responses are untrusted: they are
-parsed, never evaluated, and every kind of malformed output has a name under which it is counted.
+Headers and formats are the paper's; the wording is ours. Responses are untrusted: they are parsed,
+never evaluated, and each kind of malformed output is counted under its own name.
 """
 
 import difflib
@@ -21,7 +21,7 @@ from cirag_jax.types import Sentence, Step, Triple
 PromptFormat = Literal["multi_turn", "paper", "compact"]
 NO_QUESTION = "<no question>"
 HEADERS = ("thought", "fact_after_filter", "question")
-# A model that does not end its turn writes the next observation.
+# These begin the next observation, which a model writes if it does not end its turn.
 INTEGRATION_STOP = ("[[## fact_before_filter", "[[## historical_context", "[[## Original Query")
 
 _INSTRUCTION = """\
@@ -66,10 +66,11 @@ def integration_messages(
 ) -> tuple[Message, ...]:
     """Returns the integrator's conversation before it decides on ``candidates``.
 
-    ``prompt_format=multi_turn`` alternates observations and decisions, so that each prompt extends
-    that of the round before; ``paper`` is the single turn of Figure 11, with the history last;
-    ``compact`` is ours (`methods.cirag.compact`), and the only one for sentences. ``few_shot``
-    begins with a worked example, or two in ``compact``; the paper has none.
+    The format ``multi_turn`` alternates observations and decisions, so each prompt extends the
+    prompt of the previous round. ``paper`` is the single turn of Figure 11, with the history last.
+    ``compact`` is our format (`methods.cirag.compact`), and the only one that supports sentences.
+    With ``few_shot``, the conversation begins with a worked example (two in ``compact``); the paper
+    has none.
     """
     examples = _example_turns(normalization, prompt_format, units) if few_shot else ()
     turns = _conversation(question, steps, candidates, normalization, prompt_format, units)
@@ -102,8 +103,8 @@ def _single_turn(
 ) -> tuple[Message, ...]:
     """Returns the input of Eq. 1: the current candidates, then the history H_<t.
 
-    The paper gives the first candidates apart from H and the current ones at its end; here the
-    candidates of each round precede its decision. Truncation can only drop the history.
+    In the paper, the first candidates are outside H and the current candidates at the end of H.
+    Here, the candidates of each round precede its decision. Truncation can only drop the history.
     """
     current = (
         f"[[## Original Query ##]]\n{question}\n\n"
@@ -129,7 +130,7 @@ def prompt_digest(
     few_shot: bool,
     units: compact.Units = "triple",
 ) -> str:
-    """Returns a hash of the rendered prompts, which must be those that a student was trained on."""
+    """Returns a hash of the rendered prompts, which must be the same as in a student's training."""
     steps = _EXAMPLES[units][0]
     messages = integration_messages(
         EXAMPLE_QUERY,
@@ -146,7 +147,7 @@ def prompt_digest(
 def _example_turns(
     normalization: Normalization, prompt_format: str, units: compact.Units
 ) -> tuple[Message, ...]:
-    """The instruction and the worked examples: two in ``compact``, one in the long formats."""
+    """Returns the instruction and the worked examples: two in ``compact``, otherwise one."""
     examples = _EXAMPLES[units] if prompt_format == "compact" else _EXAMPLES[units][:1]
     messages: list[Message] = []
     for *before, last in examples:
@@ -167,13 +168,13 @@ def render_facts(triples: Iterable[Triple], normalization: Normalization) -> str
 
 
 def _shown_parts(triple: Triple, normalization: Normalization) -> tuple[str, str, str]:
-    """The parts of a triple as the model sees and copies them."""
+    """Returns the parts of a triple in the form that prompts show and the model copies."""
     head, relation, tail = triple_key(triple, normalization)
     return _sanitized(head), _sanitized(relation), _sanitized(tail)
 
 
 def _sanitized(text: str) -> str:
-    """The text without characters that would end a JSON string or imitate a header."""
+    """Returns the text without characters that would end a JSON string or imitate a header."""
     return one_line(_DOUBLED.sub(r"\1", text.replace("\\", " ").replace('"', "'")))
 
 
@@ -197,7 +198,7 @@ def sections(prompt_format: str) -> tuple[Section, ...]:
 
 
 def stops(prompt_format: str) -> tuple[str, ...]:
-    """Returns strings at which generation stops, because they begin the next turn."""
+    """Returns the strings that begin the next turn, at which generation stops."""
     return compact.STOP if prompt_format == "compact" else INTEGRATION_STOP
 
 
@@ -232,12 +233,13 @@ def parse_decision(
 ) -> Decision:
     """Parses an integration response; never fails.
 
-    Facts are mapped to candidates. A fact that equals no candidate after normalization is mapped to
-    the most similar one by difflib's ratio, or dropped if the ratio is below ``cutoff``; HippoRAG
-    has the same rule without a cutoff. In ``compact``, candidates are kept by number.
+    Each written fact is mapped to the candidate that is equal after normalization. If there is
+    none, it is mapped to the most similar candidate by difflib's ratio, or dropped if the ratio is
+    below ``cutoff``. HippoRAG has the same rule without a cutoff. In ``compact``, candidates are
+    kept by number.
 
-    The kinds of parse errors are in `PARSE_ERRORS`; those of `find_json` begin with ``facts_``.
-    ``not_a_triple`` and ``not_a_candidate`` are reported once per fact.
+    `decisions.PARSE_ERRORS` lists the kinds of parse errors; errors of `find_json` begin with
+    ``facts_``. ``not_a_triple`` and ``not_a_candidate`` are reported once per fact.
     """
     if prompt_format == "compact":
         return compact.parse_decision(text, candidates, truncated=truncated)
@@ -273,8 +275,9 @@ def parse_reply(
     """Parses the reply to `ask_for_question`, which has only a question section; never fails.
 
     The header may be missing if the reply contains ``<no question>`` or is a single line that ends
-    in a question mark (parse error ``question_without_header``). Any other reply leaves
-    ``has_question`` False; the rounds then end, although the model did not decide to stop.
+    in a question mark (parse error ``question_without_header``). For any other reply without the
+    section, ``has_question`` is False; the rounds then end, although the model did not choose to
+    stop.
     """
     if prompt_format == "compact":
         return compact.parse_reply(text, truncated=truncated)
@@ -305,11 +308,11 @@ def parse_question(text: str) -> str | None:
 
 
 def _split_sections(text: str) -> tuple[dict[str, str], int]:
-    """The text of each section, by its name, and the number of repeated headers."""
+    """Returns the text of each section by name, and the number of repeated headers."""
     sections: dict[str, str] = {}
     headers = list(_HEADER.finditer(text))
     ends = [*(header.start() for header in headers[1:]), len(text)]
-    for header, end in zip(headers, ends, strict=False):  # Without a header there is still one end.
+    for header, end in zip(headers, ends, strict=False):  # ``ends`` has an item without a header.
         sections.setdefault(header.group(1).lower(), text[header.end() : end])
     return sections, len(headers) - len(sections)
 
@@ -362,8 +365,8 @@ def _most_similar(
 def _example(text: str) -> tuple[Step, ...]:
     """Parses a worked example.
 
-    A round has a line with the query, lines with candidates ("+" if kept, else "-"), and possibly
-    a last line with the thought ("=").
+    Each round has a line with the query, lines with candidates ("+" if kept, otherwise "-"), and
+    possibly a last line with the thought ("=").
     """
     rounds = [part.splitlines() for part in text.strip().split("\n\n")]
     next_queries = [*(lines[0] for lines in rounds[1:]), None]
@@ -383,10 +386,9 @@ def _example_fact(text: str, index: int) -> Triple | Sentence:
     return Triple(head, relation, tail)
 
 
-# The examples keep one fact per round and never the first one, because Qwen2.5-1.5B copies the
-# pattern: after "Keep: 1" it keeps the first of any list, and after "Keep: 4 5" it counts to the
-# end. With a single example it also copies words: a third of its queries began with "In which
-# country".
+# The examples keep at most one fact per round, because Qwen2.5-1.5B copies the pattern: after
+# "Keep: 1" it keeps the first fact of any list, and after "Keep: 4 5" it counts to the end. With a
+# single example it also copies words: a third of its queries began with "In which country".
 _EXAMPLES: Mapping[str, Sequence[Sequence[Step]]] = {
     "triple": (
         _example(f"""

@@ -15,7 +15,7 @@ from cirag_jax.triples.normalization import Normalization
 from cirag_jax.types import Count, Granularity, NonNegativeFloat, PositiveInt, UnitInterval
 from cirag_jax.validation import check_fields
 
-# The settings that change the integrator's prompt; they must be those of a student's training.
+# Settings that change the integrator's prompt. A trained integrator needs its training values.
 PROMPT_FIELDS = ("units", "normalization", "prompt_format", "few_shot")
 
 
@@ -26,46 +26,50 @@ class CiragConfig(CascadeConfig):
     Attributes:
       max_steps: L, maximum number of rounds; 0 answers from the passages nearest to the question.
       num_passages: K, passages retrieved per round.
-      units: units of the candidates: triple (paper), or sentence, which needs no extraction (as
-        KiRAG-Sent); the cascade then starts at sentences, and integrator=model needs
+      units: units of the candidates: triple (paper), or sentence, which needs no extraction (as in
+        KiRAG-Sent). With sentence, the cascade starts at sentences, and integrator=model needs
         prompt_format=compact.
       num_candidates: N, candidates per round.
       use_reranker: rank the candidates; off keeps all of them, in passage order.
-      granularities: steps of the cascade, in this order: triple, sentence, passage.
+      granularities: granularities that the cascade reads, in this order: triple, sentence, passage.
       force_answer: if the reader refuses at every granularity, repeat the last one (passages if
         its pool is empty) with a prompt that does not allow refusals.
       wide_refusal: also treat paraphrases of "Unanswerable" as refusals.
       grounded_answers: also treat an answer as a refusal if it is neither yes nor no and does not
         occur word for word in the evidence (ours; small models seldom refuse).
-      prompt_format: multi_turn; paper (a single turn with the history last); or compact (ours:
-        candidates are kept by number, which takes a third fewer tokens).
+      prompt_format: multi_turn (one turn per round); paper (a single turn with the history last);
+        or compact (ours: candidates are kept by number, which takes a third fewer tokens).
       normalization: normal form of triples: ascii (the paper's case study) or unicode.
-      match_cutoff: minimum similarity at which a fact that is not a candidate is replaced by the
+      match_cutoff: minimum similarity for replacing a written fact that is not a candidate by the
         most similar candidate.
       retry: request a missing question section once.
-      on_repeat: if the next query repeats an earlier one: ask it again (paper), ``stop``, or search
-        with the question and the kept facts (``chain``, ours).
-      next_query: query of the next round: the one that the integrator has written (paper), or the
-        question and the kept facts (``chain``, ours; the integrator still decides when to stop).
+      on_repeat: action if the next query repeats an earlier query: ask (use it again, paper), stop,
+        or chain (use the question and the kept facts as the query, ours).
+      next_query: query of the next round: written (by the integrator, paper), or chain (the
+        question and the kept facts, ours; the integrator still decides when to stop).
       only_new: drop candidates that earlier rounds kept (ours).
-      prefilled_headers: write the headers of the response for the integrator, which then keeps the
-        format more often if it is small; the backend must be able to continue an assistant turn.
+      prefilled_headers: prefill the headers of the response, which helps small integrators follow
+        the format; the backend must be able to continue an assistant turn.
       few_shot: show the integrator a worked example (two in ``compact``); the paper shows none.
       keep_above: keep every candidate whose number has at least this probability, among all
-        numbers and "none"; needs prompt_format=compact. 0 keeps the candidates that the integrator
-        writes.
-      integrator: model (paper); aligner (keeps the best candidate and searches with question and
-        chain, as KiRAG without its constructor); or top_k (a baseline: keeps the three best
-        candidates and repeats the question).
-      stop_below: integrator=aligner stops if its best new candidate scores less; -1 never stops.
-      keep: new facts that integrator=aligner keeps per round; the best one extends the chain.
-      link_bonus: above 0, passages whose titles occur in the question or in kept facts are added
-        to the retrieved ones, and their facts get this bonus until the chain has visited them
-        (ours).
-      reader_format: thought (a worked example, then reasoning and the answer); chain (the facts
-        that lead to the answer, then the answer) or brief (only the answer), for trained readers.
-      decision_tokens: most new tokens of an integration response; 0 is the role's limit.
-      answer_tokens: most new tokens of an answer; 0 is the role's limit.
+        numbers and "none"; needs prompt_format=compact. 0 keeps the candidates whose numbers the
+        integrator writes.
+      integrator: model (paper); aligner (keeps the best candidate and searches with the question
+        and the chain, as in KiRAG without its constructor); or top_k (a baseline: keeps the three
+        best candidates and repeats the question).
+      stop_below: with integrator=aligner, the rounds end if the best new candidate scores less than
+        this; -1 never ends them.
+      keep: number of new facts that integrator=aligner keeps per round; the best fact extends the
+        chain.
+      link_bonus: if above 0, passages whose titles occur in the question or in kept facts are added
+        to the retrieved passages, and their facts get this bonus until the chain includes the
+        passage (ours).
+      reader_format: thought (the prompt has a worked example, the response reasons first); or, for
+        trained readers, chain (the facts that lead to the answer come first) or brief (only the
+        answer).
+      decision_tokens: maximum number of new tokens of an integration response; 0 means the role's
+        limit.
+      answer_tokens: maximum number of new tokens of an answer; 0 means the role's limit.
     """
 
     max_steps: Count = 4
@@ -100,8 +104,8 @@ class CiragConfig(CascadeConfig):
         in_order = [unit for unit in UNIT_KINDS if unit in self.granularities]
         if not in_order or list(self.granularities) != in_order:
             raise UserError(
-                f"granularities={self.granularities!r} must be some of {', '.join(UNIT_KINDS)}, "
-                "in this order."
+                f"granularities={self.granularities!r} must be one or more of "
+                f"{', '.join(UNIT_KINDS)}, in this order."
             )
         if self.keep_above and (self.prompt_format != "compact" or self.prefilled_headers):
             raise UserError("keep_above needs prompt_format=compact and prefilled_headers=false.")
@@ -113,21 +117,21 @@ class CiragConfig(CascadeConfig):
             )
         if not self.pools:
             raise UserError(
-                f"granularities={self.granularities!r} leaves nothing to read: with units=sentence "
-                "add sentence or passage."
+                f"granularities={self.granularities!r} needs sentence or passage with "
+                "units=sentence, which collects no triples."
             )
         if (self.integrator == "aligner" or self.link_bonus) and not self.use_reranker:
             raise UserError("integrator=aligner and link_bonus need use_reranker=true.")
 
     @property
     def pools(self) -> tuple[Granularity, ...]:
-        """Granularities whose pools can hold evidence, in the order of the cascade."""
+        """Granularities that can have evidence, in the order of the cascade."""
         has_triples = self.units == "triple"
         return tuple(unit for unit in self.granularities if unit != "triple" or has_triples)
 
     @property
     def needs(self) -> Needs:
-        """The integrator, the ranker and triples are needed only if there are rounds."""
+        """Needs the reader; and the integrator, the ranker and triples only if there are rounds."""
         has_rounds = self.max_steps > 0
         asks_model = has_rounds and self.integrator == "model"
         abilities: dict[str, tuple[Ability, ...]] = {}

@@ -12,10 +12,10 @@ class State:
     """The state of one question.
 
     Attributes:
-      question: x.
+      question: the question x.
       config: the settings.
       steps: the finished rounds, with their candidates and decisions (H_<t, Eq. 2).
-      evidence: the pools C, S and D.
+      evidence: the pools C, S and D (core triples, sentences and passages).
       parse_errors: number of malformed outputs of each kind.
     """
 

@@ -1,8 +1,8 @@
-"""The extraction formats of KiRAG and TRACE: a single call that writes triples in angle brackets.
+"""The extraction formats (dialects) of KiRAG and TRACE: one call, triples in angle brackets.
 
-A line is ``<head; relation; tail>``. In KiRAG, head and tail are the title or phrases of the text,
-and commas may join several tails; in TRACE, the head is the title. The wording is ours; the
-example is that of the default format (`extraction_prompts`).
+Each line is ``<head; relation; tail>``. In KiRAG, head and tail are the title or phrases of the
+text, and commas may join several tails. In TRACE, the head is the title. The wording is ours. The
+worked example is also used by the default format (`extraction_prompts`).
 """
 
 import re
@@ -16,7 +16,7 @@ from cirag_jax.methods.common.prompt_parts import conversation_hash
 from cirag_jax.methods.common.tolerant_json import MAX_CHARS
 from cirag_jax.types import Passage
 
-# A defect of a response; triples returned with it are those that could be parsed.
+# A defect of a response, which may still have triples that could be parsed.
 Problem = Literal["no_triples", "truncated", "wrong_shape"]
 
 # The default is ``openie``: entities, then triples, as JSON (`methods.common.extraction_prompts`).
@@ -55,7 +55,7 @@ _EXAMPLES: Mapping[str, tuple[Parts, ...]] = {
 }
 _SPAN = re.compile(r"<([^<>]*)>")
 _OPEN = re.compile(r"<[^<>]*$")
-# Spans of models that copy the format instead of filling it in.
+# Spans that copy the format instead of filling it in.
 _PLACEHOLDERS = re.compile(r"\b(head|tail) entity\b|^\s*head\s*;\s*relation\s*;\s*tail\s*$", re.I)
 
 
@@ -75,7 +75,7 @@ def render(triples: tuple[Parts, ...]) -> str:
 
 
 def prompt_hash(dialect: str) -> str:
-    """Returns a hash of the prompt, on which the results of extraction depend."""
+    """Returns a hash of the prompt, which identifies the version of its results."""
     return conversation_hash(messages(Passage("", "{title}", "{text}"), dialect))
 
 
@@ -85,9 +85,9 @@ def parse(
     """Parses a response, which is untrusted; never fails.
 
     A span in angle brackets with two semicolons is a triple. Further semicolons belong to the tail
-    in KiRAG, and to the head in TRACE. A head that is neither the title nor in the text is replaced
-    by the title in TRACE. The problem ``wrong_shape`` means that some spans are not triples, or
-    copies of the format.
+    in KiRAG and to the head in TRACE. In TRACE, a head that occurs neither in the title nor in the
+    text is replaced by the title. The problem ``wrong_shape`` means that some spans are not
+    triples, or copy the format.
     """
     text = text[:MAX_CHARS]
     spans = _SPAN.findall(text)

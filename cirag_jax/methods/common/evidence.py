@@ -1,4 +1,4 @@
-"""The facts that a method has collected, with their sources, and the rankings that they induce."""
+"""The facts that a method has collected, their sources, and rankings of both."""
 
 import collections
 from collections.abc import Hashable, Iterable, Sequence
@@ -22,7 +22,7 @@ class Candidates(NamedTuple):
 
 
 class Evidence:
-    """The pools of the cascade: core triples, sentences and passages, in order, without repeats.
+    """The pools of the cascade (core triples, sentences, passages), in order, without repeats.
 
     Args:
       normalization: normal form in which triples are compared.
@@ -35,12 +35,12 @@ class Evidence:
         self._retrieved: dict[str, Passage] = {}
 
     def add_retrieved(self, passages: Iterable[Passage]) -> None:
-        """Records retrieved passages, from which facts may be kept."""
+        """Records retrieved passages; `keep` needs the passages of its facts."""
         for passage in passages:
             self._retrieved.setdefault(passage.id, passage)
 
     def keep(self, facts: Iterable[Fact]) -> None:
-        """Adds core facts, and with them their source sentences and passages."""
+        """Adds core facts, with their source sentences and passages."""
         for fact in facts:
             self._facts.setdefault(fact_key(fact, self.normalization), fact)
             self._locations.setdefault(location_of(fact))
@@ -56,7 +56,7 @@ class Evidence:
         return tuple(
             (p, s)
             for p, s in self._locations
-            # The triples may come from a store that split the passages at other boundaries.
+            # Triples may come from a store that split passages into other sentences.
             if p in self._retrieved and s is not None and s < len(sentences_of(self._retrieved[p]))
         )
 
@@ -72,7 +72,7 @@ class Evidence:
         return tuple(self._retrieved.values())
 
     def text(self, fact: Fact) -> str:
-        """Returns a fact as the aligner reads it."""
+        """Returns a fact as text for the aligner."""
         match fact:
             case Triple():
                 return triple_text(fact)
@@ -81,14 +81,14 @@ class Evidence:
         return passage_text(self._retrieved[fact])
 
     def sentence(self, location: tuple[str, int]) -> str:
-        """Returns a sentence as the reader reads it."""
+        """Returns a sentence as a line of the reader's prompt."""
         return sentence_line(self._retrieved[location[0]], location[1])
 
 
 def request_triples(
     passages: Sequence[Passage], parse_errors: collections.Counter[str]
 ) -> Program[tuple[tuple[Triple, ...] | None, ...]]:
-    """Requests the triples of each passage, and counts the passages without any."""
+    """Returns the triples of each passage; counts passages without triples in ``parse_errors``."""
     extracted: Extracted = yield Extract(tuple(passages))
     parse_errors["passage_without_triples"] += sum(t == () for t in extracted.triples)
     parse_errors["passage_not_extracted"] += sum(t is None for t in extracted.triples)
@@ -96,7 +96,7 @@ def request_triples(
 
 
 def sentences_by_text(passages: Iterable[Passage]) -> dict[str, Sentence]:
-    """Maps the text of each sentence, as the aligner reads it, to its first occurrence."""
+    """Maps the text of each sentence (in the aligner's form) to its first occurrence."""
     sentences: dict[str, Sentence] = {}
     for passage in passages:
         for text, index in sentence_texts(passage).items():
@@ -105,17 +105,17 @@ def sentences_by_text(passages: Iterable[Passage]) -> dict[str, Sentence]:
 
 
 def triple_line(triple: Triple, normalization: Normalization) -> str:
-    """Returns a triple as the reader reads it."""
+    """Returns a triple as a line of the reader's prompt."""
     return repr(triple_key(triple, normalization))
 
 
 def sentence_line(passage: Passage, index: int) -> str:
-    """Returns a sentence as the reader reads it, after the title of its passage."""
+    """Returns a sentence, after its passage's title, as a line of the reader's prompt."""
     return f"{passage.title}: {sentences_of(passage)[index].strip()}"
 
 
 def passage_line(passage: Passage) -> str:
-    """Returns a passage as the reader reads it."""
+    """Returns a passage as text of the reader's prompt."""
     return f"{passage.title}\n{passage.text}"
 
 
@@ -125,7 +125,7 @@ def fact_key(fact: Fact, normalization: Normalization) -> Hashable:
 
 
 def location_of(fact: Fact) -> tuple[str | None, int | None]:
-    """Returns passage id and sentence index of a fact; None stands for an unknown one."""
+    """Returns the passage id and the sentence index of a fact; unknown values are None."""
     match fact:
         case Triple():
             return fact.passage_id, fact.sentence
@@ -143,7 +143,7 @@ def best_scores(pairs: Iterable[tuple[_Key, float]]) -> dict[_Key, float]:
 
 
 def rank_facts(steps: Sequence[Step], normalization: Normalization) -> tuple[Fact, ...]:
-    """Ranks core facts by round, then by score; the other candidates follow by their best score.
+    """Ranks core facts by round, then by score; other candidates follow by their best score.
 
     The CIRAG paper does not say how it ranks triples for its Table 5; this rule is ours.
     """
@@ -159,12 +159,12 @@ def rank_facts(steps: Sequence[Step], normalization: Normalization) -> tuple[Fac
 
 
 def rank_sentences(facts: Iterable[Fact]) -> tuple[tuple[str, int], ...]:
-    """Ranks the source sentences of ranked facts by their best fact."""
+    """Ranks source sentences by the best of their facts; ``facts`` are best first."""
     locations = map(location_of, facts)
     return tuple(dict.fromkeys((p, s) for p, s in locations if p is not None and s is not None))
 
 
 def rank_passages(facts: Iterable[Fact], steps: Sequence[Step]) -> tuple[str, ...]:
-    """Ranks passages by their best fact; passages without one follow in order of retrieval."""
+    """Ranks passages by the best of their facts; passages without facts follow as retrieved."""
     sources = [passage for passage, _ in map(location_of, facts) if passage is not None]
     return tuple(dict.fromkeys([*sources, *(p for step in steps for p in step.passages)]))

@@ -19,27 +19,28 @@ from cirag_jax.triples.store import Record, Status, content_hash
 from cirag_jax.types import Count, Passage, Triple
 from cirag_jax.validation import check_fields
 
-# Increase this version with every change after which the same responses give other triples: in
-# `extract`, in the parsers of extraction_prompts.py and tolerant_json.py, or in the choice of a
-# triple's sentence (datasets/sentences.py). The prompts have their own hash.
+# Increase this version if a change makes the same responses yield other triples. Such changes may
+# be in `extract`, in the parsers of extraction_prompts.py and tolerant_json.py, or in the choice of
+# a triple's sentence (datasets/sentences.py). The prompts have their own hash.
 PARSER = 1
 
 _WORD = re.compile(r"\w+")
-UNREADABLE = "answer: "  # Begins the cause of a failure that another request would repeat.
+UNREADABLE = "answer: "  # Prefix of failure causes that a repeated request would reproduce.
 
-ONLINE = "online"  # The value of `config.triples` with which methods extract triples on request.
+ONLINE = "online"  # The value of `config.triples` that makes methods extract triples on request.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ExtractionSettings:
-    """Settings of the extraction.
+    """Settings of triple extraction.
 
     Attributes:
-      entity_tokens: most new tokens of the list of entities.
-      triple_tokens: most new tokens of the list of triples.
+      entity_tokens: maximum number of new tokens for the list of entities.
+      triple_tokens: maximum number of new tokens for the list of triples.
       constrained: force responses into their JSON schema (not supported by every backend).
       grounded: drop triples whose head or tail has a word that is not in the passage.
-      dialect: openie (CIRAG: two calls, JSON), or kirag or trace (one call, angle brackets).
+      dialect: response format: openie (CIRAG: two calls, JSON), or kirag or trace (one call, angle
+        brackets).
     """
 
     entity_tokens: int = 192
@@ -57,7 +58,7 @@ class ExtractionSettings:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The settings as JSON, without the default dialect, which older records lack."""
+        """The settings as JSON. The default dialect is left out, because older records lack it."""
         settings = dataclasses.asdict(self)
         return {k: v for k, v in settings.items() if (k, v) != ("dialect", dialects.OPENIE)}
 
@@ -70,7 +71,7 @@ class Extraction:
       status: ``ok``, ``empty`` (the model lists no triples) or ``failed``.
       triples: triples with passage and sentence.
       cause: reason of a failure.
-      parse_errors: number of malformed responses of each kind, rescued or not.
+      parse_errors: number of malformed responses of each kind, including partly usable ones.
       answer: beginning of the response if there are no triples.
     """
 
@@ -82,10 +83,10 @@ class Extraction:
 
 
 def extract(passage: Passage, settings: ExtractionSettings) -> Program[Extraction]:
-    """Requests the entities of a passage, then its triples; in other dialects only the triples.
+    """Extracts the triples of a passage; the dialect openie requests its entities first.
 
-    Unreadable entities are ignored. Unreadable triples are a failure with a cause, never an empty
-    result. The requests have the role ``extractor``; a `RequestError` of theirs passes through.
+    Unreadable entities are ignored. Unreadable triples give a failure with a cause, not an empty
+    result. The requests have the role ``extractor``. A `RequestError` is passed on.
     """
     parse_errors = collections.Counter[str]()
     if settings.dialect == dialects.OPENIE:
@@ -166,7 +167,7 @@ def encode_extraction(extraction: Extraction) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class EncodedExtraction:
-    """An extraction as `encode_extraction` writes it; raises ValueError if it is inconsistent."""
+    """An extraction in the format of `encode_extraction`; raises ValueError if inconsistent."""
 
     status: Status
     triples: list[tuple[str, str, str, Count | None]]
@@ -182,7 +183,7 @@ class EncodedExtraction:
 def store_record(
     passage: Passage, extraction: EncodedExtraction | None, error: str | None
 ) -> Record:
-    """Returns the store's record of a passage, from its entry in the journal."""
+    """Converts a passage's entry in the journal to a record of the triple store."""
     digest = content_hash(passage)
     if extraction is None:
         return Record(passage.id, digest, None, f"request: {error}")
@@ -192,12 +193,12 @@ def store_record(
 
 
 def program_name(passage: Passage) -> str:
-    """Returns the journal's name of a passage's extraction, which changes with the passage."""
+    """Returns the journal key of a passage's extraction, which depends on the passage's content."""
     return f"{passage.id}@{content_hash(passage).hex()[:16]}"
 
 
 def extractor_version(dialect: str = dialects.OPENIE) -> dict[str, Any]:
-    """Returns JSON that changes whenever prompts or parsers may give other triples."""
+    """Returns JSON that identifies the versions of prompts, parsers and the sentence splitter."""
     digest = prompts.prompt_hash() if dialect == dialects.OPENIE else dialects.prompt_hash(dialect)
     return {"prompt": digest, "parser": PARSER, **of_packages("sentencex")}
 
@@ -205,9 +206,9 @@ def extractor_version(dialect: str = dialects.OPENIE) -> dict[str, Any]:
 def extractor_identity(
     model_identity: Mapping[str, Any], settings: ExtractionSettings
 ) -> dict[str, Any]:
-    """Returns JSON of everything on which the triples of a passage depend.
+    """Returns JSON with everything that determines the triples of a passage.
 
-    This includes the identity of the language model, but not the path of its adapter.
+    It includes the identity of the language model, but not the path of its adapter.
     """
     rest = {k: value for k, value in model_identity.items() if k not in ("model", "adapter")}
     return {
@@ -219,7 +220,10 @@ def extractor_identity(
 
 
 def check_adapter(config: Any, settings: ExtractionSettings) -> None:
-    """Refuses an adapter (`configs.common.language_model`) of another role or dialect."""
+    """Raises `UserError` if the adapter was trained for another role or dialect.
+
+    ``config`` is a block of `configs.common.language_model`.
+    """
     if config.backend == "openai" or not is_training_workdir(config.adapter):
         return
     from cirag_jax.models.io import workdir
@@ -232,7 +236,7 @@ def check_adapter(config: Any, settings: ExtractionSettings) -> None:
 
 
 def weight_files(model: str) -> list[Path]:
-    """Returns the files with a local model's weights."""
+    """Returns the weight files of a local model."""
     from cirag_jax.models.io.pretrained_decoder import resolve_decoder
 
     path = resolve_decoder(model)

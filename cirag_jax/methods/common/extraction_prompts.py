@@ -1,7 +1,7 @@
 """CIRAG's extraction prompts: one call for the named entities of a passage, one for its triples.
 
-The responses are a JSON object with ``named_entities`` and one with ``triples`` (CIRAG, Appendix
-A.1). The wording is ours. The worked example is invented, so that no question is about its facts.
+The responses are JSON objects with the keys ``named_entities`` and ``triples`` (CIRAG, Appendix
+A.1). The wording is ours. The worked example is invented, so no question is about its facts.
 """
 
 import functools
@@ -15,8 +15,8 @@ from cirag_jax.methods.common.prompt_parts import conversation_hash, object_sche
 from cirag_jax.methods.common.tolerant_json import find_json
 from cirag_jax.types import Passage
 
-# ``empty`` is a valid response without items. The others are defects, possibly with some items
-# rescued; ``wrong_shape`` is JSON in another form than requested.
+# ``empty`` is a valid response without items. All others are defects, although some items may be
+# usable; ``wrong_shape`` is JSON in another form than requested.
 Problem = Literal["no_json", "broken_json", "loose_json", "truncated", "wrong_shape", "empty"]
 Parts = tuple[str, str, str]
 
@@ -95,8 +95,8 @@ def triple_messages(passage: Passage, entities: Sequence[str]) -> tuple[Message,
 
 
 def passage_turn(passage: Passage) -> str:
-    """Returns a passage as the prompts show it."""
-    # The text is not an observation: without it the model would have to invent triples.
+    """Returns a passage as text for prompts."""
+    # Truncation must not drop this text, because a model would invent triples without it.
     return f"Title: {passage.title}\nText: {passage.text}"
 
 
@@ -120,13 +120,13 @@ def _dump(value: Any) -> str:
 
 @functools.cache
 def prompt_hash() -> str:
-    """Returns a hash of both prompts, on which the results of extraction depend."""
+    """Returns a hash of both prompts, which identifies the version of their results."""
     passage = Passage("", "{title}", "{text}")
     return conversation_hash([*entity_messages(passage), *triple_messages(passage, ("{entity}",))])
 
 
 def parse_entities(text: str, finish_reason: str) -> tuple[tuple[str, ...], Problem | None]:
-    """Parses the entities of a response, which is untrusted; never fails."""
+    """Parses the entities of an untrusted response; never fails."""
     items, problem = _items(text, "named_entities", finish_reason)
     if items is None:
         return (), problem
@@ -135,10 +135,10 @@ def parse_entities(text: str, finish_reason: str) -> tuple[tuple[str, ...], Prob
 
 
 def parse_triples(text: str, finish_reason: str) -> tuple[tuple[Parts, ...], Problem | None]:
-    """Parses the triples of a response, which is untrusted; never fails.
+    """Parses the triples of an untrusted response; never fails.
 
     Items that are not three names are dropped (``wrong_shape``). Objects with ``head``,
-    ``relation`` and ``tail`` (or subject, predicate and object) count as lists.
+    ``relation`` and ``tail`` (or subject, predicate and object) are accepted instead of lists.
     """
     items, problem = _items(text, "triples", finish_reason)
     if items is None:
@@ -151,9 +151,9 @@ def parse_triples(text: str, finish_reason: str) -> tuple[tuple[Parts, ...], Pro
 
 
 def is_example(triple: Parts, passage: Passage) -> bool:
-    """Returns whether a triple is copied from the worked example, as small models do.
+    """Returns whether a small model copied a triple from the worked example.
 
-    Its head or tail is then a name of the example that does not occur in the passage.
+    A copied triple has a head or tail that occurs in the example, but not in the passage.
     """
     stated = f"{passage.title}\n{passage.text}".casefold()
     names = (triple[0].casefold(), triple[2].casefold())
@@ -169,7 +169,7 @@ def _problem(problem: Problem | None, items: Sequence[Any], num_valid: int) -> P
 
 
 def _items(text: str, key: str, finish_reason: str) -> tuple[list[Any] | None, Problem | None]:
-    """The list under ``key``, or a list without an object around it."""
+    """Returns the list under ``key``, or a list without an object around it."""
     truncated = finish_reason == "length"
     value, problem = find_json(text, key, truncated)
     if value is not None:
@@ -182,7 +182,7 @@ def _items(text: str, key: str, finish_reason: str) -> tuple[list[Any] | None, P
 
 
 def triple_of(item: Any) -> Parts | None:
-    """Returns an item of a list as a triple of cleaned names, or None if it is not a triple."""
+    """Converts an item of a list to a triple of cleaned names; returns None if it is no triple."""
     if isinstance(item, dict):
         keys = next((keys for keys in _TRIPLE_KEYS if all(key in item for key in keys)), ())
         item = [item[key] for key in keys]
@@ -193,7 +193,7 @@ def triple_of(item: Any) -> Parts | None:
 
 
 def _clean(value: Any) -> str:
-    """A name on one line, or an empty string if the value is not a name."""
+    """Returns a name on one line, or an empty string if the value is not a name."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str) or len(value) > MAX_PART_CHARS:
@@ -204,7 +204,7 @@ def _clean(value: Any) -> str:
 
 
 def folded(triple: Parts) -> Parts:
-    """Returns a key that is equal for equal triples of one passage."""
+    """Returns a case-insensitive key for the triples of one passage."""
     head, relation, tail = (part.casefold() for part in triple)
     return head, relation, tail
 

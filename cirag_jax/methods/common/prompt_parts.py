@@ -1,4 +1,4 @@
-"""Pieces that the prompts of several methods share."""
+"""Helpers that the prompts of several methods share."""
 
 import hashlib
 import json
@@ -9,12 +9,12 @@ from cirag_jax.llm.types import Message
 
 
 def one_line(text: str) -> str:
-    """Returns ``text`` on one line, so that no part of it can pass for another line of a prompt."""
+    """Returns ``text`` on one line, so it cannot imitate other lines of a prompt."""
     return " ".join(text.split())
 
 
 def object_schema(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the JSON schema of an object that has these properties and no others."""
+    """Returns the JSON schema of an object with exactly these properties."""
     return {
         "type": "object",
         "properties": properties,

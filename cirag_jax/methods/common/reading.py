@@ -1,4 +1,4 @@
-"""Searching with an optional reranker, and reading: the parts that most methods share."""
+"""Steps that most methods share: searching with an optional reranker, and reading."""
 
 import collections
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from cirag_jax.types import Attempt, Granularity, Passage
 # FlashRAG's prompt, or a format of CIRAG's reader.
 ReaderFormat = Literal["documents", reading_prompts.ReaderFormat]
 
-# Most new tokens of an answer in each format; some write facts or a thought before the answer.
+# Maximum number of new tokens per reader format; some have facts or a thought before the answer.
 ANSWER_TOKENS = {
     "documents": 32,
     "brief": 32,
@@ -36,8 +36,8 @@ ANSWER_TOKENS = {
 def search(query: str, k: int, rerank_from: int = 0, min_score: float = 0.0) -> Program[Retrieved]:
     """Returns the ``k`` nearest passages, or the ``k`` best of ``rerank_from`` passages.
 
-    The ranker ``passages`` selects them; those that score ``min_score`` or less are dropped.
-    DualRAG's baselines keep 10 of 50 passages, with a logit above 0.
+    The ranker ``passages`` selects the best passages. Passages that score ``min_score`` or less are
+    dropped. DualRAG's baselines keep 10 of 50 passages, with a logit above 0.
     """
     retrieved: Retrieved = yield Retrieve(query, max(k, rerank_from))
     if not rerank_from or not retrieved.passages:
@@ -56,7 +56,7 @@ def read(
     *,
     max_tokens: int = 0,
 ) -> Program[Attempt]:
-    """Answers from evidence; the reader's prompt does not let it refuse.
+    """Returns the reader's answer from evidence; the prompt does not allow refusals.
 
     The evidence consists of passages, or of lines with sentences or triples. ``reader_format`` is
     documents (FlashRAG's prompt, only for passages), or a format of CIRAG's reader: thought, chain,
@@ -87,7 +87,7 @@ def ask_reader(
     parse: Callable[..., tuple[str, bool, str | None]] = reading_prompts.parse_answer,
     max_tokens: int = 0,
 ) -> Program[Attempt]:
-    """Returns the reader's answer to ``messages``, which show ``evidence``.
+    """Returns the reader's answer to ``messages``, which contain the lines of ``evidence``.
 
     ``parse`` has the signature of `reading_prompts.parse_answer`.
     """
@@ -100,7 +100,7 @@ def ask_reader(
 
 
 def parse_line(text: str, *, truncated: bool = False) -> tuple[str, bool, str | None]:
-    """Parses an answer of one line, as `reading_prompts.parse_answer` parses other formats."""
+    """Parses a one-line answer; returns the same values as `reading_prompts.parse_answer`."""
     answer = short_answers.parse_short_answer(text)
-    is_cut = truncated and len(text.strip().splitlines()) == 1  # No other line follows it.
+    is_cut = truncated and len(text.strip().splitlines()) == 1  # A line before another is complete.
     return answer, bool(answer), "empty" if not answer else "truncated" if is_cut else None

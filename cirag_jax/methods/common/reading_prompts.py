@@ -1,4 +1,4 @@
-"""The prompts of CIRAG's reader (its Figure 12, in our words), and the parser of its answers."""
+"""The prompts of CIRAG's reader (Figure 12 of the paper, in our words) and the answer parser."""
 
 import re
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ def answer_messages(
 ) -> tuple[Message, ...]:
     """Returns the reader's conversation about evidence of one granularity.
 
-    ``may_refuse`` includes the sufficiency instruction I^(g), which allows refusals. The format
+    ``may_refuse`` adds the sufficiency instruction I^(g), which allows refusals. The format
     ``thought`` shows a worked example and requests reasoning before the answer. Trained readers
     use ``chain`` (the facts that lead to the answer, then the answer) or ``brief`` (the answer).
     """
@@ -77,7 +77,7 @@ def answer_messages(
 
 
 def render_answer(answer: str | None, chain: Sequence[tuple[str, str, str]] = ()) -> str:
-    """Returns the response that a reader is trained to write, with the facts of ``chain``.
+    """Returns the response that a reader is trained to write: the facts of ``chain``, an answer.
 
     ``answer`` is None if the evidence does not suffice.
     """
@@ -87,7 +87,7 @@ def render_answer(answer: str | None, chain: Sequence[tuple[str, str, str]] = ()
 
 
 def prompt_digest(reader_format: str) -> str:
-    """Returns a hash of the rendered prompts, which must be those that a reader was trained on."""
+    """Returns a hash of the rendered prompts, which must be the same as in a reader's training."""
     return conversation_hash(
         message
         for granularity in _NOUNS
@@ -103,12 +103,12 @@ def prompt_digest(reader_format: str) -> str:
 
 
 def _reading_turn(question: str, noun: str, evidence: Sequence[str]) -> tuple[str, str, str]:
-    """The heading, the evidence (which truncation may drop) and the query of a user turn."""
+    """Returns heading, evidence (which truncation may drop) and query of a user turn."""
     return f"{noun.capitalize()}:\n", "\n".join(evidence), f"\n\nQuery: {question}"
 
 
 def answer_start(text: str) -> int:
-    """Returns the position after the last ``Answer:`` of a response; 0 without one."""
+    """Returns the position after the last ``Answer:`` of a response; 0 if there is none."""
     return max((mark.end() for mark in _ANSWER_MARK.finditer(text)), default=0)
 
 
@@ -118,10 +118,10 @@ def parse_answer(
     """Parses a reader's response; never fails.
 
     Returns:
-      The answer: the line after the last ``Answer:``, or the whole response without that mark.
-      Whether it is sufficient: not a refusal (with ``wide``, in any words), not empty, and not a
-      thought cut off before its answer. The kind of problem (``empty``, ``truncated``,
-      ``no_answer_mark``), or None.
+      The answer, whether it is sufficient, and the kind of problem (``empty``, ``truncated``,
+      ``no_answer_mark``) or None. The answer is the line after the last ``Answer:``, or the full
+      response if it has no such mark. An answer is insufficient if it is empty, a refusal (with
+      ``wide``, in any words), or a thought that was cut off before its answer.
     """
     if not text.strip():
         return "", False, "empty"
@@ -130,12 +130,12 @@ def parse_answer(
     lines = [line.strip(" \t*") for line in text[start:].splitlines() if line.strip(" \t*")]
     answer = (lines[0] if lines else "") if marked else one_line(text)
     problem = None if marked else "no_answer_mark"
-    if truncated and not (marked and len(lines) > 1):  # A line before another one is complete.
+    if truncated and not (marked and len(lines) > 1):  # A line before another is complete.
         problem = "truncated"
     if not answer:
         return "", False, problem or "empty"
     lower = answer.lower()
-    # The shipped reader writes half of the word if its prompt does not allow refusals.
+    # The shipped reader writes half of "Unanswerable" if its prompt does not allow refusals.
     is_half = lower.strip(" .'\"") == "unanswer"
     is_refusal = is_half or "unanswerable" in lower or (wide and refuses(answer))
     return answer, not is_refusal and (marked or not truncated), problem

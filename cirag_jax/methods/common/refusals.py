@@ -1,7 +1,7 @@
-"""Refusals to answer in other words than the prompt's "Unanswerable".
+"""Detection of refusals that do not use the prompt's word "Unanswerable".
 
-Only phrases of a sentence count, so that titles do not: "The director is unknown" is a refusal, but
-"Unknown Pleasures" is not; "It is not mentioned in the triples" is, but "Not Without My Daughter"
+Only phrases of sentences match, not titles. "The director is unknown" is a refusal, but "Unknown
+Pleasures" is not. "It is not mentioned in the triples" is a refusal, but "Not Without My Daughter"
 is not.
 """
 
@@ -61,16 +61,16 @@ _PART = re.compile(
     rf"(?=$|[.,;]| {_WHERE})"
     r"|\bunanswerable\b"
 )
-# Hedges around an answer, which is then not a refusal: "Lund, although its province is not
+# Hedges around an answer. A hedged answer is not a refusal: "Lund, although its province is not
 # mentioned", "Lund (the street is unknown)", "the first does not mention it, but the second says
 # Lund".
 _HEDGE = re.compile(r"\([^()]*\)|[,;] (?:al)?though\b.*|.*[,;.] (?:but|however)\b")
 _SHORT_FORMS = (("can't", "cannot"), ("n't", " not"), ("'s not", " is not"))
-_MAX_CHARS = 2_000  # The end of a longer text counts.
+_MAX_CHARS = 2_000  # Only the end of a longer text is checked.
 
 
 def refuses(answer: str) -> bool:
-    """Returns whether an answer is a refusal; an answer with a hedge is not."""
+    """Returns whether an answer is a refusal; a hedged answer is not."""
     answer = answer[-_MAX_CHARS:].casefold().replace("\u2019", "'")
     text = " ".join(answer.split()).strip(" .!\"'*")
     for short, long in _SHORT_FORMS:

@@ -1,4 +1,4 @@
-"""The prompt of FlashRAG's naive generation: passages in, a short answer out."""
+"""The prompt of FlashRAG's naive generation, which requests a short answer from passages."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,10 @@ _BRIEFLY = (
 
 
 def reading_messages(question: str, passages: Sequence[Passage]) -> tuple[Message, ...]:
-    """Asks for an answer from passages; without any, from the model's own knowledge."""
+    """Returns the conversation that requests an answer from passages.
+
+    Without passages, it requests an answer from the model's own knowledge.
+    """
     query = Message("user", f"Question: {question}")
     if not passages:
         return Message("system", f"Answer the question. {_BRIEFLY}"), query

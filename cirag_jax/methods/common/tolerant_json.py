@@ -1,12 +1,12 @@
 """Parsing of JSON in the output of a language model.
 
 Models wrap JSON in prose and code fences, write it with single quotes or superfluous commas, or are
-cut off in the middle of a list. `find_json` parses what it can and reports what was wrong. The text
-is untrusted: it is never evaluated, its length bounds time and memory, and no input raises.
+cut off in the middle of a list. `find_json` parses as much as possible and reports the problem. The
+text is untrusted: it is never evaluated, time and memory are bounded, and no input raises an error.
 
-The library json-repair (0.64.6) is unsuitable. 20,000 characters such as ``["["["`` take it 20
-seconds or end in a RecursionError. It accepts strings that were cut off, returns infinities and
-unpaired surrogates, and does not separate repairs from losses.
+The library json-repair (0.64.6) is unsuitable. For 20,000 characters such as ``["["["`` it takes 20
+seconds or raises RecursionError. It accepts strings that were cut off, returns infinities and
+unpaired surrogates, and does not distinguish repairs from losses.
 """
 
 import dataclasses
@@ -48,11 +48,11 @@ def find_json(
     and missing closing brackets. Words without quotes are dropped. Thoughts of a reasoning model,
     up to ``</think>``, are ignored.
 
-    With ``key``, a complete object takes precedence over an earlier broken one. The object may be
-    nested in other values. Its key may differ in case and in ``_``, ``-`` or space, and is renamed
-    to ``key``. ``key: [...]`` without braces also counts.
+    With ``key``, a complete object takes precedence over an earlier broken object. The object may
+    be nested in other values. Its key may differ in case and in the separators ``_``, ``-`` and
+    space; it is renamed to ``key``. ``key: [...]`` without braces is also accepted.
 
-    Only the first `MAX_CHARS` characters count. ``truncated`` is whether generation ended at its
+    Only the first `MAX_CHARS` characters are read. ``truncated`` means that generation ended at its
     token limit.
 
     Returns:
@@ -86,7 +86,7 @@ def find_json(
         rescued = _without_braces(text, key)
     if rescued is not None:
         value, problem = rescued
-        # A text that ends too early is broken if the model ended it itself.
+        # A text that ends too early is broken if generation was not cut off.
         return value, "broken_json" if problem == "truncated" and not truncated else problem
     if truncated:
         return None, "truncated"
@@ -94,7 +94,7 @@ def find_json(
 
 
 def _prepared(text: str) -> str:
-    """The text after a model's thoughts, at most `MAX_CHARS` long."""
+    """Returns the text after a model's thoughts, at most `MAX_CHARS` long."""
     end = text.rfind(_THOUGHTS_END)
     if end >= 0:
         # A string of the JSON may also contain the mark, which then does not begin its line.
@@ -105,7 +105,7 @@ def _prepared(text: str) -> str:
 
 
 def _paired(text: str) -> str:
-    """The text with surrogate pairs joined and unpaired surrogates replaced."""
+    """Returns the text with surrogate pairs joined and unpaired surrogates replaced."""
     try:
         text.encode()
         return text
@@ -121,7 +121,7 @@ def _same_name(name: str, key: str) -> bool:
 
 
 def _with_key(value: Any, key: str) -> dict[str, Any] | None:
-    """The first of the outermost objects in ``value`` with ``key``, whose spelling it takes."""
+    """Returns the first outermost object in ``value`` with ``key``, renamed to that spelling."""
     level = [value]
     while level:
         for item in level:
@@ -152,7 +152,7 @@ def _without_braces(text: str, key: str) -> tuple[dict[str, Any], Problem] | Non
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Reading:
-    """A container that was read: its value, its end in the text, and its problem."""
+    """A parsed container: its value, its end in the text, and its problem."""
 
     value: Any
     end: int
@@ -198,7 +198,7 @@ def _checked(value: Any, depth: int) -> Any:
 
 
 class _Open:
-    """A container that is being read: ``has_colon`` if a colon follows its last string ``key``."""
+    """A container that is being read; ``has_colon``: whether a colon followed the last ``key``."""
 
     __slots__ = ("closer", "has_colon", "key", "value")
 
@@ -209,7 +209,7 @@ class _Open:
         self.has_colon = False
 
     def add(self, item: Any) -> bool:
-        """Adds an element; returns False if this drops it or an earlier key."""
+        """Adds an element; returns False if the element or an earlier key is dropped."""
         if isinstance(self.value, list):
             self.value.append(item)
             return True
@@ -223,7 +223,7 @@ class _Open:
 
 
 class _Reader:
-    """A tolerant reader of one container, in a single pass without recursion."""
+    """A tolerant parser of one container, in a single pass without recursion."""
 
     def __init__(self, text: str, start: int):
         self._text, self._at = text, start
@@ -300,7 +300,7 @@ class _Reader:
         return None
 
     def _ends(self, at: int) -> bool:
-        """Whether the quote before ``at`` ends its string, judged by the text after it."""
+        """Returns whether the quote before ``at`` ends its string, judged by the text after it."""
         after = _SPACE.match(self._text, at).end()  # pyright: ignore
         if after >= len(self._text):
             return True

@@ -1,6 +1,6 @@
-"""Parsing replies that should be a single word.
+"""Parsing of replies that should be a single word.
 
-A word inside prose does not count, since the prose may say the opposite.
+A word within prose is ignored, because the prose may say the opposite.
 """
 
 import re
@@ -13,12 +13,12 @@ _LEADING = re.compile(
 
 
 def without_thoughts(text: str) -> str:
-    """Returns the text after ``</think>``; empty if the thoughts do not end."""
+    """Returns the text after ``</think>``; empty if the thoughts have no end."""
     reply = text.rpartition("</think>")[2]
     return "" if reply.lstrip().startswith("<think>") else reply
 
 
 def leading_word(text: str) -> str:
-    """Returns the word, in lower case, that is the text or precedes punctuation; else empty."""
+    """Returns the first word in lower case if nothing or punctuation follows; otherwise empty."""
     match = _LEADING.match(text)
     return match[1].casefold() if match else ""

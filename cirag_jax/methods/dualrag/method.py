@@ -142,7 +142,7 @@ def reason(
 
 
 def _ask_reasoner(state: State, config: DualragConfig) -> Program[tuple[str, bool | None, str]]:
-    """The thought, the flag (None if unreadable) and the response of M_R."""
+    """Returns the thought, the flag (None if unreadable) and the response of M_R."""
     messages = prompts.reasoning_messages(
         state.knowledge(config), state.question, state.thoughts, few_shot=config.few_shot
     )
@@ -191,7 +191,7 @@ def _without_searched(state: State, queries: Queries) -> Queries:
 
 
 def _ask_for_entities(state: State, config: DualragConfig) -> Program[Queries]:
-    """The entities and queries of M_EI."""
+    """Returns the entities and queries of M_EI."""
     names = state.names()
     allowed: tuple[str, ...] = ()
     if config.entities == "named":
@@ -228,7 +228,7 @@ def _ask_for_entities(state: State, config: DualragConfig) -> Program[Queries]:
 def _link(
     state: State, identified: Sequence[prompts.Entity], config: DualragConfig
 ) -> dict[str, tuple[str, ...]]:
-    """The identified entities, linked to synonymous ones of the outline (section 3.1.1)."""
+    """Returns the identified entities, linked to synonymous ones of the outline (section 3.1.1)."""
     linked: dict[str, tuple[str, ...]] = {}
     known_text = normalize(state.texts_with_names(), "unicode")
     for name, queries in identified:
@@ -264,7 +264,7 @@ def retrieve(state: State, queries: Queries, config: DualragConfig) -> Program[D
 
 
 def _rerank(queries: Queries, pools: Documents, config: DualragConfig) -> Program[Documents]:
-    """The documents of each entity that score best against its name (Eq. 8)."""
+    """Returns the documents of each entity that score best against its name (Eq. 8)."""
     rank_queries = {e: queries[e][0] if e == prompts.ELSE else e for e in pools}
     rankings: Sequence[Ranked[Passage]] = yield [
         Rank(rank_queries[e], pool, config.num_documents, "passages") for e, pool in pools.items()

@@ -288,7 +288,7 @@ def parse_entities(
 
 
 def _name(value: Any) -> str:
-    """A name or a query on one line; empty if the value is neither."""
+    """Returns a name or a query on one line; empty if the value is neither."""
     line = one_line(value) if isinstance(value, str) else ""
     return line if len(line) <= MAX_CHARS else ""
 

@@ -151,7 +151,7 @@ def _is_answer(completion: prompts.Completion) -> bool:
 def _complete(
     state: State, candidates: Candidates, opening: bool = False
 ) -> Program[tuple[prompts.Completion, str]]:
-    """The constructor's completion of the chain, parsed and unparsed."""
+    """Returns the constructor's completion of the chain, parsed and unparsed."""
     config, texts = state.config, state.texts(candidates)
     messages = prompts.constructor_messages(
         state.question,

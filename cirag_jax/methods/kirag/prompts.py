@@ -222,7 +222,7 @@ def parse_completion(
 
 
 def _split_triples(text: str, _: Sequence[str]) -> tuple[list[tuple[str, bool]], str | None]:
-    """The triples before the answer, each with whether it is complete, and the answer."""
+    """Returns the triples before the answer, each with whether it is complete, and the answer."""
     units: list[tuple[str, bool]] = []
     for piece in _PIECE.finditer(text):
         if piece["mark"]:
@@ -239,7 +239,7 @@ def _split_triples(text: str, _: Sequence[str]) -> tuple[list[tuple[str, bool]],
 
 
 def _split_lines(text: str, keys: Sequence[str]) -> tuple[list[tuple[str, bool]], str | None]:
-    """The lines before the answer, each with whether it is complete, and the answer."""
+    """Returns the lines before the answer, each with whether it is complete, and the answer."""
     units: list[tuple[str, bool]] = []
     lines = text.splitlines()
     for number, line in enumerate(lines):
@@ -258,7 +258,7 @@ def _split_lines(text: str, keys: Sequence[str]) -> tuple[list[tuple[str, bool]]
 def _match(
     key: str, keys: Sequence[str], in_chain: set[str], cutoff: float, is_cut: bool
 ) -> int | None:
-    """The index of the candidate outside the chain that a unit stands for, or None."""
+    """Returns the index of the candidate outside the chain that a unit stands for, or None."""
     if not is_cut and key in keys:
         return keys.index(key)
     if cutoff >= 1.0 and not is_cut:

@@ -22,7 +22,7 @@ from cirag_jax.methods.cirag.settings import CiragConfig
         ({"integrator": "aligner", "use_reranker": False}, "link_bonus need use_reranker=true"),
         (
             {"units": "sentence", "integrator": "aligner", "granularities": ("triple",)},
-            "leaves nothing to read: with units=sentence",
+            "needs sentence or passage with units=sentence",
         ),
         ({"on_repeat": "ponder"}, "on_repeat='ponder' is not one of ask, stop, chain"),
         ({"next_query": "none"}, "next_query='none' is not one of written, chain"),
