@@ -1,1 +1,1 @@
-"""The commands of ``launch/``: the only layer that opens models and composes the other layers."""
+"""The commands of ``launch/``: the only layer that loads models and uses all other layers."""

@@ -34,17 +34,17 @@ from cirag_jax.types import GRANULARITIES, Config, Passage, Prediction, Question
 
 PREDICTIONS = "predictions.jsonl"
 TIMINGS = "timings.jsonl"
-NOT_ANSWERED = "not answered yet"  # error of a question that has not ended
+NOT_ANSWERED = "not answered yet"  # error of an unfinished question
 
 
 class PlannedRun(NamedTuple):
-    """A run whose config and data are checked, before anything is opened.
+    """A run whose config and data have been checked, before any model is loaded.
 
     Attributes:
       config: a config of configs/methods.
       task: the questions and the passages to search.
       jobs: one program per question.
-      settings: the identity of the run; its workdir accepts no other.
+      settings: the identity of the run; a workdir can only be resumed with the same identity.
     """
 
     config: Config
@@ -54,7 +54,7 @@ class PlannedRun(NamedTuple):
 
 
 def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Plans and executes the run of ``config``, see `execute`; resumes an interrupted run."""
+    """Plans and executes the run that ``config`` describes; see `execute`."""
     started = time.monotonic()
     with Pool() as pool:
         planned = plan_run(config, pool)
@@ -63,7 +63,7 @@ def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def plan_run(config: Config, pool: Pool) -> PlannedRun:
-    """Checks ``config`` and loads its questions; ``pool`` keeps the dataset."""
+    """Checks ``config`` and loads its questions; ``pool`` caches the dataset."""
     method, settings = find_method(config.method), task.method_settings(config)
     _scoring(config)
     metrics.check(config.metrics)
@@ -106,23 +106,23 @@ def execute(
     """Answers the questions of a planned run; resumes an interrupted run.
 
     Writes ``predictions.jsonl`` and ``timings.jsonl`` in the order of the questions, and
-    ``journal.sqlite`` during the run. Several processes answer a share each; the first writes the
-    results of all.
+    ``journal.sqlite`` during the run. With several processes, each answers a share of the
+    questions, and the first process writes all results.
 
     Args:
       planned: the run.
       workdir: an existing folder.
       pool: models and indexes that several runs share.
       started: `time.monotonic()` at the start of the run.
-      until: `time.monotonic()` after which no batch starts; None sets no limit.
+      until: no batch starts after this `time.monotonic()`; None means no limit.
 
     Returns:
       ``em``, ``f1``, ``acc`` and the other scores of ``config.metrics``, ``recall`` (None without a
-      corpus), ``unscored`` (the reasons for scores without any question, which are NaN or left
-      out), ``granularities``, ``calls``, tokens, calls and tokens by role (``roles``) and stage
-      (``stages``), ``seconds``, ``sees_gold`` (whether the method reads gold annotations) and the
-      other fields of the command's contract. With ``config.question`` also its ``answer``. Empty in
-      all processes except the first.
+      corpus), ``unscored`` (scores that could not be computed for any question, with the reason;
+      they are NaN or left out), ``granularities``, ``calls``, tokens, calls and tokens by role
+      (``roles``) and stage (``stages``), ``seconds``, ``sees_gold`` (whether the method reads gold
+      annotations), and numbers of questions, failures and errors. With ``config.question``, also
+      its ``answer``. The result is empty in all processes except the first.
     """
     config, run_task = planned.config, planned.task
 
@@ -177,7 +177,7 @@ def _row(question: Question, record: Record | None) -> _Row:
 
 
 def _prediction_line(row: _Row) -> dict[str, Any]:
-    """Returns a line of ``predictions.jsonl``, which has no wall time and so is reproducible."""
+    """Returns a line of ``predictions.jsonl``, without wall times, which differ between runs."""
     question, record, prediction = row
     error = record.error if record and record.has_ended else NOT_ANSWERED
     return {
@@ -251,7 +251,7 @@ def _scoring(config: Config, passages: Callable[[], Mapping[str, Passage]] = dic
 def _scores(measured: Mapping[str, Ratio], corpus: bool) -> dict[str, Any]:
     """Returns the scores; ``recall`` is nested by granularity, and None without a corpus.
 
-    Each granularity has ``num_questions``, the number of questions with gold evidence of it.
+    Each granularity has ``num_questions``, the number of questions with such gold evidence.
     """
     granularity_of = {name: granularity for granularity, name in metrics.RECALLS.items()}
     scores: dict[str, Any] = {}
@@ -269,7 +269,7 @@ def _scores(measured: Mapping[str, Ratio], corpus: bool) -> dict[str, Any]:
 
 
 def _extraction(workdir: pathlib.Path) -> dict[str, Any]:
-    """Returns the cost of online extraction, which questions share."""
+    """Returns the cost of online extraction, over all questions."""
     paths = sorted(workdir.glob(f"{online.NAME}*.sqlite"))  # one per process
     if not paths:
         return {}

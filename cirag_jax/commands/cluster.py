@@ -80,7 +80,7 @@ def in_order(
         return
     ray = _extra()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_task_oom_retries", str(_TRIES - 1))  # else without a limit
+    os.environ.setdefault("RAY_task_oom_retries", str(_TRIES - 1))  # by default without a limit
     with parsing("cannot join or start a Ray cluster"), warnings.catch_warnings():
         # Starting a cluster forks this process. JAX warns that forking is unsafe with threads, but
         # its threads hold no lock that Ray needs.
@@ -115,8 +115,8 @@ class _Actor:
     def do(self, task: Any) -> tuple[Any, bool]:
         """Returns the result of a task, and whether this worker replaces one that died.
 
-        The first task opens the model, with the command's current directory (the first folder). If
-        ``__init__`` opened it, Ray would restart a worker that dies while opening forever.
+        The first task changes to the command's current directory (the first folder) and loads the
+        model. If ``__init__`` loaded it and died while loading, Ray would restart it forever.
         """
         if self._work is not None:
             return self._work(task), False
@@ -137,7 +137,7 @@ def _actor_options(ray: Any, on_devices: bool) -> tuple[int, dict[str, Any]]:
     gpus = int(ray.cluster_resources().get("GPU", 0)) if on_devices else 0
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
     paths = filter(None, (str(_ROOT), os.environ.get("PYTHONPATH")))
-    # The command itself runs without GPUs (`cli`), and workers would inherit this setting.
+    # The command itself runs without GPUs (`cli`); workers must not inherit this setting.
     variables = {"PYTHONPATH": os.pathsep.join(paths), "JAX_PLATFORMS": "" if gpus else "cpu"}
     return gpus or len(nodes) or 1, {
         "num_cpus": 1,

@@ -45,10 +45,11 @@ def compare(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       workdir: an existing folder.
 
     Returns:
-      ``methods``: the result of each run. ``opened``: how many models, indexes and so on were
-      opened, by kind. ``texts``: how many texts methods ``requested`` from encoders in this
-      command, and how many were ``embedded``. ``complete``. Once all runs have ended, also the
-      result of `comparison.compare_runs`, which writes the tables.
+      ``methods``: the result of each run. ``opened``: the number of loaded models, indexes and
+      other resources, by kind. ``texts``: the number of texts that methods ``requested`` to embed
+      in this command, and of texts that were ``embedded`` (the others were cached). ``complete``:
+      whether all runs have ended; if so, also the result of `comparison.compare_runs`, which writes
+      the tables.
     """
     check_at_least(1, config, "repeats")
     check_at_least(0, config, "latency_questions")
@@ -69,7 +70,7 @@ def compare(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             "requested": sum(encoder.requested for encoder in encoders),
             "embedded": sum(encoder.embedded for encoder in encoders),
         }
-        say(f"{texts['requested']:,} texts requested from encoders, {texts['embedded']:,} embedded")
+        say(f"{texts['requested']:,} embeddings requested, {texts['embedded']:,} computed")
         complete = complete and _measure_latency(config, runs, workdir, pool, until)
         opened = {kind: count for kind, count in pool.opened.items() if kind != "data sets"}
     say("opened: " + ", ".join(f"{count} {kind}" for kind, count in opened.items()))
@@ -124,7 +125,7 @@ def _configs(config: Config, methods: Sequence[NamedMethod]) -> dict[str, Config
 
 
 def _overrides(config: Config, configs: Mapping[str, Config]) -> dict[str, list[str]]:
-    """Returns the ``KEY=VALUE`` of each method; one without a name applies to all with the key."""
+    """Returns the overrides of each method; KEY=VALUE without NAME applies to all that have KEY."""
     overrides: dict[str, list[str]] = {name: [] for name in configs}
     for text in config_files.texts_of(config.set):
         match = _OVERRIDE.fullmatch(text)
@@ -161,7 +162,7 @@ def _check(name: str, run: PlannedRun, folder: pathlib.Path) -> None:
 def _answer_all(
     runs: Mapping[str, PlannedRun], workdir: pathlib.Path, pool: Pool, until: float | None
 ) -> dict[str, Any]:
-    """Returns the result of each run; those that did not start in time have only ``complete``."""
+    """Returns the result of each run; only ``complete`` for runs that did not start in time."""
     results: dict[str, Any] = {}
     for number, (name, run) in enumerate(runs.items(), start=1):
         if until is not None and time.monotonic() >= until:
@@ -195,7 +196,7 @@ def _repeat_all(
         with JournalReader(workdir / name / JOURNAL) as book:
             is_sampled = book.is_sampled
         if not is_sampled:
-            say(f"{name} decodes greedily and runs only once, because repeats would be equal")
+            say(f"{name} decodes greedily and runs only once, because repeats would be identical")
             continue
         for number in range(2, config.repeats + 1):
             say(f"{name}, repeat {number} of {config.repeats}")

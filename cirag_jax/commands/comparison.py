@@ -29,7 +29,7 @@ from cirag_jax.runtime.requests import Needs
 from cirag_jax.runtime.store import JOURNAL
 from cirag_jax.types import GRANULARITIES, Config, Prediction, Question
 
-# Folders in a run's workdir: runs with other seeds, and a run with one question at a time.
+# Folders in a run's workdir: repeats with other seeds, and a run with one question at a time.
 REPEAT, LATENCY = "repeat-", "alone"
 
 
@@ -39,7 +39,7 @@ class FinishedRun(NamedTuple):
     Attributes:
       name: the name of the run in tables.
       folder: the workdir.
-      settings: the settings that determine the answers; those of the method are ``method.FIELD``.
+      settings: the settings that determine the answers; method settings are ``method.FIELD``.
       repeats: for each seed, the records of all questions by id.
       seconds: wall time per question, without loading.
       seconds_alone: wall time of each question that was answered one at a time.
@@ -64,7 +64,7 @@ class FinishedRun(NamedTuple):
 
     @property
     def needs(self) -> Needs:
-        """The needs of the method, empty if this version does not have it or its settings."""
+        """The method's needs; empty if this version lacks the method or one of its settings."""
         method_settings = {
             name.removeprefix("method."): tuple(value) if isinstance(value, list) else value
             for name, value in self.settings.items()
@@ -77,7 +77,7 @@ class FinishedRun(NamedTuple):
 
 
 def compare(config: Config, workdir: pathlib.Path, show: bool = True) -> dict[str, Any]:
-    """Compares the runs of ``config.runs``, see `compare_runs`."""
+    """Compares the runs of ``config.runs``; see `compare_runs`."""
     folders = named_folders(config.runs)
     return compare_runs(config, folders, workdir, config.allow_different, show=show)
 
@@ -90,17 +90,17 @@ def compare_runs(
     repeats: int | None = None,
     show: bool = True,
 ) -> dict[str, Any]:
-    """Scores all runs and the differences between pairs, see `measure_runs`; returns its result.
+    """Scores runs, compares each pair, and writes the report; returns the result of `measure_runs`.
 
     Writes ``table.md``, ``table.html`` and ``granularities.png``, the share of questions answered
-    at each granularity (CIRAG's Figures 3 and 5). Also writes ``recall_by_step.png`` if runs have
-    several steps, and ``latency.png`` if their latency was measured. Figures are saved as SVG, too.
+    at each granularity (CIRAG's Figures 3 and 5). Writes ``recall_by_step.png`` if runs have
+    several steps, and ``latency.png`` if their latency was measured. Figures are also saved as SVG.
 
     Args:
       config: has ``profile``, ``metrics``, ``recall_at``, ``bootstrap_samples`` and ``seed``.
       folders: name and workdir of each run.
       workdir: an existing folder.
-      allow_different: whether settings may differ.
+      allow_different: whether the settings of the runs may differ.
       repeats: see `read_runs`.
       show: whether to print the tables to standard error.
     """
@@ -120,13 +120,14 @@ def measure_runs(
     Returns:
       The runs, and a result with these keys.
       ``systems``: for each run the scores of `metrics.measure` with bootstrap intervals over
-      questions (NaN and a ``reason`` for scores without any question), ``repeats``,
+      questions (NaN and a ``reason`` if no question has the score), ``repeats``,
       ``granularities``, ``recall_by_step``, ``failures``, ``seconds_alone``, ``sees_gold``, and
       means per question of ``calls``, ``generated_tokens``, ``seconds``, and of calls and tokens by
       role (``roles``) and stage (``stages``).
-      ``scores``: the names of the scores. ``differences``: for each pair of runs and score, see
-      `pairwise`. ``num_questions``, ``num_annotated`` (questions with gold passages), ``settings``.
-      ``different``: the settings of each run that differ from those of the first.
+      ``scores``: the names of the scores. ``differences``: the differences between each pair of
+      runs; see `pairwise_scores`. ``num_questions``, ``num_annotated`` (questions with gold
+      passages), ``settings``. ``different``: for each run, the settings that differ from the first
+      run.
     """
     check_at_least(1, config, "bootstrap_samples")
     scoring = Scoring(config.profile, tuple(config.recall_at))
@@ -140,7 +141,7 @@ def measure_runs(
             raise UserError(
                 f"{run.folder} has {field}={json.dumps(other)}, but {runs[0].folder} has "
                 f"{json.dumps(first)}{f', and {others} other settings differ' if others else ''}; "
-                "set --config.allow_different=true to compare the runs and list what differs."
+                "set --config.allow_different=true to compare the runs and list the differences."
             )
     ids = list(runs[0].records)
     bootstrap = (config.bootstrap_samples, config.seed)
@@ -206,7 +207,7 @@ def read_runs(
 
     Args:
       folders: name and workdir of each run.
-      repeats: number of seeds to read of each run; None reads all that have ended.
+      repeats: maximum number of seeds to read per run; None reads all complete ones.
     """
     paths = [folder.resolve() for _, folder in folders]
     for path in paths:
@@ -280,7 +281,7 @@ def _records(file: pathlib.Path) -> dict[str, Record]:
 def _different(first: FinishedRun, other: FinishedRun) -> dict[str, tuple[Any, Any]]:
     """Returns both values of each setting that both runs have and that differs.
 
-    The name and the code of two different methods may differ.
+    The name and code of the method are ignored if the methods differ.
     """
     may_differ = ("code", "method") if first.settings["method"] != other.settings["method"] else ()
     shared = first.settings.keys() & other.settings.keys()
@@ -328,7 +329,7 @@ def _with_intervals(
     ratios: Mapping[str, Ratio],
     bootstrap: tuple[int, int],
 ) -> dict[str, Any]:
-    """Returns each score with its interval; a score without any question is NaN with a reason."""
+    """Returns each score with its interval; NaN and a reason if no question has the score."""
     answered = [answered_of(records[i]) for records in run.repeats for i in ids]
     scores: dict[str, Any] = dict(intervals(ratios, *bootstrap))
     for name in names:
@@ -348,7 +349,7 @@ def _add_reasons(result: Mapping[str, Any]) -> None:
 
 
 def _repeats(seeds: Sequence[Mapping[str, Ratio]]) -> dict[str, Any]:
-    """Returns the number of seeds, and the standard deviation of each finite score over them."""
+    """Returns the number of seeds, and each finite score's standard deviation over the seeds."""
     if len(seeds) < 2:
         return {"count": 1, "std": {}}
     values = {name: [scores[name].value for scores in seeds] for name in seeds[0]}
@@ -357,7 +358,7 @@ def _repeats(seeds: Sequence[Mapping[str, Ratio]]) -> dict[str, Any]:
 
 
 def _statistics(run: FinishedRun, ids: Sequence[str], bootstrap: tuple[int, int]) -> dict[str, Any]:
-    """Returns counts, costs and other figures without a test, over all seeds."""
+    """Returns counts, costs and other statistics over all seeds, without significance tests."""
     records = [records[i] for records in run.repeats for i in ids]
     seeds = [[answered_of(records[i]) for i in ids] for records in run.repeats]
     predictions = [a.prediction for seed in seeds for a in seed if a.prediction is not None]
@@ -386,7 +387,7 @@ def _statistics(run: FinishedRun, ids: Sequence[str], bootstrap: tuple[int, int]
 def _recall_by_step(
     seeds: Sequence[Sequence[AnsweredQuestion]], bootstrap: tuple[int, int]
 ) -> list[dict[str, float]]:
-    """Returns the interval of `recall_by_step` at each step.
+    """Returns `recall_by_step` with its interval at each step.
 
     The list is empty if the run retrieved no passages or no question has gold passages.
     """

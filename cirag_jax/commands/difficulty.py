@@ -1,4 +1,4 @@
-"""GRADE's difficulty matrix of answering runs, for any dataset with gold passages."""
+"""GRADE's difficulty matrix for answering runs on any dataset with gold passages."""
 
 import collections
 import dataclasses
@@ -95,7 +95,7 @@ class RunErrors(NamedTuple):
     """The errors of a run on the graded questions.
 
     Attributes:
-      errors: 1 - score of each question, over 1; or over 0 if the prediction is ignored.
+      errors: 1 - score of each question; the denominator is 0 if the prediction is ignored.
       causes: the cause of each error, one of `difficulty.CAUSES`; None without retrieval.
       left_out: number of ignored predictions by reason.
     """
@@ -106,23 +106,24 @@ class RunErrors(NamedTuple):
 
 
 def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Computes the errors of ``config.runs`` by hops and retrieval difficulty.
+    """Computes the errors of ``config.runs`` by hops and retrieval difficulty D_r.
 
     Writes ``table.md``, ``matrix.png`` and, for several runs, ``difference.png`` (figures also as
     SVG), and ``difficulty.jsonl`` with each question's hops, D_r by aggregate, quartile and errors.
-    ``config`` is of configs/difficulty.py.
+    ``config`` comes from configs/difficulty.py.
 
     Returns:
-      ``num_questions``: the number of graded questions. ``left_out``: the other questions by
-      reason.
-      ``hops``: for each number of hops ``num_questions`` and the quartiles of D_r, ``edges``.
-      ``systems``: for each run ``error`` (see `difficulty.error_rate`) and ``left_out``;
-      ``by_hops`` and ``matrix``: hops -> the error, or the errors of the four cells, with
-      ``errors`` (see `difficulty.errors_by_cause`) if the run retrieves; ``failures`` (see
-      `difficulty.error_rates_by_cause`); ``correlations``: for each aggregate, see
-      `difficulty.correlations`; ``strongest``: the aggregates with the highest mean correlation.
-      ``differences``: for FIRST-SECOND, ``error``, ``by_hops`` and ``matrix`` of first minus
-      second. ``settings``.
+      ``num_questions``: the number of graded questions. ``left_out``: the number of other
+      questions, by reason.
+      ``hops``: for each number of hops, ``num_questions`` and ``edges``, the quartiles of D_r.
+      ``systems``: for each run, ``error`` (see `difficulty.error_rate`) and ``left_out``;
+      ``by_hops``: the error for each number of hops; ``matrix``: the errors of the four quartiles
+      for each number of hops; both with ``errors`` (see `difficulty.errors_by_cause`) if the run
+      retrieves; ``failures`` (see `difficulty.error_rates_by_cause`); ``correlations`` for each
+      aggregate (see `difficulty.correlations`); ``strongest``: the aggregates with the highest mean
+      correlation.
+      ``differences``: for each pair FIRST-SECOND, the ``error``, ``by_hops`` and ``matrix`` of the
+      first run minus the second. ``settings``.
       Undefined values are null and have a ``reason``.
     """
     _check(config)
@@ -237,7 +238,7 @@ def _data_of(run: PredictedRun) -> _Data:
 
 
 def _gradable(questions: Sequence[Question]) -> tuple[list[Question], dict[str, int]]:
-    """Returns the questions with gold, and the number of other questions by reason."""
+    """Returns the questions with gold annotations, and the number of the others by reason."""
     left_out: collections.Counter[str] = collections.Counter()
     gradable = []
     for question in questions:
@@ -273,7 +274,7 @@ def _bins(
 
 
 def _warn_of_long_texts(gold: Sequence[Sequence[Sequence[str]]], limit: int) -> None:
-    """Warns of texts that the encoder will truncate, since each word has at least one token."""
+    """Warns of texts that the encoder will truncate; each word is at least one token."""
     texts = {text for passages in gold for options in passages for text in options}
     count = sum(len(text.split()) > limit for text in texts)
     if count:
@@ -294,7 +295,7 @@ def _errors(
     questions: Sequence[Question],
     judgements: Mapping[tuple[str, str], Judgement] | None,
 ) -> RunErrors:
-    """Scores a run; ``ids`` are those of all questions of the dataset."""
+    """Scores a run; ``ids`` are the ids of all questions in the dataset."""
     left_out: collections.Counter[str] = collections.Counter(
         {"question unknown": sum(len(rows) for i, rows in run.rows.items() if i not in ids)}
     )
@@ -417,7 +418,7 @@ def _question_rows(
     aggregate: str,
     runs: Mapping[str, RunErrors],
 ) -> Iterator[dict[str, Any]]:
-    """Yields lines of ``difficulty.jsonl``; ``quartile`` counts from 1, null without quartiles."""
+    """Yields lines of ``difficulty.jsonl``; ``quartile`` is 1 to 4, or null without quartiles."""
     for i, question in enumerate(questions):
         quartile = int(bins[aggregate].bin_Q[i])
         yield {

@@ -36,15 +36,15 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Collects trajectories for the questions of ``config``; resumes an interrupted run.
 
     Writes ``trajectories.jsonl`` in the order of the questions, the sidecar ``trajectories.json``
-    and, during the run, ``journal.sqlite``. ``config`` is of configs/trajectories.py.
+    and, during the run, ``journal.sqlite``. ``config`` comes from configs/trajectories.py.
 
     Returns:
       The statistics of the written trajectories (`trajectories.statistics`); ``num_questions``,
-      ``without_annotations``, ``inserted`` (the number of facts, see `teachers.missing_facts`, or
-      over sentences of rounds with a passage, see `teachers.gold_passages`), ``sees_gold``
-      (whether a teacher reads gold annotations), ``failures``, ``errors``, ``dropped`` (number of
-      trajectories by reason), tokens, ``seconds`` and ``complete``. Empty in all processes except
-      the first.
+      ``without_annotations``, ``inserted`` (the number of inserted facts, see
+      `teachers.missing_facts`, or, if units are sentences, of rounds with an inserted passage, see
+      `teachers.gold_passages`), ``sees_gold`` (whether a teacher reads gold annotations),
+      ``failures``, ``errors``, ``dropped`` (number of trajectories by reason), tokens, ``seconds``
+      and ``complete``. The result is empty in all processes except the first.
     """
     started = time.monotonic()
     settings = _check(config)
@@ -121,7 +121,7 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 
 class _InsertedEvidence(NamedTuple):
-    """Gold evidence that teachers see in addition to the retrieved evidence.
+    """Gold evidence that is added to the retrieved evidence in a teacher's input.
 
     Attributes:
       facts: facts by passage id.
@@ -204,7 +204,7 @@ def _check(config: Config) -> CiragConfig:
     if config.keep == "correct_only" and kind != "annotations" and not config.answer:
         raise UserError(
             "config.keep=correct_only needs config.answer=true, because a language model's "
-            "trajectory is solved if the answer read from it is correct."
+            "trajectory is kept only if its answer is correct."
         )
     if kind != "llm":
         if settings.units == "triple" and settings.prompt_format != "multi_turn":
@@ -273,8 +273,8 @@ def _warn_of_held_out(questions: Sequence[Question]) -> dict[str, int]:
     if counts:
         listed = ", ".join(f"{count} of {name}" for name, count in counts.items())
         say(
-            f"WARNING: held-out questions become training data ({listed}); do not evaluate "
-            "students of these trajectories on them"
+            f"WARNING: held-out questions become training data ({listed}); do not use them to "
+            "evaluate models trained on these trajectories"
         )
     return counts
 
@@ -328,7 +328,7 @@ def _sidecar(
     kept: Sequence[Trajectory],
     held_out: Mapping[str, int],
 ) -> dict[str, Any]:
-    """Returns how the trajectories were rendered and where they come from."""
+    """Returns the prompt settings and the source of the trajectories."""
     names = (*PROMPT_FIELDS, "num_candidates", "num_passages", "max_steps")
     return {
         **{name: getattr(settings, name) for name in names},

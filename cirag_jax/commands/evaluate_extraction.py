@@ -1,4 +1,4 @@
-"""Evaluates an extractor: triples and entities of passages against reference ones."""
+"""Evaluates an extractor: compares triples and entities of passages with references."""
 
 import collections
 import dataclasses
@@ -56,12 +56,12 @@ class PassageExtraction:
 def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Extracts the passages of ``config.data`` with each model and scores the extractions.
 
-    Writes ``extractions.jsonl``, ``table.md`` and a journal per model. ``config`` is of
-    configs/extractor_eval.py.
+    Writes ``extractions.jsonl``, ``table.md`` and a journal per model. ``config`` comes
+    from configs/extractor_eval.py.
 
     Returns:
       The result of `evaluation.report`. Each system has ``exact``, ``soft`` and ``entities`` (the
-      scores of `overlap.overlap_ratios`), outcomes and parse errors. ``selection`` is that of
+      scores of `overlap.overlap_ratios`), outcomes and parse errors. ``selection``: see
       `select_references`.
     """
     check_at_least(1, config, "entity_tokens", "triple_tokens", "in_flight", "bootstrap_samples")
@@ -84,7 +84,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     systems: dict[str, evaluation.System] = {}
     for name, (records, usage) in results.items():
         if records is None:
-            continue  # ended by the time limit or a budget
+            continue  # stopped by the time limit or a budget
         extractions = read(references, records)
         pairs = zip(references, extractions, strict=True)
         systems[name] = evaluation.System(
@@ -113,7 +113,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def job(passage: Passage, settings: ExtractionSettings) -> Job:
-    """Returns the program of launch/extract.py for a passage, which asks role ``extractor``."""
+    """Returns the job that extracts a passage; it calls the role ``extractor``."""
     record = json.loads(codec.dump(dataclasses.asdict(passage)))
     return Job(extraction.program_name(passage), record, lambda: _extract(passage, settings))
 

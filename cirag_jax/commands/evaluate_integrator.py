@@ -27,7 +27,7 @@ from cirag_jax.triples.normalization import Normalization
 from cirag_jax.types import Config, Dataset, Trajectory, Triple
 
 FILE = "decisions.jsonl"
-ANNOTATIONS = "annotations"  # the teacher that decides by gold annotations
+ANNOTATIONS = "annotations"  # the teacher that decides according to gold annotations
 _SHOWN = (*PROMPT_FIELDS, "keep_above", "prefilled_headers", "match_cutoff")
 
 COLUMNS = (
@@ -51,14 +51,14 @@ COLUMNS = (
 def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Lets each model decide at all steps of ``config.trajectories`` and scores its decisions.
 
-    Writes ``decisions.jsonl``, ``table.md`` and a journal per model. ``config`` is of
-    configs/integrator_eval.py.
+    Writes ``decisions.jsonl``, ``table.md`` and a journal per model. ``config`` comes
+    from configs/integrator_eval.py.
 
     Returns:
       The result of `evaluation.report`. The systems are the models, the top-k baselines, the
       aligner, and keeping nothing, each with the scores of `decisions.score` and ``parse_errors``.
-      ``num_steps``. ``teacher``: its name, how often it kept nothing and stopped, and the recall of
-      its queries.
+      ``num_steps``. ``teacher``: the number of trajectories by teacher, how often teachers kept
+      nothing and stopped, and the recall of their queries.
     """
     check_at_least(1, config, "integrator.max_tokens", "in_flight", "bootstrap_samples")
     check_at_least(0, config, "query_recall")
@@ -100,7 +100,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     systems: dict[str, evaluation.System] = {}
     for name, (records, usage) in results.items():
         if records is None:
-            continue  # ended by the time limit or a budget
+            continue  # stopped by the time limit or a budget
         decided = decisions.read(jobs[name], records)
         systems[name] = evaluation.System(
             score(decided, similarity=similarity),
@@ -137,7 +137,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def _trajectories(config: Config) -> tuple[tuple[Trajectory, ...], dict[str, Any]]:
-    """Reads the trajectories and, if there is a sidecar, how they were rendered."""
+    """Reads the trajectories and, from a sidecar if there is one, their prompt settings."""
     if not config.trajectories:
         raise UserError(
             "config.trajectories is required: a workdir of launch/distill.py, or a .jsonl file."
@@ -169,7 +169,7 @@ def _check_units(config: Config, models: Mapping[str, evaluation.Model], units: 
 def _prompt(
     config: Config, checkpoint: Mapping[str, Any], trajectories: Mapping[str, Any], units: Units
 ) -> dict[str, Any]:
-    """Returns the prompt settings of the config, or else of the checkpoint or trajectories."""
+    """Returns each prompt setting from the config, or else the checkpoint or trajectories."""
     defaults = dataclasses.asdict(CiragConfig())
     prompt = {}
     for name in PROMPT_FIELDS:
@@ -179,7 +179,7 @@ def _prompt(
 
 
 def _cirag_config(config: Config, name: str, prompt: Mapping[str, Any]) -> CiragConfig:
-    """Returns CIRAG's settings for one model; the base has its own prompt settings."""
+    """Returns CIRAG's settings for one model; ``config.base`` sets those of the base model."""
     block = config.base if name == evaluation.BASE else config
     few_shot = prompt["few_shot"] if block.few_shot is None else block.few_shot
     return CiragConfig(
@@ -226,8 +226,9 @@ def _gold(
 ) -> list[list[Sequence[Any] | None]]:
     """Returns the gold core facts of each step; None without annotations.
 
-    The decisions of the annotation teacher are gold. At the steps of a language model, gold are the
-    facts that the annotation teacher would keep, if ``dataset`` has the annotations.
+    At the steps of the annotation teacher, these are the facts that it kept. At the steps of a
+    language model, these are the facts that the annotation teacher would keep, if ``dataset`` has
+    the annotations.
     """
     questions = {question.id: question for question in dataset.questions} if dataset else {}
     gold: list[list[Sequence[Any] | None]] = []
@@ -302,7 +303,7 @@ def _search(config: Config, dataset: Dataset) -> Search:
 
 
 def _teacher(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """Returns the trajectories by teacher, and how often they kept nothing and stopped."""
+    """Returns the number of trajectories by teacher, and how often they keep nothing or stop."""
     steps = [step for trajectory in trajectories for step in trajectory.steps]
     return {
         "teachers": dict(collections.Counter(trajectory.teacher for trajectory in trajectories)),
@@ -337,7 +338,7 @@ def _rows(
 def table_of(result: Mapping[str, Any]) -> str:
     """Returns a table of scores in per cent: one row per system, then the student's leads.
 
-    Scores of core facts are means over steps. "gold" compares with the annotations.
+    Scores of core facts are means over steps. "gold" scores compare with the annotations.
     """
     rows = system_rows("decisions of", COLUMNS, result)
     teacher = result["teacher"]

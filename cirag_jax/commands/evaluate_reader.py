@@ -35,7 +35,7 @@ COLUMNS = (
 
 
 class ReaderResponse(TypedDict):
-    """A response in the journal; ``confidence`` is that of `ReaderAnswer`."""
+    """A response in the journal; for ``confidence``, see `ReaderAnswer`."""
 
     text: str
     truncated: bool
@@ -44,7 +44,7 @@ class ReaderResponse(TypedDict):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReaderAnswer:
-    """An answer, whether it is a refusal, and the probability of its words."""
+    """An answer, whether it is a refusal, and the probability of its tokens."""
 
     answer: str
     refused: bool
@@ -54,9 +54,9 @@ class ReaderAnswer:
 def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Lets each model read the questions of ``config.folders`` and scores its answers.
 
-    A model reads each question twice, at a granularity drawn by the seed: with all gold evidence,
-    and without that of one gold passage. Writes ``readings.jsonl``, ``table.md``,
-    ``calibration.png`` and a journal per model. ``config`` is of configs/reader_eval.py.
+    Each model answers each question twice, with evidence of a random granularity: with all gold
+    evidence, and without the evidence of one gold passage. Writes ``readings.jsonl``, ``table.md``,
+    ``calibration.png`` and a journal per model. ``config`` comes from configs/reader_eval.py.
 
     Returns:
       The result of `evaluation.report`. Each system has, for ``all`` and each granularity, ``em``
@@ -82,7 +82,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     systems: dict[str, evaluation.System] = {}
     for name, (records, usage) in results.items():
         if records is None:
-            continue  # ended by the time limit or a budget
+            continue  # stopped by the time limit or a budget
         responses = [_read(records[job.id]) for job in jobs]
         systems[name] = evaluation.System(
             score(readings, responses, config.profile),
@@ -119,9 +119,9 @@ def _readings(config: Config) -> list[Reading]:
 
 
 def job(reading: Reading, reader_format: str, logprobs: bool = False) -> Job:
-    """Returns the program that asks role ``reader`` about a reading.
+    """Returns the job that calls the role ``reader`` for a reading: a question with evidence.
 
-    With ``logprobs`` it also requests the probabilities of tokens.
+    With ``logprobs``, it also requests the probabilities of tokens.
     """
     messages = messages_of(reading, reader_format)
     described = [[message.role, message.text] for message in messages]
@@ -161,7 +161,7 @@ def _read(record: Record) -> ReaderAnswer:
 def score(
     readings: Sequence[Reading], responses: Sequence[ReaderAnswer], profile: str
 ) -> dict[str, Ratio]:
-    """Returns scores of all readings and by granularity, named ``all/em``, ``sentence/f1``, ..."""
+    """Returns scores of all readings and by granularity, such as ``all/em`` or ``sentence/f1``."""
     scores: dict[str, Ratio] = {}
     names = dict.fromkeys(reading.question.id for reading in readings)
     ids = {id: index for index, id in enumerate(names)}
@@ -198,7 +198,7 @@ def _correct(
 def _calibration(
     readings: Sequence[Reading], responses: Sequence[ReaderAnswer], profile: str
 ) -> dict[str, Any]:
-    """Returns the calibration of all answers, from complete and incomplete evidence."""
+    """Returns the calibration of all answers that are not refusals."""
     exact = _correct(readings, responses, answers.exact_match, profile)
     pairs = [
         (response.confidence, bool(correct))

@@ -58,7 +58,7 @@ SYSTEMS = (
     "links", "links_one_shot_frozen", "links_trained",
 )  # fmt: skip
 _LEADING = ("linked", "trained")  # systems that are compared with all others
-# Walks over title links -> the system whose top passages they start from.
+# Systems that follow title links -> the system whose top passages they start from.
 _WALKS = {
     "links": "bm25",
     "links_one_shot_frozen": "one_shot_frozen",
@@ -84,7 +84,7 @@ def evaluate(config: Config, workdir: pathlib.Path, show: bool = True) -> dict[s
     Writes ``rankings.jsonl`` (each system's ranking and chains for each question), ``table.md`` and
     ``recall.png`` (also as SVG). ``show`` also prints the table. The result has differences with
     confidence intervals and ``num_trained_on``, the number of questions that the checkpoint was
-    trained on, None if it does not record them.
+    trained on, or None if the checkpoint does not record this.
     """
     _check_settings(config)
     start, ks = time.monotonic(), Scoring(recall_at=tuple(config.recall_at)).recall_at
@@ -132,7 +132,7 @@ def evaluate(config: Config, workdir: pathlib.Path, show: bool = True) -> dict[s
 
 
 def _check_settings(config: Config) -> None:
-    """Checks settings that are used only after the slow encoding."""
+    """Checks early the settings that are used only after the slow encoding."""
     check_at_least(1, config, "steps", "k", "bootstrap_samples")
     check_at_least(1, config, "query_max_length", "unit_max_length", "passage_max_length")
     for stop in config.stops:
@@ -150,7 +150,7 @@ def _systems(config: Config) -> tuple[str, ...]:
 
 
 def _supported_systems(config: Config, aligners: "_Aligners", problem: _Problem) -> tuple[str, ...]:
-    """Returns `_systems`, without ``linked`` if the checkpoint has no head for these units."""
+    """Returns `_systems`, without ``linked`` if there is no link head for these units."""
     head, systems = aligners.head, _systems(config)
     if head is not None and head.units == problem.kind:
         return systems
@@ -205,7 +205,7 @@ class _Embedder(FlaxEncoder):
     def encode(
         self, texts: Sequence[str], kind: Role = "passage", progress: Progress | None = None
     ) -> np.ndarray:
-        """Embeds texts, see `Encoder`; units count as passages."""
+        """Embeds texts; see `Encoder`. Units are embedded as passages."""
         with bar(f"encoding, as {kind}", len(texts)) as shown:
             return super().encode(texts, kind, shown.update)
 
@@ -215,9 +215,9 @@ class _Aligners:
 
     Attributes:
       meta: metadata of the checkpoint.
-      head: link head of the checkpoint, if it is needed.
+      head: link head of the checkpoint; None if it is not needed.
       frozen: name of the initial model.
-      embeds: encoders ``trained`` and ``frozen``, which remember vectors.
+      embeds: the encoders ``trained`` and ``frozen``, which cache vectors.
     """
 
     def __init__(self, config: Config, systems: Sequence[str]):
@@ -256,7 +256,7 @@ class _Aligners:
         }
 
     def embeds_units(self, name: str) -> Encoder:
-        """Returns an encoder for all units; with a link head, it reuses vectors of its training."""
+        """Returns an encoder for all units; with a link head, its vectors are cached on disk."""
         return self.embeds[name] if self.head is None else with_disk_cache(self.embeds[name])
 
     def index(self, name: str, texts: Sequence[str]) -> ExactIndex:
@@ -296,7 +296,7 @@ class _Rankings:
             return _ranked_rows(self._words[0])
         if system in _WALKS:
             first = self.of(_WALKS[system])
-            if _WALKS[system] == "bm25":  # start only at passages that share a word
+            if _WALKS[system] == "bm25":  # start only where a word matches
                 first = _ranked_rows(np.where(self._words[1] > 0, self._words[0], -1))
             return self._walk.search(texts, first, self._depth, allowed)
         if system == "linked":
@@ -388,8 +388,8 @@ def iterate(
       dataset: the source of triples, if these are the units.
       corpus: the passages to search.
       search: returns rows of passages.
-      aligner: embeds queries and units; best a `MemoizingEncoder`, because texts recur.
-      settings: settings that need no role.
+      aligner: embeds queries and units; use a `MemoizingEncoder`, because texts recur.
+      settings: KiRAG's settings; they must not need a language model.
     """
     write = functools.partial(text_of, write_triple=TripleText("angle"))
     handlers: dict[type | str, Handler] = {
@@ -433,7 +433,7 @@ def _stops(
 ) -> list[dict[str, Any]] | None:
     """Returns the set scores of the linked search for each threshold of ``config.stops``.
 
-    None without a linked search or a stopping rule.
+    Returns None without a linked search or a stopping rule.
     """
     rule = aligners.head.stop if aligners.head else None
     if rule is None or "linked" not in systems:

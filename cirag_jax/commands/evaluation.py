@@ -1,6 +1,6 @@
-"""Shared steps of the evaluations of language models: a student, its base, and baselines.
+"""Steps shared by the evaluations of language models: a student, its base model, and baselines.
 
-The ``evaluate`` of each component gets the models from `models_of`, runs programs with
+The function ``evaluate`` of each component gets the models from `models_of`, runs programs with
 `ask_models`, scores the responses, and writes the result with `report`.
 """
 
@@ -35,10 +35,10 @@ class Model:
     """A language model to evaluate.
 
     Attributes:
-      block: its config, a `configs.common.language_model`.
-      described: the prompt settings of its training, from its checkpoint.
-      trained_on: ids of its training questions (of an extractor: passages); None if unknown, as for
-        an adapter in PEFT's format.
+      block: the model's config, a `configs.common.language_model`.
+      described: the prompt settings of the model's training, from the checkpoint.
+      trained_on: ids of the training questions, or of the passages for an extractor; None if
+        unknown, as for an adapter in PEFT's format.
       schemas: whether requests constrain the output to a JSON schema.
     """
 
@@ -49,7 +49,7 @@ class Model:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The settings that determine its texts, as JSON."""
+        """The settings that determine the model's responses, as JSON."""
         return identity.of_language_model(self.block, self.schemas)
 
 
@@ -71,7 +71,7 @@ def models_of(config: Config, role: str) -> dict[str, Model]:
     """Returns the language models to compare.
 
     ``student`` is ``config.<role>`` with the adapter ``config.checkpoint``. ``base`` is the same
-    model without adapter; it is included if ``config.base.run`` is set or there is no checkpoint.
+    model without the adapter, included if ``config.base.run`` is set or there is no checkpoint.
     If ``config.<role>.model`` is null, the checkpoint determines the model.
     """
     from cirag_jax.models.io import workdir
@@ -102,7 +102,7 @@ def models_of(config: Config, role: str) -> dict[str, Model]:
 
 
 def training_ids(models: Mapping[str, Model]) -> frozenset[str] | None:
-    """Returns the `Model.trained_on` of the student, empty without a student."""
+    """Returns the student's `Model.trained_on`; empty if there is no student."""
     return models[STUDENT].trained_on if STUDENT in models else frozenset()
 
 
@@ -111,7 +111,7 @@ def count_trained_on(
 ) -> int | None:
     """Counts the ``ids`` that a checkpoint was trained on, and warns if there are any.
 
-    Returns None, with a message, if the checkpoint does not record them.
+    Returns None and prints a message if the checkpoint does not record its training data.
     """
     if trained_on is None:
         say(f"the checkpoint does not record whether it was trained on these {subject}")
@@ -136,7 +136,7 @@ def ask_models(
     programs: Callable[[str], tuple[Sequence[Job], Mapping[str, Any]]],
     unit: str,
 ) -> dict[str, tuple[dict[str, Record] | None, dict[str, Any]]]:
-    """Runs programs that ask each model; the same call on the same workdir resumes.
+    """Runs programs with each model; repeating the call with the same workdir resumes them.
 
     Args:
       config: has ``in_flight``, ``seed``, ``stop_after_minutes`` and ``cache``, a file of responses
@@ -146,11 +146,11 @@ def ask_models(
         in its journal counts against its budget.
       roles: the role of the programs' requests, and the token limit of a response.
       programs: returns the programs for a model, and the settings that determine their results.
-      unit: the unit of the progress bars.
+      unit: the unit of the progress bars, such as "question".
 
     Returns:
-      For each model, the records of its programs by id, or None if the time or a budget ended
-      first; and the tokens and seconds of all runs so far.
+      For each model, the records of its programs by id, or None if the time limit or a budget
+      stopped them; and the tokens and seconds of all runs so far.
     """
     until = task.deadline(config)
     results: dict[str, tuple[dict[str, Record] | None, dict[str, Any]]] = {}
@@ -231,7 +231,7 @@ def report(
 def leads(
     config: Config, scores: Mapping[str, Mapping[str, Ratio]], leading: Sequence[str]
 ) -> dict[str, Any]:
-    """Compares each of the ``leading`` systems with all others except those before it.
+    """Compares each ``leading`` system with all others except leading systems before it.
 
     Returns:
       ``FIRST-SECOND``: the scores of the first minus the second with intervals, see `by_kind`.

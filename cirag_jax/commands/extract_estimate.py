@@ -11,8 +11,8 @@ from cirag_jax.methods.common.extraction import ExtractionSettings, weight_files
 from cirag_jax.methods.common.extraction_prompts import entity_messages, triple_messages
 from cirag_jax.types import Config, Passage
 
-# Assumed speeds: parameters and operations per second and rows per batch of a machine,
-# and tokens per second and request of a server.
+# Assumed speeds. For a machine: parameters per second, operations per second, rows per batch.
+# For a server: tokens per second and request.
 _MACHINE = {"cpu": (2e9, 1e11, 16), "other": (5e11, 1e14, 64)}
 _SERVER_RATE = 40.0
 _BYTES = {".gguf": 0.6, ".safetensors": 2.0}  # typical size of a parameter
@@ -21,7 +21,7 @@ _BYTES = {".gguf": 0.6, ".safetensors": 2.0}  # typical size of a parameter
 def estimate(
     passages: Iterable[Passage], config: Config, settings: ExtractionSettings, rate: float | None
 ) -> dict[str, Any]:
-    """Prints and returns a high estimate of the cost of extracting ``passages``.
+    """Prints and returns an upper estimate of the cost of extracting ``passages``.
 
     ``rate`` is the measured speed in passages per second. Without it, the time is guessed from the
     size of the model: each decoding step reads all parameters once per batch. A server is assumed

@@ -336,7 +336,7 @@ def test_compare_repeats_only_methods_that_sample(folders, tmp_path, capsys, mon
     fields = {"methods": "sampling,direct", "set": settings(folders)[1:5], "repeats": 3}
     result = run(folders, workdir, **fields)
     assert (
-        "direct decodes greedily and runs only once, because repeats would be equal"
+        "direct decodes greedily and runs only once, because repeats would be identical"
         in capsys.readouterr().err
     )
     assert not list((workdir / "direct").glob("repeat-*"))

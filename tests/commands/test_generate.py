@@ -241,7 +241,7 @@ def test_generate_bad_line_is_named(tmp_path, record, words):
         ({"top_logprobs": 21}, "at most 20"),
         ({"batch_size": -1}, "batch_size"),
         ({"no_repeat_ngram_size": 1}, "no_repeat_ngram_size must be at least 2"),
-        ({"backend": "openai", "adapter": "x"}, "backend=openai does not take an adapter"),
+        ({"backend": "openai", "adapter": "x"}, "backend=openai does not support adapter"),
         ({"backend": "openai", "extra_body": "[1]"}, "extra_body must be"),
         ({"backend": "openai", "base_url": None}, "OPENAI_API_KEY must hold"),
     ],
