@@ -1,8 +1,8 @@
 """Extraction of triples from a corpus: the command ``launch/extract.py``.
 
-Each passage is a program of the scheduler. After each block of passages, one transaction moves the
-results from the journal to the triple store. On a Ray cluster, a block is a shard with a separate
-journal, which a worker writes.
+Each passage is extracted by one program of the scheduler. After each block of passages, one
+transaction moves the results from the journal to the triple store. On a Ray cluster, each block has
+a separate journal, which a worker writes.
 """
 
 import collections
@@ -53,14 +53,14 @@ _RETRIES = 60  # one per second, while another worker has a shard's journal open
 
 
 def extract_corpus(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Brings ``workdir/triples.sqlite`` up to date with a corpus (configs/extract.py); resumes.
+    """Extracts new and changed passages of a corpus into ``workdir/triples.sqlite``; resumes.
 
-    Several processes divide the passages by id. Each has its own journal and store, and the first
-    merges the stores at the end.
+    ``config`` comes from configs/extract.py. Several processes divide the passages by id. Each
+    process has its own journal and store, and the first process merges the stores at the end.
 
     Returns:
         Counts of passages by outcome, failures by cause, malformed answers by kind, triples,
-        tokens, seconds, and ``complete``. Only the first process returns any.
+        tokens, seconds, and ``complete``. Empty in all processes except the first.
     """
     started = time.monotonic()
     settings = _settings(config)
@@ -177,7 +177,7 @@ def _import(config: Config, workdir: pathlib.Path, started: float) -> dict[str, 
 def _result(
     workdir: pathlib.Path, parts: Sequence[pathlib.Path], paths: Sequence[pathlib.Path]
 ) -> dict[str, Any]:
-    """Returns the result of the command: counts of the whole store and of all processes."""
+    """Returns the command's result: counts of the complete store and of all processes."""
     runs = collections.Counter()
     for part in parts:
         with TripleStore.open(part) as store:
@@ -240,10 +240,10 @@ class _Selection:
         return filter(self.is_pending, self.chosen())
 
     def blocks(self) -> Iterator[tuple[str, list[Passage]]]:
-        """Yields the names of blocks and their passages, which are still to be extracted.
+        """Yields blocks of pending passages, with their names.
 
-        A range of the corpus that is all pending forms a block. Its name does not depend on how
-        many earlier passages are done, so that a resumed run finds its journal again.
+        A range of the corpus forms a block if all its passages are pending. Its name depends only
+        on its position, so that a resumed run finds its journal. Other passages form more blocks.
         """
         chosen, size, rest = self.chosen(), self.config.block, list[Passage]()
         for number in itertools.count():
@@ -284,7 +284,7 @@ class _Selection:
 class _Shard(NamedTuple):
     """A block of passages for a worker of a Ray cluster.
 
-    ``file`` is its journal. After ``until`` (`time.time`), no more requests are sent.
+    ``file`` is the block's journal. After ``until`` (`time.time`), no more requests are sent.
     """
 
     name: str
@@ -297,9 +297,9 @@ class _Worker:
     """Extracts shards, in a process of a Ray cluster."""
 
     def __init__(self, config: Config, identity: dict[str, Any]):
-        """Opens the language model, which must have the given identity."""
+        """Loads the language model and checks that it has the given identity."""
         self._config, self._settings, self._identity = config, _settings(config), identity
-        remedy = "a worker of the Ray cluster has other software, or another model"
+        remedy = "a worker of the Ray cluster has different software or another model"
         check_same("the extraction", identity, _identity(config, self._settings), remedy)
         self._handler = GenerateHandler(backends.open_backend(config.extractor), {})
 
@@ -370,7 +370,7 @@ class _CorpusExtraction(Closing):
         self._shards = file.resolve().with_name(SHARDS)
         self._statuses: collections.Counter[str] = collections.Counter()
         self._example = ""  # a model's output without triples
-        self._done = Progress()  # of earlier blocks
+        self._done = Progress()  # the progress of earlier blocks
 
     def close(self) -> None:
         """Closes the model and the journal."""
@@ -388,7 +388,7 @@ class _CorpusExtraction(Closing):
         """Extracts all pending passages.
 
         Returns:
-            Numbers of passages: ``reused``, ``extracted``, ``deleted`` and ``left``.
+            The numbers of passages that were ``reused``, ``extracted``, ``deleted`` or ``left``.
         """
         bar = tqdm.tqdm(
             selection.chosen(), desc="corpus", unit=" passages", file=sys.stderr, delay=5
@@ -399,7 +399,7 @@ class _CorpusExtraction(Closing):
         deleted = [name for name in store.passage_ids() if name not in selection.corpus]
         if deleted:
             store.commit((), {}, deleted)
-            say(f"removed the triples of {len(deleted):,} passages that left the corpus")
+            say(f"removed the triples of {len(deleted):,} passages no longer in the corpus")
         if pending < chosen:
             say(f"{chosen - pending:,} passages are up to date")
         done = self._extract(selection, store, pending) if pending else 0
@@ -424,7 +424,7 @@ class _CorpusExtraction(Closing):
         return done
 
     def _locally(self, selection: _Selection, show: Show) -> Generator[_Block]:
-        """Yields blocks to store; the last may be partial. Resumes after a block is stored."""
+        """Yields extracted blocks, which the caller stores; the last block may be partial."""
 
         def on_progress(progress: Progress, tokens: int) -> None:
             self._check(self._done.failed + progress.failed)
@@ -441,7 +441,7 @@ class _CorpusExtraction(Closing):
             self._check(self._done.failed)
             records = self._runner.records(jobs)
             if not complete:
-                # Without failures, which may be those of an earlier run that were not retried.
+                # Drops failures: some may come from an earlier run and still wait for a retry.
                 records = {name: r for name, r in records.items() if r.outcome is not None}
                 block = [p for p in block if extraction.program_name(p) in records]
             yield block, records
@@ -450,7 +450,7 @@ class _CorpusExtraction(Closing):
                 return
 
     def _on_cluster(self, selection: _Selection, show: Show) -> Generator[_Block]:
-        """Yields blocks that workers extracted; deletes a shard's journal once it is stored."""
+        """Yields blocks that workers extracted; deletes a shard's journal after it is stored."""
         config = self._config
         self._shards.mkdir(exist_ok=True)
 
@@ -494,13 +494,13 @@ class _CorpusExtraction(Closing):
         )
 
     def _drop_shards(self) -> None:
-        """Removes journals of blocks that are now divided differently; their calls count."""
+        """Removes journals of outdated blocks, after adding their calls to the totals."""
         for file in sorted(self._shards.glob("*.sqlite")):
             self._drop(file)
         shutil.rmtree(self._shards, ignore_errors=True)
 
     def _drop(self, file: pathlib.Path) -> None:
-        """Removes a shard's journal; its calls are counted exactly once, even after a kill."""
+        """Removes a shard's journal, after adding its calls to the totals exactly once."""
         with JournalReader(file) as book:
             name, totals = book.id, book.totals()
         self._book.count(name, totals)
@@ -515,7 +515,7 @@ class _CorpusExtraction(Closing):
         self._example = self._example or outcome.answer
 
     def _check(self, failed_requests: int) -> None:
-        """Raises `UserError` if too many passages gave no triples."""
+        """Raises `UserError` if too many passages have no triples."""
         total = self._statuses.total() + failed_requests
         missing, limit = total - self._statuses["ok"], self._config.max_empty_share
         if total < max(self._config.min_passages, 1) or missing <= limit * total:

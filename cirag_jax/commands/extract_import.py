@@ -23,9 +23,9 @@ def import_openie(path: Path, corpus: CorpusScan, store: TripleStore, block: int
     """Imports the triples of an ``openie.jsonl`` (docs/data.md) into the store.
 
     Each transaction adds or replaces ``block`` passages. Passages already imported from the same
-    file are kept, and passages that are not in the corpus are deleted from the store. Several lines
-    of a passage are merged. Triples that are not three non-empty strings are dropped, and sentence
-    indices out of range become null. Neither the file nor the corpus is held in memory.
+    file are kept, and passages that are not in the corpus are deleted from the store. Lines about
+    the same passage are merged. Triples that are not three non-empty strings are dropped, and
+    sentence indices out of range become null. The file and the corpus may be larger than memory.
 
     Returns:
         Numbers of passages that were ``imported``, ``reused`` and ``deleted``, and of triples that
@@ -51,7 +51,7 @@ def import_openie(path: Path, corpus: CorpusScan, store: TripleStore, block: int
     if counts["malformed"]:
         say(f"{path}: dropped {counts['malformed']:,} triples that are not three non-empty strings")
     if counts["out_of_range"]:
-        say(f"{path}: set {counts['out_of_range']:,} triple_sentences out of range to null")
+        say(f"{path}: set {counts['out_of_range']:,} sentence indices out of range to null")
     return counts
 
 
@@ -75,7 +75,7 @@ def _records(
     identity: dict[str, Any],
     counts: dict[str, int],
 ) -> Iterator[Record]:
-    """Yields new records in the order of the corpus."""
+    """Yields new and changed records in the order of the corpus."""
     query = "SELECT place, line FROM lines WHERE id = ? ORDER BY rowid"
     for passage in corpus:
         rows = lines.execute(query, (passage.id,)).fetchall()

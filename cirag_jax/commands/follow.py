@@ -1,4 +1,4 @@
-"""Evaluation of every checkpoint of a training, also while it is running."""
+"""Evaluation of every checkpoint of a training run, even while the run continues."""
 
 import contextlib
 import pathlib
@@ -16,7 +16,7 @@ from cirag_jax.io import read_object, say, write_json, write_text
 from cirag_jax.models.io.checkpoints import Checkpoints, keep_step, steps_in
 from cirag_jax.types import Config
 
-TRAINING = "training.json"  # the settings of the training
+TRAINING = "training.json"  # the settings of the training run
 _SECONDS = 5.0  # between checks for new checkpoints
 
 
@@ -28,31 +28,31 @@ def follow(
 ) -> dict[str, Any]:
     """Evaluates every checkpoint in the training workdir ``config.checkpoint``.
 
-    Each checkpoint is linked into ``workdir/step_N``, where it remains if the training deletes it.
-    The outputs of ``evaluate`` are written there, too. Only the link of the best checkpoint stays;
-    its folder can be opened like a training workdir. By default only the trained model is
-    evaluated; ``config.systems`` adds others.
+    Each checkpoint is linked into ``workdir/step_N``, so that it still exists if training deletes
+    it. The outputs of ``evaluate`` are written to the same folder. After the evaluation, only the
+    best checkpoint keeps its link; its folder can be used like a training workdir. By default, only
+    the trained model is evaluated; ``config.systems`` adds others.
 
-    Ends when the training ends, on SIGINT or SIGTERM, or after ``config.stop_after_minutes``. The
-    same command resumes.
+    Ends when training ends, on SIGINT or SIGTERM, or after ``config.stop_after_minutes``. Run the
+    same command to resume.
 
     Args:
       config: the config of an evaluation, with ``metric``.
       workdir: ``table.md`` and ``result.json`` are written here after every checkpoint.
-      evaluate: evaluates one checkpoint; takes its config and folder.
+      evaluate: evaluates one checkpoint, given its config and folder.
       wait: sleeps for the given number of seconds.
 
     Returns:
       ``metric``; ``checkpoints``, each with its ``step`` and `series.figures`; ``best_step``, the
-      ``best`` value and ``best_checkpoint``, a folder; and ``complete``: whether the training has
-      ended and all checkpoints are evaluated.
+      ``best`` value and ``best_checkpoint``, a folder; and ``complete``: whether training has ended
+      and all checkpoints are evaluated.
     """
     follower = _Follower(config, workdir, evaluate)
     complete = False
     with contextlib.suppress(KeyboardInterrupt), _interrupted_by_signals():
         complete = follower.watch(wait)
     if not complete:
-        say("stopped before the end of the training; run the same command to resume")
+        say("stopped before the end of training; run the same command to resume")
     return follower.report(complete)
 
 
@@ -64,7 +64,7 @@ class _Follower:
         evaluate: Callable[[Config, pathlib.Path], dict[str, Any]],
     ):
         if not config.checkpoint:
-            raise UserError("config.checkpoint is required: the workdir of the training to follow.")
+            raise UserError("config.checkpoint is required: the workdir of a training run.")
         self._training = pathlib.Path(config.checkpoint).expanduser()
         recorded = read_object(self._training / "config.json", optional=True)
         if recorded and "optimizer" not in recorded and not self._steps():
@@ -89,10 +89,10 @@ class _Follower:
         return steps_in(self._training / "checkpoints")
 
     def watch(self, wait: Callable[[float], None]) -> bool:
-        """Evaluates until the training or the time ends; returns whether the training has ended."""
+        """Evaluates until training ends or the time is up; returns whether training has ended."""
         is_waiting = bool(self._rows)
         while True:
-            # Read before the steps: the last checkpoint exists before the result does.
+            # Training writes the result after the last checkpoint, so the result is read first.
             result = read_object(self._training / "result.json", optional=True)
             linked = {int(path.name) for path in self._workdir.glob("step_*/checkpoints/[0-9]*")}
             for step in sorted({*self._steps(), *linked} - self._rows.keys()):
@@ -130,7 +130,7 @@ class _Follower:
         return True
 
     def _check_training(self, checkpoints: pathlib.Path) -> None:
-        """Raises `UserError` if the checkpoints are from another training than earlier ones."""
+        """Raises `UserError` if earlier checkpoints are from a different training run."""
         try:
             with Checkpoints(checkpoints, read_only=True) as opened:
                 training = opened.meta().get("run", {})
@@ -173,7 +173,7 @@ class _Follower:
 
 
 def _single_config(config: Config) -> Config:
-    """Returns the config to evaluate one checkpoint, without other systems."""
+    """Returns the config to evaluate one checkpoint, by default without other systems."""
     single = config.copy_and_resolve_references()
     with single.unlocked():
         single.follow = False
@@ -187,7 +187,7 @@ def _single_config(config: Config) -> Config:
 
 @contextlib.contextmanager
 def _interrupted_by_signals() -> Iterator[None]:
-    """Makes SIGTERM, and SIGINT even if the shell ignores it, raise `KeyboardInterrupt`."""
+    """Raises `KeyboardInterrupt` on SIGTERM and SIGINT, even if the shell ignores SIGINT."""
     numbers = (signal.SIGINT, signal.SIGTERM)
     handlers = [signal.signal(number, signal.default_int_handler) for number in numbers]
     try:

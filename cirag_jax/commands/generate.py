@@ -1,6 +1,6 @@
-"""Generation for a file of prompts: the command ``launch/generate.py``.
+"""Text generation for a file of prompts: the command ``launch/generate.py``.
 
-Each conversation is a program of one request.
+Each conversation is a program with one request.
 """
 
 import collections
@@ -30,10 +30,10 @@ _NOT_SENT = Generated("", "error", error="not sent: the budget is exhausted")
 
 
 def generate_file(config: Any, workdir: Path) -> dict[str, Any]:
-    """Answers every request of ``config.prompts`` (configs/generate.py); resumes.
+    """Answers every request in the file ``config.prompts``; resumes an interrupted run.
 
-    Writes ``responses.jsonl`` in input order and, while it runs, ``journal.sqlite``. Returns
-    counts, tokens, seconds, and tokens per second.
+    ``config`` comes from configs/generate.py. Writes ``responses.jsonl`` in input order and, while
+    it runs, ``journal.sqlite``. Returns counts, tokens, seconds, and tokens per second.
     """
     _check_config(config, workdir)
     names = ("max_tokens", "temperature", "top_p", "seed", "logprobs", "top_logprobs")

@@ -1,8 +1,8 @@
-"""Generation of a benchmark of controlled difficulty from documents (GRADE).
+"""Generates a benchmark with controlled difficulty from documents (GRADE).
 
-This is the command ``launch/generate_questions.py``. Each step runs programs over one journal. The
-id of a program is a hash of everything that determines its result, so that after a change of the
-config only affected requests are sent again.
+This is the command ``launch/generate_questions.py``. All steps run programs with one journal. The
+id of a program is a hash of everything that determines its result. If the config changes, only
+affected requests are sent again.
 """
 
 import collections
@@ -50,7 +50,7 @@ class _Interrupted(Exception):
 
 
 class _Estimate(Exception):
-    """The cost of the first step that needs the language model; ends an estimate."""
+    """Raised with the cost of the first step that needs the language model, to end an estimate."""
 
     def __init__(self, step: str, requests: int, tokens: int):
         super().__init__(step)
@@ -83,19 +83,20 @@ class Settings:
 
 
 def generate_questions(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Writes a dataset folder of questions over documents to ``workdir``; resumes.
+    """Generates questions from documents, as a dataset folder in ``workdir``; resumes.
 
-    In addition to the files of docs/data.md, it writes ``paths.jsonl`` (every path and its
-    outcome), ``groups.jsonl`` and ``review.jsonl`` (equivalence groups, and a sample of them for
-    human review), ``sources.jsonl`` (the documents) and, while it runs, ``journal.sqlite``.
-    ``config`` is of configs/grade.py.
+    In addition to the dataset's files (docs/data.md), writes ``paths.jsonl`` (every path of facts
+    and its outcome), ``groups.jsonl`` and ``review.jsonl`` (equivalence groups, and a sample of
+    them for human review), ``sources.jsonl`` (the documents) and, while it runs,
+    ``journal.sqlite``. ``config`` comes from configs/grade.py.
 
     Returns:
       Counts of every step, reasons for dropping candidates, the share of questions by hops that
-      need an added link (Table 2), the share of reviewed groups that are right (A.6), tokens by
-      role, ``seconds`` and ``complete``. With ``config.estimate_only``, only the first ``step``
-      that needs the language model (None if no step does), an upper bound on its ``requests`` and
-      ``prompt_tokens``, and ``complete``: False; ``workdir`` is not changed.
+      need an added link (GRADE's Table 2), the share of reviewed groups that are right (GRADE,
+      A.6), tokens by role, ``seconds`` and ``complete``. With ``config.estimate_only``: the first
+      ``step`` that needs the language model (None if no step does), an upper bound on its
+      ``requests`` and ``prompt_tokens``, the number of ``documents``, and ``complete``, which is
+      False; ``workdir`` is not changed.
     """
     started = time.monotonic()
     settings = Settings.of(config)
@@ -239,12 +240,12 @@ class _Steps(Closing):
 
         Args:
           step: the name of the step.
-          jobs: its programs.
-          asks: whether they call the language model.
+          jobs: the programs of the step.
+          asks: whether the programs call the language model.
           kind: the type of their results.
 
         Raises:
-          _Interrupted: some have not ended.
+          _Interrupted: some programs have not ended.
         """
         if not self._runner.run(jobs, asks=asks, unit="program", name=step):
             raise _Interrupted
@@ -284,7 +285,7 @@ class _Steps(Closing):
     def estimate(self, step: str, messages: Iterable[tuple[int, Sequence[Message]]]) -> None:
         """Prints an upper bound on a step's requests; ``messages`` are pairs (count, example).
 
-        There may be fewer requests, because what one role rejects is not passed to the next.
+        There may be fewer requests, because items that one role rejects are not passed on.
 
         Raises:
           _Estimate: with ``config.estimate_only``, if there are any requests.
@@ -303,7 +304,7 @@ def _job(step: str, content: Any, program: Any) -> Job:
 
 
 def _identity(config: Config, settings: Settings) -> dict[str, Any]:
-    """Returns what determines the results of all programs, in addition to their ids."""
+    """Returns the settings that determine the results of all programs, besides their ids."""
     fields: dict[str, Any] = {"code": of_code(__name__), "seed": config.seed}
     if settings.roles:
         fields["llm"] = identity.of_language_model(config.llm)
@@ -371,7 +372,7 @@ def _facts(steps: _Steps, all_claims: Sequence[Claim], result: dict[str, Any]) -
             return lambda: triples.extract(batch_texts, settings)
 
         encoded = codec.encode(settings)
-        jobs = [  # with their numbers, because batches may be equal
+        jobs = [  # numbered, because batches may be equal
             _job("triples", [number, batch_texts, encoded], program(batch_texts))
             for number, batch_texts in enumerate(texts)
         ]

@@ -81,7 +81,7 @@ def _search_models(config: Config, blocks: Mapping[str, Config]) -> dict[str, An
             fields[f"{name}.weights"] = model_identity(block.model)
         if name.startswith("rankers."):
             text, _ = triple_text_of(config, name.removeprefix("rankers."))
-            if text != TripleText("tuple", block.normalization):  # implied in older journals
+            if text != TripleText("tuple", block.normalization):  # older journals omit the default
                 fields[f"{name}.writes"] = dataclasses.asdict(text)
     return fields
 
@@ -187,7 +187,7 @@ def _default_dtype(backend: str) -> str | None:
 
 
 def of_extractor(config: Any, settings: ExtractionSettings) -> dict[str, Any]:
-    """Returns the identity of triples that the language model of ``config`` extracts."""
+    """Returns the identity of an extractor, the language model of ``config``."""
     model = of_language_model(config, settings.constrained)
     return extraction.extractor_identity(model, settings)
 
@@ -209,5 +209,5 @@ def _encoder_packages(config: Any) -> dict[str, str]:
 
 
 def of_triples(dataset: Dataset, passage_ids: Sequence[str]) -> str:
-    """Returns a hash of the dataset's triples of these passages."""
+    """Returns a hash of the triples that the dataset has for these passages."""
     return of_records([i, codec.encode(dataset.triples.get(i))] for i in passage_ids)

@@ -1,6 +1,6 @@
 """Building of index folders: the command ``launch/index.py``.
 
-A folder holds ``ids.jsonl`` (the passage id of every row), ``vectors-*.npy`` (shards of
+An index folder contains ``ids.jsonl`` (the passage id of every row), ``vectors-*.npy`` (shards of
 embeddings), ``index.faiss`` for faiss, ``bm25/`` for BM25, and ``manifest.json``, which is written
 last. Files are written atomically, so an interrupted build resumes after its last complete shard.
 Passages are read shard by shard, so the corpus may be larger than memory.
@@ -101,17 +101,18 @@ def build_index(
     """Writes the index of ``passages`` into ``folder``, or finishes an interrupted build.
 
     Args:
-      passages: the passages in the order of the rows; iterated several times. Ids are unique.
+      passages: passages with unique ids, in the order of the rows; iterated several times.
       encoder: embeds the passages; may be None for ``bm25``.
       folder: the index folder.
       kind: the kind of index.
       options: options of the index.
       shard_rows: passages per shard.
-      progress: called with the number of passages just done, including those of earlier runs.
-      spread: embeds the shards in other processes, with an encoder of the same identity.
+      progress: called with the number of passages just done, also for shards of earlier runs.
+      spread: embeds the shards in other processes, with an identical encoder.
 
     Returns:
-      ``resumed`` and ``embedded``, the passages done before and now, and ``seconds`` of embedding.
+      The numbers of passages ``resumed`` from earlier runs and ``embedded`` by this run, and the
+      ``seconds`` of embedding.
     """
     index_lib.check_kind(kind)
     options, folder = options or IndexOptions(), pathlib.Path(folder)
@@ -254,10 +255,10 @@ class _Worker:
     """Embeds shards, in a process of a Ray cluster."""
 
     def __init__(self, config: Config, plan: dict[str, Any]):
-        """Opens the encoder, which must have the identity in ``plan``."""
+        """Loads the encoder and checks that it has the identity in ``plan``."""
         self._encoder, self._dtype = _open_encoder(config), plan["dtype"]
         worker_plan = {**plan, "encoder": dict(self._encoder.identity)}
-        remedy = "a worker of the Ray cluster has other software, or another model"
+        remedy = "a worker of the Ray cluster has different software or another model"
         index_lib.check_manifest("the index", plan, worker_plan, remedy)
 
     def __call__(self, shard: Shard) -> None:

@@ -1,4 +1,4 @@
-"""Dispatch from a config to its training or evaluation, for launch/{train,evaluate,sweep}.py."""
+"""Runs the training or evaluation of a config, for launch/{train,evaluate,sweep}.py."""
 
 import pathlib
 from typing import Any
@@ -26,7 +26,7 @@ def train(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Runs the evaluation of a config; with ``config.follow``, on each checkpoint of a training."""
+    """Runs the evaluation of a config, with ``config.follow`` for each checkpoint of a run."""
     from cirag_jax.commands import (
         comparison,
         difficulty,

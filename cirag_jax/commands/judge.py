@@ -1,4 +1,4 @@
-"""Judging of answers by language models, and agreement between two judges."""
+"""Evaluates answers with one or two language models as judges."""
 
 import collections
 import pathlib
@@ -28,12 +28,12 @@ OTHER_METRICS = ("em", "acc")  # also shown in the table
 
 
 class RunAnswers(NamedTuple):
-    """The answers of a run, in the same order for all runs.
+    """The answers of a run; the order of the questions is the same for all runs.
 
     Attributes:
       name: the name of the run in tables.
       answered: questions and predictions.
-      texts: the text to judge of each answer; None if the question has no gold answer.
+      texts: the text to judge for each question; None if there is no gold answer.
     """
 
     name: str
@@ -44,19 +44,23 @@ class RunAnswers(NamedTuple):
 def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Lets one or two judges decide which answers of ``config.runs`` are correct; resumes.
 
-    The same answer of two runs to a question is judged once. Empty answers, including those of
+    If runs give the same answer to a question, it is judged once. Empty answers, including those of
     failed questions, are wrong. Questions without a gold answer and answers without a verdict are
     ignored. If a run has several seeds, the first is judged. Writes ``judgements.jsonl``,
-    ``table.md`` and a journal per judge. ``config`` is of configs/judge.py.
+    ``table.md`` and a journal per judge. ``config`` comes from
+    configs/judge.py.
 
     Returns:
-      ``systems``: scores of every run by ``judge`` and, if there is one, the ``second`` judge
-      (share of correct answers, with a 95 % bootstrap interval), and ``em`` and ``acc`` likewise.
-      ``differences``: for each pair of runs and score, see `pairwise`.
-      ``agreement``: of the two judges over all answers, see `agreement`; else null.
-      ``judges``: for each judge its ``rubric``, ``model``, number of ``verdicts`` requested, of
-      these the ``unjudged`` and ``failures``, ``parse_errors``, tokens and seconds.
-      ``num_questions``, ``without_gold``, ``empty`` (answers), ``settings``, ``complete``.
+      ``systems``: for every run, the shares of answers that are correct according to the first
+      ``judge`` and the ``second`` judge, if there is one, and the scores ``em`` and ``acc``, all
+      with 95 % bootstrap intervals.
+      ``differences``: the differences between each pair of runs; see `pairwise_scores`.
+      ``agreement``: the agreement of the two judges over all answers, see `agreement`; null if
+      there is only one judge.
+      ``judges``: for each judge its ``rubric``, ``model``, number of requested ``verdicts``, number
+      of ``unjudged`` answers and ``failures`` among these, ``parse_errors``, tokens and seconds.
+      ``num_questions``, ``without_gold``, ``empty`` (number of empty answers), ``settings``,
+      ``complete``.
     """
     judges = _judges(config)
     runs = comparison.read_runs(comparison.named_folders(config.runs))
@@ -153,7 +157,7 @@ def _run_answers(config: Config, run: comparison.FinishedRun, ids: Sequence[str]
 
 
 class Verdict(TypedDict):
-    """A judge's verdict (None if it gave none) and the kinds of its malformed outputs."""
+    """A judge's verdict (None if no output is readable) and the kinds of malformed outputs."""
 
     right: bool | None
     parse_errors: list[str]
@@ -162,7 +166,7 @@ class Verdict(TypedDict):
 def judge(
     messages: tuple[Message, ...], rubric: str, constrained: bool, retries: int
 ) -> Program[Verdict]:
-    """Asks the role ``judge`` about one answer, with up to ``retries`` retries."""
+    """Requests a verdict on one answer from the role ``judge``; retries malformed outputs."""
     schema = prompts.verdict_schema(rubric) if constrained else None
     prompt, problems, verdict = messages, list[str](), None
     for _ in range(retries + 1):

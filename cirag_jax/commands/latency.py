@@ -1,4 +1,4 @@
-"""Latency of a method: seconds per question if only one question is in progress."""
+"""Latency of a method: seconds per question when it answers one question at a time."""
 
 import contextlib
 import functools
@@ -33,7 +33,7 @@ def measure(
 
     Vectors, prompt prefixes and responses are not reused between questions. A question is repeated
     if JAX compiled something for it, so the seconds in ``folder/journal.sqlite`` exclude
-    compilation. ``pool`` and ``until`` are as in `answer.execute`.
+    compilation. For ``pool`` and ``until``, see `answer.execute`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = planned.config.copy_and_resolve_references()

@@ -1,4 +1,4 @@
-"""Extraction of triples on demand, once per passage (the paper's online setting)."""
+"""Extraction of triples from retrieved passages during a run, once per passage."""
 
 import dataclasses
 import json
@@ -18,8 +18,8 @@ NAME = "extractions"  # replaces "journal" in the name of the run's journal
 class OnlineExtractHandler:
     """Extracts all requested passages together, except those already extracted.
 
-    ``generate`` is the language model of the role ``extractor``. The journal of ``runner`` keeps
-    extractions, so that questions share them and a resumed run does not repeat them.
+    ``generate`` calls the language model of the role ``extractor``. The journal of ``runner``
+    stores extractions, so that questions share them and a resumed run does not repeat them.
     """
 
     is_slow = True

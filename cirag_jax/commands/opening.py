@@ -1,4 +1,4 @@
-"""Opens the models and indexes of a config: the handlers of a method's requests."""
+"""Loads the models and indexes of a config; they handle the requests of a method."""
 
 import contextlib
 import itertools
@@ -39,7 +39,7 @@ from cirag_jax.types import Config, Dataset
 
 
 def check(config: Config, needs: Needs) -> None:
-    """Checks that a config meets the needs of its method, before anything is opened."""
+    """Checks that a config meets the needs of its method, before any model is loaded."""
     check_at_least(1, config, "in_flight")
     if jax.process_count() > 1:
         task_lib.refuse_budgets(config)
@@ -71,7 +71,7 @@ def open_handlers(
     rows: int,
     pool: Pool | None = None,
 ) -> dict[type | str, Handler]:
-    """Opens the models and indexes of a run.
+    """Loads the models and indexes of a run; returns the handlers of its requests.
 
     Args:
       config: a config of configs/methods.
@@ -79,7 +79,7 @@ def open_handlers(
       book: the run's journal. Its usage counts against budgets, and triples that are extracted
         online are stored next to it.
       stack: closes everything that is opened.
-      rows: the maximum number of questions in progress, which limits batches of models.
+      rows: the maximum number of questions in progress, which limits the models' batch size.
       pool: models and indexes that several runs share.
     """
     pool = stack.enter_context(Pool()) if pool is None else pool
@@ -167,7 +167,7 @@ def check_task(config: Config, task: task_lib.Task) -> None:
 
 
 def check_adapters(config: Config, roles: Sequence[str]) -> None:
-    """Checks that adapters were trained for their roles and with the settings of their prompts.
+    """Checks that adapters were trained for their roles and with the same prompt settings.
 
     Showing more candidates than in training only causes a warning.
     """
@@ -188,7 +188,7 @@ def check_adapters(config: Config, roles: Sequence[str]) -> None:
         if wrong:
             flags = " ".join(f"--{name}.{field}={trained[field]}" for field in wrong)
             raise UserError(
-                f"{spec} was trained with other settings of {', '.join(wrong)}; set {flags}."
+                f"{spec} was trained with different settings of {', '.join(wrong)}; set {flags}."
             )
         number, limit = block.get("num_candidates", 0), meta.get("num_candidates") or 0
         if limit and number > limit:
@@ -201,8 +201,8 @@ def check_adapters(config: Config, roles: Sequence[str]) -> None:
 def check_prompts(spec: object, meta: Mapping[str, Any]) -> None:
     """Checks that the prompts have not changed since a student was trained.
 
-    Older checkpoints have no digest. Of their prompts only the paper's format has changed: it used
-    to omit the candidates of earlier rounds.
+    Older checkpoints have no digest of their prompts. Since then, only the prompt format ``paper``
+    has changed: it used to omit the candidates of earlier rounds.
 
     Args:
       spec: the student's workdir.
@@ -226,7 +226,7 @@ def _open_models(
     spent: Mapping[str, Usage],
     pool: Pool,
 ) -> dict[type | str, Handler]:
-    """Opens one handler per model; roles with equal configs share a handler and its budget."""
+    """Loads one handler per model; roles with equal configs share a handler and its budget."""
     cache = stack.enter_context(ResponseCache(config.cache)) if config.cache else None
     shared: dict[str, list[str]] = {}
     for role in roles:
@@ -237,7 +237,7 @@ def _open_models(
     for names in shared.values():
         block = config[names[0]].copy_and_resolve_references()
         if block.backend == "jax" and not block.batch_size and "extractor" not in names:
-            # Batches are padded to full size, which a few questions should not pay for.
+            # Batches are padded to full size, which is slow if there are few questions.
             block.batch_size = min(rows, EngineConfig.for_platform().batch_size)
         used = sum((spent[role] for role in names if role in spent), start=Usage())
         handler = handlers_lib.GenerateHandler(

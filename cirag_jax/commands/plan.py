@@ -1,4 +1,4 @@
-"""Estimates of a training from shapes only: device memory, collectives and time.
+"""Estimates a training run's device memory, communication and time, from shapes only.
 
 The trainer's step is compiled (`training.rehearsal`) for a mesh of fake CPU devices, with the
 longest batch that the config allows.
@@ -36,10 +36,10 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class RehearsedStep:
-    """A rehearsed training step.
+    """A training step that was compiled but not executed.
 
     Attributes:
-      rehearsal: the programs of the step.
+      rehearsal: the compiled programs of the step.
       parts: bytes per device of arrays that exist during the whole step, by name.
       dtype: the dtype of the computation.
       tokens: real tokens of the step, over all devices.
@@ -56,10 +56,10 @@ class RehearsedStep:
 
 
 def plan(config: Config) -> dict[str, Any]:
-    """Rehearses a step of ``config``; prints and returns its costs.
+    """Compiles a training step of ``config``; prints and returns its costs.
 
     Returns:
-      ``bytes_per_device`` by part, their sum ``peak_bytes`` and the program at the peak;
+      ``bytes_per_device`` by part, their sum ``peak_bytes`` and the program that reaches it;
       ``collective_bytes`` per device and step, by operation; ``gpus``: whether the step fits each
       GPU, and the time of a step and of the run at ``assumed_share_of_peak`` (an assumption).
     """
@@ -95,7 +95,7 @@ def plan(config: Config) -> dict[str, Any]:
 
 
 def rehearse(config: Config) -> RehearsedStep:
-    """Rehearses a step of ``config`` on fake devices; see `plan`."""
+    """Compiles a training step of ``config`` for fake devices; see `plan`."""
     component = state_lib.component_of(config)
     trainers = {"aligner": aligner, "cross_encoder": cross_encoder}
     trainers.get(component, adapter).check_config(config)
@@ -106,7 +106,7 @@ def rehearse(config: Config) -> RehearsedStep:
 
 
 def on_gpu(gpu: mfu.Gpu, config: Config, step: RehearsedStep, traffic: int) -> dict[str, Any]:
-    """Estimates a step and the run on a kind of GPU.
+    """Estimates memory and time of a step, and the time of the run, on a kind of GPU.
 
     A step takes the time of its operations, at ``config.peak_share`` of the GPU's peak, plus the
     time to move the optimizer's ``traffic`` (bytes) through memory. The peak is known for bfloat16
@@ -180,7 +180,7 @@ def _decoder_folder(spec: str) -> Path:
 
 def _parts(state: state_lib.TrainState, dtype: str) -> dict[str, int]:
     parts = {"parameters": bytes_of(state.params), "optimizer": bytes_of(state.opt_state)}
-    # Each shard gathers whole parameters and adds to a gradient of the same size.
+    # Each shard gathers the full parameters and accumulates a gradient of the same size.
     whole, gathered, rounded = 0, 0, 0
     for path, node in nnx.to_flat_state(state.params):
         placed = node.get_value().sharding
@@ -208,7 +208,7 @@ def _adapter(config: Config, mesh: jax.sharding.Mesh) -> RehearsedStep:
     layout = adapter.make_layout(config, mesh, model.max_positions)
     lora_config = adapter.make_lora(config)
 
-    rounds = -(-layout.length * config.rows_per_device // config.chunk)  # at most, of the loss
+    rounds = -(-layout.length * config.rows_per_device // config.chunk)  # upper bound, of the loss
     rehearsal = Rehearsal(mesh, bfloat16=dtype == "bfloat16", loops=rounds)
     base = decoder_params.to_params(rehearsal.place(decoder_params.abstract_params(model)))
     tx = optimizers.make_optimizer(config.optimizer, 1)
@@ -327,7 +327,7 @@ def _table(result: Mapping[str, Any]) -> str:
         "",
         tables.markdown([("exchanged per step", "GiB"), *(exchanged or [("nothing", "")])]),
         "",
-        "These are estimates. Memory is that of XLA's CPU compiler; a GPU may need more or less. "
+        "These are estimates. XLA's CPU compiler reports the memory; a GPU may need more or less. "
         f"Times assume {100 * result['assumed_share_of_peak']:g} % of the GPU's bfloat16 peak.",
         "",
         tables.markdown([("GPU", "GiB", "fits", "s per step", "h per run"), *_gpu_rows(result)]),

@@ -1,7 +1,7 @@
 """A pool of encoders, indexes, rankers and language models that several runs share.
 
-Each resource has a key: its block of the config and, for an index, the passages. Methods with equal
-keys share the resource.
+The key of a resource consists of its block of the config and, for an index, the passages. Methods
+with equal keys share the resource.
 """
 
 import collections
@@ -45,7 +45,7 @@ class Pool:
 
         Args:
           kind: for example "indexes".
-          key: JSON that identifies the resource among those of its kind.
+          key: a JSON value that identifies the resource within its kind.
           open_resource: opens the resource.
         """
         entry = kind, json.dumps(key, sort_keys=True, default=str)
@@ -66,9 +66,9 @@ class Pool:
     def language_model(self, config: Config, spent: Usage) -> Backend:
         """Returns the backend of a ``configs.common.language_model()`` block.
 
-        Engines share weights if they differ only in batch size, context, overflow or the like.
-        Backends with a budget are not shared, because each run has its own; ``spent`` counts
-        against it.
+        Engines share weights if they differ only in batch size, context, overflow or similar
+        options. Backends with a budget are not shared, because each run has a separate budget;
+        ``spent`` counts against it.
         """
 
         def open_backend() -> Backend:
@@ -96,7 +96,7 @@ class Pool:
                 resource.forget()
 
     def release(self) -> None:
-        """Frees the prompt caches of engines: gigabytes that only one method can use."""
+        """Frees the engines' prompt caches: gigabytes that another method could not use."""
         for (kind, _), resource in self._open.items():
             if kind == "engines":
                 resource.release()

@@ -34,7 +34,7 @@ class GeneratedQuestion:
 
 @dataclasses.dataclass(frozen=True)
 class Knowledge:
-    """The contents of the documents, from which questions are generated."""
+    """Everything extracted from the documents to generate questions."""
 
     documents: Sequence[Document]
     database: Database
@@ -63,7 +63,7 @@ class Reviewed(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_review(workdir: pathlib.Path) -> list[Reviewed]:
-    """Reads the sample of an earlier run, if there is one, with judgements."""
+    """Reads the sample of an earlier run with its judgements; empty if there is none."""
     file = workdir / REVIEW
     if not file.is_file() or not file.stat().st_size:  # empty if there were no groups
         return []
@@ -194,7 +194,7 @@ def _with_contexts(kept: Sequence[Question], database: Database, others: int) ->
     for question, rows in zip(kept, rows_QK, strict=True):
         gold = question.supporting or ()
         near = [passages[row].id for row in rows if row >= 0 and passages[row].id not in gold]
-        context = sorted((*gold, *near[:others]))  # an order that does not reveal the evidence
+        context = sorted((*gold, *near[:others]))  # an order that hides the evidence
         questions.append(dataclasses.replace(question, context=tuple(context)))
     return questions
 
@@ -220,7 +220,7 @@ def _sources(knowledge: Knowledge) -> Iterable[dict[str, Any]]:
 
 
 def _group_rows(knowledge: Knowledge) -> list[dict[str, Any]]:
-    """Returns each group's names, and the claims of its cluster's facts that contain them."""
+    """Returns the names in each group, and the claims in its cluster that mention them."""
     facts = knowledge.graph.facts
     by_claim = equivalence.facts_of_claims(facts)
     of_clusters = [
@@ -245,7 +245,7 @@ def _group_row(group: Group, facts: Sequence[Fact], claims: Sequence[Claim]) -> 
 def _carry_over(old: Sequence[Reviewed], sample: Sequence[Reviewed]) -> list[Reviewed]:
     """Copies judgements from ``old`` to equal groups of ``sample``; returns the other judged rows.
 
-    Groups with equal claims are matched first, because clusters may have groups of equal names.
+    Groups with equal claims are matched first, because clusters may have groups with equal names.
     """
     rest = [row for row in old if row.judgement is not None]
     for with_claims in (True, False):
@@ -257,7 +257,7 @@ def _carry_over(old: Sequence[Reviewed], sample: Sequence[Reviewed]) -> list[Rev
                 row.judgement = equal.pop(0).judgement
         rest = [row for rows in by_key.values() for row in rows]
     if rest:
-        say(f"{REVIEW}: {len(rest)} judged groups are no longer in the sample; kept at the end")
+        say(f"{REVIEW}: {len(rest)} judged groups, no longer in the sample, are kept at the end")
     return rest
 
 
@@ -266,7 +266,7 @@ def _key(row: Reviewed, with_claims: bool) -> Any:
 
 
 def _review_counts(sample: Sequence[Reviewed]) -> dict[str, Any]:
-    """Returns ``review``: the number of judged groups and the share of right ones by kind (A.6)."""
+    """Returns ``review``: the number of judged groups and the share of right ones, by kind."""
     by_kind: dict[str, list[bool]] = collections.defaultdict(list)
     for row in sample:
         if row.judgement is not None:
@@ -283,10 +283,10 @@ def _review_counts(sample: Sequence[Reviewed]) -> dict[str, Any]:
 
 
 def _needs_link(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Returns the percentage of questions with added links, by hops (Table 2).
+    """Returns the percentage of questions with added links, by hops (GRADE's Table 2).
 
-    ``exact`` counts questions with an exact link, ``context`` those with only contextual links, and
-    ``either`` is their sum, as in the paper.
+    ``exact`` counts questions with an exact link, ``context`` questions with only contextual links,
+    and ``either`` is their sum.
     """
     percentages: dict[str, dict[str, float]] = {}
     for hops in sorted({str(row["hops"]) for row in rows if row["question_id"]}):

@@ -1,4 +1,4 @@
-"""The command ``launch/report.py``: a page of one run's trace, or of several runs side by side."""
+"""The command ``launch/report.py``: a page with the trace of one run, or comparing several runs."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -31,12 +31,12 @@ class _Graded(msgspec.Struct):
 def report(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Writes ``trace.html`` of the run ``config.run``, or the result page of several runs.
 
-    ``config`` is of configs/report.py.
+    ``config`` comes from configs/report.py.
 
     Returns:
-      For one run the result of `trace.report`. For several, the results of
-      `comparison.measure_runs` and `results.write`, and the ``unfinished`` runs, which the page
-      leaves out.
+      For one run, the result of `trace.report`. For several runs, the results of
+      `comparison.measure_runs` and `results.write`, and the ``unfinished`` runs, which are not on
+      the page.
     """
     if config.run is not None and config.runs is not None:
         raise UserError("config.run and config.runs are alternatives; set only one.")
@@ -85,7 +85,7 @@ def _runs_inside(folder: str | None) -> list[tuple[str, pathlib.Path]]:
 
 
 def _recorded_repeats(folder: str | None) -> int | None:
-    """Returns the number of seeds per run of launch/compare.py, if it is recorded."""
+    """Returns the number of seeds per run of launch/compare.py, or None if it is not recorded."""
     config = read_object(pathlib.Path(folder or "").expanduser() / CONFIG, optional=True)
     repeats = config.get("repeats")
     return repeats if isinstance(repeats, int) else None
@@ -103,7 +103,7 @@ def _unfinished(inside: Sequence[tuple[str, pathlib.Path]]) -> dict[str, str]:
         started, ended = counts[name]
         is_complete = read_object(folder / RESULT, optional=True).get("complete", started == total)
         if ended is None:
-            progress[name] = "at work"
+            progress[name] = "running"
         elif not is_complete or ended < started:
             progress[name] = f"{ended} questions so far"
     return progress

@@ -1,4 +1,4 @@
-"""Tables of comparable results: of a training's checkpoints, or of the runs of a sweep."""
+"""Tables that compare the checkpoints of a training run, or the runs of a sweep."""
 
 import math
 import pathlib
@@ -39,14 +39,15 @@ def metric_of(config: Config) -> str:
         ks = tuple(config.recall_at)
         return f"trained.recall@{5 if 5 in ks else max(ks)}"
     if component not in _METRICS:
-        raise UserError("config.metric is required: a number of result.json, such as block.name.")
+        raise UserError("config.metric is required: a number's name in result.json, such as block.name.")
     return _METRICS[component]
 
 
 def figures(result: Mapping[str, Any], metric: str) -> Figures:
-    """Returns the number ``metric`` of a result and the others of its block, by their last names.
+    """Returns the value of ``metric`` in a result, and the other numbers in its block.
 
-    Scores with intervals are reduced to their values.
+    The keys are the names without the block.
+ Scores with intervals are reduced to their values.
     """
     numbers = dict(_numbers(result))
     if metric not in numbers:
@@ -82,7 +83,7 @@ def _is_number(value: Any) -> bool:
 
 
 def best_of(values: Mapping[Any, float | None], metric: str) -> Any:
-    """Returns the key of the best value, the last one of equals; None if there are no values.
+    """Returns the key of the best value, the last one if several are equal; None without values.
 
     Lower is better for losses.
     """
@@ -92,7 +93,7 @@ def best_of(values: Mapping[Any, float | None], metric: str) -> Any:
 
 
 def table(rows: Mapping[tuple[str, ...], Figures], keys: Sequence[str]) -> str:
-    """Returns a Markdown table; each row is the parts of its key, then its figures."""
+    """Returns a Markdown table; each row has the parts of its key, then its numbers."""
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
     cells = [[*key, *(cell(row.get(name)) for name in names)] for key, row in rows.items()]
     return markdown([[*keys, *names], *cells])

@@ -1,4 +1,4 @@
-"""The Python API: a method over the user's documents, opened once for many questions."""
+"""The Python API: loads a method and the user's documents once and answers many questions."""
 
 import contextlib
 import dataclasses
@@ -28,9 +28,9 @@ class Answer:
 
     Attributes:
       text: the short answer; empty if there is none.
-      granularity: of the evidence that gave the answer: triple, sentence or passage; ``default`` if
-        all evidence was insufficient or none was read.
-      evidence: the lines that the reader was shown.
+      granularity: the kind of evidence that gave the answer: triple, sentence or passage;
+        ``default`` if all evidence was insufficient or there was none.
+      evidence: the lines of evidence in the reader's prompt.
       passages: the retrieved passages, best first.
       steps: the rounds of retrieval.
       prediction: the full output of the method.
@@ -45,13 +45,13 @@ class Answer:
 
 
 class Cirag(Closing):
-    """A method with open models and an index of documents.
+    """A method with its models and an index of documents.
 
-    A context manager; `close` frees the models.
+    Use it in a ``with`` block, or call `close` to free the models.
     """
 
     def __init__(self, config: Any, documents: str | os.PathLike[str] | Sequence[str]):
-        """Prefer `open`; ``config`` is a locked config of configs/methods."""
+        """Use `open` instead, unless you have a locked config of configs/methods."""
         self._program = find_method(config.method).program
         self._settings = task.method_settings(config)
         needs = self._settings.needs
@@ -87,11 +87,11 @@ class Cirag(Closing):
         method: str = "cirag",
         settings: Mapping[str, Any] | None = None,
     ) -> "Cirag":
-        """Opens a method over documents.
+        """Loads the models of a method and indexes the documents.
 
         Args:
-          preset: a preset of configs/methods/``method``.py; "" is the paper's setting. Of CIRAG and
-            KiRAG, only ``small`` works without triples.
+          preset: a preset of configs/methods/``method``.py; "" is the paper's setting. CIRAG and
+            KiRAG work without triples only with ``small``.
           documents: texts, or the path of a .txt or .md file, of a folder of such files, or of a
             dataset folder.
           method: a file in configs/methods, such as cirag, kirag, native_rag, ircot or direct.

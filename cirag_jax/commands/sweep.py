@@ -1,4 +1,4 @@
-"""Grids of settings: one training or evaluation per combination, and a table of all."""
+"""Grids of settings: one training or evaluation run per combination, and a table of all runs."""
 
 import copy
 import hashlib
@@ -26,10 +26,10 @@ _VALUE = re.compile(r"""(?:[^,()\[\]'"]|\([^()]*\)|\[[^\[\]]*\]|'[^']*'|"[^"]*")
 
 
 class GridRun(NamedTuple):
-    """A point of the grid.
+    """A run of the grid.
 
     Attributes:
-      name: the name of its folder, such as ``seed=1,optimizer.learning_rate=3e-5``.
+      name: the name of the run's folder, such as ``seed=1,optimizer.learning_rate=3e-5``.
       values: the value of every swept field, as on the command line.
       config: the config of the training or evaluation.
     """
@@ -42,9 +42,9 @@ class GridRun(NamedTuple):
 def sweep(config: Config, workdir: pathlib.Path, arguments: Sequence[str]) -> dict[str, Any]:
     """Executes all runs of a grid in ``workdir/NAME``, or one run of a job array; resumes.
 
-    Failed runs are reported and skipped, as are runs that another command is executing. A run that
-    is stopped, by a signal or its deadline, ends the command. Writes ``table.md`` and
-    ``result.json`` after every run.
+    Skips and reports failed runs and runs that another command is executing. If a run is stopped by
+    a signal or its time limit, the command ends. Writes ``table.md`` and ``result.json`` after
+    every run.
 
     Args:
       config: the config of a training or an evaluation, with the fields of launch/sweep.py.
@@ -52,7 +52,7 @@ def sweep(config: Config, workdir: pathlib.Path, arguments: Sequence[str]) -> di
       arguments: ``--config.sweep.FIELD=VALUE,VALUE``.
 
     Returns:
-      ``metric``; ``runs``, each with ``name``, ``values``, ``state`` and, once it has ended,
+      ``metric``; ``runs``, each with ``name``, ``values``, ``state`` and, after it has ended,
       `series.figures`; the name of the ``best``; and ``complete``: whether all runs of this command
       have ended or failed.
     """

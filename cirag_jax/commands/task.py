@@ -1,4 +1,4 @@
-"""Helpers of commands that answer the questions of a dataset with a method."""
+"""Helpers for commands that run a method on the questions of a dataset."""
 
 import json
 import pathlib
@@ -46,8 +46,8 @@ class Task(NamedTuple):
     """The questions of a run and the passages to search.
 
     Attributes:
-      needs: the needs of the method with its settings.
-      dataset: the whole dataset.
+      needs: the models, indexes and data that the method needs.
+      dataset: the complete dataset.
       questions: the questions to answer.
       corpus: the passages to search; empty if the method needs none.
     """
@@ -77,7 +77,7 @@ def needs_encoder(config: Config, needs: Needs) -> bool:
 
 
 def demonstrations(task: Task) -> tuple[Question, ...]:
-    """Returns the training questions that may be shown: not held out, and not to be answered."""
+    """Returns training questions to use as demonstrations, without those of the task."""
     ids = {question.id for question in task.questions}
     texts = {normalize(question.question, "unicode") for question in task.questions}
     return tuple(
@@ -99,7 +99,7 @@ def most_tokens(config: Config, role: str) -> int:
 
 
 def select(dataset: Dataset, data: Config, default_split: str, needs: Needs) -> Task:
-    """Selects questions and passages by ``config.data``.
+    """Selects questions and passages according to ``data``, a ``config.data``.
 
     ``default_split`` applies to the built-in dataset if ``data.split`` is not set.
     """
@@ -138,7 +138,7 @@ def plain(config: Config) -> dict[str, Any]:
 
 
 def deadline(config: Config) -> float | None:
-    """Returns the `time.monotonic` at which ``config.stop_after_minutes`` from now are over."""
+    """Returns the `time.monotonic` of ``config.stop_after_minutes`` from now; None if it is 0."""
     check_at_least(0, config, "stop_after_minutes")
     if not config.stop_after_minutes:
         return None

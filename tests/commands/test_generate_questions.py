@@ -259,7 +259,7 @@ def test_review_judgements_survive_rerun(whole, folders, capsys):
     # A group that is no longer sampled does not count, but is kept.
     result, err = execute(capsys, arguments(folders, workdir, "review=0"))
     assert "review" not in result and file.read_bytes() == judged
-    assert "1 judged groups are no longer in the sample; kept at the end" in err
+    assert "1 judged groups, no longer in the sample, are kept at the end" in err
     result, _ = execute(capsys, arguments(folders, workdir))
     assert result["review"]["always"]["judged"] == 1 and file.read_bytes() == judged
 

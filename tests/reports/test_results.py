@@ -118,12 +118,12 @@ def test_report_orders_runs_and_names_unfinished(made, tmp_path, capsys):
         "killed": "3 questions so far",
         "ircot": "0 questions so far",
         "between": "2 questions so far",
-        "busy": "at work",
+        "busy": "running",
         "stopped": "4 questions so far",
     }
     said = (
         "Unfinished and not shown: killed (3 questions so far), ircot (0 questions so far), "
-        "between (2 questions so far), busy (at work), stopped (4 questions so far)."
+        "between (2 questions so far), busy (running), stopped (4 questions so far)."
     )
     assert said in capsys.readouterr().err
     assert f"<p>{said}</p>" in (tmp_path / "out" / "index.html").read_text("utf-8")

@@ -119,7 +119,7 @@ def test_check_adapters_other_role_or_settings_are_refused(trained, folders, cap
     check("integrator", **{"cirag.num_candidates": 15})
     assert "cirag.num_candidates=15, but" in capsys.readouterr().err
     expected = (
-        r"other settings of normalization, few_shot; set --config\.cirag\.normalization=ascii "
+        r"different settings of normalization, few_shot; set --config\.cirag\.normalization=ascii "
         r"--config\.cirag\.few_shot=False\.$"
     )
     with pytest.raises(UserError, match=expected):
@@ -133,7 +133,7 @@ def test_check_adapters_other_role_or_settings_are_refused(trained, folders, cap
     assert description["prompt"].pop("units") == "triple"
     (tmp_path / "peft/training.json").write_text(json.dumps(description))
     check("integrator", **{"integrator.adapter": tmp_path / "peft"})
-    with pytest.raises(UserError, match=r"other settings of units, .*cirag\.units=triple"):
+    with pytest.raises(UserError, match=r"different settings of units, .*cirag\.units=triple"):
         check("integrator", **{"integrator.adapter": tmp_path / "peft", **sentences})
     old = shutil.copytree(workdir, tmp_path / "old")
     for file in old.glob("checkpoints/*/meta/*"):
