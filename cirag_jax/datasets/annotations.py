@@ -1,8 +1,8 @@
-"""Turns the annotations of a question into hops, its gold chain.
+"""Turns a question's annotations into hops, the steps of its gold reasoning chain.
 
-2WikiMultihopQA and the built-in dataset annotate triples, MuSiQue sub-questions, and HotpotQA
-sentences; other datasets may only have gold passages. The aligner's silver chains, the
-cross-encoder's pairs and the oracle teacher are built from these hops.
+2WikiMultihopQA and the built-in dataset annotate triples, MuSiQue annotates sub-questions, and
+HotpotQA annotates sentences. Other datasets may have only gold passages. The aligner's silver
+chains, the cross-encoder's training pairs and the oracle teacher are built from hops.
 """
 
 import dataclasses
@@ -27,19 +27,19 @@ _STOP_WORDS = frozenset(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Hop:
-    """One fact that a question needs. ``#k`` in its texts stands for the answer of the k-th hop.
+    """One fact needed to answer a question; ``#k`` in a text is the answer of the k-th hop.
 
     Attributes:
-      sub_question: the sub-question, or empty.
-      noun: the sub-question as a noun phrase, or empty.
+      sub_question: the sub-question; may be empty.
+      noun: the sub-question as a noun phrase; may be empty.
       keywords: search words for the sub-question.
-      about: what a supporting fact must be about.
+      about: the subject of a supporting fact.
       is_entity: whether ``about`` is the name of an entity, which a supporting fact must contain.
       answers: accepted forms of the answer that a supporting fact must state; may be empty.
-      places: (passage id, sentence index) of possible supporting facts; None is any sentence. If
-        sentences are annotated without a triple, the hop consists of all of them.
+      places: (passage id, sentence index) pairs that may state the fact; the index None means any
+        sentence. A hop with annotated sentences but no triple consists of all these sentences.
       parents: earlier hops whose answers this hop needs.
-      triple: the annotated fact.
+      triple: the annotated triple, if there is one.
     """
 
     sub_question: str
@@ -54,9 +54,9 @@ class Hop:
 
 
 def hops_of(question: Question, corpus: Mapping[str, Passage]) -> tuple[Hop, ...]:
-    """Returns the hops of a question in reading order, or none without annotations.
+    """Returns the hops of a question in reading order; empty if it has no annotations.
 
-    Gold passages that ``corpus`` lacks give no hop.
+    A gold passage that is missing from ``corpus`` is ignored.
     """
     if question.evidences and question.supporting:
         return _hops_of_evidences(question)
@@ -66,14 +66,14 @@ def hops_of(question: Question, corpus: Mapping[str, Passage]) -> tuple[Hop, ...
 
 
 def fill(text: str, answers: Mapping[int, str]) -> str:
-    """Replaces ``#k`` in a text by the answers of solved hops."""
+    """Replaces each ``#k`` in a text with the answer of hop k, if it is known."""
     return re.sub(r"#(\d+)", lambda m: answers.get(int(m[1]) - 1, m[0]), text)
 
 
 def fact_of(hop: Hop, answers: Mapping[int, str]) -> tuple[str, str, str] | None:
-    """Returns the annotated triple of a hop, or one from its entity, relation and answer.
+    """Returns a hop's annotated triple, or one built from its entity, relation and answer.
 
-    A sub-question in free words has no triple.
+    Returns None if the hop has no entity or no answer.
     """
     if hop.triple is not None or not (hop.is_entity and hop.answers):
         return hop.triple
@@ -82,16 +82,16 @@ def fact_of(hop: Hop, answers: Mapping[int, str]) -> tuple[str, str, str] | None
 
 
 def _hops_of_evidences(question: Question) -> tuple[Hop, ...]:
-    """One hop per triple, whose parents are the earlier triples that end at its head."""
+    """Returns one hop per triple; its parents are the earlier triples whose tail is its head."""
     evidences = question.evidences or ()
     sentences = question.supporting_sentences or ()
     annotated = {passage_id for passage_id, _ in sentences}
     places = (*sentences, *_anywhere(i for i in question.supporting or () if i not in annotated))
     hops: list[Hop] = []
-    open_tails = set()  # Triples whose tail is the head of no later triple so far.
+    open_tails = set()  # Triples whose tail has not been a later head yet.
     for index, (head, relation, tail) in enumerate(evidences):
         likeness = [overlap(earlier, head) for _, _, earlier in evidences[:index]]
-        # All similar names: an unneeded parent does less harm than a missing one.
+        # Includes all similar names, because an extra parent does less harm than a missing one.
         parents = [i for i in range(index) if likeness[i] > 0.6]
         if not parents and not names(question.question, head):
             # A head that the question does not name must be an earlier tail in another spelling,
@@ -118,7 +118,7 @@ def _hops_of_evidences(question: Question) -> tuple[Hop, ...]:
 
 
 def _hops_of_decomposition(question: Question) -> tuple[Hop, ...]:
-    """One hop per step, which is a question or ``head >> relation``; ``#k`` is a parent."""
+    """Returns one hop per step, a question or ``head >> relation``; each ``#k`` is a parent."""
     hops = []
     for index, step in enumerate(question.decomposition or ()):
         text = " ".join(step.question.split()).replace("( ", "(").replace(" )", ")")
@@ -141,10 +141,10 @@ def _hops_of_decomposition(question: Question) -> tuple[Hop, ...]:
 
 
 def _hops_of_places(question: Question, corpus: Mapping[str, Passage]) -> tuple[Hop, ...]:
-    """One hop per gold passage, with its supporting sentences if they are annotated (HotpotQA).
+    """Returns one hop per gold passage, with its annotated sentences, if any (HotpotQA).
 
-    Passages that hold the answer come last, and those that the question names come first. Every
-    hop but the last must lead to the next, except in a comparison, which has no order.
+    Passages that contain the answer come last, and passages named in the question come first. Each
+    hop leads to the next one, except in comparison questions, whose hops have no order.
     """
     sentences: dict[str, list[int]] = {i: [] for i in question.supporting or () if i in corpus}
     for passage_id, sentence in question.supporting_sentences or ():
@@ -196,7 +196,7 @@ def _anywhere(passages: Iterable[str] | None) -> tuple[tuple[str, None], ...]:
 
 
 def _answers(question: Question, answer: str) -> tuple[str, ...]:
-    """An annotated answer, and the other accepted forms if it is the final answer."""
+    """Returns an annotated answer, plus its other accepted forms if it is the final answer."""
     others = question.answers if answer in question.answers else ()
     return tuple(dict.fromkeys((answer, *others)))
 
@@ -208,9 +208,9 @@ def _as_question(text: str) -> str:
 
 @functools.lru_cache(maxsize=1 << 16)
 def words(text: str) -> frozenset[str]:
-    """Returns the words of a text for comparisons, folded and without accents.
+    """Returns the set of words of a text, case-folded and without accents.
 
-    Stop words are left out unless the text has no others.
+    Stop words are dropped unless the text has no other words.
     """
     plain = unicodedata.normalize("NFKD", text).casefold()
     all_words = re.findall(r"\w+", "".join(c for c in plain if not unicodedata.combining(c)))
@@ -218,13 +218,13 @@ def words(text: str) -> frozenset[str]:
 
 
 def overlap(a: str, b: str) -> float:
-    """Returns the F1 of two texts' words."""
+    """Returns the F1 of the word sets of two texts."""
     words_a, words_b = words(a), words(b)
     total = len(words_a) + len(words_b)
     return 2 * len(words_a & words_b) / total if total else 0.0
 
 
 def names(text: str, name: str) -> bool:
-    """Returns whether a text has at least 60 % of a name's words."""
+    """Returns whether a text contains at least 60 % of a name's words."""
     name_words = words(name)
     return bool(name_words) and len(name_words & words(text)) >= 0.6 * len(name_words)

@@ -1,8 +1,8 @@
-"""Articles and their chunks, over which GRADE measures retrieval difficulty.
+"""Articles and their chunks, the texts for which GRADE measures retrieval difficulty.
 
 Passages with ids ``ARTICLE#NUMBER`` (`documents.split_document`) or ``ARTICLE@NUMBER``
-(`cirag_jax.grade`) are the parts of one article, in the order of the corpus. Any other passage is a
-whole article.
+(`cirag_jax.grade`) are the parts of the article ``ARTICLE``, in corpus order. Any other passage is
+a complete article.
 """
 
 import collections
@@ -25,9 +25,9 @@ class Article:
     """The text of an article.
 
     Attributes:
-      title: title of its first passage.
-      sentences: sentences of its passages; those that neighbors share occur once.
-      places: passage id -> indices of the passage's sentences.
+      title: title of the first passage.
+      sentences: sentences of the passages; a sentence shared by neighboring passages occurs once.
+      places: passage id -> indices of the passage's sentences in ``sentences``.
     """
 
     title: str
@@ -60,8 +60,8 @@ class Articles:
     def cover_gold(self, question: Question, retrieved: Sequence[str]) -> bool:
         """Returns whether retrieved passages contain every gold sentence of a question.
 
-        Any part of an article that contains a gold sentence counts. A gold passage without
-        annotated sentences needs all of its sentences. The corpus must have all gold passages.
+        A gold sentence may come from any passage of its article. If a gold passage has no annotated
+        sentences, all of its sentences are gold. The corpus must contain all gold passages.
         """
         for passage_id in set(question.supporting or ()).difference(retrieved):
             places = self.of(passage_id).places
@@ -103,7 +103,7 @@ class Articles:
 
 
 def join(passages: Sequence[Passage]) -> Article:
-    """Joins passages to an article, in order."""
+    """Joins passages into an article, in order."""
     sentences: list[str] = []
     places: dict[str, range] = {}
     for passage in passages:
@@ -115,7 +115,7 @@ def join(passages: Sequence[Passage]) -> Article:
 
 
 def _gold_spans(question: Question, passage_id: str, whole: range) -> list[range]:
-    """The gold sentences of a passage in its article, or all of its sentences."""
+    """Returns the places of a passage's gold sentences, or of all its sentences, in its article."""
     pairs = question.supporting_sentences or ()
     places = [whole[index] for name, index in pairs if name == passage_id]
     return [range(place, place + 1) for place in places] or [whole]
@@ -127,7 +127,7 @@ def _article_name(passage_id: str) -> str:
 
 
 def _num_shared(before: Sequence[str], after: Sequence[str]) -> int:
-    """Number of sentences at the end of one part with which the next part begins."""
+    """Returns how many sentences at the end of ``before`` recur at the start of ``after``."""
     longest = min(len(before), len(after))
     counts = range(longest, 0, -1)
     return next((n for n in counts if list(before[-n:]) == list(after[:n])), 0)

@@ -1,9 +1,10 @@
-"""Silver reasoning chains from annotations, in units of triples, sentences or passages.
+"""Silver reasoning chains built from annotations; steps are triples, sentences or passages.
 
-KiRAG (section 3.4) trains its aligner on chains that an LLM found and a reader approved. Benchmarks
-annotate the same information: 2WikiMultihopQA has evidence triples, MuSiQue decompositions, and
-HotpotQA supporting sentences. This module maps those annotations (`annotations.Hop`) to the units
-that the aligner ranks, and records which step needs which earlier step, without an LLM.
+KiRAG (section 3.4) trains its aligner on chains that an LLM found and a reader model approved.
+Benchmarks annotate the same information: 2WikiMultihopQA has evidence triples, MuSiQue has
+decompositions, and HotpotQA has supporting sentences. This module maps these annotations
+(`annotations.Hop`) to the units that the aligner ranks, and records the parents of each step. It
+needs no LLM.
 """
 
 import collections
@@ -35,10 +36,10 @@ class Unit:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Chain:
-    """The units that support one question.
+    """The units that support the answer to one question.
 
-    Step ``i`` can extend a partial chain that contains the earlier steps ``parents[i]``.
-    ``comparison`` marks questions whose steps have no order.
+    Step ``i`` can extend any partial chain that contains its parents, the earlier steps
+    ``parents[i]``. ``comparison`` marks questions whose steps have no order.
     """
 
     question_id: str
@@ -76,7 +77,7 @@ def triple_text(triple: Triple) -> str:
 
 
 def passage_text(passage: Passage) -> str:
-    """Returns a passage as text for retrieval, and as a unit."""
+    """Returns the text of a passage, both for retrieval and as a unit."""
     return f"{passage.title}. {passage.text}"
 
 
@@ -86,7 +87,7 @@ def sentence_text(passage: Passage, index: int) -> str:
 
 
 def sentence_texts(passage: Passage) -> dict[str, int]:
-    """Returns the distinct sentences of a passage as units with their indices, without blanks."""
+    """Returns the distinct nonblank sentences of a passage, as units with their indices."""
     indices: dict[str, int] = {}
     for index, text in enumerate(sentences.sentences_of(passage)):
         if text.strip():
@@ -95,7 +96,7 @@ def sentence_texts(passage: Passage) -> dict[str, int]:
 
 
 def unit_texts(passage: Passage, kind: UnitKind, triples: Iterable[Triple]) -> list[str]:
-    """Returns the distinct units of one passage as texts, in reading order."""
+    """Returns the texts of the distinct units of one passage, in reading order."""
     if kind == "triple":
         return list(dict.fromkeys(map(triple_text, triples)))
     if kind == "sentence":
@@ -132,7 +133,7 @@ def silver_chains(dataset: Dataset, questions: Sequence[Question], kind: UnitKin
 
 
 def chain_of(dataset: Dataset, question: Question, kind: UnitKind) -> Chain | None:
-    """Returns the silver chain of one question, or None if its annotations give no unit."""
+    """Returns the silver chain of one question, or None if its annotations yield no unit."""
     comparison = question.type == "comparison"
     hops = annotations.hops_of(question, dataset.corpus)
     answers = {index: hop.answers[0] for index, hop in enumerate(hops) if hop.answers}
@@ -177,9 +178,10 @@ def _fact_of(hop: Hop, index: int, answers: Mapping[int, str]) -> _Fact:
 def units_of_hop(
     dataset: Dataset, hop: Hop, index: int, answers: Mapping[int, str], kind: UnitKind
 ) -> list[Unit]:
-    """Returns the units that state the ``index``-th hop of a question with these answers.
+    """Returns the units that state the ``index``-th hop of a question.
 
-    These are the unit at the best of the hop's places, or one for each annotated sentence.
+    This is one unit from the best of the hop's places, or one unit per annotated sentence. Each
+    ``#k`` in the hop is replaced with the k-th of ``answers``.
     """
     fact, places = _fact_of(hop, index, answers), hop.places
     if places and (hop.triple is not None or places[0][1] is None):
@@ -208,10 +210,10 @@ def _unit_at(
 def _triple_at(
     dataset: Dataset, hop: Hop, fact: _Fact, passage_id: str, sentence: int | None
 ) -> Triple | None:
-    """The extracted triple that states the fact, or the annotated triple, or None."""
+    """Returns the extracted triple that states the fact, else the annotated triple or None."""
     triples = dataset.triples.get(passage_id, ())
     if hop.triple is None and sentence is not None:
-        # A supporting sentence (HotpotQA) names no fact; take its triple nearest to the question.
+        # A supporting sentence (HotpotQA) states no triple; take the one nearest to the question.
         triples = [t for t in triples if t.sentence == sentence]
     best = max(triples, key=lambda t: _statement_score(fact, triple_text(t)), default=None)
     if best is not None and (
@@ -233,7 +235,7 @@ def _place_score(dataset: Dataset, fact: _Fact, place: tuple[str, int | None]) -
 
 
 def _statement_score(fact: _Fact, text: str) -> float:
-    """Scores how well a text states a fact: 1 for the answer, and up to 1 for its subject."""
+    """Scores how well a text states a fact: 1 for the answer, plus up to 1 for the subject."""
     words, answer, about = _words(text), _words(fact.answer), _words(fact.about)
     has_answer = bool(answer) and len(answer & words) / len(answer) > 0.5
     return float(has_answer) + (len(about & words) / len(about) if about else 0.0)

@@ -1,7 +1,8 @@
 """Overlapping chunks of whole sentences (GRADE, section 4.1 and A.8).
 
-The paper gives lengths in tokens, which are words in its code. Sentences are never cut, so that
-every gold sentence is whole in some chunk; neighbors share the sentences that fit in the overlap.
+The paper gives lengths in tokens, but its code counts words. Sentences are never cut, so every gold
+sentence is complete in at least one chunk. Neighboring chunks share the sentences that fit in the
+overlap.
 """
 
 import dataclasses
@@ -14,11 +15,11 @@ from cirag_jax.validation import check_fields
 
 @dataclasses.dataclass(frozen=True)
 class ChunkSettings:
-    """Sizes in words; the paper also uses 64 to 128 with overlap 25, and 256 to 512 with 100.
+    """Sizes in words; the paper also uses 64-128 with overlap 25, and 256-512 with overlap 100.
 
     Attributes:
       least: minimum size of a chunk; a shorter text is one chunk.
-      most: maximum size of a chunk, unless it is one longer sentence.
+      most: maximum size of a chunk; a longer sentence is a chunk of its own.
       overlap: maximum overlap of a chunk with the previous one.
     """
 
@@ -30,13 +31,13 @@ class ChunkSettings:
         check_fields(self, prefix="config.chunks.")
         if not self.overlap <= self.least <= self.most:
             raise UserError(
-                "config.chunks: overlap must not exceed least, and least not most "
-                f"({self.overlap}, {self.least}, {self.most})."
+                "config.chunks: expected overlap <= least <= most, not "
+                f"{self.overlap}, {self.least}, {self.most}."
             )
 
 
 def spans(sentences: Sequence[str], settings: ChunkSettings) -> list[range]:
-    """Returns the sentences of every chunk, in order; a short last chunk is extended backwards."""
+    """Returns the sentence indices of each chunk; a short last chunk is extended backward."""
     sizes = [len(sentence.split()) for sentence in sentences]
     chunks: list[range] = []
     start = 0

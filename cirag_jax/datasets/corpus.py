@@ -1,4 +1,4 @@
-"""Corpus policies: the passages that each paper searches (`docs/data.md`)."""
+"""Corpus policies, which choose the passages to search (`docs/data.md`)."""
 
 import dataclasses
 import random
@@ -27,8 +27,8 @@ class Corpus:
     Attributes:
         policy: Name of the policy that chose them.
         passages: The passages, each once, in a reproducible order.
-        allowed: Question id -> int32 indices into ``passages`` that this question may find, in the
-            order of its context with any repeats. None if every question searches all.
+        allowed: Question id -> int32 indices of the passages that this question may retrieve, in
+            the order of its context, with repeats. None if every question searches all passages.
     """
 
     policy: str
@@ -45,14 +45,14 @@ def build_corpus(
         dataset: Questions and passages.
         questions: The selected questions; ``ircot_full`` and ``supporting_only`` ignore them.
         policy: One of `POLICIES`:
-            ``ircot_full``: every passage of the dataset, which for a converted benchmark are all
-            contexts of train, dev and test;
+            ``ircot_full``: every passage of the dataset; for a converted benchmark, these are the
+            contexts of all splits;
             ``selected_questions``: the union of the contexts of ``questions``;
             ``supporting_only``: gold passages of all questions of the dataset outside ``test``;
-            ``supporting_and_sampled``: gold passages of ``questions``, and for each of them up to
-            `SAMPLED` others of the dataset, drawn at random;
-            ``per_question``: each of ``questions`` searches only its own context.
-        seed: Seed of the draw. A question's draw does not depend on the other questions.
+            ``supporting_and_sampled``: gold passages of ``questions``, plus up to `SAMPLED` random
+            other passages per question;
+            ``per_question``: each question searches only its own context.
+        seed: Seed of the random passages. Those of one question do not depend on other questions.
     """
     check_choice("config.data.corpus", policy, POLICIES)
     if policy == WHOLE:
@@ -80,12 +80,12 @@ def build_corpus(
 
 
 def _passages(dataset: Dataset, ids: Iterable[str]) -> tuple[Passage, ...]:
-    """The distinct passages of ``ids``, in the order of their first mention."""
+    """Returns the distinct passages of ``ids``, in the order of their first mention."""
     return tuple(dataset.corpus[passage_id] for passage_id in dict.fromkeys(ids))
 
 
 def _sample_others(all_ids: Sequence[str], gold: Sequence[str], seed: str) -> list[str]:
-    """Up to `SAMPLED` random ids that are not among ``gold``."""
+    """Returns up to `SAMPLED` random ids that are not in ``gold``."""
     drawn = random.Random(seed).sample(all_ids, min(SAMPLED + len(gold), len(all_ids)))
     return [pid for pid in drawn if pid not in gold][:SAMPLED]
 

@@ -16,13 +16,13 @@ from cirag_jax.types import Passage
 class CorpusScan(Closing):
     """Passages in file order; their ids are indexed in a temporary file, not in memory.
 
-    Only ``corpus.jsonl`` of the dataset folder is read; None is the built-in dataset.
+    Reads only ``corpus.jsonl`` from ``folder``, or the built-in dataset if ``folder`` is None.
     """
 
     def __init__(self, folder: str | None):
         self._folder = None if folder is None else Path(folder).expanduser()
         if self._folder is not None and not (self._folder / CORPUS).is_file():
-            raise UserError(f"{self._folder / CORPUS} does not exist; it must hold the passages.")
+            raise UserError(f"{self._folder / CORPUS} does not exist; put the passages there.")
         self._ids = sqlite3.connect("", isolation_level=None)  # A temporary file.
         with contextlib.ExitStack() as stack:
             stack.enter_context(contextlib.closing(self._ids))  # If the corpus is invalid.

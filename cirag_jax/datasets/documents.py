@@ -11,7 +11,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.types import Dataset, Passage
 
 SUFFIXES = (".txt", ".md")
-LENGTH = 100  # Words of a passage, as in DPR's Wikipedia.
+LENGTH = 100  # Words per passage, as in DPR's Wikipedia corpus.
 
 _HEADING = re.compile(r"#{1,6}[ \t]+(.*)")
 _FENCE = re.compile(r" {0,3}(?:(`{3,})[^`]*|(~{3,}).*)$")
@@ -27,8 +27,8 @@ def read_documents(path: str | Path) -> Dataset:
     """Reads the passages of a document, a folder of documents, or a dataset folder.
 
     A folder with a ``corpus.jsonl`` is a dataset folder; its triples are read too, but not its
-    questions. In other folders all ``.txt`` and ``.md`` files are read, including sub-folders but
-    not hidden files. Ids are ``<relative path>#<number>``.
+    questions. In any other folder, all ``.txt`` and ``.md`` files are read, also from subfolders,
+    except hidden files. Passage ids are ``<relative path>#<number>``.
     """
     path = Path(path).expanduser()
     if path.name == jsonl.CORPUS and path.is_file():
@@ -46,7 +46,8 @@ def read_documents(path: str | Path) -> Dataset:
 def read_files(path: Path) -> list[tuple[str, str, str]]:
     """Returns (name, title, text) of a text file, or of all files in a folder.
 
-    The first Markdown heading is the title. Headings end a paragraph and are left out of the text.
+    The title is the first Markdown heading, or else the file name. Headings end a paragraph and are
+    removed from the text.
     """
     documents = []
     for file, name in _files(path):
@@ -61,7 +62,7 @@ def read_files(path: Path) -> list[tuple[str, str, str]]:
 
 
 def _files(path: Path) -> list[tuple[Path, str]]:
-    """Text files with their names relative to the folder."""
+    """Returns the text files with their names relative to the folder."""
     if path.is_file():
         files, root = [path], path.parent
     elif path.is_dir():
@@ -80,7 +81,7 @@ def _empty_error(path: Path) -> UserError:
 
 
 def from_texts(texts: Iterable[str]) -> Dataset:
-    """Returns the passages of texts, each of which is a document without a name."""
+    """Returns a dataset with the passages of ``texts``; each text is one document."""
     documents = [split_document(f"document {n}", text, "") for n, text in enumerate(texts, 1)]
     passages = {passage.id: passage for document in documents for passage in document}
     if not passages:
@@ -92,9 +93,11 @@ def split_document(name: str, text: str, title: str) -> list[Passage]:
     """Splits a document into passages of whole sentences, about `LENGTH` words each.
 
     A paragraph stays together if it fits, and a passage never spans two sections. List items and
-    table rows are sentences; a sentence of more than twice `LENGTH` words is cut. A passage's title
-    is that of the document (its first Markdown heading, ``title``, or its first words), followed by
-    that of the section. Its id is ``<name>#<number>``.
+    table rows are sentences; a sentence of more than twice `LENGTH` words is cut.
+
+    A passage's id is ``<name>#<number>``. Its title is the document's title, followed by the
+    section's heading. The document's title is the first Markdown heading, or else ``title``. If
+    both are missing, the first words of the passage are used.
     """
     passages: list[Passage] = []
     first = ""
@@ -114,8 +117,8 @@ def split_document(name: str, text: str, title: str) -> list[Passage]:
 def _sections(text: str) -> list[tuple[str, str]]:
     """Returns (heading, body) of every section; text before the first heading has heading "".
 
-    As in Markdown, lines between code fences are no headings, and a heading may end with separate
-    ``#`` characters.
+    As in Markdown, lines inside code fences are not headings. A heading may be followed by a space
+    and closing ``#`` characters.
     """
     sections: list[tuple[str, list[str]]] = [("", [])]
     fence = ""
@@ -139,7 +142,7 @@ def _without_closing(heading: str) -> str:
 
 
 def _pack(paragraphs: Sequence[str]) -> list[tuple[str, ...]]:
-    """Groups sentences to about `LENGTH` words, starting a group with a paragraph if possible."""
+    """Groups sentences into about `LENGTH` words; groups start at paragraphs if possible."""
     groups: list[tuple[str, ...]] = []
     group: list[str] = []
 

@@ -1,8 +1,7 @@
 """The dataset folder: ``questions.jsonl``, ``corpus.jsonl`` and optionally ``openie.jsonl``.
 
-``docs/data.md`` describes this bring-your-own-corpus format for users. Reading is strict: anything
-that could silently change a result, such as an unknown passage id or a number instead of a text, is
-an error that names file, line and field.
+``docs/data.md`` documents the format for users. Reading is strict: input that could silently change
+a result, such as an unknown passage id, raises an error that names the file, line and field.
 """
 
 import dataclasses
@@ -24,7 +23,7 @@ QUESTIONS = "questions.jsonl"
 CORPUS = "corpus.jsonl"
 OPENIE = "openie.jsonl"
 
-_CONTENTS = f"a dataset folder holds {QUESTIONS} and {CORPUS}"
+_CONTENTS = f"a dataset folder contains {QUESTIONS} and {CORPUS}"
 _NO_PASSAGES = "put passages there, or use the method direct, which needs none"
 
 
@@ -33,13 +32,14 @@ def read_dataset(
 ) -> Dataset:
     """Reads and validates a dataset folder, in file order; the dataset is named after the folder.
 
-    Absent and null fields become None. Pairs of ``supporting_sentences`` whose index is out of
-    range (official HotpotQA and 2WikiMultihopQA have some) and malformed triples are dropped, and
-    ``triple_sentences`` out of range become null; their numbers are logged. ``gold_triples.jsonl``
-    is never read, because only gold passages have such triples, which would reveal the answer.
+    Absent and null fields become None. Three repairs are made and logged:
+    ``supporting_sentences`` with an index out of range are dropped (official HotpotQA and
+    2WikiMultihopQA have some), malformed triples are dropped, and ``triple_sentences`` out of range
+    become null.
 
-    With ``corpus=False`` the corpus may be missing, and questions may then name any passage. With
-    ``questions=False`` no questions are read.
+    With ``corpus=False`` the corpus may be missing; questions may then name any passage. With
+    ``questions=False`` no questions are read. ``gold_triples.jsonl`` is never read: it has triples
+    of gold passages only, so it would reveal the gold passages.
     """
     folder = Path(folder).expanduser()
     if not folder.is_dir():
@@ -71,9 +71,9 @@ def read_corpus(folder: str | os.PathLike[str]) -> dict[str, Passage]:
 def write_dataset(dataset: Dataset, folder: str | os.PathLike[str]) -> None:
     """Writes a dataset folder that `read_dataset` reads back unchanged.
 
-    An older dataset is replaced; other files in the folder stay. Every file is renamed when it is
-    complete, and ``questions.jsonl`` is written last, so that `read_dataset` rejects the folder of
-    a killed run. A dataset without passages has no ``corpus.jsonl``.
+    Replaces an older dataset and keeps other files in the folder. Each file gets its name only when
+    it is complete, and ``questions.jsonl`` is written last, so `read_dataset` rejects a folder that
+    was only partly written. A dataset without passages has no ``corpus.jsonl``.
     """
     folder = Path(folder)
     if not dataset.corpus and (folder / CORPUS).exists():
@@ -96,7 +96,7 @@ def write_dataset(dataset: Dataset, folder: str | os.PathLike[str]) -> None:
 
 
 class OpenIE(msgspec.Struct):
-    """A line of ``openie.jsonl`` without entities; ``triples`` is None if never extracted."""
+    """A line of ``openie.jsonl`` without entities; without extraction, ``triples`` is None."""
 
     passage_id: NonEmptyStr
     triples: list[Any] | None = None
@@ -172,7 +172,7 @@ def _read_openie(path: Path, corpus: Mapping[str, Passage]) -> dict[str, tuple[T
     for count, message in (
         (merged, "merged %d lines into an earlier line of the same passage"),
         (malformed, "dropped %d triples that are not three non-empty strings"),
-        (out_of_range, "%d triple_sentences are out of range, taken as null"),
+        (out_of_range, "%d triple_sentences are out of range and were set to null"),
     ):
         if count:
             logging.warning(f"%s: {message}.", path, count)
@@ -180,7 +180,7 @@ def _read_openie(path: Path, corpus: Mapping[str, Passage]) -> dict[str, tuple[T
 
 
 def triples_of(place: str, row: OpenIE, passage: Passage) -> tuple[Iterable[Triple], int, int]:
-    """Returns the triples of a line, and the numbers of malformed triples and unknown sentences."""
+    """Returns a line's triples, and the numbers of malformed and of out-of-range entries."""
     if row.triples is None:
         return (), 0, 0
     parts = row.triples
@@ -205,7 +205,7 @@ def question_record(question: Question) -> dict[str, Any]:
     """Returns a question as a record of ``questions.jsonl`` and of a run's journal."""
     record = dataclasses.asdict(question)
     if question.same_sentences is None:
-        del record["same_sentences"]  # Must match journals that are older than this field.
+        del record["same_sentences"]  # Keeps records equal to journals older than this field.
     return record
 
 

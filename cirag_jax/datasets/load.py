@@ -25,15 +25,16 @@ def load_datasets(data: Config) -> tuple[Dataset, ...]:
 
 
 def select_corpus(dataset: Dataset, questions: Sequence[Question], data: Config) -> Corpus:
-    """Returns the passages that these questions search by the policy ``data.corpus``."""
+    """Returns the passages that ``questions`` search under the corpus policy ``data.corpus``."""
     return build_corpus(dataset, questions, data.corpus, data.seed)
 
 
 def select_questions(dataset: Dataset, data: Config) -> tuple[Question, ...]:
     """Selects questions by ``data.split``, ``.fold``, ``.setting`` and ``.only_with_triples``.
 
-    ``data.limit`` then keeps the first N (0 keeps all). With ``data.random`` it draws N by
-    ``data.seed`` and keeps their order; a larger draw contains the smaller ones of the same seed.
+    ``data.limit`` then keeps the first N questions; 0 keeps all. With ``data.random``, it keeps N
+    random questions in their original order. For the same ``data.seed``, a larger sample contains
+    every smaller one.
     """
     check_at_least(0, data, "limit", prefix="config.data.")
     questions: Sequence[Question] = dataset.questions
@@ -45,8 +46,8 @@ def select_questions(dataset: Dataset, data: Config) -> tuple[Question, ...]:
         if not kept:
             values = sorted({str(getattr(q, field)) for q in questions})
             raise UserError(
-                f"config.data.{field}={value} leaves no question of {dataset.name}; "
-                f"values there: {', '.join(values)}"
+                f"config.data.{field}={value} matches no question of {dataset.name}; "
+                f"available values: {', '.join(values)}"
             )
         questions = kept
     if data.only_with_triples:
@@ -55,7 +56,7 @@ def select_questions(dataset: Dataset, data: Config) -> tuple[Question, ...]:
         ]
         if not questions:
             raise UserError(
-                f"config.data.only_with_triples leaves no question of {dataset.name}: none has "
+                f"config.data.only_with_triples matches no question of {dataset.name}: none has "
                 "triples (openie.jsonl) for every passage of its context"
             )
     if not data.limit or data.limit >= len(questions):

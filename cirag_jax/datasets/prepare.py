@@ -37,13 +37,13 @@ def prepare(
     Args:
       benchmark: name of the benchmark.
       out: the folder to write.
-      config: config of the benchmark; None is the first one.
-      manual_dir: official files placed by hand; None downloads them.
-      data_dir: downloads and ArrayRecord files of TFDS; None is ``out/tfds``.
-      corpus: corpus policy; ``per_question``, which restricts the search and not the corpus, writes
-        the same passages as ``selected_questions``.
+      config: name of the benchmark's config; None is the first one.
+      manual_dir: folder of official files placed by hand; None downloads them.
+      data_dir: folder for downloads and ArrayRecord files of TFDS; None is ``out/tfds``.
+      corpus: corpus policy. ``per_question`` writes the same passages as ``selected_questions``,
+        because it restricts the search, not the corpus.
       limit: number of random questions per split; 0 keeps all.
-      seed: seed of that draw and of the policy.
+      seed: seed of the random questions and of the policy.
     """
     if limit < 0:
         raise UserError(f"--limit={limit} must not be negative.")
@@ -59,7 +59,7 @@ def prepare(
 
 
 def _draw(questions: Sequence[Question], limit: int, seed: int) -> tuple[Question, ...]:
-    """Draws ``limit`` questions of each split, in official order."""
+    """Draws ``limit`` questions from each split, in official order."""
     if not limit:
         return tuple(questions)
     rng = random.Random(seed)
@@ -93,10 +93,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--benchmark", required=True, choices=BENCHMARKS)
     parser.add_argument("--config", help="see docs/data.md (default: the first)")
     parser.add_argument("--out", required=True, type=Path, help="the dataset folder to write")
-    parser.add_argument("--manual_dir", type=Path, help="official files placed by hand")
-    parser.add_argument("--data_dir", type=Path, help="TFDS files (default: OUT/tfds)")
+    parser.add_argument("--manual_dir", type=Path, help="folder of official files placed by hand")
+    parser.add_argument("--data_dir", type=Path, help="folder of TFDS's files (default: OUT/tfds)")
     parser.add_argument("--corpus", default=WHOLE, choices=POLICIES)
-    parser.add_argument("--limit", type=int, default=0, help="random questions per split; 0 is all")
+    parser.add_argument("--limit", type=int, default=0, help="random questions per split; 0: all")
     parser.add_argument("--seed", type=int, default=0)
     flags = vars(parser.parse_args(arguments))
     try:

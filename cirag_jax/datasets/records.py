@@ -1,6 +1,6 @@
-"""Strict reading of JSON records; every error names file, line and field.
+"""Strict reading of JSON records; every error names the file, line and field.
 
-msgspec decodes into the dataclasses of `types`. This module rewrites its error messages.
+msgspec decodes records into the dataclasses of `types`; this module rewrites msgspec's errors.
 """
 
 import difflib
@@ -35,10 +35,10 @@ def field_error(place: str, field: str, problem: str) -> UserError:
 
 
 def read_lines(path: Path, kind: type[T]) -> Iterator[tuple[str, T]]:
-    """Yields the places and records of a JSON-lines file, in order, and skips blank lines.
+    """Yields ``file:line`` and the record of each line of a JSON-lines file; skips blank lines.
 
-    ``kind`` is a dataclass or a `msgspec.Struct`; unknown fields are ignored unless it forbids
-    them.
+    ``kind`` is a dataclass or a `msgspec.Struct`. Unknown fields are ignored, unless a Struct
+    forbids them.
     """
     count = 0
     try:
@@ -72,12 +72,12 @@ def decode(place: str, raw: bytes, kind: type[T], *, first: bool = False) -> T:
 
 
 def convert(place: str, value: Any, kind: type[T]) -> T:
-    """Converts a parsed JSON value."""
+    """Converts a parsed JSON value to ``kind``; errors name ``place``."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise _mismatch(place, str(error), kind) from error
-    except UnicodeEncodeError as error:  # Python's JSON accepts it.
+    except UnicodeEncodeError as error:  # Python's JSON parser accepts such strings.
         raise UserError(f"{place}: a text contains half of a surrogate pair.") from error
 
 

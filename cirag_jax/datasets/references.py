@@ -32,19 +32,19 @@ class _Entities(msgspec.Struct):
 def select_references(
     data: Config, *, limit: int = 0, seed: int = 0
 ) -> tuple[tuple[Reference, ...], dict[str, int]]:
-    """Selects the passages that occur only in one fold (or split), with their references.
+    """Selects the passages that occur only in the selected fold (or split), with references.
 
-    A passage belongs to the questions whose context contains it. Passages that another fold (or
-    another split, if ``data.split`` is set) shares are left out, so that none is trained on in one
-    fold and measured in another. So are passages with an empty reference, because an empty list is
-    more likely a failed extraction than a passage without facts.
+    A passage occurs in the folds and splits of the questions whose context contains it. Passages
+    shared with another fold (or with another split, if ``data.split`` is set) are dropped, so no
+    passage is used for both training and evaluation. Passages with an empty reference are dropped,
+    because an empty list is more likely a failed extraction than a passage without facts.
 
-    ``limit`` is the size of a sample drawn by ``seed``; 0 takes all.
+    ``limit`` is the size of a random sample; 0 keeps all. ``seed`` is the seed of the order.
 
     Returns:
-      The references in a seeded order, and counts: ``passages`` of the selected contexts,
+      The references in random order, and counts: ``passages`` in the selected contexts, passages
       ``without_triples`` (no reference), ``empty`` (an empty reference), ``shared`` with another
-      fold, ``kept`` (the rest), and ``sampled`` from those kept.
+      fold or split, ``kept`` (the rest), and ``sampled`` (those returned).
     """
     dataset = load.load_dataset(data)
     questions = load.select_questions(dataset, data)
@@ -72,7 +72,7 @@ def select_references(
 
 
 def _exclusion(passage_id: str, dataset: Dataset, elsewhere: Mapping[str, None]) -> str | None:
-    """The reason to leave a passage out, or None."""
+    """Returns the reason to drop a passage, or None."""
     if passage_id not in dataset.triples:
         return "without_triples"
     if not dataset.triples[passage_id]:
@@ -81,12 +81,12 @@ def _exclusion(passage_id: str, dataset: Dataset, elsewhere: Mapping[str, None])
 
 
 def _contexts(questions: Sequence[Question]) -> dict[str, None]:
-    """The distinct passage ids of the questions' contexts, in order."""
+    """Returns the distinct passage ids of the questions' contexts, in order."""
     return dict.fromkeys(name for question in questions for name in question.context or ())
 
 
 def _is_other(question: Question, data: Config) -> bool:
-    """Whether a question belongs to another fold or split than the selected one."""
+    """Returns whether a question is outside the selected fold or split."""
     for field in ("split", "fold"):
         value = getattr(question, field)
         if data[field] and value is not None and value != data[field]:
@@ -95,7 +95,7 @@ def _is_other(question: Question, data: Config) -> bool:
 
 
 def _entities(data: Config) -> dict[str, tuple[str, ...]]:
-    """The entities of each passage in the file of triples."""
+    """Returns the entities of each passage in ``openie.jsonl``."""
     file = Path(data.dir or "").expanduser() / OPENIE
     if not data.dir or not file.is_file():
         return {}
@@ -107,5 +107,5 @@ def _entities(data: Config) -> dict[str, tuple[str, ...]]:
 
 
 def _ends(triples: Sequence[Triple]) -> tuple[str, ...]:
-    """Heads and tails of triples."""
+    """Returns the distinct heads and tails of triples."""
     return tuple(dict.fromkeys(name for triple in triples for name in (triple.head, triple.tail)))

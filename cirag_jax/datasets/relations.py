@@ -1,7 +1,7 @@
-"""Words annotated relations as sub-questions, and as noun phrases for a rationale.
+"""Turns annotated relations into sub-questions, and into noun phrases for a rationale.
 
-Benchmarks name relations as Wikidata does ("place of birth"), the built-in dataset as sentences do
-("directed by"). Relations without a template are worded by their form.
+Benchmarks use Wikidata's names of relations ("place of birth"); the built-in dataset uses phrases
+from sentences ("directed by"). The wording of a relation without a template depends on its grammar.
 """
 
 import pathlib
@@ -25,7 +25,7 @@ _ENDS_IN_PREPOSITION = re.compile(r"\b(as|at|by|for|from|in|into|of|on|to|with)$
 
 
 def sub_question(relation: str, head: str) -> str:
-    """Asks for the tail of ``<head; relation; ?>``."""
+    """Returns a question for the tail of ``<head; relation; ?>``."""
     relation = " ".join(relation.split())
     if relation in _TEMPLATES:
         return _TEMPLATES[relation][0].format(head)
@@ -45,7 +45,7 @@ def is_listed(relation: str) -> bool:
 
 
 def noun_phrase(relation: str, head: str) -> str:
-    """Describes the tail of ``<head; relation; ?>``, or returns "" if the relation is no noun."""
+    """Returns a noun phrase for the tail of ``<head; relation; ?>``; "" if there is none."""
     relation = " ".join(relation.split())
     if relation in _TEMPLATES:
         return _TEMPLATES[relation][1].format(head)

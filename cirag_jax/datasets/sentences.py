@@ -1,4 +1,4 @@
-"""Sentences of a passage: its own boundaries if it has any, otherwise split by rules."""
+"""Sentences of passages, either as given in the dataset or split by rules."""
 
 import functools
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from cirag_jax.types import Passage
 def sentences_of(passage: Passage) -> tuple[str, ...]:
     """Returns the sentences of a passage, in order.
 
-    A passage's own sentences are returned unchanged, including blank ones, because gold sentence
-    indices count them. The splitter only drops whitespace and blank sentences.
+    Sentences given in the dataset are returned unchanged, including blank ones, because gold
+    sentence indices count them. Otherwise the text is split, and blank sentences are dropped.
     """
     if passage.sentences is not None:
         return passage.sentences
@@ -32,9 +32,9 @@ def split_sentences(text: str) -> tuple[str, ...]:
 def source_sentence(head: str, relation: str, tail: str, sentences: Sequence[str]) -> int | None:
     """Returns the index of the sentence with most of a triple's words, or None without sentences.
 
-    This is KiRAG's rule: words of the triple count if the sentence contains them as substrings,
+    This is KiRAG's rule: a word of the triple counts if the sentence contains it as a substring,
     ignoring case, and ties go to the first sentence. A triple that shares no word with the passage
-    therefore belongs to its first sentence.
+    is therefore assigned to the first sentence.
     """
     if not sentences:
         return None

@@ -1,4 +1,4 @@
-"""Agreement of two judges about the same answers."""
+"""Agreement between two judges of the same answers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,13 +7,13 @@ from typing import Any
 def agreement(first: Sequence[bool], second: Sequence[bool]) -> dict[str, Any]:
     """Returns the share of equal verdicts, and Cohen's kappa (p_o - p_e) / (1 - p_e).
 
-    p_o is the observed agreement, and p_e the agreement by chance of two judges that say "right" as
-    often as these do (Cohen, 1960, equation 1).
+    p_o is the observed agreement. p_e is the chance agreement of two independent judges that answer
+    "right" at the same rates as these (Cohen, 1960, equation 1).
 
     Returns:
       The counts ``num_answers``, ``both_right``, ``first_alone``, ``second_alone`` and
-      ``both_wrong``; ``agree`` in [0, 1] and ``kappa`` in [-1, 1]. Undefined values are None, and
-      ``reason`` says why.
+      ``both_wrong``; ``agree`` in [0, 1] and ``kappa`` in [-1, 1]. If one of these is undefined, it
+      is None and ``reason`` explains why.
     """
     pairs = list(zip(first, second, strict=True))
     table = {

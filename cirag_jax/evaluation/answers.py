@@ -1,7 +1,7 @@
-"""Exact match, F1 and accuracy of short answers, like the scorers of the benchmarks.
+"""Exact match, F1 and accuracy of short answers, as computed by published scorers.
 
-All scorers normalize texts like SQuAD (Rajpurkar et al. 2016): lower case, no ASCII punctuation,
-no words a, an and the, single spaces. A `Profile` lists their differences.
+All scorers normalize texts like SQuAD (Rajpurkar et al. 2016): lower case, no ASCII punctuation, no
+articles (a, an, the), single spaces. A `Profile` describes how one scorer differs from the others.
 """
 
 import collections
@@ -21,15 +21,15 @@ _CLOSED = frozenset({"yes", "no", "noanswer"})
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Profile:
-    """Details in which scorers differ.
+    """The details in which scorers differ.
 
     Attributes:
       source: origin of the scorer.
       decompose: convert texts to Unicode's form NFD first, so that composed and decomposed accents
         are equal.
-      closed_words: F1 is 0 if one side is yes, no or noanswer and the other differs.
+      closed_words: F1 is 0 if one of the answers is yes, no or noanswer and the other differs.
       first_gold: F1 uses only the first gold answer; exact match and accuracy use all.
-      empty_equal: F1 of two sides without tokens is 1; otherwise 0.
+      empty_equal: F1 of two answers without tokens is 1 instead of 0.
     """
 
     source: str
@@ -58,7 +58,7 @@ def check_profile(name: str) -> None:
 
 
 def normalize_answer(text: str, profile: str = DEFAULT) -> str:
-    """Normalizes a text for the comparison of answers."""
+    """Normalizes an answer for comparison."""
     if _profile(profile).decompose:
         text = unicodedata.normalize("NFD", text)
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
@@ -93,7 +93,7 @@ def accuracy(prediction: str, golds: Sequence[str], profile: str = DEFAULT) -> f
     """Returns 1 if a normalized gold answer is a substring of the normalized prediction, else 0.
 
     This is CIRAG's and DualRAG's Acc and FlashRAG's ``acc``. A gold answer that normalization makes
-    empty ("The") would match every text; here it matches only empty ones.
+    empty ("The") would match every text; here it matches only empty texts.
     """
     return _best(lambda p, gold: float(gold in p if gold else not p), prediction, golds, profile)
 

@@ -1,4 +1,4 @@
-"""Calibration of a reader's confidence, and accuracy if it refuses below a threshold."""
+"""Calibration of a reader's confidence, and accuracy if it refuses to answer below a threshold."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,15 +13,17 @@ def calibration(confidences: Sequence[float], right: Sequence[bool], total: int)
     """Compares confidence with accuracy in ten bins of equal width.
 
     Args:
-      confidences: confidence of each given answer, in [0, 1].
-      right: correctness of each given answer.
-      total: number of questions; the others were refused.
+      confidences: confidence of each answer, in [0, 1].
+      right: correctness of each answer.
+      total: number of questions, including those that the reader refused to answer.
 
     Returns:
-      ``bins``, the mean ``confidence``, share of ``right`` answers and ``count`` of each nonempty
-      bin; ``error``, the expected calibration error (Guo et al., 2017, equation 3), None without
-      answers; and ``coverage``, for rising confidence thresholds the share of questions that are
-      ``answered`` and the share of these answers that is ``right``.
+      ``bins``: for each nonempty bin, the mean ``confidence``, the share of ``right`` answers and
+      the ``count`` of answers.
+      ``error``: the expected calibration error (Guo et al., 2017, equation 3); None without
+      answers.
+      ``coverage``: for rising confidence thresholds, the share of questions ``answered`` and the
+      share of these answers that are ``right``.
     """
     if not len(confidences):
         return {"bins": [], "error": None, "coverage": []}
@@ -41,7 +43,7 @@ def calibration(confidences: Sequence[float], right: Sequence[bool], total: int)
     gaps = (b["count"] * abs(b["confidence"] - b["right"]) for b in bins)
     order = np.argsort(-confidence_N, kind="stable")
     correct_N = np.cumsum(right_N[order])
-    # A threshold separates no answers of equal confidence.
+    # Answers of equal confidence are kept or refused together.
     ends = np.flatnonzero(np.diff(confidence_N[order], append=-1.0)) + 1
     shown = np.linspace(0, len(ends) - 1, min(_POINTS, len(ends))).round().astype(int)
     coverage = [

@@ -1,4 +1,4 @@
-"""Calls and tokens of language models, by role and by stage."""
+"""Language-model calls and tokens, by role and by stage."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,7 +12,7 @@ def stage_of(role: str) -> str:
 
 
 def spent_by_role(records: Iterable[Record]) -> dict[str, ModelUsage]:
-    """Returns the sums over ``records`` for each role, in the order of first calls."""
+    """Returns each role's total usage over ``records``, in the order of first calls."""
     totals: dict[str, ModelUsage] = {}
     for record in records:
         for role, spent in record.roles.items():

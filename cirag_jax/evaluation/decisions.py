@@ -1,9 +1,9 @@
 """Scores of an integrator's decisions at each step of a teacher's trajectories (teacher forcing).
 
 At every step the model gets the teacher's input: the question, the teacher's earlier decisions and
-the retrieved candidates. So each step is scored independently, and all steps of all trajectories
-decode together. The steps are programs of the runtime, whose scheduler and journal provide batches,
-resumption and isolation of failures. Prompts and parser are those of `integrators.ask_model`.
+the retrieved candidates. Each step is therefore independent, and all steps of all trajectories are
+decoded together. Each step runs as a program of the runtime, which batches requests, resumes
+interrupted runs and isolates failures. Prompts and parser are those of `integrators.ask_model`.
 """
 
 import collections
@@ -38,9 +38,9 @@ Search = Callable[[Sequence[str]], Sequence[Sequence[str]]]
 class StepDecision:
     """A decision at one step.
 
-    Without ``next_query`` the decision is to stop, unless ``has_question`` is False: then the
-    response lacks the question section. ``parse_errors`` are those of
-    `methods.cirag.prompts.parse_decision`; ``error`` is the reason for a missing decision.
+    ``next_query`` is None if the decision is to stop, or if the response lacks the question section
+    (then ``has_question`` is False). ``parse_errors`` are those of
+    `methods.cirag.prompts.parse_decision`. ``error`` is set if there is no decision.
     """
 
     thought: str
@@ -53,18 +53,18 @@ class StepDecision:
 
     @property
     def stops(self) -> bool:
-        """Whether the decision is that no further query is needed."""
+        """Whether the decision is to stop."""
         return self.error is None and self.has_question and self.next_query is None
 
 
-Decisions = Sequence[Sequence[StepDecision]]  # of each step of each trajectory
+Decisions = Sequence[Sequence[StepDecision]]  # one per step of each trajectory
 
 
 # -------------------------------------------------------------------------------------- decoding
 
 
 def jobs(trajectories: Sequence[Trajectory], settings: CiragConfig) -> list[list[Job]]:
-    """Returns a program for each step, which asks role ``integrator`` after the teacher's history.
+    """Returns a job per step, which calls the role ``integrator`` with the teacher's history.
 
     ``settings.retry`` is ignored: only the first response counts.
     """
@@ -73,12 +73,12 @@ def jobs(trajectories: Sequence[Trajectory], settings: CiragConfig) -> list[list
 
 
 def read(jobs: Sequence[Sequence[Job]], records: Mapping[str, Record]) -> list[list[StepDecision]]:
-    """Reads the decision of every step; that of a failed request has an ``error``."""
+    """Reads the decision of every step; if the request failed, it has an ``error``."""
     return [[_decision(records[job.id]) for job in row] for row in jobs]
 
 
 def _job(trajectory: Trajectory, index: int, settings: CiragConfig) -> Job:
-    """Returns a step's program, with a digest of the step's input in its id."""
+    """Returns a step's job; its id contains a digest of the step's input."""
     steps, step = trajectory.steps[:index], trajectory.steps[index]
     step_input = codec.encode([trajectory.question, steps, step.candidates])
     return Job(
@@ -112,10 +112,10 @@ def _decision(record: Record) -> StepDecision:
 def top_k(
     trajectories: Sequence[Trajectory], chain: bool = False, units: Units = "triple"
 ) -> list[list[StepDecision]]:
-    """Returns the decisions of the baselines without a model (`integrators.keep_top`).
+    """Returns the decisions of a baseline without a model (`integrators.keep_top`).
 
-    With ``chain``, the next query is the question with all facts kept so far, in earlier steps by
-    the teacher.
+    With ``chain``, the next query is the question with all facts kept so far: by the teacher in
+    earlier steps, and by the baseline in this step.
     """
     rows: list[list[StepDecision]] = []
     for trajectory in trajectories:
@@ -145,7 +145,7 @@ def aligner(trajectories: Sequence[Trajectory], settings: CiragConfig) -> list[l
     """Returns the decisions of ``integrator=aligner`` (`integrators.extend_chain`).
 
     Args:
-      trajectories: trajectories of a teacher, with the aligner's scores of the candidates.
+      trajectories: the teacher's trajectories, with the aligner's scores of the candidates.
       settings: CIRAG's settings, of which ``units``, ``normalization`` and ``stop_below`` are used.
     """
     return [[_aligner(t, index, settings) for index in range(len(t.steps))] for t in trajectories]
@@ -164,7 +164,7 @@ def teacher(trajectories: Sequence[Trajectory]) -> list[list[StepDecision]]:
 
 
 def nothing(trajectories: Sequence[Trajectory]) -> list[list[StepDecision]]:
-    """Returns decisions that keep no candidate and stop, as a baseline of means over steps."""
+    """Returns decisions that keep nothing and stop, a baseline for scores averaged over steps."""
     return [[StepDecision("", ()) for _ in t.steps] for t in trajectories]
 
 
@@ -181,31 +181,32 @@ def score(
     search: Search | None = None,
     supporting: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Ratio]:
-    """Scores decisions against the teacher's; the groups of the scores are questions.
+    """Scores decisions against the teacher's; every question is one group of a score.
 
-    The main score is ``teacher/f1``, the mean over steps, with 1 if both keep nothing. A model that
-    writes no facts keeps none, as in CIRAG's loop; a failed step has 0.
+    The main score is ``teacher/f1``, a mean over steps. A step scores 1 if teacher and model both
+    keep nothing, and 0 if the request failed. As in CIRAG's loop, a response without facts keeps
+    none.
 
     Args:
       trajectories: the teacher's trajectories.
       decisions: decisions of each step of each trajectory.
-      normalization: normalization by which triples are equal.
+      normalization: normalization of triples before they are compared.
       gold: annotated core facts of each step, or None.
-      similarity: similarity of two queries, for ``query_cosine``.
-      search: retrieval, for ``query_recall``.
+      similarity: cosine of pairs of queries, for ``query_cosine``.
+      search: passages that queries retrieve, for ``query_recall``.
       supporting: question id -> gold passages, for ``query_recall``.
 
     Returns:
       ``teacher/...`` and ``gold/...``: the scores of `overlap_ratios` for core facts.
-      ``query_f1`` (SQuAD's token F1) and ``query_cosine``: next query against the teacher's, over
-      steps where the teacher has one; a missing query has 0.
-      ``query_recall``: share of the gold passages not yet retrieved that the next query retrieves,
-      over steps where the teacher has a query and such passages exist.
-      ``stop_accuracy``, ``stop_precision`` and ``stop_recall``: agreement with the teacher whether
-      to stop, over all steps; a response without a question section is always wrong.
-      ``stop_unsolved``: stops among steps where the teacher continues.
-      ``false_keeps``: steps with kept facts among those where the teacher keeps none.
-      ``parse_rate``: responses without parse errors.
+      ``query_f1`` (SQuAD's token F1) and ``query_cosine``: similarity of the next query to the
+      teacher's, over steps where the teacher has a next query; a missing query scores 0.
+      ``query_recall``: share of the missing gold passages that the next query retrieves, over steps
+      where the teacher has a next query and gold passages are missing.
+      ``stop_accuracy``, ``stop_precision`` and ``stop_recall``: agreement with the teacher about
+      stopping, over all steps; a response without a question section is always wrong.
+      ``stop_unsolved``: share of steps with a stop among those where the teacher continues.
+      ``false_keeps``: share of steps with kept facts among those where the teacher keeps none.
+      ``parse_rate``: share of responses without parse errors.
     """
     index: dict[str, int] = {}
     groups = [index.setdefault(t.question_id, len(index)) for t in trajectories for _ in t.steps]
@@ -291,7 +292,7 @@ def _query_scores(
 def _missing_passages(
     trajectories: Sequence[Trajectory], supporting: Mapping[str, Sequence[str]]
 ) -> list[set[str]]:
-    """Returns the gold passages that each step's next query should retrieve."""
+    """Returns, for each step, the missing gold passages that its next query should retrieve."""
     rows = []
     for trajectory in trajectories:
         missing = set(supporting.get(trajectory.question_id, ()))
@@ -317,7 +318,7 @@ def _prefixed(prefix: str, ratios: Mapping[str, Ratio]) -> dict[str, Ratio]:
 
 
 def parse_errors(decisions: Decisions) -> dict[str, int]:
-    """Counts the steps with each kind of parse error, and the ``failed`` requests."""
+    """Counts the steps with each kind of parse error, and those with a ``failed`` request."""
     counts: collections.Counter[str] = collections.Counter()
     for decision in (decision for row in decisions for decision in row):
         counts.update({*decision.parse_errors, *(["failed"] if decision.error is not None else [])})

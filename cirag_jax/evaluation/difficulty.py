@@ -1,8 +1,8 @@
 """GRADE's difficulty matrix (Lee, Kwon and Jin): errors by hops and by retrieval difficulty D_r.
 
-D_r is the distance of a question from its gold evidence, 1 - min_i cos(q, c_i) (equation 1). Rows
-of the matrix are hops, columns the quartiles of D_r among the questions of that hop. Undefined
-values are None with a ``reason``, never 0 or NaN.
+D_r is the distance of a question from its gold evidence, 1 - min_i cos(q, c_i) (equation 1). A row
+of the matrix has all questions with the same number of hops, and its columns are the quartiles of
+their D_r. Undefined values are None with a ``reason``, never 0 or NaN.
 """
 
 import dataclasses
@@ -19,8 +19,8 @@ AGGREGATES = ("min", "mean", "power_mean")
 NUM_BINS = 4
 CAUSES = ("retriever", "reader", "unanswered")  # Component responsible for a wrong answer.
 
-_MIN_POINTS = 3  # Points of a correlation; two points always lie on a line.
-_EQUAL = 1e-9  # Largest difference of equal values.
+_MIN_POINTS = 3  # Minimum number of points of a correlation; two points always lie on a line.
+_EQUAL = 1e-9  # Values that differ by at most this are equal.
 
 Embed = Callable[[Sequence[str], Any], np.ndarray]
 Values = dict[str, Any]
@@ -36,7 +36,7 @@ def similarities(
 
     Args:
       questions: texts of the questions.
-      gold: gold items of each question; an item is a list of texts, of which the most similar one
+      gold: gold items of each question; an item is a list of texts, and its most similar text
         counts.
       embed: returns unit-length vectors, like `retrieval.encoders.Encoder.encode`.
     """
@@ -54,8 +54,8 @@ def similarities(
 def retrieval_difficulty(similarity_C: np.ndarray, how: str = "min", power: float = -2.0) -> float:
     """Returns D_r = 1 - the minimum, mean or power mean of the similarities (section 4.4).
 
-    The power mean is (sum_i s_i^p / n)^(1/p). Negative similarities count as 0; a similarity of 0
-    makes it 0 if p is negative, which is the limit.
+    The power mean is (sum_i s_i^p / n)^(1/p). Negative similarities count as 0. If p is negative
+    and a similarity is 0, the power mean is 0, its limit.
     """
     if how == "min":
         return float(1 - similarity_C.min())
@@ -79,9 +79,9 @@ class DifficultyBins:
     Attributes:
       hops_Q: number of hops, int64.
       difficulty_Q: D_r, float64.
-      bin_Q: quartile among the questions with the same hops, from 0; -1 without quartiles. int64.
-      edges: hops -> the three quartiles.
-      reasons: hops without quartiles -> the reason.
+      bin_Q: column of each question, from 0; -1 if its row has no quartiles; int64.
+      edges: number of hops -> the three quartiles.
+      reasons: number of hops -> the reason why the row has no quartiles.
     """
 
     hops_Q: np.ndarray
@@ -92,20 +92,20 @@ class DifficultyBins:
 
     @property
     def hops(self) -> list[int]:
-        """Returns the rows of the matrix."""
+        """The numbers of hops, one per row of the matrix."""
         return [int(hop) for hop in np.unique(self.hops_Q)]
 
     def cell(self, hop: int, column: int | None = None) -> np.ndarray:
-        """Returns the indices of the questions of a cell, or of a whole row."""
+        """Returns the indices of the questions in a cell, or in a row if ``column`` is None."""
         inside = self.hops_Q == hop
         return np.flatnonzero(inside if column is None else inside & (self.bin_Q == column))
 
 
 def bin_questions(hops: Sequence[int], difficulties: Sequence[float]) -> DifficultyBins:
-    """Bins the questions of each hop by the quartiles of their D_r.
+    """Bins the questions with the same number of hops by the quartiles of their D_r.
 
-    Quartiles are interpolated linearly and belong to the bin below. Hops with fewer than four
-    questions, or with equal D_r of all questions, have no quartiles.
+    Quartiles are interpolated linearly, and a value equal to a quartile belongs to the lower bin. A
+    row has no quartiles if it has fewer than four questions or if all its D_r are equal.
     """
     hops_Q, difficulty_Q = np.asarray(hops, np.int64), np.asarray(difficulties, np.float64)
     bin_Q = np.full(len(hops_Q), -1)
@@ -126,12 +126,12 @@ def bin_questions(hops: Sequence[int], difficulties: Sequence[float]) -> Difficu
 def matrix(
     bins: DifficultyBins, measure: Callable[[np.ndarray], Values], least: int = 1
 ) -> dict[int, list[Values]]:
-    """Returns hops -> four cells, from low to high D_r.
+    """Returns, by number of hops, four cells from low to high D_r.
 
     Args:
       bins: the questions.
       measure: computes a cell from the indices of its questions.
-      least: cells of fewer questions have a reason in place of a value.
+      least: cells with fewer questions have a reason instead of a value.
     """
 
     def cell(hop: int, column: int) -> Values:
@@ -172,7 +172,7 @@ def error_rate(errors: Ratio, rows: np.ndarray, samples: int, seed: int) -> Valu
 
 
 def error_difference(a: Ratio, b: Ratio, rows: np.ndarray, samples: int, seed: int) -> Values:
-    """Returns the difference a - b over questions with both errors, like `error_rate`."""
+    """Returns the mean of a - b over questions with both errors, in the form of `error_rate`."""
     rows = rows[(a.bottom_Q[rows] * b.bottom_Q[rows]) > 0]
     if not len(rows):
         return undefined("no question", num_questions=0)
@@ -214,14 +214,15 @@ def correlations(bins: DifficultyBins, errors: Ratio, least: int = 1) -> Values:
     Args:
       bins: the questions.
       errors: errors as in `error_rate`.
-      least: cells of fewer questions are ignored.
+      least: cells with fewer questions are ignored.
 
     Returns:
-      ``bins``, hop -> r of a quartile's mean D_r with its error rate (Table 1); ``mean``, the mean
-      of these (Table 3); ``questions``, hop -> r of D_r with the error over questions, and the same
-      for ``all`` hops; ``hops``, r of the number of hops with the error over questions;
-      ``diagonal``, r of the position on the matrix's diagonal with the error rate, for the four
-      lowest numbers of hops.
+      ``bins``: by number of hops, r of the mean D_r with the error rate over quartiles (Table 1).
+      ``mean``: the mean of ``bins`` (Table 3).
+      ``questions``: by number of hops and for ``all``, r of D_r with the error over questions.
+      ``hops``: r of the number of hops with the error over questions.
+      ``diagonal``: r of the position on the matrix's diagonal with the error rate, for the four
+      smallest numbers of hops.
     """
     over_quartiles = {hop: _over_quartiles(bins, errors, hop, least) for hop in bins.hops}
     every_row = _counted(errors, np.arange(len(bins.hops_Q)))
@@ -281,12 +282,12 @@ def _diagonal(bins: DifficultyBins, errors: Ratio, least: int) -> Values:
 
 
 def errors_by_cause(errors: Ratio, causes: Sequence[str], rows: np.ndarray) -> dict[str, float]:
-    """Returns the sum of the errors of some questions for each cause.
+    """Returns the sum of the errors of some questions, by cause.
 
     Args:
       errors: errors as in `error_rate`.
-      causes: one of `CAUSES` for each question, if its answer is wrong: ``retriever`` if evidence
-        is missing, ``reader`` if it is complete, ``unanswered`` if the method failed.
+      causes: the cause of each question's error, one of `CAUSES`: ``retriever`` if evidence is
+        missing, ``reader`` if the evidence is complete, ``unanswered`` if the method failed.
       rows: indices of the questions.
     """
     rows = _counted(errors, rows)
@@ -299,7 +300,7 @@ def errors_by_cause(errors: Ratio, causes: Sequence[str], rows: np.ndarray) -> d
 def error_rates_by_cause(
     errors: Ratio, causes: Sequence[str], samples: int, seed: int
 ) -> dict[str, Values]:
-    """Returns for each cause the `error_rate` of its questions and the sum of ``errors``."""
+    """Returns, by cause, the `error_rate` of its questions and the sum of their ``errors``."""
     sums = errors_by_cause(errors, causes, np.arange(len(errors.top_Q)))
     return {
         cause: {

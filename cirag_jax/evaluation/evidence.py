@@ -1,14 +1,14 @@
 """Retrieved and gold evidence at three granularities: passages, sentences and triples.
 
-Passages are compared by id, sentences by (passage id, index). If passages overlap, any passage with
-a gold sentence counts, and a gold passage counts as retrieved if all its gold sentences are
-(`sentence_substitutes`, `passage_substitutes`).
+Passages are compared by id, and sentences by (passage id, index). If passages overlap, a gold
+sentence may come from any passage that contains it, and a gold passage counts as retrieved if all
+its gold sentences are (`sentence_substitutes`, `passage_substitutes`).
 
-Triples are compared by their `endpoints`, without the relation: extracted relations are worded
-freely ("was directed by") and may point the other way, annotated ones come from a fixed list
-("director"). So a triple counts if it joins the right two entities, and two gold facts about the
-same entities count as one. Spelling must agree after normalization ("12 May 1920" is not "May 12,
-1920"), so recall of triples is a lower bound.
+Triples are compared by their `endpoints`, without the relation. Extracted relations have free
+wording ("was directed by") and either direction, but annotated ones come from a fixed list
+("director"). A triple is therefore correct if it joins the right two entities, and two gold facts
+about the same entities count as one. Names must be equal after normalization ("12 May 1920" is not
+"May 12, 1920"), so recall of triples is a lower bound.
 """
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -24,7 +24,7 @@ from cirag_jax.types import Prediction, Question, Triple
 def recall_per_step(
     predictions: Sequence[Prediction | None], questions: Sequence[Question], ks: Sequence[int]
 ) -> dict[str, Any] | None:
-    """Returns recall of gold passages by step and by hop; None without steps or gold passages.
+    """Returns the recall of gold passages by step and by hop; None if either is missing.
 
     Args:
       predictions: one per question; None if the question failed.
@@ -32,10 +32,10 @@ def recall_per_step(
       ks: the K of recall@K.
 
     Returns:
-      ``found``, for each step i the mean share of gold passages that steps 1 to i retrieved; and
-      ``hops``, for each i the ``recall@K`` of the i-th gold passage in the final ranking and
-      ``num_questions``, the number of questions with at least i gold passages (KiRAG, Figures 3
-      and 9).
+      ``found``: for each step i, the mean share of gold passages that steps 1 to i retrieved.
+      ``hops``: for each i, the ``recall@K`` of the i-th gold passage in the final ranking, and
+      ``num_questions`` with at least i gold passages (KiRAG, Figures 3 and 9).
+      ``num_questions``: the number of questions with gold passages.
     """
     rows = [
         (p, _in_order(q), passage_substitutes(q))
@@ -72,12 +72,12 @@ def _in_order(question: Question) -> tuple[str, ...]:
 
 
 def sentence_substitutes(question: Question) -> Substitutes:
-    """Returns for each gold sentence that several passages hold all its places."""
+    """Maps each gold sentence that occurs in several passages to all its places."""
     return {place: [places] for places in question.same_sentences or () for place in places}
 
 
 def passage_substitutes(question: Question) -> Substitutes:
-    """Returns for each gold passage, and each gold sentence in it, the passages that hold it."""
+    """Maps each gold passage to the passages that contain each of its gold sentences."""
     if not question.same_sentences:
         return NO_SUBSTITUTES
     same = {place: places for places in question.same_sentences for place in places}
@@ -89,13 +89,13 @@ def passage_substitutes(question: Question) -> Substitutes:
 
 
 def endpoints(head: str, tail: str) -> tuple[str, ...]:
-    """Returns head and tail of a triple, normalized and in alphabetical order."""
+    """Returns the head and tail of a triple, normalized and in alphabetical order."""
     head, _, tail = triple_key(Triple(head, "", tail), "unicode")
     return tuple(sorted((head, tail)))
 
 
-# Granularity -> functions for the retrieved items, best first, for the gold items (empty without
-# annotation), and for substitutes of gold items.
+# Granularity -> functions that return the retrieved items (best first), the gold items (empty if not
+# annotated), and the substitutes of gold items.
 GRANULARITIES: Mapping[
     str,
     tuple[

@@ -1,8 +1,8 @@
 """Prompts for a judge of answers, and the parser of its verdicts.
 
-The questions are those of two papers, in our words: does the prediction imply the answer (DualRAG,
-Figure 8), and is the response correct (GRADE, A.9.8). Answers are untrusted text, and appear as
-JSON strings, so that they cannot imitate other lines of the prompt.
+The prompts reword those of two papers: does the prediction imply the answer (DualRAG, Figure 8),
+and is the response correct (GRADE, A.9.8)? Answers are untrusted text. They appear as JSON strings,
+so they cannot imitate other lines of the prompt.
 """
 
 import json
@@ -14,7 +14,7 @@ from cirag_jax.llm.types import Message
 from cirag_jax.methods.common.tolerant_json import find_json
 from cirag_jax.methods.common.verdicts import leading_word, without_thoughts
 
-MAX_CHARS = 4000  # longest part of an answer that is shown
+MAX_CHARS = 4000  # longer answers are cut
 
 
 class Rubric(NamedTuple):
@@ -23,7 +23,7 @@ class Rubric(NamedTuple):
     Attributes:
       verdict: name of the boolean field in the reply.
       task: the instruction.
-      prediction, gold: labels of the judged answer and the right one.
+      prediction, gold: labels of the judged answer and of the right answer.
     """
 
     verdict: str
@@ -106,11 +106,11 @@ _WORDS = {"true": True, "yes": True, "false": False, "no": False}
 
 
 def parse_verdict(text: str, rubric: str, *, truncated: bool = False) -> Verdict:
-    """Parses a reply; never fails.
+    """Parses a judge's reply; never raises.
 
     Also accepts a reply without JSON that starts with yes, true, no or false and contains no word
-    of the opposite meaning. Parse errors are those of `find_json`, ``verdict_no_boolean`` and
-    ``verdict_missing``.
+    of the opposite meaning. The parse errors are ``verdict_`` plus an error of `find_json`,
+    ``verdict_no_boolean`` and ``verdict_missing``.
     """
     verdict = RUBRICS[rubric].verdict
     text = without_thoughts(text)

@@ -1,4 +1,4 @@
-"""Metrics of a run's answers and retrieval, in the families of ``config.metrics``.
+"""Metrics of a run's answers and retrieval, grouped into families (``config.metrics``).
 
 Every score is a mean over the questions to which it applies (`overlap.mean_of`).
 """
@@ -30,8 +30,8 @@ class Family(NamedTuple):
 
     Attributes:
       measure: returns the scores by name, each with one term per question.
-      titles: name of a score before ``@`` -> its title in tables.
-      needs_corpus: the scores need a method that retrieves.
+      titles: name of a score, without ``@K`` -> its title in tables.
+      needs_corpus: whether the scores only apply to methods that retrieve.
     """
 
     measure: Callable[[Sequence[AnsweredQuestion], Scoring], Mapping[str, Ratio]]
@@ -67,7 +67,7 @@ def _best_scores(
     scoring: Scoring,
     texts_of: Callable[[Prediction], tuple[str, ...]],
 ) -> dict[str, Ratio]:
-    """Returns for each metric the largest score among a question's texts."""
+    """Returns, for each metric, the largest score over the texts of each question."""
     texts = [texts_of(prediction) if prediction else ("",) for _, prediction in answered]
     return {
         name: mean_of(
@@ -85,7 +85,7 @@ def _best_scores(
 def raw(prediction: Prediction) -> str:
     """Returns the response from which the answer was parsed; empty if no model was called.
 
-    It is that of the last attempt with this answer, or else of the last attempt.
+    This is the response of the last attempt with this answer, or else of the last attempt.
     """
     matching = [attempt for attempt in prediction.attempts if attempt.answer == prediction.answer]
     last = (matching or list(prediction.attempts))[-1:]
@@ -97,7 +97,7 @@ def stage_scores(answered: Sequence[AnsweredQuestion], scoring: Scoring) -> dict
 
     A question counts for the granularity from which it was answered, or for ``default`` if every
     stage refused. Failed questions are ignored. The stages answer different questions, so their
-    scores do not compare granularities: for that, compare runs with a single one
+    scores are not comparable. To compare granularities, run each one separately
     (``cirag.granularities``).
     """
     return {
@@ -117,9 +117,10 @@ def stage_scores(answered: Sequence[AnsweredQuestion], scoring: Scoring) -> dict
 def rouge_scores(answered: Sequence[AnsweredQuestion], scoring: Scoring) -> dict[str, Ratio]:
     """Returns the F-measures ``rouge1``, ``rouge2`` and ``rougeL`` of long answers (Lin, 2004).
 
-    Each is the largest over the gold answers, by Google's ``rouge-score`` without stemming, which
-    only reads letters a to z and digits: answers in other scripts have 0. DualRAG reports ROUGE-2
-    and ROUGE-L (Table 6) without naming its implementation. A failed question has an empty answer.
+    Each score is the largest over the gold answers, computed by Google's ``rouge-score`` without
+    stemming. It only reads the letters a to z and digits, so answers in other scripts score 0.
+    DualRAG reports ROUGE-2 and ROUGE-L (Table 6) without naming its implementation. A failed
+    question has an empty answer.
     """
     del scoring  # rouge-score has its own normalization.
     from rouge_score.rouge_scorer import RougeScorer  # Importing NLTK takes a second.
@@ -143,9 +144,10 @@ def rouge_scores(answered: Sequence[AnsweredQuestion], scoring: Scoring) -> dict
 def recall_scores(answered: Sequence[AnsweredQuestion], scoring: Scoring) -> dict[str, Ratio]:
     """Returns ``recall@K`` of passages, ``sentence_recall@K`` and ``triple_recall@K``.
 
-    Recall@K is |top-K and gold| / |gold|, averaged over questions with gold of the granularity
-    (CIRAG, Table 5). A question that failed or retrieved nothing has 0 (KiRAG's code skips it). A
-    run that ranks no items of a granularity, like NativeRAG with triples, has no score.
+    Recall@K is |top-K and gold| / |gold|, averaged over questions with gold items of the
+    granularity (CIRAG, Table 5). A question that failed or retrieved nothing scores 0; KiRAG's code
+    skips it. A run that ranks no items of a granularity has no score for it; for example, NativeRAG
+    ranks no triples.
     """
     scores: dict[str, Ratio] = {}
     for granularity, (ranked_of, gold_of, substitutes_of) in GRANULARITIES.items():
@@ -166,11 +168,11 @@ def recall_scores(answered: Sequence[AnsweredQuestion], scoring: Scoring) -> dic
 def hit_scores(answered: Sequence[AnsweredQuestion], scoring: Scoring) -> dict[str, Ratio]:
     """Returns ``hit@K``, the share of questions with an answer in the first K passages (DPR, 2020).
 
-    Only counts questions of benchmarks without gold passages (NaturalQuestions, WebQuestions,
-    Bamboogle); recall is more informative for others. FlashRAG's form is ``retrieval_recall``.
+    Only counts questions without annotated gold passages (NaturalQuestions, WebQuestions,
+    Bamboogle); for others, recall is more informative. FlashRAG calls it ``retrieval_recall``.
 
     A passage has an answer if its title or text contains the answer's tokens in sequence, compared
-    in Unicode's form NFD and ignoring case. An answer without tokens is in no passage.
+    in Unicode's form NFD and ignoring case. An answer without tokens never matches.
     """
     counted = [bool(q.answers) and q.supporting is None for q, _ in answered]
     passages = scoring.passages() if any(counted) else {}
@@ -196,7 +198,7 @@ def _first_hit(
     tokens_of: Callable[[str], str],
     depth: int,
 ) -> float:
-    """Returns the rank, from 0, of the first of ``depth`` passages with an answer."""
+    """Returns the rank, from 0, of the first passage with an answer; inf beyond ``depth``."""
     answer_tokens = [tokens for tokens in map(_tokens, answers) if tokens.strip()]
     for rank, passage_id in enumerate(prediction.passages[:depth] if prediction else ()):
         passage_tokens = tokens_of(passage_id)
@@ -212,7 +214,7 @@ def _tokens(text: str) -> str:
 
 
 class _Spaced(dict[int, str]):
-    """A translation table that puts spaces between tokens.
+    """A table for `str.translate` that puts spaces between tokens.
 
     A token is a run of letters, numbers and marks (such as an accent of NFD), or any other single
     character that is neither a space nor a control character.
@@ -263,13 +265,13 @@ def measure(
     *,
     corpus: bool = True,
 ) -> dict[str, Ratio]:
-    """Returns all scores of some families by name; a score without questions is NaN.
+    """Returns all scores of the families ``names``; a score without questions is NaN.
 
     Args:
       answered: a run's questions and predictions.
       scoring: settings of the metrics.
-      names: the families.
-      corpus: the method retrieves, so that its retrieval is scored.
+      names: names of families.
+      corpus: whether the method retrieves; if not, its retrieval is not scored.
     """
     scores: dict[str, Ratio] = {}
     for name in names:

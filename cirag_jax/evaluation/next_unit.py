@@ -1,7 +1,7 @@
-"""Ranking of the next unit of a silver chain at each step, the aligner's dev metric.
+"""The aligner's dev metric: at each step, rank the next unit of a silver chain.
 
 KiRAG's released code selects its checkpoint by MRR over each question's own candidates. Recall@K of
-the same ranking is reported in addition.
+the same ranking is also reported.
 """
 
 import collections
@@ -18,7 +18,7 @@ Embed = Callable[[Sequence[str], Literal["query", "passage"]], np.ndarray]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NextUnit:
-    """A ranking problem: ``relevant`` candidates extend the chain that ``query`` states."""
+    """A ranking problem: ``relevant`` are the candidates that extend the chain in ``query``."""
 
     step: int
     query: str
@@ -29,7 +29,7 @@ class NextUnit:
 def next_units(
     chains: Sequence[Chain], pools: Sequence[Sequence[Unit]], kind: UnitKind
 ) -> list[NextUnit]:
-    """Returns a problem per step of each chain, after the earlier steps in annotation order."""
+    """Returns a problem per step of each chain, given the earlier steps in annotation order."""
     problems = []
     for chain, pool in zip(chains, pools, strict=True):
         texts = [step.text for step in chain.steps]
@@ -47,9 +47,10 @@ def next_units(
 def evaluate_next_unit(
     problems: Sequence[NextUnit], embed: Embed, ks: Sequence[int] = (1, 3, 5)
 ) -> dict[str, float]:
-    """Returns MRR and Recall@K (is a relevant unit among the first K), also by step: ``step1/mrr``.
+    """Returns MRR and Recall@K, over all steps and by step (``step1/mrr``).
 
-    Every step has the same weight. Ties count against the model, so constant scores are worst.
+    A step's Recall@K is 1 if a relevant unit is among the first K, else 0. All steps have the same
+    weight. Ties count against the model, so constant scores give the worst ranks.
     """
     texts = list(dict.fromkeys(t for problem in problems for t in problem.candidates))
     row = {text: index for index, text in enumerate(texts)}

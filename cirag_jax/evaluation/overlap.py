@@ -1,8 +1,8 @@
 """Precision, recall and F1 of sets, as ratios of sums over groups.
 
-A macro mean over steps is (sum of the steps' scores) / (number of steps), and a micro score (sum of
-matches) / (sum of sizes). Both are ratios of two sums over questions, so that `significance` needs
-one bootstrap for both.
+A macro mean over steps is (sum of the steps' scores) / (number of steps), and a micro score is (sum
+of matches) / (sum of sizes). Both are ratios of two sums over questions, so `significance` can use
+the same bootstrap for both.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ class Overlap:
     Attributes:
       matched: size of the intersection, or a sum of similarities for soft matches.
       predicted, gold: sizes of the sets.
-      failed: there is no prediction, not even an empty set; all scores are 0.
+      failed: whether there is no prediction, not even an empty set; then all scores are 0.
     """
 
     matched: float
@@ -34,12 +34,12 @@ class Overlap:
 
     @property
     def precision(self) -> float:
-        """Returns matched / predicted, with 1 for two empty sets and 0 for one."""
+        """Returns matched / predicted; 1 if both sets are empty, 0 if only one is."""
         return self._share(self.predicted)
 
     @property
     def recall(self) -> float:
-        """Returns matched / gold, with 1 for two empty sets and 0 for one."""
+        """Returns matched / gold; 1 if both sets are empty, 0 if only one is."""
         return self._share(self.gold)
 
     @property
@@ -88,10 +88,10 @@ def ratio(
 def overlap_ratios(
     overlaps: Sequence[Overlap | None], groups: Sequence[int], num_groups: int
 ) -> dict[str, Ratio]:
-    """Returns macro and micro scores of many sets, such as one per step; ignores None.
+    """Returns macro and micro scores of many sets, for example one set per step; ignores None.
 
     Args:
-      overlaps: the sets.
+      overlaps: overlap of each set with its gold set.
       groups: group of each set (a question or passage), the unit of the bootstrap.
       num_groups: number of groups.
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-# Gold item -> sets of substitutes. The item counts as retrieved if one item of each set is.
+# Gold item -> sets of substitutes; it counts as retrieved if an item of each set is retrieved.
 Substitutes = Mapping[Hashable, Sequence[Collection[Hashable]]]
 
 NO_SUBSTITUTES: Substitutes = MappingProxyType({})
@@ -16,7 +16,7 @@ def recall_at(
     k: int,
     substitutes: Substitutes = NO_SUBSTITUTES,
 ) -> float:
-    """Returns |top-K and gold| / |gold|; an empty ranking has 0."""
+    """Returns |top-K and gold| / |gold|; 0 for an empty ranking."""
     relevant, top = set(gold), set(ranked[:k])
     if not relevant:
         raise ValueError("recall needs at least one gold item")
@@ -42,7 +42,7 @@ def set_scores(
     gold: Collection[Hashable],
     substitutes: Substitutes = NO_SUBSTITUTES,
 ) -> SetScores:
-    """Scores the set ``retrieved`` against the set ``gold``, both without repetitions."""
+    """Scores the set ``retrieved`` against the set ``gold``; neither may have duplicates."""
     recall = recall_at(list(retrieved), gold, len(retrieved), substitutes)
     # One passage may replace several gold ones.
     precision = min(recall * len(gold) / len(retrieved), 1.0) if retrieved else 0.0
@@ -61,9 +61,9 @@ def recall_by_step(
     count: int,
     substitutes: Substitutes = NO_SUBSTITUTES,
 ) -> list[float]:
-    """Returns the recall of all that steps 1 to i retrieved, for i from 1 to ``count``.
+    """Returns the recall of all items retrieved in steps 1 to i, for i from 1 to ``count``.
 
-    It never falls, and stays constant after the last step.
+    It is constant after the last step.
     """
     retrieved: list[Hashable] = []
     recalls = []

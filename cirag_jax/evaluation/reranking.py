@@ -19,7 +19,7 @@ Score = Callable[[Sequence[str], Sequence[Sequence[str]]], Sequence[np.ndarray]]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reranking:
-    """A question's candidate texts; ``relevant`` are the indices of the gold ones."""
+    """A question's candidate texts; ``relevant`` are the indices of the gold texts."""
 
     query: str
     texts: tuple[str, ...]
@@ -29,9 +29,10 @@ class Reranking:
 def passage_problems(
     dataset: Dataset, questions: Sequence[Question], index: PassageIndex | None, retrieved: int
 ) -> list[Reranking]:
-    """Returns a problem for each question with gold passages.
+    """Returns a reranking problem for each question with gold passages.
 
-    Candidates are its own context, ``retrieved`` passages of ``index`` and its gold passages.
+    The candidates are the question's context, the first ``retrieved`` passages of ``index``, and
+    the gold passages.
     """
     retrieved_ids: list[list[str]] = [[] for _ in questions]
     if index is not None and retrieved:
@@ -54,7 +55,7 @@ def passage_problems(
 def ranks(problem: Reranking, score_C: np.ndarray) -> np.ndarray:
     """Returns the rank of each gold text, best first, from 1.
 
-    Ties count against the scorer, so constant scores are worst.
+    Ties count against the scorer, so constant scores give the worst ranks.
     """
     relevant = np.zeros(len(problem.texts), bool)
     relevant[list(problem.relevant)] = True
@@ -75,9 +76,9 @@ def metrics(problems: Sequence[Reranking], scores: Sequence[np.ndarray]) -> dict
 def compare(
     problems: Sequence[Reranking], ours: Score, baseline: Score, *, samples: int, seed: int
 ) -> dict[str, Any]:
-    """Returns mean metrics of two scorers, and ``difference`` with 95 % intervals.
+    """Returns mean metrics of two scorers, and their ``difference`` with 95 % intervals.
 
-    ``ours`` is called ``cross_encoder``, and ``baseline`` ``bi_encoder``.
+    The result has ``ours`` as ``cross_encoder`` and ``baseline`` as ``bi_encoder``.
     """
     queries = [problem.query for problem in problems]
     texts = [problem.texts for problem in problems]

@@ -1,10 +1,10 @@
 """Confidence intervals and tests over questions: paired bootstrap, permutation test, Holm's rule.
 
-Questions with the same scores of all systems are exchangeable, so they are drawn together as a
-kind: the number of each kind in a resample is multinomial, the number of swapped questions
-binomial. The distribution is that of drawing question by question, but the cost depends on the
-number of kinds (four for exact match of two systems), not of questions. With almost as many kinds
-as questions, as for ROUGE, questions are drawn one by one, which is then faster.
+Questions for which all systems have the same scores form one kind, and a kind is drawn as a count.
+The counts are multinomial in a bootstrap resample, and binomial in a permutation. This has the same
+distribution as drawing question by question, but the cost depends on the number of kinds, such as
+four for exact match of two systems. If there are almost as many kinds as questions (ROUGE), drawing
+question by question is faster and is used instead.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from cirag_jax.evaluation.overlap import Ratio
 SAMPLES = 10_000
 _BLOCK = 1 << 17  # counts per block of resamples, which fits a core's cache
 _KIND_COST = 30  # cost of drawing one kind's count, relative to drawing one question
-_TIES = 1e-9  # largest difference of equal sums
+_TIES = 1e-9  # sums that differ by at most this are equal
 
 
 def interval(a: Ratio, samples: int = SAMPLES, seed: int = 0) -> dict[str, float]:
@@ -50,7 +50,7 @@ def intervals(
 def differences(
     a: Mapping[str, Ratio], b: Mapping[str, Ratio], samples: int = SAMPLES, seed: int = 0
 ) -> dict[str, dict[str, float]]:
-    """Returns the `paired_interval` of every score that both have."""
+    """Returns the `paired_interval` of every score that ``a`` and ``b`` share."""
     return {name: paired_interval(a[name], b[name], samples, seed) for name in a if name in b}
 
 
@@ -82,7 +82,7 @@ def pairwise(
 def pairwise_scores(
     scores: Mapping[str, Mapping[str, Ratio]], samples: int = SAMPLES, seed: int = 0
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Returns ``FIRST-SECOND`` -> score -> results of `pairwise`, for scores that both have."""
+    """Returns ``FIRST-SECOND`` -> score -> results of `pairwise`, for shared scores."""
     results: dict[str, dict[str, dict[str, float]]] = {}
     for name in dict.fromkeys(itertools.chain.from_iterable(scores.values())):
         systems = {system: by_name[name] for system, by_name in scores.items() if name in by_name}
@@ -92,7 +92,7 @@ def pairwise_scores(
 
 
 def holm(p: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Corrects p values for their number by Holm's step-down rule (1979); ignores NaN.
+    """Corrects p values for multiple tests by Holm's step-down rule (1979); ignores NaN.
 
     The k-th smallest of m becomes the largest of (m - i + 1) p_(i) over i <= k, at most 1.
     """
@@ -140,7 +140,7 @@ def _drawn(
 
 
 def _with_replacement(rng: np.random.Generator, size_K: np.ndarray, samples: int) -> np.ndarray:
-    """Draws as many questions as there are, with replacement."""
+    """Draws ``sum(size_K)`` questions with replacement."""
     total, shape = int(size_K.sum()), (samples, len(size_K))
     if total > len(size_K):
         return rng.multinomial(total, size_K / total, samples)
@@ -167,12 +167,12 @@ def _resampled(scores: Sequence[Ratio], samples: int, seed: int) -> np.ndarray:
 def permutation_test(
     scores: Sequence[Ratio], pairs: Sequence[tuple[int, int]], samples: int, seed: int
 ) -> np.ndarray:
-    """Returns the two-sided p of each pair's difference, float64; NaN without a difference.
+    """Returns the two-sided p of each pair's difference, float64; NaN if that is undefined.
 
-    Approximate randomization (Noreen, 1989): each group's two scores are swapped with probability
-    1/2, on the same groups for all pairs. p is the share of permutations with at least the observed
-    difference. The observed arrangement counts as one of them (Phipson and Smyth, 2010), so p is at
-    least 1 / (samples + 1).
+    This is approximate randomization (Noreen, 1989): each group's two scores are swapped with
+    probability 1/2, for the same groups in all pairs. p is the share of permutations with at least
+    the observed difference. The observed arrangement counts as a permutation (Phipson and Smyth,
+    2010), so p is at least 1 / (samples + 1).
     """
     rng = np.random.default_rng((seed, 1))  # a stream independent of the bootstrap's
     moved = _drawn(scores, _halves, samples, rng)

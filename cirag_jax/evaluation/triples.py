@@ -1,10 +1,10 @@
 """Exact and soft scores of extracted triples and entities against references.
 
-The papers define no soft score, so this is ours. The similarity of two triples is the token F1
-(SQuAD's, over multisets) of their normalized texts: head, relation and tail. (KiRAG accepts a
-generated triple as a candidate if its token F1 is at least 0.6.) Predictions and references are
-matched one to one with the largest sum of similarities (Kuhn, 1955), and this sum replaces the
-number of matches in precision, recall and F1.
+The papers define no soft score, so this one is specific to this project. The similarity of two
+triples is the token F1 (SQuAD's, over multisets) of their normalized texts: head, relation and
+tail. Predictions and references are matched one to one so that the sum of similarities is largest
+(Kuhn, 1955). This sum replaces the number of matches in precision, recall and F1. KiRAG uses the
+same token F1 to accept generated triples as candidates, if it is at least 0.6.
 """
 
 import collections
@@ -23,7 +23,7 @@ Key = tuple[str, str, str]
 def exact_overlap(
     predicted: Iterable[Triple], reference: Iterable[Triple], normalization: Normalization = "ascii"
 ) -> Overlap:
-    """Counts triples that are equal after normalization, without repetitions."""
+    """Counts distinct triples that are equal after normalization."""
     return Overlap.of(set(_keys(predicted, normalization)), set(_keys(reference, normalization)))
 
 
@@ -55,7 +55,7 @@ def similarities(predicted: Sequence[str], reference: Sequence[str]) -> np.ndarr
 def entity_overlap(
     predicted: Iterable[str], reference: Iterable[str], normalization: Normalization = "ascii"
 ) -> Overlap:
-    """Counts names that are equal after normalization, without repetitions."""
+    """Counts distinct names that are equal after normalization."""
     return Overlap.of(_names(predicted, normalization), _names(reference, normalization))
 
 

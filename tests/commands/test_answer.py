@@ -208,7 +208,7 @@ def fails(capsys, argv) -> str:
         ),
         ("cirag.beams=2", "unknown config key 'cirag.beams'"),
         ("data.limit=-1", "config.data.limit=-1 must not be negative"),
-        ("data.split=autumn", "config.data.split=autumn leaves no question"),
+        ("data.split=autumn", "config.data.split=autumn matches no question"),
         ("data.corpus=everything", "config.data.corpus='everything' is not one of ircot_full"),
         ("question=   ", "config.question is empty"),
         ("stop_after_minutes=-1", "config.stop_after_minutes=-1.0 must not be negative"),

@@ -480,7 +480,7 @@ def test_difficulty_bad_input_is_refused(tmp_path):
     refuses("it has no predictions.jsonl; set config.runs to folders in it: a", str(tmp_path))
     refuses(r"config\.score='bleu' is not one of em, f1, acc", good, score="bleu")
     refuses(r"config\.unit='word' is not one of passage, chunk, article", good, unit="word")
-    refuses(r"config\.chunks: overlap must not exceed least", good, **{"chunks.most": 100})
+    refuses(r"config\.chunks: expected overlap <= least <= most", good, **{"chunks.most": 100})
     refuses(r"config\.aggregate='max' is not one of min, mean", good, aggregate="max")
     refuses(r"config\.power must not be 0", good, power=0.0)
     refuses(r"config\.profile='x' is an unknown profile", good, profile="x")

@@ -423,7 +423,7 @@ def test_distill_mixture_assigns_one_teacher_per_question(
         ("cirag.prompt_format=paper", "over triples the annotation teacher needs multi_turn"),
         ("cirag.units=sentence", "units=sentence needs prompt_format=compact, not multi_turn"),
         ("triples=online", "extract them first (launch/extract.py)"),
-        ("data.split=autumn", "config.data.split=autumn leaves no question"),
+        ("data.split=autumn", "config.data.split=autumn matches no question"),
         ("in_flight=0", "config.in_flight=0 must be at least 1"),
     ],
 )

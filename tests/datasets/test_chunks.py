@@ -53,5 +53,5 @@ def test_spans_cover_all_sentences_within_the_sizes(size):
 
 
 def test_chunk_settings_contradictory_sizes_are_refused():
-    with pytest.raises(UserError, match="config.chunks: overlap must not exceed least"):
+    with pytest.raises(UserError, match="config.chunks: expected overlap <= least <= most"):
         ChunkSettings(64, 32, 10)

@@ -40,7 +40,7 @@ def test_select_questions_random_selection_follows_the_seed(folder):
 
 def test_select_questions_empty_selection_lists_values(folder):
     data = _data(folder, split="test")
-    with pytest.raises(UserError, match=r"config\.data\.split=test .* values there: dev, train"):
+    with pytest.raises(UserError, match=r"config\.data\.split=test .* values: dev, train"):
         load.select_questions(load.load_dataset(data), data)
 
 

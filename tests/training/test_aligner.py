@@ -198,7 +198,7 @@ def test_train_several_folders_and_resume(model_and_data, tmp_path, one_device):
     assert {name[0] for name in train_ids} == {"q", "o"}
     repeated = aligner.train_and_evaluate(config, tmp_path / "w")  # The same run, already finished.
     assert repeated["step"] == 2
-    with pytest.raises(UserError, match=r"config\.data\.split=valid leaves no question of data"):
+    with pytest.raises(UserError, match=r"config\.data\.split=valid matches no question of data"):
         config.data.split = "valid"
         aligner.train_and_evaluate(config, tmp_path / "w2")
 

@@ -1,4 +1,4 @@
-"""The benchmarks from their official files, as TFDS builders.
+"""TFDS builders that read the benchmarks from their official files.
 
 Records are stored in ArrayRecord files and read through ``as_data_source`` and Grain, without
 importing TensorFlow. `to_dataset` converts them to the project's types.

@@ -22,19 +22,19 @@ ARTICLES = "articles"  # The split of the passages, if they have their own file.
 
 
 class OfficialBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """A TFDS builder over official files, which stores records as checked JSON."""
+    """A TFDS builder that reads official files and stores their records as validated JSON."""
 
     Record: ClassVar[type[msgspec.Struct]]
     """The official record; absent fields are None."""
 
     Article: ClassVar[type[msgspec.Struct]]
-    """The official record of the split `ARTICLES`, if there is one."""
+    """The official record in the split `ARTICLES`, if that split exists."""
 
     FILES: ClassVar[Mapping[str, Mapping[str, OfficialFile]]]
     """Config -> split -> official file."""
 
     SHARED_IDS: ClassVar[frozenset[str]] = frozenset()
-    """Configs in which several questions may have one id."""
+    """Configs in which several questions may share an id."""
 
     HOMEPAGE: ClassVar[str]
     LICENSE: ClassVar[str]
@@ -74,12 +74,12 @@ class OfficialBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     @classmethod
     def convert(cls, record: Any, split: str, setting: str) -> "Converted":
-        """Converts a record to a question and its context; without an official id it is empty."""
+        """Converts a record to a question and its context; a missing official id becomes ""."""
         raise NotImplementedError
 
     @classmethod
     def convert_article(cls, article: Any) -> Passage:
-        """Converts a record of the split `ARTICLES` to a passage."""
+        """Converts a record from the split `ARTICLES` to a passage."""
         raise NotImplementedError
 
 
@@ -111,7 +111,7 @@ def prepare_builder(
     """Writes the ArrayRecord files of one benchmark and returns the builder that reads them.
 
     TFDS keeps its files in ``data_dir``, with downloads in the subfolder ``downloads``. Official
-    files placed by hand are in ``manual_dir``, by default ``downloads/manual``.
+    files placed by hand are expected in ``manual_dir``, by default ``downloads/manual``.
     """
     if config not in builder_class.FILES:
         known = ", ".join(builder_class.FILES)
@@ -148,11 +148,11 @@ def data_source(builder: OfficialBuilder, split: str) -> RecordSource:
 def to_dataset(builder: OfficialBuilder) -> Dataset:
     """Converts the splits of a prepared benchmark, in official order.
 
-    A passage is identified by its title and text, so questions share equal passages. If questions
-    may share an id (the answerable and the unanswerable twins of MuSiQue-Full), the later one gets
-    ``__2``. A question without an id gets ``<split>_<number>``, from 0. All passages of the split
-    `ARTICLES` are included. Without that split, a question whose gold passages are articles gets
-    ``supporting=None``.
+    A passage is identified by its title and text, so questions share equal passages. If two
+    questions share an id (the answerable and unanswerable twins of MuSiQue-Full), ``__2`` is added
+    to the second one's. A question without an id is called ``<split>_<number>``, counted from 0.
+    All passages of the split `ARTICLES` are included. If that split is missing, questions whose
+    gold passages are articles get ``supporting=None``.
     """
     config = builder.builder_config.name  # pyright: ignore[reportOptionalMemberAccess]
     built = [split for split in builder.FILES[config] if split in builder.info.splits]
@@ -190,7 +190,7 @@ def _records(builder: OfficialBuilder, split: str, kind: type[msgspec.Struct]) -
 
 
 def passage_of(title: str, text: str, sentences: Sequence[str] | None = None) -> Passage:
-    """Makes a passage whose id is a hash of its title and its text or sentences.
+    """Returns a passage whose id is a hash of its title and its text or sentences.
 
     Official ``sentences`` replace ``text``. They are stripped, but blank ones are kept, because
     official sentence indices count them.

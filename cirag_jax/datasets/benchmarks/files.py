@@ -27,13 +27,13 @@ _BAD_ARCHIVE = (zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, Runtim
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OfficialFile:
-    """An official file.
+    """An official file of a benchmark.
 
     Attributes:
       name: name of the file, such as ``dev.json``.
       url: address of the file, or of the zip ``archive`` that contains it.
       sha256: checksum of the download, if known, as stated by ``checksum_by``.
-      split: key of the records, if the file is a JSON object of splits with records by id.
+      split: key of the split, if the file is a JSON object ``{split: {id: record}}``.
       noun: name of a record in messages.
     """
 
@@ -53,17 +53,17 @@ class OfficialFile:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FoundFile:
-    """An official file on this machine; ``archived`` if ``path`` is a zip archive with it."""
+    """An official file on this machine; if ``archived``, ``path`` is a zip that contains it."""
 
     file: OfficialFile
     path: Path
     archived: bool
 
     def records(self) -> Iterator[tuple[str, Any]]:
-        """Yields the place and JSON value of every record, in order.
+        """Yields the place (for messages) and JSON value of every record, in order.
 
-        A table row (``.csv``, ``.tsv``) is an object of strings without its missing cells. Only
-        files of several splits are loaded at once.
+        A table row (``.csv``, ``.tsv``) becomes an object of strings; missing cells are omitted.
+        Records are streamed, except from a file with several splits, which is loaded completely.
         """
         where = str(self.path)
         try:
@@ -92,14 +92,16 @@ def find_files(
 ) -> dict[str, FoundFile]:
     """Finds the official file of every split.
 
-    If ``manual_dir`` or one of its subfolders holds at least one of the files or archives, only
-    those are used, and splits without a file are left out with a warning. Otherwise all files are
-    downloaded to the cache of TFDS.
+    If ``manual_dir`` or one of its subfolders contains at least one of the files or archives,
+    nothing is downloaded, and splits without a file are skipped with a warning. Otherwise all files
+    are downloaded to the cache of TFDS.
     """
     placed = {split: path for split, file in files.items() if (path := _placed(file, manual_dir))}
     if placed:
         for split in files.keys() - placed.keys():
-            logging.warning("%s is not in %s: no %s split", files[split].name, manual_dir, split)
+            logging.warning(
+                "%s is not in %s; skipping split %s", files[split].name, manual_dir, split
+            )
         found = {
             split: FoundFile(files[split], path, archived=path.name == files[split].archive)
             for split, path in placed.items()
@@ -138,7 +140,7 @@ def _download(
 
 
 def _reach(url: str) -> None:
-    """Raises at once if the host cannot be reached, because TFDS would retry for minutes."""
+    """Raises OSError at once if the host is unreachable, because TFDS would retry for minutes."""
     request = urllib.request.Request(url, method="HEAD")
     # Any response is enough; the download reports a missing file.
     with contextlib.suppress(urllib.error.HTTPError):
@@ -151,7 +153,7 @@ def _reason(error: Exception) -> str:
 
 
 def _verify(found: FoundFile, *, placed_by_hand: bool) -> None:
-    """Compares the checksum of a download; only warns about a file placed by hand."""
+    """Verifies a file's checksum; raises for a download, warns for a file placed by hand."""
     file = found.file
     if file.sha256 is None or (placed_by_hand and found.path.name != file.download_name):
         return
@@ -175,7 +177,7 @@ def _member(archive: zipfile.ZipFile, name: str, path: Path) -> str:
     # Archives from macOS contain a second, hidden copy of every name.
     members = [m for m in members if not m.startswith("__MACOSX")]
     if not members:
-        raise UserError(f"{path} holds no {name}.")
+        raise UserError(f"{path} does not contain {name}.")
     return members[0]
 
 
@@ -192,7 +194,7 @@ def _read(text: io.TextIOWrapper, where: str, file: OfficialFile) -> Iterator[tu
 
 
 def _rows(text: io.TextIOWrapper, where: str, delimiter: str) -> Iterator[tuple[str, Any]]:
-    """The rows of a table as objects, without blank rows."""
+    """Yields the nonblank rows of a table as objects."""
     rows = csv.reader(text, delimiter=delimiter, strict=True)
     try:
         header = next(rows, [])
@@ -209,7 +211,7 @@ def _rows(text: io.TextIOWrapper, where: str, delimiter: str) -> Iterator[tuple[
 
 
 def _members(text: io.TextIOWrapper, where: str, split: str) -> Iterator[tuple[str, Any]]:
-    """The records of a split, each with its key as ``id``."""
+    """Yields the records of a split, each with its key as ``id``."""
     try:
         value = json.loads(text.read())
     except RecursionError:
@@ -229,7 +231,7 @@ def _members(text: io.TextIOWrapper, where: str, split: str) -> Iterator[tuple[s
 def _objects(
     text: io.TextIOWrapper, where: str, noun: str, *, lines: bool
 ) -> Iterator[tuple[str, Any]]:
-    """The objects of a JSON array or of JSON lines, decoded one at a time."""
+    """Yields the objects of a JSON array or of JSON lines, decoded one at a time."""
     decoder = json.JSONDecoder()
     buffer = text.read(_CHUNK).lstrip()
     position, count, size = 0, 0, _CHUNK
@@ -253,7 +255,7 @@ def _objects(
         except RecursionError:
             raise UserError(f"{where}: {noun} {count + 1} nests too deeply.") from None
         except ValueError as error:
-            # The object may continue in the next chunk; doubling its size keeps this linear.
+            # The object may continue in the next chunk; doubling the chunk keeps this linear.
             more, size = text.read(size), 2 * size
             if not more:
                 raise UserError(

@@ -65,7 +65,7 @@ class HotpotQA(OfficialBuilder):
 
     @classmethod
     def convert(cls, record: HotpotRecord, split: str, setting: str) -> Converted:
-        """See `OfficialBuilder.convert`; every HotpotQA question takes two hops."""
+        """See `OfficialBuilder.convert`; every HotpotQA question has two hops."""
         passages, fields = convert_context(record)
         # Both settings use the same training file, which has distractor contexts.
         setting = "distractor" if split == "train" else setting
@@ -75,9 +75,9 @@ class HotpotQA(OfficialBuilder):
 def convert_context(record: HotpotRecord) -> tuple[tuple[Passage, ...], dict[str, Any]]:
     """Returns the passages of the context and the fields of `Question` that refer to them.
 
-    ``supporting`` is None if the test split hides it or the context lacks a gold title, as it may
-    in the fullwiki setting: listing only the other gold passages would inflate recall. Sentence
-    indices out of range are dropped.
+    ``supporting`` is None if it is unpublished (test split) or if the context lacks a gold title,
+    which happens in the fullwiki setting. Listing only the remaining gold passages would inflate
+    recall. Sentence indices out of range are dropped.
     """
     passages = tuple(passage_of(title, "", sentences) for title, sentences in record.context)
     fields: dict[str, Any] = {

@@ -70,7 +70,7 @@ class ASQA(OfficialBuilder):
 
 
 class Output(msgspec.Struct):
-    """An answer, or its place in Wikipedia."""
+    """An answer, or its source in Wikipedia."""
 
     answer: str | None = None
     provenance: Any = None
@@ -87,7 +87,7 @@ class KILTRecord(msgspec.Struct):
 
 
 class ELI5(OfficialBuilder):
-    """Questions that ask for an explanation (Fan et al., ACL 2019), as KILT gives them."""
+    """Questions that ask for an explanation (Fan et al., ACL 2019), in KILT's version."""
 
     name = "eli5"
     FILES = {

@@ -13,7 +13,7 @@ _SITE = "https://huggingface.co/datasets/yixuantt/MultiHopRAG/resolve/main"
 
 
 class About(msgspec.Struct, kw_only=True):
-    """Metadata of an article, which the corpus and every fact contain."""
+    """Metadata of an article, given for each article and each fact."""
 
     url: NonEmptyStr
     title: str
@@ -45,7 +45,7 @@ class MultiHopRAGRecord(msgspec.Struct):
 
 
 class MultiHopRAG(OfficialBuilder):
-    """Questions of two to four articles, and some that the articles do not answer."""
+    """Questions that need two to four articles, and some that the articles do not answer."""
 
     name = "multihop_rag"
     FILES = {
@@ -92,6 +92,9 @@ class MultiHopRAG(OfficialBuilder):
 
     @classmethod
     def convert_article(cls, article: News) -> Passage:
-        """Returns an article that begins with source and date, which questions mention."""
+        """Returns an article as a passage; its text begins with the source and date.
+
+        Questions mention both.
+        """
         day = article.published_at.partition("T")[0]
         return Passage(article.url, article.title, f"{article.source}, {day}. {article.body}")

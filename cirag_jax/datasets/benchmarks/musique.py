@@ -11,7 +11,7 @@ from cirag_jax.datasets.records import field_error
 from cirag_jax.types import Count, NonEmptyStr, Passage, Question, SubQuestion
 
 _ARCHIVE = "musique_data_v1.0.zip"
-# This host returns the file, while drive.google.com first asks to skip a virus scan.
+# This host returns the file; drive.google.com first shows a virus-scan warning.
 _URL = (
     "https://drive.usercontent.google.com/download"
     "?id=1tGdADlNjWFaHLeZZGShh2IRcpO6Lv24h&export=download&confirm=t"
@@ -28,7 +28,7 @@ class Paragraph(msgspec.Struct):
 
 
 class Step(msgspec.Struct):
-    """A sub-question, whose id is a number or a string."""
+    """A sub-question; its id is a number or a string."""
 
     question: str
     answer: str
@@ -56,7 +56,7 @@ def _files(config: str) -> dict[str, OfficialFile]:
 
 
 class MuSiQue(OfficialBuilder):
-    """Questions of two to four hops with a decomposition; Full adds unanswerable twins."""
+    """Questions of two to four hops, decomposed; MuSiQue-Full adds unanswerable twins."""
 
     name = "musique"
     BUILDER_CONFIGS = [
@@ -83,7 +83,7 @@ class MuSiQue(OfficialBuilder):
         """See `OfficialBuilder.convert`.
 
         The id begins with the type of the question and its number of hops, such as ``3hop1``. The
-        question's setting is ``answerable`` or ``unanswerable``, since Full has both kinds.
+        question's setting is ``answerable`` or ``unanswerable``; MuSiQue-Full has both.
         """
         shape = record.id.split("__", 1)[0]
         by_idx = {p.idx: passage_of(p.title, p.paragraph_text) for p in record.paragraphs}

@@ -37,11 +37,11 @@ class Bamboogle(OfficialBuilder):
 
     @classmethod
     def convert(cls, record: BamboogleRecord, split: str, setting: str) -> Converted:
-        """See `OfficialBuilder.convert`; every question takes two hops."""
+        """See `OfficialBuilder.convert`; every question has two hops."""
         return Question("", record.question, (record.answer,), hops=2, split=split), ()
 
 
-# A text in quotes with backslash escapes, or a bare text.
+# A quoted text with backslash escapes, or an unquoted text.
 _DESCRIPTION = r'\(description (?:"((?:[^"\\]|\\.)+)"|([^()"\s][^()]*))\)'
 _DESCRIPTIONS = re.compile(rf"\(list(?: {_DESCRIPTION})*\)")
 
@@ -68,7 +68,7 @@ class WebQuestionsRecord(msgspec.Struct):
 
 
 class WebQuestions(OfficialBuilder):
-    """Questions of a search engine's users, answered from Freebase (Berant et al., EMNLP 2013)."""
+    """Questions by users of a search engine, answered from Freebase (Berant et al., EMNLP 2013)."""
 
     name = "web_questions"
     FILES = {
@@ -89,7 +89,7 @@ class WebQuestions(OfficialBuilder):
     def check(self, place: str, record: WebQuestionsRecord) -> None:
         """Raises UserError unless the answers are a list of descriptions."""
         if not _DESCRIPTIONS.fullmatch(record.target_value):
-            raise field_error(place, "targetValue", 'must read (list (description "...") ...)')
+            raise field_error(place, "targetValue", 'must be like (list (description "...") ...)')
 
     @classmethod
     def convert(cls, record: WebQuestionsRecord, split: str, setting: str) -> Converted:
@@ -107,7 +107,7 @@ class NQOpenRecord(msgspec.Struct):
 
 
 class NQOpen(OfficialBuilder):
-    """Natural Questions with short answers and without pages (Lee et al., ACL 2019)."""
+    """Natural Questions with short answers and no Wikipedia pages (Lee et al., ACL 2019)."""
 
     name = "nq_open"
     FILES = {
@@ -153,7 +153,7 @@ class PopQARecord(msgspec.Struct):
 
 
 class PopQA(OfficialBuilder):
-    """One-hop questions about entities of every popularity (Mallen et al., ACL 2023)."""
+    """One-hop questions about popular and rare entities (Mallen et al., ACL 2023)."""
 
     name = "popqa"
     FILES = {

@@ -28,7 +28,7 @@ class TwoWiki(OfficialBuilder):
     name = "two_wiki"
     VERSION = tfds.core.Version("1.1.0")
     BUILDER_CONFIGS = [
-        tfds.core.BuilderConfig(name="default", description="10 paragraphs a question"),
+        tfds.core.BuilderConfig(name="default", description="10 paragraphs per question"),
     ]
     FILES = {
         "default": {
@@ -42,7 +42,7 @@ class TwoWiki(OfficialBuilder):
 
     @classmethod
     def convert(cls, record: TwoWikiRecord, split: str, setting: str) -> Converted:
-        """See `OfficialBuilder.convert`; a bridge-comparison has four hops, the others two."""
+        """See `OfficialBuilder.convert`; bridge comparisons have four hops, others two."""
         passages, fields = convert_context(record)
         hops = {None: None, "bridge_comparison": 4}.get(record.type, 2)
         triples = None if record.evidences is None else tuple(record.evidences)

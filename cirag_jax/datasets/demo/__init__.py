@@ -1,8 +1,7 @@
 """The built-in dataset: real facts in short passages, and questions about chains of them.
 
-The data files in this folder are frozen, so that loading needs no other package. They are made by
-``experiments/demo_dataset``. NOTICE names the sources of the facts and their licences;
-docs/demo_dataset.md describes the dataset.
+``experiments/demo_dataset`` generated the data files in this folder; loading them needs no other
+package. NOTICE names the sources of the facts and their licenses; docs/demo_dataset.md has details.
 """
 
 import functools
@@ -30,11 +29,10 @@ class EntityRecord(msgspec.Struct):
     Attributes:
         passage_id: The id of the passage.
         key: ``<kind>:<identifier in the source>``.
-        spoken_name: The name as a sentence says it ("the Netherlands").
-        starts_questions: Whether the name identifies the entity, so that a question may start
-            from it.
+        spoken_name: The name as written inside a sentence ("the Netherlands").
+        starts_questions: Whether a question may start from the entity, because its name is unique.
         triples: Head, relation and tail of each fact, in the order of the sentences.
-        triple_sentences: The index of each fact's sentence.
+        triple_sentences: The sentence index of each fact.
         types: The type of each fact's relation, ``<kind>.<relation>``.
         targets: The key of the entity that each fact's tail names; None if it has no passage.
     """
@@ -66,7 +64,7 @@ class TypedTriple(NamedTuple):
 
 
 class Entity(NamedTuple):
-    """An entity with a passage; see `EntityRecord` for ``key`` to ``starts_questions``."""
+    """An entity that has a passage; `EntityRecord` documents the other fields."""
 
     key: str
     name: str
@@ -76,13 +74,13 @@ class Entity(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The kind of thing, for example ``film``."""
+        """The kind of entity, for example ``film``."""
         return self.key.partition(":")[0]
 
 
 @functools.lru_cache(maxsize=1)
 def build() -> Dataset:
-    """Loads the dataset of the quickstart: about 3,300 passages and as many questions."""
+    """Loads the built-in dataset, about 3,300 passages and 3,300 questions."""
     corpus = {passage.id: passage for passage in _read(CORPUS, Passage)}
     triples = {
         entity.triples[0].triple.passage_id or "": tuple(typed.triple for typed in entity.triples)

@@ -1,4 +1,4 @@
-"""``python -m cirag_jax.datasets.demo --out=FOLDER`` writes the dataset, prints its counts."""
+"""``python -m cirag_jax.datasets.demo --out=FOLDER`` writes the dataset and prints its counts."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ from cirag_jax.io import one_line, say
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Writes the dataset as a JSONL folder; returns the exit code, 2 for bad input."""
+    """Writes the dataset folder and prints the counts; returns the exit code, 2 for bad input."""
     parser = argparse.ArgumentParser(prog="python -m cirag_jax.datasets.demo", description=__doc__)
     parser.add_argument("--out", help="folder to write; without it only the counts are printed")
     options = parser.parse_args(arguments)

@@ -1,6 +1,6 @@
-"""Templates for the questions of the built-in dataset, by the type of a relation.
+"""Question templates of the built-in dataset, by type of relation.
 
-The generator of the dataset and GRADE's rules both use them.
+They are used by the dataset's generator and by GRADE's rules.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ NUMBER_WORDS = (
 
 
 def stable_hash(*parts: object) -> int:
-    """Hashes the text of the parts to 64 bits, equal in every process and on every machine."""
+    """Returns a 64-bit hash of ``parts`` that is equal in all processes and on all machines."""
     text = "\x1f".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
@@ -41,14 +41,14 @@ def pick(options: Sequence[T], *parts: object) -> T:
 
 
 def phrase(kind: str, name: str, spoken_name: str, types: Sequence[str], salt: object) -> str:
-    """Asks for the end of a chain of relations that starts from an entity.
+    """Returns a question for the end of a chain of relations that starts from an entity.
 
     Args:
         kind: The kind of the first entity.
-        name: Its name.
-        spoken_name: Its name as a sentence says it.
-        types: The types of the chain's relations; the last one is asked for.
-        salt: Decides between the wordings.
+        name: The entity's name.
+        spoken_name: The entity's name as written inside a sentence.
+        types: The types of the chain's relations, in order.
+        salt: Chooses between the wordings.
     """
     text = pick(STARTS[kind], "start", salt).format(name=spoken_name, lower=name.lower())
     for step in types[:-1]:

@@ -379,11 +379,11 @@ SHEET, WEB, ASQA = (
         ),
         (
             *("web_questions", WEB, "(description 1961)", "(name 1961)"),
-            ": question 1: field 'targetValue' must read (list (description",
+            ": question 1: field 'targetValue' must be like (list (description",
         ),
         (
             *("web_questions", WEB, '"(list)"', '"(list (description \\"Ada))"'),
-            ": question 2: field 'targetValue' must read (list (description",
+            ": question 2: field 'targetValue' must be like (list (description",
         ),
         ("asqa", ASQA, '"dev"', '"test"', ": field 'dev' must be an object of questions by id."),
         (

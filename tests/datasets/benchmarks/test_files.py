@@ -79,7 +79,7 @@ def test_records_longer_than_a_chunk_are_read(tmp_path):
 def test_records_bad_archives_are_named(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("__MACOSX/dev.json", "[]")
-    with pytest.raises(UserError, match=r"a\.zip holds no dev\.json"):
+    with pytest.raises(UserError, match=r"a\.zip does not contain dev\.json"):
         read(tmp_path / "a.zip", archived=True)
     (tmp_path / "b.zip").write_bytes((tmp_path / "a.zip").read_bytes()[:30])
     with pytest.raises(UserError, match=r"b\.zip is not a complete zip archive"):
