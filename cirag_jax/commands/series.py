@@ -39,15 +39,17 @@ def metric_of(config: Config) -> str:
         ks = tuple(config.recall_at)
         return f"trained.recall@{5 if 5 in ks else max(ks)}"
     if component not in _METRICS:
-        raise UserError("config.metric is required: a number's name in result.json, such as block.name.")
+        raise UserError(
+            "config.metric is required: a number's name in result.json, such as block.name."
+        )
     return _METRICS[component]
 
 
 def figures(result: Mapping[str, Any], metric: str) -> Figures:
     """Returns the value of ``metric`` in a result, and the other numbers in its block.
 
-    The keys are the names without the block.
- Scores with intervals are reduced to their values.
+    The keys are the names without the block. Scores with intervals are
+    reduced to their values.
     """
     numbers = dict(_numbers(result))
     if metric not in numbers:
