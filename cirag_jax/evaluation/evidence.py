@@ -94,8 +94,8 @@ def endpoints(head: str, tail: str) -> tuple[str, ...]:
     return tuple(sorted((head, tail)))
 
 
-# Granularity -> functions that return the retrieved items (best first), the gold items (empty if not
-# annotated), and the substitutes of gold items.
+# Granularity -> functions that return the retrieved items (best first), the gold items (empty
+# without annotations), and the substitutes of gold items.
 GRANULARITIES: Mapping[
     str,
     tuple[
