@@ -40,8 +40,8 @@ pytestmark = [
 ]
 
 _HINT = (
-    "The generator's files differ from the shipped ones. If this is intended, see 'When a source "
-    "is updated' in docs/demo_dataset.md."
+    "The generator's files differ from the shipped ones. If this is intended, see 'Updating a "
+    "source' in docs/demo_dataset.md."
 )
 _PRINT_DIGESTS = (
     "import hashlib, json; from experiments.demo_dataset import build; files = build.build_files();"
