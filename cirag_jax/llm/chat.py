@@ -2,7 +2,9 @@
 
 import bisect
 import contextlib
+import copy
 import dataclasses
+import functools
 import importlib.metadata
 import json
 import logging
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import tokenizers
 
 from cirag_jax.errors import UserError, parsing
 from cirag_jax.io import cache_folder, read_object, replacing, write_json
@@ -147,7 +150,17 @@ class ChatTokenizer:
 
     def _encode_text(self, text: str, closed: bool = False) -> list[int]:
         """Encodes special tokens in ``text`` as ordinary text; ``closed`` adds some around it."""
-        return self.tokenizer.encode(text, add_special_tokens=closed, split_special_tokens=True)
+        return self._plain_tokenizer.encode(text, add_special_tokens=closed).ids
+
+    @functools.cached_property
+    def _plain_tokenizer(self) -> tokenizers.Tokenizer:
+        """A copy that encodes special tokens as ordinary text.
+
+        Changing this setting of ``tokenizer`` for a call would change the calls of other threads.
+        """
+        copied = copy.deepcopy(self.tokenizer.backend_tokenizer)
+        copied.encode_special_tokens = True
+        return copied
 
     def _decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
         return self.tokenizer.decode(

@@ -22,11 +22,7 @@ def tokenize(
     encoder: TextEncoder, texts: Sequence[str], max_length: int | None = None
 ) -> list[np.ndarray]:
     """Returns the int32 token ids of each text, with special tokens, cut to ``max_length``."""
-    limit = min(max_length or encoder.max_length, encoder.config.max_length)
-    encoder.tokenizer.enable_truncation(limit)
-    return [
-        np.asarray(row.ids, np.int32) for row in encoder.tokenizer.encode_batch_fast(list(texts))
-    ]
+    return [np.asarray(row.ids, np.int32) for row in encoder.tokenize(texts, max_length)]
 
 
 def pad(

@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import json
 import pathlib
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
@@ -214,6 +215,7 @@ class SentenceTransformersEncoder:
         batch_size: int = 32,
     ):
         self._model = model
+        self._lock = threading.Lock()  # The library stores the token limit in the model.
         self._batch_size = batch_size
         prompts = {key: value or "" for key, value in (model.prompts or {}).items()}
         passage_prompt = next(
@@ -248,12 +250,20 @@ class SentenceTransformersEncoder:
         unique = list(dict.fromkeys(texts))
         if not unique:
             return np.zeros((0, self.dim), np.float32)
-        self._model.max_seq_length = self._limits[kind]
+        with self._lock:
+            self._model.max_seq_length = self._limits[kind]
+            vectors_ND = self._encode_unique(unique, kind, progress)
+        position = {text: row for row, text in enumerate(unique)}
+        return vectors_ND[[position[text] for text in texts]]
+
+    def _encode_unique(
+        self, texts: Sequence[str], kind: Role, progress: Progress | None
+    ) -> np.ndarray:
         encode_part = self._model.encode_query if kind == "query" else self._model.encode_document
         blocks = []
         step = 32 * self._batch_size  # The library sorts each part by length.
-        for start in range(0, len(unique), step):
-            part = unique[start : start + step]
+        for start in range(0, len(texts), step):
+            part = texts[start : start + step]
             vectors = encode_part(
                 part,
                 prompt=self._prefixes[kind],
@@ -265,9 +275,7 @@ class SentenceTransformersEncoder:
             blocks.append(vectors.float().cpu().numpy())
             if progress is not None:
                 progress(len(part))
-        vectors_ND = check_finite(np.concatenate(blocks), self.identity["model"])
-        position = {text: row for row, text in enumerate(unique)}
-        return vectors_ND[[position[text] for text in texts]]
+        return check_finite(np.concatenate(blocks), self.identity["model"])
 
 
 def open_encoder_for(config: Config, mesh: jax.sharding.Mesh | None = None) -> Encoder:

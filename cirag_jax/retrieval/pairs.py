@@ -25,11 +25,9 @@ def tokenize_pairs(
     model: PairEncoder, pairs: Sequence[tuple[str, str]], max_length: int | None = None
 ) -> list[PairTokens]:
     """Tokenizes each pair; if a pair is too long, its longer text is cut."""
-    limit = min(max_length or model.max_length, model.config.max_length)
-    model.tokenizer.enable_truncation(limit, strategy="longest_first")
     has_types = model.model_type == "bert"  # RoBERTa has one token type, MPNet none.
     tokenized = []
-    for row in model.tokenizer.encode_batch_fast(list(pairs)):
+    for row in model.tokenize(pairs, max_length):
         tokens_T = np.asarray(row.ids, np.int32)
         types_T = np.asarray(row.type_ids, np.int32) if has_types else np.zeros_like(tokens_T)
         tokenized.append(PairTokens(tokens_T, types_T))

@@ -1,5 +1,7 @@
 """Cross-encoders: parity with sentence-transformers for both kinds of head, and export."""
 
+import itertools
+
 import jax
 import numpy as np
 import pytest
@@ -9,7 +11,9 @@ from tokenizers import models, pre_tokenizers, processors
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.models import cross_encoder
+from cirag_jax.models.encoder import EncoderConfig
 from cirag_jax.models.io.export import export_cross_encoder
+from cirag_jax.models.io.pretrained import read_tokenizer
 from cirag_jax.models.io.workdir import open_cross_encoder
 from cirag_jax.retrieval.pairs import score_pairs, tokenize_pairs
 from cirag_jax.retrieval.rankers import CrossEncoderRanker
@@ -172,6 +176,26 @@ def test_reranker_truncates_longer_text_of_pair(tmp_path):
     (row,) = tokenize_pairs(model, [("a b", "c " * 50)], 12)
     assert len(row.tokens_T) == 12
     assert list(row.types_T) == [0] * 4 + [1] * 8
+
+
+@pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])
+def test_tokenize_pairs_equals_truncation_of_the_library(tmp_path, kind):
+    vocabulary = _save_tokenizer(tmp_path, kind, 48)
+    library = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    model = cross_encoder.PairEncoder(
+        graphdef=None, state=None,
+        config=EncoderConfig(vocabulary, 8, 1, 1, 8, 64),
+        tokenizer=read_tokenizer(tmp_path), max_length=48, model_type=kind, source="",
+        folder=tmp_path, revision="", hf_config={},
+    )  # fmt: skip
+    texts = ["a b c " * count for count in range(8)]
+    pairs = list(itertools.product(texts, texts))
+    for limit in (5, 12, 13, 30):
+        library.enable_truncation(limit, strategy="longest_first")
+        expected = [(row.ids, row.type_ids) for row in library.encode_batch(pairs)]
+        rows = tokenize_pairs(model, pairs, limit)
+        assert [(row.tokens_T.tolist(), row.types_T.tolist()) for row in rows] == expected
+    assert model.tokenizer.truncation is None
 
 
 def test_reranker_scores_texts_of_each_query(tmp_path):

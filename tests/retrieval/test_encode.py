@@ -1,10 +1,12 @@
 """Bucketed encoding: order, duplicates, independence of neighbors, one compilation per bucket."""
 
+import concurrent.futures
 import dataclasses
 
 import jax
 import numpy as np
 import pytest
+import tokenizers
 
 from cirag_jax import sharding
 from cirag_jax.models.io.pretrained import load_encoder
@@ -78,6 +80,31 @@ def test_tokenize_truncation_keeps_special_tokens(encoder):
     assert len(row) == 10
     assert (row[0], row[-1]) == (2, 3)
     assert row.dtype == np.int32
+
+
+def test_tokenize_two_threads_keep_their_own_limits(encoder):
+    """Grain's thread builds batches while the main thread evaluates with another limit."""
+    some = texts(5, longest=30)
+    before = encoder.tokenizer.to_str()
+
+    def count_wrong(limit):
+        expected = [row.tolist() for row in tokenize(encoder, some, limit)]
+        assert max(map(len, expected)) == limit
+        calls = ([row.tolist() for row in tokenize(encoder, some, limit)] for _ in range(5000))
+        return sum(rows != expected for rows in calls)
+
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(count_wrong, (7, 23))) == [0, 0]
+    assert encoder.tokenizer.to_str() == before
+
+
+@pytest.mark.parametrize("limit", [2, 3, 9, 60])
+def test_tokenize_equals_truncation_of_the_library(encoder, limit):
+    library = tokenizers.Tokenizer.from_str(encoder.tokenizer.to_str())
+    library.enable_truncation(limit)
+    some = [*texts(20, longest=70), "", "[SEP] saint"]
+    expected = [row.ids for row in library.encode_batch(some)]
+    assert [row.tolist() for row in tokenize(encoder, some, limit)] == expected
 
 
 def test_buckets_have_lengths_and_batch_sizes():

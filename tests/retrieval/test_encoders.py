@@ -1,3 +1,4 @@
+import concurrent.futures
 import json
 
 import jax
@@ -59,6 +60,21 @@ def test_sentence_transformers_encoder_gives_the_same_vectors(model, tmp_path):
     assert theirs.dim == ours.dim == 32
     assert theirs.encode([]).shape == (0, 32)
     json.dumps(theirs.identity)
+
+
+def test_sentence_transformers_encoder_two_threads_keep_their_own_limits(model, tmp_path):
+    pytest.importorskip("sentence_transformers")
+    folder = export_sentence_transformers(load_encoder(str(model)), None, tmp_path / "exported")
+    limits = {"query_max_length": 4, "passage_max_length": 30}
+    encoder = open_encoder_for(_config(folder, backend="sentence_transformers", **limits))
+
+    def count_wrong(kind):
+        expected = encoder.encode(["saint potter " * 9], kind)
+        vectors = (encoder.encode(["saint potter " * 9], kind) for _ in range(100))
+        return sum(not np.allclose(vector, expected, atol=1e-3) for vector in vectors)
+
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(count_wrong, ("query", "passage"))) == [0, 0]
 
 
 def test_open_encoder_remote_code_needs_permission(tmp_path):

@@ -9,7 +9,7 @@ import hashlib
 import importlib.metadata
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -61,7 +61,8 @@ class PretrainedModel:
     Attributes:
       graphdef, state: split module; ``state`` holds fp32 parameters.
       config: hyper-parameters of the encoder, including compute dtype and pooling.
-      tokenizer: the Rust tokenizer, without padding.
+      tokenizer: the Rust tokenizer, without padding and truncation. Threads share it, so its
+        settings never change.
       max_length: default limit of an input in tokens, including special tokens.
       model_type: family in `weights.FAMILIES`.
       source: the spec that was opened.
@@ -80,6 +81,35 @@ class PretrainedModel:
     folder: Path
     revision: str
     hf_config: dict[str, Any]
+
+    def tokenize(
+        self, inputs: Sequence[str | tuple[str, str]], max_length: int | None = None
+    ) -> list[tokenizers.Encoding]:
+        """Tokenizes texts or pairs, with special tokens, cut to ``max_length`` tokens.
+
+        ``max_length`` is at most the encoder's limit; None is the default limit. If a pair is too
+        long, its longer text is cut.
+        """
+        limit = min(max_length or self.max_length, self.config.max_length)
+        pairs = [(text, None) if isinstance(text, str) else text for text in inputs]
+        firsts = self._encode([first for first, _ in pairs])
+        seconds = iter(self._encode([second for _, second in pairs if second is not None]))
+        rows = []
+        for first, (_, text) in zip(firsts, pairs, strict=True):
+            second = None if text is None else next(seconds)
+            room = max(limit - self.tokenizer.num_special_tokens_to_add(second is not None), 0)
+            if second is None:
+                first.truncate(room)
+            elif len(first) + len(second) > room:
+                shorter = min(len(first), len(second), room // 2)
+                first_is_shorter = len(first) <= len(second)
+                first.truncate(shorter if first_is_shorter else room - shorter)
+                second.truncate(room - shorter if first_is_shorter else shorter)
+            rows.append(self.tokenizer.post_process(first, second))
+        return rows
+
+    def _encode(self, texts: list[str]) -> list[tokenizers.Encoding]:
+        return self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
