@@ -1,6 +1,6 @@
-"""Constraints, their candidates in the graph, the sufficiency check, and bindings of unknowns.
+"""Grounding of constraints: candidates, the sufficiency check, and bindings of unknowns.
 
-Pure functions (sections 3.2 and 3.3); the requests are in `cirag_jax.methods.c2rag.search`.
+The functions are pure (sections 3.2 and 3.3); `cirag_jax.methods.c2rag.search` makes the requests.
 """
 
 import dataclasses
@@ -31,9 +31,9 @@ class CandidatePool:
     """The candidates of a constraint: the paper's C_i^top.
 
     Attributes:
-      constraint: tau_i.
-      instances: the constraint with the names that its unknowns were bound to at the lookup.
-      anchors: names of the entities at which the graph was searched.
+      constraint: the constraint tau_i.
+      instances: the constraint with each combination of names for the unknowns bound at the lookup.
+      anchors: names of the entities whose triples were searched.
       candidates: the candidates, best first.
       unbound: unknowns without a binding at the lookup, which the candidates may bind.
     """
@@ -45,7 +45,7 @@ class CandidatePool:
     unbound: tuple[str, ...] = ()
 
 
-# The names that each unknown is bound to, best first: the paper's E_b.
+# The names that each unknown is bound to, best first (the paper's E_b).
 Bindings = Mapping[str, tuple[str, ...]]
 
 
@@ -56,7 +56,7 @@ def effective_number(p_N: Any) -> float:
 
 
 def shares(score_N: Sequence[float], rule: Rule) -> np.ndarray:
-    """Returns the distribution p over candidates that their scores induce.
+    """Converts the scores of candidates to a probability distribution p.
 
     With the rule ``always_shift``, p is proportional to the distance from the lowest score (Eq. 7).
     ``shift_if_nonpositive`` does so only if the lowest score is not positive; otherwise p is
@@ -81,7 +81,7 @@ class Check(NamedTuple):
 
 
 def check(scores: Sequence[float], config: C2ragConfig, *, always: bool = False) -> Check:
-    """Checks whether candidates with these scores suffice (Eq. 9), as with ``always`` any do."""
+    """Checks whether candidates with these scores suffice (Eq. 9); with ``always``, any do."""
     if config.floor_at_zero:
         scores = [max(score, 0.0) for score in scores]
     if not scores:
@@ -106,11 +106,11 @@ def instances(constraint: Constraint, bindings: Bindings) -> tuple[Constraint, .
 def bound_name(
     pool: CandidatePool, variable: str, fact: SourcedTriple, end: str, form: Normalization
 ) -> str:
-    """Returns the name that a candidate of a pool gives an unknown, or an empty string.
+    """Returns the name that a candidate gives to an unknown, or an empty string.
 
-    ``end=slot`` takes the end at which the constraint has the unknown (Eq. 13). ``other_end`` takes
-    the end that is not an anchor, whatever the direction of the triple (released code), and the
-    slot if the pool has no anchors.
+    ``end=slot`` selects the end where the constraint has the unknown (Eq. 13). ``other_end``
+    selects the end that is not an anchor, regardless of the triple's direction (released code), or
+    the slot if the pool has no anchors.
     """
     triple = fact.triple
     if end == "slot" or not pool.anchors:
@@ -121,16 +121,17 @@ def bound_name(
 
 
 class Entity(NamedTuple):
-    """A name that an unknown may have, and the sum of its scores over pools."""
+    """A possible name of an unknown, and the sum of its scores over pools."""
 
     name: str
     score: float
 
 
 def entities_of(variable: str, pools: Iterable[CandidatePool], config: C2ragConfig) -> list[Entity]:
-    """Returns the entities for an unknown, best first: those of all pools, else of any (Eq. 14).
+    """Returns the possible names of an unknown, best first (Eq. 14).
 
-    In a pool, the score of an entity is that of its best candidate; the scores of pools are added.
+    These are the names that occur in all pools of the unknown, or all names if no name does. In a
+    pool, a name has the score of its best candidate; the scores of all pools are added.
     """
     form = config.normalization
     names: dict[str, str] = {}
@@ -160,7 +161,7 @@ class Grounding(NamedTuple):
     """The result of checking the pools of a plan.
 
     Attributes:
-      bindings: E_b of every bound unknown.
+      bindings: the names E_b of every bound unknown.
       resolved: indices of the constraints that the graph grounds.
       n_eff: N_eff of each constraint, or the largest N_eff of its unknowns; None without
         candidates.
@@ -177,7 +178,7 @@ def ground(
     text_bindings: Bindings,
     config: C2ragConfig,
 ) -> Grounding:
-    """Checks each constraint, or each unknown, and binds the unknowns of those that suffice.
+    """Checks each constraint or unknown (``config.neff_unit``) and binds unknowns if it suffices.
 
     Bindings that were read from text take precedence.
     """
@@ -212,7 +213,7 @@ def ground(
 def consistent(
     pool: CandidatePool, bindings: Bindings, config: C2ragConfig
 ) -> tuple[Candidate, ...]:
-    """Returns the candidates that give the pool's unknowns names to which these are bound."""
+    """Returns the candidates of a pool that agree with the bindings of its unknowns."""
     form = config.normalization
     allowed = {v: {name_key(name, form) for name in bindings.get(v, ())} for v in pool.unbound}
     return tuple(

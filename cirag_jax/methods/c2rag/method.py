@@ -1,16 +1,17 @@
 """C2RAG (paper, section 3): checks whether a graph suffices for a fact before it uses the graph.
 
-1. `build_graph`: the passages U(q) of the question, and the graph of their triples.
-2. `make_plan`: the planner writes the question as constraints, triples with unknowns (section 3.2).
-3. `ground_plan`: constraints are looked up in the graph. If few candidates compete, a constraint is
-   resolved and binds its unknowns, which grounds further constraints (sections 3.2 and 3.3).
-4. `collect_evidence`: resolved constraints get the sources of their candidates, the others are
-   looked up in text (section 3.3).
-5. `answer`: the reader reads the evidence in blocks, one per constraint (section 3.4).
+1. `build_graph` retrieves the passages U(q) of the question and builds the graph of their triples.
+2. `make_plan` lets the planner rewrite the question as constraints, which are triples with unknowns
+   (section 3.2).
+3. `ground_plan` looks constraints up in the graph. A constraint is resolved if few candidates
+   compete; it then binds its unknowns, which grounds further constraints (sections 3.2 and 3.3).
+4. `collect_evidence` collects the source passages of resolved constraints and searches texts for
+   the other constraints (section 3.3).
+5. `answer` lets the reader answer from evidence blocks, one per constraint (section 3.4).
 
 Symbols are the paper's: q is the question, tau_i a constraint of the plan P, C_i the candidate
 triples of a constraint, z their scores, N_eff the number of candidates that compete, and E_b(v) the
-names to which an unknown v is bound. Settings select the released code where it differs.
+names to which an unknown v is bound. Settings can select the released code's deviations.
 """
 
 import collections
@@ -35,7 +36,7 @@ from cirag_jax.types import Attempt, Passage, Prediction, Question, Step, Triple
 
 
 def c2rag(question: Question, config: C2ragConfig) -> Program[Prediction]:
-    """Answers a question: plans constraints, grounds them, and reads their evidence."""
+    """Answers a question: plans constraints, grounds them, then reads their evidence."""
     state = State(question.question, config)
     first_step = yield from build_graph(state)
     response = yield from make_plan(state)
@@ -53,7 +54,7 @@ METHOD = Method(c2rag, C2ragConfig)
 
 
 def build_graph(state: State) -> Program[Step]:
-    """Retrieves U(q) and builds the graph of its triples, unless the graph is the corpus's."""
+    """Retrieves U(q) and builds the graph of its triples, unless ``kg_scope=corpus``."""
     retrieved: Retrieved = yield Retrieve(state.question, state.config.num_passages)
     state.add_retrieved(retrieved.passages)
     notes: dict[str, Any] = {}
@@ -66,7 +67,7 @@ def build_graph(state: State) -> Program[Step]:
 
 
 def make_plan(state: State) -> Program[str]:
-    """Requests the plan P and returns the response; q replaces a plan that cannot be used."""
+    """Requests the plan P and returns the response; `State.plan` gets the plan or its fallback."""
     config = state.config
     limits = {"num_variants": config.num_variants, "max_constraints": config.max_constraints}
     messages = prompts.plan_messages(state.question, num_examples=config.num_examples, **limits)
@@ -89,7 +90,7 @@ def make_plan(state: State) -> Program[str]:
 
 
 def untyped(plan: Sequence[Constraint]) -> tuple[Constraint, ...]:
-    """Returns the plan with unknowns named ?v1, ?v2, ... (w/o Typed-Var)."""
+    """Returns the plan with unknowns named ?v1, ?v2, ... (the ablation w/o Typed-Var)."""
     variables = dict.fromkeys(v for constraint in plan for v in constraint.variables)
     name = {variable: f"?v{number}" for number, variable in enumerate(variables, 1)}
     return tuple(
@@ -101,7 +102,7 @@ def untyped(plan: Sequence[Constraint]) -> tuple[Constraint, ...]:
 
 
 def ground_plan(state: State) -> Program[Grounding]:
-    """Grounds constraints with a named end (P_1), then those that bindings ground (P_2, Eq. 15)."""
+    """Grounds constraints with a named end (P_1), then constraints with bindings (P_2, Eq. 15)."""
     plan, config = state.plan, state.config
     indices = [
         i for i, c in enumerate(plan) if c.entities and (c.variables or config.ground_constants)
@@ -126,9 +127,9 @@ def ground_plan(state: State) -> Program[Grounding]:
 def bind_from_text(
     state: State, indices: Sequence[int], grounding: Grounding
 ) -> Program[Grounding]:
-    """Reads the names of unbound unknowns that other constraints need from recovered texts."""
+    """Reads names of unbound unknowns from recovered texts, if several constraints share them."""
     num_uses = collections.Counter(v for constraint in state.plan for v in constraint.variables)
-    source: dict[str, int] = {}  # The constraint whose texts are read for an unknown.
+    source: dict[str, int] = {}  # Maps an unknown to the constraint whose texts are read for it.
     for i in indices:
         for variable in state.plan[i].variables:
             if variable not in grounding.bindings and num_uses[variable] > 1:
@@ -158,7 +159,7 @@ def bind_from_text(
 
 
 class Block(NamedTuple):
-    """B_i: the evidence of a constraint, and its state (Eq. 16)."""
+    """The evidence block B_i of a constraint, and whether the constraint is resolved (Eq. 16)."""
 
     index: int
     resolved: bool
@@ -167,7 +168,7 @@ class Block(NamedTuple):
 
 
 def collect_evidence(state: State, grounding: Grounding) -> Program[list[Block]]:
-    """Collects the sources of resolved constraints, and texts for the others (section 3.3)."""
+    """Collects the sources of resolved constraints, and texts for other constraints (3.3)."""
     config = state.config
     kept = {
         i: constraints.consistent(state.pools[i], grounding.bindings, config)
@@ -195,7 +196,7 @@ def collect_evidence(state: State, grounding: Grounding) -> Program[list[Block]]
 
 
 def _sources(state: State, candidates: Sequence[Candidate]) -> Iterable[Excerpt]:
-    """Returns the excerpts that state candidates, as ``config.resolved_evidence`` selects them."""
+    """Yields the source excerpts of candidates that ``config.resolved_evidence`` selects."""
     unit = state.config.resolved_evidence
     for fact, score in candidates:
         for passage_id, _ in fact.sources:

@@ -1,8 +1,8 @@
 """C2RAG's prompts and parsers: planning, reading a name from text, answering.
 
-The paper publishes no prompts. Purposes and fields are the paper's (sections 3.2 and 3.4), words
-and examples ours. Responses are untrusted: they are parsed, never evaluated, and every kind of
-malformed output has a name under which it is counted.
+The paper publishes no prompts. Purposes and fields are the paper's (sections 3.2 and 3.4); wording
+and examples are ours. Responses are untrusted: they are parsed, never evaluated, and each kind of
+malformed output is counted under its own name.
 """
 
 import json
@@ -18,7 +18,7 @@ from cirag_jax.methods.common.short_answers import parse_short_answer
 from cirag_jax.methods.common.tolerant_json import find_json
 from cirag_jax.triples.normalization import name_key
 
-# A word of a name, and the small words between two of them. A possessive ends a name.
+# Names consist of capitalized words or numbers, with small words between. A possessive ends a name.
 _WORD = r"(?:[A-Z0-9][\w.&/-]*(?:'(?!s\b)\w+)?)"
 _NAME = re.compile(rf"\b{_WORD}(?:,? (?:(?:of|the|and|for|de|la|van|von) ){{0,2}}{_WORD})*")
 # First words of questions, which are not names although they are capitalized.
@@ -30,17 +30,17 @@ _FIRST_WORDS = frozenset(
     }
 )  # fmt: skip
 
-MAX_ITEMS = 100  # Constraints of one response that are parsed.
+MAX_ITEMS = 100  # Maximum number of constraints that are parsed in a response.
 MAX_CHARS = 200  # Maximum length of a name or a relation.
-_KEYS = ("constraints", "triples")  # Ours, and the released code's.
+_KEYS = ("constraints", "triples")  # Our key, and the key of the released code.
 _VARIANTS = ("variants", "relation_variants")
 
 
 class Constraint(NamedTuple):
     """A triple pattern tau = (h, r, t) (Eq. 1).
 
-    Unknowns begin with "?" and are named for their type. ``variants`` are other wordings of the
-    relation. A question as a constraint (`textual`) has only a relation.
+    Unknowns begin with "?" and are named after their type. ``variants`` are other wordings of the
+    relation. A question that `textual` converts to a constraint has only a relation.
     """
 
     head: str
@@ -55,7 +55,7 @@ class Constraint(NamedTuple):
 
     @property
     def entities(self) -> tuple[str, ...]:
-        """The named ends."""
+        """The ends that are names, not unknowns."""
         return tuple(end for end in (self.head, self.tail) if end and not is_variable(end))
 
     @property
@@ -84,12 +84,12 @@ def is_variable(end: str) -> bool:
 
 
 def textual(question: str) -> Constraint:
-    """Returns a question as a constraint, which is only looked up in text."""
+    """Converts a question to a constraint, which is only looked up in text."""
     return Constraint("", question, "")
 
 
 def linearise(constraint: Constraint, relation: str | None = None) -> str:
-    """Returns Lin(tau), the nonempty parts on one line; ``relation`` replaces the relation."""
+    """Returns a constraint as a line of text, Lin(tau); ``relation`` overrides its relation."""
     relation = constraint.relation if relation is None else relation
     return " — ".join(filter(None, (constraint.head, relation, constraint.tail)))
 
@@ -172,9 +172,9 @@ def render_plan(constraints: Iterable[Constraint], num_variants: int) -> str:
 
 
 def plan_schema(question: str, *, num_variants: int, max_constraints: int) -> Mapping[str, Any]:
-    """Returns a JSON schema of plans, for models that do not keep the format by themselves.
+    """Returns a JSON schema of plans, for models that do not follow the format without a schema.
 
-    Every constraint must have an unknown, and names must be among those of `names_in`, if any.
+    Every constraint must have an unknown. If `names_in` finds names, no other names are allowed.
     """
     text = {"type": "string", "minLength": 1, "maxLength": 60}
     unknown = {"type": "string", "pattern": r"^\?[a-z]{2,14}$"}
@@ -194,7 +194,7 @@ def plan_schema(question: str, *, num_variants: int, max_constraints: int) -> Ma
 def names_in(question: str) -> tuple[str, ...]:
     """Returns likely names: runs of capitalized words and numbers, with small words between them.
 
-    The first word of the question counts unless questions usually begin with it.
+    The first word of the question is ignored if it is a usual first word, such as "who".
     """
     runs = (match.group().removesuffix("'s").strip() for match in _NAME.finditer(question))
     first = (question.split(maxsplit=1) or [""])[0].rstrip(",.?")
@@ -212,10 +212,11 @@ def parse_plan(
 ) -> Plan:
     """Parses a plan; never fails.
 
-    Accepts the field names of the released code, rows that are lists of three, and a single row.
-    Rows that are not constraints are dropped, and constraints from an end to itself. Constraints
-    without an unknown, and unknowns that no propagation can bind, are counted and kept. A plan is
-    unusable without a name from the question, or with more than ``max_constraints`` constraints.
+    Also accepts the field names of the released code, rows that are lists of three, and a single
+    row. Drops rows that are not constraints, and constraints with two equal ends. Counts, but
+    keeps, constraints without an unknown and unknowns that no propagation can bind. A plan is
+    unusable if it has more than ``max_constraints`` constraints, or no constraint with an unknown
+    and a name from the question.
     """
     rows, errors = _rows(text, truncated)
     constraints: dict[Constraint, None] = {}
@@ -296,7 +297,7 @@ def _plain(value: Any) -> str:
 
 
 def _end(text: str) -> str:
-    """Returns an unknown in a canonical spelling, or an unchanged name."""
+    """Returns an end of a constraint; unknowns get a canonical spelling."""
     return "?" + "_".join(_words(text)) if is_variable(text) else text
 
 
@@ -307,7 +308,7 @@ def _words(text: str) -> list[str]:
 def fill_messages(
     constraint: Constraint, variable: str, texts: Sequence[str]
 ) -> tuple[Message, ...]:
-    """Returns the conversation that reads an unknown's name from texts (``bind_from_text``)."""
+    """Returns the conversation that requests the name of an unknown, given texts."""
     task = (
         f"Read the passages and say what {variable} is in the fact below. Write its name, date or "
         "number alone, as the passages write it; write none if they do not say."

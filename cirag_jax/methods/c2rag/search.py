@@ -35,7 +35,7 @@ def _lookups(state: State, indices: Sequence[int], bindings: Bindings) -> list[L
 def search_graph(
     state: State, indices: Sequence[int], bindings: Bindings
 ) -> Program[dict[int, CandidatePool]]:
-    """Returns the refined pools C_i^top of constraints, each of which has a named end."""
+    """Looks up constraints with a named end; returns their refined pools C_i^top."""
     config = state.config
     lookups = _lookups(state, indices, bindings)
     anchored = yield from _match_anchors(state, lookups)  # C_i
@@ -67,7 +67,7 @@ def _is_coarse(state: State, lookup: Lookup) -> bool:
 def _match_anchors(
     state: State, lookups: Sequence[Lookup]
 ) -> Program[list[tuple[tuple[str, ...], tuple[Triple, ...]]]]:
-    """For each lookup, the anchors of its named ends and the triples around them (Eq. 3 and 4)."""
+    """Returns the anchors of each lookup's named ends and the triples around them (Eq. 3 and 4)."""
     config, graph = state.config, state.graph
     named = [lookup.constraint for lookup in lookups if not _is_coarse(state, lookup)]
     surfaces = tuple(dict.fromkeys(surface for c in named for surface in c.entities))
@@ -94,7 +94,7 @@ def _match_anchors(
 def _align_relations(
     state: State, lookups: Sequence[Lookup], pools: Sequence[Sequence[Triple]]
 ) -> Program[list[list[Candidate]]]:
-    """C_i^init: the R candidates of each lookup with the best relations (Eq. 5)."""
+    """Returns C_i^init: the R candidates of each lookup with the best relations (Eq. 5)."""
     config = state.config
     facts = [merge_sources(pool, config.normalization) for pool in pools]
     requests, rows = [], []
@@ -154,12 +154,12 @@ def _rerank(
 
 
 def _ranked_triple(triple: Triple, config: C2ragConfig) -> Triple:
-    """Returns a candidate as the reranker reads it."""
+    """Returns a candidate in the form that the reranker gets."""
     return triple if config.use_relations else triple._replace(relation="")
 
 
 def _pattern(constraint: Constraint, config: C2ragConfig) -> str:
-    """Lin(tau) as the rerankers read it."""
+    """Returns Lin(tau) in the form that the rerankers get."""
     relation = constraint.relation
     if config.lin_relation == "variants" and constraint.variants:
         relation = f"{relation} ({' | '.join(constraint.variants)})"
@@ -205,7 +205,7 @@ def search_text(state: State, indices: Sequence[int], bindings: Bindings) -> Pro
 
 
 def _excerpts(retrieved: Retrieved, config: C2ragConfig) -> dict[Any, Excerpt]:
-    """Maps what the reranker reads to the excerpt that it stands for, best first."""
+    """Maps each passage or sentence for the reranker to its excerpt, best first."""
     pairs = zip(retrieved.passages, retrieved.scores, strict=True)
     if config.recovery_unit == "passage":
         return {passage: Excerpt(passage, None, score) for passage, score in pairs}
@@ -225,7 +225,7 @@ def _text_query(state: State, constraint: Constraint) -> str:
 
 
 def best_excerpts(excerpts: Iterable[Excerpt]) -> tuple[Excerpt, ...]:
-    """Returns excerpts by score, best first, without repeats of a passage or sentence."""
+    """Sorts excerpts by score, best first, and drops repeated passages or sentences."""
     best: dict[Any, Excerpt] = {}
     for excerpt in sorted(excerpts, key=lambda excerpt: -excerpt.score):
         best.setdefault((excerpt.passage.id, excerpt.sentence), excerpt)

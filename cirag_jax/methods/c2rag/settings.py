@@ -16,7 +16,7 @@ from cirag_jax.triples.normalization import Normalization
 from cirag_jax.types import Count, PositiveInt
 from cirag_jax.validation import check_fields
 
-# The rules of `cirag_jax.methods.c2rag.constraints.shares`.
+# Rules of the function `cirag_jax.methods.c2rag.constraints.shares`.
 Rule = Literal["always_shift", "shift_if_nonpositive", "softmax"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 
@@ -25,40 +25,45 @@ _NO_SCORE = -1e9  # Below every score.
 
 @dataclasses.dataclass(frozen=True)
 class C2ragConfig:
-    """C2RAG's settings; the defaults are the paper's, or ours where it gives no value.
+    """C2RAG's settings, with the paper's defaults, or ours if the paper gives no value.
+
+    Names such as "w/o Check" and NoC2RAG-1 are ablations in the paper.
 
     Attributes:
-      num_passages: passages retrieved for the question, U(q); 20 is a whole context of MuSiQue.
-      kg_scope: the graph of the triples of U(q) (per_question, paper) or of all passages (corpus,
+      num_passages: passages U(q) retrieved for the question; MuSiQue gives 20 per question.
+      kg_scope: graph of the triples of U(q) (per_question, paper) or of all passages (corpus,
         released code).
       normalization: normal form in which names are compared: unicode or ascii.
-      num_variants: m, wordings per relation that the planner writes, including the first one.
+      num_variants: m, wordings per relation that the planner writes, including the first wording.
       max_constraints: k, maximum number of constraints; a longer plan is unusable.
-      num_examples: worked examples that the planner is shown.
+      num_examples: number of worked examples in the planner's prompt.
       plan_schema: force the plan into its JSON schema (not supported by every backend).
       plan_retries: how often an unusable plan is requested again.
-      plan_failure: without a usable plan, the question is the only constraint (question), or the
-        reader gets no evidence (empty; released code).
-      num_anchors: E, entities matched to a name.
+      plan_failure: fallback for an unusable plan: question (the question is the only constraint),
+        or empty (the reader gets no evidence; released code).
+      num_anchors: E, number of graph entities matched to each name.
       anchor_match: similarity of names: coverage (Eq. 3) or ratio (difflib's; released code).
-      num_relations: R, candidates selected by their relation (Eq. 5).
-      num_structural: K_s, candidates selected by the reranker (Eq. 6).
-      lin_relation: Lin(tau) has only the relation (canonical), or also its variants (variants).
+      num_relations: R, number of candidates selected by their relation (Eq. 5).
+      num_structural: K_s, number of candidates selected by the reranker (Eq. 6).
+      lin_relation: relation in Lin(tau), the text of a constraint: canonical (without variants), or
+        variants (with its variants).
       sufficiency: criterion for a resolved constraint: neff (Eq. 8 and 9); score (the best
         candidate scores at least ``min_score``, which must be set; w/o Dist); none (any candidate;
         w/o Check).
-      gamma: maximum number of effective candidates.
+      gamma: maximum N_eff, the number of competing candidates, of a resolved constraint.
       min_score: minimum score of the best candidate, with sufficiency=score or neff.
-      neff_unit: N_eff is computed over the triples of a constraint (paper), or over the entities
-        of a variable (released code).
-      neff_rule: always_shift (Eq. 7), shift_if_nonpositive (released code) or softmax (ours).
-      floor_at_zero: count negative scores as 0 (released code).
-      binding_end: slot (Eq. 13), or other_end (the end that is not an anchor; released code).
-      intersect: constraints on the same unknown must agree if they can (Eq. 14); off takes their
-        union.
-      max_bound: maximum number of names per unknown; 0 is all.
+      neff_unit: compute N_eff over the triples of each constraint (constraint, paper), or over the
+        entities of each unknown (variable, released code).
+      neff_rule: conversion of scores to probabilities for N_eff: always_shift (Eq. 7),
+        shift_if_nonpositive (released code) or softmax (ours).
+      floor_at_zero: treat negative scores as 0 (released code).
+      binding_end: end of a candidate that binds an unknown: slot (the unknown's place in the
+        constraint, Eq. 13), or other_end (the end that is not an anchor; released code).
+      intersect: bind an unknown only to names that all its constraints share, if there are any (Eq.
+        14); off binds it to the names of any constraint.
+      max_bound: maximum number of names per unknown; 0 means no limit.
       consistent_only: keep only candidates that agree with the bindings.
-      propagation: fixpoint (until nothing new is grounded) or single_pass (released code).
+      propagation: fixpoint (repeat until nothing new is grounded) or single_pass (released code).
       ground_constants: look up constraints without unknowns in the graph (released code); off
         looks them up in text.
       bind_from_text: let the planner read names of unknowns from recovered text, as in the paper's
@@ -66,28 +71,30 @@ class C2ragConfig:
       resolved_evidence: evidence of a candidate: its source passage (passage), the first sentence
         of the source with both names (sentence, released code), or the source if it has both names
         (naming_passage, released code for MuSiQue).
-      fetch_sources: with kg_scope=corpus, also read sources outside U(q); off leaves a candidate
-        without evidence if only other passages state it (released code).
+      fetch_sources: with kg_scope=corpus, also read sources outside U(q); if off, candidates that
+        only such sources state have no evidence (released code).
       recover_if_empty: look up a resolved constraint in text if its evidence is empty.
       recovery_unit: unit of recovered text: passage, or sentence (released code).
-      num_dense: K'_t, passages retrieved for a constraint that is looked up in text: from U(q) if
-        the question searches only its own context (Eq. 11), else from all passages (ours).
-      num_texts: K_t, passages or sentences of these that the reranker keeps.
-      recovery_question: the query of the reranker of texts contains the question (Eq. 12).
-      max_texts: maximum number of texts per block for the reader; 0 is all.
-      recall_order: rank passages by their best score, or in the order of the plan (released code).
+      num_dense: K'_t, passages retrieved for a constraint that is looked up in text. They are from
+        U(q) if the question searches only its own context (Eq. 11), otherwise from the corpus
+        (ours).
+      num_texts: K_t, number of these passages, or of their sentences, that the reranker keeps.
+      recovery_question: include the question in the query that reranks texts (Eq. 12).
+      max_texts: maximum number of texts per block for the reader; 0 means no limit.
+      recall_order: rank passages by their best score (score), or in the order of the plan (plan,
+        released code).
       reader_format: blocks (Eq. 16), or the passages without the plan in a format of CIRAG's
         reader: thought, chain, brief.
-      use_constraints: off makes the triples of the graph that are most similar to Lin(tau) the
-        candidates (w/o Constraint).
+      use_constraints: off uses the graph's triples most similar to Lin(tau) as candidates (w/o
+        Constraint).
       use_relations: off keeps candidates with any relation, and hides relations from the reranker
         (w/o Relation).
       use_placeholders: off hides unknowns from the rerankers (w/o Placeholder).
       typed_variables: off names unknowns ?v1, ?v2, ... (w/o Typed-Var).
       rerank_structural: off selects candidates by their relation's similarity (w/o Rerank (Con)).
       rerank_texts: off selects texts by the retriever's score (w/o Rerank (Rel)).
-      plain_hops: this number of first constraints are looked up as without ``use_constraints``, and
-        not checked (NoC2RAG-1, NoC2RAG-1&2).
+      plain_hops: number of first constraints that are looked up as with use_constraints=false and
+        are not checked (NoC2RAG-1, NoC2RAG-1&2).
     """
 
     num_passages: PositiveInt = 20
@@ -149,7 +156,7 @@ class C2ragConfig:
         if self.sufficiency == "score" and self.min_score <= _NO_SCORE:
             raise UserError(
                 "sufficiency=score needs min_score, the minimum score of the best candidate (0 is "
-                "the threshold of relevance of a cross-encoder)."
+                "a usual threshold for cross-encoders)."
             )
         if self.sufficiency == "neff":
             self._warn()
@@ -169,7 +176,7 @@ class C2ragConfig:
 
     @property
     def needs(self) -> Needs:
-        """The planner, the reader, and a ranker for each enabled use."""
+        """Needs the planner, the reader, and the rankers that the settings enable."""
         abilities: tuple[Ability, ...] = ("json_schema",) if self.plan_schema else ()
         rankers = {
             "relations": self.use_relations,

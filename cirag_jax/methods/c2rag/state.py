@@ -14,7 +14,7 @@ from cirag_jax.types import Passage
 
 
 class Excerpt(NamedTuple):
-    """A text of evidence: a passage, or one of its sentences (by index), with its score."""
+    """An evidence text with its score: a passage, or one of its sentences (by index)."""
 
     passage: Passage
     sentence: int | None
@@ -22,7 +22,7 @@ class Excerpt(NamedTuple):
 
     @property
     def line(self) -> str:
-        """The text as the reader reads it."""
+        """The text in the form of the reader's prompt."""
         if self.sentence is None:
             return passage_line(self.passage)
         return sentence_line(self.passage, self.sentence)
@@ -33,11 +33,11 @@ class State:
     """The state of one question. Constraints are identified by their index in the plan.
 
     Attributes:
-      question: q.
+      question: the question q.
       config: the settings.
       passages: all retrieved passages by id, in order.
-      graph: the graph of U(q); None if the graph is the corpus's, which requests search.
-      plan: P, the constraints.
+      graph: the graph of U(q); None with kg_scope=corpus, where requests search the graph.
+      plan: the constraints of the plan P.
       pools: candidates found in the graph, by constraint.
       texts: texts found by textual recovery, by constraint.
       text_bindings: bindings read from text.

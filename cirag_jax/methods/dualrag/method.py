@@ -4,8 +4,8 @@ A round consists of two processes.
 
 *Reasoning-augmented querying* (RaQ, section 3.1.1):
 
-1. `reason`: the reasoner writes a thought and whether knowledge is missing. If it is not, the
-   rounds end.
+1. `reason`: the reasoner writes a thought, and whether knowledge is missing. If nothing is missing,
+   the rounds end.
 2. `identify`: the entity identifier names entities, and queries about each of them.
 3. `retrieve`: the documents of an entity's queries are reranked against the entity's name.
 
@@ -51,13 +51,13 @@ class State:
     """The state of one question.
 
     Attributes:
-      question: x.
-      thoughts: R.
-      outline: K, the fragments of each entity, oldest first.
+      question: the question x.
+      thoughts: the thoughts R.
+      outline: the outline K: the fragments of each entity, oldest first.
       documents: documents kept for any entity, best first, by id.
       retrieved: ids of all retrieved documents.
       summarized: pairs (entity, document id) that the summarizer has read.
-      searched: pairs (entity, query) that were retrieved for.
+      searched: pairs (entity, query) that were searched.
       parse_errors: number of malformed outputs of each kind.
     """
 
@@ -72,7 +72,7 @@ class State:
         self.parse_errors: collections.Counter[str] = collections.Counter()
 
     def knowledge(self, config: DualragConfig) -> str:
-        """Returns K as a model reads it."""
+        """Returns the outline K, or the documents without ``use_outline``, as text for prompts."""
         if config.use_outline:
             return prompts.render_outline(self.outline)
         return prompts.render_documents(tuple(self.documents.values()))
@@ -89,13 +89,13 @@ class State:
         return "\n".join([self.question, *self.thoughts, *knowledge])
 
     def link(self, name: str) -> str:
-        """Returns ``name`` as the outline spells it, if it is an entity of the outline."""
+        """Returns ``name`` in the outline's spelling, if the outline has this entity."""
         known = {normalize(entity, "unicode"): entity for entity in self.outline}
         return known.get(normalize(name, "unicode"), name)
 
 
 def dualrag(question: Question, config: DualragConfig) -> Program[Prediction]:
-    """Answers a question: rounds of RaQ and pKA (Eq. 1 and 2), then one reading."""
+    """Answers a question by rounds of RaQ and pKA (Eq. 1 and 2) and a final reading."""
     state, steps = State(question.question), []
     for round_number in range(config.max_steps):
         thought, needs_retrieval, response = yield from reason(state, round_number, config)
@@ -128,10 +128,10 @@ METHOD = Method(dualrag, DualragConfig)
 def reason(
     state: State, round_number: int, config: DualragConfig
 ) -> Program[tuple[str, bool, str]]:
-    """Returns thought r^t and flag f^t (Eq. 3), and the reasoner's response."""
+    """Returns the thought r^t, the retrieval flag f^t (Eq. 3), and the reasoner's response."""
     if config.use_reasoner:
         thought, flag, response = yield from _ask_reasoner(state, config)
-        # Without a flag, only the first round retrieves: nothing is known yet.
+        # Without a flag, only the first round retrieves, because nothing is known yet.
         needs_retrieval = round_number == 0 if flag is None else flag
     else:
         thought, response = yield from _ask_for_sentence(state, config)
@@ -142,7 +142,7 @@ def reason(
 
 
 def _ask_reasoner(state: State, config: DualragConfig) -> Program[tuple[str, bool | None, str]]:
-    """Returns the thought, the flag (None if unreadable) and the response of M_R."""
+    """Returns the thought, the flag (None if unreadable) and the response of the reasoner M_R."""
     messages = prompts.reasoning_messages(
         state.knowledge(config), state.question, state.thoughts, few_shot=config.few_shot
     )
@@ -160,7 +160,7 @@ def _ask_reasoner(state: State, config: DualragConfig) -> Program[tuple[str, boo
 
 
 def _ask_for_sentence(state: State, config: DualragConfig) -> Program[tuple[str, str]]:
-    """Without the reasoner (w/o R): one sentence as the thought, and the response."""
+    """Returns one sentence as the thought, and the response (the ablation w/o R)."""
     known = state.knowledge(config)
     messages = prompts.sentence_messages(known, state.question, state.thoughts)
     response: Generated = yield Generate(messages, "reasoner")
@@ -172,7 +172,7 @@ def _ask_for_sentence(state: State, config: DualragConfig) -> Program[tuple[str,
 def identify(state: State, thought: str, config: DualragConfig) -> Program[Queries]:
     """Returns the entities E^t and their queries Q^t(e) (Eq. 5) without repeated queries.
 
-    If every query is repeated, the question is the query, once.
+    If every query is repeated, the question is used as the query, but only once.
     """
     queries: Queries = {prompts.ELSE: (thought or state.question,)}
     if config.use_entities:
@@ -191,7 +191,7 @@ def _without_searched(state: State, queries: Queries) -> Queries:
 
 
 def _ask_for_entities(state: State, config: DualragConfig) -> Program[Queries]:
-    """Returns the entities and queries of M_EI."""
+    """Returns the entities and queries that the entity identifier M_EI writes."""
     names = state.names()
     allowed: tuple[str, ...] = ()
     if config.entities == "named":
@@ -228,7 +228,7 @@ def _ask_for_entities(state: State, config: DualragConfig) -> Program[Queries]:
 def _link(
     state: State, identified: Sequence[prompts.Entity], config: DualragConfig
 ) -> dict[str, tuple[str, ...]]:
-    """Returns the identified entities, linked to synonymous ones of the outline (section 3.1.1)."""
+    """Links the identified entities to equal entities of the outline (section 3.1.1)."""
     linked: dict[str, tuple[str, ...]] = {}
     known_text = normalize(state.texts_with_names(), "unicode")
     for name, queries in identified:
@@ -241,7 +241,7 @@ def _link(
 
 
 def retrieve(state: State, queries: Queries, config: DualragConfig) -> Program[Documents]:
-    """Returns D_e: the documents of each entity's queries, reranked against e (Eq. 6 to 8)."""
+    """Returns the documents D_e of each entity's queries, reranked against e (Eq. 6 to 8)."""
     pairs = [(entity, query) for entity in queries for query in queries[entity]]
     responses: Sequence[Retrieved] = yield [Retrieve(q, config.num_retrieved) for _, q in pairs]
     scored: dict[str, list[tuple[Passage, float]]] = {entity: [] for entity in queries}
@@ -282,7 +282,7 @@ def _rerank(queries: Queries, pools: Documents, config: DualragConfig) -> Progra
 def aggregate(
     state: State, queries: Queries, documents: Documents, config: DualragConfig
 ) -> Program[Fragments]:
-    """Adds fragments k_e of documents that are new to their entity to K (Eq. 9 and 10)."""
+    """Adds a fragment k_e about each entity's new documents to the outline K (Eq. 9 and 10)."""
     if not config.use_outline:
         return {}
     if not config.use_entities:
@@ -306,7 +306,7 @@ def aggregate(
 
 
 def _by_title(documents: Documents) -> Documents:
-    """Groups documents by their titles (w/o EI)."""
+    """Groups documents by their titles (the ablation w/o EI)."""
     by_title: dict[str, tuple[Passage, ...]] = {}
     for passage in (p for passages in documents.values() for p in passages):
         title = passage.title or prompts.ELSE
@@ -315,8 +315,8 @@ def _by_title(documents: Documents) -> Documents:
 
 
 def _summarize(state: State, queries: Queries, new: Documents) -> Program[Fragments]:
-    """k_e = M_KS(x, R^t, e, Q^t(e), D_e) (Eq. 9)."""
-    last_thought = state.thoughts[-1:]  # The query about titles (w/o EI).
+    """Returns the fragments k_e = M_KS(x, R^t, e, Q^t(e), D_e) (Eq. 9)."""
+    last_thought = state.thoughts[-1:]  # The query for titles, which have no queries (w/o EI).
     responses: Sequence[Generated] = yield [
         Generate(
             prompts.summary_messages(
@@ -330,7 +330,7 @@ def _summarize(state: State, queries: Queries, new: Documents) -> Program[Fragme
 
 
 def _best_sentences(state: State, new: Documents, config: DualragConfig) -> Program[Fragments]:
-    """Instead of summaries, the sentences nearest to the question and the outline (ours)."""
+    """Returns the sentences nearest to the question and the outline, as fragments (ours)."""
     noted = [
         line
         for fragments in state.outline.values()

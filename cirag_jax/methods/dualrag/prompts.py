@@ -1,6 +1,6 @@
 """DualRAG's prompts and parsers (Figures 5 to 7): the paper's fields and formats in our words.
 
-Reasoner and entity identifier write JSON, under a schema if the backend supports it. Responses are
+The reasoner and the entity identifier write JSON, which a schema may constrain. Responses are
 untrusted: they are parsed, never evaluated.
 """
 
@@ -14,12 +14,12 @@ from cirag_jax.methods.common.prompt_parts import object_schema, one_line
 from cirag_jax.methods.common.tolerant_json import find_json
 from cirag_jax.types import Passage
 
-ELSE = "else"  # The entity of knowledge without an entity (released code).
+ELSE = "else"  # Replaces the entity of knowledge that has none (released code).
 MAX_CHARS = 200  # Longer names and queries are dropped.
 _MAX_THOUGHT = 500
 
-# More servers support a pattern than maxLength. It excludes leading white space, which small models
-# may write without end under greedy decoding.
+# More servers support ``pattern`` than ``maxLength``. The pattern excludes leading white space,
+# which small models may repeat without end under greedy decoding.
 THOUGHT_SCHEMA: Mapping[str, Any] = object_schema(
     {
         "thought": {"type": "string", "pattern": r"^[^\s].{9,399}$"},
@@ -33,7 +33,7 @@ def entities_schema(
 ) -> Mapping[str, Any]:
     """Returns the schema of the entity identifier's response.
 
-    With ``names``, only these are allowed, and all of them are required up to ``max_entities``.
+    With ``names``, no other names are allowed, and all are required, up to ``max_entities``.
     """
     min_entities = min(max_entities, len(names)) or 1
     text = {"type": "string", "pattern": r"^[^\s].{1,99}$"}
@@ -95,7 +95,7 @@ _MISSING = (
 def reasoning_messages(
     knowledge: str, question: str, thoughts: Sequence[str], *, few_shot: bool = True
 ) -> tuple[Message, ...]:
-    """Asks the reasoner M_R for the next thought and whether to retrieve (Eq. 3)."""
+    """Returns the conversation that requests a thought and a retrieval flag from M_R (Eq. 3)."""
     rounds = ({}, 0, True), (_MIRA, 1, True), (_BOTH, 2, False)
     examples = [
         message
@@ -115,7 +115,7 @@ def reasoning_messages(
 def sentence_messages(
     knowledge: str, question: str, thoughts: Sequence[str]
 ) -> tuple[Message, ...]:
-    """Asks for one more sentence, as IRCoT does, in place of the reasoner (w/o R)."""
+    """Returns the conversation that requests the next sentence, as in IRCoT (ablation w/o R)."""
     return Message("system", _NEXT_SENTENCE), _turn(knowledge, question, thoughts)
 
 
@@ -127,7 +127,7 @@ def entity_messages(
     *,
     few_shot: bool = True,
 ) -> tuple[Message, ...]:
-    """Asks the entity identifier M_EI for entities and queries (Eq. 5).
+    """Returns the conversation that requests entities and queries from M_EI (Eq. 5).
 
     ``names`` are the entities of the outline, or the allowed names.
     """
@@ -151,7 +151,7 @@ def summary_messages(
     queries: Sequence[str],
     documents: Sequence[Passage],
 ) -> tuple[Message, ...]:
-    """Asks the summarizer M_KS what documents D_e say about an entity e (Eq. 9)."""
+    """Returns the conversation that requests a summary of D_e about e from M_KS (Eq. 9)."""
     entity_line = "" if entity == ELSE else f"\nEntity: {one_line(entity)}"
     searched = "; ".join(map(one_line, queries))
     ending = f"{_reasoning(thoughts)}{entity_line}\nSearched: {searched}"
@@ -167,7 +167,7 @@ def summary_messages(
 
 
 def answer_messages(knowledge: str, question: str, thoughts: Sequence[str]) -> tuple[Message, ...]:
-    """Asks M_A for the answer (Eq. 4), which `reading_prompts.parse_answer` parses."""
+    """Returns the conversation that requests the answer from M_A (Eq. 4)."""
     return Message("system", _ANSWER), _turn(knowledge, question, thoughts)
 
 
@@ -177,7 +177,7 @@ def ask_again(messages: Sequence[Message], response: str) -> tuple[Message, ...]
 
 
 def render_outline(outline: Mapping[str, Sequence[str]]) -> str:
-    """Returns K as text: each entity is a heading with its fragments below (released code)."""
+    """Returns the outline K as text: an entity is a heading above its fragments (released code)."""
     parts = ["\n".join([f"#### {one_line(e)}", *fragments]) for e, fragments in outline.items()]
     return "\n\n".join(parts) or "Nothing yet."
 
@@ -217,8 +217,8 @@ class Thought(NamedTuple):
     """A parsed response of the reasoner.
 
     Attributes:
-      text: r^t; empty if unreadable.
-      need_retrieve: f^t; None if unreadable.
+      text: the thought r^t; empty if unreadable.
+      need_retrieve: the retrieval flag f^t; None if unreadable.
       problem: the kind of malformed output, or None.
     """
 
@@ -251,10 +251,12 @@ class Entity(NamedTuple):
 def parse_entities(
     text: str, max_entities: int, max_keywords: int, *, truncated: bool = False
 ) -> tuple[tuple[Entity, ...], tuple[str, ...]]:
-    """Parses an entity identifier's response; never fails. Drops entities and queries over limits.
+    """Parses an entity identifier's response; never fails.
+
+    Entities and queries beyond the limits are dropped.
 
     Returns:
-      The entities, and the kinds of malformed output: those of `find_json`, ``wrong_shape``,
+      The entities, and the kinds of malformed output: problems of `find_json`, ``wrong_shape``,
       ``unnamed`` (queries without an entity, which get the entity `ELSE`), and
       ``without_keywords`` (an entity without queries, whose name becomes the query).
     """
@@ -314,7 +316,7 @@ _OPENERS = frozenset(
 
 
 def names_in(text: str) -> tuple[str, ...]:
-    """Returns runs of capitalized words, the names that entities=named allows."""
+    """Returns runs of capitalized words, which are the names that ``entities=named`` allows."""
     names: dict[str, None] = {}
     run: list[str] = []
 

@@ -13,28 +13,30 @@ from cirag_jax.validation import check_fields
 
 @dataclasses.dataclass(frozen=True)
 class DualragConfig:
-    """DualRAG's settings; the defaults are those of the paper (section 4.3) and its code.
+    """DualRAG's settings, with the defaults of the paper (section 4.3) and its code.
 
     Attributes:
       max_steps: maximum number of rounds.
       num_retrieved: documents retrieved per query.
       num_documents: documents kept per entity.
-      min_score: documents with this score or less against the entity's name are dropped; 0 suits
-        the logits of a cross-encoder, cosines of a bi-encoder need another threshold.
-      use_reasoner: off replaces the reasoner by one sentence per round, as IRCoT (Table 3, w/o R).
+      min_score: drop documents whose score for the entity's name is this or less; 0 suits the
+        logits of a cross-encoder, but not the cosines of a bi-encoder.
+      use_reasoner: off replaces the reasoner by one sentence per round, as in IRCoT (Table 3, w/o
+        R).
       use_entities: off uses the thought as the query, and titles as entities (w/o EI).
       use_outline: off shows the documents themselves, under one heading (w/o KO).
       use_reranker: off keeps the best documents in the order of retrieval.
       max_entities: maximum number of entities per round.
       max_keywords: maximum number of queries per entity.
-      constrained: decode JSON under its schema.
+      constrained: force JSON responses to follow their schema.
       max_retries: how often unreadable JSON is requested again (released code: without limit).
       few_shot: show worked examples.
-      min_retrievals: this number of first rounds retrieve whatever the reasoner says (ours).
-      entities: free (any name), or named (ours, for small models): the schema allows only names in
-        question, thoughts and outline that were not searched before; each name is also a query.
-      summarizer: model, or sentences (ours): the sentences of D_e that the ranker finds nearest to
-        the question and the outline, without a language model.
+      min_retrievals: number of first rounds that retrieve regardless of the reasoner (ours).
+      entities: allowed entities: free (any name), or named (ours, for small models). With named,
+        the schema allows only names in the question, thoughts and outline that were not searched
+        before; each name is also a query.
+      summarizer: model, or sentences (ours; no language model). With sentences, the ranker selects
+        the sentences nearest to the question and the outline.
       num_sentences: number of sentences per entity with summarizer=sentences.
       reader_format: outline (the paper's: outline and thoughts, then reasoning), or a format of
         CIRAG's reader: thought, chain, brief.
@@ -68,7 +70,7 @@ class DualragConfig:
 
     @property
     def needs(self) -> Needs:
-        """The needs of the enabled components."""
+        """The models that the enabled components need."""
         has_summarizer = self.use_outline and self.summarizer == "model"
         identifier = ("entity_identifier",) if self.use_entities else ()
         writers_of_json = (*(("reasoner",) if self.use_reasoner else ()), *identifier)

@@ -3,10 +3,10 @@
 A step (section 3.2) retrieves passages for the question and the chain, and then
 
 1. `decompose`: splits the passages into knowledge triples,
-2. `align`: selects the triples that extend the chain best, with the aligner,
+2. `align`: selects, with the aligner, the triples that best extend the chain,
 3. `construct`: lets the constructor complete the chain, and appends its first new triple.
 
-Passages are ranked by their best triple (section 3.3), and the reader reads the first ones.
+Passages are ranked by their best triple (section 3.3), and the reader reads the best passages.
 
 Symbols are the paper's: q_i is the query of step i, T^i the triples of its passages, T_q^i the
 candidates that the aligner selects, and T_q all candidates with their scores. The units of a chain
@@ -41,7 +41,7 @@ from cirag_jax.types import Attempt, Passage, Prediction, Question, Sentence, St
 
 
 def kirag(question: Question, config: KiragConfig) -> Program[Prediction]:
-    """Answers a question: builds a chain, ranks passages by its candidates, and reads them."""
+    """Answers a question: builds a chain, ranks passages by its candidates, then reads them."""
     state = State(question.question, config)
     if config.needs.demonstrations:
         state.demonstrations = yield from demonstrate(state.question, config)
@@ -67,7 +67,7 @@ METHOD = Method(kirag, KiragConfig)
 
 
 def demonstrate(question: str, config: KiragConfig) -> Program[tuple[tuple[Message, ...], ...]]:
-    """Returns demonstrations: the most similar training questions with an annotated chain."""
+    """Returns the most similar training questions with annotated chains, as conversations."""
     # Some questions lack a chain, so this requests more than needed.
     similar: Demonstrated = yield Demonstrate(question, 4 * config.num_demonstrations)
     turns = [turns for q in similar.questions if (turns := prompts.demonstration(q)) is not None]
@@ -75,7 +75,7 @@ def demonstrate(question: str, config: KiragConfig) -> Program[tuple[tuple[Messa
 
 
 def decompose(state: State, passages: Sequence[Passage]) -> Program[None]:
-    """Splits passages that are new into units: T^i (knowledge decomposition)."""
+    """Splits new passages into the units T^i (knowledge decomposition)."""
     new = tuple(passage for passage in passages if passage.id not in state.units)
     state.evidence.add_retrieved(new)
     if state.config.units == "sentence":
@@ -91,10 +91,10 @@ def decompose(state: State, passages: Sequence[Passage]) -> Program[None]:
 
 
 def align(state: State, passages: Sequence[Passage]) -> Program[Candidates]:
-    """Selects the N units nearest to q_i: T_q^i (candidate knowledge identification).
+    """Selects the candidates T_q^i: the N units nearest to q_i (knowledge identification).
 
     Returns:
-      The units that the constructor is shown: T_q^i, or the best of T_q (``config.pool_size``).
+      The units to show to the constructor: T_q^i, or with ``config.pool_size`` the best of T_q.
     """
     config = state.config
     units: dict[str, Unit] = {}
@@ -144,14 +144,14 @@ def construct(state: State, candidates: Candidates) -> Program[ChainLink]:
 
 
 def _is_answer(completion: prompts.Completion) -> bool:
-    """Whether the next step is the answer; an answer after an unknown unit does not count."""
+    """Returns whether the next step is the answer, without an unknown unit before it."""
     return completion.answer is not None and not completion.has_unit
 
 
 def _complete(
     state: State, candidates: Candidates, opening: bool = False
 ) -> Program[tuple[prompts.Completion, str]]:
-    """Returns the constructor's completion of the chain, parsed and unparsed."""
+    """Returns the constructor's completion of the chain, parsed and as text."""
     config, texts = state.config, state.texts(candidates)
     messages = prompts.constructor_messages(
         state.question,
@@ -179,7 +179,7 @@ def _complete(
 
 
 def best_new(state: State, candidates: Candidates) -> ChainLink:
-    """Returns the first candidate outside the chain; without one, the chain is complete."""
+    """Returns the first candidate outside the chain, or a link that ends the chain."""
     for text, unit in zip(state.texts(candidates), candidates.facts, strict=True):
         if text not in state.chain:
             return ChainLink(text, unit, False)
@@ -190,7 +190,7 @@ def best_new(state: State, candidates: Candidates) -> ChainLink:
 
 
 def read_passages(state: State, ranked: Sequence[str]) -> Program[list[Attempt]]:
-    """Answers from the best passages, or from the chain with CIRAG's cascade."""
+    """Answers from the best passages, or from the chain by CIRAG's cascade."""
     config, question, errors = state.config, state.question, state.parse_errors
     if config.reader == "nothing":
         return []

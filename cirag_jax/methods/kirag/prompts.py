@@ -1,8 +1,8 @@
-"""KiRAG's prompts of constructor (Figure 7) and reader (Figure 8), in our words, and the parsers.
+"""KiRAG's constructor prompt (Figure 7) and reader prompt (Figure 8), in our words, with parsers.
 
-A reasoning chain is a thought whose steps are units copied from the context: triples in angle
-brackets on one line, or a sentence or passage per line. Responses are untrusted: they are parsed,
-never evaluated, and every kind of malformed output has a name under which it is counted.
+The constructor writes a reasoning chain of units copied from the context: triples in angle brackets
+on one line, or one sentence or passage per line. Responses are untrusted: they are parsed, never
+evaluated, and each kind of malformed output is counted under its own name.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ NOUNS: Mapping[str, str] = {
     "sentence": "sentences",
     "passage": "passages",
 }
-# A model that does not end its turn begins the next question.
+# These begin the next question, which a model writes if it does not end its turn.
 STOP = ("\nQuestion:", "\nContext:")
 
 _INSTRUCTION = (
@@ -34,7 +34,7 @@ _INSTRUCTION = (
     "{noun} of the context, copied word for word, each on its way from what the question names to "
     f'what it asks for. When they suffice, write "{FINAL}" and the answer.'
 )
-# The context of the worked example; its chain consists of the last unit and the one before.
+# The context of the worked example; its chain is the last unit, then the second to last.
 _EXAMPLE: Mapping[str, tuple[str, ...]] = {
     "triple": (
         "<Mira Solheim; profession; cellist>",
@@ -63,7 +63,7 @@ _LABEL = re.compile(
 )
 
 _MAX_UNITS = 20  # Further units of a response are ignored, because matching takes time.
-_MAX_CHARS = 500  # Only these are compared, because difflib takes quadratic time.
+_MAX_CHARS = 500  # Only this many are compared, because difflib takes quadratic time.
 
 
 def constructor_messages(
@@ -76,14 +76,14 @@ def constructor_messages(
     opening: bool = False,
     continues: bool = True,
 ) -> tuple[Message, ...]:
-    """Returns the constructor's conversation, which ends with the chain that it completes.
+    """Returns the constructor's conversation, which ends with the chain to complete.
 
     Args:
       question: the question.
       candidates: texts of the candidates, best first.
       chain: texts of the chain.
       kind: kind of the units.
-      demonstrations: results of `demonstration`; without any, a worked example of ours is shown.
+      demonstrations: results of `demonstration`; if empty, our worked example is shown.
       opening: also write the bracket that begins the next triple.
       continues: put the chain into an assistant turn; otherwise it ends the user turn, for servers
         that cannot continue an assistant turn.
@@ -115,7 +115,7 @@ def render_chain(
 
 
 def shown(text: str, kind: UnitKind) -> str:
-    """Returns a unit as the model sees and copies it: on one line, without inner brackets."""
+    """Returns a unit as prompts show it: on one line, without inner brackets."""
     text = one_line(text)
     if kind != "triple" or not text.startswith("<"):  # A chain of triples may contain a sentence.
         return text
@@ -166,8 +166,9 @@ class Completion:
 
     Attributes:
       candidate: index of the candidate that is the first new unit, or None.
-      written: the first new unit as written, candidate or not; without any, the first sentence.
-      has_unit: whether the completion has a new unit, candidate or not.
+      written: the first new unit as written, even if it is not a candidate; without a new unit, the
+        first sentence.
+      has_unit: whether the completion has a new unit, even if it is not a candidate.
       answer: the text after "the answer is", or None.
       parse_errors: kinds of malformed output: ``empty``, ``truncated`` (before the first unit
         ended), ``not_a_candidate`` (once per unit), ``no_unit`` (neither a unit nor an answer),
@@ -193,8 +194,8 @@ def parse_completion(
 ) -> Completion:
     """Parses the constructor's completion of a chain; never fails.
 
-    A unit that equals no candidate after normalization is replaced by the most similar one, if
-    difflib's ratio is at least ``cutoff`` and ``cutoff`` is below 1. With ``truncated``, a unit
+    A unit that equals no candidate after normalization is replaced by the most similar candidate,
+    if difflib's ratio is at least ``cutoff`` and ``cutoff`` is below 1. With ``truncated``, a unit
     that was cut off is compared with the beginnings of the candidates. ``opening`` means that the
     prompt ended with the opening bracket of a triple.
     """
@@ -222,7 +223,7 @@ def parse_completion(
 
 
 def _split_triples(text: str, _: Sequence[str]) -> tuple[list[tuple[str, bool]], str | None]:
-    """Returns the triples before the answer, each with whether it is complete, and the answer."""
+    """Returns pairs (triple, whether it is complete) before the answer, and the answer."""
     units: list[tuple[str, bool]] = []
     for piece in _PIECE.finditer(text):
         if piece["mark"]:
@@ -239,7 +240,7 @@ def _split_triples(text: str, _: Sequence[str]) -> tuple[list[tuple[str, bool]],
 
 
 def _split_lines(text: str, keys: Sequence[str]) -> tuple[list[tuple[str, bool]], str | None]:
-    """Returns the lines before the answer, each with whether it is complete, and the answer."""
+    """Returns pairs (line, whether it is complete) before the answer, and the answer."""
     units: list[tuple[str, bool]] = []
     lines = text.splitlines()
     for number, line in enumerate(lines):
@@ -258,7 +259,7 @@ def _split_lines(text: str, keys: Sequence[str]) -> tuple[list[tuple[str, bool]]
 def _match(
     key: str, keys: Sequence[str], in_chain: set[str], cutoff: float, is_cut: bool
 ) -> int | None:
-    """Returns the index of the candidate outside the chain that a unit stands for, or None."""
+    """Returns the index of the candidate outside the chain that matches a unit, or None."""
     if not is_cut and key in keys:
         return keys.index(key)
     if cutoff >= 1.0 and not is_cut:
@@ -297,7 +298,7 @@ def reading_messages(question: str, passages: Sequence[Passage]) -> tuple[Messag
 
 
 def parse_answer(text: str) -> str:
-    """Returns the first line with content, without "the answer is" and a colon before it."""
+    """Returns the first line with content, without a label such as "the answer is:"."""
     for line in text.splitlines():
         line = _LABEL.sub("", line.strip(" \t*"), count=1)
         line = line.strip(" \t*:").removesuffix(".").strip()
@@ -307,6 +308,6 @@ def parse_answer(text: str) -> str:
 
 
 def parse_reading(text: str, *, truncated: bool = False) -> tuple[str, bool, str | None]:
-    """Parses the reader's response, as `reading_prompts.parse_answer`; it may end anywhere."""
+    """Parses the reader's response; returns the same values as `reading_prompts.parse_answer`."""
     answer = parse_answer(text)
     return answer, bool(answer), None if answer else "empty"

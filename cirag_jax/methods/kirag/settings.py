@@ -17,49 +17,50 @@ Ranking = Literal["score", "chain"]
 
 @dataclasses.dataclass(frozen=True)
 class KiragConfig(CascadeConfig):
-    """KiRAG's settings; the defaults are the paper's (section 3.2, Appendix B.3).
+    """KiRAG's settings, with the paper's defaults (section 3.2, Appendix B.3).
 
-    The preset ``code`` has the values of the released code where it differs.
+    The preset ``code`` has the values of the released code.
 
     Attributes:
       max_steps: L, maximum number of steps.
       num_passages: K_0, passages retrieved per step.
-      num_candidates: N, units that the aligner selects per step; 0 is all.
+      num_candidates: N, number of units that the aligner selects per step; 0 selects all.
       units: units of the chain: triple, sentence (KiRAG-Sent) or passage (KiRAG-Doc).
       use_aligner: select candidates with the aligner; off shows the constructor all units, in
         passage order, and ranks the passages of the chain first ("w/o Aligner").
       use_constructor: extend the chain with the constructor; off appends the aligner's best new
         unit ("w/o Constructor").
-      accumulate: candidates come from the passages of all steps (released code), not only from
-        those of the current step.
-      retriever_query: the retriever's query: the question and the ``chain``, or the question and
-        the ``last`` unit of the chain (released code).
+      accumulate: select candidates from the passages of all steps (released code), not only of the
+        current step.
+      retriever_query: query of the retriever: the question with the full chain (chain), or with
+        only its last unit (last, released code).
       list_when_empty: write an empty list into the aligner's query if the chain is empty (released
         code).
-      pool_size: show the constructor this number of the best units of T_q (released code: 100); 0
-        shows it the candidates of the current step.
-      num_demonstrations: number of similar training questions shown to the constructor; with 0, or
-        if none has an annotated chain of triples, a worked example of ours is shown.
-      match_cutoff: minimum similarity at which a unit that is not a candidate is replaced by the
-        most similar candidate; 1 drops it (paper).
-      as_written: append what the constructor wrote even if it is not a candidate, and a sentence if
-        it wrote no unit (released code).
-      stop: stop when the constructor's next step is the answer (``chain``), when its response
-        contains an answer (``text``), or when it is empty (``empty``, released code).
-      prefilled_opening: if the constructor names no candidate, ask it again with the opening
+      pool_size: show the constructor this number of the best candidates of all steps (released
+        code: 100); 0 shows the candidates of the current step.
+      num_demonstrations: number of similar training questions shown to the constructor. With 0, or
+        if no question has an annotated chain of triples, our worked example is shown.
+      match_cutoff: minimum similarity for replacing a written unit that is not a candidate by the
+        most similar candidate; 1 drops such units (paper).
+      as_written: append the constructor's first unit even if it is not a candidate, or its first
+        sentence if it wrote no unit (released code).
+      stop: end the steps if the constructor's next step is the answer (chain), if its response
+        contains an answer (text), or if its response is empty (empty, released code).
+      prefilled_opening: if the constructor names no candidate, repeat the request with the opening
         bracket of a triple prefilled.
       append_best: if the constructor names no candidate, append the aligner's best new unit (ours).
-      continues: the constructor continues an assistant turn that holds the chain; off puts the
-        chain at the end of the user turn.
-      boost: added to the scores of the appended unit and of the best unit that contains the answer
-        (released code: 0.5).
-      ranking: rank passages by ``score``, or those of the ``chain`` first (ours).
+      continues: put the chain into an assistant turn that the constructor continues; off puts it at
+        the end of the user turn.
+      boost: value added to the scores of the appended unit and of the best unit that contains the
+        answer (released code: 0.5).
+      ranking: rank passages by score (score), or the passages of the chain first (chain, ours).
       normalization: normal form of triples that the reader reads.
-      reader: read the ranked ``passages``, read the chain with CIRAG's ``cascade``, or ``nothing``
-        (only retrieval).
+      reader: input of the reader: passages (the best-ranked), cascade (the chain, by CIRAG's
+        cascade), or nothing (retrieval only).
       num_read: K, number of passages that the reader reads.
-      reader_format: documents (KiRAG's), or a format of CIRAG's readers: thought, chain, brief.
-      granularities: steps of the cascade.
+      reader_format: documents (KiRAG's prompt), or a format of CIRAG's reader: thought, chain,
+        brief.
+      granularities: granularities that the cascade reads.
       force_answer, wide_refusal, grounded_answers, answer_tokens: as in `CiragConfig`.
     """
 
@@ -103,22 +104,22 @@ class KiragConfig(CascadeConfig):
             raise UserError("reader=cascade needs reader_format=thought, chain or brief.")
         if not self.pools:
             raise UserError(
-                f"granularities={self.granularities!r} leaves the cascade nothing to read with "
-                f"units={self.units}."
+                f"granularities={self.granularities!r} has no granularity that the cascade can "
+                f"read with units={self.units}."
             )
 
     @property
     def pools(self) -> tuple[Granularity, ...]:
-        """Granularities of the cascade that a chain of ``units`` can fill."""
+        """Granularities that the cascade can read if the chain consists of ``units``."""
         first = UNIT_KINDS.index(self.units)
         return tuple(g for g in UNIT_KINDS[first:] if g in self.granularities)
 
     @property
     def needs(self) -> Needs:
-        """The needs of the enabled components."""
+        """The models and data that the enabled components need."""
         constructor = ("constructor",) if self.use_constructor else ()
         reader = () if self.reader == "nothing" else ("reader",)
-        # Annotations give only chains of triples.
+        # Only chains of triples are annotated.
         shows_questions = self.num_demonstrations > 0 and self.units == "triple"
         return Needs(
             roles=(*constructor, *reader),

@@ -1,4 +1,4 @@
-"""The state of one question while KiRAG answers it: chain, pool of units, and rankings."""
+"""The state of one question while KiRAG answers it: the chain, the pool of units, and rankings."""
 
 import collections
 import dataclasses
@@ -13,16 +13,16 @@ from cirag_jax.methods.kirag.settings import KiragConfig
 from cirag_jax.triples.normalization import normalize
 from cirag_jax.types import Step, Unit
 
-_MIN_F1 = 0.6  # At which the released code identifies a text of the chain with a unit of the pool.
+_MIN_F1 = 0.6  # Minimum F1 to match a text of the chain with a unit of the pool (released code).
 
 
 @dataclasses.dataclass
 class PooledUnit:
-    """A unit of T_q; units of several passages with the same text are one.
+    """A unit of the pool T_q; units with the same text are merged.
 
     Attributes:
       unit: the first unit with the text.
-      passages: ids of the passages that state it.
+      passages: ids of the passages that contain it.
       score: its best score at any step, plus the boost of the released code.
     """
 
@@ -36,7 +36,7 @@ class ChainLink(NamedTuple):
 
     Attributes:
       text: text of the appended unit, as in queries and prompts; empty if nothing is appended.
-      unit: the appended unit, or None if the constructor wrote none of the pool.
+      unit: the appended unit, or None if the text matches no unit of the pool.
       is_last: whether the chain is complete.
       answer: the answer in the constructor's response, or None.
       response: the constructor's response.
@@ -53,7 +53,7 @@ class State:
     """The state of one question.
 
     Attributes:
-      question: q.
+      question: the question q.
       config: the settings.
       evidence: retrieved passages and the units of the chain.
       units: the units of each retrieved passage, by its id.
@@ -79,27 +79,27 @@ class State:
 
     @property
     def retriever_query(self) -> str:
-        """q_i of the retriever."""
+        """The retriever's query q_i."""
         if self.config.retriever_query == "last":
             return " ".join([self.question, *self.chain[-1:]])
         return query_text(self.question, self.chain, self.config.units)
 
     @property
     def aligner_query(self) -> str:
-        """q_i of the aligner."""
+        """The aligner's query q_i."""
         list_when_empty = self.config.list_when_empty
         return query_text(
             self.question, self.chain, self.config.units, list_when_empty=list_when_empty
         )
 
     def texts(self, candidates: Candidates) -> tuple[str, ...]:
-        """Returns the candidates as the aligner and the constructor read them."""
+        """Returns the candidates as text for the aligner and the constructor."""
         return tuple(map(self.evidence.text, candidates.facts))
 
     def merge(self, candidates: Candidates, sources: Mapping[str, Mapping[str, None]]) -> None:
-        """Adds T_q^i, with the ids of the passages that state each text, to T_q.
+        """Adds the candidates T_q^i of a step to the pool T_q, whose units keep their best scores.
 
-        A unit of T_q keeps its best score.
+        ``sources`` maps the text of each candidate to the ids of its passages.
         """
         for text, unit, score in zip(self.texts(candidates), *candidates, strict=True):
             pooled = self.pool.setdefault(text, PooledUnit(unit, {}, score))
@@ -107,7 +107,7 @@ class State:
             pooled.score = max(pooled.score, score)
 
     def best_of_pool(self) -> Candidates:
-        """Returns the ``config.pool_size`` best units of T_q."""
+        """Returns the ``config.pool_size`` best units of the pool T_q."""
         best = sorted(self.pool.values(), key=lambda pooled: -pooled.score)
         best = best[: self.config.pool_size]
         return Candidates(tuple(p.unit for p in best), tuple(p.score for p in best))
@@ -123,7 +123,7 @@ class State:
             self._boost(link)
 
     def nearest(self, text: str) -> PooledUnit | None:
-        """Returns the unit of T_q that the released code identifies with a text of the chain."""
+        """Returns the unit of T_q that matches a text of the chain, or None (released code)."""
         best = max(self.pool, key=lambda unit_text: token_f1(unit_text, text), default="")
         return self.pool[best] if token_f1(best, text) >= _MIN_F1 else None
 
@@ -142,7 +142,7 @@ class State:
                 return
 
     def ranked_passages(self) -> tuple[str, ...]:
-        """Returns D_q: passages by their best unit (section 3.3), then the others as retrieved."""
+        """Returns passage ids D_q by best unit (section 3.3), then other passages as retrieved."""
         best = best_scores(
             (p, pooled.score) for pooled in self.pool.values() for p in pooled.passages
         )
@@ -156,7 +156,7 @@ class State:
 
 
 def token_f1(text: str, other: str) -> float:
-    """Returns the F1 of the words of two texts."""
+    """Returns the token-level F1 score of two texts."""
     a, b = (collections.Counter(normalize(t, "unicode").split()) for t in (text, other))
     total = a.total() + b.total()
     return 2 * (a & b).total() / total if total else 0.0
