@@ -433,7 +433,10 @@ def test_presets_match_paper_and_code():
         ({"use_aligner": False, "append_best": True}, "use_aligner=false needs"),
         ({"reader_format": "long"}, "reader_format='long'"),
         ({"reader": "cascade"}, "reader=cascade needs reader_format=thought, chain or brief"),
-        ({"granularities": ("triple",), "units": "sentence"}, "no granularity that the cascade can"),
+        (
+            {"granularities": ("triple",), "units": "sentence"},
+            "no granularity that the cascade can",
+        ),
     ],
 )
 def test_kirag_config_invalid_settings_are_refused(settings, message):
