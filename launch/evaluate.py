@@ -1,11 +1,11 @@
 """Evaluates a checkpoint: ``python launch/evaluate.py --config=configs/retrieval.py
 --config.checkpoint=W --workdir=W2``.
 
-configs/integrator_eval.py, extractor_eval.py and reader_eval.py evaluate the other components. Of
-runs of launch/answer.py, configs/comparison.py compares the scores, configs/difficulty.py analyses
-the errors by difficulty, and configs/judge.py lets a language model judge the answers.
+configs/integrator_eval.py, extractor_eval.py and reader_eval.py evaluate the other components. For
+runs of launch/answer.py, configs/comparison.py compares the scores, configs/difficulty.py breaks
+down the errors by difficulty, and configs/judge.py lets a language model judge the answers.
 
-``--config.follow=true`` evaluates every checkpoint of a training while it runs.
+``--config.follow=true`` evaluates every checkpoint of a training run while it runs.
 """
 
 import pathlib
@@ -24,15 +24,15 @@ def main(config, workdir):
 
 
 def extend(config):
-    """Adds the fields of evaluations of checkpoints."""
+    """Adds the fields for evaluating every checkpoint of a training run."""
     from ml_collections.config_dict import placeholder
 
     if "checkpoint" in config:
-        # Evaluate every checkpoint of the training workdir config.checkpoint until the training
-        # ends, and write one table (docs/training.md).
+        # Evaluate every checkpoint of the training workdir config.checkpoint until training ends,
+        # and write one table (docs/training.md).
         config.follow = False
-        # The metric that selects the best checkpoint: a number of result.json, such as
-        # systems.student.all.em. null: the main metric.
+        # Metric that selects the best checkpoint: the name of a number in result.json, such as
+        # systems.student.all.em; null is the main metric.
         config.metric = placeholder(str)
 
 

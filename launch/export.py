@@ -72,7 +72,7 @@ def _aligner(config, folder):
     else:
         export_sentence_transformers(encoder, encoder.state, folder, meta.get("units"))
         details = {"dimension": encoder.dim, "pooling": encoder.pooling}
-    (folder / FILE).unlink(missing_ok=True)  # of an earlier export
+    (folder / FILE).unlink(missing_ok=True)  # left by an earlier export
     if head:
         head.save(folder)
     return {"step": meta.get("step"), **details, "link_head": head is not None}

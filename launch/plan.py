@@ -1,7 +1,7 @@
-"""Estimates the cost of a training: ``python launch/plan.py --config=configs/integrator.py:paper``.
+"""Estimates a training run's cost: ``python launch/plan.py --config=configs/integrator.py:paper``.
 
 Prints the memory per device, the communication between devices, and the time of the run at an
-assumed share of the GPU's peak. Needs neither the devices nor the weights.
+assumed share of the GPU's peak speed. Needs neither the devices nor the weights.
 """
 
 import pathlib
@@ -20,18 +20,18 @@ def main(config, workdir):
 
 
 def extend(config):
-    """Adds the fields of a plan to those of a training."""
+    """Adds the fields of the estimate to the config of a training run."""
     from ml_collections.config_dict import placeholder
 
     if "mesh" in config:
         config.mesh.devices = placeholder(
             int
-        )  # Number of devices; null: the product of the mesh's sizes.
-    config.gpu = placeholder(str)  # A GPU of the table in training/mfu.py; null: all of them.
-    config.memory_gib = placeholder(float)  # Memory of a device; null: that of the table.
-    config.peak_share = 0.4  # Assumed share of the GPU's peak that the training reaches.
+        )  # Number of devices; null is the product of the mesh's sizes.
+    config.gpu = placeholder(str)  # Kind of GPU, from the table in training/mfu.py; null is all.
+    config.memory_gib = placeholder(float)  # GiB of memory per device; null is the GPU's.
+    config.peak_share = 0.4  # Assumed share of the GPU's peak speed that training reaches.
     # Number of training examples (aligner: chains; cross-encoder: positives), which determines the
-    # number of steps. null: unknown.
+    # number of steps; null is unknown.
     config.examples = placeholder(int)
 
 

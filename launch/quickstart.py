@@ -13,7 +13,7 @@ from cirag_jax import cli
 
 
 def main(config, workdir):
-    """Runs all jobs in order; the same command resumes an interrupted run."""
+    """Runs all steps in order; the same command resumes an interrupted run."""
     from cirag_jax.commands import answer, comparison, evaluate_retrieval
     from cirag_jax.io import say, write_json
     from cirag_jax.models.io.export import export_sentence_transformers
@@ -74,11 +74,11 @@ Answers    F1 {f1["one-shot"]:.1f} with one retrieval, {f1["CIRAG"]:.1f} with CI
 {compared["num_questions"]} questions
 Figure     {workdir}/recall.png; tables: {workdir}/table.md, {workdir}/answers/table.md
 Trace      {workdir}/trace.html shows every step of every answer (open it in a browser)
-Model      {workdir}/model opens in sentence-transformers
+Model      {workdir}/model can be loaded with sentence-transformers
 Next       . .venv/bin/activate
            {answer} --config.documents=FOLDER --config.question="Who ...?"
            {train} --config.data.dir=DATA --workdir=W
-           make quickstart ARGS=--full    # trains longer, and measures on more questions"""
+           make quickstart ARGS=--full    # trains longer and evaluates on more questions"""
 
 
 if __name__ == "__main__":

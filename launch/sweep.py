@@ -1,10 +1,10 @@
 """Tries a grid of settings: ``python launch/sweep.py --config=configs/aligner.py:quick
 --config.sweep.optimizer.learning_rate=1e-4,3e-5 --config.sweep.seed=0,1,2 --workdir=S``.
 
-The config is that of a training or an evaluation. Each combination of the values is one run with a
-workdir in S, such as S/seed=0,... A table of all runs is written to S/table.md and S/result.json.
-The same command resumes an interrupted sweep, and more values add runs. Several commands at the
-same time, for example on several GPUs, divide the runs among them.
+The config is for training or evaluation. Each combination of the values is one run with a workdir
+in S, such as S/seed=0,... A table of all runs is written to S/table.md and S/result.json. The same
+command resumes an interrupted sweep, and more values add runs. If the command is started several
+times, for example on several GPUs, the processes divide the runs among themselves.
 
 ``--config.dry_run=true`` lists the runs. Each task of a Slurm job array executes one run.
 """
@@ -30,12 +30,12 @@ def extend(config):
     """Adds the fields of the sweep."""
     from ml_collections.config_dict import placeholder
 
-    # Execute only the run with this index, from 0; null: SLURM_ARRAY_TASK_ID, or all runs if it is
-    # not set.
+    # Execute only the run with this index, counted from 0; null is SLURM_ARRAY_TASK_ID, or all runs
+    # if that is not set.
     config.array_index = placeholder(int)
     config.dry_run = False  # Check the grid, list its runs and write the table of completed runs.
-    # The metric for comparing runs: a number of result.json, such as systems.student.all.em. null:
-    # the main metric; for a training its config.best_metric.
+    # Metric that compares the runs: the name of a number in result.json, such as
+    # systems.student.all.em; null is the main metric (for training, config.best_metric).
     config.metric = placeholder(str)
 
 

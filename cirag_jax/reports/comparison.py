@@ -16,7 +16,7 @@ from cirag_jax.types import GRANULARITIES
 PAGE = "table.html"
 STYLE = ("page.css", "results.css")
 GRANULARITIES_FIGURE, STEPS_FIGURE, LATENCY_FIGURE = "granularities", "recall_by_step", "latency"
-_FIRST = ("f1", "em", "acc")  # the first columns
+_FIRST = ("f1", "em", "acc")  # the leftmost score columns
 
 
 def write(result: Mapping[str, Any], workdir: pathlib.Path, show: bool = True) -> None:
@@ -25,7 +25,7 @@ def write(result: Mapping[str, Any], workdir: pathlib.Path, show: bool = True) -
     Args:
       result: result of `commands.comparison.compare`.
       workdir: an existing folder.
-      show: also print the tables on standard error.
+      show: whether to print the tables on standard error, too.
     """
     text = (f"{table.caption}\n\n{markdown(table.rows)}" for table in tables(result).values())
     write_table("\n\n".join([*text, *_notes(result)]), workdir, show)
@@ -51,7 +51,7 @@ def tables(result: Mapping[str, Any]) -> dict[str, Table]:
 
 
 def draw(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields figures by name, which the caller closes."""
+    """Yields the figures with their names; the caller closes the figures."""
     yield GRANULARITIES_FIGURE, _draw_granularities(result)
     if "Recall by step" in tables(result):
         yield STEPS_FIGURE, _draw_steps(result)
@@ -89,7 +89,7 @@ def _label(name: str, system: Mapping[str, Any]) -> str:
 
 
 def _scores(result: Mapping[str, Any]) -> Table:
-    """Returns a row per run in per cent, with intervals of F1 and recall at the largest K."""
+    """Returns a row per run, in per cent, with intervals for F1 and for recall at the largest K."""
     columns, systems = _columns(result), result["systems"]
     wide = {"f1", next((name for name in reversed(columns) if name.startswith("recall@")), "")}
     header = ["run", *(f"{metrics.title(c)}{' [95 %]' * (c in wide)}" for c in columns)]
@@ -110,7 +110,7 @@ def _scores(result: Mapping[str, Any]) -> Table:
     if any(system["sees_gold"] for system in systems.values()):
         caption += "; * uses gold annotations"
     caption += "".join(
-        f"; n/a of {name}: {reason} ({', '.join(map(metrics.title, of_reason))})"
+        f"; n/a for {name}: {reason} ({', '.join(map(metrics.title, of_reason))})"
         for name, system in systems.items()
         for reason, of_reason in _reasons(system, columns).items()
     )
@@ -148,7 +148,7 @@ def _differences(result: Mapping[str, Any]) -> Table:
         rows.append([name, *(_tested(scores.get(column)) or "n/a" for column in columns)])
     return Table(
         "Differences in points with 95 % intervals (paired bootstrap) and p (permutation test, "
-        "corrected by Holm's rule for the pairs of a column)",
+        "corrected by Holm's method over the pairs in a column)",
         rows,
     )
 
@@ -162,7 +162,7 @@ def _tested(difference: Mapping[str, float] | None) -> str:
 
 
 def _stepwise(result: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Returns names and recalls of runs that retrieve; none if no run has a second step."""
+    """Returns names and recalls of the runs that retrieve; empty if no run has a second step."""
     runs = [(name, s["recall_by_step"]) for name, s in result["systems"].items()]
     has_steps = any(len(recalls) > 1 for _, recalls in runs)
     return [(name, recalls) for name, recalls in runs if recalls and has_steps]

@@ -9,7 +9,7 @@ from cirag_jax.io import visible
 from cirag_jax.types import Passage, Prediction, Sentence, Step, Triple, Unit
 
 WIDTH = 100  # columns
-_MOST = 10  # passages of a step, and items of evidence, to list
+_MOST = 10  # maximum number of listed passages per step, and of listed items of evidence
 
 
 def render(prediction: Prediction, passages: Mapping[str, Passage]) -> str:
@@ -30,7 +30,7 @@ def render(prediction: Prediction, passages: Mapping[str, Passage]) -> str:
 
 
 def plain(text: str) -> str:
-    """Returns a text on one line, with invisible characters spelled out."""
+    """Returns a text on one line, with invisible characters escaped."""
     return visible(" ".join(text.split()))
 
 
@@ -104,7 +104,7 @@ def _title(passage_id: str, passages: Mapping[str, Passage]) -> str:
 
 
 def _quote(passage: Passage, sentence: int | None) -> str:
-    """Returns the place of a fact and its sentence."""
+    """Returns the title of a passage, and a sentence with its number."""
     sentences, place = sentences_of(passage), _place(passage, sentence)
     if sentence is None or not 0 <= sentence < len(sentences):
         return place

@@ -49,13 +49,13 @@ def sections(result: Mapping[str, Any]) -> list[pages.Section]:
 
 
 def sentences(result: Mapping[str, Any]) -> list[str]:
-    """Returns the `sentence` of every run."""
+    """Returns one sentence about each run; see `sentence`."""
     aggregate = result["settings"]["aggregate"]
     return [sentence(name, system, aggregate) for name, system in result["systems"].items()]
 
 
 def sentence(name: str, system: Mapping[str, Any], aggregate: str) -> str:
-    """Returns a summary of a run."""
+    """Returns a summary of a run in one sentence."""
     error, cells = system["error"], list(_filled(system["matrix"]))
     if error["value"] is None:
         return f"{name}: error n/a ({error['reason']})"
@@ -111,7 +111,7 @@ def notes(result: Mapping[str, Any]) -> list[str]:
             lines.append(f"{label} left out: {counts}.")
     least = result["settings"].get("least_in_cell", 1)
     if least > 1:
-        lines.append(f"Cells of fewer than {least} questions are n/a and left out of r.")
+        lines.append(f"Cells with fewer than {least} questions are n/a and ignored by r.")
     for name, system in result["systems"].items():
         if "reason" in system["failures"]:
             lines.append(f"Failures of {name}: n/a, {system['failures']['reason']}.")
@@ -122,7 +122,7 @@ def notes(result: Mapping[str, Any]) -> list[str]:
 
 
 def tables(result: Mapping[str, Any]) -> list[Table]:
-    """Returns tables of each run's and each pair's matrix, the failures and the correlations."""
+    """Returns tables of the matrices of all runs and pairs, the failures and the correlations."""
     label, settings = _error_label(result), result["settings"]
     unit, chunks = f"{settings['unit']}s", settings["chunks"]
     if unit == "chunks":
@@ -180,9 +180,10 @@ def _correlations(result: Mapping[str, Any]) -> Table:
             best = " *" if how in system["strongest"] else ""
             rows.append([f"{name}, {_NAMES[how]}{best}", *map(_r, cells)])
     return Table(
-        "Pearson's r of difficulty and error (p; points): over the quartiles of each hop, weak "
-        "evidence with at most four points; the mean of these (* highest of a run); along the "
-        "diagonal; over single questions; of the number of hops, over single questions",
+        "Pearson's r between difficulty and error (p; number of points): over the quartiles of "
+        "each number of hops (weak evidence, with at most four points); the mean of these (* "
+        "highest of a run); along the matrix's diagonal; over single questions; and between the "
+        "number of hops and error, over single questions",
         rows,
     )
 
@@ -217,7 +218,7 @@ def _r(values: Mapping[str, Any]) -> str:
 
 
 def heat_maps(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields figures by name, which the caller closes."""
+    """Yields the figures with their names; the caller closes the figures."""
     label = _error_label(result)
     systems = {name: system["matrix"] for name, system in result["systems"].items()}
     yield MATRIX, draw(systems, label)
@@ -226,7 +227,7 @@ def heat_maps(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def draw(matrices: Mapping[str, Mapping[int, Any]], label: str, signed: bool = False) -> Any:
-    """Draws a row of heat maps; cells without a value are grey.
+    """Draws a row of heat maps; cells without a value are gray.
 
     The color maps suit color-blind readers: cividis from 0 to 100 %, and PuOr around 0 for
     differences.
@@ -234,7 +235,7 @@ def draw(matrices: Mapping[str, Mapping[int, Any]], label: str, signed: bool = F
     Args:
       matrices: title of a panel -> hops -> four cells.
       label: label of the color bar.
-      signed: the values are differences.
+      signed: whether the values are differences.
     """
     count = len(matrices)
     rows = max(3, *(len(matrix) for matrix in matrices.values()))

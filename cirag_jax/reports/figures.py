@@ -28,7 +28,7 @@ def plain(name: str) -> str:
 
 
 def style(index: int) -> dict[str, str]:
-    """Returns marker and color of the ``index``-th system."""
+    """Returns the marker and color of system number ``index``."""
     return {"marker": MARKERS[index % len(MARKERS)], "color": COLORS[index % len(COLORS)]}
 
 
@@ -39,7 +39,7 @@ def legend_on_the_right(axes: Any) -> None:
 
 def save(figure: Any, folder: pathlib.Path, name: str) -> None:
     """Writes ``NAME.png`` and ``NAME.svg``, and closes the figure."""
-    for kind, varying in (("png", "Software"), ("svg", "Date")):  # omitted, to be reproducible
+    for kind, varying in (("png", "Software"), ("svg", "Date")):  # left out, for reproducible files
         with replacing(folder / f"{name}.{kind}") as aside:
             figure.savefig(aside, format=kind, dpi=150, metadata={varying: None})
     pyplot().close(figure)

@@ -1,8 +1,8 @@
 """Self-contained HTML pages.
 
 A page makes no network requests. Its Content-Security-Policy only allows its own script and style,
-identified by their hashes. Data of a run is escaped text, JSON without ``<`` in data blocks, or
-part of a picture.
+identified by their hashes. The data of a run appears only as escaped text, as JSON without ``<`` in
+data blocks, or in pictures.
 """
 
 import base64
@@ -34,15 +34,15 @@ def template(
     images: bool = False,
     **parts: str,
 ) -> tuple[str, str]:
-    """Returns the HTML of a page before and after its data blocks.
+    """Returns the HTML before and the HTML after the data blocks of a page.
 
     Args:
-      body: name of the body's file in this folder; ``{{NAME}}`` is replaced by a part.
-      title: text of the title.
+      body: file name of the body in this folder; each ``{{NAME}}`` is replaced by a part.
+      title: the title, as plain text.
       style: names of CSS files in this folder.
       script: names of JavaScript files in this folder.
-      images: allow pictures in the page.
-      **parts: HTML of the parts.
+      images: whether to allow pictures in the page.
+      **parts: the HTML of each part, by name.
     """
     css, js = ("".join(map(_file, names)) for names in (style, script))
     policy = "; ".join(
@@ -77,7 +77,7 @@ def sections(parts: Sequence[Section]) -> str:
 
 
 def anchor(title: str) -> str:
-    """Returns the id of a section."""
+    """Returns the HTML id of the section with this title."""
     return title.lower().replace(" ", "-")
 
 
@@ -88,7 +88,7 @@ def link(to: str, label: str, tab: str = "") -> str:
 
 
 def text(value: str) -> str:
-    """Returns a text as HTML, with invisible characters spelled out."""
+    """Returns a text as HTML, with invisible characters escaped."""
     return html.escape(visible(value))
 
 

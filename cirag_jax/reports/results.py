@@ -1,4 +1,4 @@
-"""The result page: several runs on the same questions, with a link to every answer's trace.
+"""The result page: compares runs on the same questions and links to the trace of every answer.
 
 ``index.html`` links to the traces in its folder, ``trace-1.html`` and so on.
 """
@@ -28,13 +28,13 @@ def write(
     note: str = "",
     more: Sequence[Section] = (),
 ) -> dict[str, Any]:
-    """Writes ``index.html`` and every run's trace, all of them or none.
+    """Writes ``index.html`` and the trace of every run; after an error, none is written.
 
     Args:
       result: result of `commands.comparison.measure_runs`.
       records: run -> question id -> record.
       workdir: an existing folder.
-      title: title of the page; None is the names of the runs.
+      title: title of the page; by default, the names of the runs.
       note: text below the title.
       more: additional sections before the questions.
 
@@ -96,7 +96,7 @@ def _page(
 
 
 def _rows(records: Mapping[str, Mapping[str, Record]], profile: str) -> Iterator[dict[str, Any]]:
-    """Yields each question with every run's verdict, answer, and position in its trace."""
+    """Yields each question with the verdict, answer, and position in the trace of every run."""
     positions = {run: {i: n for n, i in enumerate(ids, start=1)} for run, ids in records.items()}
     for i, record in next(iter(records.values())).items():
         cells = []

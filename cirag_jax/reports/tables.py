@@ -38,7 +38,7 @@ def write_report(result: Mapping[str, Any], workdir: pathlib.Path, show: bool = 
 def table_of(result: Mapping[str, Any]) -> str:
     """Returns a table of each system's recall in per cent, overall and per fold.
 
-    It also shows the lead of the main system with its 95 % interval.
+    It also shows the main system's lead over each other system, with 95 % intervals.
     """
     ks, main_k = _ks(result), _main_k(result)
     first = _main_system(result)
@@ -65,7 +65,7 @@ def table_of(result: Mapping[str, Any]) -> str:
 
 
 def _stops_table(result: Mapping[str, Any]) -> str:
-    """Returns a second table about linked searches that stop by themselves, or ""."""
+    """Returns a table of linked search with stopping thresholds, or "" if there are none."""
     if not result.get("stops"):
         return ""
     header = ["threshold", "passages", "recall", "exact match", "F1"]
@@ -76,18 +76,18 @@ def _stops_table(result: Mapping[str, Any]) -> str:
     ]
     caption = (
         f"{NAMES[_main_system(result)]}, without passages whose probability of being needed is "
-        "below a threshold: sets of passages against the gold sets"
+        "below a threshold; the other passages are compared with the gold passages"
     )
     return f"\n\n{caption}\n\n{markdown([header, *rows])}"
 
 
 def _main_system(result: Mapping[str, Any]) -> str:
-    """Returns the system that is compared with the others, and whose searches may stop."""
+    """Returns the system that is compared with the others and may have stopping thresholds."""
     return "linked" if "linked" in result else "trained"
 
 
 def _ks(result: Mapping[str, Any]) -> list[int]:
-    """Returns the K of recall@K, ascending."""
+    """Returns the values of K in recall@K, in ascending order."""
     recalls = result[next(iter(_names(result)))]
     return sorted(int(name.partition("@")[2]) for name in recalls)
 
@@ -98,7 +98,7 @@ def _names(result: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _main_k(result: Mapping[str, Any]) -> int:
-    """Returns the K of the lead: 5 as in the papers, or else the largest."""
+    """Returns the K for comparing systems: 5 as in the papers, or else the largest."""
     ks = _ks(result)
     return 5 if 5 in ks else ks[-1]
 
@@ -114,7 +114,7 @@ def percent(score: Mapping[str, float] | None, bounds: bool = False) -> str:
 
 
 def lead(difference: Mapping[str, float] | None) -> str:
-    """Returns a difference of `significance.paired_interval` in points with its bounds, or ""."""
+    """Formats a result of `significance.paired_interval` in points with its bounds, or as ""."""
     if difference is None or difference["difference"] != difference["difference"]:
         return ""
     value, low, high = (100 * difference[name] for name in ("difference", "low", "high"))
@@ -133,7 +133,7 @@ class Column(NamedTuple):
       title: the header.
       path: keys of the value in a system's block of the result, joined by "/".
       show: formats a system's value.
-      compared: differences of systems have this column.
+      compared: whether to show this column for differences between systems.
     """
 
     title: str
@@ -176,7 +176,7 @@ def write_table(table: str, workdir: pathlib.Path, show: bool = True) -> None:
 
 
 def captioned(caption: str, rows: Sequence[Sequence[str]], complete: bool) -> str:
-    """Returns a Markdown table below its caption, which says if the result is incomplete."""
+    """Returns a Markdown table below its caption, with a note if the result is incomplete."""
     if not complete:
         caption += "; incomplete, run the same command to resume"
     return f"{caption}\n\n{markdown(rows)}"

@@ -1,6 +1,6 @@
 """The trace viewer: a run's journal as one self-contained, static HTML page.
 
-Each question and each passage is a data block, which the page only parses when it shows it.
+Each question and each passage is a separate data block, which is parsed only when it is shown.
 
 Passages and model output are untrusted. They are JSON without ``<`` in data blocks, and the page
 inserts them only as text nodes. See `pages` for its Content-Security-Policy.
@@ -56,8 +56,8 @@ def write_trace(
     Args:
       run: a workdir of ``launch/answer.py`` or ``launch/distill.py``, or its ``journal.sqlite``.
       page: path of the page.
-      title: title of the page; None is the names of method and workdir.
-      profile: scorer whose exact match decides which answers are right.
+      title: title of the page; by default, the names of the method and the workdir.
+      profile: answer scorer; an answer is right if its exact match is 1.
     """
     path = pathlib.Path(run).expanduser()
     path = path / JOURNAL if path.is_dir() else path
@@ -84,7 +84,10 @@ def write_page(
     passages: Mapping[str, Passage],
     profile: str = answers.DEFAULT,
 ) -> dict[str, int]:
-    """Writes the page of ``records`` like `write_trace`; ``passages`` are by id."""
+    """Writes the page of ``records``; returns the number of questions, in total and by verdict.
+
+    The keys of ``passages`` are their ids. For the other arguments, see `write_trace`.
+    """
     number = {passage_id: index for index, passage_id in enumerate(passages)}
     before, after = pages.template(
         "trace.html", title, ["page.css", "trace.css"], ["page.js", "trace.js"]
@@ -110,7 +113,7 @@ _LISTED = ("id", "question", "verdict", "granularity", "answer", "answers", "f1"
 
 
 def _question(record: Record, number: Mapping[str, int], profile: str) -> dict[str, Any]:
-    """Returns all data of a question; passages are numbers of data blocks."""
+    """Returns all data of a question; numbers of data blocks stand for passages."""
     question: Mapping[str, Any] = record.input
     prediction = record.result(Prediction)
     evidences = [tuple(map(str, fact)) for fact in question.get("evidences") or ()]
@@ -167,7 +170,7 @@ def answer_fields(record: Record, prediction: Prediction | None, profile: str) -
     """Returns the answer, its scores and one of `VERDICTS`."""
     golds = question_fields(record)["answers"]
     em = f1 = None
-    # Runs that only collect evidence for distillation have no attempts, and so no wrong answers.
+    # Runs that only collect evidence for distillation have no attempts and thus no answers.
     if prediction is not None and golds and prediction.attempts:
         em = answers.exact_match(prediction.answer, golds, profile)
         f1 = answers.f1(prediction.answer, golds, profile)
@@ -217,6 +220,6 @@ def _unit(unit: Unit, number: Mapping[str, int]) -> list[Any]:
 
 
 def _passage(passage: Passage) -> dict[str, Any]:
-    # The sentences that triples refer to, which may differ from the benchmark's.
+    # Triples refer to these sentences, which may differ from the benchmark's.
     sentences = list(sentences_of(passage)) or [passage.text]
     return {"id": passage.id, "title": passage.title, "sentences": sentences}

@@ -6,7 +6,7 @@
 #     launch/slurm/job.sh train --config=configs/aligner.py:paper --config.data.dir=DATA
 #
 # The default workdir is runs/JOB-NAME, and the log is JOB-NAME-ID.log. Three minutes before the time
-# limit, the command receives SIGTERM, as by `scancel --signal=TERM ID`. If the run is not complete,
+# limit, the command receives SIGTERM, as from `scancel --signal=TERM ID`. If the run is incomplete,
 # the job is requeued and resumes, at most 100 times (a run with a spent budget never completes).
 #SBATCH --output=%x-%j.log
 #SBATCH --open-mode=append
@@ -15,7 +15,7 @@
 
 program=$1
 shift
-# Standard output contains only the result, of the first process.
+# Standard output contains only the result of the first process.
 result=$(srun --kill-on-bad-exit=1 "${PYTHON:-.venv/bin/python}" "launch/$program.py" \
   --workdir="runs/$SLURM_JOB_NAME" "$@")
 status=$?

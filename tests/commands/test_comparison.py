@@ -123,7 +123,7 @@ def test_compare_undefined_score_has_a_reason(tmp_path):
     assert differences["triple_recall@3"]["reason"] == "ranks no triples"
     assert "reason" not in differences["f1"]
     table = (tmp_path / "c" / "table.md").read_text()
-    assert "; n/a of b: ranks no triples (triple R@3)\n" in table
+    assert "; n/a for b: ranks no triples (triple R@3)\n" in table
     without_answers = [(dataclasses.replace(q, answers=()), p) for q, p in pairs]
     none = compare(tmp_path, workdir(tmp_path, "d", without_answers))
     assert none["systems"]["d"]["f1"]["reason"] == "no gold answer"
@@ -138,7 +138,7 @@ def test_compare_method_without_corpus_has_no_recall(tmp_path, monkeypatch):
     assert result["systems"]["b"]["recall@3"]["reason"] == "retrieves nothing"
     assert "recall@3" not in result["differences"]["a-b"]
     table = (tmp_path / "c" / "table.md").read_text()
-    assert "; n/a of b: retrieves nothing (R@3, sentence R@3, triple R@3)\n" in table
+    assert "; n/a for b: retrieves nothing (R@3, sentence R@3, triple R@3)\n" in table
 
 
 def test_compare_small_p_value_is_shown_as_bound(tmp_path):

@@ -267,7 +267,7 @@ def test_difficulty_small_cells_are_undefined(two_runs, capsys):
     assert result["settings"]["least_in_cell"] == 4
     table = (root / "w" / "table.md").read_text()
     assert re.search(r"^\| 2 +\| +n/a \| +50\.0 \[", table, re.MULTILINE)
-    assert "Cells of fewer than 4 questions are n/a and left out of r." in table
+    assert "Cells with fewer than 4 questions are n/a and ignored by r." in table
     for name, count in (("matrix", 2), ("difference", 2)):
         assert (root / "w" / f"{name}.svg").read_text().count("<!-- n/a -->") == count
 
