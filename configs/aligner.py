@@ -11,7 +11,7 @@ Presets: ``quick`` (the default) trains MiniLM-L6 on 2 CPU cores. ``linked`` doe
 and adds a head that weighs aligner, links and words (docs/retrieval.md). ``paper`` is E5-large with
 the values of KiRAG's Appendix B.3, and ``code`` with those of its released code. Both take
 negatives from the question's own context; --config.retrieved.model=intfloat/e5-large-v2 retrieves
-ten passages for each prefix instead, as KiRAG does. They use AdamW like KiRAG's code, where the
+ten passages for each prefix instead, as KiRAG does. They use AdamW like KiRAG's code, although the
 paper names Adam with weight decay.
 
 Record of ``quick`` (2026-11-21, 2 CPU cores, Python 3.11, jax 0.10.2, commit 34c8f32; recall of
@@ -30,8 +30,8 @@ the aligner's passage embeddings 86.9, the frozen encoder's 75.1.
 
 Record of ``linked`` (all three datasets; 2026-11-27, 2 CPU cores of an AMD EPYC, commit a736cff):
 41 min in 5.0 GiB: 16 min for 100 steps of the aligner, 19 min to embed 135,351 sentences, 6 min for
-the head. Held-out recall@5 90.6, of the aligner without the head 80.2. On an NVIDIA H200 (commit
-f50d131, MiniLM in bfloat16): 323 s, 89.9 and 79.9. Six epochs (commit 4702bec): 73 min.
+the head. Held-out recall@5 is 90.6, without the head 80.2. On an NVIDIA H200 (commit f50d131,
+MiniLM in bfloat16): 323 s, 89.9 and 79.9. Six epochs (commit 4702bec): 73 min.
 """
 
 from typing import Any
@@ -51,12 +51,12 @@ def base() -> Any:
     config: Any = ConfigDict()
     config.seed = 0  # Seed for the order of questions, negatives and dropout.
     config.data = common.data(split="train", several=True)
-    # Dev questions of each folder: those of another split or fold, or else training questions that
-    # are held out, the last `questions` of a seeded permutation.
+    # Dev questions of each folder: questions of another split or fold, or else held-out training
+    # questions, the last `questions` of a seeded permutation.
     config.dev = ConfigDict()
-    config.dev.split = placeholder(str)  # null (with fold=null): hold out training questions.
+    config.dev.split = placeholder(str)  # null, with fold=null, holds out training questions.
     config.dev.fold = placeholder(str)  # A part of the split, like config.data.fold; null is all.
-    config.dev.questions = 50  # Most dev questions per folder.
+    config.dev.questions = 50  # Maximum dev questions per folder.
 
     config.model = ConfigDict()
     # A model folder, package:NAME or hub id of E5, BGE, MiniLM, MPNet or another BERT-like model.
@@ -68,19 +68,19 @@ def base() -> Any:
     config.model.dropout = 0.0  # Dropout rate in the whole encoder during training.
     config.model.remat = False  # Recompute each layer in the backward pass, to save memory.
 
-    config.query_max_length = 256  # Most tokens of the question and its chain.
-    config.unit_max_length = 128  # Most tokens of a triple, sentence or passage.
+    config.query_max_length = 256  # Maximum tokens of the question and its chain.
+    config.unit_max_length = 128  # Maximum tokens of a triple, sentence or passage.
     config.temperature = 0.05  # Temperature of the loss (KiRAG's tau).
-    config.batch_size = 64  # Queries (prefixes) per step, over all devices.
-    config.prefixes_per_question = 4  # Most prefixes; short chains have fewer.
-    # Order of a chain's steps: dependency (any step whose premises are there) | printed (KiRAG's
-    # paper) | annotation (its code)
+    config.batch_size = 64  # Queries (prefixes of chains) per step, over all devices.
+    config.prefixes_per_question = 4  # Maximum prefixes of a chain; short chains have fewer.
+    # Order of a chain's steps: dependency (any step whose premises precede it) | printed (as in
+    # KiRAG's paper) | annotation (as in KiRAG's code)
     config.order = "dependency"
-    config.num_negatives = 10  # Hard negatives per query, of the question's own pool or retrieved.
+    config.num_negatives = 10  # Hard negatives per query, from the question's pool or retrieved.
     # Negatives from passages retrieved for each prefix, as in KiRAG's paper (config.order=printed);
     # units that repeat a gold sentence are left out.
     config.retrieved = ConfigDict()
-    # A model like config.model.spec, or a training workdir; null uses the question's own pool.
+    # A model like config.model.spec, or a training workdir; null uses the question's pool.
     config.retrieved.model = placeholder(str)
     config.retrieved.passages = 10  # Passages retrieved per prefix.
     config.chain_negatives = False  # Allow other units of the chain as negatives.
@@ -91,7 +91,7 @@ def base() -> Any:
     config.micro_batches = 1  # Micro-batches per step with accumulation=official.
     config.chunk_tokens = 1024  # Tokens, padding included, per forward pass of a device.
     config.keep_activations = True  # Store activations instead of running a second forward pass.
-    # Most GiB of stored activations per device; chunks beyond run twice. null stores all.
+    # Maximum GiB of stored activations per device; further chunks run twice. null stores all.
     config.activations_gib = placeholder(float)
 
     config.num_epochs = 6.0  # Epochs; each draws new prefixes of every question.
@@ -101,13 +101,13 @@ def base() -> Any:
     # the aligner. If interrupted, it restarts; a finished head is kept until its checkpoint,
     # questions or settings change.
     config.head = ConfigDict()
-    config.head.rounds = 0  # Rounds of search and fitting, the first without a head; 0 trains none.
-    # Passages searched: all (of the folder; embedding them may take longer than the training) | own
-    # (of the questions' contexts, an easier search).
+    config.head.rounds = 0  # Rounds of search and training, the first without a head; 0: no head.
+    # Passages to search: all (of the folder; embedding them may take longer than training) | own
+    # (only the questions' contexts, an easier search).
     config.head.corpus = "all"
-    # Weight of states of held-out training questions, on which the aligner was not trained. Each
-    # half of these questions then evaluates a head trained on the other half. With 0, or with
-    # dev.split or dev.fold, dev questions only evaluate.
+    # Weight of search states of held-out training questions, on which the aligner was not trained.
+    # Each half of these questions then evaluates a head trained on the other half. With 0, or with
+    # dev.split or dev.fold, dev questions are used only for evaluation.
     config.head.held_out = 3
     config.head.steps = 5  # Passages chosen per search, one at a time.
     config.head.hidden = 32  # Width of the hidden layer.
@@ -156,7 +156,7 @@ def paper() -> Any:
     config.negatives = "own"
     config.mask_false_negatives = False
     config.chunk_tokens = 16384
-    config.activations_gib = 16.0  # In addition to those of a running chunk; not measured.
+    config.activations_gib = 16.0  # Not measured; the running chunk needs more.
     # The paper has 10 epochs over data points, one per triple of a chain: 2.36 per question on
     # average (Table 7). An epoch here draws one per question.
     config.num_epochs = 23.6

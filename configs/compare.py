@@ -22,7 +22,7 @@ Record (built-in dataset, 2026-11-24, 2 busy CPU cores, commit 75d3ca4; with
 --config.set="('reader.max_tokens=32','ircot:ircot.max_thoughts=2')"): F1 13.3, 0.0, 3.8 and 20.0
 without significant differences, no failures. The methods shared two language models, two encoders
 and two indexes; 257 of 718 texts were embedded. Seconds per question, one question at a time: 3.3,
-5.6, 13.1 and 14.5. Not yet run on a whole dataset.
+5.6, 13.1 and 14.5. Not yet run on a complete dataset.
 """
 
 from typing import Any
@@ -38,10 +38,10 @@ def get_config() -> Any:
     # METHOD, METHOD:PRESET or NAME=METHOD:PRESET, separated by commas: "cirag,llm=cirag:llm". For a
     # method outside the package, METHOD is the path of its config file.
     config.methods = placeholder(object)
-    config.preset = "small"  # Preset of methods that name none; "" is the papers' settings.
+    config.preset = "small"  # Preset of methods without one; "" is the papers' settings.
     # Overrides "('KEY=VALUE', 'NAME:KEY=VALUE')" for every method with that key, or for one method.
     config.set = placeholder(object)
-    config.model = placeholder(str)  # Language model of every role that names none.
+    config.model = placeholder(str)  # Language model of every role without one.
 
     config.data = common.data(split="")
     config.data.split = placeholder(str)  # null is all splits, or test for the built-in dataset.
@@ -50,7 +50,7 @@ def get_config() -> Any:
     config.bootstrap_samples = 10_000  # Bootstrap resamples, and permutations of the tests.
     config.seed = 0  # Seed for sampling and resampling.
 
-    # Runs of each method that samples, with consecutive seeds; greedy methods run once.
+    # Number of runs of each method that samples, with consecutive seeds; greedy methods run once.
     config.repeats = 1
     # Questions that are also answered one at a time, to measure latency; 0 measures none.
     config.latency_questions = 0

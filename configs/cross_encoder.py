@@ -52,10 +52,10 @@ def base() -> Any:
     # Held-out training questions, which choose the checkpoint: the last of a seeded permutation.
     config.dev = ConfigDict()
     config.dev.questions = 30  # Number of held-out questions.
-    # Questions on which the gain over the bi-encoder is measured.
+    # Questions for measuring the gain over the bi-encoder.
     config.evaluate = ConfigDict()
-    config.evaluate.split = "dev"  # Their split; none of them is trained on.
-    config.evaluate.questions = 100  # Most questions; 0 skips the evaluation.
+    config.evaluate.split = "dev"  # Split of these questions; none is trained on.
+    config.evaluate.questions = 100  # Maximum questions; 0 skips the evaluation.
     config.evaluate.retrieved = 10  # Passages retrieved in addition to a question's own context.
     config.evaluate.bootstrap_samples = 10_000  # Bootstrap resamples for confidence intervals.
 
@@ -68,12 +68,12 @@ def base() -> Any:
     # The bi-encoder, which mines negatives and is the baseline.
     config.encoder = retrievers.encoder()
 
-    config.max_length = 160  # Most tokens of a pair.
+    config.max_length = 160  # Maximum tokens of a pair.
     config.targets_per_step = 8  # Positives per step, over all devices.
     config.negatives = ConfigDict()
     # Negatives per positive: few, and half of them easy. With five, mostly hard, and 96 pairs per
-    # step, the model predicted "irrelevant" for all pairs; now it learns within a hundred steps.
-    config.negatives.own = 1  # From the question's own pool.
+    # step, the model predicted "irrelevant" for all pairs; with these, it learns within 100 steps.
+    config.negatives.own = 1  # From the question's pool.
     config.negatives.mined = 0  # From passages that the bi-encoder retrieves from the corpus.
     config.negatives.easy = 1  # From positives of other questions.
     config.negatives.depth = 20  # Nearest texts from which negatives.own and .mined are drawn.
@@ -81,7 +81,7 @@ def base() -> Any:
     config.chunk_rows = 8  # Pairs per forward pass.
 
     config.num_epochs = 3.0  # Epochs over all positives.
-    config.max_steps = 0  # Most steps; 0 is no limit.
+    config.max_steps = 0  # Maximum steps; 0 is no limit.
     config.optimizer = common.optimizer(1e-4, "linear", warmup_ratio=0.1, weight_decay=0.01)
 
     common.training_loop(config, eval_every=100)

@@ -30,14 +30,14 @@ def get_config() -> Any:
     config.component = "difficulty"  # Selects the evaluation; do not change.
     config.runs = placeholder(object)  # A run's folder, or a tuple of them, "('NAME=W1', 'W2')".
     config.data = ConfigDict()
-    config.data.dir = placeholder(str)  # The runs' dataset; null is that of their config.json.
+    config.data.dir = placeholder(str)  # Dataset of the runs; null reads it from their config.json.
     # acc | em | f1: a question's error is 1 - score. acc is closest to the paper's judge.
     config.score = "acc"
     # A workdir of configs/judge.py with verdicts about these runs, to use instead of scores.
     config.judgements = placeholder(str)
-    config.profile = "musique"  # Answer scorer, one of those in evaluation/answers.py.
-    # Aggregates a question's similarities to its gold passages (the matrix's columns): min | mean |
-    # power_mean
+    config.profile = "musique"  # Answer scorer, from evaluation/answers.py.
+    # How to aggregate a question's similarities to its gold passages, for the matrix's columns: min
+    # | mean | power_mean
     config.aggregate = "min"
     config.power = -2.0  # Exponent of the power mean; the released code has -3.
     # Compared texts: passage (of the corpus) | chunk (of its article) | article
@@ -46,7 +46,7 @@ def get_config() -> Any:
     config.chunks = config_words.block_of(ChunkSettings())
     # A gold passage counts as retrieved if it is among a run's first K passages; 0 is any rank.
     config.retrieved_at = 0
-    # Fewest questions of a cell; others are n/a and left out of correlations.
+    # Minimum questions of a cell; smaller cells are n/a and ignored by correlations.
     config.least_in_cell = 1
     config.encoder = retrievers.encoder()
     config.bootstrap_samples = 10_000  # Bootstrap resamples for confidence intervals.

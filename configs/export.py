@@ -19,9 +19,9 @@ def get_config() -> Any:
     # float32 | bfloat16 for the tensors of an adapter or merged model. null is float32 for an
     # adapter and the base's type for a merged model.
     config.dtype = placeholder(str)
-    # An earlier adapter that the checkpoint was trained from (config.lora.start). The export is
-    # the weighted mean of both, in which the checkpoint's weight is `share`.
+    # The adapter from which the checkpoint's training started (config.lora.start). The export is
+    # the weighted mean of both; `share` is the checkpoint's weight.
     config.average_with = placeholder(str)
     config.share = placeholder(float)  # Weight of the checkpoint in the mean; null is 0.5.
-    config.rank = 0  # Export an aligner as an adapter of this rank; 0 is the whole model.
+    config.rank = 0  # Export an aligner as an adapter of this rank; 0 is the full model.
     return config

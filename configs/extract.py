@@ -35,25 +35,26 @@ from configs import common
 
 def get_config(preset: str = "") -> Any:
     config: Any = ConfigDict()
-    # By default the whole corpus.jsonl. With corpus=selected_questions only the contexts of the
-    # questions that split, fold and limit select.
+    # By default, the complete corpus.jsonl. With corpus=selected_questions, only the contexts of
+    # the questions that split, fold and limit select.
     config.data = common.data(split="", units=None)
     config.limit = 0  # The first N of these passages; 0 is all.
     config.import_openie = placeholder(str)  # An openie.jsonl to import, instead of extraction.
 
     config.extractor = common.extractor()
-    # openie (entities, then triples, as JSON) | kirag | trace (<head; relation; tail>, one call).
+    # Prompt and output: openie (entities, then triples, as JSON) | kirag | trace (both write <head;
+    # relation; tail> in one call).
     config.dialect = "openie"
-    config.entity_tokens = 192  # Most new tokens for a passage's entities.
-    config.triple_tokens = 512  # Most new tokens for a passage's triples.
-    config.constrained = False  # Enforce the JSON schema, on backends that can.
+    config.entity_tokens = 192  # Maximum new tokens for a passage's entities.
+    config.triple_tokens = 512  # Maximum new tokens for a passage's triples.
+    config.constrained = False  # Enforce the JSON schema, if the backend supports it.
     # Drop triples whose head or tail has a word that is not in the passage; small models invent
     # names.
     config.grounded = False
 
     config.retry = "errors"  # Failed passages to retry: never | errors (of requests) | all
     config.replace = False  # Replace triples of another model or prompt.
-    # Largest share of passages without triples; above it the run fails.
+    # Maximum share of passages without triples; above this share, the run fails.
     config.max_empty_share = 0.5
     config.min_passages = 50  # Passages to process before max_empty_share applies.
 
@@ -63,7 +64,8 @@ def get_config(preset: str = "") -> Any:
     config.engine = "local"
     # Workers with engine=ray; 0 is one per GPU, or one per node if none is needed.
     config.workers = 0
-    config.stop_after_minutes = 0.0  # Stop cleanly, to be resumed by the same command; 0 is never.
+    # Minutes after which the run stops, to be resumed with the same command; 0 is no limit.
+    config.stop_after_minutes = 0.0
     config.estimate_only = False  # Only print the expected number of tokens.
     if preset == "small":
         config.extractor.adapter = "shipped:extractor"

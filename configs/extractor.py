@@ -3,12 +3,12 @@
     python launch/train.py --config=configs/extractor.py[:preset] --config.data.dir=DATA --workdir=W
 
 Needs a dataset folder with an openie.jsonl, whose entities and triples are the references. Trains
-on passages of the questions of ``config.data.fold``, without passages that another fold shares.
+on the passages of the questions in ``config.data.fold``, except those that another fold has, too.
 Writes checkpoints and metrics to W; run the same command to resume.
 
 Presets: ``quick`` (the default) trains SmolLM2-135M on 2 CPU cores, on at most 300,000 tokens.
-``paper`` trains Qwen2.5-7B-Instruct on 4 GPUs with the integrator's hyper-parameters; the paper
-distils no extractor; not yet run.
+``paper`` trains Qwen2.5-7B-Instruct on 4 GPUs with the integrator's hyper-parameters (the paper has
+no trained extractor); not yet run.
 
 Record of ``quick`` (--config.data.dir=musique; 2026-11-23, 2 cores of an Intel Xeon, jax 0.10.2,
 commit 6e1523a): 917 of 2,200 examples (0.42 epochs of 1,100 passages), 148 steps, 299,024 tokens,
@@ -17,7 +17,7 @@ one core of another machine (2026-11-22): the same losses in 80 min.
 
 Record of cirag_jax/shipped/extractor (--config.lora.rank=7 --config.lora.alpha=14; 2026-11-25, 2
 CPU cores of an AMD EPYC, commit 82d86f7): 1,085 passages, without those shared with another fold,
-299,351 tokens; dev loss 0.77 -> 0.37; 53 min, half of the time next to another training.
+299,351 tokens; dev loss 0.77 -> 0.37; 53 min, half of the time next to another training run.
 """
 
 from typing import Any
@@ -37,8 +37,8 @@ def base() -> Any:
     config.data = common.data(split="")
     config.data.fold = "train"
     config.num_passages = 0  # Passages to train on, drawn at random; 0 is all.
-    # Fold whose passages choose the checkpoint, at most num_dev of them; null holds out
-    # dev_fraction of the training passages.
+    # Fold with the passages that choose the checkpoint, at most num_dev; null holds out
+    # dev_fraction of the training passages instead.
     config.dev = placeholder(str)
     config.dev = "tune"
     return config

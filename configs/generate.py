@@ -20,12 +20,12 @@ def get_config() -> Any:
     config.prompts = placeholder(str)  # The file of conversations; required.
 
     # Defaults of fields that a line of the file may set.
-    config.max_tokens = 256  # Most new tokens.
+    config.max_tokens = 256  # Maximum new tokens.
     config.temperature = 0.0  # 0 is greedy decoding.
     config.top_p = 1.0  # Nucleus sampling, in (0, 1].
-    config.seed = 0  # Seed of each request's own random stream.
+    config.seed = 0  # Random seed; each request has a separate random stream.
     config.stop = ()  # Strings that end the response and are removed from it.
 
     config.logprobs = False  # Also write the log-probability of each token.
-    config.top_logprobs = 0  # Also this many alternatives per token; implies logprobs.
+    config.top_logprobs = 0  # Also write this many alternatives per token; implies logprobs.
     return config

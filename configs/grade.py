@@ -7,7 +7,7 @@ python launch/generate_questions.py --config=configs/grade.py:medium --config.do
 Needs documents, or none for the built-in dataset. Writes a dataset folder to G; run the same
 command to resume. docs/methods/grade_generation.md describes the steps and files.
 
-Presets: ``rules`` needs no language model, but the built-in dataset or a folder with openie.jsonl.
+Presets: ``rules`` needs no language model, only the built-in dataset or a folder with openie.jsonl.
 ``medium`` has a model of 1.5B parameters. ``small`` has SmolLM2-135M, which is too small for good
 questions. ``paper`` has the paper's sizes, for a server or a GPU; not yet run.
 
@@ -21,7 +21,7 @@ Record (2 CPU cores, Python 3.11, commit 834c6e2 of 2026-11-25 unless stated oth
   ``small`` with --config.limit=4: 2 of 22 sentences became claims, 1 triple, no path; 134 s.
   ``medium`` (2026-11-26; claims and triples at commit 21fe1a8, the rest at ba0f106 with
   --config.cache) on 30 passages of 2WikiMultihopQA, 1,369 words: 55 questions of 2 hops, none of
-  more; 35 min. Asked for whole paths and ten claims per request (commit 5d2c64b) on 30 longer
+  more; 35 min. With complete paths and ten claims per request (commit 5d2c64b) on 30 longer
   passages: 9 paths, no question; 73 min.
 """
 
@@ -48,8 +48,8 @@ def get_config(preset: str = "") -> Any:
     # A folder with documents.jsonl (text, title, source, date), corpus.jsonl, or .txt or .md files,
     # or one such file. null is the built-in dataset.
     config.documents = placeholder(str)
-    config.min_words = 0  # Shortest document to use.
-    config.max_words = 0  # Longest document to use; 0 is no limit.
+    config.min_words = 0  # Minimum words of a document.
+    config.max_words = 0  # Maximum words of a document; 0 is no limit.
     config.limit = 0  # The first N documents; 0 is all.
 
     # The steps' settings, described by their dataclasses (cirag_jax/grade).
@@ -68,7 +68,7 @@ def get_config(preset: str = "") -> Any:
     config.seed = 0  # Seed for sampling.
     config.in_flight = 64  # Concurrent requests.
     common.resumable(config)
-    # Only print the expected number of tokens of the first step with a language model; later steps
+    # Only print the expected tokens of the first step that calls the language model; later steps
     # depend on its results.
     config.estimate_only = False
     if preset:

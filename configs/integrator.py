@@ -19,10 +19,10 @@ training trajectories and those in the table; the first row has 162 of 170 for t
   none                         a09a180   80    135,848  2.00    83 %       1.42 -> 0.34  48 min 26 s
   120 built-in                 7148867  105    198,250  1.28    92 %       1.30 -> 0.24  66 min 36 s
   150 of 2Wiki, half 1 round   a09a180   99    199,217  1.56    98 %       1.27 -> 0.23  67 min 48 s
-The first ran on 2 cores (74 min on one), the others on one with at most 200,000 tokens. Its loss is
-1.87 -> 0.25 for rationales, 0.34 -> 0.02 for facts and 1.16 -> 0.18 for questions. On 22 dev steps
-it has core F1 71.2, next query F1 41.7, stops 77.3, parsed 90.9 per cent. The second student keeps
-nothing; the last two stop too early.
+The first run used 2 cores (74 min on one core), the others one core and at most 200,000 tokens. The
+first student's loss is 1.87 -> 0.25 for rationales, 0.34 -> 0.02 for facts and 1.16 -> 0.18 for
+questions. On 22 dev steps it has core F1 71.2, next query F1 41.7, stops 77.3, parsed 90.9 per
+cent. The second student keeps nothing; the last two stop too early.
 
 Record of students over sentences (T made with cirag.units=sentence, see configs/trajectories.py;
 2026-11-25, 2 CPU cores of an AMD EPYC, commits 7ffffe9 and 4d7cf88), with --config.lora.rank=8
@@ -60,7 +60,7 @@ def trainer(component: str) -> Any:
     # Share of the questions (or passages) held out to choose the checkpoint: the last of a seeded
     # permutation.
     config.dev_fraction = 0.05
-    config.num_dev = 24  # Most held-out questions or passages; 0 is no limit.
+    config.num_dev = 24  # Maximum held-out questions or passages; 0 is no limit.
 
     config.model = ConfigDict()
     config.model.spec = placeholder(str)  # Base model, like config.<role>.model; null is SmolLM2.
@@ -70,25 +70,26 @@ def trainer(component: str) -> Any:
     config.model.remat = "projections"  # Recomputed activations: off | projections | full
     config.lora = ConfigDict()
     config.lora.rank = 16  # Rank of the LoRA matrices.
-    config.lora.alpha = 32.0  # The update is scaled by alpha / rank.
+    config.lora.alpha = 32.0  # The adapter's output is scaled by alpha / rank.
     config.lora.dropout = 0.05  # Dropout rate of the adapter's input.
-    config.lora.targets = ("all-linear",)  # Or names of linear layers: q_proj, ...
+    config.lora.targets = ("all-linear",)  # all-linear, or names of linear layers such as q_proj.
     config.lora.rank_stabilised = False  # Scale by alpha / sqrt(rank) instead.
     # Adapter to start from, of any role: a workdir or PEFT folder; null is a new adapter.
     config.lora.start = placeholder(str)
 
-    config.length = 2048  # Most tokens of a row, and so of an example.
+    config.length = 2048  # Maximum tokens of a row, and thus of an example.
     config.packing = True  # Pack several examples into a row.
     config.buckets = (512, 768, 1024, 1280, 1536, 1792)  # Padded row lengths below `length`.
     config.batch_size = 1  # Rows per step, over all devices.
     config.rows_per_device = 1  # Rows per forward pass; gradients are accumulated.
-    config.chunk = 512  # Tokens whose logits a device holds at once.
+    config.chunk = 512  # Tokens whose logits a device stores at once.
 
     config.num_epochs = 2.0  # Epochs over all examples.
-    config.max_tokens = 0  # Most tokens to train on, prompts included; 0 is no limit.
+    config.max_tokens = 0  # Maximum tokens to train on, prompts included; 0 is no limit.
     config.optimizer = common.optimizer(1e-3, "cosine", warmup_ratio=0.03)
     common.training_loop(config, eval_every=40)
-    config.best_metric = "dev/loss"  # Chooses the best checkpoint; also a part, dev/loss_facts.
+    # Chooses the best checkpoint: dev/loss, or a part such as dev/loss_facts.
+    config.best_metric = "dev/loss"
     return config
 
 
@@ -96,20 +97,20 @@ def base() -> Any:
     """Returns the values that all presets share."""
     config = trainer("integrator")
     config.trajectories = placeholder(object)  # A workdir or .jsonl file, or a tuple of them.
-    # Dataset folders ("demo" is the built-in one). Their decomposed training questions, read as
-    # config.data says, are additional examples of writing a query from known facts.
+    # Dataset folders ("demo" is the built-in one) whose decomposed training questions, selected by
+    # config.data, are additional examples of writing a query from known facts.
     config.query_folders = placeholder(object)
     config.data = common.data(split="train")
-    # Loss weights of tokens that name kept candidates and that say that nothing is missing,
-    # relative to a token of a next query.
+    # Loss weights, relative to a token of a next query: of tokens that name kept candidates, and of
+    # tokens that state that nothing is missing.
     config.kept_weight = config.stop_weight = 1.0
-    # Share of the trajectories with candidates in random order, so that their numbers tell nothing.
+    # Share of trajectories with shuffled candidates, so that their numbers carry no information.
     config.shuffled = 0.0
     config.keep = "parsed"  # Trajectories to use: all | parsed (well-formed) | correct_only
-    config.num_trajectories = 0  # Trajectories, drawn at random; 0 is all (paper's Table 8).
+    config.num_trajectories = 0  # Trajectories to draw at random; 0 is all (paper's Table 8).
     config.dev = placeholder(object)  # Dev trajectories, instead of dev_fraction.
-    # Rendering of conversations as in configs/methods/cirag.py, with which the student must then be
-    # used; null is as the trajectories were made. Units are always those of the trajectories.
+    # Prompt settings as in configs/methods/cirag.py; the student must be used with the same ones.
+    # null is the setting of the trajectories. The units are always those of the trajectories.
     config.normalization = placeholder(str)  # ascii | unicode
     config.prompt_format = placeholder(str)  # multi_turn | paper | compact
     config.few_shot = placeholder(bool)  # Start the prompt with the worked example.
@@ -129,7 +130,7 @@ def paper() -> Any:
     config.model.spec = "Qwen/Qwen2.5-7B-Instruct"
     config.model.dtype = "bfloat16"
     # Estimates: stored outputs of the projections take 2.8 MB per token, 45 GB for two full rows.
-    # Recomputed, all activations take 3 GB, next to 15 GB for the base.
+    # If recomputed, all activations take 3 GB, in addition to 15 GB for the base model.
     config.model.remat = "full"
     config.lora.rank = 64
     config.lora.alpha = 128.0

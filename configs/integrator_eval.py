@@ -4,12 +4,13 @@
         --config.trajectories=T --workdir=E
 
 Needs a training workdir or PEFT folder W and trajectories T (a workdir of launch/distill.py or a
-.jsonl file). Also evaluates the untrained base and the baselines top-k (keep the three best
-candidates, repeat the question), aligner (the ranker of T keeps its best candidate) and nothing
-(keep none); without a checkpoint only these, with --config.base.run=false without language model.
-Writes scores with confidence intervals to E; run the same command to resume.
+.jsonl file). Also evaluates the untrained base model and three baselines: top-k (keep the three
+best candidates and repeat the question), aligner (the ranker of T keeps its best candidate) and
+nothing (keep no candidate). Without a checkpoint, only these are evaluated; --config.base.run=false
+leaves out the base model. Writes scores with confidence intervals to E; run the same command to
+resume.
 
-Record (per cent with 95 % intervals; "student" is the first of configs/integrator.py):
+Record (per cent with 95 % intervals; "student" is the first student in configs/integrator.py):
   T = 30 trajectories (80 steps) of MuSiQue's test fold, whose teacher keeps nothing at 52 % of the
   steps (2026-11-22, one CPU core, jax 0.10.2; student at commit 9604270, base at f1c0bc8):
                F1 (mean of steps)   F1 where any kept   micro F1   next query F1   stop   parsed
@@ -20,10 +21,10 @@ Record (per cent with 95 % intervals; "student" is the first of configs/integrat
   MuSiQue      50.0 [37.3, 61.8]     0.0                 0.0       30.1            67.5   95.0
   + built-in   34.0 [23.5, 45.5]    21.5                19.6       14.2            60.0   97.5
   + all 2Wiki  37.1 [25.6, 49.1]    22.8                20.0       13.2            50.0   93.8
-  student less top-k: +23.3 [+9.8, +36.1] (mean of steps), -2.2 [-12.5, +9.2] (micro F1).
-The last three rows are students of other trajectories. With MuSiQue's 60, the student keeps
-nothing at any step; with built-in or one-round 2Wiki trajectories in addition, it stops too early.
-"student" stops better than top-k, but picks fewer right triples than top-k has among its three.
+  student minus top-k: +23.3 [+9.8, +36.1] (mean of steps), -2.2 [-12.5, +9.2] (micro F1).
+The last three rows are students trained on other trajectories. With only MuSiQue's 60, the student
+keeps nothing at any step; with added built-in or one-round 2Wiki trajectories, it stops too early.
+"student" stops better than top-k, but keeps fewer right triples than are among top-k's three.
   T = 30 trajectories (92 steps) of 2WikiMultihopQA's first 30 dev questions with triples of
   configs/extractor.py's model; the teacher keeps nothing at 66 % of the steps (base: 2026-11-23, 2
   CPU cores, commit 6e1523a, 16 min 13 s):
@@ -31,7 +32,7 @@ nothing at any step; with built-in or one-round 2Wiki trajectories in addition, 
   base         22.8 [13.9, 32.6]    12.9                 5.6       22.1            65.2   23.9
   top-k        11.8 [ 7.4, 16.5]    35.1                15.0       23.2            72.8
   nothing      66.3 [55.7, 76.6]     0.0                 0.0        0.0            27.2
-  student less top-k: +34.4 [+21.4, +46.8] (mean of steps), -0.9 [-10.0, +8.6] (micro F1), stop
+  student minus top-k: +34.4 [+21.4, +46.8] (mean of steps), -0.9 [-10.0, +8.6] (micro F1), stop
   -12.0 [-27.1, +3.5].
   T over sentences (cirag.units=sentence), 40 random trajectories of 2WikiMultihopQA's dev_tune, 72
   steps (--config.data.dir=2wikimultihopqa --config.encoder.model=shipped:aligner
@@ -62,31 +63,31 @@ def get_config() -> Any:
     # Trajectories to use, as in configs/integrator.py: all | parsed | correct_only
     config.keep = "all"
     config.limit = 0  # Trajectories to evaluate, drawn at random; 0 is all.
-    # Dataset with the questions' annotations, the gold decisions for trajectories of a language
-    # model. Decisions of the annotation teacher are gold themselves.
+    # Dataset whose annotations give the gold decisions for trajectories of a language model. The
+    # decisions of the annotation teacher are themselves gold.
     config.data = common.data(split="")
 
     config.integrator = blocks.role(max_tokens=384)
-    # Rendering of conversations as in configs/methods/cirag.py; null is as the checkpoint was
-    # trained, or else as the trajectories were made.
+    # Prompt settings as in configs/methods/cirag.py; null is the setting of the checkpoint, or else
+    # of the trajectories.
     config.normalization = placeholder(str)  # ascii | unicode
     config.prompt_format = placeholder(str)  # multi_turn | paper | compact
     config.few_shot = placeholder(bool)  # Start the prompt with the worked example.
     config.prefilled_headers = False  # Prompt the student section by section.
     config.keep_above = 0.0  # See configs/methods/cirag.py; chosen on dev_tune.
     config.match_cutoff = 0.8  # See configs/methods/cirag.py.
-    # The aligner's threshold, as in configs/methods/cirag.py; chosen on dev_tune. It is the ranker
-    # of the trajectories: make them with --config.encoder.model=ALIGNER.
+    # The aligner's threshold, as in configs/methods/cirag.py; chosen on dev_tune. The aligner is
+    # the ranker of the trajectories, so collect these with --config.encoder.model=ALIGNER.
     config.stop_below = -1.0
     config.base = ConfigDict()
     config.base.keep_above = 0.0  # keep_above of the model without the checkpoint.
     config.base.run = True  # Also evaluate the model without the checkpoint.
-    config.base.prefilled_headers = True  # Prompt it section by section.
+    config.base.prefilled_headers = True  # Prompt the base model section by section.
     config.base.few_shot = placeholder(bool)
-    config.base.few_shot = True  # Show it the worked example; null is like the student.
+    config.base.few_shot = True  # Show the base model the example; null is as for the student.
 
     config.query_cosine = True  # Also compare next queries by cosine of their embeddings.
-    # K of the passage recall of next queries, which needs config.data.dir; 0 disables it.
+    # K for the passage recall of next queries, which needs config.data.dir; 0 disables it.
     config.query_recall = 5
     config.retriever = retrievers.retriever()
     config.encoder = retrievers.encoder()

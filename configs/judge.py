@@ -22,14 +22,14 @@ def get_config() -> Any:
     config: Any = ConfigDict()
     config.component = "judge"  # Selects the evaluation; do not change.
     config.runs = placeholder(object)  # A run's folder, or a tuple of them, "('NAME=W1', 'W2')".
-    # answer (short answer) | response (the whole text that the answer was parsed from; DualRAG)
+    # Judged text: answer (short answer) | response (the text that contains the answer; DualRAG)
     config.text = "answer"
     config.judge = _judge()
     config.second = _judge()
     config.second.run = False  # Also run the second judge and report the agreement.
-    config.max_tokens = 32  # Most new tokens of a verdict.
+    config.max_tokens = 32  # Maximum new tokens of a verdict.
     config.retries = 1  # Further requests if the response has no verdict.
-    config.profile = "musique"  # Scorer of EM and Acc, one of those in evaluation/answers.py.
+    config.profile = "musique"  # Scorer of EM and Acc, from evaluation/answers.py.
     config.bootstrap_samples = 10_000  # Bootstrap resamples for confidence intervals.
     config.seed = 0  # Seed for sampling and resampling.
     config.in_flight = 256  # Answers judged concurrently.
@@ -41,5 +41,5 @@ def _judge() -> Any:
     config = common.language_model()
     # dualrag (does the prediction imply the answer?) | grade (is the response correct?)
     config.rubric = "dualrag"
-    config.constrained = True  # Enforce the verdict's JSON schema, on backends that can.
+    config.constrained = True  # Enforce the verdict's JSON schema, if the backend supports it.
     return config

@@ -1,4 +1,4 @@
-"""The job of ``make quickstart``: train, evaluate, export, answer.
+"""The steps of ``make quickstart``: train, evaluate, export, answer.
 
 python launch/quickstart.py [--full]
 

@@ -1,4 +1,4 @@
-r"""Trains a LoRA reader: evidence in, a short answer or a refusal out (CIRAG, section 3.4).
+r"""Trains a LoRA reader, which reads evidence and answers or refuses (CIRAG, section 3.4).
 
     python launch/train.py --config=configs/reader.py[:preset] --workdir=W \
         --config.folders="('2wikimultihopqa','hotpotqa')"
@@ -10,8 +10,8 @@ evidence of one gold passage is missing, and the reader should refuse. Use the t
 ``reader_format=chain``.
 
 Presets: ``quick`` (the default) trains SmolLM2-135M on 2 CPU cores. ``paper`` trains
-Qwen2.5-7B-Instruct on 4 GPUs with the integrator's hyper-parameters; CIRAG trains no reader; not
-yet run.
+Qwen2.5-7B-Instruct on 4 GPUs with the integrator's hyper-parameters (CIRAG has no trained reader);
+not yet run.
 
 Record of ``quick``: the shipped reader, trained in nine runs, each from the previous one (2 CPU
 cores, jax 0.10.2). All have --config.lora.rank=8 --config.lora.alpha=16 --config.data.random=true
@@ -39,7 +39,7 @@ and different seeds. Arrows are dev/loss.
   7 to 9. (2026-11-25, commits ebb1628, 3dc5a4f, 96a5c7d) also over 2wikimultihopqa, hotpotqa and
      musique: 240, 320 and 400 steps in 17, 26 and 25 minutes; experiments/RESULTS.md has the
      settings and results. The shipped reader is the mean of the last run and the sixth
-     (launch/export.py --config.share=0.75), the one with the best F1 on dev_tune of all three sets.
+     (launch/export.py --config.share=0.75), which has the best F1 on dev_tune of all datasets.
 """
 
 from typing import Any
@@ -55,12 +55,12 @@ def get_config(preset: str = "quick") -> Any:
 
 
 def evidence() -> Any:
-    """Returns the evidence shown (`training.data.reading_examples.ReadingSettings`)."""
+    """Returns the settings of the evidence (`training.data.reading_examples.ReadingSettings`)."""
     config: Any = ConfigDict()
     # Granularities of the evidence; each example draws one entry.
     config.granularities = (*("sentence",) * 4, *("triple",) * 3, "passage")
-    config.distractors = 4  # Most distracting triples or sentences; for passages half of this.
-    config.missing = 0.25  # Share of examples that lack a gold passage's evidence (refuse).
+    config.distractors = 4  # Maximum distracting triples or sentences; half of this for passages.
+    config.missing = 0.25  # Share of examples without a gold passage's evidence, to refuse.
     config.forced = 0.25  # Share of answerable examples whose prompt forbids a refusal.
     # Format of the output: chain (facts, then the answer) | brief (only the answer) | thought. Use
     # the trained reader with the same format.
@@ -72,16 +72,16 @@ def base() -> Any:
     """Returns the values that both presets share."""
     config = integrator.trainer("reader")
     # A dataset folder, or a tuple of folders. "demo" or null is the built-in dataset, and "lives"
-    # made-up people and works (training/data/lives.py).
+    # has made-up people and works (training/data/lives.py).
     config.folders = placeholder(object)
-    # Loss weight of a token of the answer, relative to a token of the facts before it. Facts are
-    # copied and learned fast; the answer to a comparison is a single token.
+    # Loss weight of a token of the answer, relative to a token of the preceding facts. Facts are
+    # copied and thus learned quickly; the answer to a comparison is a single token.
     config.answer_weight = 1.0
     config.recombined = 0  # Additional comparison questions per folder, made from its facts.
     config.data = common.data(split="train")
     config.dev = ConfigDict()
-    # Split whose questions choose the checkpoint; null holds out dev_fraction of the training
-    # questions.
+    # Split with the questions that choose the checkpoint; null holds out dev_fraction of the
+    # training questions instead.
     config.dev.split = "dev"
     config.dev.fold = placeholder(str)  # A part of the split; null is all.
     config.evidence = evidence()

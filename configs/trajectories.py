@@ -7,7 +7,7 @@ Needs a dataset folder with triples (openie.jsonl or --config.triples), or confi
 sentence. Writes trajectories to T (docs/distillation.md); run the same command to resume.
 
 Presets: ``annotations`` (the default) decides from gold evidence, without a language model. ``llm``
-asks ``config.teacher.llm``. ``mixture`` draws one of the two for each question. The paper's teacher
+uses ``config.teacher.llm``. ``mixture`` draws one of the two for each question. The paper's teacher
 is Qwen-max at temperature 0, on 1,000 training questions of each of three datasets.
 
 Record of ``annotations`` (2 CPU cores, jax 0.10.2):
@@ -36,7 +36,7 @@ Record over sentences (--config.cirag.units=sentence --config.cirag.prompt_forma
 --config.retriever.units=sentence; 2026-11-25, commit 14c1657): 494 trajectories over 3,112 passages
 (6 questions lack a sentence), 1.76 rounds each (203 of one, 206 of two, 85 of three), 15 candidates
 and 1.34 core sentences per round, 99.8 % solved; 128 s. Only one of 870 rounds keeps nothing, so
-students hardly learn to. With --config.min_steps=2: 291 trajectories.
+students hardly learn to do so. With --config.min_steps=2: 291 trajectories.
 Record of ``llm``:
   SmolLM2-135M as its own teacher (commit 9604270; --config.data.limit=3 --config.cirag.max_steps=2
   --config.cirag.few_shot=true): all three dropped, because they do not parse; 45 s.
@@ -74,12 +74,12 @@ def get_config(preset: str = "annotations") -> Any:
     config.teacher.share = 0.5  # mixture: share of the questions for the language model.
     config.teacher.llm = blocks.role(max_tokens=384)
 
-    # Also answer from the collected evidence, to learn which trajectories of a language model are
-    # right.
+    # Also answer from the collected evidence, to find out which trajectories of a language model
+    # are right.
     config.answer = False
     # Trajectories to keep: all | parsed (every turn is well-formed) | correct_only (also solved)
     config.keep = "parsed"
-    # Fewest rounds of a trajectory. From many short ones a student learns to stop too early.
+    # Minimum rounds of a trajectory; many short ones teach a student to stop too early.
     config.min_steps = 1
-    config.limit = 0  # Most trajectories to write, drawn at random; 0 is all.
+    config.limit = 0  # Maximum trajectories to write, drawn at random; 0 is all.
     return config

@@ -15,18 +15,18 @@ from configs import common, retrievers
 def role(max_tokens: int, block: Callable[[], Any] = common.language_model) -> Any:
     """Returns the settings of a language model in one role of a method."""
     config = block()
-    config.max_tokens = max_tokens  # Most new tokens; 0 is the need of the reader's format.
+    config.max_tokens = max_tokens  # Maximum new tokens; 0 is the default of the reader's format.
     return config
 
 
 def method(name: str, switches: Mapping[str, Any] | None = None, **max_tokens: int) -> Any:
-    """Returns the config of a method without a preset, with a block for each of its needs.
+    """Returns the config of a method without a preset, with a block for everything it needs.
 
     Args:
       name: name of the method; its last part names the block of the method's settings.
-      switches: settings that differ from the defaults, whose needs also get blocks.
-      **max_tokens: most new tokens of each role; the default is 128, and the need of its format
-        (`methods.common.reading.ANSWER_TOKENS`) for a reader.
+      switches: other settings for which the config also has the needed blocks.
+      **max_tokens: maximum new tokens of each role; by default 128, or for a reader the limit of
+        its format (`methods.common.reading.ANSWER_TOKENS`).
     """
     config: Any = ConfigDict()
     config.method = name  # Selects the method; do not change.
@@ -35,7 +35,7 @@ def method(name: str, switches: Mapping[str, Any] | None = None, **max_tokens: i
     block = block_name(name)
     config[block] = config_words.block_of(settings)
 
-    config.question = placeholder(str)  # Your own question, instead of those of a dataset.
+    config.question = placeholder(str)  # Your own question, instead of a dataset's questions.
     if settings.needs.corpus:
         # Your own documents, for use with config.question: a folder of .txt and .md files, or a
         # dataset folder, which needs no questions.
@@ -64,7 +64,7 @@ def method(name: str, switches: Mapping[str, Any] | None = None, **max_tokens: i
         )  # Runs only with triples=online.
         config.extractor.grounded = False  # See configs/extract.py.
     if needs.roles:
-        config.model = placeholder(str)  # Language model of every role that names none.
+        config.model = placeholder(str)  # Language model of every role without one.
     for name in needs.roles:
         config[name] = role(max_tokens.get(name, 0 if name == "reader" else 128))
         config[name].model = config.get_oneway_ref("model")
@@ -77,7 +77,7 @@ def method(name: str, switches: Mapping[str, Any] | None = None, **max_tokens: i
 
 def _ranker(method_block: Any) -> Any:
     config = retrievers.ranker()
-    if "normalization" in method_block:  # Triples are ranked in the form in which they are shown.
+    if "normalization" in method_block:  # Rank triples in the form that the prompts have.
         config.normalization = method_block.get_ref("normalization")
     return config
 

@@ -16,7 +16,7 @@ Record (--config.data.dir=musique --config.data.only_with_triples=true; 2026-11-
 cores, jax 0.10.2, commit 476cee2): ``small``, --config.data.limit=10: EM 10.0, F1 10.0, passage R@3
 and R@5 45.8; 20 generations, one of them cut off; 126 s. ``medium``, Qwen2.5-Coder-1.5B-Instruct
 (Q4_K_M), --config.data.limit=4: EM and F1 0.0, R@3 and R@5 62.5; 5.3 constraints per question, one
-plan with a cycle, one cut off; 838 s. So few questions only show that the method runs.
+plan with a cycle, one cut off; 838 s. These few questions only show that the method runs.
 """
 
 from typing import Any

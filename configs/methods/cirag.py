@@ -7,20 +7,21 @@ Needs a dataset folder (``small`` also accepts --config.documents), or none for 
 dataset. Writes answers, metrics and a trace to W; run the same command to resume.
 
 Presets: ``small`` runs on a laptop's CPU with this repository's models (cirag_jax/shipped):
-candidates are sentences, the aligner integrates, the reader writes facts and answer. All others
-read extracted triples. Without a preset, the paper's setting (L = 4, K = 10, N = 30) with this
-package's untrained small models. ``llm`` has two rounds, 15 candidates and a worked example, with
-which SmolLM2-135M keeps the integrator's format. ``medium`` is the paper's setting with a model of
-1.5B parameters, which chooses numbered candidates after two examples, and whose answers must occur
-in the evidence. ``paper`` has the paper's models (Qwen2.5-7B-Instruct, bge-small-en-v1.5), for a
-GPU; not yet run. ``code`` is the same as ``paper``: the paper's code could not be obtained.
+candidates are sentences, the aligner integrates, the reader writes facts and an answer. All other
+presets read extracted triples. Without a preset: the paper's setting (L = 4, K = 10, N = 30), with
+this package's untrained small models. ``llm`` has two rounds, 15 candidates and one example, so that
+SmolLM2-135M follows the integrator's format. ``medium`` is the paper's setting with a model
+of 1.5B parameters, which chooses numbered candidates after two examples, and whose answers must
+occur in the evidence. ``paper`` has the paper's models (Qwen2.5-7B-Instruct, bge-small-en-v1.5),
+for a GPU; not yet run. ``code`` is the same as ``paper``: the paper's code could not be obtained.
 
 Record of ``small`` (--config.data.dir=2wikimultihopqa --config.data.split=dev
 --config.data.fold=dev_tune --config.data.limit=80 --config.data.random=true
 --config.data.corpus=ircot_full; 2026-11-25, 2 CPU cores of an AMD EPYC, commit 516984c): EM 50.0,
-F1 60.0, passage R@3 90.9, R@5 96.3, sentence R@5 92.2; 17 answers were forced; 216 s, of which 77 s
-load and embed. ``link_bonus`` and ``keep`` were chosen on this fold. With the present reader
-(commit b2134ea): EM 47.5, F1 56.4; it is far better on other datasets (experiments/RESULTS.md).
+F1 60.0, passage R@3 90.9, R@5 96.3, sentence R@5 92.2; 17 answers were forced; 216 s, of which
+loading and embedding take 77 s. ``link_bonus`` and ``keep`` were chosen on this fold. With the
+present reader (commit b2134ea): EM 47.5, F1 56.4; this reader is far better on other datasets
+(experiments/RESULTS.md).
 
 Record of ``medium`` (Qwen2.5-Coder-1.5B-Instruct Q4_K_M; 2026-11-25, the same machine):
   --config.data.dir=musique --config.data.only_with_triples=true, 100 questions, with one example

@@ -1,4 +1,4 @@
-"""Iter-RetGen: question and answer retrieve again (docs/methods/baselines.md).
+"""Iter-RetGen: retrieves again with the question and the last answer (docs/methods/baselines.md).
 
 python launch/answer.py --config=configs/methods/iter_retgen.py --config.data.dir=DATA --workdir=W
 

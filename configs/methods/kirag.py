@@ -2,8 +2,8 @@
 
 python launch/answer.py --config=configs/methods/kirag.py:small --config.data.dir=DATA --workdir=W
 
-Needs a dataset folder; without the preset ``small``, one with triples. docs/methods/kirag.md
-explains the presets: ``small`` runs on a laptop's CPU with this repository's models. Its units are
+Needs a dataset folder, with triples unless the preset is ``small``. docs/methods/kirag.md explains
+the presets: ``small`` runs on a laptop's CPU with this repository's models. Its units are
 sentences, and each step appends the aligner's best one, because SmolLM2-135M is too weak as a
 constructor. Without a preset, the paper's loop over triples with this package's untrained small
 models. ``medium`` has a model of 1.5B parameters, whose output is matched to the candidates.
