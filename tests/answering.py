@@ -1,4 +1,4 @@
-"""Runs of launch/answer.py in other processes, over a tiny dataset with tiny models."""
+"""Helpers that run launch/answer.py in another process, on a tiny dataset with tiny models."""
 
 import dataclasses
 import json
@@ -49,7 +49,7 @@ def arguments(folders, workdir, *more, method="cirag") -> list[str]:
 
 @dataclasses.dataclass
 class Run:
-    """One run of the command: its status, its result, and the requests to its backends."""
+    """The exit status, the result and the backend requests of one run of the command."""
 
     status: int
     out: str
@@ -68,8 +68,9 @@ class Run:
 def execute(command, folder: pathlib.Path, plans: list[dict[str, Any]]) -> list[Run]:
     """Runs ``launch/answer.py`` once per plan, with the fixture ``command``.
 
-    A plan has ``arguments``. Optional are ``stop``, the arguments of `tests.hooks.signal_at_write`,
-    and ``keep``, a workdir and the folder to which its journal is copied afterwards.
+    A plan has ``arguments`` and two optional keys: ``stop`` has the arguments of
+    `tests.hooks.signal_at_write`, and ``keep`` is a pair of a workdir and the folder to which its
+    journal is copied after the run.
     """
     folder.mkdir(parents=True, exist_ok=True)
     runs = []
@@ -82,7 +83,7 @@ def execute(command, folder: pathlib.Path, plans: list[dict[str, Any]]) -> list[
         if "keep" in plan:
             workdir, to = plan["keep"]
             to.mkdir(parents=True)
-            for path in workdir.glob("journal.sqlite*"):  # with its write-ahead log
+            for path in workdir.glob("journal.sqlite*"):  # including its write-ahead log
                 shutil.copy(path, to)
         runs.append(Run(*done, _batches(log)))
     return runs

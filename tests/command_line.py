@@ -37,7 +37,7 @@ def write_config(folder: pathlib.Path) -> pathlib.Path:
 
 
 def runner(config_file: pathlib.Path, workdir: pathlib.Path, capsys):
-    """Returns a function that runs the command; it returns the exit code, output and configs."""
+    """Returns a function that runs the command and returns its exit code, output and configs."""
 
     def run(*arguments, main=None, workdir=workdir, **fields):
         seen = []
@@ -58,7 +58,7 @@ def runner(config_file: pathlib.Path, workdir: pathlib.Path, capsys):
 
 
 def refused(done, *words):
-    """Checks for exit code 2, empty stdout, and one sentence on stderr with all the words."""
+    """Checks for exit code 2, empty stdout, and one sentence on stderr that has all the words."""
     assert done.code == 2
     assert done.out == ""
     assert done.err.startswith("command.py: ")

@@ -1,9 +1,9 @@
 """Runs the scripts of launch/ in forks of a process that has imported everything.
 
 This avoids the start-up time of commands. The process uses no device, so a fork behaves like a new
-process. `CommandServer` starts it. Each line of standard input describes runs, and each line of
-standard output contains their exit statuses. The hooks of a run, which are functions of
-`tests.hooks` with arguments, are called in the fork before the script starts.
+process. `CommandServer` starts it. Each line of its standard input describes runs, and each line of
+its standard output contains their exit statuses. A run's hooks are functions of `tests.hooks` with
+arguments; they are called in the fork before the script starts.
 """
 
 import importlib

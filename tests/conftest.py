@@ -18,11 +18,11 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Commands started by tests write nothing to the user's home directory.
 os.environ.setdefault("CIRAG_JAX_CACHE", "0")
 # XLA's pool has one thread per device if there are fewer cores. It deadlocks if the devices of one
-# program wait for each other while launches of the next program hold the other threads. At most two
-# programs run at once, so twice the threads suffice; XLA reads their number from this variable.
+# program wait for each other while the next program holds the other threads. At most two programs
+# run at once, so twice as many threads suffice. XLA reads their number from this variable.
 os.environ.setdefault("NPROC", "16")
-# XLA kills the process if a device is 40 s late for a collective, which can happen to eight devices
-# on two busy cores.
+# XLA kills the process if a device is 40 s late for a collective, which can happen with eight
+# devices on two busy cores.
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_cpu_collective_call_terminate_timeout_seconds=600"
 ).strip()
@@ -40,7 +40,7 @@ import jax
 import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
-# One program at a time, because two with collectives may need more threads than there are.
+# One program at a time, because two programs with collectives may need too many threads.
 jax.config.update("jax_cpu_enable_async_dispatch", False)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 # Rank promotion stays allowed, because all layers add biases along the last axis.
@@ -115,7 +115,7 @@ def shared_data() -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def optimized():
-    """Enables XLA's optimizations, for models that run longer than they compile."""
+    """Enables XLA's optimizations, for models that take longer to run than to compile."""
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", True)
@@ -123,7 +123,7 @@ def optimized():
 
 @pytest.fixture
 def one_device(monkeypatch):
-    """Trains on one of the eight devices, which is eight times as fast on a CPU."""
+    """Trains on one of the eight devices, because that is eight times as fast on a CPU."""
     from cirag_jax import sharding
 
     make_mesh = sharding.make_mesh

@@ -1,7 +1,7 @@
-"""Runs the attacks with new seeds until the time is over or a case fails: `make attack`.
+"""Runs the attacks with new seeds until time runs out or a case fails: `make attack`.
 
-A failure is printed as Hypothesis prints it. Its arguments can be pasted above the test as
-``@example(...)``, and its seed repeats the round.
+A failure is printed in Hypothesis's format. Paste its arguments above the test as
+``@example(...)``, or use its seed to repeat the round.
 """
 
 import argparse

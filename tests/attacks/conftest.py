@@ -1,4 +1,4 @@
-"""Reports the number of cases, and checks that databases are closed."""
+"""Reports the number of cases, and checks that all databases are closed."""
 
 import sqlite3
 
@@ -14,7 +14,7 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture(autouse=True)
 def closed_databases(monkeypatch):
-    """Fails if a database stays open, which only Python 3.13 would report."""
+    """Fails if a test leaves a database open. Only Python 3.13 would report this by itself."""
     connect, connections = sqlite3.connect, []
 
     def recording_connect(*args, **fields):

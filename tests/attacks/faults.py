@@ -2,14 +2,14 @@
 
     python -m tests.attacks.faults --moments 10 [--only train,index] [--seed 0]
 
-Each of six commands runs with tiny models, first undisturbed and then once per moment in a new
-workdir. There it is killed (signal 9), stopped (SIGTERM) or finds the disk full, at a random share
-of the processor time or of the largest file of the undisturbed run. Then the same command is run
-again. Commands with language models also use a server that tears random connections: it resets
-them, closes them after half a response, or never responds.
+Each of six commands runs with tiny models: first undisturbed, then once per moment in a new
+workdir. At that moment it is killed (signal 9), is stopped (SIGTERM) or gets a full disk. A moment
+is a random share of the undisturbed run's processor time or, for the full disk, of its largest
+file. Then the same command is run again. Commands with language models also run with a server that
+tears random connections: it resets them, closes them after half a response, or never responds.
 
-Prints a table with the numbers of runs that were hit by their fault (the others finished before),
-of results that differ from the undisturbed one, and of requests that were repeated although their
+Prints a table with three counts: runs that were hit by their fault (the others finished before it),
+results that differ from the undisturbed run, and requests that were repeated although their
 response was recorded. Exits with 1 if there is a difference or a repetition.
 """
 
@@ -60,8 +60,8 @@ RequestId = tuple[str, int, int]
 class Command:
     """A script of launch/ with its arguments, and a function that returns its outcome.
 
-    ``roles`` are the blocks of its language models ("" is the config itself). ``served`` are
-    additional arguments with a server.
+    ``roles`` are the config blocks of its language models ("" is the config itself). ``served`` are
+    additional arguments for runs with a server.
     """
 
     script: str
@@ -71,7 +71,7 @@ class Command:
     served: Sequence[str] = ()
 
     def over(self, url: str) -> "Command":
-        """Returns the same command with a server."""
+        """Returns the same command with a server as its language model."""
         values = {
             "backend": "openai", "base_url": url, "model": "m", "timeout": _TIMEOUT,
             "max_concurrency": 4,
@@ -210,7 +210,7 @@ def _recorded(folder: pathlib.Path) -> tuple[set[RequestId], set[str]]:
 
 @dataclasses.dataclass
 class Tally:
-    """The outcomes of the disturbed runs of a command."""
+    """Counts of the outcomes of a command's disturbed runs."""
 
     num_cases: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     hits: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
@@ -220,12 +220,12 @@ class Tally:
     requests: int = 0
 
     def count(self, fault: str, hit: bool) -> None:
-        """Counts a run, and whether its fault hit it."""
+        """Counts a run, and a hit if its fault occurred before the run ended."""
         self.num_cases[fault] += 1
         self.hits[fault] += hit
 
     def compare(self, description: str, differs: bool, *runs: Done) -> None:
-        """Counts and prints errors of a run and of its continuation."""
+        """Counts and prints the errors of a disturbed run and its continuation."""
         self.differences += differs
         broken = sum("Traceback" in process.stderr for process in runs)
         self.tracebacks += broken
@@ -252,7 +252,7 @@ class Driver:
         """Interrupts a command at several moments, and resumes it."""
         workdir, calls = self._run_undisturbed(name, command)
         expected = command.outcome(workdir)
-        # Measures the time again with compiled programs, as the disturbed runs have.
+        # Measures the time again now that programs are compiled, as in the disturbed runs.
         _, _, seconds = self._execute(command, self._root / f"{name}-again", [])
         tally.requests = len(calls)
         largest = max(path.stat().st_size for path in workdir.rglob("*") if path.is_file())
@@ -279,7 +279,7 @@ class Driver:
             )
 
     def _tear(self, name: str, command: Command, moments: int, tally: Tally) -> None:
-        """Tears connections of a command with a server, which must survive this."""
+        """Runs a command whose server tears connections; the command must still succeed."""
         with model_server(_answer) as server:
             served = command.over(server.url)
             workdir, _ = self._run_undisturbed(name, served)
@@ -298,7 +298,7 @@ class Driver:
                 tally.compare(f"{description}; {repeated} answered twice", differs, process)
 
     def _torn(self, torn: list[str]) -> str | None:
-        """Returns the next kind of torn connection, if any; at most one makes the client wait."""
+        """Returns how to tear a connection, or None; at most one makes the client wait."""
         kind = self._rng.choice([k for k in TEARS if k != "late" or k not in torn])
         if self._rng.random() >= _TORN_SHARE:
             return None

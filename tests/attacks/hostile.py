@@ -1,6 +1,6 @@
 """Hostile input, which must give the right result or be rejected in one sentence.
 
-A case is a short list of changes to intact data, so that the arguments of a failure are short
+A case is a short list of changes to intact data. The arguments of a failure are therefore short
 enough to be pasted above its test as ``@example(...)``.
 """
 
@@ -19,14 +19,14 @@ from cirag_jax.errors import UserError
 
 T = TypeVar("T")
 
-# Set by `make attack`: this many times the cases of the normal suite, with new seeds.
+# Set by `make attack`: multiplies the number of cases of the normal suite, with new seeds.
 FACTOR = int(os.environ.get("CIRAG_JAX_ATTACK", "0"))
 
 num_cases = 0  # cases so far
 
 
 def attack(cases: int, *drawn: Any, **named: Any) -> Callable[[Any], Any]:
-    """Decorates a test to run ``cases`` cases, which only `make attack` varies."""
+    """Decorates a test to run ``cases`` generated cases; only `make attack` generates new ones."""
 
     def decorate(test: Any) -> Any:
         decorator = settings(

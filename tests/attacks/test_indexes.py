@@ -102,7 +102,7 @@ def test_corrupt_bytes(search_corrupt, folders, kind, name, damages):
 @pytest.mark.parametrize(
     ("kind", "name"), [place for place in _INDEX_FILES if place[1].endswith(".json")]
 )
-@example((False, [(59, True)]))  # the encoder of BM25's manifest, which has none
+@example((False, [(59, True)]))  # the encoder in BM25's manifest, where it must be null
 @attack(25, MUTATIONS)
 def test_mutated_json(search_corrupt, folders, kind, name, changes):
     content = json.loads((folders / kind / name).read_text())
@@ -180,7 +180,7 @@ def test_bad_shard_is_rejected(search_corrupt, folders, tmp_path, name):
 
 
 def _exact_encoder(folders: pathlib.Path):
-    """Returns a stand-in for the exact index's encoder, which only has an identity."""
+    """Returns a stand-in for the exact index's encoder. It has only an identity."""
     manifest = json.loads((folders / "exact" / "manifest.json").read_text())
     return type("Encoder", (), {"identity": manifest["encoder"], "dim": 32})()
 

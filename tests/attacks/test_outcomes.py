@@ -1,4 +1,4 @@
-"""Damaged results in journals."""
+"""Damaged results in journals, which must be reported."""
 
 import contextlib
 import json

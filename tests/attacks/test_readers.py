@@ -137,7 +137,7 @@ def _read_dataset(root: pathlib.Path):
 
 
 def _read_difficulty(root: pathlib.Path, draws: bool = False):
-    """Reads a result for the page of several runs, by default without the slow figures."""
+    """Reads a result for the page of several runs; skips the slow heat maps by default."""
     with pytest.MonkeyPatch.context() as patch:
         if not draws:
             patch.setattr(difficulty, "heat_maps", lambda result: ())
@@ -247,7 +247,7 @@ def test_metrics_of_resumed_run(folder, changes, damages):
     good = b'{"step": 1, "seconds": 0.5}\n'
     path.write_bytes(good + mutate_json(RECORDS["metrics.jsonl"], changes) + b"\n" + good[:9])
     seconds = attempt(lambda: metrics.truncate(path, 10))
-    assert seconds is not None and seconds >= 0.5  # the complete line counts
+    assert seconds is not None and seconds >= 0.5  # the first line is complete, so its time counts
     json.dumps(seconds, allow_nan=False)
     path.write_bytes(corrupt(good * 3, damages))
     attempt(lambda: metrics.truncate(path, 10))

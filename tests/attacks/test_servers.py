@@ -37,7 +37,7 @@ RICH = dataclasses.replace(PLAIN, logprobs=True, top_logprobs=1, json_schema={},
 
 
 def _read_and_record(content: bytes, request: Generate) -> None:
-    """Reads a response; if it is accepted, it can be recorded and replayed."""
+    """Checks that a response is rejected or can be recorded and replayed."""
     errors = (wire.MalformedResponse, wire.RequestRejected)
     completed = attempt(lambda: wire.read_completion(content, request), *errors)
     if completed is None:

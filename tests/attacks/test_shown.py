@@ -1,4 +1,4 @@
-"""Output to pages and terminals, which no input may control."""
+"""Pages and terminal output, which hostile input must not control."""
 
 import dataclasses
 import html.parser

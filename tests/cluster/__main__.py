@@ -2,16 +2,16 @@
 
     python -m tests.cluster [--folder T] [--only slurm|ray]
 
-Slurm needs Debian's packages slurm-wlm and munge, which are installed if necessary. This and the
-daemons need root. Keys, settings, state and logs of the daemons are in the folder T, so an existing
-Slurm of the system is not changed.
+Slurm needs Debian's packages slurm-wlm and munge, which are installed if necessary. Installing them
+and running the daemons requires root. The daemons' keys, settings, state and logs are in the folder
+T, so an existing Slurm installation is not changed.
 
 launch/slurm/job.sh trains a tiny aligner in two tasks. One job is undisturbed. The other is stopped
-by a signal and requeued by the script, and then stopped and requeued by its user. Both must end
-with the same parameters, bit by bit. A job array then runs a sweep.
+by a signal and requeued by the script, and later stopped and requeued by its user. Both must end
+with exactly the same parameters. A job array then runs a sweep.
 
-Ray (`tests.cluster.on_ray`) runs an extraction and an index with two workers, one of which is
-killed.
+Ray (`tests.cluster.on_ray`) runs an extraction and builds an index with two workers, one of which
+is killed.
 
 After a failure, exits with 1 and keeps the folder.
 """
@@ -39,7 +39,7 @@ from tests.cluster import on_ray
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _TIMEOUT = 900.0  # seconds that a job may take on a busy machine
 STEPS = 400
-# cred_expire is the waiting time of a requeued job in seconds, by default two minutes.
+# cred_expire is the number of seconds before a requeued job may start (default: two minutes).
 _CONFIG = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -86,7 +86,7 @@ def install() -> None:
 
 @contextlib.contextmanager
 def slurm(folder: pathlib.Path) -> Iterator[None]:
-    """Runs a cluster of this machine, which this process and its children use."""
+    """Runs a Slurm cluster on this machine for this process and its children."""
     for name in ("munge", "state", "spool"):
         (folder / name).mkdir(mode=0o700)
     key = folder / "munge" / "key"
@@ -153,14 +153,14 @@ def state(job: str, field: str) -> str:
 
 
 def last_step(workdir: pathlib.Path) -> int:
-    """Returns the last step with a recorded loss."""
+    """Returns the last step that has a recorded loss."""
     file = workdir / "metrics.jsonl"
     lines = file.read_text().splitlines() if file.exists() else []
     return max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
 
 
 def parameters(workdir: pathlib.Path) -> list[np.ndarray]:
-    """Returns the parameters of the last checkpoint, the only one that is evaluated."""
+    """Returns the parameters of the last checkpoint, which is the only evaluated one."""
     encoder, meta = open_encoder(str(workdir))
     assert meta["step"] == STEPS, meta["step"]
     return tiny.arrays(encoder.state)
@@ -178,7 +178,7 @@ def training(root: pathlib.Path) -> list[str]:
 
 
 def check_training(folder: pathlib.Path) -> None:
-    """Checks that a job that is stopped twice gives the same result as an undisturbed one."""
+    """Checks that a job stopped twice gives the same result as an undisturbed one."""
     arguments = ["--ntasks=2", "launch/slurm/job.sh", "train", *training(folder)]
     undisturbed, interrupted = folder / "whole", folder / "cut"
     job = submit(folder, "whole", *arguments, f"--workdir={undisturbed}")
@@ -237,7 +237,7 @@ def main() -> None:
         with slurm(folder):
             check_training(folder)
             check_sweep(folder)
-    shutil.rmtree(folder, ignore_errors=True)  # ending daemons also remove files
+    shutil.rmtree(folder, ignore_errors=True)  # the daemons also remove files while they end
 
 
 if __name__ == "__main__":

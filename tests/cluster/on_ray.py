@@ -2,8 +2,8 @@
 
 If necessary, Ray is installed into an environment that extends this one. It is started on this
 machine with two processors. An extraction must give the same store as the local command, even if
-one worker, or the whole command, is killed in the middle of a shard. An index must have the same
-bytes as that of the local command.
+one worker or the command itself is killed in the middle of a shard. An index must be byte-identical
+to the one that the local command builds.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ def check(folder: pathlib.Path) -> None:
 
 
 def _install(folder: pathlib.Path) -> str:
-    """Returns a Python with requirements-cluster.txt and the packages of this one."""
+    """Returns a Python that has requirements-cluster.txt and this Python's packages."""
     if importlib.util.find_spec("ray"):
         return sys.executable
     print("installing requirements-cluster.txt", flush=True)
@@ -94,7 +94,7 @@ def _run(python: str, name: str, workdir: pathlib.Path, *arguments: str) -> tupl
 
 
 def _find_worker(workdir: pathlib.Path) -> int:
-    """Returns the id of a worker's process that has a shard's journal in ``workdir`` open."""
+    """Returns the process id of a worker that has a shard's journal in ``workdir`` open."""
     for process in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has ended
             files = [os.readlink(file) for file in (process / "fd").iterdir()]
@@ -104,7 +104,7 @@ def _find_worker(workdir: pathlib.Path) -> int:
 
 
 def _killing_responses(count: int, victim: Callable[[], int]) -> Callable[[str, bool], Any]:
-    """Returns a server's response function, which kills a process at call ``count``."""
+    """Returns a response function for a server; call number ``count`` kills a process."""
     num_requests = 0
 
     def answer(text: str, wants_triples: bool) -> tuple[str, str] | int:

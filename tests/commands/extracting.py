@@ -56,7 +56,7 @@ def constant(result):
 
 
 def content(workdir):
-    """Returns the content of the store, without its notes about the last run."""
+    """Returns the content of the store, without the records about its last run."""
     with contextlib.closing(sqlite3.connect(workdir / FILE)) as db:
         tables = ("passages", "extractors")
         return [sorted(db.execute(f"SELECT * FROM {table}")) for table in tables]

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class RayTaskError(Exception):
-    """A call raised ``cause``."""
+    """Raised if a call raised ``cause``."""
 
     def __init__(self, cause: Exception):
         super().__init__(str(cause))
@@ -17,11 +17,11 @@ class RayTaskError(Exception):
 
 
 class RayActorError(Exception):
-    """Raised when a worker died."""
+    """Raised if a worker died."""
 
 
 class OutOfMemoryError(Exception):
-    """Raised when a worker used too much memory."""
+    """Raised if a worker used too much memory."""
 
 
 class Death(BaseException):
@@ -31,14 +31,14 @@ class Death(BaseException):
 class FakeRay:
     """The parts of Ray that `cirag_jax.commands.cluster` uses.
 
-    `wait` runs one of the pending calls, drawn by ``seed``. ``before(count)`` runs before the
-    ``count``-th call. It may raise an exception of the worker, or a KeyboardInterrupt in the
-    command. Workers that die are restarted and calls retried according to the options.
+    `wait` runs one of the pending calls, drawn by ``seed``. ``before(count)`` runs before call
+    number ``count``. It may raise an exception of the worker, or a KeyboardInterrupt in the
+    command. Workers that die are restarted, and their calls are retried, according to the options.
 
     Attributes:
       options: options of each kind of worker.
       started: number of worker starts, including restarts.
-      inside: whether a cluster is joined.
+      inside: whether the command is connected to the cluster.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class FakeRay:
         self._before = before
         self._random = random.Random(seed)
         self._calls = 0
-        self._is_restarted = False  # whether the current worker is
+        self._is_restarted = False  # whether the current worker was restarted
         self.options: list[Mapping[str, Any]] = []
         self.started = 0
         self.inside = False

@@ -1,9 +1,11 @@
 """Runs extractions that kill themselves (signal 9) after a given number of recorded events.
 
-python killed_driver.py URL CORPUS OUT KILL...: for each KILL, a run in OUT/KILL that dies after
-that many events (0: never), and a run that resumes it. Each run is a separate process. Prints the
-number of events of each first run. An event is a write to the journal or the store. OUT/KILL.done
-lists the requests whose responses the first run recorded. NAME in URL is replaced by KILL.
+python killed_driver.py URL CORPUS OUT KILL...
+
+For each KILL, one process runs in OUT/KILL and dies after KILL events (0: never). A second process
+resumes the run. Prints the number of events of each first process. An event is a write to the
+journal or the store. OUT/KILL.done lists the requests whose responses the first process recorded.
+NAME in URL is replaced by KILL.
 """
 
 import json

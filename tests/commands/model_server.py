@@ -16,7 +16,7 @@ TEARS = ("reset", "half", "late")
 
 
 def rules(text: str, wants_triples: bool) -> tuple[str, str] | int:
-    """Returns (answer, finish reason), or an error status if the passage's text demands it.
+    """Returns (answer, finish reason), or an error status if the passage's text requires it.
 
     Sentences of the form "A verb B." become triples.
     """
@@ -41,8 +41,8 @@ class ModelServer(http.server.ThreadingHTTPServer):
 
     ``asked`` has the model's name and the last message of every request, in order. ``answered``
     counts the complete answers to each message. ``url_of(name)`` is a separate address, and
-    ``asked_at[name]`` has the messages sent there. ``tear()`` may return one of `TEARS` for an
-    answer: the connection is reset, ends after half of the answer, or stalls.
+    ``asked_at[name]`` has the messages sent to it. ``tear()`` returns one of `TEARS` to break a
+    connection: it is reset, ends after half of the answer, or stalls.
     """
 
     daemon_threads = True

@@ -30,7 +30,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(folders, tmp_path_factory, command):
-    """Runs: uninterrupted, the same again, an own question, and native_rag, in that order."""
+    """Four runs in this order: uninterrupted, repeated, with an own question, native_rag."""
     root = tmp_path_factory.mktemp("runs")
     question = "--config.question=  who is the patron  of balum? "
     plans = [
@@ -117,10 +117,9 @@ def test_answer_native_rag_answers_the_same_questions(runs):
 
 @pytest.mark.slow
 def test_answer_killed_and_resumed_gives_the_same_bytes(runs, folders, tmp_path, command):
-    """Kills a run around five random writes and resumes it each time.
+    """A run that is killed five times, at random writes, repeats no recorded request.
 
-    A run only makes requests that the journal lacks. A request is repeated only if it was in flight
-    at a kill, so it is the last one of its question.
+    A request is repeated only if it was in flight at a kill, so it is the last one of its question.
     """
     root, (whole, *_) = runs
     writes = sum(whole.result["calls"].values()) + 8  # responses and ends of questions
@@ -142,8 +141,8 @@ def test_answer_killed_and_resumed_gives_the_same_bytes(runs, folders, tmp_path,
     recorded = [set(), *(journalled(copies / str(index)) for index in range(len(plans)))]
     num_repeated = 0
     for run, (before, after) in zip(cut, itertools.pairwise(recorded), strict=True):
-        assert before <= after  # nothing is lost
-        assert not before & set(run.asked)  # nothing is repeated
+        assert before <= after  # no response is lost
+        assert not before & set(run.asked)  # no recorded request is repeated
         assert len(run.asked) == len(set(run.asked))
         lost = set(run.asked) - after
         last = {program: ordinal for program, ordinal, _ in run.asked}
@@ -296,7 +295,7 @@ def test_answer_changed_method_in_same_workdir_is_refused(runs, folders, capsys)
 
 
 def test_answer_stopped_run_marks_unanswered_questions(folders, tmp_path, capsys):
-    """One question is in the journal without an answer, the others are not in it."""
+    """One question has a journal entry without an answer; the others have no entry."""
     argv = arguments(folders, tmp_path, "--config.stop_after_minutes=1e-9")
     with pytest.raises(SystemExit) as end:
         cli.run(_MAIN, "configs/methods/cirag.py", ["answer.py", *argv])

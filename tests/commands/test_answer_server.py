@@ -1,4 +1,4 @@
-"""launch/answer.py with a server: it dies and is replaced, or its budget ends."""
+"""launch/answer.py with a server that dies and is replaced, and with a limited budget."""
 
 import json
 import pathlib
@@ -135,7 +135,7 @@ def test_answer_online_extraction_stops_at_budget_and_resumes(answer, tmp_path):
     assert extraction["failures"] == 0
     extracting = [text for text in asked if text.startswith("Title: ")]
     assert len(extracting) == len(set(extracting)) == 2 * extraction["passages"]
-    # The tokens of extraction are not counted for questions.
+    # The tokens of extraction are not included in the questions' tokens.
     assert extraction["generated_tokens"] == 7 * len(extracting)
     assert whole["generated_tokens"] == 7 * (len(asked) - len(extracting))
     calls = {"retrieve": 3, "extract": 3, "rank": 3, "generate": 6}
@@ -147,7 +147,7 @@ def test_answer_online_extraction_stops_at_budget_and_resumes(answer, tmp_path):
 
     with model_server.model_server(respond) as server:
         used = extraction["prompt_tokens"] + extraction["generated_tokens"]
-        # A request reserves about 540 tokens and uses about 40, so extraction stops after half.
+        # A request reserves about 540 tokens and uses about 40, so extraction stops halfway.
         budget = {"extractor.budget_tokens": 600 + used // 2}
         stopped, stopped_rows = answer(server, "cut", **online, **budget)
         first = texts(server)
@@ -156,7 +156,7 @@ def test_answer_online_extraction_stops_at_budget_and_resumes(answer, tmp_path):
         assert 0 < len(first) < len(extracting)
         assert stopped["extraction"]["failures"] == 0
         assert stopped["extraction"]["generated_tokens"] == 7 * len(first)
-        # The budget covers all runs on the workdir, so nothing more is extracted.
+        # The budget covers all runs in the workdir, so no more passages are extracted.
         again, _ = answer(server, "cut", **online, **budget)
         assert not again["complete"] and again["extraction"] == stopped["extraction"]
         assert not any(text.startswith("Title: ") for text in texts(server)[len(first) :])

@@ -1,4 +1,4 @@
-"""The identity of a run of launch/answer.py."""
+"""The settings and data that identify a run of launch/answer.py."""
 
 import dataclasses
 import pathlib
@@ -52,7 +52,7 @@ def test_identity_changes_with_edited_triples(triples):
     old = settings()
     assert old == settings() and old["triples"] is None
     assert different(old, settings(triples=triples)) == {"triples.content"}
-    # Methods without triples do not depend on them.
+    # The identity of methods without triples does not depend on the triples.
     assert settings("native_rag") == settings("native_rag", triples=triples)
 
 

@@ -112,7 +112,7 @@ def die_at_response(monkeypatch, *counts, error=Death):
     monkeypatch.setattr(Journal, "record", recorded)
 
 
-@pytest.mark.parametrize("seed", [0, 2])  # with each seed the deaths are at other shards
+@pytest.mark.parametrize("seed", [0, 2])  # the two seeds kill workers at different shards
 def test_extract_dying_workers_write_the_local_store(
     server, tmp_path, ray, monkeypatch, capsys, seed
 ):
@@ -131,7 +131,7 @@ def test_extract_dying_workers_write_the_local_store(
 
 @pytest.mark.parametrize("seed", [1, 3])
 def test_extract_killed_command_resumes_missing_shards(server, tmp_path, ray, seed):
-    """Retried passages do not change the other shards."""
+    """Passages that are retried in one shard do not change the other shards."""
     folder = corpus(tmp_path / "c", TEXTS)
     ray(before=raise_at(6, error=KeyboardInterrupt), seed=seed)
     with pytest.raises(KeyboardInterrupt):
@@ -146,7 +146,7 @@ def test_extract_killed_command_resumes_missing_shards(server, tmp_path, ray, se
 
 
 def kill_at_count(patch, cut):
-    """Interrupts the command after the ``cut``-th shard is counted and before it is removed."""
+    """Interrupts the command between counting the ``cut``-th shard and removing it."""
     count, counter = Journal.count, itertools.count(1)
 
     def counted_then_killed(*arguments):
@@ -158,7 +158,7 @@ def kill_at_count(patch, cut):
 
 
 def counts_all_tokens(result, server):
-    """Returns whether the tokens of each response are counted once."""
+    """Returns whether the tokens of each response are counted exactly once."""
     answered = sum("refused" not in text for _, text in server.asked)
     return result["generated_tokens"] == 7 * answered
 
@@ -177,7 +177,7 @@ def test_extract_leftover_shard_is_counted_once(server, tmp_path, ray, monkeypat
 
 
 def test_extract_shard_name_is_reused_without_loss(server, tmp_path, ray, monkeypatch):
-    """Responses in a later shard of the same name are kept."""
+    """A later shard with the name of an earlier one keeps its recorded responses."""
     arguments = ("--config.limit=2", "--config.in_flight=1")
     ray()
     extract(server, corpus(tmp_path / "c", TEXTS), tmp_path / "w", *arguments)

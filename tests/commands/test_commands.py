@@ -169,7 +169,7 @@ def test_export_loads_in_sentence_transformers(trained, tmp_path, command):
         str(tmp_path / "model"), device="cpu"
     ).encode(texts)
     np.testing.assert_allclose(theirs, encode(encoder, None, texts), atol=1e-5)
-    assert open_encoder(str(tmp_path / "model"))[0].dim == 32  # in this package, too
+    assert open_encoder(str(tmp_path / "model"))[0].dim == 32  # and in this package
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_compare_folder_is_a_workdir_of_answer(whole, folders, tmp_path):
     page.bootstrap_samples = 50
     assert list(results.report(page, tmp_path)["systems"]) == ["direct", "native_rag", "narrow"]
     assert '<figure><img alt="latency"' in (tmp_path / "index.html").read_text("utf-8")
-    # launch/answer.py finds nothing left to do in the folder.
+    # launch/answer.py finds the run in the folder complete.
     own = task.method_config("native_rag", "", settings(folders))
     with own.unlocked():
         own.data.dir, own.data.split, own.data.limit = str(folders["data"]), "train", 3
@@ -200,7 +200,7 @@ def test_compare_stopped_and_resumed_gives_the_same_table(whole, folders, tmp_pa
 
 @pytest.mark.slow
 def test_compare_killed_and_resumed_gives_the_same_table(whole, folders, tmp_path, command):
-    """The kill comes in the second of three methods."""
+    """The run is killed during the second of three methods."""
     workdir = tmp_path / "w"
     arguments = [f"--config.{key}={value}" for key, value in values(folders).items()]
     killed = command(

@@ -1,4 +1,4 @@
-"""Comparison of runs: scores and differences computed by hand, and refused runs."""
+"""Comparison of runs: scores and differences computed by hand, and rejected runs."""
 
 import dataclasses
 import pathlib
@@ -33,7 +33,7 @@ def answered(pairs, change):
 
 
 def test_compare_two_runs_gives_scores_and_differences(tmp_path, capsys):
-    """Of six questions, the first run has four right, the second one right and one failed."""
+    """The first run answers four of six questions correctly; the second one, with one failure."""
     pairs = many(6)
     worse = answered(
         pairs,
@@ -52,7 +52,8 @@ def test_compare_two_runs_gives_scores_and_differences(tmp_path, capsys):
     second = workdir(tmp_path, "b", worse, failed=[pairs[2][0]])
     result = compare(tmp_path, f"student={first}", second)
     student, other = result["systems"]["student"], result["systems"]["b"]
-    # Gold: Orlin County or Orlin. "Ferry County" shares a word of two, "Orlin Bay" one with Orlin.
+    # Gold: Orlin County or Orlin. One of the two words of "Ferry County" and of "Orlin Bay" is
+    # right.
     assert student["em"]["value"] == pytest.approx(4 / 6)
     assert student["f1"]["value"] == pytest.approx((4 + 2 * 0.5) / 6)
     assert other["em"]["value"] == pytest.approx(1 / 6)
@@ -165,7 +166,7 @@ def test_compare_one_run_ignores_questions_without_gold(tmp_path):
 
 
 def repeated(tmp_path, pairs, count=2, passages=made_up.PASSAGES):
-    """Writes a run with equal answers for several seeds, each with online extractions."""
+    """Writes a run that has online extractions and equal answers for several seeds."""
     folder = workdir(tmp_path, "a", pairs)
     for number in range(2, count + 1):
         workdir(tmp_path / "a", f"repeat-{number}", pairs, passages=passages)

@@ -1,4 +1,4 @@
-"""Difficulty matrix of runs, from written predictions and an encoder with given cosines."""
+"""The difficulty matrix of runs, with made-up predictions and an encoder with given cosines."""
 
 import dataclasses
 import json
@@ -25,7 +25,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 class CosineEncoder:
-    """An encoder that gives the passage "cos 0.7" this cosine with each question."""
+    """An encoder that gives the passage "cos 0.7" a cosine of 0.7 with each question."""
 
     identity = {"model": "told"}
     dim = 2
@@ -43,7 +43,7 @@ def cosine_encoder(monkeypatch):
 
 
 def question(name, hops, cosines):
-    """Returns gold passages with the cosines, and the question."""
+    """Returns gold passages that have these cosines, and the question."""
     passages = [Passage(f"{name}-{i}", "", f"cos {c:.6f}") for i, c in enumerate(cosines)]
     found = Question(
         name, f"{name}?", ("right",), hops=hops, supporting=tuple(p.id for p in passages)
@@ -90,7 +90,7 @@ def evaluate(root, *runs, **fields):
 
 
 def grid(hops=(2, 3), per_cell=4):
-    """Returns questions whose D_r grows with their number, in random order."""
+    """Returns questions in random order; D_r increases with a question's number."""
     pairs = [
         question(f"q{hop}-{i}", hop, [0.99, 0.95 - 0.1 * hop - 0.01 * i])
         for hop in hops
@@ -106,7 +106,7 @@ def cell_of(question, per_cell=4):
 
 @pytest.fixture
 def two_runs(tmp_path):
-    """In each cell of the first run ``column + hops - 2`` answers are wrong, in the second all."""
+    """Writes two runs: ``column + hops - 2`` answers per cell are wrong, then all of them."""
     pairs = grid()
     dataset(tmp_path, *pairs)
     rows, worse = [], []
@@ -129,12 +129,12 @@ def test_difficulty_matrix_of_a_known_function_is_recovered(two_runs):
         edges = 0.05 + 0.1 * hop + 0.01 * np.array([3.75, 7.5, 11.25])
         assert result["hops"][hop]["edges"] == pytest.approx(edges, abs=1e-6)
     assert system["error"]["value"] == 16 / 32 and result["num_questions"] == 32
-    # The first wrong answer of each cell lacks its gold passages.
+    # In each cell, the first wrong answer lacks its gold passages.
     kinds = {name: found["errors"] for name, found in system["failures"].items()}
     assert kinds == {"retriever": 7, "reader": 9, "unanswered": 0}
     assert system["matrix"][3][2]["errors"] == {"retriever": 1, "reader": 2, "unanswered": 0}
     assert system["correlations"]["min"]["mean"]["value"] == pytest.approx(1)
-    # D_r by mean is a linear function of D_r by min, by power_mean it is not.
+    # With mean, D_r is a linear function of D_r with min; with power_mean, it is not.
     assert system["strongest"] == ["min", "mean"]
     lines = answering.lines(root / "w" / "difficulty.jsonl")
     row = next(line for line in lines if line["id"] == "q3-13")
@@ -173,7 +173,7 @@ def test_difficulty_writes_summary_table_and_figures(two_runs, capsys):
     assert "a: error (1 - Acc) in per cent" in table and "a-b, in points" in table
     assert re.search(r"^\| 2 +\| +0\.0 \[0\.0, 0\.0\] \(4\) \| +25\.0 \[", table, re.MULTILINE)
     for name, panels in (("matrix", 2), ("difference", 1)):
-        # At 150 dots per inch: 4.6 inches per panel and 0.75, and 3.36 for three rows.
+        # At 150 dots per inch: 4.6 inches wide per panel plus 0.75, and 3.36 high for three rows.
         height, width, _ = matplotlib.image.imread(root / "w" / f"{name}.png").shape
         assert (width, height) == (round(150 * (4.6 * panels + 0.75)), round(150 * 3.36))
         text = (root / "w" / f"{name}.svg").read_text()
@@ -181,7 +181,7 @@ def test_difficulty_writes_summary_table_and_figures(two_runs, capsys):
 
 
 def test_difficulty_ungradable_questions_are_left_out(tmp_path):
-    """Questions lack gold or hops, are too few for their hops, or all have the same D_r."""
+    """A question is left out without gold or hops, with too few peers, or with only equal D_r."""
     few = [question(f"few{i}", 4, [0.1 * i]) for i in range(3)]
     same = [question(f"same{i}", 5, [0.5]) for i in range(6)]
     odd = [
@@ -387,7 +387,7 @@ def test_difficulty_judgements_replace_scores(tmp_path):
 
 
 def test_difficulty_verdict_about_another_answer_is_ignored(tmp_path, capsys):
-    """The judge strips answers and may judge a whole response."""
+    """Only verdicts about the run's own answer, stripped, or about its full response count."""
     questions = simple_questions(tmp_path, 6)
     rows = [prediction(q, right=True) for q in questions]
     rows[0]["answer"], rows[5]["error"] = " it is right\n", "lost"

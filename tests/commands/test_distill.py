@@ -131,7 +131,7 @@ def test_distill_trajectory_has_requests_and_responses_of_the_loop(whole):
 
 
 def test_distill_facts_after_two_empty_rounds_do_not_count():
-    """The second fact is kept after the second empty round."""
+    """A fact that is kept after two empty rounds is cut; after one, it is not."""
     data = tiny.dataset()
     question, config = data.questions[0], load_config("configs/trajectories.py", [])
     gold = gold_of(question, data.corpus, data.triples, "ascii")
@@ -290,7 +290,7 @@ def test_distill_sentences_need_supporting_sentences(folders, tmp_path, capsys):
 
 
 class FakeTeacher:
-    """A backend whose responses keep the first candidate, and for q1 cannot be parsed."""
+    """A backend that always keeps the first candidate; its responses for q1 cannot be parsed."""
 
     usage = Usage()
 
@@ -355,7 +355,7 @@ def test_distill_unparsable_trajectory_is_dropped(fake_teacher, folders, tmp_pat
     before = len(fake_teacher.asked)
     result, _ = execute(capsys, [*argv, "--config.keep=all"])
     assert result["trajectories"] == 7 and len(fake_teacher.asked) == before
-    assert result["dropped"] == {"no_decision": 1}  # has no decision at all
+    assert result["dropped"] == {"no_decision": 1}  # it has no decision at all
 
 
 def test_distill_correct_only_keeps_right_answers(fake_teacher, folders, tmp_path, capsys):

@@ -22,7 +22,7 @@ from cirag_jax.runtime.handlers import Search
 from cirag_jax.types import Dataset, Passage, Question, Triple
 from configs import retrieval
 
-# p0 matches the question, p1 the chain of p0, p2 only the question; p3 has no triple.
+# p0 matches the question, p1 the query extended by p0, p2 only the question; p3 has no triple.
 START, NOISE = Triple("s", "is", "x", "p0"), Triple("n", "is", "x", "p0")
 BRIDGE, DECOY = Triple("b", "is", "x", "p1"), Triple("d", "is", "x", "p2")
 TRIPLES = {"p0": (START, NOISE), "p1": (BRIDGE,), "p2": (DECOY,)}
@@ -102,7 +102,7 @@ def test_iterate_unit_search_retrieves_their_passages():
 
 
 def test_iterate_chain_ranking_puts_the_chain_first():
-    """The decoy's score at step 1 is higher than the bridge's at step 2."""
+    """The chain comes first although the decoy's score at step 1 is higher than the bridge's."""
     by_score, by_chain = (run(2, ranking=ranking) for ranking in ("score", "chain"))
     assert by_score[1] == by_chain[1]
     assert by_score[0] == ("p0", "p2", "p1") and by_chain[0] == ("p0", "p1", "p2")

@@ -135,7 +135,7 @@ def test_extract_other_model_needs_replace(server, tmp_path):
 
 
 def test_extract_other_server_needs_replace(server, tmp_path):
-    """Both call their model "only"; without a configured name, the addresses differ."""
+    """Both servers name their model "only", so only the addresses distinguish them."""
     folder = corpus(tmp_path / "c", {"p0": TEXTS["p0"]})
     run(server, folder, tmp_path / "w", **{"extractor.model": None})
     run(server, folder, tmp_path / "named")
@@ -210,7 +210,7 @@ def test_extract_selected_questions_only_their_contexts(server, tmp_path):
     assert (result["passages"], result["reused"], result["deleted"]) == (3, 1, 0)
     estimated = run(server, folder, tmp_path / "e", estimate_only=True, **fields)
     assert estimated["passages"] == 3
-    # Then the rest of the corpus is extracted, and nothing again.
+    # Then the rest of the corpus is extracted, and no passage twice.
     assert run(server, folder, tmp_path / "w")["reused"] == 3
 
 

@@ -54,7 +54,7 @@ def test_stop_stores_all_outcomes(server, tmp_path):
     assert not any(status[name] for name in names[stored:])
     assert by_passage["p0"] and by_passage["p0"][0].head == "Ule"
     calls, num_requests = stopped["calls"], len(server.asked)
-    assert calls == num_requests  # calls removed from the journal still count
+    assert calls == num_requests  # calls whose journal entries were removed still count
     finished = run(server, folder, tmp_path / "w")
     assert finished["complete"] and (finished["reused"], finished["left"]) == (stored, 0)
     again = [text for _, text in server.asked if "refused" not in text]

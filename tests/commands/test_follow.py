@@ -96,10 +96,10 @@ def test_follow_running_training_until_it_ends(training, workdir, capsys):
     assert "step 3: trained.recall@5 0.5; best so far 0.75 at step 2\n" in said
     table = (workdir / "table.md").read_text().splitlines()
     assert [cell.strip() for cell in table[5].split("|")[1:-1]] == ["2", "0.75", "0.125"]
-    # The training has deleted its best checkpoint; only that one is kept here.
+    # The training has deleted its best checkpoint, which is kept only here.
     assert [path.name for path in workdir.glob("step_*/checkpoints/*")] == ["2"]
     assert (workdir / "step_3" / "rankings.jsonl").read_text() == "3"
-    # The same command evaluates nothing again.
+    # Running the same command again evaluates no checkpoint.
     assert follow(config_of(training), workdir, evaluate, never) == result
     assert evaluate.asked == [1, 2, 3]
 

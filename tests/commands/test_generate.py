@@ -178,7 +178,7 @@ def test_generate_only_model_of_server_needs_no_name(server, tmp_path):
 
 
 def test_generate_unnamed_models_of_two_servers_differ(server, tmp_path):
-    """The fingerprint of a workdir is also the key of the cache."""
+    """Without a configured name, a server's model is identified by its name and the address."""
     prompts = write(tmp_path / "p.jsonl", line("a"))
     server.models = ["llama"]
     generate_file(served(server, prompts, model=None), tmp_path)

@@ -1,4 +1,4 @@
-"""Generation of questions: whole runs, resuming, bad input, with tiny models."""
+"""Generation of questions: complete runs, resuming, bad input, with tiny models."""
 
 import contextlib
 import json
@@ -104,12 +104,12 @@ def same_bytes(one, other):
 
 @pytest.fixture
 def whole(model, folders, tmp_path, capsys):
-    """The workdir and result of an uninterrupted run with a model in every step."""
+    """The workdir and result of an uninterrupted run that uses a model in every step."""
     result, _ = execute(capsys, arguments(folders, tmp_path / "whole"))
     return tmp_path / "whole", result
 
 
-# --------------------------------------------------------------------------------------- whole runs
+# --------------------------------------------------------------------------------- complete runs
 
 
 def test_result_counts_every_step_and_reason(whole, model):
@@ -138,7 +138,7 @@ def test_wordings_equal_facts_are_worded_once(whole, model, folders, tmp_path, c
     num_requests = len(model.asked)
     hops = arguments(folders, tmp_path / "hops", "questions.kind=hops")
     result, err = execute(capsys, hops)
-    # Six facts, each worded once. The fact of Vell has no wording, so no question ends there.
+    # There are six facts, each worded once. Vell's fact has no wording, so no question ends there.
     assert (result["wordings"], result["wording_problems"]) == (6, {"no_phrase": 1})
     assert "wordings: at most 12 requests" in err
     assert [role for role, _ in model.asked[num_requests:]].count("asker") == 11
@@ -169,7 +169,7 @@ def test_output_folder_is_a_dataset(whole):
         assert stated == [fact["claim"] for fact in path["facts"]]
         assert [fact["chunk"] for fact in path["facts"]] == list(question.supporting or ())
         assert question.same_sentences is None  # every document is one chunk
-    assert rows[None]["reason"]  # paths without a question are listed, too
+    assert rows[None]["reason"]  # paths without a question are also listed
     sources = answering.lines(workdir / "sources.jsonl")
     assert {row["source"] for row in sources} == {"The Daily"}
     assert [c for row in sources for c in row["chunks"]] == list(dataset.corpus)
@@ -212,7 +212,7 @@ def test_estimate_only_stops_at_first_request(whole, model, folders, tmp_path, c
     by_rules = ("claims.filter=rules", "claims.kind=rules")
     assert estimated(tmp_path / "w", *by_rules)[0]["step"] == "triples"
     assert list(files(tmp_path / "w")) == [".lock"]
-    # Requests that the workdir has answers to are not counted.
+    # Requests with an answer in the workdir are not counted.
     assert estimated(whole[0], "questions.validation=model")[0]["step"] == "questions"
     result, err = estimated(whole[0], "context=0")  # this would change questions.jsonl
     assert (result["step"], result["requests"]) == (None, 0) and "no requests are left" in err
@@ -256,7 +256,7 @@ def test_review_judgements_survive_rerun(whole, folders, capsys):
     result, err = execute(capsys, arguments(folders, workdir))
     assert result["review"] == {"always": {"judged": 1, "right": 0.0}}
     assert file.read_bytes() == judged and "0.0 % of 1 always groups are right" in err
-    # A group that is no longer sampled does not count, but is kept.
+    # A group that is no longer sampled is not counted, but is kept.
     result, err = execute(capsys, arguments(folders, workdir, "review=0"))
     assert "review" not in result and file.read_bytes() == judged
     assert "1 judged groups, no longer in the sample, are kept at the end" in err
@@ -357,7 +357,7 @@ def test_settings_hard_clusters_and_no_equivalence(whole, model, folders, tmp_pa
     assert "no questions of 4 hops: 0 paths" in err and off["hops"].get("4") is None
 
 
-# ------------------------------------------------------------------------------ kills, ends, faults
+# ----------------------------------------------------------------------------- kills and faults
 
 
 def test_resume_after_kill_at_any_write_same_bytes(
@@ -401,7 +401,7 @@ def test_resume_after_kill_at_any_write_same_bytes(
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """The workdir of an uninterrupted run by rules."""
+    """The workdir of an uninterrupted run that uses rules in every step."""
     return tmp_path_factory.mktemp("rules")
 
 
@@ -413,7 +413,7 @@ def test_resume_after_signal_in_step(step, uninterrupted, folders, tmp_path, com
         assert first.returncode == 0, first.stderr
     records = read_records(uninterrupted / JOURNAL)
     steps = [record.id.partition("-")[0] for record in records]
-    # Programs of rules send no requests; each only writes its end.
+    # Programs that use only rules send no requests; each writes only its end.
     ends = {"claim": 3, "clusters": steps.count("claim") + 1, "question": len(steps) - 1}
     ends["same"] = ends["clusters"] + 1
     stopped = command(
@@ -448,7 +448,7 @@ def test_failed_requests_are_counted_and_retried(whole, model, folders, tmp_path
     assert result["failures"] == 0 and same_bytes(whole[0], tmp_path / "w") == []
 
 
-# ---------------------------------------------------------------------------------- the tiny decode
+# --------------------------------------------------------------------------------- tiny decoder
 
 
 @pytest.mark.parametrize(
@@ -475,7 +475,7 @@ def test_random_decoder_ends_with_one_sentence(more, message, role, folders, tmp
 
 
 def test_random_decoder_end_to_end(folders, tmp_path, capsys):
-    """The decoder decides equivalence and writes questions; then rules write them, too."""
+    """A random decoder writes no usable question, and rules write 15 in the same workdir."""
     decoder = (
         *(f"llm.model={folders['decoder']}", "llm.batch_size=4", "llm.prefix_tokens=0"),
         *("equivalence.kind=model", "equivalence.max_tokens=6", "questions.max_tokens=6"),

@@ -29,10 +29,12 @@ BRUM = Triple("Brum", "borders", "Osk", "b", 0)
 
 
 class Model:
-    """A model that extracts by `rules`; ``asked`` has pairs (passage, whether for triples).
+    """A model that extracts by `rules`.
+
+    ``asked`` lists the answered requests as pairs (passage, whether triples were requested).
 
     Args:
-      dies: number of the answer at which it raises KeyboardInterrupt.
+      dies: number of answers after which it raises KeyboardInterrupt.
       budget: number of answers before the budget is spent.
     """
 
@@ -110,7 +112,7 @@ def test_online_passage_is_extracted_once(tmp_path):
         first, second = ask(handler, "ab", "bc")
         assert first.triples[1] == second.triples[0] == (BRUM,)
         assert sorted(model.asked) == [(n, t) for n in "abc" for t in (False, True)]
-        assert model.batches == [3, 3]  # in two batches: first the entities, then the triples
+        assert model.batches == [3, 3]  # one batch for entities, one for triples
         assert ask(handler, "b", "bb") == [Extracted(((BRUM,),)), Extracted(((BRUM,),) * 2)]
         ask(handler, "ad")
         assert sorted(model.asked)[-2:] == [("d", False), ("d", True)]
@@ -145,7 +147,7 @@ def test_online_killed_run_repeats_no_extraction(tmp_path, dies):
 
 
 def test_online_spent_budget_is_not_a_failure(tmp_path):
-    """Three answers suffice for the entities of both passages and the triples of one."""
+    """Passages that the budget does not cover raise errors, but are not recorded as failed."""
     with online(tmp_path, Model(budget=3)) as handler:
         extracted, refused, both = ask(handler, "b", "c", "bc")
         assert extracted == Extracted(((BRUM,),)) and handler.is_exhausted

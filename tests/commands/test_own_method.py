@@ -99,7 +99,7 @@ def test_answer_method_outside_of_the_repository_runs_with_its_settings(
     assert result["answered"] == 3 and result["complete"]
     rows = lines(workdir / "predictions.jsonl")
     assert [(row["id"], len(row["passages"])) for row in rows] == [("q0", 1), ("q1", 1), ("q2", 1)]
-    # The same command finds its work done.
+    # Running the same command again makes no further calls.
     assert answer.answer(config, workdir)["calls"] == result["calls"]
 
 

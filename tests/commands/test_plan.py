@@ -1,4 +1,4 @@
-"""Plans of trainings: comparison with real steps, collectives, times, bad input."""
+"""launch/plan.py: comparison with real training steps, collectives, times, bad input."""
 
 import dataclasses
 import functools
@@ -39,7 +39,7 @@ def standard_promotion():
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Tiny models; one of them only as a config.json."""
+    """Folders of tiny models; one of them has only a config.json."""
     folder = tmp_path_factory.mktemp("plan")
     tiny.model_folder(folder / "encoder", d_model=WIDTH)
     tiny_decoder.folder(folder / "decoder")
@@ -50,13 +50,13 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def planned(folders):
-    """Plans a component with some settings; cached."""
+    """Returns a function that plans a component with some settings; cached."""
     return functools.cache(
         lambda component, *overrides: plan.plan(configured(folders, component, *overrides))
     )
 
 
-# Settings of each component for a tiny step in several parts.
+# Settings of each component for a tiny step that has several parts.
 TINY = {
     "aligner": ("batch_size=8", "num_negatives=3", "query_max_length=64", "unit_max_length=64"),
     "cross_encoder": ("targets_per_step=4", "max_length=32"),
@@ -154,7 +154,7 @@ EXCHANGES = {
 
 @pytest.mark.parametrize("name", EXCHANGES)
 def test_plan_chunks_do_not_repeat_gradient_exchange(folders, monkeypatch, name):
-    """A data mesh exchanges only gradients and the aligner's table of embeddings."""
+    """On a data mesh, chunks add no exchanges beyond gradients and the aligner's embeddings."""
     component, made = name.partition(",")[0], []
 
     def rehearsal(*arguments, **settings):
@@ -180,7 +180,7 @@ def test_plan_chunks_do_not_repeat_gradient_exchange(folders, monkeypatch, name)
 
 @pytest.mark.parametrize("component", ["aligner", "integrator", "cross_encoder"])
 def test_plan_exchange_follows_from_shapes(component):
-    """Compares a mesh that splits everything with the formulas of the benchmark."""
+    """On a mesh that splits everything, the exchanged bytes match the benchmark's formulas."""
     row = scaling.compile_step(component, scaling.Mesh(2, 2, 2))
     assert 1.0 <= row["ratio"] < 1.001, row
 
@@ -219,7 +219,7 @@ def test_plan_time_uses_peak_share(folders):
 def test_plan_too_large_step_does_not_fit(reader, planned):
     assert reader["peak_bytes"] > 0.0005 * 2**30
     assert not reader["fits"] and not reader["gpus"]["A100-80"]["fits"]
-    # Any training would do; this plan is cached.
+    # Any training would do; this plan is already cached.
     roomy = planned("aligner", "mesh.devices=1", "chunk_tokens=512")
     assert "fits" not in roomy and roomy["gpus"].keys() == mfu.GPUS.keys()
     assert all(on["fits"] for on in roomy["gpus"].values())
@@ -267,7 +267,7 @@ def test_plan_collectives_in_loop_count_per_iteration():
     [
         ("reader", "mesh.devices=4 mesh.data=3", "mesh sizes .* do not fit 4 devices"),
         ("reader", "mesh.devices=3", "config.batch_size=2 must be a multiple of 3"),
-        # The training refuses these, too, before it opens the model.
+        # The training also refuses these, before it opens the model.
         ("aligner", "data.units=word model.spec=nobody", "config.data.units='word' is not one of"),
         ("aligner", "head.rounds=1 head.steps=0 model.spec=nobody", "config.head.steps=0 must be"),
         (

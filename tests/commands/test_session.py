@@ -81,7 +81,7 @@ def test_session_empty_question_is_refused(folders):
 
 
 def test_answer_command_over_documents(folders, tmp_path, capsys, monkeypatch):
-    """The second question reuses the embeddings of the first."""
+    """The second question reuses the embeddings computed for the first."""
     monkeypatch.setenv("CIRAG_JAX_CACHE", str(tmp_path / "cache"))
     (tmp_path / "docs").mkdir()
     for number, text in enumerate(TEXTS):

@@ -101,7 +101,7 @@ def test_answer_two_processes_give_the_same_predictions(tmp_path, capsys, monkey
     volatile = {*VOLATILE, "cached_tokens"}  # depends on the prefixes that a process has cached
     for name in expected.keys() - volatile:
         assert result[name] == expected[name], name
-    # The merged journal can be read, but not resumed by another number of processes.
+    # The merged journal can be read, but not resumed with another number of processes.
     assert (two / "journal.sqlite").exists()
     code, _, err = run_command("answer", arguments(folders, two), capsys)
     assert code == 2, err
