@@ -1,7 +1,7 @@
-"""Claims: facts filtered from sentences, made self-contained, and checked (sections 3.1, A.9.1-2).
+"""Claims: factual sentences, made self-contained and checked (sections 3.1, A.9.1-2).
 
-The paper filters with a classifier of facts and opinions. Here it is the language model of the
-other steps, or a rule.
+The paper filters out opinions with a classifier. Here, the language model of the other steps or a
+rule filters them.
 """
 
 import dataclasses
@@ -35,11 +35,13 @@ class ClaimSettings:
     """Settings of the claims.
 
     Attributes:
-      filter: filter of facts: model, rules, or off (keep every sentence).
-      kind: writer of claims: model, or rules (replace a first pronoun by the title).
-      check: ask a model whether the claim is consistent with the sentence; not with kind=rules.
-      context_words: words of the article around the sentence to show; 0 is all.
-      max_tokens: most new tokens of a claim.
+      filter: filter of factual sentences: model, rules, or off (keep every sentence).
+      kind: writer of claims: model, or rules (replace a pronoun at the start by the title).
+      check: let a model check that the claim is consistent with its sentence; ignored with
+        kind=rules.
+      context_words: number of words around the sentence to show the model; 0 shows the full
+        document.
+      max_tokens: maximum number of new tokens of a claim.
     """
 
     filter: Literal["model", "rules", "off"] = "model"
@@ -63,12 +65,13 @@ ClaimResult = Annotated[dict[Literal["text", "reason"], str], msgspec.Meta(min_l
 
 
 def claim(document: Document, index: int, settings: ClaimSettings) -> Program[Mapping[str, Any]]:
-    """Makes the claim of a sentence.
+    """Rewrites a sentence as a claim.
 
     Returns:
-      ``text``, or the ``reason`` for a missing claim: ``opinion``, ``question``, ``no_names``,
-      ``empty`` (it states nothing), ``pronoun`` (the claim starts with one), ``inconsistent``, or a
-      malformed response: ``no_verdict``, ``no_claim``, ``long_claim``, ``cut``.
+      ``text``, or the ``reason`` why there is no claim: ``opinion``, ``question``, ``no_names``,
+      ``empty`` (the sentence states nothing), ``pronoun`` (the claim starts with a pronoun),
+      ``inconsistent``, or a malformed response: ``no_verdict``, ``no_claim``, ``long_claim``,
+      ``cut``.
     """
     sentence = document.sentences[index]
     if settings.filter == "rules" and (reason := rejection_reason(sentence)):
@@ -99,7 +102,7 @@ def claim(document: Document, index: int, settings: ClaimSettings) -> Program[Ma
 
 
 def typical_messages(document: Document, settings: ClaimSettings) -> list[tuple[Message, ...]]:
-    """Returns each role's prompt about the middle sentence, for an estimate of tokens."""
+    """Returns each role's prompt about the middle sentence, to estimate tokens."""
     middle = len(document.sentences) // 2
     sentence = document.sentences[middle]
     article = window(document, middle, settings.context_words)
@@ -112,7 +115,7 @@ def typical_messages(document: Document, settings: ClaimSettings) -> list[tuple[
 
 
 def rejection_reason(sentence: str) -> str | None:
-    """Returns why a sentence is not a fact by rules, or None if it is."""
+    """Returns the reason why the rules reject a sentence, or None if they accept it as a fact."""
     if sentence.rstrip().endswith("?"):
         return "question"
     if sentence.rstrip().endswith("!") or _OPINION.search(sentence):
@@ -124,7 +127,7 @@ def rejection_reason(sentence: str) -> str | None:
 def decontextualised(sentence: str, title: str) -> str:
     """Replaces a pronoun at the start of a sentence by the title, or puts the title in front.
 
-    This rule is for passages about the thing that their title names.
+    This rule suits passages whose title names their subject.
     """
     sentence = " ".join(sentence.split())
     if not title or f" {name_key(title)} " in f" {name_key(sentence)} ":
@@ -137,7 +140,7 @@ def decontextualised(sentence: str, title: str) -> str:
 
 
 def window(document: Document, index: int, words: int) -> str:
-    """Returns the title and about ``words`` words around sentence ``index``; 0 is all."""
+    """Returns the title and about ``words`` words around sentence ``index``; 0 means all."""
     kept: list[int] = []
     budget = words
     for i in sorted(range(len(document.sentences)), key=lambda i: (abs(i - index), i)):

@@ -1,8 +1,8 @@
-"""Soft clusters of claims: reduced vectors, Gaussian mixtures, clusters within clusters.
+"""Soft clustering of claims by Gaussian mixtures, first over all claims, then within each cluster.
 
-Follows RAPTOR (Sarthi et al., 2024), like the paper (section 3.1). The vectors of all claims are
-reduced and a Gaussian mixture is fitted, with the number of components chosen by BIC; then the same
-is done within each cluster. A claim is in every cluster whose probability exceeds a threshold.
+Like the paper (section 3.1), this follows RAPTOR (Sarthi et al., 2024). The vectors are reduced and
+a Gaussian mixture is fitted; BIC selects its number of components. A claim is in every cluster
+whose probability exceeds a threshold.
 """
 
 import dataclasses
@@ -26,14 +26,15 @@ class ClusterSettings:
     """Settings of the clustering.
 
     Attributes:
-      reduction: umap (the paper) or pca.
+      reduction: method of reducing vectors: umap (paper) or pca.
       dim: dimension of the reduced vectors.
-      most_components: most components of a mixture.
+      most_components: maximum number of components of a mixture.
       threshold: a claim is in each cluster whose probability is above this.
       soft: allow several clusters per claim; otherwise only the first, as in the released code.
-      neighbours: UMAP's neighbours within a cluster; over all claims, the root of their number.
-      fitted: claims in the random sample to which UMAP and mixtures are fitted; 0 is all, which
-        takes longer.
+      neighbours: UMAP's number of neighbors within a cluster. Over all claims, it is the square
+        root of the number of claims.
+      fitted: size of the random sample of claims to which UMAP and mixtures are fitted; 0 uses all
+        claims, which takes longer.
       seed: seed for sample, reduction and mixture.
     """
 
@@ -56,12 +57,12 @@ class ClusterSettings:
 
 
 def clusters(vector_ND: np.ndarray, settings: ClusterSettings) -> Clusters:
-    """Returns the ascending rows of each cluster; each row of ``vector_ND`` is in at least one."""
+    """Returns the row indices of each cluster, ascending; each row is in at least one cluster."""
     if not len(vector_ND):
         return ()
     for name in ("sklearn.decomposition", "sklearn.mixture"):
         extra(name)  # threadpool_limits only affects loaded libraries.
-    # With ten columns, threads are slower by far, and change the order of sums.
+    # With ten columns, threads are much slower, and they change the order of sums.
     with extra("threadpoolctl").threadpool_limits(1), warnings.catch_warnings():
         # Warnings about equal claims, unconverged mixtures and disconnected graphs are harmless.
         warnings.simplefilter("ignore")
@@ -88,7 +89,7 @@ def _split(vector_ND: np.ndarray, settings: ClusterSettings, neighbours: int) ->
     reduced_ND = reduce(vector_ND, settings, neighbours)
     probability_NC = mixture(reduced_ND, settings)
     member_NC = probability_NC > settings.threshold
-    # With a high threshold or many similar components, no probability may exceed it.
+    # With a high threshold or many similar components, all probabilities may be below it.
     member_NC[np.arange(len(member_NC)), probability_NC.argmax(1)] = True
     for member_N in member_NC.T:
         if member_N.any():
@@ -96,7 +97,7 @@ def _split(vector_ND: np.ndarray, settings: ClusterSettings, neighbours: int) ->
 
 
 def _sample(count: int, settings: ClusterSettings) -> np.ndarray:
-    """Returns the ascending rows to fit to: all, or ``settings.fitted`` of them."""
+    """Returns the row indices to fit, ascending: all, or a sample of ``settings.fitted`` rows."""
     if not settings.fitted or count <= settings.fitted:
         return np.arange(count)
     drawn = np.random.default_rng(settings.seed).choice(count, settings.fitted, replace=False)
@@ -104,7 +105,7 @@ def _sample(count: int, settings: ClusterSettings) -> np.ndarray:
 
 
 def reduce(vector_ND: np.ndarray, settings: ClusterSettings, neighbours: int) -> np.ndarray:
-    """Reduces vectors to ``settings.dim`` columns, or fewer for few rows; float64."""
+    """Reduces vectors to ``settings.dim`` float64 columns, or fewer if there are few rows."""
     count = len(vector_ND)
     if settings.reduction == "pca":
         dim = min(settings.dim, count - 1, vector_ND.shape[1])

@@ -1,4 +1,4 @@
-"""Database of documents in overlapping chunks of whole sentences (section 4.1, A.8)."""
+"""A database of documents in overlapping chunks of complete sentences (section 4.1, A.8)."""
 
 import collections
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,7 +45,7 @@ def _by_id(chunks: Iterable[Chunk]) -> dict[str, Passage]:
 
 
 class Database:
-    """The chunks of documents, and the places of their sentences in chunks."""
+    """The chunks of documents, and the places of the documents' sentences in the chunks."""
 
     def __init__(self, documents: Iterable[Document], settings: ChunkSettings):
         self.chunks = tuple(c for document in documents for c in chunk(document, settings))
@@ -56,14 +56,15 @@ class Database:
         self.passages: Mapping[str, Passage] = _by_id(self.chunks)
 
     def places(self, document: str, sentence: int) -> list[Place]:
-        """Returns the chunks with a sentence, and its index in each."""
+        """Returns the chunks that contain a sentence, and the sentence's index in each chunk."""
         holding = self._holding[document, sentence]
         return [(part.passage.id, sentence - part.sentences.start) for part in holding]
 
     def evidence(self, sentences: Sequence[Place]) -> tuple[Place, ...]:
-        """Returns one place for each sentence of documents, in few chunks.
+        """Returns one place for each of ``sentences``, using few chunks.
 
-        Chunks overlap. Of those with a sentence, the one with most of ``sentences`` is chosen.
+        Chunks overlap. Among the chunks with a sentence, the one with the most of ``sentences`` is
+        chosen.
         """
         options = [self.places(*place) for place in dict.fromkeys(sentences)]
         counts = collections.Counter(name for places in options for name, _ in places)

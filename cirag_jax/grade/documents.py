@@ -30,7 +30,7 @@ class _Row(msgspec.Struct):
 
 
 def read(path: str | None) -> tuple[Document, ...]:
-    """Reads the documents of a folder or file in order; None is the built-in dataset.
+    """Reads the documents of a folder or file in order; None means the built-in dataset.
 
     A folder has ``documents.jsonl`` (lines with ``text``, and optionally ``id``, ``title``,
     ``source`` and ``date``), or a dataset's ``corpus.jsonl``, whose passages are the documents, or
@@ -52,7 +52,7 @@ def read(path: str | None) -> tuple[Document, ...]:
 
 
 def _read_lines(path: Path) -> tuple[Document, ...]:
-    # Triples of a dataset refer to sentences as its splitter numbers them.
+    # A dataset's triples refer to sentences by the numbers of the dataset's splitter.
     split = sentences.split_sentences if path.name == jsonl.CORPUS else _split
     by_id: dict[str, Document] = {}
     for number, (place, row) in enumerate(read_lines(path, _Row), 1):
@@ -73,11 +73,11 @@ def _split(text: str) -> tuple[str, ...]:
 def select(
     documents: Iterable[Document], least: int, most: int
 ) -> tuple[tuple[Document, ...], dict[str, int]]:
-    """Selects documents of ``least`` to ``most`` words (0 is no limit), without repetitions.
+    """Selects distinct documents with ``least`` to ``most`` words (0 means no limit).
 
     Returns:
-      The selected documents, and the number of rejected ones by reason. ``same_title`` counts
-      selected documents with the title of an earlier one.
+      The selected documents, and the number of rejected documents by reason. The reason
+      ``same_title`` counts selected documents that repeat the title of an earlier document.
     """
     kept: list[Document] = []
     reasons: collections.Counter[str] = collections.Counter()

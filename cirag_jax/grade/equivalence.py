@@ -1,8 +1,8 @@
-"""Equivalent entities, and the graph of facts with the links that they add (section 3.1).
+"""Equivalent entities, and the graph of facts with the edges that equivalence adds (section 3.1).
 
-*Exact* equivalence (``always``) holds everywhere: groups that share a name are joined, and their
-first name becomes the node of all. *Contextual* equivalence (``context``) holds within its cluster,
-where the edges of one entity are also added to the other.
+*Exact* equivalence (``always``) is valid everywhere: groups that share a name are joined, and their
+first name becomes the common node. *Contextual* equivalence (``context``) is valid in one cluster,
+where the edges of an entity are also added to its equivalent entities.
 """
 
 import collections
@@ -38,11 +38,11 @@ class EquivalenceSettings:
     """Settings of the search for equivalent entities.
 
     Attributes:
-      kind: model, rules, or off.
-      claims: most claims per request; larger clusters are split.
-      max_tokens: most new tokens of a response.
-      most_names: most names of a group, after joining exact groups; larger ones are probably wrong
-        and are dropped.
+      kind: search by a model or by rules, or off.
+      claims: maximum number of claims per request; larger clusters are split.
+      max_tokens: maximum number of new tokens of a response.
+      most_names: maximum number of names in a group, after exact groups are joined. Larger groups
+        are probably wrong and are dropped.
     """
 
     kind: Literal["model", "rules", "off"] = "model"
@@ -80,7 +80,7 @@ def find(
       settings: settings of the search.
 
     Returns:
-      ``groups``, with nodes and kind, and ``problems`` of `grade.prompts.parse_groups`.
+      ``groups`` (nodes and kind of each group), and ``problems`` of `grade.prompts.parse_groups`.
     """
     if settings.kind == "rules":
         return {"groups": [list(group) for group in by_rules(facts, claims)], "problems": []}
@@ -95,7 +95,10 @@ def find(
 def parts(
     clusters: Clusters, facts: Sequence[Fact], settings: EquivalenceSettings
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yields parts to search: (cluster, indices of untyped facts), with three or more nodes."""
+    """Yields parts of clusters to search, as (cluster, indices of untyped facts).
+
+    A part has at least three nodes.
+    """
     by_claim = facts_of_claims(facts)
     for cluster, claims in enumerate(clusters):
         size = settings.claims if settings.kind == "model" else len(claims)
@@ -111,7 +114,7 @@ def parts(
 
 
 def facts_of_claims(facts: Sequence[Fact]) -> Mapping[int, Sequence[int]]:
-    """Returns claim -> indices of its facts."""
+    """Maps each claim to the indices of its facts."""
     by_claim: dict[int, list[int]] = collections.defaultdict(list)
     for index, fact in enumerate(facts):
         by_claim[fact.claim].append(index)
@@ -125,9 +128,10 @@ def _ends(fact: Fact) -> tuple[tuple[str, str], tuple[str, str]]:
 def by_rules(facts: Sequence[Fact], claims: Sequence[Claim]) -> list[tuple[tuple[str, ...], Kind]]:
     """Finds the groups of a cluster by rules.
 
-    Exact: proper names that differ only in articles or punctuation, and an acronym with the only
-    name that it abbreviates. Contextual: a surname with the only full name of the same document
-    that ends in it, except for parts of regions. The two ends of a triple are never equivalent.
+    Exact groups are proper names that differ only in articles or punctuation, or an acronym and the
+    only name that it abbreviates. Contextual groups are a surname and the only full name in the
+    same document that ends in it, unless the full name looks like a region ("North Korea"). The two
+    ends of a triple are never equivalent.
     """
     names = {node: name for fact in reversed(facts) for name, node in _ends(fact)}
     related = {frozenset((fact.head_id, fact.tail_id)) for fact in facts}
@@ -185,11 +189,11 @@ class Graph:
 
     Attributes:
       facts: all facts.
-      own: edges stated by facts, one per fact.
-      added: other distinct edges, from contextual equivalence.
+      own: edges stated by facts, at most one per fact.
+      added: further distinct edges, from contextual equivalence.
       surfaces: node -> its names in facts, in the order of the facts.
       same_as: node -> all nodes of its exact group.
-      problems: reason -> number of groups that were not applied.
+      problems: reason -> number of dropped groups or facts.
     """
 
     facts: Sequence[Fact]
@@ -209,7 +213,7 @@ class Graph:
         return self.surfaces[node][0]
 
     def is_stated(self, path: Sequence[Edge]) -> bool:
-        """Returns whether facts state both ends of a path; otherwise it copies another path."""
+        """Returns whether facts state both ends of a path; if not, it copies another path."""
         first, last = (self._own[edge.fact] for edge in (path[0], path[-1]))
         return first.head == path[0].head and last.tail == path[-1].tail
 
@@ -218,7 +222,7 @@ class Graph:
         return {edge.fact: edge for edge in self.own}
 
     def links(self, path: Sequence[Edge]) -> tuple[str, ...]:
-        """Returns the connection of each edge of a path with the next.
+        """Returns the kind of connection between each edge of a path and the next edge.
 
         ``stated``: the facts share the node; ``exact``: their nodes are exactly equivalent;
         ``context``: their nodes are contextually equivalent.
@@ -236,11 +240,11 @@ class Graph:
 def link(
     facts: Sequence[Fact], clusters: Clusters, groups: Sequence[Group], most_names: int
 ) -> Graph:
-    """Builds the graph of facts with the groups applied.
+    """Builds the graph of facts and applies the groups to it.
 
-    The nodes of an exact group become the first of them in alphabetical order. Edges from a node to
-    itself are dropped, and groups of more than ``most_names`` nodes after joining exact ones
-    (``merges_too_much``).
+    Each node of an exact group is replaced by the group's first node in alphabetical order. Drops
+    edges from a node to itself (``self_loop``), and groups with more than ``most_names`` nodes
+    before or after exact groups are joined (``merges_too_much``).
     """
     problems: collections.Counter[str] = collections.Counter()
     kept = [group for group in groups if len(group.nodes) <= most_names]
@@ -272,8 +276,8 @@ def joined(
     """Joins groups that share a node, by union-find.
 
     Returns:
-      Node -> first node of its group; first node -> its group; and the number of groups that were
-      dropped because they have more than ``most_names`` nodes.
+      A map from each node to the first node of its group, a map from each first node to its group,
+      and the number of groups that were dropped because they have more than ``most_names`` nodes.
     """
     parent: dict[str, str] = {}
 
@@ -300,7 +304,7 @@ def _mirrored(
     groups: Sequence[Group],
     first: Mapping[str, str],
 ) -> Iterator[Edge]:
-    """Yields the edges that contextual groups add: products of the groups of both ends."""
+    """Yields the edges that contextual groups add: all pairs of nodes equivalent to the ends."""
     edges: dict[int, list[Edge]] = collections.defaultdict(list)
     for edge in own:
         edges[facts[edge.fact].claim].append(edge)

@@ -1,4 +1,4 @@
-"""Paths through the graph: chains of facts to ask questions about (section 3.2)."""
+"""Paths through the graph: chains of facts that become questions (section 3.2)."""
 
 import collections
 import dataclasses
@@ -18,16 +18,17 @@ Nodes = tuple[str, ...]
 
 @dataclasses.dataclass(frozen=True)
 class PathSettings:
-    """Settings of the paths to draw.
+    """Settings for drawing paths.
 
     Attributes:
-      kind: shortest (the paper: no shorter path connects its ends) or simple.
-      hops: lengths of the paths.
-      per_hop: paths of each length; 0 is all.
-      most_per_start: most paths with the same first node, over all lengths; 0 is no limit.
-      most_per_end: most paths of a length with the same last node; 0 is no limit.
-      most_candidates: candidates of each length, a random sample of all paths.
-      most_per_source: most paths to enumerate from one node; 0 is all.
+      kind: shortest (paper: no shorter path connects the same ends), or simple (no repeated nodes).
+      hops: lengths of the paths, in edges.
+      per_hop: number of paths of each length; 0 means all.
+      most_per_start: maximum number of paths with the same first node, over all lengths; 0 means no
+        limit.
+      most_per_end: maximum number of paths with the same length and last node; 0 means no limit.
+      most_candidates: maximum number of candidates of each length, sampled randomly from all paths.
+      most_per_source: maximum number of paths to enumerate from one node; 0 means all.
       seed: seed for sampling.
     """
 
@@ -43,15 +44,16 @@ class PathSettings:
     def __post_init__(self):
         check_fields(self, prefix="config.paths.")
         if not self.hops or min(self.hops) < 1:
-            raise UserError("config.paths.hops must be numbers of at least 1.")
+            raise UserError("config.paths.hops must have one or more numbers, each at least 1.")
 
 
 def node_paths(
     edges: Iterable[Edge], settings: PathSettings, cut_sources: list[str] | None = None
 ) -> Iterator[Nodes]:
-    """Yields the nodes of all paths of ``settings.hops`` edges; their order depends on ``edges``.
+    """Yields the nodes of each path whose length is in ``settings.hops``.
 
-    Appends to ``cut_sources`` the nodes with more than ``settings.most_per_source`` paths.
+    The order of the paths depends on the order of ``edges``. Appends to ``cut_sources`` the nodes
+    with more than ``settings.most_per_source`` paths.
     """
     networkx = extra("networkx")
     graph = networkx.DiGraph()
@@ -90,13 +92,13 @@ def _simple(networkx: Any, graph: Any, source: str, most: int) -> Iterator[Nodes
 
 @dataclasses.dataclass(frozen=True)
 class DrawnPaths:
-    """Drawn paths in the order of their lengths.
+    """Drawn paths, grouped by length.
 
     Attributes:
       paths: the paths.
       candidates: length -> number of paths in the graph.
       reasons: length -> reason for rejecting a candidate -> count.
-      cut_sources: number of nodes of which not all paths were enumerated.
+      cut_sources: number of nodes whose paths were not all enumerated.
     """
 
     paths: tuple[Path, ...]
@@ -113,8 +115,8 @@ def draw(
     """Draws paths of every length, at most one for each pair of ends.
 
     Args:
-      edges: edges of the graph, whose order influences the draw. Of parallel edges, the first
-        usable one is taken.
+      edges: edges of the graph; their order influences the draw. Among parallel edges, the first
+        usable edge is taken.
       settings: settings of the paths.
       usable: returns the reason why a path cannot be used, or None.
     """
@@ -176,7 +178,7 @@ def _first_usable(
     between: dict[tuple[str, str], list[Edge]],
     usable: Callable[[Path], str | None],
 ) -> tuple[Path | None, str]:
-    """Returns the first usable path among parallel edges, or why the first path is unusable."""
+    """Returns the first usable path over parallel edges, or why the first path is unusable."""
     first_reason = ""
     choices = itertools.product(*(between[pair] for pair in itertools.pairwise(nodes)))
     for path in itertools.islice(choices, 64):

@@ -2,7 +2,7 @@
 
 They cover claims, triples, equivalent entities, paraphrased facts, questions, reading, and three
 kinds of verdicts. Articles and responses are untrusted: they are searched, never evaluated, and no
-text makes a parser raise. Parsers name problems, so that they can be counted.
+text makes a parser raise an error. Parsers return the names of problems, for counting.
 """
 
 import re
@@ -131,12 +131,12 @@ _EXAMPLE_QUESTION = "From which town did the founder of Ferrymoor Observatory co
 
 
 def fact_messages(sentence: str) -> tuple[Message, ...]:
-    """Asks whether a sentence states a fact; see `parse_verdict`."""
+    """Returns the prompt that asks whether a sentence states a fact; see `parse_verdict`."""
     return Message("system", _FACT), Message("user", f"Sentence: {_line(sentence)}")
 
 
 def claim_messages(sentence: str, article: str) -> tuple[Message, ...]:
-    """Asks for a self-contained claim of a sentence (A.9.1); ``article`` may be truncated."""
+    """Returns the prompt for a self-contained claim (A.9.1); ``article`` may be truncated."""
     return (
         Message("system", _CLAIM),
         Message("user", _claim_turn(_ARTICLE, f"She {_BORN}")),
@@ -150,13 +150,13 @@ def _claim_turn(article: str, sentence: str) -> str:
 
 
 def consistency_messages(sentence: str, claim: str) -> tuple[Message, ...]:
-    """Asks whether a claim is consistent with its sentence (A.9.2); see `parse_verdict`."""
+    """Returns the prompt that asks whether a claim is consistent with its sentence (A.9.2)."""
     turn = f"Sentence: {_line(sentence)}\nClaim: {_line(claim)}"
     return Message("system", _CONSISTENT), Message("user", turn)
 
 
 def triple_messages(claims: Sequence[str]) -> tuple[Message, ...]:
-    """Asks for the triples of claims, numbered from 1 (A.9.3); see `parse_triples`."""
+    """Returns the prompt for the triples of claims, numbered from 1 (A.9.3)."""
     answer = "\n".join(f"({'|'.join(parts)}|{number})" for parts, number in _TOLD_TRIPLES)
     return (
         Message("system", _TRIPLES),
@@ -171,7 +171,7 @@ def _numbered(claims: Sequence[str]) -> str:
 
 
 def same_messages(triples: Sequence[tuple[Parts, str]]) -> tuple[Message, ...]:
-    """Asks which names in (triple, claim) pairs are equivalent (A.9.4); see `parse_groups`."""
+    """Returns the prompt for the equivalent names in (triple, claim) pairs (A.9.4)."""
     example = (
         (("Agnes Thorley", "founded", "Ferrymoor Observatory"), _EXAMPLE_CLAIMS[0]),
         (("A. Thorley", "came from", "Wexley"), "A. Thorley came from Wexley."),
@@ -197,7 +197,7 @@ def question_messages(
     same: Sequence[tuple[str, str]],
     context: str,
 ) -> tuple[Message, ...]:
-    """Asks for the question of a chain (A.9.5); see `parse_question`.
+    """Returns the prompt for a question about a chain of triples (A.9.5).
 
     Args:
       triples: triples of the chain in order, as extracted.
@@ -221,7 +221,7 @@ def _chain(triples: Sequence[Parts], claims: Sequence[str], same: Sequence[tuple
 
 
 def wording_messages(triple: Parts, claim: str) -> tuple[Message, ...]:
-    """Asks for a phrase and a question that paraphrase a triple; see `parse_wording`."""
+    """Returns the prompt for a phrase and a question that paraphrase a triple."""
     shown: list[Message] = [Message("system", _WORDING)]
     for parts, example_claim, phrase, question in _WORDED:
         shown.append(Message("user", _fact(parts, example_claim)))
@@ -234,7 +234,7 @@ def _fact(triple: Parts, claim: str) -> str:
 
 
 def reading_messages(question: str, claim: str) -> tuple[Message, ...]:
-    """Asks for a claim's answer to a question; see `parse_reading`."""
+    """Returns the prompt for the answer that a claim gives to a question."""
     shown: list[Message] = [Message("system", _READ)]
     for example, answer in (
         (_WORDED[2][3], "nine"),
@@ -247,13 +247,13 @@ def reading_messages(question: str, claim: str) -> tuple[Message, ...]:
 
 
 def validation_messages(question: str, answer: str) -> tuple[Message, ...]:
-    """Asks whether a question and its answer are self-contained (A.9.6); see `parse_verdict`."""
+    """Returns the prompt that asks whether a question and its answer are self-contained (A.9.6)."""
     turn = f"Question: {_line(question)}\nAnswer: {_line(answer)}"
     return Message("system", _VALID), Message("user", turn)
 
 
 def name_as_shown(name: str) -> str:
-    """Returns a name as it appears in prompts, without their delimiters."""
+    """Returns a name as it appears in prompts, without the delimiters of triples."""
     return _line(re.sub(r"[|\[\]()\"]", " ", name))
 
 
@@ -267,7 +267,7 @@ def _line(text: str) -> str:
 
 
 def parse_verdict(text: str, yes: str, no: str) -> bool | None:
-    """Returns whether a response starts with ``yes`` or ``no``, or None for neither.
+    """Returns True if a response starts with ``yes``, False if with ``no``, otherwise None.
 
     Ignores thoughts up to ``</think>``.
     """
@@ -275,9 +275,9 @@ def parse_verdict(text: str, yes: str, no: str) -> bool | None:
 
 
 def parse_claim(text: str) -> tuple[str, str | None]:
-    """Returns the claim, in the first line with a word, and the reason for a missing one.
+    """Returns the claim from the first line with a word, and the reason if there is no claim.
 
-    Reasons: ``empty`` (the response is "none" or alike), ``no_claim``, ``long_claim``.
+    Reasons: ``empty`` (the response is "none" or similar), ``no_claim``, ``long_claim``.
     """
     lines = (_line(line) for line in _answer(text).splitlines())
     lines = (re.sub(r"^[\W_]*claim\s*[:=]\s*", "", line, flags=re.IGNORECASE) for line in lines)
@@ -290,7 +290,7 @@ def parse_claim(text: str) -> tuple[str, str | None]:
 
 
 class ParsedTriples(NamedTuple):
-    """Triples with the index of their sentence, and the problems, one entry each."""
+    """Triples with the index of their sentence, and one entry per problem."""
 
     triples: tuple[tuple[Parts, int], ...]
     problems: tuple[str, ...]
@@ -339,14 +339,14 @@ def _triple_of(line: str, count: int) -> tuple[Parts, int] | str:
 
 
 class ParsedGroups(NamedTuple):
-    """Groups of equivalent names with their kind, and the problems, one entry each."""
+    """Groups of equivalent names with their kind, and one entry per problem."""
 
     groups: tuple[tuple[tuple[str, ...], Kind], ...]
     problems: tuple[str, ...]
 
 
 def parse_groups(text: str, finish_reason: str, names: Sequence[str]) -> ParsedGroups:
-    """Parses the groups in a response about ``names``, with the spelling of these.
+    """Parses the groups in a response about ``names``, and spells them as in ``names``.
 
     Problems: ``no_groups`` (neither a group nor `NO_GROUPS`), ``no_kind`` (neither always nor
     context), ``unknown_name``, ``too_few`` (fewer than two known names), ``truncated``.
@@ -417,7 +417,7 @@ def parse_wording(text: str, head: str, tail: str) -> ParsedWording:
     """Parses the phrase and the question for a triple with these ends.
 
     Problems: ``no_phrase``, ``no_question``, ``long_question``, ``no_start`` (the head does not
-    occur exactly once in both) and ``names_later`` (the tail occurs in one).
+    occur exactly once in both) and ``names_later`` (the tail occurs in either).
     """
     parts = _labeled(_answer(text), "phrase", "question")
     if parts is None:
@@ -439,7 +439,7 @@ def parse_wording(text: str, head: str, tail: str) -> ParsedWording:
 
 
 def parse_reading(text: str) -> str:
-    """Returns the first line of a response with a word."""
+    """Returns the first line of a response that contains a word; empty if there is none."""
     lines = (_line(line).strip(" \"'*`.") for line in _answer(text).splitlines())
     return next((line for line in lines if re.search(r"\w", line)), "")
 
@@ -460,7 +460,7 @@ def _labeled(text: str, first: str, second: str) -> tuple[str, str] | None:
 
 
 def named(name: str) -> re.Pattern[str]:
-    """Matches a name as whole words in any case, as spelled or as prompts show it."""
+    """Returns a pattern for a name as full words, in any case and also in the form of prompts."""
     forms = "|".join(re.escape(form) for form in dict.fromkeys((name, name_as_shown(name))))
     return re.compile(rf"(?<!\w)(?:{forms})(?!\w)", re.IGNORECASE)
 

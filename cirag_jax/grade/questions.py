@@ -28,7 +28,7 @@ _REPETITION = re.compile(
     r"\bthe (\w+)(?: \w+){0,4} the \1\b"
 )  # the country where you find the country
 _WORDINGS = 8
-_ANSWER_TOKENS = 32  # of a claim's answer to a question
+_ANSWER_TOKENS = 32  # maximum number of new tokens of a short answer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,13 +36,14 @@ class QuestionSettings:
     """Settings of the questions and their checks.
 
     Attributes:
-      kind: model (writes the question of a whole path, as in the paper), hops (a model paraphrases
-        each fact, and templates compose these; for small models), or rules (templates over
-        relations).
-      validation: rules (`Checks`), model (the paper: is the question self-contained), both, or off.
-      one_source: rules: drop a path if another document also relates two neighbors.
-      context_words: words of an article around each claim to show; 0 is all.
-      max_tokens: most new tokens of a question.
+      kind: model (a model writes the question of a full path, as in the paper), hops (a model
+        paraphrases each fact, and templates combine the paraphrases; for small models), or rules
+        (templates for relations).
+      validation: rules (`Checks`), model (a model checks that the question is self-contained, as in
+        the paper), both, or off.
+      one_source: with rules, drop a path if another document also relates two neighboring nodes.
+      context_words: number of words around each claim to show the model; 0 shows full documents.
+      max_tokens: maximum number of new tokens of a question.
     """
 
     kind: Literal["model", "hops", "rules"] = "model"
@@ -69,7 +70,7 @@ class Templates(Protocol):
         ...
 
     def answers(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Returns the accepted answers; ``names`` are those of the last fact's tail."""
+        """Returns the accepted answers; ``names`` are the names of the last fact's tail."""
         return tuple(names)
 
 
@@ -80,7 +81,7 @@ class RelationTemplates(Templates):
         self._graph = graph
 
     def ask(self, path: Path, facts: Sequence[Fact]) -> tuple[str, str | None]:
-        """Reasons: ``no_template``, ``clumsy``."""
+        """Returns the question and None, or a reason: ``no_template`` or ``clumsy``."""
         *steps, last = (facts[edge.fact].relation for edge in path)
         if not all(relations.is_listed(relation) for relation in (*steps, last)):
             return "", "no_template"
@@ -92,7 +93,7 @@ class RelationTemplates(Templates):
 
 
 class Wording(TypedDict):
-    """Result of `write_wording`: paraphrases of a fact, or the reason for missing ones."""
+    """Result of `write_wording`: paraphrases of a fact, or the reason why there are none."""
 
     phrase: NotRequired[str]
     question: NotRequired[str]
@@ -102,14 +103,14 @@ class Wording(TypedDict):
 def write_wording(
     fact: Fact, claim: Claim, settings: QuestionSettings
 ) -> Program[Mapping[str, Any]]:
-    """Asks a language model to write a fact as a phrase for its tail, and as a question.
+    """Requests two paraphrases of a fact: a phrase that describes its tail, and a question.
 
     The question is kept if the model, given the claim, answers it with the tail (roundtrip
     consistency, Alberti et al., 2019).
 
     Returns:
       ``phrase`` and ``question``, or ``reason``: a problem of `grade.prompts.parse_wording`, or
-      ``read_otherwise`` for another answer.
+      ``read_otherwise`` if the answer is not the tail.
     """
     messages = prompts.wording_messages(fact.parts, claim.text)
     response: Generated = yield Generate(messages, "asker", settings.max_tokens)
@@ -125,7 +126,7 @@ def write_wording(
 
 
 def typical_messages(fact: Fact, claim: Claim) -> tuple[tuple[prompts.Message, ...], ...]:
-    """Returns prompts like those of `write_wording`, for an estimate of tokens."""
+    """Returns prompts similar to the prompts of `write_wording`, to estimate tokens."""
     return (
         prompts.wording_messages(fact.parts, claim.text),
         prompts.reading_messages(" ".join(fact.parts), claim.text),
@@ -133,17 +134,17 @@ def typical_messages(fact: Fact, claim: Claim) -> tuple[tuple[prompts.Message, .
 
 
 class WordedTemplates(Templates):
-    """Questions composed of a language model's wordings of the facts.
+    """Combines a language model's paraphrases of facts into questions.
 
     The phrase of each fact replaces the name of the next fact's head.
     """
 
     def __init__(self, wordings: Mapping[int, Wording]):
-        """Maps the index of a fact to its wording."""
+        """``wordings`` maps the index of a fact to its paraphrases."""
         self._wordings = wordings
 
     def ask(self, path: Path, facts: Sequence[Fact]) -> tuple[str, str | None]:
-        """Reasons: ``no_wording``, ``clumsy``."""
+        """Returns the question and None, or a reason: ``no_wording`` or ``clumsy``."""
         text = ""
         for edge in path:
             wording_of_fact = self._wordings.get(edge.fact, {})
@@ -171,7 +172,10 @@ class TypedTemplates(Templates):
         self._entities = demo.entities()
 
     def ask(self, path: Path, facts: Sequence[Fact]) -> tuple[str, str | None]:
-        """Reasons: ``no_template``, ``ambiguous_start``, ``ambiguous_step``, ``clumsy``."""
+        """Returns the question and None, or a reason.
+
+        Reasons: ``no_template``, ``ambiguous_start``, ``ambiguous_step``, ``clumsy``.
+        """
         types = [facts[edge.fact].type for edge in path]
         if (
             types[-1] not in wording.ASKS
@@ -194,7 +198,7 @@ class TypedTemplates(Templates):
         return "", "clumsy"
 
     def answers(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Returns the accepted answers, for "two films" also "two" and "2"."""
+        """Returns the accepted answers; for "two films", these include "two" and "2"."""
         forms = wording.answer_forms(names[0])
         first = names[0].partition(" ")[0]
         if first not in wording.NUMBER_WORDS or first == names[0]:
@@ -203,7 +207,7 @@ class TypedTemplates(Templates):
 
 
 def _repeats(text: str) -> bool:
-    """Returns whether a question repeats three words in a row, or the same noun nearby."""
+    """Returns whether a question repeats three consecutive words, or a noun after a few words."""
     words = text.split()
     runs = list(zip(words, words[1:], words[2:], strict=False))
     return len(set(runs)) < len(runs) or _REPETITION.search(text) is not None
@@ -213,9 +217,9 @@ def _repeats(text: str) -> bool:
 
 
 class Checks:
-    """Rules that a path and its question must pass: no ambiguity and no shortcut to the answer.
+    """Rules that exclude ambiguous paths or questions, and paths with a shortcut to the answer.
 
-    The paper leaves this to its language model.
+    In the paper, only the language model checks this.
     """
 
     def __init__(
@@ -245,11 +249,12 @@ class Checks:
     def path(self, path: Path) -> str | None:
         """Returns the reason for rejecting a path, or None.
 
-        ``ambiguous_step``: a relation has several tails, other than parts of the tail's name
-        (Germany in "Berlin, Germany"); ``ambiguous_name``: another entity of the same name has the
-        next relation; ``answer_early``: a claim or document before the last hop has the answer;
-        ``shortcut``: a document skips a hop; ``told_twice``: with ``one_source``, another document
-        relates two neighbors.
+        * ``ambiguous_step``: a relation has several tails. Parts of the tail's name do not count,
+          such as Germany in "Berlin, Germany".
+        * ``ambiguous_name``: another entity with the same name has the next relation.
+        * ``answer_early``: a claim or document before the last hop contains the answer.
+        * ``shortcut``: a document skips a hop.
+        * ``told_twice``: with ``one_source``, another document relates two neighboring nodes.
         """
         facts = [self._graph.facts[edge.fact] for edge in path]
         documents = [self._claims[fact.claim].document for fact in facts]
@@ -277,7 +282,10 @@ class Checks:
         return any(d != document and other not in harmless for d, other in links)
 
     def _skips(self, nodes: Sequence[str], documents: Sequence[str]) -> bool:
-        """Whether a hop's document has a node of two hops later, or another document both ends."""
+        """Returns whether a document connects nodes that are several hops apart.
+
+        This can be a hop's document that names a later node, or another one that names both ends.
+        """
         for hop, document in enumerate(documents):
             later = nodes[hop + 2 :]
             text = self._texts[document]
@@ -286,7 +294,7 @@ class Checks:
         return any(document not in documents for document in self._holding(nodes[0], nodes[-1]))
 
     def _holding(self, *names: str) -> Iterator[str]:
-        """Yields the documents whose text has all names."""
+        """Yields the documents whose text contains all names."""
         words = [self._words.get(word, set()) for name in names for word in name.split()]
         common = functools.reduce(set.intersection, words) if words else set()
         return (id for id in sorted(common) if all(name in self._texts[id] for name in names))
@@ -294,9 +302,9 @@ class Checks:
     def question(self, path: Path, question: str, answer: str) -> str | None:
         """Returns the reason for rejecting a question about a path, or None.
 
-        ``names_later``: it names an entity that must be inferred; ``no_start``: it has none of the
-        names of the path's start (without function words); ``answer_elsewhere``: the last fact and
-        its claim do not have the answer.
+        * ``names_later``: the question names an entity that must be inferred.
+        * ``no_start``: the question does not name the path's start (function words are ignored).
+        * ``answer_elsewhere``: the last fact and its claim do not contain the answer.
         """
         text, name = _folded(question), self._graph.name
         later = [answer, *(name(edge.tail) for edge in path)]
@@ -313,20 +321,20 @@ class Checks:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _folded(text: str) -> str:
-    """Returns normalized words without accents between spaces, to find names as whole words."""
+    """Normalizes a text and puts spaces around it, so that names can be found as full words."""
     plain = unicodedata.normalize("NFKD", text)
     plain = "".join(char for char in plain if not unicodedata.combining(char))
     return f" {name_key(plain, 'unicode')} "
 
 
 def _content_words(name: str) -> set[str]:
-    """Returns the words of a name without function words, or all words if it has no others."""
+    """Returns the content words of a name, or all its words if it has only function words."""
     words = set(_folded(name).split())
     return words - SMALL_WORDS or words
 
 
 def _initials(name: str) -> str:
-    """Returns the initials of a name of several capitalized words, or ""."""
+    """Returns the initials of a name with several capitalized words; empty for other names."""
     words = [word for word in re.findall(r"\w+", name) if word[0].isupper()]
     return "".join(word[0] for word in words) if len(words) > 1 else ""
 
@@ -354,8 +362,9 @@ def ask(
     """Writes the question of a path (A.9.5) and checks it (A.9.6).
 
     Returns:
-      ``question`` and ``answers``, and for a rejected question ``reason``: that of `Templates.ask`,
-      `Checks.question` or `grade.prompts.parse_question`, or ``cut``, ``unclear``, ``no_verdict``.
+      ``question`` and ``answers``, and ``reason`` if the question is rejected. The reason is from
+      `Templates.ask`, `Checks.question` or `grade.prompts.parse_question`, or it is ``cut`` (token
+      limit), ``unclear`` (the validator's verdict) or ``no_verdict`` (an unreadable verdict).
     """
     names = answer_names(path, graph)
     if templates is not None:

@@ -1,4 +1,4 @@
-"""Records that the steps of the generation exchange."""
+"""Records that the steps of question generation exchange."""
 
 import dataclasses
 from typing import Any, Literal
@@ -10,7 +10,7 @@ Kind = Literal["always", "context"]  # exact equivalence, or equivalence within 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Document:
-    """A whole article, with the ``source`` and ``date`` of its file."""
+    """An article, with the ``source`` and ``date`` from its file."""
 
     id: str
     title: str
@@ -21,7 +21,7 @@ class Document:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Claim:
-    """A self-contained statement, made from sentence ``sentence`` of a document."""
+    """A self-contained statement, made from the document's sentence with index ``sentence``."""
 
     document: str
     sentence: int
@@ -33,7 +33,7 @@ class Fact:
     """A triple of the claim with index ``claim``.
 
     ``head_id`` and ``tail_id`` are the nodes of its ends. ``type`` is its relation in the built-in
-    dataset's graph, empty for other facts. The ends of typed facts are never merged with others.
+    dataset's graph; other facts have an empty type. The nodes of typed facts are never merged.
     """
 
     head: str
@@ -52,7 +52,7 @@ class Fact:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Group:
-    """Equivalent nodes of cluster ``cluster``."""
+    """Equivalent nodes in the cluster with index ``cluster``."""
 
     cluster: int
     nodes: tuple[str, ...]
@@ -61,7 +61,7 @@ class Group:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Edge:
-    """An edge that the fact with index ``fact`` states about two nodes or equivalent ones."""
+    """An edge from the fact with index ``fact``, between its nodes or equivalent nodes."""
 
     fact: int
     head: str
@@ -72,5 +72,5 @@ Path = tuple[Edge, ...]
 
 
 def extra(name: str) -> Any:
-    """Imports a module that only the generation needs."""
+    """Imports an optional module that only question generation needs."""
     return errors.import_optional(name, "generating questions", "requirements-grade.txt")

@@ -17,12 +17,13 @@ from cirag_jax.validation import check_fields
 
 @dataclasses.dataclass(frozen=True)
 class TripleSettings:
-    """Settings of the source of triples.
+    """Settings of triple extraction.
 
     Attributes:
-      kind: model, or dataset (the folder's openie.jsonl, or triples of the built-in dataset).
-      claims: claims per request.
-      max_tokens: most new tokens of a response.
+      kind: source of triples: model, or dataset (openie.jsonl of the folder, or the triples of the
+        built-in dataset).
+      claims: number of claims per request.
+      max_tokens: maximum number of new tokens of a response.
     """
 
     kind: Literal["model", "dataset"] = "model"
@@ -46,12 +47,12 @@ class TripleResult(TypedDict):
 
 
 def extract(claims: Sequence[str], settings: TripleSettings) -> Program[Mapping[str, Any]]:
-    """Asks a language model for the triples of a few claims (A.9.3).
+    """Requests the triples of a few claims from a language model (A.9.3).
 
     Returns:
-      ``triples``, with head, relation, tail and the index of the claim; and ``problems``, those of
-      `grade.prompts.parse_triples` and ``not_said`` for a name with a word that the claim lacks:
-      small models copy the example or other claims.
+      ``triples`` (head, relation, tail and index of the claim), and ``problems``. These are the
+      problems of `grade.prompts.parse_triples`, and ``not_said`` for a triple with a name that the
+      claim does not contain. Small models copy such triples from the example or other claims.
     """
     messages = prompts.triple_messages(claims)
     response: Generated = yield Generate(messages, "extractor", settings.max_tokens)
@@ -67,7 +68,7 @@ def extract(claims: Sequence[str], settings: TripleSettings) -> Program[Mapping[
 
 
 def facts(triples: Iterable[tuple[Triple, int]]) -> tuple[Fact, ...]:
-    """Returns facts of (triple, claim) pairs; drops those that relate a node to itself."""
+    """Converts (triple, claim) pairs to facts; drops facts that relate a node to itself."""
     every = (Fact(*t[:3], claim, node(t.head), node(t.tail)) for t, claim in triples)
     return tuple(fact for fact in every if fact.head_id != fact.tail_id)
 
@@ -78,7 +79,7 @@ def node(name: str) -> str:
 
 
 def of_dataset(path: str | None, claims: Sequence[Claim]) -> tuple[tuple[Fact, ...], int]:
-    """Returns a dataset's triples whose sentences are claims, and the number of its others."""
+    """Returns a dataset's triples whose sentences are claims, and the number of other triples."""
     index_of = {(claim.document, claim.sentence): index for index, claim in enumerate(claims)}
     if path is None:
         typed = list(demo.typed_triples())
@@ -92,8 +93,8 @@ def of_dataset(path: str | None, claims: Sequence[Claim]) -> tuple[tuple[Fact, .
     folder = folder.parent if folder.is_file() else folder
     if not (folder / jsonl.OPENIE).is_file():
         raise UserError(
-            f"{folder} has no {jsonl.OPENIE}; --config.triples.kind=model asks a language model "
-            "for triples."
+            f"{folder} has no {jsonl.OPENIE}; use --config.triples.kind=model to extract triples "
+            "with a language model."
         )
     by_passage = jsonl.read_dataset(folder, questions=False).triples
     every = [(t, (t.passage_id or "", t.sentence or 0)) for ts in by_passage.values() for t in ts]
