@@ -1,1 +1,1 @@
-"""Encoders, their checkpoints and their export."""
+"""Encoders, decoders and adapters in JAX; `models.io` reads and writes their files."""

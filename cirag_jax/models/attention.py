@@ -1,8 +1,8 @@
-"""Grouped-query attention over cached or whole sequences, with softmax in fp32.
+"""Grouped-query attention over cached or complete sequences, with softmax in fp32.
 
-The G query heads that share a key head are multiplied as rows of one matrix: queries are laid out
-as ``B K (G T) H``. Keys are stored transposed, ``B K H S``, so that a step over a few rows reads
-memory contiguously in both products.
+The G query heads that share a key head are multiplied as rows of one matrix, so queries have the
+layout ``B K (G T) H``. Keys are stored transposed, ``B K H S``. With few rows, both products then
+read memory contiguously.
 """
 
 import logging
@@ -21,7 +21,7 @@ MASKED = -1e30  # finite, so that a fully masked row has no NaN
 def choose_implementation(
     dtype: str, head_dim: int, platform: str | None, *, plain: bool = False, fusible: bool = True
 ) -> Implementation:
-    """Returns, and logs, the implementation for a platform (None: the one JAX runs on).
+    """Returns and logs the implementation for a platform; None is JAX's default platform.
 
     ``transposed`` is for CPUs and ``plain`` attention. ``cudnn``, the fused kernel of NVIDIA GPUs,
     needs 16-bit operands, a head size of at most 128 that is a multiple of 8, and ``fusible``.
@@ -59,16 +59,16 @@ class Branches(NamedTuple):
     size: int
 
     def skipped(self, slots_BT: jax.Array) -> jax.Array:
-        """Returns the number of tokens of other branches between prefix and branch, ``[B, T]``."""
+        """Returns, for each slot, the tokens of other branches after the prefix, ``[B, T]``."""
         return (slots_BT - self.start_B[:, None]) // self.size * self.size
 
 
 def distances(
     slots_BT: jax.Array, keys_S: jax.Array, branches: Branches | None = None
 ) -> jax.Array:
-    """Returns how many tokens each key precedes each slot by, int32 ``[B, T, S]``.
+    """Returns the distance in tokens from each key forward to each slot, int32 ``[B, T, S]``.
 
-    Keys with a negative distance are masked.
+    A negative distance means that the key is masked.
     """
     distance_BTS = slots_BT[:, :, None] - keys_S
     if branches is None:
@@ -128,7 +128,7 @@ def attend(
 def probabilities(
     scoring: Scoring, q_BTNH: jax.Array, k_BKHS: jax.Array, mask_BTS: jax.Array
 ) -> jax.Array:
-    """Returns the probabilities that `attend` weighs the values with, fp32 ``[B, T, N, S]``."""
+    """Returns the probabilities with which `attend` weights values, fp32 ``[B, T, N, S]``."""
     b, t, n, _ = q_BTNH.shape
     probs = _grouped_probabilities(scoring, q_BTNH, k_BKHS, mask_BTS)
     return probs.transpose(0, 3, 1, 2, 4).reshape(b, t, n, -1)
@@ -139,7 +139,7 @@ RunningSoftmax = tuple[jax.Array, ...]
 
 
 def start_softmax(q: jax.Array) -> RunningSoftmax:
-    """Returns the running softmax of queries ``[..., H]`` before any key."""
+    """Returns the initial running softmax of queries ``[..., H]``, over no keys."""
     maximum = jnp.full(q.shape[:-1], MASKED, jnp.float32)
     return maximum, jnp.zeros(q.shape[:-1], jnp.float32), jnp.zeros(q.shape, jnp.float32)
 

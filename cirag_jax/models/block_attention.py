@@ -1,8 +1,8 @@
-"""Attention among the tokens of one call that computes only the visible blocks of scores.
+"""Attention that computes only blocks of scores that are not fully masked, for training on CPUs.
 
-It is meant for training on CPUs. Most of a row of packed conversations is masked, and the scores of
-a whole row do not fit a processor's cache. Only blocks with a visible score are computed, and the
-backward pass recomputes them. Source: Dao et al. (2022), FlashAttention, algorithms 1 and 4.
+Most scores of a row of packed conversations are masked, and the scores of a complete row do not fit
+a processor's cache. The backward pass recomputes the blocks. Source: Dao et al. (2022),
+FlashAttention, algorithms 1 and 4.
 """
 
 import functools
@@ -16,21 +16,22 @@ from jax.ad_checkpoint import checkpoint_name
 from cirag_jax.models import attention
 from cirag_jax.models.attention import MASKED, Scoring
 
-BLOCK = 256  # tokens: queries and keys of one block
+BLOCK = 256  # number of queries, and of keys, in one block
 SAVED = "block_attention"  # checkpoint name for remat policies: small, expensive to recompute
 _NO_WINDOW = 1 << 30
 
 
 class Visibility(NamedTuple):
-    """Which tokens attend to which: to earlier tokens of their segment, and to the shared prefix.
+    """The attention mask of packed rows, in compact form.
 
-    Padding neither attends nor is attended to.
+    A token attends to earlier tokens of its segment and to the shared prefix. Padding is masked.
 
     Attributes:
-      segments_BT: int32 segment of each token, counted from 1; padding is at most 0.
-      positions_BT: int32 positions, between which windows measure distances.
+      segments_BT: int32 segment of each token, counted from 1; 0 or negative for padding.
+      positions_BT: int32 positions; windows limit their differences.
       shared_B: int32 length of each row's shared prefix, which all later tokens attend to.
-      pairs_P: int32 visible blocks as ``queries * num_blocks + keys``, ascending, then padding.
+      pairs_P: int32 indices of visible blocks (those with an unmasked score), ascending, then
+        padding. An index is ``query_block * num_blocks + key_block``.
       count: int32 scalar, the number of visible blocks.
     """
 
@@ -115,7 +116,7 @@ def _forward(scoring, q_BKGTH, k_BKTH, v_BKTH, visible, window):
 
     state = attention.start_softmax(q_BKGTH)
     maximum, total, mixed = jax.lax.fori_loop(jnp.int32(0), visible.count, block, state)
-    total = jnp.where(total == 0, 1.0, total)  # padding that no block was computed for
+    total = jnp.where(total == 0, 1.0, total)  # 0 for padding in blocks that are not visible
     mixed = checkpoint_name((mixed / total[..., None]).astype(v_BKTH.dtype), SAVED)
     normalizer = checkpoint_name(maximum + jnp.log(total), SAVED)
     return mixed, (q_BKGTH, k_BKTH, v_BKTH, visible, window, mixed, normalizer)
@@ -124,9 +125,8 @@ def _forward(scoring, q_BKGTH, k_BKTH, v_BKTH, visible, window):
 def _backward(scoring, residuals, dmixed_BKGTH):
     """Gradients of queries, keys and values; recomputes the scores.
 
-    Scores of a block have keys first, ``[B, K, S, G, T]``, and operands that a product needs
-    transposed are transposed once for all blocks. No product then transposes an operand as large as
-    the scores.
+    Scores of a block have keys first, ``[B, K, S, G, T]``, so that no product transposes an operand
+    as large as the scores. Smaller operands are transposed once for all blocks.
     """
     q_BKGTH, k_BKTH, v_BKTH, visible, window, mixed_BKGTH, normalizer_BKGT = residuals
     inner_BKGT = jnp.sum(dmixed_BKGTH.astype(jnp.float32) * mixed_BKGTH.astype(jnp.float32), -1)
@@ -176,7 +176,7 @@ def _scores(scoring, products, mask):
 
 
 def _mask(visible, window, queries, keys, size):
-    """Returns whether ``size`` queries attend to ``size`` keys, which begin at the given tokens."""
+    """Returns the mask of ``size`` queries and ``size`` keys, starting at the two given tokens."""
 
     def part(x_BT, start):
         return jax.lax.dynamic_slice_in_dim(x_BT, start, size, 1)

@@ -1,10 +1,10 @@
-"""Cross-encoders in Flax NNX: an encoder over a pair of texts, and a head that scores it.
+"""Cross-encoders in Flax NNX: an encoder of a pair of texts, and a head that scores the pair.
 
-The head is that of Hugging Face's models for sequence classification with one label. BERT (pooler,
-then classifier) and XLM-RoBERTa and MPNet (``classifier.dense``, ``classifier.out_proj``; also
-``bge-reranker-v2-m3``) use the same arithmetic with different names: the state of the first token,
-a dense layer, tanh, an inner product. The score is a logit. Training uses binary cross-entropy, so
-0 means p = 0.5.
+The head is the same as in Hugging Face's sequence classifiers with one label: a dense layer over
+the state of the first token, tanh, and an inner product. Only the names of its tensors differ:
+``pooler`` and ``classifier`` in BERT, ``classifier.dense`` and ``classifier.out_proj`` in
+XLM-RoBERTa, MPNet and ``bge-reranker-v2-m3``. The score is a logit. Training uses binary
+cross-entropy, so 0 means p = 0.5.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from cirag_jax.models.io import pretrained, weights
 from cirag_jax.models.io.tensor_files import fetch, read_tensors
 from cirag_jax.sharding import ShapesAndAxes
 
-# Parameter of the head -> its tensor; torch kernels are (out, in).
+# Parameter of the head -> its tensor in the checkpoint; kernels in torch are (out, in).
 _BERT_HEAD = {
     "dense_kernel": "pooler.dense.weight",
     "dense_bias": "pooler.dense.bias",
@@ -99,7 +99,7 @@ class CrossEncoder(nnx.Module):
 
 
 class PairEncoder(pretrained.PretrainedModel):
-    """A `CrossEncoder` with its tokenizer; inputs are pairs of texts."""
+    """A `CrossEncoder` with its tokenizer."""
 
 
 def apply(
@@ -126,10 +126,10 @@ def load_cross_encoder(
     dropout: float = 0.0,
     remat: bool = False,
 ) -> PairEncoder:
-    """Opens a cross-encoder, or an encoder that becomes one; see `pretrained.load_encoder`.
+    """Loads a cross-encoder, or an encoder with a new head; see `pretrained.load_encoder`.
 
-    ``new_head`` is the seed for parameters of the head that the folder lacks; None: they are
-    required. ``max_length`` replaces the limit that the folder states.
+    ``new_head`` is the seed for head parameters that the folder lacks; None requires all of them.
+    ``max_length`` overrides the token limit in the folder.
     """
     folder = pretrained.resolve_model_folder(spec)
     config, raw = pretrained.read_config(folder)
@@ -181,7 +181,7 @@ def _read_head(
 ) -> dict[str, np.ndarray]:
     tensors = {}
     for full_name, _, array in read_tensors(folder):
-        name = weights.strip_prefix(full_name)  # of the pooler; the classifier has no prefix
+        name = weights.strip_prefix(full_name)  # the pooler has a prefix, the classifier has none
         if name.startswith(("classifier.", "pooler.")):
             tensors[name] = array
     head = {}
@@ -208,7 +208,7 @@ def _read_head(
 
 
 def to_tensors(state: Any, config: EncoderConfig, family: str) -> dict[str, np.ndarray]:
-    """The inverse of loading: Hugging Face's name -> host array."""
+    """Returns Hugging Face's name -> host array for all parameters; the inverse of loading."""
     flat: dict[Any, Any] = {tuple(path): v for path, v in nnx.to_flat_state(state)}
     encoder = [(path[1:], v) for path, v in flat.items() if path[0] == "encoder"]
     prefix = _PREFIXES.get(family, "roberta.")

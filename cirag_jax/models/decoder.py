@@ -2,13 +2,13 @@
 
 Pre-norm decoder-only transformers with rotary positions, grouped-query attention and gated
 feed-forward layers. `decoder_params` declares the parameters. The arithmetic is in pure functions
-of plain pytrees, so that one implementation of a layer is scanned in training, unrolled in
-generation, rematerialized and sharded.
+of plain pytrees, so that one implementation of a layer can be scanned (in training), unrolled (in
+generation), rematerialized and sharded.
 
-``params["layers"]`` is either one dictionary of arrays stacked over layers, which `jax.lax.scan`
-runs (a 28-layer model compiles about as fast as one layer), or an unrolled tuple of dictionaries
-(`decoder_params.unstack_layers`). On a CPU a scan copies the weights of every layer at every step,
-which costs six times as much as decoding one token (measured, SmolLM2-135M).
+``params["layers"]`` has one of two forms. One dictionary of arrays stacked over layers runs with
+`jax.lax.scan`, and a 28-layer model compiles about as fast as one layer. A tuple of dictionaries,
+one per layer (`decoder_params.unstack_layers`), is unrolled. On a CPU a scan copies the weights of
+every layer at every step, which costs six times as much as decoding one token (SmolLM2-135M).
 """
 
 import dataclasses
@@ -43,21 +43,22 @@ class DecoderConfig:
       max_positions: the context length in tokens.
       rope_theta, rope_scaling: rotary base and scaling.
       norm_eps, norm_offset: RMS norm; the scale is ``norm_offset + weight`` (Gemma stores w - 1).
-      activation: activation of the gate; ``gelu_tanh`` is Gemma's.
+      activation: activation of the gate; Gemma uses ``gelu_tanh``.
       qkv_bias, out_bias, mlp_bias: which projections have a bias.
-      qk_norm: RMS norm over each query and key head (Qwen 3).
-      post_norms: norms after attention and feed-forward, before the residual sum (Gemma 2).
-      tie_embeddings: the output layer is the transposed embedding.
+      qk_norm: whether an RMS norm is applied to each query and key head (Qwen 3).
+      post_norms: whether there are also norms after attention and feed-forward, before the residual
+        sum (Gemma 2).
+      tie_embeddings: whether the output layer is the transposed embedding.
       embedding_scale: factor on token embeddings (Gemma: sqrt(d_model)).
       query_scale: factor on attention scores; None is ``head_dim ** -0.5``.
       attention_softcap, final_softcap: ``cap * tanh(x / cap)`` on scores and logits; None is off.
-      windows: per layer, how many tokens back (including itself) a token attends to; 0 is all.
-        Empty means 0 everywhere.
+      windows: for each layer, how many tokens a token attends to, counted back from itself; 0 means
+        all. Empty means 0 in every layer.
       dtype: compute dtype; softmax, norms and logits are always fp32.
       param_dtype: dtype of the weights.
       attention: see `choose_attention`.
-      remat: what the backward pass recomputes: nothing, all but the outputs of projections, or each
-        whole layer.
+      remat: what the backward pass recomputes: ``off`` nothing, ``full`` all of each layer,
+        ``projections`` all except the outputs of projections.
       initializer_range: standard deviation of random weights.
     """
 
@@ -116,12 +117,10 @@ class DecoderConfig:
 def choose_attention(
     config: DecoderConfig, *, platform: str | None = None, packed: bool = False
 ) -> Implementation:
-    """Picks the attention of the training path once, at start-up; see
-    `attention.choose_implementation`.
+    """Returns the attention implementation for training; see `attention.choose_implementation`.
 
-    ``transposed`` (CPU) multiplies operands laid out as B K (G T) H, block by block if there are
-    several blocks (`block_attention`). ``cudnn`` supports one window for all layers, no soft cap
-    and no packing.
+    ``transposed`` (CPU) uses `block_attention` for rows longer than one block. ``cudnn`` requires
+    the same window in all layers, and supports neither soft caps nor packing.
     """
     one_window = len(set(config.windows)) <= 1
     fusible = config.attention_softcap is None and one_window and not packed
@@ -175,16 +174,17 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float, offset: float = 0.0) ->
     x32 = x.astype(jnp.float32)
     normed = x32 * jax.lax.rsqrt(jnp.square(x32).mean(-1, keepdims=True) + eps)
     scale32 = scale.astype(jnp.float32)
-    if not offset:  # Llama and its relatives round before scaling, Gemma after
+    if not offset:  # Llama and similar models round before scaling, Gemma after
         return normed.astype(x.dtype) * scale32.astype(x.dtype)
     return (normed * (offset + scale32)).astype(x.dtype)
 
 
 def multiply(x: jax.Array, kernel: jax.Array, axis: int = 0, dtype: Any = None) -> jax.Array:
-    """Returns ``x`` times a matrix, contracting its ``axis``, in ``dtype`` (None: that of ``x``).
+    """Returns ``x`` times ``kernel``, contracting ``axis`` of the kernel.
 
-    fp32 ``x`` and a bf16 matrix are multiplied in bf16 and summed in fp32. XLA on a CPU with bf16
-    instructions does that fast, whereas products that end in bf16 are slow.
+    ``dtype`` is the dtype of the result, by default the dtype of ``x``. If ``x`` is fp32 and the
+    kernel bf16, they are multiplied in bf16 and summed in fp32. XLA does this fast on a CPU with
+    bf16 instructions, whereas products with bf16 results are slow.
     """
     dtype, mixed = dtype or x.dtype, x.dtype == jnp.float32 and kernel.dtype == jnp.bfloat16
     x, kernel = (x.astype(kernel.dtype), kernel) if mixed else (x, kernel.astype(x.dtype))
@@ -204,7 +204,7 @@ def _activate(x: jax.Array, name: str) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class LoraOptions:
-    """How an adapter is applied: ``scale`` (alpha over rank) and dropout of its input."""
+    """Options of an adapter: ``scale`` (alpha divided by rank) and dropout rate of its input."""
 
     scale: float = 1.0
     dropout: float = 0.0
@@ -215,7 +215,7 @@ DEFAULT_LORA = LoraOptions()
 
 @dataclasses.dataclass(frozen=True)
 class _Layer:
-    """Parameters of one layer, and the settings that its projections need."""
+    """Parameters and settings of one layer."""
 
     config: DecoderConfig
     p: Mapping[str, jax.Array]
@@ -227,7 +227,7 @@ class _Layer:
         """Returns ``x`` times the kernel of each name, plus its bias and adapter, if any.
 
         An adapter adds ``scale * dropout(x) A B`` (LoRA, Hu et al., 2022, equation 3). The adapters
-        of one call share one dropout mask; PEFT draws one for each.
+        of one call share one dropout mask, whereas PEFT draws one for each.
         """
         dropped = x
         if self.key is not None and self.options.dropout > 0.0 and {*names} & {*self.adapter}:
@@ -286,7 +286,7 @@ class _Layer:
         return q_BTNH, k_BTKH, v_BTKH
 
     def after_attention(self, x_BTD: jax.Array, mixed_BTNH: jax.Array) -> jax.Array:
-        """Output projection, residual, feed-forward, residual."""
+        """Applies output projection, residual sum, feed-forward layer and second residual sum."""
         b, t = mixed_BTNH.shape[:2]
         (y_BTD,) = self.project(mixed_BTNH.reshape(b, t, -1), "o_proj")
         if self.config.post_norms:
@@ -303,7 +303,7 @@ class _Layer:
 
 
 def _layer_windows(config: DecoderConfig) -> tuple[int, ...]:
-    """Returns the window of each layer; 0 becomes a number beyond any distance."""
+    """Returns the window of each layer, with a huge number in place of 0."""
     windows = config.windows or (0,) * config.num_layers
     return tuple(window or (1 << 30) for window in windows)
 
@@ -317,7 +317,7 @@ def _embed(config: DecoderConfig, params: Params, tokens_BT: jax.Array) -> jax.A
 
 
 def logits(config: DecoderConfig, params: Params, hidden: jax.Array) -> jax.Array:
-    """Returns fp32 logits over the vocabulary of normed hidden states ``[..., D]``."""
+    """Returns the logits of normed hidden states ``[..., D]``, fp32 ``[..., V]``."""
     weight, axis = (params["embedding"], 1) if config.tie_embeddings else (params["lm_head"], 0)
     scores = multiply(hidden, weight, axis, jnp.float32)
     return attention.softcap(scores, config.final_softcap)
@@ -345,11 +345,10 @@ def forward(
       lengths_B: int32 number of real tokens per row; None means all. Outputs at
         padding are undefined.
       positions_BT: int32 rotary positions; None means 0, 1, 2, ... in every row.
-      segments_BT: int32 segments of packed rows: tokens attend only within their segment, and those
-        of segment 0 (padding) to none. Overrides ``lengths_B``, and needs ``positions_BT`` that
-        restart in each segment.
-      shared_B: int32 length of each packed row's prefix that all its segments share; their
-        positions continue from there.
+      segments_BT: int32 segments of packed rows, 0 for padding. Tokens attend only within their
+        segment. Overrides ``lengths_B``, and needs ``positions_BT`` that restart in each segment.
+      shared_B: int32 length of the prefix that all segments of a packed row share. Positions of
+        each segment continue from the end of the prefix.
       adapter: LoRA factors, stacked like ``params["layers"]``.
       lora: scale and dropout of the adapter.
       dropout_key: key of the adapter's dropout; None disables it.
@@ -377,7 +376,7 @@ def forward(
 
 
 def _attend_sequence(config, q_BTNH, k_BTKH, v_BTKH, visible, lengths_B, window):
-    """Attention among the tokens of one call, by the implementation of ``config.attention``."""
+    """Attention among the tokens of one call, with the implementation ``config.attention``."""
     if config.attention == "cudnn":
         size = config.windows[0] if config.windowed else 0
         query_lengths_B = None
@@ -458,21 +457,20 @@ def forward_cached(
     adapter: Adapter | None = None,
     lora: LoraOptions = DEFAULT_LORA,
 ) -> tuple[jax.Array, Cache, tuple[jax.Array, jax.Array]]:
-    """Runs new tokens against a key-value cache; layers of ``params`` and ``adapter`` are
-    unstacked.
+    """Runs new tokens with a key-value cache.
 
     Args:
       config: hyper-parameters.
-      params: weights with `decoder_params.unstack_layers` applied.
+      params: weights with unstacked layers (`decoder_params.unstack_layers`).
       tokens_BT: int32 new tokens.
-      start_B: int32 position of the first new token of each row. Only cached positions below it are
-        attended to.
-      cache: keys and values; donate it.
-      tables_BN: int32 pages of each row in order; None: row i has page i. Writes beyond a row's
-        pages, or to a page that does not exist, are dropped.
-      branch: above 0, the new tokens of a row are branches of this length, each of which continues
-        from the cached tokens before all of them.
-      adapter: LoRA pairs.
+      start_B: int32 position of the first new token of each row. Cached tokens from there on are
+        overwritten or masked.
+      cache: keys and values; donate it under `jax.jit`.
+      tables_BN: int32 pages of each row in order; None means that row i has page i. Writes beyond a
+        row's pages, or to a page that does not exist, are dropped.
+      branch: if above 0, the new tokens of a row are alternative branches of this length. Each
+        branch continues from the cached tokens and does not attend to the other branches.
+      adapter: LoRA factors with unstacked layers.
       lora: scale of the adapter.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Parameters of a decoder as Flax NNX declares them: creation, stacking and FSDP specs."""
+"""Parameters of a decoder in Flax NNX: creation, stacking and FSDP specs."""
 
 from typing import Any
 
@@ -41,8 +41,8 @@ class Layers(nnx.Module):
 class Decoder(nnx.Module):
     """The parameters of a decoder, with logical axes.
 
-    ``embedding`` [V, D], ``layers`` (`Layers`; see `layer_parameters`), ``final_norm`` [D] and,
-    unless embeddings are tied, ``lm_head`` [D, V].
+    They are ``embedding`` [V, D], ``layers`` (`Layers`; see `layer_parameters`), ``final_norm`` [D]
+    and, unless embeddings are tied, ``lm_head`` [D, V].
     """
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
@@ -57,15 +57,15 @@ def abstract_params(config: DecoderConfig) -> nnx.State:
 
 
 def to_params(state: nnx.State) -> Params:
-    """Returns the arrays of a state as the plain dictionary that `decoder` takes."""
+    """Returns the arrays of a state as a plain dictionary, the ``params`` of `decoder.forward`."""
     return nnx.to_pure_dict(state)
 
 
 def unstack_layers(tree: Any, *, consume: bool = False) -> Any:
     """Returns ``tree`` (parameters or an adapter) with its stacked layers as a tuple.
 
-    The arrays are new. ``consume`` frees each stacked array once it is split, so that the layers
-    are never held twice; ``tree`` cannot be used afterwards.
+    The arrays are copies. ``consume`` frees each stacked array after splitting it, which saves
+    memory; ``tree`` cannot be used afterwards.
     """
     stacked = tree["layers"]
     leaves, treedef = jax.tree.flatten(stacked)
@@ -84,7 +84,7 @@ def unstack_layers(tree: Any, *, consume: bool = False) -> Any:
 
 
 def fsdp_specs(config: DecoderConfig) -> Params:
-    """Returns how each stacked parameter is split over fsdp; see `sharding.fsdp_spec`."""
+    """Returns the FSDP sharding of each stacked parameter; see `sharding.fsdp_spec`."""
 
     def specs(parameters: ShapesAndAxes) -> Params:
         return {name: sharding.fsdp_spec(axes, shape) for name, (shape, axes) in parameters.items()}

@@ -28,9 +28,9 @@ Activation = Literal["gelu", "gelu_new", "relu"]
 
 _MASKED = -1e9  # score of a padding key; finite, so that a fully masked row has no NaN
 
-# The smallest distance in each bucket of MPNet's bias: one bucket per distance below 8, then two
-# per octave, the last unbounded (Raffel et al., 2020, section 2.1). Keys after the query have
-# separate buckets.
+# The smallest distance in each bucket of MPNet's relative bias (Raffel et al., 2020, section 2.1):
+# one bucket per distance below 8, then two per octave; the last is unbounded. Keys after the query
+# have separate buckets.
 _BUCKET_STARTS = (*range(9), 12, 16, 23, 32, 46, 64, 91)
 RELATIVE_BUCKETS = 2 * len(_BUCKET_STARTS)
 
@@ -43,13 +43,14 @@ class EncoderConfig:
       type_vocab_size: number of token types; 0 for MPNet, which has none.
       position_offset: index of the first real position: 0 for BERT, ``pad_id + 1`` for XLM-R.
       max_positions: rows of the position table, including the offset.
-      relative_bias: whether all layers add one relative position bias to their scores (MPNet).
-      hidden_dropout, attention_dropout: rates, used only with a dropout key.
-      dtype: compute dtype. Parameters, softmax, layer norm and the embedding output are fp32; see
-        `precision.round_weights` for an exception.
+      relative_bias: whether one relative position bias is added to the scores of all layers
+        (MPNet).
+      hidden_dropout, attention_dropout: dropout rates; used only in calls with a dropout key.
+      dtype: compute dtype. Softmax, layer norm and the embedding output are always fp32. Parameters
+        are fp32, too, except after `precision.round_weights`.
       attention: see `choose_attention`.
-      remat: recompute each layer in the backward pass.
-      scan_layers: stack the parameters of all layers and run the stack with `jax.lax.scan`.
+      remat: whether the backward pass recomputes each layer.
+      scan_layers: whether the parameters of all layers are stacked and run with `jax.lax.scan`.
       pooling: how `embed` turns hidden states into one vector.
     """
 
@@ -93,10 +94,9 @@ def choose_attention(
     dropout: float = 0.0,
     relative_bias: bool = False,
 ) -> Implementation:
-    """Picks the attention implementation once, at start-up; see `attention.choose_implementation`.
+    """Returns the attention implementation; see `attention.choose_implementation`.
 
-    ``transposed`` (CPU, or attention dropout) lays operands out as B N T H for two batched
-    products. ``cudnn`` supports neither attention dropout nor a ``relative_bias``.
+    Attention dropout needs ``transposed``. ``cudnn`` does not support a ``relative_bias``.
     """
     return choose_implementation(
         dtype, head_dim, platform, plain=dropout > 0.0, fusible=not relative_bias
@@ -179,7 +179,9 @@ class Encoder(nnx.Module):
     def __init__(self, config: EncoderConfig, *, rngs: nnx.Rngs):
         """Creates random parameters from ``rngs.params``."""
         if config.relative_bias and config.attention == "cudnn":
-            raise ValueError("attention 'cudnn' adds no relative bias; see `choose_attention`")
+            raise ValueError(
+                "attention 'cudnn' does not support relative_bias; see `choose_attention`"
+            )
         if config.d_model % config.num_heads:
             raise UserError(
                 f"encoder width {config.d_model} is not a multiple of its {config.num_heads} heads"
@@ -208,7 +210,7 @@ class Encoder(nnx.Module):
           mask_BT: 1 or True at real tokens.
           types_BT: int32 token types (first or second text of a pair); None means all 0. Ignored by
             models without token types.
-          dropout_key: a `jax.random` key; equal keys drop equal units. None disables dropout.
+          dropout_key: a `jax.random` key; the same key drops the same units. None disables dropout.
         """
         config = self.config
         mask_BT = mask_BT.astype(bool)
@@ -241,7 +243,7 @@ class Encoder(nnx.Module):
 
 
 def drop_units(x: Any, rate: float, key: jax.Array | None) -> jax.Array:
-    """Applies inverted dropout; returns ``x`` unchanged without a key."""
+    """Applies inverted dropout; without a key, returns ``x`` unchanged."""
     if key is None or rate == 0.0:
         return x
     keep = jax.random.bernoulli(key, 1.0 - rate, x.shape)
@@ -252,8 +254,8 @@ def drop_units(x: Any, rate: float, key: jax.Array | None) -> jax.Array:
 def _layer_norm(x_BTD: jax.Array, scale_D: jax.Array, bias_D: jax.Array, eps: float) -> jax.Array:
     """Layer norm in fp32 over the last axis, returned in the dtype of ``x_BTD``.
 
-    The hand-written backward pass stores only the normalized values and one number per row; the one
-    that JAX derives also stores the broadcast scale.
+    The hand-written backward pass stores only the normalized values and one number per row. JAX's
+    automatic gradient would also store the broadcast scale.
     """
     return _layer_norm_forward(x_BTD, scale_D, bias_D, eps)[0]
 
@@ -293,12 +295,12 @@ def _linear(x: jax.Array, kernel: Weight, bias: Weight) -> jax.Array:
     """Returns ``x @ kernel + bias`` in the dtype of ``x``.
 
     ``x`` is ``[B, T, *I]``, the kernel ``[*I, *O]``; kernel and bias are fp32, or both `Rounded`.
-    Heads keep a separate axis in both: merging it with the axis before would gather an axis that is
-    split over devices.
+    Heads remain a separate axis, because merging axes would gather an axis that is split over
+    devices.
 
     The backward pass is hand-written for two reasons. It accumulates the parameters' gradients in
-    fp32 in any compute dtype. And it computes them as `x^T dy`: the transposed `dy^T x` that JAX
-    derives runs at a third of the speed in XLA on CPU.
+    fp32 in any compute dtype. It also computes them as `x^T dy`, which XLA on a CPU runs three
+    times as fast as the `dy^T x` of JAX's automatic gradient.
     """
     kernel, bias = (precision.weight_value(weight).astype(x.dtype) for weight in (kernel, bias))
     return jnp.tensordot(x, kernel, x.ndim - 2) + bias
@@ -318,8 +320,8 @@ def _linear_backward(residuals, dy):
 
 
 def _kernel_gradient(weight: Weight, x: jax.Array, dy: jax.Array) -> tuple[Any, Any]:
-    """Returns the fp32 gradients of a kernel, ``weight``, and of its bias."""
-    if jax.default_backend() == "cpu":  # cannot multiply bf16 of three axes into fp32
+    """Returns the fp32 gradients of the kernel ``weight`` and of the bias."""
+    if jax.default_backend() == "cpu":  # XLA there has no product of 3-axis bf16 arrays into fp32
         x, dy = x.astype(jnp.float32), dy.astype(jnp.float32)
     rows = x.shape[0] * x.shape[1]
     x_RI, dy = x.reshape(rows, -1), dy.reshape(rows, *dy.shape[2:])
@@ -338,10 +340,10 @@ _linear.defvjp(_linear_forward, _linear_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _feed_forward(act, x_BTD, up_DF, up_bias_F, down_FD, down_bias_D):
-    """Two linear maps around the activation.
+    """Two linear layers with an activation between them.
 
-    The backward pass keeps only the input and the pre-activation, and recomputes the activation.
-    That costs less than storing and reading two more arrays of width F.
+    The backward pass stores only the input and the pre-activation, and recomputes the activation.
+    This costs less than storing and reading two more arrays of width F.
     """
     return _feed_forward_forward(act, x_BTD, up_DF, up_bias_F, down_FD, down_bias_D)[0]
 
@@ -355,7 +357,7 @@ def _feed_forward_forward(act, x_BTD, up_DF, up_bias_F, down_FD, down_bias_D):
 def _feed_forward_backward(act, residuals, dy_BTD):
     x_BTD, pre_BTF, up, down = residuals
     up_DF, down_FD = precision.weight_value(up), precision.weight_value(down)
-    # Without the barrier, XLA would merge this evaluation with the forward one and store it.
+    # Without the barrier, XLA would store the activation of the forward pass instead.
     pre_BTF, dy_BTD = jax.lax.optimization_barrier((pre_BTF, dy_BTD))
     hidden_BTF, pull = jax.vjp(lambda pre_BTF: _activation(pre_BTF, act), pre_BTF)
     (dpre_BTF,) = pull(dy_BTD @ down_FD.astype(dy_BTD.dtype).T)
@@ -389,7 +391,7 @@ def _embed_tokens(config, params, tokens_BT, mask_BT, types_BT, key):
         hidden_BTD += params["type_embedding"][0 if types_BT is None else types_BT]
     if config.position_offset == 0:
         hidden_BTD += params["position_embedding"][:length]
-    else:  # XLM-R and MPNet count real tokens; padding has the position before the first
+    else:  # XLM-R and MPNet count only real tokens; padding gets the position before the first
         count_BT = jnp.where(mask_BT, jnp.cumsum(mask_BT, axis=1, dtype=jnp.int32), 0)
         hidden_BTD += params["position_embedding"][count_BT + (config.position_offset - 1)]
     hidden_BTD = sharding.constrain_lookup(hidden_BTD)
@@ -400,14 +402,12 @@ def _embed_tokens(config, params, tokens_BT, mask_BT, types_BT, key):
 
 
 def _relative_bias(table_RN: jax.Array, length: int) -> jax.Array:
-    """Returns ``bias_NTS``, fp32, of ``length`` keys S for ``length`` queries T, by bucketed
-    distance.
-    """
-    ahead_E = np.arange(1 - length, length)  # tokens from query to key
+    """Returns the relative position bias of ``length`` tokens, ``bias_NTS`` in fp32."""
+    ahead_E = np.arange(1 - length, length)  # position of the key minus position of the query
     bucket_E = np.searchsorted(_BUCKET_STARTS, np.abs(ahead_E), side="right") - 1
     bucket_E += np.where(ahead_E > 0, len(_BUCKET_STARTS), 0)
     index_T = jnp.arange(length)
-    # Not indexed by T S buckets at once, which would be a constant in every program.
+    # Indexing by all T x S buckets at once would embed a large constant in every program.
     bias_TSN = table_RN[bucket_E][index_T - index_T[:, None] + length - 1]
     return sharding.constrain(bias_TSN.transpose(2, 0, 1), "act_heads", "length", "length")
 
@@ -430,7 +430,7 @@ def _layer(config, p, hidden_BTD, mask_BT, bias_NTS, key):
 def _attention(config, p, hidden_BTD, mask_BT, bias_NTS, key):
     """Multi-head self-attention with output projection, before dropout and residual."""
     qkv_BT3NH = _linear(hidden_BTD, p["qkv_kernel"], p["qkv_bias"])
-    # A split, not three slices: its gradient is one concatenation instead of padded sums.
+    # The gradient of a split is one concatenation; the gradient of three slices is a padded sum.
     q_BTNH, k_BSNH, v_BSNH = (
         sharding.constrain(part.squeeze(2), "batch", "length", "act_heads", None)
         for part in jnp.split(qkv_BT3NH, 3, axis=2)

@@ -1,9 +1,9 @@
-"""A head that scores candidate passages from the features in `retrieval/linked.py`.
+"""The link head, which scores candidate passages from the features in `retrieval/linked.py`.
 
-It is a linear score, initialized to the score of the aligner, plus one hidden layer. Its file,
-``link_head.safetensors``, is in the training workdir of its aligner, or next to the weights of an
-exported one. The file holds the tensors, the names of the features in order, and how the head was
-trained.
+The score is a linear function, initialized to the aligner's score, plus one hidden layer. The file
+``link_head.safetensors`` is in the aligner's training workdir, or next to the weights of an
+exported aligner. It contains the tensors, the ordered names of the features, and a record of the
+training.
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ from cirag_jax.models.io.tensor_files import check_finite, open_tensors, save_te
 
 FILE = "link_head.safetensors"
 HEAD_TRAINED_ON = "taught"  # record field: ids of questions that only the head was trained on
-_STOP_WEIGHT, _STOP_BIAS = "stop_weight_F", "stop_bias"  # tensors of the file
-_MAX_DIGITS = 9  # of the number of steps; int() fails for 5,000 digits
-_MIN_ROWS = 1024  # calls are padded to this or to a larger power of two
+_STOP_WEIGHT, _STOP_BIAS = "stop_weight_F", "stop_bias"  # names of tensors in the file
+_MAX_DIGITS = 9  # of the field `steps`; int() fails for 5,000 digits
+_MIN_ROWS = 1024  # batches are padded to this or to a larger power of two
 
 
 class LinkHeadModule(nnx.Module):
@@ -48,7 +48,7 @@ class LinkHeadModule(nnx.Module):
         self.out_H = nnx.Param(jnp.zeros(hidden))
 
     def __call__(self, x: jax.Array, keep: jax.Array | None = None) -> jax.Array:
-        """Returns scores; ``keep`` is 0 for features to replace by their mean."""
+        """Returns scores; features with ``keep`` 0 are replaced by their mean."""
         x = (x - self.mean_F[...]) / self.scale_F[...]
         x = x if keep is None else x * keep
         hidden = nnx.gelu(x @ self.hidden_FH[...] + self.bias_H[...])
@@ -68,22 +68,22 @@ class StopRule:
     bias: np.ndarray
 
     def probability(self, x_KF: np.ndarray) -> np.ndarray:
-        """Returns ``p_K``, between 0 and 1."""
+        """Returns ``p_K``, the probabilities that the passages are needed."""
         return expit(x_KF @ self.weight_F + self.bias)
 
 
 @dataclasses.dataclass(frozen=True)
 class LinkHead:
-    """A trained head, and how it was trained.
+    """A trained head with its settings and training record.
 
     Attributes:
       module: computes the scores.
-      features: names of its features, in order.
-      units: units that its aligner ranks: triple, sentence or passage.
-      steps: number of steps of the searches it was trained on.
+      features: names of the input features, in order.
+      units: what the aligner ranks: triple, sentence or passage.
+      steps: number of steps per search in training.
       stop: predicts which retrieved passages are needed; None if the head has no stopping rule.
-      record: record of its training; see `read_record`.
-      source: the file that it was read from.
+      record: the training record; see `read_record`.
+      source: the file that the head was read from.
     """
 
     module: LinkHeadModule
@@ -99,7 +99,7 @@ class LinkHead:
         return nnx.jit(lambda module, x_NF: module(x_NF))
 
     def score(self, features: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Returns an array of scores ``[R]`` for each feature matrix ``feature_RF``."""
+        """Returns the scores ``[R]`` for each feature matrix ``feature_RF``."""
         sizes = [len(feature_RF) for feature_RF in features]
         total = sum(sizes)
         rows = max(_MIN_ROWS, 1 << (total - 1).bit_length())
@@ -124,7 +124,7 @@ class LinkHead:
 
 
 def read_record(folder: pathlib.Path) -> dict[str, Any]:
-    """Returns the `LinkHead.record` of the head in a folder; empty if none can be read."""
+    """Returns the training record of the head in a folder; empty if it cannot be read."""
     try:
         with open_tensors(folder / FILE) as tensors:
             record = json.loads((tensors.metadata() or {}).get("record", ""))
@@ -158,7 +158,10 @@ def load_link_head(folder: pathlib.Path, features: Sequence[str]) -> LinkHead | 
         variable[...] = jnp.asarray(array)
     units, steps = metadata.get("units"), metadata.get("steps", "")
     if units not in UNIT_KINDS or not steps.isdecimal() or len(steps) > _MAX_DIGITS:
-        raise UserError(f"{file}: field units is {units!r}, field steps {steps[:80]!r}")
+        raise UserError(
+            f"{file}: field units is {units!r} and field steps is {steps[:80]!r}; expected one of "
+            f"{', '.join(UNIT_KINDS)} and a number"
+        )
     stop = None
     if tensors.keys() & {_STOP_WEIGHT, _STOP_BIAS}:
         weight_F = _checked_tensor(tensors, _STOP_WEIGHT, 1, file)

@@ -1,8 +1,8 @@
-"""Low-rank adapters (LoRA, Hu et al., 2022) of the decoder's linear layers.
+"""Low-rank adapters (LoRA, Hu et al., 2022) for the decoder's linear layers.
 
 The adapter's state is separate from the frozen base. `init_adapter` returns the `nnx.State` that is
-trained, checkpointed and sharded; `to_adapter` turns it into the plain dictionary that
-`decoder.forward` takes. `models.io.peft_format` reads and writes PEFT's format.
+trained, checkpointed and sharded. `to_adapter` converts it to the plain dictionary that
+`decoder.forward` accepts. `models.io.peft_format` reads and writes PEFT's format.
 """
 
 import dataclasses
@@ -31,9 +31,9 @@ class LoraConfig:
       rank: inner dimension R.
       alpha: the adapter's output is multiplied by ``alpha / rank``.
       dropout: probability of dropping an element of the adapter's input in training.
-      targets: names of the adapted linear layers in PEFT and transformers (``q_proj`` ...
+      targets: the linear layers to adapt, by their names in transformers (``q_proj`` ...
         ``down_proj``); ``"all-linear"`` stands for all seven.
-      rank_stabilised: scale by ``alpha / sqrt(rank)`` instead (Kalajdzievski, 2023).
+      rank_stabilised: whether to scale by ``alpha / sqrt(rank)`` instead (Kalajdzievski, 2023).
     """
 
     rank: int = 8
@@ -70,7 +70,10 @@ class LoraConfig:
 
 
 class _Pair(nnx.Module):
-    """``a`` [L, in, R], uniform in +-1/sqrt(in) as in PEFT, and ``b`` [L, R, out], zero."""
+    """The two factors of one adapted layer: ``a`` [L, in, R] and ``b`` [L, R, out].
+
+    As in PEFT, ``a`` is initially uniform in +-1/sqrt(in) and ``b`` is zero.
+    """
 
     def __init__(
         self,
@@ -90,7 +93,7 @@ class _Pair(nnx.Module):
 
 
 class _Pairs(nnx.Module):
-    """The pairs of all adapted linear layers, by name."""
+    """The factors of all adapted linear layers, by name."""
 
     def __init__(self, config: DecoderConfig, lora: LoraConfig, rngs: nnx.Rngs):
         shapes = decoder.layer_parameters(config)
@@ -103,7 +106,7 @@ class _Pairs(nnx.Module):
 class Lora(nnx.Module):
     """fp32 parameters of an adapter, stacked over layers: ``layers.<name>.a`` and ``.b``.
 
-    A new adapter changes nothing, because ``b`` is zero.
+    A new adapter does not change the model's output, because ``b`` is zero.
     """
 
     def __init__(self, config: DecoderConfig, lora: LoraConfig, *, rngs: nnx.Rngs):
@@ -130,12 +133,12 @@ def init_adapter(
 
 
 def to_adapter(state: nnx.State) -> Adapter:
-    """Returns ``{"layers": {name: {"a": ..., "b": ...}}}``, which `decoder.forward` takes."""
+    """Returns ``{"layers": {name: {"a": ..., "b": ...}}}``, as `decoder.forward` expects."""
     return nnx.to_pure_dict(state)
 
 
 def lora_options(lora: LoraConfig, train: bool) -> LoraOptions:
-    """Returns how `decoder.forward` applies the adapter; dropout only in training."""
+    """Returns the adapter's options for `decoder.forward`, with dropout only in training."""
     return LoraOptions(scale=lora.scale, dropout=lora.dropout if train else 0.0)
 
 
@@ -146,11 +149,11 @@ def _merge_kernel(kernel: jax.Array, pair: Mapping[str, jax.Array], scale: float
 
 
 def merge(params: Params, adapter: Adapter, scale: float, *, consume: bool = False) -> Params:
-    """Returns the base with ``scale * A B`` added in fp32 to the adapted kernels.
+    """Returns the base parameters with ``scale * A B`` added in fp32 to the adapted kernels.
 
-    The layers of both are stacked, or both a tuple. The result shares unadapted arrays with
-    ``params``, which stays as it is. ``consume`` frees each kernel once it is merged, so that
-    kernels are never held twice; ``params`` cannot be used afterwards.
+    The layers of ``params`` and ``adapter`` must both be stacked or both be tuples. The result
+    shares unadapted arrays with ``params``. ``consume`` frees each kernel after merging it, which
+    saves memory; ``params`` cannot be used afterwards.
     """
 
     def merge_layer(

@@ -1,4 +1,4 @@
-"""Low-rank product and dropout of LoRA adapters, both written out for speed."""
+"""Low-rank product and dropout of LoRA adapters, both optimized for CPUs."""
 
 import functools
 
@@ -15,9 +15,8 @@ def low_rank(scale: float, x: jax.Array, a: Weight, b: Weight) -> jax.Array:
     """Returns ``scale * x A B`` in the dtype of ``x``.
 
     The hand-written backward pass flattens all tokens into one axis before it multiplies. It
-    accumulates gradients in the dtype of the weights, or in fp32 for `Rounded` weights. With the
-    gradient that JAX derives, a transformer layer of SmolLM2-135M with rank 64 takes 280 ms instead
-    of 210 on a CPU.
+    accumulates gradients in the dtype of the weights, or in fp32 for `Rounded` weights. A layer of
+    SmolLM2-135M with rank 64 takes 210 ms on a CPU, and 280 ms with JAX's automatic gradient.
     """
     return _low_rank_forward(scale, x, a, b)[0]
 
@@ -48,13 +47,11 @@ low_rank.defvjp(_low_rank_forward, _low_rank_backward)
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array) -> jax.Array:
-    """Sets each element of ``x`` to zero with probability ``rate`` and divides the rest by ``1 -
-    rate``.
+    """Applies inverted dropout, about four times as fast as with `jax.random.bernoulli` on a CPU.
 
-    The rate is rounded to a multiple of 2**-16, because one random word decides for two neighbors
-    of the last axis; elements further apart might lie on different devices. On a CPU this takes a
-    quarter of the time of `jax.random.bernoulli` (2048 x 1536: 15 ms instead of 63, a seventh of a
-    training step).
+    One random 32-bit word serves two neighbors on the last axis, so the rate is rounded to a
+    multiple of 2**-16. Elements further apart might be on different devices. An array of
+    2048 x 1536 takes 15 ms instead of 63 ms.
     """
     half = -(-x.shape[-1] // 2)
     words = jax.random.bits(key, (*x.shape[:-1], half), jnp.uint32)

@@ -1,8 +1,8 @@
-"""A key-value cache in pages: P pages of C tokens, of which each row owns the N in its page table.
+"""A key-value cache in P pages of C tokens each; a page table lists the N pages of each row.
 
-This module writes, reads and attends to pages; the engine assigns them. Keys are stored transposed,
-see `attention`. On a CPU, attention reads the pages in place; on other platforms the pages of a row
-are gathered first.
+This module writes, reads and attends to pages; the generation engine assigns them to rows. Keys are
+stored transposed, see `attention`. On a CPU, attention reads the pages in place. On other platforms
+the pages of a row are gathered first.
 """
 
 import math
@@ -21,9 +21,10 @@ _GROUP = 4  # rows whose pages are read together
 
 
 def pack(x: jax.Array, dtype: Any) -> jax.Array:
-    """Returns ``x`` as a cache of ``dtype`` stores it; uint16 holds the bits of bf16.
+    """Converts ``x`` to the ``dtype`` of a cache; uint16 stores the bits of bf16.
 
-    XLA on a CPU writes into a bf16 array by copying all of it to fp32 and back.
+    A bf16 array would be slow, because XLA on a CPU copies all of it to fp32 and back to write into
+    it.
     """
     if dtype == jnp.uint16:
         return jax.lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.uint16)
@@ -38,7 +39,7 @@ def unpack(x: jax.Array) -> jax.Array:
 
 
 def gather_rows(cache: Cache, tables_BN: jax.Array) -> Cache:
-    """Returns a cache with one page per row: the pages of the row in order."""
+    """Returns a cache with one long page per row, in which the row's pages are concatenated."""
     pairs = [read_pages(*layer, tables_BN) for layer in zip(cache["k"], cache["v"], strict=True)]
     keys, values = zip(*pairs, strict=True)
     return {"k": keys, "v": values}
@@ -47,8 +48,9 @@ def gather_rows(cache: Cache, tables_BN: jax.Array) -> Cache:
 def scatter_rows(
     cache: Cache, rows: Cache, tables_BN: jax.Array, start_B: jax.Array, count: int
 ) -> Cache:
-    """Returns ``cache`` with ``count`` tokens from ``start_B`` on copied from ``rows`` (see
-    `gather_rows`).
+    """Returns ``cache`` with some tokens copied from ``rows``, the result of `gather_rows`.
+
+    In each row, ``count`` tokens from ``start_B`` on are copied.
     """
     slots_BT = start_B[:, None] + jnp.arange(count, dtype=jnp.int32)
     at_BT = locate_slots(cache, tables_BN, slots_BT)
@@ -64,9 +66,9 @@ def scatter_rows(
 def locate_slots(
     cache: Cache, tables_BN: jax.Array | None, slots_BT: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns page and offset of each slot, int32 ``[B, T]``.
+    """Returns the page, and the offset in the page, of each slot, int32 ``[B, T]``.
 
-    Slots beyond the page table get a page beyond the last one.
+    Slots beyond the page table get a page number beyond the last page.
     """
     num_pages, _, size, _ = cache["v"][0].shape
     if tables_BN is None:
@@ -84,7 +86,7 @@ def write_slots(
     k_BTKH: jax.Array,
     v_BTKH: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the pages with new keys and values written at `locate_slots`."""
+    """Returns the pages with new keys and values; ``at_BT`` comes from `locate_slots`."""
     page_BT, offset_BT = at_BT
     k_PKHC = k_PKHC.at[page_BT, :, :, offset_BT].set(k_BTKH, mode="drop")
     return k_PKHC, v_PKCH.at[page_BT, :, offset_BT].set(v_BTKH, mode="drop")
@@ -93,8 +95,8 @@ def write_slots(
 def read_pages(k_PKHC: jax.Array, v_PKCH: jax.Array, tables_BN: jax.Array) -> tuple[Any, Any]:
     """Gathers keys ``[B, K, H, N C]`` and values ``[B, K, N C, H]`` of the rows of ``tables_BN``.
 
-    They stay as the cache stores them, see `pack`. Entries beyond the last page yield arbitrary
-    finite numbers.
+    Their dtype is the dtype of the cache, see `pack`. Page numbers beyond the last page yield
+    arbitrary finite numbers.
     """
     k_BNKHC = jnp.take(k_PKHC, tables_BN, axis=0, mode="clip")
     v_BNKCH = jnp.take(v_PKCH, tables_BN, axis=0, mode="clip")
@@ -113,14 +115,13 @@ def attend_pages(
     window: int,
     branches: Branches | None = None,
 ) -> jax.Array:
-    """Same as `attention.attend`, with a running softmax over the pages of each row up to its last
-    slot.
+    """Attention over cached pages in place, with a running softmax; see `attention.attend`.
 
-    Tokens at ``slots_BT`` attend to tokens less than ``window`` before them. Rows are read in
-    groups of `_GROUP`, up to the last page of the longest row in the group; group rows of similar
-    length to save work. A page that is masked for a row changes nothing in it, bit for bit, so a
-    row does not depend on its neighbors. This is for CPUs: on a GPU, a loop of data-dependent
-    length costs more than it saves.
+    Tokens at ``slots_BT`` attend to tokens less than ``window`` slots before them. Rows are read in
+    groups of `_GROUP`, up to the last page of the longest row in the group, so neighboring rows
+    should have similar lengths. Masked pages do not change a row, bit for bit, so its result does
+    not depend on its neighbors. This is for CPUs: on a GPU, a loop of data-dependent length costs
+    more than it saves.
     """
     b, t, n, _ = q_BTNH.shape
     kv_heads, size = k_PKHC.shape[1], k_PKHC.shape[3]
@@ -129,7 +130,7 @@ def attend_pages(
     q_BKRH = q_BKRH * jnp.asarray(scoring.scale, q_BTNH.dtype)
     slots_BR = jnp.tile(slots_BT, (1, n // kv_heads))
     multiply = _multiply_few if t == 1 else attention.multiply_heads
-    # The loop runs over all pages of all groups of rows; a group's pages end at ends_G.
+    # The loop runs over the pages of all groups of rows; ends_G is where each group's pages end.
     pages_G = slots_BT.reshape(-1, group_size * t).max(1) // size + 1
     ends_G = jnp.cumsum(jnp.minimum(pages_G, tables_BN.shape[1]))
 
@@ -165,6 +166,6 @@ def attend_pages(
 
 
 def _multiply_few(x_BKRI: jax.Array, y_BKIJ: jax.Array) -> jax.Array:
-    """The same for few rows R: one pass over ``y`` instead of a library call per head."""
+    """`attention.multiply_heads` for few rows R: one pass over ``y``, no library call per head."""
     product = x_BKRI[..., None].astype(jnp.float32) * y_BKIJ[:, :, None].astype(jnp.float32)
     return product.sum(-2)

@@ -1,8 +1,8 @@
 """Weights rounded to the compute dtype once per step, with gradients in fp32.
 
-A step runs each layer many times: in every chunk, and again where it is rematerialized. Rounding
-the weights beforehand saves reading and rounding the fp32 weights each time. All results stay the
-same, bit for bit.
+A training step runs each layer many times: for every chunk of the batch, and again for
+rematerialization. Rounding the weights beforehand saves reading and rounding the fp32 weights each
+time. The results are the same, bit for bit.
 """
 
 import functools
@@ -14,14 +14,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-Dtype = Literal["float32", "bfloat16"]  # of weights or of the computation
+Dtype = Literal["float32", "bfloat16"]  # dtype of weights or of the computation
 
 
 class Rounded(NamedTuple):
     """A weight in the compute dtype, and an fp32 array that receives its gradient.
 
-    The gradient of ``value`` itself would be rounded to its dtype in every chunk. ``buffer`` is
-    None in the residuals of a backward pass.
+    The gradient of ``value`` itself would be rounded to the compute dtype in every chunk.
+    ``buffer`` is None in the residuals of a backward pass.
     """
 
     value: jax.Array
@@ -32,9 +32,10 @@ Weight = jax.Array | Rounded
 
 
 def is_rounded(path: Sequence[Any]) -> bool:
-    """Whether the parameter at ``path`` of an `nnx.State` is used in the compute dtype.
+    """Returns whether the parameter at ``path`` of an `nnx.State` is used in the compute dtype.
 
-    Parameters of layers are, except norms. Embedding tables and scoring heads are not.
+    This applies to all parameters of layers except norms. Embedding tables and scoring heads are
+    used in fp32.
     """
     return "layers" in path and "norm" not in str(path[-1])
 
@@ -42,7 +43,7 @@ def is_rounded(path: Sequence[Any]) -> bool:
 def round_weights(
     params: nnx.State, dtype: str, run: Callable[..., Any] = operator.call
 ) -> nnx.State:
-    """Returns ``params`` with every parameter that `is_rounded` cast to ``dtype``.
+    """Returns ``params`` with the parameters selected by `is_rounded` cast to ``dtype``.
 
     ``run`` calls the compiled function; see `training.rehearsal`.
     """
@@ -60,7 +61,7 @@ def _round(nodes: list[nnx.Variable], dtype: str) -> list[nnx.Variable]:
 
 
 def redirect_gradients(params: Any, buffers: Any) -> Any:
-    """Returns ``params`` whose gradients flow to ``buffers``, fp32 arrays of the same shapes."""
+    """Returns ``params`` with gradients redirected to ``buffers``, fp32 of the same shapes."""
     return jax.tree.map(_redirect, params, buffers)
 
 
@@ -70,7 +71,7 @@ def _redirect(x: jax.Array, buffer: jax.Array) -> Weight:
 
 @jax.custom_vjp
 def _send_gradient_to(x: jax.Array, buffer: jax.Array) -> jax.Array:
-    """Identity on ``x`` whose gradient goes to ``buffer``."""
+    """Returns ``x``, but sends its gradient to ``buffer``."""
     del buffer
     return x
 
@@ -84,17 +85,17 @@ def gradient_buffers(params: Any) -> Any:
 
 
 def weight_value(weight: Weight) -> jax.Array:
-    """Returns the array to compute with."""
+    """Returns the array of a plain or `Rounded` weight."""
     return weight.value if isinstance(weight, Rounded) else weight
 
 
 def residual_of(weight: Weight) -> Weight:
-    """Returns the residual of a weight for the backward pass."""
+    """Returns a weight as the backward pass needs it: without the buffer of a `Rounded` weight."""
     return Rounded(weight.value, None) if isinstance(weight, Rounded) else weight
 
 
 def cotangent_of(weight: Weight, gradient: jax.Array) -> Any:
-    """Returns the cotangent of a weight; for a `Rounded` one it belongs to its ``buffer``."""
+    """Returns the cotangent of a weight; for a `Rounded` weight, the cotangent of its buffer."""
     return Rounded(None, gradient) if isinstance(weight, Rounded) else gradient  # pyright: ignore
 
 

@@ -13,14 +13,15 @@ class RopeScaling:
     """Scaling of rotary positions beyond the trained length.
 
     Attributes:
-      kind: ``linear`` (positions divided by ``factor``), ``llama3`` (Llama 3.1: long wavelengths
-        divided, short ones unchanged, a ramp between) or ``yarn`` (Peng et al., 2023).
+      kind: ``linear`` divides all frequencies by ``factor``. ``llama3`` (Llama 3.1) divides only
+        low frequencies, with a ramp between divided and unchanged ones. ``yarn`` is Peng et al.,
+        2023.
       factor: ratio of the new length to the trained one.
-      original_positions: the trained length.
-      low_frequency, high_frequency: ends of the ramp, in turns over the trained length
-        (``llama3``).
-      beta_fast, beta_slow: ends of the ramp (``yarn``).
-      attention_factor: multiplies sines and cosines (``yarn``).
+      original_positions: the trained length, in tokens.
+      low_frequency, high_frequency: ends of the ramp in ``llama3``, in turns over the trained
+        length.
+      beta_fast, beta_slow: ends of the ramp in ``yarn``, in the same unit.
+      attention_factor: factor on sines and cosines in ``yarn``.
     """
 
     kind: Literal["linear", "llama3", "yarn"]
@@ -36,10 +37,9 @@ class RopeScaling:
 def rope_frequencies(
     head_dim: int, theta: float, scaling: RopeScaling | None = None
 ) -> tuple[list[float], float]:
-    """Returns the angular frequency of each of the ``head_dim / 2`` planes, and the factor on sine
-    and cosine.
+    """Returns ``head_dim / 2`` angular frequencies, and the factor on sine and cosine.
 
-    Source: RoFormer, section 3.2; see `RopeScaling` for the scalings.
+    Dimension pair ("plane") i of a head is rotated with frequency i. Source: RoFormer, section 3.2.
     """
     half = head_dim // 2
     base = [theta ** (-i / half) for i in range(half)]
@@ -79,7 +79,7 @@ def rope_tables(
 
 
 def rotate(x_BTNH: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Rotates heads by their positions; plane i holds dimensions i and i + H / 2, as in Llama."""
+    """Rotates dimensions i and i + H / 2 of each head by its position's angles, as in Llama."""
     cos, sin = (table[:, :, None, :] for table in tables)
     first, second = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1)

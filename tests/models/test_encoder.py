@@ -328,5 +328,5 @@ def test_choose_attention_depends_on_platform_and_options():
     assert choose("bfloat16", 64, platform="gpu", dropout=0.1) == "transposed"
     assert choose("bfloat16", 64, platform="gpu", relative_bias=True) == "xla"
     cudnn = dataclasses.replace(TINY, relative_bias=True, attention="cudnn")
-    with pytest.raises(ValueError, match="'cudnn' adds no relative bias"):
+    with pytest.raises(ValueError, match="'cudnn' does not support relative_bias"):
         Encoder(cudnn, rngs=nnx.Rngs(0))
