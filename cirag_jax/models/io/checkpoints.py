@@ -1,10 +1,10 @@
-"""Checkpoints: the train state, the data iterator and a description, saved atomically.
+"""Checkpoints: the train state, the data iterator's state and metadata, saved atomically.
 
-The folder of a step holds three items. ``state`` has every array of the train state under its path,
-so that it restores onto any mesh and does not depend on container classes. ``data`` is the state of
-the data iterator, one file per process. ``meta`` is JSON: the facts about the model that an
-evaluation needs. Orbax writes a step to a temporary folder and renames it when complete. The
-temporary folder of a killed process is never taken for a checkpoint.
+The folder of a step contains three items. ``state`` has every array of the train state under its
+path, so that it can be restored onto any mesh and into other container classes. ``data`` is the
+state of the data iterator, one file per process. ``meta`` is JSON with the facts about the model
+that an evaluation needs. Orbax writes a step to a temporary folder and renames it when complete.
+Temporary folders of killed processes are ignored.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from cirag_jax.errors import UserError
 from cirag_jax.io import Closing, replacing
 
 PyTree = Any
-# Errors raised by reading a damaged file of a checkpoint.
+# Errors that reading a damaged checkpoint file can raise.
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
-_CLOSING = 60.0  # seconds that an event loop waits for its tasks before it closes
+_CLOSING = 60.0  # seconds that an event loop waits for its tasks before closing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,12 +55,12 @@ class Checkpoints(Closing):
     Keeps the ``keep`` latest steps and the best step by ``best_metric``.
 
     Args:
-      directory: the folder, created if absent. With ``read_only``, it may be a workdir that holds
-        ``checkpoints/``.
+      directory: the folder, created if absent. With ``read_only``, it may be a workdir with a
+        folder ``checkpoints``.
       keep: number of latest steps to keep.
       best_metric: the key of ``save(metrics=...)`` that ranks checkpoints. Lower is better if its
         name contains "loss", otherwise higher. NaN ranks last.
-      read_only: for evaluation: creates, cleans and saves nothing, and requires a checkpoint.
+      read_only: for evaluation; changes no files and requires at least one checkpoint.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Checkpoints(Closing):
     ):
         directory = pathlib.Path(directory).expanduser().absolute()
         if read_only and not directory.is_dir():
-            raise UserError(f"there is no checkpoint folder {directory}")
+            raise UserError(f"checkpoint folder {directory} does not exist")
         if read_only and (directory / "checkpoints").is_dir():
             directory /= "checkpoints"
         self.directory = directory
@@ -96,7 +96,7 @@ class Checkpoints(Closing):
             ) from None
         if read_only and self.latest_step() is None:
             self.close()
-            raise UserError(f"{directory} holds no complete checkpoint")
+            raise UserError(f"{directory} has no complete checkpoint")
 
     def _open(
         self, rank: Callable[[Any], float], mode: str, keep: int, read_only: bool
@@ -140,13 +140,13 @@ class Checkpoints(Closing):
         meta: Mapping[str, Any],
         metrics: Mapping[str, float] | None = None,
     ) -> bool:
-        """Saves a step; returns False without effect if it was already saved.
+        """Saves a step; returns False and changes nothing if the step was already saved.
 
         Args:
           step: number of train steps done.
           state: pytree of arrays (typed RNG keys included) and Python numbers.
-          data: the data iterator, whose ``get_state()`` is called, or its state (JSON or bytes).
-          meta: JSON-able description of the model.
+          data: the data iterator (with a method ``get_state``) or its state (JSON or bytes).
+          meta: description of the model, as JSON data.
           metrics: evaluation results of this step, which select the best checkpoint.
         """
         if step in self._manager.all_steps():
@@ -158,10 +158,10 @@ class Checkpoints(Closing):
             data=_DataStateSave(data.get_state() if hasattr(data, "get_state") else data),
             meta=ocp.args.JsonSave(dict(meta)),
         )
-        self.wait()  # Orbax would wait in save(), and report the earlier error for this step
+        self.wait()  # otherwise Orbax waits in save() and reports an earlier error for this step
         self._step = step
         with self._writing():
-            # The trainer decides when to save, not Orbax.
+            # The trainer decides when to save; Orbax must not skip the step.
             return self._manager.save(step, args=items, metrics=metrics, force=True)
 
     def restore(
@@ -171,11 +171,11 @@ class Checkpoints(Closing):
 
         Args:
           step: the step, or None for the latest.
-          abstract_state: like the saved state, with ``jax.ShapeDtypeStruct`` leaves that carry
-            shardings, or with arrays whose shape, type and sharding are taken.
-          data: the data iterator; its ``set_state`` is called. May be None.
-          subset: whether the checkpoint may contain more than the abstract state (evaluations read
-            parameters without the optimizer's moments).
+          abstract_state: the structure of the saved state, with arrays or ``jax.ShapeDtypeStruct``
+            leaves that give the shape, dtype and sharding to restore.
+          data: the data iterator, whose ``set_state`` is called; may be None.
+          subset: whether the checkpoint may contain more than the abstract state. Evaluations read
+            parameters without the optimizer's moments.
         """
         step = self._require(step)
         expected = _flatten(abstract_state, abstract=True)
@@ -203,14 +203,14 @@ class Checkpoints(Closing):
         )
 
     def meta(self, step: int | None = None) -> dict[str, Any]:
-        """Returns the description saved with a step (None: the latest)."""
+        """Returns the metadata of a step, by default the latest."""
         step = self._require(step)
         items = ocp.args.Composite(meta=ocp.args.JsonRestore())
         with self._reading(step):
             return dict(self._manager.restore(step, args=items)["meta"])
 
     def metrics(self, step: int | None = None) -> dict[str, float] | None:
-        """Returns the metrics saved with a step (None: the latest), or None if it has none."""
+        """Returns the metrics of a step, by default the latest; None if it was saved without."""
         step = self._require(step)
         with self._reading(step):
             return self._manager.metrics(step)
@@ -224,7 +224,7 @@ class Checkpoints(Closing):
         return self._manager.latest_step()
 
     def best_step(self) -> int | None:
-        """Returns the step with the best metric (the latest of ties), or None if none is ranked."""
+        """Returns the step with the best metric; the latest if tied, None without metrics."""
         return self._manager.best_step()
 
     def wait(self) -> None:
@@ -233,7 +233,7 @@ class Checkpoints(Closing):
             self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Waits for running saves and releases the folder; raises as `wait`."""
+        """Waits for running saves and releases the folder; raises the same errors as `wait`."""
         with self._writing():
             self._manager.close()
 
@@ -243,8 +243,8 @@ class Checkpoints(Closing):
             yield
         except (OSError, ValueError) as error:
             if isinstance(error, ValueError) and "os_error_code" not in str(error):
-                raise  # TensorStore reports errors of the disk as ValueErrors with this code
-            # The reason comes last, after long paths.
+                raise  # only ValueErrors with this code are TensorStore's reports of disk errors
+            # The reason is at the end of the message, after long paths.
             reason = OSError(str(error).splitlines()[0].partition(" [")[0].rpartition(": ")[2])
             raise UserError(self._failed(self._step, "written", reason)) from error
 
@@ -258,18 +258,18 @@ class Checkpoints(Closing):
     def _require(self, step: int | None) -> int:
         steps = self.all_steps()
         if not steps:
-            raise UserError(f"{self.directory} holds no complete checkpoint")
+            raise UserError(f"{self.directory} has no complete checkpoint")
         if step is None:
             return steps[-1]
         if step not in steps:
             raise UserError(
-                f"{self.directory} holds no checkpoint of step {step}, only of "
+                f"{self.directory} has no checkpoint of step {step}, only of "
                 f"{', '.join(map(str, steps))}"
             )
         return step
 
     def _check_structure(self, step: int, expected: Mapping[str, Any], subset: bool) -> None:
-        """Compares names, shapes and types before anything is read."""
+        """Compares names, shapes and types before reading any array."""
         with self._reading(step):
             saved = self._manager.item_metadata(step)["state"].tree
         differences = []
@@ -283,7 +283,7 @@ class Checkpoints(Closing):
             if _type_name(saved[name]) != _type_name(expected[name])
         ]
         if changed:
-            differences.append(f"has other shapes or types in {_shortened(changed)}")
+            differences.append(f"has unexpected shapes or types in {_shortened(changed)}")
         if differences:
             raise UserError(
                 f"checkpoint {self.directory / str(step)} does not fit this model: it "
@@ -303,10 +303,10 @@ def steps_in(directory: pathlib.Path) -> list[int]:
 
 
 def keep_step(step: pathlib.Path, copy: pathlib.Path) -> bool:
-    """Hard-links a step's folder to a second place, where its training does not delete it.
+    """Hard-links a step's folder to ``copy``, so that training does not delete the files.
 
-    Copies the files if the file system does not support links. Returns whether ``copy`` is
-    complete. If the step is gone or is deleted during the call, only an earlier copy remains.
+    Copies the files if the file system does not support links. Returns whether ``copy`` exists and
+    is complete. If the step is deleted before or during the call, an earlier copy is kept.
     """
     copy.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileNotFoundError), replacing(copy) as aside:
@@ -338,7 +338,7 @@ def _type_name(leaf: Any) -> str:
 
 
 def _flatten(tree: PyTree, *, abstract: bool = False) -> dict[str, Any]:
-    """Returns every leaf by its path, RNG keys as their data, or as abstract arrays."""
+    """Returns path -> leaf, optionally as abstract arrays; RNG keys become their integer data."""
     flat = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = _name(path)
@@ -364,12 +364,12 @@ def _is_key(leaf: Any) -> bool:
 
 def _abstract_leaf(leaf: Any) -> Any:
     if not hasattr(leaf, "dtype"):
-        return np.asarray(leaf)  # a Python number comes back through NumPy
+        return np.asarray(leaf)  # Python numbers are restored as NumPy arrays
     if isinstance(leaf, np.ndarray):
         return leaf
     sharding = getattr(leaf, "sharding", None)
     if sharding is None:
-        # Orbax would use the sharding in the file, which names devices of another run.
+        # Otherwise Orbax uses the sharding in the file, which names the devices of another run.
         sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     if not _is_key(leaf):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
@@ -390,7 +390,7 @@ def _unflatten(tree: PyTree, flat: Mapping[str, Any]) -> PyTree:
 
 
 def _key_impl(like: Any) -> Any:
-    """Returns the RNG algorithm of a key, or of a ShapeDtypeStruct of one."""
+    """Returns the RNG algorithm of a key or of its ShapeDtypeStruct."""
     impls = []
     struct = jax.ShapeDtypeStruct(like.shape, like.dtype)
     jax.eval_shape(lambda key: impls.append(jax.random.key_impl(key)), struct)
@@ -398,7 +398,7 @@ def _key_impl(like: Any) -> Any:
 
 
 class _DataStateHandler(ocp.CheckpointHandler):
-    """Saves one JSON file per process, because each may read its own shard of the examples."""
+    """Saves one JSON file per process, because each process may read a different data shard."""
 
     def save(self, directory: Any, args: _DataStateSave) -> None:
         state = args.item
@@ -412,12 +412,12 @@ class _DataStateHandler(ocp.CheckpointHandler):
         if path.exists():
             encoded = json.loads(path.read_text())
         else:
-            # Saved by another number of processes; usable if all of them had the same state.
+            # Saved by a different number of processes; usable if all had the same state.
             texts = {file.read_text() for file in directory.glob("process_*.json")}
             if len(texts) != 1:
                 raise UserError(
-                    f"checkpoint {directory.parent} was saved by another number of processes, each "
-                    "with a separate position in the data; it cannot resume with "
+                    f"checkpoint {directory.parent} was saved by a different number of processes, "
+                    "each with its own position in the data; training cannot resume with "
                     f"{jax.process_count()}"
                 )
             encoded = json.loads(texts.pop())
@@ -440,16 +440,16 @@ def _is_not_from_orbax(record: logging.LogRecord) -> bool:
     return "/orbax/" not in record.pathname
 
 
-# Orbax logs every save and restore, which would disturb the progress bar. It also raises every
-# error that it logs.
+# Orbax logs every save and restore, which would disturb the progress bar. No error is lost, because
+# Orbax also raises the errors that it logs.
 logging.getLogger("absl").addFilter(_is_not_from_orbax)
 
 
 class _PatientLoop(asyncio.SelectorEventLoop):
-    """An event loop that lets its unfinished tasks finish before it closes."""
+    """An event loop that waits for unfinished tasks when it is closed."""
 
     def close(self) -> None:
-        """Waits at most `_CLOSING` seconds for the tasks."""
+        """Closes the loop after waiting at most `_CLOSING` seconds for its tasks."""
         tasks = () if self.is_closed() else asyncio.all_tasks(self)
         if tasks:
             waiting = asyncio.gather(*tasks, return_exceptions=True)
@@ -459,13 +459,14 @@ class _PatientLoop(asyncio.SelectorEventLoop):
 
 
 class _PatientLoops(asyncio.DefaultEventLoopPolicy):
-    """Makes every new event loop a `_PatientLoop`."""
+    """An event loop policy that creates `_PatientLoop` instances."""
 
     def new_event_loop(self) -> asyncio.AbstractEventLoop:
         return _PatientLoop()
 
 
 # Orbax closes its event loop when the first of many reads or writes fails. TensorStore then reports
-# the others to the closed loop, each with a traceback, and may still write files after the failed
-# save. Orbax 0.12.8 has no option to prevent this, so the event loops of this program wait.
+# the other operations to the closed loop, each with a traceback, and may still write files after
+# the failed save. Orbax 0.12.8 has no option to prevent this, so all event loops of this program
+# wait.
 asyncio.set_event_loop_policy(_PatientLoops())

@@ -1,8 +1,7 @@
-"""Decoder weights from and to safetensors, by one mapping table for both directions.
+"""Reads and writes decoder weights as safetensors; one mapping table serves both directions.
 
-Reading never holds the model twice. Each stacked parameter is assembled from the slices of the
-layers' tensors that this process needs, placed on its devices, and its host copy is dropped before
-the next parameter.
+To save memory, stacked parameters are loaded one by one. Each is assembled on the host from the
+slices that this process needs, placed on the devices, and freed on the host.
 """
 
 import dataclasses
@@ -23,17 +22,18 @@ from cirag_jax.models import decoder, decoder_params
 from cirag_jax.models.decoder import DecoderConfig, Params
 from cirag_jax.models.io.tensor_files import TensorFiles, fetch, match_tensors, save_tensors
 
-SHARD_BYTES = 5 * 10**9  # larger checkpoints have several files and an index, as on the hub
+SHARD_BYTES = 5 * 10**9  # larger checkpoints are split into several files with an index
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One tensor of a checkpoint and the parameter that it fills.
+    """A mapping from a checkpoint tensor to a parameter.
 
     Attributes:
       source: name in the checkpoint; ``{layer}`` stands for the layer index.
       target: parameter of `decoder_params.Decoder`, or of its layers if ``source`` has ``{layer}``.
-      transpose: torch stores linear kernels as (out, in), we as (in, out).
+      transpose: whether the parameter is the transpose; linear kernels are (out, in) in torch and
+        (in, out) here.
     """
 
     source: str
@@ -74,14 +74,14 @@ _GEMMA2 = (
     ),
 )
 
-# model_type -> all tensors its checkpoints may have; the configuration decides which are required.
+# model_type -> all possible tensors; the model's configuration determines which are required.
 FAMILIES: Mapping[str, tuple[Entry, ...]] = {
     **dict.fromkeys(("llama", "qwen2", "qwen3", "mistral"), _LLAMA),
     "gemma2": _GEMMA2,
 }
 
-# Buffers of older checkpoints, which every implementation computes itself, and the output layer
-# that some checkpoints store although it is tied to the embedding.
+# Buffers of older checkpoints, which are computed instead of loaded, and the output layer that some
+# checkpoints store although it is tied to the embedding.
 IGNORED = (
     *("*.rotary_emb.inv_freq", "*.self_attn.bias", "*.self_attn.masked_bias"),
     "lm_head.weight",
@@ -90,11 +90,11 @@ IGNORED = (
 
 @dataclasses.dataclass(frozen=True)
 class ParameterTensors:
-    """One parameter and the checkpoint tensors that fill it.
+    """A parameter with the checkpoint tensors that it consists of.
 
     Attributes:
       path: path of the parameter: ``("embedding",)`` or ``("layers", "q_proj")``.
-      names: one tensor, or one per layer, with the prefixes of `FAMILIES`.
+      names: full name of the tensor, or of one tensor per layer.
       shape: shape of each tensor in the checkpoint.
       transpose: whether the parameter is the transpose.
     """
@@ -111,7 +111,7 @@ class ParameterTensors:
 
 
 def parameter_tensors(config: DecoderConfig, model_type: str) -> list[ParameterTensors]:
-    """Returns every parameter of ``config`` with its checkpoint tensors, outer ones first."""
+    """Returns all parameters of a model with their checkpoint tensors; layers come last."""
     if model_type not in FAMILIES:
         raise UserError(
             f"model_type {model_type!r} is not supported; choose from {', '.join(sorted(FAMILIES))}"
@@ -135,7 +135,7 @@ def parameter_tensors(config: DecoderConfig, model_type: str) -> list[ParameterT
 
 
 class TensorSource(Protocol):
-    """Named tensors that are read in slices."""
+    """Named tensors that can be read in slices."""
 
     @property
     def shapes(self) -> Sequence[tuple[str, tuple[int, ...]]]:
@@ -148,14 +148,14 @@ class TensorSource(Protocol):
 
 
 def _canonical(name: str) -> str:
-    """Adds the prefix ``model.``, which checkpoints of the bare model lack."""
+    """Adds the prefix ``model.``, which some checkpoints lack."""
     if name.startswith("model.") or name == "lm_head.weight":
         return name
     return f"model.{name}"
 
 
 def _assign(target: np.ndarray, value: np.ndarray) -> None:
-    """Assigns ``target[...] = value``, 16-bit floats as integers, which NumPy copies faster."""
+    """Sets ``target[...] = value``; copies 16-bit floats as integers, which is faster in NumPy."""
     if target.dtype == value.dtype and target.dtype.itemsize == 2:
         target, value = target.view(np.uint16), value.view(np.uint16)
     target[...] = value
@@ -170,7 +170,7 @@ def _assembler(
 ) -> Callable[[tuple[slice, ...] | None], np.ndarray]:
     """Returns the callback of `jax.make_array_from_callback` for ``parameter``.
 
-    A shard that several devices hold is read once.
+    A shard that several devices share is read once.
     """
     blocks: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
 
@@ -200,7 +200,7 @@ def load_from_source(
     model_type: str,
     mesh: jax.sharding.Mesh | None = None,
 ) -> nnx.State:
-    """Returns the state of a decoder with the tensors of ``source``; see `load_decoder_state`."""
+    """Returns the decoder state that ``source`` contains; see `load_decoder_state`."""
     by_path = {parameter.path: parameter for parameter in parameter_tensors(config, model_type)}
     expected = {name: parameter.shape for parameter in by_path.values() for name in parameter.names}
     names = match_tensors(where, source.shapes, expected, _canonical, IGNORED)
@@ -214,9 +214,9 @@ def load_from_source(
         stored_names = [names[name] for name in parameter.names]
         assemble = _assembler(source, parameter, stored_names, variable.shape, dtype)
         value = jax.make_array_from_callback(variable.shape, target, assemble)
-        # Dispatch is asynchronous: without this, host copies of several parameters would be alive.
+        # Dispatch is asynchronous, so without waiting several host copies would exist at a time.
         filled.append((path, variable.replace(jax.block_until_ready(value))))
-        # JAX frees a copied host array at a Python collection; see jax issue 14882.
+        # JAX frees a copied host array at Python's next garbage collection; see jax issue 14882.
         del assemble
         gc.collect(0)
     return nnx.from_flat_state(filled)
@@ -228,10 +228,10 @@ def load_decoder_state(
     model_type: str,
     mesh: jax.sharding.Mesh | None = None,
 ) -> nnx.State:
-    """Returns the state of `decoder_params.Decoder` from a checkpoint, in ``config.param_dtype``.
+    """Loads the state of `decoder_params.Decoder` from a checkpoint, in ``config.param_dtype``.
 
-    Parameters are on ``mesh`` by their logical axes, or on the first device. Each process reads
-    only the slices that its devices hold.
+    Parameters are sharded over ``mesh`` according to their logical axes; without a mesh they are on
+    the first device. Each process reads only the slices for its devices.
     """
     with TensorFiles(folder) as files:
         return load_from_source(files, folder, config, model_type, mesh)
@@ -240,9 +240,9 @@ def load_decoder_state(
 def decoder_tensors(
     params: Params, config: DecoderConfig, model_type: str
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields (name, host array in the checkpoint's layout): the inverse of `load_decoder_state`.
+    """Yields (name, host array in the checkpoint's layout), the inverse of `load_decoder_state`.
 
-    It fetches one tensor at a time, in the dtype of ``params``, whose layers are stacked or
+    Fetches one tensor at a time, in the dtype of ``params``, whose layers may be stacked or
     unstacked. With several processes, all must iterate.
     """
     for parameter in parameter_tensors(config, model_type):
@@ -304,13 +304,14 @@ def write_checkpoint(
 ) -> None:
     """Writes a model folder for transformers, atomically.
 
-    Tensors have the dtype of ``params``; above ``shard_bytes`` there are several files and an
-    index. ``hf_config`` gives ``model_type`` and is written as ``config.json`` with that dtype.
-    ``companions`` is called with the unfinished folder to add the tokenizer's files.
+    Tensors have the dtype of ``params``. Models larger than ``shard_bytes`` are split into several
+    files with an index. ``hf_config`` is written as ``config.json`` with that dtype; it must
+    contain ``model_type``. ``companions`` is called with the unfinished folder to add tokenizer
+    files.
     """
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder}: is not empty; choose a new folder for the model")
+        raise UserError(f"{folder} is not empty; choose a new folder for the model")
     name = str(params["embedding"].dtype)
     tensors = decoder_tensors(params, config, str(hf_config["model_type"]))
     np_dtype = np.dtype(jax.numpy.dtype(name))

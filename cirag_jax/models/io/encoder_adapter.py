@@ -1,7 +1,8 @@
-"""A trained encoder as a low-rank adapter of its base, in PEFT's format.
+"""Saves a trained encoder as a low-rank adapter of its base model, in PEFT's format.
 
-The change of each linear layer is reduced to its largest singular values; changes of embeddings,
-biases and norms are dropped. Rank 48 reduces the 90 MB of MiniLM to 4 MB.
+For each linear layer, the difference between trained and base weights is reduced to its largest
+singular values. Changes of embeddings, biases and norms are dropped. Rank 48 reduces MiniLM from
+90 MB to 4 MB.
 """
 
 import errno
@@ -30,14 +31,14 @@ _SIDE = re.compile(re.escape(_PREFIX) + r"(.+)\.lora_([AB])\.weight")
 
 
 def find_adapter(spec: str) -> Path | None:
-    """Returns the folder of ``spec`` if it holds an adapter without a whole model, else None."""
+    """Returns the folder of ``spec`` if it contains an adapter and no complete model, else None."""
     folder = local_path(spec)
     has_adapter = (folder / peft_format.CONFIG_FILE).is_file()
     return folder if has_adapter and not (folder / "config.json").is_file() else None
 
 
 def base_model_of(spec: str) -> str | None:
-    """Returns the base of an encoder's adapter; None if ``spec`` is anything else."""
+    """Returns the base model of an encoder adapter; None if ``spec`` is not an encoder adapter."""
     folder = find_adapter(spec)
     if folder is None:
         return None
@@ -54,11 +55,12 @@ def save_encoder_adapter(
     base_model_name: str,
     training: Mapping[str, Any],
 ) -> float:
-    """Writes the difference of two encoders at a rank, in fp16.
+    """Writes the difference of two encoders as an adapter of rank ``rank``, in fp16.
 
-    ``SentenceTransformer(base).load_adapter(folder)`` reads it; an earlier adapter in ``folder`` is
-    replaced. ``trained`` and ``base`` are tensors from `weights.to_tensors`; ``training`` is the
-    training record. Returns the share of the squared difference, over all tensors, that is kept.
+    ``SentenceTransformer(base).load_adapter(folder)`` reads the adapter. An earlier adapter in
+    ``folder`` is replaced. ``trained`` and ``base`` are tensors from `weights.to_tensors`;
+    ``training`` is the training record. Returns the fraction of the squared difference, summed over
+    all tensors, that the adapter retains.
     """
     if rank < 1:
         raise UserError(f"config.rank={rank} must be at least 1")
@@ -81,7 +83,7 @@ def save_encoder_adapter(
 
 
 def read_base_model(folder: Path) -> tuple[str, dict[str, Any]]:
-    """Returns the base of an encoder's adapter, and its training record."""
+    """Returns the name of an encoder adapter's base model, and the training record."""
     file = folder / peft_format.CONFIG_FILE
     raw = read_object(file)
     base, task = raw.get("base_model_name_or_path"), raw.get("task_type")
@@ -121,7 +123,7 @@ def add_adapter(
     *,
     mesh: jax.sharding.Mesh | None = None,
 ) -> tuple[Any, str]:
-    """Returns an encoder's parameters with an adapter added, and the SHA-256 of the adapter."""
+    """Adds an adapter to an encoder's parameters; returns them and the adapter's SHA-256."""
     file, config_file = folder / peft_format.TENSOR_FILE, folder / peft_format.CONFIG_FILE
     raw = read_object(config_file)
     rank = peft_format.read_number(raw, config_file, "r", None, int)
@@ -143,7 +145,7 @@ def add_adapter(
         shape = tensors[name].shape
         shapes = {side: array.shape for side, array in pair.items()}
         if shapes != {"A": (rank, shape[1]), "B": (shape[0], rank)}:
-            raise UserError(f"{file}: the pair of {name} has shapes {shapes}, which do not fit")
+            raise UserError(f"{file}: the factors of {name} have unexpected shapes {shapes}")
         with np.errstate(over="ignore", invalid="ignore"):
             merged = tensors[name] + pair["B"] @ pair["A"] * np.float32(alpha / rank)
         tensors[name] = check_finite(merged, str(file))

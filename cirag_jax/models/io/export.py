@@ -1,4 +1,4 @@
-"""Writing a model as a folder that sentence-transformers loads unchanged."""
+"""Exports encoders and cross-encoders as folders that sentence-transformers can load."""
 
 import functools
 import os
@@ -24,11 +24,12 @@ _MODULES = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Norm
 def export_sentence_transformers(
     encoder: TextEncoder, params: Any, folder: str | os.PathLike, units: str | None = None
 ) -> Path:
-    """Writes and returns ``folder``; sentence-transformers embeds as we do, within 1e-5.
+    """Writes an encoder for sentence-transformers and returns ``folder``.
 
-    Writing is atomic and replaces an earlier export in ``folder``. With several processes, all must
-    call this, and process 0 writes. ``params`` None means ``encoder.state``. ``units``, which an
-    aligner was trained to rank, are described in the model card.
+    Embeddings of sentence-transformers equal ours within 1e-5. Writing is atomic and replaces an
+    earlier export in ``folder``. With several processes, all must call this, and process 0 writes.
+    ``params`` None means ``encoder.state``. ``units`` is the kind of text that an aligner was
+    trained to rank (triple, sentence or passage); the model card describes it.
     """
     _check_target(Path(folder))
     state = encoder.state if params is None else params
@@ -42,10 +43,10 @@ def export_sentence_transformers(
 
 
 def export_cross_encoder(model: PairEncoder, params: Any, folder: str | os.PathLike) -> Path:
-    """Writes and returns ``folder`` for ``sentence_transformers.CrossEncoder``, with equal scores.
+    """Writes a model for ``sentence_transformers.CrossEncoder`` and returns ``folder``.
 
-    Its ``predict`` applies a sigmoid by default, as for any model with one label, and returns
-    probabilities of our logits. See `export_sentence_transformers`.
+    Its ``predict`` applies a sigmoid by default, so it returns the probabilities that belong to our
+    logits. Writing works as in `export_sentence_transformers`.
     """
     _check_target(Path(folder))
     state = model.state if params is None else params
@@ -67,9 +68,9 @@ def _write_folder(folder: Path, write: Callable[[Path], None]) -> Path:
 def _check_target(folder: Path) -> None:
     if folder.is_dir():
         if any(folder.iterdir()) and not (folder / EXPORT_FILE).is_file():
-            raise UserError(f"{folder}: neither empty nor an earlier export; choose another folder")
+            raise UserError(f"{folder} is neither empty nor an earlier export; choose a new folder")
     elif folder.exists():
-        raise UserError(f"{folder}: exists and is not a folder")
+        raise UserError(f"{folder} exists and is not a folder")
 
 
 def _write(encoder: TextEncoder, tensors: dict[str, Any], folder: Path, units: str | None) -> None:
@@ -108,7 +109,7 @@ def _write(encoder: TextEncoder, tensors: dict[str, Any], folder: Path, units: s
 
 
 def _texts(units: Any) -> str:
-    """Returns the paragraph of the model card about the texts of such units."""
+    """Returns the model card's paragraph about the texts to rank."""
     examples = {
         "triple": chains.triple_text(Triple("HEAD", "RELATION", "TAIL")),
         "sentence": chains.sentence_text(Passage("", "TITLE", "", ("SENTENCE",)), 0),
@@ -118,8 +119,8 @@ def _texts(units: Any) -> str:
         return ""
     query = chains.query_text("QUESTION", [examples[units]] * 2, units)
     return (
-        f"\nIt ranks {units}s, each written `{examples[units]}`. The query is the question in the "
-        f"first round, and the question and the selected {units}s later:\n\n```\n{query}\n```\n"
+        f"\nIt ranks {units}s, each written as `{examples[units]}`. The first query is the "
+        f"question. Later queries also contain the selected {units}s:\n\n```\n{query}\n```\n"
     )
 
 
@@ -132,7 +133,7 @@ def _write_cross_encoder(model: PairEncoder, tensors: dict[str, Any], folder: Pa
         "label2id": {"LABEL_0": 0},
         "sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"},
     }
-    # The activation that other versions of sentence-transformers record.
+    # Other versions of sentence-transformers record the activation in this field.
     config.pop("sbert_ce_default_activation_function", None)
     write_json(folder / "config.json", config)
     save_tensors(tensors, folder / "model.safetensors")

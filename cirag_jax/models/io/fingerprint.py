@@ -1,4 +1,4 @@
-"""Identity of a model: hashes of its files, or its package version or hub revision."""
+"""Identifies a model by hashes of its files, its package version or its hub revision."""
 
 import hashlib
 import importlib.metadata
@@ -17,12 +17,12 @@ _BLOCK_SIZE, _NUM_BLOCKS = 1 << 12, 1 << 10
 
 
 def model_identity(spec: str) -> dict[str, Any]:
-    """Returns the identity of a model or an adapter: weights, tokenizer, chat template.
+    """Returns fields that identify a model or an adapter with its tokenizer and chat template.
 
     ``spec`` is a training workdir, a folder, ``shipped:NAME``, a ``.gguf`` file, ``package:NAME``
-    or a hub id. Returns ``version`` of a package, ``revision`` of a hub snapshot, ``files`` (name
-    -> hash) of a folder or file, or ``checkpoint`` (a hash) of a workdir. ``base`` identifies the
-    base model of a workdir or of an encoder's adapter.
+    or a hub id. The field is ``version`` for a package, ``revision`` for a hub snapshot, ``files``
+    (name -> hash) for a folder or file, and ``checkpoint`` (a hash) for a workdir. A workdir and an
+    encoder adapter also have ``base``, the identity of the base model.
     """
     if is_training_workdir(spec):
         folder, base = workdir.best_checkpoint_folder(spec)
@@ -42,18 +42,18 @@ def model_identity(spec: str) -> dict[str, Any]:
 
 
 def model_digest(spec: str) -> str:
-    """Returns `model_identity` as 16 characters."""
+    """Returns a hash of `model_identity` with 16 characters."""
     return _hash(json.dumps(model_identity(spec), sort_keys=True).encode())
 
 
 def hash_small_files(folder: Path) -> dict[str, str]:
-    """Returns hashes of a model folder's files, except its weights."""
+    """Returns hashes of all files of a model folder except the weights."""
     files = _files(folder)
     return {name: files[name] for name in files if not name.endswith((".safetensors", ".gguf"))}
 
 
 def _files(path: Path) -> dict[str, str]:
-    """Returns name -> hash of the files of a model, including the folders of its modules."""
+    """Returns name -> hash of a model's files, including files in subfolders of modules."""
     if path.is_file():
         return {path.name: _hash_file(path)}
     patterns = [*_PATTERNS]
@@ -64,10 +64,11 @@ def _files(path: Path) -> dict[str, str]:
 
 
 def _hash_file(path: Path) -> str:
-    """Hashes a file's size and bytes; of a large file only its beginning and evenly spaced blocks.
+    """Hashes the size and the bytes of a file, or a sample of the bytes if the file is large.
 
-    This avoids reading gigabytes of weights at every start. Training changes every tensor, and the
-    blocks are closer together than trained tensors are long.
+    The sample is the beginning and evenly spaced blocks, which avoids reading gigabytes of weights
+    at every start. It detects training, because training changes every tensor and the gaps between
+    blocks are shorter than a tensor.
     """
     size = path.stat().st_size
     digest = hashlib.sha256(f"{size} ".encode())

@@ -1,9 +1,9 @@
-"""GGUF files (llama.cpp): quantized weights, hyper-parameters and tokenizer, without torch.
+"""Reads GGUF files of llama.cpp: quantized weights, hyper-parameters and tokenizer.
 
 The ``gguf`` library dequantizes tensors, row by row as needed. llama.cpp stores the query and key
-rows of Llama models in the order of its rotary embedding (adjacent pairs). They are reordered into
-the two halves that transformers and this package rotate. llama.cpp also adds one to Gemma's norm
-scales, which is subtracted here.
+rows of Llama models in its own order, because it rotates adjacent pairs of dimensions. This module
+reorders them, because transformers and this package rotate dimensions i and i + H / 2. llama.cpp
+also adds one to Gemma's norm scales, which this module subtracts.
 """
 
 import dataclasses
@@ -20,13 +20,13 @@ from cirag_jax.errors import UserError, parsing
 from cirag_jax.models.io.decoder_weights import FAMILIES
 from cirag_jax.models.rope import RopeScaling, rope_frequencies
 
-# Equal to model_type in transformers, except that files of Mistral have "llama".
+# The same names as model_type in transformers, except that Mistral files have "llama".
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2")
 ROPE_FACTORS = "rope_freqs.weight"  # rotary scaling of Llama 3, one divisor per plane
 
 
 def _hf_names(architecture: str, layers: int) -> dict[str, str]:
-    """Returns llama.cpp's name -> transformers' name of every tensor that a decoder can have."""
+    """Returns the mapping from llama.cpp's tensor names to transformers' tensor names."""
     import gguf
 
     (kind,) = (kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
@@ -41,10 +41,10 @@ def _hf_names(architecture: str, layers: int) -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class GgufFile:
-    """A memory-mapped GGUF file; a `decoder_weights.TensorSource`.
+    """A memory-mapped GGUF file; implements `decoder_weights.TensorSource`.
 
     Attributes:
-      file: its path.
+      file: path of the file.
       metadata: key -> value, except the long arrays of the tokenizer, which `array` reads.
       architecture: one of `ARCHITECTURES`.
       shapes: (transformers' name, shape) of every tensor.
@@ -63,12 +63,12 @@ class GgufFile:
         return None if field is None else field.contents()
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        """Reads a slice of a tensor in transformers' layout, fp32; dequantizes only its rows."""
+        """Reads a slice of a tensor in transformers' layout, in fp32; dequantizes only its rows."""
         import gguf
 
         tensor = self._tensors[name]
         rows = self._rows(name, int(tensor.shape[-1]))[index[0]]
-        try:  # a row is a whole number of blocks
+        try:  # quantization blocks never cross rows
             values = gguf.quants.dequantize(tensor.data[rows], tensor.tensor_type)
         except NotImplementedError as error:
             raise UserError(f"{self.file}: tensor {name} cannot be dequantized: {error}") from None
@@ -78,7 +78,7 @@ class GgufFile:
         return np.asarray(values, np.float32)
 
     def _rows(self, name: str, count: int) -> np.ndarray:
-        """Returns the stored row of each row in transformers' order."""
+        """Returns the indices of a tensor's stored rows in transformers' order."""
         rows = np.arange(count)
         match = re.search(r"self_attn\.([qk])_proj\.", name)
         if self.architecture != "llama" or match is None:
@@ -104,7 +104,7 @@ class GgufFile:
 
 
 def _reader(file: Path) -> Any:
-    """Returns the library's reader over a plain array, because slicing `np.memmap` is slow."""
+    """Returns the ``gguf`` reader on a plain array, because slicing `np.memmap` is slow."""
     import gguf
 
     class Reader(gguf.GGUFReader):
@@ -151,7 +151,7 @@ def open_gguf(file: str | os.PathLike) -> GgufFile:
 
 
 def hf_config(source: GgufFile) -> dict[str, Any]:
-    """Returns the equivalent of ``config.json`` in transformers' names."""
+    """Returns the file's settings as a ``config.json`` of transformers."""
     number, metadata = source.number, source.metadata
     heads, width = int(number("attention.head_count")), int(number("embedding_length"))
     embedding = dict(source.shapes).get("model.embed_tokens.weight")
@@ -197,13 +197,13 @@ def hf_config(source: GgufFile) -> dict[str, Any]:
 
 
 def _shortest(value: float) -> float:
-    """Returns the decimal number that an fp32 number stands for (1e-5, not 9.99999974e-06)."""
+    """Returns the shortest decimal for an fp32 number: 1e-5 instead of 9.99999974e-06."""
     return float(str(np.float32(value)))
 
 
 def _gemma2(source: GgufFile, heads: int, width: int) -> dict[str, Any]:
     number = source.number
-    # The query scale is not in the file, and is different for the 27B model (46 layers).
+    # The file lacks the query scale, which is different for the 27B model (46 layers).
     large = int(number("block_count")) == 46
     return {
         "hidden_activation": "gelu_pytorch_tanh",
@@ -248,11 +248,11 @@ def _rope(source: GgufFile) -> dict[str, Any]:
 
 
 def _llama3(source: GgufFile, theta: float, size: int) -> dict[str, Any]:
-    """Returns the rotary scaling of Llama 3.1, of which the file keeps only the divisor of each
-    plane.
+    """Returns the parameters of Llama 3.1's rotary scaling.
 
-    The parameters are the published ones (trained on 8192 tokens, ramp from 1 to 4 turns), with the
-    factor of the slowest plane. Divisors that do not match them raise an error.
+    The file contains only the divisor of each frequency. The largest divisor is the factor. The
+    other parameters are the published ones (trained on 8192 tokens, ramp from 1 to 4 turns).
+    Divisors that do not match these parameters raise an error.
     """
     divisors = np.asarray(source._tensors[ROPE_FACTORS].data, np.float64).reshape(-1)
     factor, original, low, high = float(divisors.max()), 8192, 1.0, 4.0
@@ -274,16 +274,16 @@ def _llama3(source: GgufFile, theta: float, size: int) -> dict[str, Any]:
     }
 
 
-# Vocabularies trained with separate digits. transformers' reader of GGUF files splits them as GPT-2
-# does, which tokenizes "\\n\\n1" differently.
+# Vocabularies that were trained with separate digits. transformers' GGUF reader splits text as
+# GPT-2 does instead, which tokenizes "\\n\\n1" differently.
 _SEPARATE_DIGITS = ("smollm", "starcoder", "refact")
 
 
 def tokenizer_from_gguf(source: GgufFile | str | os.PathLike) -> Any:
     """Returns the fast ``transformers`` tokenizer of a GGUF file, including its chat template.
 
-    Loading with ``gguf_file=`` in transformers imports torch, which nothing else needs at run time.
-    This converts the vocabulary with the same functions of transformers.
+    transformers' ``gguf_file=`` imports torch, which is not needed otherwise. This function
+    converts the vocabulary with the same functions of transformers.
     """
     source = source if isinstance(source, GgufFile) else open_gguf(source)
     with parsing(f"{source.file}: its tokenizer cannot be read"):

@@ -246,7 +246,7 @@ def test_encoder_adapter_wrong_fields_or_tensors_raise(tmp_path):
     assert 0.3 < kept < 0.9
     config = json.loads((folder / "adapter_config.json").read_text())
     for changes, message in (
-        ({"r": 2}, "the pair of .* has shapes .* which do not fit"),
+        ({"r": 2}, "the factors of .* have unexpected shapes"),
         ({"r": "2"}, "field r is '2', not a number"),
         ({"r": 0}, "field r is 0; it must be at least 1"),
         ({"lora_alpha": 10**400}, "field lora_alpha is 1000.*, not a number"),
