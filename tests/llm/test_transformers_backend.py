@@ -329,7 +329,7 @@ def test_pickles_are_rejected(tmp_path, monkeypatch, causal_folder):
     with pytest.raises(UserError, match=r"adapter_model\.bin is a pickle"):
         TransformersBackend.open(str(causal_folder), adapter=str(adapter))
     (adapter / "adapter_model.bin").unlink()
-    with pytest.raises(UserError, match="there is no adapter_model.safetensors"):
+    with pytest.raises(UserError, match="has no adapter_model.safetensors"):
         TransformersBackend.open(str(causal_folder), adapter=str(adapter))
 
 

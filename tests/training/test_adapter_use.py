@@ -138,7 +138,7 @@ def test_check_adapters_other_role_or_settings_are_refused(trained, folders, cap
     old = shutil.copytree(workdir, tmp_path / "old")
     for file in old.glob("checkpoints/*/meta/*"):
         file.write_text(file.read_text("utf-8").replace('"prompt":', '"rendering":'))
-    with pytest.raises(UserError, match="old lacks the prompt settings, .* earlier version"):
+    with pytest.raises(UserError, match="old has no prompt settings, .* earlier version"):
         check("integrator", **{"integrator.adapter": old})
     block = language_model(adapter=workdir)
     with pytest.raises(UserError, match="; expected extractor"):

@@ -1,8 +1,8 @@
-"""Adapters from and to PEFT's format: ``adapter_config.json`` and ``adapter_model.safetensors``.
+"""Reads and writes PEFT's format: ``adapter_config.json`` and ``adapter_model.safetensors``.
 
-PEFT stores one pair per layer, ``lora_A.weight`` as [R, in] and ``lora_B.weight`` as [out, R]; ours
-are transposed and stacked over layers. Settings of PEFT that change the arithmetic and are not
-supported raise an error that names them.
+PEFT stores ``lora_A.weight`` [R, in] and ``lora_B.weight`` [out, R] for each layer. Our arrays are
+the transposes, stacked over layers. Unsupported settings that would change the arithmetic raise an
+error.
 """
 
 import os
@@ -40,7 +40,7 @@ _SUPPORTED: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("alpha_pattern", "rank_pattern"), (None, {})),
     **dict.fromkeys(("modules_to_save", "target_parameters"), (None, [])),
     "bias": (None, "none"),
-    # All others (pissa, olora, corda, loftq, lora_ga) also change the base.
+    # All other values (pissa, olora, corda, loftq, lora_ga) also change the base.
     "init_lora_weights": (None, True, False, "gaussian", "eva", "orthogonal"),
 }
 
@@ -51,7 +51,7 @@ def _module(layer: int, name: str) -> str:
 
 
 def adapter_tensors(state: nnx.State) -> dict[str, np.ndarray]:
-    """Returns PEFT's name -> fp32 host array in PEFT's layout; collective over processes."""
+    """Returns PEFT's name -> fp32 host array in PEFT's layout; all processes must call this."""
     tensors = {}
     for name, pair in lora.to_adapter(state)["layers"].items():
         for side, suffix in _SIDES.items():
@@ -98,7 +98,7 @@ def save_adapter(
     training: Mapping[str, Any] | None = None,
     card: str | None = None,
 ) -> Path:
-    """Writes and returns ``folder`` in the format of ``PeftModel.save_pretrained``.
+    """Writes an adapter as ``PeftModel.save_pretrained`` does, and returns ``folder``.
 
     Writing is atomic and replaces an earlier adapter in ``folder``. With several processes, all
     must call this, and process 0 writes. ``dtype`` is ``float32`` or ``bfloat16``. ``training`` is
@@ -143,21 +143,21 @@ def write_adapter(
 
 def _check_target(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder}: exists and is not a folder")
+        raise UserError(f"{folder} exists and is not a folder")
     ours = {CONFIG_FILE, TENSOR_FILE, TRAINING_FILE, "README.md"}
     if folder.is_dir() and (others := {f.name for f in folder.iterdir()} - ours):
         raise UserError(
-            f"{folder}: holds {min(others)}, which is not part of an adapter; choose a new folder"
+            f"{folder} contains {min(others)}, which is not part of an adapter; choose a new folder"
         )
 
 
 def load_adapter(
     folder: str | os.PathLike, config: DecoderConfig, mesh: jax.sharding.Mesh | None = None
 ) -> tuple[nnx.State, LoraConfig]:
-    """Returns an adapter in PEFT's format for the base ``config``, in fp32, on ``mesh``.
+    """Loads an adapter in PEFT's format in fp32; ``config`` describes the base model.
 
-    ``target_modules`` may be names, PEFT's ``"all-linear"`` or a regular expression; the same
-    modules of every layer of the base must be adapted.
+    ``target_modules`` may be names, PEFT's ``"all-linear"`` or a regular expression. It must select
+    the same modules in every layer of the base. The arrays are on ``mesh`` if given.
     """
     folder = Path(folder)
     raw = read_object(folder / CONFIG_FILE)
@@ -177,12 +177,12 @@ def tensor_file(folder: Path) -> Path:
         pickle = folder / "adapter_model.bin"
         if pickle.exists():
             raise UserError(f"{pickle} is a pickle file, which is never loaded; convert it")
-        raise UserError(f"{folder}: there is no {TENSOR_FILE}")
+        raise UserError(f"{folder} has no {TENSOR_FILE}")
     return file
 
 
 def read_training(folder: Path) -> dict[str, Any]:
-    """Returns the training record of an adapter, see `save_adapter`; empty if it has none."""
+    """Returns the training record that `save_adapter` wrote; empty if there is none."""
     return read_object(folder / TRAINING_FILE, optional=True)
 
 
@@ -214,7 +214,7 @@ def _parse_config(raw: Mapping[str, Any], file: Path, config: DecoderConfig) -> 
 def read_number(
     raw: Mapping[str, Any], file: Path, field: str, default: float | None, kind: type = float
 ) -> Any:
-    """Returns a number of an adapter's configuration, an ``int`` or a ``kind``."""
+    """Returns a number from an adapter's configuration; its type is ``int`` or ``kind``."""
     value = raw.get(field, default)
     is_number = isinstance(value, int | kind) and not isinstance(value, bool)
     if not is_number or not -sys.float_info.max <= value <= sys.float_info.max:
@@ -223,10 +223,10 @@ def read_number(
 
 
 def _matcher(value: Any, file: Path, field: str) -> Any:
-    """Returns PEFT's matching function of a field of module names.
+    """Returns a function that tests whether a field selects a module name, as PEFT does.
 
-    A string is a regular expression for the full name of a module; a list holds names or their
-    endings.
+    A string is a regular expression for the full name of a module. A list contains names or
+    endings of names.
     """
     if isinstance(value, str):
         try:
@@ -250,7 +250,7 @@ def _resolve_targets(raw: Mapping[str, Any], file: Path, config: DecoderConfig) 
     excluded = _matcher(exclude, file, "exclude_modules")
 
     def adapted(layer: int, name: str) -> bool:
-        # The names of an adapter of the bare model lack the prefix.
+        # In adapters of models without an output layer, names lack the prefix "model.".
         full_name = _module(layer, name)
         names = (full_name, full_name.removeprefix("model."))
         return any(map(targeted, names)) and not any(map(excluded, names))
@@ -261,7 +261,7 @@ def _resolve_targets(raw: Mapping[str, Any], file: Path, config: DecoderConfig) 
         if layers and len(layers) < config.num_layers:
             missing = min(set(range(config.num_layers)) - set(layers))
             raise UserError(
-                f"{file}: field target_modules leaves out {name} of layer {missing} of the base's "
+                f"{file}: field target_modules excludes {name} in layer {missing} of "
                 f"{config.num_layers}; only adapters of all layers are supported"
             )
         if layers:
@@ -297,7 +297,8 @@ def _read_tensors(
     expected = {key: host[name][side].shape[:0:-1] for key, (name, side, _) in places.items()}
     with open_tensors(file) as tensors:
         shapes = [(key, tuple(tensors.get_slice(key).get_shape())) for key in tensors.keys()]  # noqa: SIM118
-        keys = match_tensors(f"{file}: adapter of another base", shapes, expected, _canonical, ())
+        where = f"{file}: adapter of a different base model"
+        keys = match_tensors(where, shapes, expected, _canonical, ())
         for key, (name, side, layer) in places.items():
             host[name][side][layer] = tensors.get_tensor(keys[key]).T
     return host

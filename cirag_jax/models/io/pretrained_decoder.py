@@ -1,4 +1,4 @@
-"""Opening and saving decoders: a folder, an installed package, a GGUF file or a hub id."""
+"""Loads decoders from a folder, an installed package, a GGUF file or the hub, and saves them."""
 
 import dataclasses
 import functools
@@ -38,13 +38,13 @@ _ACTIVATIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class TextDecoder:
-    """A decoder with its weights and their source.
+    """A decoder with its weights and their origin.
 
     Attributes:
       config: hyper-parameters, including compute dtype and attention.
       state: state of `decoder_params.Decoder`; see `decoder_params.to_params`.
-      folder: folder of the checkpoint and its tokenizer, or a ``.gguf`` file with both.
-      source: the spec that was opened.
+      folder: folder of the checkpoint and the tokenizer, or a ``.gguf`` file with both.
+      source: the spec that the decoder was loaded from.
       model_type: family in `decoder_weights.FAMILIES`.
       hf_config: the parsed ``config.json``, or its equivalent for a GGUF file.
     """
@@ -66,7 +66,7 @@ class TextDecoder:
 
 
 def _rope(fields: ConfigFields, positions: int) -> tuple[float, RopeScaling | None]:
-    """Returns rotary base and scaling from ``rope_parameters``, or from older fields."""
+    """Returns rotary base and scaling from ``rope_parameters`` or from older fields."""
     name = "rope_parameters" if fields.raw.get("rope_parameters") else "rope_scaling"
     raw = fields.raw.get(name) or {}
     if not isinstance(raw, dict) or any(isinstance(value, dict) for value in raw.values()):
@@ -80,7 +80,7 @@ def _rope(fields: ConfigFields, positions: int) -> tuple[float, RopeScaling | No
         return theta, None
     if kind not in ("linear", "llama3", "yarn"):
         raise rope.unsupported("rope_type", kind, "default, linear, llama3, yarn")
-    # Before transformers 5 the trained length was often only max_position_embeddings.
+    # Older files often give the trained length only as max_position_embeddings.
     original = rope.count("original_max_position_embeddings", positions)
     if raw.get("factor") is None and kind == "yarn":
         factor = positions / original
@@ -117,14 +117,14 @@ def _attention_factor(fields: ConfigFields, factor: float) -> float:
 
 
 def _windows(fields: ConfigFields, model_type: str, layers: int) -> tuple[int, ...]:
-    """Returns the attention window of each layer, 0 for all tokens; empty if no layer has one."""
+    """Returns each layer's attention window, 0 for all tokens; empty if no layer has a window."""
     if model_type == "llama":
         return ()
     if model_type in ("qwen2", "qwen3") and not fields.flag("use_sliding_window", False):
         return ()
     if fields.raw.get("sliding_window", 4096) is None:
         return ()
-    size = fields.count("sliding_window", 4096)  # the default of all three families
+    size = fields.count("sliding_window", 4096)  # transformers' default in all three families
     types = fields.raw.get("layer_types")
     if model_type == "mistral":  # transformers ignores its layer_types
         return (size,) * layers
@@ -145,7 +145,7 @@ def _windows(fields: ConfigFields, model_type: str, layers: int) -> tuple[int, .
 
 
 def _family(fields: ConfigFields, model_type: str, d_model: int) -> dict[str, Any]:
-    """Returns the settings that only some families have."""
+    """Returns the settings of `DecoderConfig` that depend on the family."""
     if model_type == "qwen2":
         return {"qkv_bias": True}
     if model_type == "mistral":
@@ -176,10 +176,9 @@ def _family(fields: ConfigFields, model_type: str, d_model: int) -> dict[str, An
 
 
 def parse_decoder_config(raw: Mapping[str, Any], where: str | os.PathLike) -> DecoderConfig:
-    """Returns the hyper-parameters of a parsed ``config.json``; ``where`` is its path, for
-    messages.
+    """Returns the hyper-parameters in a parsed ``config.json``.
 
-    Absent fields have the defaults of transformers.
+    Absent fields have the defaults of transformers. ``where`` is the path for error messages.
     """
     fields = ConfigFields(raw, str(where))
     model_type = raw.get("model_type")
@@ -244,12 +243,12 @@ def resolve_decoder(spec: str) -> Path:
     """Returns the local model folder or ``.gguf`` file of a model.
 
     ``spec`` is a ``.gguf`` file, a folder (with ``config.json``, or with one ``.gguf`` file),
-    ``package:NAME`` (an installed distribution that ships either) or a hub id.
+    ``package:NAME`` (an installed distribution that contains either) or a hub id.
     """
     path = Path(spec).expanduser()
     if spec.endswith(".gguf"):
         if not path.is_file():
-            raise UserError(f"model {spec!r} is not a file")
+            raise UserError(f"model file {spec!r} does not exist")
         return path
     ggufs: list[Path] = []
     if spec.startswith("package:"):
@@ -259,7 +258,7 @@ def resolve_decoder(spec: str) -> Path:
     elif path.is_dir() and not (path / "config.json").is_file():
         ggufs = sorted(path.glob("*.gguf"))
     if len(ggufs) > 1:
-        raise UserError(f"model {spec!r} holds {len(ggufs)} .gguf files; name one of them")
+        raise UserError(f"model {spec!r} has {len(ggufs)} .gguf files; name one of them")
     return ggufs[0] if ggufs else pretrained.resolve_model_folder(spec)
 
 
@@ -281,11 +280,12 @@ def load_decoder(
     mesh: jax.sharding.Mesh | None = None,
     remat: Remat = "off",
 ) -> TextDecoder:
-    """Opens a decoder; see `resolve_decoder` for ``spec``.
+    """Loads a decoder; see `resolve_decoder` for ``spec``.
 
-    ``dtype`` is the compute dtype (None: fp32 on a CPU, where XLA's bf16 is slower, otherwise bf16)
-    and ``param_dtype`` that of the weights (None: ``dtype``). Parameters are placed on ``mesh`` by
-    their logical axes, or on the first device.
+    ``dtype`` is the compute dtype. The default is bf16, except on a CPU, where it is fp32 because
+    XLA's bf16 is slower. ``param_dtype`` is the dtype of the weights, by default ``dtype``.
+    Parameters are sharded over ``mesh`` according to their logical axes; without a mesh they are on
+    the first device.
     """
     dtype = dtype or default_dtype()
     for value in (dtype, param_dtype or dtype):
@@ -313,7 +313,7 @@ def save_decoder(
 ) -> None:
     """Writes ``params`` as a model folder for transformers, including the tokenizer.
 
-    ``params`` came from ``text_decoder``, with layers stacked or not; see
+    ``params`` are parameters for ``text_decoder.config``, with layers stacked or unstacked; see
     `decoder_weights.write_checkpoint`.
     """
 

@@ -1,4 +1,4 @@
-"""Safetensors checkpoints: finding, reading and writing their files.
+"""Finds, reads and writes the files of safetensors checkpoints.
 
 Only safetensors files are read. A pickle can run code, so ``pytorch_model.bin`` is rejected.
 """
@@ -27,7 +27,7 @@ PICKLES = ("pytorch_model.bin", "pytorch_model.pt", "model.pt", "model.ckpt", "t
 
 
 def weight_files(folder: str | os.PathLike) -> list[Path]:
-    """Returns the safetensors files of a checkpoint folder: one, or the shards in its index."""
+    """Returns the safetensors files of a checkpoint folder: one, or all shards in the index."""
     folder = Path(folder)
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
@@ -45,7 +45,7 @@ def weight_files(folder: str | os.PathLike) -> list[Path]:
                 f"{folder / name} is a pickle or legacy file, which is never loaded; "
                 "convert it to model.safetensors"
             )
-    raise UserError(f"{folder}: there is no model.safetensors")
+    raise UserError(f"{folder} has no model.safetensors")
 
 
 class _Index(msgspec.Struct):
@@ -65,7 +65,7 @@ def _readable(file: Path) -> Iterator[None]:
 
 
 def _check_real(file: Path, tensors: Any) -> None:
-    """Rejects complex weights (of Fourier layers), whose imaginary parts would be lost."""
+    """Rejects complex weights, because their imaginary parts would be lost."""
     for name in list(tensors.keys()):
         if tensors.get_slice(name).get_dtype().startswith("C"):
             raise UserError(f"{file}: {name} has complex numbers, which are not supported")
@@ -81,7 +81,7 @@ def open_tensors(file: Path) -> Iterator[Any]:
 
 def check_finite(values: np.ndarray, source: str) -> np.ndarray:
     """Returns ``values`` (scores, vectors or weights from ``source``) if all are finite."""
-    # A sum needs no second array, and one NaN or infinity makes it non-finite.
+    # A sum needs no second array, and a NaN or infinity makes it non-finite.
     with np.errstate(invalid="ignore"):
         total = np.sum(values, dtype=np.float64)
     if not np.isfinite(total):
@@ -92,7 +92,7 @@ def check_finite(values: np.ndarray, source: str) -> np.ndarray:
 
 
 def read_tensors(folder: str | os.PathLike) -> Iterator[tuple[str, Path, np.ndarray]]:
-    """Yields (name, file, array) of every tensor, in its stored dtype."""
+    """Yields (name, file, array) of every tensor, in the stored dtype."""
     for file in weight_files(folder):
         with open_tensors(file) as tensors:
             for name in list(tensors.keys()):
@@ -100,7 +100,7 @@ def read_tensors(folder: str | os.PathLike) -> Iterator[tuple[str, Path, np.ndar
 
 
 class TensorFiles(contextlib.ExitStack):
-    """The tensors of a checkpoint folder, read in slices; a context that closes the files.
+    """The tensors of a checkpoint folder, which can be read in slices; a context manager.
 
     Attributes:
       folder: the checkpoint.
@@ -123,7 +123,7 @@ class TensorFiles(contextlib.ExitStack):
                     self._files[name] = (file, tensors)
 
     def read(self, name: str, index: tuple[slice, ...] | None = None) -> np.ndarray:
-        """Reads a tensor, or only its slice ``index``, in its stored dtype."""
+        """Reads a tensor, or only the slice ``index``, in the stored dtype."""
         file, tensors = self._files[name]
         with _readable(file):
             return tensors.get_tensor(name) if index is None else tensors.get_slice(name)[index]
@@ -136,10 +136,11 @@ def match_tensors(
     canonical: Callable[[str], str],
     ignored: Sequence[str],
 ) -> dict[str, str]:
-    """Returns expected name -> name in the checkpoint, after comparing names and shapes.
+    """Returns expected name -> name in the checkpoint; raises if names or shapes do not match.
 
-    ``shapes`` are those of the checkpoint's tensors. ``canonical`` returns the expected form of a
-    checkpoint's name; ``ignored`` are patterns of such forms that the model does not use.
+    ``shapes`` lists the checkpoint's tensors. ``canonical`` converts a name in the checkpoint to
+    the form of ``expected``. Names that match a pattern in ``ignored`` after conversion are
+    skipped.
     """
     names: dict[str, str] = {}
     unmapped, duplicates = [], []
@@ -159,7 +160,7 @@ def match_tensors(
             names[key] = name
     problems = []
     unfilled = [key for key in expected if key not in names]
-    kinds = {"unmapped": unmapped, "doubly mapped": duplicates, "unfilled": unfilled}
+    kinds = {"unknown": unmapped, "duplicate": duplicates, "missing": unfilled}
     for kind, affected in kinds.items():
         if affected:
             more = f" and {len(affected) - 20} more" if len(affected) > 20 else ""
@@ -170,7 +171,7 @@ def match_tensors(
 
 
 def fetch(array: jax.Array | np.ndarray) -> np.ndarray:
-    """Returns the whole array on this host, gathered from other processes if they hold parts."""
+    """Returns the complete array on this host, gathered from other processes if necessary."""
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         return np.asarray(multihost_utils.process_allgather(array, tiled=True))
     return np.asarray(array)
@@ -189,7 +190,7 @@ def save_tensors(
             raise UserError(f"{file} cannot be written: {error}") from None
 
 
-# Files of a model folder besides weights and config.json, for all tokenizers of transformers.
+# Files of a model folder in addition to weights and config.json, for all kinds of tokenizers.
 COMPANIONS = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
@@ -198,7 +199,7 @@ COMPANIONS = (
 
 
 def copy_companions(source: Path, target: Path) -> int:
-    """Copies tokenizer and generation files to another folder; returns how many."""
+    """Copies tokenizer and generation files to another folder; returns the number of files."""
     names = [name for name in COMPANIONS if (source / name).is_file()]
     for name in names:
         shutil.copyfile(source / name, target / name)

@@ -1,4 +1,4 @@
-"""Encoder weights from and to safetensors, by one mapping table for both directions."""
+"""Reads and writes encoder weights as safetensors; one mapping table serves both directions."""
 
 import dataclasses
 import os
@@ -19,16 +19,17 @@ PREFIXES = ("bert.", "roberta.", "xlm-roberta.", "mpnet.", "model.")
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One tensor of a checkpoint and the parameter that it fills.
+    """A mapping from a checkpoint tensor to a parameter.
 
     Attributes:
       source: name in the checkpoint; ``{layer}`` stands for the layer index.
       target: parameter of `Encoder`, or of `Layer` if ``source`` has ``{layer}``.
-      shape: the checkpoint's shape in the letters D, F, V, P (positions), Y (token types), R
-        (buckets of relative positions), N (heads).
-      transpose: torch stores linear kernels as (out, in), we as (in, out).
-      part: index of the part that it fills (query, key, value in the fused kernel), on axis
-        ``part_axis`` of the parameter; None fills the whole parameter.
+      shape: the shape in the checkpoint, as letters: D (width), F (feed-forward width), V
+        (vocabulary), P (positions), Y (token types), R (buckets of relative positions), N (heads).
+      transpose: whether the parameter is the transpose; linear kernels are (out, in) in torch and
+        (in, out) here.
+      part: index on axis ``part_axis`` of the parameter if the tensor is only a part of it (query,
+        key or value of the fused kernel); otherwise None.
     """
 
     source: str
@@ -40,7 +41,7 @@ class Entry:
 
 
 def _layer_entries(query: str, key: str, value: str, out: str, norm: str) -> tuple[Entry, ...]:
-    """Returns the entries of a layer, given the names in its attention."""
+    """Returns the entries of a layer; the arguments are the names of attention tensors."""
     base = "encoder.layer.{layer}."
     entries = []
     for part, name in enumerate((query, key, value)):
@@ -80,19 +81,19 @@ MPNET: tuple[Entry, ...] = (
     *_layer_entries("attn.q", "attn.k", "attn.v", "attn.o", "LayerNorm"),
 )
 
-# RoBERTa and XLM-RoBERTa share the tensor names of BERT and differ only in their positions.
+# RoBERTa and XLM-RoBERTa have the tensor names of BERT; only their positions are different.
 FAMILIES: Mapping[str, tuple[Entry, ...]] = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert"), BERT),
     "mpnet": MPNET,
 }
 
-# Not used by an embedding model: index buffers, next-sentence pooler, pre-training heads.
+# Tensors that embeddings do not need: index buffers, next-sentence pooler, pre-training heads.
 IGNORED = ("embeddings.position_ids", "embeddings.token_type_ids", "pooler.*", "cls.*", "lm_head.*")
 
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """Destination of one checkpoint tensor: parameter path, index into it, and expected shape."""
+    """Destination of a checkpoint tensor: path and part of the parameter, and expected shape."""
 
     path: tuple[Any, ...]
     index: tuple[Any, ...]
@@ -101,7 +102,7 @@ class _Place:
 
 
 def _places(config: EncoderConfig, family: str) -> dict[str, _Place]:
-    """Returns checkpoint name -> place, for every layer of ``config``."""
+    """Returns checkpoint name -> destination for every tensor of ``config``."""
     if family not in FAMILIES:
         raise UserError(
             f"model_type {family!r} is not supported; choose from {', '.join(sorted(FAMILIES))}"
@@ -152,7 +153,7 @@ def load_state(
 ) -> tuple[nnx.GraphDef, nnx.State]:
     """Returns a split `Encoder` with the fp32 weights of ``folder``, placed on ``mesh`` if given.
 
-    ``ignored`` are patterns of tensors that the encoder does not use.
+    ``ignored`` are patterns of tensor names to skip.
     """
     expected = {name: place.shape for name, place in _places(config, family).items()}
     with TensorFiles(folder) as files:
@@ -171,9 +172,9 @@ def from_tensors(
     *,
     mesh: jax.sharding.Mesh | None = None,
 ) -> nnx.State:
-    """Returns fp32 parameters from checkpoint tensors: the inverse of `to_tensors`.
+    """Returns fp32 parameters from checkpoint tensors, the inverse of `to_tensors`.
 
-    ``state`` has parameters of the same shapes, abstract or concrete, and is not changed. The new
+    ``state`` gives the structure; its parameters may be abstract and are not changed. The new
     parameters are on ``mesh`` or the default device.
     """
     variables = dict(nnx.to_flat_state(state))
@@ -190,13 +191,13 @@ def from_tensors(
 
 
 def pooler_tensors(folder: str | os.PathLike) -> dict[str, np.ndarray]:
-    """Returns the unused pooler tensors that a re-export keeps, under unprefixed names."""
+    """Returns the pooler's tensors, which embeddings do not use but exports preserve."""
     stripped = ((strip_prefix(name), array) for name, _, array in read_tensors(folder))
     return {name: array for name, array in stripped if name.startswith("pooler.")}
 
 
 def to_tensors(state: Any, config: EncoderConfig, family: str = "bert") -> dict[str, np.ndarray]:
-    """Returns float32 arrays by checkpoint name, in its layout; the inverse of `load_state`."""
+    """Returns checkpoint name -> fp32 array in the checkpoint's layout; inverts `load_state`."""
     host = {path: fetch(variable.get_value()) for path, variable in nnx.to_flat_state(state)}
     tensors = {}
     for name, place in _places(config, family).items():

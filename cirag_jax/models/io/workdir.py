@@ -1,4 +1,4 @@
-"""Opens, checks and exports the models of training workdirs, and pretrained models."""
+"""Loads, checks and exports models from training workdirs; also loads pretrained models."""
 
 import contextlib
 import dataclasses
@@ -31,9 +31,10 @@ from cirag_jax.models.precision import Dtype
 def open_encoder(
     spec: str, *, dtype: str = "float32", mesh: jax.sharding.Mesh | None = None
 ) -> tuple[TextEncoder, dict[str, Any]]:
-    """Returns the encoder and its checkpoint's metadata, which is empty for a pretrained model.
+    """Loads the encoder of a workdir or a pretrained encoder; returns it and its metadata.
 
-    From a workdir, opens the checkpoint with the best dev metric, or the latest if none has one.
+    The checkpoint of a workdir is the one with the best dev metric, or the latest if no checkpoint
+    has dev metrics. The metadata of a pretrained model is empty.
     """
     folder = pathlib.Path(spec)
     if not is_training_workdir(spec):
@@ -61,9 +62,9 @@ def open_encoder(
 
 
 def open_cross_encoder(spec: str) -> tuple[PairEncoder, dict[str, Any]]:
-    """Returns the cross-encoder and its checkpoint's metadata, see `open_encoder`.
+    """Loads a cross-encoder; returns it and its metadata, as in `open_encoder`.
 
-    The revision of a workdir's model is a hash of its weights.
+    For a workdir, the revision of the model is a hash of the weights.
     """
     if not is_training_workdir(spec):
         return load_cross_encoder(spec), {}
@@ -84,7 +85,7 @@ def ranker_meta(spec: str) -> dict[str, Any]:
 
 
 def trained_units(spec: str) -> str | None:
-    """Returns the units that an aligner was trained to rank: triple, sentence or passage.
+    """Returns what an aligner was trained to rank: ``triple``, ``sentence`` or ``passage``.
 
     ``spec`` is a workdir, an exported adapter, or any other encoder. Returns None if it is not an
     aligner or if its units are not recorded.
@@ -94,10 +95,10 @@ def trained_units(spec: str) -> str | None:
 
 
 def training_ids(spec: str) -> frozenset[str] | None:
-    """Returns the ids of a model's training questions (passages for an extractor), if recorded.
+    """Returns the ids of the questions that a model was trained on; None if not recorded.
 
-    ``spec`` is a workdir, an exported adapter, or any other model. The questions of an aligner's
-    link head are included.
+    ``spec`` is a workdir, an exported adapter, or any other model. An extractor has ids of passages
+    instead. The ids of an aligner include the training questions of its link head.
     """
     ids = training_record(spec).get("trained_on")
     if ids is None:
@@ -114,22 +115,22 @@ def training_ids(spec: str) -> frozenset[str] | None:
 
 
 def training_record(spec: str) -> dict[str, Any]:
-    """Returns the metadata of a workdir's latest checkpoint or of an export; otherwise empty."""
+    """Returns the metadata of a workdir's latest checkpoint or of an export; empty if absent."""
     if is_training_workdir(spec):
         with Checkpoints(spec, read_only=True) as checkpoints:
             return checkpoints.meta()
     return read_training(local_path(spec))
 
 
-# Components whose checkpoints hold an adapter.
+# Components that are trained as adapters.
 ADAPTER_COMPONENTS = ("integrator", "extractor", "reader")
 
 
 def open_adapter(spec: str) -> tuple[nnx.State, LoraConfig, dict[str, Any]]:
     """Returns the adapter of a workdir's best checkpoint, its hyper-parameters and its metadata.
 
-    The state is that of `lora.Lora`, on the first device. In the metadata, ``model`` is the base
-    model, and ``revision`` a hash of the adapter.
+    The adapter is the state of a `lora.Lora`, on the first device. In the metadata, ``model`` is
+    the base model and ``revision`` is a hash of the adapter.
     """
     with _best(spec, *ADAPTER_COMPONENTS) as (checkpoints, step, meta):
         config = LoraConfig(**meta["lora"])
@@ -144,7 +145,7 @@ def check_role(spec: str, role: str) -> dict[str, Any]:
 
     ``spec`` is a workdir or a folder in PEFT's format. The roles ``integrator``, ``extractor`` and
     ``reader`` need an adapter trained for that role; any other role accepts any adapter. The
-    metadata of a folder that another program wrote is empty, and it passes the check.
+    metadata of a folder from another program is empty, and the folder passes the check.
     """
     roles = [role] if role in ADAPTER_COMPONENTS else ADAPTER_COMPONENTS
     if is_training_workdir(spec):
@@ -168,14 +169,14 @@ _ADAPTER_FIELDS = (
 
 
 def base_model_of(spec: str) -> str:
-    """Returns the base model of a workdir's adapter, as the trainer's config named it."""
+    """Returns the base model of a workdir's adapter, as written in the trainer's config."""
     with _best(spec, *ADAPTER_COMPONENTS) as (_, _, meta):
         return str(meta["model"])
 
 
 @contextlib.contextmanager
 def adapter_folder(spec: str | None) -> Iterator[str | None]:
-    """Yields the adapter as a folder in PEFT's format, temporary if ``spec`` is a workdir."""
+    """Yields an adapter's folder in PEFT's format; for a workdir, a temporary folder."""
     if spec is None or not is_training_workdir(spec):
         yield spec and str(local_path(spec))
         return
@@ -191,7 +192,7 @@ def load_matching_adapter(
     config: LoraConfig,
     mesh: jax.sharding.Mesh | None = None,
 ) -> nnx.State:
-    """Loads the adapter ``spec``, which must have the hyper-parameters ``config``."""
+    """Loads the adapter ``spec``; raises unless its hyper-parameters equal ``config``."""
     with adapter_folder(spec) as folder:
         state, loaded = load_adapter(str(folder), model, mesh)
     if (loaded.scale, loaded.rank, loaded.names) != (config.scale, config.rank, config.names):
@@ -219,11 +220,11 @@ def export_adapter(
     Args:
       spec: the workdir.
       folder: the output folder.
-      merge: whether to write the whole model instead, with the adapter merged into the base.
-      dtype: type of the tensors. By default an adapter is float32, and a merged model has the
-        stored type of its base, bfloat16 or float32.
-      average_with: the adapter that training started from. The weighted mean of both is written,
-        which retains more of what the earlier adapter learned.
+      merge: whether to write a complete model instead, with the adapter merged into the base.
+      dtype: dtype of the tensors. By default an adapter is float32, and a merged model has the
+        dtype of the stored base, bfloat16 or float32.
+      average_with: the adapter that training started from. If given, the weighted mean of both
+        adapters is written, which retains more of what the earlier adapter learned.
       share: weight of the workdir's adapter in the mean, 0.5 by default.
     """
     check_choice("config.dtype", dtype, (None, *get_args(Dtype)))
@@ -255,7 +256,7 @@ def export_adapter(
 
 
 def _stored_dtype(spec: str) -> Dtype:
-    """Returns the type that holds a decoder's stored weights without loss, by its config.json."""
+    """Returns the dtype of a decoder's stored weights, according to its config.json."""
     _, raw = read_decoder_config(resolve_decoder(spec))
     return "bfloat16" if raw.get("dtype", raw.get("torch_dtype")) == "bfloat16" else "float32"
 
@@ -264,8 +265,8 @@ def _adapter_card(meta: dict[str, Any]) -> str:
     component, model, note = meta["component"], meta["model"], ""
     if hub_id(model) != model:
         note = (
-            ", the quantized weights (GGUF) of that package; the weights on the hub differ by "
-            "rounding. launch/export.py with `--config.merge=true` writes exactly what was trained"
+            ", a package with quantized weights (GGUF). The weights on the hub differ by rounding. "
+            "launch/export.py with `--config.merge=true` exports exactly the trained model"
         )
     card = pathlib.Path(__file__).with_name("adapter_card.md").read_text("utf-8")
     return card.format(component=component, model=model, base=hub_id(model), note=note)
@@ -276,8 +277,8 @@ def export_encoder_adapter(
 ) -> float:
     """Writes a trained aligner as a low-rank adapter of its base model.
 
-    ``trained`` and ``meta`` are those of `open_encoder`. Returns the share of the squared change of
-    the weights that the adapter keeps.
+    ``trained`` and ``meta`` are the results of `open_encoder`. Returns the fraction of the squared
+    change of the weights that the adapter retains.
     """
     base = load_encoder(meta["model"])
     training = {"component": "aligner"} | {name: meta.get(name) for name in _ALIGNER_FIELDS}
@@ -292,7 +293,7 @@ def export_encoder_adapter(
 
 
 def best_checkpoint_folder(spec: str) -> tuple[pathlib.Path, str]:
-    """Returns the folder of a workdir's best checkpoint and the model that it was trained from."""
+    """Returns the folder of a workdir's best checkpoint, and the name of its base model."""
     with _best(spec, "aligner", "cross_encoder", *ADAPTER_COMPONENTS) as (checkpoints, step, meta):
         return checkpoints.directory / str(step), str(meta["model"])
 
@@ -307,9 +308,9 @@ def trained_component(spec: str) -> str | None:
 
 @contextlib.contextmanager
 def _best(spec: str, *components: str) -> Iterator[tuple[Checkpoints, int, dict[str, Any]]]:
-    """Yields a workdir's checkpoints, and the step and the metadata of the best one.
+    """Yields a workdir's checkpoints, and the step and metadata of the best checkpoint.
 
-    The best is by the trainer's metric, or the latest if no checkpoint has that metric.
+    The trainer's metric determines the best checkpoint. Without metrics, it is the latest.
     """
     folder = pathlib.Path(spec).expanduser()
     with Checkpoints(folder, read_only=True) as checkpoints:
@@ -323,8 +324,8 @@ def _best(spec: str, *components: str) -> Iterator[tuple[Checkpoints, int, dict[
         meta = checkpoints.meta(step)
         if component in ADAPTER_COMPONENTS and "prompt" not in meta:
             raise UserError(
-                f"{spec} lacks the prompt settings, because an earlier version of this program "
-                "trained it; train it again"
+                f"{spec} has no prompt settings, because it was trained by an earlier version of "
+                "this program; train it again"
             )
         yield checkpoints, step, meta
 
@@ -333,7 +334,7 @@ def _check_component(spec: str, meta: dict[str, Any], components: Sequence[str])
     component = _component(meta)
     if component not in components:
         raise UserError(
-            f"{spec} holds the component {component}; expected {' or '.join(components)}"
+            f"{spec} contains the component {component}; expected {' or '.join(components)}"
         )
     return component
 
@@ -343,7 +344,7 @@ def _component(meta: dict[str, Any]) -> str:
 
 
 def hash_arrays(tree: Any) -> str:
-    """Returns the SHA-256 of the arrays of a pytree and their paths."""
+    """Returns the SHA-256 of the arrays and paths of a pytree."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         digest.update(jax.tree_util.keystr(path).encode())

@@ -209,9 +209,9 @@ def test_load_adapter_unsupported_field_is_named(field, value, adapter):
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"num_hidden_layers": 1}, r"another base.*unmapped: .*layers\.1\."),
-        ({"num_hidden_layers": 3}, r"layers\.2\.|leaves out"),
-        ({"intermediate_size": 64}, r"another base.*_proj\.lora_.* has shape "),
+        ({"num_hidden_layers": 1}, r"different base.*unknown: .*layers\.1\."),
+        ({"num_hidden_layers": 3}, r"layers\.2\.|excludes"),
+        ({"intermediate_size": 64}, r"different base.*_proj\.lora_.* has shape "),
         ({"num_key_value_heads": 4}, r"(k|v)_proj\.lora_B\.weight has shape \(16, 4\)"),
     ],
 )
@@ -234,11 +234,11 @@ def test_load_adapter_missing_or_extra_tensor_is_named(adapter):
     name = "base_model.model.model.layers.1.mlp.up_proj.lora_B.weight"
     rest = {key: array for key, array in tensors.items() if key != name}
     safetensors.numpy.save_file(rest, file)
-    with pytest.raises(UserError, match=f"{re.escape(str(file))}: .*unfilled: {re.escape(name)}$"):
+    with pytest.raises(UserError, match=f"{re.escape(str(file))}: .*missing: {re.escape(name)}$"):
         load_adapter(folder, config)
     extra = {**tensors, "base_model.model.lm_head.lora_A.weight": np.zeros((4, 32), np.float32)}
     safetensors.numpy.save_file(extra, file)
-    with pytest.raises(UserError, match=r"unmapped: base_model\.model\.lm_head\.lora_A\.weight"):
+    with pytest.raises(UserError, match=r"unknown: base_model\.model\.lm_head\.lora_A\.weight"):
         load_adapter(folder, config)
 
 

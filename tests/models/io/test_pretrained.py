@@ -23,7 +23,7 @@ def test_load_encoder_package_has_conventions(minilm):
     ("spec", "message"),
     [
         ("package:no-such-model-package", "not installed"),
-        ("package:pytest", "ships 0 folders"),
+        ("package:pytest", "contains 0 folders"),
         ("/no/such/folder", "is not a folder"),
         ("no-such-owner/no-such-model", "cannot be downloaded from the hub"),
     ],

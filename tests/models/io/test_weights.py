@@ -32,7 +32,7 @@ def test_load_state_missing_or_wrong_relative_bias_raises(tmp_path):
     name = "encoder.relative_attention_bias.weight"
     bias_RN = tensors.pop(name)
     save(tensors, tmp_path)
-    with pytest.raises(UserError, match=rf"^{tmp_path}: tensors .* unfilled: {name}$"):
+    with pytest.raises(UserError, match=rf"^{tmp_path}: tensors .* missing: {name}$"):
         weights.load_state(tmp_path, config, "mpnet")
     save(tensors | {name: bias_RN[:16]}, tmp_path)
     with pytest.raises(
@@ -71,14 +71,14 @@ def test_load_state_lists_unmapped_and_unfilled_tensors(tmp_path, tensors):
     save(tensors, tmp_path)
     with pytest.raises(UserError) as error:
         weights.load_state(tmp_path, CONFIG)
-    assert "unmapped: encoder.layer.2.output.dense.bias" in str(error.value)
-    assert "unfilled: encoder.layer.1.output.dense.bias" in str(error.value)
+    assert "unknown: encoder.layer.2.output.dense.bias" in str(error.value)
+    assert "missing: encoder.layer.1.output.dense.bias" in str(error.value)
 
 
 def test_load_state_doubly_mapped_tensor_raises(tmp_path, tensors):
     name = "embeddings.LayerNorm.bias"
     save(tensors | {f"bert.{name}": tensors[name]}, tmp_path)
-    with pytest.raises(UserError, match="doubly mapped: .*embeddings.LayerNorm.bias"):
+    with pytest.raises(UserError, match="duplicate: .*embeddings.LayerNorm.bias"):
         weights.load_state(tmp_path, CONFIG)
 
 
