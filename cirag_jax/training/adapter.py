@@ -1,6 +1,6 @@
 """Trains LoRA adapters: integrator (CIRAG, sections 3.5 and B.4), extractor and reader.
 
-They differ only in their examples (`training.data.conversations`).
+The three trainings differ only in their examples (`training.data.conversations`).
 """
 
 import dataclasses
@@ -32,17 +32,18 @@ from cirag_jax.types import Config
 
 
 def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Trains to the end, or resumes from the last checkpoint, and returns the best dev losses.
+    """Trains an adapter, or resumes its training, and returns the best dev losses.
 
     Writes ``checkpoints/`` (adapter and optimizer state), ``metrics.jsonl`` and TensorBoard events
     to ``workdir``.
 
     Returns:
-      ``complete``, ``step``, ``total_steps``, ``best_step``, the best checkpoint's ``dev/...``,
-      ``num_examples``, ``num_dev_examples``, ``num_dev_trained_on`` (dev questions that
-      ``config.lora.start`` was trained on, or None if unknown) and the counts of
-      `conversations.Data`; ``tokens`` and ``supervised_tokens`` up to ``step``, ``epochs``,
-      ``packing_efficiency`` of the whole plan, ``seconds`` of this process.
+      The progress: ``complete``, ``step``, ``total_steps`` and ``epochs``, with the ``tokens`` and
+      ``supervised_tokens`` up to ``step``. The quality: ``best_step`` and the ``dev/...`` metrics
+      of that checkpoint. The data: ``num_examples``, ``num_dev_examples``, the counts of
+      `conversations.Data`, ``packing_efficiency`` (share of tokens that are not padding) and
+      ``num_dev_trained_on`` (dev questions that ``config.lora.start`` was trained on, or None if
+      unknown). ``seconds`` is the duration of this process.
     """
     start = time.monotonic()
     check_config(config)
@@ -144,8 +145,8 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 # ---------------------------------------------------------------------------------------- settings
 
-# Fields that may differ when a training is resumed: the path of the trajectories (not their
-# content, see `meta`), and the number of rows per device, which depends on the mesh.
+# Fields that may differ when a training is resumed: paths of the examples (whose contents are
+# compared), and the number of rows per device, which depends on the mesh.
 MAY_DIFFER = ("trajectories", "dev", "rows_per_device")
 
 
@@ -187,9 +188,9 @@ def make_lora(config: Config) -> LoraConfig:
 def initial_adapter(
     config: Config, model_config: DecoderConfig, lora_config: LoraConfig, mesh: jax.sharding.Mesh
 ) -> tuple[nnx.State, Sequence[str] | None]:
-    """Returns a new adapter, or ``config.lora.start`` of any component, and its training ids.
+    """Returns a new adapter or the adapter ``config.lora.start``, and its training ids.
 
-    The ids are those of the questions or passages that it was trained on, or None if unknown.
+    The ids identify the questions or passages that it was trained on; None if unknown.
     """
     spec = config.lora.get("start")
     if spec is None:
@@ -204,9 +205,10 @@ def initial_adapter(
 def count_dev_trained_on(
     config: Config, earlier_ids: Sequence[str] | None, data: conversations.Data
 ) -> int | None:
-    """Counts the dev questions (extractor: passages) that ``config.lora.start`` was trained on.
+    """Counts the dev questions (or passages) that ``config.lora.start`` was trained on.
 
-    Warns if there are any. ``earlier_ids`` are those of `initial_adapter`; None returns None.
+    Warns if there are any. ``earlier_ids`` is the second result of `initial_adapter`. Returns None
+    if the ids are unknown.
     """
     start, dev_ids = f"config.lora.start={config.lora.get('start')}", data.measured_on
     if earlier_ids is None and dev_ids:
@@ -218,13 +220,13 @@ def count_dev_trained_on(
     if count:
         state_lib.announce(
             f"WARNING: {start} was trained on {count} of the {len(dev_ids)} questions or passages "
-            "of the dev examples; these dev losses are not held-out"
+            "of the dev examples; the dev losses are not held-out"
         )
     return count
 
 
 def lora_description(config: LoraConfig) -> dict[str, Any]:
-    """Returns the fields of a `LoraConfig` for the description of a checkpoint."""
+    """Returns the fields of a `LoraConfig` for the metadata of a checkpoint."""
     return {**dataclasses.asdict(config), "targets": list(config.names)}
 
 
@@ -237,7 +239,7 @@ def _supervised_parts(examples: Sequence[Example]) -> list[Part]:
 
 
 def metric_names(examples: Sequence[Example]) -> list[str]:
-    """Returns the names of the losses that dev examples yield, the total first."""
+    """Returns the names of the losses of dev examples, the total first."""
     names = [f"dev/loss_{part.name.lower()}" for part in _supervised_parts(examples)]
     return ["dev/loss", *names] if examples else []
 
@@ -253,10 +255,12 @@ def make_evaluate(
     *,
     chunk: int = cross_entropy.CHUNK,
 ) -> Callable[[nnx.State], dict[str, float]]:
-    """Returns a function from an adapter to dev losses. Call it under ``jax.set_mesh(mesh)``.
+    """Returns a function that computes the dev losses of an adapter.
+
+    Call the function under ``jax.set_mesh(mesh)``.
 
     ``dev/loss`` is the mean over all supervised tokens in nats. ``dev/loss_rationale``,
-    ``dev/loss_facts`` and so on are the means over the tokens of one `Part`.
+    ``dev/loss_facts`` and so on are the means over the tokens of one part of the output (`Part`).
     """
     if not examples:
         return lambda adapter: {}
@@ -266,7 +270,7 @@ def make_evaluate(
 
     @jax.jit
     def losses(params, adapter, batch, part_BT):
-        """Returns the summed loss and the number of tokens of each part: ``[P, 2]``."""
+        """Returns the summed loss and the number of tokens of each part, ``[P, 2]``."""
         hidden_BTD = lora_step.hidden(config, params, adapter, batch, options)
         sums = [
             cross_entropy.cross_entropy(
@@ -304,7 +308,7 @@ def make_describe(config: DecoderConfig, lora_config: LoraConfig) -> Describe:
     def describe(values: dict[str, float], pieces: Sequence[MicroBatch], seconds: float) -> None:
         tokens = sum(piece.tokens for piece in pieces)
         supervised = sum(int(np.count_nonzero(piece.batch.mask_BT)) for piece in pieces)
-        del values["tokens"]  # The sum of token weights.
+        del values["tokens"]  # This is the sum of token weights, not a count.
         values["supervised_tokens"] = supervised
         values["tokens_per_second"] = tokens / seconds
         values["packing_efficiency"] = tokens / sum(p.batch.tokens_BT.size for p in pieces)

@@ -32,7 +32,7 @@ from cirag_jax.validation import check_value
 
 
 def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Trains to the end, or resumes from the last checkpoint, and returns the best dev metrics.
+    """Trains an aligner, or resumes its training, and returns the best dev metrics.
 
     Writes ``checkpoints/``, ``metrics.jsonl`` and TensorBoard events to ``workdir``, and
     ``link_head.safetensors`` if ``config.head.rounds`` is not 0.
@@ -40,11 +40,11 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     start = time.monotonic()
     check_config(config)
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
-    make_layout(config, mesh)  # Raises if the batch cannot be divided over the devices.
+    make_layout(config, mesh)  # Raises an error if the batch cannot be divided over the devices.
 
     # ---- Data -----------------------------------------------------------------------------------
     run = state_lib.identity_of(config, ("keep_activations", "activations_gib"))
-    state_lib.check_same_run(workdir, run)  # Before negatives are retrieved.
+    state_lib.check_same_run(workdir, run)  # Now, because retrieving negatives takes long.
     sets = [splits.split_questions(dataset, config) for dataset in load.load_datasets(config.data)]
     kind = config.data.units
     chains, pools, prefix_pools = training_chains(sets, config, workdir)
@@ -141,13 +141,13 @@ def train_step(
     mesh: jax.sharding.Mesh,
     run: Callable[..., Any] = operator.call,
 ) -> tuple[state_lib.TrainState, dict[str, jax.Array]]:
-    """Takes an optimizer step on a global batch. Call it under ``jax.set_mesh(mesh)``.
+    """Runs one optimizer step on a global batch; call it under ``jax.set_mesh(mesh)``.
 
     Donates ``state``. ``run`` calls the compiled functions, see `rehearsal`.
 
     Returns:
-      The new state, and device scalars: loss, accuracy, positive score, gradient, update and
-      parameter norms.
+      The new state, and metrics as device scalars: loss, accuracy, mean score of the positives, and
+      norms of gradient, update and parameters.
     """
     key = None
     if config.model.dropout > 0:
@@ -174,7 +174,7 @@ _apply_gradient = jax.jit(state_lib.apply_gradient, static_argnums=0, donate_arg
 
 
 def place_batch(batch: pools_lib.Batch, mesh: jax.sharding.Mesh) -> pools_lib.Batch:
-    """Puts a host batch, the same on every process, on the mesh. Rows of chunks are sharded."""
+    """Places a host batch (equal on all processes) on the mesh; rows of chunks are sharded."""
     replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     return pools_lib.Batch(
         state_lib.place_rows(batch.chunks, mesh),
@@ -190,10 +190,11 @@ def place_batch(batch: pools_lib.Batch, mesh: jax.sharding.Mesh) -> pools_lib.Ba
 def training_chains(
     sets: Sequence[splits.Questions], config: Config, workdir: pathlib.Path
 ) -> tuple[list[chains_lib.Chain], list[tuple[chains_lib.Unit, ...]], list[pools_lib.PrefixPools]]:
-    """Returns the chains of all training questions, their pools, and the pools of their prefixes.
+    """Returns the training chains, the pool of each chain, and the pools of chain prefixes.
 
-    A pool has the units of a question's own passages. There are pools of prefixes only with
-    ``config.retrieved.model``; otherwise their list is empty.
+    A pool is a list of units from which negatives are drawn. The pool of a chain has the units of
+    the question's own passages. Prefixes have their own pools only with ``config.retrieved.model``;
+    otherwise the third list is empty.
     """
     by_set = [
         pools_lib.chains_and_pools(dataset, train, config.data.units, config.negatives)
@@ -201,7 +202,7 @@ def training_chains(
     ]
     chains = [chain for set_chains, _ in by_set for chain in set_chains]
     pools = [pool for _, set_pools in by_set for pool in set_pools]
-    pools_lib.check_enough(len(chains), questions_per_step(config))  # Before any search.
+    pools_lib.check_enough(len(chains), questions_per_step(config))  # Now: searches take long.
     prefix_pools: list[pools_lib.PrefixPools] = []
     if config.retrieved.model:
         for questions, chains_and_pools in zip(sets, by_set, strict=True):
@@ -225,13 +226,13 @@ def dev_data(
 
 
 def num_steps(config: Config, num_chains: int) -> int:
-    """Returns the number of steps of a training on ``num_chains`` chains."""
+    """Returns the number of training steps for ``num_chains`` chains."""
     steps_per_epoch = max(num_chains // questions_per_step(config), 1)
     return config.num_steps or max(round(config.num_epochs * steps_per_epoch), 1)
 
 
 def questions_per_step(config: Config) -> int:
-    """Returns the questions per step, each with up to ``prefixes_per_question`` queries."""
+    """Returns the number of questions per step; each has several queries."""
     return max(config.batch_size // config.prefixes_per_question, 1)
 
 
@@ -294,7 +295,7 @@ def make_evaluate(
     encoder: TextEncoder,
     mesh: jax.sharding.Mesh,
 ) -> Callable[[nnx.State], dict[str, float]]:
-    """Returns a function from parameters to ``dev/...`` metrics of ranking the next unit."""
+    """Returns a function that computes the ``dev/...`` metrics (ranking the next unit)."""
 
     def evaluate(params: nnx.State) -> dict[str, float]:
         def embed(texts, role):
@@ -328,7 +329,7 @@ def check_config(config: Config) -> None:
     check_at_least(1, config, "batch_size", "prefixes_per_question", "micro_batches")
     check_at_least(1, config, "chunk_tokens", "retrieved.passages")
     check_at_least(1 if config.negatives == "own" else 0, config, "num_negatives")
-    check_at_least(3, config, "query_max_length", "unit_max_length")  # Two are special tokens.
+    check_at_least(3, config, "query_max_length", "unit_max_length")  # 2 are special tokens.
     check_at_least(0, config, "data.limit", "dev.questions", "head.rounds")
     check_positive(config, "temperature")
     check_value("config.data.units", config.data.units, chains_lib.UnitKind)
@@ -338,8 +339,8 @@ def check_config(config: Config) -> None:
     check_value("config.activations_gib", config.activations_gib, NonNegativeFloat | None)
     if config.retrieved.model and config.order != "printed":
         raise UserError(
-            f"config.order={config.order} must be printed with config.retrieved.model, which "
-            "retrieves for the first steps of a chain"
+            f"config.order={config.order} must be printed with config.retrieved.model, because "
+            "passages are retrieved for the first steps of a chain"
         )
     if config.head.rounds:
         link_head.check_settings(config.head)

@@ -1,8 +1,8 @@
-"""The aligner's contrastive loss over any choice of negatives.
+"""The aligner's contrastive loss, for any choice of negatives.
 
-The host decides which candidates are negatives of each query (the question's pool, the micro-batch,
-the device or the whole batch, with or without false negatives), and passes them as a matrix of
-counts. The loss is thus a single formula that is independent of the sharding.
+The host decides which candidates are negatives of each query and passes them as a matrix of counts.
+They may come from the question's pool, the micro-batch, the device or the complete batch, with or
+without false negatives. The loss is thus one formula, which does not depend on the sharding.
 """
 
 import jax
@@ -19,27 +19,27 @@ def contrastive_loss(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Returns the cross-entropy of the positives among the candidates of each query, and metrics.
 
-    KiRAG equation 4 with ``g = exp(s / tau)``. With ``exp(s) / tau``, as printed, the temperature
-    would cancel (erratum 7).
+    This is equation 4 of KiRAG with ``g = exp(s / tau)``. The paper prints ``exp(s) / tau``, where
+    the temperature cancels.
 
     Args:
       query_BD: float32 query embeddings.
       candidate_CD: float32 candidate embeddings, each distinct text once.
       positive_B: int32 index of each query's positive in ``candidate_CD``.
-      count_BC: float32, how often candidate C is in the denominator of query B. 0 masks it; the
-        positive counts at least once.
+      count_BC: float32, how often the denominator of query B contains candidate C. 0 masks the
+        candidate. The positive counts at least once.
       weight_B: float32, 1 for a query, 0 for a padding row.
       temperature: tau.
 
     Returns:
-      The weighted mean loss; ``accuracy``, the share of queries whose positive scores highest, and
-      ``positive_score``, the mean inner product with the positive.
+      The weighted mean loss, and the metrics ``accuracy`` (share of queries whose positive has the
+      highest score) and ``positive_score`` (mean inner product with the positive).
     """
     scores_BC = jnp.einsum("bd,cd->bc", query_BD, candidate_CD, preferred_element_type=jnp.float32)
     logits_BC = jnp.where(
         count_BC > 0, scores_BC / temperature + jnp.log(jnp.maximum(count_BC, 1.0)), -jnp.inf
     )
-    # Padding rows have no candidates. They need finite values, which have weight 0 below.
+    # Padding rows have no candidates. They get finite values, which have weight 0 below.
     logits_BC = jnp.where(weight_B[:, None] > 0, logits_BC, 0.0)
     is_positive_BC = jax.nn.one_hot(positive_B, scores_BC.shape[1])
     positive_score_B = (is_positive_BC * scores_BC).sum(axis=1)

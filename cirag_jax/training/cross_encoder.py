@@ -1,4 +1,4 @@
-"""Trains a cross-encoder with binary cross-entropy, and compares it with the bi-encoder."""
+"""Trains a cross-encoder with binary cross-entropy, and compares it with a bi-encoder."""
 
 import dataclasses
 import functools
@@ -38,7 +38,7 @@ from cirag_jax.types import Config, Dataset, Question
 
 
 def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Trains to the end, or resumes from the last checkpoint, then compares with the bi-encoder.
+    """Trains a cross-encoder, or resumes its training, and compares it with a bi-encoder.
 
     Writes ``checkpoints/``, ``metrics.jsonl`` and TensorBoard events to ``workdir``.
     """
@@ -93,7 +93,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     # ---- Fit ------------------------------------------------------------------------------------
     evaluate = make_evaluate(config, problems, model, mesh)
-    # Mined negatives are left out, because rounding on another mesh may change them.
+    # Mined negatives are excluded, because rounding on a different mesh may change them.
     texts = (records for part in target_sets for records in (part.targets, part.texts))
     examples = state_lib.digest(*texts, problems)
     meta = {
@@ -132,7 +132,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     # ---- Result ---------------------------------------------------------------------------------
     gains = {}
     if result.complete:
-        with PreemptionGuard():  # A signal does not interrupt the comparison.
+        with PreemptionGuard():  # Signals do not interrupt the comparison.
             gains = compare(config, dataset, questions, model, state.params, bi_encoder, mesh)
     return {
         **result.summary(),
@@ -158,12 +158,12 @@ def train_step(
     mesh: jax.sharding.Mesh,
     run: Callable[..., Any] = operator.call,
 ) -> tuple[state_lib.TrainState, dict[str, jax.Array]]:
-    """Takes an optimizer step on the mean cross-entropy of a batch's pairs.
+    """Runs one optimizer step on the mean cross-entropy of a batch's pairs.
 
     Donates ``state``. ``run`` calls the compiled functions, see `rehearsal`.
 
     Returns:
-      The new state, and device scalars: loss, accuracy at logit 0, and norms.
+      The new state, and metrics as device scalars: loss, accuracy (threshold: logit 0) and norms.
     """
     key = None
     if config.model.dropout > 0:
@@ -181,7 +181,7 @@ def train_step(
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
 def _add_gradient(graphdef, total, params, arrays, key):
-    """Adds the loss, accuracy and gradient of a chunk, by shard, to ``total`` unless it is None."""
+    """Adds loss, accuracy and gradient of a chunk, kept per shard, to ``total`` (may be None)."""
 
     def loss_of(buffers, params, arrays, key):
         params = precision.redirect_gradients(params, buffers)
@@ -212,14 +212,14 @@ def _apply_gradient(tx, state, total):
 
 
 def num_steps(config: Config, num_targets: int) -> int:
-    """Returns the number of steps of a training on ``num_targets`` positives."""
+    """Returns the number of training steps for ``num_targets`` positives."""
     steps_per_epoch = max(num_targets // config.targets_per_step, 1)
     steps = config.num_steps or max(round(config.num_epochs * steps_per_epoch), 1)
     return min(steps, config.max_steps) if config.max_steps and not config.num_steps else steps
 
 
 class TargetSet(NamedTuple):
-    """All positives of one kind, and the texts to mine their negatives from."""
+    """All positives of one kind (passages or triples), and the texts to mine negatives from."""
 
     kind: data_lib.Kind
     targets: list[data_lib.Target]
@@ -242,12 +242,14 @@ def load_targets(
         texts = list(dict.fromkeys(t for x in targets for t in (x.positive, *x.own)))
         sets.append(TargetSet("triple", targets, texts))
     if not any(part.targets for part in sets):
-        raise UserError(f"{dataset.name} has no pairs of config.kinds={tuple(config.kinds)}")
+        raise UserError(
+            f"{dataset.name} has no training pairs of config.kinds={tuple(config.kinds)}"
+        )
     return sets
 
 
 def _passage_ids(questions: Sequence[Question]) -> list[str]:
-    """Returns the distinct passages of the questions' contexts and annotations."""
+    """Returns the ids of all passages in contexts or annotations of the questions."""
     return list(
         dict.fromkeys(pid for q in questions for pid in (*(q.context or ()), *(q.supporting or ())))
     )
@@ -271,7 +273,7 @@ def make_batch(
     pairs: Sequence[tuple[str, str, bool]],
     mesh: jax.sharding.Mesh,
 ) -> data_lib.Batch:
-    """Returns the pairs of a step as padded arrays, the same on every process."""
+    """Returns the pairs of a step as padded arrays, equal on all processes."""
     rows = tokenize_pairs(model, [(query, text) for query, text, _ in pairs], config.max_length)
     return pack(config, rows, [label for _, _, label in pairs], model.config.pad_id, mesh)
 
@@ -301,7 +303,7 @@ def make_evaluate(
     model: PairEncoder,
     mesh: jax.sharding.Mesh,
 ) -> Callable[[Any], dict[str, float]]:
-    """Returns a function from parameters to ``dev/...`` metrics of reranking question contexts."""
+    """Returns a function that computes the ``dev/...`` metrics (reranking question contexts)."""
     if not problems:
         return lambda params: {}
 
@@ -323,11 +325,12 @@ def compare(
     bi_encoder: Encoder,
     mesh: jax.sharding.Mesh,
 ) -> dict[str, Any]:
-    """Returns the gains over the bi-encoder in ranking passages and extracted triples.
+    """Compares the cross-encoder with the bi-encoder in ranking passages and extracted triples.
 
-    The questions are held out, of ``config.evaluate.split``. Passages are those of a question's
-    context and those that the bi-encoder retrieves from the contexts of all of them. Triples are
-    those of the question's context; if the dataset has folds, the questions are of fold ``test``.
+    Uses held-out questions of ``config.evaluate.split``. The passages to rank are the question's
+    context and passages that the bi-encoder retrieves from the contexts of all questions. The
+    triples to rank are from the question's context; if the dataset has folds, only questions of
+    fold ``test`` are used. Returns the gains over the bi-encoder.
     """
     data = config.data.copy_and_resolve_references()
     with data.unlocked():
@@ -358,7 +361,7 @@ def compare(
 def triple_problems(
     dataset: Dataset, questions: Sequence[Question], normalization: Any
 ) -> list[reranking.Reranking]:
-    """Pairs questions with the triples of their contexts. The triples of their chains are gold."""
+    """Returns reranking problems: triples of a question's context; those of its chain are gold."""
     write, problems = TripleText("tuple", normalization), []
     for question in questions:
         pool = [t for pid in question.context or () for t in dataset.triples.get(pid, ())]

@@ -1,6 +1,6 @@
 """Token cross-entropy over a large vocabulary, computed in chunks of tokens.
 
-The fp32 logits ``B T V`` of a whole sequence are never in memory at once. For 4096 tokens and a
+This avoids storing the fp32 logits ``[B, T, V]`` of complete sequences. For 4096 tokens and a
 vocabulary of 150,000 they would take 2.5 GB, and their gradient another 2.5 GB.
 """
 
@@ -30,18 +30,18 @@ def cross_entropy(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the weighted sum of ``-log p(target)`` and the sum of the weights, fp32 scalars.
 
-    The gradient of a chunk with respect to the hidden states is computed together with its loss,
-    and stored (it has the size of ``hidden_BTD``). The backward pass only scales it. Tokens without
-    weight are sorted to the end, and chunks without weights are skipped, so that the row with most
-    targets determines the cost. The output layer is frozen and has no gradient.
+    The gradient with respect to ``hidden_BTD`` is computed and stored together with the loss; the
+    backward pass only scales it. Tokens without weight are sorted to the end, and chunks of such
+    tokens are skipped. The cost thus depends on the row with most targets. The output layer is
+    frozen and has no gradient.
 
     Args:
       config: hyper-parameters, including ``final_softcap``.
-      params: parameters of the decoder. Only the output layer is read.
+      params: parameters of the decoder, of which only the output layer is used.
       hidden_BTD: normed hidden states, compute dtype.
       targets_BT: int32 id of the next token of each token; ignored where the mask is 0.
       mask_BT: boolean mask or fp32 weights of the tokens.
-      chunk: tokens, over all rows of a device, whose fp32 logits are in memory at once.
+      chunk: number of tokens per device whose logits are in memory at a time.
     """
     weights_BT = mask_BT.astype(jnp.float32)
     name = "embedding" if config.tie_embeddings else "lm_head"
@@ -55,10 +55,10 @@ def cross_entropy(
 def _losses(
     config: DecoderConfig, head: Params, hidden_BCD: jax.Array, targets_BC: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
-    """Returns the losses of tokens; and the logits, their log-sum-exp and the mask of targets."""
+    """Returns the losses of tokens, and (logits, log-sum-exp, mask of targets) for gradients."""
     logits_BCV = decoder.logits(config, head, hidden_BCD)
     logits_BCV = sharding.constrain(logits_BCV, "batch", None, "vocab")
-    # A comparison is local on a sharded vocabulary; a lookup is not.
+    # On a sharded vocabulary, a comparison needs no communication; a lookup does.
     words_V = jnp.arange(config.vocab_size, dtype=targets_BC.dtype)
     is_target_BCV = targets_BC[..., None] == words_V
     top_BC = jax.lax.stop_gradient(logits_BCV.max(-1))
@@ -73,7 +73,7 @@ def _hidden_gradient(config, head, scores, weights_BC, dtype):
     probs_BCV = jnp.exp(logits_BCV - log_sum_BC[..., None])
     weights_BC1 = weights_BC[..., None]
     dlogits_BCV = (probs_BCV - is_target_BCV.astype(jnp.float32)) * weights_BC1
-    dlogits_BCV = jnp.where(weights_BC1 != 0, dlogits_BCV, 0.0)  # Padding may not be finite.
+    dlogits_BCV = jnp.where(weights_BC1 != 0, dlogits_BCV, 0.0)  # Padding may be NaN.
     if config.final_softcap is not None:
         slope_BCV = 1.0 - jnp.square(logits_BCV / config.final_softcap)
         dlogits_BCV *= jnp.where(weights_BC1 != 0, slope_BCV, 0.0)
@@ -90,13 +90,13 @@ def _over_chunks(config, chunk, head, hidden_BTD, targets_BT, weights_BT, *, wit
     """Returns the sum of the losses, and the gradient with respect to ``hidden_BTD`` or None."""
     batch, length = targets_BT.shape
     width = min(max(chunk // sharding.rows_per_device(batch), 1), length)
-    # The weight is gathered over fsdp once, not in every chunk or again for the gradient.
+    # Gathers the weight over fsdp once, instead of in every chunk and again for the gradient.
     (name, weight), *_ = head.items()
     shape, axes = decoder.outer_parameters(config)[name]
     weight = sharding.gather_parameter(weight, shape, axes)
     axes = ["act_embed" if axis == "embed" else axis for axis in axes]
     head = {name: sharding.constrain(weight, *axes)}
-    # Tokens with weight come first. The row with most of them determines the number of chunks.
+    # Tokens with weight come first. The row with most such tokens determines the number of chunks.
     has_weight_BT = weights_BT != 0
     order_BT = jnp.argsort(~has_weight_BT, axis=1, stable=True)
     pad = ((0, 0), (0, -length % width))

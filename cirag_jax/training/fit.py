@@ -1,4 +1,4 @@
-"""The train loop of all components, with metrics, evaluations, checkpoints and preemption."""
+"""The training loop of all components, with metrics, evaluations, checkpoints and preemption."""
 
 import pathlib
 import time
@@ -36,7 +36,7 @@ class FitResult(NamedTuple):
         return self.step >= self.total_steps
 
     def summary(self) -> dict[str, Any]:
-        """Returns the entries that the results of all trainings begin with."""
+        """Returns the entries that the results of all trainings have in common."""
         steps = {"step": self.step, "total_steps": self.total_steps}
         return {"complete": self.complete, **steps, **self.best}
 
@@ -64,8 +64,8 @@ def fit(
 ) -> FitResult:
     """Trains up to ``total_steps``, starting from the latest checkpoint if there is one.
 
-    Each step is sent to the devices while the previous one runs. The loop waits for the metrics of
-    a step only after it has sent the next step, or before it evaluates or saves.
+    Each step is sent to the devices while the previous step runs. The loop waits for a step's
+    metrics only after sending the next step, or before it evaluates or saves.
 
     Args:
       config: config with ``eval_every``, ``save_every``, ``stop_after_minutes`` and
@@ -73,12 +73,12 @@ def fit(
       workdir: existing folder for ``metrics.jsonl``, TensorBoard events and the profile.
       train_step: maps a state, which it may donate, and a batch to the next state and metrics.
       state: the initial state.
-      batches: iterator over the batches of the steps. Checkpoints hold its state.
-      evaluate: maps parameters to dev metrics; returns none without dev examples.
+      batches: iterator over the batches of the steps; its state is saved in checkpoints.
+      evaluate: maps parameters to dev metrics; returns {} without dev examples.
       checkpoints: open checkpoints of this run.
-      meta: description saved with every checkpoint. Its ``run`` must match the latest checkpoint.
+      meta: metadata of every checkpoint; ``meta["run"]`` must match the latest checkpoint.
       total_steps: number of the last step.
-      start: `time.monotonic` at the start of the process, from which its time limit counts.
+      start: `time.monotonic` at the start of the process, where its time limit starts.
       advice: remedy to suggest when a metric is not finite.
       describe: edits the metrics of a step in place, given its batch and duration in seconds.
     """
@@ -110,7 +110,7 @@ def fit(
                 report.finish()
                 dev_metrics = writer.evaluate(step, evaluate, state.params)
             if dev_metrics is not None or stop or _is_due(step, config.save_every):
-                report.finish()  # Raises if the state is not finite, so that it is never saved.
+                report.finish()  # Raises an error before a state that is not finite is saved.
                 checkpoints.save(step, state, batches, meta, dev_metrics or None)
             if stop:
                 break
@@ -128,7 +128,7 @@ def _best(checkpoints: Checkpoints) -> dict[str, Any]:
 
 
 class BatchIterator(Iterator[Any]):
-    """Iterates over ``make(1)``, ``make(2)`` and so on, the batches of the steps."""
+    """An iterator over the batches ``make(1)``, ``make(2)``, ... of the steps."""
 
     def __init__(self, make: Callable[[int], Any]):
         self._make, self._step = make, 0
@@ -138,7 +138,7 @@ class BatchIterator(Iterator[Any]):
         return self._make(self._step)
 
     def get_state(self) -> dict[str, int]:
-        """Returns the position, which is saved with a checkpoint."""
+        """Returns the position, as saved in checkpoints."""
         return {"step": self._step}
 
     def set_state(self, state: Mapping[str, int]) -> None:
@@ -147,7 +147,7 @@ class BatchIterator(Iterator[Any]):
 
 
 class _StepReporter:
-    """Writes a step's metrics after the next step is sent, and raises if one is not finite."""
+    """Writes a step's metrics after the next step is sent; raises if a metric is not finite."""
 
     def __init__(self, writer: MetricWriter, profile: StepProfile, advice: str, describe: Describe):
         self._writer, self._profile = writer, profile
@@ -156,7 +156,7 @@ class _StepReporter:
         self._pending: tuple[int, Metrics, Any, float] | None = None
 
     def sent(self, step: int, metrics: Metrics, batch: Any, sent_at: float) -> None:
-        """Finishes the previous step and makes this one the pending step."""
+        """Finishes the previous step, and records this step as pending."""
         self.finish()
         self._pending = (step, metrics, batch, sent_at)
         self._profile.sent(step)

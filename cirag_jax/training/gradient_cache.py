@@ -1,11 +1,12 @@
 """Exact gradients of a batch-wide loss, computed one chunk of rows at a time.
 
-All texts of the batch are embedded chunk by chunk into one table. The loss and its gradient are
-computed on the table. Then each chunk is back-propagated with its rows of that gradient. The result
-is the gradient of the full batch, including in-batch negatives, with the memory of one chunk (Gao
-et al. 2021, "Scaling deep contrastive learning batch size under memory limited setup").
+First, all texts of the batch are embedded chunk by chunk into one table. Next, the loss and the
+gradient of the table are computed. Finally, each chunk is back-propagated from its rows of that
+gradient. The result is the gradient of the full batch, including in-batch negatives, with the
+memory of one chunk (Gao et al., 2021, "Scaling deep contrastive learning batch size under memory
+limited setup").
 
-Each chunk runs forward twice, unless there is memory to store its backward function.
+The forward pass of a chunk runs twice, unless there is memory to store its activations.
 """
 
 import dataclasses
@@ -42,15 +43,15 @@ def loss_and_gradient(
     keep_bytes: float = 0.0,
     run: Callable[..., Any] = operator.call,
 ) -> tuple[jax.Array, Metrics, Params]:
-    """Returns the loss, metrics and float32 gradient of a whole batch on the mesh.
+    """Returns the loss, metrics and float32 gradient of a complete batch on the mesh.
 
-    The gradient is by shard (`sharding.zeros_per_shard`), to be summed once per step. ``width`` is
-    the embedding size D. ``params`` are rounded to ``dtype`` once. Each device may store
-    ``keep_bytes`` of activations. ``run`` calls the compiled functions, see `rehearsal`.
+    The gradient is kept per shard (`sharding.zeros_per_shard`); `state.apply_gradient` sums it.
+    ``width`` is the embedding size D. ``params`` are rounded to ``dtype`` once. Each device may
+    store ``keep_bytes`` of activations. ``run`` calls the compiled functions, see `rehearsal`.
     """
     queries, candidates = batch.count_BC.shape
     params = sharding.gather_fsdp(precision.round_weights(params, dtype, run), run)
-    # An array without a sharding would cost a second compilation.
+    # An array without a sharding would cause a second compilation.
     table_ND = sharding.place(
         np.zeros((queries + candidates + 1, width), np.float32), batch.count_BC.sharding
     )
@@ -83,15 +84,14 @@ def loss_and_gradient(
 def _rows_and_pull(
     graphdef: nnx.GraphDef, params: Params, chunk: Chunk, key: jax.Array | None
 ) -> tuple[jax.Array, Callable[[jax.Array], tuple[Params]]]:
-    """Returns the embeddings, and the backward function to a gradient per shard of the data axis.
+    """Returns embeddings, and a backward function that gives one gradient per data shard.
 
-    The derivative with respect to the parameters, which all shards share, would be the sum of these
-    gradients, and would need communication in every chunk.
+    Summing these gradients for the shared parameters would need communication in every chunk.
     """
 
     def embed_rows(params, split, key):
         buffers, chunk = split
-        buffers = jax.tree.map(lambda x: x.squeeze(0), buffers)  # Those of this shard.
+        buffers = jax.tree.map(lambda x: x.squeeze(0), buffers)  # The buffers of this shard.
         params = precision.redirect_gradients(params, buffers)
         return embed(graphdef, params, chunk.tokens_BT, chunk.mask_BT, key)
 
@@ -113,9 +113,9 @@ def _embed(graphdef, params, table_ND, chunk, key):
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def _embed_and_keep(graphdef, params, table_ND, chunk, key):
-    """Like `_embed`, and also returns the chunk's backward function with its activations.
+    """Does the same as `_embed`; also returns the backward function with its activations.
 
-    References replace the parameters in that function; otherwise every chunk would hold a copy.
+    References replace the parameters in that function, so that chunks store no copies of them.
     """
     emb_BD, pull = _rows_and_pull(graphdef, params, chunk, key)
     references = {id(x): _Parameter(index) for index, x in enumerate(jax.tree.leaves(params))}
@@ -124,7 +124,7 @@ def _embed_and_keep(graphdef, params, table_ND, chunk, key):
 
 
 def _stored_bytes(*inputs: Any) -> int:
-    """Returns the bytes per device that `_embed_and_keep` stores, at most if heads are sharded."""
+    """Returns the bytes per device that `_embed_and_keep` stores (an upper bound)."""
     row_B, (_, pull) = inputs[3].row_B, jax.eval_shape(_embed_and_keep, *inputs)
     share = row_B.sharding.shard_shape(row_B.shape)[0] / row_B.size
     return math.ceil(share * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(pull)))
@@ -133,7 +133,7 @@ def _stored_bytes(*inputs: Any) -> int:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class _Parameter:
-    """A reference to a parameter, by its index among all parameters."""
+    """A reference to a parameter: its index among all parameters."""
 
     index: int
 
@@ -159,7 +159,7 @@ def _table_loss(table_ND, positive_B, count_BC, weight_B, temperature):
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def _pull(graphdef, params, gradient, gradient_ND, chunk, key):
-    """Adds the gradient of one chunk, after its forward pass."""
+    """Repeats the forward pass of a chunk, and adds the gradient of the chunk."""
     _, pull = _rows_and_pull(graphdef, params, chunk, key)
     return _add(gradient, pull(gradient_ND[chunk.row_B])[0])
 

@@ -1,13 +1,12 @@
-"""Trains the head that weighs aligner, links and words (`retrieval/linked.py`).
+"""Trains the link head, which combines aligner scores, links and words (`retrieval/linked.py`).
 
-Training needs gold passages and no other annotation. In each round, the aligner searches for the
-training questions with the head of the previous round, at first without a head. At every step, the
-gold passages that are not yet in the chain count as correct. The head thus learns from the states
-of its own searches, mistakes included (like DAgger, Ross et al., 2011), and chooses the order of
-the hops.
+Training needs gold passages and no other annotation. Each round searches with the aligner and the
+head of the previous round; the first round has no head. At every search step, gold passages that
+are not yet in the chain are correct. The head thus learns from the states of its own searches,
+mistakes included (as in DAgger, Ross et al., 2011), and is free to choose the order of the hops.
 
-The aligner ranks better for the questions that it was trained on. The questions that were held out
-to choose its checkpoint are therefore more representative, and count more.
+The aligner ranks better on its own training questions. The dev questions, which were held out to
+select its checkpoint, are therefore more representative and have more weight.
 """
 
 import dataclasses
@@ -45,12 +44,12 @@ from cirag_jax.training.preemption import PreemptionGuard
 from cirag_jax.types import Config, Dataset, Question
 
 _KS = (2, 5)
-_INVERSE_TEMPERATURE = 20.0  # The aligner's loss has temperature 0.05.
+_INVERSE_TEMPERATURE = 20.0  # 1 / 0.05, the temperature of the aligner's loss.
 _DISABLED = 1e9  # A scale that makes a standardized feature negligible.
 
 
 class Task(NamedTuple):
-    """Training and dev questions over one corpus. ``ids`` are those of the passages, by row."""
+    """Training and dev questions over one corpus; ``ids`` are the passage ids, by row."""
 
     index: LinkedIndex
     ids: tuple[str, ...]
@@ -59,9 +58,9 @@ class Task(NamedTuple):
 
 
 class State(NamedTuple):
-    """The candidates of one search step. Gold passages that the chain lacks are marked.
+    """The candidates of one search step; gold passages not yet in the chain are marked.
 
-    ``question`` is the index of the step's question in the search.
+    ``question`` is the index of the question.
     """
 
     question: int
@@ -70,18 +69,18 @@ class State(NamedTuple):
 
 
 class Ranking(NamedTuple):
-    """The stopping features of the first passages of a search. Gold passages are marked."""
+    """Features of the first passages of a search, for the stopping rule; gold ones are marked."""
 
     feature_KF: np.ndarray
     is_gold_K: np.ndarray
 
 
 class TrainingStopped(Exception):
-    """Training was asked to stop before it finished the head."""
+    """Raised if training must stop before the head is finished."""
 
 
-# Raises `TrainingStopped` to stop training. Called between blocks of texts or questions, and
-# between epochs.
+# A function that raises `TrainingStopped` to stop training. It is called between blocks of texts or
+# questions, and between epochs.
 CheckStop = Callable[[], None]
 
 
@@ -92,7 +91,7 @@ def _continue() -> None:
 def train_head(
     config: Config, workdir: pathlib.Path, sets: Sequence[Questions], start: float
 ) -> dict[str, Any] | None:
-    """Trains the head on the searches of the best checkpoint in ``workdir``, in one process.
+    """Trains the head for the best checkpoint in ``workdir``, in a single process.
 
     Writes ``link_head.safetensors`` to ``workdir``, unless a file with the same checkpoint,
     questions and settings exists.
@@ -104,8 +103,8 @@ def train_head(
       start: `time.monotonic` from which ``config.stop_after_minutes`` counts.
 
     Returns:
-      The metrics of the head. Empty if several processes train, and None if training was stopped
-      before the head was finished. The next call then starts the head again.
+      The metrics of the head; empty with several processes. None if training was stopped before the
+      head was finished; the next call then trains it from the start.
     """
     if jax.process_count() > 1:
         logging.warning("the head was not trained; run the same command with a single process")
@@ -166,7 +165,7 @@ def _train_on(
 
 
 def uses_dev_questions(config: Config) -> bool:
-    """Returns whether the head also trains on the held-out questions."""
+    """Returns whether the head is also trained on the dev questions."""
     return bool(config.head.held_out and not (config.dev.split or config.dev.fold))
 
 
@@ -182,13 +181,14 @@ def train_link_head(
 ) -> tuple[LinkHead, dict[str, float]]:
     """Trains a head for ``config.rounds`` rounds, and measures dev recall with and without it.
 
-    The held-out questions have weight ``config.held_out``. If that is not 0, each half of them is
-    measured with a head that was trained without it. The stopping rule is fitted on these searches
-    and on those of the training questions in the last round.
+    Dev questions have the weight ``config.held_out`` in training. If the weight is not 0, recall is
+    measured by cross-validation: each half of the dev questions is searched with a head that was
+    trained without this half. The stopping rule is fitted on these searches and on the last
+    searches for the training questions.
     """
 
     def fit_without(half: int | None) -> tuple[LinkHead, float]:
-        """Fits a head, except its stopping rule, without one half of the held-out questions."""
+        """Fits a head without stopping rule, and without one half of the dev questions."""
         kept = [state for state in held_out if state.question % 2 != half]
         module, loss = fit_head(states + config.held_out * kept, config, seed, check_stop)
         return LinkHead(module, FEATURES, units, config.steps), loss
@@ -237,7 +237,7 @@ def check_questions(train: Iterable[Question]) -> None:
 
 
 def open_aligner(spec: str, config: Config) -> Encoder:
-    """Opens the aligner of a workdir. Vectors of whole corpora are cached on disk."""
+    """Loads the aligner of a workdir; vectors of a complete corpus are cached on disk."""
     encoder, _ = open_encoder(spec)
     aligner = FlaxEncoder(
         encoder, query_max_length=config.query_max_length, passage_max_length=config.unit_max_length
@@ -254,7 +254,7 @@ def make_task(
     config: Config,
     check_stop: CheckStop = _continue,
 ) -> Task:
-    """Indexes the passages of ``config.corpus``, see `passage_ids`."""
+    """Returns a task over the passages of ``config.corpus`` (see `passage_ids`), indexed."""
     ids, steps = passage_ids(dataset, config.corpus, train, dev), config.steps
     texts = [[unit.text for unit in units_of(dataset, id, kind)] for id in ids]
     passages = [dataset.corpus[id] for id in ids]
@@ -266,9 +266,10 @@ def make_task(
 
 
 def passage_ids(dataset: Dataset, corpus: str, *questions: Sequence[Question]) -> tuple[str, ...]:
-    """Returns the ids of the whole corpus, or of the contexts and gold passages of the questions.
+    """Returns the passages to search: all of them, or only those of the questions.
 
-    ``corpus`` is ``all`` or ``own``. Ids are distinct, in the order of the contexts.
+    ``corpus`` is ``all``, or ``own`` for the contexts and gold passages of ``questions``. Ids are
+    distinct and, for ``own``, in the order of the contexts.
     """
     if corpus == "all":
         return tuple(dataset.corpus)
@@ -283,7 +284,7 @@ def passage_ids(dataset: Dataset, corpus: str, *questions: Sequence[Question]) -
 
 
 def _stoppable(progress: Callable[[int], Any], check_stop: CheckStop) -> Callable[[int], None]:
-    """Makes a progress callback that may stop training."""
+    """Returns a progress callback that also calls ``check_stop``."""
 
     def update(count: int) -> None:
         progress(count)
@@ -304,11 +305,11 @@ def search_states(
     label: str,
     check_stop: CheckStop = _continue,
 ) -> tuple[list[State], list[Ranking]]:
-    """Searches for questions, and returns the states with gold candidates and the rankings."""
+    """Runs searches; returns the states that have gold candidates, and the rankings."""
     gold, states = _gold_rows(task, questions), []
 
     def keep(candidates: StepCandidates) -> None:
-        # Passages of the chain are no candidates.
+        # Passages in the chain are not candidates.
         is_gold_R = np.isin(candidates.row_R, gold[candidates.question])
         if is_gold_R.any():
             states.append(State(candidates.question, candidates.feature_RF, is_gold_R))
@@ -338,7 +339,7 @@ def _rankings(searches: Sequence[SearchResult], gold: Sequence[Sequence[int]]) -
 def fit_stop(rankings: Sequence[Ranking]) -> StopRule:
     """Fits a logistic regression that predicts which passages are gold.
 
-    Features are standardized, so that the normal prior of variance 1 suits all of them.
+    Features are standardized, because all weights have the same normal prior of variance 1.
     """
     x_NF = np.concatenate([feature_KF for feature_KF, _ in rankings]).astype(np.float64)
     sign_N = np.where(np.concatenate([is_gold_K for _, is_gold_K in rankings]), 1, -1)
@@ -412,7 +413,7 @@ def _step(
 
 
 def _membership() -> np.ndarray:
-    """Returns ``[G, F]``, 1 where group G contains feature F."""
+    """Returns the matrix ``[G, F]`` that is 1 if group G contains feature F."""
     return np.array([[name in group for name in FEATURES] for group in GROUPS.values()], np.float32)
 
 
@@ -432,9 +433,9 @@ def _padded(states: Sequence[State]) -> tuple[np.ndarray, np.ndarray, np.ndarray
 def _dev_recall(
     tasks: Sequence[Task], scores: tuple[Score, Score], name: str, check_stop: CheckStop
 ) -> tuple[dict[str, float], list[Ranking]]:
-    """Returns the recall over the dev questions of all tasks, and their rankings.
+    """Returns recall and rankings of the dev questions of all tasks.
 
-    Every second question is searched with the second score.
+    Questions with an odd index are searched with the second score, all others with the first.
     """
     recalls: dict[int, list[float]] = {k: [] for k in _KS}
     rankings = list[Ranking]()

@@ -1,8 +1,8 @@
-"""The LoRA train step of a decoder with a frozen base.
+"""The training step of a LoRA adapter on a decoder with a frozen base.
 
 The base is an argument of every compiled function and is never donated. The adapter and its
-optimizer state are donated. Losses and gradients are summed over the tokens of all micro-batches
-and divided once by the number of tokens, so that the step does not depend on the micro-batches.
+optimizer state are donated. Losses and gradients are summed over all micro-batches and divided by
+the total number of tokens, so the result does not depend on the division into micro-batches.
 """
 
 import operator
@@ -31,8 +31,8 @@ class Batch(NamedTuple):
       tokens_BT: int32 ids.
       targets_BT: int32 id of the token that should follow each token.
       mask_BT: boolean mask or fp32 weights of the targets.
-      lengths_B: int32 real tokens of each row; None if there is no padding.
-      positions_BT, segments_BT, shared_B: int32, for packed rows; see `decoder.forward`.
+      lengths_B: int32 number of real tokens of each row; None if there is no padding.
+      positions_BT, segments_BT, shared_B: int32 arrays for packed rows; see `decoder.forward`.
     """
 
     tokens_BT: Any
@@ -52,7 +52,7 @@ def hidden(
     options: LoraOptions,
     dropout_key: jax.Array | None = None,
 ) -> jax.Array:
-    """Returns `decoder.forward` of a micro-batch, ``hidden_BTD`` in the compute dtype."""
+    """Returns the hidden states of a micro-batch, ``hidden_BTD`` in the compute dtype."""
     return decoder.forward(
         config,
         params,
@@ -76,9 +76,9 @@ def loss(
     dropout_key: jax.Array | None = None,
     chunk: int = cross_entropy.CHUNK,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the summed cross-entropy and the token weight of a micro-batch, fp32 scalars.
+    """Returns the weighted sum of cross-entropies and the sum of weights, fp32 scalars.
 
-    Differentiable with respect to ``adapter``. Dropout needs both ``options.dropout`` and a key.
+    It is differentiable with respect to ``adapter``. Dropout needs ``options.dropout`` and a key.
     """
     hidden_BTD = hidden(config, params, adapter, batch, options, dropout_key)
     return cross_entropy.cross_entropy(
@@ -87,16 +87,16 @@ def loss(
 
 
 def place_batch(batch: Batch, mesh: jax.sharding.Mesh) -> Batch:
-    """Puts a host batch, the same on every process, on the mesh with sharded rows."""
+    """Places a host batch (equal on all processes) on the mesh; rows are sharded."""
     return place_rows(batch, mesh)
 
 
 class TrainStep:
-    """The compiled step for states shaped and placed like ``state``.
+    """The compiled training step, for states with the shapes and shardings of ``state``.
 
     Call it under ``jax.set_mesh(mesh)``. ``chunk`` is passed to `cross_entropy.cross_entropy`.
-    ``traces`` counts compilations: one per shape of a micro-batch (``gradient``) and one each for
-    summing and applying gradients (``add``, ``apply``).
+    ``traces`` counts compilations: one for each shape of a micro-batch (``gradient``), and one each
+    for adding and applying gradients (``add``, ``apply``).
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class TrainStep:
         self.traces = {"gradient": 0, "add": 0, "apply": 0}
         self._gradient = jax.jit(self._gradient_of)
         self._add = jax.jit(self._sum, donate_argnums=0)
-        # With other output shardings, the second step would compile again.
+        # With different output shardings, the second step would compile again.
         placed = sharding.state_sharding(state, mesh)
         replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
         self._apply = jax.jit(self._update, donate_argnums=0, out_shardings=(placed, replicated))
@@ -128,27 +128,27 @@ class TrainStep:
         batches: Sequence[Batch],
         run: Callable[..., Any] = operator.call,
     ) -> tuple[TrainState, Metrics]:
-        """Takes one optimizer step over all micro-batches. Donates ``state``.
+        """Runs one optimizer step on all micro-batches; donates ``state``.
 
-        ``params`` is the base. ``batches`` are micro-batches on the mesh (`place_batch`) of any
-        shapes. Without supervised tokens the gradient is zero. ``run`` calls the compiled
-        functions, see `rehearsal`.
+        ``params`` are the frozen base weights. ``batches`` are micro-batches of any shapes, placed
+        on the mesh with `place_batch`. Without supervised tokens the gradient is zero. ``run``
+        calls the compiled functions, see `rehearsal`.
 
         Returns:
-          The new state, and device scalars: mean loss, token weight, norms of gradient, update and
-          adapter.
+          The new state, and metrics as device scalars: mean loss, sum of token weights, and norms
+          of gradient, update and adapter.
         """
         total, adapter = None, precision.round_weights(state.params, self.config.dtype, run)
         for index, batch in enumerate(batches):
             piece = run(self._gradient, adapter, params, batch, state.key, state.step, index)
             total = piece if total is None else run(self._add, total, piece)
-            del piece  # Frees it before the next gradient is computed.
+            del piece  # Frees the gradient before the next one is computed.
         if total is None:
             raise ValueError("a step needs at least one micro-batch")
         return run(self._apply, state, total)
 
     def _gradient_of(self, adapter, params, batch, key, step, index):
-        """Returns the gradient, summed loss and token weight of a micro-batch, by shard."""
+        """Returns gradient, summed loss and summed weight of a micro-batch, kept per shard."""
         self.traces["gradient"] += 1
         if self.options.dropout > 0.0:
             key = jax.random.fold_in(jax.random.fold_in(key, step), index)

@@ -1,4 +1,4 @@
-"""Metrics of a training in ``metrics.jsonl``, TensorBoard events and a progress bar."""
+"""Writes training metrics to ``metrics.jsonl``, TensorBoard events and a progress bar."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from cirag_jax.io import Closing, write_text
 
 FILE_NAME = "metrics.jsonl"
 _P = TypeVar("_P")
-_RECENT = 20  # Number of steps that estimate the remaining time.
-_LINE_SECONDS = 30.0  # Between progress lines if standard error is not a terminal.
+_RECENT = 20  # Number of recent steps from which the remaining time is estimated.
+_LINE_SECONDS = 30.0  # Interval of progress lines if standard error is not a terminal.
 
 
 def fetch(step: int, metrics: Mapping[str, Any], advice: str) -> dict[str, float]:
-    """Waits for a step and returns its metrics. Raises `UserError` if one is not finite."""
+    """Waits for a step and returns its metrics; raises `UserError` if one is not finite."""
     values = {name: float(value) for name, value in metrics.items()}
     bad = [name for name, value in values.items() if not math.isfinite(value)]
     if bad:
@@ -36,35 +36,35 @@ def fetch(step: int, metrics: Mapping[str, Any], advice: str) -> dict[str, float
 
 
 class StepClock:
-    """Measures steps that are sent to the device while the previous step runs."""
+    """Measures the duration of steps that are sent to the device while earlier steps run."""
 
     def __init__(self):
         self._previous_end = -math.inf
 
     def seconds(self, sent_at: float) -> float:
-        """Returns the duration of a step that ends now, since the previous step ended."""
+        """Returns the duration of a step that ends now and started when the previous one ended."""
         now = time.monotonic()
         start, self._previous_end = max(sent_at, self._previous_end), now
         return max(now - start, 1e-9)
 
 
 class MetricWriter(Closing):
-    """Writes scalars by step, and shows progress on standard error. A context manager.
+    """A context manager that writes scalars by step and shows progress on standard error.
 
-    Every line of ``metrics.jsonl`` is an object with ``step``, ``seconds`` (of training, summed
-    over restarts) and scalars, where null stands for values that are not finite. TensorBoard events
-    in ``tensorboard/`` have the same scalars. A terminal shows a bar with the loss, the rate and
-    the remaining time; otherwise these are printed every 30 seconds.
+    Every line of ``metrics.jsonl`` is an object with ``step``, ``seconds`` (training time, summed
+    over restarts) and scalars; values that are not finite are null. TensorBoard events in
+    ``tensorboard/`` have the same scalars. A terminal shows a bar with the loss, the rate and the
+    remaining time. Without a terminal, they are printed every 30 seconds.
 
-    A run that resumes from ``start_step`` drops the lines of later steps, so that the file looks
-    like that of an uninterrupted run.
+    When a run resumes from ``start_step``, the lines of later steps are deleted, so the file looks
+    as if the run had not been interrupted.
 
     Args:
       workdir: existing folder.
       total_steps: number of steps of the run.
       start_step: the restored step; 0 for a new run.
       evaluate_every: steps between evaluations; 0 evaluates only after the last step.
-      enabled: False disables all output, as in all processes but the first.
+      enabled: False disables all output; used in all processes except the first.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class MetricWriter(Closing):
         self._enabled = enabled
         self._stream = sys.stderr
         self._started = self._shown = time.monotonic()
-        # (step, time) of recent steps, which exclude compilation and the first evaluation.
+        # (step, time) of recent steps; compilation and the first evaluation are excluded.
         self._recent: collections.deque[tuple[int, float]] = collections.deque(maxlen=_RECENT)
         self._evaluate_every = evaluate_every
         self._evaluated_step = start_step
@@ -92,7 +92,7 @@ class MetricWriter(Closing):
         path = pathlib.Path(workdir) / FILE_NAME
         self._seconds_before = truncate(path, start_step or -1)
         self._file = path.open("a", encoding="utf-8")
-        from tensorboardX import SummaryWriter  # Imports torch if installed, in two seconds.
+        from tensorboardX import SummaryWriter  # Takes two seconds if torch is installed.
 
         self._events = SummaryWriter(
             str(pathlib.Path(workdir) / "tensorboard"),
@@ -103,12 +103,12 @@ class MetricWriter(Closing):
                 total=total_steps,
                 initial=start_step,
                 file=self._stream,
-                # tqdm's rate and remaining time would include evaluations.
+                # tqdm's own rate and remaining time would include evaluations.
                 bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]",
             )
 
     def write(self, step: int, scalars: Mapping[str, Any]) -> None:
-        """Writes the scalars of a step. Fetches device arrays."""
+        """Writes the scalars of a step; fetches device arrays."""
         if not self._enabled:
             return
         line: dict[str, Any] = {"step": step, "seconds": round(self._seconds(), 3)}
@@ -122,7 +122,7 @@ class MetricWriter(Closing):
         self._file.flush()
 
     def progress(self, step: int, loss: Any = None) -> None:
-        """Shows that ``step`` steps are done. Fetches ``loss`` only to show it."""
+        """Shows that ``step`` steps are done; fetches ``loss`` only if it is shown."""
         if not self._enabled:
             return
         now = time.monotonic()
@@ -142,9 +142,9 @@ class MetricWriter(Closing):
     def evaluate(
         self, step: int, evaluation: Callable[[_P], dict[str, float]], params: _P
     ) -> dict[str, float]:
-        """Runs ``evaluation(params)``, and writes and returns its metrics.
+        """Runs ``evaluation(params)``, and writes and returns the metrics.
 
-        The rate of steps excludes evaluations. The remaining time includes future ones.
+        The displayed rate excludes evaluations; the remaining time includes future evaluations.
         """
         start = time.monotonic()
         metrics = evaluation(params)
@@ -157,7 +157,7 @@ class MetricWriter(Closing):
         return metrics
 
     def close(self) -> None:
-        """Ends the bar's line and closes the files. Further calls do nothing."""
+        """Ends the progress bar and closes the files; further calls do nothing."""
         if not self._enabled:
             return
         self._enabled = False
@@ -189,9 +189,9 @@ class MetricWriter(Closing):
 
 
 def truncate(path: pathlib.Path, step: int) -> float:
-    """Drops the lines after ``step``, and incomplete lines.
+    """Deletes incomplete lines and lines of steps after ``step``.
 
-    Returns the ``seconds`` of the last line, or 0 if there is none.
+    Returns ``seconds`` of the last line, or 0 if no line is left.
     """
     if not path.exists():
         return 0.0
@@ -202,7 +202,7 @@ def truncate(path: pathlib.Path, step: int) -> float:
                 record = json.loads(line)
                 keep = record["step"] <= step and math.isfinite(float(record["seconds"]))
             except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-                continue  # The process was killed while it wrote this line.
+                continue  # The process was killed while writing this line.
             if keep:
                 seconds = max(seconds, float(record["seconds"]))
                 kept.append(line if line.endswith("\n") else line + "\n")

@@ -9,14 +9,14 @@ from cirag_jax.models.encoder import EncoderConfig
 
 
 class Gpu(NamedTuple):
-    """A GPU according to its data sheet.
+    """A GPU model with the values of its data sheet.
 
     Attributes:
-      kind: first part of the name that the driver reports.
-      memory_gib: device memory.
-      flops: dense bfloat16 peak in FLOP/s, half of the value with sparsity.
+      kind: beginning of the name that the driver reports.
+      memory_gib: device memory in GiB.
+      flops: peak of dense bfloat16 products in FLOP/s (half of the value with sparsity).
       bandwidth: memory bandwidth in bytes per second.
-      source: source of the values.
+      source: the data sheet.
     """
 
     kind: str
@@ -39,13 +39,13 @@ GPUS = {
 
 
 def gpu_of(kind: str) -> Gpu | None:
-    """Returns the entry whose name is the longest prefix of ``kind``, or None."""
+    """Returns the GPU whose name is the longest prefix of ``kind``, or None."""
     known = [gpu for gpu in GPUS.values() if kind.startswith(gpu.kind)]
     return max(known, key=lambda gpu: len(gpu.kind)) if known else None
 
 
 def peak_flops(kind: str) -> float | None:
-    """Returns the peak of a device in FLOP/s, or None if it is not in the table."""
+    """Returns the peak FLOP/s of a device kind, or None if it is not in the table."""
     gpu = gpu_of(kind)
     return None if gpu is None else gpu.flops
 
@@ -61,13 +61,13 @@ def lora_flops(
 ) -> float:
     """Returns the floating-point operations of one gradient of an adapter with a frozen base.
 
-    With P weights in the linear layers, V D in the output layer and A in the adapter, L layers and
-    N heads of size H: ``(4 P + 6 A) tokens + 4 V D supervised + 6 L N H attended``. The frozen base
-    needs one product in its backward pass instead of two. Causal attention needs half of the
-    scores. Only supervised tokens need the output layer. Recomputation, padding, norms and the
+    The number is ``(4 P + 6 A) tokens + 4 V D supervised + 6 L N H attended``, with P weights in
+    the linear layers, A in the adapter and V D in the output layer, L layers and N heads of size H.
+    The backward pass of the frozen base needs one product instead of two, causal attention half of
+    the scores, and only supervised tokens the output layer. Recomputation, padding, norms and the
     optimizer are not counted.
 
-    ``tokens`` are real tokens, and ``attended`` is the sum of the squared lengths of the examples.
+    ``tokens`` counts real tokens. ``attended`` is the sum of the squared lengths of the examples.
     """
     shapes = {n: s for n, (s, _) in decoder.layer_parameters(config).items() if n.endswith("_proj")}
     linear = config.num_layers * sum(rows * columns for rows, columns in shapes.values())
@@ -79,10 +79,10 @@ def lora_flops(
 
 
 def encoder_flops(config: EncoderConfig, *, tokens: int, attended: int) -> float:
-    """Returns the floating-point operations of one gradient of a whole encoder.
+    """Returns the floating-point operations of one gradient of an encoder.
 
-    With P weights in the linear layers, L layers and a width of D: ``6 P tokens + 12 L D
-    attended``. Recomputation, padding, embeddings, norms and the optimizer are not counted.
+    The number is ``6 P tokens + 12 L D attended``, with P weights in the linear layers, L layers
+    and width D. Recomputation, padding, embeddings, norms and the optimizer are not counted.
     ``attended`` is the sum of the squared lengths of the texts.
     """
     shapes = encoder.layer_parameters(config).items()

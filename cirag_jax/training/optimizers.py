@@ -23,7 +23,8 @@ def check_optimizer(config: Config) -> None:
 def make_schedule(config: Config, total_steps: int) -> optax.Schedule:
     """Returns a learning-rate schedule with a linear warm-up over ``warmup_ratio`` of the steps.
 
-    Then ``linear`` and ``cosine`` decay to zero at ``total_steps``, and ``constant`` does not.
+    After the warm-up, ``linear`` and ``cosine`` decay to zero at ``total_steps``; ``constant`` does
+    not decay.
     """
     warmup = int(round(config.warmup_ratio * total_steps))
     peak = config.learning_rate
@@ -41,7 +42,7 @@ def make_schedule(config: Config, total_steps: int) -> optax.Schedule:
 
 
 def make_optimizer(config: Config, total_steps: int) -> optax.GradientTransformation:
-    """Returns AdamW with clipping. Biases and norm scales do not decay."""
+    """Returns AdamW with clipping, and without weight decay of biases and norm scales."""
     return optax.chain(
         optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
         optax.adamw(
@@ -56,9 +57,9 @@ def make_optimizer(config: Config, total_steps: int) -> optax.GradientTransforma
 
 
 def _decays(params: Any) -> Any:
-    """Returns True for kernels and embedding tables.
+    """Returns a tree that is True for kernels and embedding tables.
 
-    Decides by name, because the biases of stacked layers are matrices, too.
+    Names decide, because the biases of stacked layers are matrices, too.
     """
 
     def is_matrix(path: Any, _: Any) -> bool:

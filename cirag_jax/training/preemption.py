@@ -1,4 +1,4 @@
-"""Clean stopping of a training by a signal or a time limit."""
+"""Stops training cleanly on a signal or at a time limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jax.experimental import multihost_utils
 
 
 def out_of_time(start: float, minutes: float) -> bool:
-    """Returns whether ``minutes`` (0: no limit) have passed since ``start`` (`time.monotonic`)."""
+    """Returns whether ``minutes`` have passed since ``start`` (`time.monotonic`); 0 is no limit."""
     return bool(minutes) and time.monotonic() - start > 60 * minutes
 
 
@@ -30,13 +30,15 @@ class PreemptionGuard:
                     break
 
     In a single process, SIGTERM and SIGINT request a stop instead of ending the process. A second
-    SIGINT interrupts immediately. Several processes must stop after the same step, on which JAX's
-    coordination service agrees when one process receives SIGTERM. Its handler is therefore not
-    replaced, and SIGINT is left to Python. The previous handlers are restored on exit. Outside the
-    main thread there are no handlers, and only setting ``signal_name`` requests a stop.
+    SIGINT interrupts immediately. The previous handlers are restored on exit. Outside the main
+    thread no handlers are installed, and only setting ``signal_name`` requests a stop.
 
-    A stop is also requested ``minutes`` (0: never) after ``start`` (`time.monotonic`). With several
-    processes, the first one to reach the limit sends itself a SIGTERM, so that all agree on a step.
+    Several processes must stop after the same step. If one process receives SIGTERM, JAX's
+    coordination service chooses the step. JAX's handler is therefore not replaced, and SIGINT has
+    Python's handler.
+
+    A stop is also requested ``minutes`` after ``start`` (`time.monotonic`), unless ``minutes`` is
+    0. With several processes, the first process at the limit sends itself a SIGTERM.
     """
 
     def __init__(self, start: float = 0.0, minutes: float = 0.0) -> None:
@@ -54,12 +56,12 @@ class PreemptionGuard:
 
     def __exit__(self, *exception: object) -> None:
         for number, handler in self._previous.items():
-            # None is a handler that was not set from Python, and cannot be restored.
+            # None means a handler that was not set in Python and cannot be restored.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._previous.clear()
 
     def should_stop(self, step: int) -> bool:
-        """Returns whether to save and stop after ``step`` steps. Call it once per step."""
+        """Returns whether to save and stop after ``step`` steps; call it once per step."""
         time_is_up = out_of_time(*self._time)
         if self._distributed:
             if time_is_up and not self._announced:
@@ -67,7 +69,7 @@ class PreemptionGuard:
                 signal.raise_signal(signal.SIGTERM)
             if multihost_utils.reached_preemption_sync_point(step):
                 self.signal_name = "SIGTERM"
-            time_is_up = False  # The clocks differ, so that only the agreed step stops training.
+            time_is_up = False  # Clocks differ; only the common step stops training.
         return self.signal_name is not None or time_is_up
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

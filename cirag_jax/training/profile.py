@@ -13,10 +13,10 @@ FOLDER = "profile"
 
 
 class StepProfile(Closing):
-    """A trace of some steps in ``workdir/profile``, in which each process traces its devices.
+    """Writes a trace of some steps to ``workdir/profile``; each process traces its own devices.
 
-    Steps are sent to the devices while the previous step runs. The trace therefore starts after the
-    step before the first was sent, and ends when the last step ends or the context is left.
+    Steps are sent to the devices while the previous step runs. The trace therefore starts after
+    step FIRST - 1 was sent. It ends with step LAST, or on exit from the context.
 
     Args:
       steps: ``FIRST:LAST``, or None for no trace. A run that resumes after FIRST traces the
@@ -30,13 +30,13 @@ class StepProfile(Closing):
         self._tracing = False
 
     def sent(self, step: int) -> None:
-        """Starts the trace if the next step is to be traced."""
+        """Starts the trace if the next step is the first step to trace."""
         if not self._tracing and self._first - 1 <= step < self._last:
             jax.profiler.start_trace(self._folder, create_perfetto_trace=True)
             self._tracing = True
 
     def ended(self, step: int) -> None:
-        """Writes the trace after its last step."""
+        """Writes the trace after the last step to trace."""
         if step >= self._last:
             self.close()
 

@@ -1,12 +1,12 @@
-"""Rehearsal of a training step on shapes, which measures its programs and memory.
+"""Measures the memory and communication of a training step without running it ("rehearsal").
 
-The step of a trainer runs with a `Shape` for every array and a `Rehearsal` that calls the compiled
-functions. Every program is compiled for the mesh and reports its memory and its collectives, but
-none is run. The memory between programs is measured, too: like an array, a `Shape` takes memory
-until its last reference is gone.
+A trainer's step function is called with a `Shape` in place of every array, and with a `Rehearsal`
+in place of the function that calls compiled programs. Every program is compiled for the mesh, and
+the compiler reports its memory and its collectives. Memory between programs is measured, too: a
+`Shape` is counted until its last reference is deleted, like an array.
 
-The compiler is that of the mesh's devices. On CPUs it computes bfloat16 in fp32. Without the
-options of `_options` it would also keep all weights and stored activations in fp32.
+The compiler is the one for the mesh's devices. On CPUs it computes bfloat16 in fp32. Without the
+options of `_options` it would also store all weights and activations in fp32.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _ITEM_BYTES = {"pred": 1, "bf16": 2, "f16": 2, "f32": 4, "f64": 8}
 
 
 class Shape(jax.ShapeDtypeStruct):
-    """A stand-in for an array on a mesh. While it exists, ``rehearsal.held`` includes its bytes."""
+    """A placeholder for an array on a mesh, counted in ``rehearsal.held`` while it exists."""
 
     def __init__(self, like: Any, placed: jax.sharding.Sharding, rehearsal: "Rehearsal"):
         super().__init__(like.shape, like.dtype, sharding=placed)
@@ -41,7 +41,7 @@ class Shape(jax.ShapeDtypeStruct):
 
 @contextlib.contextmanager
 def quick_collection() -> Iterator[None]:
-    """Excludes existing objects from garbage collection, which a rehearsal runs at every call."""
+    """Excludes existing objects from the garbage collection at every call of a `Rehearsal`."""
     gc.freeze()
     try:
         yield
@@ -59,13 +59,13 @@ def bytes_of(tree: Any) -> int:
 
 @dataclasses.dataclass
 class Program:
-    """One compiled function of a step.
+    """A compiled program of a step.
 
     Attributes:
       name: name of the function.
       outputs: shapes and shardings of the results.
       arguments, results, temporaries, aliased: bytes per device.
-      collectives: operation -> number and bytes per device, including repetitions in loops.
+      collectives: operation -> count and bytes per device; loop iterations are included.
       calls: number of calls in a step.
     """
 
@@ -80,17 +80,18 @@ class Program:
 
 
 class Rehearsal:
-    """Calls compiled functions with shapes. Use it as the argument ``run`` of a training step.
+    """Compiles and measures functions instead of calling them; pass it as ``run`` to a step.
 
     Attributes:
       held: bytes per device of all existing shapes.
-      placed: bytes per device of the batch, which the step places itself.
-      peak: maximum bytes per device, which ``peak_program`` needs.
-      programs: programs by function and arguments.
+      placed: bytes per device of the batch, which the step itself places on devices.
+      peak: maximum bytes per device.
+      peak_program: the program that needs ``peak``.
+      programs: compiled programs by function and arguments.
     """
 
     def __init__(self, mesh: jax.sharding.Mesh, *, bfloat16: bool = False, loops: int = 1):
-        """``loops`` is the number of iterations of loops of unknown length."""
+        """``loops`` is the assumed number of iterations of loops of unknown length."""
         self.mesh, self.loops = mesh, loops
         self.held = self.placed = self.peak = 0
         self.peak_program: Program | None = None
@@ -109,20 +110,20 @@ class Rehearsal:
     def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Returns the shapes of the results of ``function``.
 
-        The results of functions that are not compiled are like their first arguments.
+        If ``function`` is not a compiled function, returns the shapes of its first argument.
         """
         if not hasattr(function, "lower"):
             return self.copy(arguments[0])
         program = self.program(function, arguments)
         arrays = [leaf for leaf in jax.tree.leaves(arguments) if hasattr(leaf, "sharding")]
-        gc.collect()  # Shapes in reference cycles.
+        gc.collect()  # Deletes shapes in reference cycles.
         shapes = bytes_of([leaf for leaf in arrays if isinstance(leaf, Shape)])
         others = self.held - shapes + max(self.placed - (bytes_of(arrays) - shapes), 0)
         self.update_peak(program, others + program.arguments)
         return self.copy(program.outputs)
 
     def program(self, function: Any, arguments: tuple[Any, ...]) -> Program:
-        """Compiles ``function`` for ``arguments`` unless it is compiled, and counts a call."""
+        """Compiles ``function`` for ``arguments`` if necessary, and counts the call."""
         described = map(_describe, jax.tree.leaves(arguments))
         key = (function, jax.tree.structure(arguments), *described)
         if key not in self.programs:
@@ -131,7 +132,7 @@ class Rehearsal:
         return self.programs[key]
 
     def exchanged(self) -> dict[str, "Collective"]:
-        """Returns the collectives of all calls together, by operation."""
+        """Returns operation -> total of the collectives in all calls."""
         totals: dict[str, Collective] = {}
         for program in self.programs.values():
             for operation, each in program.collectives.items():
@@ -142,13 +143,13 @@ class Rehearsal:
         return totals
 
     def update_peak(self, program: Program, before: int) -> None:
-        """Updates the peak for a program that starts with ``before`` bytes in memory."""
+        """Updates the peak with a program that starts when ``before`` bytes are in use."""
         size = before + program.results + program.temporaries - program.aliased
         if size > self.peak:
             self.peak, self.peak_program = size, program
 
     def copy(self, tree: Any) -> Any:
-        """Returns new shapes like those of ``tree``."""
+        """Returns new shapes with the sizes and shardings of ``tree``."""
         return jax.tree.map(lambda leaf: self.shape(leaf, leaf.sharding), tree)
 
     def _compile(self, function: Any, arguments: tuple[Any, ...]) -> Program:
@@ -172,13 +173,13 @@ class Rehearsal:
 
 
 def _describe(leaf: Any) -> Any:
-    if type(leaf) is int:  # Programs depend only on the type of a number that is not static.
+    if type(leaf) is int:  # A program depends on the type of a dynamic number, not its value.
         return int
     return (leaf.shape, leaf.dtype, leaf.sharding) if hasattr(leaf, "sharding") else leaf
 
 
 def _options() -> dict[str, Any]:
-    """Returns options that keep the fp32 copies on CPUs inside the loop over layers."""
+    """Returns compiler options that keep fp32 copies on CPUs inside the loop over layers."""
     passes = "while-loop-invariant-code-motion,while-loop-expensive-invariant-code-motion"
     return {"xla_allow_excess_precision": False, "xla_disable_hlo_passes": passes}
 
@@ -186,7 +187,7 @@ def _options() -> dict[str, Any]:
 _COMPUTATION = re.compile(r"(?:ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][a-z\-]*)\((.*)")
 _SINGLE_DEVICE = re.compile(r"replica_groups=(?:\{\{\d+\}|\[\d+,1\]<=)")
-# The syntax of JAX 0.11: a mesh, and the axes or parts of axes of a group.
+# Groups in the syntax of JAX 0.11: a mesh, and the axes or parts of axes of a group.
 _GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")
 _CALLED = re.compile(r"(?:body|calls|to_apply|(?:true|false)_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
@@ -195,9 +196,9 @@ _ARRAY = re.compile(r"([a-z]+\d*)\w*\[([\d,]*)\]")
 
 
 class Collective(NamedTuple):
-    """The number of operations of a kind, and the bytes that a device exchanges in them.
+    """The number of operations of one kind, and the bytes that a device exchanges in them.
 
-    The bytes are those of the gathered array on a device.
+    The bytes are the size of the gathered array on a device.
     """
 
     number: int
@@ -205,10 +206,10 @@ class Collective(NamedTuple):
 
 
 def collectives(text: str, loops: int = 1) -> dict[str, Collective]:
-    """Returns the collectives of a call of a compiled program, by operation.
+    """Returns operation -> collectives of one call of a compiled program.
 
-    ``text`` is its partitioned HLO. ``loops`` is the number of iterations of loops of unknown
-    length.
+    ``text`` is the program's partitioned HLO. ``loops`` is the assumed number of iterations of
+    loops of unknown length.
     """
     operations: dict[str, list[tuple[str, int]]] = {}
     calls: dict[str, list[tuple[str, int]]] = {}
@@ -251,7 +252,7 @@ def _called(rest: str) -> Iterator[str]:
 
 
 def _has_single_devices(attributes: str) -> bool:
-    """Returns whether the groups of an operation have one device each."""
+    """Returns whether each group of an operation has only one device."""
     if groups := _GROUPS.search(attributes):
         sizes = dict(re.findall(r"'([^']+)'=(\d+)", groups[1]))
         axes = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", groups[2])
@@ -260,7 +261,7 @@ def _has_single_devices(attributes: str) -> bool:
 
 
 def _array_bytes(shape: str) -> int:
-    """Returns the bytes of an HLO type, or of all members of a tuple."""
+    """Returns the bytes of an HLO type; of a tuple, the sum over its members."""
     total = 0
     for kind, dims in _ARRAY.findall(shape):
         size = _ITEM_BYTES.get(kind) or max(int(re.sub(r"\D", "", kind) or 8) // 8, 1)

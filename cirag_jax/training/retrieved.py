@@ -1,7 +1,7 @@
-"""Hard negatives from the passages that are retrieved for each prefix of a chain.
+"""Hard negatives from passages that are retrieved for each prefix of a chain.
 
-In KiRAG (Appendix B.3), the question and the partial chain retrieve ten passages, and the negatives
-are units of these passages.
+In KiRAG (Appendix B.3), the query is the question with the partial chain. Ten passages are
+retrieved, and the negatives are units of these passages.
 """
 
 import contextlib
@@ -33,11 +33,12 @@ def prefix_pools(
     chains: Sequence[Chain],
     pools: Sequence[tuple[Unit, ...]],
 ) -> list[PrefixPools]:
-    """Returns the units of ``config.retrieved.passages`` passages for each prefix of each chain.
+    """Returns the units of the retrieved passages for each prefix of each chain.
 
-    The encoder ``config.retrieved.model`` retrieves them from all passages by the question and the
-    prefix. Passages that repeat a gold sentence are dropped. A prefix without a negative among the
-    units has the pool of its chain in ``pools``.
+    The encoder ``config.retrieved.model`` retrieves ``config.retrieved.passages`` from all
+    passages; the query is the question with the prefix. Passages that repeat a gold sentence are
+    dropped. If no unit can be a negative, the prefix gets the pool of its chain in ``pools``
+    instead.
 
     The retrieved rows are stored as ``retrieved-*.npy`` in ``workdir``, so that a resumed training
     has the same negatives.
@@ -58,7 +59,7 @@ def prefix_pools(
         file.parent.mkdir(parents=True, exist_ok=True)
         save_array(file, row_QK)
 
-    processes.together(retrieve)  # The other processes wait here; a broadcast would time out.
+    processes.together(retrieve)  # Other processes wait here; a broadcast would time out.
     rows = iter(np.asarray(multihost_utils.broadcast_one_to_all(row_QK)).tolist())
     ids, by_id = list(dataset.corpus), {question.id: question for question in dataset.questions}
     prefix_pools: list[PrefixPools] = []
@@ -74,7 +75,7 @@ def prefix_pools(
 
 
 def _queries(chain: Chain, kind: UnitKind) -> list[str]:
-    """Returns the aligner's query for every prefix, in the order of the annotation."""
+    """Returns the aligner's query for every prefix of the annotated order."""
     texts = [unit.text for unit in chain.steps]
     return [query_text(chain.question, texts[:length], kind) for length in range(len(texts))]
 
@@ -89,14 +90,17 @@ def _search(config: Config, dataset: Dataset, queries: Sequence[str], k: int) ->
 
 
 def _repeats(question: Question) -> set[str]:
-    """Returns passages that repeat a gold sentence but are not gold, such as overlapping chunks."""
+    """Returns the ids of passages that repeat a gold sentence but are not gold themselves.
+
+    Overlapping chunks of a document are an example.
+    """
     substitutes = passage_substitutes(question).values()
     ids = {str(id) for sentences in substitutes for ids in sentences for id in ids}
     return ids - {*(question.supporting or ())}
 
 
 def _read(file: pathlib.Path, into_QK: np.ndarray, num_passages: int) -> bool:
-    """Reads the rows of an earlier call. Returns False if the file is missing or damaged."""
+    """Reads the rows of an earlier call; returns False if the file is missing or damaged."""
     with contextlib.suppress(OSError, ValueError, EOFError):
         rows_QK = np.load(file, allow_pickle=False)
         fits = (rows_QK.shape, rows_QK.dtype) == (into_QK.shape, into_QK.dtype)

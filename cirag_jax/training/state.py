@@ -1,4 +1,4 @@
-"""The train state of all trainers, and the identity of the run that a trainer resumes."""
+"""The train state of all trainers, and the check that a resumed run has the same settings."""
 
 import functools
 import hashlib
@@ -23,7 +23,7 @@ from cirag_jax.training.profile import parse_steps
 from cirag_jax.types import Config
 from cirag_jax.validation import check_value
 
-EXAMPLES = "the training examples"  # Name of the examples' digest in the identity of a run.
+EXAMPLES = "the training examples"  # Key of the examples' digest in a run's identity.
 _REMEDY = "choose another --workdir or the same config and data"
 # Fields of a config that may differ when a training is resumed.
 MAY_DIFFER = frozenset(
@@ -34,7 +34,7 @@ MAY_DIFFER = frozenset(
         "keep_checkpoints",
         "mesh",
         "profile_steps",
-        "head",  # Trained at the end, with a separate record.
+        "head",  # Trained at the end and checked separately.
     }
 )
 
@@ -53,8 +53,8 @@ def make_state(
 ) -> TrainState:
     """Returns the state before the first step, on the mesh.
 
-    Optimizer moments are sharded like their parameters. ``params`` are copied; ``seed`` is the
-    seed of dropout.
+    Optimizer moments are sharded like the parameters. ``params`` are copied. ``seed`` is the seed
+    of dropout.
     """
     init = functools.partial(_init, tx, seed)
     placed = sharding.state_sharding(jax.eval_shape(init, params), mesh)
@@ -67,7 +67,7 @@ def abstract_state(params: nnx.State, tx: optax.GradientTransformation) -> Train
 
 
 def _init(tx: optax.GradientTransformation, seed: int, params: nnx.State) -> TrainState:
-    # Donation would otherwise delete the caller's parameters.
+    # Without a copy, donation would delete the caller's parameters.
     params = jax.tree.map(jnp.copy, params)
     return TrainState(params, tx.init(params), jnp.zeros((), jnp.int32), jax.random.key(seed))
 
@@ -77,8 +77,8 @@ def apply_gradient(
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Returns the state after a step, and the norms of gradient, update and parameters.
 
-    ``gradient`` is by shard (`sharding.zeros_per_shard`). It is summed over the devices here, once
-    per step.
+    ``gradient`` has one gradient per shard (`sharding.zeros_per_shard`), which are summed over the
+    devices here, once per step.
     """
     gradient = sharding.sum_shards(gradient)
     updates, opt_state = tx.update(gradient, state.opt_state, state.params)
@@ -92,7 +92,7 @@ def apply_gradient(
 
 
 def place_rows(arrays: Any, mesh: jax.sharding.Mesh) -> Any:
-    """Puts a tree of host arrays, the same on every process, on the mesh with sharded rows."""
+    """Places host arrays (equal on all processes) on the mesh; rows are sharded."""
 
     def place(array: np.ndarray) -> jax.Array:
         array = np.asarray(array)
@@ -115,7 +115,7 @@ def component_of(config: Config) -> Component:
     """Returns the component that a config trains."""
     if not is_training(config):
         raise UserError(
-            "--config describes no training; choose configs/aligner.py, cross_encoder.py, "
+            "--config is not a training config; choose configs/aligner.py, cross_encoder.py, "
             "integrator.py, extractor.py or reader.py."
         )
     component = config.get("component", "aligner")
@@ -124,7 +124,7 @@ def component_of(config: Config) -> Component:
 
 
 def check_training(config: Config) -> None:
-    """Raises `UserError` for invalid settings that all trainers have."""
+    """Raises `UserError` for invalid values of the settings that all trainers have."""
     check_at_least(1, config, "keep_checkpoints")
     zeros = ("num_epochs", "num_steps", "eval_every", "save_every", "stop_after_minutes")
     check_at_least(0, config, *zeros)
@@ -136,7 +136,7 @@ def check_training(config: Config) -> None:
 
 
 def check_metric(name: str, measured: Collection[str]) -> None:
-    """Raises `UserError` if there are ``measured`` dev metrics, but not the one called ``name``."""
+    """Raises `UserError` if there are ``measured`` dev metrics but ``name`` is not one of them."""
     if measured and name not in measured:
         raise UserError(
             f"config.best_metric={name} is not measured; choose one of {', '.join(measured)}"
@@ -147,7 +147,7 @@ def check_metric(name: str, measured: Collection[str]) -> None:
 
 
 def absolute(spec: str) -> str:
-    """Makes the path of a local folder absolute, so that checkpoints open from any folder."""
+    """Makes the path of a local folder absolute, so that checkpoints work in any directory."""
     path = pathlib.Path(spec)
     return str(path.resolve()) if path.is_dir() else spec
 
@@ -166,9 +166,9 @@ def open_checkpoints(config: Config, workdir: pathlib.Path) -> Checkpoints:
 
 
 def identity_of(config: Config, may_differ: Collection[str] = ()) -> dict[str, Any]:
-    """Returns the identity of a training: its config, base model and packages.
+    """Returns the identity of a run: its config, base model and packages.
 
-    The fields of `MAY_DIFFER` and ``may_differ`` are left out.
+    The fields of `MAY_DIFFER` and ``may_differ`` are excluded.
     """
     fields = without(config.to_dict(), {*MAY_DIFFER, *may_differ})
     base = model_identity(config.model.spec or DEFAULT_DECODER)
@@ -176,7 +176,7 @@ def identity_of(config: Config, may_differ: Collection[str] = ()) -> dict[str, A
 
 
 def digest(*parts: Iterable[Any]) -> str:
-    """Returns the SHA-256 of the records of some datasets, such as examples."""
+    """Returns the SHA-256 of several sequences of records, such as examples."""
     sha256 = hashlib.sha256()
     for part in parts:
         for record in part:
@@ -192,10 +192,10 @@ def restore(
     total_steps: int,
     batches: Any,
 ) -> tuple[TrainState, int]:
-    """Returns the state and step of the latest checkpoint, or ``state`` and 0 without one.
+    """Returns state and step of the latest checkpoint; without a checkpoint, ``state`` and 0.
 
     Sets the iterator ``batches`` to its saved position. ``meta["run"]`` is the identity of this
-    run, which must be that of the checkpoint.
+    run; it must equal the identity in the checkpoint.
     """
     if checkpoints.latest_step() is None:
         return state, 0
@@ -207,11 +207,11 @@ def restore(
 
 
 def check_same_run(workdir: pathlib.Path, run: dict[str, Any]) -> None:
-    """Raises `UserError` if ``workdir`` has a checkpoint of a run with another identity.
+    """Raises `UserError` if ``workdir`` has a checkpoint of a run with a different identity.
 
-    `restore` makes the full check, including the examples. This one saves long preparations.
+    `restore` also compares the examples. This early check avoids long preparations in vain.
     """
-    # A killed process leaves folders with other names, which hold incomplete steps.
+    # Folders with other names are incomplete steps of killed processes.
     if any(folder.name.isdigit() for folder in (workdir / "checkpoints").glob("*")):
         with Checkpoints(workdir, read_only=True) as checkpoints:
             saved = checkpoints.meta().get("run", {})

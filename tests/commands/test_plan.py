@@ -294,7 +294,7 @@ def test_plan_bad_input_is_refused(folders, component, settings, message):
 
 
 def test_plan_config_without_training_is_refused():
-    with pytest.raises(UserError, match="--config describes no training"):
+    with pytest.raises(UserError, match="--config is not a training config"):
         plan.plan(load_config(str(_ROOT / "configs/index.py"), [], _EXTEND))
 
 

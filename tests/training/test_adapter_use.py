@@ -148,7 +148,7 @@ def test_check_adapters_other_role_or_settings_are_refused(trained, folders, cap
 @pytest.mark.parametrize(
     ("script", "config", "message"),
     [
-        ("train", "integrator_eval", "--config describes no training"),
+        ("train", "integrator_eval", "--config is not a training config"),
         ("evaluate", "integrator", "--config describes no evaluation"),
         ("train", "integrator", "config.component='critic' is not one of aligner, "),
         (

@@ -152,7 +152,7 @@ def test_save_adapter_replaces_only_earlier_adapter(written, tmp_path):
     assert [f.name for f in folder.parent.iterdir()] == ["adapter"]
     assert_same(load_adapter(folder, ours.config)[0], state)
     (folder / "thesis.tex").write_text("precious")
-    with pytest.raises(UserError, match=r"holds thesis\.tex"):
+    with pytest.raises(UserError, match=r"contains thesis\.tex"):
         save_adapter(state, LORA, folder)
     assert (folder / "thesis.tex").read_text() == "precious"
 
