@@ -154,7 +154,7 @@ def load_link_head(folder: pathlib.Path, features: Sequence[str]) -> LinkHead | 
     for name, variable in _variables(module):
         array = _checked_tensor(tensors, name, variable[...].ndim, file)
         if array.shape != variable[...].shape:
-            raise UserError(f"{file}: tensor {name} has an unexpected shape")
+            raise UserError(f"{file}: tensor {name} is missing or has an unexpected shape or dtype")
         variable[...] = jnp.asarray(array)
     units, steps = metadata.get("units"), metadata.get("steps", "")
     if units not in UNIT_KINDS or not steps.isdecimal() or len(steps) > _MAX_DIGITS:

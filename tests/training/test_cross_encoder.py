@@ -247,7 +247,7 @@ def test_train_same_workdir_other_data_or_encoder_is_refused(model_and_data, tmp
     [
         ({"kinds": "('sentence',)"}, r"config\.kinds=\('sentence',\)"),
         ({"buckets": "(64, 32)"}, r"config\.buckets=\(64, 32\)"),
-        ({"dev.questions": 8}, "would leave none of the 8 questions"),
+        ({"dev.questions": 8}, "holds out all 8 questions"),
         ({"targets_per_step": 0}, r"config\.targets_per_step=0"),
         ({"negatives.own": -1}, r"config\.negatives\.own=-1 must not be negative"),
         ({"keep_checkpoints": 0}, r"config\.keep_checkpoints=0 must be at least 1"),

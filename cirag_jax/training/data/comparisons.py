@@ -1,9 +1,9 @@
-"""New comparison questions from annotated facts, and the conclusions of comparisons.
+"""Makes new comparison questions from annotated facts, and states conclusions of comparisons.
 
-Half of the questions of 2WikiMultihopQA compare two dates or two countries. A few hundred of them
-teach a small reader the form but not the comparison. New pairs of their facts make many more
-questions over the same sentences. The target also states the comparison before the answer, so that
-no single token has to find, compare and choose.
+Half of the questions of 2WikiMultihopQA compare two dates or two countries. From a few hundred of
+them, a small reader learns the form but not the comparison. New pairs of their facts give many more
+questions on the same sentences. The training target also states the result of the comparison before
+the answer, so that the reader does not have to compare and answer in one token.
 """
 
 import datetime
@@ -18,10 +18,10 @@ from cirag_jax.datasets.annotations import names, words
 from cirag_jax.datasets.sentences import sentences_of
 from cirag_jax.types import Dataset, Passage, Question
 
-# The relations of conclusions.
+# Relations in the facts that state a conclusion.
 BEFORE, SAME, OTHER, IS = "before", "same as", "other than", "is"
 
-# Separates the source ids and the number in the id of a recombined question.
+# Separates the two source ids and the number in the id of a new question.
 _JOINT = "+"
 
 _EARLIER, _LATER = "earlier", "later"
@@ -43,7 +43,7 @@ _DATES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "inception": (("was founded first", _EARLIER), ("was established later", _LATER)),
 }
 _COUNTRIES = ("country of citizenship", "country of origin", "country")
-# Adjectives whose first four letters differ from those of the country.
+# Adjectives whose first four letters differ from the name of the country.
 _OF_COUNTRY = {
     "american": "United States",
     "british": "United Kingdom",
@@ -56,12 +56,12 @@ _OF_COUNTRY = {
     "spanish": "Spain",
     "turkish": "Turkey",
 }
-# Maker -> noun of the work, for "Which ... has the ... who".
+# Maker -> noun for the work, as in "Which film has the director who ...".
 _THINGS = {"director": "film", "performer": "song", "composer": "work", "author": "book"}
 
 
 class _Leg(NamedTuple):
-    """One side of a comparison: a subject and the one or two facts that lead to its value."""
+    """One side of a comparison: a subject, and one or two facts that lead to the compared value."""
 
     subject: str
     facts: tuple[tuple[str, str, str], ...]
@@ -82,9 +82,9 @@ def recombine(
 ) -> list[Question]:
     """Draws new comparison questions over the facts of ``questions``.
 
-    Questions without evidences or supporting sentences are ignored. The number of new questions is
-    at most ``count`` and the number of comparable facts. Their ids join those of the source
-    questions (see `sources`), and they have evidences, supporting sentences and both contexts.
+    Questions without evidences or supporting sentences are ignored. At most ``count`` questions are
+    made, and at most as many as there are comparable facts. A new question has an id that joins two
+    source ids (see `sources`), evidences, supporting sentences, and the contexts of both sources.
     """
     rng = np.random.default_rng(seed)
     groups: dict[tuple[str, ...], list[_Leg]] = {}
@@ -102,7 +102,7 @@ def recombine(
             break
         legs = groups[paths[rng.choice(len(paths), p=share / share.sum())]]
         first, second = (legs[i] for i in rng.choice(len(legs), 2, replace=False))
-        if first.path[-1] in _COUNTRIES and rng.random() < 0.5:  # For as many yes as no.
+        if first.path[-1] in _COUNTRIES and rng.random() < 0.5:  # Balances yes and no.
             same = [leg for leg in legs if _same_country(leg.value, first.value)]
             second = same[int(rng.integers(len(same)))]
         question = _compare(first, second, rng)
@@ -112,17 +112,17 @@ def recombine(
 
 
 def sources(question_id: str) -> tuple[str, ...]:
-    """Returns the source ids of a recombined question, or else the id itself."""
+    """Returns the two source ids of a recombined question; for other questions, their own id."""
     parts = question_id.split(_JOINT)
     return tuple(parts[:-1]) if len(parts) == 3 and parts[-1].isdigit() else (question_id,)
 
 
 def conclusion(question: Question) -> tuple[tuple[str, str, str], ...]:
-    """Returns what follows from the evidences of a comparison, as further facts of the chain.
+    """Returns the conclusions of a comparison question, as additional facts of its chain.
 
-    For two dates, these are the order of the dates, the order of the subjects, and the one that
+    For two dates, they are the order of the dates, the order of the subjects, and the subject that
     answers the question: ``1930; before; 1949``, ``Ann; before; Bob`` and ``later; is; Bob``. For
-    two countries, the fact states whether they are the same. Other questions have none.
+    two countries, one fact states whether they are the same. Other questions have no conclusions.
     """
     facts = question.evidences or ()
     dates = [fact for fact in facts if fact[1] in _DATES]
@@ -154,7 +154,7 @@ def _leads_to(question: Question, name: str) -> bool:
 
 
 def _legs(question: Question, corpus: Mapping[str, Passage]) -> list[_Leg]:
-    """Returns the comparable facts of a question, with and without the fact that leads to them."""
+    """Returns a question's comparable facts, alone and with the preceding fact (work -> maker)."""
     evidences = question.evidences or ()
     legs = []
     for index, fact in enumerate(evidences):
@@ -172,7 +172,7 @@ def _legs(question: Question, corpus: Mapping[str, Passage]) -> list[_Leg]:
 def _place(
     question: Question, corpus: Mapping[str, Passage], fact: tuple[str, str, str]
 ) -> tuple[str, int] | None:
-    """Returns the supporting sentence of the head's passage with most words of the tail."""
+    """Returns the supporting sentence in the head's passage with the most words of the tail."""
     tail = words(fact[2])
     ranked = [
         (len(tail & words(sentences_of(corpus[i])[s])), (i, s))
@@ -183,7 +183,7 @@ def _place(
 
 
 def _compare(first: _Leg, second: _Leg, rng: np.random.Generator) -> Question | None:
-    """Returns a question that compares two legs of one path, or None if the answer is unclear."""
+    """Returns a question that compares two legs, or None if the answer is unclear."""
     if words(first.subject) == words(second.subject) or first.source.id == second.source.id:
         return None
     relation = first.path[-1]

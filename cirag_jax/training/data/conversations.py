@@ -1,4 +1,4 @@
-"""Training and dev examples of integrator, extractor and reader."""
+"""Loads the training and dev examples of the integrator, the extractor and the reader."""
 
 import collections
 import functools
@@ -36,8 +36,10 @@ class Data(NamedTuple):
     Attributes:
       train, dev: the examples.
       counts: numbers of examples and of dropped items, for the result.
-      described: rendering of the conversations, for the checkpoint. Inference must match it.
-      num_candidates: maximum number of candidates in the trajectories, otherwise 0.
+      described: prompt settings of the conversations, saved in the checkpoint. Inference must use
+        the same settings.
+      num_candidates: maximum number of candidates per step in the trajectories; 0 without
+        trajectories.
     """
 
     train: list[Example]
@@ -48,17 +50,17 @@ class Data(NamedTuple):
 
     @property
     def trained_on(self) -> tuple[str, ...]:
-        """Sorted ids of the questions (extractor: passages) of the training examples."""
+        """Sorted ids of the training questions (for the extractor, passages)."""
         return _sources(self.train)
 
     @property
     def measured_on(self) -> tuple[str, ...]:
-        """Sorted ids of the questions (extractor: passages) of the dev examples."""
+        """Sorted ids of the dev questions (for the extractor, passages)."""
         return _sources(self.dev)
 
     @property
     def prompt_digest(self) -> str:
-        """A hash of the texts of the prompts, which may change between versions."""
+        """Hash of the prompt texts, which may change between versions of this program."""
         return prompt_digests.prompt_digest(self.described)
 
     @property
@@ -78,7 +80,7 @@ def _sources(examples: Iterable[Example]) -> tuple[str, ...]:
 
 
 def load_data(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data:
-    """Loads the examples of ``config.component``, of at most ``max_length`` tokens."""
+    """Loads the examples of ``config.component`` that have at most ``max_length`` tokens."""
     loaders: dict[str, Callable[[Config, ChatTokenizer, int], Data]] = {
         "integrator": _decisions,
         "extractor": _extractions,
@@ -97,7 +99,10 @@ def load_data(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data
 def _hold_out(
     config: Config, items: Sequence[Item], name_of: Callable[[Item], str]
 ) -> tuple[list[Item], list[Item]]:
-    """Holds out a random ``config.dev_fraction`` of the names, at most ``config.num_dev``."""
+    """Returns (training items, dev items), split by name.
+
+    A random fraction ``config.dev_fraction`` of the names, at most ``config.num_dev``, is held out.
+    """
     names, fraction = list(dict.fromkeys(map(name_of, items))), config.dev_fraction
     if not 0.0 <= fraction < 1.0:
         raise UserError(f"config.dev_fraction={fraction} must be at least 0 and below 1")
@@ -105,8 +110,8 @@ def _hold_out(
     count = min(count, config.num_dev) if config.num_dev else count
     if count and count >= len(names):
         raise UserError(
-            f"config.dev_fraction={fraction} would leave none of the {len(names)} questions to "
-            "train on"
+            f"config.dev_fraction={fraction} holds out all {len(names)} questions; none remain for "
+            "training"
         )
     order = np.random.default_rng(config.seed).permutation(len(names))
     dev_names = {names[place] for place in order[len(names) - count :]}
@@ -127,7 +132,7 @@ def _check_disjoint(
 
 
 def _decisions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data:
-    """Loads decisions from the trajectories of teachers."""
+    """Loads the decisions in trajectories, for the integrator."""
     candidates, dev, described = _trajectories(config)
     dropped = collections.Counter(
         f"dropped_{reason}"
@@ -170,7 +175,7 @@ def _decisions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Dat
 def _trajectories(
     config: Config,
 ) -> tuple[Sequence[Trajectory], Sequence[Trajectory], dict[str, Any]]:
-    """Returns the trajectories to select from, the dev trajectories, and their rendering."""
+    """Returns the trajectories to select from, the dev trajectories, and the prompt settings."""
     paths, dev_paths = _paths(config.trajectories), _paths(config.dev)
     if not paths:
         raise UserError(
@@ -195,7 +200,7 @@ def _trajectories(
 
 
 def _select(config: Config, trajectories: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
-    """Selects ``config.num_trajectories``, and shuffles the candidates of some."""
+    """Selects ``config.num_trajectories`` trajectories, and shuffles candidates in some of them."""
     kept = trajectories_lib.select(trajectories, config.keep)
     if config.num_trajectories > len(kept):
         raise UserError(
@@ -207,7 +212,7 @@ def _select(config: Config, trajectories: Sequence[Trajectory]) -> tuple[Traject
 
 
 def _query_writing(config: Config, held_out: Collection[str]) -> list[Trajectory]:
-    """Returns conversations of the decomposed training questions of ``config.query_folders``."""
+    """Returns query-writing conversations of training questions in ``config.query_folders``."""
     trajectories = []
     for folder in _paths(config.query_folders):
         dataset, questions = _read_folder(config, folder, "train", None)
@@ -217,20 +222,20 @@ def _query_writing(config: Config, held_out: Collection[str]) -> list[Trajectory
 
 
 def _paths(value: Any) -> list[str]:
-    """Returns a list for one path, several paths or null."""
+    """Returns the paths in a config field, which may be one path, several or null."""
     if value is None or value == "":
         return []
     return [str(path) for path in value] if isinstance(value, (list, tuple)) else [str(value)]
 
 
 def _sidecar(path: str) -> tuple[pathlib.Path, dict[str, Any]]:
-    """Returns the path and the content of the sidecar of trajectories, empty if it is missing."""
+    """Returns path and content of the metadata file of trajectories; empty if it is missing."""
     file = trajectories_lib.trajectory_file(path).with_suffix(".json")
     return file, trajectories_lib.read_sidecar(path) if file.is_file() else {}
 
 
 def _warn_of_held_out(paths: Sequence[str]) -> None:
-    """Warns about trajectories of questions that are used for evaluation."""
+    """Warns if trajectories are of questions that are meant for evaluation."""
     for file, sidecar in map(_sidecar, paths):
         for place, count in (sidecar.get("held_out") or {}).items():
             state_lib.announce(
@@ -240,15 +245,16 @@ def _warn_of_held_out(paths: Sequence[str]) -> None:
 
 
 def _described(config: Config, paths: Sequence[str], units: Units) -> dict[str, Any]:
-    """Returns the rendering of the conversations: the config's or else the trajectories'.
+    """Returns the prompt settings of the conversations.
 
-    Conversations are rendered again from the steps, so that only the units are fixed.
+    A setting is from the config or, if null there, from the trajectories' metadata. All settings
+    may differ from the metadata except the units, because prompts are rendered again.
     """
     fields: dict[str, Any] = {
         name: config[name] for name in PROMPT_FIELDS if config.get(name) is not None
     }
     fields["units"] = units
-    files: dict[str, pathlib.Path] = {}  # The sidecars that the values are from.
+    files: dict[str, pathlib.Path] = {}  # The metadata files that the values are from.
     for path in paths:
         file, sidecar = _sidecar(path)
         for name in PROMPT_FIELDS:
@@ -269,7 +275,7 @@ def _described(config: Config, paths: Sequence[str], units: Units) -> dict[str, 
 
 
 def _extractions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data:
-    """Loads the two calls per passage, answered by the reference."""
+    """Loads the extractor's two conversations per passage, with the reference as answers."""
     check_at_least(0, config, "num_passages")
     references, counts = select_references(config.data, limit=config.num_passages, seed=config.seed)
     if config.dev:
@@ -295,7 +301,7 @@ def _extractions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> D
 
 
 def reading_settings(config: Config, **changes: Any) -> ReadingSettings:
-    """Returns the settings of ``config.evidence``, with changes."""
+    """Returns the settings in ``config.evidence``, with ``changes`` applied."""
     values = {**config.evidence.to_dict(), "seed": config.seed, **changes}
     return ReadingSettings(**{**values, "granularities": tuple(values["granularities"])})
 
@@ -303,10 +309,10 @@ def reading_settings(config: Config, **changes: Any) -> ReadingSettings:
 def read_folders(
     config: Config, settings: ReadingSettings, split: str, fold: str | None
 ) -> tuple[list[Reading], int]:
-    """Returns readings of a split of all ``config.folders``, see `make_readings`.
+    """Returns the readings of a split in all ``config.folders``, see `make_readings`.
 
-    ``config`` is that of configs/reader.py or configs/reader_eval.py. If ``fold`` is None, the
-    training split excludes the folds for evaluation.
+    ``config`` is from configs/reader.py or configs/reader_eval.py. If ``fold`` is None, the folds
+    for evaluation are excluded from the training split.
     """
     readings, num_without_gold = [], 0
     for folder in _paths(config.folders) or [None]:
@@ -328,7 +334,7 @@ def _read_folder(
 ) -> tuple[Dataset, Sequence[Question]]:
     """Reads a folder or a built-in dataset, and selects questions; see `read_folders`."""
     data = config.data.copy_and_resolve_references()
-    is_built_in = folder in (None, "demo", "lives")  # These have other folds.
+    is_built_in = folder in (None, "demo", "lives")  # Built-in datasets have different folds.
     data.dir, data.split = None if is_built_in else folder, split
     data.fold = None if is_built_in else fold
     dataset = lives.build() if folder == "lives" else load.load_dataset(data)
@@ -339,7 +345,7 @@ def _read_folder(
 
 
 def _readings(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data:
-    """Loads questions with evidence, answered or refused."""
+    """Loads the reader's conversations: questions with evidence, and an answer or a refusal."""
     settings = reading_settings(config)
     train, without_gold = read_folders(config, settings, config.data.split, config.data.fold)
     if config.dev.split:

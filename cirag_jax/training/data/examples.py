@@ -1,9 +1,9 @@
 """Supervised examples: tokenized conversations, and the tokens that the student predicts.
 
-Conversations are rendered by the code of inference (`integration_messages` and the chat template),
-so that training and inference have the same prompts. The loss is only on the teacher's decisions
-y_t (CIRAG, equation 8). Instruction, question and observations are context. The token that ends the
-turn of a decision is supervised, too, so that the student stops.
+The code of inference (`integration_messages` and the chat template) renders the conversations, so
+that training and inference have the same prompts. The loss is only on the teacher's decisions y_t
+(CIRAG, equation 8); instruction, question and observations are context. The token that ends a
+decision is supervised, too, because the student must learn to stop.
 """
 
 import bisect
@@ -43,9 +43,9 @@ class Example(NamedTuple):
     """One conversation.
 
     Attributes:
-      tokens_T: int32 ids of the whole conversation, including those of the chat template.
+      tokens_T: int32 ids of the complete conversation, including the chat template.
       weight_T: float32 loss weight of each token as a target; 0 if it is not supervised.
-      part_T: uint8, the `Part` of each supervised token, 0 for other tokens.
+      part_T: uint8, the `Part` of each supervised token; 0 for other tokens.
       source: id of the question or passage of the conversation.
     """
 
@@ -55,7 +55,7 @@ class Example(NamedTuple):
     source: str
 
 
-# Splits a turn into parts: (first character, part), ascending, the first at 0.
+# Splits a turn into parts; returns ascending pairs (index of the first character, part) from 0 on.
 Split = Callable[[str], Sequence[tuple[int, Part]]]
 
 
@@ -73,18 +73,18 @@ def chat_examples(
 ) -> Example:
     """Returns a conversation, up to its last supervised turn, as one example.
 
-    The text and the end token of supervised turns are targets. The tokens before each of them are
-    those of ``tokenizer.encode_prompt``. ``supervised`` are indices of at least one assistant turn.
-    ``split`` splits a turn into parts; by default all of it is `Part.FACTS`.
+    The text and the end token of supervised turns are targets. The tokens before a supervised turn
+    equal the prompt from ``tokenizer.encode_prompt``. ``supervised`` are indices of at least one
+    assistant turn. ``split`` splits a turn into parts; by default it is one part, `Part.FACTS`.
 
     Raises:
-      UnstableTemplateError: several turns are supervised, and the prompt of one does not extend
-        that of another.
+      UnstableTemplateError: several turns are supervised, and the prompt of a later turn does not
+        begin with the prompt of an earlier turn.
       PromptError: the chat template does not accept the conversation.
     """
     places = sorted(supervised)
     if not places or any(turns[place].role != "assistant" for place in places):
-        raise ValueError("supervised must list at least one turn, all of the assistant")
+        raise ValueError("supervised must list at least one turn, and only assistant turns")
     tokens_T, spans = _render(tokenizer, turns, places)
     weight_T = np.zeros(len(tokens_T), np.float32)
     part_T = np.zeros(len(tokens_T), np.uint8)
@@ -109,29 +109,29 @@ def trajectory_examples(
 ) -> tuple[list[Example], dict[str, int]]:
     """Returns the examples of a trajectory.
 
-    With ``prompt_format="paper"`` there is one example per step. Otherwise there is one example in
-    which all decisions are supervised, unless the chat template renders earlier turns differently
-    (it may drop thinking, for example). Then there is one example per step, too.
+    With ``prompt_format="paper"`` there is one example per step. Otherwise there is a single
+    example in which all decisions are supervised. If the chat template renders earlier turns
+    differently (some drop the thinking), there is one example per step, too.
 
-    Unclear decisions (`distill.trajectories.UNCLEAR`) are context and not supervised. Steps at the
-    end that exceed ``max_length`` tokens are dropped, and so are examples whose first decision does
-    not fit. Decisions are never cut.
+    Unclear decisions (`distill.trajectories.UNCLEAR`) are context and not supervised. Steps beyond
+    ``max_length`` tokens are dropped. An example is dropped if its first decision does not fit.
+    Decisions are never cut.
 
     Args:
       tokenizer: tokenizer of the student.
       trajectory: trajectory of the teacher.
       normalization: normalization of triples.
       prompt_format: as in `methods.cirag.prompts.integration_messages`.
-      few_shot: whether the prompt has the worked example.
+      few_shot: whether the prompt contains the worked example.
       max_length: maximum tokens of an example.
       units: the kind of candidates.
-      weights: loss weights of the tokens of parts, by default 1.
+      weights: loss weight per token of each part, by default 1.
 
     Returns:
-      The examples, and counts: trajectories without steps (``dropped_no_steps``) or with one
-      example per step because of the template (``split_turns``), examples ``dropped_too_long``,
-      trajectories with dropped steps (``cut_trajectories``) and the number of these steps
-      (``cut_steps``).
+      The examples, and five counts. ``dropped_no_steps``: trajectories without steps.
+      ``split_turns``: trajectories with one example per step because of the template.
+      ``dropped_too_long``: dropped examples. ``cut_trajectories``: trajectories with dropped steps.
+      ``cut_steps``: dropped steps.
     """
     reasons: collections.Counter[str] = collections.Counter()
     steps = trajectory.steps
@@ -155,7 +155,7 @@ def trajectory_examples(
         return [*messages, Message("assistant", decision)]
 
     def render(count: int, decisions: int) -> Example:
-        """Supervises the clear ones of the last ``decisions`` decisions of ``turns(count)``."""
+        """Renders ``turns(count)``; of the last ``decisions`` decisions, supervises clear ones."""
         conversation = turns(count)
         first = len(conversation) - 2 * decisions + 1
         places = [
@@ -183,7 +183,7 @@ def trajectory_examples(
 
 
 def weighted(example: Example, weights: Mapping[Part, float]) -> Example:
-    """Sets the loss weight of the tokens of some parts."""
+    """Returns the example with the given loss weights of some parts."""
     weight_T = example.weight_T.copy()
     for part, weight in weights.items():
         weight_T[example.part_T == part] = weight
@@ -193,7 +193,7 @@ def weighted(example: Example, weights: Mapping[Part, float]) -> Example:
 def _shortened(
     example: Example, max_length: int, reasons: collections.Counter[str]
 ) -> Example | None:
-    """Cuts an example after the last decision that fits; returns None if none does."""
+    """Cuts an example after the last decision that fits; returns None if no decision fits."""
     if len(example.tokens_T) <= max_length:
         return example
     supervised = example.weight_T > 0
@@ -211,9 +211,9 @@ def _shortened(
 
 
 def decision_parts(text: str) -> list[tuple[int, Part]]:
-    """Returns the first characters of the sections of a decision, which begin with their headers.
+    """Splits a decision into its sections; see `Split`. A section begins with its header.
 
-    Searches from the end, because a thought may contain headers, but facts and question are single
+    Searches from the end, because a thought may contain headers. Facts and question are single
     lines (see `prompts.render_decision`).
     """
     _, facts, question = (f"\n\n[[## {name} ##]]\n" for name in prompts.HEADERS)
@@ -227,7 +227,7 @@ def decision_parts(text: str) -> list[tuple[int, Part]]:
 
 
 def compact_parts(text: str) -> list[tuple[int, Part]]:
-    """Returns the first characters of the lines of a compact decision."""
+    """Splits a compact decision into its lines; see `Split`."""
     start = text.index("\nNext:") + 1
     last = Part.STOP if text[start:] == compact.LAST_LINE else Part.QUESTION
     return [(0, Part.FACTS), (start, last)]
@@ -236,10 +236,10 @@ def compact_parts(text: str) -> list[tuple[int, Part]]:
 def _render(
     tokenizer: ChatTokenizer, turns: Sequence[Message], places: Sequence[int]
 ) -> tuple[np.ndarray, list[tuple[int, int]]]:
-    """Returns the tokens up to the last supervised turn, and [start, end) of each of these turns.
+    """Returns the tokens, and the span [start, end) of each supervised turn.
 
-    Spans include the end token, which is the first one in a turn: an end token in the text of a
-    turn is encoded as text (see `ChatTokenizer`).
+    Spans include the end token. It is the first end token in a turn, because `ChatTokenizer`
+    encodes end tokens in a text as ordinary text.
     """
     prefixes = [tokenizer.encode_prompt(turns[:place]) for place in places]
     try:
@@ -252,7 +252,7 @@ def _render(
         ends = np.flatnonzero(np.isin(tokens_T[start:], list(tokenizer.eos_ids)))
         end = start + int(ends[0]) if len(ends) else start
         extends = len(ends) and np.array_equal(tokens_T[:start], prefix)
-        # Some tokenizers compose characters (NFC) first.
+        # Some tokenizers first compose characters (NFC).
         decoded, text = (
             unicodedata.normalize("NFC", text)
             for text in (tokenizer.decode(tokens_T[start:end], True), turns[place].text)
@@ -264,7 +264,7 @@ def _render(
         return tokens_T[: spans[-1][1]], spans
     if len(places) > 1:
         raise UnstableTemplateError("the chat template rewrites earlier turns")
-    # The template adds text to the turn, or has no end token.
+    # Either the template adds text to the turn, or it has no end token.
     (prefix,), text = prefixes, turns[places[0]].text
     tokens_T = np.concatenate([prefix, tokenizer.encode(text), [_end_of_turn(tokenizer)]])
     return tokens_T.astype(np.int32), [(len(prefix), len(tokens_T))]
@@ -280,7 +280,7 @@ def _end_of_turn(tokenizer: ChatTokenizer) -> int:
 def _token_parts(
     tokenizer: ChatTokenizer, ids: np.ndarray, parts: Sequence[tuple[int, Part]]
 ) -> list[tuple[int, Part]]:
-    """Returns the first token of each part, by bisection of the decoded text."""
+    """Returns (first token, part) for each part, by bisection on the decoded text."""
 
     def decoded_length(last: int) -> int:
         # Incomplete characters decode to replacement characters.

@@ -1,8 +1,8 @@
 """Training examples of the extractor, from reference extractions.
 
-A passage yields two conversations with the prompts of `extraction.extract`: one asks for the named
-entities, the other for the triples, given the entities. The loss is on the answer and the token
-that ends it.
+A passage gives two conversations with the prompts of `extraction.extract`. One asks for the named
+entities, the other for the triples, given the entities. The loss is on the answer and its end
+token.
 """
 
 import collections
@@ -22,13 +22,12 @@ def passage_examples(
     """Returns the examples of a passage, at most two, and the numbers of dropped items.
 
     Names are spelled as in the reference, except for repeated spaces. Triples keep their order.
-    Entities have the order of `in_order_of_mention` instead of the alphabetical order of the files,
-    which a model could not follow. Conversations of more than ``max_length`` tokens are dropped
-    rather than cut: cut passages would teach inventions, cut answers would teach to stop early.
+    Entities have the order of `in_order_of_mention`, which is easier to learn than the alphabetical
+    order of the files. Conversations of more than ``max_length`` tokens are dropped and not cut,
+    because cut passages would teach inventions, and cut answers would teach to stop early.
 
-    Dropped items are examples (``dropped_too_long``), entities and triples that the parser would
-    not read back (``dropped_entities``, ``dropped_triples``) and passages without any triple
-    (``dropped_empty``).
+    The counts are ``dropped_too_long`` (examples), ``dropped_entities`` and ``dropped_triples``
+    (which the parser could not read back) and ``dropped_empty`` (passages without triples).
     """
     reasons: collections.Counter[str] = collections.Counter()
     passage = reference.passage
@@ -54,7 +53,10 @@ def passage_examples(
 def extraction_examples(
     tokenizer: ChatTokenizer, references: Sequence[Reference], *, max_length: int
 ) -> tuple[list[Example], dict[str, int]]:
-    """Returns the examples and the numbers of dropped items of passages, see `passage_examples`."""
+    """Returns the examples of all passages, and the numbers of dropped items.
+
+    See `passage_examples`.
+    """
     examples: list[Example] = []
     reasons: collections.Counter[str] = collections.Counter()
     for reference in references:
@@ -65,14 +67,14 @@ def extraction_examples(
 
 
 def in_order_of_mention(names: Sequence[str], passage: Passage) -> tuple[str, ...]:
-    """Sorts names by their first mention in title and text; names without a mention come last."""
+    """Sorts names by their first mention in title or text; names without a mention come last."""
     text = f"{passage.title}\n{passage.text}".casefold()
     place: Mapping[str, int] = {name: text.find(name.casefold()) for name in names}
     return tuple(sorted(place, key=lambda name: (place[name] < 0, place[name])))
 
 
 def _entities(reference: Reference, reasons: collections.Counter[str]) -> tuple[str, ...]:
-    """Returns the entities that the parser reads back from the answer."""
+    """Returns the entities that the parser can read back from an answer."""
     listed = tuple(dict.fromkeys(reference.entities))
     answer = prompts.render_entities(in_order_of_mention(listed, reference.passage))
     read, _ = prompts.parse_entities(answer, "stop")
@@ -82,7 +84,7 @@ def _entities(reference: Reference, reasons: collections.Counter[str]) -> tuple[
 
 
 def _triples(reference: Reference, reasons: collections.Counter[str]) -> tuple[prompts.Parts, ...]:
-    """Returns the triples that the parser reads back from the answer."""
+    """Returns the triples that the parser can read back from an answer."""
     listed = tuple(dict.fromkeys((t.head, t.relation, t.tail) for t in reference.triples))
     read, _ = prompts.parse_triples(prompts.render_triples(listed), "stop")
     if len(read) < len(listed):

@@ -1,9 +1,9 @@
-"""A dataset of made-up families and works, with questions, to train readers on.
+"""Generates a dataset about made-up families and works, to train readers.
 
-Passages about people state a birth next to a death and a father next to a mother, and a model that
-was trained on few of them confuses these. This dataset has any number of such passages, with all
-facts annotated. None of it is true, so that a reader has to read the answers. All questions
-belong to the split ``train``.
+Passages about people state birth and death, or father and mother, side by side. A model that was
+trained on few such passages confuses them. This dataset can have any number of such passages, with
+all facts annotated. The facts are made up, so a reader cannot know the answers without reading. All
+questions belong to the split ``train``.
 """
 
 import functools
@@ -23,7 +23,7 @@ _NAMES, _SENTENCES, _WORKS = _TEXTS["names"], _TEXTS["sentences"], _TEXTS["works
 _ASKS: Mapping[str, Sequence[str]] = _TEXTS["asks"]
 _MAKERS: Mapping[str, Sequence[str]] = _TEXTS["makers"]
 _KIN: Mapping[str, Mapping[str, str]] = _TEXTS["kin"]
-_BODY = ("birth", "parents", "spouse", "child", "career")  # Subjects of optional sentences.
+_BODY = ("birth", "parents", "spouse", "child", "career")  # Topics of optional sentences.
 _COUNTRIES = list(_TEXTS["countries"].items())  # (adjective, towns)
 
 
@@ -34,7 +34,7 @@ class _Fact(NamedTuple):
 
 
 class _Page(NamedTuple):
-    """A passage and its facts."""
+    """A passage with its facts."""
 
     passage: Passage
     facts: tuple[_Fact, ...]
@@ -42,20 +42,20 @@ class _Page(NamedTuple):
 
 @functools.lru_cache(maxsize=2)
 def build(num_questions: int = 2000, seed: int = 0) -> Dataset:
-    """Builds the dataset: for every three questions, a family of three people and a work.
+    """Builds the dataset: a family of three people and a work for every three questions.
 
     Each question needs two facts, and has evidences, supporting sentences and a context of ten
     passages.
     """
     rng = np.random.default_rng(seed)
     pages: dict[str, _Page] = {}
-    starts: list[str] = []  # First passages of questions.
+    starts: list[str] = []  # Ids of the passages that questions start from.
     used: set[str] = set()
     for family in range((num_questions + 2) // 3):
         people = _family(rng, used)
         for person in people:
             pages[person["id"]] = _life(person, rng, used)
-        starts += [people[0]["id"], people[1]["id"]]  # The child, and a parent for in-laws.
+        starts += [people[0]["id"], people[1]["id"]]  # A child and a parent.
         maker = people[int(rng.integers(len(people)))]
         work = _work(f"work-{family:05d}", maker, rng, used)
         pages[work.passage.id] = work
@@ -116,7 +116,7 @@ def _question(
 
 
 def _named(relation: str, page: _Page, rng: Any) -> str:
-    """Describes a person by the relation to a page, such as "the mother of" its title."""
+    """Returns a description of a person, such as "the mother of" and the title of ``page``."""
     title = page.passage.title
     if relation in _MAKERS:
         return _pick(_MAKERS[relation], rng).format(title)
@@ -124,7 +124,7 @@ def _named(relation: str, page: _Page, rng: Any) -> str:
 
 
 def _family(rng: Any, used: set[str]) -> list[dict[str, Any]]:
-    """Returns a child, its father and its mother."""
+    """Returns a child, the father and the mother."""
     woman, year = bool(rng.integers(2)), int(rng.integers(1860, 1975))
     paternal, maternal = _surname(rng), _surname(rng)
     father = _person(False, paternal, year - int(rng.integers(20, 45)), rng, used)
@@ -161,7 +161,7 @@ def _person(woman: bool, surname: str, year: int, rng: Any, used: set[str]) -> d
 
 
 def _life(person: dict[str, Any], rng: Any, used: set[str]) -> _Page:
-    """Writes the passage of a person in random wording."""
+    """Returns the passage about a person, with randomly chosen sentences."""
     woman = person["woman"]
     for role, female, surname in (
         ("father", False, person["surname"]), ("mother", True, None), ("spouse", not woman, None),
@@ -208,7 +208,7 @@ def _life(person: dict[str, Any], rng: Any, used: set[str]) -> _Page:
 
 
 def _work(key: str, maker: dict[str, Any], rng: Any, used: set[str]) -> _Page:
-    """Writes the passage of a work, which names its maker in its first sentences."""
+    """Returns the passage about a work; its first sentences name the maker."""
     work = _pick(_WORKS, rng)
     title = _unused(lambda: " ".join(_pick(words, rng) for words in _NAMES["titles"]), used, rng)
     year = maker["birth_year"] + int(rng.integers(22, 60))

@@ -1,11 +1,11 @@
-"""Padded micro-batches of examples: packed rows of one length, or one example per row in buckets.
+"""Builds padded micro-batches: either packed rows, or one example per row with length buckets.
 
-The steps are planned before training, from the examples and a seed, so that a resumed run continues
+All steps are planned before training, from the examples and a seed, so that a resumed run continues
 with the same batches.
 
-Conversations of one kind share a prefix, the instruction and often a worked example. A packed row
-holds the prefix once. All examples of the row attend to it, but not to each other. Apart from
-dropout, losses and gradients equal those of one example per row, at a fraction of the tokens.
+Conversations of one kind share a prefix: the instruction and often a worked example. A packed row
+contains the prefix only once. All examples of the row attend to the prefix, but not to each other.
+Apart from dropout, losses and gradients are the same as with one example per row.
 """
 
 import bisect
@@ -20,32 +20,32 @@ import numpy as np
 from cirag_jax.training.data.examples import Example
 from cirag_jax.training.lora_step import Batch
 
-WINDOW = 2048  # Examples that are packed, or sorted by length, together.
-MIN_SHARED = 32  # Minimum length of a shared prefix.
+WINDOW = 2048  # Number of examples that are packed, or sorted by length, together.
+MIN_SHARED = 32  # Minimum length of a shared prefix in tokens.
 
 
 class Row(NamedTuple):
-    """One row of a batch: the indices of its examples, and the length of their shared prefix."""
+    """A row of a batch: indices of its examples, and the length of their shared prefix."""
 
     places: tuple[int, ...]
     shared: int = 0
 
     def size(self, lengths: Sequence[int]) -> int:
-        """Returns the number of real tokens; ``lengths`` are those of all examples."""
+        """Returns the number of real tokens; ``lengths`` has the length of every example."""
         return self.shared + sum(lengths[place] - self.shared for place in self.places)
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Sizes of rows, micro-batches and steps. Numbers of rows are those of all devices together.
+    """Sizes of rows, micro-batches and steps; numbers of rows are totals over all devices.
 
     Attributes:
       length: maximum tokens of a row and of an example.
-      packing: whether rows hold several examples, separated by segments.
-      buckets: padded lengths of rows, ascending, the last one ``length``. A micro-batch has the
-        first that holds its longest row.
-      rows_per_step: rows of an optimizer step.
-      rows_per_batch: rows of a micro-batch; divides ``rows_per_step``.
+      packing: whether rows contain several examples, separated by segments.
+      buckets: padded lengths of rows, ascending; the last is ``length``. A micro-batch uses the
+        smallest bucket that its longest row fits into.
+      rows_per_step: rows per optimizer step.
+      rows_per_batch: rows per micro-batch; must divide ``rows_per_step``.
     """
 
     length: int
@@ -63,8 +63,8 @@ class MicroBatch:
       batch: the arrays.
       part_BT: uint8, the `Part` of each supervised target.
       tokens: number of real tokens; shared prefixes count once.
-      attended: twice the number of pairs in causal attention, which is the sum of the squared
-        lengths of the examples if they share no prefix.
+      attended: twice the number of pairs in causal attention. Without shared prefixes, this is the
+        sum of the squared lengths of the examples.
     """
 
     batch: Batch
@@ -86,7 +86,7 @@ class Plan:
     padded: tuple[int, ...]
 
     def efficiency(self) -> float:
-        """Returns the share of real tokens."""
+        """Returns the share of real tokens among all tokens, including padding."""
         return sum(self.tokens) / max(sum(self.padded), 1)
 
 
@@ -104,10 +104,10 @@ def make_plan(
     Args:
       examples: examples of at most ``layout.length`` tokens.
       layout: the sizes of rows and steps.
-      seed: seed of the orders.
-      num_epochs: passes over the examples. A fraction keeps that share of the last pass's steps.
-      num_steps: number of steps, which replaces ``num_epochs`` unless it is 0.
-      max_tokens: maximum number of real tokens unless 0. There is always one step.
+      seed: seed of the random orders.
+      num_epochs: passes over the examples. For a fraction, the last pass has fewer steps.
+      num_steps: number of steps; overrides ``num_epochs`` unless it is 0.
+      max_tokens: maximum number of real tokens; 0 is no limit. The plan has at least one step.
     """
     if not examples:
         raise ValueError("there are no examples to pack")
@@ -136,11 +136,11 @@ def make_plan(
 def micro_batches(
     examples: Sequence[Example], step: Sequence[Row], layout: Layout, pad_id: int
 ) -> list[MicroBatch]:
-    """Returns the rows of a step as arrays, padded to full micro-batches.
+    """Returns the rows of a step as arrays, padded to complete micro-batches.
 
-    Packed rows have ``positions_BT``, which restart in each example, ``segments_BT`` (1, 2, ...; 0
-    is padding) and ``shared_B``. Other rows have ``lengths_B``. The target of a token is the next
-    token of its example. A shared prefix is part of the first segment and is not supervised.
+    Packed rows have ``positions_BT`` (which restart in each example), ``segments_BT`` (1, 2, ...; 0
+    for padding) and ``shared_B``. Other rows have ``lengths_B``. The target of a token is the next
+    token of the example. A shared prefix belongs to the first segment and is not supervised.
     """
     batches = []
     for rows, length in _micro_batch_rows(step, [len(e.tokens_T) for e in examples], layout):
@@ -182,7 +182,8 @@ def micro_batches(
 def pack(lengths: Sequence[int], length: int) -> list[tuple[int, ...]]:
     """Packs examples into rows of ``length`` tokens by first-fit decreasing (Johnson, 1974).
 
-    Returns the indices of the examples of each row, longest first. Equal lengths keep their order.
+    Returns the indices of the examples in each row, longest first. Examples of equal length keep
+    their order.
     """
     order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
     rows: list[list[int]] = []
@@ -202,7 +203,7 @@ def pack(lengths: Sequence[int], length: int) -> list[tuple[int, ...]]:
 
 
 def _prefixes(examples: Sequence[Example]) -> list[tuple[bytes, int]]:
-    """Returns the kind of every example, and the length of the prefix that examples of it share.
+    """Returns, for every example, its kind and the length of the prefix that the kind shares.
 
     Examples with the same first `MIN_SHARED` tokens are of one kind.
     """
@@ -217,7 +218,7 @@ def _prefixes(examples: Sequence[Example]) -> list[tuple[bytes, int]]:
 def _common_prefix(examples: Sequence[Example]) -> int:
     """Returns the length of the common prefix, or 0 if it is shorter than `MIN_SHARED`.
 
-    Neither its tokens nor the token after it, which differs between examples, are supervised.
+    The prefix ends before the first supervised token, and before a token that differs.
     """
     first_T = examples[0].tokens_T
     common = len(first_T)
@@ -264,7 +265,7 @@ def _epoch(
                 shared = prefix[1]
                 packed = pack([lengths[i] - shared for i in members], layout.length - shared)
                 rows += [Row(tuple(members[i] for i in row), shared) for row in packed]
-        else:  # Rows of a step have similar lengths, and little padding.
+        else:  # Rows of a step have similar lengths, which saves padding.
             by_length = [Row((place,)) for place in sorted(window, key=lengths.__getitem__)]
             groups += [by_length[i : i + size] for i in range(0, len(by_length), size)]
     if layout.packing:

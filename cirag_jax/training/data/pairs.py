@@ -1,9 +1,9 @@
 """Training pairs of the cross-encoder.
 
-Positives are annotated: a question and each gold passage, a sub-question of the decomposition and
-its passage, or either of them and the triple that states the answer. Triples have the same text as
-in reranking. Negatives come from the question's own pool and from the passages or triples of all
-questions that are nearest by a bi-encoder.
+A positive pair is annotated: a question with a gold passage, a sub-question with its passage, or
+either of them with the triple that states the answer. Triples have the same text as in reranking.
+Negatives are passages or triples from the question's own pool, and those of all questions that a
+bi-encoder ranks highest.
 """
 
 import dataclasses
@@ -30,9 +30,9 @@ Kind = Literal["passage", "triple"]
 class Target:
     """A query with a positive and negatives.
 
-    ``own`` are negatives from the question's pool and ``mined`` from all other texts, both nearest
-    first by the bi-encoder. ``gold`` are all positives of the question and its sub-questions, which
-    are no easy negatives.
+    ``own`` are negatives from the question's pool, and ``mined`` are negatives from all other
+    texts; both are sorted by the bi-encoder, best first. ``gold`` are all positives of the question
+    and its sub-questions, which must not be used as easy negatives.
     """
 
     kind: Kind
@@ -56,27 +56,27 @@ class Batch(NamedTuple):
 
 
 def training_questions(dataset: Dataset, data: Config) -> tuple[Question, ...]:
-    """Returns the selected questions with gold passages, except those of `HELD_OUT_FOLDS`."""
+    """Returns the selected questions that have gold passages and are not in `HELD_OUT_FOLDS`."""
     selected = load.select_questions(dataset, data)
     kept = tuple(q for q in selected if q.supporting and q.fold not in HELD_OUT_FOLDS)
     if not kept:
         raise UserError(
-            f"none of the {len(selected)} selected questions of {dataset.name} can be trained on: "
-            "each lacks gold passages (`supporting`) or is of fold tune or test"
+            f"none of the {len(selected)} selected questions of {dataset.name} can be used for "
+            "training: each lacks gold passages (`supporting`) or is in fold tune or test"
         )
     return kept
 
 
 def may_train_triples(dataset: Dataset, question: Question) -> bool:
-    """Returns whether a question is of fold ``train``, or its dataset has no folds."""
+    """Returns whether a question is in fold ``train`` or the dataset has no folds."""
     return question.fold == "train" or not any(q.fold for q in dataset.questions)
 
 
 def passage_targets(dataset: Dataset, questions: Sequence[Question]) -> list[Target]:
-    """Returns questions and sub-questions with their passages.
+    """Returns questions and sub-questions with their gold passages as positives.
 
     ``own`` are the other passages of the context, unordered. For a sub-question they include the
-    passages of other hops.
+    gold passages of other hops.
     """
     targets: list[Target] = []
     for question in questions:
@@ -99,11 +99,11 @@ def passage_targets(dataset: Dataset, questions: Sequence[Question]) -> list[Tar
 def triple_targets(
     dataset: Dataset, questions: Sequence[Question], normalization: Any
 ) -> list[Target]:
-    """Returns questions and sub-questions with the triples that answer them.
+    """Returns questions and sub-questions with the triples that answer them as positives.
 
-    A triple from the gold passage that names the answer is no negative, because extraction states
-    facts several times. In a dataset without extracted triples (2WikiMultihopQA) the annotated
-    evidences are the positives, and there are no negatives in the pool.
+    Triples from the gold passage that name the answer are not used as negatives, because extraction
+    often states a fact several times. In a dataset without extracted triples (2WikiMultihopQA),
+    annotated evidences are the positives, and the pool has no negatives.
     """
     write, targets = TripleText("tuple", normalization), list[Target]()
     for question in questions:
@@ -137,10 +137,10 @@ def _with_gold(targets: Sequence[Target]) -> list[Target]:
 
 
 def gold_triples(dataset: Dataset, question: Question) -> tuple[Triple, ...]:
-    """Returns the triples of the question's silver chain.
+    """Returns the triples of the question's silver chain (derived from annotations).
 
-    They are extracted ones if the dataset has any, because the style of annotated triples differs
-    from that of extracted negatives.
+    They are extracted triples if the dataset has any, because annotated triples differ in style
+    from extracted negatives.
     """
     chain = chains_lib.chain_of(dataset, question, "triple")
     if chain is None:
@@ -176,7 +176,7 @@ def _negatives(
 
 
 def _sub_questions(question: Question) -> list[tuple[str, SubQuestion]]:
-    """Returns sub-questions with ``#k`` replaced by the k-th answer, and their steps."""
+    """Returns (text, sub-question) pairs; in the text, ``#k`` is replaced by the k-th answer."""
     steps = question.decomposition or ()
     answers = {index: step.answer for index, step in enumerate(steps)}
     return [(annotations.fill(step.question, answers), step) for step in steps]
@@ -189,10 +189,10 @@ def mine(
     depth: int,
     progress: Callable[[int], Any] | None = None,
 ) -> list[Target]:
-    """Sorts ``own`` by the bi-encoder, nearest first, and mines negatives from ``corpus``.
+    """Sorts ``own`` with the bi-encoder, best first, and mines negatives from ``corpus``.
 
-    The targets are of one kind. Positives of the query and texts of its pool are not mined. At most
-    ``depth`` texts of ``own`` and ``mined`` are kept. See `Encoder.encode` for ``progress``.
+    All targets must be of one kind. Positives of the query and texts of its pool are not mined.
+    ``own`` and ``mined`` are cut to ``depth`` texts each. See `Encoder.encode` for ``progress``.
     """
     if not targets:
         return []
@@ -221,10 +221,10 @@ def mine(
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """The number of positives per step, and of negatives of each sort per positive.
+    """The number of positives per step, and the numbers of negatives per positive.
 
-    ``own`` negatives are from the question's pool, ``mined`` from all texts, and ``easy`` are
-    positives of other questions in the step.
+    ``own`` negatives come from the question's pool, ``mined`` negatives from all texts; ``easy``
+    negatives are positives of other questions in the step.
     """
 
     targets_per_step: int
@@ -237,10 +237,10 @@ class Sampling:
 def pairs_of_step(
     targets: Sequence[Target], step: int, sampling: Sampling
 ) -> list[tuple[str, str, bool]]:
-    """Returns (query, text, is relevant) of the pairs of a step, counted from 0.
+    """Returns the pairs (query, text, is relevant) of a step; steps are counted from 0.
 
-    Targets have a new order in every epoch. If a pool has too few texts, the other one makes up for
-    them.
+    Targets have a new order in every epoch. If ``own`` has too few texts, more are drawn from
+    ``mined``, and vice versa.
     """
     num_hard = sampling.own + sampling.mined
     pairs = []
@@ -261,7 +261,7 @@ def pairs_of_step(
 
 
 def _target(targets: Sequence[Target], number: int, seed: int) -> Target:
-    """Returns the target with this index in the endless sequence of epochs."""
+    """Returns the target at index ``number`` of the endless sequence of epochs."""
     epoch, place = divmod(number, len(targets))
     return targets[_permutation(seed, epoch, len(targets))[place]]
 
@@ -272,7 +272,7 @@ def _permutation(seed: int, epoch: int, count: int) -> np.ndarray:
 
 
 def _easy(target: Target, drawn: Sequence[Target], hard_negatives: set[str]) -> list[str]:
-    """Returns positives of other questions. Texts of the own pool may be relevant."""
+    """Returns positives of other questions, without texts of the own pool (maybe relevant)."""
     same_query = (t.positive for t in drawn if t.query == target.query)
     excluded = {target.positive, *target.gold, *target.own, *hard_negatives, *same_query}
     texts = dict.fromkeys(t.positive for t in drawn if t.kind == target.kind)
@@ -295,7 +295,8 @@ def pack(
 ) -> Batch:
     """Packs rows, shortest first, into chunks of ``chunk_rows`` padded rows.
 
-    A chunk has the length of the first of the ascending ``buckets`` that holds its longest row.
+    The length of a chunk is the smallest of the ascending ``buckets`` that its longest row fits
+    into.
     """
     order = sorted(range(len(rows)), key=lambda index: len(rows[index].tokens_T))
     chunks = []

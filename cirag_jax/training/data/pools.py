@@ -1,7 +1,7 @@
-"""Training batches of the aligner: prefixes of silver chains, their positives and negatives.
+"""Training batches of the aligner: prefixes of silver chains, with positives and negatives.
 
-Batches come from a Grain pipeline over chains, whose state is a few integers in the checkpoint. The
-negatives of each query become a matrix of counts on the host (see `contrastive_loss`), and the
+A Grain pipeline over chains yields the batches; its state in a checkpoint is a few integers. The
+host represents the negatives of each query as a matrix of counts (see `contrastive_loss`), and the
 device encodes each distinct text once.
 """
 
@@ -20,13 +20,13 @@ from cirag_jax.datasets.chains import Chain, Unit, UnitKind
 from cirag_jax.errors import UserError
 from cirag_jax.types import Dataset, Question
 
-# Practically endless. In truly endless repetition, batches of size one overflow Grain's counter.
+# Practically endless; with endless repetition, batches of size one overflow Grain's counter.
 _EPOCHS = 1 << 32
 
 Negatives = Literal["own", "in_batch", "cross_device"]
 Order = Literal["dependency", "printed", "annotation"]
 Tokenize = Callable[[Sequence[str], Literal["query", "passage"]], list[np.ndarray]]
-# The units to draw negatives from for each prefix of a chain, by the length of the prefix.
+# For each prefix of a chain, by its length: the units from which negatives are drawn.
 PrefixPools = tuple[tuple[Unit, ...], ...]
 
 
@@ -34,11 +34,12 @@ PrefixPools = tuple[tuple[Unit, ...], ...]
 class Sampling:
     """Settings for drawing training queries from a chain.
 
-    ``order="dependency"`` draws any partial chain whose steps have their dependencies. Every
-    possible next step is a positive. ``order="printed"`` follows KiRAG's paper: the first h
-    annotated steps, and the next one. ``order="annotation"`` follows its released code, which
-    differs for comparison questions: any single step at h = 0 and any permutation of the first
-    h + 1 for h > 0. ``chain_negatives`` allows other units of the chain as negatives.
+    ``order="dependency"`` draws any partial chain in which each step comes after the steps that it
+    depends on. Every possible next step is a positive. ``order="printed"`` follows KiRAG's paper:
+    the first h annotated steps are the prefix, and the next step is the positive.
+    ``order="annotation"`` follows the released code, which differs for comparison questions: the
+    positive is any step for h = 0; for h > 0, the first h + 1 steps are permuted.
+    ``chain_negatives`` allows other units of the chain as negatives.
     """
 
     prefixes_per_question: int
@@ -51,8 +52,8 @@ class Sampling:
 class Example:
     """A query of the contrastive loss.
 
-    ``positives`` are all possible next texts, the sampled target first. ``negatives`` are hard
-    negatives from the question's pool.
+    ``positives`` are all possible next texts; the first one is the sampled target. ``negatives``
+    are hard negatives from the question's pool.
     """
 
     query: str
@@ -73,7 +74,7 @@ class Chunk(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A global batch of ``B`` queries and ``C`` distinct candidates, padded to fixed numbers.
+    """A global batch of ``B`` queries and ``C`` distinct candidates, padded to fixed sizes.
 
     The table of embeddings has ``B + C + 1`` rows: queries, candidates, and a row for padding. The
     other arrays are arguments of `contrastive_loss`.
@@ -100,10 +101,10 @@ def chains_and_pools(
 ) -> tuple[list[Chain], list[tuple[Unit, ...]]]:
     """Returns the usable chains, and the units of each question's own passages.
 
-    A chain of triples is dropped if an annotated triple stands for one that was not extracted,
-    because its style differs from that of extracted negatives. With ``negatives="own"``, a chain
-    whose passages have no other unit is dropped, too, because its loss is 0. Prints the number of
-    dropped chains.
+    A chain of triples is dropped if a step is an annotated triple that was not extracted, because
+    its style differs from the extracted negatives. With ``negatives="own"``, a chain is also
+    dropped if its passages have no other units, because its loss is 0. Prints the number of dropped
+    chains.
     """
     chains = chains_lib.silver_chains(dataset, questions, kind)
     by_id = {question.id: question for question in questions}
@@ -132,7 +133,7 @@ def chains_and_pools(
         )
     if reasons:
         left_out = len(chains) - len(usable)
-        io.say(f"{left_out} of {len(chains)} chains left out: {'; '.join(reasons)}")
+        io.say(f"{left_out} of {len(chains)} chains dropped: {'; '.join(reasons)}")
     return [chain for chain, _ in usable], [pool for _, pool in usable]
 
 
@@ -144,11 +145,11 @@ def sample_examples(
     rng: np.random.Generator,
     prefix_pools: PrefixPools = (),
 ) -> list[Example]:
-    """Draws prefixes of distinct lengths of a chain, and negatives that the prefixes share.
+    """Draws prefixes of different lengths from a chain, and negatives that the prefixes share.
 
-    Sharing halves the number of texts to encode. Each prefix has separate negatives with
-    ``chain_negatives``, because its gold units depend on it, and with ``prefix_pools``, which
-    replace ``pool``.
+    Sharing halves the number of texts to encode. Prefixes do not share negatives in two cases: with
+    ``chain_negatives``, because the excluded units depend on the prefix, and with ``prefix_pools``,
+    which replace ``pool``.
     """
     draw = random.Random(int(rng.integers(2**63)))
     lengths = draw.sample(
@@ -181,7 +182,7 @@ def _draw_negatives(
 def _sample_prefix(
     chain: Chain, length: int, order: str, draw: random.Random
 ) -> tuple[list[int], list[int]]:
-    """Returns a partial chain of ``length`` steps, and possible next steps, the target first."""
+    """Returns a prefix of ``length`` steps, and the possible next steps, the target first."""
     prefix: list[int] = []
     if order != "dependency":
         steps = list(range(len(chain.steps)))
@@ -199,18 +200,19 @@ def _sample_prefix(
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The fixed sizes and the negatives of every batch.
+    """The fixed sizes of batches, and the kind of negatives.
 
     Attributes:
       num_queries: B, a multiple of ``micro_batches * device_groups``.
       num_candidates: C, the maximum number of distinct candidates.
-      negatives: ``own`` (the query's own positive and hard negatives), ``in_batch`` (those of all
-        queries on the same device) or ``cross_device`` (of the whole batch).
-      mask_false_negatives: masks texts that are another positive of the query, and counts equal
-        texts once. KiRAG's released code does neither.
-      micro_batches: above 1, negatives stay within the micro-batch (``accumulation="official"``).
-      device_groups: devices that share the batch.
-      chunk_tokens: tokens per device and encoder call, including padding.
+      negatives: ``own`` (only the query's hard negatives), ``in_batch`` (also texts of all queries
+        on the same device) or ``cross_device`` (also texts of all queries in the batch).
+      mask_false_negatives: whether other positives of the query are masked and equal texts count
+        once. KiRAG's released code does neither.
+      micro_batches: number of micro-batches; negatives come only from the same micro-batch
+        (above 1 with ``accumulation="official"``).
+      device_groups: number of devices that share the batch.
+      chunk_tokens: maximum tokens per device and encoder call, including padding.
       bucket_lengths: sequence lengths that the encoder is compiled for, ascending.
     """
 
@@ -272,7 +274,7 @@ def build_batch(
 def _counts(
     examples: Sequence[Example], candidates: dict[str, int], layout: Layout, group_of: Sequence[int]
 ) -> np.ndarray:
-    """Returns count_BC, how often each candidate is in the denominator of each query."""
+    """Returns count_BC, how often the denominator of each query contains each candidate."""
 
     def group(index: int) -> tuple[int, ...]:
         micro, device = divmod(group_of[index], layout.device_groups)
@@ -302,7 +304,8 @@ def _chunks(
 ) -> tuple[Chunk, ...]:
     """Cuts texts, longest first, into chunks of at most ``chunk_tokens`` padded tokens per device.
 
-    A chunk has the bucket of its longest row. Shorter rows fill up the last chunk of a bucket.
+    The longest row determines the bucket of a chunk. Shorter rows fill up the last chunk of a
+    bucket.
     """
     order = sorted(range(len(tokens)), key=lambda i: (-len(tokens[i]), i))
     buckets = [next(b for b in layout.bucket_lengths if b >= len(tokens[i])) for i in order]
@@ -326,11 +329,11 @@ def _chunks(
 
 
 def rows_per_chunk(length: int, num_texts: int, layout: Layout) -> int:
-    """Returns the number of rows, over all devices, of a chunk for ``num_texts`` texts of a bucket.
+    """Returns the number of rows of a chunk, over all devices, for ``num_texts`` texts of a bucket.
 
-    This is the capacity of all devices, or the smallest of a half, a quarter and so on that holds
-    all texts, down to the capacity of one device. So few sizes are compiled, and there is no more
-    padding than with one device.
+    The number is the capacity of all devices, or a half, a quarter and so on of it if all texts
+    fit, down to about the capacity of one device. This limits both the number of compiled sizes and
+    the padding.
     """
     devices = layout.device_groups
     most = max(layout.chunk_tokens // length, 1)
@@ -352,8 +355,8 @@ def check_enough(num_chains: int, per_batch: int) -> None:
     """Raises `UserError` if there are fewer chains than questions per batch."""
     if num_chains < per_batch:
         raise UserError(
-            f"config.batch_size needs {per_batch} questions with a chain per batch, but there are "
-            f"only {num_chains}"
+            f"config.batch_size needs {per_batch} questions with a chain per batch, but only "
+            f"{num_chains} questions have one"
         )
 
 
@@ -368,7 +371,7 @@ def batches(
     seed: int,
     prefix_pools: Sequence[PrefixPools] = (),
 ) -> grain.DatasetIterator:
-    """Returns an endless iterator over batches, reshuffled every epoch, whose state is JSON.
+    """Returns an endless iterator over batches, reshuffled in every epoch; its state is JSON.
 
     A batch has ``layout.num_queries // sampling.prefixes_per_question`` questions, divided evenly
     over the groups, because chains may have fewer prefixes than requested. ``prefix_pools`` has an

@@ -1,10 +1,10 @@
-"""Training examples of the reader: a question with evidence, and its answer or a refusal.
+"""Training examples of the reader: a question with evidence, and an answer or a refusal.
 
-The gold evidence of a question is mixed, in its order, with the distractors of its context that
-share most words with the question. Some examples lack the evidence of one gold passage, and the
-target is the refusal, which teaches the cascade when to escalate (CIRAG, section 3.4). Some prompts
-forbid the refusal, like the last reading of the cascade. Prompts are those of inference. The loss
-is on the answer and the token that ends it.
+The evidence mixes gold lines, in their order, with those distractors of the question's context that
+share most words with the question. Some examples lack the evidence of one gold passage. Their
+target is the refusal, after which CIRAG's cascade reads more text (section 3.4). Some prompts
+forbid the refusal, like the last prompt of the cascade. Prompts are the same as in inference. The
+loss is on the answer and its end token.
 """
 
 import collections
@@ -38,14 +38,15 @@ class ReadingSettings:
     """Settings of the evidence.
 
     Attributes:
-      granularities: granularities to draw from. Questions without annotations of a granularity
-        have sentences instead, or else passages. The sentences of a decomposed question (MuSiQue)
-        are those that state its steps, if one of them states the answer.
-      distractors: maximum number of distracting triples or sentences; half of it for passages.
-      missing: share of the examples that lack the evidence of one gold passage.
-      forced: share of the examples with the answer in the evidence whose prompt forbids a refusal.
-      reader_format: as in `methods.common.reading_prompts.answer_messages`.
-      seed: seed of all draws.
+      granularities: kinds of evidence lines to draw from: triples, sentences, passages. A question
+        without annotations of the drawn kind gets sentences, or else passages. The gold sentences
+        of a decomposed question (MuSiQue) are those that state its steps, provided that one of them
+        states the answer.
+      distractors: maximum number of distracting triples or sentences; for passages, half of it.
+      missing: share of examples that lack the evidence of one gold passage.
+      forced: among examples whose evidence has the answer, share of prompts without refusal.
+      reader_format: see `methods.common.reading_prompts.answer_messages`.
+      seed: seed of all random choices.
     """
 
     granularities: tuple[UnitKind, ...] = UNIT_KINDS
@@ -64,9 +65,9 @@ class ReadingSettings:
 class Reading(NamedTuple):
     """A question with lines of evidence.
 
-    ``sufficient`` is False if gold evidence is missing. ``may_refuse`` is whether the prompt allows
-    a refusal. ``chain`` has the annotated facts that lead to the answer, as far as the evidence
-    states them, and the conclusion of a comparison.
+    ``sufficient`` is False if gold evidence is missing. ``may_refuse`` is True if the prompt allows
+    a refusal. ``chain`` contains the annotated facts that lead to the answer, up to the first fact
+    that the evidence lacks, and the conclusion of a comparison.
     """
 
     question: Question
@@ -80,7 +81,7 @@ class Reading(NamedTuple):
 def make_readings(
     dataset: Dataset, questions: Sequence[Question], settings: ReadingSettings
 ) -> tuple[list[Reading], int]:
-    """Returns a reading per question, and the number of questions without gold evidence."""
+    """Returns a reading for each question, and the number of questions without gold evidence."""
     facts = [(fact, q.id) for q in dataset.questions for fact in q.evidences or ()]
     readings = []
     for question in questions:
@@ -105,10 +106,11 @@ def reading_examples(
     max_length: int,
     answer_weight: float = 1.0,
 ) -> tuple[list[Example], dict[str, int]]:
-    """Returns the readings as conversations, and the number of ``dropped_too_long`` ones.
+    """Returns the readings as conversations.
 
-    Conversations of more than ``max_length`` tokens are dropped. ``answer_weight`` is the loss
-    weight of the tokens of the answer and of the conclusion before it.
+    Conversations of more than ``max_length`` tokens are dropped and counted as
+    ``dropped_too_long``. ``answer_weight`` is the loss weight of tokens of the answer and of the
+    conclusion before it.
     """
     examples, reasons = [], collections.Counter[str]()
     for reading in readings:
@@ -129,7 +131,7 @@ def reading_examples(
 
 
 def _reading_parts(text: str) -> list[tuple[int, Part]]:
-    """Splits an output into facts and the rest: the conclusion and the answer."""
+    """Splits an output into two parts: the facts, and the conclusion with the answer."""
     start = next(match.start() for match in _CONCLUDES.finditer(text))
     return [(0, Part.FACTS), (start, Part.ANSWER)] if start else [(0, Part.ANSWER)]
 
@@ -156,13 +158,13 @@ def _pools(
     facts: Sequence[tuple[tuple[str, str, str], str]],
     rng: np.random.Generator,
 ) -> tuple[_Groups, list[str]]:
-    """Returns the gold evidence, and the distractors from nearest to farthest."""
+    """Returns the gold evidence, and the distractors sorted by `_nearest`."""
     corpus, gold = dataset.corpus, tuple(question.supporting or ())
     context = [corpus[i] for i in question.context or () if i in corpus and i not in gold]
     if granularity == "triple":
         lines = [[triple_line(Triple(*fact), "ascii")] for fact in question.evidences or ()]
         triples = [t for p in context for t in dataset.triples.get(p.id, ())]
-        if not triples and facts:  # Nothing was extracted; use facts of other questions.
+        if not triples and facts:  # If nothing was extracted, uses facts of other questions.
             some = rng.choice(len(facts), min(60, len(facts)), replace=False)
             triples = [Triple(*facts[i][0]) for i in some if facts[i][1] != question.id]
         return lines, _nearest(question, [triple_line(triple, "ascii") for triple in triples])
@@ -184,9 +186,10 @@ def _pools(
 
 
 def _gold_sentences(dataset: Dataset, question: Question) -> Sequence[tuple[str, int]]:
-    """Returns the annotated sentences, or those that state the steps and answer of a decomposition.
+    """Returns the gold sentences: annotated, or found through the decomposition.
 
-    Returns none if no sentence of the decomposition has the answer.
+    Sentences found through the decomposition state its steps. They are only used if one of them
+    has the answer; otherwise returns ().
     """
     if question.supporting_sentences is not None or not question.decomposition:
         return question.supporting_sentences or ()
@@ -206,7 +209,7 @@ def _gold_sentences(dataset: Dataset, question: Question) -> Sequence[tuple[str,
 def _facts(dataset: Dataset, question: Question) -> tuple[tuple[str, str, str], ...]:
     """Returns the annotated facts that lead to the answer.
 
-    A sub-question in free words becomes a fact of the sub-question and its answer.
+    If a sub-question cannot be written as a fact, its text with the relation "answer" is used.
     """
     if question.evidences or not question.decomposition:
         return tuple(question.evidences or ())
@@ -221,7 +224,7 @@ def _facts(dataset: Dataset, question: Question) -> tuple[tuple[str, str, str], 
 
 
 def _nearest(question: Question, lines: Sequence[str]) -> list[str]:
-    """Sorts distinct lines by the number of words shared with the question."""
+    """Returns distinct lines, sorted by the number of words that they share with the question."""
     question_words = words(question.question)
     return sorted(dict.fromkeys(lines), key=lambda line: -len(question_words & words(line)))
 
@@ -245,9 +248,9 @@ def _draw_reading(
     count = int(rng.integers(min(1, most), most + 1)) if most else 0
     drawn = rng.permutation(len(near))[:count]
     lines = list(kept)
-    for i in drawn:  # Gold evidence keeps its order.
+    for i in drawn:  # The gold lines keep their order.
         lines.insert(int(rng.integers(len(lines) + 1)), near[i])
-    # A forced answer may have insufficient evidence.
+    # An answer may be forced even if the evidence is insufficient.
     can_answer = sufficient or _states_answer(question, lines)
     may_refuse = bool(not can_answer or rng.random() >= settings.forced)
     chain = (*chain, *conclusion(question)) if sufficient else _stated(chain, kept)
@@ -263,9 +266,9 @@ def _states_answer(question: Question, lines: Sequence[str]) -> bool:
 def _stated(
     chain: Sequence[tuple[str, str, str]], lines: Sequence[str]
 ) -> tuple[tuple[str, str, str], ...]:
-    """Returns the facts up to the first one that no line states.
+    """Returns the facts before the first fact that no line states.
 
-    A line states a fact if it has the tail and half of the words of the head.
+    A line states a fact if it contains the tail and half of the words of the head.
     """
 
     def stated(fact: tuple[str, str, str]) -> bool:

@@ -1,4 +1,4 @@
-"""Splits of a dataset into training questions and dev questions."""
+"""Splits a dataset into training questions and dev questions."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,7 +14,7 @@ HELD_OUT_FOLDS = ("tune", "test")  # Folds of a training split that are used for
 
 
 class Questions(NamedTuple):
-    """Questions of one dataset to train on, and questions that choose the checkpoint."""
+    """Training questions of a dataset, and dev questions, which select the best checkpoint."""
 
     dataset: Dataset
     train: tuple[Question, ...]
@@ -24,9 +24,9 @@ class Questions(NamedTuple):
 def split_questions(dataset: Dataset, config: Config) -> Questions:
     """Splits the questions of a dataset.
 
-    Dev questions are those of ``config.dev.split`` and ``config.dev.fold``. If both are null, they
-    are held-out training questions as in KiRAG, see `hold_out`. Training questions exclude
-    `HELD_OUT_FOLDS` unless ``config.data.fold`` is set.
+    Dev questions are the questions of ``config.dev.split`` and ``config.dev.fold``. If both are
+    null, dev questions are held-out training questions as in KiRAG, see `hold_out`. Training
+    questions exclude `HELD_OUT_FOLDS` unless ``config.data.fold`` is set.
     """
     train = load.select_questions(dataset, config.data)
     if not config.data.fold:
@@ -52,8 +52,8 @@ def hold_out(
     number = config.dev.questions
     if number >= len(questions):
         raise UserError(
-            f"config.dev.questions={number} would leave none of the {len(questions)} questions to "
-            "train on"
+            f"config.dev.questions={number} holds out all {len(questions)} questions; none remain "
+            "for training"
         )
     order = np.random.default_rng(config.data.seed).permutation(len(questions))
     dev = set(order[len(questions) - number :].tolist())

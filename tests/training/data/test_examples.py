@@ -269,7 +269,7 @@ def test_chat_examples_any_assistant_turns(tmp_path):
     start, end = spans(both)[0]
     assert tokenizer.decode(both.tokens_T[start : end - 1]) == "b c"
     for wrong in ([], [0]):
-        with pytest.raises(ValueError, match="at least one turn, all of the assistant"):
+        with pytest.raises(ValueError, match="at least one turn, and only assistant turns"):
             chat_examples(tokenizer, turns, wrong)
     forgetful = by_hand.tiny_tokenizer(tmp_path / "f", FORGETFUL)
     with pytest.raises(UnstableTemplateError):

@@ -100,7 +100,7 @@ def test_chains_and_pools_reports_dropped_chains(capsys):
     kept, pools = chains_and_pools(dataset, dataset.questions, "triple")
     num_dropped = len(dataset.questions) - len(kept)
     assert num_dropped and dataset.questions[0].id not in {chain.question_id for chain in kept}
-    assert f"{num_dropped} of {len(dataset.questions)} chains left out" in capsys.readouterr().err
+    assert f"{num_dropped} of {len(dataset.questions)} chains dropped" in capsys.readouterr().err
     for chain, pool in zip(kept, pools, strict=True):
         assert set(chain.steps) <= set(pool)
 
