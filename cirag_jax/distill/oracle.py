@@ -1,8 +1,8 @@
-"""The oracle, which decides a round by the annotations of a question.
+"""The oracle, which makes the integrator's decisions from the annotations of a question.
 
-A decision has core triples, a rationale, and the next query or the stop. Rationales and queries
-name only answers that the question or a kept triple states. `decide` checks their sentences, and
-falls back on templates without answers.
+A decision has the facts to keep ("core"), a rationale, and the next query or the stop. Rationales
+and queries name only answers that the question or a kept fact states. `decide` checks their
+sentences, and uses templates without answers if necessary.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from cirag_jax.methods.cirag import compact, prompts
 from cirag_jax.triples.normalization import Normalization, normalize
 from cirag_jax.types import Dataset, Passage, Question, Step, Triple, Unit
 
-# There is one wording each, because students cannot learn random choices.
+# Each template has only one wording, because students cannot learn random choices.
 _FOUND = "{Noun} is {value}."
 _FOUND_FREE = 'A fact answers "{asks}" with {value}.'
 _FOUND_PLAIN = "A fact about {head} helps."
@@ -32,14 +32,14 @@ _ENOUGH = "The query can be answered now."
 
 @dataclasses.dataclass(frozen=True)
 class Gold:
-    """The annotations of a question for decisions on triples.
+    """The annotations of a question, for decisions on triples.
 
     Attributes:
       question: the annotated question.
-      hops: the facts that it needs; empty without annotations.
-      statements: key of a triple (`fact_key`) -> its statements in the gold passages.
+      hops: the facts that the question needs; empty without annotations.
+      statements: key of a triple (`fact_key`) -> extracted triples with this key in gold passages.
       passages: gold passages by id.
-      normalization: normalization that makes triples equal.
+      normalization: triples with equal normal forms are the same fact.
     """
 
     question: Question
@@ -49,10 +49,10 @@ class Gold:
     normalization: Normalization
 
     def facts(self, triples: Sequence[Triple]) -> list[tuple[Triple, ...]]:
-        """Returns the statements of each triple in the gold passages.
+        """Returns, for each triple, the equal triples of the gold passages.
 
-        A triple without statements is returned with those that have equal ends and a related
-        relation.
+        If there are none, returns the triple itself with similar triples of the gold passages: the
+        same head and tail, and a related relation.
         """
         return [
             self.statements.get(fact_key(t, self.normalization))
@@ -69,7 +69,7 @@ class Gold:
         return by_ends
 
     def context(self, triple: Triple) -> tuple[str, str]:
-        """Returns the title and sentence of a triple of a gold passage; "" if unknown."""
+        """Returns the passage title and the sentence of a triple; "" if unknown."""
         passage = self.passages.get(triple.passage_id or "")
         if passage is None:
             return "", ""
@@ -80,17 +80,17 @@ class Gold:
     def supports(
         self, triples: Sequence[Triple], known: Mapping[int, str] | None = None
     ) -> list[Support]:
-        """Returns the supports among ``triples``, given the solved hops ``known``."""
+        """Returns which triples solve hops, given the answers ``known`` of solved hops."""
         return supports_of(self.hops, known or {}, self.facts(triples), self.context)
 
     def is_unclear(self, triples: Sequence[Triple], known: Mapping[int, str]) -> bool:
-        """Returns whether no triple supports a hop, but some might, so that nothing is learned."""
+        """Returns whether no triple supports a hop although some might; such rounds are skipped."""
         return not self.supports(triples, known) and bool(
             near_misses(self.hops, known, self.facts(triples))
         )
 
     def known(self, triples: Sequence[Triple]) -> dict[int, str]:
-        """Returns the hops that core triples solve, with their answers."""
+        """Returns hop -> answer for the hops that core triples solve."""
         return _values(self.supports(triples))
 
     def is_solved(self, triples: Sequence[Triple]) -> bool:
@@ -100,16 +100,17 @@ class Gold:
 
 @dataclasses.dataclass(frozen=True)
 class SentenceGold:
-    """The annotations of a question for decisions on sentences.
+    """The annotations of a question, for decisions on sentences.
 
-    Sentences are compared by their lines in a prompt (`compact.line`), and are `Sentence`s with
-    texts or such lines.
+    Methods accept `Sentence` objects with texts, or the lines of sentences in a prompt
+    (`compact.line`). Sentences with equal lines are the same.
 
     Attributes:
       question: the question, with ``supporting_sentences``.
-      hops: the facts that it needs; empty if hops and passages of sentences do not match.
-      answers: answer of each hop, if possible in the words of its sentences; "" without answer.
-      sentences: line of a supporting sentence -> the hops of its passage, which it supports.
+      hops: the facts that the question needs; empty if the passages of hops and supporting
+        sentences do not match.
+      answers: answer of each hop, if possible in the words of the sentences; "" without answer.
+      sentences: line of a supporting sentence -> the hops that the sentence supports.
       passages: id of the passage of each hop.
     """
 
@@ -122,9 +123,9 @@ class SentenceGold:
     def known(
         self, sentences: Sequence[Unit], known: Mapping[int, str] | None = None
     ) -> dict[int, str]:
-        """Returns the hops in ``known`` and those that ``sentences`` solve, with their answers.
+        """Returns hop -> answer for the hops in ``known`` and the hops that ``sentences`` solve.
 
-        Only reachable hops are solved. They may make others reachable.
+        A hop is solved only if it is reachable. It may make other hops reachable.
         """
         solved = dict(known or {})
         stated = {hop for unit in sentences for hop in self.sentences.get(compact.line(unit), ())}
@@ -133,14 +134,14 @@ class SentenceGold:
         return solved
 
     def supports(self, sentences: Sequence[Unit], known: Mapping[int, str]) -> list[int]:
-        """Returns the hops that ``sentences`` solve, without those in ``known``."""
+        """Returns the hops that ``sentences`` solve and that are not in ``known``."""
         return [hop for hop in self.known(sentences, known) if hop not in known]
 
     def is_unclear(self, sentences: Sequence[Unit], known: Mapping[int, str]) -> bool:
-        """Returns whether nothing is to be learned from a round.
+        """Returns whether students should skip a round, because the best decision is unclear.
 
-        Either there is a supporting sentence of a hop that is not yet reachable, or a kept sentence
-        does not name the answer that the next hop needs (the annotation is of another sentence).
+        Either no hop is solved although a sentence supports an unreachable hop, or a kept sentence
+        does not name the answer that a later hop needs (the annotation is inexact).
         """
         lines = [line for unit in sentences if (line := compact.line(unit)) in self.sentences]
         new = self.supports(lines, known)
@@ -163,7 +164,7 @@ AnyGold = Gold | SentenceGold
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Round:
-    """The query and the kept facts of an earlier round."""
+    """An earlier round: the query and the kept facts."""
 
     query: str
     kept: tuple[Unit, ...]
@@ -175,7 +176,7 @@ def gold_of(
     triples: Mapping[str, Sequence[Triple] | None],
     normalization: Normalization,
 ) -> Gold:
-    """Returns the annotations of a question. ``triples`` are those of passages, by id."""
+    """Returns the annotations of a question; ``triples`` maps passage ids to triples."""
     ids = [i for i in question.supporting or () if i in corpus]
     gold_triples = [triple for i in ids for triple in triples.get(i) or ()]
     statements = add_statements({}, gold_triples, normalization)
@@ -188,7 +189,7 @@ def add_statements(
     triples: Sequence[Triple],
     normalization: Normalization,
 ) -> dict[str, tuple[Triple, ...]]:
-    """Returns ``statements`` of `Gold` with additional triples."""
+    """Returns the ``statements`` of a `Gold` with additional triples."""
     merged = dict(statements)
     for triple in triples:
         key = fact_key(triple, normalization)
@@ -197,9 +198,9 @@ def add_statements(
 
 
 def sentence_gold_of(question: Question, dataset: Dataset) -> SentenceGold:
-    """Returns the annotations of a question for sentences.
+    """Returns the annotations of a question, for decisions on sentences.
 
-    The passage of a hop is chosen as for the silver chains of the aligner.
+    The passage of a hop is chosen as in the silver chains of the aligner (`datasets.chains`).
     """
     lines: dict[str, list[str]] = {}
     for passage_id, index in question.supporting_sentences or ():
@@ -216,7 +217,7 @@ def sentence_gold_of(question: Question, dataset: Dataset) -> SentenceGold:
         stated = _padded(" ".join(lines[passages[-1]]))
         worded = [answer for answer in hop.answers if _padded(answer) in stated]
         answers.append(next(iter((*worded, *hop.answers)), ""))
-    if lines.keys() - set(passages):  # Some hop has a wrong passage.
+    if lines.keys() - set(passages):  # A hop has been assigned to a wrong passage.
         return SentenceGold(question, (), (), {}, ())
     sentences = {
         line: tuple(index for index, id in enumerate(passages) if id == passage_id)
@@ -236,12 +237,12 @@ def _are_alike(a: Triple, b: Triple) -> bool:
 
 
 def fact_key(triple: Triple, normalization: Normalization) -> str:
-    """Returns the text of a triple in a prompt, which is equal for indistinguishable triples."""
+    """Returns the key of a triple, which is its text in a prompt."""
     return prompts.render_facts((triple,), normalization)
 
 
 def decide(gold: AnyGold, rounds: Sequence[Round], query: str, candidates: Sequence[Any]) -> Step:
-    """Decides a round. Stops if and only if every hop is supported.
+    """Returns the decision of a round, which is to stop if and only if every hop is supported.
 
     Args:
       gold: the annotations, with at least one hop.
@@ -250,7 +251,7 @@ def decide(gold: AnyGold, rounds: Sequence[Round], query: str, candidates: Seque
       candidates: the candidates, best first: triples as in the prompt, or sentences.
 
     Returns:
-      The step with the thought (none for sentences), the kept candidates and the next query.
+      The step, with the thought (empty for sentences), the kept candidates and the next query.
     """
     if isinstance(gold, SentenceGold):
         return _decide_on_sentences(gold, rounds, query, candidates)
@@ -289,13 +290,13 @@ def _decide_on_sentences(
 
 
 def _values(supports: Sequence[Support]) -> dict[int, str]:
-    return {support.hop: support.value for support in reversed(supports)}  # The best wins.
+    return {support.hop: support.value for support in reversed(supports)}  # The best is set last.
 
 
 def _next_query(
     gold: AnyGold, known: Mapping[int, str], asked: set[str], unsupported: "_UnsupportedAnswers"
 ) -> tuple[int | None, str | None]:
-    """Returns the reachable hop with fewest queries so far, and the next query.
+    """Returns the reachable hop with the fewest queries so far, and the next query for it.
 
     Returns (None, None) if every hop is supported.
     """
@@ -303,7 +304,7 @@ def _next_query(
     for index in reachable(gold.hops, known):
         texts = [t for t in queries(gold, index, known) if not unsupported.appear_in(t)]
         unasked = [text for text in texts if text not in asked]
-        # Repeats the first query after all others, or the question if all queries state answers.
+        # When all queries were asked, repeats the first. Without queries, uses the question.
         text = [*unasked, *texts, gold.question.question][0]
         choices.append((len(texts) - len(unasked), index, text))
     if not choices:
@@ -313,7 +314,7 @@ def _next_query(
 
 
 def queries(gold: AnyGold, index: int, known: Mapping[int, str]) -> list[str]:
-    """Returns queries for a hop: in words, in keywords, and the question with known answers."""
+    """Returns the queries for a hop: a sub-question, keywords, the question with known answers."""
     hop = gold.hops[index]
     answers = ", ".join(dict.fromkeys(value for value in known.values() if value))
     texts = [fill(hop.sub_question, known), fill(hop.keywords, known)]
@@ -328,7 +329,7 @@ def _rationale(
     target: int | None,
     unsupported: "_UnsupportedAnswers",
 ) -> str:
-    """Describes in short sentences what was found and what is missing."""
+    """Returns short sentences about what was found and what is missing."""
     sentences = []
     for support in {s.hop: s for s in reversed(supports)}.values():
         hop, text = gold.hops[support.hop], ""
@@ -362,7 +363,7 @@ def _one_line(text: str) -> str:
 
 
 class _UnsupportedAnswers:
-    """The answers that no text in ``stated`` names.
+    """The answers of a question that neither the question nor a kept fact states.
 
     Args:
       gold: the annotations.
@@ -379,7 +380,7 @@ class _UnsupportedAnswers:
         self._answers = [t for t in texts if not any(t in text for text in padded)]
 
     def appear_in(self, text: str) -> bool:
-        """Returns whether ``text`` names one of the answers."""
+        """Returns whether ``text`` contains one of these answers."""
         padded = _padded(text)
         return any(answer in padded for answer in self._answers)
 

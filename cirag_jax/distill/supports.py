@@ -1,7 +1,7 @@
-"""Functions that decide which candidate triples support the hops of a question.
+"""Decides which candidate triples support the hops of a question.
 
-A candidate that states the answer of a hop solves it. Before that, the answer is not used, so that
-a trajectory holds only what a student could have read.
+A candidate that states the answer of a hop solves the hop. Until then the answer is not used, so
+that a trajectory contains only what a student could have read.
 """
 
 import dataclasses
@@ -10,18 +10,19 @@ from collections.abc import Callable, Mapping, Sequence
 from cirag_jax.datasets.annotations import Hop, fill, overlap, words
 from cirag_jax.types import Triple
 
-# Maps a statement to the title of its passage and its sentence.
+# Maps a triple to the title of its passage and the text of its sentence.
 Contexts = Callable[[Triple], tuple[str, str]]
-_KEPT_PER_HOP = 2  # Core triples with the same answer. A second paraphrase does not help.
+_KEPT_PER_HOP = 2  # Maximum of core triples with the same answer; more paraphrases do not help.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Support:
     """A candidate that solves a hop.
 
-    ``place`` is the index of the candidate, ``triple`` the statement that supports the hop, and
-    ``value`` the answer in its words. ``strength`` ranks candidates: how exactly it states the
-    answer, whether as its tail, and the number of words shared with the query.
+    ``place`` is the index of the candidate, ``triple`` the triple that supports the hop, and
+    ``value`` the answer in the words of the triple. ``strength`` ranks candidates by three
+    criteria: how exactly the answer is stated, whether the tail states it, and the number of words
+    shared with the query.
     """
 
     hop: int
@@ -37,13 +38,13 @@ def supports_of(
     facts: Sequence[Sequence[Triple]],
     contexts: Contexts,
 ) -> list[Support]:
-    """Returns the supports of reachable hops, including hops that become reachable.
+    """Returns the supports of all reachable hops, including hops that become reachable.
 
     Args:
       hops: hops of the question.
-      known: answers of the hops that were solved before.
-      facts: candidates, each with all its statements (a triple may have several sources).
-      contexts: returns the title and sentence of a statement; "" if unknown.
+      known: hop -> answer for the hops that were solved before.
+      facts: for each candidate, the equal triples (a fact may have several sources).
+      contexts: returns the passage title and the sentence of a triple; "" if unknown.
 
     Returns:
       At most two supports for every newly solved hop, the best first.
@@ -62,17 +63,17 @@ def supports_of(
         if not new:
             return supports
         supports += new
-        for support in reversed(new):  # The wording of the best support wins.
+        for support in reversed(new):  # The best support is last and determines the wording.
             known[support.hop] = support.value
 
 
 def near_misses(
     hops: Sequence[Hop], known: Mapping[int, str], facts: Sequence[Sequence[Triple]]
 ) -> list[int]:
-    """Returns the indices of facts from a gold place that state the answer of a reachable hop.
+    """Returns indices of facts that are from a gold place and state a reachable hop's answer.
 
-    Only a reader of the sentence could decide whether such a fact helps. If it is not a support,
-    keeping it is not a mistake.
+    Whether such a fact helps depends on its sentence. Keeping it is therefore not a mistake, even
+    if it is not a support.
     """
     return [
         place
@@ -106,9 +107,9 @@ def _support(
 ) -> Support | None:
     """Returns the first statement of a candidate that supports a hop, or None.
 
-    It must state the answer and mention the subject of the query. If its head or tail is exactly
-    the answer, its sentence may mention the subject instead ("Enola Gay; is; B-29" of "... the
-    plane that bombed Hiroshima").
+    The triple must state the answer and mention the subject of the query. If the tail is exactly
+    the answer, it is enough that the sentence mentions the subject ("Enola Gay; is; B-29" from
+    "... the plane that bombed Hiroshima").
     """
     about, keywords = words(fill(hop.about, known)), words(fill(hop.keywords or hop.about, known))
     for triple in statements:
@@ -121,7 +122,7 @@ def _support(
         value, exactness = stated
         rest = words(f"{triple.head} {triple.relation} {triple.tail}") - words(value)
         shared = len(stems(keywords | about) & stems(rest))
-        is_head = words(value) <= words(triple.head)  # Then the fact may be about the answer.
+        is_head = words(value) <= words(triple.head)  # If so, the fact may be about the answer.
         title, sentence = contexts(triple)
         if hop.is_entity and not is_gold:
             named = rest if is_head else rest | words(title)
@@ -137,7 +138,7 @@ def _support(
 
 
 def _is_in_place(triple: Triple, hop: Hop) -> bool:
-    """Returns whether a triple is from a gold sentence, or passage if the hop has a gold triple."""
+    """Returns whether a triple is from a gold sentence; for hops with a gold triple, passage."""
     anywhere = hop.triple is not None
     return any(
         triple.passage_id == passage_id and (anywhere or sentence in (None, triple.sentence))
@@ -146,7 +147,7 @@ def _is_in_place(triple: Triple, hop: Hop) -> bool:
 
 
 def _stated(answers: Sequence[str], triple: Triple) -> tuple[str, int] | None:
-    """Returns the answer that a triple states, in its words, and how exactly (2: head or tail)."""
+    """Returns the stated answer in the triple's words, and the exactness (2: head or tail)."""
     if not answers:
         return "", 0
     text = words(f"{triple.head} {triple.relation} {triple.tail}")
@@ -170,5 +171,5 @@ def _same(triple: Triple, gold: tuple[str, str, str]) -> bool:
 
 
 def stems(tokens: frozenset[str]) -> frozenset[str]:
-    """Returns the first six letters of words, which "performed" and "performer" share."""
+    """Returns the first six letters of each word, to match "performed" and "performer"."""
     return frozenset(word[:6] for word in tokens)

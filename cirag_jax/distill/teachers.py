@@ -1,7 +1,7 @@
 """Teachers that answer the integrator's requests while trajectories are collected.
 
-A teacher runs in CIRAG's own loop of retrieval, triples and ranking, so that it decides on the same
-inputs as a student.
+A teacher runs in CIRAG's loop of retrieval, extraction and ranking, so that its decisions are made
+on the same inputs as a student's decisions.
 """
 
 import dataclasses
@@ -40,12 +40,12 @@ _FACTS = "[[## fact_before_filter ##]]\n"
 
 
 class AnnotationTeacher:
-    """The oracle as a model that responds with its decisions in the format of the prompt.
+    """A handler that answers with decisions of the oracle, in the format of the prompt.
 
     It reads earlier rounds from the conversation, so that a killed run can resume.
 
     Args:
-      golds: annotations by question id, which is the id of a program.
+      golds: annotations by question id, which is also the id of the program.
     """
 
     is_slow = False
@@ -62,9 +62,9 @@ class AnnotationTeacher:
             respond(index, Generated(self.respond(gold, request.messages), "stop"))
 
     def respond(self, gold: AnyGold, messages: Sequence[Message]) -> str:
-        """Returns the decision after a conversation of `integration_messages`.
+        """Returns the decision that follows a conversation from `integration_messages`.
 
-        The prompt format is multi_turn for triples and compact for sentences.
+        The prompt format must be multi_turn for triples and compact for sentences.
         """
         if isinstance(gold, SentenceGold):
             past, query, lines = compact.read_conversation(messages)
@@ -78,9 +78,9 @@ class AnnotationTeacher:
 def read_conversation(
     messages: Sequence[Message], normalization: Normalization
 ) -> tuple[list[Round], str, tuple[Triple, ...]]:
-    """Returns the earlier rounds, and the query and candidates of this round.
+    """Returns the earlier rounds, and the query and candidates of the current round.
 
-    ``messages`` have the format multi_turn. A worked example is skipped.
+    ``messages`` must have the format multi_turn. A worked example is skipped.
     """
     start = max(i for i, message in enumerate(messages) if _QUERY in message.text)
     query = messages[start].text.split(_QUERY, 1)[1].partition(f"\n\n{_FACTS}")[0]
@@ -98,11 +98,11 @@ def read_conversation(
 
 
 class Mixture:
-    """Routes every question to a teacher.
+    """A handler that passes each call to the teacher of the question.
 
     Args:
       teachers: handlers by name.
-      teacher_of: returns the name of the teacher for the id of a program.
+      teacher_of: returns the name of the teacher for a program id (the question id).
     """
 
     is_slow = True
@@ -113,7 +113,7 @@ class Mixture:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether the budget of a teacher is exhausted."""
+        """Whether the budget of at least one teacher is exhausted."""
         return any(teacher.is_exhausted for teacher in self._teachers.values())
 
     def __call__(self, calls: Sequence[Call], respond: Respond) -> None:
@@ -126,10 +126,10 @@ class Mixture:
 
 
 def assign(question: Question, has_gold: bool, kind: str, share: float, seed: int) -> Teacher:
-    """Returns the teacher of a question. A mixture has a ``share`` of ``llm``.
+    """Returns the teacher of a question; in a mixture, it is ``llm`` with probability ``share``.
 
-    The draw depends only on the seed and the question, so that new questions do not change the
-    teachers of others. Mixtures assign questions without annotations to ``llm``.
+    The random choice depends only on the seed and the question, so that adding questions does not
+    change the teachers of others. In a mixture, questions without annotations get ``llm``.
     """
     if kind == "annotations" or (
         kind == "mixture" and has_gold and random.Random(f"{seed}/{question.id}").random() >= share
@@ -169,7 +169,7 @@ class InsertingHandler:
 def insert_facts(
     missing: Mapping[str, Sequence[Triple]], call: Call, extracted: Extracted
 ) -> Extracted:
-    """Adds the ``missing`` facts of passages to their extracted triples."""
+    """Adds the ``missing`` facts of passages to the extracted triples."""
     return Extracted(
         tuple(
             (*(triples or ()), *facts) if (facts := missing.get(passage.id)) else triples
@@ -178,12 +178,12 @@ def insert_facts(
     )
 
 
-# Question id -> query -> gold passage of the query.
+# Question id -> query -> gold passage for the query.
 GoldPassages = Mapping[str, Mapping[str, Passage]]
 
 
 def insert_passage(gold: GoldPassages, call: Call, retrieved: Retrieved) -> Retrieved:
-    """Adds the gold passage of a query to its retrieved passages, as the last one."""
+    """Appends the gold passage for a query to the retrieved passages if it is not among them."""
     passage = gold.get(call.key.program, {}).get(call.request.query)
     if passage is None or passage in retrieved.passages:
         return retrieved
@@ -192,7 +192,7 @@ def insert_passage(gold: GoldPassages, call: Call, retrieved: Retrieved) -> Retr
 
 
 def gold_passages(golds: Mapping[str, SentenceGold], corpus: Mapping[str, Passage]) -> GoldPassages:
-    """Returns the gold passage of each query that the teacher may write."""
+    """Returns the gold passage for each query that the teacher may write."""
     by_question: dict[str, dict[str, Passage]] = {}
     for key, gold in golds.items():
         by_query = by_question.setdefault(key, {})
@@ -204,9 +204,9 @@ def gold_passages(golds: Mapping[str, SentenceGold], corpus: Mapping[str, Passag
 
 
 def missing_facts(golds: Mapping[str, Gold]) -> dict[str, list[Triple]]:
-    """Returns, by gold passage, the annotated facts of hops that no extracted triple supports.
+    """Returns gold passage id -> annotated facts of hops that no extracted triple supports.
 
-    A sub-question in free words has no such fact, and its hop remains unsupported.
+    Hops whose sub-question cannot be written as a fact are skipped and remain unsupported.
     """
     missing: dict[str, dict[Triple, None]] = {}
     for gold in golds.values():
@@ -231,7 +231,7 @@ def missing_facts(golds: Mapping[str, Gold]) -> dict[str, list[Triple]]:
 def with_facts(
     gold: Gold, facts: Mapping[str, Sequence[Triple]], normalization: Normalization
 ) -> Gold:
-    """Adds the facts of the gold passages as statements."""
+    """Returns ``gold`` with the given facts of the gold passages as additional statements."""
     new = [triple for passage_id in gold.passages for triple in facts.get(passage_id, ())]
     statements = add_statements(gold.statements, new, normalization)
     return dataclasses.replace(gold, statements=statements)
@@ -240,10 +240,10 @@ def with_facts(
 def read_golds(
     config: Config, dataset: Dataset, questions: Sequence[Question], settings: CiragConfig
 ) -> dict[str, Gold] | dict[str, SentenceGold]:
-    """Returns the annotations of the questions that have any, by question id.
+    """Returns question id -> annotations, for the questions that have annotations.
 
-    For triples, they include the triples of gold passages in ``config.triples``, except those that
-    are extracted online.
+    For triples, the annotations include the triples of gold passages in ``config.triples``, unless
+    triples are extracted online.
     """
     if settings.units == "sentence":
         sentence_golds = {q.id: sentence_gold_of(q, dataset) for q in questions}

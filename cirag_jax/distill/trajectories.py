@@ -1,4 +1,4 @@
-"""Files, filters and statistics of trajectories."""
+"""Files, filters and statistics of trajectories (a teacher's decisions on a question)."""
 
 import collections
 import dataclasses
@@ -20,10 +20,10 @@ from cirag_jax.validation import check_value
 
 FILE = "trajectories.jsonl"
 SIDECAR = "trajectories.json"
-# Marks steps that keep nothing although a candidate may help. Students do not learn from them.
+# Marks steps that keep nothing although a candidate may help; students are not trained on them.
 UNCLEAR = "unclear"
 Keep = Literal["all", "parsed", "correct_only"]
-# Parse errors of the teacher's turns, rather than of retrieval and extraction.
+# Errors in the teacher's turns, as opposed to errors of retrieval and extraction.
 _TURN_ERRORS = PARSE_ERRORS | {"asked_again", "no_decision"}
 
 
@@ -36,7 +36,7 @@ def write_trajectories(path: str | os.PathLike[str], trajectories: Iterable[Traj
 
 
 def read_trajectories(path: str | os.PathLike[str]) -> tuple[Trajectory, ...]:
-    """Reads the trajectories of a workdir of launch/distill.py, or of a file."""
+    """Reads trajectories from a file or a workdir of launch/distill.py."""
     trajectories: dict[str, Trajectory] = {}
     for place, trajectory in read_lines(trajectory_file(path), Trajectory):
         _check(place, trajectory)
@@ -47,19 +47,19 @@ def read_trajectories(path: str | os.PathLike[str]) -> tuple[Trajectory, ...]:
 
 
 def read_sidecar(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Reads the rendering and the origin of trajectories."""
+    """Reads the metadata of trajectories: their prompt settings and origin."""
     file = trajectory_file(path).with_suffix(".json")
     sidecar = read_object(file)
     if "rendering" in sidecar:
         raise UserError(
-            f"{file} was written by an earlier version of this program, and its prompt fields have "
-            "other names; run launch/distill.py again."
+            f"{file} was written by an earlier version of this program with different field names; "
+            "run launch/distill.py again."
         )
     return sidecar
 
 
 def trajectory_file(path: str | os.PathLike[str]) -> Path:
-    """Returns the file of a workdir of launch/distill.py, or ``path`` itself."""
+    """Returns the trajectory file in a workdir of launch/distill.py, or ``path`` itself."""
     path = Path(path).expanduser()
     file = path / FILE if path.is_dir() else path
     if not file.is_file():
@@ -68,7 +68,7 @@ def trajectory_file(path: str | os.PathLike[str]) -> Path:
 
 
 def _check(place: str, trajectory: Trajectory) -> None:
-    """Raises `UserError` for errors that the types do not exclude."""
+    """Raises `UserError` for invalid values that have the correct types."""
     if not trajectory.steps:
         raise field_error(place, "steps", "is empty")
     for index, step in enumerate(trajectory.steps):
@@ -86,7 +86,7 @@ def units_of(trajectories: Iterable[Trajectory]) -> Units:
     kinds = {isinstance(fact, Sentence) for fact in facts}
     if len(kinds) > 1:
         raise UserError(
-            "some trajectories are of units=triple and some of units=sentence; use only one kind."
+            "some trajectories have units=triple and some have units=sentence; use only one kind."
         )
     return "sentence" if True in kinds else "triple"
 
@@ -103,8 +103,9 @@ def select(
       trajectories: trajectories of finished questions.
       keep: ``all``, ``parsed`` (no parse error in a teacher's turn) or ``correct_only`` (parsed,
         and known to be solved).
-      seed: seed of the draw. A smaller draw with the same seed is part of a larger one.
-      limit: maximum number of trajectories, drawn at random; 0 is no limit.
+      seed: seed of the random selection. With the same seed, a smaller selection is part of a
+        larger one.
+      limit: maximum number of trajectories, selected at random; 0 is no limit.
       min_steps: minimum number of rounds.
     """
     check_keep(keep)
@@ -112,8 +113,8 @@ def select(
         raise UserError("config.limit must not be negative.")
     if keep == "correct_only" and trajectories and all(t.solved is None for t in trajectories):
         raise UserError(
-            "keep=correct_only needs trajectories that record whether they are solved; those of a "
-            "language model do so only with config.answer=true."
+            "keep=correct_only needs trajectories that record whether they are solved; with a "
+            "language model as teacher, run launch/distill.py with config.answer=true."
         )
     kept = [t for t in trajectories if drop_reason(t, keep, min_steps) is None]
     if limit and limit < len(kept):
@@ -131,8 +132,8 @@ def check_keep(keep: str) -> None:
 def drop_reason(trajectory: Trajectory, keep: str, min_steps: int = 1) -> str | None:
     """Returns why the filter drops a trajectory, or None if it keeps it.
 
-    Reasons are ``no_decision`` (at the end), ``short``, ``parse_errors``, ``not_solved`` and
-    ``unknown``.
+    The reasons are ``no_decision`` (in the last round), ``short``, ``parse_errors``, ``not_solved``
+    and ``unknown``.
     """
     if trajectory.end == "no_decision":
         return "no_decision"
@@ -148,10 +149,10 @@ def drop_reason(trajectory: Trajectory, keep: str, min_steps: int = 1) -> str | 
 
 
 def until_second_empty_round(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """Returns the rounds before the second one that kept nothing.
+    """Returns the rounds before the second round that kept nothing.
 
-    One such round teaches to keep nothing and to rephrase the query. Many of them, as when no
-    triple states an annotated fact, would teach that new queries never help.
+    One such round teaches to keep nothing and to rephrase the query. Many such rounds, for example
+    if no triple states an annotated fact, would teach that new queries never help.
     """
     empty = [index for index, step in enumerate(steps) if not step.kept]
     return tuple(steps[: empty[1]] if len(empty) > 1 else steps)
@@ -160,8 +161,8 @@ def until_second_empty_round(steps: Sequence[Step]) -> tuple[Step, ...]:
 def shuffled(trajectories: Sequence[Trajectory], share: float, seed: int) -> tuple[Trajectory, ...]:
     """Shuffles the candidates of every round in a random ``share`` of the trajectories.
 
-    If retrieval is easy, the first candidate is nearly always the correct one, and a student learns
-    its number instead of reading it. Copies of a trajectory are drawn independently.
+    If retrieval is easy, the first candidate is nearly always correct, and a student learns to
+    choose the first without reading. Copies of a trajectory are shuffled independently.
     """
     check_value("config.shuffled", share, UnitInterval)
     result = []
@@ -183,7 +184,7 @@ def _shuffled(step: Step, rng: random.Random) -> Step:
 
 
 def mark_unclear(steps: Sequence[Step], gold: AnyGold) -> tuple[Step, ...]:
-    """Marks steps that are `Gold.is_unclear` with the note `UNCLEAR`."""
+    """Adds the note `UNCLEAR` to steps for which `Gold.is_unclear` is true."""
     marked: list[Step] = []
     for step in steps:
         known = gold.known([fact for past in marked for fact in past.kept])
@@ -206,14 +207,13 @@ def statistics(
       golds: annotations by question id, for ``retrieval_misses`` and ``gold_retrieved``.
 
     Returns:
-      The number of ``trajectories``; counts of ``teachers``, ``ends``, ``step_counts`` and
-      ``core_sizes``; the mean number of rounds (``steps``), and of candidates and core facts per
-      round (``candidates``, ``core``); the share of rounds without core facts (``empty_core``) and
-      of trajectories that continued after one (``retried``); among trajectories where it is known,
-      the share that is ``solved`` and that stopped unsolved (``early_stops``); the share of rounds
-      without a candidate for a reachable hop (``retrieval_misses``); the mean share of gold
-      passages that were retrieved (``gold_retrieved``); the share of ``unclear`` rounds; and sums
-      of ``parse_errors``.
+      Counts: ``trajectories``, ``teachers``, ``ends``, ``step_counts``, ``core_sizes`` and
+      ``parse_errors``. Means: rounds per trajectory (``steps``), ``candidates`` and ``core`` facts
+      per round, and the share of gold passages that were retrieved (``gold_retrieved``). Shares of
+      rounds: ``empty_core`` (no core facts), ``retrieval_misses`` (no candidate for a reachable
+        hop)
+      and ``unclear``. Shares of trajectories: ``retried`` (continued after a round without core
+      facts), and, where it is known, ``solved`` and ``early_stops`` (stopped unsolved).
     """
     golds = golds or {}
     steps = [step for t in trajectories for step in t.steps]
@@ -246,7 +246,7 @@ def statistics(
 
 
 def _misses(trajectory: Trajectory, golds: Mapping[str, AnyGold]) -> list[bool]:
-    """Returns, for each round with an unsolved hop, whether no candidate supports one."""
+    """Returns, for each round with unsolved hops, whether no candidate supports any of them."""
     gold, kept, misses = golds[trajectory.question_id], [], []
     for step in trajectory.steps:
         known = gold.known(kept)

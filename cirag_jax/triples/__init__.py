@@ -1,1 +1,1 @@
-"""Triples: their normal form, where they come from, the store."""
+"""Triples: normal forms, an index of entities, and the store of extracted triples."""

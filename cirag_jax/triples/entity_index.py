@@ -1,6 +1,7 @@
-"""An index over the entities of triples, in which C2RAG anchors its constraints.
+"""An index of the entities of triples, in which C2RAG looks up the names in its constraints.
 
-An inverted index from words to entities limits a search to entities that share a word with it.
+An inverted index from words to entities limits a search to entities that share a word with the
+name.
 """
 
 import collections
@@ -17,17 +18,18 @@ from cirag_jax.types import Triple
 Match = Literal["coverage", "ratio"]
 MATCHES: tuple[Match, ...] = get_args(Match)
 
-# One integer encodes the order of candidates: shared words, shorter name, earlier entity.
+# One integer encodes the rank of a candidate: more shared words, shorter name, earlier entity.
 _ID_BITS, _LENGTH_BITS = 26, 16
-_BINS = 32  # Bins of letters, by their code.
+_BINS = 32  # Number of bins into which letters are counted.
 
 
 class EntityIndex:
     """The entities of triples, identified by their normal forms.
 
     Args:
-      triples: triples whose heads and tails are entities; those with an empty end are skipped.
-      normalization: normalization of names, whose words a search compares.
+      triples: triples whose heads and tails are the entities; triples with an empty end are
+        skipped.
+      normalization: normalization of names before their words are compared.
     """
 
     def __init__(self, triples: Iterable[Triple], normalization: Normalization = "unicode"):
@@ -57,14 +59,16 @@ class EntityIndex:
 
     @property
     def triples(self) -> Sequence[Triple]:
-        """All triples, in order."""
+        """All indexed triples, in order."""
         return self._triples
 
     def anchors(self, surface: str, n: int, match: Match = "coverage") -> tuple[str, ...]:
-        """Returns up to n entities nearest to a name that share a word with it, best first.
+        """Returns the n entities nearest to a name, best first; they share at least one word with
+        it.
 
-        ``coverage`` ranks by the share of the name's words that the entity has, ties by the shorter
-        entity (C2RAG, Eq. 3); ``ratio`` ranks by difflib's ratio (C2RAG's released code).
+        ``coverage`` ranks by the share of the name's words that the entity has; if tied, shorter
+        entities are better (C2RAG, Eq. 3). ``ratio`` ranks by difflib's ratio, as C2RAG's released
+        code does.
         """
         words = dict.fromkeys(name_key(surface, self.normalization).split())
         lists = [self._entities_of[word] for word in words if word in self._entities_of]
@@ -77,7 +81,7 @@ class EntityIndex:
         return tuple(self._names[entity] for entity in entities)
 
     def neighbors(self, entities: Iterable[str]) -> tuple[Triple, ...]:
-        """Returns the distinct triples with one of these entities at either end, in order."""
+        """Returns the distinct triples with one of these entities as head or tail, in order."""
         ids = (self._ids.get(name_key(name, self.normalization)) for name in entities)
         rows = {row for entity in ids if entity is not None for row in self._around[entity]}
         return tuple(self._triples[row] for row in sorted(rows))
@@ -89,12 +93,12 @@ class EntityIndex:
         return {"entities": len(self), "relations": len(relations), "triples": len(facts)}
 
     def _by_coverage(self, lists: Sequence[np.ndarray], n: int) -> np.ndarray:
-        """Ranks the entities in ``lists``, which has the entities of each word, rarest first."""
+        """Ranks entities; ``lists`` has the entities with each word, the rarest word first."""
         shared_E, candidates = self._shared_E, np.zeros(0, np.int32)
         for place, entities in enumerate(lists):
             rest = lists[place:]
-            # Stops if n candidates share more words than a new one could, which is only computed if
-            # it is cheaper than adding the new ones.
+            # Stops if n candidates share more words than new candidates could. This is tested only
+            # if the test is cheaper than adding the new candidates.
             if n <= len(candidates) < len(entities) // 4:
                 shared = shared_E[candidates] + sum(_is_in(candidates, other) for other in rest)
                 if np.count_nonzero(shared > len(rest)) >= n:
@@ -118,7 +122,7 @@ class EntityIndex:
         return candidates[np.argsort(order)]
 
     def _by_ratio(self, surface: str, candidates: np.ndarray, n: int) -> list[int]:
-        # Shared letters bound the ratio from above, so that few names are compared in full.
+        # Shared letters give an upper bound of the ratio, so that few ratios are computed.
         letters_EL = self._letters_EL
         surface_L = _letters([surface])[0]
         in_common = np.minimum(letters_EL[candidates], surface_L).sum(1, dtype=np.int64)
@@ -140,7 +144,7 @@ class EntityIndex:
 
 
 def _invert(keys: Iterable[str]) -> dict[str, np.ndarray]:
-    """Returns word -> sorted places of the keys with that word, int32."""
+    """Returns word -> sorted indices of the keys that contain it, int32."""
     places: dict[str, list[int]] = collections.defaultdict(list)
     for place, key in enumerate(keys):
         for word in set(key.split()):
@@ -156,7 +160,7 @@ def _is_in(values: np.ndarray, sorted_values: np.ndarray) -> np.ndarray:
 
 
 def _letters(names: Sequence[str]) -> np.ndarray:
-    """Counts the characters of each name in `_BINS` bins, uint16 ``[names, bins]``."""
+    """Counts the characters of each name in `_BINS` bins; returns uint16 ``[names, bins]``."""
     length = np.array([len(name) for name in names])
     code = np.frombuffer("".join(names).encode("utf-32-le", "surrogatepass"), np.uint32)
     cell = np.repeat(np.arange(len(names)), length) * _BINS + code % _BINS

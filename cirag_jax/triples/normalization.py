@@ -1,4 +1,4 @@
-"""Normal forms of names and triples, and the sources of facts that several passages state."""
+"""Normal forms of names and triples, and the merging of equal triples."""
 
 import dataclasses
 import re
@@ -14,18 +14,18 @@ _NOT_ASCII_WORD = re.compile("[^a-z0-9]+")
 
 
 def normalize(text: str, normalization: Normalization = "ascii") -> str:
-    """Returns the normal form of a name as words separated by single spaces, maybe none.
+    """Returns the normal form of a name: words separated by single spaces, or "".
 
     Args:
-        text: A name, as the model or the passage spells it.
-        normalization: ``ascii`` is that of CIRAG's case study (Table 9): lower case, with a space
-            for everything but ``a-z`` and ``0-9`` ("br k" for "bråk"). ``unicode`` keeps the
-            letters, digits and marks of every script, after compatibility normalization (NFKC)
-            and case folding.
+        text: A name, as spelled by the model or the passage.
+        normalization: ``ascii`` follows CIRAG's case study (Table 9): the name is lower-cased, and
+            everything except ``a-z`` and ``0-9`` becomes a space ("br k" for "bråk"). ``unicode``
+            keeps the letters, digits and marks of every script, after compatibility normalization
+            (NFKC) and case folding.
     """
     if normalization == "ascii" or text.isascii():
         return _NOT_ASCII_WORD.sub(" ", text.lower()).strip()
-    while (folded := _folded(text)) != text:  # One folding may enable another.
+    while (folded := _folded(text)) != text:  # Folding again may change the result.
         text = folded
     return text
 
@@ -37,7 +37,7 @@ def _folded(text: str) -> str:
 
 
 def triple_key(triple: Triple, normalization: Normalization = "ascii") -> tuple[str, str, str]:
-    """Returns the key that triples with equal normal forms share, one `name_key` per part."""
+    """Returns the `name_key` of each part of a triple; it is equal for equal facts."""
     return (
         name_key(triple.head, normalization),
         name_key(triple.relation, normalization),
@@ -46,21 +46,22 @@ def triple_key(triple: Triple, normalization: Normalization = "ascii") -> tuple[
 
 
 def name_key(text: str, normalization: Normalization = "ascii") -> str:
-    """Returns the key that spellings of a name share.
+    """Returns a key that is equal for all spellings of a name.
 
-    A name with an empty ASCII form (Greek, Chinese) gets its Unicode form, and if that is empty
-    too, the name itself, so that different names never share the key "".
+    It is the normal form. If the ASCII form is empty (Greek, Chinese), it is the Unicode form. If
+    that is empty, too, it is the name itself, so that different names never share the key "".
     """
     return normalize(text, normalization) or normalize(text, "unicode") or text.strip()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SourcedTriple:
-    """A fact and its sources.
+    """A fact with its sources.
 
     Attributes:
         triple: The first triple that states the fact, in its original spelling.
-        sources: Distinct (passage id, sentence index) of all triples that state it, in order.
+        sources: Distinct pairs (passage id, sentence index) of all triples that state the fact, in
+            order.
     """
 
     triple: Triple
@@ -70,7 +71,7 @@ class SourcedTriple:
 def merge_sources(
     triples: Iterable[Triple], normalization: Normalization = "ascii"
 ) -> tuple[SourcedTriple, ...]:
-    """Merges triples with the same `triple_key`, in the order of their first occurrences."""
+    """Merges triples with equal `triple_key`, in the order of their first occurrences."""
     first: dict[tuple[str, str, str], Triple] = {}
     sources: dict[tuple[str, str, str], dict[tuple[str | None, int | None], None]] = {}
     for triple in triples:

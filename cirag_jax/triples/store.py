@@ -1,7 +1,7 @@
 """The triple store: the triples extracted from each passage, in one SQLite table.
 
-A row holds a hash of the passage, the identity of its extractor, and the triples with their
-sentences as JSON. docs/triples.md describes the file and its size.
+A row has a hash of the passage, the identity of the extractor, and the triples with their sentences
+as JSON. docs/triples.md describes the file and its size.
 """
 
 import collections
@@ -21,11 +21,11 @@ from cirag_jax.identity import of_records
 from cirag_jax.sqlite import Database
 from cirag_jax.types import Passage, Triple
 
-FILE = "triples.sqlite"  # In a workdir of launch/extract.py.
+FILE = "triples.sqlite"  # File name in a workdir of launch/extract.py.
 Status = Literal["ok", "empty", "failed"]
 
 _COLUMNS = "id, hash, extractor, cause, parse_errors, num_triples, triples"
-_BATCH = 500  # Passages per SQL query.
+_BATCH = 500  # Number of passages per SQL query.
 _decoder = msgspec.json.Decoder(list[tuple[str, str, str, int | None]])
 
 
@@ -37,8 +37,8 @@ class Record:
         id: The passage id.
         hash: The `content_hash` of the passage.
         triples: Triples with ``passage_id`` and ``sentence``; None if the extraction failed.
-        cause: Why the extraction failed, in one sentence.
-        parse_errors: Number of malformed answers by kind.
+        cause: One sentence about why the extraction failed; None if it succeeded.
+        parse_errors: Number of malformed answers of the model, by kind.
     """
 
     id: str
@@ -51,11 +51,11 @@ class Record:
         if (self.triples is None) != bool(self.cause):
             raise ValueError(f"{self.id}: exactly one of triples and cause must be given")
         if any(triple.passage_id != self.id for triple in self.triples or ()):
-            raise ValueError(f"{self.id}: a triple belongs to another passage")
+            raise ValueError(f"{self.id}: a triple belongs to a different passage")
 
 
 class PassageEntry(NamedTuple):
-    """Entry of a passage without its triples; ``extractor`` is the identity of their maker."""
+    """Entry of a passage without the triples; ``extractor`` is the extractor's identity."""
 
     hash: bytes
     extractor: Mapping[str, Any]
@@ -64,13 +64,13 @@ class PassageEntry(NamedTuple):
 
 
 def content_hash(passage: Passage) -> bytes:
-    """Hashes a passage's title, text and sentences to 16 bytes."""
+    """Returns a hash (16 bytes) of a passage's title, text and sentences."""
     text = json.dumps([passage.title, passage.text, passage.sentences])
     return hashlib.sha256(text.encode()).digest()[:16]
 
 
 class TripleStore(Database):
-    """An open store and context manager; one process may write while others read."""
+    """An open triple store, as a context manager; one process may write while others read."""
 
     _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -81,30 +81,30 @@ CREATE TABLE passages (
 """
     _FORMAT = 2
     _OTHER_FORMAT = (
-        "{path} is a triple store of another version; extract the corpus again with "
+        "{path} is a triple store of a different version; extract the corpus again with "
         "launch/extract.py and another --workdir."
     )
 
     def __init__(self, path: Path, access: sqlite.Access, named: Path | None = None):
-        """Use `open` or `create`."""
+        """Not for direct use; call `open` or `create`."""
         super().__init__(path, access, named)
         self._extractors: dict[str, Mapping[str, Any]] = {}
 
     @classmethod
     def open(cls, folder: str | Path) -> Self:
-        """Opens a store for reading, from its file or the workdir of launch/extract.py."""
+        """Opens a store for reading; ``folder`` is a workdir of launch/extract.py or the file."""
         folder = Path(folder).expanduser()
         path = folder / FILE if folder.is_dir() else folder
         reject_old_format(folder)
         if not path.is_file():
-            raise UserError(f"{folder} holds no triple store ({FILE}); launch/extract.py makes it.")
+            raise UserError(f"{folder} has no triple store ({FILE}); run launch/extract.py.")
         return cls(path, sqlite.READ)
 
     @classmethod
     def create(cls, path: str | Path, named: Path | None = None) -> Self:
         """Opens the store ``path`` for writing, and creates it if necessary.
 
-        Error messages use ``named`` instead of ``path``, for files that are renamed later.
+        Error messages use the name ``named`` if given, for files that are renamed later.
         """
         path = Path(path)
         reject_old_format(path.parent)
@@ -127,7 +127,7 @@ CREATE TABLE passages (
         return None
 
     def triples(self, passage_ids: Iterable[str]) -> dict[str, tuple[Triple, ...] | None]:
-        """Returns the triples of each passage, or None if it failed or was never extracted."""
+        """Returns passage id -> triples; None if the extraction failed or was never run."""
         triples: dict[str, tuple[Triple, ...] | None] = {}
         for passage_id, text in self._texts(passage_ids):
             try:
@@ -143,11 +143,11 @@ CREATE TABLE passages (
         return triples
 
     def digest(self, passage_ids: Iterable[str]) -> str:
-        """Hashes the triples of these passages."""
+        """Returns a hash of the triples of these passages."""
         return of_records(self._texts(passage_ids))
 
     def _texts(self, passage_ids: Iterable[str]) -> Iterator[tuple[str, str | None]]:
-        """Each passage's triples as JSON, in the order of ``passage_ids``."""
+        """Yields (passage id, triples as JSON) in the order of ``passage_ids``."""
         ids = iter(passage_ids)
         while part := list(itertools.islice(ids, _BATCH)):
             marks = ",".join("?" * len(part))
@@ -167,7 +167,7 @@ CREATE TABLE passages (
                     )
 
     def counts(self) -> dict[str, int]:
-        """Returns the number of passages of each status, and of ``triples``."""
+        """Returns the number of passages of each status, and the number of ``triples``."""
         query = (
             "SELECT TOTAL(num_triples > 0), TOTAL(num_triples = 0), TOTAL(num_triples IS NULL), "
             "TOTAL(num_triples) FROM passages"
@@ -176,7 +176,7 @@ CREATE TABLE passages (
         return dict(zip(names, map(int, next(self._rows(query))), strict=True))
 
     def failures(self) -> dict[str, int]:
-        """Counts failed passages by cause, most frequent first; numbers in causes are "#"."""
+        """Counts failed passages by cause, most frequent first; "#" replaces numbers in causes."""
         rows = self._rows("SELECT cause FROM passages WHERE cause IS NOT NULL")
         return _by_count(collections.Counter(_without_numbers(row[0]) for row in rows))
 
@@ -210,7 +210,8 @@ CREATE TABLE passages (
         extractor: Mapping[str, Any],
         deleted: Iterable[str] = (),
     ) -> None:
-        """Writes the passages of an extractor and deletes others, in one transaction.
+        """Writes the entries of ``records`` and deletes the entries ``deleted``, in one
+        transaction.
 
         Unknown ids in ``deleted`` are ignored.
         """
@@ -240,7 +241,7 @@ def merge(parts: Sequence[Path], target: Path) -> None:
 
 
 def reject_old_format(workdir: Path) -> None:
-    """Raises `UserError` if ``workdir`` is or holds a store of Arrow segments."""
+    """Raises `UserError` if ``workdir`` is or contains a store in the old Arrow format."""
     for folder in (workdir, workdir / "triples"):
         if (folder / "index.sqlite").exists() and (folder / "segments").is_dir():
             raise UserError(

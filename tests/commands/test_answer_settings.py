@@ -116,7 +116,7 @@ def test_identity_changes_with_triple_store(tmp_path):
     assert commit(Passage("b", "", ""), (FACT._replace(passage_id="b"),)) == old
     new = commit(LUND, (FACT._replace(tail="Halland"),))
     assert different(old, new) == {"triples.content"}
-    with pytest.raises(UserError, match="nowhere holds no triple store"):
+    with pytest.raises(UserError, match="nowhere has no triple store"):
         settings("cirag", f"--config.triples={tmp_path / 'nowhere'}")
 
 

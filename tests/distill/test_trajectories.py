@@ -91,7 +91,7 @@ def test_read_trajectories_keeps_texts_of_sentences(tmp_path):
     assert texts[0] == "Edda Brandt: Its born in: Hafenstadt." and len(texts) == 4
     assert trajectories.units_of([read, read]) == "sentence"
     assert trajectories.units_of(ALL) == "triple" == trajectories.units_of([])
-    with pytest.raises(UserError, match="some trajectories are of units=triple and some of"):
+    with pytest.raises(UserError, match="some trajectories have units=triple and some have"):
         trajectories.units_of([read, WHOLE])
     row = json.loads(path.read_text("utf-8"))
     del row["steps"][1]["candidates"][1]["text"]

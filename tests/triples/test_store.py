@@ -249,7 +249,7 @@ def test_open_expands_the_home_folder(path, monkeypatch):
 
 
 def test_open_missing_store_is_refused(tmp_path):
-    with pytest.raises(UserError, match="holds no triple store"):
+    with pytest.raises(UserError, match="has no triple store"):
         TripleStore.open(tmp_path)
 
 

@@ -110,7 +110,7 @@ def test_load_data_units_follow_trajectories(folders, tmp_path):
     assert data.described["units"] == "sentence" and len(data.train) == 3
     described = {**data.described, "units": "triple"}
     assert data.prompt_digest != data._replace(described=described).prompt_digest
-    with pytest.raises(UserError, match="some trajectories are of units=triple and some of"):
+    with pytest.raises(UserError, match="some trajectories have units=triple and some have"):
         load(config_of((base, f"('{folder}', '{triples}')")))
     with pytest.raises(UserError, match="needs prompt_format=compact, not paper"):
         load(config_of((base, folder), prompt_format="paper"))
