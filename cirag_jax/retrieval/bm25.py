@@ -1,4 +1,4 @@
-"""BM25 with the bm25s library (Lucene's formula, k1 = 1.5, b = 0.75), English stems."""
+"""BM25 with the bm25s library: Lucene's formula, k1 = 1.5, b = 0.75, English stems."""
 
 import logging
 import os
@@ -27,7 +27,7 @@ def _bm25s() -> Any:
 
 
 class BM25:
-    """A BM25 index over passage texts; None makes an empty index for `load`."""
+    """A BM25 index over ``texts``; if None, the index is empty, for use by `load`."""
 
     def __init__(self, texts: Sequence[str] | None):
         self._stemmer = Stemmer.Stemmer("english")
@@ -35,14 +35,14 @@ class BM25:
         self._size = 0
         if texts is not None:
             tokens = self.words(texts)
-            if not any(tokens):  # The library cannot index these; no query has the empty word.
+            if not any(tokens):  # bm25s cannot index these; no query has the empty word.
                 tokens = [[""]] * len(texts)
             self._index.index(tokens, show_progress=False)
             self._size = len(texts)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], size: int) -> "BM25":
-        """Reads a folder of `save` over ``size`` texts; its arrays stay on disk."""
+        """Reads an index of ``size`` texts that `save` wrote; its arrays stay on disk."""
         index = cls(None)
         with parsing(f"{os.fspath(folder)} is damaged", "; remove the index and build it again"):
             loaded = _bm25s().BM25.load(os.fspath(folder), mmap=True)
@@ -60,7 +60,7 @@ class BM25:
         try:  # NumPy does not report a disk that is full at the last bytes of a file.
             BM25.load(folder, self._size)
         except UserError as error:
-            raise OSError(f"the index is incomplete, is the disk full? {error}") from None
+            raise OSError(f"the index is incomplete; is the disk full? {error}") from None
 
     def __len__(self) -> int:
         return self._size
@@ -78,7 +78,7 @@ class BM25:
     def search(
         self, queries: Sequence[str], k: int, allowed: Sequence[np.ndarray] | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns ``row_QK`` int32 and ``score_QK`` float32, see `ExactIndex.search`."""
+        """Returns ``row_QK`` int32 and ``score_QK`` float32, as `ExactIndex.search` does."""
         k = min(k, self._size)
         row_QK, score_QK = empty_results(len(queries), k)
         for row, words in enumerate(self.words(queries)):
@@ -90,26 +90,26 @@ class BM25:
         return row_QK, score_QK
 
     def scores(self, words: Sequence[str]) -> np.ndarray:
-        """Returns the score of every text for a query of these words, ``score_N`` float32."""
+        """Returns ``score_N`` float32, the score of every text for a query of ``words``."""
         if not words:  # The query had only stop words; bm25s rejects an empty one.
             return np.zeros(self._size, np.float32)
         return self._index.get_scores(list(words))
 
 
 def _check(loaded: Any, new: Any, size: int) -> None:
-    """Raises ValueError unless a loaded index is valid and over ``size`` texts.
+    """Raises ValueError unless a loaded index is valid and has ``size`` texts.
 
-    The library reads the arrays without checking bounds.
+    This is necessary because bm25s reads the arrays without checking bounds.
     """
     names = ("method", "idf_method", "k1", "b", "delta", "dtype", "int_dtype", "backend")
     changed = [name for name in names if getattr(loaded, name) != getattr(new, name)]
     if changed:
-        raise ValueError(f"another {changed[0]}")
+        raise ValueError(f"different {changed[0]}")
     count = loaded.scores["num_docs"]
     if type(count) is not int or count != size:
-        raise ValueError(f"it is over {count} texts")
+        raise ValueError(f"it has {count} texts, not {size}")
     data, indices, indptr = (loaded.scores[name] for name in ("data", "indices", "indptr"))
-    # The library gives the empty word, which no text and no query has, a number beyond `indptr`.
+    # bm25s gives the empty word, which no text and no query has, a number beyond `indptr`.
     words = [number for word, number in loaded.vocab_dict.items() if word]
     if any(array.ndim != 1 for array in (data, indices, indptr)) or len(data) != len(indices):
         raise ValueError("its arrays have inconsistent shapes")
@@ -124,7 +124,7 @@ def _check(loaded: Any, new: Any, size: int) -> None:
 
 
 def best_places(scores_N: np.ndarray, k: int) -> np.ndarray:
-    """Returns the places of the k highest scores, best first, ties by place."""
+    """Returns the indices of the k highest scores, best first; ties go to the lower index."""
     if 0 < k < len(scores_N):
         threshold = np.partition(scores_N, -k)[-k]
         places = np.flatnonzero(scores_N >= threshold)

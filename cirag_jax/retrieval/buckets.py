@@ -1,7 +1,7 @@
 """Runs a compiled function over texts of any length, with one compilation per length bucket.
 
-A text's bucket depends only on its length, and every bucket has one batch shape. A result therefore
-never depends on the other texts of its batch.
+A text's bucket depends only on its length, and every bucket has one batch shape. A text's result
+therefore never depends on the other texts in its batch.
 """
 
 import collections
@@ -16,10 +16,11 @@ from jax.sharding import Mesh, PartitionSpec
 
 from cirag_jax import sharding
 
-# Fine steps for triples and sentences; coarse steps where compiling costs more than padding.
+# Fine steps for triples and sentences; coarse steps for long texts, where compiling costs more than
+# padding.
 BUCKETS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
-# Tokens of one batch, by platform.
+# Tokens per batch, by platform.
 TOKENS_PER_BATCH = {"cpu": 2048}
 DEFAULT_TOKENS_PER_BATCH = 65536
 
@@ -31,7 +32,7 @@ Row = TypeVar("Row")
 
 
 def bucket_length(n: int, limit: int = BUCKETS[-1]) -> int:
-    """Returns the smallest bucket for ``n`` tokens, at most ``limit`` (the encoder's positions)."""
+    """Returns the smallest bucket for ``n`` tokens, at most ``limit`` (the encoder's maximum)."""
     for bucket in BUCKETS:
         if n <= bucket:
             return max(min(bucket, limit), n)
@@ -61,15 +62,15 @@ def map_texts(
     """Applies a function to batches of texts; returns float32 (N, *width), in input order.
 
     Args:
-      texts: texts or tuples of texts; equal ones are computed once.
+      texts: texts or tuples of texts; duplicates are computed once.
       tokenize: turns texts into rows of tokens.
       length_of: the number of tokens of a row.
-      pad: (rows, number of rows, length) -> arrays with the batch first.
-      apply: these arrays, on the device -> (number of rows, *width).
+      pad: (rows, number of rows, length) -> arrays whose first axis is the batch.
+      apply: the padded arrays, on the device -> array of shape (number of rows, *width).
       width: shape of one result.
       max_length: length of the longest bucket.
-      mesh: batches are split over its data and fsdp axes.
-      tokens_per_batch: None takes a default for the platform.
+      mesh: batches are split over the mesh's data and fsdp axes.
+      tokens_per_batch: None uses the platform's default.
       progress: called with the number of distinct texts just finished.
     """
     unique = list(dict.fromkeys(texts))
@@ -130,7 +131,7 @@ def _put(array: np.ndarray, mesh: Mesh | None) -> Any:
 
 
 def everywhere(array: jax.Array) -> jax.Array:
-    """Replicates an array on every device of the mesh, if any, inside a compiled function."""
+    """Inside a compiled function, replicates an array on every device of the mesh, if any."""
     if jax.sharding.get_abstract_mesh().empty:
         return array
     return jax.lax.with_sharding_constraint(array, PartitionSpec())

@@ -1,7 +1,8 @@
 """Candidate passages for each step of a linked search, and the features that score them.
 
-`CandidateFinder` collects the passages that may come next on a question's chain. They come from the
-aligner, from BM25, from a walk over links, and from the titles that question and chain name.
+A linked search builds a chain of passages for a question. `CandidateFinder` collects the passages
+that may come next on the chain. They come from the aligner, from BM25, from a random walk over
+links, and from titles mentioned in the question and the chain.
 """
 
 import dataclasses
@@ -20,40 +21,41 @@ from cirag_jax.types import Passage
 
 _NUM_NEAREST = 25  # Candidates from the aligner, and from BM25 for the question and for a step.
 _NUM_REACHED = 60  # Candidates from the walk over links.
-_NUM_LINKED = 50  # Candidates that the chain's passages name.
-_UNRANKED = 100  # Length of the BM25 rankings; the rank of passages that a ranking lacks.
+_NUM_LINKED = 50  # Candidates whose titles occur in the chain's passages.
+_UNRANKED = 100  # Length of the BM25 rankings; also the rank of passages not in a ranking.
 _MIN_PROBABILITY = 1e-5  # Added to a walk's probability before taking its logarithm.
 _NUM_CHAIN_FIRST = 3  # Chain passages at the top of the result; chosen on dev_tune halves.
 
-# Features of a candidate. The aligner scores a passage by its best unit; places are log(1 + rank);
-# BM25 scores are relative to the best one.
+# Features of a candidate passage. The aligner scores a passage by its best unit. Places are
+# log(1 + rank), and BM25 scores are divided by the best one. A text names a passage if it contains
+# the passage's title.
 FEATURES = (
     "score",  # Aligner score, given question and chain.
-    "below_best",  # The same minus the best candidate's.
-    "place",  # Place among the candidates by that score.
+    "below_best",  # ``score`` minus the best candidate's ``score``.
+    "place",  # Place among the candidates by ``score``.
     "first_score",  # Aligner score, given the question only.
-    "first_below_best",  # The same minus the corpus's best.
+    "first_below_best",  # ``first_score`` minus the best in the corpus.
     "bm25",  # BM25 for the question.
     "bm25_place",
-    "left",  # BM25 for the question's words that no passage of the chain has.
-    "told",  # BM25 for words of the chain's last unit that neither question nor its title has.
-    "words_place",  # Place by the sum of these two, before scaling.
-    "walk",  # Logarithm of the probability that a walk over links ends there.
+    "left",  # BM25 for the question's words that occur in no passage of the chain.
+    "told",  # BM25 for words of the chain's last unit that its title and the question lack.
+    "words_place",  # Place by ``left`` + ``told``, before scaling.
+    "walk",  # Logarithm of the probability that a walk over links ends at the candidate.
     "walk_place",
-    "named_by_last",  # 1 / (passages of that title) if the chain's last unit names it.
+    "named_by_last",  # 1 / (passages of its title) if the chain's last unit names it, else 0.
     "named_by_chain",  # The same for any unit of the chain.
     "named_by_passages",  # A passage of the chain names it.
     "names_passages",  # It names a passage of the chain.
-    "named",  # 1 / (passages of that title) if the question names it.
-    "named_and_due",  # The same, while the question names more titles than the chain has visited.
+    "named",  # 1 / (passages of its title) if the question names it, else 0.
+    "named_and_due",  # ``named`` if the question names titles that the chain lacks, else 0.
     "same_title",  # It shares its title with a passage of the chain.
-    "title_asked",  # Share of its title's words that the question has.
-    "title_told",  # Share of its title's words that the passages of the chain have.
+    "title_asked",  # Share of its title's words that occur in the question.
+    "title_told",  # Share of its title's words that occur in the passages of the chain.
     "like_chain",  # Inner product with the nearest unit of the chain.
     "first_step",  # The chain is empty.
     "titles_named",  # Number of titles that the question names, at most 4, divided by 4.
 )
-# Features that a corpus may lack together. Training hides whole groups at random.
+# Features that may be missing together in some corpora. Training hides groups at random.
 GROUPS = {
     "words": ("bm25", "bm25_place"),
     "next_words": ("left", "told", "words_place"),
@@ -67,7 +69,7 @@ GROUPS = {
 
 
 class StepCandidates(NamedTuple):
-    """The candidates of one step.
+    """The candidates of one step of one search.
 
     Attributes:
       question: index of the question.
@@ -90,20 +92,20 @@ class SearchState:
       question: text of the question.
       index: place of the question in its block.
       question_D: embedding of the question.
-      question_best: the aligner's best score with it.
+      question_best: the aligner's best score for the question.
       question_words: words of the question.
-      bm25: passage to its BM25 score for the question over the best one's, best first.
+      bm25: passage -> its BM25 score for the question, divided by the best score; best first.
       walk_N: probability that the walk ends at each passage.
-      named: passages that the question names, to 1 / (passages of that title).
+      named: passage that the question names -> 1 / (passages of its title).
       num_titles: number of titles that the question names.
       allowed_R: sorted rows that may be returned; None allows all.
       query_D: embedding of question and chain.
-      nearest: the aligner's nearest passages to it.
+      nearest: passages nearest to ``query_D``.
       left_N, told_N: BM25 scores of all passages for the words of the features ``left``, ``told``.
       chain_words: words of the chain's passages.
       rows, units: passages and units of the chain.
       probabilities: for each step so far, each candidate's probability of being chosen.
-      ended: no candidates were left.
+      ended: whether no candidates were left.
     """
 
     question: str
@@ -139,7 +141,7 @@ class SearchState:
         return row not in self.rows and (self._allowed is None or row in self._allowed)
 
     def choose(self, candidates: StepCandidates, score_R: np.ndarray) -> None:
-        """Appends the best candidate to the chain; without candidates the search ends."""
+        """Appends the best candidate to the chain, or ends the search if there is none."""
         if not len(score_R):
             self.ended = True
             return
@@ -151,10 +153,10 @@ class SearchState:
         self.units.append(int(candidates.unit_R[best]))
 
     def ranked(self) -> list[int]:
-        """Ranks the chain's first passages, then all candidates by their chance in any step.
+        """Ranks the chain's first passages, then all candidates by their chance of being chosen.
 
-        Later steps may follow a wrong passage, so a candidate that several steps found likely is
-        safer than the end of the chain.
+        Later steps may follow a wrong passage, so a candidate that was likely in several steps is
+        more reliable than the end of the chain.
         """
         never_chosen: dict[int, float] = {}
         for step in self.probabilities:
@@ -199,10 +201,10 @@ class CandidateFinder:
         query_QD: np.ndarray,
         allowed: Sequence[np.ndarray] | None,
     ) -> list[SearchState]:
-        """Starts a search for each question; ``query_QD`` are the embedded questions."""
+        """Starts one search per question; ``query_QD`` are the embeddings of the questions."""
         nearest_QK, score_QK = self._units.nearest(query_QD, _NUM_NEAREST, allowed)
         bm25_QK, bm25_score_QK = self._bm25.search(questions, _UNRANKED, allowed)
-        # A passage that shares no word with the question is no seed of the walk.
+        # A walk cannot start at a passage that shares no word with the question.
         seeds_QK = np.where(bm25_score_QK > 0, bm25_QK, -1)
         walk_NQ = self._walk.probabilities(
             questions, (seeds_QK.tolist(), nearest_QK.tolist()), allowed
@@ -233,7 +235,7 @@ class CandidateFinder:
         return states
 
     def update(self, states: Sequence[SearchState], query_QD: np.ndarray) -> None:
-        """Updates searches whose chains have grown; ``query_QD`` embed question and chain."""
+        """Updates searches whose chains have grown; ``query_QD`` embeds each question and chain."""
         allowed = [s.allowed_R for s in states if s.allowed_R is not None] or None
         nearest_QK, _ = self._units.nearest(query_QD, _NUM_NEAREST, allowed)
         passage_words = self._bm25.words([self._texts[s.rows[-1]] for s in states])
@@ -246,7 +248,7 @@ class CandidateFinder:
             s.told_N = self._bm25.scores(sorted(set(unit_words[place]) - old_words))
 
     def candidates(self, s: SearchState) -> StepCandidates:
-        """Returns the candidates of a search's next step."""
+        """Returns the candidates for the next step of a search."""
         links = self._chain_links(s)
         by_words = _rank_by_words(s)
         linked = [*links.from_chain, *list(links.from_passages)[:_NUM_LINKED]]
@@ -320,7 +322,7 @@ class CandidateFinder:
 
 
 class _ChainLinks(NamedTuple):
-    """Weights of the passages named by a chain's last unit, by its units, by its passages."""
+    """Weights of passages named by a chain's last unit, by any unit, and by any passage."""
 
     from_last: dict[int, float]
     from_chain: dict[int, float]
@@ -328,7 +330,7 @@ class _ChainLinks(NamedTuple):
 
 
 def _rank_by_words(s: SearchState) -> list[int]:
-    """Ranks passages by BM25 for a step's words, best first."""
+    """Ranks passages by the sum of the BM25 scores ``left`` and ``told``, best first."""
     words_N = s.left_N + s.told_N
     row_R = np.arange(len(words_N)) if s.allowed_R is None else s.allowed_R
     best_K = row_R[best_places(words_N[row_R], _UNRANKED)]
@@ -349,7 +351,7 @@ def _word_features(
 
 
 def _unit_owners(texts: Sequence[Sequence[str]]) -> sparse.csr_array:
-    """A matrix with 1 at [unit, passage] for the passage of each unit."""
+    """Returns a matrix with 1 at [unit, passage] if the unit belongs to the passage."""
     owner_N = np.repeat(np.arange(len(texts)), [len(group) for group in texts])
     ones = np.ones(len(owner_N), np.float32)
     return sparse.csr_array(
@@ -360,9 +362,9 @@ def _unit_owners(texts: Sequence[Sequence[str]]) -> sparse.csr_array:
 def _unit_links(
     mentions: Sequence[Sequence[Sequence[Sequence[int]]]], namesakes: Sequence[Sequence[int]]
 ) -> sparse.csr_array:
-    """A matrix with 1 / (passages of that title) at [unit, passage] for each passage it names.
+    """Returns a matrix of 1 / (passages of its title) at [unit, passage] if the unit names it.
 
-    Links to passages of the same title are left out.
+    Links between passages of the same title are omitted.
 
     Args:
       mentions: the `TitleIndex.mentions` of every unit of every passage.
@@ -381,7 +383,7 @@ def _unit_links(
 
 
 def _entries(matrix: sparse.csr_array, row: int) -> dict[int, float]:
-    """The stored columns of a row and their values."""
+    """Returns the stored columns of a row and their values."""
     part = slice(matrix.indptr[row], matrix.indptr[row + 1])
     return dict(zip(matrix.indices[part].tolist(), matrix.data[part].tolist(), strict=True))
 
@@ -395,14 +397,14 @@ def _valid_rows(row_K: np.ndarray) -> list[int]:
 
 
 def _relative_scores(row_K: np.ndarray, score_K: np.ndarray) -> dict[int, float]:
-    """Positive scores divided by the best one."""
+    """Returns the positive scores, divided by the best score."""
     best = max(float(score_K[0]), 1e-9) if len(score_K) else 1.0
     pairs = zip(row_K.tolist(), score_K.tolist(), strict=True)
     return {row: score / best for row, score in pairs if row >= 0 and score > 0}
 
 
 def _shares(titles: Sequence[frozenset[str]], words: Set[str]) -> np.ndarray:
-    """The share of each title's words that are among ``words``."""
+    """Returns the share of each title's words that are in ``words``."""
     return np.array([len(t & words) / max(len(t), 1) for t in titles], np.float32)
 
 

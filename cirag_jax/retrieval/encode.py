@@ -30,7 +30,7 @@ def pad(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns ``tokens_BT`` and ``lengths_B``, int32, of ``num_rows`` rows.
 
-    Missing rows have the length 1, so that no row is empty.
+    Rows added as padding have length 1, so that no row is empty.
     """
     tokens_BT = np.full((num_rows, length), pad_id, np.int32)
     lengths_B = np.ones((num_rows,), np.int32)
@@ -42,7 +42,7 @@ def pad(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _apply(graphdef: Any, state: Any, tokens_BT: jax.Array, lengths_B: jax.Array) -> jax.Array:
-    """Returns ``emb_BD`` in fp32, on every device of the mesh if there is one."""
+    """Returns ``emb_BD`` in fp32, replicated on all devices of the mesh if there is one."""
     TRACES[tuple(tokens_BT.shape)] += 1  # type: ignore[index]
     mask_BT = jnp.arange(tokens_BT.shape[1]) < lengths_B[:, None]
     return everywhere(embed(graphdef, state, tokens_BT, mask_BT))
@@ -61,9 +61,9 @@ def encode(
 ) -> np.ndarray:
     """Returns unit-length embeddings of ``texts``, float32 of shape (N, D), in input order.
 
-    Equal texts are encoded once. ``params`` replaces ``encoder.state`` if it is not None; ``kind``
-    chooses the prefix; ``max_length`` is the number of tokens kept of a text, by default the
-    encoder's limit. `map_texts` explains the other arguments.
+    Duplicate texts are encoded once. If ``params`` is not None, it replaces ``encoder.state``.
+    ``kind`` selects the prefix. Texts are cut to ``max_length`` tokens, by default the encoder's
+    limit. `map_texts` explains the other arguments.
     """
     params = encoder.state if params is None else params
     prefix = encoder.query_prefix if kind == "query" else encoder.passage_prefix

@@ -1,4 +1,4 @@
-"""Text encoders for retrieval: our own in Flax, or any model of sentence-transformers."""
+"""Text encoders for retrieval, in Flax or from sentence-transformers."""
 
 import contextlib
 import dataclasses
@@ -25,8 +25,8 @@ from cirag_jax.types import Config
 Role = Literal["query", "passage"]
 Progress = Callable[[int], Any]
 
-MAX_CACHED_BYTES = 1 << 30  # Maximum size of the vectors of a collection in the disk cache.
-_MAX_TEXTS = 1_000_000  # Maximum number of memoized texts of each role; 1.5 GB at 384 dimensions.
+MAX_CACHED_BYTES = 1 << 30  # Maximum size of one collection's vectors in the disk cache.
+_MAX_TEXTS = 1_000_000  # Maximum number of memoized texts per role; 1.5 GB at 384 dimensions.
 
 
 class Encoder(Protocol):
@@ -34,7 +34,7 @@ class Encoder(Protocol):
 
     Attributes:
       identity: everything that determines a vector, as JSON types; an index can only be searched
-        by an encoder of equal identity.
+        with an encoder of equal identity.
       dim: length of a vector.
     """
 
@@ -46,8 +46,8 @@ class Encoder(Protocol):
     ) -> np.ndarray:
         """Returns unit-length vectors, float32 [N, D], in input order.
 
-        ``kind`` chooses prefix and length limit; ``progress`` is called with the number of distinct
-        texts just embedded.
+        ``kind`` selects the prefix and the length limit. ``progress`` is called with the number of
+        distinct texts just embedded.
         """
         ...
 
@@ -98,11 +98,11 @@ def _limits(query_max_length: int, passage_max_length: int, longest: int) -> dic
 
 
 class CachedEncoder:
-    """An encoder that caches the vectors of whole collections on disk, by their content.
+    """An encoder that caches the vectors of complete lists of passages on disk.
 
-    ``folder`` holds a ``.npy`` file for each list of passages. Queries are not cached, and neither
-    are collections of more than a gigabyte, which belong in an index (launch/index.py). Damaged
-    files are computed again.
+    ``folder`` has a ``.npy`` file per list, named after a hash of its texts. Queries are not
+    cached, nor are lists with more than 1 GiB of vectors; build an index for these
+    (launch/index.py). Damaged files are computed again.
     """
 
     def __init__(self, encoder: Encoder, folder: pathlib.Path):
@@ -123,7 +123,7 @@ class CachedEncoder:
             if cached_ND.shape == (len(texts), self.dim) and cached_ND.dtype == np.float32:
                 return check_finite(cached_ND, str(file))
         vectors_ND = self._encoder.encode(texts, kind, progress)
-        with contextlib.suppress(OSError):  # The home may be read-only.
+        with contextlib.suppress(OSError):  # The home folder may be read-only.
             self._folder.mkdir(parents=True, exist_ok=True)
             save_array(file, vectors_ND)
         return vectors_ND
@@ -138,8 +138,8 @@ def with_disk_cache(encoder: Encoder) -> Encoder:
 class MemoizingEncoder:
     """An encoder that embeds every distinct text once as a query, and once as a passage.
 
-    It holds at most `_MAX_TEXTS` vectors of each role; when they would exceed that, all are
-    dropped. Vectors of a longer list are not kept.
+    It keeps at most `_MAX_TEXTS` vectors per role; before a role would exceed this, all its vectors
+    are dropped. The vectors of a list with more texts than this are not kept.
 
     Attributes:
       requested: number of texts requested so far, with repetitions.
@@ -197,10 +197,11 @@ class _VectorStore:
 
 
 class SentenceTransformersEncoder:
-    """A PyTorch model that is run by sentence-transformers.
+    """An encoder that runs a PyTorch model with sentence-transformers.
 
-    ``name`` is recorded as the name of the loaded ``SentenceTransformer``. A prefix of None is the
-    model's own prompt, if it has one; lengths are in tokens, at most the model's own limit.
+    ``model`` is a loaded ``SentenceTransformer``, and ``name`` is recorded in the identity. If a
+    prefix is None, the model's own prompt is used, if it has one. Lengths are in tokens, at most
+    the model's limit.
     """
 
     def __init__(
@@ -279,7 +280,7 @@ class SentenceTransformersEncoder:
 
 
 def open_encoder_for(config: Config, mesh: jax.sharding.Mesh | None = None) -> Encoder:
-    """Opens the encoder of a ``configs.retrievers.encoder()`` block, with Flax on ``mesh``."""
+    """Opens the encoder of a ``configs.retrievers.encoder()`` block; Flax uses ``mesh``."""
     sizes = ("query_max_length", "passage_max_length", "batch_size")
     check_at_least(1, config, *sizes, prefix="config.encoder.")
     check_choice("config.encoder.backend", config.backend, ("flax", "sentence_transformers"))
@@ -292,7 +293,7 @@ def _open_flax(config: Config, mesh: jax.sharding.Mesh | None) -> FlaxEncoder:
     from cirag_jax.models.io.workdir import hash_arrays, open_encoder
 
     encoder, meta = open_encoder(config.model, dtype=config.dtype, mesh=mesh)
-    if meta:  # Two trainings may end at the same step; only their weights differ.
+    if meta:  # Two training runs may end at the same step; only their weights differ.
         encoder = dataclasses.replace(encoder, revision=f"sha256:{hash_arrays(encoder.state)}")
     names = ("query_prefix", "passage_prefix")
     prefixes = {name: config[name] for name in names if config[name] is not None}
@@ -340,7 +341,7 @@ def _open_sentence_transformers(config: Config) -> SentenceTransformersEncoder:
 
 
 def _torch_revision(model: Any) -> str:
-    """Returns the hub commit of a model from the hub, otherwise the SHA-256 of its parameters."""
+    """Returns the commit of a model from the hub, or else the SHA-256 of its parameters."""
     for module in model:
         config = getattr(getattr(module, "auto_model", None), "config", None)
         commit = getattr(config, "_commit_hash", None)

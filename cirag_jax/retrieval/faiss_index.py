@@ -15,13 +15,13 @@ from cirag_jax.validation import check_fields
 
 FAISS_KINDS = ("faiss_flat", "faiss_ivf", "faiss_hnsw")
 
-_TRAIN_ROWS_PER_LIST = 256  # Rows that k-means of IVF uses.
+_TRAIN_ROWS_PER_LIST = 256  # Training rows for the k-means clustering of IVF.
 _BLOCK = 1 << 16  # Rows read at a time, because the matrix may be on disk.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class IndexOptions:
-    """Options for storing and searching vectors (configs/retrievers.py explains the fields)."""
+    """Options for storing and searching vectors (documented in configs/retrievers.py)."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     ivf_lists: Count = 0
@@ -32,23 +32,23 @@ class IndexOptions:
 
     @classmethod
     def of(cls, config: Config) -> "IndexOptions":
-        """Reads and checks the fields of a ``configs.retrievers.retriever()`` block."""
+        """Reads and validates the options in a ``configs.retrievers.retriever()`` block."""
         options = cls(**{field.name: config[field.name] for field in dataclasses.fields(cls)})
         check_fields(options, prefix="config.retriever.")
         return options
 
 
 def packages() -> dict[str, str]:
-    """Returns the release series of faiss, which determines the rows that an index finds."""
+    """Returns the release series of faiss, because it may change search results."""
     return {"faiss": version_that_counts("faiss", _faiss().__version__)}  # of faiss-cpu or -gpu
 
 
 class FaissIndex:
     """Inner-product search by faiss, with the interface of `ExactIndex`.
 
-    IVF and HNSW are approximate and may miss rows; places without a row hold row -1 and score -inf.
-    With ``allowed`` every kind is exact, because an approximate search would miss most of a few
-    allowed rows. ``index`` is a faiss index of all rows on the CPU.
+    IVF and HNSW are approximate and may find fewer than k rows; the remaining places have row -1
+    and score -inf. With ``allowed``, every kind searches exactly, because an approximate search
+    would miss most of the allowed rows. ``index`` is a faiss index of all rows on the CPU.
     """
 
     def __init__(self, index: Any, kind: str, options: IndexOptions):
@@ -84,7 +84,7 @@ class FaissIndex:
 
     @classmethod
     def load(cls, file: str | os.PathLike[str], kind: str, options: IndexOptions) -> "FaissIndex":
-        """Reads a file of `save`."""
+        """Reads a file that `save` wrote."""
         faiss, before = _faiss(), None
         try:
             # Otherwise a damaged length could allocate more memory than the file has bytes.
@@ -103,7 +103,7 @@ class FaissIndex:
         """Writes the index as one file.
 
         Raises:
-          OSError: the disk is full; faiss's own writer would not report it.
+          OSError: the disk is full (faiss's own writer would not report this).
         """
         with open(file, "wb") as out:
             # Pieces of 1 MiB, like faiss's own buffers.
@@ -122,7 +122,7 @@ class FaissIndex:
     def search(
         self, query_QD: np.ndarray, k: int, allowed: Sequence[np.ndarray] | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns ``row_QK`` int32 and ``score_QK`` float32; see `ExactIndex.search`."""
+        """Returns ``row_QK`` int32 and ``score_QK`` float32, as `ExactIndex.search` does."""
         query_QD = np.ascontiguousarray(query_QD, np.float32)
         k = min(k, len(self))
         if not len(query_QD) or not k:
@@ -154,7 +154,7 @@ class FaissIndex:
 
 
 def _sample(vectors_ND: Any, size: int) -> np.ndarray:
-    """Reads at most ``size`` evenly spaced rows, a block at a time."""
+    """Reads at most ``size`` evenly spaced rows, one block at a time."""
     rows, dim = vectors_ND.shape
     chosen = np.unique(np.linspace(0, rows - 1, min(size, rows)).astype(np.int64))
     sample = np.empty((len(chosen), dim), np.float32)
@@ -176,7 +176,7 @@ def _faiss() -> Any:
 
 
 def _to_gpu(index: Any) -> Any:
-    """Returns a copy on all GPUs if faiss supports this kind on GPUs, otherwise the index."""
+    """Returns a copy on all GPUs if faiss supports this, otherwise the index itself."""
     faiss = _faiss()
     if not getattr(faiss, "get_num_gpus", lambda: 0)() or isinstance(index, faiss.IndexHNSW):
         return index

@@ -1,6 +1,7 @@
 """Indexes over passages, in memory or from a folder.
 
-A folder holds the index and a manifest of its encoder and corpus, which are compared before use.
+A folder contains the index and a manifest. The manifest identifies the encoder and the corpus, and
+both are compared with the current ones before use.
 """
 
 import dataclasses
@@ -32,17 +33,17 @@ from cirag_jax.types import Config, Count, Feedback, Passage, Triple, UnitInterv
 from cirag_jax.validation import check_value
 
 KINDS = ("exact", *FAISS_KINDS, "bm25")
-LINKED = "linked"  # `LinkedIndex`, which has no folder.
+LINKED = "linked"  # `LinkedIndex`, which is never stored in a folder.
 MANIFEST = "manifest.json"
 FORMAT = 2  # 2: the corpus's hash includes sentences, the encoder's identity its files.
-# Fields of a manifest that may differ: the same weights may lie in another folder, and the length
-# of queries does not change the vectors of passages.
+# Fields of a manifest that may differ: the same weights may be in another folder, and the maximum
+# query length does not change the vectors of passages.
 MAY_DIFFER = ("encoder.model", "encoder.query_max_length")
 
 
 @dataclasses.dataclass(frozen=True)
 class PassageIndex:
-    """A searchable index over passages, whose rows have ``ids``; see `hash_corpus`."""
+    """A searchable index over passages; row i is the passage ``ids[i]``."""
 
     ids: tuple[str, ...]
     kind: str
@@ -60,7 +61,7 @@ class PassageIndex:
         options: IndexOptions | None = None,
         progress: Progress | None = None,
     ) -> "PassageIndex":
-        """Embeds and indexes ``passages``; ``encoder`` may be None for ``bm25``."""
+        """Embeds and indexes ``passages``; ``bm25`` needs no ``encoder``."""
         check_kind(kind)
         if not passages:
             raise UserError("nothing to index: the corpus has no passages")
@@ -81,9 +82,9 @@ class PassageIndex:
         *,
         options: IndexOptions | None = None,
     ) -> "PassageIndex":
-        """Opens a folder of ``launch/index.py`` (`build.build_index`).
+        """Opens an index folder, written by ``launch/index.py`` (`build.build_index`).
 
-        ``encoder`` must be the one that embedded the passages, or None for ``bm25``.
+        ``encoder`` must be the encoder that embedded the passages, or None for ``bm25``.
         """
         folder = pathlib.Path(folder).expanduser()
         manifest = read_manifest(folder)
@@ -133,11 +134,11 @@ class PassageIndex:
         """Returns the k best rows for every query, best first.
 
         Args:
-          queries: texts, without prefix.
+          queries: texts, without the encoder's prefix.
           k: number of rows, at most the number of passages.
-          allowed: for each query, the rows that it may find; places beyond them hold row -1 and
-            score -inf.
-          feedback: for each query, relevance feedback that moves its vector, or None; scores are
+          allowed: for each query, the rows that it may find; if there are fewer than k, the
+            remaining places have row -1 and score -inf. None allows all.
+          feedback: for each query, relevance feedback that moves its vector, or None. Scores are
             inner products with the moved vector, whose length is not 1. Empty means none.
 
         Returns:
@@ -169,7 +170,7 @@ def open_retriever(
 ) -> PassageIndex | UnitIndex | LinkedIndex:
     """Opens the index of a ``configs.retrievers.retriever()`` block over ``passages``.
 
-    ``triples`` by passage id are the units of ``units=triple``.
+    ``triples`` maps passage ids to triples; it is only used with ``units=triple``.
     """
     check_choice("config.retriever.kind", config.kind, (*KINDS, LINKED))
     options = IndexOptions.of(config)
@@ -199,7 +200,7 @@ def open_retriever(
     index = PassageIndex.open(config.folder, encoder, options=options)
     if index.kind != config.kind:
         raise UserError(
-            f"config.retriever.folder={config.folder} holds an index of kind {index.kind}, not "
+            f"config.retriever.folder={config.folder} contains an index of kind {index.kind}, not "
             f"{config.kind}; set --config.retriever.kind={index.kind}"
         )
     index.check_corpus(passages)
@@ -215,7 +216,10 @@ def _open_linked(
 ) -> LinkedIndex:
     head = require_link_head(str(encoder.identity["model"]))
     if config.folder:
-        raise UserError("config.retriever.kind=linked is built in memory and takes no folder")
+        raise UserError(
+            "config.retriever.kind=linked builds its index in memory; set "
+            "config.retriever.folder=null"
+        )
     if config.units not in ("passage", head.units):
         raise UserError(
             f"config.retriever.units={config.units}, but the aligner ranks {head.units}s"
@@ -234,7 +238,7 @@ def _open_linked(
 
 
 def make_search(vectors_ND: Any, kind: str, options: IndexOptions) -> ExactIndex | FaissIndex:
-    """Indexes a matrix, or any object with a shape and row slices."""
+    """Indexes a float matrix, or any object with a shape and row slices."""
     if kind == "exact":
         return ExactIndex(vectors_ND, dtype=options.dtype, mesh=accelerators())
     return FaissIndex.build(vectors_ND, kind, options)
@@ -256,7 +260,7 @@ def require_encoder(encoder: Encoder | None, kind: str) -> Encoder:
 
 
 def hash_corpus(passages: Iterable[Passage]) -> str:
-    """Returns the SHA-256 of ids, titles, texts and sentences, in order."""
+    """Returns the SHA-256 of the passages' ids, titles, texts and sentences, in order."""
     return of_records([p.id, p.title, p.text, p.sentences] for p in passages)
 
 
@@ -267,12 +271,12 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
         if (folder / "building.json").is_file():
             raise UserError(f"{folder}: the index is not complete; run launch/index.py again")
         raise UserError(
-            f"{folder} is not an index folder, it has no {MANIFEST}; launch/index.py makes one"
+            f"{folder} is not an index folder: it has no {MANIFEST}; run launch/index.py"
         )
     manifest = convert(str(file), read_json(file), dict[str, Any])
     kind = manifest.get("kind")
     if manifest.get("format") != FORMAT or kind not in KINDS:
-        raise UserError(f"{file} is of another version of cirag_jax; build the index again.")
+        raise UserError(f"{file} is from another version of cirag_jax; build the index again.")
     convert(str(file), manifest, _WordManifest if kind == "bm25" else _VectorManifest)
     return manifest
 
@@ -298,9 +302,9 @@ def check_manifest(
 ) -> None:
     """Compares the manifests of two indexes, see `identity.check_same`.
 
-    The version of faiss may differ, because every version reads the indexes of others, and so may
-    the dtype of BM25 indexes, which have no vectors. Other packages are only compared if the old
-    manifest records them.
+    The version of faiss may differ, because every version can read the others' indexes. The dtype
+    of BM25 indexes may differ, because they have no vectors. Other packages are only compared if
+    the old manifest records them.
     """
     may_differ = [*MAY_DIFFER, "dtype" if new.get("kind") == "bm25" else "packages"]
     if "packages" not in old:
@@ -325,7 +329,7 @@ def _read_ids(folder: pathlib.Path, rows: int) -> list[str]:
 class Shards:
     """The ``vectors-*.npy`` files of a folder as one matrix, read when sliced.
 
-    Only one file is open at a time, because there may be more than a process can open.
+    Only one file is open at a time, because a process may not be able to open all of them.
     """
 
     def __init__(self, folder: pathlib.Path, manifest: Mapping[str, Any]):
@@ -349,7 +353,7 @@ class Shards:
         block = np.empty((max(stop - start, 0), self.shape[1]), jax.numpy.dtype(self._dtype))
         for number, (first, end) in enumerate(itertools.pairwise(self._starts.tolist())):
             low, high = max(start, first), min(stop, end)
-            if low < high:  # The shard gets no name, which would keep its file open.
+            if low < high:  # A variable for the shard would keep its file open.
                 block[low - start : high - start] = self._open(number)[low - first : high - first]
         return block
 
@@ -360,7 +364,7 @@ class Shards:
                 return open_shard(file, self._dtype)
             except FileNotFoundError:
                 raise
-            except OSError as error:  # The file is intact: no permission, too many open files.
+            except OSError as error:  # Not damaged: no permission, or too many open files.
                 raise UserError(f"{file} cannot be read: {error.strerror or error}.") from None
 
 
@@ -377,7 +381,7 @@ def open_shard(file: pathlib.Path, dtype: str) -> np.ndarray:
     """
     array = np.load(file, mmap_mode="r", allow_pickle=False)
     if array.ndim != 2 or array.dtype != ("uint16" if dtype == "bfloat16" else "float32"):
-        raise ValueError(f"it holds {array.dtype}{list(array.shape)}")
+        raise ValueError(f"it contains {array.dtype}{list(array.shape)}")
     if dtype == "bfloat16":
         return array.view(jax.numpy.bfloat16)
     return array

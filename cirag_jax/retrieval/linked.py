@@ -1,13 +1,13 @@
-"""Multi-hop retrieval without an LLM: a search that follows a question's hops along a chain.
+"""Multi-hop retrieval without an LLM: a search that builds a chain of passages, hop by hop.
 
-An aligner by itself follows wording: after the first hop it prefers sentences that are worded like
-the question but are about other people. Often the chain itself names the next passage word for
-word. Each step of a `LinkedIndex` search therefore
+An aligner alone compares wording: after the first hop it prefers sentences that are worded like the
+question but are about other people. However, the chain often contains the title of the next
+passage. Each step of a `LinkedIndex` search therefore
 
 1. embeds the question with the chain so far,
-2. collects candidates from the aligner, BM25, links and names (`retrieval/candidates.py`),
-3. scores their features with a small head (`models/link_head.py`), which was trained on searches
-   of this aligner, and
+2. collects candidates from the aligner, BM25, links and titles (`retrieval/candidates.py`),
+3. scores their features with a small link head (`models/link_head.py`), which was trained on
+   searches with this aligner, and
 4. appends the best candidate to the chain.
 """
 
@@ -29,15 +29,15 @@ from cirag_jax.retrieval.unit_index import UnitIndex
 from cirag_jax.types import Feedback, Passage
 
 # Questions are searched in blocks, because an encoder pads the last batch of every length.
-_BLOCK_NUMBERS = 1 << 25  # Numbers about passages that a block keeps in memory.
-_MIN_BLOCK, _MAX_BLOCK = 64, 1024  # Questions of a block.
+_BLOCK_NUMBERS = 1 << 25  # Numbers about passages that are kept in memory per block.
+_MIN_BLOCK, _MAX_BLOCK = 64, 1024  # Number of questions in a block.
 
 
 class SearchResult(NamedTuple):
     """The result of one search.
 
     Attributes:
-      rows: passages, best first.
+      rows: rows of the passages, best first.
       stop_KF: `stopping.stop_features` of the first passages.
     """
 
@@ -52,17 +52,17 @@ Observe = Callable[[StepCandidates], None]
 class LinkedIndex:
     """An index over passages that follows a question's hops inside one search.
 
-    The result ranks the chain's first passages, then all candidates; see `SearchState.ranked`.
+    The first passages of the chain are ranked first, then all candidates (`SearchState.ranked`).
 
     Args:
       passages: the corpus.
       texts: the units of each passage, as the encoder reads them.
-      encoder: the aligner; embeds queries and units.
+      encoder: the aligner, which embeds queries and units.
       head: scores candidates; may be None if only `explore` is called.
       kind: kind of the units.
       steps: length of a chain.
       dtype: dtype of the stored vectors, see `UnitIndex`.
-      stop: drops passages that are needed with a smaller probability; None keeps all.
+      stop: passages that are needed with a lower probability are dropped; None keeps all.
       options: options of the walk over links.
       progress: called with the number of texts just embedded.
     """
@@ -84,7 +84,7 @@ class LinkedIndex:
         if stop is not None and (head is None or head.stop is None):
             raise UserError(
                 f"{FILE if head is None else head.source}: the link head has no stopping rule, "
-                "which config.retriever.stop needs; train it again."
+                "which config.retriever.stop needs; retrain it."
             )
         self._head, self._steps, self._size, self._stop = head, steps, len(passages), stop
         self._kind: UnitKind = kind
@@ -104,8 +104,8 @@ class LinkedIndex:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the k best passages for every question, as `PassageIndex.search` does.
 
-        Scores are negative ranks, because scores of different steps are not comparable. ``stop``
-        may leave fewer passages, but never drops the first one; the remaining places hold row -1
+        Scores are negative ranks, because scores of different steps are not comparable. With
+        ``stop``, passages may be dropped, but never the first one; the remaining places have row -1
         and score -inf.
         """
         if any(feedback):
@@ -137,11 +137,11 @@ class LinkedIndex:
 
         Args:
           questions: texts of the questions.
-          score: scores of the candidates of several steps, from their features.
+          score: returns the scores of the candidates of several steps, given their features.
           allowed: for each question, the rows that it may find; None allows all.
           observe: called with the candidates of every step before one is chosen.
-          progress: called with the number of questions done since the last call, counting one of
-            four steps as a quarter. Also called with 0 during long embeddings.
+          progress: called with the number of questions finished since the last call, where a step
+            counts as a fraction of a question. Also called with 0 during long embeddings.
         """
         results = []
         # Three numbers per question and passage: the walk's probability and two BM25 scores.
@@ -168,7 +168,7 @@ class LinkedIndex:
         return self._encoder.encode(list(queries), "query", lambda count: progress(0))
 
     def _query(self, state: SearchState) -> str:
-        """The question and the chain so far, as the aligner reads them."""
+        """Returns the question and the chain so far, in the form that the aligner expects."""
         return query_text(state.question, [self._units.texts[u] for u in state.units], self._kind)
 
     def _choose(
@@ -188,7 +188,7 @@ class LinkedIndex:
 
 
 def open_link_head(spec: str) -> LinkHead | None:
-    """Opens the link head of an aligner; returns None if it has none.
+    """Opens the link head of an aligner; returns None if the aligner has none.
 
     ``spec`` is a training workdir, an exported folder or ``shipped:NAME``.
     """
@@ -197,18 +197,18 @@ def open_link_head(spec: str) -> LinkHead | None:
         has, expected = len(head.stop.weight_F), stopping.num_features(head.steps)
         if has != expected:
             raise UserError(
-                f"{head.source}: its stopping rule reads {has} features, but this version computes "
-                f"{expected}; train it again."
+                f"{head.source}: the stopping rule needs {has} features, but this version has "
+                f"{expected}; retrain it."
             )
     return head
 
 
 def require_link_head(spec: str) -> LinkHead:
-    """Opens the link head of an aligner that must have one."""
+    """Opens the link head of an aligner; raises UserError if the aligner has none."""
     head = open_link_head(spec)
     if head is None:
         raise UserError(
-            f"{spec} has no {FILE}: retrieval along links needs an aligner trained by "
+            f"{spec} has no {FILE}; config.retriever.kind=linked needs an aligner trained with "
             "--config=configs/aligner.py:linked"
         )
     return head

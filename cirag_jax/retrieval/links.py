@@ -1,8 +1,8 @@
-"""Links between passages: a text links to every passage whose title it names.
+"""Links between passages: a text links to every passage whose title it contains.
 
-An encyclopedia calls things by their titles, so one hop often names the passage of the next hop
-word for word. `LinkWalk` ranks passages by these links only: it is HippoRAG's personalized PageRank
-over titles instead of extracted phrases.
+An encyclopedia calls things by their titles, so a passage often contains the title of the next
+hop's passage. `LinkWalk` ranks passages using only these links: it is HippoRAG's personalized
+PageRank over titles instead of extracted phrases.
 """
 
 import dataclasses
@@ -21,17 +21,17 @@ from cirag_jax.validation import check_fields
 _MIN_LETTERS = 4  # Minimum for a title of one word: "Selena" is a name, "Run" and "It" are not.
 _WORD = re.compile(r"\w+")
 
-_PRECISION = 1e-7  # The probability that further steps of a walk could still move.
-_BLOCK = 1 << 25  # Probabilities held in memory at once: 128 MiB.
+_PRECISION = 1e-7  # A walk ends when further steps can change its probabilities by at most this.
+_BLOCK = 1 << 25  # Maximum number of probabilities in memory: 128 MiB.
 
 
 class TitleIndex:
-    """Finds the passages that a text names.
+    """Finds the passages whose titles occur in a text (the text names them).
 
-    A title matches with and without parentheses at its end ("Tuos (film)"). Words are compared
-    without case, but one of them must begin with a capital in the text, or with a letter of a
-    script without capitals. A title of one word needs at least 4 letters. If titles overlap, the
-    longer one matches.
+    A title matches with or without a final part in parentheses ("Tuos (film)"). Case is ignored,
+    but in the text, at least one word must begin with a capital, or with a letter of a script
+    without capitals. A title of one word needs at least 4 letters. Of overlapping titles, the
+    longest one matches.
 
     Args:
       passages: the corpus; several passages may share a title.
@@ -40,7 +40,7 @@ class TitleIndex:
     def __init__(self, passages: Sequence[Passage]):
         self._rows: dict[tuple[str, ...], list[int]] = {}
         # First two words -> length of the longest title that begins with them. Two words match far
-        # fewer places of a text than one, which may be "the".
+        # fewer places in a text than the first word only, which may be "the".
         self._longest: dict[tuple[str, ...], int] = {}
         for row, passage in enumerate(passages):
             plain = re.sub(r"\s*\([^()]*\)\s*$", "", passage.title)
@@ -50,11 +50,11 @@ class TitleIndex:
                     self._longest[title[:2]] = max(len(title), self._longest.get(title[:2], 1))
 
     def named(self, text: str) -> tuple[int, ...]:
-        """Returns the rows of the passages that ``text`` names, each once, in text order."""
+        """Returns the distinct rows of the passages that ``text`` names, in text order."""
         return tuple(dict.fromkeys(row for rows in self.mentions(text) for row in rows))
 
     def mentions(self, text: str) -> list[list[int]]:
-        """Returns the rows of each title that ``text`` names, each title once."""
+        """Returns the rows of each distinct title in ``text``."""
         words = _WORD.findall(text)
         folded = tuple(map(str.casefold, words))
         matches, place = dict[tuple[str, ...], list[int]](), 0
@@ -84,7 +84,7 @@ def _is_capital(letter: str) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WalkOptions:
-    """Options of a walk over links (configs/retrieval.py explains the fields)."""
+    """Options of a walk over links (documented in configs/retrieval.py)."""
 
     restart: float = 0.5
     seeds: Count = 5
@@ -93,7 +93,7 @@ class WalkOptions:
 
     @classmethod
     def of(cls, config: Config) -> "WalkOptions":
-        """Reads and checks the fields of ``config.links``."""
+        """Reads and validates the options in ``config.links``."""
         options = cls(**{field.name: config[field.name] for field in dataclasses.fields(cls)})
         check_fields(options, prefix="config.links.")
         if not 0 < options.restart < 1:
@@ -102,11 +102,11 @@ class WalkOptions:
 
 
 class LinkWalk:
-    """Ranks passages by the probability that a walk over links ends at them.
+    """Ranks passages by the probability that a random walk over links ends at them.
 
-    The walk starts, and at any step may restart, at the passages that the question names and at the
-    first passages of another ranking. A title has the weight ``title_weight``, which the passages
-    that share it divide; place i of the ranking has the weight 1 / i.
+    The walk starts and restarts at seeds: the passages that the question names and the first
+    passages of another ranking. Each title in the question has the weight ``title_weight``, divided
+    equally among its passages. Place i of the ranking has the weight 1 / i.
 
     Args:
       passages: the corpus.
@@ -139,7 +139,7 @@ class LinkWalk:
           questions: texts of the questions.
           first: another ranking of rows for each question, best first. Rows that the walk does not
             reach are appended in this order.
-          k: number of rows; fewer are returned if walk and ranking together have fewer.
+          k: number of rows; fewer are returned if the walk and the ranking have fewer in total.
           allowed: for each question, the rows that the walk may visit; None allows all.
         """
         block, results = max(_BLOCK // max(self._num_rows, 1), 1), []
@@ -159,7 +159,7 @@ class LinkWalk:
     ) -> np.ndarray:
         """Returns the `page_rank` of every passage for every question, ``rank_NQ`` float32.
 
-        The walks start at the first rows of each of the ``rankings``; -1 stands for no row.
+        The seeds are taken from each of the ``rankings``; -1 is not a row.
         """
         seed_NQ = self._seeds(questions, rankings)
         may_NQ = None
@@ -186,13 +186,13 @@ class LinkWalk:
 def transitions(mentions: Sequence[Sequence[Sequence[int]]], backward: float) -> sparse.csr_array:
     """Returns the walk's transition probabilities from rows to columns, ``step_NN`` float32.
 
-    A link's weight is 1 / (links to the same passage), because a link to a country says little.
-    Passages that share a title divide the link. A row sums to 1, or to 0 if the passage has no link
-    in either direction.
+    A link's weight is 1 / (links to the same passage), because links to common targets, such as a
+    country, are less informative. If passages share a title, the weight is divided among them. A
+    row sums to 1, or to 0 if the passage has no link in either direction.
 
     Args:
-      mentions: the `TitleIndex.mentions` of each passage's text; mentions of itself are ignored.
-      backward: weight of a link against its direction, relative to the link.
+      mentions: the `TitleIndex.mentions` of each passage's text; links to itself are ignored.
+      backward: weight of following a link backward, relative to forward.
     """
     titles = [rows for passage_mentions in mentions for rows in passage_mentions]
     titles_N = np.fromiter(map(len, mentions), np.int64, len(mentions))
@@ -218,12 +218,12 @@ def page_rank(
 ) -> np.ndarray:
     """Computes the personalized PageRank of many walks at once, ``rank_NQ`` float32.
 
-    A walk restarts if it has no link to follow or would visit a row that is not allowed.
+    A walk also restarts if it has no link to follow or would visit a row that is not allowed.
 
     Args:
       step_NN: transition probabilities, see `transitions`.
-      seed_NQ: weights of the start of each walk, float32, at least 0. A column of zeros gives ranks
-        of 0.
+      seed_NQ: weights of the rows where each walk starts, float32, at least 0. A column of zeros
+        gives ranks of 0.
       restart: probability of a restart at any step, between 0 and 1.
       may_NQ: bool, the rows that each walk may visit; None allows all.
     """
@@ -243,7 +243,7 @@ def page_rank(
 
 
 def _best(rank_N: np.ndarray, first: Sequence[int], k: int) -> list[int]:
-    """Returns the k rows of highest rank, ties as in ``first``, then the rest of ``first``."""
+    """Returns the k best rows; ties are in the order of ``first``, whose other rows come last."""
     reached = np.flatnonzero(rank_N)
     if 0 < k < len(reached):
         reached = reached[rank_N[reached] >= np.partition(rank_N[reached], -k)[-k]]

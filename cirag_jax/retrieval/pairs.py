@@ -15,7 +15,7 @@ from cirag_jax.retrieval.buckets import everywhere, map_texts
 
 
 class PairTokens(NamedTuple):
-    """Token ids of a pair with special tokens, and their token types, both int32 [T]."""
+    """Token ids (with special tokens) and token types of a pair, both int32 [T]."""
 
     tokens_T: np.ndarray
     types_T: np.ndarray
@@ -24,8 +24,8 @@ class PairTokens(NamedTuple):
 def tokenize_pairs(
     model: PairEncoder, pairs: Sequence[tuple[str, str]], max_length: int | None = None
 ) -> list[PairTokens]:
-    """Tokenizes each pair; if a pair is too long, its longer text is cut."""
-    has_types = model.model_type == "bert"  # RoBERTa has one token type, MPNet none.
+    """Tokenizes each pair; if a pair is too long, the longer text is cut."""
+    has_types = model.model_type == "bert"  # RoBERTa has one token type, and MPNet has none.
     tokenized = []
     for row in model.tokenize(pairs, max_length):
         tokens_T = np.asarray(row.ids, np.int32)
@@ -39,7 +39,7 @@ def pad_pairs(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns ``tokens_BT``, ``types_BT`` and ``lengths_B``, int32, of ``num_rows`` rows.
 
-    Missing rows have the length 1, so that no row is empty.
+    Rows added as padding have length 1, so that no row is empty.
     """
     tokens_BT = np.full((num_rows, length), pad_id, np.int32)
     types_BT = np.zeros((num_rows, length), np.int32)
@@ -63,9 +63,9 @@ def score_pairs(
 ) -> np.ndarray:
     """Returns the logits of (query, text) pairs, float32 of shape (N,), in input order.
 
-    Equal pairs are scored once. ``params`` replaces ``model.state`` if it is not None;
-    ``max_length`` is the number of tokens kept of a pair, by default the model's limit. `map_texts`
-    explains the other arguments.
+    Duplicate pairs are scored once. If ``params`` is not None, it replaces ``model.state``. Pairs
+    are cut to ``max_length`` tokens, by default the model's limit. `map_texts` explains the other
+    arguments.
     """
     params = model.state if params is None else params
     return map_texts(
@@ -97,6 +97,6 @@ def score_groups(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _apply(graphdef: Any, state: Any, tokens_BT: Any, types_BT: Any, lengths_B: Any) -> jax.Array:
-    """Returns ``logit_B`` in fp32, on every device of the mesh if there is one."""
+    """Returns ``logit_B`` in fp32, replicated on all devices of the mesh if there is one."""
     mask_BT = jnp.arange(tokens_BT.shape[1]) < lengths_B[:, None]
     return everywhere(cross_encoder.apply(graphdef, state, tokens_BT, mask_BT, types_BT))

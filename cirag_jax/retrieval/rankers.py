@@ -1,7 +1,7 @@
-"""Rankers score texts against queries with an encoder, a cross-encoder or BM25.
+"""Rankers, which score texts against queries with an encoder, a cross-encoder or BM25.
 
-A ranker takes strings, passages and triples, and writes them as its model reads them with a
-`Write` function, by default `text_of`.
+A ranker accepts strings, passages and triples. A `Write` function, by default `text_of`, converts
+them to the text form that the ranker's model expects.
 """
 
 import dataclasses
@@ -40,13 +40,13 @@ class Ranker(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class TripleText:
-    """The text form of a ranker's triples, which must be the form that its model was trained on.
+    """The text form of triples, which must match the training of the ranker's model.
 
     Attributes:
-      form: ``tuple`` of the normalized parts (HippoRAG, CIRAG's Figure 12); ``angle``,
-        ``<head; relation; tail>`` as extracted (KiRAG), which aligners are trained on; ``plain``,
-        the parts joined by dashes, as C2RAG writes a constraint (Lin of its Eq. 6).
-      normalization: normalization of a tuple's parts.
+      form: ``tuple``: Python tuple of the normalized parts (HippoRAG, CIRAG's Figure 12).
+        ``angle``: ``<head; relation; tail>`` as extracted (KiRAG), used to train aligners.
+        ``plain``: the parts joined by dashes, as C2RAG writes a constraint (Lin in its Eq. 6).
+      normalization: normalization of the parts in the form ``tuple``.
     """
 
     form: TripleForm = "tuple"
@@ -62,7 +62,7 @@ class TripleText:
 
 
 def text_of(text: Text, write_triple: Callable[[Triple], str] = TripleText()) -> str:
-    """Writes a text as rankers read it: a passage with its title, a triple by ``write_triple``."""
+    """Returns a passage with its title, a triple as written by ``write_triple``, or the string."""
     match text:
         case Triple():
             return write_triple(text)
@@ -80,7 +80,7 @@ def open_ranker(
       config: a config with ``rankers`` and ``encoder``.
       name: name of the ranker.
       open_encoder: opens the encoder of a bi-encoder from ``config.encoder``, in which the ranker's
-        own model and lengths replace the defaults.
+        model and lengths replace the defaults.
     """
     block = config.rankers[name]
     check_ranker(block, name)
@@ -106,8 +106,8 @@ def open_ranker(
 def triple_text_of(config: Config, name: str) -> tuple[TripleText, bool]:
     """Returns how ``config.rankers.NAME`` writes triples, and whether that form is only assumed.
 
-    The config's form comes first, then the form that the model was trained on. The default is
-    KiRAG's form for aligners, and CIRAG's for other rankers.
+    The form in the config has priority over the form recorded by the model's training. If neither
+    exists, the default is KiRAG's form for aligners and CIRAG's form for other rankers.
     """
     block = config.rankers[name]
     if block.triple_text is not None:
@@ -133,7 +133,7 @@ def _default(block: Config) -> TripleText:
 
 
 def check_ranker(block: Config, name: str) -> None:
-    """Validates a ranker's block without opening anything."""
+    """Validates a ranker's block without opening the ranker."""
     field = f"config.rankers.{name}"
     check_value(f"{field}.kind", block.kind, RankerKind)
     check_value(f"{field}.triple_text", block.triple_text, TripleForm | None)
@@ -142,9 +142,9 @@ def check_ranker(block: Config, name: str) -> None:
 
 
 def check_units(config: Config, name: str, units: UnitKind) -> None:
-    """Checks that ``config.rankers.NAME`` is not an aligner of other units than ``units``.
+    """Raises UserError if ``config.rankers.NAME`` is an aligner that was trained on other units.
 
-    A model that does not record its units may rank any.
+    A model that does not record its units may rank any units.
     """
     block = config.rankers[name]
     if block.kind not in ("bi_encoder", "aligner"):
@@ -156,7 +156,7 @@ def check_units(config: Config, name: str, units: UnitKind) -> None:
     if trained not in (None, units):
         block = config.method.rpartition(".")[2]
         raise UserError(
-            f"{spec} is an aligner of {trained}s, but config.{block}.units={units}; set "
+            f"{spec} is an aligner for {trained}s, but config.{block}.units={units}; set "
             f"--config.{block}.units={trained}, or --config.rankers.{name}.model to an aligner "
             f"trained with --config.data.units={units}."
         )
@@ -167,7 +167,7 @@ class BiEncoderRanker:
 
     Args:
       encoder: embeds queries and texts; a `MemoizingEncoder` embeds each only once.
-      write: writes a text as the encoder reads it.
+      write: converts a text to the form that the encoder expects.
     """
 
     def __init__(self, encoder: Encoder, write: Write = text_of):
@@ -175,7 +175,7 @@ class BiEncoderRanker:
         self._write = write
 
     def score(self, queries: Sequence[str], texts: Sequence[Sequence[Text]]) -> list[np.ndarray]:
-        """Returns cosine similarities, see `Ranker.score`."""
+        """Returns cosine similarities; see `Ranker.score`."""
         written = [[self._write(text) for text in group] for group in texts]
         distinct = dict.fromkeys(text for group in written for text in group)
         row = {text: index for index, text in enumerate(distinct)}
@@ -188,14 +188,14 @@ class BiEncoderRanker:
 
 
 class CrossEncoderRanker:
-    """Scores texts by a cross-encoder's logits; texts above 0 are more likely relevant than not."""
+    """Scores texts by a cross-encoder's logits; above 0, a text is probably relevant."""
 
     def __init__(self, model: PairEncoder, write: Write = text_of):
         self._model = model
         self._write = write
 
     def score(self, queries: Sequence[str], texts: Sequence[Sequence[Text]]) -> list[np.ndarray]:
-        """Returns logits, see `Ranker.score`."""
+        """Returns logits; see `Ranker.score`."""
         written = [[self._write(text) for text in group] for group in texts]
         scores = score_groups(self._model, None, queries, written)
         for score_N in scores:
@@ -204,13 +204,13 @@ class CrossEncoderRanker:
 
 
 class BM25Ranker:
-    """Scores texts by BM25 over each query's own texts, which define how rare a word is."""
+    """Scores texts by BM25; the frequency of words is counted over the query's own texts."""
 
     def __init__(self, write: Write = text_of):
         self._write = write
 
     def score(self, queries: Sequence[str], texts: Sequence[Sequence[Text]]) -> list[np.ndarray]:
-        """Returns BM25 scores, see `Ranker.score`."""
+        """Returns BM25 scores; see `Ranker.score`."""
         return [self._score(*pair) for pair in zip(queries, texts, strict=True)]
 
     def _score(self, query: str, texts: Sequence[Text]) -> np.ndarray:

@@ -1,8 +1,8 @@
 """Exact maximum-inner-product search, jitted.
 
-Sorting all scores would cost ten times as much as the products. The search therefore has two exact
-stages: a group of scores can hold one of the k best only if the group's maximum is among the k
-highest maxima, so only the scores of k groups are sorted.
+Sorting all scores would cost ten times as much as the products. The search therefore divides the
+scores into groups. Only the k groups with the highest maxima can contain one of the k best scores,
+so only the scores in these groups are sorted. The result is exact.
 """
 
 import functools
@@ -21,13 +21,13 @@ from cirag_jax import sharding
 from cirag_jax.io import replacing
 from cirag_jax.models.io.tensor_files import check_finite
 
-_QUERIES = 128  # Maximum number of queries of a call.
-_QUERY_BUCKETS = (1, 8, 32, _QUERIES)  # A call's queries are padded to one of these.
+_QUERIES = 128  # Maximum number of queries per call.
+_QUERY_BUCKETS = (1, 8, 32, _QUERIES)  # The number of queries is padded to one of these.
 
 _GROUP = 64  # Scores that share a maximum.
-# Rows that a device searches at once; the scores of one call take at most 4 * 128 * 2^20 bytes.
+# Rows per device and call; the scores of a call take at most 4 * 128 * 2^20 bytes.
 _BLOCK_ROWS = 1 << 20
-_CPU_STEP_ROWS = 2048  # Rows of one product on a CPU, so that it stays in the cache.
+_CPU_STEP_ROWS = 2048  # Rows per product on a CPU, so that they stay in the cache.
 
 _AXIS = "rows"
 _MINUS_INFINITY = float("-inf")
@@ -38,13 +38,13 @@ _take = jax.jit(lambda block_ND, row_R: block_ND[row_R])
 class ExactIndex:
     """Inner-product search over all rows of one matrix, split over devices.
 
-    Every device finds the k best of its own rows; one merge of these finds the k best of all.
+    Every device finds the k best of its own rows, and these are merged into the k best of all rows.
     Ties go to the lower row. Products are accumulated in fp32. With ``bfloat16`` only the stored
     rows are rounded; the queries keep at least 16 bits.
 
     Args:
-      vectors_ND: floating-point matrix, or any object with a shape and row slices; it is copied a
-        block at a time.
+      vectors_ND: floating-point matrix, or any object with a shape and row slices; it is copied
+        one block at a time.
       dtype: dtype of the stored rows, ``float32`` or ``bfloat16``.
       mesh: devices over which rows are split; None is the default device.
     """
@@ -59,7 +59,7 @@ class ExactIndex:
         self._rows, self._step, num_blocks = _layout(self._num_rows, ways)
         firsts = [index * self._rows for index in range(num_blocks)]
         self._blocks = [self._place(vectors_ND, at, dim, jnp.dtype(dtype)) for at in firsts]
-        # First row of each block, and the end of all.
+        # First row of each block, and the number of all rows.
         self._limits = [self._upload(np.array([at, self._num_rows], np.int32)) for at in firsts]
 
     def _place(self, vectors_ND: Any, first: int, dim: int, dtype: Any) -> jax.Array:
@@ -81,7 +81,7 @@ class ExactIndex:
         return jax.make_array_from_callback((self._rows, dim), by_rows, part)
 
     def _upload(self, x: np.ndarray) -> jax.Array:
-        """``x`` on every device of the index."""
+        """Copies ``x`` to every device of the index."""
         if self._mesh is None:
             return jnp.asarray(x)
         return jax.device_put(x, NamedSharding(self._mesh, P()))
@@ -115,8 +115,8 @@ class ExactIndex:
         Args:
           query_QD: float32 queries.
           k: number of rows, at most the size of the index.
-          allowed: for each query, the rows that it may find (``corpus="per_question"``); places
-            beyond them hold row -1 and score -inf.
+          allowed: for each query, the rows that it may find (``corpus="per_question"``); if there
+            are fewer than k, the remaining places have row -1 and score -inf. None allows all.
 
         Returns:
           ``row_QK`` int32 and ``score_QK`` float32.
@@ -136,21 +136,19 @@ class ExactIndex:
 
     @property
     def nbytes(self) -> int:
-        """Size of the stored rows on all devices in bytes, including padding."""
+        """Size of the stored rows on all devices, including padding, in bytes."""
         return sum(block_ND.nbytes for block_ND in self._blocks)
 
     def dispatch(
         self, query_QD: np.ndarray, k: int, allowed: Sequence[np.ndarray] | None = None
     ) -> tuple[jax.Array, jax.Array]:
-        """Starts one search for at most 128 queries, with k at most ``len(self)``.
-
-        Returns without waiting for the results.
+        """Starts a search and returns without waiting; at most 128 queries, k <= ``len(self)``.
 
         Returns:
           ``score_QK`` float32 and ``row_QK`` int32 for the padded number of queries. Places without
           a row have the score -inf.
         """
-        # Uploaded once, not with every block.
+        # Uploaded once for all blocks.
         uploaded_QD = self._upload(_pad_rows(query_QD, _bucket(len(query_QD))))
         best = None
         for index, (block_ND, limits) in enumerate(zip(self._blocks, self._limits, strict=True)):
@@ -168,13 +166,13 @@ class ExactIndex:
 
 
 def empty_results(num_queries: int, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns rows and scores without any result: row -1 and score -inf at every place."""
+    """Returns rows and scores of an empty result: row -1 and score -inf at every place."""
     rows = np.full((num_queries, k), -1, np.int32)
     return rows, np.full((num_queries, k), -np.inf, np.float32)
 
 
 def accelerators() -> Mesh | None:
-    """Returns a mesh of this process's accelerators, or None if it only has a CPU."""
+    """Returns a mesh of this process's accelerators, or None if it has only a CPU."""
     if jax.default_backend() == "cpu":
         return None
     return sharding.make_mesh(devices=jax.local_devices())
@@ -184,8 +182,8 @@ def save_array(path: Path, array: np.ndarray) -> None:
     """Writes a ``.npy`` file next to ``path``, then renames it.
 
     Raises:
-      OSError: the disk is full. Given an open file, NumPy writes from C and may lose the last bytes
-        silently, so it is given an object that only has a ``write`` method.
+      OSError: the disk is full. NumPy writes to open files from C and may lose the last bytes
+        silently, so it is passed an object that only has a ``write`` method.
     """
     with replacing(path) as aside, aside.open("wb") as file:
         writer: Any = types.SimpleNamespace(write=file.write)
@@ -193,7 +191,7 @@ def save_array(path: Path, array: np.ndarray) -> None:
 
 
 def _layout(num_rows: int, ways: int) -> tuple[int, int, int]:
-    """Returns the rows of a block on all devices, the rows of one product, the number of blocks."""
+    """Returns the rows per block (all devices), the rows per product, and the number of blocks."""
     num_blocks = max(-(-num_rows // (ways * _BLOCK_ROWS)), 1)
     local = max(-(-num_rows // (ways * num_blocks)), 1)  # Rows of one device in a block.
     step = -(-local // _GROUP) * _GROUP
@@ -204,7 +202,7 @@ def _layout(num_rows: int, ways: int) -> tuple[int, int, int]:
 
 @functools.partial(jax.jit, static_argnames=("k", "step", "mesh"))
 def _search_block(best, query_QD, block_ND, limits, mask_QN, k, step, mesh):
-    """Merges the best rows so far (None at first) with those of a block: scores, then rows."""
+    """Merges the (scores, rows) of the best rows so far, or None, with those of a block."""
     if mesh is None:
         block_best = _local_best(query_QD, block_ND, limits, mask_QN, k, step)
         return block_best if best is None else _merge(best, block_best, k)
@@ -237,7 +235,7 @@ def _merge(best, block_best, k):
 def _local_best(query_QD, block_ND, limits, mask_QN, k, step):
     """Returns the best rows of a device's part of a block.
 
-    ``limits`` are the part's first row and the end of all rows; rows beyond it are padding.
+    ``limits`` are the part's first row and the number of all rows; later rows are padding.
     """
     num_queries, (num_rows, dim) = query_QD.shape[0], block_ND.shape
     num_steps = num_rows // step
@@ -277,9 +275,9 @@ def _local_best(query_QD, block_ND, limits, mask_QN, k, step):
 
 
 def _places_of_highest(x_QN, k):
-    """Returns the places of `jax.lax.top_k`, which is slow for long rows on a GPU.
+    """Returns the indices of the k highest numbers, faster than `jax.lax.top_k` on a GPU.
 
-    The k highest numbers lie in the k groups with the highest maxima, so only these are compared.
+    The k highest numbers are in the k groups with the highest maxima, so only these are sorted.
     """
     num_queries, count = x_QN.shape
     if count <= 2 * k * _GROUP:
@@ -296,7 +294,7 @@ def _places_of_highest(x_QN, k):
 
 def _products(query_QD, block_RD):
     if block_RD.dtype == jnp.bfloat16 and jax.default_backend() != "cpu":
-        # One pass over the bf16 rows with a query's high and low half keeps the query exact.
+        # Splitting a query into a high and a low half keeps more of its bits in one bf16 product.
         high_QD = query_QD.astype(jnp.bfloat16)
         low_QD = (query_QD - high_QD.astype(jnp.float32)).astype(jnp.bfloat16)
         both_2QR = jnp.einsum(

@@ -1,16 +1,16 @@
-"""Features from which a linked search decides which of its first passages are needed.
+"""Features that predict which of the first passages of a linked search are needed.
 
-One question needs two passages, another four, and a ranking does not say which. `stop_features`
-describes how sure every step of the search was of each passage; `models.link_head.StopRule` turns
-that into probabilities.
+Some questions need two passages, others four, and a ranking does not show how many. `stop_features`
+describes how confident each step of the search was about each passage. `models.link_head.StopRule`
+turns these features into probabilities.
 """
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-PLACES = 8  # Passages of a ranking that have features.
-_ONE_HOT_PLACES = 5  # Places with an indicator feature.
+PLACES = 8  # Only the first passages of a ranking have features.
+_ONE_HOT_PLACES = 5  # Number of places that have an indicator feature.
 _MIN_PROBABILITY = 1e-4  # Probabilities are clipped to this and to 1 minus this.
 
 
@@ -24,15 +24,19 @@ def stop_features(
 ) -> np.ndarray:
     """Returns ``x_KF`` float32 for the first `PLACES` of ``rows``, or for all if there are fewer.
 
-    The features of a passage are: the probability that any step chose it, the same for the next
-    passage and for the likeliest one after it, and the expected number of chosen passages before
-    it; an indicator of its place; and for each step the probability of the likeliest candidate and
-    of the passage itself. Probabilities are given as log odds.
+    The features of a passage are, with probabilities as log odds:
+
+    - the probability that any step chose this passage, the next passage in the ranking, or the
+      likeliest of the later passages (three features);
+    - the expected number of chosen passages before this one;
+    - an indicator of its place in the ranking;
+    - for each step, the probability of the likeliest candidate;
+    - for each step, the probability of this passage.
 
     Args:
       rows: ranked passages, best first.
       probabilities: for each step, each candidate's probability of being chosen.
-      steps: steps of a whole search; one that ended early has no candidates in the rest.
+      steps: number of steps of a complete search; a search that ended early has fewer.
     """
     first = list(rows[:PLACES])
     chosen_SK = np.zeros((steps, len(first)))
@@ -54,7 +58,7 @@ def stop_features(
 
 
 def needed_rows(rows: Sequence[int], probability_K: np.ndarray, threshold: float) -> list[int]:
-    """Returns the first row, and the others with at least the threshold probability.
+    """Returns the first row, and all others with at least the probability ``threshold``.
 
     Rows beyond ``probability_K`` are dropped.
     """

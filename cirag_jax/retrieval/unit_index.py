@@ -1,4 +1,4 @@
-"""An index over sentences or triples that ranks each passage by its best one."""
+"""An index over units (sentences or triples) that ranks each passage by its best unit."""
 
 from collections.abc import Collection, Sequence
 
@@ -9,16 +9,16 @@ from cirag_jax.retrieval.encoders import Encoder, Progress
 from cirag_jax.retrieval.search import ExactIndex, accelerators, empty_results
 from cirag_jax.types import Feedback
 
-_DEPTH = 10  # Units searched for each returned passage, because good units share passages.
+_DEPTH = 10  # Units searched per returned passage, because several good units may share a passage.
 
 
 class UnitIndex:
     """Ranks passages by the inner product of query and best unit (KiRAG's "w/o Retriever").
 
-    An aligner ranks passages best by the units that it was trained on.
+    An aligner works best with the kind of units that it was trained on.
 
     Args:
-      texts: the units of every passage, in the order of the rows, as the encoder reads them.
+      texts: the units of every passage, in row order, in the form that the encoder expects.
       encoder: embeds units and queries.
       dtype: dtype of the stored vectors, ``float32`` or ``bfloat16``.
       progress: called with the number of texts just embedded.
@@ -51,8 +51,8 @@ class UnitIndex:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the k best passages for every query, as `PassageIndex.search` does.
 
-        Only passages with a unit among the 10 * k best are found; other places hold row -1 and
-        score -inf.
+        Only passages with a unit among the 10 * k best units are found; the remaining places have
+        row -1 and score -inf.
         """
         if any(feedback):
             raise UserError("an index over units does not support relevance feedback")
@@ -61,7 +61,7 @@ class UnitIndex:
     def nearest(
         self, query_QD: np.ndarray, k: int, allowed: Sequence[np.ndarray] | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the same as `search`, for embedded queries."""
+        """Returns the same as `search`, but for embedded queries."""
         rows = None
         if allowed is not None:
             rows = [
@@ -85,11 +85,13 @@ class UnitIndex:
         return self._start_P[row_R + 1] - self._start_P[row_R]
 
     def vectors(self, unit_N: np.ndarray) -> np.ndarray:
-        """Returns the vectors of units by their numbers, ``[N, D]`` float32."""
+        """Returns the vectors of units by their indices, ``[N, D]`` float32."""
         return self._search.vectors(unit_N.tolist())
 
     def best(self, query_QD: np.ndarray, row_R: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Finds, for each query, the best unit of each given passage; every passage must have one.
+        """Finds, for each query, the best unit of each of the passages ``row_R``.
+
+        Every passage must have a unit.
 
         Returns:
           ``score_QR`` float32, inner products, and ``unit_QR``, the indices of the units.

@@ -315,7 +315,7 @@ def test_open_index_of_another_corpus_is_refused(encoder, tmp_path):
     with pytest.raises(UserError, match="passages that differ from the corpus"):
         open_retriever(config, changed, encoder)
     config.kind = "bm25"
-    with pytest.raises(UserError, match="holds an index of kind exact, not bm25"):
+    with pytest.raises(UserError, match="contains an index of kind exact, not bm25"):
         open_retriever(config, _PASSAGES, encoder)
 
 

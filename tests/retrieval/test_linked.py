@@ -360,7 +360,7 @@ def test_open_retriever_linked_uses_the_encoders_head(tmp_path):
     assert [PASSAGES[row].id for row in row_QK[0]] == ["Grey Harbour", "Anna Berg"]
     for fields, message in (
         ({"units": "triple"}, "units=triple, but the aligner ranks sentences"),
-        ({"folder": "somewhere"}, "takes no folder"),
+        ({"folder": "somewhere"}, "set config.retriever.folder=null"),
     ):
         with pytest.raises(UserError, match=message):
             open_retriever(ml_collections.ConfigDict({**config, **fields}), PASSAGES, encoder)
