@@ -1,1 +1,1 @@
-"""Requests, the scheduler that batches them across questions, the journal that records them."""
+"""Requests, a scheduler that batches them across questions, and a journal that records them."""

@@ -1,7 +1,7 @@
 """Encoding of requests, responses and results as JSON, for the journal.
 
-To keep journals small, passages are encoded as their ids (the journal has a table of passages), and
-ranked texts as their indices in the request.
+To keep journals small, passages are encoded as ids (the journal has a table of passages), and
+ranked texts as indices in the request.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ KINDS = {request: request.__name__.lower() for request in _ANSWERS}
 
 
 def dump(value: Any) -> str:
-    """Returns one line of JSON, with sorted keys; raises ValueError if a number is not finite."""
+    """Returns one line of JSON with sorted keys; raises ValueError if a number is not finite."""
     return json.dumps(
         value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False
     )
@@ -43,9 +43,9 @@ def digest(request_json: str) -> str:
 
 
 def encode(value: Any) -> Any:
-    """Encodes records of any kind; omits fields that are None, and encodes triples as lists.
+    """Encodes dataclasses, mappings and sequences as JSON values; omits fields that are None.
 
-    A passage is encoded as an object with its id, so that it differs from a text.
+    A passage becomes an object with its id, which distinguishes it from a string.
     """
     if isinstance(value, Passage):
         return {"passage": value.id}
@@ -58,7 +58,7 @@ def encode(value: Any) -> Any:
 
 
 def encode_request(request: Request) -> dict[str, Any]:
-    """Encodes everything that determines a request's response, and nothing else."""
+    """Encodes exactly the fields that determine a request's response."""
     if type(request) not in KINDS:
         raise TypeError(f"a method yielded {type(request).__name__}, which is not a request")
     return {"kind": KINDS[type(request)], **encode(request)}
@@ -86,7 +86,7 @@ def decode_response(
 ) -> Any:
     """Decodes a response to ``request``, or a `RequestError`.
 
-    ``passage`` returns a passage by its id; requests for passages need it.
+    ``passage`` returns a passage by its id; it is required if the response contains passages.
     """
     if "error" in data:
         return RequestError(data["error"])

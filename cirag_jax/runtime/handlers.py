@@ -1,4 +1,4 @@
-"""Handlers, which answer each kind of request in batches."""
+"""Handlers, which answer requests in batches; each answers one kind."""
 
 import abc
 import collections
@@ -29,7 +29,7 @@ TripleSource = Callable[[Sequence[str]], Mapping[str, tuple[Triple, ...] | None]
 
 
 class _FastHandler(abc.ABC):
-    """A handler without a budget, which answers before language models are called."""
+    """A handler that has no budget and runs before language models are called."""
 
     is_slow = False
     is_exhausted = False
@@ -97,8 +97,8 @@ class FetchHandler(_FastHandler):
 class FollowHandler(_FastHandler):
     """Retrieves the passages whose titles occur in texts.
 
-    ``titles`` are those of ``passages``. ``allowed`` limits the rows that each program may
-    retrieve.
+    ``titles`` is an index of the titles of ``passages``. ``allowed`` limits the rows that each
+    program may retrieve.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class FollowHandler(_FastHandler):
 
 
 class ExtractHandler(_FastHandler):
-    """Looks up extracted triples in a triple store or a dataset."""
+    """Looks up the triples of passages in a triple store or a dataset."""
 
     def __init__(self, source: TripleSource):
         self._source = source
@@ -139,7 +139,7 @@ class ExtractHandler(_FastHandler):
 
 
 class AnchorHandler(_FastHandler):
-    """Finds entities and the triples around them."""
+    """Finds entities by name, and the triples that contain them."""
 
     def __init__(self, index: EntityIndex):
         self._index = index
@@ -154,7 +154,7 @@ class AnchorHandler(_FastHandler):
 class DemonstrateHandler(_FastHandler):
     """Selects training questions by the cosine similarity of their embeddings.
 
-    ``questions`` are the candidates, possibly none. ``encoder`` embeds them as queries.
+    ``questions`` are the candidates and may be empty. ``encoder`` embeds them as queries.
     """
 
     def __init__(self, questions: Sequence[Question], encoder: Encoder):
@@ -194,10 +194,10 @@ class GenerateHandler:
 
     Args:
       backend: the model.
-      max_tokens: limit of each role, for requests without one.
-      seed: base of the seeds of sampled requests, which also depend on their position in the
+      max_tokens: token limit per role, for requests without a limit.
+      seed: base seed of sampled requests; a request's seed also depends on its position in the
         program. None keeps the requests' own seeds.
-      cache: responses of earlier runs; None disables it.
+      cache: responses of earlier runs; None disables caching.
       identity: identifies the model in the cache.
 
     Attributes:
@@ -229,15 +229,15 @@ class GenerateHandler:
 
     @property
     def accepts_more(self) -> bool:
-        """Whether the backend accepts requests while it answers others."""
+        """Whether the backend accepts further requests while it generates."""
         return bool(getattr(self.backend, "accepts_more", False))
 
     def __call__(
         self, calls: Sequence[Call], respond: Respond, more: MoreCalls | None = None
     ) -> None:
-        """Answers calls and, if ``more`` is given, further ones; see `Handler`."""
+        """Answers ``calls``, and the further calls that ``more`` returns; see `Handler`."""
         batch: list[llm.Generate | llm.Score] = []
-        generate_indices: list[int] = []  # in the batch, in the order of the backend's requests
+        generate_indices: list[int] = []  # in ``batch``, in the order of the backend's requests
         score_indices: list[int] = []
 
         def receive(index: int, response: llm.Generated | llm.Scored) -> None:
@@ -249,7 +249,7 @@ class GenerateHandler:
             respond(index, response)
 
         def admit(calls: Sequence[Call]) -> list[llm.Generate]:
-            """Answers cached requests, and returns those to generate."""
+            """Answers cached requests, and returns the requests to generate."""
             uncached = []
             for call in calls:
                 request, index = self.request(call), len(batch)
@@ -298,11 +298,11 @@ class GenerateHandler:
 
         try:
             self.backend.generate(batch, progress, done, *([] if more is None else [more]))
-        except ExceptionGroup as group:  # tasks of a server's client wrap errors of ``done``
+        except ExceptionGroup as group:  # ``done`` failed in a task of a server's client
             raise _first_error(group.subgroup(UserError) or group) from None
 
     def request(self, call: Call) -> llm.Generate | llm.Score:
-        """Returns a call's request with its role's limit and, if it is sampled, with a seed."""
+        """Returns a call's request, with its role's token limit and, if sampled, a seed."""
         request: llm.Generate | llm.Score = call.request
         if isinstance(request, llm.Score):
             return request

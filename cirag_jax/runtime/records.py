@@ -1,4 +1,4 @@
-"""The reader of a journal, and the records of its programs."""
+"""Reading of journals, and the records of programs."""
 
 import collections
 import contextlib
@@ -26,7 +26,7 @@ JOURNAL = "journal.sqlite"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RequestKey:
-    """A request's position: yield ``ordinal`` of ``program``, item ``part`` if that is a list."""
+    """A request's position: yield number ``ordinal`` of ``program``, item ``part`` if a list."""
 
     program: str
     ordinal: int
@@ -35,7 +35,7 @@ class RequestKey:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ModelUsage:
-    """The number of calls of language models, and their tokens."""
+    """The number of language-model calls and their tokens."""
 
     calls: int = 0
     usage: Usage = Usage()
@@ -49,12 +49,12 @@ class Record:
     """The record of one program.
 
     Attributes:
-      id: id of the program, such as that of a question or of a passage.
+      id: id of the program, such as a question's or a passage's id.
       input: input of the program, as JSON.
-      outcome: result as JSON; None while it runs and after it has failed.
-      error: why it failed.
-      seconds: wall time from its start to its end, over all runs.
-      usage: total over all responses of language models.
+      outcome: result as JSON; None if the program has not ended or has failed.
+      error: the reason for a failure.
+      seconds: wall time from start to end, summed over all runs.
+      usage: total token usage of language models.
       calls: number of responses by kind of request.
       file: the journal.
       roles: usage of language models by role.
@@ -72,24 +72,24 @@ class Record:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has a result or has failed."""
+        """Whether the program has a result or has failed."""
         return self.outcome is not None or self.error is not None
 
     def input_as(self, kind: type[T]) -> T:
-        """Returns the input as a ``kind``."""
+        """Returns the input, converted to ``kind``."""
         return convert(self.file, self.id, self.input, kind, "input")
 
     def result(self, kind: type[T]) -> T | None:
-        """Returns the outcome as a ``kind``, if there is one."""
+        """Returns the outcome, converted to ``kind``, or None without an outcome."""
         return None if self.outcome is None else convert(self.file, self.id, self.outcome, kind)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Totals:
-    """Totals over all programs that a journal ever recorded, including dropped ones.
+    """Totals over all programs that a journal has ever recorded, including dropped programs.
 
-    ``programs`` counts ended programs, ``calls`` counts calls of language models, and ``usage`` is
-    the token usage of these calls by role.
+    ``programs`` is the number of ended programs, ``calls`` the number of language-model calls, and
+    ``usage`` the token usage by role.
     """
 
     programs: int = 0
@@ -103,9 +103,9 @@ class Totals:
 
 
 def convert(path: Path, program: str, value: Any, kind: type[T], what: str = "result") -> T:
-    """Converts the result or the input of a program of journal ``path`` to the type ``kind``.
+    """Converts a program's result or input, read from journal ``path``, to the type ``kind``.
 
-    Raises `UserError` if the value is damaged; ``what`` names it in the message.
+    Raises `UserError` if the value is damaged; the message calls it ``what``.
     """
     with _reporting_damage(path, program, what):
         return msgspec.convert(value, kind)
@@ -118,7 +118,7 @@ def damaged(path: Path, program: str, error: Exception, what: str = "result") ->
 
 @contextlib.contextmanager
 def _reporting_damage(path: Path, program: str, what: str = "result") -> Iterator[None]:
-    """Turns errors of decoding a row into a `UserError` that names the program."""
+    """Converts decoding errors to a `UserError` that names the program."""
     try:
         yield
     except sqlite.DAMAGE as error:
@@ -126,7 +126,7 @@ def _reporting_damage(path: Path, program: str, what: str = "result") -> Iterato
 
 
 class JournalReader(Database):
-    """A journal open for reading, which no run may be writing; a context manager."""
+    """A journal opened for reading, while no run writes to it; a context manager."""
 
     _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -147,7 +147,7 @@ CREATE TABLE responses (
         access: sqlite.Access = sqlite.READ,
         named: Path | None = None,
     ):
-        """Opens a journal; error messages show ``named``, if ``path`` is a copy of it."""
+        """Opens a journal; if ``path`` is a copy, errors name the original, ``named``."""
         if not access.writes and not Path(path).is_file():
             raise UserError(f"{path} does not exist; the journal of a run is {JOURNAL}.")
         self._passages: dict[str, Passage] = {}
@@ -161,28 +161,28 @@ CREATE TABLE responses (
 
     @property
     def is_bound(self) -> bool:
-        """Whether anything is recorded that a run with other settings must not use."""
-        results = "SELECT 1 FROM programs WHERE outcome IS NOT NULL"  # some need no responses
+        """Whether the journal has responses or results, so its settings must not change."""
+        results = "SELECT 1 FROM programs WHERE outcome IS NOT NULL"  # some make no requests
         return self._row(f"SELECT 1 FROM responses UNION ALL {results} LIMIT 1") is not None
 
     @property
     def id(self) -> str:
         """A unique identifier of the journal."""
-        return self._meta("id") or self.path.name  # journals of earlier versions have none
+        return self._meta("id") or self.path.name  # journals of earlier versions have no id
 
     @property
     def seconds(self) -> float:
-        """Wall time of all runs on this journal."""
+        """Total wall time of all runs that used this journal."""
         return self._number("seconds")
 
     @property
     def load_seconds(self) -> float:
-        """Wall time of all runs on this journal before their first requests."""
+        """Total wall time of all runs before their first requests."""
         return self._number("load_seconds")
 
     @property
     def is_sampled(self) -> bool:
-        """Whether any text was sampled, rather than decoded greedily."""
+        """Whether any text was sampled instead of decoded greedily."""
         query = "SELECT 1 FROM responses WHERE json_extract(request, '$.temperature') > 0 LIMIT 1"
         return self._row(query) is not None
 
@@ -192,7 +192,7 @@ CREATE TABLE responses (
             return 0.0 if text is None else float(text)
 
     def records(self, programs: Iterable[str] | None = None) -> Iterator[Record]:
-        """Yields the records of ``programs``, by default of all, ordered by their places."""
+        """Yields the records of ``programs``, by default all, in the order of their places."""
         condition, values = _where_in(programs)
         query = (
             f"SELECT id, input, outcome, error, seconds FROM programs WHERE TRUE{condition} "
@@ -221,7 +221,7 @@ CREATE TABLE responses (
         return Record(program, decoded, result, error, seconds, usage, calls, self.path, roles)
 
     def outcomes(self, programs: Iterable[str] | None = None) -> dict[str, Any]:
-        """Returns the existing results of ``programs``, by default of all, by id."""
+        """Returns the existing results of ``programs``, by default all, by id."""
         condition, values = _where_in(programs)
         query = f"SELECT id, outcome FROM programs WHERE outcome IS NOT NULL{condition}"
         with self._reading():
@@ -229,12 +229,12 @@ CREATE TABLE responses (
             return {name: _decode_outcome(self.path, name, outcome) for name, outcome in rows}
 
     def counts(self) -> tuple[int, int]:
-        """Returns the number of programs, and of those that have ended."""
+        """Returns the number of programs and the number of ended programs."""
         ended = "SUM(outcome IS NOT NULL OR error IS NOT NULL)"
         return self._row(f"SELECT COUNT(*), IFNULL({ended}, 0) FROM programs")
 
     def totals(self) -> Totals:
-        """Returns the totals of all programs, including those that were dropped."""
+        """Returns the totals of all programs, including dropped programs."""
         with self._reading():
             return self._dropped_totals() + self._totals()
 
@@ -243,7 +243,7 @@ CREATE TABLE responses (
         return self.totals().usage
 
     def _totals(self, programs: Sequence[str] | None = None) -> Totals:
-        """Returns the totals of ``programs``, by default of all in the journal."""
+        """Returns the totals of ``programs``, by default all in the journal."""
         condition, values = _where_in(programs)
         ended = self._db.execute(
             "SELECT COUNT(*) FROM programs WHERE (outcome IS NOT NULL OR error IS NOT NULL)"
@@ -263,7 +263,7 @@ CREATE TABLE responses (
         return Totals(ended.fetchone()[0], calls, dict(usage))
 
     def _dropped_totals(self) -> Totals:
-        """Returns the totals of dropped programs and of other journals."""
+        """Returns the totals of dropped programs and of other counted journals."""
         rows = self._db.execute(
             "SELECT value FROM meta WHERE key = 'forgotten' OR key GLOB 'counted/*'"
         )
@@ -287,13 +287,13 @@ CREATE TABLE responses (
             return codec.decode_response(request, msgspec.json.decode(row[1]), self.passage)
 
     def passages(self) -> dict[str, Passage]:
-        """Returns all passages of the recorded responses, by id."""
+        """Returns all passages in the recorded responses, by id."""
         with self._reading():
             rows = self._db.execute("SELECT record FROM passages ORDER BY id")
             return {passage.id: passage for passage in (_passage(row[0]) for row in rows)}
 
     def passage(self, passage_id: str) -> Passage:
-        """Returns a passage of a recorded response; raises KeyError if no response has it."""
+        """Returns a passage from the recorded responses; raises KeyError if none has it."""
         if passage_id not in self._passages:
             row = self._row("SELECT record FROM passages WHERE id = ?", (passage_id,))
             if row is None:
@@ -322,7 +322,7 @@ def read_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def check_settings(path: str | os.PathLike[str], settings: Mapping[str, Any]) -> None:
-    """Raises `UserError` if the journal ``path`` exists and belongs to other settings."""
+    """Raises `UserError` if the journal ``path`` exists and has different settings."""
     if not Path(path).is_file():
         return
     with JournalReader(path) as journal:
@@ -331,7 +331,7 @@ def check_settings(path: str | os.PathLike[str], settings: Mapping[str, Any]) ->
 
 
 def _where_in(programs: Iterable[str] | None, column: str = "id") -> tuple[str, tuple[str, ...]]:
-    """Returns an SQL condition that selects programs, and its values; empty for all programs."""
+    """Returns an SQL condition that selects programs and its values; empty for all programs."""
     if programs is None:
         return "", ()
     names = list(programs)

@@ -1,8 +1,9 @@
 """The requests of methods, and their responses.
 
-A method is a generator function. It yields a request and is sent the response, or it yields a list
-of requests that may run concurrently and is sent their responses in order. Methods therefore need
-no access to models, files or networks, and tests can drive them by hand.
+A method is a generator function. It yields a request and is sent the response. It may also yield a
+list of requests, which may run concurrently, and is then sent their responses in the same order.
+Methods therefore need no access to models, files or networks, and tests can run them without a
+scheduler.
 """
 
 import dataclasses
@@ -43,7 +44,8 @@ class Retrieved:
 class Follow:
     """A request for the passages whose titles occur in ``texts``; answered by `Retrieved`.
 
-    Returns at most ``k``, in order of occurrence. The score is the number of texts with the title.
+    Returns at most ``k`` passages, in order of occurrence. A passage's score is the number of texts
+    that contain its title.
     """
 
     texts: tuple[str, ...]
@@ -54,7 +56,7 @@ class Follow:
 class Fetch:
     """A request for the passages with these ids; answered by `Retrieved`, with scores of 1.
 
-    It fails if the corpus lacks one of them.
+    The request fails if one of the passages is missing from the corpus.
     """
 
     passage_ids: tuple[str, ...]
@@ -88,7 +90,7 @@ class Anchor:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Anchored:
-    """Entities, best first, and the triples that contain one of them, by passage."""
+    """Entities, best first, and the triples that contain at least one of them."""
 
     entities: tuple[str, ...]
     triples: tuple[Triple, ...]
@@ -148,23 +150,23 @@ Program = Generator[Request | Sequence[Request], Any, _T]
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """The resources that a method requests with its settings; no others are opened.
+    """The resources that a method needs with its settings; only these are opened.
 
     Attributes:
-      roles: language models, each a block of the config.
-      abilities: features that a role needs and that not every backend has.
+      roles: names of language-model roles; each role is a block of the config.
+      abilities: role -> abilities that the role needs and that some backends lack.
       rankers: names of blocks of ``config.rankers``.
-      units: the only kind of units that the rankers are given, if there is one. Aligners trained on
-        another kind are rejected.
-      corpus: passages (`Retrieve` or `Fetch`).
-      search: an index; without it, passages are only fetched by their ids.
-      feedback: retrieval with relevance feedback.
-      links: links from texts to the passages that they name (`Follow`).
-      triples: triples of passages (`Extract`).
-      entities: normal form of the names of entities (`Anchor`, and `Fetch` for their passages);
-        None if no entities are needed.
-      demonstrations: training questions (`Demonstrate`).
-      gold: gold annotations of the questions, including answers; results report this.
+      units: the kind of units that the rankers get, if there is only one kind. Aligners that were
+        trained on other units are rejected.
+      corpus: whether the method needs passages (`Retrieve` or `Fetch`).
+      search: whether it needs an index; otherwise passages are only fetched by id.
+      feedback: whether it uses relevance feedback.
+      links: whether it follows links from texts to the passages that they name (`Follow`).
+      triples: whether it needs triples of passages (`Extract`).
+      entities: normalization of entity names (`Anchor`, and `Fetch` for their passages); None if
+        no entities are needed.
+      demonstrations: whether it needs training questions (`Demonstrate`).
+      gold: whether it uses gold annotations, including answers; results report this.
     """
 
     roles: tuple[str, ...] = ()
@@ -187,9 +189,9 @@ class Needs:
 
 
 class RequestError(Exception):
-    """A request could not be answered; only its own program ends.
+    """The error of a request that could not be answered; it ends only the request's program.
 
-    Its text is made `visible`, because it is recorded and shown in terminals.
+    Control characters in its text are escaped (`visible`), because it is shown in terminals.
     """
 
     def __init__(self, text: str = ""):

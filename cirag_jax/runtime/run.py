@@ -1,9 +1,9 @@
 """The lifecycle of a run, which executes programs and records them in a journal.
 
 A command provides its programs (`Job`), a function that opens handlers, and the settings that
-determine its results. This module does what all commands share. It binds the journal to the
-settings, skips finished programs, opens handlers when they are first needed, stops at the deadline,
-shows a progress bar, and saves the wall time regularly, so that a killed run loses little of it.
+determine its results. This module does the rest. It binds the journal to the settings, skips
+finished programs, opens handlers when they are first needed, stops at the deadline, and shows a
+progress bar. It also saves the wall time regularly, so a killed run loses little of it.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ from cirag_jax.runtime.records import JournalReader, Record
 from cirag_jax.runtime.scheduler import Handler, Job, Progress, Scheduler
 from cirag_jax.runtime.store import JOURNAL, Journal, journal_path, merge_journals
 
-_SAVE_SECONDS = 5.0  # interval at which the wall time is saved
+_SAVE_SECONDS = 5.0  # interval for saving the wall time
 
-# Opens handlers, which the stack closes. The journal's usage counts against budgets.
+# Opens handlers, which the stack closes. Usage recorded in the journal counts against budgets.
 OpenHandlers = Callable[[contextlib.ExitStack, Journal], Mapping[type | str, Handler]]
-# Shows a `Progress`, and the number of tokens of incomplete responses.
+# Shows a `Progress` and the number of tokens in incomplete responses.
 Show = Callable[[Progress, int], object]
 
 
@@ -38,7 +38,7 @@ class Runner(Closing):
     """Runs programs and records them in a journal; a context manager.
 
     Attributes:
-      journal: the journal.
+      journal: the journal of the run.
       progress: progress of the latest `run`.
       load_seconds: wall time of opening the handlers; 0 if they were not opened.
       run_seconds: wall time of running programs.
@@ -63,9 +63,9 @@ class Runner(Closing):
           path: path of the journal, or `sqlite.MEMORY` for a temporary one.
           settings: settings that determine the results, see `Journal`.
           open_handlers: called once, when the first program must run.
-          in_flight: maximum number of programs that run at a time.
-          until: `time.monotonic()` after which no batch starts.
-          started: `time.monotonic()` from which wall time counts, by default now.
+          in_flight: maximum number of programs that run concurrently.
+          until: `time.monotonic()` after which no batch starts; None sets no limit.
+          started: `time.monotonic()` from which wall time is counted; None is now.
           encode: converts a program's result to JSON.
           replace: see `Journal`.
           copy_of: see `Journal`.
@@ -84,7 +84,7 @@ class Runner(Closing):
         self._stack.close()
 
     def open(self) -> Mapping[type | str, Handler]:
-        """Returns the handlers, which the first call opens."""
+        """Returns the handlers; the first call opens them."""
         if self._handlers is None:
             start = time.monotonic()
             self._handlers = self._open_handlers(self._stack, self.journal)
@@ -101,17 +101,17 @@ class Runner(Closing):
         name: str | None = None,
         show: Show | None = None,
     ) -> bool:
-        """Runs those of ``jobs`` that have no result yet.
+        """Runs the ``jobs`` that have no result yet.
 
         Args:
           jobs: programs with distinct ids, in the order of their start.
-          asks: whether they make requests; if not, handlers are not opened.
-          unit: unit of the programs on a progress bar; None shows no bar.
+          asks: whether the programs make requests; if not, handlers are not opened.
+          unit: name of a program on the progress bar, such as ``question``; None shows no bar.
           name: name of the progress bar.
-          show: called after every response and at every end of a program, if there is no bar.
+          show: called after every response and program, if there is no progress bar.
 
         Returns:
-          Whether all have ended; False after the deadline or once a budget is exhausted.
+          Whether all have ended; False if the deadline passed or a budget is exhausted.
         """
         jobs = list(jobs)
         self.progress = Progress(total=len(jobs), done=len(jobs))
@@ -142,29 +142,29 @@ class Runner(Closing):
             encode=self._encode,
             on_progress=on_progress,
         )
-        if show is not None:  # otherwise another run may show the tokens of the same handler
+        if show is not None:  # otherwise another run may already show this handler's tokens
             for handler in set(handlers.values()):
                 if isinstance(handler, GenerateHandler):
                     handler.on_tokens = lambda tokens: on_progress(scheduler.progress, tokens)
         return scheduler
 
     def unfinished(self, jobs: Iterable[Job]) -> list[Job]:
-        """Returns those of ``jobs`` that have no result yet."""
+        """Returns the ``jobs`` that have no result yet."""
         jobs = list(jobs)
         outcomes = self.journal.outcomes(job.id for job in jobs)
         return [job for job in jobs if job.id not in outcomes]
 
     def records(self, jobs: Iterable[Job]) -> dict[str, Record]:
-        """Returns the records of those of ``jobs`` that have started, by id."""
+        """Returns the records of the ``jobs`` that have started, by id."""
         return {record.id: record for record in self.journal.records(job.id for job in jobs)}
 
     def seconds(self) -> float:
-        """Returns the wall time of all runs on this journal, including this one."""
+        """Returns the total wall time of all runs that used this journal, including this one."""
         self._save_seconds()
         return self.journal.seconds
 
     def _save_seconds(self, every: float = 0.0) -> None:
-        """Adds the elapsed time to the journal, if it is at least ``every`` seconds."""
+        """Adds the time since the last save to the journal, if it is at least ``every`` seconds."""
         now = time.monotonic()
         if now - self._saved_until >= every:
             self.journal.add_seconds(now - self._saved_until)
@@ -198,9 +198,9 @@ def run_jobs(
 ) -> RunResult | None:
     """Runs unfinished ``jobs``, and records them in ``workdir/journal.sqlite``.
 
-    Several processes share the jobs by their ids, and each has its own journal. The first process
-    merges the journals once all have ended; the others return None. For the arguments, see
-    `Runner`.
+    If there are several processes, the jobs are divided among them by id, and each process has its
+    own journal. When all have ended, the first process merges the journals; the others return None.
+    `Runner` explains the arguments.
     """
     index, count = jax.process_index(), jax.process_count()
 
@@ -226,7 +226,7 @@ def run_jobs(
 
 
 def _share(jobs: Sequence[Job], index: int, count: int) -> list[Job]:
-    """Returns the jobs of one process, which do not depend on the other jobs of a run."""
+    """Returns the jobs of process ``index``; the assignment of a job only depends on its id."""
     return [
         dataclasses.replace(job, place=place)
         for place, job in enumerate(jobs)

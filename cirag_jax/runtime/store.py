@@ -1,8 +1,9 @@
-"""The journal of a run, and the cache of responses that several runs share.
+"""The journal of a run, and a cache of responses shared by several runs.
 
-The journal records every response in SQLite before its program receives it, under (program id,
-ordinal, part) and with the hash of the request. A killed run therefore replays its responses and
-repeats no request. The viewer and distillation read the same file.
+The journal is an SQLite file. It records every response before the program receives it, together
+with the position (program id, ordinal, part) and the hash of the request. When a killed run
+resumes, it replays the recorded responses and repeats no request. The viewer and distillation read
+the same file.
 """
 
 import contextlib
@@ -38,7 +39,7 @@ from cirag_jax.types import Usage
 
 
 class Journal(JournalReader):
-    """A journal open for writing, which no other process can open; a context manager."""
+    """A journal opened for writing, locked against other processes; a context manager."""
 
     def __init__(
         self,
@@ -53,8 +54,8 @@ class Journal(JournalReader):
         Args:
           path: path of the journal.
           settings: everything that determines the responses, as JSON.
-          replace: whether to drop records of other settings (see `forget`).
-          copy_of: if ``path`` is a copy, the file that errors name.
+          replace: whether to drop records that were made with other settings (see `forget`).
+          copy_of: if ``path`` is a copy, the original file, which error messages name.
         """
         self._settings = settings
         self._passage_ids: set[str] = set()
@@ -65,7 +66,7 @@ class Journal(JournalReader):
             stack.pop_all()
 
     def close(self) -> None:
-        """Closes the file and removes its logs, so that it can be read in a read-only folder."""
+        """Closes the journal and removes SQLite's log, so a read-only folder can be read."""
         with contextlib.suppress(sqlite3.Error):  # the log remains if the disk is full
             self._db.execute("PRAGMA journal_mode = DELETE")
         super().close()
@@ -86,7 +87,7 @@ class Journal(JournalReader):
         check_same(self.path, old, settings)
 
     def open_program(self, program: str, place: int, input: Any) -> None:
-        """Records a program before its first request, and deletes errors of earlier runs."""
+        """Records a program before its first request; deletes its errors from earlier runs."""
         text = codec.dump(input)
         row = self._row("SELECT input, error, outcome FROM programs WHERE id = ?", (program,))
         if row is None:
@@ -106,7 +107,7 @@ class Journal(JournalReader):
                 "responses WHERE program = ? AND json_extract(response, '$.error') IS NOT NULL)",
                 (program, program),
             )
-        elif row[2] is None:  # the program handled earlier errors, but not those of its last yield
+        elif row[2] is None:  # the program handled its errors, except those of its last yield
             self._write(
                 "DELETE FROM responses WHERE program = ? AND ordinal = (SELECT MAX(ordinal) FROM "
                 "responses WHERE program = ?) AND json_extract(response, '$.error') IS NOT NULL",
@@ -116,7 +117,7 @@ class Journal(JournalReader):
     def close_program(
         self, program: str, outcome: Any, error: str | None, seconds: float = 0.0
     ) -> None:
-        """Records a program's result, which is not None, or its error."""
+        """Records a program's result, which must not be None, or its error."""
         text = None if error is not None else _finite(outcome, f"the result of {program!r}")
         self._write(
             "UPDATE programs SET outcome = ?, error = ?, seconds = seconds + ? WHERE id = ?",
@@ -124,9 +125,9 @@ class Journal(JournalReader):
         )
 
     def count(self, name: str, totals: Totals) -> None:
-        """Adds the totals of another journal, with the `id` ``name``, which is about to be removed.
+        """Adds the totals of another journal, whose `id` is ``name``, before it is removed.
 
-        A second count of the same journal, after a killed run, replaces the first.
+        If the same journal is counted again after a killed run, the new totals replace the old.
         """
         self._set_meta(f"counted/{name}", codec.dump(dataclasses.asdict(totals)))
 
@@ -142,13 +143,13 @@ class Journal(JournalReader):
             self._db.executemany("DELETE FROM programs WHERE id = ?", rows)
 
     def add_seconds(self, seconds: float, loading: bool = False) -> float:
-        """Adds to `seconds`, or to `load_seconds`, and returns the sum."""
+        """Adds to `seconds`, or with ``loading`` to `load_seconds`; returns the new value."""
         total = seconds + (self.load_seconds if loading else self.seconds)
         self._set_meta("load_seconds" if loading else "seconds", repr(total))
         return total
 
     def record(self, key: RequestKey, request: Request, response: Response | RequestError) -> None:
-        """Writes a response; a kill after this call does not lose it."""
+        """Writes a response durably, so that a killed run does not lose it."""
         text = codec.dump(codec.encode_request(request))
         answer = _finite(
             codec.encode_response(request, response),
@@ -169,7 +170,7 @@ class Journal(JournalReader):
 
 
 def _finite(value: Any, what: str) -> str:
-    """Encodes ``value`` as JSON; ``what`` names it in the error about numbers like NaN."""
+    """Encodes ``value`` as JSON; if it contains NaN or infinity, the error calls it ``what``."""
     try:
         return codec.dump(value)
     except ValueError:
@@ -179,7 +180,7 @@ def _finite(value: Any, what: str) -> str:
 
 
 def journal_path(folder: Path, index: int, count: int) -> Path:
-    """Returns the journal of process ``index`` of ``count``; a single process has `JOURNAL`."""
+    """Returns the journal's path for process ``index`` of ``count``; `JOURNAL` for one process."""
     stem, suffix = JOURNAL.split(".")
     counts = {int(path.stem.rpartition("-")[2]) for path in folder.glob(f"{stem}.*-of-*.{suffix}")}
     if not counts and (folder / JOURNAL).exists():
@@ -213,16 +214,16 @@ _MERGE = (
 def merge_journals(parts: Sequence[Path], target: Path) -> None:
     """Merges the closed journals of a run's processes into ``target``.
 
-    If several contain a program, because it had been assigned differently before, the first journal
-    in which it has ended is used.
+    If several journals contain a program, because its assignment has changed, the first journal in
+    which it has ended is used.
     """
     sqlite.merge(parts[1:], target, functools.partial(shutil.copyfile, parts[0]), _MERGE)
 
 
 class ResponseCache(Database):
-    """Responses of language models by model and request, in a file that several runs share.
+    """Language-model responses by model and request, in a file shared by several runs.
 
-    Several processes may write to it concurrently. It is created if it does not exist.
+    Several processes may write concurrently. The file is created if it does not exist.
     """
 
     _SCHEMA = "CREATE TABLE responses (key TEXT PRIMARY KEY, response TEXT NOT NULL) WITHOUT ROWID"
@@ -231,9 +232,10 @@ class ResponseCache(Database):
         super().__init__(Path(path).expanduser(), sqlite.WRITE_TOGETHER)
 
     def find(self, identity: Any, request: Generate | Score) -> Generated | Scored | None:
-        """Returns the response to an equal request to an equal model, with a usage of 0 seconds.
+        """Returns the cached response to an equal request to an equal model.
 
-        Returns None if there is none, or if it is damaged.
+        Its usage has no seconds, and its prompt tokens count as cached. Returns None if there is no
+        such response or if it is damaged.
         """
         with self._named_errors():
             rows = self._db.execute(

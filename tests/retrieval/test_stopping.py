@@ -110,10 +110,10 @@ def test_training_stop_rule_uses_only_its_split(monkeypatch, held_out, num_ranki
     ("changes", "message"),
     [
         ({"stop_bias": None}, "tensor stop_bias is missing or"),
-        ({"stop_weight_F": np.zeros(13)}, "tensor stop_weight_F is missing or has another"),
+        ({"stop_weight_F": np.zeros(13)}, "tensor stop_weight_F is missing or has an unexpected"),
         (
             {"stop_weight_F": np.zeros(7, np.float32)},
-            "its stopping rule reads 7 features, but this",
+            "the stopping rule needs 7 features, but this",
         ),
         ({"stop_bias": np.full((), np.nan, np.float32)}, "gives numbers that are not finite"),
     ],
