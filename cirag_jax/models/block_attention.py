@@ -49,7 +49,7 @@ class Visibility(NamedTuple):
 def make_visibility(
     segments_BT: jax.Array, positions_BT: jax.Array, shared_B: jax.Array | None = None
 ) -> Visibility:
-    """Returns the `Visibility` of rows of any length; compute it once for all layers."""
+    """Returns the `Visibility` of packed rows; one result serves all layers."""
     length = segments_BT.shape[1]
     missing = -length % BLOCK
     segments_BT = jnp.pad(segments_BT, ((0, 0), (0, missing)), constant_values=-1)

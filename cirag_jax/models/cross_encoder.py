@@ -84,7 +84,10 @@ class CrossEncoder(nnx.Module):
         *,
         dropout_key: jax.Array | None = None,
     ) -> jax.Array:
-        """Returns ``logit_B`` in fp32 of a padded batch of pairs; see `Encoder.__call__`."""
+        """Returns the logits of a padded batch of pairs, ``logit_B`` in fp32.
+
+        The arguments are those of `Encoder.__call__`.
+        """
         encoder_key = first_key = second_key = None
         if dropout_key is not None:
             encoder_key, first_key, second_key = jax.random.split(dropout_key, 3)
@@ -110,7 +113,7 @@ def apply(
     types_BT: jax.Array,
     dropout_key: jax.Array | None = None,
 ) -> jax.Array:
-    """Returns ``logit_B`` in fp32, as a pure function of split state."""
+    """Returns ``logit_B`` in fp32; ``graphdef, state = nnx.split(CrossEncoder(...))``."""
     model = nnx.merge(graphdef, state)
     return model(tokens_BT, mask_BT, types_BT, dropout_key=dropout_key)
 

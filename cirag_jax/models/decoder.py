@@ -1,7 +1,7 @@
 """Decoder language models in Flax NNX: Llama 3, SmolLM2, Qwen 2, 2.5 and 3, Mistral and Gemma 2.
 
-Pre-norm decoder-only transformers with rotary positions, grouped-query attention and gated
-feed-forward layers. `decoder_params` declares the parameters. The arithmetic is in pure functions
+They are pre-norm transformers with rotary positions, grouped-query attention and gated feed-forward
+layers. `decoder_params` declares the parameters. The arithmetic is in pure functions
 of plain pytrees, so that one implementation of a layer can be scanned (in training), unrolled (in
 generation), rematerialized and sharded.
 
@@ -104,7 +104,7 @@ class DecoderConfig:
 
     @property
     def cache_dtype(self) -> Literal["float32", "bfloat16", "uint16"]:
-        """Dtype of cached keys and values, as narrow as the weights; see `paged_cache.pack`."""
+        """Dtype of cached keys and values; uint16 stores bf16 bits, see `paged_cache.pack`."""
         narrow = (self.dtype, self.param_dtype) == ("float32", "bfloat16")
         return "uint16" if narrow else self.dtype
 

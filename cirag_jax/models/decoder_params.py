@@ -18,7 +18,7 @@ def _stacked_parameters(config: DecoderConfig) -> ShapesAndAxes:
 def _add_parameters(
     module: nnx.Module, parameters: ShapesAndAxes, config: DecoderConfig, rngs: nnx.Rngs
 ) -> None:
-    """Sets parameters on ``module``: norms scale by one, biases are zero, others random normal."""
+    """Sets parameters on ``module``: norms to one, biases to zero, others to random normal."""
     dtype = jnp.dtype(config.param_dtype)
     for name, (shape, axes) in parameters.items():
         if name.endswith("norm"):

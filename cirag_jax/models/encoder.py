@@ -1,9 +1,9 @@
 """BERT-family text encoders in Flax NNX: BERT, MiniLM, BGE, E5, XLM-RoBERTa and MPNet.
 
-The post-layer-norm transformer encoder of Devlin et al. (2019). MPNet (Song et al., 2020) adds a
-relative position bias to the attention scores. Modules only hold parameters. The arithmetic is in
-pure functions of arrays, so that a layer can be scanned, rematerialized or replayed with the same
-dropout key.
+The architecture is the post-layer-norm transformer encoder of Devlin et al. (2019). MPNet (Song et
+al., 2020) adds a relative position bias to the attention scores. Modules only store parameters. The
+arithmetic is in pure functions of arrays, so that a layer can be scanned, rematerialized or
+replayed with the same dropout key.
 """
 
 import dataclasses
@@ -144,7 +144,7 @@ def embedding_parameters(config: EncoderConfig) -> ShapesAndAxes:
 def add_parameters(
     module: nnx.Module, parameters: ShapesAndAxes, config: EncoderConfig, rngs: nnx.Rngs
 ) -> None:
-    """Sets parameters on ``module``: scales are one, biases zero, all others random normal."""
+    """Sets parameters on ``module``: scales to one, biases to zero, all others to random normal."""
     for name, (shape, axes) in parameters.items():
         if name.endswith("scale"):
             value = jnp.ones(shape, jnp.float32)
@@ -500,7 +500,7 @@ def embed(
     mask_BT: jax.Array,
     dropout_key: jax.Array | None = None,
 ) -> jax.Array:
-    """Returns unit-length ``emb_BD`` (fp32) of a padded batch, as a pure function of split state.
+    """Returns the embeddings of a padded batch, unit-length ``emb_BD`` in fp32.
 
     ``graphdef, state = nnx.split(Encoder(...))``; ``graphdef`` is static under `jax.jit`.
     """

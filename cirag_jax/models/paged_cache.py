@@ -166,6 +166,6 @@ def attend_pages(
 
 
 def _multiply_few(x_BKRI: jax.Array, y_BKIJ: jax.Array) -> jax.Array:
-    """`attention.multiply_heads` for few rows R: one pass over ``y``, no library call per head."""
+    """Replaces `attention.multiply_heads` for few rows R, without a library call per head."""
     product = x_BKRI[..., None].astype(jnp.float32) * y_BKIJ[:, :, None].astype(jnp.float32)
     return product.sum(-2)

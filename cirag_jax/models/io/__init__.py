@@ -1,1 +1,1 @@
-"""Weights in and out: hub folders, GGUF, PEFT, checkpoints, training workdirs."""
+"""Reads and writes models: hub folders, GGUF, PEFT, checkpoints and training workdirs."""

@@ -210,7 +210,7 @@ class Checkpoints(Closing):
             return dict(self._manager.restore(step, args=items)["meta"])
 
     def metrics(self, step: int | None = None) -> dict[str, float] | None:
-        """Returns the metrics of a step, by default the latest; None if it was saved without."""
+        """Returns the metrics of a step, by default the latest; None if none were saved."""
         step = self._require(step)
         with self._reading(step):
             return self._manager.metrics(step)

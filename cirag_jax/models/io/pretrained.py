@@ -149,8 +149,8 @@ class TextEncoder(PretrainedModel):
 def resolve_model_folder(spec: str) -> Path:
     """Returns the local folder of a model, which contains a ``config.json``.
 
-    ``spec`` is a folder, ``package:NAME`` (an installed distribution that ships a model) or a hub
-    id. From the hub, only safetensors, JSON and tokenizer files are downloaded.
+    ``spec`` is a folder, ``package:NAME`` (an installed distribution that contains a model) or a
+    hub id. From the hub, only safetensors, JSON and tokenizer files are downloaded.
     """
     if spec.startswith("package:"):
         return _package_folder(spec.removeprefix("package:"))

@@ -100,7 +100,7 @@ def read_tensors(folder: str | os.PathLike) -> Iterator[tuple[str, Path, np.ndar
 
 
 class TensorFiles(contextlib.ExitStack):
-    """The tensors of a checkpoint folder, which can be read in slices; a context manager.
+    """A context manager that opens a checkpoint folder, to read tensors or slices of tensors.
 
     Attributes:
       folder: the checkpoint.
