@@ -1,1 +1,1 @@
-"""Trajectories of teachers, and what students are trained on."""
+"""Collects and selects trajectories of teachers, on which students are trained."""

@@ -70,10 +70,11 @@ def supports_of(
 def near_misses(
     hops: Sequence[Hop], known: Mapping[int, str], facts: Sequence[Sequence[Triple]]
 ) -> list[int]:
-    """Returns indices of facts that are from a gold place and state a reachable hop's answer.
+    """Returns the indices of facts that state a reachable hop's answer.
 
-    Whether such a fact helps depends on its sentence. Keeping it is therefore not a mistake, even
-    if it is not a support.
+    Only facts from gold sentences or passages are returned, see `_is_in_place`. Whether such a fact
+    helps depends on its sentence. Keeping it is therefore not a mistake, even if it is not a
+    support.
     """
     return [
         place
@@ -138,7 +139,10 @@ def _support(
 
 
 def _is_in_place(triple: Triple, hop: Hop) -> bool:
-    """Returns whether a triple is from a gold sentence; for hops with a gold triple, passage."""
+    """Returns whether a triple is from a gold sentence of a hop.
+
+    If the hop has a gold triple, any sentence of the gold passage is accepted.
+    """
     anywhere = hop.triple is not None
     return any(
         triple.passage_id == passage_id and (anywhere or sentence in (None, triple.sentence))

@@ -45,7 +45,7 @@ class AnnotationTeacher:
     It reads earlier rounds from the conversation, so that a killed run can resume.
 
     Args:
-      golds: annotations by question id, which is also the id of the program.
+      golds: annotations by question id, which calls carry as their program id.
     """
 
     is_slow = False

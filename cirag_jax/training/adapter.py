@@ -257,10 +257,9 @@ def make_evaluate(
 ) -> Callable[[nnx.State], dict[str, float]]:
     """Returns a function that computes the dev losses of an adapter.
 
-    Call the function under ``jax.set_mesh(mesh)``.
-
-    ``dev/loss`` is the mean over all supervised tokens in nats. ``dev/loss_rationale``,
-    ``dev/loss_facts`` and so on are the means over the tokens of one part of the output (`Part`).
+    Call the function under ``jax.set_mesh(mesh)``. ``dev/loss`` is the mean over all supervised
+    tokens in nats. ``dev/loss_rationale``, ``dev/loss_facts`` and so on are the means over the
+    tokens of one part of the output (`Part`).
     """
     if not examples:
         return lambda adapter: {}

@@ -1,4 +1,7 @@
-"""Trains KiRAG's reasoning-chain aligner (section 3.4 and Appendix B)."""
+"""Trains KiRAG's reasoning-chain aligner (section 3.4 and Appendix B).
+
+The aligner ranks units: triples, sentences or passages.
+"""
 
 import dataclasses
 import math

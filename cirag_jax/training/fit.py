@@ -78,7 +78,7 @@ def fit(
       checkpoints: open checkpoints of this run.
       meta: metadata of every checkpoint; ``meta["run"]`` must match the latest checkpoint.
       total_steps: number of the last step.
-      start: `time.monotonic` at the start of the process, where its time limit starts.
+      start: `time.monotonic` from which the time limit is measured.
       advice: remedy to suggest when a metric is not finite.
       describe: edits the metrics of a step in place, given its batch and duration in seconds.
     """

@@ -1,9 +1,10 @@
 """Trains the link head, which combines aligner scores, links and words (`retrieval/linked.py`).
 
 Training needs gold passages and no other annotation. Each round searches with the aligner and the
-head of the previous round; the first round has no head. At every search step, gold passages that
-are not yet in the chain are correct. The head thus learns from the states of its own searches,
-mistakes included (as in DAgger, Ross et al., 2011), and is free to choose the order of the hops.
+head of the previous round; the first round has no head. At every search step, the gold passages
+that are not yet in the chain are the correct choices. The head thus learns from the states of its
+own searches, mistakes included (as in DAgger, Ross et al., 2011), and is free to choose the order
+of the hops.
 
 The aligner ranks better on its own training questions. The dev questions, which were held out to
 select its checkpoint, are therefore more representative and have more weight.
@@ -49,7 +50,7 @@ _DISABLED = 1e9  # A scale that makes a standardized feature negligible.
 
 
 class Task(NamedTuple):
-    """Training and dev questions over one corpus; ``ids`` are the passage ids, by row."""
+    """Training and dev questions on one corpus; ``ids`` has the passage id of each index row."""
 
     index: LinkedIndex
     ids: tuple[str, ...]
@@ -254,7 +255,7 @@ def make_task(
     config: Config,
     check_stop: CheckStop = _continue,
 ) -> Task:
-    """Returns a task over the passages of ``config.corpus`` (see `passage_ids`), indexed."""
+    """Returns a task with an index of the passages of ``config.corpus``; see `passage_ids`."""
     ids, steps = passage_ids(dataset, config.corpus, train, dev), config.steps
     texts = [[unit.text for unit in units_of(dataset, id, kind)] for id in ids]
     passages = [dataset.corpus[id] for id in ids]

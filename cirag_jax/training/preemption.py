@@ -34,7 +34,7 @@ class PreemptionGuard:
     thread no handlers are installed, and only setting ``signal_name`` requests a stop.
 
     Several processes must stop after the same step. If one process receives SIGTERM, JAX's
-    coordination service chooses the step. JAX's handler is therefore not replaced, and SIGINT has
+    coordination service chooses the step. JAX's handler is therefore not replaced, and SIGINT keeps
     Python's handler.
 
     A stop is also requested ``minutes`` after ``start`` (`time.monotonic`), unless ``minutes`` is

@@ -107,7 +107,7 @@ Component = Literal["aligner", "cross_encoder", "integrator", "extractor", "read
 
 
 def is_training(config: Config) -> bool:
-    """Returns whether a config describes a training rather than an evaluation."""
+    """Returns whether a config is for training, and not for evaluation."""
     return "optimizer" in config
 
 

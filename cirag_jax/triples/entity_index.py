@@ -63,8 +63,7 @@ class EntityIndex:
         return self._triples
 
     def anchors(self, surface: str, n: int, match: Match = "coverage") -> tuple[str, ...]:
-        """Returns the n entities nearest to a name, best first; they share at least one word with
-        it.
+        """Returns at most n entities that share a word with a name, the nearest first.
 
         ``coverage`` ranks by the share of the name's words that the entity has; if tied, shorter
         entities are better (C2RAG, Eq. 3). ``ratio`` ranks by difflib's ratio, as C2RAG's released
@@ -93,7 +92,7 @@ class EntityIndex:
         return {"entities": len(self), "relations": len(relations), "triples": len(facts)}
 
     def _by_coverage(self, lists: Sequence[np.ndarray], n: int) -> np.ndarray:
-        """Ranks entities; ``lists`` has the entities with each word, the rarest word first."""
+        """Ranks entities; ``lists`` has the entities of each word, the rarest word first."""
         shared_E, candidates = self._shared_E, np.zeros(0, np.int32)
         for place, entities in enumerate(lists):
             rest = lists[place:]

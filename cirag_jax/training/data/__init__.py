@@ -1,1 +1,1 @@
-"""Batches of every trainer."""
+"""Training examples and batches for all trainers."""

@@ -188,7 +188,7 @@ def _trajectories(
     described = _described(config, [*paths, *dev_paths], units)
     if units == "sentence" and _paths(config.query_folders):
         raise UserError(
-            "config.query_folders needs trajectories of units=triple, but these are of "
+            "config.query_folders needs trajectories with units=triple, but these have "
             "units=sentence; set it to null."
         )
     if dev_paths:

@@ -124,7 +124,7 @@ def _named(relation: str, page: _Page, rng: Any) -> str:
 
 
 def _family(rng: Any, used: set[str]) -> list[dict[str, Any]]:
-    """Returns a child, the father and the mother."""
+    """Returns three people: a child, the father and the mother."""
     woman, year = bool(rng.integers(2)), int(rng.integers(1860, 1975))
     paternal, maternal = _surname(rng), _surname(rng)
     father = _person(False, paternal, year - int(rng.integers(20, 45)), rng, used)

@@ -1,6 +1,7 @@
 """Training batches of the aligner: prefixes of silver chains, with positives and negatives.
 
-A Grain pipeline over chains yields the batches; its state in a checkpoint is a few integers. The
+A silver chain is a sequence of units (triples, sentences or passages) derived from annotations. A
+Grain pipeline over chains yields the batches; its state in a checkpoint is a few integers. The
 host represents the negatives of each query as a matrix of counts (see `contrastive_loss`), and the
 device encodes each distinct text once.
 """
