@@ -1,1 +1,1 @@
-"""Language-model backends behind one protocol: the JAX engine, OpenAI-compatible servers, torch."""
+"""Language-model backends with one protocol: the JAX engine, OpenAI-compatible servers, PyTorch."""

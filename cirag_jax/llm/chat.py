@@ -47,12 +47,12 @@ class ChatTokenizer:
       tokenizer: the ``transformers`` tokenizer.
       eos_ids: tokens that end the assistant's turn.
       pad_id: padding token, which is always masked.
-      vocab_size: number of tokens, including added ones; the model's output layer may have more
+      vocab_size: number of tokens, including added tokens; the model's output layer may have more
         rows.
     """
 
     def __init__(self, tokenizer: Any, extra_eos_ids: Sequence[int] = ()):
-        """``tokenizer`` must be a fast one; ``extra_eos_ids`` come from generation_config.json."""
+        """``tokenizer`` must be fast; ``extra_eos_ids`` are from generation_config.json."""
         self.tokenizer = tokenizer
         self.vocab_size = len(tokenizer)
         self.eos_ids = frozenset(_eos_ids(tokenizer, extra_eos_ids))
@@ -71,7 +71,7 @@ class ChatTokenizer:
         """Reads the tokenizer of a model folder or of a ``.gguf`` file, without network access.
 
         Converting a GGUF tokenizer takes seconds, so the result is stored in the user's cache
-        (``CIRAG_JAX_CACHE``) under a hash of the file.
+        folder (``CIRAG_JAX_CACHE``), under a hash of the file.
         """
         path = Path(path)
         if path.suffix == ".gguf":
@@ -87,8 +87,8 @@ class ChatTokenizer:
         """Returns the tokens (int32 ``[S]``) that precede the assistant's new text.
 
         If the template has no system turns (Gemma), their text is prepended to the first user turn.
-        With ``continue_final`` the last turn is the assistant's and stays open, so that generation
-        continues it; an empty last turn is ignored.
+        With ``continue_final``, the last turn is an assistant turn and stays open, so generation
+        continues it. An empty last turn is ignored.
 
         Raises:
           PromptError: there are no messages, ``continue_final`` is set without a final assistant
@@ -134,7 +134,7 @@ class ChatTokenizer:
             raise PromptError(f"the chat template rejects the conversation: {reason}") from None
 
     def _supports_system(self) -> bool:
-        """Returns whether the template writes a system turn; some drop it, some raise."""
+        """Returns whether the template supports system turns; some drop them or raise an error."""
         if self._has_system_turns is None:
             marker = "zqsystemzq"
             try:
@@ -149,7 +149,7 @@ class ChatTokenizer:
         return np.asarray(self._encode_text(text), np.int32)
 
     def _encode_text(self, text: str, closed: bool = False) -> list[int]:
-        """Encodes special tokens in ``text`` as ordinary text; ``closed`` adds some around it."""
+        """Encodes ``text`` as ordinary text; ``closed`` adds the tokenizer's special tokens."""
         return self._plain_tokenizer.encode(text, add_special_tokens=closed).ids
 
     @functools.cached_property
@@ -180,7 +180,7 @@ class ChatTokenizer:
         return text.removeprefix(self._anchor_text)
 
     def piece(self, token_id: int) -> str:
-        """Returns the surface form of one token, which may be a special one, with its space."""
+        """Returns the text of one token with its leading space; the token may be special."""
         token_id = int(token_id)
         if token_id not in self._pieces:
             text = self._decode([*self._anchor, token_id])
@@ -248,7 +248,7 @@ def fit_prompt(
 
     ids = encode(len(order))
     if len(ids) > limit:
-        raise PromptTooLong(f"{problem}; {len(ids)} are left without its observations")
+        raise PromptTooLong(f"{problem}; without observations, {len(ids)} tokens remain")
     counts = range(len(order))
     count = bisect.bisect_left(counts, True, lo=1, key=lambda n: len(encode(n)) <= limit)
     return encode(count), count
@@ -274,7 +274,7 @@ def _open_tokenizer(folder: Path) -> Any:
 
 
 def _tokenizer_class(folder: Path) -> Any:
-    """Avoids AutoTokenizer if possible, because it imports torch, which takes seconds."""
+    """Returns a tokenizer class; avoids AutoTokenizer, because importing torch takes seconds."""
     file = folder / "tokenizer_config.json"
     if file.is_file() and (folder / "tokenizer.json").is_file():
         name = read_object(file).get("tokenizer_class")

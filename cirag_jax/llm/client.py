@@ -1,6 +1,6 @@
 """A backend for OpenAI-compatible servers, using the official client library.
 
-The API key is read from the environment and removed from every text that leaves this module.
+The API key is read from the environment, and removed from every message of this module.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from cirag_jax.validation import check_fields
 log = logging.getLogger(__name__)
 
 _RETRIABLE = (408, 409, 425, 429)
-# Errors of the HTTP library before a request is sent, so that it cannot have been billed.
+# HTTP library errors that occur before a request is sent, so the request cannot have been billed.
 _UNSENT = ("ConnectError", "ConnectTimeout", "PoolTimeout")
 _KEY_LIKE = re.compile(r"\bsk-[\w*.\-]{4,}")
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -43,19 +43,20 @@ class OpenAIConfig:
     """Settings of `OpenAIBackend`.
 
     Attributes:
-      model: name of the model on the server; if empty, the server must have only one.
-      base_url: address up to ``/v1``; None is api.openai.com.
+      model: name of the model on the server; if empty, the server must have exactly one model.
+      base_url: address up to ``/v1``; None means api.openai.com.
       server: kind of server: ``openai``, ``vllm``, ``transformers`` or ``llamacpp``.
       api_key_env: environment variable with the key; required if ``base_url`` is None.
       max_concurrency: maximum number of concurrent requests.
       timeout: seconds until an attempt is abandoned.
       max_retries: further attempts after the first.
-      backoff: seconds; attempt n waits a random part of ``backoff * 2 ** n``.
-      max_backoff: upper bound of that wait, in seconds.
-      max_retry_after: a request fails if the server asks for a longer wait, in seconds.
+      backoff: base of the wait in seconds; retry n waits a random part of ``backoff * 2 ** n``.
+      max_backoff: maximum of ``backoff * 2 ** n``, in seconds.
+      max_retry_after: maximum wait that the server may request, in seconds; otherwise the request
+        fails.
       budget_tokens: maximum total of prompt and generated tokens.
-      overflow: ``truncate`` omits observations, oldest first, if the server rejects a prompt as
-        too long.
+      overflow: action if the server rejects a prompt as too long: error, or truncate (omit
+        observations, oldest first).
       omit: request fields that are not sent, such as ``temperature`` for reasoning models.
       extra_body: additional fields of every request.
     """
@@ -79,8 +80,8 @@ class OpenAIConfig:
 class _Failure(Exception):
     """An attempt failed.
 
-    ``wait`` is the number of seconds that the server asks to wait. ``billed`` says whether the
-    attempt may have been billed.
+    ``wait`` is the wait in seconds that the server requests. ``billed`` is True if the attempt may
+    have been billed.
     """
 
     def __init__(self, reason: str, *, retriable: bool, wait: float | None = None, billed=False):
@@ -97,7 +98,7 @@ class _OutOfBudget(Exception):
 
 
 class _Budget:
-    """The tokens spent and reserved; once exhausted, it admits no further request."""
+    """Counts spent and reserved tokens, and rejects all requests after the budget is exhausted."""
 
     def __init__(self, limit: int | None, spent: int):
         self._limit, self._spent, self._reserved = limit, spent, 0
@@ -118,7 +119,7 @@ class _Budget:
         self._reserved += tokens
 
     def settle(self, reserved: int, spent: int) -> None:
-        """Replaces reserved tokens by those that were spent."""
+        """Replaces reserved tokens by the tokens that were spent."""
         self._reserved -= reserved
         self._spent += spent
 
@@ -132,9 +133,9 @@ class OpenAIBackend:
     accepts_more = True
 
     def __init__(self, config: OpenAIConfig, *, spent: llm.Usage | None = None):
-        """Reads the key from the environment, and the model's name from the server if it is empty.
+        """Reads the key from the environment, and asks the server for an empty model name.
 
-        Tokens ``spent`` earlier count against the budget.
+        The tokens in ``spent`` were used earlier; they count against the budget.
         """
         _check(config)
         self.config = config
@@ -170,11 +171,11 @@ class OpenAIBackend:
 
     @property
     def budget_exhausted(self) -> bool:
-        """Whether a request was not sent because of the budget; no further one will be."""
+        """Whether the budget is exhausted, so no further requests are sent."""
         return self._budget.exhausted
 
     def estimate(self, requests: Sequence[llm.Generate]) -> str:
-        """Returns a sentence about the tokens that the requests may take at most."""
+        """Returns a sentence with the estimated maximum numbers of tokens of the requests."""
         prompt = sum(wire.estimate_tokens(request.messages) for request in requests)
         generated = sum(request.max_tokens for request in requests)
         return (
@@ -189,9 +190,9 @@ class OpenAIBackend:
         done: llm.OnResponse | None = None,
         more: llm.MoreRequests | None = None,
     ) -> list[llm.Generated]:
-        """Returns one response per request, in order; responses also report failures.
+        """Returns one response per request, in order; failed requests have an ``error``.
 
-        ``more`` is called for further requests whenever one could be sent and none is waiting.
+        If no request is waiting although another could be sent, ``more`` is called for requests.
         """
         if not requests:
             return []
@@ -200,7 +201,7 @@ class OpenAIBackend:
             asyncio.get_running_loop()
         except RuntimeError:
             return asyncio.run(run)
-        # Within an event loop (in a notebook) another one needs a separate thread.
+        # If an event loop is already running (in a notebook), a second loop needs its own thread.
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             return pool.submit(asyncio.run, run).result()
 
@@ -280,7 +281,7 @@ class OpenAIBackend:
                     timeout.reschedule((timeout.when() or 0.0) + elapsed)
 
     async def _respond(self, client: Any, request: llm.Generate) -> llm.Generated:
-        """Returns the response to a request; never raises an error of a request."""
+        """Returns the response to a request, which has an ``error`` if the request fails."""
         start = time.monotonic()
         truncated = 0
         try:
@@ -305,11 +306,11 @@ class OpenAIBackend:
         )
 
     async def _retry(self, client: Any, request: llm.Generate) -> wire.Completion:
-        """Sends a request until it succeeds, fails for good, or has no attempts left.
+        """Sends a request until it succeeds, fails permanently, or has no attempts left.
 
-        Does not use the library's retries: the budget must reserve tokens for every attempt.
-        Moreover, the library does not retry after a malformed response or a slow stream, and never
-        waits for more than a minute.
+        The library's retries are not used, because the budget must reserve tokens for every
+        attempt. The library also does not retry after a malformed response or a slow stream, and
+        never waits for more than a minute.
         """
         body = wire.request_body(request, self.config.model, self.config.server, self.config.omit)
         reserved = wire.estimate_tokens(request.messages) + request.max_tokens
@@ -336,12 +337,12 @@ class OpenAIBackend:
         raise _Failure(f"gave up after {attempt + 1} attempts: {failure}", retriable=False)
 
     async def _wait(self, attempt: int, failure: _Failure) -> None:
-        """Waits by exponential back-off with full jitter, plus the wait that the server asks."""
+        """Waits for a random time (exponential backoff), plus the wait that the server requests."""
         if failure.wait is not None and failure.wait > self.config.max_retry_after:
             raise _Failure(f"{failure}; retry after {failure.wait:g} s", retriable=False)
         ceiling = min(self.config.max_backoff, self.config.backoff * 2**attempt)
         jitter = ceiling * random.random()
-        # The jitter keeps requests that were rejected together from returning together.
+        # The jitter spreads the retries of requests that were rejected together.
         await asyncio.sleep(jitter if failure.wait is None else failure.wait + jitter)
 
     async def _attempt(
@@ -398,7 +399,7 @@ class OpenAIBackend:
         return _Failure(reason, retriable=retriable, wait=wait)
 
     def _usage(self, request: llm.Generate, completion: wire.Completion) -> llm.Usage:
-        """Returns the tokens that the server counted, or an estimate on the high side."""
+        """Returns the server's token counts, or high estimates if the server reports none."""
         prompt, generated = completion.prompt_tokens, completion.generated_tokens
         if prompt is None:
             prompt = wire.estimate_tokens(request.messages)
@@ -414,7 +415,7 @@ class OpenAIBackend:
 
 
 def _omit_oldest(messages: Sequence[llm.Message]) -> tuple[llm.Message, ...] | None:
-    """Returns the messages without their oldest observation; None if there is none."""
+    """Returns the messages without the oldest observation, or None if no observation is left."""
     for index, message in enumerate(messages):
         if message.observation and message.observation != OMITTED:
             shorter = dataclasses.replace(message, observation=OMITTED)
@@ -436,9 +437,9 @@ def _error_text(error: Any) -> str:
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:
-    """Returns the seconds to wait according to the header Retry-After, or None without a valid one.
+    """Returns the wait in seconds from the header Retry-After, or None if it is missing or invalid.
 
-    The header holds seconds or an HTTP date; ``now`` is in seconds since 1970.
+    The header contains seconds or an HTTP date; ``now`` is in seconds since 1970.
     """
     value = (headers.get("retry-after") or "").strip()
     if not value:
@@ -456,14 +457,14 @@ def retry_after(headers: Mapping[str, str], now: float) -> float | None:
 def _key(config: OpenAIConfig) -> str:
     key = os.environ.get(config.api_key_env, "").strip()
     if not key and config.base_url is None:
-        raise UserError(f"The environment variable {config.api_key_env} must hold the API key.")
+        raise UserError(f"The environment variable {config.api_key_env} must contain the API key.")
     if not key.isascii() or not key.isprintable() or " " in key:
-        raise UserError(f"The environment variable {config.api_key_env} holds no valid API key.")
+        raise UserError(f"The environment variable {config.api_key_env} has no valid API key.")
     return key
 
 
 def is_environment_name(text: str) -> bool:
-    """Returns whether ``text`` can be an environment variable's name, and not a key by mistake."""
+    """Returns whether ``text`` is a valid environment variable name and does not resemble a key."""
     return bool(_ENVIRONMENT_NAME.fullmatch(text)) and not _KEY_LIKE.match(text)
 
 
@@ -480,4 +481,6 @@ def _check(config: OpenAIConfig) -> None:
         if url.username or url.password or url.query:
             raise UserError("base_url must not contain credentials; use api_key_env.")
         if not usable:
-            raise UserError(f"base_url={config.base_url!r} is not like http://localhost:8000/v1.")
+            raise UserError(
+                f"base_url={config.base_url!r} must be a URL such as http://localhost:8000/v1."
+            )

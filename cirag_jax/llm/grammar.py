@@ -15,7 +15,7 @@ _FIXED_SPACES: Any = {"whitespace_flexible": False, "item_separator": ", ", "key
 
 
 class JsonGrammar:
-    """A compiler of JSON schemas for one tokenizer; creating one takes about a second.
+    """A compiler of JSON schemas for one tokenizer; creating it takes about a second.
 
     Attributes:
       vocab_size: size V of the model's output layer; tokens unknown to the tokenizer are never
@@ -23,7 +23,7 @@ class JsonGrammar:
     """
 
     def __init__(self, tokenizer: ChatTokenizer, vocab_size: int | None = None):
-        """``vocab_size`` is V, by default the size of the tokenizer, and not less than that."""
+        """``vocab_size`` is V, by default the size of the tokenizer."""
         from llguidance import LLTokenizer
 
         self.vocab_size = vocab_size or tokenizer.vocab_size
@@ -75,7 +75,7 @@ def _bad_schema(reason: str) -> str:
 
 
 class GrammarState:
-    """The state of a grammar after the tokens of one text; created by `JsonGrammar.start`."""
+    """The state of a grammar after the tokens so far; created by `JsonGrammar.start`."""
 
     def __init__(self, matcher: Any, vocab_size: int):
         self._matcher = matcher

@@ -1,4 +1,4 @@
-"""The JSON of requests to OpenAI-compatible servers, and of their responses."""
+"""The JSON format of requests to OpenAI-compatible servers, and of their responses."""
 
 import codecs
 import dataclasses
@@ -18,10 +18,10 @@ class ServerFeatures:
     """Features of a kind of server beyond plain chat.
 
     Attributes:
-      continue_final: how it is asked to continue an assistant turn: by request ``fields``, by final
-        ``messages`` of the assistant, or not at all (empty).
-      json_schema: accepts ``response_format``.
-      logprobs: returns log-probabilities.
+      continue_final: how requests continue an assistant turn: by extra ``fields``, by a final
+        assistant message (``messages``), or unsupported (empty).
+      json_schema: whether the server accepts ``response_format``.
+      logprobs: whether the server returns log-probabilities.
       length_field: the request field that limits new tokens.
     """
 
@@ -53,7 +53,7 @@ class RequestRejected(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-    """The relevant part of a server's response; token counts that it lacks are None."""
+    """The relevant part of a server's response; missing token counts are None."""
 
     text: str
     finish_reason: FinishReason
@@ -226,5 +226,5 @@ _TOO_LONG = re.compile(
 
 
 def is_too_long(status: int, body: str) -> bool:
-    """Returns whether an error response says that the prompt does not fit the model."""
+    """Returns whether an error response reports that the prompt is too long for the model."""
     return status in (400, 413, 422) and bool(_TOO_LONG.search(body))

@@ -17,7 +17,7 @@ ROLES = ("system", "user", "assistant")
 
 
 class _Sampling(msgspec.Struct, kw_only=True):
-    """Settings that both a line and the config may contain."""
+    """Settings that may be in a line of the file and in the config."""
 
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
@@ -49,7 +49,7 @@ def read_prompts(
     """Returns the requests of a file by id, in order.
 
     Args:
-      path: JSON lines.
+      path: a file of JSON lines.
       defaults: fields of `Generate` for lines that do not set them.
       check_schemas: whether to compile every ``json_schema`` with the grammar library, as local
         backends do.
@@ -86,7 +86,7 @@ def _request(place: str, line: _Line, defaults: Mapping[str, Any]) -> Generate:
 
 
 def _stop(place: str, stop: str | tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """Returns a list of stop strings; a single string stands for a list of one."""
+    """Returns stop strings as a tuple; ``stop`` may be a single string."""
     stop = (stop,) if isinstance(stop, str) else stop
     if stop is not None and not all(stop):
         raise field_error(place, "stop", "must not contain an empty string")

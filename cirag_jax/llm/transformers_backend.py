@@ -35,13 +35,13 @@ class TransformersConfig:
     """Settings of `TransformersBackend`.
 
     Attributes:
-      batch_size: conversations decoded together.
-      dtype: ``float32``, ``bfloat16`` or ``float16``. None is the checkpoint's type on a GPU, and
-        float32 otherwise.
-      device: such as ``cuda``; None is a GPU if there is one.
-      context: maximum number of tokens of prompt and answer; 0 is the limit in the model's config,
-        if it has one.
-      overflow: treatment of a prompt that is too long, see `fit_prompt`.
+      batch_size: number of conversations decoded together.
+      dtype: float32, bfloat16 or float16. None means the checkpoint's type on a GPU, and float32
+        on a CPU.
+      device: device such as ``cuda``; None means a GPU if there is one.
+      context: maximum number of tokens of prompt and answer; 0 means the limit in the model's
+        config, if it has one.
+      overflow: action if a prompt is too long, see `fit_prompt`.
       no_repeat_ngram_size: size of n-grams that an answer may contain only once; 0 disables it.
     """
 
@@ -66,7 +66,7 @@ class _EncoderTokenizer(ChatTokenizer):
 
 @dataclasses.dataclass
 class _Row:
-    """A request in a batch, which began at time ``start`` (in seconds)."""
+    """A request in a batch; ``start`` is when the batch began (seconds of `time.perf_counter`)."""
 
     index: int
     request: llm.Generate
@@ -78,7 +78,7 @@ class _Row:
     start: float = 0.0
     tokens: list[int] = dataclasses.field(default_factory=list)
     described: list[llm.Token] = dataclasses.field(default_factory=list)
-    text: str | None = None  # the text before a stop string, once there is one
+    text: str | None = None  # the text before a stop string, if it contains one
     ended: bool = False
 
     @property
@@ -146,7 +146,7 @@ class TransformersBackend:
         progress: llm.OnProgress | None = None,
         done: llm.OnResponse | None = None,
     ) -> list[llm.Generated]:
-        """Returns one response per request, in order; one that fails has an ``error``."""
+        """Returns one response per request, in order; failed requests have an ``error``."""
         responses: list[llm.Generated | None] = [None] * len(requests)
 
         def finish(index: int, response: llm.Generated) -> None:
@@ -161,7 +161,7 @@ class TransformersBackend:
                 rows.append(self._prepare(index, request))
             except UserError as error:
                 finish(index, llm.failed(str(error)))
-        rows.sort(key=lambda row: (len(row.prompt), row.limit))  # little padding
+        rows.sort(key=lambda row: (len(row.prompt), row.limit))  # reduces padding
         generated = 0
         for first in range(0, len(rows), self.config.batch_size):
             batch = rows[first : first + self.config.batch_size]
@@ -185,7 +185,7 @@ class TransformersBackend:
 
     def _prepare(self, index: int, request: llm.Generate) -> _Row:
         if request.attention:
-            raise PromptError("attention is available from backend=jax only")
+            raise PromptError("attention needs backend=jax")
         prompt, truncated = self._fit(request, 1)
         limit = request.max_tokens
         if not self.is_encoder_decoder:
@@ -328,7 +328,7 @@ class TransformersBackend:
 
 
 class _Sampler(transformers.LogitsProcessor):
-    """Samples each row's token by the settings of its request, and masks all other tokens."""
+    """Samples each row's next token with its request's settings, and masks all other tokens."""
 
     def __init__(self, backend: TransformersBackend, rows: list[_Row]):
         self._backend, self._rows = backend, rows
@@ -341,7 +341,7 @@ class _Sampler(transformers.LogitsProcessor):
 
 
 class _StopFinished(transformers.StoppingCriteria):
-    """Stops rows at their limit, at a stop string or at the end of their grammar."""
+    """Stops rows that have reached their limit, a stop string, or the end of the answer."""
 
     def __init__(self, rows: list[_Row]):
         self._rows = rows
@@ -351,7 +351,7 @@ class _StopFinished(transformers.StoppingCriteria):
 
 
 def _sample(row: _Row, logits_V: torch.Tensor) -> int:
-    """Returns the best token, or one sampled from the nucleus with the row's generator."""
+    """Returns the most probable token, or a token sampled from the nucleus."""
     if row.grammar is not None:
         bits = np.unpackbits(row.grammar.mask().view(np.uint8), bitorder="little")
         allowed_V = torch.from_numpy(bits[: len(logits_V)].astype(bool))
@@ -371,7 +371,7 @@ def _load(path: Path, dtype: Any) -> Any:
     if path.suffix == ".gguf":
         folder, options["gguf_file"] = path.parent, path.name
     else:
-        weight_files(folder)  # rejects pickles, which the library would open
+        weight_files(folder)  # rejects pickles, which the library would load
         options["use_safetensors"] = True
     config = transformers.AutoConfig.from_pretrained(
         str(folder), **{k: v for k, v in options.items() if k not in ("dtype", "use_safetensors")}
@@ -385,6 +385,6 @@ def _load(path: Path, dtype: Any) -> Any:
 def _merge_adapter(model: Any, adapter: str) -> Any:
     import peft
 
-    tensor_file(Path(adapter))  # rejects pickles and hub ids, which the library would open
+    tensor_file(Path(adapter))  # rejects pickles and hub ids, which the library would load
     peft_model = peft.PeftModel.from_pretrained(model, adapter, local_files_only=True)
     return peft_model.merge_and_unload()

@@ -29,7 +29,7 @@ class Message:
 
     @property
     def text(self) -> str:
-        """The whole turn, as the model reads it."""
+        """The complete text of the turn."""
         return self.content + self.observation + self.ending
 
 
@@ -39,20 +39,20 @@ class Generate:
 
     Attributes:
       messages: the turns so far, oldest first; at least one.
-      role: the config block of the model that answers. Backends ignore it.
+      role: name of the config block of the model that answers. Backends ignore it.
       max_tokens: maximum number of tokens to generate; 0 means the role's limit.
       temperature: softmax temperature; 0 is greedy.
       top_p: probability mass of nucleus sampling, in (0, 1]; ignored when greedy.
-      seed: seed of this request's random stream, which determines its samples. Methods leave
-        it 0; then it is derived from the run's seed and the request's position.
+      seed: seed of this request's random stream, which determines its samples. Methods leave it at
+        0; it is then derived from the run's seed and the request's position.
       stop: strings that end the text and are removed from it.
       continue_final: continue the last message, an assistant turn; return only the new text.
       json_schema: JSON schema that the text must satisfy.
       logprobs: return each generated token's log-probability.
       top_logprobs: also return this many most probable alternatives per token (implies logprobs).
       entropy: return the entropy (nats) of each token's distribution over the vocabulary.
-      attention: if positive, return this many of the positions that each generated token attended
-        to most, and the largest attention weight that it received from later tokens.
+      attention: if positive, return for each generated token this number of positions with the
+        largest attention weights, and the largest weight that a later token gave to it.
     """
 
     messages: tuple[Message, ...]
@@ -71,7 +71,7 @@ class Generate:
 
     @property
     def wants_tokens(self) -> bool:
-        """Whether the response must describe single tokens."""
+        """Whether the response must have details about each token."""
         return self.logprobs or self.entropy or self.top_logprobs > 0 or self.attention > 0
 
 
@@ -79,8 +79,8 @@ class Generate:
 class Score:
     """A request for the probabilities of continuations of a conversation; answered by `Scored`.
 
-    There is at least one continuation and none is empty. ``role`` and ``continue_final`` are those
-    of `Generate`.
+    There must be at least one continuation, and none may be empty. ``role`` and ``continue_final``
+    have the same meaning as in `Generate`.
     """
 
     messages: tuple[Message, ...]
@@ -94,16 +94,16 @@ class Token:
     """One token of a response.
 
     Attributes:
-      text: surface form; part of a character is shown as the replacement character.
+      text: surface form; an incomplete character is shown as the replacement character.
       id: vocabulary index; -1 if the server does not report it.
       logprob: natural logarithm of the probability before temperature and top-p.
       top: (text, id, logprob) of the most probable alternatives, best first.
-      entropy: entropy of the whole distribution, in nats.
-      offset: position of its first character in the response's text.
+      entropy: entropy of the distribution over the full vocabulary, in nats.
+      offset: position of the token's first character in the response's text.
       attended: (text, position, weight) of the tokens that it attended to most, highest weight
-        first. Positions count prompt and generated tokens from 0. Weights are the last layer's,
+        first. Positions count prompt and generated tokens from 0. Weights are from the last layer,
         averaged over its heads (DRAGIN, Su et al., 2024, section 3.2).
-      received: the largest such weight that a later token gave to it.
+      received: the largest attention weight that a later token gave to this token.
     """
 
     text: str
@@ -125,9 +125,9 @@ class Generated:
       finish_reason: ``stop`` (end of turn, stop string or complete JSON), ``length`` (max_tokens
         reached or context full) or ``error``.
       usage: tokens and seconds of this request.
-      error: one sentence that says why there is no text. Methods never receive one, because a
-        failed request raises an exception in them.
-      tokens: the generated tokens, if the request asked for details about them.
+      error: the reason why there is no text, in one sentence. Methods never receive an error,
+        because a failed request raises an exception in them.
+      tokens: the generated tokens, if the request has a field that requires details about them.
     """
 
     text: str
@@ -139,7 +139,7 @@ class Generated:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scored:
-    """The tokens of each continuation of a `Score`; ``error`` as in `Generated`."""
+    """The tokens of each continuation of a `Score`; see `Generated` for ``error``."""
 
     tokens: tuple[tuple[Token, ...], ...]
     usage: Usage = Usage()
@@ -147,24 +147,23 @@ class Scored:
 
     @property
     def logprobs(self) -> tuple[float, ...]:
-        """Log-probability of each whole continuation."""
+        """Log-probability of each complete continuation."""
         return tuple(float(sum(t.logprob or 0.0 for t in tokens)) for tokens in self.tokens)
 
 
 # Called with the total numbers of finished responses and of generated tokens.
 OnProgress = Callable[[int, int], None]
-# Called with a request's index and its response, as soon as that is complete.
+# Called with a request's index and its response, as soon as the response is complete.
 OnResponse = Callable[[int, Generated], None]
-# Returns further requests; their indices continue those of the earlier ones.
+# Returns further requests; their indices continue after the last request.
 MoreRequests = Callable[[], Sequence[Generate]]
 
 
 class Backend(Protocol):
     """A language model.
 
-    If it has a true attribute ``accepts_more``, `generate` takes a fourth argument, a
-    `MoreRequests`. The backend calls it whenever it has room for further requests, and answers
-    these, too.
+    If its attribute ``accepts_more`` is true, `generate` has a fourth parameter, a `MoreRequests`.
+    The backend calls this function whenever it has room for further requests.
     """
 
     usage: Usage
@@ -175,7 +174,7 @@ class Backend(Protocol):
         progress: OnProgress | None = None,
         done: OnResponse | None = None,
     ) -> list[Generated]:
-        """Returns one response per request, in order; one that fails has an ``error``."""
+        """Returns one response per request, in order; failed requests have an ``error``."""
         ...
 
     def score(self, requests: Sequence[Score]) -> list[Scored]:

@@ -243,7 +243,7 @@ def test_generate_bad_line_is_named(tmp_path, record, words):
         ({"no_repeat_ngram_size": 1}, "no_repeat_ngram_size must be at least 2"),
         ({"backend": "openai", "adapter": "x"}, "backend=openai does not support adapter"),
         ({"backend": "openai", "extra_body": "[1]"}, "extra_body must be"),
-        ({"backend": "openai", "base_url": None}, "OPENAI_API_KEY must hold"),
+        ({"backend": "openai", "base_url": None}, "OPENAI_API_KEY must contain"),
     ],
 )
 def test_generate_bad_config_is_named(tmp_path, monkeypatch, fields, words):

@@ -227,7 +227,7 @@ def test_fit_prompt_too_long_reports_numbers(tokenizer):
     with pytest.raises(PromptTooLong, match=f"{length} tokens but only {length - 1} fit"):
         fit_prompt(tokenizer, turns, length - 1)
     shortest = len(tokenizer.encode_prompt(conversation(["[omitted]"])))
-    with pytest.raises(PromptTooLong, match=f"{shortest} are left"):
+    with pytest.raises(PromptTooLong, match=f"without observations, {shortest} tokens remain"):
         fit_prompt(tokenizer, turns, shortest - 1, "truncate")
     with pytest.raises(PromptTooLong, match="no observations"):
         fit_prompt(tokenizer, conversation([""]), 3, "truncate")

@@ -464,7 +464,7 @@ def test_done_receives_every_response(server, backend_of):
         ({"api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY must hold"),
         ({"server": "sglang"}, "is not one of openai"),
         ({"base_url": "http://user:secret@host/v1"}, "must not contain credentials"),
-        ({"base_url": "localhost:8000"}, "is not like"),
+        ({"base_url": "localhost:8000"}, "must be a URL such as"),
         ({"max_concurrency": 0}, "max_concurrency=0 must be at least 1"),
         ({"timeout": 0.0}, "timeout=0.0 must be above 0"),
         ({"max_retries": -1}, "max_retries=-1 must not be negative"),

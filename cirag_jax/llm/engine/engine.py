@@ -1,14 +1,15 @@
 """The generation engine, which decodes many conversations together in JAX.
 
-Keys and values are stored in pages, so that rows of all lengths decode together (`pages`). Prompts
-are prefilled row by row, in chunks of a few sizes. All rows then decode a chunk of up to 32 tokens
-in one `jax.lax.while_loop`. Between chunks the host removes finished rows, checks stop strings, and
-admits rows from the queue (continuous batching). The chunks and the arithmetic of a row depend only
-on its own length, never on other rows. Requests that need different compiled programs (sampling, a
-grammar, details about tokens, wider page tables) wait in separate queues.
+A row is a request that is being decoded. Its keys and values are stored in pages, so rows of all
+lengths decode together (`pages`). Prompts are prefilled row by row, in chunks of a few sizes. All
+rows then decode a chunk of up to 32 tokens in one `jax.lax.while_loop`. Between chunks, the host
+removes finished rows, checks stop strings, and admits rows from the queue (continuous batching).
+The chunks and the arithmetic of a row depend only on its own length, not on other rows. Requests
+that need different compiled programs (sampling, a grammar, details about tokens, wider page tables)
+wait in separate queues.
 
-Pages of prompts stay cached. An instruction that a thousand prompts share is computed and stored
-once, and a continued conversation computes only its new tokens.
+Pages of prompts stay cached. If a thousand prompts share an instruction, it is computed and stored
+once. A continued conversation computes only its new tokens.
 """
 
 import collections
@@ -68,7 +69,7 @@ _REQUEST_LIMITS = {
 
 @dataclasses.dataclass(frozen=True, order=True)
 class _Variant:
-    """A variant of the decoding program; ``width`` is that of its page tables."""
+    """A variant of the decoding program; ``width`` is the width of its page tables."""
 
     width: int
     details: Details
@@ -94,8 +95,8 @@ class Engine:
     ):
         """Creates an engine from weights in memory.
 
-        ``params`` and ``adapter`` may be stacked, in which case they are copied layer by layer, or
-        unstacked. ``mesh`` is given if they are sharded. The dropout of ``lora`` is ignored.
+        ``params`` and ``adapter`` may be unstacked, or stacked, in which case they are copied layer
+        by layer. ``mesh`` is required if they are sharded. The dropout of ``lora`` is ignored.
         """
         self.config = config
         self.tokenizer = tokenizer
@@ -127,10 +128,10 @@ class Engine:
           merge_adapter: whether to add the adapter to the weights instead of applying it at every
             step.
           dtype: type of weights and computation, by default bf16 on an accelerator and fp32 on a
-            CPU. On a CPU, bf16 applies to the weights and to the factors of their products, and
-            falls back to fp32 without instructions for it.
-          mesh: devices that the weights are sharded over; None is one device.
-          options: sizes, by default those of `EngineConfig.for_platform`.
+            CPU. On a CPU, bf16 applies only to the weights and to the inputs of their matrix
+            products, and falls back to fp32 if the CPU has no bf16 instructions.
+          mesh: devices over which the weights are sharded; None means one device.
+          options: sizes and settings, by default from `EngineConfig.for_platform`.
         """
         param_dtype = dtype
         if jax.default_backend() == "cpu" and dtype == "bfloat16":
@@ -171,8 +172,8 @@ class Engine:
     def with_options(self, options: EngineConfig) -> "Engine":
         """Returns an engine with other sizes and the same weights; both must be closed.
 
-        The engines share pages and cached prefixes if ``prefix_tokens`` is the same and there are
-        enough pages, or if none was used yet.
+        The engines share pages and cached prefixes if ``prefix_tokens`` is the same, and if there
+        are enough pages or no page was used yet.
         """
         other = copy.copy(self)
         other.options, other.usage = options, llm.Usage()
@@ -201,12 +202,12 @@ class Engine:
         done: llm.OnResponse | None = None,
         more: llm.MoreRequests | None = None,
     ) -> list[llm.Generated]:
-        """Returns one response per request, in order; one that fails has an ``error``.
+        """Returns one response per request, in order; failed requests have an ``error``.
 
-        ``progress`` is called after every chunk, and ``done`` with each response once it is
-        complete. ``more`` is called for further requests whenever a row is free and no request is
-        queued for it. It is not called while another variant of the program has a queue longer than
-        the number of active rows.
+        ``progress`` is called after every chunk, and ``done`` with each complete response. ``more``
+        is called for further requests whenever a row is free and no request is queued for it. It is
+        not called while another variant of the program has a queue longer than the number of active
+        rows.
         """
         responses: list[llm.Generated | None] = []
         queues: dict[_Variant, collections.deque[Row]] = collections.defaultdict(collections.deque)
@@ -281,14 +282,14 @@ class Engine:
     ) -> Generator[tuple[tuple[int, llm.Generated] | None, int], None, None]:
         """Yields ((index, response), 0) per response, and (None, number of tokens) per chunk.
 
-        ``refill`` is called with the number of busy rows if a further one fits and the queue is
-        empty. It may add to the queue.
+        ``refill`` is called with the number of busy rows if the queue is empty and another row
+        fits. It may add requests to the queue.
         """
         rows: list[Row] = []
         allocations: list[Allocation] = []
         with self._freeing(allocations):
             while True:
-                has_more = True  # if there are no requests, the next free row does not ask again
+                has_more = True  # calls ``refill`` at most once per chunk without a result
                 while len(rows) < self._max_rows(variant):
                     while not queue and has_more:
                         has_more = refill(len(rows))
@@ -296,7 +297,7 @@ class Engine:
                         break
                     rows.append(queue.popleft())
                 if not rows:
-                    assert not queue  # a row of any length fits if no other is busy
+                    assert not queue  # a row of any length fits if no other row is busy
                     return
                 count = self._decode_chunk(variant, rows)
                 for row, allocation in list(zip(rows, allocations, strict=True)):
@@ -340,7 +341,7 @@ class Engine:
     def _prefill(
         self, tokens: np.ndarray, length: int, allocations: list[Allocation]
     ) -> Allocation | None:
-        """Computes ``tokens`` in a new allocation for ``length`` tokens, which joins the list.
+        """Computes ``tokens`` in a new allocation for ``length`` tokens, and adds it to the list.
 
         Returns None if there is no room.
         """
@@ -442,8 +443,8 @@ class Engine:
     ) -> tuple[dict[tuple[int, ...], np.ndarray], int]:
         """Returns each continuation's log-probabilities, and the number of reused prompt tokens.
 
-        The prompt is computed once. Then each call scores as many continuations as fit into a
-        prefill chunk, a number that depends on this request only.
+        The prompt is computed once. Each further call scores the continuations that fit into a
+        prefill chunk; their number depends only on this request.
         """
         first, longest = len(prompt) - 1, max(map(len, continuations))
         chunk_size = self.options.prefill_chunks[0]
@@ -456,11 +457,11 @@ class Engine:
         tokens_NS[:, : len(prompt)] = prompt
         for row, ids in zip(tokens_NS, continuations, strict=False):
             row[len(prompt) : len(prompt) + len(ids)] = ids
-        logprob_NS = np.zeros(tokens_NS.shape, np.float32)  # of each token, given those before it
+        logprob_NS = np.zeros(tokens_NS.shape, np.float32)  # each token, given the tokens before it
         allocations: list[Allocation] = []
         with self._freeing(allocations):
             allocation = self._prefill(prompt[:-1], length, allocations)
-            assert allocation is not None  # there is room for a whole context, as no row is busy
+            assert allocation is not None  # a full context has room, because no row is busy
             for batch in (slice(i, i + rows) for i in range(0, count, rows)):
                 end = first + max(map(len, continuations[batch]))
                 # There are several chunks only if the batch is a single long continuation.
@@ -489,7 +490,7 @@ def _mesh_context(mesh: jax.sharding.Mesh | None) -> contextlib.AbstractContextM
 
 
 def _cpu_weight_dtype() -> Literal["float32", "bfloat16"]:
-    """Returns bf16 if the CPU has instructions for it (known on Linux only), and fp32 otherwise."""
+    """Returns bf16 if the CPU has instructions for it (detected only on Linux), otherwise fp32."""
     try:
         features = set(CPU_FEATURES.read_text("utf-8").split())
     except OSError:
@@ -512,4 +513,4 @@ def _check(request: llm.Generate) -> None:
     if not 0 < request.top_p <= 1:
         raise UserError(f"top_p={request.top_p} must lie in (0, 1].")
     if not all(request.stop):
-        raise UserError("a stop string is empty.")
+        raise UserError("stop must not contain an empty string.")

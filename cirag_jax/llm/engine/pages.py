@@ -1,11 +1,13 @@
-"""Allocation of the pages that hold the keys and values of tokens.
+"""Allocation of pages, which store the keys and values of tokens.
 
-A page has room for `PAGE_SIZE` tokens of one text. Every row has a list of pages. Rows that begin
-with the same tokens share pages, so a page is free again when its last holder releases it. Cached
-pages of earlier texts form a tree: a page's parent holds the tokens before it. For a new prompt,
-the longest cached prefix is found to the token. Whole pages of it are shared. If the prefix ends
-within a page, the row gets a copy of that page to write on. The least recently used leaves are
-evicted when room is needed.
+A page has room for `PAGE_SIZE` tokens of one text. Every row (a request that is being decoded) has
+a list of pages. Rows that begin with the same tokens share pages, so a page becomes free when its
+last holder releases it.
+
+Cached pages of earlier texts form a tree, where a page's parent has the tokens before the page. A
+new prompt reuses its longest cached prefix, which may end within a page. The row shares the full
+pages of the prefix and gets its own copy of a partial page. If pages are needed, the least recently
+used leaves of the tree are evicted.
 
 Source: Kwon et al. (2023), PagedAttention; Zheng et al. (2024), RadixAttention.
 """
@@ -46,7 +48,7 @@ class PagePool:
         return self._holders[page] > 1
 
     def release(self, page: int) -> None:
-        """Removes a holder; without holders the page is free."""
+        """Removes a holder; a page without holders becomes free."""
         assert self._holders[page] > 0
         self._holders[page] -= 1
         if not self._holders[page]:
@@ -70,7 +72,7 @@ def _common_length(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 class PrefixTree:
-    """The cached pages by their tokens; at most ``capacity`` pages of ``size`` tokens."""
+    """A tree of cached pages by their tokens; at most ``capacity`` pages of ``size`` tokens."""
 
     def __init__(self, pool: PagePool, capacity: int, size: int = PAGE_SIZE):
         self._pool, self._capacity, self._size = pool, capacity, size
@@ -117,7 +119,7 @@ class PrefixTree:
                 if any(key[: len(part)] == part for key in children):
                     break  # a longer cached page begins with these tokens
                 for key in [key for key in children if key == part[: len(key)]]:
-                    self._remove(children[key])  # a partial page that this one extends
+                    self._remove(children[key])  # a partial page that the new page extends
                 self._pool.share(page)
                 self._nodes[page] = _Node(part, node)
                 children[part] = page
@@ -129,7 +131,7 @@ class PrefixTree:
             self.evict()
 
     def num_evictable(self) -> int:
-        """Returns the number of pages that only the tree holds."""
+        """Returns the number of cached pages that no row uses."""
         return sum(not self._pool.is_shared(page) for page in self._order)
 
     def evict(self) -> None:
@@ -178,8 +180,9 @@ class PageAllocator:
         self.tree = PrefixTree(self.pool, capacity, size)
 
     def allocate(self, tokens: Sequence[int], length: int) -> Allocation | None:
-        """Allocates pages for ``length`` tokens that begin with ``tokens``; None without room.
+        """Allocates pages for a text of ``length`` tokens that begins with ``tokens``.
 
+        Returns None if there is no room.
         Evicts cached pages of other texts only if that makes enough room. The caller must `free`
         the allocation.
         """
@@ -196,7 +199,7 @@ class PageAllocator:
             self.tree.evict()
         new_pages = [self.pool.allocate() for _ in range(num_new)]
         if copy_from is not None:
-            self.pool.release(copy_from)  # the next computation copies it, before any other writes
+            self.pool.release(copy_from)  # the next computation copies it before any other write
         return Allocation([*path[:num_shared], *new_pages], count, copy_from)
 
     def free(self, allocation: Allocation) -> None:

@@ -23,12 +23,12 @@ class Row:
     Attributes:
       index: index of its response.
       prompt: int32 tokens.
-      limit: maximum number of tokens to generate (``max_tokens``, or less in a full context).
+      limit: maximum number of tokens to generate (``max_tokens``, or the remaining context).
       truncated: number of observations omitted from the prompt.
-      allocation: its pages, once it is admitted.
+      allocation: its pages; None before it is admitted.
       started: `time.perf_counter` at its admission.
       tokens: the generated tokens.
-      details: one value per generated token, by name of `sampling.describe` and `steps.decode`.
+      details: outputs of `sampling.describe` and `steps.decode` by name, a value per token.
       received: fp32 per position, the largest attention weight from later tokens so far.
     """
 
@@ -52,7 +52,7 @@ class Row:
 
     @property
     def all_tokens(self) -> np.ndarray:
-        """The tokens of the prompt and the generated ones."""
+        """The tokens of the prompt and the generated tokens."""
         return np.concatenate([self.prompt, np.asarray(self.tokens, np.int32)])
 
     def append(self, chunk: dict[str, np.ndarray], slot: int) -> int:
@@ -144,7 +144,7 @@ class Row:
 
 
 def page_table(allocation: Allocation | None, width: int, padding: int) -> np.ndarray:
-    """Returns a row's pages, int32 ``[width]``; ``padding`` is a page that does not exist."""
+    """Returns a row's pages, int32 ``[width]``; ``padding`` is the index of a nonexistent page."""
     table_N = np.full(width, padding, np.int32)
     if allocation is not None:
         pages = allocation.pages[:width]
@@ -156,9 +156,9 @@ def to_arrays(slots: Sequence[Row | None], width: int, padding: int, history: in
     """Returns the rows as host arrays; idle slots have no tokens to generate.
 
     Args:
-      slots: the rows.
+      slots: the rows; None is an idle slot.
       width: width of a page table.
-      padding: a page that does not exist.
+      padding: index of a nonexistent page.
       history: length of the array of generated tokens; 0 omits it.
     """
     size = len(slots)

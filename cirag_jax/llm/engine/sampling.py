@@ -1,4 +1,4 @@
-"""Sampling of the next token of every row: greedy, with a temperature, and from a nucleus."""
+"""Sampling of the next token of every row: greedy, with a temperature, or from a nucleus."""
 
 import dataclasses
 import functools
@@ -29,7 +29,7 @@ class Sampling(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Details:
-    """The details to report about each token; static, as they change the compiled program."""
+    """The details to report about each token; static, because they change the compiled program."""
 
     logprobs: bool = False
     top_logprobs: int = 0
@@ -55,24 +55,24 @@ def forbid_repeats(
 ) -> jax.Array:
     """Lowers the logits of tokens that would repeat an n-gram of ``history_BS``.
 
-    This is the ``no_repeat_ngram_size`` of transformers, applied to the generated tokens only, so
-    that an answer may copy its prompt.
+    This is ``no_repeat_ngram_size`` of transformers, but it applies only to the generated tokens,
+    so an answer may copy its prompt.
 
     Args:
       logits_BV: fp32.
       history_BS: int32, the tokens generated so far.
-      count_B: int32, their number.
-      size: tokens of an n-gram, at least 2 (static).
+      count_B: int32, number of tokens generated so far.
+      size: number of tokens in an n-gram, at least 2 (static).
     """
     count_B1 = count_B[:, None]
     position_S = jnp.arange(history_BS.shape[1])
     match_BS = (position_S >= size - 1) & (position_S < count_B1)
-    for back in range(1, size):  # compares the tokens before each position with the row's last ones
+    for back in range(1, size):  # compares tokens before each position with the row's last tokens
         last_B1 = jnp.take_along_axis(history_BS, jnp.maximum(count_B1 - back, 0), axis=1)
         match_BS &= jnp.roll(history_BS, back, axis=1) == last_B1
 
     def lower(state):
-        """Handles the first match of every row; mostly there is none."""
+        """Handles the first match of every row; usually there is none."""
         logits_BV, match_BS = state
         row_B, position_B = jnp.arange(len(match_BS)), jnp.argmax(match_BS, axis=1)
         is_match_B = match_BS[row_B, position_B]
@@ -88,8 +88,9 @@ def nucleus(probs_BV: jax.Array, top_p_B: jax.Array | np.ndarray) -> jax.Array:
     """Returns the mask of the nucleus (Holtzman et al., 2020).
 
     The nucleus is the smallest set of most probable tokens whose total probability reaches
-    ``top_p``. Its least probability is found by bisection, because sorting the vocabulary would
-    cost more on a CPU than the decoder's step. Ties with the least probable token are included.
+    ``top_p``. Its smallest probability is found by bisection, because on a CPU, sorting the
+    vocabulary would take longer than the decoder's step. Ties with the least probable token are
+    included.
     """
 
     def halve(_, bounds):
@@ -132,8 +133,8 @@ def choose(
 ) -> jax.Array:
     """Returns the next token, int32 ``[B]``.
 
-    A row's sample depends only on its logits, its seed and ``step_B``, its number of tokens. With
-    ``greedy`` (static) the program ignores the temperatures and does not sample.
+    A row's sample depends only on its logits, its seed and ``step_B`` (its number of generated
+    tokens). With ``greedy`` (static), the program ignores the temperatures and does not sample.
     """
     if greedy:
         return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)

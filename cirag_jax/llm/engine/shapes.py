@@ -9,24 +9,25 @@ import numpy as np
 
 from cirag_jax.llm.chat import Overflow
 
-MAX_CONTEXT = 32768  # tokens of prompt and answer, if the settings give no context
+MAX_CONTEXT = 32768  # maximum tokens of prompt and answer if the settings give no context
 
 
 @dataclasses.dataclass(frozen=True)
 class EngineConfig:
-    """Sizes and settings of the engine; the defaults are those of `for_platform` on a CPU.
+    """Sizes and settings of the engine; `for_platform` has other defaults for accelerators.
 
     Attributes:
-      batch_size: rows that decode together.
-      cache_tokens: total tokens of rows that decode together, in addition to one page per row and
-        ``prefix_tokens``. Fewer rows decode together if they are long. One context always fits.
+      batch_size: maximum number of rows (requests) that decode together.
+      cache_tokens: maximum number of cached tokens of the rows that decode together, in addition to
+        one page per row and ``prefix_tokens``. If rows are long, fewer decode together. One row of
+        full context always fits.
       prefill_chunks: sizes of a prefill call in tokens, descending; prompts are split greedily.
       decode_chunk: maximum number of tokens that are decoded between checks by the host.
-      prefix_tokens: tokens whose keys and values are cached for reuse, in whole pages. Rows may
-        take these pages back. 0 disables reuse.
-      overflow: whether a prompt longer than the context is an ``error``, or loses observations
-        (``truncate``).
-      context: maximum number of tokens of prompt and answer; 0 is the model's, at most
+      prefix_tokens: maximum number of tokens, in full pages, whose keys and values are cached for
+        reuse by later prompts. Rows may reclaim these pages. 0 disables reuse.
+      overflow: action if a prompt is longer than the context: error, or truncate (omit
+        observations).
+      context: maximum number of tokens of prompt and answer; 0 means the model's limit, at most
         `MAX_CONTEXT`.
       no_repeat_ngram_size: size of n-grams that an answer may contain only once; 0 disables it.
     """
@@ -60,9 +61,9 @@ def context_of(options: EngineConfig, max_positions: int) -> int:
 
 
 def chunks(start: int, end: int, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yields (start, size) of calls that compute the positions ``start`` to ``end``.
+    """Yields (start, size) of the calls that compute the positions from ``start`` to ``end``.
 
-    Each has the largest size that is at least three quarters full, or the smallest size.
+    Each call has the largest size that is at least three quarters full, or the smallest size.
     """
     while start < end:
         size = next((size for size in sizes if end - start >= 0.75 * size), sizes[-1])

@@ -1,7 +1,7 @@
 """The engine's compiled programs: prefill, decoding and scoring.
 
-Shapes depend only on the engine and the chunk, so every program compiles once, and the result of a
-row does not depend on other rows.
+Shapes depend only on the engine and the chunk, so every program is compiled once, and a row's
+result does not depend on other rows.
 """
 
 import functools
@@ -19,7 +19,7 @@ from cirag_jax.models.decoder import Adapter, DecoderConfig, LoraOptions, Params
 from cirag_jax.models.paged_cache import Cache
 
 Array = jax.Array | np.ndarray  # host arrays are uploaded with the call
-_LOGITS = 64  # number of tokens whose logits are in memory together
+_LOGITS = 64  # maximum number of tokens whose logits are in memory at the same time
 
 
 class Weights(NamedTuple):
@@ -38,7 +38,7 @@ class Rows(NamedTuple):
       remaining_B: int32, number of tokens that may still be generated; 0 for an idle row.
       step_B: int32, number of tokens generated so far.
       sampling: temperature, top-p and seed.
-      tables_BN: int32, the pages of each row, padded with a page that does not exist.
+      tables_BN: int32, the pages of each row, padded with the index of a nonexistent page.
       history_BS: int32, the tokens generated so far, if their n-grams may not be repeated.
     """
 
@@ -96,7 +96,7 @@ def prefill(
     *,
     lora: LoraOptions,
 ) -> Cache:
-    """Caches the keys and values of ``tokens_T`` from position ``start`` on, in ``table_N``."""
+    """Caches keys and values of ``tokens_T``, from position ``start`` on, in pages ``table_N``."""
     return _extend(config, weights, cache, table_N, tokens_T, start, lora)[1]
 
 
@@ -112,7 +112,7 @@ def score(
     *,
     lora: LoraOptions,
 ) -> tuple[Cache, jax.Array]:
-    """Returns the log-probabilities (fp32 ``[N, T]``) of targets, each after its token.
+    """Returns the log-probability of each target after its token, fp32 ``[N, T]``.
 
     Every row of ``tokens_NT`` independently continues the first ``start`` positions of ``table_N``.
     The rows are cached one after another in the table's pages.
@@ -158,17 +158,18 @@ def decode(
       rows: the state of each row.
       mask_BW: packed bits of allowed tokens, for constrained rows and ``steps=1``.
       lora: the adapter's scale.
-      details: what to report about the tokens.
-      greedy: whether every row is greedy. Otherwise, rows with temperature 0 still are.
+      details: the details to report about the tokens.
+      greedy: whether every row is greedy; if not, only rows with temperature 0 are.
       eos_ids: tokens that end a row; they are returned.
       steps: length of the chunk.
       ngram: size of n-grams that may not be repeated (needs ``rows.history_BS``); 0 disables it.
 
     Returns:
-      The cache, and a dictionary of arrays that start with ``[steps, B]``. ``token`` is int32, and
-      -1 after the row has ended. The others depend on ``details``. ``attended`` and ``weights``
-      (``[steps, B, n]``) are the positions that each step attended to most. ``received`` (fp32
-      ``[B, S]``) is the largest weight that a step of the chunk gave to each earlier position.
+      The cache, and a dictionary of arrays, most with leading axes ``[steps, B]``. ``token`` is
+      int32, and -1 after the row has ended. Further arrays depend on ``details``. ``attended`` and
+      ``weights`` (``[steps, B, n]``) are the positions that each step attended to most, and their
+      weights. ``received`` (fp32 ``[B, S]``) is the largest weight that a step of the chunk gave to
+      each earlier position.
     """
     pages, tables_BN, start_B = cache, jnp.asarray(rows.tables_BN), rows.position_B
     contiguous = steps > 1 and uses_contiguous_cache(config)

@@ -32,7 +32,7 @@ class CacheStore:
         return -(-tokens // PAGE_SIZE) + options.batch_size + self._capacity
 
     def has_room(self, context: int, options: EngineConfig) -> bool:
-        """Returns whether there are enough pages for an engine; adds pages if none was used yet."""
+        """Returns whether an engine has enough pages; adds pages if no page was used yet."""
         needed = self._num_pages(context, options)
         if self._cache is None and needed > self.count:
             self.allocator = PageAllocator(needed, self._capacity)
@@ -40,7 +40,7 @@ class CacheStore:
 
     @property
     def count(self) -> int:
-        """The number of pages, which also serves as the index of a page that does not exist."""
+        """The number of pages, which is also used as the index of a nonexistent page."""
         return self.allocator.pool.count
 
     @property
@@ -61,8 +61,8 @@ class CacheStore:
     def width_for(self, end: int, reads_all: bool = False) -> int:
         """Returns the width of a page table that covers ``end`` tokens.
 
-        CPU attention only reads written pages, so one width serves all lengths. Elsewhere, or if
-        the program ``reads_all`` pages of a table, the width is the next power of two.
+        CPU attention only reads written pages, so all lengths have the same width. On accelerators,
+        or if the program ``reads_all`` pages of a table, the width is the next power of two.
         """
         if self._config.attention == "transposed" and not reads_all:
             return self._max_width
