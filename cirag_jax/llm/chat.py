@@ -227,7 +227,7 @@ def fit_prompt(
     """Returns at most ``limit`` tokens (int32 ``[S]``), and the number of omitted observations.
 
     With ``overflow="truncate"``, observations of messages are replaced by ``[omitted]``, oldest
-    first, until the rest fits. With ``"error"`` nothing is omitted.
+    first, until the prompt fits. With ``"error"``, nothing is omitted.
 
     Raises:
       PromptTooLong: the conversation does not fit.

@@ -133,7 +133,7 @@ class OpenAIBackend:
     accepts_more = True
 
     def __init__(self, config: OpenAIConfig, *, spent: llm.Usage | None = None):
-        """Reads the key from the environment, and asks the server for an empty model name.
+        """Reads the key from the environment, and a missing model name from the server.
 
         The tokens in ``spent`` were used earlier; they count against the budget.
         """
@@ -192,7 +192,7 @@ class OpenAIBackend:
     ) -> list[llm.Generated]:
         """Returns one response per request, in order; failed requests have an ``error``.
 
-        If no request is waiting although another could be sent, ``more`` is called for requests.
+        ``more`` is called for further requests if there is room for one and none is waiting.
         """
         if not requests:
             return []
@@ -408,7 +408,7 @@ class OpenAIBackend:
         return llm.Usage(prompt, min(completion.cached_tokens, prompt), generated)
 
     def _scrub(self, text: str) -> str:
-        """Removes keys, and control characters that could change the terminal or a page."""
+        """Removes keys, and control characters that could affect a terminal or a web page."""
         if self._key:
             text = text.replace(self._key, _SECRET)
         return visible(" ".join(_KEY_LIKE.sub(_SECRET, text).split()))

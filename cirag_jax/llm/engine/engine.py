@@ -341,7 +341,7 @@ class Engine:
     def _prefill(
         self, tokens: np.ndarray, length: int, allocations: list[Allocation]
     ) -> Allocation | None:
-        """Computes ``tokens`` in a new allocation for ``length`` tokens, and adds it to the list.
+        """Computes ``tokens`` in a new allocation for ``length`` tokens; adds it to the list.
 
         Returns None if there is no room.
         """

@@ -1,4 +1,4 @@
-"""Grounding of constraints: candidates, the sufficiency check, and bindings of unknowns.
+"""Grounding of constraints in a graph: candidates, sufficiency check, and bindings of unknowns.
 
 The functions are pure (sections 3.2 and 3.3); `cirag_jax.methods.c2rag.search` makes the requests.
 """
@@ -28,11 +28,11 @@ class Candidate(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class CandidatePool:
-    """The candidates of a constraint: the paper's C_i^top.
+    """The candidate triples of a constraint (C_i^top in the paper).
 
     Attributes:
       constraint: the constraint tau_i.
-      instances: the constraint with each combination of names for the unknowns bound at the lookup.
+      instances: copies of the constraint with the names of the unknowns bound at the lookup.
       anchors: names of the entities whose triples were searched.
       candidates: the candidates, best first.
       unbound: unknowns without a binding at the lookup, which the candidates may bind.
@@ -81,7 +81,10 @@ class Check(NamedTuple):
 
 
 def check(scores: Sequence[float], config: C2ragConfig, *, always: bool = False) -> Check:
-    """Checks whether candidates with these scores suffice (Eq. 9); with ``always``, any do."""
+    """Checks whether candidates with these scores suffice (Eq. 9).
+
+    With ``always``, any candidates suffice.
+    """
     if config.floor_at_zero:
         scores = [max(score, 0.0) for score in scores]
     if not scores:
@@ -96,7 +99,7 @@ def check(scores: Sequence[float], config: C2ragConfig, *, always: bool = False)
 
 
 def instances(constraint: Constraint, bindings: Bindings) -> tuple[Constraint, ...]:
-    """Returns the constraint with each combination of names for its bound unknowns."""
+    """Returns copies of a constraint, one per combination of names of its bound unknowns."""
     ends = (bindings.get(end, (end,)) for end in (constraint.head, constraint.tail))
     return tuple(
         constraint._replace(head=head, tail=tail) for head, tail in itertools.product(*ends)
@@ -130,7 +133,7 @@ class Entity(NamedTuple):
 def entities_of(variable: str, pools: Iterable[CandidatePool], config: C2ragConfig) -> list[Entity]:
     """Returns the possible names of an unknown, best first (Eq. 14).
 
-    These are the names that occur in all pools of the unknown, or all names if no name does. In a
+    These are the names that all pools of the unknown share, or all names if none is shared. In a
     pool, a name has the score of its best candidate; the scores of all pools are added.
     """
     form = config.normalization
@@ -158,7 +161,7 @@ def entities_of(variable: str, pools: Iterable[CandidatePool], config: C2ragConf
 
 
 class Grounding(NamedTuple):
-    """The result of checking the pools of a plan.
+    """The constraints of a plan that the graph grounds, and the names of bound unknowns.
 
     Attributes:
       bindings: the names E_b of every bound unknown.
@@ -178,9 +181,10 @@ def ground(
     text_bindings: Bindings,
     config: C2ragConfig,
 ) -> Grounding:
-    """Checks each constraint or unknown (``config.neff_unit``) and binds unknowns if it suffices.
+    """Checks the candidates of each constraint, and binds unknowns to sufficient candidates.
 
-    Bindings that were read from text take precedence.
+    ``config.neff_unit`` can select a check of each unknown instead. Bindings that were read from
+    text take precedence.
     """
     unknowns = tuple(dict.fromkeys(v for constraint in plan for v in constraint.variables))
     bindings = dict(text_bindings)

@@ -11,7 +11,7 @@
 
 Symbols are the paper's: q is the question, tau_i a constraint of the plan P, C_i the candidate
 triples of a constraint, z their scores, N_eff the number of candidates that compete, and E_b(v) the
-names to which an unknown v is bound. Settings can select the released code's deviations.
+names to which an unknown v is bound. Settings can select the behavior of the released code.
 """
 
 import collections
@@ -54,7 +54,7 @@ METHOD = Method(c2rag, C2ragConfig)
 
 
 def build_graph(state: State) -> Program[Step]:
-    """Retrieves U(q) and builds the graph of its triples, unless ``kg_scope=corpus``."""
+    """Retrieves the passages U(q), and builds the graph of their triples if it is per question."""
     retrieved: Retrieved = yield Retrieve(state.question, state.config.num_passages)
     state.add_retrieved(retrieved.passages)
     notes: dict[str, Any] = {}
@@ -67,7 +67,7 @@ def build_graph(state: State) -> Program[Step]:
 
 
 def make_plan(state: State) -> Program[str]:
-    """Requests the plan P and returns the response; `State.plan` gets the plan or its fallback."""
+    """Requests a plan, stores it or its fallback in ``state.plan``, and returns the response."""
     config = state.config
     limits = {"num_variants": config.num_variants, "max_constraints": config.max_constraints}
     messages = prompts.plan_messages(state.question, num_examples=config.num_examples, **limits)
@@ -102,7 +102,7 @@ def untyped(plan: Sequence[Constraint]) -> tuple[Constraint, ...]:
 
 
 def ground_plan(state: State) -> Program[Grounding]:
-    """Grounds constraints with a named end (P_1), then constraints with bindings (P_2, Eq. 15)."""
+    """Grounds constraints with a name (P_1), then constraints with bound unknowns (P_2, Eq. 15)."""
     plan, config = state.plan, state.config
     indices = [
         i for i, c in enumerate(plan) if c.entities and (c.variables or config.ground_constants)
@@ -127,7 +127,7 @@ def ground_plan(state: State) -> Program[Grounding]:
 def bind_from_text(
     state: State, indices: Sequence[int], grounding: Grounding
 ) -> Program[Grounding]:
-    """Reads names of unbound unknowns from recovered texts, if several constraints share them."""
+    """Lets the planner read, in texts, names of unbound unknowns that several constraints share."""
     num_uses = collections.Counter(v for constraint in state.plan for v in constraint.variables)
     source: dict[str, int] = {}  # Maps an unknown to the constraint whose texts are read for it.
     for i in indices:
@@ -168,7 +168,7 @@ class Block(NamedTuple):
 
 
 def collect_evidence(state: State, grounding: Grounding) -> Program[list[Block]]:
-    """Collects the sources of resolved constraints, and texts for other constraints (3.3)."""
+    """Collects sources of resolved constraints, and texts for other constraints (section 3.3)."""
     config = state.config
     kept = {
         i: constraints.consistent(state.pools[i], grounding.bindings, config)

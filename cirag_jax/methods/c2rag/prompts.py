@@ -335,7 +335,7 @@ then give the answer alone: a name, a date, a number or a short phrase, without 
 
 
 def answer_messages(question: str, blocks: Sequence[Block]) -> tuple[Message, ...]:
-    """Returns the reader's conversation (Eq. 16)."""
+    """Returns the reader's conversation about the evidence blocks of a question (Eq. 16)."""
     facts = []
     for number, (line, texts) in enumerate(blocks, 1):
         numbered = (f"[{i}] {one_line(text)}" for i, text in enumerate(texts, 1))

@@ -35,7 +35,7 @@ def _lookups(state: State, indices: Sequence[int], bindings: Bindings) -> list[L
 def search_graph(
     state: State, indices: Sequence[int], bindings: Bindings
 ) -> Program[dict[int, CandidatePool]]:
-    """Looks up constraints with a named end; returns their refined pools C_i^top."""
+    """Looks up constraints with a named end in the graph; returns their pools C_i^top."""
     config = state.config
     lookups = _lookups(state, indices, bindings)
     anchored = yield from _match_anchors(state, lookups)  # C_i

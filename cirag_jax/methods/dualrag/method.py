@@ -72,7 +72,7 @@ class State:
         self.parse_errors: collections.Counter[str] = collections.Counter()
 
     def knowledge(self, config: DualragConfig) -> str:
-        """Returns the outline K, or the documents without ``use_outline``, as text for prompts."""
+        """Returns the outline K as text for prompts; without ``use_outline``, the documents."""
         if config.use_outline:
             return prompts.render_outline(self.outline)
         return prompts.render_documents(tuple(self.documents.values()))
@@ -95,7 +95,7 @@ class State:
 
 
 def dualrag(question: Question, config: DualragConfig) -> Program[Prediction]:
-    """Answers a question by rounds of RaQ and pKA (Eq. 1 and 2) and a final reading."""
+    """Answers a question by rounds of querying and aggregation (Eq. 1 and 2), then one reading."""
     state, steps = State(question.question), []
     for round_number in range(config.max_steps):
         thought, needs_retrieval, response = yield from reason(state, round_number, config)
@@ -228,7 +228,7 @@ def _ask_for_entities(state: State, config: DualragConfig) -> Program[Queries]:
 def _link(
     state: State, identified: Sequence[prompts.Entity], config: DualragConfig
 ) -> dict[str, tuple[str, ...]]:
-    """Links the identified entities to equal entities of the outline (section 3.1.1)."""
+    """Gives identified entities the spelling of equal entities in the outline (section 3.1.1)."""
     linked: dict[str, tuple[str, ...]] = {}
     known_text = normalize(state.texts_with_names(), "unicode")
     for name, queries in identified:
@@ -241,7 +241,7 @@ def _link(
 
 
 def retrieve(state: State, queries: Queries, config: DualragConfig) -> Program[Documents]:
-    """Returns the documents D_e of each entity's queries, reranked against e (Eq. 6 to 8)."""
+    """Returns the documents D_e of each entity, reranked against its name (Eq. 6 to 8)."""
     pairs = [(entity, query) for entity in queries for query in queries[entity]]
     responses: Sequence[Retrieved] = yield [Retrieve(q, config.num_retrieved) for _, q in pairs]
     scored: dict[str, list[tuple[Passage, float]]] = {entity: [] for entity in queries}
@@ -315,7 +315,7 @@ def _by_title(documents: Documents) -> Documents:
 
 
 def _summarize(state: State, queries: Queries, new: Documents) -> Program[Fragments]:
-    """Returns the fragments k_e = M_KS(x, R^t, e, Q^t(e), D_e) (Eq. 9)."""
+    """Returns a fragment for each entity: k_e = M_KS(x, R^t, e, Q^t(e), D_e) (Eq. 9)."""
     last_thought = state.thoughts[-1:]  # The query for titles, which have no queries (w/o EI).
     responses: Sequence[Generated] = yield [
         Generate(
@@ -355,7 +355,7 @@ def _best_sentences(state: State, new: Documents, config: DualragConfig) -> Prog
 
 
 def answer(state: State, config: DualragConfig) -> Program[Attempt]:
-    """Returns the answer M_A(K, x, R) (Eq. 4)."""
+    """Returns the reader's answer from outline, question and thoughts: M_A(K, x, R) (Eq. 4)."""
     lines = tuple(
         dict.fromkeys(
             # Sentences already begin with their title.

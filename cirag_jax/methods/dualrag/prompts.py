@@ -95,7 +95,7 @@ _MISSING = (
 def reasoning_messages(
     knowledge: str, question: str, thoughts: Sequence[str], *, few_shot: bool = True
 ) -> tuple[Message, ...]:
-    """Returns the conversation that requests a thought and a retrieval flag from M_R (Eq. 3)."""
+    """Returns the conversation that requests a thought and a retrieval flag (M_R, Eq. 3)."""
     rounds = ({}, 0, True), (_MIRA, 1, True), (_BOTH, 2, False)
     examples = [
         message
@@ -127,7 +127,7 @@ def entity_messages(
     *,
     few_shot: bool = True,
 ) -> tuple[Message, ...]:
-    """Returns the conversation that requests entities and queries from M_EI (Eq. 5).
+    """Returns the conversation that requests entities and queries (M_EI, Eq. 5).
 
     ``names`` are the entities of the outline, or the allowed names.
     """
@@ -151,7 +151,7 @@ def summary_messages(
     queries: Sequence[str],
     documents: Sequence[Passage],
 ) -> tuple[Message, ...]:
-    """Returns the conversation that requests a summary of D_e about e from M_KS (Eq. 9)."""
+    """Returns the conversation that requests a summary of an entity's documents (M_KS, Eq. 9)."""
     entity_line = "" if entity == ELSE else f"\nEntity: {one_line(entity)}"
     searched = "; ".join(map(one_line, queries))
     ending = f"{_reasoning(thoughts)}{entity_line}\nSearched: {searched}"
@@ -167,7 +167,7 @@ def summary_messages(
 
 
 def answer_messages(knowledge: str, question: str, thoughts: Sequence[str]) -> tuple[Message, ...]:
-    """Returns the conversation that requests the answer from M_A (Eq. 4)."""
+    """Returns the conversation that requests the answer (M_A, Eq. 4)."""
     return Message("system", _ANSWER), _turn(knowledge, question, thoughts)
 
 
@@ -228,7 +228,7 @@ class Thought(NamedTuple):
 
 
 def parse_thought(text: str, *, truncated: bool = False) -> Thought:
-    """Parses a reasoner's response; never fails. Prose without JSON is a thought without a flag."""
+    """Parses a reasoner's response; never fails. Prose is a thought without a flag."""
     value, problem = find_json(text, "thought", truncated)
     if value is None:
         prose = "" if "{" in text else one_line(text)[:_MAX_THOUGHT]

@@ -41,7 +41,7 @@ from cirag_jax.types import Attempt, Passage, Prediction, Question, Sentence, St
 
 
 def kirag(question: Question, config: KiragConfig) -> Program[Prediction]:
-    """Answers a question: builds a chain, ranks passages by its candidates, then reads them."""
+    """Answers a question: builds a chain, ranks passages by their units, then reads the best."""
     state = State(question.question, config)
     if config.needs.demonstrations:
         state.demonstrations = yield from demonstrate(state.question, config)
@@ -94,7 +94,7 @@ def align(state: State, passages: Sequence[Passage]) -> Program[Candidates]:
     """Selects the candidates T_q^i: the N units nearest to q_i (knowledge identification).
 
     Returns:
-      The units to show to the constructor: T_q^i, or with ``config.pool_size`` the best of T_q.
+      The units to show to the constructor: T_q^i, or the best units of T_q (``config.pool_size``).
     """
     config = state.config
     units: dict[str, Unit] = {}

@@ -123,7 +123,7 @@ class State:
             self._boost(link)
 
     def nearest(self, text: str) -> PooledUnit | None:
-        """Returns the unit of T_q that matches a text of the chain, or None (released code)."""
+        """Returns the unit of the pool that best matches a text of the chain, or None."""
         best = max(self.pool, key=lambda unit_text: token_f1(unit_text, text), default="")
         return self.pool[best] if token_f1(best, text) >= _MIN_F1 else None
 
@@ -142,7 +142,7 @@ class State:
                 return
 
     def ranked_passages(self) -> tuple[str, ...]:
-        """Returns passage ids D_q by best unit (section 3.3), then other passages as retrieved."""
+        """Ranks passages by their best unit (section 3.3); other retrieved passages follow."""
         best = best_scores(
             (p, pooled.score) for pooled in self.pool.values() for p in pooled.passages
         )
