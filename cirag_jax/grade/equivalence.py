@@ -213,7 +213,7 @@ class Graph:
         return self.surfaces[node][0]
 
     def is_stated(self, path: Sequence[Edge]) -> bool:
-        """Returns whether facts state both ends of a path; if not, it copies another path."""
+        """Returns whether facts state both ends of a path; if not, the path copies another one."""
         first, last = (self._own[edge.fact] for edge in (path[0], path[-1]))
         return first.head == path[0].head and last.tail == path[-1].tail
 
@@ -224,8 +224,9 @@ class Graph:
     def links(self, path: Sequence[Edge]) -> tuple[str, ...]:
         """Returns the kind of connection between each edge of a path and the next edge.
 
-        ``stated``: the facts share the node; ``exact``: their nodes are exactly equivalent;
-        ``context``: their nodes are contextually equivalent.
+        * ``stated``: the facts of both edges share the node.
+        * ``exact``: the nodes of the facts are exactly equivalent.
+        * ``context``: the nodes of the facts are contextually equivalent.
         """
         return tuple(self._link(edge, following) for edge, following in itertools.pairwise(path))
 

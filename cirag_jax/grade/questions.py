@@ -166,7 +166,7 @@ def worth_wording(edges: Iterable[Edge]) -> set[int]:
 
 
 class TypedTemplates(Templates):
-    """The built-in dataset's templates for the types of its relations."""
+    """Templates of the built-in dataset, by relation type."""
 
     def __init__(self):
         self._entities = demo.entities()
@@ -249,8 +249,8 @@ class Checks:
     def path(self, path: Path) -> str | None:
         """Returns the reason for rejecting a path, or None.
 
-        * ``ambiguous_step``: a relation has several tails. Parts of the tail's name do not count,
-          such as Germany in "Berlin, Germany".
+        * ``ambiguous_step``: a relation has several tails. Tails that are parts of another tail's
+          name are ignored, such as Germany for "Berlin, Germany".
         * ``ambiguous_name``: another entity with the same name has the next relation.
         * ``answer_early``: a claim or document before the last hop contains the answer.
         * ``shortcut``: a document skips a hop.
@@ -284,7 +284,7 @@ class Checks:
     def _skips(self, nodes: Sequence[str], documents: Sequence[str]) -> bool:
         """Returns whether a document connects nodes that are several hops apart.
 
-        This can be a hop's document that names a later node, or another one that names both ends.
+        This is a hop's document that names a later node, or any other document with both ends.
         """
         for hop, document in enumerate(documents):
             later = nodes[hop + 2 :]

@@ -293,7 +293,7 @@ def _generation_eos_ids(folder: Path) -> list[int]:
     value = read_object(path, optional=True).get("eos_token_id")
     values = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(i) is int and i >= 0 for i in values):
-        raise UserError(f"{path}: field 'eos_token_id' must be a token id or a list of them.")
+        raise UserError(f"{path}: field 'eos_token_id' must be a token id or a list of token ids.")
     return values
 
 

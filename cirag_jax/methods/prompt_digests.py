@@ -1,4 +1,4 @@
-"""Hashes of prompts, which check that a trained model is used with its training prompts."""
+"""Hashes of prompts, to check that a trained model is used with the prompts of its training."""
 
 from collections.abc import Mapping
 from typing import Any

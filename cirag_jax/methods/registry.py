@@ -1,4 +1,4 @@
-"""The registry of methods, which finds the module that defines a method's ``METHOD`` by name."""
+"""The registry of methods. It finds a method by name: a module that defines ``METHOD``."""
 
 import dataclasses
 import importlib

@@ -182,9 +182,8 @@ class PageAllocator:
     def allocate(self, tokens: Sequence[int], length: int) -> Allocation | None:
         """Allocates pages for a text of ``length`` tokens that begins with ``tokens``.
 
-        Returns None if there is no room.
-        Evicts cached pages of other texts only if that makes enough room. The caller must `free`
-        the allocation.
+        Returns None if there is no room. Evicts cached pages of other texts only if this makes
+        enough room. The caller must `free` the allocation.
         """
         count, path = self.tree.match(tokens) if len(self.tree) else (0, [])
         for page in path:  # protects them from eviction

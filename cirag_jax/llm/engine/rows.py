@@ -23,12 +23,12 @@ class Row:
     Attributes:
       index: index of its response.
       prompt: int32 tokens.
-      limit: maximum number of tokens to generate (``max_tokens``, or the remaining context).
+      limit: maximum number of tokens to generate: ``max_tokens``, or less if the context is short.
       truncated: number of observations omitted from the prompt.
       allocation: its pages; None before it is admitted.
       started: `time.perf_counter` at its admission.
       tokens: the generated tokens.
-      details: outputs of `sampling.describe` and `steps.decode` by name, a value per token.
+      details: outputs of `sampling.describe` and `steps.decode` by name, with one value per token.
       received: fp32 per position, the largest attention weight from later tokens so far.
     """
 

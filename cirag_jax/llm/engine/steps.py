@@ -112,7 +112,7 @@ def score(
     *,
     lora: LoraOptions,
 ) -> tuple[Cache, jax.Array]:
-    """Returns the log-probability of each target after its token, fp32 ``[N, T]``.
+    """Returns the cache, and the log-probability of each target after its token, fp32 ``[N, T]``.
 
     Every row of ``tokens_NT`` independently continues the first ``start`` positions of ``table_N``.
     The rows are cached one after another in the table's pages.

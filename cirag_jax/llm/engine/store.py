@@ -27,7 +27,7 @@ class CacheStore:
         self._cache: Cache | None = None
 
     def _num_pages(self, context: int, options: EngineConfig) -> int:
-        """Returns the pages for rows, each with a partial page, and for cached prefixes."""
+        """Returns the number of pages for rows (with a partial page each) and cached prefixes."""
         tokens = max(context, min(options.cache_tokens, options.batch_size * context))
         return -(-tokens // PAGE_SIZE) + options.batch_size + self._capacity
 

@@ -117,7 +117,7 @@ def ground(
     config: GengroundConfig,
     errors: collections.Counter[str],
 ) -> Program[tuple[str, tuple[Passage, ...]]]:
-    """Returns the grounded answer to a sub-question and its passages, or the guess and none."""
+    """Returns a grounded answer with its passages, or the guess without passages."""
     starts = range(0, len(passages), config.batch)
     for start in itertools.islice(starts, config.max_batches):
         batch = tuple(passages[start : start + config.batch])

@@ -1,7 +1,7 @@
 """Adaptive cascaded generation (section 3.4): answers from triples, sentences, then passages.
 
-The reader may refuse at each granularity; the first answer that is not a refusal counts. Any method
-that collects `Evidence` can use the cascade.
+The reader may refuse at each granularity; the first answer that is not a refusal is used. Any
+method that collects `Evidence` can use the cascade.
 """
 
 import collections

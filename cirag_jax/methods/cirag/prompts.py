@@ -233,10 +233,10 @@ def parse_decision(
 ) -> Decision:
     """Parses an integration response; never fails.
 
-    Each written fact is mapped to the candidate that is equal after normalization. If there is
-    none, it is mapped to the most similar candidate by difflib's ratio, or dropped if the ratio is
-    below ``cutoff``. HippoRAG has the same rule without a cutoff. In ``compact``, candidates are
-    kept by number.
+    Each written fact is mapped to the candidate that is equal after normalization. If no candidate
+    is equal, the fact is mapped to the most similar candidate by difflib's ratio, or dropped if the
+    ratio is below ``cutoff``. HippoRAG has the same rule without a cutoff. In ``compact``,
+    candidates are kept by number.
 
     `decisions.PARSE_ERRORS` lists the kinds of parse errors; errors of `find_json` begin with
     ``facts_``. ``not_a_triple`` and ``not_a_candidate`` are reported once per fact.

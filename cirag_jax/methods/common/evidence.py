@@ -1,4 +1,4 @@
-"""The facts that a method has collected, their sources, and rankings of both."""
+"""The facts that a method has collected, their sources, and rankings of facts and sources."""
 
 import collections
 from collections.abc import Hashable, Iterable, Sequence

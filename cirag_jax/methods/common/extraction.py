@@ -86,7 +86,7 @@ def extract(passage: Passage, settings: ExtractionSettings) -> Program[Extractio
     """Extracts the triples of a passage; the dialect openie requests its entities first.
 
     Unreadable entities are ignored. Unreadable triples give a failure with a cause, not an empty
-    result. The requests have the role ``extractor``. A `RequestError` is passed on.
+    result. The requests have the role ``extractor``. Their `RequestError` is not caught.
     """
     parse_errors = collections.Counter[str]()
     if settings.dialect == dialects.OPENIE:
@@ -177,7 +177,7 @@ class EncodedExtraction:
 
     def __post_init__(self):
         if (self.status == "failed") != bool(self.cause):
-            raise ValueError(f"status {self.status!r} with cause {self.cause!r}")
+            raise ValueError(f"status {self.status!r} does not fit cause {self.cause!r}")
 
 
 def store_record(

@@ -121,7 +121,7 @@ def _same_name(name: str, key: str) -> bool:
 
 
 def _with_key(value: Any, key: str) -> dict[str, Any] | None:
-    """Returns the first outermost object in ``value`` with ``key``, renamed to that spelling."""
+    """Returns the first outermost object in ``value`` that has ``key``, and spells it ``key``."""
     level = [value]
     while level:
         for item in level:

@@ -19,6 +19,6 @@ def without_thoughts(text: str) -> str:
 
 
 def leading_word(text: str) -> str:
-    """Returns the first word in lower case if nothing or punctuation follows; otherwise empty."""
+    """Returns the first word, in lower case, if punctuation or nothing follows; otherwise empty."""
     match = _LEADING.match(text)
     return match[1].casefold() if match else ""
