@@ -21,7 +21,7 @@ QUESTION = "Where was the director of Grey Harbour born?"
 
 
 def main() -> Answer:
-    """Opens CIRAG over the documents and asks one question."""
+    """Answers one question with CIRAG over the documents."""
     with Cirag.open(documents=DOCUMENTS) as rag:
         answer = rag.answer(QUESTION)
     print(QUESTION)

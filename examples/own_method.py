@@ -1,10 +1,10 @@
-"""A method of one's own in one file: search, search again with the best passage, read.
+"""A custom method in one file: it searches, searches again with the best passage, and reads.
 
-    python examples/own_method.py                                  # one question, over three texts
+    python examples/own_method.py                                  # one question
     PYTHONPATH=. python launch/answer.py --config=examples/own_method.py:small --workdir=W
 
-The program yields requests and receives responses; batching, the journal, metrics and the viewer
-come with it. docs/adding_a_method.md explains each part.
+The program yields requests and receives responses. Batching, the journal, metrics and the viewer
+need no further code. docs/adding_a_method.md explains each part.
 """
 
 import collections
@@ -68,13 +68,13 @@ METHOD = Method(two_searches, OwnMethodConfig)
 
 
 def get_config(preset: str = "small") -> Any:
-    """The config file of the method: the file of a method may be its config file, too."""
+    """Returns the config; the file of a method may also be its config file."""
     config = blocks.method("examples.own_method")
     return blocks.shipped(config) if preset == "small" else blocks.preset(config, preset)
 
 
 def main() -> str:
-    """Asks the method one question."""
+    """Answers one question with the method."""
     from cirag_jax import Cirag
     from examples.own_documents import DOCUMENTS, QUESTION
 

@@ -2,7 +2,7 @@
 
     python examples/train_aligner.py runs/example       # about three minutes on two CPU cores
 
-The same function trains on several GPUs. Run it again after a stop, and it resumes.
+The same code trains on several GPUs. If it is interrupted, run the same command to resume.
 """
 
 import pathlib
@@ -18,12 +18,12 @@ from cirag_jax.training import aligner
 
 
 def main(workdir: pathlib.Path, training: tuple[str, ...] = (), test: tuple[str, ...] = ()) -> Any:
-    """Trains and evaluates; returns recall of both encoders.
+    """Trains and evaluates an aligner; returns the result of the evaluation.
 
     Args:
       workdir: folder of checkpoints and results.
-      training: values of configs/aligner.py to change, such as ``num_steps=10``.
-      test: values of configs/retrieval.py to change.
+      training: changes to configs/aligner.py, such as ``num_steps=10``.
+      test: changes to configs/retrieval.py.
     """
     training = ("num_steps=40", "eval_every=20", *training)
     config = load_config("configs/aligner.py:quick", [f"--config.{value}" for value in training])
@@ -39,7 +39,7 @@ def main(workdir: pathlib.Path, training: tuple[str, ...] = (), test: tuple[str,
 
 
 def folder(path: pathlib.Path) -> pathlib.Path:
-    """Makes a folder and returns its path."""
+    """Creates a folder and returns its path."""
     path.mkdir(parents=True, exist_ok=True)
     return path
 

@@ -1,19 +1,19 @@
-r"""Ablations of the link head: heads of one aligner, trained with changed settings.
+r"""Ablations of the link head: trains heads for one aligner with different settings.
 
     python experiments/linked.py --checkpoint W --data A B C [--fold dev_tune] \
         [--change held_out=0 --change "corpus=own held_out=0" ...] [--pools] \
         [--stops 0.2 0.5]
 
-Without a change, and for every ``--change`` (space-separated settings of ``config.head``), this
-trains a head on the aligner of W as configs/aligner.py:linked does. The head then searches for the
-questions of the fold (HotpotQA: only setting distractor) among all passages of their folder.
-Vectors are cached in ``--vectors``, so only the first run embeds.
+One head is trained with the default settings, and one for every ``--change`` (space-separated
+settings of ``config.head``), for the aligner in workdir W, as configs/aligner.py:linked does. Each
+head is evaluated on the questions of the fold (HotpotQA: only setting distractor), and searches all
+passages in their dataset folder. Vectors are cached in ``--vectors``, so only the first run embeds.
 
-The table shows recall in per cent with 95 % bootstrap intervals. ``found`` is the share of gold
-passages among the candidates of any step; other misses were ranked too low. ``--pools`` also
-searches each question's own context, as Beam Retriever and Q-RAG do. ``--stops`` prints, on
-standard error, the sets read by searches that drop passages below a probability, and the first 2
-to 5 passages. Results: experiments/RESULTS.md.
+The table shows recall in percent with 95 % bootstrap intervals. ``found`` is the share of gold
+passages that were candidates in any step. ``--pools`` also searches each question's own context, as
+Beam Retriever and Q-RAG do. ``--stops`` prints scores of sets of passages on standard error: the
+passages that searches with these stopping probabilities keep, and the first 2 to 5 passages.
+Results: experiments/RESULTS.md.
 """
 
 import argparse
@@ -109,7 +109,7 @@ def main() -> None:
 
 
 class Trainer:
-    """Trains heads on one aligner and reuses the indexes that they search."""
+    """Trains heads for one aligner and reuses the indexes that they search."""
 
     def __init__(self, config: Config, sets: Sequence[Questions], embeds: Encoder):
         self._config, self._sets, self._embeds = config, sets, embeds
@@ -178,7 +178,7 @@ def stopped(
     found: Sequence[SearchResult],
     stops: Sequence[float],
 ) -> Iterator[tuple[str, SetScores]]:
-    """Yields scores of the passages read, for fixed numbers and for every stopping probability."""
+    """Yields scores of the passages read, for fixed numbers and for each stopping probability."""
     if not stops:
         return
     assert head.stop is not None

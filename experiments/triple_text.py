@@ -1,10 +1,10 @@
-"""Compares two text forms of triples by how well a ranker finds the triple of a hop.
+"""Compares two text forms of triples by how well a ranker finds the triple that states a hop.
 
     python experiments/triple_text.py [--config.encoder.model=W] [--config.data.dir=DIR ...]
 
-Candidates are all triples of the question's own passages. First and later hops are searched with
-the question, as in CIRAG's first round, and every hop with its sub-question, which an integrator
-should ask. Results: experiments/RESULTS.md.
+Candidates are all triples of the question's own passages. Each hop is searched with the question,
+as in CIRAG's first round (first and later hops are reported separately), and with its sub-question,
+the ideal query of an integrator. Results: experiments/RESULTS.md.
 """
 
 import pathlib

@@ -8,9 +8,9 @@ run on one core (``taskset -c 1``), which counts neither waiting nor spinning th
 - ``encode passages``, ``encode triples``: `cirag_jax.retrieval.encode.encode` against
   ``SentenceTransformer.encode`` (both sort by length) on real texts of mixed length.
 - ``train step, mixed``: the trainer's step, which packs distinct texts in length buckets, against
-  one of sentence-transformers, which pads questions, positives, and each column of hard negatives
-  to the longest text. Both sides use in-batch negatives, gradient clipping and AdamW.
-- ``train step, equal``: the same with texts of equal length, where no padding can be saved.
+  a step of sentence-transformers, which pads the questions, the positives, and each column of hard
+  negatives to their longest text. Both sides use in-batch negatives, gradient clipping and AdamW.
+- ``train step, equal``: the same with texts of equal length, which need no padding.
 
 Both sides start from the same weights and must agree on the loss, or the run fails.
 
@@ -19,9 +19,9 @@ encoder's forward pass and of `training.aligner.train_step`, with random bf16 we
 default. With model size D, feed-forward size F, length T and L layers, a token costs ``L (8 D^2 + 4
 D F + 4 T D)`` floating-point operations forward (projections, feed-forward, attention) and three
 times that in training. Recomputation (``--remat``, ``--activations_gib``), embeddings, norms and
-the optimizer do not count. Utilization is relative to the device's dense bf16 peak. If PyTorch has
-CUDA, ``transformers``' BERT of the same shape processes the same tokens in one batch (autocast to
-bf16, its default attention), without a contrastive loss.
+the optimizer are not counted. Utilization is relative to the device's dense bf16 peak. If PyTorch
+has CUDA, ``transformers``' BERT of the same shape processes the same tokens in one batch (autocast
+to bf16, its default attention), without a contrastive loss.
 
 Results
   CPU: two idle cores of an AMD EPYC virtual machine; 2026-11-22, jax 0.10.2, torch 2.13.0, MuSiQue,
@@ -168,7 +168,7 @@ def trainer_step(
     def step() -> dict[str, jax.Array]:
         with jax.set_mesh(mesh):
             state[0], metrics = aligner.train_step(graphdef, tx, state[0], batch, config, mesh)
-        return metrics  # The norms are ready once the step has ended.
+        return metrics  # The norms are ready when the step has ended.
 
     return step
 
@@ -331,7 +331,7 @@ def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
 def torch_flops(config: encoder_lib.EncoderConfig, flags: argparse.Namespace) -> dict[str, float]:
     """Returns the seconds of ``transformers``' BERT: all texts in one call, AdamW.
 
-    The gradient is that of a sum of outputs, which costs as little as the contrastive loss.
+    The training loss is the mean square of the outputs, which is as cheap as the contrastive loss.
     """
     import torch
     import transformers
@@ -452,7 +452,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     group.add_argument("--remat", action="store_true")
     group.add_argument("--chunk_tokens", type=int, default=16384, help="as in configs/aligner.py")
     group.add_argument(
-        "--activations_gib", type=float, default=None, help="as there; all are kept by default"
+        "--activations_gib", type=float, default=None, help="as in that config; default: keep all"
     )
     flags = parser.parse_args(argv)
     if flags.mode == "auto":

@@ -1,22 +1,22 @@
-"""Compares a method under the scheduler with a loop over questions, as in public implementations.
+"""Compares a method run by the scheduler with a loop over questions, as in public implementations.
 
 Four sides answer the same questions with the same model (SmolLM2-135M-Instruct, fp32, no adapter),
 prompts and retrieval. Each side runs in its own process, after a warm-up on other questions:
 
 - ``transformers``: ``transformers.generate``, one question and one request at a time. Requests with
-  a schema use our grammar.
+  a JSON schema use our grammar.
 - ``one at a time``: the same loop with our engine.
 - ``together``: all questions through the scheduler, 64 in flight.
-- ``no reuse``: the same without prefix reuse.
+- ``no reuse``: like ``together``, without prefix reuse.
 
-The first two answer ``--serial`` questions, ``together`` all ``--questions``, and ``no reuse`` a
-quarter of them. Times are per question, without loading and embedding the corpus. ``differ`` counts
-answers with other texts than the first side's. ``tie`` is, for the first request whose texts
-differ, the gap in nats between the two most probable tokens at the first different token.
-Floating-point noise can flip gaps up to about 1e-4.
+The first two sides answer ``--serial`` questions, ``together`` answers all ``--questions``, and
+``no reuse`` a quarter of them. Times are per question, without loading and embedding the corpus.
+``differ`` is the number of answers that differ from the first side's. ``tie`` is, for the first
+request whose texts differ, the gap in nats between the two most probable tokens at the first
+different token. Floating-point noise can flip gaps up to about 1e-4.
 
-``--mode=overhead`` measures scheduler and journal themselves: 1,000 programs of eight requests,
-answered by a handler that does nothing.
+``--mode=overhead`` measures only the scheduler and the journal: 1,000 programs make eight requests
+each, and the handler does nothing.
 
 Results
   ``cirag``, CPU: two idle cores of an AMD EPYC virtual machine; 2026-11-26, jax 0.10.2, torch
@@ -84,8 +84,8 @@ SIDES: dict[str, dict[str, Any]] = {
 }
 SERIAL = ("transformers", "one at a time")
 
-# Method -> its preset, and settings with which SmolLM2 runs all steps: it rarely writes candidates,
-# and the papers' numbers of passages do not fit its context.
+# Method -> its preset, and settings with which SmolLM2 runs all steps. SmolLM2 rarely writes
+# candidates, and the papers' numbers of passages do not fit its context.
 METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cirag": ("llm", ()),
     "ircot": ("", ("ircot.max_passages=10",)),
@@ -257,7 +257,7 @@ def compare(method: str, questions: int, serial: int, folder: pathlib.Path) -> l
 
 
 def overhead(programs: int = 1000, requests: int = 8) -> dict[str, Any]:
-    """Returns the milliseconds per request that scheduler and journal take."""
+    """Returns the time of the scheduler and the journal, in milliseconds per request."""
     from cirag_jax.llm.types import Message
     from cirag_jax.runtime.requests import Generate, Generated
     from cirag_jax.runtime.scheduler import Job, Scheduler
@@ -296,7 +296,7 @@ def main() -> None:
     parser.add_argument("--method", choices=METHODS, default="cirag", help="method to compare")
     parser.add_argument("--questions", type=int, default=64, help="number of questions")
     parser.add_argument(
-        "--serial", type=int, default=8, help="number of questions of the serial sides"
+        "--serial", type=int, default=8, help="number of questions for the serial sides"
     )
     parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

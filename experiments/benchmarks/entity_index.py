@@ -1,10 +1,11 @@
 """Measures C2RAG's anchor search over a million entities on one core.
 
-Names have two to five of 200,000 words. Word frequencies follow Zipf's law with exponent 1, so that
-some words occur in many names, as "the" and "of" do. A query is the name of an entity, a name
-without one of its words, or a name with a word of another one. The three nearest are returned.
-``coverage`` is the paper's similarity (Eq. 3). ``ratio`` is the released code's (difflib); it has
-no time limit here, because it compares letters, nearly all of which these made-up names share.
+Names have two to five words from a vocabulary of 200,000. Word frequencies follow Zipf's law with
+exponent 1, so some words occur in many names, as "the" and "of" do. A query is the name of an
+entity, a name without one of its words, or a name with an extra word from another name. The three
+nearest entities are returned. ``coverage`` is the similarity in the paper (Eq. 3), and ``ratio``
+the similarity in the released code (difflib). ``ratio`` has no time limit here: it compares
+letters, and these made-up names share nearly all letters.
 
 Results
   One core of a shared virtual machine at load 5, 2026-11-24, Python 3.11, processor time in ms:
@@ -72,7 +73,7 @@ def names(count: int, rng: np.random.Generator) -> list[str]:
 
 
 def query(made: list[str], rng: random.Random) -> str:
-    """Returns a name as a question may spell it."""
+    """Returns a name, possibly with a missing or an extra word."""
     words = rng.choice(made).split()
     kind = rng.randrange(3)
     if kind == 1:
@@ -83,7 +84,7 @@ def query(made: list[str], rng: random.Random) -> str:
 
 
 def main() -> None:
-    """Prints the figures as JSON; exits with 1 if searches by coverage take too long."""
+    """Prints the results as JSON; exits with 1 if searches by coverage take too long."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--entities", type=int, default=1_000_000)
     parser.add_argument("--queries", type=int, default=1_000)

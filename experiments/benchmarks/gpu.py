@@ -1,17 +1,18 @@
 """Runs all GPU benchmarks in a few minutes.
 
-Each benchmark has its own process, so that memory and caches are not shared. The others continue
-if one fails or takes too long. ``--out`` is rewritten after each benchmark.
+Each benchmark has its own process, so memory and caches are not shared. If one fails or takes too
+long, the others still run. ``--out`` is rewritten after each benchmark.
 
     python experiments/benchmarks/gpu.py --out gpu.json
-    python experiments/benchmarks/gpu.py --tiny            # checks that all of it runs
+    python experiments/benchmarks/gpu.py --tiny            # checks that everything runs
 
-- ``aligner``: E5-large's training step and forward pass (``aligner.py``), and PyTorch's BERT.
-- ``adapter``: a LoRA step of a 7B model (``lora_step.py``), and PEFT.
+- ``aligner``: E5-large's training step and forward pass (``aligner.py``), compared with PyTorch's
+  BERT.
+- ``adapter``: a LoRA step of a 7B model (``lora_step.py``), compared with PEFT.
 - ``decoding``: prefill, decoding at batch 1, 16 and 64, and mixed prompts of a 7B model
-  (``decoding.py``), and transformers.
+  (``decoding.py``), compared with transformers.
 - ``search``: exact search over 5M x 1024 in bfloat16 at 1, 32 and 128 queries (``retrieval.py``),
-  and PyTorch and faiss-gpu.
+  compared with PyTorch and faiss-gpu.
 
 The last column is a goal for our side: a share of the dense bf16 peak in training, or of the memory
 bandwidth in decoding and search.
@@ -63,7 +64,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 
 class Part(NamedTuple):
-    """A benchmark: its script, its arguments, and those of ``--tiny``."""
+    """A benchmark: its script, its arguments, and extra arguments for ``--tiny``."""
 
     script: str
     arguments: tuple[str, ...]
@@ -90,7 +91,7 @@ PARTS = {
     ),
 }
 
-# Goals of rows, by prefixes of their names.
+# Goals by benchmark and by the beginning of a row's name.
 GOALS = {
     "aligner": {"train": 0.45},
     "adapter": {"ours": 0.45},
@@ -177,7 +178,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--out", type=pathlib.Path, help="JSON file; printed by default")
-    parser.add_argument("--limit", type=float, default=240.0, help="maximum seconds of a benchmark")
+    parser.add_argument("--limit", type=float, default=240.0, help="maximum seconds per benchmark")
     parser.add_argument("--tiny", action="store_true", help="tiny models, for any machine")
     args = parser.parse_args()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

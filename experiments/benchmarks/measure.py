@@ -1,4 +1,4 @@
-"""Shared by the benchmarks: alternating measurements of two sides, and a check for PyTorch."""
+"""Helpers of the benchmarks: alternating measurements of two sides, and a check for PyTorch."""
 
 import statistics
 import time
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class Seconds(NamedTuple):
-    """Wall time and processor time of a call, in seconds."""
+    """Wall time and processor time of one call, in seconds."""
 
     wall: float
     processor: float
@@ -21,7 +21,7 @@ def time_call(call: Callable[[], Any]) -> Seconds:
 
 
 def alternately(sides: dict[str, Callable[[], Any]], repeats: int) -> dict[str, Seconds]:
-    """Returns the medians of the sides, which are measured in turn after one unmeasured call."""
+    """Returns the median of each side; they are measured in turn after one unmeasured call."""
     for call in sides.values():
         call()
     measured: dict[str, list[Seconds]] = {name: [] for name in sides}

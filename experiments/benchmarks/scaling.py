@@ -1,9 +1,9 @@
-"""Compares the communication of the devices of a mesh in a train step with a theory.
+"""Compares the communication between devices in a train step with its theoretical amount.
 
 The trainers' steps (aligner, integrator, cross-encoder) are compiled for fake CPU devices, as in
-`launch/plan.py`. The collectives of the compiled programs are counted, those in a loop once per
-iteration. This needs a CPU and no weights, and measures no times. A GPU's compiler may combine or
-split collectives, which changes their number. Prints a table in Markdown, and one JSON object.
+`launch/plan.py`. The collectives of the compiled programs are counted, in a loop once per
+iteration. This needs only a CPU and no weights, and measures no times. A GPU's compiler may combine
+or split collectives, which changes their number. Prints a table in Markdown and one JSON object.
 Exits with 1 if a mesh differs from its theory by more than 10 %.
 
     python experiments/benchmarks/scaling.py [--components=aligner,integrator] [--meshes=8x1x1]
@@ -13,27 +13,28 @@ With ``--processes``, real processes share the devices of every mesh and compile
 meshes are skipped. In bfloat16, only the encoders' steps are counted, on meshes without tensor,
 because XLA's CPU compiler exchanges activations in fp32.
 
-A mesh is data x fsdp x tensor. Bytes are those of the whole array on one device. For an all-gather,
-this is the result, for a reduce-scatter the input, and for an all-reduce the sum (for which a ring
-moves up to twice as many). `encoder_theory` and `adapter_theory` compute ``theory`` from shapes
-only. The models are tiny, in fp32 unless ``--dtype`` is set, and all texts have the same length.
+A mesh is data x fsdp x tensor. Bytes are the size of the complete array on one device: the result
+of an all-gather, the input of a reduce-scatter, and the sum of an all-reduce (for which a ring
+moves up to twice as many bytes). `encoder_theory` and `adapter_theory` compute ``theory`` from
+shapes only. The models are tiny, in fp32 unless ``--dtype`` is set, and all texts have the same
+length.
 
 The necessary communication of a step, with model width D, L layers, and A the bytes of all hidden
 states of one device's rows in a step (tokens x D x 4):
 
 - data: each shard has the gradient of its own rows. Their sum is as large as the trained
   parameters. It is needed once per step, for any number of chunks.
-- fsdp: each device stores a part of the weights and computes with whole ones. An encoder's weights
-  are gathered once per step, those of layers in the dtype of the computation. Their gradient is
-  scattered once, in fp32, and summed over data groups after that.
+- fsdp: each device stores a part of the weights and computes with all of them. An encoder's weights
+  are gathered once per step; the layers' weights are gathered in the dtype of the computation. The
+  gradient is scattered once, in fp32, and then summed over data groups.
   An adapter's base does not fit on a device, so every micro-batch gathers each layer's kernels
   forward and backward, and the output layer once. The embedding table is not gathered; the
   embeddings of tokens are exchanged (A, and the tokens' ids). Every device has the whole adapter.
-- tensor: a product over a split axis (attention's output, feed-forward's second) gives a part of
-  each sum on every device. That is one all-reduce of A each, and one for the embeddings, whose
-  vocabulary is split. The backward pass has one for the input of attention and one for the input of
-  feed-forward. The total is (4 L + 1) A, without weights. An adapter adds its low-rank states,
-  R / D of A each: two per layer forward (o_proj and down_proj have a split input), and five
+- tensor: a product over a split axis gives a part of each sum on every device, which needs an
+  all-reduce of A. A layer has two such products forward (attention's output, feed-forward's second)
+  and two backward (the inputs of attention and of feed-forward). The embeddings add one, because
+  their vocabulary is split. The total is (4 L + 1) A, without weights. An adapter adds its low-rank
+  states, R / D of A each: two per layer forward (o_proj and down_proj have a split input), and five
   backward (the others have a split output). Its loss over a split vocabulary adds A and three
   numbers per token.
 - The aligner's loss is over all texts, so each device receives the embeddings of all shards.

@@ -3,8 +3,8 @@
 For every score, the interval and the test of every pair of systems are computed. F1 is simulated
 from the lengths of answers and the number of shared words, which gives a realistic number of
 different values: few for answers of at most four words, many for up to twenty. ``ROUGE`` represents
-a score that differs for almost every answer. Theirs is numpy, which resamples questions pair by
-pair, with 1/100 of the resamples; its time is extrapolated to all of them.
+a score that differs for almost every answer. ``theirs`` is a numpy version that resamples questions
+for each pair. It computes 1/100 of the resamples, and its time is extrapolated.
 
 Results
   Two idle cores of a shared AMD EPYC machine, 2026-11-26, commit ba0f106; wall time of ours, which

@@ -13,7 +13,7 @@ Results
     Arrow segments, as extraction left    21 s          887     31 to 63 ms     25 ms
     Arrow segments, compacted             36 to 46 s    883     9 to 13 ms      4.7 ms
 
-  The largest single read took 11 to 75 ms on that machine, 94 to 350 ms with Arrow.
+  The slowest single read took 11 to 75 ms with SQLite on that machine, and 94 to 350 ms with Arrow.
 """
 
 import argparse

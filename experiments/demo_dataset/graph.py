@@ -62,7 +62,7 @@ class Entity:
 
 
 class World:
-    """The graph under construction; ``entities`` are ordered by their addition."""
+    """The graph under construction; ``entities`` are in insertion order."""
 
     def __init__(self) -> None:
         self.entities: dict[str, Entity] = {}
@@ -85,7 +85,7 @@ class World:
         target: str | None = None,
         number: float | None = None,
     ) -> None:
-        """Adds ``<entity; what; value>`` unless the value is missing or a repetition."""
+        """Adds ``<entity; what; value>`` unless the value is missing or already present."""
         tail = str(value).strip() if value is not None else ""
         relation = f"{entity.kind}.{what}"
         facts = entity.facts.setdefault(relation, [])

@@ -1,6 +1,6 @@
 """Generates multi-hop questions whose chain of facts is the only one that answers them.
 
-A chain starts at an entity that its name determines, and follows relations with exactly one tail
+A chain starts at an entity that its name identifies, and follows relations with exactly one tail
 (``STEPS``). Chains with a shortcut are dropped: no other passage may link the two ends of a step,
 no earlier passage may contain the answer, and the question may name only the first entity.
 Comparisons compare a number of two entities of the same kind. Bridge comparisons compare a number
@@ -55,7 +55,7 @@ def steps(chain: Chain) -> Path:
 
 
 class Asker:
-    """Indexes of the stated facts, which find chains that are the only way to their answer."""
+    """Indexes of the stated facts, to find chains that are the only way to their answer."""
 
     def __init__(self, world: World, rendered: Rendered) -> None:
         self.world = world
@@ -157,7 +157,7 @@ class Asker:
 
 
 def neighbours(keys: list[str], excluded: list[str], number: int, *salt: object) -> list[str]:
-    """Returns up to ``number`` neighbouring keys, from a position that ``salt`` determines."""
+    """Returns up to ``number`` neighboring keys, from a position that ``salt`` determines."""
     start = stable_hash(*salt) % max(1, len(keys))
     window = keys[start : start + number + len(excluded)]
     window += keys[: max(0, number + len(excluded) - len(window))]
@@ -213,7 +213,7 @@ class Draft:
 
 
 def chain_of(item: Draft | Chain) -> Chain:
-    """Returns the chain of a candidate, which may be phrased already."""
+    """Returns the chain of a candidate, which may already be phrased."""
     return item.chain if isinstance(item, Draft) else item
 
 
@@ -228,7 +228,7 @@ def bridge_draft(asker: Asker, chain: Chain) -> Draft | None:
 
 
 def pairs(entities: list[Entity], salt: str) -> Iterator[tuple[Entity, Entity]]:
-    """Yields pairs of neighbours in a stable order; every entity is in at most two."""
+    """Yields pairs of neighbors in a stable order; every entity is in at most two."""
     order = shuffled([entity.key for entity in entities], salt)
     by_key = {entity.key: entity for entity in entities}
     for left, right in zip(order, order[1:], strict=False):
@@ -256,7 +256,7 @@ def compare(
 
 
 def plain_start(entity: Entity) -> str:
-    """Returns the name in a comparison, whose question says what the two entities are."""
+    """Returns an entity's name for a comparison, whose question states the kind of entities."""
     return entity.name.lower() if entity.kind == "element" else said_name(entity)
 
 
@@ -291,7 +291,7 @@ def bridge_comparisons(asker: Asker, entities: list[Entity]) -> Iterator[Draft]:
 
 
 def numbered_chain(asker: Asker, entity: Entity, step: str, relation: str) -> Chain | None:
-    """Returns two hops from an entity to a number, if they are the only way."""
+    """Returns two hops from an entity to a number, if there is no other way."""
     first = asker.stated(entity, step)
     target = asker.world.entities.get(first.target or "") if first else None
     second = asker.stated(target, relation) if target else None
@@ -307,9 +307,9 @@ def balanced(
 ) -> list[Draft]:
     """Returns up to ``target`` drafts, taking turns between the paths of relations.
 
-    An entity starts at most `MAX_PER_START` of them, and a fact ends at most ``max_per_end``, so
-    that a few entities or large countries do not dominate the split. Only selected chains are
-    phrased.
+    At most `MAX_PER_START` drafts start from the same entity, and at most ``max_per_end`` end with
+    the same fact, so a few entities or large countries do not dominate the split. Only selected
+    chains are phrased.
     """
     groups: dict[tuple[str, ...], list[Draft | Chain]] = defaultdict(list)
     for item in candidates:
@@ -350,7 +350,7 @@ def next_draft(
 
 
 def startable(asker: Asker, entity: Entity) -> bool:
-    """Returns whether an entity is determined by its name."""
+    """Returns whether an entity is identified by its name."""
     has_own_name = len(asker.same_name[fold(entity.name)]) == 1
     has_own_name = has_own_name or entity.kind in ("film", "element")
     is_unique = entity.unique and asker.names[entity.kind, fold(entity.name)] == 1

@@ -27,7 +27,7 @@ COMPARES: dict[str, tuple[list[str], list[str]]] = {
     relation: (both["larger"], both["smaller"])
     for relation, both in _comparisons["compares"].items()
 }
-# The same by step, and by the relation of its tail.
+# (Step, relation of its tail) -> the same.
 BRIDGE_COMPARES: dict[tuple[str, str], tuple[list[str], list[str]]] = {
     (step, relation): (both["larger"], both["smaller"])
     for step, relations in _comparisons["bridge_compares"].items()
