@@ -304,7 +304,7 @@ def _next_query(
     for index in reachable(gold.hops, known):
         texts = [t for t in queries(gold, index, known) if not unsupported.appear_in(t)]
         unasked = [text for text in texts if text not in asked]
-        # When all queries were asked, repeats the first. Without queries, uses the question.
+        # If all queries were used, repeats the first. Without queries, uses the question.
         text = [*unasked, *texts, gold.question.question][0]
         choices.append((len(texts) - len(unasked), index, text))
     if not choices:

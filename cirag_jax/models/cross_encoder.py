@@ -86,7 +86,7 @@ class CrossEncoder(nnx.Module):
     ) -> jax.Array:
         """Returns the logits of a padded batch of pairs, ``logit_B`` in fp32.
 
-        The arguments are those of `Encoder.__call__`.
+        For the arguments, see `Encoder.__call__`.
         """
         encoder_key = first_key = second_key = None
         if dropout_key is not None:

@@ -1,8 +1,8 @@
 """Decoder language models in Flax NNX: Llama 3, SmolLM2, Qwen 2, 2.5 and 3, Mistral and Gemma 2.
 
 They are pre-norm transformers with rotary positions, grouped-query attention and gated feed-forward
-layers. `decoder_params` declares the parameters. The arithmetic is in pure functions
-of plain pytrees, so that one implementation of a layer can be scanned (in training), unrolled (in
+layers. `decoder_params` declares the parameters. The arithmetic is in pure functions of plain
+pytrees, so that one implementation of a layer can be scanned (in training), unrolled (in
 generation), rematerialized and sharded.
 
 ``params["layers"]`` has one of two forms. One dictionary of arrays stacked over layers runs with
@@ -342,8 +342,8 @@ def forward(
       config: hyper-parameters.
       params: weights with stacked layers or a tuple of layers.
       tokens_BT: int32 ids, padded on the right.
-      lengths_B: int32 number of real tokens per row; None means all. Outputs at
-        padding are undefined.
+      lengths_B: int32 number of real tokens per row; None means all. Outputs at padding are
+        undefined.
       positions_BT: int32 rotary positions; None means 0, 1, 2, ... in every row.
       segments_BT: int32 segments of packed rows, 0 for padding. Tokens attend only within their
         segment. Overrides ``lengths_B``, and needs ``positions_BT`` that restart in each segment.

@@ -361,7 +361,7 @@ def compare(
 def triple_problems(
     dataset: Dataset, questions: Sequence[Question], normalization: Any
 ) -> list[reranking.Reranking]:
-    """Returns reranking problems: triples of a question's context; those of its chain are gold."""
+    """Returns reranking problems over the triples of contexts; the chain's triples are gold."""
     write, problems = TripleText("tuple", normalization), []
     for question in questions:
         pool = [t for pid in question.context or () for t in dataset.triples.get(pid, ())]

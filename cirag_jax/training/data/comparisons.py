@@ -82,9 +82,10 @@ def recombine(
 ) -> list[Question]:
     """Draws new comparison questions over the facts of ``questions``.
 
-    Questions without evidences or supporting sentences are ignored. At most ``count`` questions are
-    made, and at most as many as there are comparable facts. A new question has an id that joins two
-    source ids (see `sources`), evidences, supporting sentences, and the contexts of both sources.
+    Questions without evidences or supporting sentences are ignored. The number of new questions is
+    limited by ``count`` and by the number of comparable facts. A new question has an id that joins
+    two source ids (see `sources`), evidences, supporting sentences, and the contexts of both
+    sources.
     """
     rng = np.random.default_rng(seed)
     groups: dict[tuple[str, ...], list[_Leg]] = {}

@@ -189,7 +189,7 @@ def _gold_sentences(dataset: Dataset, question: Question) -> Sequence[tuple[str,
     """Returns the gold sentences: annotated, or found through the decomposition.
 
     Sentences found through the decomposition state its steps. They are only used if one of them
-    has the answer; otherwise returns ().
+    contains the answer; otherwise returns ().
     """
     if question.supporting_sentences is not None or not question.decomposition:
         return question.supporting_sentences or ()
