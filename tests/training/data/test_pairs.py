@@ -52,7 +52,7 @@ def test_training_questions_exclude_held_out_folds():
     without_folds = dataclasses.replace(dataset, questions=(kept[1],))
     assert data_lib.may_train_triples(without_folds, kept[1])
     only_reserved = dataclasses.replace(dataset, questions=dataset.questions[1:3])
-    with pytest.raises(UserError, match="is of fold tune or test"):
+    with pytest.raises(UserError, match="is in fold tune or test"):
         data_lib.training_questions(only_reserved, _data_config())
 
 
