@@ -304,8 +304,8 @@ def _help_text(
 def enable_compilation_cache() -> pathlib.Path | None:
     """Enables JAX's persistent compilation cache; returns its folder, or None if it is disabled.
 
-    ``CIRAG_JAX_CACHE`` sets another folder, or ``0`` to disable the cache. If the user has set
-    ``JAX_COMPILATION_CACHE_DIR``, nothing changes.
+    The environment variable ``CIRAG_JAX_CACHE`` sets another folder; ``0`` disables the cache. If
+    the user has set ``JAX_COMPILATION_CACHE_DIR``, nothing changes.
     """
     base = cache_folder("xla")
     if base is None or os.environ.get("JAX_COMPILATION_CACHE_DIR"):

@@ -18,7 +18,7 @@ class UserError(Exception):
 
 
 class InUse(UserError):
-    """Another process is using the folder or the file."""
+    """Raised if another process is using a folder or file."""
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Runs of several processes: setup and synchronization."""
+"""Setup and synchronization of runs with several processes."""
 
 import glob
 import itertools
@@ -30,7 +30,7 @@ def setup_distributed(
     ``JAX_PROCESS_ID``. Without these, JAX detects a SLURM step or Open MPI job of several tasks. In
     a SLURM step, the tasks of a node share its GPUs. A single process does not import JAX.
 
-    If a process sends no heartbeat for ``timeout`` seconds, the other processes end.
+    If a process sends no heartbeat for ``timeout`` seconds, the other processes exit.
     """
     env = os.environ
     coordinator_address = coordinator_address or env.get("JAX_COORDINATOR_ADDRESS")

@@ -94,8 +94,8 @@ def logical_to_spec(
 ) -> PartitionSpec:
     """Returns the `PartitionSpec` of an array whose dimensions are named by ``axes``.
 
-    With ``shape`` and ``mesh``, a dimension that the mesh axes do not divide is replicated, which
-    is logged once.
+    With ``shape`` and ``mesh``, a dimension whose size the mesh axes do not divide is replicated.
+    This is logged once.
 
     Raises:
       ValueError: an axis name is not in `RULES`, two dimensions map to the same mesh axis, or the

@@ -28,7 +28,7 @@ _LOGS = ("-wal", "-journal")  # suffixes of the log files of a killed writer
 
 
 class Access(NamedTuple):
-    """The mode of access to a file that several processes share.
+    """A mode of access to a file that several processes may open.
 
     Attributes:
       pragmas: settings of the connection.

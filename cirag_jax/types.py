@@ -24,7 +24,7 @@ UnitInterval = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Passage:
-    """A short document; ``sentences`` keeps the benchmark's own sentence boundaries."""
+    """A short document; ``sentences`` are the benchmark's own sentences of ``text``, if known."""
 
     id: NonEmptyStr
     title: str
@@ -153,7 +153,7 @@ class Step(Generic[UnitT]):
         candidates: The units shown to the model, best first.
         scores: The ranker's scores of the candidates.
         thought: The model's reasoning.
-        kept: The units that the model chose, in its order (CIRAG's core triples).
+        kept: The units that the model chose, in the model's order (CIRAG's core triples).
         next_query: The query for the next round; None if the model stopped.
         response: The model's raw text.
         more_queries: Further queries of the same round.
@@ -191,7 +191,7 @@ class Prediction:
     """A method's answer and its evidence.
 
     Attributes:
-        granularity: The granularity that gave the answer; ``default`` if all were insufficient.
+        granularity: Granularity of the sufficient evidence; ``default`` if none was sufficient.
         passages: Ids of the retrieved passages, best first.
         sentences: Retrieved sentences as pairs (passage id, index), best first.
         triples: Retrieved triples, best first.
@@ -210,7 +210,7 @@ class Prediction:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Trajectory:
-    """A teacher's evidence collection for one question: the training data of distillation.
+    """A teacher's steps in collecting evidence for one question; training data of distillation.
 
     Attributes:
         teacher: ``annotations``, or the name of a language model.
@@ -242,7 +242,7 @@ class Usage:
         prompt_tokens: Tokens of the rendered prompt, including cached ones.
         cached_tokens: Prompt tokens that were not computed again.
         generated_tokens: New tokens, including the end-of-turn token.
-        seconds: Wall time from admission to end; a total adds up concurrent requests.
+        seconds: Wall time from admission to end; totals add up concurrent requests.
         truncated: Number of prompts that were shortened to fit.
     """
 

@@ -117,12 +117,12 @@ def execute(
       until: no batch starts after this `time.monotonic()`; None means no limit.
 
     Returns:
-      ``em``, ``f1``, ``acc`` and the other scores of ``config.metrics``, ``recall`` (None without a
-      corpus), ``unscored`` (scores that could not be computed for any question, with the reason;
-      they are NaN or left out), ``granularities``, ``calls``, tokens, calls and tokens by role
-      (``roles``) and stage (``stages``), ``seconds``, ``sees_gold`` (whether the method reads gold
-      annotations), and numbers of questions, failures and errors. With ``config.question``, also
-      its ``answer``. The result is empty in all processes except the first.
+      ``em``, ``f1``, ``acc`` and the other scores of ``config.metrics``; ``recall`` (None without a
+      corpus); ``unscored``: the scores that no question has, with the reason; ``granularities``;
+      ``calls`` and token counts, in total and by role (``roles``) and stage (``stages``);
+      ``seconds``; ``sees_gold``: whether the method reads gold annotations; and numbers of
+      questions, failures and errors. With ``config.question``, also its ``answer``. The result is
+      empty in all processes except the first.
     """
     config, run_task = planned.config, planned.task
 

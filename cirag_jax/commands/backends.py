@@ -1,4 +1,4 @@
-"""Opens the backend of a config: the JAX engine, a server, or PyTorch."""
+"""Opens the language model of a config: with the JAX engine, a server, or PyTorch."""
 
 import json
 from collections.abc import Sequence
@@ -129,7 +129,8 @@ def _open_torch(config: Any) -> Backend:
 def _open_server(config: Any, spent: Usage | None) -> Backend:
     if config.adapter is not None:
         raise UserError(
-            "backend=openai does not support adapter; set model to its name on the server."
+            "backend=openai does not support adapters; set model to the adapter's name on the "
+            "server."
         )
     settings = client.OpenAIConfig(
         model=config.model or "",

@@ -46,9 +46,7 @@ def is_chosen(config: Config) -> bool:
         return False
     check_at_least(0, config, "workers")
     if jax.process_count() > 1:
-        raise UserError(
-            "config.engine=ray starts workers by itself; run the command in one process."
-        )
+        raise UserError("config.engine=ray starts its own workers; run the command in one process.")
     _extra()
     return True
 

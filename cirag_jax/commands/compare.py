@@ -1,7 +1,7 @@
 """Runs several methods on the same questions and compares them: the command ``launch/compare.py``.
 
-Each run has a folder with the files of launch/answer.py (`commands.answer`). The methods share open
-models and indexes. `commands.comparison` writes the tables.
+Each run has a folder with the files of launch/answer.py (`commands.answer`). The methods share
+loaded models and indexes. `commands.comparison` writes the tables.
 """
 
 import collections
@@ -87,7 +87,7 @@ def compare(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def read_methods(specs: Any, preset: str | None) -> list[NamedMethod]:
-    """Parses ``config.methods``; ``preset`` applies to methods that name none."""
+    """Parses ``config.methods``; ``preset`` applies to methods without a preset."""
     methods = []
     for text in config_files.texts_of(specs, ","):
         match = _METHOD.fullmatch(text)

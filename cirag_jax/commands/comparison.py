@@ -279,7 +279,7 @@ def _records(file: pathlib.Path) -> dict[str, Record]:
 
 
 def _different(first: FinishedRun, other: FinishedRun) -> dict[str, tuple[Any, Any]]:
-    """Returns both values of each setting that both runs have and that differs.
+    """Returns the settings that both runs have and that differ, each with both values.
 
     The name and code of the method are ignored if the methods differ.
     """

@@ -132,7 +132,7 @@ class _InsertedEvidence(NamedTuple):
     passages: teachers.GoldPassages
 
     def add_to(self, handlers: Mapping[type | str, Handler]) -> Mapping[type | str, Handler]:
-        """Returns handlers whose responses include the evidence."""
+        """Returns ``handlers`` with the inserted evidence in their responses."""
         if self.facts:
             insert = functools.partial(teachers.insert_facts, self.facts)
             handlers = {**handlers, Extract: teachers.InsertingHandler(handlers[Extract], insert)}
@@ -189,7 +189,7 @@ def _check(config: Config) -> CiragConfig:
     check_choice("config.teacher.kind", kind, teachers.KINDS)
     if settings.prefilled_headers:
         raise UserError(
-            "config.cirag.prefilled_headers=true is not supported: teachers respond in one piece."
+            "config.cirag.prefilled_headers=true is not supported: teachers write each turn at once."
         )
     if settings.integrator != "model":
         raise UserError(
@@ -209,18 +209,18 @@ def _check(config: Config) -> CiragConfig:
     if kind != "llm":
         if settings.units == "triple" and settings.prompt_format != "multi_turn":
             raise UserError(
-                f"config.cirag.prompt_format={settings.prompt_format!r} is not supported: over "
-                "triples the annotation teacher needs multi_turn; students may use another format."
+                f"config.cirag.prompt_format={settings.prompt_format!r} is not supported: the "
+                "annotation teacher needs multi_turn for triples; students may use another format."
             )
         if settings.keep_above:
             raise UserError(
                 f"config.cirag.keep_above={settings.keep_above} is not supported: the annotation "
-                "teacher has no probabilities; set it when the student runs."
+                "teacher has no probabilities; set it when you run the student."
             )
         if settings.needs.triples and config.triples == ONLINE:
             raise UserError(
-                "config.triples=online is not supported: the annotation teacher compares with "
-                "extracted triples; extract them first (launch/extract.py)."
+                "config.triples=online is not supported: the annotation teacher needs all triples "
+                "in advance; extract them first (launch/extract.py)."
             )
     return settings
 

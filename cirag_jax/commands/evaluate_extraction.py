@@ -56,8 +56,8 @@ class PassageExtraction:
 def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Extracts the passages of ``config.data`` with each model and scores the extractions.
 
-    Writes ``extractions.jsonl``, ``table.md`` and a journal per model. ``config`` comes
-    from configs/extractor_eval.py.
+    Writes ``extractions.jsonl``, ``table.md`` and a journal per model. ``config`` comes from
+    configs/extractor_eval.py.
 
     Returns:
       The result of `evaluation.report`. Each system has ``exact``, ``soft`` and ``entities`` (the

@@ -51,8 +51,8 @@ COLUMNS = (
 def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Lets each model decide at all steps of ``config.trajectories`` and scores its decisions.
 
-    Writes ``decisions.jsonl``, ``table.md`` and a journal per model. ``config`` comes
-    from configs/integrator_eval.py.
+    Writes ``decisions.jsonl``, ``table.md`` and a journal per model. ``config`` comes from
+    configs/integrator_eval.py.
 
     Returns:
       The result of `evaluation.report`. The systems are the models, the top-k baselines, the

@@ -52,7 +52,7 @@ class ReaderAnswer:
 
 
 def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Lets each model read the questions of ``config.folders`` and scores its answers.
+    """Lets each model answer the questions of ``config.folders`` and scores the answers.
 
     Each model answers each question twice, with evidence of a random granularity: with all gold
     evidence, and without the evidence of one gold passage. Writes ``readings.jsonl``, ``table.md``,

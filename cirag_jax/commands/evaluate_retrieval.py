@@ -132,7 +132,7 @@ def evaluate(config: Config, workdir: pathlib.Path, show: bool = True) -> dict[s
 
 
 def _check_settings(config: Config) -> None:
-    """Checks early the settings that are used only after the slow encoding."""
+    """Checks, before the slow encoding, settings that are used only after it."""
     check_at_least(1, config, "steps", "k", "bootstrap_samples")
     check_at_least(1, config, "query_max_length", "unit_max_length", "passage_max_length")
     for stop in config.stops:
@@ -279,7 +279,7 @@ class _Rankings:
     """The rankings of the systems, computed on first use.
 
     Attributes:
-      of: returns the ranking of a system: rows of passages for each question, best first.
+      of: a function that returns the passage rows of a system for each question, best first.
       runs: predictions of iterative systems.
     """
 

@@ -53,7 +53,7 @@ _RETRIES = 60  # one per second, while another worker has a shard's journal open
 
 
 def extract_corpus(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Extracts new and changed passages of a corpus into ``workdir/triples.sqlite``; resumes.
+    """Extracts new and changed passages to ``workdir/triples.sqlite``; resumes interrupted runs.
 
     ``config`` comes from configs/extract.py. Several processes divide the passages by id. Each
     process has its own journal and store, and the first process merges the stores at the end.
@@ -153,7 +153,7 @@ def _estimate_only(
 def _import(config: Config, workdir: pathlib.Path, started: float) -> dict[str, Any]:
     if _selected(config) is not None:
         raise UserError(
-            "config.import_openie imports the whole file; do not set config.data.corpus."
+            "config.import_openie imports the complete file; do not set config.data.corpus."
         )
     if jax.process_count() > 1:
         raise UserError("config.import_openie runs in one process.")
@@ -215,7 +215,7 @@ class _Selection:
         identity: the identity of the extractor.
         corpus: all passages.
         store: the existing store, if any.
-        only: ids of the selected passages; None for the whole corpus.
+        only: ids of the selected passages; None for the complete corpus.
         share: (index of this process, number of processes).
     """
 

@@ -46,7 +46,7 @@ from cirag_jax.types import Config, Count, Triple
 
 
 class _Interrupted(Exception):
-    """The deadline or a budget has stopped the run."""
+    """Raised if the time limit or a budget stops the run."""
 
 
 class _Estimate(Exception):
@@ -83,11 +83,11 @@ class Settings:
 
 
 def generate_questions(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Generates questions from documents, as a dataset folder in ``workdir``; resumes.
+    """Generates questions from documents, as a dataset folder; resumes interrupted runs.
 
-    In addition to the dataset's files (docs/data.md), writes ``paths.jsonl`` (every path of facts
-    and its outcome), ``groups.jsonl`` and ``review.jsonl`` (equivalence groups, and a sample of
-    them for human review), ``sources.jsonl`` (the documents) and, while it runs,
+    In addition to the dataset's files (docs/data.md), ``workdir`` has ``paths.jsonl`` (every path
+    of facts and its outcome), ``groups.jsonl`` and ``review.jsonl`` (equivalence groups, and
+    a sample of them for human review), ``sources.jsonl`` (the documents) and, during the run,
     ``journal.sqlite``. ``config`` comes from configs/grade.py.
 
     Returns:
@@ -304,7 +304,7 @@ def _job(step: str, content: Any, program: Any) -> Job:
 
 
 def _identity(config: Config, settings: Settings) -> dict[str, Any]:
-    """Returns the settings that determine the results of all programs, besides their ids."""
+    """Returns the identity of all programs, except what their ids determine."""
     fields: dict[str, Any] = {"code": of_code(__name__), "seed": config.seed}
     if settings.roles:
         fields["llm"] = identity.of_language_model(config.llm)

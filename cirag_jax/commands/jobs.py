@@ -26,7 +26,7 @@ def train(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Runs the evaluation of a config, with ``config.follow`` for each checkpoint of a run."""
+    """Runs an evaluation; with ``config.follow``, on every checkpoint of a training run."""
     from cirag_jax.commands import (
         comparison,
         difficulty,
@@ -40,8 +40,9 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     if "bootstrap_samples" not in config:
         raise UserError(
-            "--config describes no evaluation; use configs/retrieval.py, integrator_eval.py, "
-            "extractor_eval.py, reader_eval.py, comparison.py, difficulty.py or judge.py."
+            "--config is not an evaluation config; choose configs/retrieval.py, "
+            "integrator_eval.py, extractor_eval.py, reader_eval.py, comparison.py, difficulty.py or "
+            "judge.py."
         )
     component = config.get("component")
     evaluations = {

@@ -23,7 +23,7 @@ _OPTIONS = ("batch_size", "context", "overflow", "prefix_tokens", "no_repeat_ngr
 
 
 class Pool:
-    """Open resources by kind and key; a context manager that closes them.
+    """Open resources, by kind and key; the end of a ``with`` block closes them.
 
     Attributes:
       opened: the number of resources opened, by kind.
@@ -96,7 +96,7 @@ class Pool:
                 resource.forget()
 
     def release(self) -> None:
-        """Frees the engines' prompt caches: gigabytes that another method could not use."""
+        """Frees the engines' prompt caches, which take gigabytes and do not help other methods."""
         for (kind, _), resource in self._open.items():
             if kind == "engines":
                 resource.release()

@@ -114,7 +114,7 @@ def write(
 def _questions(
     generated: Sequence[GeneratedQuestion], knowledge: Knowledge
 ) -> tuple[list[Question], list[dict[str, Any]]]:
-    """Returns the questions to keep, numbered by hops, and the rows of `PATHS`."""
+    """Returns the questions to keep, numbered for each hop count, and the rows of `PATHS`."""
     kept: list[Question] = []
     rows: list[dict[str, Any]] = []
     counts: collections.Counter[int] = collections.Counter()
@@ -184,7 +184,7 @@ def _question(name: str, item: GeneratedQuestion, knowledge: Knowledge) -> Quest
 
 
 def _with_contexts(kept: Sequence[Question], database: Database, others: int) -> list[Question]:
-    """Adds contexts to questions: the evidence and the ``others`` nearest chunks by BM25."""
+    """Adds contexts to questions: the evidence, and other chunks that BM25 ranks highest."""
     passages = list(database.passages.values())
     index = BM25([f"{passage.title} {passage.text}" for passage in passages])
     rows_QK, _ = index.search(

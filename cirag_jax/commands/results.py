@@ -1,4 +1,4 @@
-"""The command ``launch/report.py``: a page with the trace of one run, or comparing several runs."""
+"""The command ``launch/report.py``: a page that shows one run's trace or compares several runs."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -94,7 +94,7 @@ def _recorded_repeats(folder: str | None) -> int | None:
 def _unfinished(inside: Sequence[tuple[str, pathlib.Path]]) -> dict[str, str]:
     """Returns the progress of each unfinished run, by name.
 
-    A run without a result counts as unfinished if it has started fewer questions than another.
+    A run without a result is unfinished if it has started fewer questions than another run.
     """
     counts = {name: _question_counts(folder) for name, folder in inside}
     total = max(started for started, _ in counts.values())
@@ -110,7 +110,7 @@ def _unfinished(inside: Sequence[tuple[str, pathlib.Path]]) -> dict[str, str]:
 
 
 def _question_counts(folder: pathlib.Path) -> tuple[int, int | None]:
-    """Returns how many questions have started and ended; None for a run in progress."""
+    """Returns the numbers of started and ended questions; (0, None) for a run in progress."""
     try:
         file = folder / JOURNAL
         if not file.is_file():
@@ -126,7 +126,7 @@ def _list_unfinished(unfinished: Mapping[str, str]) -> str:
 
 
 def _difficulty(folder: str, records: Mapping[str, Mapping[str, Record]]) -> list[Section]:
-    """Returns the sections of a result of configs/difficulty.py about these runs."""
+    """Returns the page sections for a result of configs/difficulty.py about these runs."""
     path = pathlib.Path(folder).expanduser()
     result, questions = read_object(path / RESULT), next(iter(records.values()))
     try:

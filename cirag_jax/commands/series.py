@@ -48,8 +48,7 @@ def metric_of(config: Config) -> str:
 def figures(result: Mapping[str, Any], metric: str) -> Figures:
     """Returns the value of ``metric`` in a result, and the other numbers in its block.
 
-    The keys are the names without the block. Scores with intervals are
-    reduced to their values.
+    The keys are the names without the block. Scores with intervals are reduced to their values.
     """
     numbers = dict(_numbers(result))
     if metric not in numbers:

@@ -61,7 +61,7 @@ class Cirag(Closing):
         if isinstance(documents, (str, os.PathLike)):
             dataset = documents_lib.read_documents(pathlib.Path(documents))
         elif not isinstance(documents, Iterable):
-            raise UserError(f"documents must be a path or texts, not {documents!r}.")
+            raise UserError(f"documents must be a path or a list of strings, not {documents!r}.")
         else:
             dataset = documents_lib.from_texts(documents)
         corpus = build_corpus(dataset, (), WHOLE)
@@ -138,7 +138,7 @@ class Cirag(Closing):
 def own_question(text: str) -> Question:
     """Returns a question without annotations."""
     if not isinstance(text, str):
-        raise UserError(f"a question must be a text, not {text!r}.")
+        raise UserError(f"a question must be a string, not {text!r}.")
     text = " ".join(text.split())
     if not text:
         raise UserError("config.question is empty.")

@@ -40,14 +40,14 @@ class GridRun(NamedTuple):
 
 
 def sweep(config: Config, workdir: pathlib.Path, arguments: Sequence[str]) -> dict[str, Any]:
-    """Executes all runs of a grid in ``workdir/NAME``, or one run of a job array; resumes.
+    """Executes or resumes all runs of a grid in ``workdir/NAME``, or one run in a job array.
 
     Skips and reports failed runs and runs that another command is executing. If a run is stopped by
     a signal or its time limit, the command ends. Writes ``table.md`` and ``result.json`` after
     every run.
 
     Args:
-      config: the config of a training or an evaluation, with the fields of launch/sweep.py.
+      config: a config for training or evaluation, with the fields of launch/sweep.py.
       workdir: an existing folder, which the processes of a job array share.
       arguments: ``--config.sweep.FIELD=VALUE,VALUE``.
 

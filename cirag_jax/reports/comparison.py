@@ -266,7 +266,7 @@ def _draw_steps(result: Mapping[str, Any]) -> Any:
 
 
 def _draw_latency(result: Mapping[str, Any]) -> Any:
-    """Draws F1 against latency, one point per run (the papers' Figures 6 and 12)."""
+    """Draws F1 against latency, one point per run."""
     figure, axes = figures.pyplot().subplots(figsize=(7, 4.5), layout="constrained")
     for index, (name, alone, f1) in enumerate(_timed(result)):
         x, y = alone["value"], 100 * f1["value"]

@@ -23,7 +23,7 @@ def pyplot() -> Any:
 
 
 def plain(name: str) -> str:
-    """Escapes a name for Matplotlib's mathematics and for XML."""
+    """Escapes a name for Matplotlib's math mode and for XML."""
     return visible(name).replace("$", r"\$")
 
 

@@ -32,7 +32,7 @@ def write(
 
     Args:
       result: result of `commands.comparison.measure_runs`.
-      records: run -> question id -> record.
+      records: the records of each run, by run and question id.
       workdir: an existing folder.
       title: title of the page; by default, the names of the runs.
       note: text below the title.

@@ -122,7 +122,7 @@ def lead(difference: Mapping[str, float] | None) -> str:
 
 
 def percent_with_bounds(score: Mapping[str, float]) -> str:
-    """Returns `percent` with the interval."""
+    """Formats a score in per cent with its interval."""
     return percent(score, bounds=True)
 
 

@@ -420,7 +420,7 @@ def test_distill_mixture_assigns_one_teacher_per_question(
             "config.cirag.integrator=top_k is not supported; set config.teacher",
         ),
         ("cirag.max_steps=0", "config.cirag.max_steps=0 must be at least 1"),
-        ("cirag.prompt_format=paper", "over triples the annotation teacher needs multi_turn"),
+        ("cirag.prompt_format=paper", "the annotation teacher needs multi_turn for triples"),
         ("cirag.units=sentence", "units=sentence needs prompt_format=compact, not multi_turn"),
         ("triples=online", "extract them first (launch/extract.py)"),
         ("data.split=autumn", "config.data.split=autumn matches no question"),

@@ -219,7 +219,7 @@ def test_extract_selected_questions_only_their_contexts(server, tmp_path):
     [
         ({"data.limit": 2}, "config.data.limit selects questions, .*corpus=selected_questions"),
         ({"data.corpus": "all"}, "config.data.corpus='all' is not one of ircot_full"),
-        ({"data.corpus": "selected_questions", "import_openie": "x"}, "imports the whole file"),
+        ({"data.corpus": "selected_questions", "import_openie": "x"}, "imports the complete file"),
     ],
 )
 def test_extract_bad_selection_is_refused(server, tmp_path, fields, words):

@@ -60,7 +60,7 @@ def test_session_dataset_folder_and_other_method(folders):
         ({"preset": "llm"}, "cirag.py:small, which needs no triples"),
         ({"settings": {"cirag.beams": 2}}, "unknown config key 'cirag.beams'"),
         ({"documents": "/nowhere"}, "config.documents=/nowhere is neither"),
-        ({"documents": None}, "documents must be a path or texts, not None"),
+        ({"documents": None}, "documents must be a path or a list of strings, not None"),
     ],
 )
 def test_session_bad_arguments_are_refused(folders, fields, words):
@@ -74,7 +74,7 @@ def test_session_empty_question_is_refused(folders):
     with cirag_jax.Cirag.open(documents=TEXTS, settings=settings(folders)) as rag:
         with pytest.raises(UserError, match="question is empty"):
             rag.answer("  ")
-        with pytest.raises(UserError, match="a question must be a text, not 5"):
+        with pytest.raises(UserError, match="a question must be a string, not 5"):
             rag.answer(5)
     with pytest.raises(UserError, match="the models are closed"):
         rag.answer("Who?")

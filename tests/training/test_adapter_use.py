@@ -149,7 +149,7 @@ def test_check_adapters_other_role_or_settings_are_refused(trained, folders, cap
     ("script", "config", "message"),
     [
         ("train", "integrator_eval", "--config is not a training config"),
-        ("evaluate", "integrator", "--config describes no evaluation"),
+        ("evaluate", "integrator", "--config is not an evaluation config"),
         ("train", "integrator", "config.component='critic' is not one of aligner, "),
         (
             "evaluate",
