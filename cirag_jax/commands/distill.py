@@ -189,7 +189,7 @@ def _check(config: Config) -> CiragConfig:
     check_choice("config.teacher.kind", kind, teachers.KINDS)
     if settings.prefilled_headers:
         raise UserError(
-            "config.cirag.prefilled_headers=true is not supported: teachers write each turn at once."
+            "config.cirag.prefilled_headers=true is not supported: teachers respond in one message."
         )
     if settings.integrator != "model":
         raise UserError(

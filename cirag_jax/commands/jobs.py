@@ -41,8 +41,8 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     if "bootstrap_samples" not in config:
         raise UserError(
             "--config is not an evaluation config; choose configs/retrieval.py, "
-            "integrator_eval.py, extractor_eval.py, reader_eval.py, comparison.py, difficulty.py or "
-            "judge.py."
+            "integrator_eval.py, extractor_eval.py, reader_eval.py, comparison.py, difficulty.py "
+            "or judge.py."
         )
     component = config.get("component")
     evaluations = {
