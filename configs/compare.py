@@ -47,7 +47,7 @@ def get_config() -> Any:
     config.data.split = placeholder(str)  # null is all splits, or test for the built-in dataset.
     config.data.corpus = "selected_questions"
     common.scoring(config)
-    config.bootstrap_samples = 10_000  # Bootstrap resamples, and permutations of the tests.
+    config.bootstrap_samples = 10_000  # Number of bootstrap resamples, and of permutations.
     config.seed = 0  # Seed for sampling and resampling.
 
     # Number of runs of each method that samples, with consecutive seeds; greedy methods run once.

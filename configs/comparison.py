@@ -45,6 +45,6 @@ def get_config() -> Any:
     # Allow runs with different models, K, limits and so on; the table lists the differences.
     config.allow_different = False
     common.scoring(config)
-    config.bootstrap_samples = 10_000  # Bootstrap resamples, and permutations of the tests.
+    config.bootstrap_samples = 10_000  # Number of bootstrap resamples, and of permutations.
     config.seed = 0  # Seed for sampling and resampling.
     return config

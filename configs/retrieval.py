@@ -40,11 +40,12 @@ def get_config() -> Any:
     # Search at each step: units (the aligner over all units of the corpus; KiRAG's "w/o
     # Retriever") | aligner | frozen (both: that encoder over all passages).
     config.retriever = "units"
-    config.ranking = "chain"  # chain (passages of the chain first) | score (best unit score)
+    # Ranking of passages: chain (passages of the chain first) | score (by best unit score)
+    config.ranking = "chain"
     config.steps = 4  # Searches, each with the chain so far.
     config.k = 10  # Passages retrieved per step.
     config.links = ConfigDict()  # Random walk over title links; chosen on dev_tune folds.
-    config.links.restart = 0.5  # Probability of a restart.
+    config.links.restart = 0.5  # Probability of a restart at each step of the walk.
     config.links.seeds = 5  # Number of top passages to start from, with weight 1 / rank.
     config.links.title_weight = 2.0  # Start weight of a title that the question names.
     config.links.backward = 0.3  # Weight of following a link backwards.

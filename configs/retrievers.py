@@ -17,8 +17,8 @@ def encoder() -> Any:
     config.dtype = "float32"  # Precision of the computation: float32 | bfloat16.
     config.query_max_length = 256  # Maximum tokens of a query.
     config.passage_max_length = 256  # Maximum tokens of a passage, sentence or triple.
-    config.query_prefix = placeholder(str)  # null is the model's own prefix.
-    config.passage_prefix = placeholder(str)  # null is the model's own prefix.
+    config.query_prefix = placeholder(str)  # Text before a query; null is the model's own.
+    config.passage_prefix = placeholder(str)  # Text before a passage; null is the model's own.
     config.batch_size = 32  # sentence_transformers only; flax chooses its own batch sizes.
     # sentence_transformers only: run Python code that ships with the model.
     config.trust_remote_code = False
@@ -28,7 +28,7 @@ def encoder() -> Any:
 def ranker() -> Any:
     """Returns the settings of a ranker, which scores texts against a query."""
     config: Any = ConfigDict()
-    config.kind = "bi_encoder"  # bi_encoder | aligner | cross_encoder | bm25
+    config.kind = "bi_encoder"  # Kind of ranker: bi_encoder | aligner | cross_encoder | bm25
     # bi_encoder: a model like config.encoder.model; null is config.encoder itself. aligner,
     # cross_encoder: a training workdir, a folder or a hub id.
     config.model = placeholder(str)
@@ -47,8 +47,9 @@ def ranker() -> Any:
 def retriever() -> Any:
     """Returns the settings of the passage index."""
     config: Any = ConfigDict()
-    # exact | faiss_flat | faiss_ivf | faiss_hnsw | bm25 | linked (follows a question's hops within
-    # one search; config.encoder.model must be trained with configs/aligner.py:linked)
+    # Kind of index: exact | faiss_flat | faiss_ivf | faiss_hnsw | bm25 | linked (follows a
+    # question's hops within one search; config.encoder.model must be trained with
+    # configs/aligner.py:linked)
     config.kind = "exact"
     # Embedded texts: passage | sentence | triple (of the dataset). An aligner works best with the
     # units that it was trained on. Sentences and triples need kind=exact and no folder.

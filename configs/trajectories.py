@@ -66,7 +66,7 @@ def get_config(preset: str = "annotations") -> Any:
     config.data.split = "train"
 
     config.teacher = ConfigDict()
-    config.teacher.kind = preset  # annotations | llm | mixture
+    config.teacher.kind = preset  # Teacher: annotations | llm | mixture
     # annotations: add missing gold evidence to the candidates. Over triples these are facts of
     # training questions that no triple states; over sentences, the sought passage if it is not
     # retrieved.

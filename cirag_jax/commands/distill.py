@@ -28,7 +28,7 @@ from cirag_jax.runtime.scheduler import Handler
 from cirag_jax.runtime.store import Journal
 from cirag_jax.types import Config, Dataset, Prediction, Question, Trajectory, Triple
 
-# Questions that evaluations report on.
+# Splits and folds that evaluations report on.
 _HELD_OUT = {"split": ("dev", "test"), "fold": ("tune", "test")}
 
 

@@ -434,7 +434,7 @@ class _CorpusExtraction(Closing):
         while block := list(itertools.islice(passages, self._config.block)):
             jobs = _jobs(block, self._settings)
             names = [job.id for job in jobs]
-            for name, outcome in self._book.outcomes(names).items():  # of earlier runs
+            for name, outcome in self._book.outcomes(names).items():  # earlier runs
                 self._count(convert(self._book.path, name, outcome, extraction.EncodedExtraction))
             complete = self._runner.run(jobs, show=on_progress)
             self._done = _sum(self._done, self._runner.progress)

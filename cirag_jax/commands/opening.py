@@ -155,7 +155,7 @@ def check_task(config: Config, task: task_lib.Task) -> None:
     if not any(passage.id in task.dataset.triples for passage in task.corpus.passages):
         name = block_name(config.method) if "units" in method_block(config) else "cirag"
         alternative = f"--config=configs/methods/{name}.py:small"
-        if "teacher" in config:  # trajectories
+        if "teacher" in config:  # a config of configs/trajectories.py
             alternative = (
                 "--config.cirag.units=sentence --config.cirag.prompt_format=compact "
                 "--config.encoder.model=shipped:aligner --config.retriever.units=sentence"

@@ -198,7 +198,7 @@ def _parts(state: state_lib.TrainState, dtype: str) -> dict[str, int]:
 
 def _adapter(config: Config, mesh: jax.sharding.Mesh) -> RehearsedStep:
     folder = _decoder_folder(config.model.spec or pretrained_decoder.DEFAULT_DECODER)
-    # The default on the target device.
+    # The default dtype on the target device.
     dtype = config.model.dtype or ("bfloat16" if config.gpu else "float32")
     model, _ = pretrained_decoder.read_decoder_config(folder)
     model = dataclasses.replace(model, dtype=dtype, param_dtype=dtype, remat=config.model.remat)
@@ -208,7 +208,8 @@ def _adapter(config: Config, mesh: jax.sharding.Mesh) -> RehearsedStep:
     layout = adapter.make_layout(config, mesh, model.max_positions)
     lora_config = adapter.make_lora(config)
 
-    rounds = -(-layout.length * config.rows_per_device // config.chunk)  # upper bound, of the loss
+    # The loss loops over chunks of tokens, at most this many times.
+    rounds = -(-layout.length * config.rows_per_device // config.chunk)
     rehearsal = Rehearsal(mesh, bfloat16=dtype == "bfloat16", loops=rounds)
     base = decoder_params.to_params(rehearsal.place(decoder_params.abstract_params(model)))
     tx = optimizers.make_optimizer(config.optimizer, 1)
