@@ -81,7 +81,7 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def few_programs():
+def clear_programs():
     """Clears compiled programs: XLA aborts if they use all 65,530 memory maps of the process."""
     yield
     maps = pathlib.Path("/proc/self/maps")

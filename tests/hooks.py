@@ -31,7 +31,7 @@ def watch_backends(log: str) -> None:
 
 
 def signal_at_write(number: int, when: str, signum: int = signal.SIGKILL) -> None:
-    """Sends a signal "before" or "after" the journal's ``number``-th write of a response or end."""
+    """Sends a signal "before" or "after" write ``number`` of a response or end to the journal."""
     from cirag_jax.runtime.store import Journal
 
     # Background jobs of a shell, and their children, ignore SIGINT.
@@ -57,7 +57,7 @@ def signal_at_write(number: int, when: str, signum: int = signal.SIGKILL) -> Non
 
 
 def signal_at_step(step: int, signum: int) -> None:
-    """Sends a signal once the training loss of ``step`` has been written."""
+    """Sends a signal when the training loss of ``step`` has been written."""
     from cirag_jax.training.metrics import MetricWriter
 
     write = MetricWriter.write
@@ -79,12 +79,12 @@ def limit_files(size: int) -> None:
 
 
 def signal_at_cpu(seconds: float, signum: int) -> None:
-    """Sends a signal once the process has used some seconds of processor time."""
+    """Sends a signal when the process has used this many seconds of processor time."""
     _when_used(lambda used: used >= seconds and os.kill(os.getpid(), signum))
 
 
 def note_cpu(file: str) -> None:
-    """Keeps writing the process's seconds of processor time to a file."""
+    """Repeatedly writes the process's processor time, in seconds, to a file."""
     out = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.pwrite(out, b"0.000000", 0)
     _when_used(lambda used: os.pwrite(out, f"{used:08.3f}".encode(), 0))

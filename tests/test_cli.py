@@ -88,7 +88,7 @@ def test_override_empty_model_name_is_refused(repository, file, field, unset):
 
 
 def test_configs_offer_no_word_for_null():
-    """``--config.x=none`` unsets x, so it cannot also be one of its values."""
+    """``--config.x=none`` unsets x, so "none" must not be one of its values."""
     files = list((pathlib.Path(__file__).parents[1] / "configs").rglob("*.py"))
     assert len(files) > 10
     for file in files:

@@ -171,7 +171,7 @@ def test_single_process_command_refuses_several(script, tmp_path):
 
 
 def test_error_in_one_process_ends_all(script, tmp_path):
-    """Only the first process sees that the workdir is in use."""
+    """Both processes exit, although only the first one detects that the workdir is in use."""
     several = script.read_text().replace("config.py')", "config.py', several_processes=True)")
     script.write_text(several)
     (tmp_path / "w").mkdir()

@@ -127,7 +127,7 @@ def test_docs_links_have_targets(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_docs_tables_have_no_gap(page):
-    """A blank line ends a table, so later rows would be plain text."""
+    """No blank line splits a table, because later rows would become plain text."""
     lines = _FENCED.sub("", (ROOT / page).read_text("utf-8")).splitlines()
     for number, line in enumerate(lines[:-1]):
         begins = line.startswith("|") and not (number and lines[number - 1].startswith("|"))

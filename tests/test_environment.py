@@ -1,4 +1,4 @@
-"""The packages that .ci/environment installs, with an interpreter that only records pip calls."""
+"""The packages that .ci/environment installs, with a fake interpreter that records pip calls."""
 
 import importlib.metadata
 import json
@@ -31,7 +31,7 @@ def _name(requirement):
 
 @pytest.fixture
 def installed(repository, tmp_path):
-    """Returns the installed packages, without dependencies, and the settings of pyright."""
+    """Returns the packages to install, without dependencies, and the settings of pyright."""
     (tmp_path / ".ci").mkdir()
     generator = "experiments/demo_dataset/requirements.txt"
     (tmp_path / generator).parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Errors of library parsers as one sentence."""
+"""Errors of library parsers, which are reported as one sentence."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from cirag_jax.errors import UserError, parsing
 
 
 class Panic(BaseException):
-    """Like the exception of pyo3 for a panic of Rust code."""
+    """Like the exception that pyo3 raises for a panic of Rust code."""
 
 
 @pytest.mark.parametrize("fault", [Panic("out of\n range"), ValueError("out of\n range")])

@@ -1,4 +1,4 @@
-"""The scripts of examples/, as a reader would run them."""
+"""The scripts of examples/, run as a reader of the documentation would run them."""
 
 import importlib
 import pathlib

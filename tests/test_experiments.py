@@ -1,4 +1,4 @@
-"""Experiments, run in this process on tiny models and data."""
+"""Experiments run in this process, on tiny models and data."""
 
 import dataclasses
 

@@ -67,7 +67,7 @@ async def f(a, /, b: int = 1, *, c=None, **more) -> "x":
 
 
 def test_of_code_is_independent_of_python_version(tmp_path, monkeypatch):
-    """The tests run on several versions, and the hash must be equal on all."""
+    """The hash must be equal on all Python versions, because the tests run on several."""
     monkeypatch.setattr(identity, "_PACKAGE", tmp_path / "cirag_jax")
     (tmp_path / "cirag_jax").mkdir()
     file = tmp_path / "cirag_jax" / "m.py"
@@ -85,7 +85,7 @@ def test_of_code_is_independent_of_python_version(tmp_path, monkeypatch):
 
 
 def test_of_code_survives_parsing_finalisers():
-    """A finaliser may log a traceback, which parses source code."""
+    """A finalizer that runs during hashing may log a traceback, which parses source code."""
 
     def parses(phase: str, info: dict) -> None:
         ast.parse("a = f(1)")

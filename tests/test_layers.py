@@ -26,7 +26,7 @@ def _layer(module: str) -> str:
 
 
 def imports(source: str) -> set[str]:
-    """Returns the modules of this package that a source imports, also within functions."""
+    """Returns the modules of this package that a source file imports, also within functions."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -34,7 +34,7 @@ def imports(source: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, "relative imports hide where they point"
             base = node.module or ""
-            # The layer of `from cirag_jax import x` is its alias.
+            # In `from cirag_jax import x`, the imported name x decides the layer.
             found |= {f"{base}.{alias.name}" for alias in node.names}
     return {name for name in found if name.startswith("cirag_jax.")}
 
@@ -54,7 +54,7 @@ def test_imports_point_to_lower_layers(path):
 
 
 def _outside(source: str) -> set[str]:
-    """Returns the other folders of the repository that a source imports from."""
+    """Returns the other folders of the repository that a source file imports from."""
     names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -70,13 +70,13 @@ def test_package_imports_no_other_folder():
 
 
 def modules_by_name() -> dict[str, str]:
-    """Returns the source of each module by dotted name; a package's is its ``__init__``."""
+    """Returns the source of each module by dotted name; a package is its ``__init__``."""
     paths = {".".join(p.relative_to(_PACKAGE.parent).with_suffix("").parts): p for p in _modules()}
     return {name.removesuffix(".__init__"): p.read_text("utf-8") for name, p in paths.items()}
 
 
 def cycle(sources: Mapping[str, str]) -> list[str]:
-    """Returns modules with a cyclic import, also within functions; empty if there are none."""
+    """Returns modules that import each other in a cycle, also within functions."""
     graph = {}
     for name, source in sources.items():
         nearest = {
@@ -91,7 +91,7 @@ def cycle(sources: Mapping[str, str]) -> list[str]:
 
 
 def _parents(name: str) -> list[str]:
-    """Returns a dotted name and those of the packages around it, innermost first."""
+    """Returns a dotted name and the names of the packages that contain it, innermost first."""
     parts = name.split(".")
     return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
 

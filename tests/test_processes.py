@@ -1,4 +1,4 @@
-"""Sharing of a node's GPUs, and of errors, among processes."""
+"""Sharing a node's GPUs, and reporting errors, among processes."""
 
 import itertools
 from typing import Any

@@ -1,4 +1,4 @@
-"""One table of axes; a sharded forward and backward pass equal the unsharded one."""
+"""The table of axes, and sharded passes, which must equal unsharded ones."""
 
 import dataclasses
 
@@ -92,7 +92,7 @@ def loss(graphdef, state, tokens_BT, mask_BT):
 
 @pytest.fixture(scope="module")
 def unsharded():
-    """Returns model, batch, and the value and gradient on one device."""
+    """Returns the model, a batch, and the loss and gradient on one device."""
     graphdef, state = random_encoder(CONFIG)
     rng = np.random.default_rng(0)
     tokens_BT = rng.integers(0, 64, (16, 12)).astype(np.int32)
@@ -119,9 +119,9 @@ def test_encoder_sharded_value_and_gradient_equal_unsharded(sizes, unsharded):
 
 
 def encoder_collectives(*sizes):
-    """Returns what the devices exchange for the gradient of one layer and the embeddings."""
+    """Returns the collectives for the gradient of one layer and the embeddings."""
     mesh = make_mesh(*sizes, devices=jax.devices()[: int(np.prod(sizes))])
-    # Many words, because XLA gathers a table that is smaller than the looked-up rows.
+    # Many words, because XLA gathers a table that is smaller than the rows looked up.
     graphdef, state = random_encoder(dataclasses.replace(CONFIG, num_layers=1, vocab_size=1024))
     step = jax.jit(jax.value_and_grad(loss, argnums=1), static_argnums=0)
     with jax.set_mesh(mesh):
@@ -131,7 +131,7 @@ def encoder_collectives(*sizes):
 
 
 def test_encoder_tensor_mesh_only_sums_activations():
-    """One sum for the lookup, and one for attention and feed-forward each, also backward."""
+    """One sum for the lookup; attention and feed-forward have one each, forward and backward."""
     assert encoder_collectives(1, 1, 2) == {"all-reduce": (5, 5 * 16 * 12 * CONFIG.d_model * 4)}
 
 
@@ -148,9 +148,7 @@ def test_encoder_fsdp_mesh_gathers_only_kernels():
 
 
 def adapter_collectives(*sizes):
-    """Returns the collectives for the gradient of an adapter with dropout, and the base's
-    parameters.
-    """
+    """Returns the collectives for an adapter's gradient with dropout, and the base's parameters."""
     mesh = make_mesh(*sizes, devices=jax.devices()[: int(np.prod(sizes))])
     config = decoder.DecoderConfig(320, 32, 2, 4, 2, 8, 48, remat="projections")
     lora_config = lora.LoraConfig(rank=16, dropout=0.1)
@@ -166,7 +164,7 @@ def adapter_collectives(*sizes):
 
 @pytest.mark.parametrize("sizes", [(1, 2, 1), (2, 2, 2)])
 def test_adapter_fsdp_mesh_gathers_only_base(sizes):
-    """Each layer's kernels forward and backward, the output layer once; no gradient is summed."""
+    """Kernels are gathered forward and backward, the output layer once; no gradient is summed."""
     found, params = adapter_collectives(*sizes)
     kernels = [x.nbytes for name, x in params["layers"].items() if name.endswith("_proj")]
     weights = (2 * sum(kernels) + params["lm_head"].nbytes) // sizes[2]
@@ -177,7 +175,7 @@ def test_adapter_fsdp_mesh_gathers_only_base(sizes):
 
 
 def test_adapter_tensor_mesh_only_sums_activations():
-    """For two layers: the inputs of two products forward and two backward, and 7 low ranks."""
+    """Exchanges 4 hidden states and 7 low-rank products per layer, and 2 more hidden states."""
     hidden, low_rank, numbers = 8 * 12 * 32 * 4, 8 * 12 * 16 * 4, 3 * 8 * 12 * 4
     total = (2 * 4 + 2) * hidden + 2 * 7 * low_rank + numbers
     found = adapter_collectives(1, 1, 2)[0]

@@ -1,4 +1,4 @@
-"""Checks of settings against the annotations of their fields."""
+"""Checks of settings against the type annotations of their fields."""
 
 import dataclasses
 from typing import Annotated, Literal

@@ -41,7 +41,7 @@ print(pathlib.Path(config_files.__file__).parent)
 
 @pytest.fixture(scope="module")
 def tracked(repository):
-    """The names of files that git tracks or would add."""
+    """Returns the names of the files that git tracks or would add."""
     git = ["git", "-C", str(repository), "ls-files", "--cached", "--others", "--exclude-standard"]
     done = subprocess.run(git, capture_output=True, text=True)
     if done.returncode:

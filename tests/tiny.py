@@ -138,6 +138,6 @@ def arrays(tree) -> list[np.ndarray]:
 
 
 def random_encoder(config: EncoderConfig, seed: int = 0) -> tuple[nnx.GraphDef, nnx.State]:
-    """Returns a split `Encoder` with random parameters, which compiles once."""
+    """Returns an `Encoder` as (graphdef, random parameters); compiles only once."""
     graphdef, _ = nnx.split(nnx.eval_shape(lambda: Encoder(config, rngs=nnx.Rngs(0))))
     return graphdef, jax.jit(lambda: nnx.state(Encoder(config, rngs=nnx.Rngs(seed))))()

@@ -74,7 +74,7 @@ def config(family: str = "llama", **fields: Any) -> dict[str, Any]:
 
 
 def tensors(raw: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
-    """Returns random fp32 tensors, large enough that every part affects the logits."""
+    """Returns random fp32 tensors, large enough for every part to affect the logits."""
     rng = np.random.default_rng(seed)
     shapes = parse_decoder_config(raw, "config.json")
     found = {}
@@ -126,7 +126,7 @@ def write_tokenizer(path: pathlib.Path) -> None:
 def folder(
     path: str | pathlib.Path, family: str = "llama", *, seed: int = 0, **fields: Any
 ) -> pathlib.Path:
-    """Writes a model folder that transformers and `load_decoder` open; returns its path.
+    """Writes a model folder that transformers and `load_decoder` can load; returns its path.
 
     Args:
       path: the folder, which is created if needed.
@@ -144,7 +144,7 @@ def folder(
 
 
 def write_gguf(file, raw, tensors, quantize=None, extra=None, rope_factors=None) -> None:
-    """Writes a GGUF file like llama.cpp's converter: names, permuted rows, Gemma's norms."""
+    """Writes a GGUF file like llama.cpp's converter: its names, row order and Gemma's norms."""
     import gguf
 
     arch = str(raw["model_type"])
@@ -193,15 +193,15 @@ def write_gguf(file, raw, tensors, quantize=None, extra=None, rope_factors=None)
 
 
 def random_state(config: DecoderConfig) -> nnx.State:
-    """Returns the `nnx.State` of a `Decoder` with random weights, which compiles once."""
+    """Returns the `nnx.State` of a `Decoder` with random weights; compiles only once."""
     return jax.jit(lambda: nnx.state(decoder_params.Decoder(config, rngs=nnx.Rngs(0))))()
 
 
 def random_params(config: DecoderConfig) -> decoder_params.Params:
-    """Returns random weights as the dictionary that `decoder` takes."""
+    """Returns random weights as the dictionary that `decoder` accepts."""
     return decoder_params.to_params(random_state(config))
 
 
 def parameter_count(config: DecoderConfig) -> int:
-    """Returns the number of a decoder's weights."""
+    """Returns the number of a decoder's parameters."""
     return sum(leaf.size for leaf in jax.tree.leaves(decoder_params.abstract_params(config)))

@@ -70,7 +70,7 @@ class Command:
     roles: Sequence[str] = ()
     served: Sequence[str] = ()
 
-    def over(self, url: str) -> "Command":
+    def with_server(self, url: str) -> "Command":
         """Returns the same command with a server as its language model."""
         values = {
             "backend": "openai", "base_url": url, "model": "m", "timeout": _TIMEOUT,
@@ -281,7 +281,7 @@ class Driver:
     def _tear(self, name: str, command: Command, moments: int, tally: Tally) -> None:
         """Runs a command whose server tears connections; the command must still succeed."""
         with model_server(_answer) as server:
-            served = command.over(server.url)
+            served = command.with_server(server.url)
             workdir, _ = self._run_undisturbed(name, served)
             expected, answered = command.outcome(workdir), server.answered
             for moment in range(moments):

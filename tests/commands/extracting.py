@@ -49,7 +49,7 @@ def triples(workdir, names):
         return held.triples(names), {n: e and e.status for n, e in entries.items()}
 
 
-def constant(result):
+def without_varying(result):
     """Returns a result without the fields that depend on interruptions."""
     varying = ("seconds", "reused", "extracted", "store")
     return {name: value for name, value in result.items() if name not in varying}

@@ -30,7 +30,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(folders, tmp_path_factory, command):
-    """Four runs in this order: uninterrupted, repeated, with an own question, native_rag."""
+    """Four runs: uninterrupted, repeated, with a question of the user, and native_rag."""
     root = tmp_path_factory.mktemp("runs")
     question = "--config.question=  who is the patron  of balum? "
     plans = [

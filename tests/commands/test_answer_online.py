@@ -33,8 +33,7 @@ def test_answer_killed_online_extraction_resumes_without_repeats(tmp_path, comma
     result, extracted = uncut.result, journalled(whole, NAME)
     seen = {passage for row in lines(whole / "predictions.jsonl") for passage in row["passages"]}
     assert {program.partition("@")[0] for program, _, _ in extracted} == seen
-    # The random model fails at every passage. A failed passage does not count as one without
-    # triples.
+    # The random model fails at every passage. Failed passages are not passages without triples.
     extraction = result["extraction"]
     assert extraction["passages"] == extraction["failures"] == len(seen) > 4
     assert extraction["prompt_tokens"] > 0 and extraction["generated_tokens"] > 0

@@ -52,8 +52,7 @@ def test_compare_two_runs_gives_scores_and_differences(tmp_path, capsys):
     second = workdir(tmp_path, "b", worse, failed=[pairs[2][0]])
     result = compare(tmp_path, f"student={first}", second)
     student, other = result["systems"]["student"], result["systems"]["b"]
-    # Gold: Orlin County or Orlin. One of the two words of "Ferry County" and of "Orlin Bay" is
-    # right.
+    # Gold: Orlin County or Orlin. "Ferry County" and "Orlin Bay" have one gold word each.
     assert student["em"]["value"] == pytest.approx(4 / 6)
     assert student["f1"]["value"] == pytest.approx((4 + 2 * 0.5) / 6)
     assert other["em"]["value"] == pytest.approx(1 / 6)

@@ -387,7 +387,7 @@ def test_difficulty_judgements_replace_scores(tmp_path):
 
 
 def test_difficulty_verdict_about_another_answer_is_ignored(tmp_path, capsys):
-    """Only verdicts about the run's own answer, stripped, or about its full response count."""
+    """A verdict is used only if it is about the run's answer or its full response."""
     questions = simple_questions(tmp_path, 6)
     rows = [prediction(q, right=True) for q in questions]
     rows[0]["answer"], rows[5]["error"] = " it is right\n", "lost"

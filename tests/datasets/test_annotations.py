@@ -45,7 +45,7 @@ def test_hops_of_bridge_comparison_form_two_independent_chains():
     )  # fmt: skip
     hops = hops_of(question, {})
     assert [hop.parents for hop in hops] == [(), (), (0,), (1,)]
-    # A head in another spelling continues from the only unused tail.
+    # A head that is spelled differently refers to the only unused tail.
     assert [hop.sub_question for hop in hops[2:]] == ["When did #1 die?", "When did #2 die?"]
 
 

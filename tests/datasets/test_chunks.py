@@ -32,7 +32,7 @@ def test_spans_long_sentence_is_a_separate_chunk():
 
 
 def test_spans_default_sizes_are_those_of_the_paper():
-    """With sentences of ten words, 25 fit in a chunk and five in its overlap."""
+    """If sentences have ten words, 25 fit in a chunk and five in its overlap."""
     assert [(one[0], one[-1] + 1) for one in spans([10] * 26)] == [(0, 25), (13, 26)]
     assert [(one[0], one[-1] + 1) for one in spans([10] * 60)] == [(0, 25), (20, 45), (40, 60)]
 

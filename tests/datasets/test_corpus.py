@@ -25,7 +25,7 @@ def ids(corpus):
     [
         ("ircot_full", "abcdef"),  # f is in no context.
         ("selected_questions", "adbc"),
-        ("supporting_only", "cba"),  # The test question's gold is left out.
+        ("supporting_only", "cba"),  # The gold passages of the test question are left out.
     ],
 )
 def test_build_corpus_shared_policies(policy, expected):
@@ -65,8 +65,8 @@ def test_build_corpus_samples_ten_others_per_question():
     assert (len(first), len(second)) == (2 + SAMPLED, 1 + SAMPLED)
     assert {"p7", "p2"} < set(first) and "p9" in second
     both = sampled(dataset, dataset.questions)
-    assert set(both) == {*first, *second}  # Draws do not depend on each other.
-    assert both == sorted(both, key=lambda pid: int(pid[1:]))  # In the order of the corpus.
+    assert set(both) == {*first, *second}  # Each question's draw is independent of the others.
+    assert both == sorted(both, key=lambda pid: int(pid[1:]))  # In corpus order.
     assert both == sampled(dataset, dataset.questions[::-1])
     assert both != sampled(dataset, dataset.questions, seed=1)
     drawn = "p2 p7 p14 p100 p248 p340 p439 p447 p601 p785 p877 p981"

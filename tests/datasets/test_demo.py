@@ -26,7 +26,7 @@ def requirements() -> dict[str, str]:
 
 
 def fingerprint(dataset: Dataset) -> str:
-    """A hash of every passage, triple and question."""
+    """Returns a hash of every passage, triple and question."""
     digest = hashlib.sha256()
     for part in (dataset.corpus, dataset.triples, dataset.questions):
         digest.update(repr(part).encode())
@@ -40,7 +40,7 @@ def dataset() -> Dataset:
 
 
 def of_split(dataset: Dataset, split: str | None) -> list[Question]:
-    """The questions of one split."""
+    """Returns the questions of one split."""
     return [question for question in dataset.questions if question.split == split]
 
 
@@ -162,15 +162,15 @@ def test_demo_questions_name_only_the_first_passage(dataset: Dataset) -> None:
 
 
 def paths(question: Question) -> list[tuple[tuple[str, str, str], ...]]:
-    """The chains of a question: two for a bridge comparison."""
+    """Returns the chains of a question: two for a bridge comparison, otherwise one."""
     evidences = question.evidences or ()
     if question.type == "bridge_comparison":
         return [evidences[0::2], evidences[1::2]]
     return [evidences]
 
 
-def runs(path: tuple[tuple[str, str, str], ...]) -> set[tuple[tuple[str, str, str], ...]]:
-    """All runs of at least two triples of a path."""
+def sections(path: tuple[tuple[str, str, str], ...]) -> set[tuple[tuple[str, str, str], ...]]:
+    """Returns all sections of a path that have at least two triples."""
     return {
         path[start:stop] for start in range(len(path)) for stop in range(start + 2, len(path) + 1)
     }
@@ -178,7 +178,7 @@ def runs(path: tuple[tuple[str, str, str], ...]) -> set[tuple[tuple[str, str, st
 
 def test_demo_splits_share_no_chain(dataset: Dataset) -> None:
     whole = {s: {p for q in of_split(dataset, s) for p in paths(q)} for s in SPLITS}
-    pieces = {s: {r for path in whole[s] for r in runs(path)} for s in SPLITS}
+    pieces = {s: {r for path in whole[s] for r in sections(path)} for s in SPLITS}
     for one in SPLITS:
         for other in SPLITS:
             if one != other:

@@ -56,7 +56,7 @@ def test_split_document_passages_have_whole_sentences():
 @pytest.mark.parametrize(
     ("text", "sizes"),
     [
-        ("word " * 250, [100, 100, 50]),  # No full stop.
+        ("word " * 250, [100, 100, 50]),  # There is no full stop.
         ("\n".join(["- ten words of an item of a list these"] * 15), [100, 50]),
         ("\n".join(["12) ten words of an item of a list these"] * 15), [100, 50]),
         ("Cells:\n" + "\n".join(["| a | b |"] * 30), [96, 55]),

@@ -238,7 +238,7 @@ def test_read_dataset_missing_file_is_named(folder, name):
 def test_read_dataset_unneeded_files_may_be_missing(folder):
     whole = read_dataset(folder)
     assert read_dataset(folder, questions=False) == dataclasses.replace(whole, questions=())
-    assert read_dataset(folder, corpus=False) == whole  # An existing corpus is read.
+    assert read_dataset(folder, corpus=False) == whole  # An existing corpus file is read.
     (folder / "questions.jsonl").rename(folder / "aside")
     assert read_dataset(folder, questions=False).corpus == whole.corpus
     (folder / "aside").rename(folder / "questions.jsonl")

@@ -1,4 +1,4 @@
-"""Trajectories written by hand, and tokenizers with other chat templates."""
+"""Trajectories written by hand, and tokenizers with various chat templates."""
 
 import dataclasses
 import pathlib
@@ -36,7 +36,7 @@ STEPS = (
 
 
 def trajectory(number: int = 0, steps: int = 3, teacher: str = "annotations") -> Trajectory:
-    """Returns a trajectory of ``steps`` rounds. Length and names depend on ``number``."""
+    """Returns a trajectory of ``steps`` rounds; ``number`` varies its length and names."""
     numbered = []
     for step in STEPS[:steps]:
         noise = tuple(NOISE._replace(tail=f"year {i}") for i in range(number % 4))

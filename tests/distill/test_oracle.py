@@ -203,7 +203,7 @@ def dataset():
 
 
 def test_decide_names_no_answer_before_it_is_kept(dataset):
-    """Runs a third of the built-in questions with random candidates."""
+    """Thoughts and queries name an answer only after it is kept, for a third of the questions."""
     rng, solved, rounds_of = random.Random(5), 0, []
     for question in dataset.questions[::3]:
         known = gold_of(question, dataset.corpus, dataset.triples, "ascii")

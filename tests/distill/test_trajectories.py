@@ -120,7 +120,7 @@ def test_select_filters_are_nested():
         return [t.question_id for t in trajectories.select(ALL, keep)]
 
     assert kept("all") == ["a", "b", "c"]
-    assert kept("parsed") == ["a", "c"]  # Errors of retrieval are not the teacher's.
+    assert kept("parsed") == ["a", "c"]  # Retrieval errors are not the teacher's.
     assert kept("correct_only") == ["a"]
     reasons = [trajectories.drop_reason(t, "correct_only") for t in ALL]
     assert reasons == [None, "parse_errors", "not_solved"]

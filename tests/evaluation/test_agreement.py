@@ -1,4 +1,4 @@
-"""Agreement of two judges against scikit-learn and values by hand."""
+"""Agreement of two judges, compared with scikit-learn and hand-computed values."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def test_kappa_matches_sklearn():
 
 
 def test_agreement_matches_hand_computed_values():
-    """7 of 10 are equal, 0.6 * 0.5 + 0.4 * 0.5 by chance: kappa is (0.7 - 0.5) / 0.5."""
+    """Seven of ten verdicts are equal, five would be by chance: kappa is (0.7 - 0.5) / 0.5."""
     first = [True] * 6 + [False] * 4
     second = [True] * 4 + [False] * 2 + [True] + [False] * 3
     assert agreement(first, second) == {

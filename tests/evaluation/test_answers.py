@@ -59,7 +59,7 @@ def test_f1_matches_hand_computed_values(profile):
 
 
 def test_f1_empty_answer_and_empty_gold():
-    """F1 is 1 by MuSiQue's scorer, and 0 by the others, which need a shared token."""
+    """MuSiQue's scorer gives 1. The others give 0, because they need a shared token."""
     scores = {name: answers.f1("the", ["a"], name) for name in PROFILES}
     assert scores == {name: float(name == "musique") for name in PROFILES}
 

@@ -1,4 +1,4 @@
-"""Decisions at a teacher's steps: prompts, scores and the command."""
+"""Evaluation of an integrator at a teacher's steps: prompts, scores and the command."""
 
 import contextlib
 import dataclasses
@@ -49,12 +49,12 @@ def reply_of(step):
 
 
 def step_of(call):
-    """Returns question and step of a program, without the digest of its input."""
+    """Returns the question and the step that a program's id names, without the input's digest."""
     return call.key.program.rpartition("@")[0]
 
 
 class Canned:
-    """A model with a response, or a function of the request, for each program."""
+    """A model with a fixed response, or a function of the request, for each program."""
 
     is_slow, is_exhausted = True, False
 
@@ -157,7 +157,7 @@ def test_failed_request_is_isolated_and_retried_on_rerun(tmp_path):
     second = run(again, path=path)
     assert [step_of(call) for call in again.batches[0]] == ["q1#2"] and len(again.batches) == 1
     assert second[0][1].kept == (D,) and second[0][0] == result[0][0]
-    # A step with other candidates is another program, even with the same question id.
+    # A step with different candidates is a different program, even for the same question id.
     other = Trajectory("q2", "Who?", "t", (Step("Who?", candidates=(C,), scores=(1.0,)),), "repeat")
     third = Canned({"q2#1": reply((C,), None)})
     assert run(third, (LONG, other), path)[1][0].kept == (C,) and len(third.batches[0]) == 1
@@ -427,7 +427,7 @@ def test_command_compares_student_base_and_rule(trajectories, tmp_path, monkeypa
     before = (tmp_path / "e" / "decisions.jsonl").read_bytes()
     evaluate(trajectories, tmp_path / "e", **settings)
     assert len(requests) == 2 and (tmp_path / "e" / "decisions.jsonl").read_bytes() == before
-    # Other settings make a new run.
+    # Changed settings make a new run.
     for field, value in (("match_cutoff", 0.5), ("integrator.max_tokens", 9)):
         with pytest.raises(UserError, match=field.rpartition(".")[2]):
             evaluate(trajectories, tmp_path / "e", **settings, **{field: value})
@@ -492,7 +492,7 @@ def test_command_searches_next_queries(tmp_path, monkeypatch, capsys):
 
 
 def test_gold_of_language_model_steps_is_annotated():
-    """Gold facts at another teacher's steps are those of the annotation teacher."""
+    """For another teacher's steps, gold facts come from annotations, not from what it kept."""
     dataset = tiny.dataset()
     question = dataset.questions[0]
     born, worked = dataset.triples["p0"]
@@ -587,6 +587,6 @@ def test_command_scores_sentences_and_rejects_triple_student(tmp_path, monkeypat
     ],
 )
 def test_command_rejects_bad_input(trajectories, tmp_path, fields, message, monkeypatch):
-    monkeypatch.setattr(evaluation, "open_model", None)  # the input is rejected before
+    monkeypatch.setattr(evaluation, "open_model", None)  # input is rejected before opening a model
     with pytest.raises(UserError, match=message):
         evaluate(trajectories, tmp_path / "e", **fields)

@@ -1,4 +1,4 @@
-"""The difficulty matrix: D_r, quartiles and correlations by hand, and the tables of the paper."""
+"""The difficulty matrix: D_r, quartiles and correlations by hand, and the paper's tables."""
 
 import math
 
@@ -65,7 +65,8 @@ def test_similarities_use_most_similar_text_of_item():
 
 
 def test_bin_questions_edges_match_hand_computed_values():
-    # At positions 1.75, 3.5 and 5.25 of eight, from 0; the order of questions is irrelevant.
+    # With eight questions, quartiles are at positions 1.75, 3.5 and 5.25, counted from 0. The order
+    # of questions is irrelevant.
     graded = bin_questions([2] * 8, [0.8, 0.1, 0.7, 0.2, 0.6, 0.3, 0.5, 0.4])
     assert graded.edges[2] == pytest.approx([0.275, 0.45, 0.625])
     assert list(graded.bin_Q) == [3, 0, 3, 0, 2, 1, 2, 1]
@@ -93,7 +94,7 @@ def test_bin_questions_without_quartiles_has_reason():
 
 
 def test_matrix_empty_cell_is_undefined():
-    """Four of five questions are equal to all three quartiles."""
+    """Two cells are empty if four of five questions are equal to all three quartiles."""
     graded = bin_questions([2] * 5, [0.1, 0.1, 0.1, 0.1, 0.9])
     first, *empty, last = cells(graded, mean_of([1.0, 0.0, 0.0, 0.0, 1.0]))[2]
     assert (first["value"], first["num_questions"]) == (0.25, 4)
@@ -115,9 +116,10 @@ def test_error_rate_ignores_questions_without_error():
 
 
 def synthetic(wrong, hops=(2, 3, 4, 5), per_cell=20):
-    """Questions of which ``wrong(hop, column)`` of each cell's are answered wrongly, in any order.
+    """Returns graded questions in random order; ``wrong(hop, column)`` answers per cell are wrong.
 
-    The hops lie on other ranges of D_r, so that quartiles over all questions would be others.
+    Each number of hops has its own range of D_r, so quartiles over all questions would be
+    different.
     """
     rows = [
         (hop, hop / 10 + (column * per_cell + i) / 1000, float(i < wrong(hop, column)))
@@ -143,7 +145,7 @@ def test_matrix_recovers_known_error_rates():
 
 
 def test_correlations_of_known_error_rates():
-    """Error rates that are linear in the column, for every hop and the diagonal."""
+    """All correlations, also on the diagonal, are 1 if the error is linear in the column."""
     graded, errors = synthetic(lambda hop, column: 3 * (hop - 2) + 2 * column)
     result = difficulty.correlations(graded, errors)
     assert [result["bins"][hop]["value"] for hop in (2, 3, 4, 5)] == pytest.approx([1.0] * 4)
@@ -194,7 +196,7 @@ def test_errors_by_cause_and_their_rates():
 
 
 def test_correlation_matches_hand_computed_values():
-    """By chance, r of four points is uniform on [-1, 1], so p = 1 - |r|."""
+    """For four points, r is uniform on [-1, 1] under the null hypothesis, so p = 1 - abs(r)."""
     result = correlation([1, 2, 3, 4], [1, 3, 2, 4])
     width = 1.959964 / math.sqrt(4 - 3)
     assert result["value"] == pytest.approx(0.8) and result["p"] == pytest.approx(0.2)
@@ -264,7 +266,7 @@ def test_paper_table_3_is_mean_of_table_1():
 
 
 def test_paper_minimum_is_strongest_in_five_of_six_domains():
-    """The paper says four. The power mean beats the mean everywhere, as it says."""
+    """The paper states four of six, and that the power mean always beats the mean."""
     best = [
         difficulty.strongest({how: TABLE_3[domain][how][model] for how in AGGREGATES})
         for domain in TABLE_3
@@ -276,7 +278,7 @@ def test_paper_minimum_is_strongest_in_five_of_six_domains():
 
 
 def test_paper_stated_leads_differ_from_its_table():
-    """The paper states leads of 29 and 16 % over mean and power mean in Sports."""
+    """In Sports, the paper states leads of 29 % over the mean and 16 % over the power mean."""
     mean = {how: np.mean(values) for how, values in TABLE_3["Sports"].items()}
     assert mean["min"] / mean["mean"] - 1 == pytest.approx(0.570, abs=5e-4)
     assert mean["min"] / mean["power_mean"] - 1 == pytest.approx(0.427, abs=5e-4)
@@ -295,7 +297,7 @@ def test_paper_stated_leads_differ_from_its_table():
     ],
 )
 def test_paper_diagonal_correlations(diagonal, wanted):
-    """r is above 0.9 in the domains of the main text, but not in those of appendix A.5."""
+    """r is above 0.9 in the domains of the main text, but not in the domains of appendix A.5."""
     graded, errors = synthetic(lambda hop, column: 0, per_cell=4)
     errors = mean_of([diagonal[h - 2] for h in graded.hops_Q])
     result = difficulty.correlations(graded, errors)["diagonal"]

@@ -24,7 +24,7 @@ def test_recall_per_step_and_per_hop():
     )
     questions = [QUESTION, reordered, QUESTION, BARE]
     assert recall_per_step([long, short, None, long], questions, (1, 3)) == {
-        # p9 is not gold; then both of the first question; the second ends with two of three.
+        # The first question finds none (p9 is not gold), then all; the second finds two of three.
         "found": [pytest.approx(2 / 9), pytest.approx(5 / 9)],
         "hops": [
             {"recall@1": 0.0, "recall@3": pytest.approx(2 / 3), "num_questions": 3},

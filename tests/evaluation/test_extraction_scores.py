@@ -1,4 +1,4 @@
-"""Scores of extracted triples by hand and against SciPy; the command with a fake model."""
+"""Scores of extracted triples, compared with hand-computed values and SciPy; the command."""
 
 import contextlib
 import itertools
@@ -40,7 +40,7 @@ def test_exact_overlap_matches_hand_computed_values():
 
 
 def test_soft_overlap_matches_hand_computed_values():
-    # Token F1: "ule feeds tarn" with "the ule river feeds tarn" is 2*3/(3+5), with the other 0.
+    # Token F1 of "ule feeds tarn" and "the ule river feeds tarn" is 2*3/(3+5). The other is 0.
     predicted = [triple("Ule; feeds; Tarn"), triple("Osk; is; big")]
     gold = [triple("the Ule river; feeds; Tarn")]
     result = soft_overlap(predicted, gold)
@@ -107,7 +107,7 @@ def test_scores_macro_and_micro_over_passages():
 
 
 def dataset():
-    """p0: train; p1: train and test; p2: test; p3: test without triples; p4: test, no triples."""
+    """p0: train; p1: train and test; p2: test; p3: test, not extracted; p4: test, no triples."""
     corpus = {
         f"p{i}": Passage(f"p{i}", f"T{i}", f"T{i} knows U{i}. V{i} is odd.") for i in range(6)
     }
@@ -119,7 +119,7 @@ def dataset():
     questions = (
         question("q0", "train", ("p0", "p1")),
         question("q1", "test", ("p1", "p2", "p3", "p4", "p5")),
-        question("q2", None, ("p2",)),  # without a fold: removes no passages
+        question("q2", None, ("p2",)),  # has no fold, so it removes no passages
     )
     return Dataset("d", questions, corpus, {**facts, "p4": ()})
 
@@ -277,6 +277,6 @@ def test_changed_passage_is_extracted_again():
     ],
 )
 def test_command_rejects_bad_input(data, tmp_path, fields, message, monkeypatch):
-    monkeypatch.setattr(evaluation, "open_model", None)  # the input is rejected before
+    monkeypatch.setattr(evaluation, "open_model", None)  # input is rejected before opening a model
     with pytest.raises(UserError, match=message):
         evaluate(data, tmp_path / "e", **fields)

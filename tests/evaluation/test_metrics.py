@@ -1,4 +1,4 @@
-"""The families of metrics against values by hand."""
+"""Metric families, compared with hand-computed values."""
 
 import dataclasses
 
@@ -38,7 +38,7 @@ FOUND = Prediction(
 
 
 def measured(pairs, names=NAMES, corpus=True, **scoring):
-    """Returns value and number of questions of every score."""
+    """Returns the value of every score, and the number of questions that it covers."""
     result = metrics.measure(
         [AnsweredQuestion(*pair) for pair in pairs], Scoring(**scoring), names, corpus=corpus
     )
@@ -49,13 +49,14 @@ def test_recall_scores_at_three_granularities():
     assert measured([(QUESTION, FOUND)], ["recall"], recall_at=(5, 3)) == {
         "recall@5": (1.0, 1), "recall@3": (0.5, 1),
         "sentence_recall@5": (0.5, 1), "sentence_recall@3": (0.5, 1),
-        # Birth and death at one place are one pair of names, at rank 4. The other is reversed.
+        # Birth and death at one place have the same pair of names, at rank 4. The other pair is
+        # reversed.
         "triple_recall@5": (1.0, 1), "triple_recall@3": (0.5, 1),
     }  # fmt: skip
 
 
 def test_recall_scores_with_overlapping_passages():
-    """The last sentence of p1 is the first of p2."""
+    """The last sentence of p1 is also the first of p2, so p2 counts as evidence for it."""
     question = dataclasses.replace(
         QUESTION,
         supporting=("p1", "p3"),
@@ -66,7 +67,7 @@ def test_recall_scores_with_overlapping_passages():
     scores = measured([(question, result)], ["recall"], recall_at=(1, 2))
     assert [scores[f"recall@{k}"][0] for k in (1, 2)] == [0.5, 1.0]
     assert [scores[f"sentence_recall@{k}"][0] for k in (1, 2)] == [0.0, 0.5]
-    # p1 is evidence for another sentence as well, which p2 does not have.
+    # p1 is also evidence for another sentence, which p2 does not have.
     more = dataclasses.replace(
         question, supporting_sentences=(("p1", 1), *(question.supporting_sentences or ()))
     )
@@ -124,7 +125,7 @@ def test_hit_scores_only_without_gold_passages():
 
     assert hit(("he is nobody",), 1) == (0.0, 1) and hit(("he is nobody",), 2) == (1.0, 1)
     assert hit(("nobody",), 1) == (1.0, 1)  # an apostrophe is a token
-    assert hit(("orlin",), 2) == (1.0, 1)  # the title counts too
+    assert hit(("orlin",), 2) == (1.0, 1)  # titles are searched, too
     assert hit(("obody",), 5) == hit(("...!",), 5) == hit(("",), 5) == (0.0, 1)
     assert hit((), 5)[1] == 0  # no gold answers
     read.clear()
@@ -140,7 +141,7 @@ def test_hit_scores_only_without_gold_passages():
     [
         ("in São Paulo.", "SA\u0303O PAULO", 1.0),
         ("in Sao Paulo.", "São Paulo", 0.0),
-        ("Thomas Müller", "Mu", 0.0),  # a mark is a part of its word
+        ("Thomas Müller", "Mu", 0.0),  # combining marks belong to their word
         ("हिन्दी", "ह", 0.0),
         ("snake_case", "snake", 1.0),  # an underscore is a token, as in DPR
         ("one\x00two", "one two", 1.0),
@@ -166,7 +167,6 @@ def test_hit_scores_read_each_passage_once(monkeypatch):
 
 
 def test_recall_scores_check_ranked_items_once_per_run(monkeypatch):
-    """Ranked items are checked once per run, not once per question."""
     checks = 0
 
     class Ranked(list):
@@ -183,7 +183,7 @@ def test_recall_scores_check_ranked_items_once_per_run(monkeypatch):
 
 
 def test_raw_or_short_scores_keep_larger_score():
-    """The short answer is exact; the raw response has more of the gold answers."""
+    """The short answer has the larger exact match; the raw response contains more gold answers."""
     question = dataclasses.replace(BARE, answers=("Orlin", "the county of Orlin in Tarn"))
     attempts = (
         Attempt("triple", ("x",), "I cannot say.", "", False),
@@ -196,7 +196,7 @@ def test_raw_or_short_scores_keep_larger_score():
     wrong = dataclasses.replace(result, answer="Tarn")
     assert (
         metrics.raw(wrong) == "the county of Orlin, in Tarn!"
-    )  # no attempt has this answer: the last one
+    )  # no attempt has this answer, so the last one is used
     scores = measured([(question, wrong)], ["answers", "raw_or_short"])
     assert scores["em"][0] == 0 and scores["em_max"][0] == 1 > scores["f1"][0]
     short = dataclasses.replace(
@@ -209,7 +209,7 @@ def test_raw_or_short_scores_keep_larger_score():
 
 
 def test_stage_scores_by_granularity():
-    """Two answers from triples (right and half right), one by default, one failure."""
+    """Triples answer twice (right and half right), sentence and default once; one run fails."""
     question = dataclasses.replace(BARE, answers=("Orlin County",))
     answers = [
         ("triple", "the Orlin County"), ("triple", "Orlin Bay"), ("default", "Tarn"),
@@ -223,19 +223,19 @@ def test_stage_scores_by_granularity():
     assert result["default_em"] == result["default_f1"] == (0.0, 1)
     value, count = result["passage_f1"]
     assert value != value and count == 0  # no answers: no score
-    # Their sum is the cascade's score without the failed question.
+    # The sum is the cascade's score without the failed question.
     whole = measured(pairs, ["answers"])
     assert whole["f1"] == (pytest.approx((2 * 0.75 + 1 + 0) / 4), 4)
     assert metrics.title("triple_f1") == "triple F1"
 
 
 def test_rouge_scores_match_hand_computed_values():
-    """Four of five words and two of four bigrams match the six gold words."""
+    """The six gold words share four with the five predicted words, and two bigrams."""
     question = dataclasses.replace(BARE, answers=("no", "The cat sat on the mat."))
     result = measured(
         [(question, Prediction("a cat sat on mat", "passage")), (question, None)], ["rouge"]
     )
-    # Recall 4/6 and precision 4/5; of pairs 2/5 and 2/4; in order 4/6 and 4/5.
+    # Words: recall 4/6, precision 4/5. Bigrams: 2/5 and 2/4. In order: 4/6 and 4/5.
     assert result["rouge1"] == (pytest.approx(8 / 11 / 2), 2)
     assert result["rouge2"] == (pytest.approx(4 / 9 / 2), 2)
     assert result["rougeL"] == (pytest.approx(8 / 11 / 2), 2)
@@ -250,7 +250,7 @@ def test_endpoints_normalize_both_names():
     assert endpoints("Ilse Varga", "Tarnow Bay") != endpoints("Ilse Varga", "Tarnow")
     assert endpoints("Bråk", "X") != endpoints("Br k", "X")  # letters of every script are kept
     assert endpoints("東京", "日本") != endpoints("大阪", "日本")
-    assert endpoints("+", "x") != endpoints("-", "x")  # nothing is left, so the sign itself
+    assert endpoints("+", "x") != endpoints("-", "x")  # no letters remain, so the signs count
 
 
 def test_titles_and_rejected_settings():

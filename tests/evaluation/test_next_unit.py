@@ -24,7 +24,7 @@ def test_next_units_excludes_earlier_steps():
 
 def test_evaluate_next_unit_matches_hand_computed_values():
     metrics = evaluate_next_unit(next_units([CHAIN], [POOL], "triple"), _embed, ks=(1, 2))
-    # Step 1: a is second of four; step 2: b is last of three.
+    # In step 1, a is second of four; in step 2, b is last of three.
     assert metrics["step1/mrr"] == 0.5 and metrics["step2/mrr"] == pytest.approx(1 / 3)
     assert metrics["mrr"] == pytest.approx((1 / 2 + 1 / 3) / 2)
     assert metrics["recall@1"] == 0.0 and metrics["recall@2"] == 0.5

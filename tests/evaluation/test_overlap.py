@@ -1,4 +1,4 @@
-"""Precision, recall, F1 and their bootstrap, against values by hand, sklearn and SciPy."""
+"""Precision, recall, F1 and bootstrap, compared with hand-computed values, sklearn and SciPy."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def test_overlap_scores_match_hand_computed_values():
 
 
 def test_overlap_ratios_match_hand_computed_values():
-    # Question 0: two steps, question 1: one step and one that is not counted.
+    # Question 0 has two steps. Question 1 has one step, and one that is not counted.
     overlaps = [Overlap(1, 2, 1), Overlap(0, 0, 0), Overlap(1, 1, 4), None]
     result = overlap_ratios(overlaps, [0, 0, 1, 1], 2)
     assert result["precision"].value == pytest.approx((0.5 + 1 + 1) / 3)
@@ -44,7 +44,7 @@ def test_overlap_ratios_match_sklearn():
         for g, m in zip(gold_NC, mine_NC, strict=True)
     ]
     result = overlap_ratios(overlaps, range(20), 20)
-    # sklearn's value of 0/0 is an argument; with one empty side ours is 0.
+    # In sklearn, the value of 0/0 is an argument. We return 0 if only one side is empty.
     filled = [o.predicted + o.gold > 0 for o in overlaps]
     macro = metrics.precision_recall_fscore_support(
         gold_NC[filled], mine_NC[filled], average="samples", zero_division=0
@@ -70,7 +70,6 @@ def test_paired_interval_matches_scipy_bootstrap():
 
 
 def test_paired_interval_constant_difference_has_no_width():
-    """A constant difference of two systems has an interval of width 0."""
     a = np.random.default_rng(0).random(50)
     interval = paired_interval(mean_of(a), mean_of(a - 0.25))
     assert interval["low"] == pytest.approx(0.25) and interval["high"] == pytest.approx(0.25)

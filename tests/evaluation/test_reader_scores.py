@@ -1,4 +1,4 @@
-"""Scores of a reader by hand, and the command with a fake reader."""
+"""Scores of a reader, compared with hand-computed values; the command with a fake reader."""
 
 import contextlib
 import json
@@ -89,7 +89,7 @@ def token(text, offset, probability):
 
 
 class Canned:
-    """Answers right if the evidence has "born" and "father"; without the adapter always "x"."""
+    """Answers correctly if the evidence has "born" and "father"; the base always answers "x"."""
 
     is_slow, is_exhausted = True, False
 
@@ -102,7 +102,7 @@ class Canned:
             whole = "was born" in text and "father was" in text
             answer = ("London" if whole else "Unanswerable") if self.good else "x"
             tokens = None
-            if self.good:  # The base's server gives no probabilities.
+            if self.good:  # The server of the base model returns no probabilities.
                 assert call.request.logprobs
                 head, tail = token("Answer:", 0, 0.25), token(f" {answer}", 7, 0.5)
                 tokens = (head, tail, token("", 8 + len(answer), 0.5))

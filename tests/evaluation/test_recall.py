@@ -34,7 +34,7 @@ def test_set_scores_match_hand_computed_values():
     assert set_scores(["x"], ["a"]) == SetScores(1, 0.0, 0.0, 0.0)
     assert set_scores([], ["a"]) == SetScores(0, 0.0, 0.0, 0.0)
     assert mean_scores([exact, half]) == SetScores(2.5, 0.75, 0.5, pytest.approx(0.7))
-    # Retrieved in another passage that replaces one gold passage, or two.
+    # A retrieved passage replaces one gold passage, or two.
     elsewhere = {"a": [{"a", "x"}], "b": [{"b", "x"}]}
     assert set_scores(["x"], ["a"], elsewhere) == exact._replace(read=1)
     assert set_scores(["x"], ["a", "b"], elsewhere) == exact._replace(read=1)

@@ -1,4 +1,4 @@
-"""Intervals and tests against SciPy, exact permutations and values by hand."""
+"""Intervals and tests, compared with SciPy, exact permutations and hand-computed values."""
 
 import itertools
 import math
@@ -25,7 +25,7 @@ def sampled_p(a, b, samples):
 
 
 def exact_p(a, b):
-    """Returns p over all 2^Q arrangements."""
+    """Returns p over all 2^Q permutations."""
     signs = np.array(list(itertools.product((1, -1), repeat=len(a))))
     result = np.abs(signs @ (a - b))
     return np.mean(result >= result[0] - 1e-12)
@@ -44,20 +44,20 @@ def test_permutation_test_approaches_exact_p():
 
 def test_permutation_test_counts_ties():
     a, b = np.array([1, 1, 1, 0, 1.0]), np.array([0, 0, 1, 1, 1.0])
-    # Of three different questions, two favor the first system: every arrangement is as extreme.
+    # Two of three different questions favor the first system, so every permutation is as extreme.
     assert exact_p(a, b) == 1
     assert sampled_p(mean_of(a), mean_of(b), samples=500) == 1
     same = sampled_p(mean_of(a), mean_of(a), samples=500)
-    assert same == 1  # no different questions
+    assert same == 1  # no questions differ
     far = sampled_p(mean_of(np.ones(40)), mean_of(np.zeros(40)), samples=999)
-    assert far == 1 / 1000  # the observed arrangement counts as one
+    assert far == 1 / 1000  # the observed permutation counts as one
 
 
 def test_resampling_by_kind_equals_by_question():
-    """Equal questions are drawn as one kind, slightly different ones one by one."""
+    """Grouping equal questions changes no result; tiny differences prevent the grouping."""
     rng = np.random.default_rng(3)
     a, b = (rng.random((2, 300)) < [[0.6], [0.5]]).astype(float)
-    hair = 1e-12 * rng.random(300)  # small enough to keep ties
+    hair = 1e-12 * rng.random(300)  # too small to break ties
     together = paired_interval(mean_of(a), mean_of(b), samples=20_000)
     apart = paired_interval(mean_of(a + hair), mean_of(b), samples=20_000)
     for bound in ("difference", "low", "high"):
@@ -67,14 +67,14 @@ def test_resampling_by_kind_equals_by_question():
 
 
 @pytest.fixture(params=["by kind", "by question"])
-def way(request, monkeypatch):
-    """Forces one way of drawing."""
+def resampling(request, monkeypatch):
+    """Forces resampling by groups of equal questions ("kinds") or by single questions."""
     monkeypatch.setattr(significance, "_KIND_COST", 0 if request.param == "by kind" else math.inf)
     monkeypatch.setattr(significance, "_BLOCK", 1000)  # several blocks, the last one smaller
 
 
-def twofold():
-    """Returns two correlated scores of 45 questions, every third of which is repeated."""
+def repeated_scores():
+    """Returns two correlated scores of 45 questions; every third question occurs twice."""
     rng = np.random.default_rng(5)
     top_Q = rng.random(45)
     rows = np.sort([*range(45), *range(0, 45, 3)])
@@ -84,14 +84,14 @@ def twofold():
 
 
 def assert_one_distribution(drawn, loop):
-    """Runs the Kolmogorov-Smirnov test at level 0.001."""
+    """Checks that both have the same distribution (Kolmogorov-Smirnov, level 0.001)."""
     for ours, theirs in zip(drawn, loop, strict=True):
         result: Any = scipy.stats.ks_2samp(ours, theirs)  # SciPy's stubs lack pvalue
         assert result.pvalue > 0.001
 
 
-def test_bootstrap_has_distribution_of_a_loop(way):
-    a, b = twofold()
+def test_bootstrap_has_distribution_of_a_loop(resampling):
+    a, b = repeated_scores()
     found_RM = significance._resampled([a, b], 20_000, seed=1)
     assert found_RM.shape == (20_000, 2)
     rng, loop = np.random.default_rng(2), []
@@ -105,9 +105,9 @@ def test_bootstrap_has_distribution_of_a_loop(way):
     assert (found_RM == again).all() and (found_RM != other).any()
 
 
-def test_bootstrap_sums_have_expected_moments(way):
-    """Mean and variance are within five standard errors."""
-    a, b = twofold()
+def test_bootstrap_sums_have_expected_moments(resampling):
+    """Mean and variance are within five standard errors of their expected values."""
+    a, b = repeated_scores()
     values_QC = np.stack([a.top_Q, b.top_Q, a.bottom_Q, b.bottom_Q], axis=1)
     for draw, mean_C, variance_C in (
         (significance._with_replacement, values_QC.sum(axis=0), 60 * values_QC.var(axis=0)),
@@ -120,8 +120,8 @@ def test_bootstrap_sums_have_expected_moments(way):
         assert (abs(sum_RC.var(axis=0) / variance_C - 1) < 5 * np.sqrt(2 / 50_000)).all()
 
 
-def test_permutations_have_distribution_of_a_loop(way):
-    a, b = twofold()
+def test_permutations_have_distribution_of_a_loop(resampling):
+    a, b = repeated_scores()
     rng, loop = np.random.default_rng(2), []
     for _ in range(20_000):
         swapped = rng.random(60) < 0.5
@@ -151,7 +151,7 @@ def test_bootstrap_many_kinds_uses_little_memory():
 
 
 def test_permutation_swaps_denominators_too():
-    """For precision, a swap exchanges both matches and sizes."""
+    """A swap exchanges both the numerators and the denominators of two systems."""
     a = Ratio(np.array([1.0, 2.0, 0.0, 3.0, 2.0]), np.array([1.0, 9.0, 1.0, 4.0, 8.0]))
     b = Ratio(np.array([0.0, 1.0, 1.0, 1.0, 1.0]), np.array([2.0, 2.0, 1.0, 4.0, 1.0]))
     result = sampled_p(a, b, samples=30_000)
@@ -166,7 +166,7 @@ def test_permutation_swaps_denominators_too():
 
 
 def test_holm_matches_hand_computed_values():
-    # 3 * .01, then max(that, 2 * .04), then max(that, .05).
+    # 3 * .01, then max(previous, 2 * .04), then max(previous, .05).
     np.testing.assert_allclose(holm([0.04, 0.01, 0.05]), [0.08, 0.03, 0.08])
     np.testing.assert_allclose(holm([0.9, np.nan, 0.6]), [1.0, np.nan, 1.0])
     assert holm([]).shape == (0,)

@@ -1,4 +1,4 @@
-"""Articles with a chain of facts, and a fake language model that writes questions by rules."""
+"""Articles that contain a chain of facts, and a fake model that writes questions by rules."""
 
 import json
 import re
@@ -16,7 +16,7 @@ ARTICLES = (
 
 
 def write_articles(folder):
-    """Writes the articles as a folder of documents."""
+    """Writes the articles into a folder of documents."""
     folder.mkdir()
     rows = [{"title": t, "text": x, "source": "The Daily"} for t, x in ARTICLES]
     (folder / "documents.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -24,7 +24,7 @@ def write_articles(folder):
 
 
 class Model:
-    """A backend that answers every prompt by rules, from its last message."""
+    """A backend that answers each prompt by rules, using only its last message."""
 
     usage = Usage()
 

@@ -1,4 +1,4 @@
-"""Claims of sentences by rules and by a fake model."""
+"""Claims made from sentences, by rules and by a fake model."""
 
 from typing import Any
 
@@ -15,7 +15,10 @@ RULES = ClaimSettings(filter="rules", kind="rules")
 
 
 def drive(index, settings, *answers):
-    """Returns the requested roles and the result; an answer is a text or (text, finish reason)."""
+    """Runs the program; returns the requested roles and the result.
+
+    An answer is a text or a pair (text, finish reason).
+    """
     program, roles = claims.claim(MILL, index, settings), []
     try:
         request: Any = next(program)

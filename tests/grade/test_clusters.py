@@ -13,7 +13,7 @@ GaussianMixture = pytest.importorskip("sklearn.mixture").GaussianMixture
 
 
 def two_groups():
-    """Returns two round groups of 40 in a plane, and a last row midway between them."""
+    """Returns two round groups of 40 points in a plane, and a last point midway between them."""
     rng = np.random.default_rng(0)
     groups = [center + 0.25 * rng.normal(size=(40, 2)) for center in ((-1.0, 0.0), (1.0, 0.0))]
     return np.concatenate([*groups, [[0.0, 0.0]]]).astype(np.float32)
@@ -33,7 +33,7 @@ def test_clusters_midway_claim_is_in_both_if_soft():
     }
     hard = clusters(two_groups(), ClusterSettings(**SETTINGS, soft=False))
     assert sorted(map(len, hard)) == [40, 41]
-    assert [80 in rows for rows in hard] == [True, False]  # only the first, as in the released code
+    assert [80 in rows for rows in hard] == [True, False]  # as in the released code
 
 
 def test_clusters_high_threshold_keeps_best_cluster():
@@ -82,7 +82,7 @@ def test_clusters_of_equal_claims():
 
 @pytest.fixture
 def interpreted_umap(monkeypatch):
-    """Runs UMAP without numba, whose compilation takes longer than all other tests."""
+    """Runs UMAP without numba, because compiling takes longer than all other tests."""
     numba = pytest.importorskip("numba")
     monkeypatch.setattr(numba.config, "DISABLE_JIT", True)
     yield pytest.importorskip("umap")

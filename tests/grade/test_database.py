@@ -1,4 +1,4 @@
-"""Chunks of documents and places of evidence."""
+"""Chunks of documents, and which chunks are the evidence of a question."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Reading and selection of documents."""
+"""Reading and selecting documents."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Equivalent entities and the links that they add."""
+"""Equivalent entities, and the links that they add to the graph."""
 
 import pytest
 

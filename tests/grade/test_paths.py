@@ -1,4 +1,4 @@
-"""Paths against brute force, and the draw."""
+"""Paths compared with brute force, and the random selection of paths."""
 
 import itertools
 import random
@@ -18,8 +18,8 @@ def edges_of(*pairs):
     return [Edge(fact, *pair) for fact, pair in enumerate(pairs)]
 
 
-def brute(edges, hops, shortest):
-    """Returns all simple paths of these lengths, or only the shortest between their ends."""
+def brute_force_paths(edges, hops, shortest):
+    """Returns all simple paths of these lengths, or only the shortest ones between two nodes."""
     nodes = sorted({node for edge in edges for node in (edge.head, edge.tail)})
     pairs = {(edge.head, edge.tail) for edge in edges}
     walks = [
@@ -48,7 +48,7 @@ def test_node_paths_match_brute_force(kind, seed):
     for hops in ((2, 3, 4, 5), (1,), (3, 5)):
         result = list(paths.node_paths(edges, PathSettings(kind=kind, hops=hops)))
         assert len(result) == len(set(result))
-        assert set(result) == brute(edges, hops, kind == "shortest")
+        assert set(result) == brute_force_paths(edges, hops, kind == "shortest")
 
 
 def test_draw_tries_parallel_facts_once_per_pair_of_ends():
@@ -80,7 +80,7 @@ def test_draw_limits_paths_per_start_and_end():
 
 @pytest.mark.parametrize("kind", ["shortest", "simple"])
 def test_draw_counts_cut_sources(kind):
-    """Node ``a`` has six paths of one or two edges, and ``b`` five."""
+    """Sources with too many paths are cut; ``a`` has six paths of one or two edges, ``b`` five."""
     edges = edges_of(("a", "b"), *(("b", f"e{i}") for i in range(5)))
     for most, wanted in ((4, 2), (5, 1), (6, 0), (0, 0)):
         settings = PathSettings(kind=kind, hops=(2,), per_hop=0, most_per_source=most)

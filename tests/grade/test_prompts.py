@@ -1,4 +1,4 @@
-"""GRADE's prompts and parsers, with untrusted model output."""
+"""GRADE's prompts, and its parsers with untrusted model output."""
 
 import random
 
@@ -182,7 +182,7 @@ PIECES = ("|", "[", "]", "(", ")", '"', "\n", "\x00", "\ud800", "Answer:", "Ques
 
 
 def mutated(rng: random.Random) -> str:
-    """Returns a model's output with a few characters or pieces changed."""
+    """Returns a model's output in which a few characters or parts are changed."""
     text = list(rng.choice(SEEDS))
     for _ in range(rng.randrange(8)):
         at = rng.randrange(len(text) + 1)

@@ -21,8 +21,8 @@ ROWS = (
 )
 
 
-def world(*more, groups=()):
-    """Returns a graph, claims and documents; each row is a sentence."""
+def make_graph(*more, groups=()):
+    """Returns a graph, claims and documents; each row of `ROWS` or ``more`` is a sentence."""
     rows = (*ROWS, *more)
     claims, sentences = [], {}
     for *_, home, text in rows:
@@ -44,13 +44,13 @@ def checks_of(made, one_source=False):
 
 
 def test_relation_templates_compose_one_question():
-    graph, *_ = world()
+    graph, *_ = make_graph()
     requests = RelationTemplates(graph).ask(path_of(graph, 0, 1), graph.facts)
     assert requests == ("Where was the director of Low Tide born?", None)
     requests = RelationTemplates(graph).ask(path_of(graph, 0, 1, 3), graph.facts)
     assert requests[0] == "How many people live in the place of birth of the director of Low Tide?"
     more = [("Ann Bell", r, "Fenn", "x", f"Ann Bell {r} Fenn.") for r in ("was seen in", "liking")]
-    graph, *_ = world(*more)
+    graph, *_ = make_graph(*more)
     for fact in (4, 5):
         requests = RelationTemplates(graph).ask(path_of(graph, 0, fact), graph.facts)
         assert requests == ("", "no_template")
@@ -75,12 +75,12 @@ def _buried(place):
     ],
 )
 def test_checks_reject_paths_with_reason(more, path, reason):
-    made = world(*more)
+    made = make_graph(*more)
     assert checks_of(made).path(path_of(made[0], *path)) == reason
 
 
 def test_checks_one_source_rejects_restated_link():
-    made = world(("Ann Bell", "left", "Osk", "y", "Ann Bell left Osk."))
+    made = make_graph(("Ann Bell", "left", "Osk", "y", "Ann Bell left Osk."))
     path = path_of(made[0], 0, 1)
     assert checks_of(made).path(path) is None
     assert checks_of(made, one_source=True).path(path) == "told_twice"
@@ -121,7 +121,7 @@ def test_checks_reject_ambiguous_names():
     ],
 )
 def test_checks_reject_questions_with_reason(question, answer, reason):
-    made = world()
+    made = make_graph()
     assert checks_of(made).question(path_of(made[0], 0, 1), question, answer) == reason
 
 
@@ -140,13 +140,13 @@ def test_checks_reject_questions_with_reason(question, answer, reason):
 def test_checks_require_name_of_start(start, question, reason):
     group = equivalence.Group(0, ("m.s.", "museum of the sea"), "always")
     row = (start, "head", "Ann Low", "y", f"{start} is led by Ann Low.")
-    made = world(row, ("Museum of the Sea", "rival", "Fenn", "z", "x"), groups=[group])
+    made = make_graph(row, ("Museum of the Sea", "rival", "Fenn", "z", "x"), groups=[group])
     path = path_of(made[0], len(ROWS))
     assert checks_of(made).question(path, question, "Ann Low") == reason
 
 
 def drive(settings, *answers, checks=True, groups=(), facts=(0, 1)):
-    made = world(groups=groups)
+    made = make_graph(groups=groups)
     path = path_of(made[0], *facts)
     templates = RelationTemplates(made[0]) if settings.kind == "rules" else None
     checked = checks_of(made) if checks else None
@@ -154,7 +154,7 @@ def drive(settings, *answers, checks=True, groups=(), facts=(0, 1)):
 
 
 def answered(program, *answers):
-    """Returns a program's requests and its result."""
+    """Returns the requests of a program and its result."""
     requests = []
     try:
         request = next(program)
@@ -213,7 +213,7 @@ def worded(made, *facts):
     for at in facts:
         fact = graph.facts[at]
         program = questions.write_wording(fact, claims[fact.claim], QuestionSettings())
-        # Without a wording, nothing is read.
+        # Without a wording, no reader checks it.
         requests, result[at] = answered(
             program, says[fact.head], *[fact.tail][: fact.head != "Osk"]
         )
@@ -226,7 +226,7 @@ def worded(made, *facts):
 
 
 def test_worded_templates_compose_one_question():
-    made = world()
+    made = make_graph()
     graph = made[0]
     requests = worded(made, 0, 1).ask(path_of(graph, 0, 1), graph.facts)
     assert requests == ("Where was the director of Low Tide born?", None)
@@ -252,7 +252,7 @@ def test_worded_templates_compose_one_question():
     ],
 )
 def test_write_wording_rejects_other_readings(read, kept):
-    (graph, claims, _), settings = world(), QuestionSettings()
+    (graph, claims, _), settings = make_graph(), QuestionSettings()
     text = "Phrase: the town where Ann Bell was born | Question: Where was Ann Bell born?"
     _, result = answered(questions.write_wording(graph.facts[1], claims[1], settings), text, read)
     assert result == {"reason": "read_otherwise"} if not kept else "reason" not in result
@@ -263,12 +263,12 @@ def test_write_wording_rejects_other_readings(read, kept):
 
 
 def test_worth_wording_needs_adjacent_facts():
-    graph, *_ = world(("Fenn", "borders", "Brum", "y", "Fenn borders Brum."))
+    graph, *_ = make_graph(("Fenn", "borders", "Brum", "y", "Fenn borders Brum."))
     assert questions.worth_wording(graph.edges) == {0, 1, 2, 3}
 
 
 def test_ask_by_hops_only_calls_validator():
-    made = world()
+    made = make_graph()
     settings, path = QuestionSettings(kind="hops"), path_of(made[0], 0, 1)
     program = questions.ask(path, *made, settings, worded(made, 0, 1), checks_of(made))
     requests, result = answered(program, "True")
@@ -287,7 +287,7 @@ def test_extract_counts_unsupported_triples():
 def test_ask_accepts_equivalent_answers():
     rows = (("the town of Osk", "county", "Brum", "y", "The town of Osk is in Brum."),)
     group = equivalence.Group(0, ("osk", "the town of osk"), "always")
-    made = world(*rows, groups=[group])
+    made = make_graph(*rows, groups=[group])
     path = path_of(made[0], 0, 1)
     assert questions.answer_names(path, made[0]) == ("Osk", "the town of Osk")
     longer = path_of(made[0], 0, 1, 4)

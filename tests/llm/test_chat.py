@@ -24,7 +24,7 @@ TURNS = (
     Message("assistant", "in the town"),
 )
 
-# A template like Gemma's, without system turns, which names the assistant model and trims texts.
+# Like Gemma's template: it has no system turns, names the assistant "model" and trims texts.
 GEMMA_LIKE = (
     "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
     "{% for m in messages %}{{ '<|im_start|>' + ('model' if m['role'] == 'assistant' else 'user')"
@@ -281,7 +281,7 @@ def test_gguf_bad_header_is_rejected(smollm2_file, tmp_path):
 
 
 def test_load_plain_tokenizer_does_not_import_torch(folder, repository):
-    """AutoTokenizer imports torch, which would delay the start of every command by seconds."""
+    """Importing torch, as AutoTokenizer does, would delay the start of every command by seconds."""
     text = "who is the weaver of Corum?<|im_end|>\n 12"
     code = f"""
 import sys

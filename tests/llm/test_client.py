@@ -1,4 +1,4 @@
-"""The OpenAI-compatible client with a local server that fails in every way."""
+"""The OpenAI-compatible client, with a local server that fails in many ways."""
 
 import asyncio
 import dataclasses
@@ -80,7 +80,7 @@ def test_generate_bounds_concurrency(server, backend_of):
 
 
 def test_more_requests_are_sent_while_others_wait(server, backend_of):
-    """One response is delayed until all later ones have arrived."""
+    """Later requests are sent and answered while one response is delayed."""
     backend, _ = backend_of(server, max_concurrency=2)
     assert backend.accepts_more
     waves, order = [[ask("b"), ask("c")], [ask("d")]], []
@@ -97,7 +97,7 @@ def test_more_requests_are_sent_while_others_wait(server, backend_of):
 
 
 def test_more_extends_timeouts(server, backend_of):
-    """A response that arrives meanwhile must not time out, as it would be billed again."""
+    """A response that arrives during `more` must not time out, because a retry costs money."""
     backend, _ = backend_of(server)
 
     async def run():

@@ -59,7 +59,7 @@ def t5_folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory):
-    """A model with learned positions, whose outputs would change if padding shifted them."""
+    """A model with learned positions. Its outputs would change if padding shifted the positions."""
     folder = tmp_path_factory.mktemp("torch") / "gpt2"
     torch.manual_seed(0)
     config = transformers.GPT2Config(
@@ -266,7 +266,7 @@ def test_no_repeat_ngram_size(causal_folder, temperature):
 
 
 def test_no_repeat_ngram_size_equals_engine(causal_folder):
-    """Covers several chunks of the engine, rows of different lengths, and a refill."""
+    """Texts are equal even if rows span several chunks, have different lengths or start late."""
     requests = [dataclasses.replace(r, max_tokens=40) for r in REQUESTS]
     config = TransformersConfig(no_repeat_ngram_size=3)
     expected = TransformersBackend.open(str(causal_folder), config=config).generate(requests)

@@ -21,7 +21,7 @@ def standard_promotion():
 
 
 @pytest.fixture()
-def short(monkeypatch, standard_promotion):
+def short_instruction(monkeypatch, standard_promotion):
     """Shortens the instruction, so that examples are short."""
     monkeypatch.setattr(prompts, "_INSTRUCTION", "Collect facts.")
 

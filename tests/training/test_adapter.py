@@ -22,7 +22,7 @@ from cirag_jax.training.lora_step import Batch
 from tests import tiny
 from tests.training.students import SIDECAR, config_of, read_metrics, train
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short_instruction")]
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from tests import tiny
 from tests.distill import by_hand
 from tests.training.students import train
 
-pytestmark = pytest.mark.usefixtures("short")
+pytestmark = pytest.mark.usefixtures("short_instruction")
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 

@@ -46,7 +46,7 @@ def official(name, file_name, split=None):
 
 
 def same(decoded, expected):
-    """Whether a decoded record equals the official one; fields that it lacks must be None."""
+    """Returns whether a decoded record equals the official one; absent fields must be None."""
     if isinstance(decoded, dict):
         return expected.keys() <= decoded.keys() and all(
             same(value, expected.get(key)) for key, value in decoded.items()
@@ -196,8 +196,8 @@ def test_to_dataset_musique_full_keeps_both_twins(build):
     assert len(twin.supporting) == 1
 
 
-def told(dataset):
-    """Ids, answers, types, hops and splits of the questions."""
+def question_fields(dataset):
+    """Returns the id, answers, type, hops and split of each question."""
     return [(q.id, q.answers, q.type, q.hops, q.split) for q in dataset.questions]
 
 
@@ -262,7 +262,7 @@ def told(dataset):
 )
 def test_to_dataset_benchmarks_without_passages(build, caplog, name, config, expected):
     dataset = to_dataset(build(name, config))
-    assert told(dataset) == expected
+    assert question_fields(dataset) == expected
     assert dataset.corpus == {} and not caplog.records  # No warning about gold passages.
     assert all(q.supporting is q.context is None for q in dataset.questions)
 
@@ -276,7 +276,7 @@ def test_to_dataset_asqa_has_long_answers(build):
 
 def test_to_dataset_multihop_rag_names_its_articles(build):
     dataset = to_dataset(build("multihop_rag", "default"))
-    assert told(dataset) == [
+    assert question_fields(dataset) == [
         ("test_0", ("Ada Moen",), "inference_query", 3, "test"),
         ("test_1", ("Insufficient information.",), "null_query", None, "test"),
     ]
@@ -299,7 +299,7 @@ def test_to_dataset_multihop_rag_without_articles_has_no_gold(tmp_path, caplog):
 
 
 def broken(tmp_path, name, file_name, change):
-    """A copy of the fixtures in which ``change`` edits the records of one file."""
+    """Copies the fixtures; ``change`` edits the records of one file."""
     folder = tmp_path / "manual"
     shutil.copytree(FIXTURES / name, folder)
     rows = official(name, file_name)

@@ -145,7 +145,7 @@ def offer(monkeypatch, url, sha256):
 
 
 def serve_archive(folder):
-    path = folder / "get"  # Like a drive's address, it does not name an archive.
+    path = folder / "get"  # the name is not that of an archive, as in a download link of a drive
     with zipfile.ZipFile(path, "w") as archive:
         for split in ("train", "dev", "test"):
             archive.write(FIXTURES / "two_wiki" / f"{split}.json", f"data/{split}.json")

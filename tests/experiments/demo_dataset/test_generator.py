@@ -59,7 +59,7 @@ def built():
 
 @pytest.fixture(scope="module")
 def shipped() -> dict[str, bytes]:
-    """The decompressed shipped files, because versions of zlib compress differently."""
+    """The shipped files, decompressed because versions of zlib compress differently."""
     names = (demo.QUESTIONS, demo.CORPUS, demo.ENTITIES)
     return {name: gzip.decompress((demo.FOLDER / name).read_bytes()) for name in names}
 
@@ -72,7 +72,7 @@ def test_generator_equals_shipped_files(built, shipped):
 
 
 def test_generator_other_hash_seed_same_files(repository, shipped):
-    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"  # differs from this process
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"  # not the seed of this process
     environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(repository)}
     command = [sys.executable, "-c", _PRINT_DIGESTS]
     process = subprocess.run(
@@ -94,7 +94,7 @@ def test_command_writes_the_shipped_files(built, shipped, monkeypatch, tmp_path,
     for name, content in shipped.items():
         compressed = (tmp_path / "files" / name).read_bytes()
         assert gzip.decompress(compressed) == content
-        assert compressed[3:8] == bytes(5)  # no flags, hence no file name, and no time
+        assert compressed[3:8] == bytes(5)  # no flags, so no file name; and no time
         assert command.build.compress(content) == compressed
 
 

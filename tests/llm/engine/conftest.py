@@ -1,4 +1,4 @@
-"""Fixtures of engines with a tiny model."""
+"""Fixtures for engines with a tiny model."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def engine(folder):
-    """An engine without reuse of prefixes."""
+    """An engine that does not reuse prefixes."""
     return open_engine(folder, prefix_tokens=0)
 
 

@@ -41,6 +41,6 @@ def numbers(response):
 
 
 def pages_are_free(engine):
-    """Returns whether all pages are free or cached."""
+    """Returns whether every page is free or belongs only to the prefix cache."""
     pages = engine._store.allocator
     return len(pages.pool) + len(pages.tree) == pages.pool.count

@@ -52,7 +52,6 @@ def test_generate_reports_progress_and_early_responses(engine):
 
 
 def test_more_requests_are_answered_during_decoding(engine):
-    """Further requests are answered while a long text is generated."""
     slow = ask(text(3, 0), max_tokens=80)
     later = [
         [ask(text(4, 1), max_tokens=5), ask(text(300, 2))],  # the second does not fit
@@ -76,7 +75,7 @@ def test_more_requests_are_answered_during_decoding(engine):
 
 
 def test_more_is_not_called_while_another_queue_is_longer(engine):
-    """Otherwise a few greedy requests could delay a queue of sampled ones forever."""
+    """Otherwise a few greedy requests could delay a queue of sampled requests forever."""
     short, long = ask(text(3, 0), max_tokens=9, temperature=1.0), ask(text(60, 3), max_tokens=5)
     order, batches, counts = [], [[ask(text(4, 1), max_tokens=5)]], []
 
@@ -223,7 +222,7 @@ def test_scores_equal_forward_pass(engine, caching_engine, folder):
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])  # gemma2 has windows of 6 tokens
 def test_score_prefills_the_prompt_once(tmp_path, monkeypatch, family):
-    """Prefills each prompt once; the rows of the few short calls do not see each other."""
+    """Each prompt is prefilled once, and continuations in one call do not affect each other."""
     folder = tiny_decoder.folder(tmp_path, family, max_position_embeddings=512)
     engine = open_engine(folder, prefix_tokens=0)
     choices = tuple(f" {number}\n" for number in range(1, 31))
@@ -369,7 +368,7 @@ def test_adapter_applied_equals_merged(folder, engine, tmp_path):
 def test_bf16_on_cpu_applies_to_weights_only(
     folder, engine, tmp_path, monkeypatch, features, stored
 ):
-    """Weights are bf16 only if the CPU has instructions for it; the cache stores the bits."""
+    """Weights are bf16 only if the CPU supports it; the cache then stores the bits of bf16."""
     (tmp_path / "cpuinfo").write_text(features)
     monkeypatch.setattr("cirag_jax.llm.engine.engine.CPU_FEATURES", tmp_path / "cpuinfo")
     options = EngineConfig(**{**SIZES, "prefix_tokens": 0})

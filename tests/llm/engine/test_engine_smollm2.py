@@ -25,7 +25,7 @@ def engine(optimized):
 
 @pytest.fixture(scope="module")
 def requests(shared_data):
-    """A batch of sixteen real questions, most of them after some real facts."""
+    """A batch of sixteen real questions, most of them preceded by real facts."""
     folder = shared_data / "musique"
     with (folder / "questions.jsonl").open(encoding="utf-8") as file:
         questions = [json.loads(next(file))["question"] for _ in range(16)]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from cirag_jax.llm.engine.pages import PageAllocator
 
 SIZE = 4
-# Few different tokens and shared beginnings, so that prefixes end within pages.
+# Few different tokens and common beginnings, so that shared prefixes end within pages.
 texts = st.builds(
     lambda shared, tail: [7] * shared + tail,
     st.integers(0, 3 * SIZE),
@@ -20,7 +20,7 @@ def common(a, b):
 
 
 class SimulatedPages:
-    """A simulation of the device: the tokens in each page, as rows write them."""
+    """A simulation of the device that stores the tokens that rows write to each page."""
 
     def __init__(self, count, kept):
         self.pages = PageAllocator(count, kept, SIZE)
@@ -28,7 +28,7 @@ class SimulatedPages:
         self.rows = []
 
     def begin(self, prompt, room):
-        """Returns a row with ``prompt`` and room for more tokens; None without enough pages."""
+        """Returns a row with ``prompt`` and room for more tokens, or None without enough pages."""
         place = self.pages.allocate(prompt, len(prompt) + room)
         if place is None:
             return None
@@ -67,7 +67,7 @@ class SimulatedPages:
 @settings(max_examples=300, deadline=None)
 @given(st.data(), st.integers(6, 20), st.integers(0, 12))
 def test_allocator_random_rows_read_their_tokens(data, count, kept):
-    """Rows begin, grow and end in any order, and cached pages are evicted."""
+    """Rows read only their own tokens while others begin, grow and end, and pages are evicted."""
     store = SimulatedPages(count, kept)
     for _ in range(data.draw(st.integers(1, 25))):
         action = data.draw(st.sampled_from(["begin", "grow", "end", "forget"]))

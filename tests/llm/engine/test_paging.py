@@ -92,7 +92,7 @@ def test_release_frees_memory_until_next_use(engine, caching_engine):
 
 
 def test_contiguous_cache_same_tokens(engine, folder):
-    """Except on a CPU, a step reads whole page tables, whose width depends on the row's length."""
+    """Attention over whole page tables, used except on a CPU, gives the same tokens."""
     loaded = load_decoder(str(folder))
     config = dataclasses.replace(loaded.config, attention="xla")
     params, options = decoder_params.to_params(loaded.state), engine.options
@@ -110,7 +110,7 @@ def test_contiguous_cache_same_tokens(engine, folder):
 
 
 def test_contiguous_cache_has_bounded_size(folder, monkeypatch):
-    """Two long rows decode together, or four short ones."""
+    """The cache has room for two long rows that decode together, or for four short ones."""
     engine = open_engine(folder, batch_size=4, cache_tokens=1024)
     engine.config = dataclasses.replace(engine.config, attention="xla")
     engine._store._config = engine.config
@@ -153,7 +153,7 @@ def test_interruption_leaves_engine_usable(engine, caching_engine, monkeypatch, 
 
 @pytest.mark.parametrize("stored", ["float32", "bfloat16"])
 def test_programs_do_not_copy_the_cache(stored):
-    """XLA could copy a bf16 cache to fp32 at every write."""
+    """Prevents XLA from copying a bf16 cache to fp32 at every write."""
     config = decoder.DecoderConfig(
         64, 32, 1, 4, 2, 16, 48, 4096, param_dtype=stored, attention="transposed"
     )
@@ -187,11 +187,11 @@ def test_programs_do_not_copy_the_cache(stored):
 
 
 def test_with_options_shares_weights_and_prefixes(folder, engine):
-    """Other sizes give the same texts, and one engine reuses prefixes that another cached."""
+    """Engines with other options share weights, and reuse the prefixes that the first cached."""
     first = open_engine(folder, prefix_tokens=512)
     second = first.with_options(dataclasses.replace(first.options, batch_size=1))
     wider = dataclasses.replace(first.options, batch_size=4)
-    assert first.with_options(wider)._store is first._store  # the unused store grows
+    assert first.with_options(wider)._store is first._store  # an unused store may still grow
     sent = mixed_requests()
     expected = [response.text for response in engine.generate(sent)]
     assert [response.text for response in first.generate(sent)] == expected
@@ -215,7 +215,7 @@ def test_with_options_shares_weights_and_prefixes(folder, engine):
 
 @pytest.mark.parametrize(("cache_tokens", "room"), [(16, 512), (640, 640), (9999, 8 * 512)])
 def test_cache_tokens_bounds_memory(folder, engine, cache_tokens, room):
-    """Texts stay the same even if two long rows do not fit together."""
+    """Responses are the same even if the cache is too small for two long rows."""
     small = open_engine(folder, cache_tokens=cache_tokens, batch_size=8, prefix_tokens=256)
     sent = [ask(text(length, seed)) for seed, length in enumerate((10, 60, 150, 12, 170, 61))]
     assert [r.text for r in small.generate(sent)] == [r.text for r in engine.generate(sent)]
@@ -228,18 +228,18 @@ def test_cache_tokens_bounds_memory(folder, engine, cache_tokens, room):
 
 
 def test_idle_rows_do_not_write(folder):
-    """Two rows use all six pages. The first ends while the other continues on the last page."""
+    """Two rows use all six pages. After one ends, the other's last page stays intact."""
     full = open_engine(folder, batch_size=2, cache_tokens=16, prefix_tokens=0)
     sent = [ask(text(130, 1), max_tokens=5), ask(text(130, 2), max_tokens=60)]
     responses = full.generate(sent)
     assert full._store.count == 6 and all(256 < r.usage.prompt_tokens < 324 for r in responses)
-    # The batch size is the same, because another one may change the last bits of numbers.
+    # Same batch size, because another one may change the last bits of numbers.
     roomy = open_engine(folder, batch_size=2, prefix_tokens=0)
     assert [numbers(r) for r in responses] == [numbers(r) for r in roomy.generate(sent)]
 
 
 def test_thousand_requests_equal_separate_requests(engine, folder):
-    """One long run, in which pages are shared, cached and evicted all the time."""
+    """The result stays correct while pages are shared, cached and evicted all the time."""
     rng = np.random.default_rng(0)
 
     def draw(number):
@@ -282,7 +282,7 @@ requests = st.builds(
 @settings(max_examples=20, deadline=None)
 @given(waves=st.lists(st.lists(requests, min_size=1, max_size=6), min_size=1, max_size=3))
 def test_mixed_requests_equal_separate_requests(engine, small_caching_engine, waves):
-    """Requests are greedy or sampled, long or short, share prefixes and arrive in waves."""
+    """Requests may be greedy or sampled, long or short, share prefixes, and arrive in waves."""
     sent = [request for wave in waves for request in wave]
     first, *later = waves
     mixed = small_caching_engine.generate(first, more=lambda: later.pop(0) if later else [])

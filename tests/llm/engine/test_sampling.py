@@ -51,7 +51,7 @@ def draw(logits, seeds, temperature=1.0, top_p=1.0, step=0):
 
 
 def test_nucleus_is_computed_only_if_needed():
-    """A row's sample does not depend on the settings of other rows."""
+    """The nucleus is searched only if a sampled row has one; this changes no other row."""
     logits = jnp.asarray(np.random.default_rng(0).normal(0, 2, (4, 40)), jnp.float32)
 
     def samples(temperature, top_p):
@@ -110,7 +110,7 @@ def test_apply_mask_reads_bits():
 @settings(max_examples=60, deadline=None)
 @given(st.lists(TOKENS, min_size=3, max_size=3), st.integers(2, 4))
 def test_forbid_repeats_equals_transformers(rows, size):
-    """Rows have different lengths; entries after a row's tokens are ignored."""
+    """Rows may have different lengths; entries after a row's tokens are ignored."""
     import torch
     import transformers
 

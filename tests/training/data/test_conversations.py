@@ -14,7 +14,7 @@ from tests import tiny
 from tests.distill import by_hand
 from tests.training.students import config_of, write
 
-pytestmark = pytest.mark.usefixtures("short")
+pytestmark = pytest.mark.usefixtures("short_instruction")
 
 
 def load(config, length=448):
