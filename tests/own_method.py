@@ -1,4 +1,4 @@
-"""A method outside of the package, like a user's own."""
+"""A method outside of the package, like one that a user wrote."""
 
 import sys
 import types

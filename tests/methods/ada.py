@@ -1,4 +1,4 @@
-"""The question where Ada Moen was born, with passages, triples and responses, for CIRAG."""
+"""A question about where Ada Moen was born, with passages, triples and responses, for CIRAG."""
 
 from cirag_jax.methods.cirag.method import cirag
 from cirag_jax.methods.cirag.settings import CiragConfig
@@ -37,7 +37,7 @@ SCORES = {
 
 
 def fake(integrator=(), reader=(), **fields):
-    """Returns handlers that find Ada and Kiruna for the question, else Lund and Ada."""
+    """Returns handlers that find Ada and Kiruna for the question, and Lund and Ada otherwise."""
     defaults = {
         "passages": {QUESTION: (ADA, OTHER), None: (LUND, ADA)},
         "triples": {"a": (BORN, PAINTS), "b": (PLACE, CHURCH), "c": (MINE,)},

@@ -34,15 +34,14 @@ class FakeHandlers:
     """Handlers that answer the requests of one question from tables, and record them.
 
     Attributes:
-      passages: the passages for each query; ``None`` is the key for all other queries. Feedback is
-        recorded and has no effect.
-      triples: the triples of each passage id; an absent id was never extracted.
-      scores: the rankers' score of a triple's key, a sentence's text or a passage's id; 0 if
-        absent.
-      texts: the responses of each role in order: a text, a `Generated`, or for a `Score` the
-        log-probabilities of its continuations.
+      passages: the passages for each query; the key ``None`` applies to all other queries. Feedback
+        is recorded and has no effect.
+      triples: the triples of each passage id; a passage without an entry was never extracted.
+      scores: the rankers' scores by a triple's key, a sentence's text or a passage's id; else 0.
+      texts: the responses of each role, in order. A response is a text or a `Generated`; for a
+        `Score` it is the log-probabilities of its continuations.
       demonstrated: the questions for `Demonstrate`, the most similar first.
-      linked: the passage of each title; a text with the title names it.
+      linked: the passage of each title; it is linked from every text that contains the title.
       requests: all requests, one by one.
     """
 
@@ -102,7 +101,7 @@ class FakeHandlers:
         raise AssertionError(request)
 
     def received(self, kind: type, role: str | None = None) -> list[Any]:
-        """Returns the requests of a type, and of a role if one is given."""
+        """Returns the requests of this type and, if given, of this role."""
         return [r for r in self.requests if isinstance(r, kind) and role in (None, _role(r))]
 
     def kinds(self) -> list[str]:
@@ -139,7 +138,7 @@ def decision(thought: str, facts: str, question: str) -> str:
 def mutated_texts(
     outputs: Sequence[str], pieces: Sequence[str], seed: int, max_edits: int = 5
 ) -> Iterator[tuple[str, random.Random]]:
-    """Yields 2,000 damaged copies of outputs, each with the generator for further choices."""
+    """Yields 2,000 damaged copies of outputs, each with a random generator for more choices."""
     rng = random.Random(seed)
     for number in range(2_000):
         text = outputs[number % len(outputs)]

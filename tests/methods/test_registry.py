@@ -24,7 +24,7 @@ def program(question, config):
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A package of modules that are not methods."""
+    """A package whose modules are not methods."""
     folder = tmp_path / "registry_package"
     folder.mkdir()
     for name, text in (

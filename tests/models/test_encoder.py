@@ -1,4 +1,4 @@
-"""The encoder against transformers, its hand-written gradients against JAX's own."""
+"""The encoder compared with transformers, and its hand-written gradients with JAX's."""
 
 import dataclasses
 import functools
@@ -86,7 +86,7 @@ def test_encoder_hidden_states_equal_transformers(tmp_path, kind, attention, sca
 @pytest.mark.parametrize("scan_layers", [False, True])
 @pytest.mark.parametrize("attention", ["transposed", "xla"])
 def test_mpnet_outputs_and_gradient_equal_transformers(tmp_path, attention, scan_layers):
-    """Distances cover every bucket of the bias; the last begins at 91 tokens."""
+    """Distances reach every bucket of the relative bias; the last one begins at 91 tokens."""
     torch.manual_seed(0)
     changes = {"max_position_embeddings": 160, "initializer_range": 0.2}
     sizes = transformers.MPNetConfig(**{**SIZES, **changes})

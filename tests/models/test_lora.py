@@ -1,4 +1,4 @@
-"""The adapter against PEFT: forward, gradient, merging; dropout, sharding and targets."""
+"""LoRA adapters compared with PEFT: forward, gradient, merging, dropout, sharding, targets."""
 
 import dataclasses
 import functools
@@ -189,7 +189,7 @@ def test_dropout_elements_are_independent(rate, width):
     spread = (rate * (1 - rate)) ** 0.5
     assert abs(gone.mean() - rate) < deviations * spread / gone.size**0.5
     assert np.abs(gone.mean(0) - rate).max() < deviations * spread / rows**0.5
-    # One random word decides for two neighbors; they must not agree more often than others.
+    # One random word decides for two neighbors. These must agree as often as other pairs.
     away = gone - rate
     for distance in {1, 2, width // 2} & {*range(1, width)}:
         pairs = (away[:, distance:] * away[:, :-distance]).ravel()

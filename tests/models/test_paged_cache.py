@@ -1,4 +1,4 @@
-"""Pages of keys and values are attended to as whole rows are."""
+"""Attention over pages of keys and values, which equals attention over contiguous rows."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +10,7 @@ from cirag_jax.models import attention, paged_cache
 @pytest.mark.parametrize("new", [1, 4])
 @pytest.mark.parametrize(("window", "cap"), [(1 << 30, None), (100, 2.0)])
 def test_attend_pages_equals_attend(window, cap, new):
-    """Three pages of 128 keys, rows at different positions, garbage, and an unused page."""
+    """Rows are at different positions; garbage after them, or in unused pages, has no effect."""
     rng = np.random.default_rng(0)
     q, k, v = (
         rng.normal(size=shape).astype(np.float32)
@@ -41,9 +41,9 @@ def test_attend_pages_equals_attend(window, cap, new):
     paged = attend(k_pages, v_pages)
     whole = np.asarray(attention.attend(scoring, q, k, v, jnp.asarray(mask)))
     np.testing.assert_allclose(paged, whole, rtol=0, atol=1e-6)
-    # A row is bitwise equal to the same row without the longer rows.
+    # A row's output is bitwise equal if it is computed without the longer rows.
     np.testing.assert_array_equal(attend(k_pages, v_pages, slice(4)), paged[:4])
-    # Keys and values stored as the bits of bf16.
+    # The keys and values are stored as the bits of bf16.
     rounded = [x.astype(jnp.bfloat16).astype(jnp.float32) for x in (k_pages, v_pages)]
     bits = [paged_cache.pack(x, jnp.uint16) for x in (k_pages, v_pages)]
     found = attend(*bits)

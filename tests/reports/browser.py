@@ -1,4 +1,4 @@
-"""A headless Chromium that a test drives over the DevTools protocol, without further packages."""
+"""A headless Chromium that tests control over the DevTools protocol, without more packages."""
 
 import contextlib
 import fcntl
@@ -21,7 +21,7 @@ def find_chromium():
 
 
 class Page:
-    """A tab. ``events`` collects what the pages report."""
+    """A browser tab. ``events`` collects the events that its pages report."""
 
     def __init__(self, to_browser, from_browser):
         self._to, self._from = to_browser, from_browser
@@ -56,7 +56,7 @@ class Page:
         return json.loads(message)
 
     def open(self, path, fragment=""):
-        """Loads a file and waits until it is drawn."""
+        """Loads a file and waits until the page is drawn."""
         self.call("Page.navigate", url="about:blank")
         self.events.clear()
         self.call("Page.navigate", url=path.resolve().as_uri() + fragment)
@@ -86,7 +86,7 @@ class Page:
         return answer["result"].get("value")
 
     def after(self, event, on, action):
-        """Runs ``action`` and waits for the ``event`` that it causes on ``on``."""
+        """Runs ``action`` and waits until the object ``on`` fires ``event``."""
         self.evaluate(
             f"new Promise((done) => {{ ({on}).addEventListener('{event}', () => done(), "
             f"{{ once: true }}); {action}; }})"
@@ -118,7 +118,7 @@ class Page:
 
 
 def _pipe():
-    """Returns a pipe whose descriptors bash does not reuse."""
+    """Returns a pipe whose descriptors differ from the ones that bash redirects."""
     ends = os.pipe()
     moved = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends]
     for end in ends:
@@ -128,7 +128,7 @@ def _pipe():
 
 @contextlib.contextmanager
 def headless(profile):
-    """Yields a `Page` of a browser with its files in ``profile``."""
+    """Yields a `Page` of a browser that keeps its files in ``profile``."""
     browser = find_chromium()
     commands, to_browser = _pipe()
     from_browser, answers = _pipe()

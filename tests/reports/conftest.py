@@ -1,4 +1,4 @@
-"""A browser shared by all tests of the pages."""
+"""A browser that all tests of the pages share."""
 
 import pytest
 

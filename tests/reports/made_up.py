@@ -1,4 +1,4 @@
-"""An invented run: a finished question, and journals with many like it."""
+"""An invented run: a complete question, and journals with many similar ones."""
 
 import dataclasses
 import json
@@ -134,9 +134,9 @@ PREDICTION = Prediction(
 
 
 def write_journal(path, pairs, passages=PASSAGES, failed=(), **settings):
-    """A journal as a run leaves it: ``pairs`` of question and prediction, None if unfinished.
+    """Writes a journal with ``pairs`` of question and prediction, None if unfinished.
 
-    ``failed`` are questions that end with an error, ``settings`` what the run was begun with.
+    ``failed`` are questions that end with an error. ``settings`` are the settings of the run.
     """
     with Journal(path, {"method": "cirag", **settings}) as book:
         for place, (question, prediction) in enumerate(pairs):

@@ -38,7 +38,7 @@ def test_render_quotes_a_sentence_once():
 
 
 def test_render_without_kept_facts_lists_passages():
-    """NativeRAG has neither sentences nor triples."""
+    """Passages are listed for NativeRAG, which keeps neither sentences nor triples."""
     step = Step("Who?", tuple(f"p{i}" for i in range(12)), (made_up.SEAT,), (0.5,))
     attempt = Attempt("passage", ("text",), "Nobody", "Nobody", True)
     prediction = Prediction(

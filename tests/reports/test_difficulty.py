@@ -46,7 +46,7 @@ def test_draw_axes_and_cells(drawn):
     texts = {text.get_position(): text.get_text() for text in first.texts}
     assert texts[0, 0] == "0\nn=5" and texts[3, 0] == "100\nn=7" and texts[1, 1] == "n/a"
     assert first.yaxis.get_inverted()
-    figure.canvas.draw()  # Fails if a title with dollars is a formula.
+    figure.canvas.draw()  # Fails if a title that contains dollar signs is drawn as a formula.
     assert figure.axes[0].get_title() == r"cost \$1 or \$2"
 
 
@@ -64,7 +64,7 @@ def test_draw_colors_suit_color_blind_readers(drawn):
 
 @pytest.mark.parametrize(("signed", "name"), [(False, "cividis"), (True, "PuOr")])
 def test_draw_cells_have_color_of_their_value(signed, name, drawn, tmp_path):
-    """Rows are hops, columns quartiles; all cells have different values."""
+    """Rows are hops and columns are quartiles; all cells have different values."""
     value = {(row, column): (4 * row + column) / 15 for row in range(4) for column in range(4)}
     matrix = {
         hop: [cell(value[row, column] - 0.5 * signed) for column in range(4)]
@@ -89,7 +89,7 @@ def test_draw_cells_have_color_of_their_value(signed, name, drawn, tmp_path):
 
 @pytest.mark.parametrize("signed", [False, True])
 def test_draw_text_has_contrast(drawn, signed):
-    """The contrast by WCAG 2 is at least 3 to 1."""
+    """According to WCAG 2, the contrast is at least 3 to 1."""
     values = [i / 20 - signed * (1 - i / 20) for i in range(21)]
     figure = drawn({"a": {i: [cell(v)] * 4 for i, v in enumerate(values)}}, "x", signed=signed)
     axes = figure.axes[0]

@@ -31,7 +31,7 @@ def workdir(root, name, pairs, **more):
 
 
 def worse(pairs):
-    """Returns other answers in another order; only the first and last of four are right."""
+    """Returns other answers in reverse order. Only the first and last of four are correct."""
     answers = ["Orlin", "Ferry County", "Tarnow Bay", "Orlin County"]
     result = [
         (q, dataclasses.replace(PREDICTION, answer=answer))
@@ -49,7 +49,7 @@ def report(out, **fields):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Three runs of launch/compare.py on four questions, with a different setting."""
+    """The folder of three runs of launch/compare.py on four questions, with different seeds."""
     root = tmp_path_factory.mktemp("runs")
     pairs = made_up.many(4)
     workdir(root, "cirag", pairs, seed=1)
@@ -66,7 +66,7 @@ def shown(made, tmp_path_factory):
 
 
 def cells(page):
-    """Returns marks and answers of the rows."""
+    """Returns the marks and answers of each row."""
     return page.evaluate(
         "[...document.querySelectorAll('#answers tbody tr')].map("
         "r => [...r.querySelectorAll('.said')].map(n => n.textContent))"
@@ -103,7 +103,7 @@ def test_report_shows_runs_of_a_comparison(shown, made):
 
 
 def test_report_orders_runs_and_names_unfinished(made, tmp_path, capsys):
-    """Runs that were killed (within or between questions), stopped, are running, or not started."""
+    """A run is unfinished if it was killed, was stopped, is still running, or was never started."""
     root = shutil.copytree(made, tmp_path / "w")
     pairs = made_up.many(4)
     workdir(root, "killed", [*pairs[:3], (pairs[3][0], None)])
@@ -143,7 +143,7 @@ def test_report_of_one_run_is_its_trace(made, tmp_path):
     alone = report(tmp_path / "b", runs=str(made / "kirag"))
     assert list(alone["traces"]) == ["kirag"] and alone["differences"] == {}
     assert ", first seed" not in (tmp_path / "b" / "index.html").read_text("utf-8")
-    # Repeats with other seeds are inside a run's folder, and are not runs.
+    # Folders of repeats, which have other seeds, are inside a run's folder and are not runs.
     again = shutil.copytree(made / "kirag", tmp_path / "again")
     workdir(again, "repeat-2", made_up.many(4))
     assert report(tmp_path / "c", run=str(again))["num_questions"] == 4
@@ -304,7 +304,7 @@ def test_report_counts_seeds_of_a_folder(tmp_path):
 
 
 def pictures_of(page):
-    """Returns the addresses of pictures in the page."""
+    """Returns the addresses of the pictures in the page."""
     return [url for url in page.requests() if url.startswith("data:image/svg+xml;base64,")]
 
 

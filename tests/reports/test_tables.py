@@ -1,4 +1,4 @@
-"""The table and the figure of a retrieval evaluation."""
+"""The table and the figure of an evaluation of retrieval."""
 
 import matplotlib.image
 import pytest

@@ -1,4 +1,4 @@
-"""A small corpus with links: passages of films name their directors."""
+"""A small corpus with links: passages about films name their directors."""
 
 import re
 import zlib
@@ -35,7 +35,7 @@ class Words:
 
 
 def _world():
-    """Passages of films, which name their director, and of directors, which name no one."""
+    """Returns a dataset: passages about films, which name their directors, and about directors."""
     corpus, questions = {}, []
     for first, person in zip(_FIRST, _PEOPLE, strict=True):
         film, name = f"{first} Harbour", f"{person} Berg"
@@ -56,12 +56,12 @@ QUESTION = DATASET.questions[0]
 
 
 def make_index(head=None, **options):
-    """An index over the films and directors."""
+    """Returns an index over the films and directors."""
     return LinkedIndex(PASSAGES, TEXTS, Words(), head, "sentence", **options)
 
 
 def make_head(**weights):
-    """A linear head with these weights of features."""
+    """Returns a linear link head with these weights of features."""
     zeros = np.zeros(len(FEATURES), np.float32)
     module = LinkHeadModule(zeros, zeros + 1, 4, nnx.Rngs(0))
     module.linear_F[...] = np.array([weights.get(name, 0.0) for name in FEATURES], np.float32)

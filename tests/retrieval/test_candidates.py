@@ -1,4 +1,4 @@
-"""The state of a linked search: its chain and its final ranking."""
+"""The state of a linked search: its chain of passages and its final ranking."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def _new_state():
 
 
 def _choices(**likely):
-    """Candidates of a step and their scores; ``r3=0.5`` gives row 3 that probability."""
+    """Returns candidates of a step and their scores; ``r3=0.5`` gives row 3 probability 0.5."""
     rows = np.array([int(name[1:]) for name in likely], np.int32)
     none = np.zeros((len(rows), len(FEATURES)), np.float32)
     score_R = np.log(np.array(list(likely.values()), np.float64))
@@ -30,7 +30,7 @@ def test_state_ranked_chain_comes_before_likeliest_candidates():
     search.choose(*_choices(r2=0.7, r7=0.3))
     search.choose(*_choices(r3=0.51, r4=0.49))
     assert search.rows == [0, 1, 2, 3] and search.units == [10, 11, 12, 13]
-    # Row 7 is never chosen with probability 0.8 * 0.6 * 0.7, row 3 with 0.49.
+    # Row 7 remains unchosen with probability 0.8 * 0.6 * 0.7, and row 3 with 0.49.
     assert search.ranked() == [0, 1, 2, 7, 3, 4]
 
 

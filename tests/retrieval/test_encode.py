@@ -83,7 +83,7 @@ def test_tokenize_truncation_keeps_special_tokens(encoder):
 
 
 def test_tokenize_two_threads_keep_their_own_limits(encoder):
-    """Grain's thread builds batches while the main thread evaluates with another limit."""
+    """Grain's thread may build batches while the main thread evaluates with another limit."""
     some = texts(5, longest=30)
     before = encoder.tokenizer.to_str()
 

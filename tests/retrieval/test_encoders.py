@@ -78,7 +78,7 @@ def test_sentence_transformers_encoder_two_threads_keep_their_own_limits(model, 
 
 
 def test_open_encoder_remote_code_needs_permission(tmp_path):
-    """A model folder with Python code, which loading would run (as for NV-Embed-v2)."""
+    """Loading a model folder with Python code, such as NV-Embed-v2, would run that code."""
     pytest.importorskip("sentence_transformers")
     marker = tmp_path / "it ran"
     folder = tmp_path / "model"
@@ -177,5 +177,5 @@ def test_memoizing_encoder_size_is_bounded(model, monkeypatch):
     encoder = MemoizingEncoder(noting)
     for texts in (["a", "b"], ["b", "c"], ["c", "d"], list("abcdefgh"), ["d"]):
         np.testing.assert_allclose(encoder.encode(texts), plain.encode(texts), atol=1e-6)
-    # A full store is cleared. A list that is too long does not change it.
+    # A full cache is cleared. A list larger than the cache does not change it.
     assert [t for _, t in noting.asked] == [["a", "b"], ["c"], ["c", "d"], list("abcdefgh")]

@@ -26,12 +26,12 @@ from tests import tiny
 
 _QUERIES = ["where was baldia born?", "patron of corum", "saint saint"]
 _PASSAGES = list(tiny.dataset().corpus.values())
-# Approximate kinds search all lists, so that they equal exact search.
+# Approximate kinds search all lists, so their results equal exact search.
 _OPTIONS = IndexOptions(ivf_lists=4, ivf_probes=4, hnsw_ef_search=64)
 
 
 class _Counting:
-    """An encoder that records its passages and fails after ``fail_after`` of them."""
+    """An encoder that records its passages, and fails after ``fail_after`` passages."""
 
     def __init__(self, encoder):
         self._encoder = encoder
@@ -110,7 +110,7 @@ def test_search_feedback_moves_the_query(encoder, kind):
     rocchio = Feedback(0.4, ((_PASSAGES[3].id, 0.3), (_PASSAGES[20].id, 0.3)))
     rows, scores = index.search(_QUERIES, 6, None, [None, rocchio, Feedback(1.0, ())])
     plain = index.search(_QUERIES, 6)
-    for place in (0, 2):  # The others are not moved.
+    for place in (0, 2):  # The other queries are not changed.
         np.testing.assert_array_equal(rows[place], plain[0][place])
         np.testing.assert_array_equal(scores[place], plain[1][place])
     passage_ND = encoder.encode([passage_text(p) for p in _PASSAGES])
@@ -135,7 +135,7 @@ def _index_folder(folder, workdir):
 
 
 def test_build_holds_one_shard_in_memory(encoder, tmp_path, monkeypatch):
-    """The build reads at most one shard ahead of the embedded passages."""
+    """The build reads at most one shard beyond the passages that are embedded."""
     read, passages, ahead, encode = 0, CorpusScan.__iter__, [], encoder.encode
 
     def counting(corpus):
@@ -186,7 +186,7 @@ def test_build_stopped_build_resumes_to_the_same_bytes(encoder, tmp_path):
         _PASSAGES, encoder, tmp_path / "cut", shard_rows=5, progress=done.append
     )
     assert counts["resumed"] == 10 and counts["embedded"] == len(_PASSAGES) - 10
-    assert len(encoder.passages) == len(_PASSAGES) - 10  # Nothing is embedded twice.
+    assert len(encoder.passages) == len(_PASSAGES) - 10  # No passage is embedded twice.
     assert sum(done) == len(_PASSAGES)
     assert _files(tmp_path / "cut") == _files(tmp_path / "whole")
     assert not (tmp_path / "cut" / command.PLAN).exists()
@@ -248,7 +248,7 @@ def test_open_bm25_of_other_packages_is_refused(tmp_path, monkeypatch):
             PassageIndex.open(tmp_path / "i", None)
         with pytest.raises(UserError, match='packages.PyStemmer=.* not "0.1"; use another'):
             command.build_index(_PASSAGES, None, tmp_path / "i", "bm25")
-    del manifest["packages"]  # Earlier versions did not record them.
+    del manifest["packages"]  # Earlier versions did not record the packages.
     file.write_text(json.dumps(manifest))
     assert len(PassageIndex.open(tmp_path / "i", None)) == len(_PASSAGES)
 
@@ -279,7 +279,7 @@ def test_open_index_of_another_encoder_is_refused(encoder, tmp_path):
     command.build_index(_PASSAGES, encoder, tmp_path / "i")
     moved = _Counting(encoder)
     moved.identity = {**encoder.identity, "model": "elsewhere", "query_max_length": 9}
-    PassageIndex.open(tmp_path / "i", moved)  # The same weights may have another name.
+    PassageIndex.open(tmp_path / "i", moved)  # Equal weights may have another name.
     for field, value in (
         ("revision", "sha256:0"),
         ("pooling", "cls"),

@@ -1,4 +1,4 @@
-"""Linked search: candidates, their features, and the training of the head."""
+"""Linked search: its candidates, their features, and training of the link head."""
 
 import contextlib
 import dataclasses
@@ -42,7 +42,7 @@ from tests.retrieval.films import (
 
 
 def _steps(head, question=QUESTION.question, **options):
-    """Returns the candidates of every step, as name -> feature -> value."""
+    """Returns the candidates of every step as a dictionary: name -> feature -> value."""
     steps = []
     make_index(head, **options).explore([question], head.score, None, steps.append)
     return [
@@ -63,9 +63,9 @@ def test_candidates_features_of_two_steps():
     best = max(first.values(), key=lambda known: known["score"])
     assert best["below_best"] == best["place"] == 0
     assert all(known["score"] == known["first_score"] for known in first.values())
-    assert "Grey Harbour" not in second  # It is in the chain.
+    assert "Grey Harbour" not in second  # The passage is already in the chain.
     berg, other = second["Anna Berg"], second["Bo Berg"]
-    # The chain's unit is the film's sentence nearest to the question, which names no one.
+    # The chain has the film's sentence nearest to the question, which names nobody.
     assert (berg["named_by_chain"], berg["named_by_passages"]) == (0, 1)
     assert (other["named_by_passages"], other["names_passages"]) == (0, 0)
     assert berg["walk"] > other["walk"] and berg["walk_place"] < other["walk_place"]
@@ -82,12 +82,12 @@ def test_candidates_named_by_a_unit_or_by_its_passage():
 def test_candidates_words_left_and_added_by_the_chain():
     question = "Was the maker of Grey Harbour, Anna, a baker?"
     first, second = _steps(make_head(named=1.0), question, steps=2)
-    # The first step searches for the whole question, without words of a chain.
+    # The first step searches with the complete question, because the chain is still empty.
     assert first["Grey Harbour"]["left"] == 1 and first["Grey Harbour"]["words_place"] == 0
     assert {known["told"] for known in first.values()} == {0}
     assert first["Grey Harbour"]["title_asked"] == 1 and first["Red Harbour"]["title_asked"] == 0.5
     assert {known["like_chain"] for known in first.values()} == {0}
-    # The film's passage has "Grey Harbour", "made" and "Anna Berg"; "baker" is still open.
+    # The film's passage covers "Grey Harbour", "made" and "Anna Berg"; "baker" remains.
     berg, film = second["Anna Berg"], second["Red Harbour"]
     assert berg["left"] > 0 and film["left"] == 0
     assert (berg["title_told"], film["title_told"]) == (1, 0.5)
@@ -121,7 +121,7 @@ def test_candidates_word_places_count_allowed_passages():
     allowed = [np.array([ROW["Long Harbour"], ROW["Bo Berg"]])]
     make_index(make_head(named=1.0)).explore(["A baker?"], make_head().score, allowed, seen.append)
     known = dict(zip(seen[0].row_R.tolist(), seen[0].feature_RF, strict=True))
-    # All ten people are bakers, and Bo is the second.
+    # All ten people are bakers; among the allowed passages, Bo's comes first.
     assert known[ROW["Bo Berg"]][FEATURES.index("words_place")] == 0
 
 
@@ -133,7 +133,7 @@ def test_search_batch_equals_single_questions():
     assert rows[3].tolist() == alone[0].tolist() == rows[3 + len(DATASET.questions)].tolist()
     assert ROW["blank"] not in rows
     named, _ = index.search(["Is Blank near Grey Harbour?"], len(PASSAGES))
-    assert ROW["blank"] not in named  # It has no units.
+    assert ROW["blank"] not in named  # Its passage has no units.
 
 
 def test_start_walk_seeds_share_a_word_with_the_question(monkeypatch):
@@ -155,12 +155,12 @@ def test_search_refuses_feedback():
 
 
 def test_training_head_learns_to_follow_links(tmp_path):
-    """Passages of directors share no word with the question; only the film's passage names them."""
+    """No passage about a director shares a word with the question; only the film's names them."""
     config = aligner.linked().head
     config.update({"epochs": 30, "batch_size": 8, "hidden": 8, "steps": 2})
     index = make_index(steps=2)
     task = Task(index, tuple(ROW), DATASET.questions[:7], DATASET.questions[7:])
-    with jax.numpy_dtype_promotion("standard"):  # Optax raises a float to an integer.
+    with jax.numpy_dtype_promotion("standard"):  # Optax raises a float to an integer power.
         head, found = train_link_head(config, [task], "sentence", seed=0)
         again, same = train_link_head(config, [task], "sentence", seed=0)
     assert found["dev/linked_recall@2"] == 1 and found["dev/aligner_recall@2"] < 0.7
@@ -201,7 +201,7 @@ def test_training_stops_at_any_point():
     task = Task(make_index(steps=2), tuple(ROW), DATASET.questions[:7], DATASET.questions[7:])
 
     def num_checks(limit):
-        """Returns the number of checks until the training stops at the ``limit``-th one."""
+        """Returns the number of checks of a training that stops at check number ``limit``."""
         times = itertools.count(1)
 
         def check_stop():
@@ -212,8 +212,9 @@ def test_training_stops_at_any_point():
             train_link_head(config, [task], "sentence", 0, check_stop)
         return next(times) - 1
 
-    # Two rounds of two searches and the epochs; the epochs of each half's head; two measurements of
-    # two halves. A search checks at the start and the end of each of its two steps.
+    # Two rounds, each with two searches and the epochs; then the epochs of each half's head, and
+    # two searches for each of two measurements of two halves. A search checks at the start and at
+    # the end of each of its two steps.
     search = 2 * 2
     assert num_checks(0) == 2 * (2 * search + 3) + 2 * 3 + 2 * 2 * search
     assert [num_checks(limit) for limit in (1, 3, 10)] == [1, 3, 10]
@@ -225,7 +226,7 @@ def test_explore_reports_progress(monkeypatch):
     counts, index = [], make_index(steps=2)
     questions = [question.question for question in DATASET.questions[:5]]
     found = index.explore(questions, make_head().score, progress=counts.append)
-    # Blocks of three and two questions, with an embedding and half of the progress in each step.
+    # Blocks have three and two questions. Each step has an embedding and half of the progress.
     assert counts == [0, 1, 0, 2, 0, 1, 0, 1]
     monkeypatch.undo()
     whole = index.explore(questions, make_head().score)
@@ -233,7 +234,7 @@ def test_explore_reports_progress(monkeypatch):
 
 
 def test_training_uses_held_out_questions_in_halves():
-    """Only the held-out questions have names, from which the head learns to follow links."""
+    """The head learns to follow links from the held-out questions, the only ones with names."""
     config = aligner.linked().head
     config.update({"epochs": 60, "batch_size": 8, "hidden": 8, "steps": 2, "rounds": 1})
     blind = tuple(

@@ -24,20 +24,20 @@ def corpus(**texts):
 @pytest.mark.parametrize(
     ("text", "rows"),
     [
-        ("Tuos was directed by Roderick Cabrido.", (1, 0)),  # A title without its parentheses.
+        ("Tuos was directed by Roderick Cabrido.", (1, 0)),  # A title may lack its parentheses.
         ("the film Grey Harbour, then Tuos", (1,)),
         ("RODERICK CABRIDO, and Roderick Cabrido again", (0,)),
         ("Roderick Cabrido Santos", (2,)),  # The longer title matches.
         ("a roderick cabrido in small letters", ()),
-        ("He went on a Run with It.", ()),  # Too short for names of one word.
+        ("He went on a Run with It.", ()),  # These are too short for titles of one word.
         ("Ünlü was born in 1950", (4,)),
-        ("ولد في القاهرة سنة", (5,)),  # A script without capitals.
+        ("ولد في القاهرة سنة", (5,)),  # This script has no capital letters.
         ("1950 was the year", ()),
         (
             "He read of mice and Men, and of mice and men",
             (7,),
-        ),  # It starts in small letters.
-        ("of mice and Ünlü", (4,)),  # An incomplete title does not hide others.
+        ),  # It starts with a small letter.
+        ("of mice and Ünlü", (4,)),  # An incomplete title does not hide other titles.
         ("", ()),
     ],
 )
@@ -76,7 +76,7 @@ def test_titles_are_not_regular_expressions():
 
 
 def named_by_brute_force(titles, text):
-    """Finds leftmost longest matches by trying every title at every place."""
+    """Finds leftmost longest matches by trying every title at every word."""
     words, place, found = re.findall(r"\w+", text), 0, []
     forms = [(re.findall(r"\w+", t), row) for row, t in enumerate(titles)]
     forms += [(re.findall(r"\w+", t.partition(" (")[0]), row) for row, t in enumerate(titles)]
@@ -110,7 +110,7 @@ def test_mentions_equal_brute_force():
 
 
 def random_mentions(rng, size):
-    """Mentions of titles with one to three passages; every fifth text has none."""
+    """Returns mentions of titles with one to three passages; every fifth text mentions none."""
     titles = [sorted(rng.choice(size, rng.integers(1, 4), replace=False)) for _ in range(size)]
     drawn = [rng.choice(size, rng.integers(0, 5), replace=False) for _ in range(size)]
     return [
@@ -120,7 +120,7 @@ def random_mentions(rng, size):
 
 
 def weights_of(mentions, backward):
-    """The edge weights that the docstring of `transitions` defines."""
+    """Returns the edge weights that the docstring of `transitions` defines."""
     size = len(mentions)
     share_NN, count_N = np.zeros((size, size)), np.zeros(size)
     for source, titles in enumerate(mentions):
@@ -160,7 +160,7 @@ def test_page_rank_converges():
 
 
 def test_page_rank_stays_within_allowed_rows():
-    """The ranks are the stationary distribution of a chain that restarts when it would leave."""
+    """Ranks are the stationary distribution of a walk that restarts instead of leaving the rows."""
     rng, restart = np.random.default_rng(1), 0.4
     step_NN = links.transitions(random_mentions(rng, 30), 0.3)
     seed_NQ = rng.random((30, 2)).astype(np.float32)
@@ -190,7 +190,7 @@ def test_walk_reaches_linked_passages():
     walk = LinkWalk(FILMS)
     questions = ["Where was the director of Grey Harbour born?"]
     assert walk.search(questions, [[3, 0]], 4) == [[0, 1, 3, 2]]
-    # Only the other ranking, only the question's title, and neither.
+    # With only the other ranking, only the title in the question, or neither.
     assert walk.search(["Who?"], [[3, 1]], 9) == [[3, 1, 2, 0, 4]]
     assert walk.search(questions, [[]], 2) == [[0, 1]]
     assert walk.search(["Who?"], [[]], 3) == [[]]
@@ -207,7 +207,7 @@ def test_walk_without_links_keeps_the_first_ranking():
     assert walk.search(["Is it so?", "or so?"], [[2, 0, 3, 1], [1, 3]], 3) == [[2, 0, 3], [1, 3]]
     assert walk.search(["Is it Beta?"], [[2, 0]], 3) == [[1, 2, 0]]
     walk = LinkWalk(corpus(Alpha="a", Beta="b", Gamma="c"), WalkOptions(seeds=0))
-    assert walk.search(["Beta or Alpha?"], [[2, 1, 0]], 3) == [[1, 0, 2]]  # Ties keep its order.
+    assert walk.search(["Beta or Alpha?"], [[2, 1, 0]], 3) == [[1, 0, 2]]  # Ties keep their order.
     assert LinkWalk([]).search([], [], 3) == []
 
 

@@ -85,7 +85,7 @@ ANGLE = TripleText("angle")
 @pytest.mark.parametrize(
     ("meta", "fields", "text", "assumed"),
     [
-        (None, {}, TripleText("tuple", "unicode"), False),  # a frozen encoder, as the paper has it
+        (None, {}, TripleText("tuple", "unicode"), False),  # a frozen encoder, as in the paper
         (None, {"kind": "bm25"}, TripleText("tuple", "unicode"), False),
         (None, {"kind": "aligner"}, ANGLE, True),
         (None, {"triple_text": "angle"}, TripleText("angle", "unicode"), False),

@@ -40,7 +40,7 @@ def test_search_few_rows_and_no_queries():
 
 
 def _whole_numbers(rows, seed):
-    """Vectors with many equal products, which are exact in fp32 and in bf16."""
+    """Returns vectors with many equal products, which are exact in fp32 and in bf16."""
     return np.random.default_rng(seed).integers(-2, 3, size=(rows, 16)).astype(np.float32)
 
 
@@ -58,7 +58,7 @@ def test_vectors_are_in_the_requested_order(monkeypatch, devices, dtype):
 
 
 def _sorted(vectors, queries, k, allowed=None):
-    """The reference: sorts all scores stably."""
+    """Returns the reference: all scores in a stable sort."""
     scores = (queries @ vectors.T).astype(np.float32)
     if allowed is not None:
         for row, may in enumerate(allowed):
@@ -70,7 +70,7 @@ def _sorted(vectors, queries, k, allowed=None):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Limits that split a few rows into several blocks of several steps."""
+    """Sets limits that split a few rows into several blocks of several steps."""
     monkeypatch.setattr(search_lib, "_BLOCK_ROWS", 500)
     monkeypatch.setattr(search_lib, "_CPU_STEP_ROWS", 128)
 
@@ -139,14 +139,14 @@ def test_search_single_query_is_not_a_full_batch(monkeypatch):
 
 @pytest.mark.parametrize("count", [640, 8192, 300_001])
 def test_places_of_highest_equal_a_stable_sort(count):
-    """Numbers with many ties, of which higher ones are rarer; 300,001 are grouped twice."""
+    """Numbers have many ties, and higher ones are rarer; 300,001 numbers are grouped twice."""
     x_QN = np.floor(np.random.default_rng(count).exponential(2.0, (20, count)), dtype=np.float32)
     found_QK = search_lib._places_of_highest(jnp.asarray(x_QN), 5)
     np.testing.assert_array_equal(found_QK, np.argsort(-x_QN, axis=1, kind="stable")[:, :5])
 
 
 def test_products_with_bfloat16_rows_keep_the_query_exact(monkeypatch):
-    """On an accelerator only the stored rows are rounded to bf16."""
+    """On an accelerator, only the stored rows are rounded to bf16."""
     vectors, queries = _vectors(300, 0), _vectors(20, 1)
     rounded = np.asarray(jnp.asarray(vectors, jnp.bfloat16), np.float32)
     monkeypatch.setattr(search_lib.jax, "default_backend", lambda: "gpu")

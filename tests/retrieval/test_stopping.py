@@ -1,4 +1,4 @@
-"""The stopping rule of linked search."""
+"""The rule that decides how many passages of a linked search to keep."""
 
 import dataclasses
 
@@ -59,7 +59,7 @@ def test_fit_stop_rule_equals_scikit_learn():
 
 
 def _with_stop_rule(head, **weights):
-    """Adds a stopping rule that only reads a passage's place to ``head``."""
+    """Adds a stopping rule to ``head`` that uses only the passage's place."""
     weight_F = np.zeros(stopping.num_features(2), np.float32)
     weight_F[4:9] = [weights.get(name, -9.0) for name in ("one", "two", "three", "four", "five")]
     return dataclasses.replace(head, stop=StopRule(weight_F, np.zeros((), np.float32)))
@@ -83,7 +83,7 @@ def test_training_head_learns_to_stop_after_two(tmp_path):
     config = aligner.linked().head
     config.update({"epochs": 30, "batch_size": 8, "hidden": 8, "steps": 2})
     task = Task(make_index(steps=2), tuple(ROW), DATASET.questions[:5], DATASET.questions[5:9])
-    with jax.numpy_dtype_promotion("standard"):  # Optax raises a float to an integer.
+    with jax.numpy_dtype_promotion("standard"):  # Optax raises a float to an integer power.
         head, _ = train_link_head(config, [task], "sentence", seed=0)
     head.save(tmp_path)
     loaded = open_link_head(str(tmp_path))

@@ -32,7 +32,7 @@ def _open(encoder, **fields):
 
 
 def _best_scores(encoder, query):
-    """Returns the score of the best sentence of every passage that has one."""
+    """Returns the score of the best sentence of each passage that has sentences."""
     best = {}
     for row, passage in enumerate(_PASSAGES):
         texts = [f"{passage.title}: {s}" for s in passage.sentences or (passage.text,) if s.strip()]

@@ -1,4 +1,4 @@
-"""Handlers whose responses depend on the request only, and which record their calls."""
+"""Handlers that record their calls, and whose responses depend only on the request."""
 
 import collections
 from collections.abc import Callable
@@ -23,7 +23,7 @@ USAGE = Usage(prompt_tokens=7, cached_tokens=2, generated_tokens=3, seconds=0.5)
 
 
 class Recording:
-    """Answers with `response_to`.
+    """A handler that answers with `response_to`.
 
     Args:
       is_slow: see `Handler`.
@@ -69,9 +69,9 @@ class Recording:
 
 
 class Streaming(Recording):
-    """Accepts further calls while it works on ``rows`` of them, and answers the latest first.
+    """Accepts more calls while it works on ``rows`` calls, and answers the latest one first.
 
-    ``answered`` lists the answered texts in order. The handler dies after ``lives`` answers.
+    ``answered`` lists the texts of answered calls in order. It dies after ``lives`` answers.
     """
 
     accepts_more = True
@@ -115,7 +115,7 @@ def passage(name: str) -> Passage:
 
 
 def response_to(request: Any) -> Any:
-    """Returns a response that depends on the request only."""
+    """Returns a response that depends only on the request."""
     match request:
         case Retrieve(query, k):
             return Retrieved(

@@ -1,4 +1,4 @@
-"""The cache of responses that several runs share."""
+"""The cache of responses, which several runs share."""
 
 import pytest
 

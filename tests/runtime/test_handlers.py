@@ -47,7 +47,7 @@ from tests.runtime.recording import passage, say
 
 
 def ask(handler, *requests, programs=None):
-    """Returns the responses of a handler, which must respond to each call once."""
+    """Returns the responses of a handler; checks that each call gets one response."""
     names = programs or [f"p{i}" for i in range(len(requests))]
     responses = {}
 
@@ -270,7 +270,7 @@ def test_long_prompt_does_not_affect_others(handler):
 
 
 def test_responses_are_reported_one_by_one(engine, handler, tmp_path):
-    """The journal has the first responses of a batch if the machine dies in the middle."""
+    """The journal has the first responses of a batch if the process dies during the batch."""
     requests = [say(text, max_tokens=2 + 12 * i) for i, text in enumerate(WORDS)]
     received, before = [], engine.usage.generated_tokens
 
@@ -311,7 +311,7 @@ def test_cached_request_is_not_generated_again(engine, tmp_path):
 
 
 def test_more_calls_cached_and_scores(engine, tmp_path):
-    """Cached requests and scores are answered at their own indices."""
+    """Cached requests, and scores, are answered at the index of their call."""
     cache = ResponseCache(tmp_path / "cache")
     handler = GenerateHandler(engine, {"reader": 6}, cache=cache)
     assert handler.accepts_more
@@ -340,7 +340,7 @@ def test_more_calls_cached_and_scores(engine, tmp_path):
 
 
 def test_more_calls_all_cached_asks_again(engine, tmp_path):
-    """A backend asks only once when it has no requests left, so it must get the next new one."""
+    """Fetches more calls until one is not cached, because a backend requests more only once."""
     cache = ResponseCache(tmp_path / "cache")
     cached, other = say(WORDS[1]), say(WORDS[2])
     ask(GenerateHandler(engine, {"reader": 6}, cache=cache), cached)

@@ -1,4 +1,4 @@
-"""The lifecycle of a run: opening of handlers, unfinished jobs, and saved time."""
+"""The life cycle of a run: opening of handlers, unfinished jobs, and saved time."""
 
 import time
 
@@ -87,7 +87,7 @@ def test_runner_rejected_settings_close_the_journal(tmp_path):
 
 
 def test_runner_reads_only_its_own_programs():
-    """The thousandth question of a session must not take longer than the first."""
+    """Otherwise, the thousandth question of a session would take longer than the first."""
     with Runner(MEMORY, {}, Opening()) as runner:
         assert runner.run([job("a")])
         book = runner.journal

@@ -157,7 +157,7 @@ def test_records_have_the_order_of_jobs(book):
 
 
 def asks(name, *texts):
-    """Generates for each text, and retrieves after each."""
+    """Generates for each text, and retrieves after each generation."""
     for text in texts:
         yield say(text)
         yield Retrieve(text, 1)
@@ -198,12 +198,12 @@ def test_streaming_programs_start_while_others_wait(book):
 
 
 def test_streaming_batches_fast_requests(book):
-    """One search for all queries is cheaper than many searches."""
+    """One search for all queries is cheaper than one search per query."""
     log: list[tuple[str, int]] = []
     search = Recording(log=log, name="search")
     jobs = [job(f"p{i}", asks, f"a{i}", f"b{i}") for i in range(6)]
     assert scheduler(book, search, Streaming(rows=2)).run(jobs)
-    assert log[0] == ("search", 5)  # the sixth is still with the model
+    assert log[0] == ("search", 5)  # the sixth request is still with the model
 
 
 def test_streaming_request_list_waits_for_all_responses(book):
@@ -398,7 +398,7 @@ def test_exhausted_budget_leaves_programs_unfinished(tmp_path):
         finished = set(book.outcomes())
         assert len(finished) < 4 and run.progress.failed == 0
         answered = sum(record.calls["generate"] for record in book.records())
-        assert answered == 3  # errors after the end of the budget are not recorded
+        assert answered == 3  # errors after the budget is exhausted are not recorded
     with Journal(path, SETTINGS) as book:
         model = Recording(is_slow=True)
         assert scheduler(book, Recording(), model).run(jobs) is True
@@ -528,7 +528,7 @@ def survivor(name):
 
 
 def test_last_recorded_error_is_retried(tmp_path):
-    """Errors that the method handled, and other responses of the same list, are kept."""
+    """Errors that the method handled are kept, as are other responses to the same request list."""
     with Journal(tmp_path / "j", SETTINGS) as book:
         book.open_program("a", 0, {"name": "a"})
         book.record(RequestKey("a", 0), Retrieve("a", 1), RequestError("no index"))

@@ -87,7 +87,7 @@ def test_records_sum_tokens_and_calls(path):
     with begin(path) as book:
         book.record(RequestKey("a", 2), say("more?"), Generated("yes", "length", USAGE))
         book.record(RequestKey("a", 3), say("fails"), RequestError("busy"))
-        book.close_program("a", None, "busy", 0.5)  # the time of a failed run counts
+        book.close_program("a", None, "busy", 0.5)  # failed runs count towards the time
         book.close_program("a", {"answer": "x"}, None, 1.0)
         book.open_program("b", 1, None)
         book.close_program("b", None, "broken", 0.25)
@@ -156,7 +156,7 @@ def test_totals_count_forgotten_programs_once(path):
 
 
 def test_totals_count_removed_journals_once(path, tmp_path):
-    """Two journals that successively had the same name both count."""
+    """Two journals that had the same name at different times are both counted."""
     part, expected = tmp_path / "part.sqlite", Totals(0, 1, {"reader": USAGE})
     with begin(path) as book:
         for times in (1, 2):
@@ -483,7 +483,7 @@ def test_merge_journals(tmp_path):
 
 
 def test_merge_program_in_two_journals(tmp_path):
-    """Another version may have assigned the programs to other processes."""
+    """This happens if another version assigned the programs to other processes."""
     parts = [journal_path(tmp_path, index, 2) for index in range(2)]
     for path, ended in zip(parts, ("a", "abc"), strict=True):
         write_one(path, "a")

@@ -22,7 +22,7 @@ def standard_promotion():
 
 @pytest.fixture()
 def short_instruction(monkeypatch, standard_promotion):
-    """Shortens the instruction, so that examples are short."""
+    """Shortens the instruction, so that examples have few tokens."""
     monkeypatch.setattr(prompts, "_INSTRUCTION", "Collect facts.")
 
 
@@ -36,14 +36,14 @@ def smollm2():
 
 @pytest.fixture(scope="module")
 def model_and_data(tmp_path_factory):
-    """Folders of a tiny encoder and of a tiny dataset."""
+    """The folders of a tiny encoder and of a tiny dataset."""
     root = tmp_path_factory.mktemp("tiny")
     return tiny.model_folder(root / "model"), tiny.dataset_folder(root / "data")
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Folders of a tiny base and of twelve trajectories with one to three rounds."""
+    """The folders of a tiny base model and of twelve trajectories with one to three rounds."""
     root = tmp_path_factory.mktemp("integrator")
     made = [by_hand.trajectory(number, 1 + number % 3) for number in range(12)]
     return base_folder(root / "base"), write(root / "t", made)

@@ -1,4 +1,4 @@
-"""Tiny students: a base, trajectories and a training config."""
+"""Tiny students: a base model, trajectories and a training config."""
 
 import json
 import pathlib
@@ -32,7 +32,7 @@ def read_metrics(workdir):
 
 
 def read_losses(workdir):
-    """Returns (step, loss) of all steps."""
+    """Returns the pair (step, loss) of each step."""
     lines = read_metrics(workdir)
     return [(line["step"], line["train/loss"]) for line in lines if "train/loss" in line]
 
@@ -46,7 +46,7 @@ def write(folder, trajectories, **sidecar):
 
 
 def base_folder(folder):
-    """Writes a tiny base with the words of the trajectories, so that examples are short."""
+    """Writes a tiny base model whose tokenizer has the trajectories' words; examples are short."""
     texts = [
         message.text
         for t in map(by_hand.trajectory, range(3))
@@ -72,7 +72,7 @@ def config_of(folders, preset="quick", script="integrator", **changes):
 def train(folders, workdir):
     """Runs the training command on one device.
 
-    Returns the workdir, the result, and the arrays of the base before and after.
+    Returns the workdir, the result, and the base model's arrays before and after.
     """
     kept, before = [], []
 

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short_instruction")]
 
 @pytest.fixture(scope="module")
 def trained(folders, tmp_path_factory):
-    """A short training: its workdir and result, and the base's arrays before and after."""
+    """The workdir and result of a short training, and the base model's arrays before and after."""
     return train(folders, tmp_path_factory.mktemp("trained"))
 
 
@@ -54,7 +54,7 @@ def test_train_result_and_metrics_agree(trained):
     assert 0 < result["supervised_tokens"] < result["tokens"]
     assert all(s["train/tokens_per_second"] > 0 for s in steps)
     assert 0.5 < result["packing_efficiency"] <= 1
-    assert "train/mfu" not in steps[0]  # The peak of CPUs is unknown.
+    assert "train/mfu" not in steps[0]  # The peak performance of CPUs is unknown.
 
 
 def test_train_base_is_unchanged_and_not_in_checkpoint(trained, folders):
@@ -68,7 +68,7 @@ def test_train_base_is_unchanged_and_not_in_checkpoint(trained, folders):
     with Checkpoints(workdir, read_only=True) as checkpoints:
         saved = checkpoints._manager.item_metadata(6)["state"].tree
     total = sum(int(np.prod(leaf.shape)) for leaf in saved.values())
-    assert 3 * adapter <= total <= 3 * adapter + 8  # Two moments, counters, a key.
+    assert 3 * adapter <= total <= 3 * adapter + 8  # Two moments, counters and a key.
     assert config == LoraConfig(4, 32.0, 0.05, decoder.PROJECTIONS)
     assert meta["component"] == trained_component(str(workdir)) == "integrator"
     assert meta["prompt"] == {
@@ -176,7 +176,7 @@ def test_initial_adapter_start_is_loaded(trained, folders, tmp_path):
     config.lora.rank = 2
     with pytest.raises(UserError, match="has rank 4, scale"):
         adapter.initial_adapter(config, base.config, adapter.make_lora(config), mesh)
-    config.lora.rank, config.component = 4, "reader"  # Any component.
+    config.lora.rank, config.component = 4, "reader"  # Any component may be the start.
     state_from_start, earlier_ids = adapter.initial_adapter(
         config, base.config, adapter.make_lora(config), mesh
     )

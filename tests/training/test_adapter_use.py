@@ -1,4 +1,4 @@
-"""Use and export of a trained adapter."""
+"""Using and exporting a trained adapter."""
 
 import contextlib
 import dataclasses
@@ -63,7 +63,7 @@ def test_export_adapter_merged_and_peft_decode_the_same(trained, folders, tmp_pa
     for a, b in zip(tiny.arrays(state), tiny.arrays(reloaded), strict=True):
         np.testing.assert_array_equal(a, b)
     assert reloaded_config == config and meta["step"] == trained[1]["best_step"]
-    expected = texts(adapter=workdir)  # The workdir names the base.
+    expected = texts(adapter=workdir)  # The workdir names the base model.
     assert expected == texts(adapter=workdir, model=base)
     assert expected != texts(model=base)
     assert expected == texts(adapter=workdir, merge_adapter=True)
@@ -210,7 +210,7 @@ def test_export_command_invalid_config_writes_nothing(trained, tmp_path, changes
     ],
 )
 def test_export_adapter_merged_has_precision_of_base(trained, tmp_path, base, asked, written):
-    """The precision does not depend on this machine."""
+    """The precision depends on the base's config or the request, not on the machine."""
     file = pathlib.Path(open_adapter(str(trained[0]))[2]["model"]) / "config.json"
     before = file.read_text()
     try:

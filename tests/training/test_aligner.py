@@ -1,4 +1,4 @@
-"""Training of the aligner: a golden step, resumption, the link head and several processes."""
+"""Training of the aligner: expected values, resumption, the link head, several processes."""
 
 import dataclasses
 import json
@@ -69,10 +69,10 @@ def _parameters(workdir):
 
 
 def test_train_step_golden_values(model_and_data):
-    """Checks loss and norms of the second step on the tiny model.
+    """Compares the loss and norms of the second step on the tiny model with stored values.
 
-    These numbers change only with the loss, the batch (sampling, negatives, seeds) or the
-    optimizer. If you changed one of those on purpose, paste the new values. Otherwise it is a bug.
+    They depend only on the loss, the batch (sampling, negatives, seeds) and the optimizer. If you
+    changed one of these on purpose, paste the new values. Otherwise you found a bug.
     """
     config = _config(model_and_data)
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
@@ -122,7 +122,7 @@ def test_train_learns_tiny_chains(model_and_data, tmp_path, one_device, kind):
 
 @pytest.mark.parametrize(("preset", "batch_size"), [("paper", 8), ("code", 16)])
 def test_train_paper_presets(model_and_data, tmp_path, preset, batch_size):
-    """Trains the tiny model with both presets, including bf16 and eight devices."""
+    """Both presets train the tiny model, including bf16 and eight devices."""
     changes = {"num_steps": 2, "eval_every": 2, "batch_size": batch_size, "num_negatives": 10}
     config = load_config(
         str(_ROOT / f"configs/aligner.py:{preset}"), _overrides(model_and_data, **changes)
@@ -132,7 +132,7 @@ def test_train_paper_presets(model_and_data, tmp_path, preset, batch_size):
 
 
 def test_presets_match_paper_and_code():
-    """Lists shared values, and all differences between paper and code."""
+    """The presets have these shared values and exactly these differences."""
     paper, code = (
         load_config(str(_ROOT / f"configs/aligner.py:{name}")) for name in ("paper", "code")
     )
@@ -174,7 +174,7 @@ def _get(config, path):
 
 
 def test_train_several_folders_and_resume(model_and_data, tmp_path, one_device):
-    """The second folder has other questions, two of them in folds for evaluation."""
+    """Trains on two folders; the second has two questions in folds for evaluation."""
     model, data = model_and_data
     other = tmp_path / "other"
     dataset = tiny.dataset()
@@ -211,7 +211,7 @@ def test_train_loss_that_is_not_finite_stops_with_step(model_and_data, tmp_path,
 
 
 def test_train_profile_covers_requested_steps(model_and_data, tmp_path, monkeypatch, one_device):
-    """The trace starts before the first step is sent, and ends when the last step ends."""
+    """The trace starts before the first requested step is sent, and ends when the last one ends."""
     start, stop = jax.profiler.start_trace, jax.profiler.stop_trace
     ended, traced = [], []
     monkeypatch.setattr(MetricWriter, "progress", lambda _, step, loss: ended.append(step))
@@ -271,7 +271,7 @@ def test_open_ranker_aligner_scores_triples_as_in_training(
         ({"query_max_length": 0}, r"config\.query_max_length=0 must be at least 3"),
         ({"dev.questions": -1}, r"config\.dev\.questions=-1 must not be negative"),
         ({"activations_gib": -1.0}, r"config\.activations_gib=-1\.0 must not be negative"),
-        # Settings of all trainers.
+        # These are settings of all trainers.
         ({"keep_checkpoints": 0}, r"config\.keep_checkpoints=0 must be at least 1"),
         ({"eval_every": -1}, r"config\.eval_every=-1 must not be negative"),
         ({"save_every": -1}, r"config\.save_every=-1 must not be negative"),
@@ -321,7 +321,7 @@ def test_train_head_finished_is_kept_changed_is_retrained(
         result = aligner.train_and_evaluate(config, tmp_path)
         return {name: value for name, value in result.items() if name != "seconds"}
 
-    stopped = train(stop_after_minutes=1e-9)  # The one step, and no head.
+    stopped = train(stop_after_minutes=1e-9)  # There is only one step, and no head.
     assert not stopped["complete"] and not calls
     assert not list(tmp_path.glob("*link_head*"))
     first = train()
@@ -390,7 +390,7 @@ def test_train_head_ignores_dev_questions_of_other_split(
         aligner.train_and_evaluate(config, tmp_path / name)
         num_trained_on.append(len(training_ids(str(tmp_path / name))))
     assert held_out == [0, 3]
-    # The two held-out questions count as trained on, because the head learns from them.
+    # The two held-out questions count as training questions, because the head learns from them.
     train = load.select_questions(load.load_dataset(config.data), config.data)
     assert num_trained_on == [len(train), len(train)]
     head = link_head_model.load_link_head(tmp_path / "held_out", FEATURES)
@@ -475,7 +475,7 @@ def test_train_sigterm_saves_and_run_resumes(model_and_data, tmp_path, command):
 
 def test_train_full_disk_is_reported_in_one_sentence(model_and_data, tmp_path, command):
     overrides = _overrides(model_and_data, num_steps=2, eval_every=0, save_every=1)
-    # Fills the compilation cache, which JAX could not write to a full disk.
+    # Fills the compilation cache first, because JAX could not write to it on a full disk.
     assert _train(command, tmp_path / "whole", overrides).returncode == 0
     for size in (15_000, 30_000):  # A checkpoint has 240,000 bytes.
         workdir = tmp_path / str(size)

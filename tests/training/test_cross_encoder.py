@@ -73,7 +73,7 @@ def _step(model_and_data, mesh, repeats=1, dtype="float32", **changes):
 
 @pytest.fixture(scope="module")
 def one_device_step(model_and_data):
-    """A step on one device, the reference for torch and meshes."""
+    """A step on one device; the reference for torch and for meshes."""
     with jax.numpy_dtype_promotion("standard"):
         return _step(model_and_data, sharding.make_mesh(devices=jax.devices()[:1]))
 
@@ -109,7 +109,7 @@ def test_train_step_on_mesh_equals_one_device(model_and_data, one_device_step, s
 
 
 def test_train_step_rounded_weights_equal_fp32_weights(model_and_data):
-    """Without ``model.dtype``, every use of a weight rounds it."""
+    """Weights rounded once per step give the same result as weights rounded at every use."""
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
     _, _, expected = _step(model_and_data, mesh, dtype="bfloat16")
     _, _, rounded = _step(model_and_data, mesh, dtype="bfloat16", **{"model.dtype": "bfloat16"})
@@ -120,7 +120,7 @@ def test_train_step_overfits_a_batch(model_and_data):
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
     _, pairs, metrics = _step(model_and_data, mesh, repeats=150)
     share = np.mean([relevant for _, _, relevant in pairs])
-    assert 0.15 < share < 0.25  # Predicting only the share costs at least 0.42.
+    assert 0.15 < share < 0.25  # Predicting only the share of positives costs at least 0.42.
     assert metrics["loss"] < 0.25 and metrics["accuracy"] > 0.85, metrics
 
 

@@ -1,4 +1,4 @@
-"""The train loop: the order of its calls, saving, stopping and resuming."""
+"""The training loop: the order of its calls, saving, stopping and resuming."""
 
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ class Batch(NamedTuple):
 
 
 class State(NamedTuple):
-    """The sum of the numbers of all batches so far."""
+    """A training state that is the sum of all batch numbers so far."""
 
     params: float
 
@@ -65,7 +65,7 @@ class RecordingCheckpoints:
 
 
 class LateLoss:
-    """A loss that logs when the loop fetches it and waits for the step."""
+    """A loss that logs when the loop fetches it, which waits for the step."""
 
     def __init__(self, log, step, value):
         self.log, self.step, self.value = log, step, value
@@ -82,10 +82,10 @@ def log():
 
 @pytest.fixture()
 def run(log, tmp_path, monkeypatch):
-    """Runs `fit` on a state that sums its batches; returns the result and the checkpoints.
+    """Returns a function that runs `fit` on a state that sums its batches.
 
-    Preemption requests a stop after step ``stop_at``. The loss of step ``bad`` is not finite.
-    ``restored`` has the parameters of earlier checkpoints by step.
+    A stop is requested after step ``stop_at``. The loss of step ``bad`` is not finite. ``restored``
+    has the parameters of earlier checkpoints by step. Returns the result and the checkpoints.
     """
 
     def start(total, *, restored=(), stop_at=0, bad=0, has_dev=True, **changes):

@@ -60,7 +60,7 @@ _embed = jax.jit(embed, static_argnums=0)
 
 
 def _full_batch(graphdef, params, batch, key=None):
-    """Returns the loss and gradient of the whole batch, computed at once."""
+    """Returns the loss and gradient of the full batch, computed without chunks."""
 
     def loss(params):
         queries, candidates = batch.count_BC.shape
@@ -79,7 +79,7 @@ def _full_batch(graphdef, params, batch, key=None):
 
 @functools.cache
 def _wanted(**changes):
-    """Returns the cached `_full_batch` of a batch."""
+    """Returns `_full_batch` of a batch; cached."""
     return _full_batch(*_model(), _batch(**changes))
 
 
@@ -90,7 +90,7 @@ def _assert_close(by_shard, wanted, rtol, atol):
 
 
 def _step(batch, **settings):
-    """Returns loss and gradient on one device, and the bytes of each stored chunk."""
+    """Returns the loss and gradient on one device, and the number of bytes stored per chunk."""
     kept = []
 
     def run(function, *arguments):
@@ -108,13 +108,13 @@ def _step(batch, **settings):
 
 @functools.cache
 def _sizes():
-    """Returns the bytes of all chunks if all are stored."""
+    """Returns the number of bytes of each chunk if all chunks are stored."""
     return _step(_batch(), keep_bytes=math.inf)[2]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_gradient_cache_equals_full_batch(share):
-    """The result does not depend on the number of stored chunks."""
+    """The result does not depend on how many chunks are stored."""
     sizes = _sizes()
     loss, gradient, kept = _step(_batch(), keep_bytes=share * sum(sizes))
     expected, expected_gradient = _wanted()
@@ -129,7 +129,7 @@ def test_gradient_cache_equals_full_batch(share):
 @pytest.mark.parametrize("scanned", [False, True])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_embed_and_keep_stores_no_parameters(scanned, devices):
-    """Stored parameters would be a copy of 1.2 GB per chunk for E5-large."""
+    """Storing parameters would copy 1.2 GB per chunk for E5-large."""
     config = dataclasses.replace(CONFIG, num_layers=2, d_ff=1000, scan_layers=scanned)
     mesh = sharding.make_mesh(devices, devices=jax.devices()[:devices])
     with jax.set_mesh(mesh):
@@ -146,13 +146,13 @@ def test_embed_and_keep_stores_no_parameters(scanned, devices):
 
 @pytest.mark.parametrize(("scanned", "keep_bytes"), [(False, 0.0), (True, math.inf)])
 def test_gradient_cache_rounds_weights_once_per_step(scanned, keep_bytes):
-    """Otherwise every use would round them again, in both passes of every chunk."""
+    """Otherwise both passes of every chunk would round the weights again at every use."""
     config = dataclasses.replace(
         CONFIG, num_layers=2, d_ff=40, dtype="bfloat16", scan_layers=scanned
     )
     graphdef, params = nnx.split(Encoder(config, rngs=nnx.Rngs(0)))
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
-    length = 24  # Not a dimension of a kernel.
+    length = 24  # This size differs from all dimensions of kernels.
     batch = _batch(bucket_lengths=(length,), chunk_tokens=20 * length)
     batch = aligner.place_batch(batch, mesh)
     kernels = [(16, 3, 4, 4), (4, 4, 16), (16, 40), (40, 16)]
@@ -220,11 +220,11 @@ def test_official_accumulation_equals_mean_of_micro_batches():
 @pytest.mark.parametrize("shape", [(4, 1, 1), (8, 1, 1), (4, 2, 1), (2, 2, 2)])
 @pytest.mark.parametrize("negatives", ["cross_device", "in_batch"])
 def test_gradient_cache_sharded_equals_unsharded(shape, negatives):
-    """Hard negatives on 4 and 8 devices, for which sentence-transformers once had wrong labels."""
+    """Hard negatives on 4 and 8 devices, for which sentence-transformers had wrong labels."""
     graphdef, params = _model()
     data, fsdp, tensor = shape
     mesh = sharding.make_mesh(*shape, devices=jax.devices()[: data * fsdp * tensor])
-    # Both have the groups of the mesh, so that the negatives are the same.
+    # Both use the groups of the mesh, so that the negatives are equal.
     batch = _batch(ways=data * fsdp, negatives=negatives)
     expected, expected_gradient = _wanted(ways=data * fsdp, negatives=negatives)
     with jax.set_mesh(mesh):

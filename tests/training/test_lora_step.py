@@ -41,7 +41,7 @@ def batch(rows=4, length=11, seed=0, share=0.6) -> Batch:
 
 
 class Run:
-    """A tiny model, its state and step on a mesh."""
+    """A tiny model on a mesh, with its training state and step."""
 
     def __init__(self, folder, config=LORA, sizes=(1, 1, 1), **fields):
         self.folder, self.lora = folder, config
@@ -74,7 +74,7 @@ class Run:
 
 
 def torch_step(model, batches) -> dict[str, float]:
-    """Takes a step of torch on the mean loss of all supervised tokens."""
+    """Takes a step with torch on the mean loss of all supervised tokens; returns its metrics."""
     trained = [p for p in model.parameters() if p.requires_grad]
     before = [p.detach().clone() for p in trained]
     adamw = torch.optim.AdamW(trained, lr=RATE, weight_decay=DECAY, eps=EPS)
@@ -113,7 +113,7 @@ BIASED = {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Runs on one and on several devices, of a model with biases and tied embeddings."""
+    """Runs of a model with biases and tied embeddings, on one and on several devices."""
     folder = tmp_path_factory.mktemp("lora_step") / "base"
     return {sizes: Run(folder, sizes=sizes, **BIASED) for sizes in MESHES}
 
@@ -208,7 +208,7 @@ def test_train_step_rounding_adapter_once_changes_nothing(monkeypatch):
     placed = [lora_step.place_batch(batch(seed=seed), mesh) for seed in range(2)]
 
     def trained():
-        """Returns the adapter after a step, the metrics, and the dtypes of the adapter in it."""
+        """Returns the adapter after a step, the metrics, and the dtypes in the step."""
         state = make_state(adapter, tx, 0, mesh)
         step, dtypes = lora_step.TrainStep(config, LORA, tx, state, mesh, chunk=16), set()
 
@@ -244,7 +244,7 @@ def test_train_step_without_micro_batch_raises(run):
 
 
 def test_train_step_frees_added_gradient_before_next():
-    """Only the sum of earlier gradients is in memory while a micro-batch is computed."""
+    """While a micro-batch is computed, only the sum of earlier gradients is in memory."""
 
     class Array:
         pass

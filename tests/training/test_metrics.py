@@ -13,7 +13,7 @@ from cirag_jax.training import metrics
 from cirag_jax.training.metrics import MetricWriter, StepClock, fetch
 from tests.training.students import read_metrics
 
-events: Any = event_pb2  # Type checkers cannot see its classes.
+events: Any = event_pb2  # Type checkers cannot resolve its classes.
 
 
 class Clock:
@@ -26,7 +26,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Replaces the time of the module under test."""
+    """Replaces the clock of the module under test."""
     clock_ = Clock()
     monkeypatch.setattr(metrics, "time", clock_)
     return clock_
@@ -40,7 +40,7 @@ def stderr(monkeypatch):
 
 @pytest.fixture
 def stream(stderr):
-    """Standard error that is not a terminal."""
+    """A standard error that is not a terminal."""
     return stderr(io.StringIO())
 
 
@@ -50,7 +50,7 @@ class Terminal(io.StringIO):
 
 
 def scalars(folder):
-    """Returns (tag, step, value) of every scalar that TensorBoard shows."""
+    """Returns the (tag, step, value) of every scalar that TensorBoard shows."""
     found = []
     for path in sorted((folder / "tensorboard").iterdir()):
         data, at = path.read_bytes(), 0
@@ -103,7 +103,7 @@ def test_writer_new_run_replaces_file(tmp_path, stream):
 
 
 def test_writer_remaining_time_uses_recent_steps(tmp_path, clock, stream, monkeypatch):
-    """Time before the first step and old steps do not count."""
+    """The estimate excludes old steps and the time before the first step."""
     monkeypatch.setattr(metrics, "_LINE_SECONDS", 0)
     with MetricWriter(tmp_path, 200) as writer:
         clock.now += 500  # Compilation, and the evaluation of the base.

@@ -1,4 +1,4 @@
-"""Hard negatives from the passages that a retriever finds for each prefix."""
+"""Hard negatives from the passages that a retriever finds for each prefix of a chain."""
 
 import dataclasses
 import json
@@ -63,7 +63,7 @@ def test_prefix_pools_have_sentences_of_nearest_passages(model_and_data, tmp_pat
 
 
 def test_prefix_pools_exclude_passages_with_gold_sentences(model_and_data, tmp_path):
-    """Overlapping chunks may repeat a sentence."""
+    """A gold sentence may be repeated in an overlapping chunk, which must not be a negative."""
     config = _config(model_and_data)
     dataset = load.load_dataset(config.data)
     chains, pools = pools_lib.chains_and_pools(dataset, dataset.questions[:1], "sentence")
@@ -116,7 +116,7 @@ def test_train_retrieved_negatives_resumes(model_and_data, tmp_path, one_device,
     overrides = [f"--config.{key}={value}" for key, value in values.items()]
     config = load_config(str(_ROOT / f"configs/aligner.py{preset}"), overrides)
     assert aligner.train_and_evaluate(config, tmp_path)["complete"]
-    assert aligner.train_and_evaluate(config, tmp_path)["step"] == 1  # The same negatives.
+    assert aligner.train_and_evaluate(config, tmp_path)["step"] == 1  # The negatives are the same.
     config.retrieved.passages = 1
     with pytest.raises(UserError, match=r"was started with retrieved\.passages=3, not 1"):
         aligner.train_and_evaluate(config, tmp_path)

@@ -1,4 +1,4 @@
-"""Search for entities by their words, and the triples around them."""
+"""Search for entities by their words, and the triples that contain them."""
 
 import difflib
 

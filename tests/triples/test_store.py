@@ -1,4 +1,4 @@
-"""The triple store: reading, writing, merging, damage."""
+"""The triple store: reading, writing, merging, damaged files."""
 
 import os
 import sqlite3
@@ -45,7 +45,7 @@ def content(path):
 
 @pytest.fixture
 def path(tmp_path):
-    """A store with every status, a replaced and a deleted passage."""
+    """A store with passages of every status, one of them replaced and one deleted."""
     with TripleStore.create(tmp_path / FILE) as store:
         store.commit([ok("b"), empty("e"), ok("a", 3)], MODEL)
         store.commit([failed("f"), ok("c", 1), ok("a", 2, "new")], MODEL, ["b", "unknown"])
@@ -69,7 +69,7 @@ def test_store_round_trip(path):
         assert store.counts() == {"ok": 2, "empty": 1, "failed": 1, "triples": 3}
         assert store.failures() == {"request: timed out after # s": 1}
         assert store.parse_errors() == {"entities: cut": 2}
-    with TripleStore.open(path.parent) as store:  # The workdir of the store.
+    with TripleStore.open(path.parent) as store:  # The workdir that contains the store.
         assert store.counts()["ok"] == 2
 
 
@@ -107,8 +107,8 @@ def test_digest_depends_only_on_its_passages(path):
             return store.digest("acef")
 
     first = commit()
-    assert commit(ok("z")) == first  # A passage that is not in the digest.
-    assert commit(failed("f", "answer: cut")) == first  # It still has no triples.
+    assert commit(ok("z")) == first  # The passage is not in the digest.
+    assert commit(failed("f", "answer: cut")) == first  # The passage still has no triples.
     assert commit(deleted=["f"]) == first
     seen = {first, commit(empty("f")), commit(ok("f", 2)), commit(ok("f", 3))}
     seen.add(commit(deleted=["c"]))
@@ -192,7 +192,7 @@ def test_store_reader_rolls_back_a_killed_writer(path):
 
 
 def test_store_of_killed_writer_is_readable_on_read_only_disk(path, monkeypatch):
-    """The files of the store do not change."""
+    """Reading does not change the store's files."""
     before = content(path)
     subprocess.run([sys.executable, "-c", _KILLED_WHILE_WRITING, str(path)], check=False)
     files = {file: file.read_bytes() for file in path.parent.iterdir()}

@@ -1,4 +1,4 @@
-"""Iter-RetGen, beam retrieval, the oracle, and shared functions."""
+"""Iter-RetGen, beam retrieval and the oracle, and functions that the baselines share."""
 
 import collections
 
@@ -22,7 +22,7 @@ LUND = Passage("l", "Lund", "Lund is in Skane.")
 NOISE = Passage("n", "Adam", "A name.")
 
 
-CUT = "Ada Moen; born in; Lund; Lund; in the"  # Before the answer.
+CUT = "Ada Moen; born in; Lund; Lund; in the"  # The response is cut before its answer.
 
 
 def test_search_reranked_passages_pass_the_threshold():

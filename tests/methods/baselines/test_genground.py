@@ -56,7 +56,7 @@ def test_genground_supported_guesses_are_revised():
         "p1",
         "p2",
         "p6",
-    )  # Support first.
+    )  # Supporting passages come first.
     assert result.steps[0].notes == {"guess": "Malmo", "answer": "Lund"}
     assert result.parse_errors == {"answer_not_grounded": 1}
 

@@ -28,7 +28,7 @@ def test_ircot_thoughts_retrieve_until_the_answer():
     assert fakes.kinds() == ["Retrieve", "reasoner", "Retrieve", "reasoner", "reader"]
     assert [r.query for r in fakes.received(Retrieve)] == [QUESTION, BORN]
     assert (result.answer, result.granularity) == ("Skane", "passage")
-    assert result.passages == ("p0", "p1", "p2")  # Without repeats.
+    assert result.passages == ("p0", "p1", "p2")  # No passage is repeated.
     assert [(s.thought, s.next_query) for s in result.steps] == [
         (BORN, BORN),
         (FINAL_THOUGHT, None),
@@ -56,7 +56,6 @@ def test_ircot_empty_thought_ends_reasoning():
 
 
 def test_ircot_passages_are_ranked_by_best_score():
-    """A passage has its best score over all retrievals."""
     late = PASSAGES[5]
     passages = {QUESTION: PASSAGES[:3], BORN: [late, PASSAGES[2], PASSAGES[0]], None: PASSAGES}
     fakes, answered = run([BORN, FINAL_THOUGHT], passages, num_read=2)

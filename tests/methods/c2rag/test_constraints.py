@@ -1,4 +1,4 @@
-"""C2RAG's sufficiency check: N_eff's lemmas, its boundary, the released code's rule."""
+"""C2RAG's sufficiency check: lemmas on N_eff, the boundary, and the released code's rule."""
 
 import math
 
@@ -15,7 +15,7 @@ SCORES = st.lists(st.floats(-50, 50), min_size=1, max_size=9)
 
 @given(SCORES, st.sampled_from(RULES))
 def test_effective_number_is_between_one_and_n(scores, rule):
-    """Lemmas A.1 and A.2."""
+    """Lemmas A.1 and A.2 of the paper."""
     p_N = shares(scores, rule)
     assert p_N.shape == (len(scores),) and np.all(p_N >= 0) and p_N.sum() == pytest.approx(1)
     n_eff = effective_number(p_N)
@@ -25,7 +25,7 @@ def test_effective_number_is_between_one_and_n(scores, rule):
 
 @given(SCORES, st.sampled_from(RULES), st.floats(1, 9))
 def test_effective_number_accepted_implies_dominant_candidate(scores, rule, gamma):
-    """Proposition A.3."""
+    """Proposition A.3 of the paper."""
     config = C2ragConfig(neff_rule=rule, gamma=gamma, num_structural=99)
     if check(scores, config).suffices:
         assert shares(scores, rule).max() >= 1 / gamma - 1e-9
@@ -44,14 +44,14 @@ def test_effective_number_point_mass_and_empty_pool():
 
 
 def test_effective_number_case_study_weights():
-    """Figure 5 prints the sum of squares of the first, 0.65, which no N_eff can be."""
+    """For the first weights, Figure 5 prints 0.65, their sum of squares; N_eff is at least 1."""
     assert effective_number([0.79, 0.12, 0.09]) == pytest.approx(1.547, abs=1e-3)
     assert effective_number([0.35, 0.33, 0.32]) == pytest.approx(2.996, abs=1e-3)
 
 
 @given(st.floats(-9, 9), st.floats(0.01, 20), st.floats(0.0, 1.0))
 def test_check_three_candidates_suffice_below_0_268(low, spread, place):
-    """Erratum 16: (z2 - z3) / (z1 - z3) <= 2 - sqrt 3, at K_s = 3 and gamma = 1.5."""
+    """Erratum 16: three candidates suffice if (z2 - z3) / (z1 - z3) < 2 - sqrt 3 (gamma = 1.5)."""
     boundary = 2 - math.sqrt(3)
     assume(abs(place - boundary) > 1e-4)
     scores = [low + spread, low + place * spread, low]
@@ -61,9 +61,9 @@ def test_check_three_candidates_suffice_below_0_268(low, spread, place):
 @given(st.lists(st.integers(-9, 9), min_size=2, max_size=2, unique=True))
 def test_check_two_candidates_always_suffice(scores):
     assert check(scores, C2ragConfig(num_structural=2)).suffices
-    assume(0 not in scores)  # Without weight next to a positive score.
+    assume(0 not in scores)  # A score of 0 gets no weight next to a positive score.
     released = C2ragConfig(neff_rule="shift_if_nonpositive", gamma=1.0)
-    assert not check(scores, released).suffices  # Its gamma accepts one candidate.
+    assert not check(scores, released).suffices  # This gamma accepts only one candidate.
     assert check(scores[:1], released).suffices
 
 

@@ -1,4 +1,4 @@
-"""C2RAG: plans, anchors, the check, propagation, recovery and each setting."""
+"""C2RAG: plans, anchors, the sufficiency check, propagation, recovery and all settings."""
 
 import dataclasses
 import inspect
@@ -47,7 +47,7 @@ CASE = {triple_key(t): z for t, z in zip(HOP1, (0.79, 0.12, 0.09), strict=True)}
     triple_key(t): z for t, z in zip(HOP2, (0.35, 0.33, 0.32), strict=True)
 }
 CERTAIN = {triple_key(HOP1[0]): 5.0, triple_key(HOP2[0]): 5.0, "end": 3.0, "keep": 1.0}
-# The second hop's relations rank first, so that its pool is the paper's.
+# The second hop's relations rank first, so that the hop has the paper's candidates.
 RELATIONS = {triple.relation: 1.0 for triple in HOP2}
 RECOVERED = "Marn Keep — used as a prison until — ?year"
 
@@ -80,7 +80,7 @@ def test_case_study_first_hop_is_unresolved():
     fakes, result = run(CASE, neff_rule="shift_if_nonpositive")
     assert [round(step.notes["n_eff"] or 0, 3) for step in result.steps[1:]] == [1.547, 0]
     assert states(result) == ["unresolved", "unresolved"] and not names(result)
-    # Both constraints are looked up in text.
+    # Text is retrieved for both constraints.
     assert [r.query for r in fakes.received(Retrieve)] == [
         QUESTION,
         "Silent Road — written in prison — ?prison",
@@ -94,7 +94,7 @@ def test_case_study_higher_gamma_resolves_first_hop():
     )
     assert [round(step.notes["n_eff"], 3) for step in result.steps[1:]] == [1.547, 2.996]
     assert states(result) == ["resolved", "unresolved"]
-    assert names(result) == {"?prison": ["Marn Keep"]}  # Text does not bind ?year.
+    assert names(result) == {"?prison": ["Marn Keep"]}  # Retrieved text binds no unknown.
     first, second = result.steps[1:]
     assert first.kept == (HOP1[0],) and second.kept == ()
     assert set(second.candidates) == set(HOP2) and second.passages[0] == "end"
@@ -153,7 +153,7 @@ def test_kg_scope_corpus_requests_anchors_and_passages():
     assert [s.kept for s in other.steps] == [s.kept for s in result.steps]
     fakes, _ = run(kg_scope="corpus", anchor_match="ratio")
     assert {a.match for a in fakes.received(Anchor)} == {"ratio"}
-    assert not fakes.received(Fetch)  # All sources are retrieved.
+    assert not fakes.received(Fetch)  # All source passages are retrieved.
 
 
 def test_fetch_sources_off_skips_other_passages():
@@ -164,7 +164,7 @@ def test_fetch_sources_off_skips_other_passages():
     assert [step.passages for step in result.steps[1:]] == [
         ("road",),
         (),
-    ]  # None for Marn Keep.
+    ]  # Marn Keep has no source passage.
     assert result.steps[2].kept
 
 
@@ -402,7 +402,7 @@ def test_recovery_unit_selects_passages_or_sentences():
     fakes, result = run(CASE, neff_rule="shift_if_nonpositive", max_texts=1)
     read = prompt(fakes.received(Generate, "reader")[0])
     assert read.count("\n[1] ") == 2 and "\n[2] " not in read
-    assert len(result.steps[1].passages) == 3  # All count for recall.
+    assert len(result.steps[1].passages) == 3  # All passages are included in recall.
     fakes, _ = run(CASE, recovery_question=False, neff_rule="shift_if_nonpositive")
     assert _queries(fakes, "passages")[0][0] == "Silent Road — written in prison — ?prison"
 

@@ -1,4 +1,4 @@
-"""The cascade: triples, then their sentences, then their passages."""
+"""The cascade of readers: triples first, then their sentences, then their passages."""
 
 import pytest
 
@@ -131,13 +131,13 @@ def test_cascade_paraphrased_refusal_needs_wide_refusal():
 
 
 def test_cascade_ungrounded_answer_is_refused():
-    made_up, torn = "Answer: Oslo", "Answer: in Sk"  # "in Sk" is not a sequence of words.
+    made_up, torn = "Answer: Oslo", "Answer: in Sk"  # "in Sk" ends within a word.
     result = run(fake([CONTINUE, FINAL], [made_up]))
     assert (result.answer, result.granularity) == ("Oslo", "triple")
     result = run(fake([CONTINUE, FINAL], [made_up, torn, "Answer: LUND."]), grounded_answers=True)
     assert [a.sufficient for a in result.attempts] == [False, False, True]
     assert (result.answer, result.granularity) == ("LUND.", "passage")
-    # Triples are shown in ascii, so letters that ascii lacks do not matter.
+    # Triples are shown in ASCII, so answers may differ in letters that ASCII lacks.
     result = run(fake([CONTINUE, FINAL], ["Answer: Sk\u00e5ne"]), grounded_answers=True)
     assert (result.answer, result.granularity) == ("Sk\u00e5ne", "triple")
     assert contains_answer(["\u041b\u0443\u043d\u0434"], "\u041b\u0443\u043d\u0434")

@@ -8,7 +8,7 @@ from tests.methods.fakes import FakeHandlers, decision
 
 
 def test_cirag_case_study_matches_the_paper():
-    """Triples, queries and answer are the paper's; passages and thoughts are ours."""
+    """Triples, queries and the answer are the paper's; passages and thoughts are invented."""
     question = (
         "Which film has the director who is older, God's Gift To Women or Aldri Annet Enn Bråk?"
     )
@@ -82,7 +82,7 @@ def test_cirag_case_study_matches_the_paper():
     assert one.next_query == birth_years == two.query
     assert two.candidates == (started, known, edith, michael) and two.kept == (edith, michael)
     assert two.next_query is None
-    # The integrator sees the candidates in the paper's normal form and order.
+    # The integrator's prompt has the candidates in the paper's normal form and order.
     shown = [r.messages[-1].observation for r in fakes.received(Generate, "integrator")]
     kind_shown = '["god s gift to women", "is a", "romantic musical comedy film"]'
     assert ", ".join([*directed, kind_shown]) in shown[0]

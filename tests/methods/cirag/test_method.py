@@ -302,7 +302,7 @@ def test_multi_turn_round_extends_the_conversation():
     roles = [message.role for message in last]
     assert roles == ["system", *("user", "assistant") * 2, "user"]
     assert QUESTION in last[1].text and QUESTION not in last[3].text
-    assert last[2].text == CONTINUE  # The decision is rendered again.
+    assert last[2].text == CONTINUE  # The parsed decision is rendered again.
     # Truncation may only drop the candidates.
     assert QUESTION in last[1].content and '{"fact": [[' in last[1].observation
 
@@ -347,7 +347,10 @@ def test_compact_format_keeps_candidates_by_number():
 
 
 def test_keep_above_keeps_probable_candidates():
-    """BORN, PAINTS and MINE, then PLACE, CHURCH, BORN and PAINTS are the numbered candidates."""
+    """Only candidates whose probability is above the threshold are kept.
+
+    Round 1 numbers BORN, PAINTS and MINE; round 2 numbers PLACE, CHURCH, BORN and PAINTS.
+    """
     scores = [[math.log(p) for p in row] for row in ((0.4, 0.1, 0.3, 0.2), (0.1,) * 4 + (0.6,))]
     texts = [scores[0], " In which province is Lund? ", scores[1], Generated(" done", "length")]
     fakes = fake(texts, [ANSWER])

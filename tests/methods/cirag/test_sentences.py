@@ -1,4 +1,4 @@
-"""CIRAG with sentences, and an aligner or a language model as the integrator."""
+"""CIRAG over sentences; the integrator is an aligner or a language model."""
 
 import math
 
@@ -68,7 +68,7 @@ def test_aligner_keeps_more_facts_than_the_chain():
     assert [step.kept for step in result.steps] == [
         (Sentence("a", 0), Sentence("a", 1)),
         (Sentence("b", 0), Sentence("b", 1)),
-        (Sentence("b", 1),),  # A kept fact extends the chain later.
+        (Sentence("b", 1),),  # A fact that was kept earlier extends the chain later.
     ]
     chain = "\nknowledge sentences: Ada Moen: Ada Moen was born in Lund. Lund: Lund is in Skane."
     assert result.steps[2].query == QUESTION + chain
@@ -130,7 +130,7 @@ def test_model_keeps_sentences_by_number():
     assert [a.evidence for a in result.attempts] == [
         ("Ada Moen: Ada Moen was born in Lund.", "Lund: Lund is in Skane.")
     ]
-    # Without prompts, sentences have no texts.
+    # If prompts are not recorded, sentences have no texts.
     plain = run(fake(reader=[ANSWER], scores=SENTENCES), units="sentence", integrator="top_k")
     assert {one.text for step in plain.steps for one in step.candidates} == {None}
     assert result.steps[0].candidates[0].text == "Ada Moen: Ada Moen was born in Lund."

@@ -43,7 +43,7 @@ def test_parse_kirag_returns_triples_and_problem(text, expected, problem):
     [
         ("<Osk Bay; is mouth of; Ule>", ("Osk Bay", "is mouth of", "Ule")),
         ("<The river; flows to; Tarn>", FLOWS),  # The title replaces an unknown head.
-        ("<Tarn; Ule; flows to; Tarn>", FLOWS),  # Splitting from the right leaves an unknown head.
+        ("<Tarn; Ule; flows to; Tarn>", FLOWS),  # "Tarn; Ule" is an unknown head.
     ],
 )
 def test_parse_trace_returns_triple(text, expected):
@@ -92,7 +92,7 @@ def test_extract_unreadable_response_fails():
 
 def test_extractor_version_changes_with_dialect():
     assert len({extractor_version(d)["prompt"] for d in dialects.DIALECTS}) == 3
-    cut = importlib.metadata.version("sentencex")  # The splitter decides a triple's sentence.
+    cut = importlib.metadata.version("sentencex")  # The splitter determines a triple's sentence.
     assert extractor_version() == {
         "prompt": extraction_prompts.prompt_hash(),
         "parser": 1,

@@ -15,7 +15,7 @@ PASSAGE = Passage("p", "Ule", "Ule feeds Tarn. Tarn governs Osk.")
 
 
 def drive(*answers, **settings) -> tuple[list[Any], Any]:
-    """Returns the requests and the result; answers are pairs (text, finish reason)."""
+    """Returns the requests and the result. Answers are pairs (text, finish reason)."""
     program = extract(PASSAGE, ExtractionSettings(**settings))
     requests = [next(program)]
     for text, reason in answers:
@@ -85,7 +85,7 @@ EXPECTED_RESULTS = [  # Response, finish reason, status, triples with sentences.
 
 
 def test_extract_results_match_the_parser_version():
-    """After an intended change, increase `extraction.PARSER` and update the results."""
+    """If a change is intended, increase `extraction.PARSER` and update the results."""
     result = []
     for answer, reason, *_ in EXPECTED_RESULTS:
         _, made = drive((NAMES, "stop"), (answer, reason))

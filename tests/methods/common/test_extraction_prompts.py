@@ -45,7 +45,7 @@ def test_worked_examples_are_parsed_without_problems():
     assert problem is None and len(parsed) == 8
     text = entity_messages(PASSAGE)[1].text
     assert all(name in text for name in names)
-    # Its triples count only for a passage with the same names.
+    # The example's triples are accepted only for a passage with the same names.
     assert all(is_example(triple, PASSAGE) for triple in parsed)
     assert not any(is_example(triple, Passage("x", *text.split("\n"))) for triple in parsed[:3])
     assert is_example(("Ule", "was founded in", "1894"), PASSAGE)

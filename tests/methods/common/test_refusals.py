@@ -1,4 +1,4 @@
-"""Refusals in other words, and answers that resemble them."""
+"""Paraphrased refusals, and answers that resemble refusals."""
 
 import pytest
 

@@ -74,7 +74,7 @@ def test_dualrag_round_searches_and_extends_outline():
     read = prompt(fakes.received(Generate, "reader")[0])
     assert f"#### Ada Moen\n{BORN}" in read and read.endswith(f"Reasoning so far: {MORE} {DONE}")
     assert (result.answer, result.granularity) == ("Skane", "sentence")
-    assert result.passages == ("a", "n")  # Kept before dropped.
+    assert result.passages == ("a", "n")  # Kept documents come before dropped ones.
     assert result.attempts[0].evidence == (f"Ada Moen: {BORN}",)
     one, two = result.steps
     assert (one.thought, one.kept) == (MORE, ("a",))
@@ -114,7 +114,7 @@ def test_dualrag_max_steps_leads_to_the_answer():
 
 
 def test_aggregate_reads_only_new_documents():
-    again = entities_json(("ada moen", "Lund"))  # Another spelling.
+    again = entities_json(("ada moen", "Lund"))  # The name has another spelling.
     fakes = fake([SEARCH, SEARCH, STOP], [ADA_QUERY, again], [BORN, "Lund is in Skane."],
                  passages={"Lund": (LUND, ADA), None: (NOISE, ADA)})  # fmt: skip
     result = run(fakes)
@@ -129,7 +129,7 @@ def test_aggregate_no_new_documents_no_summary():
     again = entities_json(("Ada Moen", "Ada's birth"))
     fakes = fake([SEARCH, SEARCH, STOP], [ADA_QUERY, again], [BORN])
     result = run(fakes)
-    assert fakes.kinds().count("summarizer") == 1  # The same documents.
+    assert fakes.kinds().count("summarizer") == 1  # The documents are the same.
     assert result.steps[1].kept == ("a",) and result.steps[1].notes["learnt"] == {}
 
 
@@ -297,7 +297,7 @@ def test_dualrag_config_invalid_settings_are_refused(settings, words):
 
 
 def test_dualrag_case_study_matches_the_paper():
-    """Entities, queries and answer are those of Table 7; passages and thoughts are ours."""
+    """Entities, queries and the answer are from Table 7; passages and thoughts are invented."""
     question = "Which film has the director who was born later, El Extraño Viaje or Love In Pawn?"
     viaje = Passage("v", "El extraño viaje", "A drama of 1964 by Fernando Fernán Gómez.")
     pawn = Passage("p", "Love in Pawn", "A comedy of 1953 that Charles Saunders directed.")

@@ -1,4 +1,4 @@
-"""KiRAG: chain, reading and settings."""
+"""KiRAG: the chain of triples, reading and settings."""
 
 import dataclasses
 
@@ -89,7 +89,7 @@ def test_kirag_example_of_the_paper_step_by_step():
     assert chain_of(result) == [PLACE, COUNT]
     one, two, three = result.steps
     assert one.candidates == (OTHER, PLACE, KIND) and one.scores == (0.7, 0.6, 0.2)
-    assert two.candidates == (PLACE, COUNT, KIND, PORT)  # Only of this step's passages.
+    assert two.candidates == (PLACE, COUNT, KIND, PORT)  # From this step's passages only.
     assert (two.next_query, three.next_query) == (THIRD_QUERY, None)
     assert three.kept == () and three.thought == f"{FINAL} 35,124."
     thoughts = [
@@ -97,7 +97,7 @@ def test_kirag_example_of_the_paper_step_by_step():
     ]
     assert thoughts == ["", f" {FIRST}", f" {FIRST}, {SECOND}"]
     assert all(r.continue_final for r in fakes.received(Generate, "constructor"))
-    # D_q by each passage's best candidate (section 3.3), and the three that the reader reads.
+    # Passages are ranked by their best candidate (D_q, section 3.3); the reader reads three.
     assert result.passages == ("decoy", "hamlet", "city")
     assert result.attempts[0].evidence == tuple(
         f"{p.title}\n{p.text}" for p in (DECOY, HAMLET, CITY)
@@ -112,7 +112,7 @@ def test_kirag_example_of_the_paper_step_by_step():
 def test_stop_chain_needs_the_answer_as_next_step():
     responses = [f" {FIRST}.{FINAL_STEP}", f".{FINAL_STEP}"]
     assert len(run(responses)[1].steps) == 2
-    _, result = run(responses[:1], stop="text")  # As the paper says.
+    _, result = run(responses[:1], stop="text")  # The paper's rule.
     assert len(result.steps) == 1 and chain_of(result) == [PLACE]
     assert result.steps[0].next_query is None
 
@@ -150,7 +150,7 @@ def test_append_best_replaces_missing_candidate():
     # The decoy, the constructor's choice, then the best new one: COUNT has 0.5, KIND 0.2.
     assert chain_of(result) == [OTHER, PLACE, COUNT]
     assert result.steps[0].response == "It lies near Boston."
-    # An answer after an invented triple does not count; by itself it ends the chain.
+    # An answer after an invented triple is ignored. A response with only an answer ends the chain.
     responses = [f" <Kirton End; in; Paris>.{FINAL_STEP}", FINAL_STEP]
     assert chain_of(run(responses, append_best=True)[1]) == [OTHER]
     assert chain_of(run(responses[:1])[1]) == []
@@ -164,7 +164,7 @@ def test_no_constructor_appends_best_new_unit():
     assert fakes.received(Retrieve)[1].query == first
     # From the second step on, the passages are the city and the hamlet.
     assert chain_of(result) == [OTHER, PLACE, COUNT, KIND, PORT]
-    assert len(result.steps) == 6 and result.steps[-1].next_query is None  # No new unit.
+    assert len(result.steps) == 6 and result.steps[-1].next_query is None  # No new unit is left.
 
 
 def test_no_aligner_shows_every_triple():
@@ -284,7 +284,7 @@ def test_boost_raises_chosen_and_answering_units():
     assert plain.passages == ("decoy", "hamlet", "city")
     # The hamlet has 0.6 + 0.5; the city 0.5 + 0.5, and + 0.5 for the answer.
     assert raised.passages == ("city", "hamlet", "decoy")
-    # Neither yes nor an answer that no unit contains raises a score.
+    # An answer of yes, or one that no unit contains, raises no score.
     for answer in ("yes", "Rome", "27"):
         ends = f" {FINAL}: {answer}."
         assert run([f" {FIRST}", ends], boost=0.5)[1].passages[0] == "hamlet"

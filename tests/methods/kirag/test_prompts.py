@@ -117,7 +117,7 @@ def test_parse_completion_truncated_triple_matches_prefix():
     assert parse("<Ada Moen; born").candidate is None
     lost = parse("<Ada Moen; died", truncated=True)
     assert lost.candidate is None and lost.parse_errors == ("truncated",)
-    # A triple before another one is complete.
+    # A triple that is followed by another one is complete.
     assert parse("<Ada Moen; died>, <Lund; pro", truncated=True).candidate == 1
 
 
@@ -139,7 +139,7 @@ LINES = ["Ada: The answer is 42, she said.", "Lund: A town in Skane."]
     [
         ("- Lund: A town in Skane.\nSo the answer is: Skane.", 1, "Skane"),
         ("Lund: A town in Skane. So the answer is Skane.", 1, "Skane"),
-        ("Ada: The answer is 42, she said.\n", 0, None),  # A candidate with "answer is".
+        ("Ada: The answer is 42, she said.\n", 0, None),  # A candidate contains "answer is".
         ("So the answer is:\nSkane", None, "Skane"),
         ("The final answer is Skane.", None, "Skane"),
         ("Lund: A town", None, None),

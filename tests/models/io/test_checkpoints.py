@@ -282,7 +282,7 @@ def test_save_full_disk_keeps_earlier_steps(tmp_path):
 
 
 def test_save_failed_write_lets_other_writes_finish(tmp_path, capfd):
-    """One of two hundred writes fails first, while others are running."""
+    """The other writes complete although the first of two hundred fails."""
     state = {str(i): np.random.default_rng(i).normal(size=2000) for i in range(200)}
     for number in range(4):
         with (
@@ -298,7 +298,7 @@ def test_save_failed_write_lets_other_writes_finish(tmp_path, capfd):
 @pytest.mark.parametrize("noticed_by", ["save", "wait", "close"])
 def test_async_save_failure_names_its_step(tmp_path, monkeypatch, noticed_by):
     state = {"a": np.random.default_rng(0).normal(size=30_000)}
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # where saves are asynchronous
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # saves are asynchronous there
     checkpoints = Checkpoints(tmp_path)
     notice = {
         "save": lambda: checkpoints.save(2, state, None, {}),

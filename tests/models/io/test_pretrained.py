@@ -1,4 +1,4 @@
-"""Finding models, and the conventions read from their folders."""
+"""Finding models, and reading conventions from their folders."""
 
 import importlib.metadata
 import json

@@ -1,4 +1,4 @@
-"""Checkpoints that do not fit are refused with the list of what does not."""
+"""Checkpoints that do not fit are rejected with a list of the mismatches."""
 
 import dataclasses
 import json

@@ -54,7 +54,7 @@ def test_recombine_evidence_is_from_two_sources(recombined):
         facts = [fact for source in sources for fact in by_id[source].evidences]
         assert set(question.evidences) <= set(facts)
     assert len({question.id for question in questions}) == len(questions) == 200
-    assert comparisons.sources("2hop__1+2") == ("2hop__1+2",)  # Not a recombined id.
+    assert comparisons.sources("2hop__1+2") == ("2hop__1+2",)  # This is not a recombined id.
 
 
 def test_recombine_adjectives_match_and_unclear_dates_are_dropped():
@@ -76,7 +76,7 @@ def test_recombine_adjectives_match_and_unclear_dates_are_dropped():
     assert {question.answers for question in american} == {("yes",)}
     values = {q.answers[0] for q in recombine(["India", "Indian", "France", "French"] * 2)}
     assert values == {"yes", "no"}
-    assert recombine(["1950"] * 8, "date of birth") == []  # Neither is earlier.
+    assert recombine(["1950"] * 8, "date of birth") == []  # Neither date is earlier.
     assert recombine(["unknown"] * 8, "date of birth") == []
     assert recombine(["1950", "12 May 1950"] * 4, "date of birth") == []
 
@@ -109,7 +109,7 @@ def test_recombine_without_annotations_is_empty(recombined):
         ),
         (
             [("Ann", "date of birth", "1930"), ("Bob", "date of birth", "1949")],
-            "Cid",  # Not a subject.
+            "Cid",  # This is not a subject.
             (("1930", "before", "1949"), ("Ann", "before", "Bob")),
         ),
         (

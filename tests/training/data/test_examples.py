@@ -34,7 +34,7 @@ def make(tokenizer, trajectory=None, prompt_format="multi_turn", few_shot=False,
 
 
 def spans(example):
-    """Returns [start, end) of each run of supervised tokens."""
+    """Returns the [start, end) of each sequence of supervised tokens."""
     weight = np.concatenate([[0], example.weight_T, [0]])
     return list(
         zip(np.flatnonzero(np.diff(weight) > 0), np.flatnonzero(np.diff(weight) < 0), strict=True)
@@ -42,7 +42,7 @@ def spans(example):
 
 
 def pieces(instruction):
-    """Returns the hand-written trajectory in SmolLM2's template, with the part of each piece."""
+    """Returns the hand-written trajectory in SmolLM2's template, as (text, part) pieces."""
     open_, close = "<|im_start|>", "<|im_end|>"
     first = '{"fact": [["edda brandt", "born in", "hafenstadt"]]}'
     last = '{"fact": [["hafenstadt", "patron saint", "saint ulf"]]}'
@@ -213,7 +213,7 @@ def test_trajectory_examples_without_steps_is_counted(smollm2):
     assert make(smollm2, trajectory) == ([], {"dropped_no_steps": 1})
 
 
-FORGETFUL = (  # Keeps only the text of the last assistant turn, as if it dropped thinking.
+FORGETFUL = (  # Like a template that drops thinking: only the last turn is kept.
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
     "{{ m['content'] if loop.last or m['role'] != 'assistant' else 'gone' }}"
     "{{ '<|im_end|>' + '\n' }}{% endfor %}"
@@ -293,7 +293,7 @@ def test_trajectory_examples_unclear_step_is_not_supervised(tmp_path):
     left_out = tokenizer.decode(all_of.tokens_T[all_of.weight_T > some.weight_T])
     assert "Which saint protects" in left_out and "Keep: none" in left_out
     assert np.all(some.weight_T <= all_of.weight_T) and "Keep: 1" not in left_out
-    # At the end it is dropped.
+    # If it comes last, it is dropped.
     assert len(rendered((whole.steps[0], unclear))[0].tokens_T) < len(
         rendered(whole.steps[:2])[0].tokens_T
     )

@@ -1,4 +1,4 @@
-"""Examples of the extractor: prompts of inference, and answers that the parser reads back."""
+"""Examples for the extractor: prompts as in inference, and answers that the parser accepts."""
 
 from typing import Any
 
@@ -53,7 +53,7 @@ def answers(tokenizer, examples):
 
 @pytest.mark.parametrize("name", ["tokenizer", "smollm2"])
 def test_passage_examples_prompts_match_inference(name, request):
-    """`extract` has the prompts of the examples if it gets their answers."""
+    """If `extract` gets the examples' answers, its prompts are the examples' prompts."""
     tokenizer = request.getfixturevalue(name)
     examples, reasons = make(tokenizer)
     assert reasons == {} and [example.source for example in examples] == ["p1", "p1"]
@@ -115,7 +115,7 @@ def test_passage_examples_too_long_is_dropped(tokenizer):
 
 
 def test_extraction_examples_musique_folds_are_disjoint(smollm2, shared_data):
-    """Folds share no passages, and the parser reads back every reference."""
+    """Folds have no passage in common, and the parser accepts every reference."""
     data = common.data(split="")
     data.dir = str(shared_data / "musique")
     names = {}

@@ -1,4 +1,4 @@
-"""Made-up lives: facts, sentences and questions agree."""
+"""Made-up lives: their facts, sentences and questions agree."""
 
 from cirag_jax.training.data import lives
 
@@ -47,6 +47,6 @@ def test_lives_kin_matches_two_relations():
 
 
 def test_lives_questions_do_not_name_the_answer():
-    """The second hop does not lead back to the first passage."""
+    """Otherwise the second hop would lead back to the first passage."""
     for question in lives.build(300, seed=3).questions:
         assert question.answers[0] not in question.question

@@ -18,7 +18,7 @@ BUCKETS = Layout(64, False, (16, 32, 64), 4, 2)
 
 
 def make_examples(lengths=(9, 30, 17, 64, 5, 40, 22, 12, 3, 33, 30, 17, 9, 5), seed=0):
-    """Returns examples of random tokens. About half, in runs and never the first, are targets."""
+    """Returns random examples; about half of the tokens, but never the first, are targets."""
     rng = np.random.default_rng(seed)
     examples = []
     for number, length in enumerate(lengths):
@@ -66,7 +66,7 @@ def test_plan_epoch_has_every_example_once(layout):
         assert sorted(orders[-1]) == list(range(len(examples)))
     assert orders[0] != orders[1] != orders[2]
     assert packing.make_plan(examples, layout, 8).steps != plan.steps[:per_epoch]
-    # A longer plan begins with the shorter one, so that runs can be extended.
+    # A longer plan begins with the shorter one, so that trainings can be extended.
     assert packing.make_plan(examples, layout, 7, num_steps=5).steps == plan.steps[:5]
 
 
@@ -119,7 +119,7 @@ def test_micro_batches_hold_examples_and_targets(layout):
             assert not batch.mask_BT[row, start:].any()
             if layout.packing:
                 assert not batch.segments_BT[row, start:].any()
-        for piece in pieces:  # The bucket is the smallest for the longest row.
+        for piece in pieces:  # The bucket is the smallest one with room for the longest row.
             length = piece.batch.tokens_BT.shape[1]
             used = np.max(np.nonzero(piece.batch.mask_BT.any(0))) + 2  # End of the longest row.
             assert length == min(bucket for bucket in layout.buckets if bucket >= used)
@@ -131,7 +131,7 @@ def test_micro_batches_hold_examples_and_targets(layout):
 
 @pytest.fixture(scope="module")
 def model():
-    """Hyper-parameters, a base and an adapter that is not zero."""
+    """A decoder's config and random weights, and an adapter with an effect."""
     config = parse_decoder_config(tiny_decoder.config("llama"), "config.json")
     state = lora.init_adapter(config, LoraConfig(rank=4))
     rng = np.random.default_rng(0)
@@ -140,7 +140,7 @@ def model():
 
 
 def summed(model, examples, layout):
-    """Returns the loss, the number of targets and the gradient of all examples."""
+    """Returns the summed loss, the number of targets and the summed gradient of all examples."""
     config, params, state = model
     options = lora.lora_options(LoraConfig(rank=4), train=False)
     gradient = jax.jit(
@@ -158,7 +158,7 @@ def summed(model, examples, layout):
 
 
 def test_packed_loss_and_gradient_equal_unpacked(model):
-    """Sums over other shapes differ by rounding, measured as 2.1e-6 of the largest gradient."""
+    """Sums of other shapes differ by rounding: measured, 2.1e-6 of the largest gradient."""
     examples = make_examples()
     expected = summed(model, examples, Layout(64, False, (64,), 1, 1))
     for layout in (PACKED, BUCKETS, Layout(128, True, (128,), 2, 2)):
@@ -195,13 +195,13 @@ def test_packed_example_ignores_its_neighbours(model):
 
 
 def two_kinds():
-    """Returns examples of two kinds, with prefixes of 40 and 50 tokens, and one without prefix."""
+    """Returns examples that share a prefix of 40 or of 50 tokens, and one without a prefix."""
     rng = np.random.default_rng(1)
     first, second = rng.integers(3, 320, 40), rng.integers(3, 320, 50)
     examples = []
     for number, example in enumerate(make_examples((9, 30, 17, 14, 25, 40, 22, 12))):
         beginning = (first, second)[number % 2]
-        # The first tokens after the beginning differ: only these are shared.
+        # The first tokens after the prefix differ, so only the prefix is shared.
         example.tokens_T[0] = 3 + number
         nothing = np.zeros(len(beginning))
         examples.append(

@@ -31,7 +31,7 @@ LAYOUT = Layout(
 
 
 def tokenize(texts, role):
-    """Returns one token per word, by a hash without collisions in these tests."""
+    """Returns one token per word: a hash, which has no collisions in these tests."""
     return [np.array([sum(map(ord, w)) % 97 + 1 for w in t.split()], np.int32) for t in texts]
 
 
@@ -161,7 +161,7 @@ def test_sample_negatives_are_distinct_and_not_gold():
 
 def test_sample_chain_negatives_are_other_steps():
     drawn = {n for e in _draws(BRIDGE, Sampling(1, 5, chain_negatives=True)) for n in e.negatives}
-    assert drawn == {"b", "c", "n1", "n2", "n3"}  # "a" is in the prefix or positive.
+    assert drawn == {"b", "c", "n1", "n2", "n3"}  # "a" is in the prefix or is the positive.
     for example in _draws(BRIDGE, Sampling(1, 5, chain_negatives=True), 20):
         assert not set(example.negatives) & set(example.positives)
 
@@ -199,7 +199,7 @@ def _counts(**changes):
 def test_batch_cross_device_masks_positives_and_repeats():
     counts, batch = _counts()
     everything = dict.fromkeys(NAMES, 1)
-    without_b = {k: 1 for k in NAMES if k != "pos b"}  # Another positive of the first query.
+    without_b = {k: 1 for k in NAMES if k != "pos b"}  # Also a positive of the first query.
     assert counts == [without_b, everything, everything]
     assert [NAMES[i] for i in batch.positive_B[:3]] == ["pos a", "pos b", "pos a"]
     np.testing.assert_array_equal(batch.weight_B, [1, 1, 1, 0])
@@ -234,11 +234,11 @@ def test_batch_groups_of_two_queries(changes):
 
 def test_batch_in_batch_groups_are_within_micro_batches():
     counts, _ = _counts(negatives="in_batch", device_groups=2, micro_batches=2)
-    assert counts[0] == {"pos a": 1, "neg 1": 1}  # One query per group.
+    assert counts[0] == {"pos a": 1, "neg 1": 1}  # There is one query per group.
 
 
 def test_batches_groups_hold_whole_questions():
-    """Chains of two steps yield only two queries, but every group has exactly one chain."""
+    """Each group has one chain, although a chain of two steps yields only two queries."""
     chains = [
         Chain(f"q{i}", f"question {i}", (unit(f"a{i}"), unit(f"b{i}")), ((), (0,)), False)
         for i in range(4)
@@ -247,7 +247,7 @@ def test_batches_groups_hold_whole_questions():
     layout = dataclasses.replace(LAYOUT, num_queries=16, num_candidates=40, micro_batches=4)
     batch = next(batches(chains, pools, "triple", Sampling(4, 1), layout, tokenize, 0, 0))
     count_BC = batch.count_BC[batch.weight_B > 0]
-    assert (count_BC.sum(axis=1) == 3).all()  # Its positives, a and b, and n.
+    assert (count_BC.sum(axis=1) == 3).all()  # The positives a and b, and n.
     assert ((count_BC.sum(axis=0) == 2) | (count_BC.sum(axis=0) == 0)).all()
     # With one group, all queries share their candidates.
     whole = dataclasses.replace(layout, micro_batches=1)
@@ -279,7 +279,7 @@ def test_rows_per_chunk_depend_on_devices_and_texts():
     layout = dataclasses.replace(LAYOUT, num_queries=8, device_groups=8)
     rows = {num_texts: rows_per_chunk(8, num_texts, layout) for num_texts in (1, 8, 9, 16, 17, 99)}
     assert rows == {1: 8, 8: 8, 9: 16, 16: 16, 17: 32, 99: 32}
-    assert rows_per_chunk(64, 1, layout) == 8  # Longer than chunk_tokens: one row per device.
+    assert rows_per_chunk(64, 1, layout) == 8  # Longer than chunk_tokens, so one row per device.
 
 
 def test_layout_indivisible_batch_is_refused():

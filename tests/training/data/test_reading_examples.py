@@ -1,4 +1,4 @@
-"""Examples of the reader: complete and incomplete evidence of each granularity."""
+"""Examples for the reader: complete and incomplete evidence of each granularity."""
 
 import dataclasses
 from typing import Any
@@ -55,7 +55,7 @@ def test_make_readings_mixes_gold_and_nearest_distractors():
     assert reading.sufficient and reading.granularity == "sentence"
     assert set(reading.evidence) > GOLD and len(reading.evidence) == 3
     (other,) = set(reading.evidence) - GOLD
-    # One of the two nearest; others share no words.
+    # It is one of the two nearest distractors; the others share no words.
     assert other in {"Charles: Ada wrote to her father Byron.", "Ada: Ada is a poet."}
 
 
@@ -103,7 +103,7 @@ def test_make_readings_missing_drops_one_passage_or_fact(granularity):
 
 
 def test_make_readings_forced_answers_if_answer_is_stated(tmp_path):
-    """Incomplete evidence is answered, but without the answer in it a refusal is allowed."""
+    """With ``forced=1``, incomplete evidence is answered only if it states the answer."""
     tokenizer = by_hand.tiny_tokenizer(tmp_path)
     options: Any = {"granularities": ("sentence",), "distractors": 0, "missing": 0.999}
     kinds = set()
