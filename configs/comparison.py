@@ -7,7 +7,7 @@ Needs workdirs of launch/answer.py, optionally named with NAME=. Writes tables w
 intervals, and a paired test for each pair of runs. configs/compare.py also runs the methods.
 
 Record: per cent with 95 % intervals, seconds per question, configs/methods/cirag.py:llm with
---config.cirag.max_steps=4 --config.data.only_with_triples=true. The student is the first of
+--config.cirag.max_steps=4 --config.data.only_with_triples=true. The student is the first in
 configs/integrator.py, with --config.cirag.prefilled_headers=false --config.cirag.few_shot=false.
   MuSiQue, 30 questions (--config.data.split=train --config.data.fold=test; 2026-11-22, 2 CPU cores,
   commit 9604270):

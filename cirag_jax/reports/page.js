@@ -1,10 +1,10 @@
 "use strict";
 // Helpers that draw a page from its data blocks. Untrusted text (questions, passages, model output)
-// only becomes text nodes, never markup, attributes or links.
+// becomes only text nodes, never markup, attributes or links.
 
 const $ = (id) => document.getElementById(id);
 
-// Characters that hide or reorder text, and halves of surrogate pairs, are spelled out.
+// Characters that hide or reorder text, and halves of surrogate pairs, are escaped.
 const INVISIBLE = /[\p{Cc}\p{Cs}\u061c\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|[\u{e0000}-\u{e007f}]/gu;
 const visible = (value) => String(value ?? "").replace(/\r\n/g, "\n").replace(INVISIBLE,
   (c) => c === "\n" || c === "\t" ? c : "\\u" + c.codePointAt(0).toString(16).padStart(4, "0"));
@@ -33,7 +33,7 @@ function button(className, onClick, ...children) {
 const plain = (value) => value.normalize("NFKD").replace(/\p{M}/gu, "").toLowerCase();
 const searchWords = () => plain($("search").value).split(/\s+/).filter(Boolean);
 
-function chips(holder, labels, choose) { // chooses one of several [value, label]
+function chips(holder, labels, choose) { // buttons that choose one of several [value, label]
   holder.append(...labels.map(([value, label], index) => {
     const chip = button("", () => {
       for (const other of holder.children) other.setAttribute("aria-pressed", String(other === chip));

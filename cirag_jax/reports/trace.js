@@ -4,7 +4,7 @@ const VERDICTS = ["right", "wrong", "unscored", "failed", "unfinished"];
 const GRANULARITIES = ["triple", "sentence", "passage", "default"];
 const BATCH = 60; // list entries drawn at a time
 
-function folded(label, draw) { // its content is drawn when it is first opened
+function folded(label, draw) { // a folded section, drawn when it is first opened
   const node = el("details", "", el("summary", "", label));
   node.addEventListener("toggle", () => {
     if (node.open && node.childElementCount === 1) node.append(draw());
