@@ -1,5 +1,6 @@
 import errno
 import fcntl
+import importlib
 import json
 import logging
 import math
@@ -7,6 +8,7 @@ import os
 import pathlib
 import re
 import resource
+import sys
 
 import numpy as np
 import pytest
@@ -175,6 +177,17 @@ def test_default_config_found_from_other_directory(tmp_path, monkeypatch, capsys
         pytest.skip("configs/aligner.py is not there")
     monkeypatch.chdir(tmp_path)
     assert config_files.load_config("configs/aligner.py").is_locked
+
+
+def test_load_config_other_package_named_configs_is_kept(tmp_path, monkeypatch):
+    for name in [n for n in sys.modules if n.partition(".")[0] == "configs"]:
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "__init__.py").write_text("OWNER = 'user'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("configs")
+    assert config_files.load_config("configs/aligner.py").is_locked
+    assert sys.modules["configs"] is module and module.OWNER == "user"
 
 
 # ---------------------------------------------------------------------------------- user faults

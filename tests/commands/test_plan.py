@@ -284,7 +284,7 @@ def test_plan_collectives_in_loop_count_per_iteration():
         (
             "reader",
             "model.spec=nobody/nothing",
-            "the shape of model 'nobody/nothing' is not included",
+            "the shape of model 'nobody/nothing' is unknown",
         ),
     ],
 )

@@ -590,3 +590,8 @@ def test_command_rejects_bad_input(trajectories, tmp_path, fields, message, monk
     monkeypatch.setattr(evaluation, "open_model", None)  # input is rejected before opening a model
     with pytest.raises(UserError, match=message):
         evaluate(trajectories, tmp_path / "e", **fields)
+
+
+def test_command_out_of_time_model_has_no_scores(trajectories, tmp_path):
+    result = evaluate(trajectories, tmp_path / "e", stop_after_minutes=1e-9)
+    assert not result["complete"] and "base" not in result["systems"]

@@ -280,3 +280,8 @@ def test_command_rejects_bad_input(data, tmp_path, fields, message, monkeypatch)
     monkeypatch.setattr(evaluation, "open_model", None)  # input is rejected before opening a model
     with pytest.raises(UserError, match=message):
         evaluate(data, tmp_path / "e", **fields)
+
+
+def test_command_out_of_time_has_no_scores(data, tmp_path):
+    result = evaluate(data, tmp_path / "e", stop_after_minutes=1e-9)
+    assert not result["complete"] and result["systems"] == {}

@@ -13,7 +13,7 @@ from cirag_jax.datasets import jsonl
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation.calibration import calibration
 from cirag_jax.llm.types import Token, Usage
-from cirag_jax.runtime.requests import Generated
+from cirag_jax.runtime.requests import Generated, RequestError
 from cirag_jax.training.data.reading_examples import Reading
 from cirag_jax.types import Dataset, Passage, Question
 from configs import reader_eval
@@ -216,3 +216,22 @@ def test_exported_reader_warns_about_training_questions():
 def test_command_rejects_bad_input(data, tmp_path, fields, words):
     with pytest.raises(UserError, match=words):
         evaluate(data, tmp_path / "e", **fields)
+
+
+def test_command_out_of_time_has_no_scores_and_can_resume(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluation, "open_model", lambda *_: contextlib.nullcontext(Canned(False)))
+    result = evaluate(data, tmp_path / "e", stop_after_minutes=1e-9)
+    assert not result["complete"] and result["systems"] == {}
+    result = evaluate(data, tmp_path / "e")
+    assert result["complete"] and list(result["systems"]) == ["base"]
+
+
+def test_command_failed_request_is_a_wrong_answer_and_no_refusal(data, tmp_path, monkeypatch):
+    class Failing(Canned):
+        def __call__(self, calls, respond):
+            for index in range(len(calls)):
+                respond(index, RequestError("the server is down"))
+
+    monkeypatch.setattr(evaluation, "open_model", lambda *_: contextlib.nullcontext(Failing(True)))
+    base = evaluate(data, tmp_path / "e")["systems"]["base"]["all"]
+    assert base["em"]["value"] == base["refuses_missing"]["value"] == 0

@@ -338,6 +338,12 @@ def test_train_head_finished_is_kept_changed_is_retrained(
     assert calls == [1, 1, 1, 1]
 
 
+def test_train_head_several_processes_is_skipped(tmp_path, monkeypatch):
+    monkeypatch.setattr(link_head.jax, "process_count", lambda: 2)
+    assert link_head.train_link_head(None, tmp_path, (), 0.0) == {}
+    assert not list(tmp_path.iterdir())
+
+
 def test_train_head_embeddings_are_reused(model_and_data, tmp_path, one_device, monkeypatch):
     monkeypatch.setenv("CIRAG_JAX_CACHE", str(tmp_path / "cache"))
     embedded, encode = [], FlaxEncoder.encode

@@ -48,6 +48,17 @@ def weight_files(folder: str | os.PathLike) -> list[Path]:
     raise UserError(f"{folder} has no model.safetensors")
 
 
+# Floats that NumPy does not have.
+_TINY = {
+    "F8_E4M3": "float8_e4m3",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0",
+    "F6_E2M3": "float6_e2m3",
+    "F6_E3M2": "float6_e3m2",
+    "F4": "float4_e2m1",
+}
+
+
 class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
@@ -58,24 +69,23 @@ def _readable(file: Path) -> Iterator[None]:
         yield
     except (safetensors.SafetensorError, OSError) as error:
         raise UserError(f"{file}: not a readable safetensors file: {error}") from error
-    except AttributeError as error:
-        if error.obj is not np:
-            raise
-        raise UserError(f"{file}: tensors of {error.name} are not supported") from None
 
 
-def _check_real(file: Path, tensors: Any) -> None:
-    """Rejects complex weights, because their imaginary parts would be lost."""
+def _check_dtypes(file: Path, tensors: Any) -> None:
+    """Rejects complex weights, whose imaginary parts would be lost, and tiny floats."""
     for name in list(tensors.keys()):
-        if tensors.get_slice(name).get_dtype().startswith("C"):
+        dtype = tensors.get_slice(name).get_dtype()
+        if dtype.startswith("C"):
             raise UserError(f"{file}: {name} has complex numbers, which are not supported")
+        if dtype in _TINY:
+            raise UserError(f"{file}: {name} is of {_TINY[dtype]}, which is not supported")
 
 
 @contextlib.contextmanager
 def open_tensors(file: Path) -> Iterator[Any]:
     """Opens a safetensors file with ``safetensors.safe_open``, with tensors for NumPy."""
     with _readable(file), safetensors.safe_open(str(file), framework="numpy") as tensors:  # pyright: ignore
-        _check_real(file, tensors)
+        _check_dtypes(file, tensors)
         yield tensors
 
 
@@ -117,7 +127,7 @@ class TensorFiles(contextlib.ExitStack):
                 tensors = self.enter_context(
                     safetensors.safe_open(str(file), framework="numpy")  # pyright: ignore
                 )
-                _check_real(file, tensors)
+                _check_dtypes(file, tensors)
                 for name in list(tensors.keys()):
                     self.shapes.append((name, tuple(tensors.get_slice(name).get_shape())))
                     self._files[name] = (file, tensors)
