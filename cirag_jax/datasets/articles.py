@@ -115,7 +115,7 @@ def join(passages: Sequence[Passage]) -> Article:
 
 
 def _gold_spans(question: Question, passage_id: str, whole: range) -> list[range]:
-    """Returns the places of a passage's gold sentences, or of all its sentences, in its article."""
+    """Returns the indices in the article of a passage's gold sentences, or of all its sentences."""
     pairs = question.supporting_sentences or ()
     places = [whole[index] for name, index in pairs if name == passage_id]
     return [range(place, place + 1) for place in places] or [whole]

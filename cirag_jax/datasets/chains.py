@@ -124,7 +124,7 @@ def silver_chains(dataset: Dataset, questions: Sequence[Question], kind: UnitKin
     chains = [chain for q in questions if (chain := chain_of(dataset, q, kind))]
     if questions and not chains:
         raise UserError(
-            f"none of the {len(questions)} questions of {dataset.name} gives a chain of {kind}s: "
+            f"none of the {len(questions)} questions of {dataset.name} yields a chain of {kind}s: "
             "chains need `evidences`, `decomposition`, `supporting_sentences` or `supporting`, "
             "and units=triple also needs openie.jsonl"
         )

@@ -52,7 +52,7 @@ def build_corpus(
             ``supporting_and_sampled``: gold passages of ``questions``, plus up to `SAMPLED` random
             other passages per question;
             ``per_question``: each question searches only its own context.
-        seed: Seed of the random passages. Those of one question do not depend on other questions.
+        seed: Seed of the random passages, which are drawn separately for each question.
     """
     check_choice("config.data.corpus", policy, POLICIES)
     if policy == WHOLE:

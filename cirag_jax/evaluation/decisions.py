@@ -73,7 +73,7 @@ def jobs(trajectories: Sequence[Trajectory], settings: CiragConfig) -> list[list
 
 
 def read(jobs: Sequence[Sequence[Job]], records: Mapping[str, Record]) -> list[list[StepDecision]]:
-    """Reads the decision of every step; if the request failed, it has an ``error``."""
+    """Reads the decision of every step; after a failed request, the decision has an ``error``."""
     return [[_decision(records[job.id]) for job in row] for row in jobs]
 
 

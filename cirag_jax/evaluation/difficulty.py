@@ -172,7 +172,7 @@ def error_rate(errors: Ratio, rows: np.ndarray, samples: int, seed: int) -> Valu
 
 
 def error_difference(a: Ratio, b: Ratio, rows: np.ndarray, samples: int, seed: int) -> Values:
-    """Returns the mean of a - b over questions with both errors, in the form of `error_rate`."""
+    """Returns the mean of a - b over questions with both errors; keys as in `error_rate`."""
     rows = rows[(a.bottom_Q[rows] * b.bottom_Q[rows]) > 0]
     if not len(rows):
         return undefined("no question", num_questions=0)

@@ -94,7 +94,7 @@ def pairwise_scores(
 def holm(p: Sequence[float] | np.ndarray) -> np.ndarray:
     """Corrects p values for multiple tests by Holm's step-down rule (1979); ignores NaN.
 
-    The k-th smallest of m becomes the largest of (m - i + 1) p_(i) over i <= k, at most 1.
+    The k-th smallest of m values becomes the largest of (m - i + 1) p_(i) over i <= k, at most 1.
     """
     p_P = np.asarray(p, np.float64)
     corrected_P = np.full_like(p_P, np.nan)

@@ -325,7 +325,7 @@ def _open_sentence_transformers(config: Config) -> SentenceTransformersEncoder:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         hint = ""
         if "trust_remote_code" in str(error):
-            hint = " (--config.encoder.trust_remote_code=true allows the code of its author)"
+            hint = " (--config.encoder.trust_remote_code=true runs the code in its repository)"
         raise UserError(
             f"sentence-transformers cannot load {config.model!r}: {reason}{hint}"
         ) from error

@@ -93,7 +93,7 @@ class FaissIndex:
             index = faiss.read_index(os.fspath(file))
         except (OSError, RuntimeError, MemoryError) as error:
             reason = (str(error).strip().splitlines() or ["no memory"])[-1]
-            raise UserError(f"{os.fspath(file)}: faiss cannot read it ({reason}).") from None
+            raise UserError(f"faiss cannot read {os.fspath(file)} ({reason}).") from None
         finally:
             if before is not None:
                 faiss.set_deserialization_vector_byte_limit(before)

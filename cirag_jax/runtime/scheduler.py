@@ -307,7 +307,7 @@ class Scheduler:
                 continue
             name = handler_key(request)
             if name not in self._handlers:
-                raise UserError(f"the method requests {name!r}, which its needs do not declare.")
+                raise UserError(f"the method requests {name!r}, which its `needs` lack; add it.")
             handler = self._handlers[name]
             self._waiting.setdefault(id(handler), []).append(Call(key, request))
 

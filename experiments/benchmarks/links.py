@@ -181,7 +181,7 @@ def _peak() -> float:
 
 
 def main() -> None:
-    """Prints one JSON object per line; exits with 1 if one took too much memory."""
+    """Prints one JSON object per line; exits with 1 if a run took too much memory."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
         "--data", nargs="*", default=[], help="folders; the built-in dataset by default"

@@ -134,7 +134,7 @@ class Mesh:
 
     @property
     def shards(self) -> int:
-        """The number of parts of the batch."""
+        """The number of shards of the batch."""
         return self.data * self.fsdp
 
     @property

@@ -46,11 +46,11 @@ def bf16_decoder(raw: dict[str, Any]) -> decoder.DecoderConfig:
 
 
 def random_params(config: decoder.DecoderConfig) -> decoder_params.Params:
-    """Returns random weights of a decoder, drawn in one compilation."""
+    """Returns random weights of a decoder, drawn by one compiled function."""
     state = jax.jit(lambda: nnx.state(decoder_params.Decoder(config, rngs=nnx.Rngs(0))))()
     return decoder_params.to_params(state)
 
 
 def parameter_count(config: decoder.DecoderConfig) -> int:
-    """Returns the number of a decoder's weights."""
+    """Returns the number of weights of a decoder."""
     return sum(leaf.size for leaf in jax.tree.leaves(decoder_params.abstract_params(config)))

@@ -49,7 +49,7 @@ def f1(systems: int, count: int, max_words: int) -> np.ndarray:
 
 
 def cases(predictions: int) -> dict[str, list[Ratio]]:
-    """Returns the scores of each system by case; five systems divide the predictions."""
+    """Returns the scores of each system, by case; each of five systems has a fifth of the data."""
     rng, per_system = np.random.default_rng(0), predictions // 5
     scores = {
         "EM": f1(2, predictions, 4) == 1,

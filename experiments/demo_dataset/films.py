@@ -131,7 +131,7 @@ def add_film(world: World, row: dict[str, str], titles: Counter[str], repeated: 
 
 
 def add_director(world: World, name: str, films: list[dict[str, str]]) -> None:
-    """Adds a director of several films with their number, the first and the latest one."""
+    """Adds a director of several films, with their number and the first and latest film."""
     if "," in name:
         return
     director = world.add("director", name, name)

@@ -105,13 +105,13 @@ def count(number: float) -> str:
 
 
 def counted(number: int, one: str, many: str) -> str:
-    """Writes a number of things, in words up to twelve: ``one country``, ``13 countries``."""
+    """Writes a number of things, up to twelve in words: ``one country``, ``13 countries``."""
     text = NUMBER_WORDS[number] if number < len(NUMBER_WORDS) else count(number)
     return f"{text} {one if number == 1 else many}"
 
 
 def with_article(name: str) -> str:
-    """Returns a country's name in a sentence."""
+    """Returns a country's name as written inside a sentence."""
     return f"the {name}" if name in CORRECTIONS["countries"]["with_article"] else name
 
 

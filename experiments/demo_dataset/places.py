@@ -116,7 +116,7 @@ class Gazetteer:
         return self.subdivision_of.get((city["countrycode"], city["admin1code"]))
 
     def find(self, country: str, name: str) -> dict[str, Any] | None:
-        """Returns the largest city with that name, or otherwise with that alternative name."""
+        """Returns the largest city with that name, or else with that alternative name."""
         cities = self.by_name.get((country, fold(name)), [])
         if not cities:
             cities = [
@@ -139,7 +139,7 @@ def short(name: str | None) -> str:
 
 
 def plain_name(name: str) -> str:
-    """Returns a subdivision's name without remarks in brackets."""
+    """Returns a subdivision's name without remarks in parentheses or brackets."""
     return name.split(" (")[0].split(" [")[0].strip()
 
 
@@ -233,7 +233,7 @@ def add_country_facts(
 
 
 def official_languages(territory: str) -> list[tuple[str, str]]:
-    """Returns (code, English name) of official languages by CLDR, most spoken first."""
+    """Returns (code, English name) of official languages in CLDR, most spoken first."""
     names = Locale("en").languages
     languages = get_global("territory_languages").get(territory, {})
     official = sorted(
@@ -260,7 +260,7 @@ def add_regions(world: World) -> None:
 
 
 def add_extremes(world: World, entity: Entity, countries: list[Entity]) -> None:
-    """Adds the number of an entity's countries, and the largest and most populous of them."""
+    """Adds an entity's number of countries, its largest country and its most populous one."""
     world.fact(entity, "members", counted(len(countries), *COUNTRIES), number=len(countries))
     for what, relation in (("largest", "country.area"), ("most populous", "country.population")):
         top = max(countries, key=lambda c: _size(c, relation))
@@ -303,7 +303,7 @@ def add_states(world: World, gazetteer: Gazetteer) -> None:
 
 
 def add_airports(world: World, gazetteer: Gazetteer) -> None:
-    """Adds airports whose city has a passage, and airports that share their name with another."""
+    """Adds airports whose city has a passage, and airports that share their name with others."""
     names = Counter(airport["name"] for airport in gazetteer.airports)
     serving = Counter((a["country"], fold(a["city"])) for a in gazetteer.airports)
     selected = []
@@ -357,7 +357,7 @@ def add_airport(world: World, airport: dict[str, Any], names: Counter[str]) -> E
 
 
 def add_namesake_cities(world: World, gazetteer: Gazetteer) -> None:
-    """Selects cities that share their name with an already selected one."""
+    """Selects cities that share their name with a city that is already selected."""
     names = {fold(city["name"]) for city in gazetteer.selected.values()}
     others = [
         city
@@ -406,7 +406,7 @@ def add_cities(world: World, gazetteer: Gazetteer) -> None:
 
 
 def add_subdivisions(world: World, gazetteer: Gazetteer) -> None:
-    """Adds the subdivisions of cities, the home nations, and others as distractors."""
+    """Adds the subdivisions of cities, the UK's home nations, and others as distractors."""
     codes = [
         str(fact.target).removeprefix("subdivision:")
         for city in world.of_kind("city")

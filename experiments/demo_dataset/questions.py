@@ -101,7 +101,7 @@ class Asker:
         return fact if (entity.key, relation) in links and not others else None
 
     def chains(self, start: Entity, length: int) -> list[Chain]:
-        """Returns the chains of a length from an entity to an answer, in a stable order."""
+        """Returns the chains of ``length`` facts that start at an entity, in a stable order."""
         chains: list[Chain] = []
         self._extend((), start, length, chains)
         chains = [chain for chain in chains if self.is_only_way(chain)]
@@ -172,7 +172,7 @@ def phrase(chain: Chain, salt: object) -> str:
 
 
 def split_of(entity: Entity) -> str:
-    """Returns the split whose questions may start from an entity."""
+    """Returns the only split whose questions may start from this entity."""
     part = stable_hash("split", entity.key) % 100
     return "test" if part < 22 else "dev" if part < 35 else "train"
 
@@ -273,7 +273,7 @@ def comparisons(asker: Asker, entities: list[Entity]) -> Iterator[Draft]:
 
 
 def bridge_comparisons(asker: Asker, entities: list[Entity]) -> Iterator[Draft]:
-    """Yields comparisons of two entities by a number of the entities that a step leads to."""
+    """Yields comparisons of two entities by a number of the entities that are one step away."""
     for (step, relation), phrasings in BRIDGE_COMPARES.items():
         chains = {
             entity.key: chain

@@ -62,7 +62,7 @@ def add_elements(world: World) -> None:
 
 
 def add_origin(world: World, element: Entity, place: str | None, keys: dict[str, str]) -> None:
-    """Adds where an element was discovered, if the source names a single place."""
+    """Adds the place of an element's discovery, if the source names a single place."""
     if not place or "/" in place:
         return
     place = {"Great Britain": "United Kingdom"}.get(place, place)
@@ -72,7 +72,7 @@ def add_origin(world: World, element: Entity, place: str | None, keys: dict[str,
 
 
 def add_discoverer(world: World, name: str, elements: list[dict[str, Any]]) -> None:
-    """Adds a sole discoverer with the number of elements, the first and the last one."""
+    """Adds a sole discoverer, with the number of elements and the first and last element."""
     years = sorted(elements, key=lambda row: (row["discovery_year"], row["atomic_number"]))
     discoverer = world.add("discoverer", name, name)
     text = counted(len(elements), "element", "elements")
@@ -87,7 +87,7 @@ def add_discoverer(world: World, name: str, elements: list[dict[str, Any]]) -> N
 
 
 def add_metro(world: World) -> None:
-    """Adds stations of the Paris Métro and its lines, with each line's busiest station."""
+    """Adds stations and lines of the Paris Métro, with each line's busiest station."""
     rows = sources.great_table("10-metro")
     named = Counter(row["name"] for row in rows)
     lines: dict[str, list[dict[str, str]]] = defaultdict(list)

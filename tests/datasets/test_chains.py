@@ -136,7 +136,7 @@ def test_chain_only_gold_passages_give_a_chain_of_passages():
 def test_chain_without_annotation_is_none():
     question = Question("q", "Anything?", ("a",))
     assert chain_of(_dataset(question), question, "sentence") is None
-    with pytest.raises(UserError, match="none of the 1 questions of made gives a chain"):
+    with pytest.raises(UserError, match="none of the 1 questions of made yields a chain"):
         silver_chains(_dataset(question), [question], "sentence")
 
 

@@ -357,7 +357,7 @@ def test_undeclared_request_is_rejected(book):
         yield Rank(name, ("a",), 1, "passages")
 
     with pytest.raises(
-        UserError, match=r"requests 'rankers\.passages', which its needs do not declare"
+        UserError, match=r"requests 'rankers\.passages', which its `needs` lack"
     ):
         Scheduler({Retrieve: Recording()}, book).run([job("p", ranks)])
 

@@ -202,7 +202,9 @@ def _rows(text: io.TextIOWrapper, where: str, delimiter: str) -> Iterator[tuple[
         for row in filter(None, rows):
             place = f"{where}:{rows.line_num}"
             if len(row) > len(header):
-                raise UserError(f"{place}: has {len(row)} fields, the header {len(header)}.")
+                raise UserError(
+                    f"{place}: has {len(row)} fields, but the header has {len(header)}."
+                )
             yield place, dict(zip(header, row, strict=False))
     except csv.Error as error:
         raise UserError(f"{where}:{rows.line_num}: invalid table row ({error}).") from error

@@ -367,7 +367,13 @@ SHEET, WEB, ASQA = (
 @pytest.mark.parametrize(
     ("name", "file_name", "old", "new", "problem"),
     [
-        ("bamboogle", SHEET, "Question,Answer", "Question", ":2: has 2 fields, the header 1."),
+        (
+            "bamboogle",
+            SHEET,
+            "Question,Answer",
+            "Question",
+            ":2: has 2 fields, but the header has 1.",
+        ),
         ("bamboogle", SHEET, "Answer", "Reply", ":2: field 'Answer' is missing."),
         ("bamboogle", SHEET, ",Ada Moen", "", ":2: field 'Answer' is missing."),
         ("bamboogle", SHEET, '1901?"', "1901?", ":3: invalid table row ("),
