@@ -3,7 +3,7 @@
 At every step the model gets the teacher's input: the question, the teacher's earlier decisions and
 the retrieved candidates. Each step is therefore independent, and all steps of all trajectories are
 decoded together. Each step runs as a program of the runtime, which batches requests, resumes
-interrupted runs and isolates failures. Prompts and parser are those of `integrators.ask_model`.
+interrupted runs and isolates failures. `integrators.ask_model` provides the prompts and the parser.
 """
 
 import collections
@@ -39,8 +39,8 @@ class StepDecision:
     """A decision at one step.
 
     ``next_query`` is None if the decision is to stop, or if the response lacks the question section
-    (then ``has_question`` is False). ``parse_errors`` are those of
-    `methods.cirag.prompts.parse_decision`. ``error`` is set if there is no decision.
+    (then ``has_question`` is False). `methods.cirag.prompts.parse_decision` explains the
+    ``parse_errors``. ``error`` is set if there is no decision.
     """
 
     thought: str

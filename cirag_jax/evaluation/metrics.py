@@ -255,7 +255,9 @@ FAMILIES: dict[str, Family] = {
 def check(names: Sequence[str]) -> None:
     """Raises `UserError` if ``config.metrics`` is empty or has an unknown family."""
     if not names or any(name not in FAMILIES for name in names):
-        raise UserError(f"config.metrics={tuple(names)!r} must be some of {', '.join(FAMILIES)}.")
+        raise UserError(
+            f"config.metrics={tuple(names)!r} must be one or more of {', '.join(FAMILIES)}."
+        )
 
 
 def measure(

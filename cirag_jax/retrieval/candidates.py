@@ -105,7 +105,7 @@ class SearchState:
       chain_words: words of the chain's passages.
       rows, units: passages and units of the chain.
       probabilities: for each step so far, each candidate's probability of being chosen.
-      ended: whether no candidates were left.
+      ended: whether the search ran out of candidates.
     """
 
     question: str

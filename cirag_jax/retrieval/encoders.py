@@ -136,7 +136,7 @@ def with_disk_cache(encoder: Encoder) -> Encoder:
 
 
 class MemoizingEncoder:
-    """An encoder that embeds every distinct text once as a query, and once as a passage.
+    """An encoder that embeds every distinct text at most once per role (query or passage).
 
     It keeps at most `_MAX_TEXTS` vectors per role; before a role would exceed this, all its vectors
     are dropped. The vectors of a list with more texts than this are not kept.

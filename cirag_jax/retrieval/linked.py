@@ -1,6 +1,6 @@
 """Multi-hop retrieval without an LLM: a search that builds a chain of passages, hop by hop.
 
-An aligner alone compares wording: after the first hop it prefers sentences that are worded like the
+An aligner only compares wording: after the first hop it prefers sentences that are worded like the
 question but are about other people. However, the chain often contains the title of the next
 passage. Each step of a `LinkedIndex` search therefore
 

@@ -89,7 +89,7 @@ def score_groups(
     texts: Sequence[Sequence[str]],
     **options: Any,
 ) -> list[np.ndarray]:
-    """Scores each query's own texts, in their order; ``options`` are those of `score_pairs`."""
+    """Scores each query's own texts, in their order; ``options`` as in `score_pairs`."""
     pairs = [(query, text) for query, group in zip(queries, texts, strict=True) for text in group]
     ends = np.cumsum([len(group) for group in texts], dtype=np.int64)
     return np.split(score_pairs(model, params, pairs, **options), ends)[: len(texts)]

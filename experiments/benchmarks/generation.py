@@ -13,7 +13,7 @@ time, because no compiled program is cached. For a GPU, see ``decoding.py``.
   in bfloat16. ``first token``: mean over the 4 prompts in sequence, with ``max_tokens`` 1.
 - ``--model`` selects another model, such as a GGUF file. ``--server=http://localhost:8000/v1`` adds
   a llama.cpp server with the same file, whose memory and processor time are unknown.
-- ``differ``: number of texts that differ from those of transformers (floating-point ties).
+- ``differ``: number of texts that differ from transformers' texts (floating-point ties).
 - ``scores``: scores the 31 choices of a compact CIRAG prompt (954 tokens) in one request, in 31
   requests that reuse the prompt, and only one choice.
 - ``decode alone``: a decoding step of 16 rows, compared with only the matrix products of its

@@ -3,7 +3,7 @@
 A corpus of N passages consists of shuffled copies of the real passages of ``--data``. Every copy
 except the first adds a word to each of its titles, also in texts and questions ("Grey Harbour"
 becomes "Grey Harbour baq"). The passages of a copy therefore name each other, but no passage of
-another copy. The number of titles grows with N, and the number of links per passage is that of real
+another copy. The number of titles grows with N, and the number of links per passage is as in real
 text if N covers all folders. A million real passages would have more distinct words, and some of
 their titles would occur in far more passages. The last copy is truncated and loses some links.
 

@@ -268,7 +268,7 @@ def _names(text: str, options: Sequence[str], flag: str) -> list[str]:
 def compile_all(
     components: Sequence[str], meshes: Sequence[Mesh], dtype: str
 ) -> list[dict[str, Any]]:
-    """Returns all rows, and prints each at once."""
+    """Returns all rows, and prints each row as soon as it is measured."""
     rows = []
     for component in components:
         for mesh in meshes:

@@ -60,7 +60,7 @@ def _fact(triple: Triple) -> list[str]:
 def _candidates(
     data: Dataset, question: Question, step: int, rng: random.Random, all_triples: list[Triple]
 ) -> tuple[list[list[str]], list[list[str]]]:
-    """Returns the facts shown at a step, and those that the reply keeps."""
+    """Returns the facts shown at a step, and the facts that the reply keeps."""
     supporting = question.supporting or ()
     passage = supporting[min(step, len(supporting) - 1)]
     kept = [_fact(t) for t in data.triples[passage]][:2]

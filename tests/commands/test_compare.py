@@ -262,7 +262,7 @@ def test_compare_set_applies_to_methods_with_the_key(folders):
         ({"repeats": 0}, "config.repeats=0 must be at least 1"),
         ({"latency_questions": -1}, "config.latency_questions=-1 must not be negative"),
         ({"stop_after_minutes": -1.0}, "stop_after_minutes=-1.0 must not be negative"),
-        ({"metrics": ("bleu",)}, "config.metrics=('bleu',) must be some of"),
+        ({"metrics": ("bleu",)}, "config.metrics=('bleu',) must be one or more of"),
         ({"recall_at": (0,)}, "config.recall_at=(0,) must be distinct numbers"),
         ({"profile": "squad"}, "config.profile='squad' is an unknown profile"),
         ({"data.limit": -1}, "data.limit=-1 must not be negative"),

@@ -257,7 +257,9 @@ def test_titles_and_rejected_settings():
     assert metrics.title("recall@5") == "R@5" and metrics.title("f1") == "F1"
     assert metrics.title("sentence_recall@2") == "sentence R@2"
     metrics.check(NAMES)
-    with pytest.raises(UserError, match=r"config\.metrics=\('bleu',\) must be some of answers,"):
+    with pytest.raises(
+        UserError, match=r"config\.metrics=\('bleu',\) must be one or more of answers,"
+    ):
         metrics.check(("bleu",))
     with pytest.raises(UserError, match=r"config\.metrics=\(\) must be some"):
         metrics.check(())

@@ -356,9 +356,7 @@ def test_undeclared_request_is_rejected(book):
     def ranks(name):
         yield Rank(name, ("a",), 1, "passages")
 
-    with pytest.raises(
-        UserError, match=r"requests 'rankers\.passages', which its `needs` lack"
-    ):
+    with pytest.raises(UserError, match=r"requests 'rankers\.passages', which its `needs` lack"):
         Scheduler({Retrieve: Recording()}, book).run([job("p", ranks)])
 
 
