@@ -249,7 +249,7 @@ def test_extract_workers_with_other_settings_are_refused(server, tmp_path, ray, 
         "of_language_model",
         lambda *arguments: {**found(*arguments), "packages": {"tokenizers": str(fake.started)}},
     )
-    with pytest.raises(UserError, match="a worker of the Ray cluster has other software"):
+    with pytest.raises(UserError, match="a worker of the Ray cluster has different software"):
         extract(server, folder, tmp_path / "v")
 
 
@@ -413,7 +413,7 @@ def test_index_worker_with_another_encoder_is_refused(indexed, tmp_path, ray, mo
         encoder.identity = {**encoder.identity, "files": str(fake.started)}
 
     monkeypatch.setattr(FlaxEncoder, "__init__", opened)
-    with pytest.raises(UserError, match="a worker of the Ray cluster has other software"):
+    with pytest.raises(UserError, match="a worker of the Ray cluster has different software"):
         indexed(tmp_path / "w")
 
 
