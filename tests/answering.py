@@ -95,7 +95,7 @@ def _batches(log: pathlib.Path) -> list[tuple[str, set[tuple[str, int, int]]]]:
 
 
 def journalled(workdir: pathlib.Path, name: str = "journal.sqlite") -> set[tuple[str, int, int]]:
-    """Returns the keys of the responses in a journal."""
+    """Returns the keys of the responses that a journal has recorded."""
     with sqlite3.connect(workdir / name) as db:
         keys = set(db.execute("SELECT program, ordinal, part FROM responses"))
     db.close()

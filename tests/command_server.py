@@ -25,7 +25,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 class Done(NamedTuple):
-    """The exit status and output of a command; a negative status is a signal."""
+    """The exit status and output of a command; negative if a signal ended it."""
 
     returncode: int
     stdout: str
@@ -33,7 +33,7 @@ class Done(NamedTuple):
 
 
 class CommandServer:
-    """Runs scripts of launch/ when called; a context manager that ends the process."""
+    """Runs scripts of launch/ when called. As a context manager, it ends the server process."""
 
     def __init__(self):
         environment = {
@@ -55,7 +55,7 @@ class CommandServer:
         self._process.communicate()
 
     def __call__(self, script: str, *arguments: object, hooks: Sequence[list] = ()) -> Done:
-        """Runs a script in one process; each of the ``hooks`` is ``[name, *arguments]``."""
+        """Runs a script in one process. Each of the ``hooks`` is a list ``[name, *arguments]``."""
         return self._run([[script, *arguments]], hooks)[0]
 
     def together(self, script: str, *arguments: object, count: int = 2) -> list[Done]:
@@ -95,7 +95,7 @@ def _import_everything() -> None:
 
 
 def _fork(argv: list[str], paths: list[str], hooked: list[list]) -> int:
-    """Forks the process of a command."""
+    """Forks the server process to run a command."""
     child = os.fork()
     if child:
         return child

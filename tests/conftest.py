@@ -1,4 +1,4 @@
-"""Settings of all tests: eight CPU devices, strict JAX settings, no network, and data folders."""
+"""Settings of all tests: eight CPU devices, strict JAX settings, no network, data folders."""
 
 import atexit
 import importlib.util
@@ -91,7 +91,7 @@ def clear_programs():
 
 @pytest.fixture(scope="session")
 def repository() -> pathlib.Path:
-    """The root of the repository."""
+    """The root folder of the repository."""
     return _ROOT
 
 

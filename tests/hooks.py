@@ -1,4 +1,4 @@
-"""Hooks that tests install in the process of a command, see `tests.command_server`."""
+"""Hooks that tests install in a command's process; see `tests.command_server`."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import time
 
 
 def watch_backends(log: str) -> None:
-    """Records the requests to backends of launch/answer.py, batch by batch."""
+    """Records the requests to the backends of launch/answer.py, batch by batch."""
     from cirag_jax.runtime import handlers
 
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -7,7 +7,7 @@ from cirag_jax.methods.registry import Method
 
 
 def own_method(monkeypatch, name, program, settings) -> str:
-    """Makes a method importable; returns the name for ``config.method``."""
+    """Makes a method importable; returns its name for ``config.method``."""
     package, module = types.ModuleType("own_methods"), types.ModuleType(f"own_methods.{name}")
     module.METHOD = Method(program, settings)  # pyright: ignore[reportAttributeAccessIssue]
     monkeypatch.setitem(sys.modules, package.__name__, package)

@@ -59,7 +59,7 @@ def start(script, *arguments, **environment):
 
 
 def start_two(script, workdir, *flags):
-    """Starts a script in two processes."""
+    """Starts a script as two processes of one run."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -70,7 +70,7 @@ def start_two(script, workdir, *flags):
 
 
 def together(script, workdir):
-    """Runs a script in two processes; returns their exit codes and output."""
+    """Runs a script as two processes of one run; returns their exit codes and output."""
     processes = start_two(script, workdir)
     try:
         outputs = [process.communicate(timeout=600) for process in processes]

@@ -109,7 +109,7 @@ def test_docs_own_metric_example_works(monkeypatch):
 
 
 def anchors(path: pathlib.Path) -> set[str]:
-    """Returns GitHub's anchors of the headings of a page."""
+    """Returns the anchors that GitHub makes for the headings of a page."""
     titles = re.findall(r"^#+ +(.*)$", _FENCED.sub("", path.read_text("utf-8")), re.MULTILINE)
     plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).lower() for title in titles)
     return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in plain}

@@ -1,4 +1,4 @@
-"""The wheel contains all files and works outside of the repository."""
+"""The wheel, which must contain all files and work outside of the repository."""
 
 import os
 import pathlib

@@ -64,7 +64,7 @@ def dataset_folder(folder: pathlib.Path) -> pathlib.Path:
 
 
 def model_folder(folder: pathlib.Path, *, d_model: int = 32, kind: str = "bert") -> pathlib.Path:
-    """Writes a two-layer random BERT, or ``mpnet``, with a tokenizer of letters and words."""
+    """Writes a two-layer random BERT or MPNet with a tokenizer of letters and words."""
     folder.mkdir(parents=True, exist_ok=True)
     is_mpnet = kind == "mpnet"
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
@@ -133,7 +133,7 @@ def _pieces() -> list[str]:
 
 
 def arrays(tree) -> list[np.ndarray]:
-    """Returns the leaves of a pytree on the host."""
+    """Returns the leaves of a pytree as NumPy arrays."""
     return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
 
 

@@ -27,7 +27,7 @@ def quiet_peft() -> Iterator[None]:
 
 
 def peft_model(folder: pathlib.Path, config: LoraConfig, seed: int = 0, **fields: Any) -> Any:
-    """Returns PEFT's model of the checkpoint, with random A and B, in evaluation mode."""
+    """Returns PEFT's model of the checkpoint in evaluation mode, with random A and B."""
     base = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     settings: dict[str, Any] = {
         "r": config.rank,

@@ -163,7 +163,7 @@ def _prompt(number: int) -> str:
 
 
 def _trained(folder: pathlib.Path) -> Any:
-    """Returns a hash of the parameters, and all metrics except times."""
+    """Returns a hash of the parameters, the step, and all metrics except times."""
     encoder, meta = workdirs.open_encoder(str(folder))
     metrics = answering.lines(folder / "metrics.jsonl")
     for line in metrics:
@@ -341,7 +341,7 @@ def main() -> int:
 
 
 def _disturb(server: CommandServer, root: pathlib.Path, options: argparse.Namespace) -> int:
-    """Prints the table, and returns the number of errors."""
+    """Runs and disturbs the commands, prints the table, and returns the number of errors."""
     num_errors, commands_by_name = 0, commands(root)
     names = options.only.split(",") if options.only else list(commands_by_name)
     print("| command | requests | killed | stopped | disk full | torn | differences | repeated |")

@@ -104,7 +104,7 @@ CORRUPTIONS = st.lists(_CORRUPTION, min_size=1, max_size=3)
 def corrupt(data: bytes, damages: list[tuple[str, int, bytes]]) -> bytes:
     """Truncates the bytes, or inserts, overwrites, drops or deeply nests some of them.
 
-    Positions count modulo the length.
+    Positions are modulo the length.
     """
     for kind, position, filling in damages:
         at = position % (len(data) + 1)
@@ -141,7 +141,7 @@ MUTATIONS = st.tuples(
 def mutate_json(value: Any, changes: tuple[bool, list[tuple[int, Any]]]) -> bytes:
     """Returns the JSON of ``value`` with some nodes replaced.
 
-    The new value ``DROP`` removes a node, and ``DEEP`` is a deep nesting of brackets.
+    The new value ``DROP`` removes a node, and ``DEEP`` stands for deeply nested brackets.
     """
     ascii_only, replacements = changes
     root = [json.loads(json.dumps(value))]

@@ -64,7 +64,7 @@ def _totals(path: pathlib.Path):
 
 
 def _use_journal(path: pathlib.Path) -> None:
-    """Calls everything that reads a journal, and resumes its run."""
+    """Calls all functions that read a journal, and resumes its run."""
     for read in (
         records.read_records,
         records.read_passages,

@@ -59,7 +59,7 @@ def folders(tmp_path_factory, encoder):
 
 
 class _FixedEncoder:
-    """An encoder with a precomputed vector of the only query."""
+    """An encoder with a precomputed vector for the only query."""
 
     def __init__(self, encoder):
         self.identity, self.dim = encoder.identity, encoder.dim

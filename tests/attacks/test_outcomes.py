@@ -59,7 +59,7 @@ class Reader(Model):
 
 
 def _questions(root):
-    """Returns a config, and creates the workdir of a complete run."""
+    """Creates the workdir of a complete run, and returns its config."""
     pytest.importorskip("sklearn")
     pytest.importorskip("networkx")
     config = load_config("configs/grade.py")
@@ -77,7 +77,7 @@ def _questions(root):
 
 
 def _triples(root):
-    """Returns a config, and creates a workdir whose run ended before it stored triples."""
+    """Creates the workdir of a run that ended before it stored triples; returns its config."""
     config = load_config("configs/extract.py")
     (root / "data").mkdir()
     rows = [{"id": f"p{n}", "title": "Ule", "text": "Ule feeds Tarn."} for n in range(2)]
@@ -95,7 +95,7 @@ def _triples(root):
 
 
 def _run_once(run, name, root, **fields):
-    """Returns a config of configs/, and creates the workdir of a complete run."""
+    """Runs a config of configs/, and returns it."""
     config = load_config(f"configs/{name}.py")
     config.update_from_flattened_dict(fields)
     (root / "work").mkdir()
@@ -162,7 +162,7 @@ STEPS += [(command, "") for command in COMMANDS if command != "questions"]
 
 @pytest.fixture(scope="module")
 def complete_runs(tmp_path_factory):
-    """The root, the config, the function and the journal of each command."""
+    """For each command: its root folder, config, function and journal."""
     cases = {}
     with pytest.MonkeyPatch.context() as patch:
         # These models have no weights.
@@ -176,7 +176,7 @@ def complete_runs(tmp_path_factory):
 
 
 def _damage(complete_runs, command, step, change):
-    """Returns a journal, a program whose result is changed, and a function that resumes."""
+    """Damages a result; returns its journal, its program, and a function that resumes the run."""
     root, config, run, name = complete_runs[command]
     shutil.rmtree(root / "copy", ignore_errors=True)
     work = shutil.copytree(root / "work", root / "copy")

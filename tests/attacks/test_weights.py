@@ -102,7 +102,7 @@ def test_gguf_impossible_count_is_rejected(gguf_file, place, count):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A decoder, files of an encoder, and an adapter."""
+    """A folder with a decoder, files of an encoder, and an adapter."""
     root = tmp_path_factory.mktemp("model")
     tiny_decoder.folder(root / "decoder", num_hidden_layers=1)
     tensor_files.save_tensors({"a": np.ones((2, 3), np.float32)}, root / "shard.safetensors")

@@ -167,7 +167,7 @@ def parameters(workdir: pathlib.Path) -> list[np.ndarray]:
 
 
 def training(root: pathlib.Path) -> list[str]:
-    """Returns the arguments of a training that takes seconds."""
+    """Returns the arguments of a training that takes only seconds."""
     model, data = tiny.model_folder(root / "model"), tiny.dataset_folder(root / "data")
     values = {
         "model.spec": model, "data.dir": data, "dev.questions": 2, "num_steps": STEPS,
@@ -205,7 +205,7 @@ def check_training(folder: pathlib.Path) -> None:
 
 
 def check_sweep(folder: pathlib.Path) -> None:
-    """Checks that each task of a job array runs one run of a sweep."""
+    """Checks that each task of a job array executes one run of a sweep."""
     workdir = folder / "sweep"
     swept = [*training(folder / "s"), "--config.num_steps=4", "--config.eval_every=2"]
     swept += ["--config.sweep.seed=0,1", f"--workdir={workdir}"]

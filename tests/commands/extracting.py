@@ -1,4 +1,4 @@
-"""Shared helpers of the tests of ``launch/extract.py``."""
+"""Helpers for the tests of ``launch/extract.py``."""
 
 import contextlib
 import json

@@ -25,7 +25,7 @@ class OutOfMemoryError(Exception):
 
 
 class Death(BaseException):
-    """Kills the worker in which it is raised."""
+    """Simulates the death of the worker in which it is raised."""
 
 
 class FakeRay:

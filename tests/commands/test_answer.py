@@ -178,7 +178,7 @@ def test_answer_interrupted_and_resumed_gives_the_same_bytes(runs, folders, tmp_
 
 
 def fails(capsys, argv) -> str:
-    """Returns the last line on standard error of a command that exits with code 2."""
+    """Runs a command that must exit with code 2; returns the last line of standard error."""
     with pytest.raises(SystemExit) as end:
         cli.run(_MAIN, "configs/methods/cirag.py", ["answer.py", *argv])
     captured = capsys.readouterr()

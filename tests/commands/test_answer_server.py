@@ -23,7 +23,8 @@ def respond(text: str, wants_triples: bool) -> tuple[str, str] | int:
     """Responds for all roles.
 
     The integrator keeps the first two facts and asks one more query. The reader answers with the
-    tail of the first fact. The extractor splits sentences into first word, middle and last word.
+    tail of the first fact. The extractor splits each sentence into its first word, its middle and
+    its last word.
     """
     if "[[## fact_before_filter ##]]" in text:
         facts = json.loads(text.partition("[[## fact_before_filter ##]]")[2].split("\n\n")[0])

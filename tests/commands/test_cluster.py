@@ -46,7 +46,7 @@ def server(monkeypatch):
 
 @pytest.fixture
 def ray(monkeypatch):
-    """Replaces the module by a `FakeRay`."""
+    """Replaces the module ``ray`` by a `FakeRay`."""
 
     def use(*arguments, **options):
         fake = FakeRay(*arguments, **options)
@@ -99,7 +99,7 @@ def has_no_repeats(server):
 
 
 def die_at_response(monkeypatch, *counts, error=Death):
-    """Makes workers die after recording the n-th responses overall."""
+    """Makes workers die after these responses are recorded, counted over all workers."""
     record, count = Journal.record, 0
 
     def recorded(*arguments):

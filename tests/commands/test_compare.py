@@ -32,7 +32,7 @@ def folders(tmp_path_factory):
 
 
 def settings(folders):
-    """Overrides of the methods, for tiny models."""
+    """Settings of the methods for tiny models."""
     return (
         f"encoder.model={folders['encoder']}", f"reader.model={folders['decoder']}",
         "reader.prefix_tokens=0", "reader.batch_size=4", "reader.max_tokens=5",
@@ -63,7 +63,7 @@ def run(folders, workdir, **fields):
 
 
 def without_times(workdir):
-    """Returns the tables except the last one, which has seconds."""
+    """Returns all tables except the last one, which contains seconds."""
     return (workdir / "table.md").read_text("utf-8").partition("Time: ")[0]
 
 

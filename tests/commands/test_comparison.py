@@ -96,7 +96,7 @@ def test_compare_recall_by_step_is_cumulative(tmp_path):
 
 
 def test_compare_undefined_score_has_a_reason(tmp_path):
-    """The second run ranks no triples, and no question has gold sentences."""
+    """Here, one run ranks no triples, and no question has gold sentences."""
     pairs = [(dataclasses.replace(q, supporting_sentences=()), p) for q, p in many(2)]
     bare = answered(pairs, lambda i, p: dataclasses.replace(p, triples=()))
     folders = [workdir(tmp_path, "a", pairs), workdir(tmp_path, "b", bare)]

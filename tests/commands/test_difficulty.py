@@ -52,7 +52,7 @@ def question(name, hops, cosines):
 
 
 def dataset(root, *questions):
-    """Writes a dataset folder with the results of `question`."""
+    """Writes a dataset folder from results of `question`."""
     corpus = {p.id: p for passages, _ in questions for p in passages}
     corpus["other"] = Passage("other", "", "cos 0.0")
     jsonl.write_dataset(Dataset("made", tuple(q for _, q in questions), corpus, {}), root / "data")
@@ -100,7 +100,7 @@ def grid(hops=(2, 3), per_cell=4):
 
 
 def cell_of(question, per_cell=4):
-    """Returns the column of a question of `grid`, and its index there."""
+    """Returns the column of a question of `grid`, and the question's index in the cell."""
     return divmod(int(question.id.partition("-")[2]), per_cell)
 
 
@@ -245,7 +245,7 @@ def test_difficulty_unusable_predictions_are_left_out(tmp_path, capsys):
 
 
 def test_difficulty_small_cells_are_undefined(two_runs, capsys):
-    """With 2 hops, the first column has one usable prediction of four, the last has three."""
+    """With 2 hops, the first column has one usable prediction, and the last column has three."""
     root, _, second = two_runs
     pairs = grid()
     missing = {"q2-0", "q2-1", "q2-2", "q2-12"}
@@ -305,7 +305,7 @@ def test_difficulty_retrieved_at_limits_the_passages(tmp_path):
 
 
 def test_difficulty_gold_sentence_is_retrieved_with_any_chunk(tmp_path):
-    """The two chunks of the article share a sentence."""
+    """Either of the two chunks that contain the gold sentence may be retrieved."""
     parts = [
         Passage("a@1", "A", "One. Two. cos 0.5", ("One.", "Two.", "cos 0.5")),
         Passage("a@2", "A", "cos 0.5 Four.", ("cos 0.5", "Four.")),
@@ -339,7 +339,7 @@ def test_difficulty_failed_prediction_is_wrong(tmp_path):
 
 @pytest.mark.parametrize("score", ["em", "f1", "acc"])
 def test_difficulty_score_setting_selects_the_metric(tmp_path, score):
-    """The answer "it is right" contains the gold "right" and shares one of three words."""
+    """The answer "it is right" contains the gold answer "right", one of its three words."""
     questions = simple_questions(tmp_path, 4)
     rows = [prediction(q, right=True) for q in questions]
     result = evaluate(tmp_path, run(tmp_path, "a", rows), score=score)
@@ -412,7 +412,7 @@ def test_difficulty_verdict_about_another_answer_is_ignored(tmp_path, capsys):
 
 
 def test_difficulty_aggregate_selects_the_columns(tmp_path):
-    """min and mean order the questions differently."""
+    """The aggregates min and mean order the questions differently."""
     lows, highs = (0.5, 0.4, 0.3, 0.2), (0.5, 0.65, 0.8, 0.95)
     pairs = [question(f"q{i}", 2, pair) for i, pair in enumerate(zip(lows, highs, strict=True))]
     dataset(tmp_path, *pairs)
@@ -428,7 +428,7 @@ def test_difficulty_aggregate_selects_the_columns(tmp_path):
 
 @pytest.mark.parametrize("size", [(64, 128, 25), (128, 256, 50), (256, 512, 100)])
 def test_difficulty_unit_selects_the_embedded_texts(tmp_path, monkeypatch, size):
-    """Only chunks of a 600-word article with the gold sentence are embedded."""
+    """Of a 600-word article, only chunks with the gold sentence are embedded."""
     seen = []
 
     class RecordingEncoder(CosineEncoder):
@@ -525,7 +525,7 @@ def launch(capsys, script, argv):
 
 
 def test_difficulty_command_reads_a_run_of_answer(tmp_path, capsys, monkeypatch):
-    """The config in the folder of the run names the dataset."""
+    """The config in the run's folder names the dataset."""
     monkeypatch.setattr(command, "open_encoder_for", encoders.open_encoder_for)
     folders = answering.tiny_folders(tmp_path)
     more = ("--config.native_rag.num_read=1", "--config.reader.max_tokens=2")

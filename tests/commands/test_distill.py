@@ -60,7 +60,7 @@ def fails(capsys, argv):
 
 
 def requests_of(workdir):
-    """Returns the requests to the teacher and its responses in the journal, in order."""
+    """Returns the journal's requests to the teacher and the responses, in order."""
     with sqlite3.connect(workdir / "journal.sqlite") as db:
         rows = db.execute("SELECT program, request, response FROM responses ORDER BY 1, ordinal")
         found = [(p, json.loads(q), json.loads(r)) for p, q, r in rows]
@@ -114,7 +114,7 @@ def test_distill_missing_facts_are_inserted_only_in_training(folders, tmp_path, 
 
 
 def test_distill_trajectory_has_requests_and_responses_of_the_loop(whole):
-    """Each request has the prompt of inference after the earlier steps."""
+    """Each request has the prompt that inference would use after the earlier steps."""
     workdir, _ = whole
     rows = requests_of(workdir)
     found = [(t, i) for t in trajectories.read_trajectories(workdir) for i in range(len(t.steps))]
@@ -334,7 +334,7 @@ class FakeTeacher:
 
 @pytest.fixture
 def fake_teacher(monkeypatch):
-    """Opens the same `FakeTeacher` for all roles; its budget can be set."""
+    """Opens the same `FakeTeacher` for all roles. Tests can set its budget."""
     teacher = FakeTeacher(10**6)
     monkeypatch.setattr(backends, "open_backend", lambda config, spent: teacher)
     monkeypatch.setattr(

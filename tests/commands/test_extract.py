@@ -1,4 +1,4 @@
-"""Extraction: updates, failures, selections, estimates."""
+"""Extraction of triples: updates, failures, selections, estimates."""
 
 import json
 

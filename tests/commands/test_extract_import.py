@@ -1,4 +1,4 @@
-"""Import of openie.jsonl: the same triples as the dataset reader's."""
+"""Importing openie.jsonl, which must give the same triples as the dataset reader."""
 
 import json
 

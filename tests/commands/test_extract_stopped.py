@@ -1,4 +1,4 @@
-"""Interrupted extraction: deadline, budget, keyboard, full disk, kills."""
+"""Extraction that is interrupted by a deadline, a budget, Ctrl-C, a full disk or a kill."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Needs of methods: required models, refused settings, and hidden gold annotations."""
+"""What methods need: required models, rejected settings, and hidden gold annotations."""
 
 import dataclasses
 import json
@@ -233,7 +233,7 @@ class Anchors:
 
 
 def anchors(question, config):
-    """Anchors the name in the question and fetches the passages about it."""
+    """Finds the entity that the question names, and fetches the passages of its triples."""
     found = yield Anchor(question.question, 1)
     sources = tuple(dict.fromkeys(triple.passage_id for triple in found.triples))
     fetched = yield Fetch(sources)

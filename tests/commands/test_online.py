@@ -79,7 +79,7 @@ def online(folder, model):
 
 
 def ask(handler, *wanted):
-    """Returns the answers to requests for the triples of passages, named by letters."""
+    """Returns the responses to one request per name; each letter of a name is a passage."""
     answers = {}
     calls = [
         Call(RequestKey(f"q{index}", 0), Extract(tuple(PASSAGES[name] for name in names)))

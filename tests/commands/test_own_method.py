@@ -1,4 +1,4 @@
-"""A method of a user's own package, named by a config file outside of the repository."""
+"""A method of the user's own package, named by a config file outside of the repository."""
 
 import sys
 import textwrap
@@ -58,7 +58,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture
 def config_file(tmp_path, monkeypatch):
-    """A config file whose method lies in a package next to it."""
+    """A config file whose method is in a package next to it."""
     package = tmp_path / "user" / "my_package"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()

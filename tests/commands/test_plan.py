@@ -96,7 +96,7 @@ class Arrays(Rehearsal):
 
 
 def _live() -> int:
-    """Returns the bytes of all arrays on the first device; shared buffers count once."""
+    """Returns the bytes of all arrays on the first device. Shared buffers are counted once."""
     first, sizes = jax.devices()[0], {}
     for array in jax.live_arrays():
         for shard in array.addressable_shards:
@@ -125,7 +125,7 @@ def test_plan_peak_equals_compiled_step(folders, planned, monkeypatch, component
 
 @pytest.fixture(scope="module")
 def reader(folders):
-    """The plan of a reader for two devices, with only the config of its base model."""
+    """The plan of a reader on two devices. Its base model is only a config."""
     shape = f"model.spec={folders / 'shape'}"
     flags = ("mesh.devices=2", "gpu=A100-80", "memory_gib=0.0005", "examples=100", "peak_share=0.5")
     return plan.plan(configured(folders, "reader", shape, *flags))

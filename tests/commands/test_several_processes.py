@@ -1,4 +1,4 @@
-"""Commands in several processes give the same results as in one."""
+"""Commands in several processes, which must give the same results as in one."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""Grids of settings, with fake trainings except in the last test."""
+"""Sweeps over grids of settings, with fake trainings except in the last test."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Annotations of every benchmark as hops."""
+"""Annotations of all benchmarks, converted to hops."""
 
 import dataclasses
 

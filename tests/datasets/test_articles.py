@@ -1,4 +1,4 @@
-"""Articles from passages, and the gold texts of questions."""
+"""Articles joined from passages, and the gold texts of questions."""
 
 from cirag_jax.datasets.articles import Articles, join
 from cirag_jax.datasets.chains import passage_text

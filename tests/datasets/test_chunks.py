@@ -1,4 +1,4 @@
-"""Sizes, overlap and sentences of chunks."""
+"""Chunks: their sizes, overlap and sentences."""
 
 import itertools
 import random

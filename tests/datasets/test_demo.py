@@ -35,7 +35,7 @@ def fingerprint(dataset: Dataset) -> str:
 
 @pytest.fixture(scope="module")
 def dataset() -> Dataset:
-    """The dataset, loaded once."""
+    """The dataset, loaded only once."""
     return demo.build()
 
 

@@ -1,4 +1,4 @@
-"""Passages from a user's own documents, and unreadable documents."""
+"""Passages from a user's own documents, and documents that cannot be read."""
 
 import pytest
 

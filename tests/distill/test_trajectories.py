@@ -1,4 +1,4 @@
-"""Reading, filtering and counting of trajectories."""
+"""Reading, filtering and counting trajectories."""
 
 import dataclasses
 import json

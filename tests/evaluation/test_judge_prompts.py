@@ -1,4 +1,4 @@
-"""A judge's prompt and the parser of its reply."""
+"""The judge's prompt, and the parser of its reply."""
 
 import json
 

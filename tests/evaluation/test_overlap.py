@@ -93,7 +93,7 @@ def test_interval_equals_difference_to_zero():
 
 
 def test_interval_resamples_questions_not_steps():
-    """Ten equal steps of one question are one observation, not ten."""
+    """Ten equal steps of one question count as one observation."""
     values, groups = [1.0] * 10 + [0.0] * 10, [0] * 10 + [1] * 10
     together = interval(ratio(values, [1.0] * 20, groups, 2), samples=2000)
     assert (together["value"], together["low"], together["high"]) == (0.5, 0.0, 1.0)

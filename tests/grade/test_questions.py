@@ -297,7 +297,7 @@ def test_ask_accepts_equivalent_answers():
 
 
 def _typed_path(*typed):
-    """Returns a path along typed triples, and its facts."""
+    """Returns a path along typed triples, and the path's facts."""
     facts = [
         Fact(*t.triple[:3], 0, t.head, t.target or t.triple.tail, t.type) for t in typed
     ]  # fmt: skip

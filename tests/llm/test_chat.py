@@ -1,4 +1,4 @@
-"""Chat prompts compared with transformers, truncation, and tokenizers of GGUF files."""
+"""Chat prompts compared with transformers, their truncation, and tokenizers in GGUF files."""
 
 import concurrent.futures
 import importlib.util

@@ -30,7 +30,7 @@ def server(monkeypatch):
 
 
 class Waits(list):
-    """A replacement of asyncio.sleep that records the waits."""
+    """Replaces asyncio.sleep, and records the waiting times."""
 
     async def __call__(self, seconds):
         self.append(seconds)
@@ -38,7 +38,7 @@ class Waits(list):
 
 @pytest.fixture
 def waits(monkeypatch):
-    """The client's waits, with a fixed time and fixed random numbers."""
+    """The client's waiting times, with a fixed clock and fixed random numbers."""
     monkeypatch.setattr(client.asyncio, "sleep", recorded := Waits())
     monkeypatch.setattr(client.time, "time", lambda: 0.0)
     monkeypatch.setattr(client.random, "random", lambda: 0.5)

@@ -1,4 +1,4 @@
-"""Fake handlers: tables of passages, triples and texts answer the requests of a method."""
+"""Fake handlers, which answer a method's requests from tables of passages, triples and texts."""
 
 import dataclasses
 import random
@@ -54,7 +54,7 @@ class FakeHandlers:
     requests: list[Any] = dataclasses.field(default_factory=list)
 
     def drive(self, program) -> Any:
-        """Runs the program to its end and checks that all texts were requested."""
+        """Runs the program to its end, and checks that it requested all texts."""
         response = None
         while True:
             try:

@@ -1,4 +1,4 @@
-"""The fake handlers of the tests of methods."""
+"""The fake handlers that tests of methods use."""
 
 from cirag_jax.llm.types import Message
 from cirag_jax.runtime.requests import Demonstrate, Extract, Generate, Rank, Retrieve, Score

@@ -1,5 +1,3 @@
-"""The registry of methods."""
-
 import dataclasses
 
 import pytest

@@ -21,7 +21,7 @@ NO_WINDOW = 1 << 30
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    """Runs the same code with small blocks."""
+    """Sets small block sizes, so that short rows have several blocks."""
     monkeypatch.setattr(block_attention, "BLOCK", 32)
 
 

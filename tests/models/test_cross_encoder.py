@@ -1,4 +1,4 @@
-"""Cross-encoders: parity with sentence-transformers for both kinds of head, and export."""
+"""Cross-encoders compared with sentence-transformers, for both kinds of head, and exported."""
 
 import itertools
 

@@ -197,7 +197,7 @@ def test_dropout_elements_are_independent(rate, width):
 
 
 def test_lora_dropout_mask_is_drawn_once_per_input(monkeypatch):
-    """Keys and values share a mask, as do gate and up; layers without an adapter draw none."""
+    """Keys and values share a mask, as do gate and up. Layers without an adapter draw none."""
     config = decoder.DecoderConfig(7, 32, 2, 2, 2, 16, 32, param_dtype="float32")
     targets = ("k_proj", "v_proj", "gate_proj", "up_proj", "down_proj")
     lora_config = LoraConfig(rank=32, alpha=32.0, dropout=0.5, targets=targets)

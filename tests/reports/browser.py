@@ -68,7 +68,7 @@ class Page:
         return is_ours and self.evaluate("document.readyState === 'complete' && location.protocol")
 
     def resize(self, width, height):
-        """Sets the viewport, in CSS pixels."""
+        """Sets the size of the viewport in CSS pixels."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -107,7 +107,7 @@ class Page:
         return self.evaluate(f"document.querySelectorAll({json.dumps(selector)}).length")
 
     def requests(self):
-        """Returns the addresses requested since the page was opened."""
+        """Returns the addresses that were requested since the page was opened."""
         sent = (e for e in self.events if e.get("method") == "Network.requestWillBeSent")
         return [event["params"]["request"]["url"] for event in sent]
 

@@ -224,7 +224,7 @@ HOSTILE = {
 
 
 def blocks(path):
-    """Returns the data blocks of a page, parsed like a browser."""
+    """Returns the data blocks of a page, parsed as a browser would parse them."""
     result = re.findall(
         r'<script type="application/json" id="(\w+)">(.*?)</script>', path.read_text("utf-8"), re.S
     )

@@ -64,7 +64,7 @@ def texts(artists):
 
 
 def points(line):
-    """Returns a line's x and y as lists of floats."""
+    """Returns the x and y values of a line."""
     return [np.asarray(values, float).tolist() for values in line.get_data()]
 
 

@@ -1,4 +1,4 @@
-"""Bucketed encoding: order, duplicates, independence of neighbors, one compilation per bucket."""
+"""Encoding in buckets: order, duplicates, independent rows, one compilation per bucket."""
 
 import concurrent.futures
 import dataclasses

@@ -141,7 +141,7 @@ def test_open_encoder_unusable_model_is_reported(model, changes, message):
 
 
 class _Noting:
-    """An encoder that records the texts it encodes."""
+    """An encoder that records the texts that it encodes."""
 
     def __init__(self, encoder):
         self._encoder = encoder

@@ -1,4 +1,4 @@
-"""Links from texts to the passages whose titles they name, and walks over these links."""
+"""Links from texts to passages whose titles they contain, and walks over these links."""
 
 import re
 

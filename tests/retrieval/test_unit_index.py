@@ -1,4 +1,4 @@
-"""Ranking by the best unit, compared with a direct search over sentences."""
+"""Ranking passages by their best unit, compared with a direct search over sentences."""
 
 import numpy as np
 import pytest

@@ -107,7 +107,7 @@ class Streaming(Recording):
 
 
 class Killed(BaseException):
-    """A simulated kill of the process."""
+    """Simulates that the process is killed."""
 
 
 def passage(name: str) -> Passage:

@@ -1,4 +1,4 @@
-"""Encoding of requests, responses and predictions as JSON."""
+"""Encoding requests, responses and predictions as JSON."""
 
 import json
 

@@ -184,7 +184,7 @@ def test_anchor_returns_entities_and_triples():
 
 
 class Scores:
-    """A ranker with scores by name."""
+    """A ranker with a fixed score for each name."""
 
     def __init__(self, table):
         self.table, self.texts = table, []

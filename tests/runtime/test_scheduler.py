@@ -1,4 +1,4 @@
-"""The scheduler: batches across programs, isolation of failures, budgets, deadlines, replay."""
+"""The scheduler: batches across programs, isolated failures, budgets, deadlines, replay."""
 
 import contextlib
 
@@ -53,7 +53,7 @@ def test_programs_advance_together(book):
 
 
 def test_fast_handlers_run_before_slow_ones(book):
-    """One program waits for the model until the searches of the other are answered."""
+    """One program waits for the model until the other program's searches are answered."""
 
     def ahead(name):
         yield say(name)
@@ -420,7 +420,7 @@ def test_deadline_starts_no_batch(book):
 
 
 class Killing(Recording):
-    """Dies after ``calls`` responses."""
+    """Simulates a kill after ``calls`` responses."""
 
     def __init__(self, calls: int, **fields):
         super().__init__(**fields)

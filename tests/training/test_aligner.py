@@ -64,7 +64,7 @@ def _final_state(workdir, step=None):
 
 
 def _parameters(workdir):
-    """Returns the parameters of the best checkpoint on the host."""
+    """Returns the parameters of the best checkpoint as NumPy arrays."""
     return tiny.arrays(open_encoder(str(workdir))[0].state)
 
 

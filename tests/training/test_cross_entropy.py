@@ -1,4 +1,4 @@
-"""Chunked cross-entropy compared with the plain formula."""
+"""Chunked cross-entropy, compared with the plain formula."""
 
 import re
 from typing import Any

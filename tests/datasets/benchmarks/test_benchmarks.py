@@ -1,4 +1,4 @@
-"""The builders on tiny invented files in the official formats."""
+"""The dataset builders, on tiny invented files in the official formats."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ CONFIGS = [(name, config) for name, benchmark in BENCHMARKS.items() for config i
 
 @pytest.fixture(scope="session")
 def build(tmp_path_factory):
-    """Builds each config once."""
+    """Builds each config only once."""
     built = {}
 
     def build_one(name, config):

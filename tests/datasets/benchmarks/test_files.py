@@ -1,4 +1,4 @@
-"""Official files: formats, files placed by hand, downloads."""
+"""Official files: their formats, files placed by hand, and downloads."""
 
 import hashlib
 import http.server

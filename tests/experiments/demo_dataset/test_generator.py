@@ -1,6 +1,6 @@
-"""Compares the files of the built-in dataset's generator with those that the package ships.
+"""Compares the generated files of the built-in dataset with the files in the package.
 
-The modules of the generator are imported in the tests, because they need its requirements.
+The generator's modules are imported within tests, because they have extra requirements.
 """
 
 import gzip
@@ -51,7 +51,7 @@ _PRINT_DIGESTS = (
 
 @pytest.fixture(scope="module")
 def built():
-    """The dataset and its files before compression, built once."""
+    """The dataset and its files before compression, built only once."""
     from experiments.demo_dataset import build
 
     return build.build_files()

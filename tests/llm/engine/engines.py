@@ -30,13 +30,13 @@ def ask(*turns, **fields):
 
 
 def mixed_requests():
-    """Returns more requests than a batch, with prompts of 20 to 200 tokens."""
+    """Returns more requests than fit in a batch, with prompts of 20 to 200 tokens."""
     lengths = (3, 40, 9, 25, 60, 5, 17, 33)
     return [ask(text(n, i), max_tokens=5 + 7 * (i % 4)) for i, n in enumerate(lengths)]
 
 
 def numbers(response):
-    """Returns all numbers of a response."""
+    """Returns the id, the log-probability and the entropy of each token of a response."""
     return [(token.id, token.logprob, token.entropy) for token in response.tokens]
 
 

@@ -17,7 +17,7 @@ forbid_repeats = jax.jit(sampling.forbid_repeats, static_argnums=3)
 
 
 def by_sorting(probs, top_p):
-    """Returns the nucleus according to its definition."""
+    """Returns the nucleus computed from its definition."""
     order = np.argsort(-probs, kind="stable")
     count = int((np.cumsum(probs[order]) < top_p).sum()) + 1
     inside = np.zeros(len(probs), bool)

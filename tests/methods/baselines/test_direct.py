@@ -1,5 +1,3 @@
-"""Direct answering."""
-
 from cirag_jax.methods.baselines.direct import DirectConfig, direct
 from cirag_jax.runtime.requests import Generate
 from cirag_jax.types import Question

@@ -1,4 +1,4 @@
-"""IRCoT and IRDoc."""
+"""IRCoT, and its variant IRDoc."""
 
 import pytest
 

@@ -1,5 +1,3 @@
-"""NativeRAG."""
-
 import pytest
 
 from cirag_jax.errors import UserError

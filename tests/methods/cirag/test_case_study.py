@@ -1,4 +1,4 @@
-"""CIRAG on the case study of the paper (Table 9)."""
+"""CIRAG on the paper's case study (Table 9)."""
 
 from cirag_jax.methods.cirag.method import cirag
 from cirag_jax.methods.cirag.settings import CiragConfig

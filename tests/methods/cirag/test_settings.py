@@ -1,5 +1,3 @@
-"""The settings of CIRAG."""
-
 import pytest
 
 from cirag_jax.errors import UserError

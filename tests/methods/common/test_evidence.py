@@ -1,4 +1,4 @@
-"""Evidence and its rankings."""
+"""Evidence that a method keeps, and its rankings."""
 
 from cirag_jax.methods.common.evidence import (
     Evidence,

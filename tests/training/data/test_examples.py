@@ -1,4 +1,4 @@
-"""Supervised tokens and their parts, and equality of prompts in training and inference."""
+"""Supervised tokens and their parts; prompts must be equal in training and inference."""
 
 import dataclasses
 

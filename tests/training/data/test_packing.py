@@ -1,4 +1,4 @@
-"""Packing of examples into rows and steps, with the same loss and gradient."""
+"""Packing examples into rows and steps, which must not change the loss and gradient."""
 
 import jax
 import numpy as np
@@ -268,7 +268,7 @@ def test_plan_supervised_tokens_are_not_shared():
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_shared_prefix_loss_and_gradient_equal_unshared(family):
-    """Gemma 2 has windowed attention, here of 6 tokens."""
+    """In Gemma 2, attention has windows, here of 6 tokens."""
     config = parse_decoder_config(tiny_decoder.config(family), "config.json")
     assert (family == "gemma2") == bool(config.windowed)
     state = lora.init_adapter(config, LoraConfig(rank=4))

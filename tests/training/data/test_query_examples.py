@@ -41,7 +41,7 @@ BARE = Question("n1", "Which came first?", ("Blue",), split="train", supporting=
 
 
 def render_turns(trajectory):
-    """Returns the turns in the compact format, without instruction and question."""
+    """Returns the turns in the compact format, without the instruction and the question."""
     last = trajectory.steps[-1]
     turns = compact.messages(trajectory.question, trajectory.steps[:-1], last.candidates)
     texts = [turn.text.rpartition("Facts:\n")[2] for turn in turns[1:]]

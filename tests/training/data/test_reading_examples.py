@@ -257,7 +257,7 @@ def test_reading_settings_invalid_are_refused(fields, words):
 
 
 def test_make_readings_2wiki_questions(shared_data):
-    """All 2Wiki training questions have readings, without repeated lines."""
+    """All 2Wiki training questions have readings, and no reading repeats a line."""
     dataset = jsonl.read_dataset(shared_data / "2wikimultihopqa")
     questions = [q for q in dataset.questions if q.split == "train"][:60]
     many, num_without_gold = make_readings(dataset, questions, ReadingSettings())
