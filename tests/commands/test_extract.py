@@ -244,7 +244,7 @@ def test_extract_too_few_triples_stops_run(server, tmp_path):
         run(server, folder, tmp_path / "w", max_empty_share=0.5, **fields)
     result = run(server, folder, tmp_path / "w", max_empty_share=0.9, **fields)
     assert result["complete"] and (result["ok"], result["empty"]) == (1, 2)
-    assert len(server.asked) == len(set(server.asked)) and num_requests <= 18  # none repeated
+    assert len(server.asked) == len(set(server.asked)) and num_requests <= 18  # each only once
     few = corpus(tmp_path / "few", {"p1": "It says nothing."})
     assert run(server, few, tmp_path / "v", max_empty_share=0.5, **fields)["empty"] == 1
 

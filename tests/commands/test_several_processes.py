@@ -68,7 +68,7 @@ def test_run_jobs_selection_does_not_move_questions(tmp_path, monkeypatch):
     for chosen in (NAMES[:30], NAMES[4:]):
         found = simulated.run(chosen)
         assert found.complete and set(found.records) == set(chosen)
-    assert sorted(simulated.asked) == sorted(NAMES)  # each question once
+    assert sorted(simulated.asked) == sorted(NAMES)  # each question is answered once
     assert len(read_records(tmp_path / "journal.sqlite")) == len(NAMES)
 
 

@@ -70,7 +70,7 @@ def test_hops_of_sentences_start_at_the_passage_the_question_names():
     assert (first.answers, first.places) == (("Ola Brandt",), (("a", 0),))
     assert (second.parents, second.answers) == ((0,), ("Vik",))
     assert second.sub_question == f"What about #1: {question.question}"
-    # Without sentences the passages are the hops; without annotations there are no hops.
+    # Without sentences, the hops are passages; without annotations, there are none.
     bare = dataclasses.replace(question, supporting_sentences=None)
     assert [hop.places for hop in hops_of(bare, corpus)] == [(("a", None),), (("b", None),)]
     assert hops_of(dataclasses.replace(bare, supporting=None), corpus) == ()
@@ -98,7 +98,7 @@ def test_hops_head_refers_to_nearest_tail_and_any_supporting_sentence():
     hops = hops_of(question, {})
     assert [hop.about for hop in hops] == ["Macario", "#1", "#2"]
     assert [hop.parents for hop in hops] == [(), (0,), (0, 1)]
-    # A passage without annotated sentences may state it in any sentence.
+    # A passage without annotated sentences may state the hop in any sentence.
     assert {hop.places for hop in hops} == {(("film", 1), ("city", None))}
 
 

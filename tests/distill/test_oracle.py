@@ -84,7 +84,7 @@ def test_decide_fact_from_other_passage_or_subject_is_dropped():
     wrong = Triple("Ola Brandt", "plays", "guitar", "song", 0)  # Shares no word with the query.
     step = decide(gold(), [], QUESTION.question, (elsewhere, wrong))
     assert step.kept == () and "Ola Brandt" not in step.thought
-    # The annotated triple counts from any passage.
+    # The annotated triple may come from any passage.
     question = two_wiki("Who sang Night Tide?", (("Night Tide", "song by", "Ola Brandt"),))
     twin = SINGS._replace(tail="ola brandt", passage_id="other")
     known = gold_of(question, CORPUS, {}, "ascii")
@@ -313,7 +313,7 @@ def test_sentence_gold_sentence_supports_hop_of_its_passage():
     assert step.kept == (SONG,) and step.next_query == NEXT_QUERY
     rounds = [Round(SENTENCE_QUESTION.question, (SONG,))]
     assert not gold.is_solved((SONG,)) and gold.is_solved((SONG, BIRTH))
-    # A kept sentence is not kept again, and an unannotated one never; the query is rephrased.
+    # A sentence is kept only once, and never without an annotation; the query is rephrased.
     empty = decide(gold, rounds, NEXT_QUERY, (SONG, HOME))
     assert empty.kept == () and empty.next_query == "Ola Brandt place of birth"
     last = decide(
@@ -386,7 +386,7 @@ def test_mark_unclear_unreachable_or_wrong_support():
     text = "Night Tide is long."
     wrong = sentence_gold(song=Passage("song", "Night Tide", text, (text,)))
     kept_sentence = Sentence("song", 0, f"Night Tide: {text}")
-    unrelated = Sentence("other", 1, "Vik (novel): Ola Brandt wrote it.")  # Supports no hop.
+    unrelated = Sentence("other", 1, "Vik (novel): Ola Brandt wrote it.")  # It supports no hop.
     assert wrong.is_unclear((kept_sentence, unrelated), {}) and not gold.is_unclear(
         (SONG, unrelated), {}
     )
@@ -444,6 +444,6 @@ def test_insert_passage_adds_missing_gold_passage():
     for program, query in (
         ("s", SENTENCE_QUESTION.question),
         ("t", NEXT_QUERY),
-    ):  # No gold passage for these.
+    ):  # No gold passage matches these queries.
         call = Call(RequestKey(program, 0), Retrieve(query, 1))
         assert insert_passage(gold_by_query, call, got[1]) is got[1]

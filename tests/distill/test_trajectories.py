@@ -168,8 +168,8 @@ def test_statistics_equal_hand_computed_values():
     assert stats["core"] == 4 / 7 and stats["core_sizes"] == {"0": 3, "1": 4}
     assert stats["empty_core"] == 3 / 7
     assert stats["retried"] == 1 / 3  # Only WHOLE continues after an empty round.
-    assert stats["solved"] == 1 / 2 and stats["early_stops"] == 1 / 2  # Two are known.
-    assert stats["retrieval_misses"] == 1 / 3  # Its second round.
+    assert stats["solved"] == 1 / 2 and stats["early_stops"] == 1 / 2  # Known for two trajectories.
+    assert stats["retrieval_misses"] == 1 / 3  # The second round misses it.
     # Rounds after the last fact do not count.
     longer = dataclasses.replace(WHOLE, steps=(*STEPS, STEPS[1]))
     assert trajectories.statistics([longer], {"a": gold})["retrieval_misses"] == 1 / 3

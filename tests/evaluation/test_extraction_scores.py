@@ -164,7 +164,7 @@ def test_reference_entities_come_from_the_file(data, monkeypatch):
     monkeypatch.setenv("HOME", str(data.parent))
     for folder in (data, "~/data"):
         assert select_references(block(folder, "train"))[0][0].entities == ("Zed", "U0", "W")
-    # Without listed entities: heads and tails.
+    # Without listed entities, heads and tails are the entities.
     test = {r.passage.id: r.entities for r in select_references(block(data, "test"))[0]}
     assert test["p5"] == ("T5", "U5")
 

@@ -179,7 +179,7 @@ def test_download_page_instead_of_archive_is_refused(tmp_path, monkeypatch, serv
 
 
 def test_download_without_network_names_file_and_folder(tmp_path, monkeypatch):
-    offer(monkeypatch, "http://127.0.0.1:9", None)  # Nothing listens at this port.
+    offer(monkeypatch, "http://127.0.0.1:9", None)  # No server listens at this port.
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError) as error:
         prepare_builder(BENCHMARKS["two_wiki"], "default", tmp_path / "tfds", tmp_path / "empty")
