@@ -21,7 +21,7 @@ from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.export import export_cross_encoder
 from cirag_jax.models.io.workdir import open_cross_encoder, open_encoder, trained_component
 from cirag_jax.retrieval.encoders import open_encoder_for
-from cirag_jax.retrieval.pairs import score_pairs
+from cirag_jax.retrieval.pairs import PairTokens, score_pairs
 from cirag_jax.retrieval.rankers import CrossEncoderRanker
 from cirag_jax.training import cross_encoder, optimizers, preemption
 from cirag_jax.training.data import pairs as data_lib
@@ -275,3 +275,18 @@ def test_train_sigterm_saves_and_run_resumes(model_and_data, tmp_path, command):
     resumed = command("train.py", *arguments)
     assert resumed.returncode == 0, resumed.stderr
     assert json.loads(resumed.stdout)["complete"] is True
+
+
+def test_pack_adds_a_bucket_for_the_longest_pairs(model_and_data):
+    config = _config(model_and_data, buckets="(16,)", max_length=24)
+    tokens = PairTokens(np.arange(20, dtype=np.int32), np.zeros(20, np.int32))
+    mesh = sharding.make_mesh(devices=jax.devices()[:1])
+    batch = cross_encoder.pack(config, [tokens], [True], 0, mesh)
+    assert {chunk.shape[-1] for chunk in jax.tree.leaves(batch) if np.ndim(chunk) >= 2} == {24}
+
+
+def test_load_targets_without_pairs_is_refused(model_and_data):
+    config = _config(model_and_data)
+    dataset = load.load_dataset(config.data)
+    with pytest.raises(UserError, match="has no training pairs"):
+        cross_encoder.load_targets(config, dataset, [])

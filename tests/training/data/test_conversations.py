@@ -148,3 +148,8 @@ def test_load_data_evaluation_questions_cause_warning(folders, tmp_path, capsys)
     load(config_of((folders[0], paths), dev_fraction=0.0))
     warning = "a/trajectories.json: training on up to 3 questions of fold=test"
     assert warning in capsys.readouterr().err
+
+
+def test_load_data_without_room_for_training_is_refused(folders):
+    with pytest.raises(UserError, match=r"dev_fraction=1\.0 must be at least 0 and below 1"):
+        load(config_of(folders, dev_fraction=1.0))
