@@ -63,7 +63,9 @@ def dataset_folder(folder: pathlib.Path) -> pathlib.Path:
     return folder
 
 
-def model_folder(folder: pathlib.Path, *, d_model: int = 32, kind: str = "bert") -> pathlib.Path:
+def model_folder(
+    folder: pathlib.Path, *, d_model: int = 32, kind: str = "bert", positions: int = 128
+) -> pathlib.Path:
     """Writes a two-layer random BERT or MPNet with a tokenizer of letters and words."""
     folder.mkdir(parents=True, exist_ok=True)
     is_mpnet = kind == "mpnet"
@@ -91,7 +93,7 @@ def model_folder(folder: pathlib.Path, *, d_model: int = 32, kind: str = "bert")
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "intermediate_size": 2 * d_model,
-        "max_position_embeddings": 130 if is_mpnet else 128,
+        "max_position_embeddings": positions + 2 * is_mpnet,
         "layer_norm_eps": 1e-12,
         "hidden_act": "gelu",
         "pad_token_id": int(is_mpnet),

@@ -250,10 +250,8 @@ def _aligner(config: Config, mesh: jax.sharding.Mesh) -> RehearsedStep:
     layout = aligner.make_layout(config, mesh)
     model = _encoder_config(config.model.spec, config.model)
     _check_heads(config, model.num_heads)
-    lengths = {
-        "query": min(config.query_max_length, model.max_length),
-        "passage": min(config.unit_max_length, model.max_length),
-    }
+    state_lib.check_lengths(config, model.max_length, "query_max_length", "unit_max_length")
+    lengths = {"query": config.query_max_length, "passage": config.unit_max_length}
     queries, others = layout.num_queries, layout.num_candidates - layout.num_queries
     examples = [
         pools.Example(
@@ -285,7 +283,8 @@ def _aligner(config: Config, mesh: jax.sharding.Mesh) -> RehearsedStep:
 def _cross_encoder(config: Config, mesh: jax.sharding.Mesh) -> RehearsedStep:
     model = _encoder_config(config.model.spec, config.model)
     _check_heads(config, model.num_heads)
-    length = min(config.max_length, model.max_length)
+    state_lib.check_lengths(config, model.max_length, "max_length")
+    length = config.max_length
     row = PairTokens(np.ones(length, np.int32), np.zeros(length, np.int32))
     negatives = config.negatives
     pairs = config.targets_per_step * (1 + negatives.own + negatives.mined + negatives.easy)

@@ -4,8 +4,10 @@ A text's bucket depends only on its length, and every bucket has one batch shape
 therefore never depends on the other texts in its batch.
 """
 
+import bisect
 import collections
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -15,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from cirag_jax import sharding
+from cirag_jax.errors import UserError
 
 # Fine steps for triples and sentences; coarse steps for long texts, where compiling costs more than
 # padding.
@@ -31,12 +34,26 @@ Text = TypeVar("Text", bound=Hashable)
 Row = TypeVar("Row")
 
 
+@functools.cache
+def bucket_lengths(limit: int) -> tuple[int, ...]:
+    """Returns the buckets for at most ``limit`` tokens, ascending; the last one is ``limit``."""
+    lengths = [*BUCKETS]
+    while lengths[-1] < limit:  # 768, 1024, 1536, 2048, ...
+        lengths.append(2 * lengths[-2])
+    return (*(length for length in lengths if length < limit), limit)
+
+
+def smallest_bucket(n: int, buckets: Sequence[int]) -> int:
+    """Returns the smallest of the ascending ``buckets`` that holds ``n`` tokens."""
+    place = bisect.bisect_left(buckets, n)
+    if place == len(buckets):
+        raise UserError(f"a text of {n} tokens does not fit the {buckets[-1]} tokens of a row")
+    return buckets[place]
+
+
 def bucket_length(n: int, limit: int = BUCKETS[-1]) -> int:
     """Returns the smallest bucket for ``n`` tokens, at most ``limit`` (the encoder's maximum)."""
-    for bucket in BUCKETS:
-        if n <= bucket:
-            return max(min(bucket, limit), n)
-    return n
+    return smallest_bucket(n, bucket_lengths(limit))
 
 
 def batch_rows(length: int, tokens_per_batch: int | None = None, multiple: int = 8) -> int:

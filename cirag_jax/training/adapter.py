@@ -165,10 +165,7 @@ def check_config(config: Config) -> None:
 
 def make_layout(config: Config, mesh: jax.sharding.Mesh, max_positions: int) -> Layout:
     """Returns the layout of rows and steps for the config and the mesh."""
-    if config.length > max_positions:
-        raise UserError(
-            f"config.length={config.length} exceeds the {max_positions} positions of the model"
-        )
+    state_lib.check_lengths(config, max_positions, "length")
     rows = config.rows_per_device * mesh.shape["data"] * mesh.shape["fsdp"]
     if config.batch_size % rows:
         raise UserError(

@@ -23,7 +23,7 @@ from cirag_jax.errors import UserError, check_at_least, check_positive
 from cirag_jax.evaluation import next_unit
 from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
 from cirag_jax.retrieval import encode as encode_lib
-from cirag_jax.retrieval.buckets import BUCKETS
+from cirag_jax.retrieval.buckets import bucket_lengths
 from cirag_jax.retrieval.rankers import TripleText
 from cirag_jax.training import gradient_cache, link_head, optimizers, retrieved
 from cirag_jax.training import state as state_lib
@@ -253,7 +253,7 @@ def make_layout(config: Config, mesh: jax.sharding.Mesh) -> pools_lib.Layout:
         micro_batches=config.micro_batches if config.accumulation == "official" else 1,
         device_groups=mesh.shape["data"] * mesh.shape["fsdp"],
         chunk_tokens=config.chunk_tokens,
-        bucket_lengths=BUCKETS,
+        bucket_lengths=bucket_lengths(max(config.query_max_length, config.unit_max_length)),
     )
 
 
@@ -268,6 +268,9 @@ def make_batches(
     """Returns an endless, resumable iterator of training batches."""
     sampling = pools_lib.Sampling(
         config.prefixes_per_question, config.num_negatives, config.order, config.chain_negatives
+    )
+    state_lib.check_lengths(
+        config, encoder.config.max_length, "query_max_length", "unit_max_length"
     )
     layout = make_layout(config, mesh)
     prefixes = {"query": encoder.query_prefix, "passage": encoder.passage_prefix}

@@ -75,6 +75,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         dropout=config.model.dropout,
         remat=config.model.remat,
     )
+    state_lib.check_lengths(config, model.config.max_length, "max_length")
     tx = optimizers.make_optimizer(config.optimizer, total_steps)
     state = state_lib.make_state(model.state, tx, config.seed, mesh)
     state_lib.announce(
@@ -286,9 +287,7 @@ def pack(
     mesh: jax.sharding.Mesh,
 ) -> data_lib.Batch:
     """Packs the tokens of a step into chunks for the config and the mesh."""
-    buckets = tuple(config.buckets)
-    if max(buckets) < config.max_length:
-        buckets = (*buckets, config.max_length)
+    buckets = (*(b for b in config.buckets if b < config.max_length), config.max_length)
     num_shards = mesh.shape["data"] * mesh.shape["fsdp"]
     chunk_rows = -(-config.chunk_rows // num_shards) * num_shards  # Rounded up.
     return data_lib.pack(rows, labels, buckets, chunk_rows, pad_id)
@@ -398,7 +397,8 @@ def _scorer(
 def check_config(config: Config) -> None:
     """Raises `UserError` for invalid settings."""
     state_lib.check_training(config)
-    check_at_least(1, config, "targets_per_step", "max_length", "chunk_rows")
+    check_at_least(1, config, "targets_per_step", "chunk_rows")
+    check_at_least(5, config, "max_length")  # Up to four are special tokens.
     check_at_least(0, config, "dev.questions", "max_steps")
     check_at_least(0, config.negatives, "own", "mined", "easy", "depth", prefix="config.negatives.")
     unknown = set(config.kinds) - {"passage", "triple"}

@@ -135,6 +135,16 @@ def check_training(config: Config) -> None:
         parse_steps(config.profile_steps)
 
 
+def check_lengths(config: Config, max_positions: int, *fields: str) -> None:
+    """Raises `UserError` if a limit of tokens in ``config`` exceeds the positions of the model."""
+    for field in fields:
+        if config[field] > max_positions:
+            raise UserError(
+                f"config.{field}={config[field]} exceeds the {max_positions} positions of the "
+                f"model; set it to at most {max_positions}"
+            )
+
+
 def check_metric(name: str, measured: Collection[str]) -> None:
     """Raises `UserError` if there are ``measured`` dev metrics but ``name`` is not one of them."""
     if measured and name not in measured:

@@ -100,6 +100,7 @@ def commands(root: pathlib.Path) -> dict[str, Command]:
             flags(
                 model__spec=encoder, data__dir=data, dev__questions=2, num_steps=6, eval_every=2,
                 batch_size=4, num_negatives=2, prefixes_per_question=2, chunk_tokens=256,
+                query_max_length=128,
             ),
             _trained,
         ),

@@ -173,6 +173,7 @@ def training(root: pathlib.Path) -> list[str]:
         "model.spec": model, "data.dir": data, "dev.questions": 2, "num_steps": STEPS,
         "eval_every": 0, "save_every": 20, "batch_size": 4, "num_negatives": 2,
         "prefixes_per_question": 2, "chunk_tokens": 256, "model.dropout": 0.1,
+        "query_max_length": 128,
     }  # fmt: skip
     return [f"--config.{name}={value}" for name, value in values.items()]
 

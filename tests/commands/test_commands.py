@@ -26,7 +26,7 @@ def trained(tmp_path_factory, command):
         "train.py", f"--workdir={root / 'w'}", f"--config.model.spec={model}",
         f"--config.data.dir={data}", "--config.dev.questions=2", "--config.num_steps=4",
         "--config.eval_every=2", "--config.batch_size=4", "--config.num_negatives=2",
-        "--config.prefixes_per_question=2",
+        "--config.prefixes_per_question=2", "--config.query_max_length=128",
         "--config.chunk_tokens=256", "--config.head.rounds=1", "--config.head.epochs=2",
         "--config.head.steps=2",
     )  # fmt: skip

@@ -187,6 +187,7 @@ def test_sweep_command_trains_grid(tmp_path, command):
         f"--config.model.spec={model}", f"--config.data.dir={data}", "--config.dev.questions=2",
         "--config.num_steps=2", "--config.eval_every=2", "--config.batch_size=4",
         "--config.num_negatives=2", "--config.prefixes_per_question=2",
+        "--config.query_max_length=128",
         "--config.chunk_tokens=256", f"--workdir={tmp_path / 's'}",
     ]  # fmt: skip
     assert "SLURM_ARRAY_TASK_ID" not in os.environ

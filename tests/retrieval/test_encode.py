@@ -9,9 +9,10 @@ import pytest
 import tokenizers
 
 from cirag_jax import sharding
+from cirag_jax.errors import UserError
 from cirag_jax.models.io.pretrained import load_encoder
 from cirag_jax.retrieval import encode as encode_lib
-from cirag_jax.retrieval.buckets import batch_rows, bucket_length
+from cirag_jax.retrieval.buckets import BUCKETS, batch_rows, bucket_length, bucket_lengths
 from cirag_jax.retrieval.encode import encode, pad, tokenize
 from tests import tiny
 
@@ -58,6 +59,14 @@ def test_encode_compiles_once_per_bucket(encoder):
     traced = encode_lib.TRACES - before
     lengths = {bucket_length(len(row)) for row in tokenize(encoder, some)}
     assert traced == {(batch_rows(length, 384), length): 1 for length in lengths}
+
+
+def test_encode_long_texts_share_few_buckets(tmp_path):
+    encoder = load_encoder(str(tiny.model_folder(tmp_path, positions=1000)))
+    before = encode_lib.TRACES.copy()
+    lengths = (513, 600, 601, 777, 999, 1000, 2000)
+    encode(encoder, None, ["saint " * (length - 2) for length in lengths])
+    assert encode_lib.TRACES - before == {(8, 768): 1, (8, 1000): 1}
 
 
 def test_encode_uses_given_parameters_and_prefixes(encoder):
@@ -110,6 +119,12 @@ def test_tokenize_equals_truncation_of_the_library(encoder, limit):
 def test_buckets_have_lengths_and_batch_sizes():
     assert [bucket_length(n) for n in (1, 16, 17, 64, 65, 512)] == [16, 16, 24, 64, 96, 512]
     assert bucket_length(40, limit=45) == 45
+    assert bucket_lengths(45) == (16, 24, 32, 45)
+    assert bucket_lengths(512) == BUCKETS and bucket_lengths(600) == (*BUCKETS, 600)
+    longer = (768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+    assert bucket_lengths(8192) == (*BUCKETS, *longer)
+    with pytest.raises(UserError, match="a text of 46 tokens does not fit the 45 tokens of a row"):
+        bucket_length(46, limit=45)
     assert batch_rows(16, 2048) == 128
     assert batch_rows(512, 2048) == 8
     assert batch_rows(128, 2048, multiple=12) == 12

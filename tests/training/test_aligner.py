@@ -14,6 +14,7 @@ from cirag_jax import sharding
 from cirag_jax.commands import evaluate_retrieval
 from cirag_jax.config_files import load_config
 from cirag_jax.datasets import jsonl, load
+from cirag_jax.datasets.chains import Chain, Unit
 from cirag_jax.errors import UserError
 from cirag_jax.models import link_head as link_head_model
 from cirag_jax.models.io.checkpoints import Checkpoints
@@ -118,6 +119,23 @@ def test_train_learns_tiny_chains(model_and_data, tmp_path, one_device, kind):
     norms = {"train/gradient_norm", "train/update_norm", "train/parameter_norm"}
     assert norms <= lines[1].keys()
     assert list(tmp_path.glob("tensorboard/*"))
+
+
+def test_make_batches_long_queries_have_buckets_up_to_the_positions(tmp_path):
+    encoder = load_encoder(str(tiny.model_folder(tmp_path, positions=1000)))
+    steps = (Unit("saint", "p"), Unit("potter", "p"))
+    chains = [
+        Chain(f"q{i}", "who " * 200 * i, steps, ((), (0,)), comparison=False) for i in range(6)
+    ]
+    mesh = sharding.make_mesh(devices=jax.devices()[:1])
+    limits = {"batch_size": 24, "query_max_length": 1000}
+    config = _config(("model", "data"), **limits)
+    batches = aligner.make_batches(config, chains, [steps] * 6, encoder, mesh)
+    lengths = {chunk.tokens_BT.shape[1] for chunk in next(batches).chunks}
+    assert {768, 1000} <= lengths and max(lengths) == 1000
+    config = _config(("model", "data"), query_max_length=1001)
+    with pytest.raises(UserError, match="query_max_length=1001 exceeds the 1000 positions"):
+        aligner.make_batches(config, chains, [steps] * 6, encoder, mesh)
 
 
 @pytest.mark.parametrize(("preset", "batch_size"), [("paper", 8), ("code", 16)])

@@ -242,12 +242,21 @@ def test_train_same_workdir_other_data_or_encoder_is_refused(model_and_data, tmp
         cross_encoder.train_and_evaluate(config, tmp_path / "w")
 
 
+def test_pack_bucket_beyond_max_length_is_not_used(model_and_data):
+    config = _config(model_and_data, buckets="(32, 160)", max_length=128)
+    row = PairTokens(np.ones(100, np.int32), np.zeros(100, np.int32))
+    batch = cross_encoder.pack(config, [row], [True], 0, sharding.make_mesh())
+    assert batch.chunks[0][0].shape == (16, 128)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"kinds": "('sentence',)"}, r"config\.kinds=\('sentence',\)"),
         ({"buckets": "(64, 32)"}, r"config\.buckets=\(64, 32\)"),
         ({"dev.questions": 8}, "holds out all 8 questions"),
+        ({"max_length": 4}, r"config\.max_length=4 must be at least 5"),
+        ({"max_length": 129}, r"config\.max_length=129 exceeds the 128 positions of the model"),
         ({"targets_per_step": 0}, r"config\.targets_per_step=0"),
         ({"negatives.own": -1}, r"config\.negatives\.own=-1 must not be negative"),
         ({"keep_checkpoints": 0}, r"config\.keep_checkpoints=0 must be at least 1"),

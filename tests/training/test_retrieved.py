@@ -28,6 +28,7 @@ def _values(model_and_data, **changes):
     return {
         "model.spec": model, "data.dir": data, "data.units": "sentence", "dev.questions": 0,
         "batch_size": 8, "num_negatives": 2, "num_steps": 1, "eval_every": 0, "order": "printed",
+        "query_max_length": 128,
         "retrieved.model": model, "retrieved.passages": _PASSAGES, **changes,
     }  # fmt: skip
 

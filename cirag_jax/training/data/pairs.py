@@ -16,6 +16,7 @@ import numpy as np
 from cirag_jax.datasets import annotations, load
 from cirag_jax.datasets import chains as chains_lib
 from cirag_jax.errors import UserError
+from cirag_jax.retrieval.buckets import smallest_bucket
 from cirag_jax.retrieval.encoders import Encoder
 from cirag_jax.retrieval.pairs import PairTokens, pad_pairs
 from cirag_jax.retrieval.rankers import TripleText
@@ -302,7 +303,7 @@ def pack(
     chunks = []
     for start in range(0, len(order), chunk_rows):
         part = order[start : start + chunk_rows]
-        bucket = next(b for b in buckets if b >= len(rows[part[-1]].tokens_T))
+        bucket = smallest_bucket(len(rows[part[-1]].tokens_T), buckets)
         arrays = pad_pairs([rows[i] for i in part], chunk_rows, bucket, pad_id)
         label_B = np.zeros((chunk_rows,), np.float32)
         weight_B = np.zeros((chunk_rows,), np.float32)

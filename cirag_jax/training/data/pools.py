@@ -19,6 +19,7 @@ from cirag_jax import io
 from cirag_jax.datasets import chains as chains_lib
 from cirag_jax.datasets.chains import Chain, Unit, UnitKind
 from cirag_jax.errors import UserError
+from cirag_jax.retrieval.buckets import smallest_bucket
 from cirag_jax.types import Dataset, Question
 
 # Practically endless; with endless repetition, batches of size one overflow Grain's counter.
@@ -309,7 +310,7 @@ def _chunks(
     bucket.
     """
     order = sorted(range(len(tokens)), key=lambda i: (-len(tokens[i]), i))
-    buckets = [next(b for b in layout.bucket_lengths if b >= len(tokens[i])) for i in order]
+    buckets = [smallest_bucket(len(tokens[i]), layout.bucket_lengths) for i in order]
     chunks = []
     unused = layout.num_queries + layout.num_candidates
     start = 0

@@ -274,6 +274,12 @@ def test_batch_every_text_has_one_row():
     assert batch.tokens == sum(map(len, rows.values()))
 
 
+def test_batch_text_beyond_the_longest_bucket_is_refused():
+    example = Example("word " * 17, ("pos a",), ())
+    with pytest.raises(UserError, match="a text of 17 tokens does not fit the 16 tokens of a row"):
+        build_batch([example], LAYOUT, tokenize, 0)
+
+
 def test_rows_per_chunk_depend_on_devices_and_texts():
     assert {rows_per_chunk(8, num_texts, LAYOUT) for num_texts in range(1, 99)} == {4}
     layout = dataclasses.replace(LAYOUT, num_queries=8, device_groups=8)
