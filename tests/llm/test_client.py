@@ -461,7 +461,7 @@ def test_done_receives_every_response(server, backend_of):
     ("fields", "words"),
     [
         ({"api_key_env": KEY}, "not a key"),
-        ({"api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY must hold"),
+        ({"api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY must contain"),
         ({"server": "sglang"}, "is not one of openai"),
         ({"base_url": "http://user:secret@host/v1"}, "must not contain credentials"),
         ({"base_url": "localhost:8000"}, "must be a URL such as"),
