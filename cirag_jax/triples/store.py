@@ -97,7 +97,9 @@ CREATE TABLE passages (
         path = folder / FILE if folder.is_dir() else folder
         reject_old_format(folder)
         if not path.is_file():
-            raise UserError(f"{folder} has no triple store ({FILE}); run launch/extract.py.")
+            raise UserError(
+                f"{folder} has no triple store ({FILE}); create it with launch/extract.py."
+            )
         return cls(path, sqlite.READ)
 
     @classmethod
