@@ -261,7 +261,7 @@ def test_titles_and_rejected_settings():
         UserError, match=r"config\.metrics=\('bleu',\) must be one or more of answers,"
     ):
         metrics.check(("bleu",))
-    with pytest.raises(UserError, match=r"config\.metrics=\(\) must be some"):
+    with pytest.raises(UserError, match=r"config\.metrics=\(\) must be one or more of"):
         metrics.check(())
     for bad in ((), (0,), (3, 3), ("a",), (2.5,)):
         with pytest.raises(UserError, match=r"config\.recall_at=.* must be distinct numbers"):
