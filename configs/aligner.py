@@ -85,7 +85,11 @@ def base() -> Any:
     config.retrieved.model = placeholder(str)
     config.retrieved.passages = 10  # Passages retrieved per prefix.
     config.chain_negatives = False  # Allow other units of the chain as negatives.
-    config.negatives = "cross_device"  # Negatives of a query: own | in_batch | cross_device
+    # Negatives of a query: own | in_batch (of its group) | cross_device (of all queries of a step).
+    config.negatives = "cross_device"
+    # in_batch: equal groups of a step's questions that share negatives, for example one per GPU in
+    # a run to reproduce. The devices of this run have no effect on them.
+    config.negative_groups = 1
     config.mask_false_negatives = True  # Exclude other positives of a query from its negatives.
     # Source of in-batch negatives: cached (the full batch) | official (only the micro-batch)
     config.accumulation = "cached"

@@ -43,7 +43,6 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     start = time.monotonic()
     check_config(config)
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
-    make_layout(config, mesh)  # Raises an error if the batch cannot be divided over the devices.
 
     # ---- Data -----------------------------------------------------------------------------------
     run = state_lib.identity_of(config, ("keep_activations", "activations_gib"))
@@ -250,11 +249,17 @@ def make_layout(config: Config, mesh: jax.sharding.Mesh) -> pools_lib.Layout:
         num_candidates=questions * per_question,
         negatives=config.negatives,
         mask_false_negatives=config.mask_false_negatives,
-        micro_batches=config.micro_batches if config.accumulation == "official" else 1,
+        micro_batches=micro_batches(config),
         device_groups=mesh.shape["data"] * mesh.shape["fsdp"],
         chunk_tokens=config.chunk_tokens,
         bucket_lengths=bucket_lengths(max(config.query_max_length, config.unit_max_length)),
+        negative_groups=config.negative_groups,
     )
+
+
+def micro_batches(config: Config) -> int:
+    """Returns the number of micro-batches per step whose queries share no negatives."""
+    return config.micro_batches if config.accumulation == "official" else 1
 
 
 def make_batches(
@@ -333,6 +338,7 @@ def check_config(config: Config) -> None:
     """Raises `UserError` for invalid settings."""
     state_lib.check_training(config)
     check_at_least(1, config, "batch_size", "prefixes_per_question", "micro_batches")
+    check_at_least(1, config, "negative_groups")
     check_at_least(1, config, "chunk_tokens", "retrieved.passages")
     check_at_least(1 if config.negatives == "own" else 0, config, "num_negatives")
     check_at_least(3, config, "query_max_length", "unit_max_length")  # 2 are special tokens.
@@ -343,6 +349,19 @@ def check_config(config: Config) -> None:
     check_value("config.negatives", config.negatives, pools_lib.Negatives)
     check_value("config.order", config.order, pools_lib.Order)
     check_value("config.activations_gib", config.activations_gib, NonNegativeFloat | None)
+    if config.negative_groups > 1 and config.negatives != "in_batch":
+        raise UserError(
+            f"config.negative_groups={config.negative_groups} needs config.negatives=in_batch, not "
+            f"{config.negatives}"
+        )
+    questions, groups = questions_per_step(config), micro_batches(config) * config.negative_groups
+    if questions % groups:
+        raise UserError(
+            f"config.batch_size={config.batch_size} with config.prefixes_per_question="
+            f"{config.prefixes_per_question} is {questions} questions per step, which cannot be "
+            f"divided into {groups} groups (config.micro_batches times config.negative_groups); "
+            f"set it to a multiple of {groups * config.prefixes_per_question}"
+        )
     if config.retrieved.model and config.order != "printed":
         raise UserError(
             f"config.order={config.order} must be printed with config.retrieved.model, because "

@@ -272,10 +272,9 @@ def test_plan_collectives_in_loop_count_per_iteration():
         ("aligner", "head.rounds=1 head.steps=0 model.spec=nobody", "config.head.steps=0 must be"),
         (
             "aligner",
-            "batch_size=6 mesh.devices=3 model.spec=nobody",
-            "cannot be divided into .* on 3",
+            "batch_size=12 negatives=in_batch negative_groups=2 model.spec=nobody",
+            "cannot be divided into 2 groups",
         ),
-        ("aligner", "mesh.devices=3", "8 queries cannot be divided into .* on 3 devices"),
         ("aligner", "mesh.devices=3 mesh.tensor=3", "config.mesh.tensor=3 does not divide .* 4 h"),
         ("reader", "gpu=H1000", "config.gpu='H1000' is not one of null, B200, "),
         ("reader", "memory_gib=-1", "config.memory_gib=-1.0 must not be negative"),

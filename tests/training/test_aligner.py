@@ -28,6 +28,7 @@ from cirag_jax.training import aligner, link_head, optimizers
 from cirag_jax.training.data import pools as pools_lib
 from cirag_jax.training.data import splits
 from cirag_jax.training.metrics import MetricWriter
+from cirag_jax.training.preemption import PreemptionGuard
 from cirag_jax.training.profile import StepProfile
 from cirag_jax.training.state import make_state
 from cirag_jax.types import Triple
@@ -221,6 +222,34 @@ def test_train_several_folders_and_resume(model_and_data, tmp_path, one_device):
         aligner.train_and_evaluate(config, tmp_path / "w2")
 
 
+def test_train_in_batch_negatives_resumed_on_other_devices_has_the_same_losses(
+    model_and_data, tmp_path, monkeypatch
+):
+    """The groups that share negatives belong to the config."""
+    make_mesh = sharding.make_mesh
+    changes = {"negatives": "in_batch", "negative_groups": 2, "num_steps": 4, "eval_every": 0}
+    config = _config(model_and_data, **changes)
+
+    def train(name, devices, stop_at=0):
+        monkeypatch.setattr(
+            sharding,
+            "make_mesh",
+            lambda *sizes: make_mesh(*sizes, devices=jax.devices()[:devices]),
+        )
+        monkeypatch.setattr(PreemptionGuard, "should_stop", lambda _, step: step == stop_at)
+        aligner.train_and_evaluate(config, tmp_path / name)
+        return read_losses(tmp_path / name)
+
+    expected = train("one", 1)
+    assert len(expected) == 4
+    np.testing.assert_allclose(train("four", 4), expected, rtol=1e-5)
+    train("two, then one", 2, stop_at=2)
+    np.testing.assert_allclose(train("two, then one", 1), expected, rtol=1e-5)
+    config.negative_groups = 1
+    with pytest.raises(UserError, match="was started with negative_groups=2, not 1"):
+        aligner.train_and_evaluate(config, tmp_path / "one")
+
+
 def test_train_loss_that_is_not_finite_stops_with_step(model_and_data, tmp_path, one_device):
     config = _config(model_and_data, **{"temperature": 1e-40, "eval_every": 0})
     with pytest.raises(UserError, match=r"step 1: .*loss.* is not finite"):
@@ -270,9 +299,15 @@ def test_open_ranker_aligner_scores_triples_as_in_training(
     ("changes", "message"),
     [
         (
-            {"batch_size": 4, "prefixes_per_question": 1},
-            "4 queries cannot be divided into .* on 8 dev",
+            {"batch_size": 12, "negatives": "in_batch", "negative_groups": 2},
+            r"config\.batch_size=12 with .* 3 questions .* cannot be divided into 2 groups .* 8$",
         ),
+        (
+            {"batch_size": 12, "accumulation": "official", "micro_batches": 2},
+            r"config\.batch_size=12 with .* cannot be divided into 2 groups",
+        ),
+        ({"negative_groups": 0}, r"config\.negative_groups=0 must be at least 1"),
+        ({"negative_groups": 2}, r"config\.negative_groups=2 needs config\.negatives=in_batch"),
         ({"data.units": "word"}, r"config\.data\.units='word' is not one of triple, sentence, p"),
         ({"data.limit": -1}, r"config\.data\.limit=-1 must not be negative"),
         ({"head.rounds": 1, "head.steps": 0}, r"config\.head\.steps=0 must be at least 1"),

@@ -224,9 +224,9 @@ def test_gradient_cache_sharded_equals_unsharded(shape, negatives):
     graphdef, params = _model()
     data, fsdp, tensor = shape
     mesh = sharding.make_mesh(*shape, devices=jax.devices()[: data * fsdp * tensor])
-    # Both use the groups of the mesh, so that the negatives are equal.
-    batch = _batch(ways=data * fsdp, negatives=negatives)
-    expected, expected_gradient = _wanted(ways=data * fsdp, negatives=negatives)
+    groups = 4 if negatives == "in_batch" else 1
+    batch = _batch(ways=data * fsdp, negatives=negatives, negative_groups=groups)
+    expected, expected_gradient = _wanted(negatives=negatives, negative_groups=groups)
     with jax.set_mesh(mesh):
         placed = sharding.shard_state(params, mesh)
         assert not all(x.is_fully_replicated for x in jax.tree.leaves(placed)) or fsdp * tensor == 1

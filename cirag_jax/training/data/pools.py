@@ -205,10 +205,10 @@ class Layout:
     """The fixed sizes of batches, and the kind of negatives.
 
     Attributes:
-      num_queries: B, a multiple of ``micro_batches * device_groups``.
+      num_queries: B.
       num_candidates: C, the maximum number of distinct candidates.
       negatives: ``own`` (only the query's hard negatives), ``in_batch`` (also texts of all queries
-        on the same device) or ``cross_device`` (also texts of all queries in the batch).
+        in the same group) or ``cross_device`` (also texts of all queries in the batch).
       mask_false_negatives: whether other positives of the query are masked and equal texts count
         once. KiRAG's released code does neither.
       micro_batches: number of micro-batches; negatives come only from the same micro-batch
@@ -216,6 +216,8 @@ class Layout:
       device_groups: number of devices that share the batch.
       chunk_tokens: maximum tokens per device and encoder call, including padding.
       bucket_lengths: sequence lengths that the encoder is compiled for, ascending.
+      negative_groups: number of equal groups of a micro-batch, for ``in_batch``. It does not depend
+        on the devices, so that the loss does not either.
     """
 
     num_queries: int
@@ -226,19 +228,12 @@ class Layout:
     device_groups: int
     chunk_tokens: int
     bucket_lengths: tuple[int, ...]
+    negative_groups: int = 1
 
     @property
     def groups(self) -> int:
-        """The number of parts of a batch, one per device and micro-batch."""
-        return self.micro_batches * self.device_groups
-
-    def __post_init__(self) -> None:
-        if self.num_queries % self.groups:
-            raise UserError(
-                f"the batch of {self.num_queries} queries cannot be divided into "
-                f"{self.micro_batches} micro-batches on {self.device_groups} devices; set "
-                f"config.batch_size to a multiple of {self.groups}"
-            )
+        """The number of groups of a batch, over all micro-batches."""
+        return self.micro_batches * self.negative_groups
 
 
 def build_batch(
@@ -279,10 +274,10 @@ def _counts(
     """Returns count_BC, how often the denominator of each query contains each candidate."""
 
     def group(index: int) -> tuple[int, ...]:
-        micro, device = divmod(group_of[index], layout.device_groups)
+        micro, part = divmod(group_of[index], layout.negative_groups)
         if layout.negatives == "own":
             return (index,)
-        return (micro,) if layout.negatives == "cross_device" else (micro, device)
+        return (micro,) if layout.negatives == "cross_device" else (micro, part)
 
     counts: dict[tuple[int, ...], collections.Counter[int]] = collections.defaultdict(
         collections.Counter

@@ -222,7 +222,7 @@ def test_batch_own_negatives_exclude_other_queries():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"negatives": "in_batch", "device_groups": 2},  # Two queries on each device.
+        {"negatives": "in_batch", "negative_groups": 2},
         {"negatives": "cross_device", "micro_batches": 2},  # Two queries in each micro-batch.
     ],
 )
@@ -233,8 +233,25 @@ def test_batch_groups_of_two_queries(changes):
 
 
 def test_batch_in_batch_groups_are_within_micro_batches():
-    counts, _ = _counts(negatives="in_batch", device_groups=2, micro_batches=2)
+    counts, _ = _counts(negatives="in_batch", negative_groups=2, micro_batches=2)
     assert counts[0] == {"pos a": 1, "neg 1": 1}  # There is one query per group.
+
+
+def test_batches_in_batch_candidates_do_not_depend_on_devices():
+    chains = [dataclasses.replace(BRIDGE, question=f"question {i}") for i in range(4)]
+    pools = [[*BRIDGE.steps, unit(f"negative {i}")] for i in range(4)]
+    layout = dataclasses.replace(LAYOUT, num_queries=8, num_candidates=24, negatives="in_batch")
+
+    def counts(**changes):
+        changed = dataclasses.replace(layout, **changes)
+        batch = next(batches(chains, pools, "triple", Sampling(2, 1), changed, tokenize, 0, 0))
+        return batch.count_BC.tolist()
+
+    for groups in (1, 2, 4):
+        expected = counts(negative_groups=groups)
+        for devices in (2, 4, 8):
+            assert counts(negative_groups=groups, device_groups=devices) == expected
+    assert counts(negative_groups=2) != counts(negative_groups=4) != counts(negative_groups=1)
 
 
 def test_batches_groups_hold_whole_questions():
@@ -286,11 +303,6 @@ def test_rows_per_chunk_depend_on_devices_and_texts():
     rows = {num_texts: rows_per_chunk(8, num_texts, layout) for num_texts in (1, 8, 9, 16, 17, 99)}
     assert rows == {1: 8, 8: 8, 9: 16, 16: 16, 17: 32, 99: 32}
     assert rows_per_chunk(64, 1, layout) == 8  # Longer than chunk_tokens, so one row per device.
-
-
-def test_layout_indivisible_batch_is_refused():
-    with pytest.raises(UserError, match="cannot be divided into 3 micro-batches"):
-        dataclasses.replace(LAYOUT, micro_batches=3)
 
 
 def _iterator(seed=0, prefixes=2):
