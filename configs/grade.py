@@ -45,8 +45,8 @@ def get_config(preset: str = "") -> Any:
     if preset and preset not in PRESETS:
         raise common.unknown_preset(preset, PRESETS)
     config: Any = ConfigDict()
-    # A folder with documents.jsonl (text, title, source, date), corpus.jsonl, or .txt or .md files,
-    # or one such file. null is the built-in dataset.
+    # A folder with documents.jsonl (text, title, source, date), corpus.jsonl, or other documents
+    # (docs/documents.md), or one such file. null is the built-in dataset.
     config.documents = placeholder(str)
     config.min_words = 0  # Minimum words of a document.
     config.max_words = 0  # Maximum words of a document; 0 is no limit.

@@ -92,8 +92,8 @@ class Cirag(Closing):
         Args:
           preset: a preset of configs/methods/``method``.py; "" is the paper's setting. CIRAG and
             KiRAG work without triples only with ``small``.
-          documents: texts, or the path of a .txt or .md file, of a folder of such files, or of a
-            dataset folder.
+          documents: texts, or the path of a document (.txt, .md and others, see
+            docs/documents.md), of a folder of documents, or of a dataset folder.
           method: a file in configs/methods, such as cirag, kirag, native_rag, ircot or direct.
           settings: config values by dotted key, such as ``{"reader.adapter": "runs/reader"}``.
         """

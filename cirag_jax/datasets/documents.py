@@ -1,83 +1,69 @@
-"""Passages from a user's own documents: text and Markdown files, or a list of texts."""
+"""Passages from a user's own documents: a file, a folder, or a list of texts."""
 
+import collections
 import itertools
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from cirag_jax.datasets import jsonl
+from absl import logging
+
+from cirag_jax.datasets import conversion, jsonl
+from cirag_jax.datasets.markdown import Section, read_sections
 from cirag_jax.datasets.sentences import split_sentences
 from cirag_jax.errors import UserError
 from cirag_jax.types import Dataset, Passage
 
-SUFFIXES = (".txt", ".md")
+MARKDOWN = (".md", ".markdown")
+SUFFIXES = (".txt", *MARKDOWN)
 LENGTH = 100  # Words per passage, as in DPR's Wikipedia corpus.
 
-_HEADING = re.compile(r"#{1,6}[ \t]+(.*)")
-_FENCE = re.compile(r" {0,3}(?:(`{3,})[^`]*|(~{3,}).*)$")
-# The break before a list item or a table row.
-_ITEM = re.compile(r"\n(?=[ \t]*(?:[-*+•][ \t]|\d{1,3}[.)][ \t]|\|))")
 # A word: one character in scripts without spaces (Thai to Burmese, Khmer, Kana, Chinese), otherwise
 # up to 50 characters without a space.
 _APART = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 _WORD = re.compile(rf"[{_APART}]|[^\s{_APART}]{{1,50}}")
+_NUMBER = re.compile(r"\d+\.")  # The number of a list item.
+
+
+class _Document(NamedTuple):
+    """A document's name, the title in its front matter ("" if none), sections and default title."""
+
+    name: str
+    title: str
+    sections: list[Section]
+    default_title: str
 
 
 def read_documents(path: str | Path) -> Dataset:
     """Reads the passages of a document, a folder of documents, or a dataset folder.
 
     A folder with a ``corpus.jsonl`` is a dataset folder; its triples are read too, but not its
-    questions. In any other folder, all ``.txt`` and ``.md`` files are read, also from subfolders,
-    except hidden files. Passage ids are ``<relative path>#<number>``.
+    questions. In any other folder, all documents are read, also from subfolders, except hidden
+    files. A warning names skipped files. Passage ids are ``<relative path>#<number>``.
     """
     path = Path(path).expanduser()
     if path.name == jsonl.CORPUS and path.is_file():
         path = path.parent
     if (path / jsonl.CORPUS).is_file():
         return jsonl.read_dataset(path, questions=False)
-    passages: list[Passage] = []
-    for file, name in _files(path):
-        passages += split_document(name, _read(file), file.stem.replace("_", " "))
-    if not passages:
-        raise _empty_error(path)
+    passages = [passage for document in _read_all(path) for passage in _passages(document)]
     return Dataset(path.resolve().name, (), {p.id: p for p in passages}, {})
 
 
 def read_files(path: Path) -> list[tuple[str, str, str]]:
-    """Returns (name, title, text) of a text file, or of all files in a folder.
+    """Returns (name, title, text) of a document, or of all documents in a folder.
 
-    The title is the first Markdown heading, or else the file name. Headings end a paragraph and are
-    removed from the text.
+    Paragraphs, list items and table rows are separated by blank lines. Headings are not part of the
+    text; the first one is the title, unless the front matter has one.
     """
-    documents = []
-    for file, name in _files(path):
-        sections = _sections(_read(file))
-        first = next((heading for heading, _ in sections if heading), "")
-        text = "\n\n".join(body for _, body in sections)
-        if text.strip():
-            documents.append((name, first or file.stem.replace("_", " "), text))
-    if not documents:
-        raise _empty_error(path)
-    return documents
-
-
-def _files(path: Path) -> list[tuple[Path, str]]:
-    """Returns the text files with their names relative to the folder."""
-    if path.is_file():
-        files, root = [path], path.parent
-    elif path.is_dir():
-        texts = (file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
-        visible = (f for f in texts if not any(p[0] == "." for p in f.relative_to(path).parts))
-        files, root = sorted(file for file in visible if file.is_file()), path
-    else:
-        raise UserError(f"config.documents={path} is neither a folder nor a file.")
-    return [(file, file.relative_to(root).as_posix()) for file in files]
-
-
-def _empty_error(path: Path) -> UserError:
-    return UserError(
-        f"{path} has no text; documents are {' and '.join(SUFFIXES)} files, or a {jsonl.CORPUS}."
-    )
+    files = []
+    for document in _read_all(path):
+        titles = (document.title, *(section.heading for section in document.sections))
+        blocks = itertools.chain.from_iterable(section.blocks for section in document.sections)
+        text = "\n\n".join(itertools.chain.from_iterable(blocks))
+        files.append((document.name, next(filter(None, titles), document.default_title), text))
+    return files
 
 
 def from_texts(texts: Iterable[str]) -> Dataset:
@@ -89,60 +75,37 @@ def from_texts(texts: Iterable[str]) -> Dataset:
     return Dataset("documents", (), passages, {})
 
 
-def split_document(name: str, text: str, title: str) -> list[Passage]:
+def split_document(name: str, text: str, title: str, *, markdown: bool = False) -> list[Passage]:
     """Splits a document into passages of whole sentences, about `LENGTH` words each.
 
     A paragraph stays together if it fits, and a passage never spans two sections. List items and
     table rows are sentences; a sentence of more than twice `LENGTH` words is cut.
 
     A passage's id is ``<name>#<number>``. Its title is the document's title, followed by the
-    section's heading. The document's title is the first Markdown heading, or else ``title``. If
-    both are missing, the first words of the passage are used.
+    section's heading. The document's title is that of the front matter, the first heading, or else
+    ``title``. If all are missing, the first words of the passage are used.
     """
+    return _passages(_Document(name, *read_sections(text, markdown), title))
+
+
+def _passages(document: _Document) -> list[Passage]:
     passages: list[Passage] = []
-    first = ""
-    for heading, body in _sections(text):
+    first = document.title
+    for heading, blocks in document.sections:
         first = first or heading
-        document_title = first or title
+        document_title = first or document.default_title
         is_first = heading in ("", first)
         section_title = document_title if is_first else f"{document_title}: {heading}"
-        for sentences in _pack(re.split(r"\n[ \t]*\n", body)):
+        for sentences in _pack(blocks):
             joined = " ".join(sentences)
             beginning = " ".join(joined.split()[:6])
-            passage_id = f"{name}#{len(passages) + 1}"
+            passage_id = f"{document.name}#{len(passages) + 1}"
             passages.append(Passage(passage_id, section_title or beginning, joined, sentences))
     return passages
 
 
-def _sections(text: str) -> list[tuple[str, str]]:
-    """Returns (heading, body) of every section; text before the first heading has heading "".
-
-    As in Markdown, lines inside code fences are not headings. A heading may be followed by a space
-    and closing ``#`` characters.
-    """
-    sections: list[tuple[str, list[str]]] = [("", [])]
-    fence = ""
-    for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
-        mark, heading = _FENCE.match(line), _HEADING.match(line)
-        if heading and not fence:
-            sections.append((_without_closing(heading[1]), []))
-            continue
-        if mark and not fence:
-            fence = mark[1] or mark[2]
-        elif fence and line.strip().startswith(fence) and not line.strip().strip(fence[0]):
-            fence = ""
-        sections[-1][1].append(line)
-    return [(heading, "\n".join(lines)) for heading, lines in sections]
-
-
-def _without_closing(heading: str) -> str:
-    heading = heading.strip()
-    bare = heading.rstrip("#")
-    return bare.rstrip() if bare[-1:] in ("", " ", "\t") else heading
-
-
-def _pack(paragraphs: Sequence[str]) -> list[tuple[str, ...]]:
-    """Groups sentences into about `LENGTH` words; groups start at paragraphs if possible."""
+def _pack(blocks: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:
+    """Groups sentences into about `LENGTH` words; groups start at blocks if possible."""
     groups: list[tuple[str, ...]] = []
     group: list[str] = []
 
@@ -151,12 +114,9 @@ def _pack(paragraphs: Sequence[str]) -> list[tuple[str, ...]]:
             groups.append(tuple(group))
             group.clear()
 
-    for paragraph in paragraphs:
+    for items in blocks:
         sentences = [
-            piece
-            for item in _ITEM.split(paragraph)
-            for sentence in split_sentences(" ".join(item.split()))
-            for piece in _pieces(sentence)
+            piece for item in items for whole in _sentences(item) for piece in _pieces(whole)
         ]
         if _count_words(group) + _count_words(sentences) > LENGTH:
             close()
@@ -166,6 +126,13 @@ def _pack(paragraphs: Sequence[str]) -> list[tuple[str, ...]]:
             group.append(sentence)
     close()
     return groups
+
+
+def _sentences(item: str) -> tuple[str, ...]:
+    first, *others = split_sentences(item)
+    if others and _NUMBER.fullmatch(first):
+        return f"{first} {others[0]}", *others[1:]
+    return first, *others
 
 
 def _pieces(sentence: str) -> list[str]:
@@ -181,7 +148,74 @@ def _count_words(sentences: Iterable[str]) -> int:
     return sum(1 for sentence in sentences for _ in _WORD.finditer(sentence))
 
 
-def _read(file: Path) -> str:
+def _read_all(path: Path) -> list[_Document]:
+    """Reads a document, or all documents of a folder; a warning names the skipped files."""
+    files, skipped = _find(path)
+    documents: list[_Document] = []
+    for file, name in files:
+        try:
+            title, sections = read_sections(*_read(file))
+        except UserError:
+            if path.is_file() or file.suffix.lower() not in conversion.SUFFIXES:
+                raise
+            skipped[f"unreadable {file.suffix.lower()}"].append(name)
+            continue
+        if any(section.blocks for section in sections):
+            documents.append(_Document(name, title, sections, file.stem.replace("_", " ")))
+        else:
+            skipped["without text"].append(name)
+    if not documents:
+        more = f"with {conversion.REQUIREMENTS} also {', '.join(conversion.SUFFIXES)} files"
+        known = f"documents are .txt and .md files, or a {jsonl.CORPUS}, {more}"
+        found = f"; {_describe(skipped)}" if path.is_dir() and skipped else ""
+        raise UserError(f"{path} has no text; {known}{found}.")
+    if skipped:
+        logging.warning("%s: %s.", path, _describe(skipped))
+    return documents
+
+
+def _find(path: Path) -> tuple[list[tuple[Path, str]], dict[str, list[str]]]:
+    """Returns documents with their names relative to the folder, and names of others by kind."""
+    skipped: dict[str, list[str]] = collections.defaultdict(list)
+    if path.is_file():
+        return [(path, path.name)], skipped
+    if not path.is_dir():
+        raise UserError(f"config.documents={path} is neither a folder nor a file.")
+    documents = []
+    for file in sorted(path.rglob("*")):
+        name, kind = file.relative_to(path), file.suffix.lower()
+        if any(part[0] == "." for part in name.parts) or not file.is_file():
+            continue
+        if kind in SUFFIXES or kind in conversion.SUFFIXES and conversion.is_installed(kind):
+            documents.append((file, name.as_posix()))
+        else:
+            skipped[kind or "without a suffix"].append(name.as_posix())
+    return documents, skipped
+
+
+def _describe(skipped: dict[str, list[str]]) -> str:
+    """Says how many files of which kinds are skipped, the first of each, and the remedy."""
+    kinds = sorted(skipped, key=lambda kind: -len(skipped[kind]))
+    parts = []
+    for kind in kinds[:5]:
+        names = ", ".join(skipped[kind][:3]) + (", ..." if len(skipped[kind]) > 3 else "")
+        parts.append(f"{len(skipped[kind])} {kind} ({names})")
+    if kinds[5:]:
+        parts.append(f"{sum(len(skipped[kind]) for kind in kinds[5:])} of other kinds")
+    number = sum(map(len, skipped.values()))
+    text = f"skipped {number} {'file' if number == 1 else 'files'}: {', '.join(parts)}"
+    to_install = [kind for kind in kinds if kind in conversion.SUFFIXES]
+    if to_install:
+        needed = conversion.REQUIREMENTS
+        text += f"; to read {', '.join(to_install)} files, pip install -r {needed}"
+    return text
+
+
+def _read(file: Path) -> tuple[str, bool]:
+    """Returns the text of a document, and whether it is Markdown."""
+    kind = file.suffix.lower()
+    if kind in conversion.SUFFIXES:
+        return conversion.convert(file)
     try:
         content = file.read_bytes()
         place = content.find(b"\0")  # Valid UTF-8, but binary data.
@@ -194,4 +228,4 @@ def _read(file: Path) -> str:
         raise UserError(
             f"{file} is not UTF-8 text (byte {place}); save it as UTF-8 or move it elsewhere."
         )
-    return text
+    return text, kind in MARKDOWN

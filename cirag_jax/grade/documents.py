@@ -33,8 +33,8 @@ def read(path: str | None) -> tuple[Document, ...]:
     """Reads the documents of a folder or file in order; None means the built-in dataset.
 
     A folder has ``documents.jsonl`` (lines with ``text``, and optionally ``id``, ``title``,
-    ``source`` and ``date``), a dataset's ``corpus.jsonl`` (each passage is a document), or ``.txt``
-    and ``.md`` files. ``path`` may also be one such file.
+    ``source`` and ``date``), a dataset's ``corpus.jsonl`` (each passage is a document), or other
+    documents (`documents.read_files`). ``path`` may also be one such file.
     """
     if path is None:
         passages = demo.build().corpus.values()

@@ -37,8 +37,8 @@ def method(name: str, switches: Mapping[str, Any] | None = None, **max_tokens: i
 
     config.question = placeholder(str)  # Your own question, instead of a dataset's questions.
     if settings.needs.corpus:
-        # Your own documents, for use with config.question: a folder of .txt and .md files, or a
-        # dataset folder, which needs no questions.
+        # Your own documents, for use with config.question: a folder of .txt, .md and other
+        # files (docs/documents.md), or a dataset folder, which needs no questions.
         config.documents = placeholder(str)
     config.data = common.data(split="")
     config.data.split = placeholder(str)  # null is all splits, or test for the built-in dataset.

@@ -1,0 +1,67 @@
+"""Text of PDF, HTML and DOCX files; needs optional packages."""
+
+import importlib.util
+import logging
+from pathlib import Path
+from typing import Any
+
+from cirag_jax.errors import import_optional, parsing
+
+REQUIREMENTS = "requirements-documents.txt"
+_PACKAGES = {
+    ".pdf": ("pypdf",),
+    ".html": ("lxml", "markdownify"),
+    ".htm": ("lxml", "markdownify"),
+    ".docx": ("lxml", "markdownify", "mammoth"),
+}
+SUFFIXES = tuple(_PACKAGES)
+
+_UNREAD = ("script", "style", "noscript", "template", "nav", "footer", "aside", "button", "svg")
+
+
+def is_installed(suffix: str) -> bool:
+    """Returns whether the packages that read files of a suffix are installed."""
+    return all(importlib.util.find_spec(name) is not None for name in _PACKAGES[suffix])
+
+
+def convert(file: Path) -> tuple[str, bool]:
+    """Returns the text of a file, and whether the text is Markdown."""
+    suffix = file.suffix.lower()
+    for name in _PACKAGES[suffix]:
+        import_optional(name, f"reading {file}", REQUIREMENTS)
+    with parsing(f"{file} cannot be read", "; save it as a .txt or .md file, or move it elsewhere"):
+        if suffix == ".pdf":
+            import pypdf
+
+            logging.getLogger("pypdf").setLevel(logging.ERROR)  # Warns about every odd file.
+            return "\n\n".join(page.extract_text() for page in pypdf.PdfReader(file).pages), False
+        if suffix == ".docx":
+            return _markdown(_docx_html(file)), True
+        return _markdown(file.read_bytes()), True
+
+
+def _docx_html(file: Path) -> str:
+    import mammoth
+
+    with file.open("rb") as content:
+        return mammoth.convert_to_html(
+            content,
+            style_map="p[style-name='Title'] => h1:fresh",
+            convert_image=mammoth.images.img_element(lambda _: {"src": ""}),
+        ).value
+
+
+def _markdown(html: str | bytes) -> str:
+    """Returns the main text of a page; its title is a heading if there is no other."""
+    import bs4
+    import markdownify
+
+    soup = bs4.BeautifulSoup(html, "lxml")  # Closes tags that the page leaves open.
+    for tag in soup(_UNREAD):
+        tag.decompose()
+    body: Any = soup.main or soup.body or soup
+    if soup.title and body.h1 is None:
+        heading = soup.new_tag("h1")
+        heading.string = soup.title.get_text()
+        body.insert(0, heading)
+    return markdownify.MarkdownConverter(heading_style="atx").convert_soup(body)
