@@ -7,7 +7,8 @@ r"""Ablations of the link head: trains heads for one aligner with different sett
 One head is trained with the default settings, and one for every ``--change`` (space-separated
 settings of ``config.head``), for the aligner in workdir W, as configs/aligner.py:linked does. Each
 head is evaluated on the questions of the fold (HotpotQA: only setting distractor), and searches all
-passages in their dataset folder. Vectors are cached in ``--vectors``, so only the first run embeds.
+passages of their dataset folder. Vectors are cached in ``--vectors``, so only the first run embeds
+texts.
 
 The table shows recall in percent with 95 % bootstrap intervals. ``found`` is the share of gold
 passages that were candidates in any step. ``--pools`` also searches each question's own context, as
@@ -178,7 +179,7 @@ def stopped(
     found: Sequence[SearchResult],
     stops: Sequence[float],
 ) -> Iterator[tuple[str, SetScores]]:
-    """Yields scores of the passages read, for fixed numbers and for each stopping probability."""
+    """Yields scores of the passages kept, for fixed numbers and for each stopping probability."""
     if not stops:
         return
     assert head.stop is not None

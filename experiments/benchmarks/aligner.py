@@ -2,8 +2,8 @@
 
 On a CPU (``--mode=compare``), both sides use the same model (MiniLM-L6 by default), texts and
 limits, fp32 and all cores. They are measured alternately, so that other load affects both. A ratio
-is our median over theirs, below 1 if we are faster. On a busy machine read ``processor_ratio`` of a
-run on one core (``taskset -c 1``), which counts neither waiting nor spinning threads.
+is our median over theirs, below 1 if we are faster. On a busy machine, read ``processor_ratio`` of
+a run on one core (``taskset -c 1``), which counts neither waiting nor spinning threads.
 
 - ``encode passages``, ``encode triples``: `cirag_jax.retrieval.encode.encode` against
   ``SentenceTransformer.encode`` (both sort by length) on real texts of mixed length.
@@ -14,11 +14,11 @@ run on one core (``taskset -c 1``), which counts neither waiting nor spinning th
 
 Both sides start from the same weights and must agree on the loss, or the run fails.
 
-On an accelerator (``--mode=flops``), it reports tokens/s and model-FLOPs utilization of the
+On an accelerator (``--mode=flops``), this reports tokens/s and model-FLOPs utilization of the
 encoder's forward pass and of `training.aligner.train_step`, with random bf16 weights of E5-large by
 default. With model size D, feed-forward size F, length T and L layers, a token costs ``L (8 D^2 + 4
 D F + 4 T D)`` floating-point operations forward (projections, feed-forward, attention) and three
-times that in training. Recomputation (``--remat``, ``--activations_gib``), embeddings, norms and
+times as many in training. Recomputation (``--remat``, ``--activations_gib``), embeddings, norms and
 the optimizer are not counted. Utilization is relative to the device's dense bf16 peak. If PyTorch
 has CUDA, ``transformers``' BERT of the same shape processes the same tokens in one batch (autocast
 to bf16, its default attention), without a contrastive loss.
@@ -33,9 +33,9 @@ Results
     train step, mixed   1.23 s     1.99 s     0.61    0.58
     train step, equal   2.83 s     4.50 s     0.63    0.60
 
-  Most of the difference is this processor's matrix product, 170 GFLOP/s per core in XLA and 84 in
-  torch. Expect higher ratios if torch multiplies as fast as XLA (not measured). Ratios measured
-  under load (0.2 at load 5) mean nothing. GPU results are in gpu.py.
+  Most of the difference is due to matrix products: on this processor, XLA reaches 170 GFLOP/s per
+  core and torch 84. Expect higher ratios if torch multiplies as fast as XLA (not measured). Ratios
+  measured under load (0.2 at load 5) mean nothing. GPU results are in gpu.py.
 """
 
 import argparse
@@ -99,7 +99,7 @@ def compare_encode(
     theirs = model.encode(texts, show_progress_bar=False, normalize_embeddings=True)
     error = float(np.abs(ours - theirs).max())
     if error > 1e-5:
-        raise UserError(f"embeddings differ by {error:.1e}: the two sides compute different things")
+        raise UserError(f"embeddings differ by {error:.1e}, so the sides do not compute the same")
     seconds = alternately(
         {
             "ours": lambda: encode_lib.encode(encoder, None, texts),
@@ -202,7 +202,7 @@ def compare_step(
     ours, tokens = our_step(encoder, columns, max_length)
     losses = ours(), theirs()
     if abs(losses[0] - losses[1]) > 1e-3 * abs(losses[1]):
-        raise UserError(f"losses {losses} differ: the two sides compute different steps")
+        raise UserError(f"losses {losses} differ, so the sides do not take the same step")
     seconds = alternately({"ours": ours, "theirs": theirs}, repeats)
     return row(seconds, **tokens, loss=round(losses[0], 4))
 
@@ -329,7 +329,7 @@ def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
 
 
 def torch_flops(config: encoder_lib.EncoderConfig, flags: argparse.Namespace) -> dict[str, float]:
-    """Returns the seconds of ``transformers``' BERT: all texts in one call, AdamW.
+    """Returns the seconds of ``transformers``' BERT, forward and with an AdamW step, in one batch.
 
     The training loss is the mean square of the outputs, which is as cheap as the contrastive loss.
     """
@@ -452,7 +452,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     group.add_argument("--remat", action="store_true")
     group.add_argument("--chunk_tokens", type=int, default=16384, help="as in configs/aligner.py")
     group.add_argument(
-        "--activations_gib", type=float, default=None, help="as in that config; default: keep all"
+        "--activations_gib",
+        type=float,
+        default=None,
+        help="as in configs/aligner.py; default: keep all",
     )
     flags = parser.parse_args(argv)
     if flags.mode == "auto":

@@ -1,4 +1,4 @@
-"""Compares a method run by the scheduler with a loop over questions, as in public implementations.
+"""Compares our scheduler with a loop over questions, as in public implementations of methods.
 
 Four sides answer the same questions with the same model (SmolLM2-135M-Instruct, fp32, no adapter),
 prompts and retrieval. Each side runs in its own process, after a warm-up on other questions:
@@ -10,7 +10,7 @@ prompts and retrieval. Each side runs in its own process, after a warm-up on oth
 - ``no reuse``: like ``together``, without prefix reuse.
 
 The first two sides answer ``--serial`` questions, ``together`` answers all ``--questions``, and
-``no reuse`` a quarter of them. Times are per question, without loading and embedding the corpus.
+``no reuse`` answers a quarter. Times are per question, without loading and embedding the corpus.
 ``differ`` is the number of answers that differ from the first side's. ``tie`` is, for the first
 request whose texts differ, the gap in nats between the two most probable tokens at the first
 different token. Floating-point noise can flip gaps up to about 1e-4.
@@ -20,8 +20,8 @@ each, and the handler does nothing.
 
 Results
   ``cirag``, CPU: two idle cores of an AMD EPYC virtual machine; 2026-11-26, jax 0.10.2, torch
-  2.13.0, transformers 5.23.0, ``--serial 4``, commit cf1d90e. The goal was 8 times; most of the
-  remaining time is prefill and reading keys and values. ``no reuse`` was stopped early:
+  2.13.0, transformers 5.23.0, ``--serial 4``, commit cf1d90e. The goal was 8 times as fast; most of
+  the remaining time is prefill and reading keys and values. ``no reuse`` was stopped early:
 
     side           questions s/question  times    cpu prefilled   cached generated differ
     transformers           4      26.30   1.00   1.00      6673        0       226      0

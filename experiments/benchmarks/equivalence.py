@@ -10,7 +10,7 @@ Results
   --claims=100000, one thread under load, 2026-11-26, Python 3.11, commits afa8936 (PCA) and 9369a4f
   (UMAP); processor time of clustering; everything else took 3 s:
 
-            clustering   clusters   largest   requests of a model   most memory
+            clustering   clusters   largest   model requests        peak memory
     PCA     557 s        732        1,594     4,167                 0.71 GiB
     UMAP    1,034 s      559        602       2,809                 2.29 GiB
 
@@ -39,7 +39,9 @@ _TOPICS = 500
 _DIM = 384
 
 
-def made(count: int, rng: np.random.Generator) -> tuple[np.ndarray, list[Claim], list[Triple]]:
+def make_claims(
+    count: int, rng: np.random.Generator
+) -> tuple[np.ndarray, list[Claim], list[Triple]]:
     """Returns unit vectors [N, D], claims, and the triple of each claim."""
     center_TD = rng.normal(size=(_TOPICS, _DIM)).astype(np.float32)
     topic_N = rng.integers(_TOPICS, size=count)
@@ -63,7 +65,7 @@ def main() -> None:
     parser.add_argument("--claims", type=int, default=100_000)
     parser.add_argument("--reduction", choices=("pca", "umap"), default="pca")
     options = parser.parse_args()
-    vector_ND, claims, stated = made(options.claims, np.random.default_rng(0))
+    vector_ND, claims, stated = make_claims(options.claims, np.random.default_rng(0))
     facts = triples.facts(zip(stated, range(len(stated)), strict=True))
     start, before = time.perf_counter(), time.process_time()
     how = clusters.ClusterSettings(reduction=options.reduction)

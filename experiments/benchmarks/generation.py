@@ -7,10 +7,11 @@ one side. A process first runs a few prompts twice. The difference of the two ti
 time, because no compiled program is cached. For a GPU, see ``decoding.py``.
 
 - ``one by one``: 4 prompts in sequence. ``16 prompts``, ``64 prompts``: all prompts together; half
-  are first steps, half second steps. transformers gets one left-padded batch.
+  are first steps and half are second steps of CIRAG. transformers gets one left-padded batch.
 - ``4 x 3 turns``, ``64 x 3 turns``: conversations step by step, all conversations together.
-- ``ours``: without prefix reuse. ``ours, reuse``: with it. ``ours, bf16``: without it, with weights
-  in bfloat16. ``first token``: mean over the 4 prompts in sequence, with ``max_tokens`` 1.
+- ``ours``: without prefix reuse. ``ours, reuse``: with prefix reuse. ``ours, bf16``: without prefix
+  reuse, with weights in bfloat16. ``first token``: mean over the 4 prompts in sequence, with
+  ``max_tokens`` 1.
 - ``--model`` selects another model, such as a GGUF file. ``--server=http://localhost:8000/v1`` adds
   a llama.cpp server with the same file, whose memory and processor time are unknown.
 - ``differ``: number of texts that differ from transformers' texts (floating-point ties).
@@ -39,21 +40,21 @@ Results
     4 x 3 turns    transformers     80.2     8.3   1.00   1.00   2.5
                    ours             48.5    13.8   1.65   1.79   3.4      20.4       0
                    ours, reuse      32.2    20.8   2.49   2.70   9.0      26.3   10845
-  Before and after the introduction of pages, ``--only "64 prompts" --sides ours``, one run each,
-  otherwise idle; 2026-11-26, commits 53ea622 and 1aebb16:
+  Before and after the introduction of the paged cache, ``--only "64 prompts" --sides ours``, one
+  run each, otherwise idle; 2026-11-26, commits 53ea622 and 1aebb16:
 
     64 prompts     before          205.2    18.6   1.00   1.00   4.1       6.3       0
                    after           180.7    21.1   1.14          4.2       7.7       0
 
-  The goal was 1.3 times, but most of the time is prefill, which has not changed. With reuse, 5.6
-  GiB of the memory are for 131,072 cached tokens. ``64 x 3 turns`` was not run.
+  The goal was 1.3 times as fast, but most of the time is prefill, which has not changed. With
+  reuse, 5.6 GiB of memory are for 131,072 cached tokens. ``64 x 3 turns`` was not run.
 
     decode alone, 16 rows    100 cached 46.0 ms, 480 cached 67.0 ms, 990 cached 113.1 ms;
-                             products of the weights 33.1 ms: 1.39, 2.02 and 3.41 times
+                             only matrix products 33.1 ms; ratios 1.39, 2.02 and 3.41
   ``scores``, the same kind of machine, otherwise idle; 2026-11-25, commit 7136777:
 
     31 choices together            1.04 s   1.00 of the processor time
-    a single one                   0.87 s   0.85
+    only one choice                0.87 s   0.85
     31 requests, prompt reused     2.51 s   2.39
   Qwen2.5-Coder-1.5B-Instruct, ``--model=FILE.gguf --only "first token" --sides ours "ours, bf16"``,
   two cores of an AMD EPYC with bfloat16 instructions, otherwise idle; 2026-11-25, commit db8a3d4:
@@ -62,8 +63,8 @@ Results
                    ours, bf16       25.6     0.2   1.38   1.44   6.6       8.3       0      0
   The same model with transformers and with llama-cpp-python's server of the same file (which keeps
   weights in 4 bits and reuses prefixes), ``--server=URL``; 2026-11-25, commit 1738348, on a machine
-  of the same kind that was 1.7 times slower (commit 7d5c4c3 took 44.4 s there for the first token,
-  commit 1738348 and later ones 43.7 s):
+  of the same kind that was 1.7 times slower (there, the first token took 44.4 s at commit
+  7d5c4c3, and 43.7 s at commit 1738348 and later ones):
 
     one by one     transformers    190.0     1.4   1.00   1.00   8.7
                    ours, bf16      112.7     2.3   1.69   1.55   6.3       9.0       0      0
@@ -153,7 +154,7 @@ def open_server(task: str, model: str, url: str) -> Side:
 
 
 def counting(backend: Any) -> Callable[..., list[str]]:
-    """Returns a function from requests to texts, which counts tokens in its attributes."""
+    """Returns a function from requests to texts; its attributes count the tokens."""
 
     def generate(requests: Sequence[Generate]) -> list[str]:
         responses = backend.generate(requests)
@@ -350,7 +351,7 @@ def decode_alone(rows: int = 16) -> list[dict[str, Any]]:
 
 
 def scores(choices: int = 31) -> list[dict[str, Any]]:
-    """Scores the choices of a compact CIRAG prompt together, separately, and a single one."""
+    """Scores the choices of a compact CIRAG prompt together, one by one, and only one of them."""
     from cirag_jax.llm.engine.engine import Engine
     from cirag_jax.llm.engine.shapes import EngineConfig
     from cirag_jax.llm.types import Score

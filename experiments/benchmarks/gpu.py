@@ -9,20 +9,21 @@ long, the others still run. ``--out`` is rewritten after each benchmark.
 - ``aligner``: E5-large's training step and forward pass (``aligner.py``), compared with PyTorch's
   BERT.
 - ``adapter``: a LoRA step of a 7B model (``lora_step.py``), compared with PEFT.
-- ``decoding``: prefill, decoding at batch 1, 16 and 64, and mixed prompts of a 7B model
-  (``decoding.py``), compared with transformers.
+- ``decoding``: prefill, mixed prompts, and decoding at batch 1, 16 and 64 (compared with
+  transformers) of a 7B model (``decoding.py``).
 - ``search``: exact search over 5M x 1024 in bfloat16 at 1, 32 and 128 queries (``retrieval.py``),
   compared with PyTorch and faiss-gpu.
 
-The last column is a goal for our side: a share of the dense bf16 peak in training, or of the memory
-bandwidth in decoding and search.
+The last printed column is a goal for our side: a share of the dense bf16 peak in training, or of
+the memory bandwidth in decoding and search.
 
 Results
   One otherwise idle NVIDIA H200, jax 0.11.2, Python 3.12, PyTorch 2.11.0 (CUDA 13), transformers
-  5.23.0; 2026-11-26, in three calls, commit 53ea622. The search is at fa86cca (before it, ours took
-  3.43, 4.14 and 6.49 ms). Prefill and decoding with pages are from another H200 on 2026-11-27 at
-  9d69570 (decoding.py --only prefill decode transformers). Mixed prompts were not measured with
-  pages. Shares are relative to 989 TFLOP/s or 4.8 TB/s; faiss-gpu was not installed.
+  5.23.0; 2026-11-26, in three runs, commit 53ea622. Search ran at fa86cca (before it, our search
+  took 3.43, 4.14 and 6.49 ms). Prefill and decoding, with a paged cache, ran on another H200 on
+  2026-11-27 at 9d69570 (decoding.py --only prefill decode transformers). Mixed prompts were only
+  measured without pages. Shares are relative to 989 TFLOP/s or 4.8 TB/s; faiss-gpu was not
+  installed.
 
     aligner, forward      811,309 tokens/s  50.6 %    transformers  623,335 tokens/s  38.9 %
     aligner, train        189,971 tokens/s  35.5 %    transformers  186,304 tokens/s  34.8 %
@@ -38,12 +39,12 @@ Results
     search, 128 queries       5.86 ms       36.4 %    torch            7.26 ms        29.4 %
     search, from the host     3.79, 4.60, 7.36 ms     torch            2.60, 3.90, 7.48 ms
 
-  Before pages, a step took 4.93, 4.97 and 7.35 ms. On that machine, transformers took 22.34, 21.13
-  and 20.48 ms, much of it on the host.
+  Without pages, decoding on the first H200 took 4.93, 4.97 and 7.35 ms, and transformers took
+  22.34, 21.13 and 20.48 ms, much of it on the host.
 
   Training the aligner, decoding 1 and 64 rows, and 32 queries miss their goals. According to a
-  profile, matrix products take less than half of the aligner's step, and copies of values that the
-  scan over layers stores take a tenth. XLA's fusion of dynamic slices does not remove the copies
+  profile, matrix products take less than half of the aligner's step, and copies of values stored by
+  the scan over layers take a tenth. XLA's fusion of dynamic slices does not remove the copies
   (XLA_FLAGS=--xla_gpu_enable_dynamic_slice_fusion=true aligner.py --mode=flops --torch=none: 172.0
   ms, without it 171.8 ms). Layers without a scan had a slower forward pass. With 64 rows, a third
   of the step is attention over the cache; cuDNN would take half of that time with another layout.

@@ -10,11 +10,11 @@ other folders fill the corpus.
 Results
   --data 2wikimultihopqa musique --repeats 1, 2026-11-27, 2 idle CPU cores of an AMD EPYC, 24 GiB;
   1,000 questions, 10,000 passages with 35,302 sentences, 4 steps:
-    commit 4702bec: embedding 303 s, links and words 5.9 s, searching 103 s, with the aligner only
-      98.5 s (1.05 times), peak memory 1.6 GiB.
+    commit 4702bec: embedding 303 s, links and words 5.9 s, searching 103 s (98.5 s with the
+      aligner only, ratio 1.05), peak memory 1.6 GiB.
     commit 674166e, which embedded the chains of 64 questions together and padded the last batch of
-      every length: searching 167 s, with the aligner only 101 s (1.66 times), 1.4 GiB.
-  Both miss the goal of 60 s; the remaining time is the encoder's.
+      every length: searching 167 s (101 s with the aligner only, ratio 1.66), 1.4 GiB.
+  Both commits miss the goal of 60 s, because of the time of the encoder.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def main() -> None:
     """Prints one JSON object."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--data", nargs="+", help="folders; the built-in dataset by default")
-    parser.add_argument("--checkpoint", required=True, help="from configs/aligner.py:linked")
+    parser.add_argument("--checkpoint", required=True, help="workdir of configs/aligner.py:linked")
     parser.add_argument("--questions", type=int, default=1000)
     parser.add_argument("--passages", type=int, default=10_000)
     parser.add_argument("--steps", type=int, default=4)

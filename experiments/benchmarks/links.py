@@ -17,11 +17,11 @@ of cirag_jax/retrieval/links.py, in alternation. ``rows`` is a digest of the res
 
 Results
   --data as above, 2026-11-27, 2 CPU cores of an AMD EPYC, 24 GiB; processor seconds of one thread,
-  because other programs were running. Old and new alternate for --passages 10000 100000 --questions
-  200: commit 76eab84, and by --links links.py of 2d72771. Only new for --passages 1000000
-  --questions 64: commit 269a0c1, with the same code of transitions in two functions; its wall
-  seconds were 30, 287, 12 and 85. The old version was stopped there after 13 minutes with a third
-  of a core:
+  because other programs were running. The new version of links.py is from commit 76eab84, the old
+  one from 2d72771 (--links); they alternate, with --passages 10000 100000 --questions 200. The last
+  row (--passages 1000000 --questions 64) is from 269a0c1, which only splits the code of transitions
+  into two functions; its wall seconds were 30, 287, 12 and 85. With a million passages, the old
+  version was stopped after 13 minutes on a third of a core:
 
     passages   links.py  titles  mentions            transitions  walks, a question  peak
     10,000     new       0.13     1.7 (5,811/s)      0.02         1.3 ms             0.20 GiB
@@ -30,8 +30,8 @@ Results
                old       1.8     34.5 (2,900/s)      0.83         42 ms              0.58 GiB
     1,000,000  new       19.8    188 (5,314/s)       7.2          792 ms             2.46 GiB
 
-  The corpus takes 0.18, 0.26 and 1.09 GiB of the peaks. Steps per passage in both directions are
-  1.6, 8.2 and 8.8. Old and new return the same rows.
+  The corpus takes 0.18, 0.26 and 1.09 GiB of the peaks. A passage has 1.6, 8.2 and 8.8 links on
+  average, in both directions. Old and new versions return the same rows.
 """
 
 import argparse
@@ -188,7 +188,9 @@ def main() -> None:
     )
     parser.add_argument("--passages", nargs="+", type=int, default=[10**4, 10**5, 10**6])
     parser.add_argument("--questions", type=int, default=1000)
-    parser.add_argument("--links", nargs="*", default=[], help="other versions of links.py")
+    parser.add_argument(
+        "--links", nargs="*", default=[], help="other versions of links.py to measure"
+    )
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:

@@ -4,9 +4,9 @@ On a CPU (``--mode=compare``), both sides use SmolLM2-135M (or random weights of
 ``--random``), rank 64 on all linear layers, 2 x 512 random tokens, all in the loss, fp32, and AdamW
 after clipping. They start from the same base and adapter. The run fails unless the losses of the
 first two steps agree. The sides are measured alternately, so that other load affects both.
-``ratio`` is the median of ours over the median of theirs, below 1 if we are faster. On a busy
+``ratio`` is our median over PEFT's median, below 1 if we are faster. On a busy
 machine, read ``processor_ratio`` of a run on one core (``taskset -c 1``), which does not count
-waiting. Peak memory is the resident set of a separate process for each side; ours includes
+waiting. Peak memory is the resident set of a separate process for each side; our peak includes
 compilation.
 
 ``--trajectories=T`` (a workdir of launch/distill.py) uses the first ``--examples`` conversations of
@@ -14,14 +14,14 @@ T instead of random tokens, with the loss on the teacher's decisions only. Our s
 rows and stores a shared prefix once. PEFT accumulates gradients over one conversation at a time,
 without padding. On both sides, tokens per second count the tokens of the conversations.
 
-On an accelerator (``--mode=flops``), it reports tokens/s and model-FLOPs utilization of the step
+On an accelerator (``--mode=flops``), this reports tokens/s and model-FLOPs utilization of the step
 with random bf16 weights of Qwen2.5-7B's shape, one row of 4096 tokens, and an fp32 adapter of rank
 64. If torch has CUDA and both fit, transformers with PEFT is also measured, with other random
 weights. With P weights in the linear layers and the output layer, A in the adapter, L layers, N
 heads of size H and T tokens in a row, a token costs ``4 P + 6 A + 6 L N H T`` floating-point
 operations. The base is frozen, so its backward pass has one product instead of two. Attention is
-causal, so only half of the scores are counted. Recomputation, norms and the optimizer are not.
-Utilization is relative to the device's dense bf16 peak.
+causal, so only half of the scores are counted. Recomputation, norms and the optimizer are not
+counted. Utilization is relative to the device's dense bf16 peak.
 
 Results
   CPU: one core of a shared AMD EPYC virtual machine (load 5.6), so read the processor ratio;
@@ -31,26 +31,26 @@ Results
                     seconds   tokens/s   peak memory   compilation
     ours            11.5      89         2.35 GiB      13.9 s
     PEFT            17.3      59         4.26 GiB      -
-    ratio           0.66; of processor time 0.64; losses 13.43149, 13.05255 and 13.43149, 13.05254
+    ratio           0.66; processor ratio 0.64; losses 13.43149, 13.05255 and 13.43149, 13.05254
 
   On this processor, XLA multiplies matrices at twice torch's rate (measured separately: 199 and 86
   GFLOP/s, 1024 x 576 x 1536). PEFT is faster on Intel: both cores of an otherwise idle Intel Xeon
   virtual machine, 2026-11-22, commit 9604270 (before a change of the backward pass of
   `models.block_attention`), one repeat each, ``--no_memory``:
 
-                                                  ours     PEFT     ratio   of processor time
+                                                  ours     PEFT     ratio   processor ratio
     the same 2 x 512 random tokens                7.0 s    5.0 s    1.42    1.30
     --trajectories=T --examples=2 (2,946 tokens)  36.1 s   17.8 s   2.03    1.90
 
   T is MuSiQue's training fold (configs/trajectories.py). Two conversations fill 72 % of two rows of
-  2,048 tokens, whereas a training fills 97 %; the rest of the second ratio is not explained. Losses
+  2,048 tokens, whereas training fills 97 %; this explains only a part of the second ratio. Losses
   agree (1.21351, 1.05394 and 1.21350, 1.05393).
 
   ``--remat=projections`` is faster than ``off`` (processor time on AMD: 7.4 and 8.8 s; Intel: 7.0
   and 7.9 s) and takes half the memory, because fewer values are written and read. Unrolled layers
   are no faster than scanned ones (10.2 and 10.4 s, before the explicit backward pass of the
   low-rank product).
-  GPU results are in gpu.py; ours took 28.9 GiB and 10 s to compile, PEFT 58.7 GiB.
+  GPU results are in gpu.py; our step took 28.9 GiB and 10 s to compile, PEFT's 58.7 GiB.
 """
 
 import argparse
@@ -251,7 +251,7 @@ def torch_model(raw: dict[str, Any], config: DecoderConfig, params: Any) -> Any:
 
 
 def open_base(flags: argparse.Namespace) -> tuple[dict[str, Any], DecoderConfig, Any]:
-    """Returns ``config.json``, hyper-parameters and weights of the base."""
+    """Returns the base model's ``config.json``, hyper-parameters and weights."""
     if flags.random:
         config = parse_decoder_config(SMOLLM2, "SMOLLM2")
         params = random_params(config)
@@ -262,7 +262,7 @@ def open_base(flags: argparse.Namespace) -> tuple[dict[str, Any], DecoderConfig,
 
 
 def adjust(config: DecoderConfig, flags: argparse.Namespace) -> DecoderConfig:
-    """Sets the attention for this device, and the rematerialization."""
+    """Returns hyper-parameters with this device's attention and the flags' rematerialization."""
     config = dataclasses.replace(config, remat=flags.remat)
     return dataclasses.replace(config, attention=decoder.choose_attention(config))
 

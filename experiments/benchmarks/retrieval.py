@@ -1,14 +1,14 @@
 """Compares our exact search with faiss.IndexFlatIP in one run.
 
-It searches random float32 vectors (1M x 384 by default) with k = 10 and batches of 1, 8 and 64
-queries. The sides are measured alternately, so that other load affects both. ``ratio`` is the
-median of ours over the median of theirs, below 1 if we are faster. ``agree`` is the share of equal
+Both sides search random float32 vectors (1M x 384 by default) with k = 10 and batches of 1, 8 and
+64 queries. The sides are measured alternately, so that other load affects both. ``ratio`` is our
+median over faiss's, below 1 if we are faster. ``agree`` is the share of equal
 results (random vectors have near-ties, which rounding may swap).
 
-On a CPU both sides use all cores. ``--mode=bandwidth``, for an accelerator, stores rows in bfloat16
-and in float32, and reports bytes of the rows per second as a share of the memory bandwidth. It also
-measures PyTorch's product with all rows and ``topk`` in bfloat16 if PyTorch has CUDA, and faiss-gpu
-if it is installed. Rows repeat after 65,536, which does not change the time.
+On a CPU, both sides use all cores. ``--mode=bandwidth``, for an accelerator, stores rows in
+bfloat16 and in float32, and reports the rate of reading rows as a share of the memory bandwidth. It
+also measures PyTorch in bfloat16 (product with all rows, then ``topk``) if PyTorch has CUDA, and
+faiss-gpu if it is installed. Rows repeat after 65,536, which does not change the time.
 
 Results
   CPU: two cores of a busy AMD EPYC virtual machine (load 10 to 12, hence slow on both sides);
@@ -20,10 +20,10 @@ Results
     8      0.662 s   1.628 s  0.41   0.39             1.0
     64     5.225 s  14.227 s  0.37   0.24             1.0
 
-  With less load (2 to 3) the same calls took 0.058 s and 0.085 s, 0.149 s and 0.268 s, 0.543 s and
-  1.949 s. Both sides are bound by reading the rows at batch 1, and by the products at batch 64. A
-  full sort of the scores (``jax.lax.top_k``) took 2.9 s there; the two stages take 0.02 s.
-  GPU results are in gpu.py.
+  With less load (2 to 3), the same searches took 0.058 s and 0.085 s, 0.149 s and 0.268 s, 0.543 s
+  and 1.949 s. Both sides are bound by reading the rows at batch 1, and by the products at batch 64.
+  A full sort of the scores (``jax.lax.top_k``) took 2.9 s at batch 64; our two-stage top-k takes
+  0.02 s. GPU results are in gpu.py.
 """
 
 import argparse
@@ -178,7 +178,7 @@ def _torch(vectors_ND: Repeated, query_QD: np.ndarray, options: Any) -> list[dic
 def _rate(
     side: str, batch: int, size: int, on_device: float | None, whole: float
 ) -> dict[str, Any]:
-    """Returns a row; ``size`` bytes are read in ``on_device`` or, by default, ``whole`` seconds."""
+    """Returns a row for reading ``size`` bytes in ``on_device`` (default: ``whole``) seconds."""
     device = jax.devices()[0]
     gpu, rate = mfu.gpu_of(device.device_kind), size / (on_device or whole)
     return {

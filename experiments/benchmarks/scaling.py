@@ -1,7 +1,7 @@
 """Compares the communication between devices in a train step with its theoretical amount.
 
 The trainers' steps (aligner, integrator, cross-encoder) are compiled for fake CPU devices, as in
-`launch/plan.py`. The collectives of the compiled programs are counted, in a loop once per
+`launch/plan.py`. Collectives are counted in the compiled programs; one in a loop counts once per
 iteration. This needs only a CPU and no weights, and measures no times. A GPU's compiler may combine
 or split collectives, which changes their number. Prints a table in Markdown and one JSON object.
 Exits with 1 if a mesh differs from its theory by more than 10 %.
@@ -10,7 +10,7 @@ Exits with 1 if a mesh differs from its theory by more than 10 %.
         [--dtype=bfloat16] [--processes=2]
 
 With ``--processes``, real processes share the devices of every mesh and compile together; smaller
-meshes are skipped. In bfloat16, only the encoders' steps are counted, on meshes without tensor,
+meshes are skipped. In bfloat16, only the encoders' steps are counted, if tensor is 1,
 because XLA's CPU compiler exchanges activations in fp32.
 
 A mesh is data x fsdp x tensor. Bytes are the size of the complete array on one device: the result
@@ -22,14 +22,14 @@ length.
 The necessary communication of a step, with model width D, L layers, and A the bytes of all hidden
 states of one device's rows in a step (tokens x D x 4):
 
-- data: each shard has the gradient of its own rows. Their sum is as large as the trained
-  parameters. It is needed once per step, for any number of chunks.
+- data: each shard has the gradient of its own rows. The sum of the gradients is as large
+  as the trained parameters. It is needed once per step, for any number of chunks.
 - fsdp: each device stores a part of the weights and computes with all of them. An encoder's weights
   are gathered once per step; the layers' weights are gathered in the dtype of the computation. The
-  gradient is scattered once, in fp32, and then summed over data groups.
-  An adapter's base does not fit on a device, so every micro-batch gathers each layer's kernels
-  forward and backward, and the output layer once. The embedding table is not gathered; the
-  embeddings of tokens are exchanged (A, and the tokens' ids). Every device has the whole adapter.
+  gradient is scattered once, in fp32, and then summed over data groups. The base of an adapter does
+  not fit on a device, so every micro-batch gathers each layer's kernels forward and backward, and
+  the output layer once. The embedding table is not gathered; the embeddings of tokens are exchanged
+  (A, and the tokens' ids). Every device has the complete adapter.
 - tensor: a product over a split axis gives a part of each sum on every device, which needs an
   all-reduce of A. A layer has two such products forward (attention's output, feed-forward's second)
   and two backward (the inputs of attention and of feed-forward). The embeddings add one, because
@@ -310,7 +310,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--meshes", default=",".join(MESHES), help="data x fsdp x tensor")
     parser.add_argument("--dtype", default="float32", choices=tuple(_ITEM_BYTES))
     parser.add_argument("--processes", type=int, default=1, help="processes that share the devices")
-    parser.add_argument("--join", help=argparse.SUPPRESS)  # address of the first of them
+    parser.add_argument("--join", help=argparse.SUPPRESS)  # address of the first process
     parser.add_argument("--process_id", type=int, help=argparse.SUPPRESS)
     flags = parser.parse_args(argv)
     try:

@@ -1,14 +1,15 @@
 """Measures bootstrap and permutation tests of 100,000 predictions with 10,000 resamples.
 
 For every score, the interval and the test of every pair of systems are computed. F1 is simulated
-from the lengths of answers and the number of shared words, which gives a realistic number of
-different values: few for answers of at most four words, many for up to twenty. ``ROUGE`` represents
-a score that differs for almost every answer. ``theirs`` is a numpy version that resamples questions
-for each pair. It computes 1/100 of the resamples, and its time is extrapolated.
+from the lengths of answers and the number of shared words, which gives a realistic number of kinds
+of questions (with equal scores): few for answers of at most four words, many for up to twenty.
+``ROUGE`` represents a score that differs for almost every answer. ``theirs`` is a numpy version
+that resamples questions for each pair. It computes 1/100 of the resamples, and its time is
+extrapolated.
 
 Results
-  Two idle cores of a shared AMD EPYC machine, 2026-11-26, commit ba0f106; wall time of ours, which
-  equals its processor time (one thread except in BLAS), and processor time of theirs:
+  Two idle cores of a shared AMD EPYC machine, 2026-11-26, commit ba0f106; our wall time,
+  which equals the processor time (one thread except in BLAS), and the processor time of theirs:
 
                            kinds of questions   ours     theirs
     EM                     4                    0.24 s   10.5 s
@@ -49,7 +50,7 @@ def f1(systems: int, count: int, max_words: int) -> np.ndarray:
 
 
 def cases(predictions: int) -> dict[str, list[Ratio]]:
-    """Returns the scores of each system, by case; each of five systems has a fifth of the data."""
+    """Returns each system's scores by case; with five systems, each has a fifth of the data."""
     rng, per_system = np.random.default_rng(0), predictions // 5
     scores = {
         "EM": f1(2, predictions, 4) == 1,

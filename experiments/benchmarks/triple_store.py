@@ -1,19 +1,19 @@
 """Measures reading and writing of a triple store with 100,000 passages.
 
-A passage has nine triples of 98 bytes each (those of MuSiQue have 67). They are written in
+A passage has nine triples of 98 bytes each (MuSiQue's triples have 67). They are written in
 transactions of 256 passages, as in an extraction, and then read 100 random passages at a time.
 
 Results
   Two cores of a shared AMD EPYC machine at load 9 to 12 (which increases wall times), 2026-11-23;
-  medians of 200 reads, as ranges over several runs. The Arrow store is that of commit 9756213, with
-  the records of this file:
+  medians of 200 reads, as ranges over several runs. The Arrow store is from commit 9756213, with
+  the same records:
 
                                           writing       bytes   wall            processor
     SQLite                                9 to 14 s     900     2.4 to 12 ms    2.9 to 3.8 ms
     Arrow segments, as extraction left    21 s          887     31 to 63 ms     25 ms
     Arrow segments, compacted             36 to 46 s    883     9 to 13 ms      4.7 ms
 
-  The slowest single read took 11 to 75 ms with SQLite on that machine, and 94 to 350 ms with Arrow.
+  The slowest single read took 11 to 75 ms with SQLite, and 94 to 350 ms with Arrow.
 """
 
 import argparse

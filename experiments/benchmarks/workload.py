@@ -6,9 +6,9 @@ The 64 conversations resemble CIRAG's integration steps. Each has a question of 
 and three steps. A step shows 31 to 37 candidate facts, which gives it a realistic length: 427 to
 759 tokens of SmolLM2, median 522 (30 triples of the MuSiQue extractions have 465 to 711, median
 535). A fixed reply (thought, kept facts, next query) follows, so that every system reads the same
-tokens, independently of what it generates. All share an instruction of 295 tokens. Prompts of the
-three steps have a median of 860, 1,507 and 2,152 tokens. The same version of the dataset gives the
-same file.
+tokens, independently of what it generates. All conversations share an instruction of 295 tokens.
+Prompts of the three steps have medians of 860, 1,507 and 2,152 tokens. The same version of the
+dataset gives the same file.
 """
 
 import json

@@ -17,7 +17,7 @@ from experiments.demo_dataset.graph import (
     COUNTRIES,
     LIMITS,
     World,
-    counted,
+    amount,
     with_article,
 )
 from experiments.demo_dataset.text import fold
@@ -51,7 +51,7 @@ def add_languages(world: World) -> None:
         world.fact(language, "own name", autonym(code, name))
         number = users.get(f"language:{code}", 0)
         if number:
-            world.fact(language, "official in", counted(number, *COUNTRIES), number=number)
+            world.fact(language, "official in", amount(number, *COUNTRIES), number=number)
 
 
 def autonym(code: str, name: str) -> str | None:
@@ -131,12 +131,12 @@ def add_film(world: World, row: dict[str, str], titles: Counter[str], repeated: 
 
 
 def add_director(world: World, name: str, films: list[dict[str, str]]) -> None:
-    """Adds a director of several films, with their number and the first and latest film."""
+    """Adds a director, with the number of films, and the first and the latest film."""
     if "," in name:
         return
     director = world.add("director", name, name)
     years = sorted(films, key=lambda row: (row["year"], row["title"]))
-    world.fact(director, "films", counted(len(films), "film", "films"), number=len(films))
+    world.fact(director, "films", amount(len(films), "film", "films"), number=len(films))
     world.fact(director, "first year", years[0]["year"], number=int(years[0]["year"]))
     for what, row, next_row in (
         ("first film", years[0], years[1]),

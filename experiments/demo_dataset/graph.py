@@ -104,8 +104,8 @@ def count(number: float) -> str:
     return f"{round(number):,}"
 
 
-def counted(number: int, one: str, many: str) -> str:
-    """Writes a number of things, up to twelve in words: ``one country``, ``13 countries``."""
+def amount(number: int, one: str, many: str) -> str:
+    """Writes a number and its noun, up to twelve in words: ``one country``, ``13 countries``."""
     text = NUMBER_WORDS[number] if number < len(NUMBER_WORDS) else count(number)
     return f"{text} {one if number == 1 else many}"
 

@@ -25,9 +25,9 @@ from experiments.demo_dataset.graph import (
     LIMITS,
     Entity,
     World,
+    amount,
     coordinates,
     count,
-    counted,
     with_article,
 )
 from experiments.demo_dataset.text import fold, shuffled
@@ -181,9 +181,9 @@ def add_countries(world: World, gazetteer: Gazetteer) -> None:
         numeric = pycountry.currencies.get(alpha_3=code)
         world.fact(currency, "code", code)
         world.fact(currency, "numeric", numeric.numeric if numeric else None)
-        decimals = counted(get_currency_precision(code), "decimal place", "decimal places")
+        decimals = amount(get_currency_precision(code), "decimal place", "decimal places")
         world.fact(currency, "decimals", decimals)
-        world.fact(currency, "users", counted(number, *COUNTRIES), number=number)
+        world.fact(currency, "users", amount(number, *COUNTRIES), number=number)
 
 
 def add_country_facts(
@@ -261,7 +261,7 @@ def add_regions(world: World) -> None:
 
 def add_extremes(world: World, entity: Entity, countries: list[Entity]) -> None:
     """Adds an entity's number of countries, its largest country and its most populous one."""
-    world.fact(entity, "members", counted(len(countries), *COUNTRIES), number=len(countries))
+    world.fact(entity, "members", amount(len(countries), *COUNTRIES), number=len(countries))
     for what, relation in (("largest", "country.area"), ("most populous", "country.population")):
         top = max(countries, key=lambda c: _size(c, relation))
         world.fact(entity, what, top.name, with_article(top.name), target=top.key)
@@ -288,7 +288,7 @@ def add_states(world: World, gazetteer: Gazetteer) -> None:
         world.fact(entity, "statehood", state.statehood_year, number=state.statehood_year)
         world.fact(entity, "fips", state.fips)
         number = len(state.counties)
-        text = counted(number, "county or equivalent", "counties or equivalents")
+        text = amount(number, "county or equivalent", "counties or equivalents")
         world.fact(entity, "counties", text, number=number)
         counties += [(county.name, county.fips, state) for county in state.counties]
     unique = [row for row in counties if shared[row[0]] == 1]
@@ -299,11 +299,11 @@ def add_states(world: World, gazetteer: Gazetteer) -> None:
         world.fact(county, "state", state.name, target=f"subdivision:US-{state.abbr}")
         world.fact(county, "fips", fips)
         if shared[name] > 1:
-            world.fact(county, "namesakes", counted(shared[name], "state", "states"))
+            world.fact(county, "namesakes", amount(shared[name], "state", "states"))
 
 
 def add_airports(world: World, gazetteer: Gazetteer) -> None:
-    """Adds airports whose city has a passage, and airports that share their name with others."""
+    """Adds airports whose city has a passage, and airports with the same name as others."""
     names = Counter(airport["name"] for airport in gazetteer.airports)
     serving = Counter((a["country"], fold(a["city"])) for a in gazetteer.airports)
     selected = []

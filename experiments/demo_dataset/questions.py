@@ -228,7 +228,7 @@ def bridge_draft(asker: Asker, chain: Chain) -> Draft | None:
 
 
 def pairs(entities: list[Entity], salt: str) -> Iterator[tuple[Entity, Entity]]:
-    """Yields pairs of neighbors in a stable order; every entity is in at most two."""
+    """Yields pairs of neighbors in a stable order; every entity is in at most two pairs."""
     order = shuffled([entity.key for entity in entities], salt)
     by_key = {entity.key: entity for entity in entities}
     for left, right in zip(order, order[1:], strict=False):

@@ -42,7 +42,9 @@ def package_file(package: str, *parts: str) -> Path:
         )
     path = Path(list(spec.submodule_search_locations)[0]).joinpath(*parts)
     if not path.is_file():
-        raise UserError(f"package {package} has no file {'/'.join(parts)}; install the pinned one")
+        raise UserError(
+            f"package {package} has no file {'/'.join(parts)}; install the pinned version"
+        )
     return path
 
 

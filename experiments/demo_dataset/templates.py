@@ -27,7 +27,7 @@ COMPARES: dict[str, tuple[list[str], list[str]]] = {
     relation: (both["larger"], both["smaller"])
     for relation, both in _comparisons["compares"].items()
 }
-# (Step, relation of its tail) -> the same.
+# (Step, relation of the step's tail) -> such questions.
 BRIDGE_COMPARES: dict[tuple[str, str], tuple[list[str], list[str]]] = {
     (step, relation): (both["larger"], both["smaller"])
     for step, relations in _comparisons["bridge_compares"].items()

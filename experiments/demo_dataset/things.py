@@ -14,8 +14,8 @@ from experiments.demo_dataset.graph import (
     LIMITS,
     Entity,
     World,
+    amount,
     count,
-    counted,
     number_of,
     with_article,
 )
@@ -75,7 +75,7 @@ def add_discoverer(world: World, name: str, elements: list[dict[str, Any]]) -> N
     """Adds a sole discoverer, with the number of elements and the first and last element."""
     years = sorted(elements, key=lambda row: (row["discovery_year"], row["atomic_number"]))
     discoverer = world.add("discoverer", name, name)
-    text = counted(len(elements), "element", "elements")
+    text = amount(len(elements), "element", "elements")
     world.fact(discoverer, "elements", text, number=len(elements))
     world.fact(discoverer, "first year", years[0]["discovery_year"])
     if len(years) > 1:
@@ -103,7 +103,7 @@ def add_metro(world: World) -> None:
     for number, stations in lines.items():
         name = f"Line {number}"
         line = world.add("line", number, name, f"Paris Métro Line {number}")
-        text = counted(len(stations), "station", "stations")
+        text = amount(len(stations), "station", "stations")
         world.fact(line, "stations", text, number=len(stations))
         for column, what in METRO_TOPS.items():
             station = top(stations, column)["name"]
@@ -154,7 +154,7 @@ def add_towns(world: World) -> None:
         division = world.add(
             "division", name, f"{name} census division", f"{name} (census division)"
         )
-        text = counted(len(towns), "municipality", "municipalities")
+        text = amount(len(towns), "municipality", "municipalities")
         world.fact(division, "municipalities", text, number=len(towns))
         for column, what in TOWN_TOPS.items():
             town = top(towns, column)["name"]
@@ -200,7 +200,7 @@ def add_cars(world: World) -> None:
     for name, cars in makers.items():
         maker = world.add("maker", name, name, f"{name} (car maker)")
         origin = cars[0]["ctry_origin"]
-        world.fact(maker, "models", counted(len(cars), "model", "models"), number=len(cars))
+        world.fact(maker, "models", amount(len(cars), "model", "models"), number=len(cars))
         world.fact(maker, "country", origin, with_article(origin), target=countries.get(origin))
         strongest = max(cars, key=lambda row: (number_of(row["hp"]) or 0, row["model"]))
         if len(cars) > 1 and models[strongest["model"]] == 1:
