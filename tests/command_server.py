@@ -1,9 +1,9 @@
 """Runs the scripts of launch/ in forks of a process that has imported everything.
 
 This avoids the start-up time of commands. The process uses no device, so a fork behaves like a new
-process. `CommandServer` starts it. Each line of its standard input describes runs, and each line of
-its standard output contains their exit statuses. A run's hooks are functions of `tests.hooks` with
-arguments; they are called in the fork before the script starts.
+process. `CommandServer` starts the process. Each line of the standard input describes runs, and
+each line of the standard output contains the exit statuses of these runs. A run's hooks are
+functions of `tests.hooks` with arguments; they are called in the fork before the script starts.
 """
 
 import importlib
@@ -25,7 +25,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 class Done(NamedTuple):
-    """The exit status and output of a command; negative if a signal ended it."""
+    """The exit status (negative after a signal) and output of a command."""
 
     returncode: int
     stdout: str

@@ -141,5 +141,5 @@ def minilm() -> pathlib.Path:
     package = pathlib.Path(spec.origin).parent
     found = sorted(package.rglob("config.json"), key=lambda path: len(path.parts))
     if not found:
-        pytest.skip(f"{package} holds no model")
+        pytest.skip(f"{package} contains no model")
     return found[0].parent

@@ -31,7 +31,7 @@ def _name(requirement):
 
 @pytest.fixture
 def installed(repository, tmp_path):
-    """Returns the packages to install, without dependencies, and the settings of pyright."""
+    """Returns a function that installs; it returns the names of packages and pyright's settings."""
     (tmp_path / ".ci").mkdir()
     generator = "experiments/demo_dataset/requirements.txt"
     (tmp_path / generator).parent.mkdir(parents=True)

@@ -6,7 +6,7 @@ from cirag_jax.errors import UserError, parsing
 
 
 class Panic(BaseException):
-    """Like the exception that pyo3 raises for a panic of Rust code."""
+    """An exception like the one that pyo3 raises for a panic of Rust code."""
 
 
 @pytest.mark.parametrize("fault", [Panic("out of\n range"), ValueError("out of\n range")])

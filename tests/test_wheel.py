@@ -45,7 +45,7 @@ def tracked(repository):
     git = ["git", "-C", str(repository), "ls-files", "--cached", "--others", "--exclude-standard"]
     done = subprocess.run(git, capture_output=True, text=True)
     if done.returncode:
-        pytest.skip("this is no git repository")
+        pytest.skip("this is not a git repository")
     return [name for name in done.stdout.splitlines() if (repository / name).is_file()]
 
 

@@ -144,7 +144,7 @@ def folder(
 
 
 def write_gguf(file, raw, tensors, quantize=None, extra=None, rope_factors=None) -> None:
-    """Writes a GGUF file like llama.cpp's converter: its names, row order and Gemma's norms."""
+    """Writes a GGUF file with the names, row order and Gemma norms of llama.cpp's converter."""
     import gguf
 
     arch = str(raw["model_type"])

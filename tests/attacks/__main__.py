@@ -1,7 +1,7 @@
 """Runs the attacks with new seeds until time runs out or a case fails: `make attack`.
 
-A failure is printed in Hypothesis's format. Paste its arguments above the test as
-``@example(...)``, or use its seed to repeat the round.
+A failure is printed in Hypothesis's format. To repeat it, paste the printed arguments above the
+test as ``@example(...)``, or start with the printed seed.
 """
 
 import argparse
@@ -21,7 +21,7 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, help="seed of the first round; random by default")
     parser.add_argument(
-        "--factor", type=int, default=10, help="number of cases, relative to the tests"
+        "--factor", type=int, default=10, help="multiplies the number of cases in the test suite"
     )
     options = parser.parse_args()
     until = time.monotonic() + 60 * options.minutes

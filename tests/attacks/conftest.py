@@ -14,7 +14,7 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture(autouse=True)
 def closed_databases(monkeypatch):
-    """Fails if a test leaves a database open. Only Python 3.13 would report this by itself."""
+    """Fails if a test leaves a database open. Python reports this only from 3.13 on."""
     connect, connections = sqlite3.connect, []
 
     def recording_connect(*args, **fields):

@@ -3,12 +3,12 @@
     python -m tests.attacks.faults --moments 10 [--only train,index] [--seed 0]
 
 Each of six commands runs with tiny models: first undisturbed, then once per moment in a new
-workdir. At that moment it is killed (signal 9), is stopped (SIGTERM) or gets a full disk. A moment
-is a random share of the undisturbed run's processor time or, for the full disk, of its largest
-file. Then the same command is run again. Commands with language models also run with a server that
-tears random connections: it resets them, closes them after half a response, or never responds.
+workdir. At that moment the command is killed (signal 9), is stopped (SIGTERM) or gets a full disk.
+A moment is a random share of the undisturbed run's processor time or, for the full disk, of its
+largest file. Then the same command is run again. Commands with language models also run with a
+server that resets random connections, closes them after half a response, or never responds.
 
-Prints a table with three counts: runs that were hit by their fault (the others finished before it),
+Prints a table with three counts: runs that the fault interrupted (other runs finished before it),
 results that differ from the undisturbed run, and requests that were repeated although their
 response was recorded. Exits with 1 if there is a difference or a repetition.
 """
@@ -299,7 +299,7 @@ class Driver:
                 tally.compare(f"{description}; {repeated} answered twice", differs, process)
 
     def _torn(self, torn: list[str]) -> str | None:
-        """Returns how to tear a connection, or None; at most one makes the client wait."""
+        """Returns how to tear a connection, or None; at most once, the client must wait."""
         kind = self._rng.choice([k for k in TEARS if k != "late" or k not in torn])
         if self._rng.random() >= _TORN_SHARE:
             return None

@@ -104,7 +104,7 @@ CORRUPTIONS = st.lists(_CORRUPTION, min_size=1, max_size=3)
 def corrupt(data: bytes, damages: list[tuple[str, int, bytes]]) -> bytes:
     """Truncates the bytes, or inserts, overwrites, drops or deeply nests some of them.
 
-    Positions are modulo the length.
+    Positions are taken modulo the length.
     """
     for kind, position, filling in damages:
         at = position % (len(data) + 1)

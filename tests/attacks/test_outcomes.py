@@ -176,7 +176,7 @@ def complete_runs(tmp_path_factory):
 
 
 def _damage(complete_runs, command, step, change):
-    """Damages a result; returns its journal, its program, and a function that resumes the run."""
+    """Damages a result; returns the journal, the program's id, and a function to resume the run."""
     root, config, run, name = complete_runs[command]
     shutil.rmtree(root / "copy", ignore_errors=True)
     work = shutil.copytree(root / "work", root / "copy")
@@ -190,7 +190,7 @@ def _damage(complete_runs, command, step, change):
 
 
 def _with_nan(text):
-    """Replaces the first value by NaN."""
+    """Replaces the first value with NaN."""
     value = json.loads(text)
     place = next(iter(value)) if isinstance(value, dict) else 0
     value[place] = float("nan")

@@ -66,7 +66,7 @@ _SYSTEM = {
         for how in AGGREGATES
     },
 }
-# Results of launch/compare.py, of a training and of configs/difficulty.py in one.
+# Results of launch/compare.py, of training and of configs/difficulty.py in one.
 _RESULT = {
     "complete": True,
     "dev/loss": 0.5,
@@ -137,7 +137,7 @@ def _read_dataset(root: pathlib.Path):
 
 
 def _read_difficulty(root: pathlib.Path, draws: bool = False):
-    """Reads a result for the page of several runs; skips the slow heat maps by default."""
+    """Reads a difficulty result as the page of several runs does, by default without heat maps."""
     with pytest.MonkeyPatch.context() as patch:
         if not draws:
             patch.setattr(difficulty, "heat_maps", lambda result: ())

@@ -167,7 +167,7 @@ def parameters(workdir: pathlib.Path) -> list[np.ndarray]:
 
 
 def training(root: pathlib.Path) -> list[str]:
-    """Returns the arguments of a training that takes only seconds."""
+    """Returns the arguments of a training run that takes only seconds."""
     model, data = tiny.model_folder(root / "model"), tiny.dataset_folder(root / "data")
     values = {
         "model.spec": model, "data.dir": data, "dev.questions": 2, "num_steps": STEPS,
@@ -202,7 +202,7 @@ def check_training(folder: pathlib.Path) -> None:
     assert json.loads((interrupted / "environment.json").read_text())["num_processes"] == 2
     for a, b in zip(parameters(undisturbed), parameters(interrupted), strict=True):
         np.testing.assert_array_equal(a, b)
-    print(f"stopped at step {stopped['step']}, requeued twice: the same parameters", flush=True)
+    print(f"stopped at step {stopped['step']}, requeued twice: equal parameters", flush=True)
 
 
 def check_sweep(folder: pathlib.Path) -> None:

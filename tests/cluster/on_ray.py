@@ -1,9 +1,9 @@
 """Tests of ``config.engine=ray`` with a real Ray: two workers on this machine, one of them killed.
 
-If necessary, Ray is installed into an environment that extends this one. It is started on this
-machine with two processors. An extraction must give the same store as the local command, even if
-one worker or the command itself is killed in the middle of a shard. An index must be byte-identical
-to the one that the local command builds.
+If necessary, Ray is installed into an environment that extends the current one. Ray is started on
+this machine with two processors. An extraction must give the same store as the local command, even
+if one worker or the command itself is killed in the middle of a shard. An index must be
+byte-identical to the index of the local command.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ def check(folder: pathlib.Path) -> None:
 
 
 def _install(folder: pathlib.Path) -> str:
-    """Returns a Python that has requirements-cluster.txt and this Python's packages."""
+    """Returns the path of a Python with requirements-cluster.txt and this Python's packages."""
     if importlib.util.find_spec("ray"):
         return sys.executable
     print("installing requirements-cluster.txt", flush=True)
@@ -94,13 +94,13 @@ def _run(python: str, name: str, workdir: pathlib.Path, *arguments: str) -> tupl
 
 
 def _find_worker(workdir: pathlib.Path) -> int:
-    """Returns the process id of a worker that has a shard's journal in ``workdir`` open."""
+    """Returns the process id of a worker that is writing a shard's journal in ``workdir``."""
     for process in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has ended
             files = [os.readlink(file) for file in (process / "fd").iterdir()]
             if any(name.startswith(f"{workdir}/shards/") for name in files):
                 return int(process.name)
-    raise AssertionError("no worker has a shard")
+    raise AssertionError("no worker is writing a shard")
 
 
 def _killing_responses(count: int, victim: Callable[[], int]) -> Callable[[str, bool], Any]:
@@ -144,7 +144,7 @@ def _check_extraction(python: str, folder: pathlib.Path, data: pathlib.Path) -> 
             assert result[name] == expected[name], name
         repeated = len(server.asked) - len(set(server.asked))
         assert repeated <= 2  # requests under way in the worker
-        print(f"a worker was killed: the same store, {repeated} requests sent twice", flush=True)
+        print(f"a worker was killed: equal store, {repeated} requests sent twice", flush=True)
 
         server.asked.clear()
         command = _start(python, "extract", command_killed, *arguments, *_WORKERS)
@@ -158,7 +158,7 @@ def _check_extraction(python: str, folder: pathlib.Path, data: pathlib.Path) -> 
         )
         repeated = len(server.asked) - len(set(server.asked))
         assert repeated <= 4  # requests under way in the two workers
-        print(f"the command was killed: the same rows, {repeated} requests sent twice", flush=True)
+        print(f"the command was killed: equal rows, {repeated} requests sent twice", flush=True)
 
 
 def _check_index(python: str, folder: pathlib.Path, data: pathlib.Path) -> None:
@@ -174,4 +174,4 @@ def _check_index(python: str, folder: pathlib.Path, data: pathlib.Path) -> None:
         files = sorted((folder / name / "index").iterdir())
         indexes.append({file.name: file.read_bytes() for file in files})
     assert indexes[0] == indexes[1] and "vectors-00004.npy" in indexes[0]
-    print("an index by two workers: the same bytes", flush=True)
+    print("an index of two workers: equal bytes", flush=True)

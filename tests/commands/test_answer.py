@@ -30,7 +30,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(folders, tmp_path_factory, command):
-    """Four runs: uninterrupted, repeated, with a question of the user, and native_rag."""
+    """Four runs: uninterrupted, repeated, with the user's own question, and native_rag."""
     root = tmp_path_factory.mktemp("runs")
     question = "--config.question=  who is the patron  of balum? "
     plans = [
@@ -117,9 +117,9 @@ def test_answer_native_rag_answers_the_same_questions(runs):
 
 @pytest.mark.slow
 def test_answer_killed_and_resumed_gives_the_same_bytes(runs, folders, tmp_path, command):
-    """A run that is killed five times, at random writes, repeats no recorded request.
+    """A run that is killed at five random writes repeats no recorded request.
 
-    A request is repeated only if it was in flight at a kill, so it is the last one of its question.
+    Only a request in flight at a kill is repeated, and it is the question's last request.
     """
     root, (whole, *_) = runs
     writes = sum(whole.result["calls"].values()) + 8  # responses and ends of questions

@@ -131,7 +131,7 @@ def test_extract_dying_workers_write_the_local_store(
 
 @pytest.mark.parametrize("seed", [1, 3])
 def test_extract_killed_command_resumes_missing_shards(server, tmp_path, ray, seed):
-    """Passages that are retried in one shard do not change the other shards."""
+    """The resumed run gives the same rows as a local run, although it also retries failures."""
     folder = corpus(tmp_path / "c", TEXTS)
     ray(before=raise_at(6, error=KeyboardInterrupt), seed=seed)
     with pytest.raises(KeyboardInterrupt):

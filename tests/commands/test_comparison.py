@@ -33,7 +33,7 @@ def answered(pairs, change):
 
 
 def test_compare_two_runs_gives_scores_and_differences(tmp_path, capsys):
-    """The first run answers four of six questions correctly; the second one, with one failure."""
+    """Of six questions, the first run answers four correctly; the second run only one."""
     pairs = many(6)
     worse = answered(
         pairs,

@@ -43,7 +43,7 @@ def cosine_encoder(monkeypatch):
 
 
 def question(name, hops, cosines):
-    """Returns gold passages that have these cosines, and the question."""
+    """Returns a question's gold passages, which have these cosines, and the question."""
     passages = [Passage(f"{name}-{i}", "", f"cos {c:.6f}") for i, c in enumerate(cosines)]
     found = Question(
         name, f"{name}?", ("right",), hops=hops, supporting=tuple(p.id for p in passages)
@@ -106,7 +106,7 @@ def cell_of(question, per_cell=4):
 
 @pytest.fixture
 def two_runs(tmp_path):
-    """Writes two runs: ``column + hops - 2`` answers per cell are wrong, then all of them."""
+    """Writes a run with ``column + hops - 2`` wrong answers per cell, and one with no right ones."""
     pairs = grid()
     dataset(tmp_path, *pairs)
     rows, worse = [], []
@@ -181,7 +181,7 @@ def test_difficulty_writes_summary_table_and_figures(two_runs, capsys):
 
 
 def test_difficulty_ungradable_questions_are_left_out(tmp_path):
-    """A question is left out without gold or hops, with too few peers, or with only equal D_r."""
+    """Questions without gold or hops, with too few peers, or with only equal D_r are left out."""
     few = [question(f"few{i}", 4, [0.1 * i]) for i in range(3)]
     same = [question(f"same{i}", 5, [0.5]) for i in range(6)]
     odd = [

@@ -110,7 +110,7 @@ def test_iterate_chain_ranking_puts_the_chain_first():
 
 @pytest.fixture
 def linked(tmp_path):
-    """Returns a config for a question. Only its first passage mentions its second one."""
+    """Returns a config for a question whose first gold passage mentions the second one."""
     film = Passage("film", "Grey Harbour", "Grey Harbour is a film by Anna Berg.")
     decoy = Passage("decoy", "Boats", "The director of boats was born at a harbour.")
     passages = (decoy, film, Passage("berg", "Anna Berg", "She lives in Visby."))

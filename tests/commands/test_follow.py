@@ -17,7 +17,7 @@ VALUES = {1: 0.25, 2: 0.75, 3: 0.5}
 
 
 class Training:
-    """A fake training that saves and deletes checkpoints on request."""
+    """A fake training run that saves and deletes checkpoints on request."""
 
     def __init__(self, folder, learning_rate=0.1):
         self.folder, self._meta = folder, {"run": {"learning_rate": learning_rate}}
@@ -96,7 +96,7 @@ def test_follow_running_training_until_it_ends(training, workdir, capsys):
     assert "step 3: trained.recall@5 0.5; best so far 0.75 at step 2\n" in said
     table = (workdir / "table.md").read_text().splitlines()
     assert [cell.strip() for cell in table[5].split("|")[1:-1]] == ["2", "0.75", "0.125"]
-    # The training has deleted its best checkpoint, which is kept only here.
+    # Training has deleted its best checkpoint, which is kept only here.
     assert [path.name for path in workdir.glob("step_*/checkpoints/*")] == ["2"]
     assert (workdir / "step_3" / "rankings.jsonl").read_text() == "3"
     # Running the same command again evaluates no checkpoint.
@@ -138,7 +138,7 @@ def test_follow_signal_stops_and_same_command_resumes(training, workdir, capsys,
     assert not result["complete"] and [row["step"] for row in result["checkpoints"]] == [1]
     assert "run the same command to resume" in capsys.readouterr().err
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
-    # The interrupted evaluation is repeated, although the training has deleted the checkpoint.
+    # The interrupted evaluation is repeated, although training has deleted the checkpoint.
     training.save(3, delete=(2,))
     training.end()
     evaluate = Evaluation()

@@ -178,7 +178,7 @@ def test_generate_only_model_of_server_needs_no_name(server, tmp_path):
 
 
 def test_generate_unnamed_models_of_two_servers_differ(server, tmp_path):
-    """Without a configured name, a server's model is identified by its name and the address."""
+    """If the config names no model, the server's model name and its address identify the model."""
     prompts = write(tmp_path / "p.jsonl", line("a"))
     server.models = ["llama"]
     generate_file(served(server, prompts, model=None), tmp_path)

@@ -79,7 +79,7 @@ def evaluate(root, *runs, **fields):
 
 
 def two_runs(root):
-    """Writes two runs over six questions, the last without gold; the first run has four right."""
+    """Writes two runs over six questions (the last has no gold); the first run has four right."""
     pairs = many(6)
     questions = [question for question, _ in pairs]
     questions[5] = dataclasses.replace(questions[5], answers=())

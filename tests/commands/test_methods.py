@@ -1,4 +1,4 @@
-"""What methods need: required models, rejected settings, and hidden gold annotations."""
+"""Requirements of methods: models, valid settings, and hidden gold annotations."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""A method of the user's own package, named by a config file outside of the repository."""
+"""A method in the user's own package, named in a config file outside the repository."""
 
 import sys
 import textwrap

@@ -50,7 +50,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def planned(folders):
-    """Returns a function that plans a component with some settings; cached."""
+    """Returns a cached function that plans a component with some settings."""
     return functools.cache(
         lambda component, *overrides: plan.plan(configured(folders, component, *overrides))
     )
@@ -219,7 +219,7 @@ def test_plan_time_uses_peak_share(folders):
 def test_plan_too_large_step_does_not_fit(reader, planned):
     assert reader["peak_bytes"] > 0.0005 * 2**30
     assert not reader["fits"] and not reader["gpus"]["A100-80"]["fits"]
-    # Any training would do; this plan is already cached.
+    # Any component would do; this plan is already cached.
     roomy = planned("aligner", "mesh.devices=1", "chunk_tokens=512")
     assert "fits" not in roomy and roomy["gpus"].keys() == mfu.GPUS.keys()
     assert all(on["fits"] for on in roomy["gpus"].values())
@@ -267,7 +267,7 @@ def test_plan_collectives_in_loop_count_per_iteration():
     [
         ("reader", "mesh.devices=4 mesh.data=3", "mesh sizes .* do not fit 4 devices"),
         ("reader", "mesh.devices=3", "config.batch_size=2 must be a multiple of 3"),
-        # The training also refuses these, before it opens the model.
+        # Training also refuses these, before it opens the model.
         ("aligner", "data.units=word model.spec=nobody", "config.data.units='word' is not one of"),
         ("aligner", "head.rounds=1 head.steps=0 model.spec=nobody", "config.head.steps=0 must be"),
         (

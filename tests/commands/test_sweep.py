@@ -1,4 +1,4 @@
-"""Sweeps over grids of settings, with fake trainings except in the last test."""
+"""Sweeps over grids of settings, with fake training runs except in the last test."""
 
 import json
 import math

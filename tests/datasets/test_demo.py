@@ -214,7 +214,7 @@ SPLITS = ("train", "dev", "test")
 
 def test_demo_has_the_pinned_hash(dataset: Dataset) -> None:
     assert fingerprint(dataset) == FINGERPRINT, (
-        "The built-in dataset changed. If that was meant, set FINGERPRINT to the new value and "
+        "The built-in dataset changed. If this was intended, set FINGERPRINT to the new value and "
         "bring docs/demo_dataset.md up to date."
     )
 

@@ -19,7 +19,7 @@ def test_kappa_matches_sklearn():
 
 
 def test_agreement_matches_hand_computed_values():
-    """Seven of ten verdicts are equal, five would be by chance: kappa is (0.7 - 0.5) / 0.5."""
+    """Seven of ten verdicts agree, and five would agree by chance: kappa is (0.7 - 0.5) / 0.5."""
     first = [True] * 6 + [False] * 4
     second = [True] * 4 + [False] * 2 + [True] + [False] * 3
     assert agreement(first, second) == {

@@ -492,7 +492,7 @@ def test_command_searches_next_queries(tmp_path, monkeypatch, capsys):
 
 
 def test_gold_of_language_model_steps_is_annotated():
-    """For another teacher's steps, gold facts come from annotations, not from what it kept."""
+    """For another teacher's steps, gold facts come from annotations, not from the kept facts."""
     dataset = tiny.dataset()
     question = dataset.questions[0]
     born, worked = dataset.triples["p0"]

@@ -107,7 +107,7 @@ def test_scores_macro_and_micro_over_passages():
 
 
 def dataset():
-    """p0: train; p1: train and test; p2: test; p3: test, not extracted; p4: test, no triples."""
+    """Folds: p0 train, p1 both, others test. p3 was not extracted, and p4 has no triples."""
     corpus = {
         f"p{i}": Passage(f"p{i}", f"T{i}", f"T{i} knows U{i}. V{i} is odd.") for i in range(6)
     }

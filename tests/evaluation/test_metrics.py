@@ -209,7 +209,7 @@ def test_raw_or_short_scores_keep_larger_score():
 
 
 def test_stage_scores_by_granularity():
-    """Triples answer twice (right and half right), sentence and default once; one run fails."""
+    """Two answers are from triples (right, half right), one from sentences, one is the default."""
     question = dataclasses.replace(BARE, answers=("Orlin County",))
     answers = [
         ("triple", "the Orlin County"), ("triple", "Orlin Bay"), ("default", "Tarn"),
@@ -230,7 +230,7 @@ def test_stage_scores_by_granularity():
 
 
 def test_rouge_scores_match_hand_computed_values():
-    """The six gold words share four with the five predicted words, and two bigrams."""
+    """Six gold words and five predicted words have four words and two bigrams in common."""
     question = dataclasses.replace(BARE, answers=("no", "The cat sat on the mat."))
     result = measured(
         [(question, Prediction("a cat sat on mat", "passage")), (question, None)], ["rouge"]

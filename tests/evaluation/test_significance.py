@@ -84,7 +84,7 @@ def repeated_scores():
 
 
 def assert_one_distribution(drawn, loop):
-    """Checks that both have the same distribution (Kolmogorov-Smirnov, level 0.001)."""
+    """Checks that both samples have the same distribution (Kolmogorov-Smirnov, level 0.001)."""
     for ours, theirs in zip(drawn, loop, strict=True):
         result: Any = scipy.stats.ks_2samp(ours, theirs)  # SciPy's stubs lack pvalue
         assert result.pvalue > 0.001

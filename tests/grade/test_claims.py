@@ -28,7 +28,7 @@ def drive(index, settings, *answers):
             request = program.send(Generated(text, finish))
     except StopIteration as end:
         return roles, end.value
-    raise AssertionError(f"it asks {request.role} more")
+    raise AssertionError(f"it also asks {request.role}")
 
 
 def test_claim_by_rules_sends_no_request():

@@ -163,7 +163,7 @@ def answered(program, *answers):
             request = program.send(Generated(text, "stop"))
     except StopIteration as end:
         return requests, end.value
-    raise AssertionError("it asks more")
+    raise AssertionError("the program made further requests")
 
 
 GOOD = "Question: Where was the director of Low Tide born? | Answer: Osk"

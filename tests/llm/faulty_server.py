@@ -1,4 +1,4 @@
-"""A local OpenAI-compatible server that fails on request, and records its requests."""
+"""A local OpenAI-compatible server that fails as scripted, and records its requests."""
 
 import contextlib
 import http.server

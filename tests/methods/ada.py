@@ -37,7 +37,7 @@ SCORES = {
 
 
 def fake(integrator=(), reader=(), **fields):
-    """Returns handlers that find Ada and Kiruna for the question, and Lund and Ada otherwise."""
+    """Returns handlers that retrieve Ada and Kiruna for the question, Lund and Ada otherwise."""
     defaults = {
         "passages": {QUESTION: (ADA, OTHER), None: (LUND, ADA)},
         "triples": {"a": (BORN, PAINTS), "b": (PLACE, CHURCH), "c": (MINE,)},

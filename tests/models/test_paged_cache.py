@@ -41,7 +41,7 @@ def test_attend_pages_equals_attend(window, cap, new):
     paged = attend(k_pages, v_pages)
     whole = np.asarray(attention.attend(scoring, q, k, v, jnp.asarray(mask)))
     np.testing.assert_allclose(paged, whole, rtol=0, atol=1e-6)
-    # A row's output is bitwise equal if it is computed without the longer rows.
+    # A row's output is exactly equal if it is computed without the longer rows.
     np.testing.assert_array_equal(attend(k_pages, v_pages, slice(4)), paged[:4])
     # The keys and values are stored as the bits of bf16.
     rounded = [x.astype(jnp.bfloat16).astype(jnp.float32) for x in (k_pages, v_pages)]

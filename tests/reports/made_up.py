@@ -1,4 +1,4 @@
-"""An invented run: a complete question, and journals with many similar ones."""
+"""An invented run: a complete question, and journals with many similar questions."""
 
 import dataclasses
 import json
@@ -134,7 +134,7 @@ PREDICTION = Prediction(
 
 
 def write_journal(path, pairs, passages=PASSAGES, failed=(), **settings):
-    """Writes a journal with ``pairs`` of question and prediction, None if unfinished.
+    """Writes a journal with ``pairs`` of question and prediction (None if unfinished).
 
     ``failed`` are questions that end with an error. ``settings`` are the settings of the run.
     """

@@ -304,7 +304,7 @@ def test_report_counts_seeds_of_a_folder(tmp_path):
 
 
 def pictures_of(page):
-    """Returns the addresses of the pictures in the page."""
+    """Returns the addresses of the pictures on the page."""
     return [url for url in page.requests() if url.startswith("data:image/svg+xml;base64,")]
 
 

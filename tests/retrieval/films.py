@@ -61,7 +61,7 @@ def make_index(head=None, **options):
 
 
 def make_head(**weights):
-    """Returns a linear link head with these weights of features."""
+    """Returns a linear link head with these feature weights."""
     zeros = np.zeros(len(FEATURES), np.float32)
     module = LinkHeadModule(zeros, zeros + 1, 4, nnx.Rngs(0))
     module.linear_F[...] = np.array([weights.get(name, 0.0) for name in FEATURES], np.float32)

@@ -135,7 +135,7 @@ def _index_folder(folder, workdir):
 
 
 def test_build_holds_one_shard_in_memory(encoder, tmp_path, monkeypatch):
-    """The build reads at most one shard beyond the passages that are embedded."""
+    """The build reads at most one shard in addition to the embedded passages."""
     read, passages, ahead, encode = 0, CorpusScan.__iter__, [], encoder.encode
 
     def counting(corpus):

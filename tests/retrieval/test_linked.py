@@ -155,7 +155,7 @@ def test_search_refuses_feedback():
 
 
 def test_training_head_learns_to_follow_links(tmp_path):
-    """No passage about a director shares a word with the question; only the film's names them."""
+    """A director's passage shares no word with the question; only the film's passage names it."""
     config = aligner.linked().head
     config.update({"epochs": 30, "batch_size": 8, "hidden": 8, "steps": 2})
     index = make_index(steps=2)
@@ -201,7 +201,7 @@ def test_training_stops_at_any_point():
     task = Task(make_index(steps=2), tuple(ROW), DATASET.questions[:7], DATASET.questions[7:])
 
     def num_checks(limit):
-        """Returns the number of checks of a training that stops at check number ``limit``."""
+        """Returns how often training checks for a stop, if check number ``limit`` stops it."""
         times = itertools.count(1)
 
         def check_stop():
@@ -234,7 +234,7 @@ def test_explore_reports_progress(monkeypatch):
 
 
 def test_training_uses_held_out_questions_in_halves():
-    """The head learns to follow links from the held-out questions, the only ones with names."""
+    """The head learns to follow links from the held-out questions; only these have names."""
     config = aligner.linked().head
     config.update({"epochs": 60, "batch_size": 8, "hidden": 8, "steps": 2, "rounds": 1})
     blind = tuple(

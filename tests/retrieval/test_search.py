@@ -139,7 +139,7 @@ def test_search_single_query_is_not_a_full_batch(monkeypatch):
 
 @pytest.mark.parametrize("count", [640, 8192, 300_001])
 def test_places_of_highest_equal_a_stable_sort(count):
-    """Numbers have many ties, and higher ones are rarer; 300,001 numbers are grouped twice."""
+    """There are many ties, and higher numbers are rarer; 300,001 numbers are grouped twice."""
     x_QN = np.floor(np.random.default_rng(count).exponential(2.0, (20, count)), dtype=np.float32)
     found_QK = search_lib._places_of_highest(jnp.asarray(x_QN), 5)
     np.testing.assert_array_equal(found_QK, np.argsort(-x_QN, axis=1, kind="stable")[:, :5])

@@ -107,7 +107,7 @@ class Streaming(Recording):
 
 
 class Killed(BaseException):
-    """Simulates that the process is killed."""
+    """Simulates a kill of the process."""
 
 
 def passage(name: str) -> Passage:

@@ -311,7 +311,7 @@ def test_cached_request_is_not_generated_again(engine, tmp_path):
 
 
 def test_more_calls_cached_and_scores(engine, tmp_path):
-    """Cached requests, and scores, are answered at the index of their call."""
+    """Responses to cached requests and to scores have the index of their call."""
     cache = ResponseCache(tmp_path / "cache")
     handler = GenerateHandler(engine, {"reader": 6}, cache=cache)
     assert handler.accepts_more
@@ -340,7 +340,7 @@ def test_more_calls_cached_and_scores(engine, tmp_path):
 
 
 def test_more_calls_all_cached_asks_again(engine, tmp_path):
-    """Fetches more calls until one is not cached, because a backend requests more only once."""
+    """A backend fetches more calls only once, so the handler fetches until one is not cached."""
     cache = ResponseCache(tmp_path / "cache")
     cached, other = say(WORDS[1]), say(WORDS[2])
     ask(GenerateHandler(engine, {"reader": 6}, cache=cache), cached)

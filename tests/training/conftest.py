@@ -1,4 +1,4 @@
-"""Fixtures for the tests of trainings."""
+"""Fixtures for the tests of training."""
 
 import importlib.util
 

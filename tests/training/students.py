@@ -46,7 +46,7 @@ def write(folder, trajectories, **sidecar):
 
 
 def base_folder(folder):
-    """Writes a tiny base model whose tokenizer has the trajectories' words; examples are short."""
+    """Writes a tiny base model. Its tokenizer has the trajectories' words: examples are short."""
     texts = [
         message.text
         for t in map(by_hand.trajectory, range(3))

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short_instruction")]
 
 @pytest.fixture(scope="module")
 def trained(folders, tmp_path_factory):
-    """The workdir and result of a short training, and the base model's arrays before and after."""
+    """The workdir and result of a short run, and the base model's arrays before and after."""
     return train(folders, tmp_path_factory.mktemp("trained"))
 
 

@@ -33,7 +33,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def trained(folders, tmp_path_factory):
-    """The workdir and result of a short training."""
+    """The workdir and result of a short training run."""
     return train(folders, tmp_path_factory.mktemp("trained"))[:2]
 
 

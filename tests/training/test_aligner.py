@@ -141,7 +141,7 @@ def test_make_batches_long_queries_have_buckets_up_to_the_positions(tmp_path):
 
 @pytest.mark.parametrize(("preset", "batch_size"), [("paper", 8), ("code", 16)])
 def test_train_paper_presets(model_and_data, tmp_path, preset, batch_size):
-    """Both presets train the tiny model, including bf16 and eight devices."""
+    """Both presets train the tiny model, in bf16 on eight devices."""
     changes = {"num_steps": 2, "eval_every": 2, "batch_size": batch_size, "num_negatives": 10}
     config = load_config(
         str(_ROOT / f"configs/aligner.py:{preset}"), _overrides(model_and_data, **changes)
@@ -225,7 +225,7 @@ def test_train_several_folders_and_resume(model_and_data, tmp_path, one_device):
 def test_train_in_batch_negatives_resumed_on_other_devices_has_the_same_losses(
     model_and_data, tmp_path, monkeypatch
 ):
-    """The groups that share negatives belong to the config."""
+    """The config, not the devices, sets the groups that share negatives."""
     make_mesh = sharding.make_mesh
     changes = {"negatives": "in_batch", "negative_groups": 2, "num_steps": 4, "eval_every": 0}
     config = _config(model_and_data, **changes)
@@ -258,7 +258,7 @@ def test_train_loss_that_is_not_finite_stops_with_step(model_and_data, tmp_path,
 
 
 def test_train_profile_covers_requested_steps(model_and_data, tmp_path, monkeypatch, one_device):
-    """The trace starts before the first requested step is sent, and ends when the last one ends."""
+    """The trace starts before the first requested step is sent, and ends with the last one."""
     start, stop = jax.profiler.start_trace, jax.profiler.stop_trace
     ended, traced = [], []
     monkeypatch.setattr(MetricWriter, "progress", lambda _, step, loss: ended.append(step))

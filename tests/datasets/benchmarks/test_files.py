@@ -117,7 +117,7 @@ def test_find_files_split_without_file_is_left_out(tmp_path, caplog):
 
 @pytest.fixture
 def server(tmp_path):
-    """An HTTP server over ``tmp_path/www``; returns the folder and its address."""
+    """An HTTP server for ``tmp_path/www``; returns the folder and the server's address."""
     folder = tmp_path / "www"
     folder.mkdir()
 
@@ -190,7 +190,7 @@ def test_download_without_network_names_file_and_folder(tmp_path, monkeypatch):
 def test_download_unreachable_host_fails_at_once(tmp_path):
     class Never:
         def download(self, url):
-            raise AssertionError(f"asked for {url}")
+            raise AssertionError(f"requested {url}")
 
     files = {"dev": OfficialFile("dev.json", "http://127.0.0.1:9/dev.json")}
     with pytest.raises(UserError, match="cannot be downloaded"):

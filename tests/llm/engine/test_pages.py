@@ -28,7 +28,7 @@ class SimulatedPages:
         self.rows = []
 
     def begin(self, prompt, room):
-        """Returns a row with ``prompt`` and room for more tokens, or None without enough pages."""
+        """Returns a row with ``prompt`` and room for more tokens, or None if too few are free."""
         place = self.pages.allocate(prompt, len(prompt) + room)
         if place is None:
             return None
@@ -67,7 +67,7 @@ class SimulatedPages:
 @settings(max_examples=300, deadline=None)
 @given(st.data(), st.integers(6, 20), st.integers(0, 12))
 def test_allocator_random_rows_read_their_tokens(data, count, kept):
-    """Rows read only their own tokens while others begin, grow and end, and pages are evicted."""
+    """Rows read only their own tokens while other rows change and pages are evicted."""
     store = SimulatedPages(count, kept)
     for _ in range(data.draw(st.integers(1, 25))):
         action = data.draw(st.sampled_from(["begin", "grow", "end", "forget"]))

@@ -92,7 +92,7 @@ def test_release_frees_memory_until_next_use(engine, caching_engine):
 
 
 def test_contiguous_cache_same_tokens(engine, folder):
-    """Attention over whole page tables, used except on a CPU, gives the same tokens."""
+    """Attention over complete page tables, as on accelerators, gives the same tokens."""
     loaded = load_decoder(str(folder))
     config = dataclasses.replace(loaded.config, attention="xla")
     params, options = decoder_params.to_params(loaded.state), engine.options
@@ -153,7 +153,7 @@ def test_interruption_leaves_engine_usable(engine, caching_engine, monkeypatch, 
 
 @pytest.mark.parametrize("stored", ["float32", "bfloat16"])
 def test_programs_do_not_copy_the_cache(stored):
-    """Prevents XLA from copying a bf16 cache to fp32 at every write."""
+    """XLA must not copy a bf16 cache to fp32 at every write."""
     config = decoder.DecoderConfig(
         64, 32, 1, 4, 2, 16, 48, 4096, param_dtype=stored, attention="transposed"
     )
@@ -187,7 +187,7 @@ def test_programs_do_not_copy_the_cache(stored):
 
 
 def test_with_options_shares_weights_and_prefixes(folder, engine):
-    """Engines with other options share weights, and reuse the prefixes that the first cached."""
+    """Engines with other options share weights, and reuse the first engine's cached prefixes."""
     first = open_engine(folder, prefix_tokens=512)
     second = first.with_options(dataclasses.replace(first.options, batch_size=1))
     wider = dataclasses.replace(first.options, batch_size=4)
@@ -228,7 +228,7 @@ def test_cache_tokens_bounds_memory(folder, engine, cache_tokens, room):
 
 
 def test_idle_rows_do_not_write(folder):
-    """Two rows use all six pages. After one ends, the other's last page stays intact."""
+    """Two rows use all six pages. After one row ends, the other row's last page stays intact."""
     full = open_engine(folder, batch_size=2, cache_tokens=16, prefix_tokens=0)
     sent = [ask(text(130, 1), max_tokens=5), ask(text(130, 2), max_tokens=60)]
     responses = full.generate(sent)

@@ -51,7 +51,7 @@ def draw(logits, seeds, temperature=1.0, top_p=1.0, step=0):
 
 
 def test_nucleus_is_computed_only_if_needed():
-    """The nucleus is searched only if a sampled row has one; this changes no other row."""
+    """The nucleus is computed only if a sampled row needs it; other rows do not change."""
     logits = jnp.asarray(np.random.default_rng(0).normal(0, 2, (4, 40)), jnp.float32)
 
     def samples(temperature, top_p):

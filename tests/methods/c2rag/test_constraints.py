@@ -44,7 +44,7 @@ def test_effective_number_point_mass_and_empty_pool():
 
 
 def test_effective_number_case_study_weights():
-    """For the first weights, Figure 5 prints 0.65, their sum of squares; N_eff is at least 1."""
+    """For the first weights, Figure 5 has 0.65, the sum of their squares; N_eff is at least 1."""
     assert effective_number([0.79, 0.12, 0.09]) == pytest.approx(1.547, abs=1e-3)
     assert effective_number([0.35, 0.33, 0.32]) == pytest.approx(2.996, abs=1e-3)
 

@@ -349,7 +349,7 @@ def test_compact_format_keeps_candidates_by_number():
 def test_keep_above_keeps_probable_candidates():
     """Only candidates whose probability is above the threshold are kept.
 
-    Round 1 numbers BORN, PAINTS and MINE; round 2 numbers PLACE, CHURCH, BORN and PAINTS.
+    Round 1 lists BORN, PAINTS and MINE by number; round 2 PLACE, CHURCH, BORN and PAINTS.
     """
     scores = [[math.log(p) for p in row] for row in ((0.4, 0.1, 0.3, 0.2), (0.1,) * 4 + (0.6,))]
     texts = [scores[0], " In which province is Lund? ", scores[1], Generated(" done", "length")]

@@ -255,7 +255,7 @@ def test_load_and_save_decoder_bad_arguments_raise(tmp_path):
 
 
 def test_load_decoder_mesh_places_each_parameter(tmp_path):
-    """Each parameter has the right values and sharding, and each device only its part."""
+    """Each parameter has the right values and sharding, and each device holds only its part."""
     folder = tiny_decoder.folder(tmp_path, "qwen3", attention_bias=True)
     plain = decoder_params.to_params(_open(folder).state)
     mesh = sharding.make_mesh(2, 2, 2)

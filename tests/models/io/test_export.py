@@ -1,4 +1,4 @@
-"""Exported folders, with which sentence-transformers computes the same embeddings as we do."""
+"""Exported folders, from which sentence-transformers computes the same embeddings."""
 
 import dataclasses
 import json

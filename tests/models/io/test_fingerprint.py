@@ -15,7 +15,7 @@ from tests import tiny, tiny_decoder
 
 
 def changed(file: pathlib.Path, text: bytes) -> dict:
-    """Changes ``file`` at the same size and time; returns the identity's changed entries."""
+    """Changes ``file``, but not its size and time; returns the identity's changed entries."""
     old, times = fingerprint.model_identity(str(file.parent)), file.stat()
     before = file.read_bytes()
     assert text in before

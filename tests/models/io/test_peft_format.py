@@ -49,7 +49,7 @@ def assert_same(state, wanted):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """Returns the folder of a base model, and an adapter of it that PEFT wrote."""
+    """Returns the folder of a base model, and an adapter written by PEFT."""
     folder = tmp_path_factory.mktemp("peft")
     model, ours, state = tiny_adapter.both(folder / "base", LORA)
     model.save_pretrained(folder / "adapter")

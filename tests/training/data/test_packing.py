@@ -66,7 +66,7 @@ def test_plan_epoch_has_every_example_once(layout):
         assert sorted(orders[-1]) == list(range(len(examples)))
     assert orders[0] != orders[1] != orders[2]
     assert packing.make_plan(examples, layout, 8).steps != plan.steps[:per_epoch]
-    # A longer plan begins with the shorter one, so that trainings can be extended.
+    # A longer plan begins with the shorter one, so that training can be extended.
     assert packing.make_plan(examples, layout, 7, num_steps=5).steps == plan.steps[:5]
 
 
@@ -158,7 +158,7 @@ def summed(model, examples, layout):
 
 
 def test_packed_loss_and_gradient_equal_unpacked(model):
-    """Sums of other shapes differ by rounding: measured, 2.1e-6 of the largest gradient."""
+    """Sums over other shapes round differently, by up to 2.1e-6 of the largest gradient."""
     examples = make_examples()
     expected = summed(model, examples, Layout(64, False, (64,), 1, 1))
     for layout in (PACKED, BUCKETS, Layout(128, True, (128,), 2, 2)):
@@ -268,7 +268,7 @@ def test_plan_supervised_tokens_are_not_shared():
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_shared_prefix_loss_and_gradient_equal_unshared(family):
-    """In Gemma 2, attention has windows, here of 6 tokens."""
+    """Gemma 2 uses sliding windows, here of 6 tokens."""
     config = parse_decoder_config(tiny_decoder.config(family), "config.json")
     assert (family == "gemma2") == bool(config.windowed)
     state = lora.init_adapter(config, LoraConfig(rank=4))

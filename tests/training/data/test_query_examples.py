@@ -73,7 +73,7 @@ def test_written_queries_show_annotated_triples():
 
 @pytest.fixture
 def data(tmp_path):
-    """Examples of two trajectories, one of them held out, and of a folder with more questions."""
+    """Examples from two trajectories (one is held out) and from a folder with more questions."""
     folder = tmp_path / "musique"
     folder.mkdir()
     steps = [{"question": s.question, "answer": s.answer, "supporting": s.supporting}
