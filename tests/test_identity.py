@@ -158,7 +158,7 @@ def test_check_same_ignores_fields_that_may_differ():
         identity.check_same("w", old, {**new, "seed": 1}, may_differ=free)
 
 
-def test_without_drops_fields_and_blocks():
+def test_without_removes_fields_and_blocks():
     fields = {"a": 1, "block": {"a": 2, "b": {"c": 3, "d": 4}}, "flat.a": 5, "mesh": {"a": 6}}
     kept = identity.without(fields, ("a", "block.b.c", "flat.a", "mesh", "gone.x"))
     assert kept == {"block": {"a": 2, "b": {"d": 4}}}

@@ -166,7 +166,7 @@ def test_answer_online_extraction_stops_at_budget_and_resumes(answer, tmp_path):
     assert sorted(texts(server)) == sorted(asked)
 
 
-def test_answer_budget_covers_workdir_and_roles_of_a_model(answer):
+def test_answer_budget_covers_all_runs_and_roles_of_a_model(answer):
     # A request uses about 100 tokens, and reserves ten times as many.
     budget = {f"{role}.budget_tokens": 1500 for role in ("integrator", "reader")}
     budget |= {f"{role}.max_tokens": 200 for role in ("integrator", "reader")}

@@ -140,7 +140,7 @@ def test_evaluate_links_need_no_checkpoint_and_beat_bm25(linked, tmp_path):
     assert [row.split("|")[1].strip() for row in rows] == ["BM25", "links from BM25"]
 
 
-def test_evaluate_links_stay_within_the_context(linked, tmp_path):
+def test_evaluate_links_retrieve_only_from_the_context(linked, tmp_path):
     linked.data.corpus = "per_question"
     evaluate(linked, tmp_path)
     ranked = json.loads((tmp_path / "rankings.jsonl").read_text())["ranked"]

@@ -194,7 +194,7 @@ def test_extract_other_parser_needs_replace(server, tmp_path, monkeypatch):
     assert run(server, folder, tmp_path / "w", replace=True)["extracted"] == 1
 
 
-def test_extract_selected_questions_only_their_contexts(server, tmp_path):
+def test_extract_selected_questions_reads_only_their_contexts(server, tmp_path):
     folder = corpus(tmp_path / "c", TEXTS)
     contexts = {"q0": ["p0", "p3"], "q1": ["p3", "p1"], "q2": ["p4"]}
     rows = [

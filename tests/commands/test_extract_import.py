@@ -44,7 +44,7 @@ def folder(tmp_path):
     return folder
 
 
-def test_import_same_triples_as_dataset_reader(folder, tmp_path):
+def test_import_gives_same_triples_as_dataset_reader(folder, tmp_path):
     result = run(folder, tmp_path / "w", folder / "openie.jsonl", block=5)
     dataset = jsonl.read_dataset(folder)
     with TripleStore.open(tmp_path / "w") as store:
@@ -58,7 +58,7 @@ def test_import_same_triples_as_dataset_reader(folder, tmp_path):
     assert (again["imported"], again["reused"]) == (0, 22)
 
 
-def test_import_then_extraction_of_other_passages(folder, tmp_path):
+def test_import_then_extraction_adds_other_passages(folder, tmp_path):
     run(folder, tmp_path / "w", folder / "openie.jsonl")
     with model_server() as server:
         result = run(

@@ -83,7 +83,7 @@ def test_stop_then_other_model_needs_replace(server, tmp_path):
     ("owner", "name", "call"),
     [(TripleStore, "commit", 2), (Journal, "forget", 1), (Journal, "close_program", 4)],
 )
-def test_stop_anywhere_in_block_counts_it_once(
+def test_stop_anywhere_in_block_counts_block_once(
     server, tmp_path, monkeypatch, owner, name, call, when
 ):
     folder, function, count = corpus(tmp_path / "c", TEXTS), getattr(owner, name), 0

@@ -256,7 +256,7 @@ def test_generate_bad_config_is_named(tmp_path, monkeypatch, fields, words):
         generate_file(config_of(prompts, **fields), tmp_path)
 
 
-def test_generate_key_instead_of_name_is_not_recorded(tmp_path, capsys):
+def test_generate_key_in_place_of_variable_name_is_not_recorded(tmp_path, capsys):
     prompts = write(tmp_path / "p.jsonl", line("a"))
     key, workdir = "sk-test-0123456789", tmp_path / "w"
     argv = ["generate.py", f"--workdir={workdir}", f"--config.prompts={prompts}"]
@@ -308,7 +308,7 @@ def _recorded(workdir):
     return count
 
 
-def test_generate_other_llguidance_is_other_program(monkeypatch):
+def test_generate_llguidance_version_changes_constrained_programs(monkeypatch):
     turns = (Message("user", "who is it?"),)
     plain, held = Generate(turns), Generate(turns, json_schema={"enum": ["the mill"]})
 

@@ -301,7 +301,7 @@ def test_review_equal_names_are_matched_by_claims():
     }
 
 
-def test_needs_link_both_kinds_count_once():
+def test_needs_link_counts_question_with_both_kinds_once():
     def row(links, name="q"):
         return {"question_id": name, "hops": 3, "links": links}
 
@@ -349,7 +349,9 @@ def test_chunks_other_size_sends_no_requests(whole, model, folders, capsys):
     assert {p for q in dataset.questions for p in q.supporting or ()} <= set(dataset.corpus)
 
 
-def test_settings_hard_clusters_and_no_equivalence(whole, model, folders, tmp_path, capsys):
+def test_settings_hard_clusters_and_no_equivalence_change_counts(
+    whole, model, folders, tmp_path, capsys
+):
     hard, _ = execute(capsys, arguments(folders, tmp_path / "h", "clusters.soft=false"))
     assert hard["questions"] == whole[1]["questions"] and hard["claims_in_several_clusters"] == 0
     off, err = execute(capsys, arguments(folders, tmp_path / "o", "equivalence.kind=off"))
@@ -360,7 +362,7 @@ def test_settings_hard_clusters_and_no_equivalence(whole, model, folders, tmp_pa
 # ----------------------------------------------------------------------------- kills and faults
 
 
-def test_resume_after_kill_at_any_write_same_bytes(
+def test_resume_after_kill_at_any_write_gives_same_bytes(
     whole, model, folders, tmp_path, capsys, monkeypatch
 ):
     workdir, _ = whole
@@ -522,7 +524,7 @@ def test_paths_cut_sources_are_counted(whole, folders, capsys):
     assert err.count("WARNING: 2 nodes start more than 4 paths each") == 1
 
 
-def test_paths_none_is_one_sentence(model, folders, tmp_path, capsys):
+def test_paths_none_found_is_one_sentence(model, folders, tmp_path, capsys):
     message = fails(capsys, arguments(folders, tmp_path, "paths.hops=(7,)"))
     assert "6 facts of 6 claims have no usable path of 7 hops" in message
 

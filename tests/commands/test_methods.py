@@ -259,7 +259,7 @@ def test_answer_method_anchors_entities_of_the_corpus(folders, tmp_path, capsys,
         opening.check(online, Anchors.needs)
 
 
-def test_answer_c2rag_with_invalid_plans_answers(folders, tmp_path, capsys):
+def test_answer_c2rag_survives_invalid_plans(folders, tmp_path, capsys):
     argv = arguments(folders, tmp_path / "w", method="c2rag")
     more = ["--config.data.limit=3", "--config.planner.max_tokens=24"]
     result = run(capsys, [*argv, *more, "--config.c2rag.kg_scope=corpus"])
@@ -310,7 +310,7 @@ def test_config_unknown_preset_is_refused(name):
         load_config(str(_ROOT / f"configs/methods/{name}.py:huge"))
 
 
-def test_answer_result_says_if_method_sees_gold(folders, tmp_path, capsys, monkeypatch):
+def test_answer_result_records_if_method_reads_gold(folders, tmp_path, capsys, monkeypatch):
     @dataclasses.dataclass(frozen=True)
     class Oracle:
         needs = dataclasses.replace(DirectConfig.needs, gold=True)
@@ -365,7 +365,7 @@ def test_check_prefilled_headers_need_continue_final():
         opening.check(config, needs)
 
 
-def test_needs_cirag_without_rounds_has_only_a_reader(folders, tmp_path):
+def test_needs_cirag_without_rounds_is_only_a_reader(folders, tmp_path):
     config = load_config(str(_ROOT / "configs/methods/cirag.py"), ["--config.cirag.max_steps=0"])
     needs = registry.find_method("cirag").config(**task.plain(config.cirag)).needs
     assert needs == Needs(roles=("reader",))

@@ -198,7 +198,7 @@ def test_plan_exchange_of_real_processes_is_the_same(capfd):
     assert row["processes"] == 2 and 1.0 <= row["ratio"] < 1.001, row
 
 
-def test_plan_steps_from_epochs_dtype_from_gpu(reader):
+def test_plan_takes_steps_from_epochs_and_dtype_from_gpu(reader):
     assert reader["dtype"] == "bfloat16"
     assert reader["steps"] == 100  # two epochs, two rows per step
     on = reader["gpus"]["A100-80"]

@@ -72,7 +72,7 @@ def test_run_jobs_selection_does_not_move_questions(tmp_path, monkeypatch):
     assert len(read_records(tmp_path / "journal.sqlite")) == len(NAMES)
 
 
-def test_run_jobs_complete_only_if_all_processes_are(tmp_path, monkeypatch):
+def test_run_jobs_is_complete_only_if_all_processes_are(tmp_path, monkeypatch):
     simulated = SimulatedProcesses(monkeypatch, tmp_path)
     found = simulated.run(NAMES, stopped=(1,))
     assert not found.complete and 0 < len(found.records) < len(NAMES)

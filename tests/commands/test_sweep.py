@@ -75,7 +75,7 @@ def test_sweep_runs_every_combination_once(ran, tmp_path):
         sweep(tmp_path, *more, batch_size=16)
 
 
-def test_best_of_lower_loss_and_later_of_equals():
+def test_best_of_prefers_lower_loss_and_later_of_equals():
     from cirag_jax.commands import series
 
     assert series.best_of({"a": 2.0, "b": 1.0, "c": None, "d": math.nan}, "dev/loss") == "b"

@@ -169,5 +169,5 @@ def test_query_text_appends_the_chain():
     assert query_text("Who?", ["A b."], "sentence") == "Who?\nknowledge sentences: A b."
 
 
-def test_units_of_unknown_kind_is_refused():
+def test_units_of_unknown_kind_are_refused():
     assert chains.UNIT_KINDS == ("triple", "sentence", "passage")

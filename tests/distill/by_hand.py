@@ -77,7 +77,7 @@ def of_sentences(trajectory: Trajectory) -> Trajectory:
 
 
 def tiny_tokenizer(folder: pathlib.Path, template: str | None = "") -> ChatTokenizer:
-    """Returns the tiny decoder's tokenizer with another chat ``template``, or without one."""
+    """Returns the tiny decoder's tokenizer; ``template`` replaces its template, None removes it."""
     folder.mkdir(parents=True, exist_ok=True)
     tiny_decoder.write_tokenizer(folder)
     tokenizer = ChatTokenizer.load(folder).tokenizer

@@ -373,7 +373,7 @@ def test_sentence_gold_answer_has_words_of_sentence():
     assert step.next_query == "Which country does Vik belong to?"
 
 
-def test_mark_unclear_unreachable_or_wrong_support():
+def test_mark_unclear_marks_unreachable_and_wrong_support():
     gold = sentence_gold()
     steps = (
         Step(SENTENCE_QUESTION.question, candidates=(BIRTH, HOME), scores=(1.0, 0.5)),

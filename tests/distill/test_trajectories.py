@@ -185,7 +185,7 @@ def test_statistics_of_no_trajectories():
     assert "unknown" in trajectories.table(stats)
 
 
-def test_until_second_empty_round():
+def test_until_second_empty_round_drops_later_rounds():
     kept, empty = STEPS[0], STEPS[1]
 
     def truncate(*steps):

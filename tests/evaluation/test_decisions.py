@@ -195,7 +195,7 @@ def test_score_matches_hand_computed_values():
     assert decisions.parse_errors(result) == {"no_facts": 1}
 
 
-def test_score_failures_and_missing_questions_have_zero():
+def test_score_failed_and_missing_questions_score_zero():
     failed = StepDecision("", (), has_question=False, error="too long")
     mute = StepDecision("", (D,), None, has_question=False, parse_errors=("no_question",))
     actual = {name: ratio.value for name, ratio in score(BOTH, [[failed, mute], [failed]]).items()}
@@ -223,7 +223,7 @@ def test_score_normalizes_facts_and_skips_missing_gold():
     assert "gold/f1" not in score(BOTH, result, gold=[[None, None], [None]])
 
 
-def test_score_of_teacher_is_perfect_and_top_k_by_hand():
+def test_score_teacher_is_perfect_and_top_k_matches_hand_computed():
     teachers = [[StepDecision(s.thought, s.kept, s.next_query) for s in t.steps] for t in BOTH]
     perfect = score(BOTH, teachers, similarity=lambda pairs: np.ones(len(pairs)))
     wrong = {"false_keeps", "stop_unsolved"}
@@ -248,7 +248,7 @@ def test_score_of_teacher_is_perfect_and_top_k_by_hand():
     assert first.startswith("Where?") and len(second) > len(first) > len("Where?")
 
 
-def test_aligner_keeps_best_new_candidate_and_stops_below():
+def test_aligner_keeps_best_new_candidate_and_stops_below_threshold():
     kept = [[one.kept for one in row] for row in aligner(BOTH, CiragConfig())]
     best = [[t.candidates[0] for t in row.steps] for row in BOTH]
     assert kept[0][0] == (best[0][0],) and all(len(one) == 1 for row in kept for one in row)

@@ -82,7 +82,7 @@ def test_recall_scores_unranked_granularity_has_no_score():
     assert result["sentence_recall@5"][1] == result["triple_recall@5"][1] == 0
 
 
-def test_recall_scores_failed_questions_have_zero():
+def test_recall_scores_failed_questions_score_zero():
     pairs = [
         (QUESTION, FOUND),
         (QUESTION, None),
@@ -253,7 +253,7 @@ def test_endpoints_normalize_both_names():
     assert endpoints("+", "x") != endpoints("-", "x")  # no letters remain, so the signs count
 
 
-def test_titles_and_rejected_settings():
+def test_metrics_have_titles_and_invalid_settings_are_rejected():
     assert metrics.title("recall@5") == "R@5" and metrics.title("f1") == "F1"
     assert metrics.title("sentence_recall@2") == "sentence R@2"
     metrics.check(NAMES)

@@ -81,7 +81,7 @@ def test_interval_same_seed_gives_same_result():
     assert first == again != other
 
 
-def test_interval_equals_difference_to_zero():
+def test_interval_equals_paired_interval_with_zeros():
     a, b = map(mean_of, np.random.default_rng(1).random((2, 40)))
     alone = paired_interval(a, mean_of(np.zeros(40)), samples=1500, seed=3)
     assert interval(a, 1500, 3) == pytest.approx(

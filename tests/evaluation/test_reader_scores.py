@@ -118,7 +118,7 @@ class Canned:
         ("in London", ("in", " London"), 0.125),  # without the label the whole text is the answer
     ],
 )
-def test_confidence_is_that_of_the_parsed_answer(data, text, pieces, expected):
+def test_confidence_belongs_to_the_parsed_answer(data, text, pieces, expected):
     tokens, offset = [], 0
     for number, piece in enumerate(pieces, start=1):
         tokens.append(token(piece, offset, 0.5**number))

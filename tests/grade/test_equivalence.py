@@ -29,7 +29,7 @@ PERRY = facts_of(
 )
 
 
-def test_link_exact_names_become_first_node():
+def test_link_exact_names_are_merged_into_first_node():
     group = Group(0, ("united states", "usa"), "always")
     graph = equivalence.link(PERRY, ((0,), (1,), (2,), (3,)), [group], 12)
     assert ("united states", "fda") in nodes(graph) and ("united states", "canada") in nodes(graph)

@@ -192,7 +192,7 @@ def test_ask_records_reason_of_rejection(answers, reason):
     assert result["reason"] == reason
 
 
-def test_settings_roles_by_kind_and_validation():
+def test_settings_kind_and_validation_determine_roles():
     requests, result = drive(QuestionSettings(kind="rules", validation="rules"))
     assert not requests and result["question"] == "Where was the director of Low Tide born?"
     clue = "Question: Where was Ann Bell of Low Tide born? | Answer: Osk"
@@ -267,7 +267,7 @@ def test_worth_wording_needs_adjacent_facts():
     assert questions.worth_wording(graph.edges) == {0, 1, 2, 3}
 
 
-def test_ask_by_hops_only_calls_validator():
+def test_ask_by_hops_calls_only_the_validator():
     made = make_graph()
     settings, path = QuestionSettings(kind="hops"), path_of(made[0], 0, 1)
     program = questions.ask(path, *made, settings, worded(made, 0, 1), checks_of(made))

@@ -126,7 +126,7 @@ def test_two_threads_encode_texts_and_prompts(tokenizer):
 
 
 @pytest.mark.parametrize("template", [GEMMA_LIKE, DROPPING])
-def test_system_turn_unsupported_is_folded(folder, template):
+def test_system_turn_unsupported_joins_the_user_turn(folder, template):
     tokenizer = with_template(folder, template)
     text = text_of(tokenizer, tokenizer.encode_prompt(TURNS[:2]))
     assert "be brief\n\nwhere was the sailor born?" in text

@@ -161,7 +161,7 @@ def test_minilm_embeddings_equal_transformers(minilm):
     assert difference(ours_BTD, theirs_BTD, mask_BT) < 5e-6
 
 
-def test_minilm_weights_round_trip_is_bitwise(minilm):
+def test_minilm_weights_round_trip_is_exact(minilm):
     encoder = load_encoder(str(minilm))
     tensors = weights.to_tensors(encoder.state, encoder.config)
     original = {name: array for name, _, array in tensor_files.read_tensors(minilm)}

@@ -25,7 +25,7 @@ def test_write_report_saves_figure_with_escaped_name(tmp_path):
     assert "<!-- a$\\frac$\\x00, 7 questions -->" in (tmp_path / "recall.svg").read_text()
 
 
-def test_table_of_stopping_searches(tmp_path):
+def test_table_has_rows_of_stopping_searches(tmp_path):
     result = result_of((2, 5), 5, "linked")
     assert "threshold" not in table_of(result | {"stops": None})
     result["stops"] = [{"stop": 0.25, "read": 2.46, "recall": 0.9, "exact": 0.5, "f1": 0.75}]

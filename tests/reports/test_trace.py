@@ -245,7 +245,7 @@ def test_browser_shows_question_with_all_parts(page, made_up_page):
     assert page.complaints() == []
 
 
-def test_browser_fact_opens_its_sentence_and_returns(page, made_up_page):
+def test_browser_fact_opens_its_sentence_and_escape_returns(page, made_up_page):
     page.resize(1440, 240)
     page.open(made_up_page)
     page.evaluate("document.querySelectorAll('.fact')[2].click()")

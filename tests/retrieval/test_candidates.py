@@ -43,7 +43,7 @@ def test_state_choose_without_candidates_ends_the_search():
     assert search.rows == [1] and search.ranked() == [1, 0]
 
 
-def test_finder_update_searches_read_their_own_chains():
+def test_finder_update_gives_each_search_its_own_chain_words():
     index = make_index(make_head())
     finder = index._finder
     query_QD = np.zeros((3, 64), np.float32)

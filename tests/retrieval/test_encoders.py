@@ -97,7 +97,7 @@ def test_open_encoder_remote_code_needs_permission(tmp_path):
     assert not marker.exists()
 
 
-def test_open_encoder_trainings_of_equal_step_differ_in_identity(model, tmp_path):
+def test_open_encoder_equal_steps_of_two_runs_differ_in_identity(model, tmp_path):
     base = load_encoder(str(model))
     meta = {
         "model": str(model), "pooling": "mean", "query_prefix": "", "passage_prefix": "",

@@ -134,7 +134,7 @@ def _index_folder(folder, workdir):
     return command.index_dataset(load_config("configs/index.py", more), workdir)
 
 
-def test_build_holds_one_shard_in_memory(encoder, tmp_path, monkeypatch):
+def test_build_keeps_one_shard_in_memory(encoder, tmp_path, monkeypatch):
     """The build reads at most one shard in addition to the embedded passages."""
     read, passages, ahead, encode = 0, CorpusScan.__iter__, [], encoder.encode
 
@@ -350,7 +350,7 @@ def test_open_damaged_folder_is_named(encoder, tmp_path, name, damage, message):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_open_holds_one_shard_open_at_a_time(encoder, tmp_path, monkeypatch, dtype):
+def test_open_reads_one_shard_at_a_time(encoder, tmp_path, monkeypatch, dtype):
     options, opened = IndexOptions(dtype=dtype), []
     command.build_index(_PASSAGES, encoder, tmp_path / "i", options=options, shard_rows=5)
     whole = PassageIndex.in_memory(_PASSAGES, encoder, options=options).search(_QUERIES, 24)

@@ -79,7 +79,7 @@ def test_candidates_named_by_a_unit_or_by_its_passage():
     assert berg["named_by_last"] == berg["named_by_chain"] == berg["named_by_passages"] == 1
 
 
-def test_candidates_words_left_and_added_by_the_chain():
+def test_candidates_features_of_remaining_and_chain_words():
     question = "Was the maker of Grey Harbour, Anna, a baker?"
     first, second = _steps(make_head(named=1.0), question, steps=2)
     # The first step searches with the complete question, because the chain is still empty.
@@ -116,7 +116,7 @@ def test_search_returns_only_allowed_passages():
     assert row_QK[0, 2:].tolist() == [-1, -1] and np.isneginf(score_QK[0, 2:]).all()
 
 
-def test_candidates_word_places_count_allowed_passages():
+def test_candidates_word_places_are_among_allowed_passages():
     seen = []
     allowed = [np.array([ROW["Long Harbour"], ROW["Bo Berg"]])]
     make_index(make_head(named=1.0)).explore(["A baker?"], make_head().score, allowed, seen.append)
@@ -251,7 +251,7 @@ def test_training_uses_held_out_questions_in_halves():
     assert [PASSAGES[row].id for row in rows[0]] == ["Grey Harbour", "Anna Berg"]
 
 
-def test_training_half_is_measured_without_learning_from_it(monkeypatch):
+def test_training_measures_halves_with_heads_of_the_other_half(monkeypatch):
     fit_head, odd = training.fit_head, []
 
     def recording(states, *rest):

@@ -96,7 +96,7 @@ def test_search_in_blocks_equals_a_stable_sort(small_blocks, devices, rows, k, d
 
 
 @pytest.mark.parametrize("devices", [1, 8])
-def test_search_allowed_rows_hold_in_every_block(small_blocks, devices):
+def test_search_every_block_returns_only_allowed_rows(small_blocks, devices):
     vectors, queries = _whole_numbers(2100, 0), _whole_numbers(3, 1)
     allowed = [np.array([2099, 0, 777]), np.arange(5, 2100, 3), np.zeros(0, np.int32)]
     mesh = sharding.make_mesh(devices=jax.devices()[:devices]) if devices > 1 else None

@@ -59,7 +59,7 @@ def test_cache_is_persistent_and_shared(tmp_path):
     three.close()
 
 
-def test_bad_file_is_rejected(tmp_path):
+def test_cache_bad_file_is_rejected(tmp_path):
     (tmp_path / "notes").write_text("this is text and not a database\n" * 50)
     with pytest.raises(UserError, match=r"config\.cache=.*notes cannot be used: "):
         ResponseCache(tmp_path / "notes")

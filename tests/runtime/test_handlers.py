@@ -80,7 +80,7 @@ class Counting:
         return self.index.search(queries, k, allowed, feedback)
 
 
-def test_follow_within_allowed_rows():
+def test_follow_returns_only_allowed_rows():
     texts = ("from Visby to Lund", "Lund, not Kiruna", "a lund")
     handler = FollowHandler(TitleIndex(TOWNS), TOWNS)
     response, first = ask(handler, Follow(texts, 9), Follow(texts, 1))
@@ -109,7 +109,7 @@ def test_retrieve_searches_once_per_k():
     assert responses[0].scores[0] > responses[0].scores[1] > 0
 
 
-def test_retrieve_within_allowed_rows():
+def test_retrieve_returns_only_allowed_rows():
     rows = {"a": np.array([1, 2], np.int32), "b": np.array([0, 1], np.int32)}
     handler = RetrieveHandler(Counting(), TOWNS, rows)
     request = Retrieve("cathedral wall", 4)
@@ -310,7 +310,7 @@ def test_cached_request_is_not_generated_again(engine, tmp_path):
     cache.close()
 
 
-def test_more_calls_cached_and_scores(engine, tmp_path):
+def test_more_calls_cached_and_scores_keep_their_index(engine, tmp_path):
     """Responses to cached requests and to scores have the index of their call."""
     cache = ResponseCache(tmp_path / "cache")
     handler = GenerateHandler(engine, {"reader": 6}, cache=cache)
@@ -339,7 +339,7 @@ def test_more_calls_cached_and_scores(engine, tmp_path):
     assert [responses[i].text for i in (0, 4)] == [expected[i].text for i in (0, 4)]
 
 
-def test_more_calls_all_cached_asks_again(engine, tmp_path):
+def test_more_calls_all_cached_fetches_more(engine, tmp_path):
     """A backend fetches more calls only once, so the handler fetches until one is not cached."""
     cache = ResponseCache(tmp_path / "cache")
     cached, other = say(WORDS[1]), say(WORDS[2])

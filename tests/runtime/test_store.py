@@ -75,7 +75,7 @@ def test_passages_are_stored_once(path):
     assert read_passages(path) == {"ø/1": split_passage, "p": passage("p")}
 
 
-def test_replay_error(path):
+def test_replay_recorded_error_is_returned(path):
     with begin(path) as book:
         book.record(RequestKey("a", 0), FIRST, RequestError("no index"))
         response = book.replay(RequestKey("a", 0), FIRST)
@@ -187,7 +187,7 @@ def test_forget_interrupted_counts_nothing_twice(path, monkeypatch):
         assert book.totals() == before and [r.id for r in book.records()] == ["a"]
 
 
-def test_open_failed_program_deletes_its_errors_only(path):
+def test_open_failed_program_deletes_only_its_errors(path):
     with begin(path) as book:
         book.open_program("a", 0, None)
         book.record(RequestKey("a", 0), FIRST, response_to(FIRST))
@@ -244,7 +244,7 @@ def test_replace_drops_records_of_other_settings(path):
         pass
 
 
-def test_programs_with_any_id(path):
+def test_programs_may_have_any_id(path):
     names = ["a\0b", "a", "\u202e'; --", "a\0b"[::-1]]
     with begin(path) as book:
         for place, name in enumerate(names):

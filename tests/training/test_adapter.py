@@ -163,7 +163,7 @@ def test_train_bfloat16_lowers_the_loss(folders, tmp_path, one_device):
     assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {np.dtype("float32")}
 
 
-def test_initial_adapter_start_is_loaded(trained, folders, tmp_path):
+def test_initial_adapter_is_loaded_from_start(trained, folders, tmp_path):
     spec = str(trained[0])
     config = config_of(folders, **{"lora.start": spec})
     base = load_decoder(str(folders[0]))

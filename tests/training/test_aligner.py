@@ -122,7 +122,7 @@ def test_train_learns_tiny_chains(model_and_data, tmp_path, one_device, kind):
     assert list(tmp_path.glob("tensorboard/*"))
 
 
-def test_make_batches_long_queries_have_buckets_up_to_the_positions(tmp_path):
+def test_make_batches_long_queries_have_buckets_up_to_the_position_limit(tmp_path):
     encoder = load_encoder(str(tiny.model_folder(tmp_path, positions=1000)))
     steps = (Unit("saint", "p"), Unit("potter", "p"))
     chains = [

@@ -97,7 +97,7 @@ def test_cross_entropy_output_layer_has_no_gradient():
     assert not gradient["lm_head"].any()
 
 
-def test_cross_entropy_never_holds_all_logits():
+def test_cross_entropy_never_stores_all_logits():
     config = decoder.DecoderConfig(4096, 16, 1, 2, 2, 8, 16)
     rows, length, chunk = 2, 512, 64
     shapes = (

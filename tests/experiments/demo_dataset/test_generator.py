@@ -71,7 +71,7 @@ def test_generator_equals_shipped_files(built, shipped):
     assert dataset == demo.build()
 
 
-def test_generator_other_hash_seed_same_files(repository, shipped):
+def test_generator_other_hash_seed_gives_same_files(repository, shipped):
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"  # not the seed of this process
     environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(repository)}
     command = [sys.executable, "-c", _PRINT_DIGESTS]
@@ -144,7 +144,7 @@ def test_sources_missing_file_is_named():
         sources.package_file("us", "nothing.csv")
 
 
-def test_grade_phrases_chains_of_asker():
+def test_grade_templates_phrase_the_chains_of_asker():
     from experiments.demo_dataset import build, questions
 
     templates = TypedTemplates()

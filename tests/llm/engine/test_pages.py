@@ -28,7 +28,7 @@ class SimulatedPages:
         self.rows = []
 
     def begin(self, prompt, room):
-        """Returns a row with ``prompt`` and room for more tokens, or None if too few are free."""
+        """Returns a row with ``prompt`` and room for more tokens; None if pages are too few."""
         place = self.pages.allocate(prompt, len(prompt) + room)
         if place is None:
             return None

@@ -28,7 +28,7 @@ def small_caching_engine(folder):
     return open_engine(folder, cache_tokens=1024, prefix_tokens=1024)
 
 
-def test_prefix_reuse_same_tokens(engine, caching_engine):
+def test_prefix_reuse_gives_same_tokens(engine, caching_engine):
     shared = text(30, 99)
     requests = [ask(f"{shared} {text(5 + i, i)}") for i in range(7)]
     plain, reused = engine.generate(requests), caching_engine.generate(requests)
@@ -71,7 +71,7 @@ def test_continued_conversation_computes_only_new_tokens(engine, caching_engine)
     assert answered.text == engine.generate([other])[0].text
 
 
-def test_small_cache_same_texts(engine, folder):
+def test_small_cache_gives_same_texts(engine, folder):
     small = open_engine(folder, prefix_tokens=100)
     for _ in range(2):
         responses = small.generate(mixed_requests())
@@ -91,7 +91,7 @@ def test_release_frees_memory_until_next_use(engine, caching_engine):
     assert [r.text for r in caching_engine.generate(mixed_requests())] == expected
 
 
-def test_contiguous_cache_same_tokens(engine, folder):
+def test_contiguous_cache_gives_same_tokens(engine, folder):
     """Attention over complete page tables, as on accelerators, gives the same tokens."""
     loaded = load_decoder(str(folder))
     config = dataclasses.replace(loaded.config, attention="xla")

@@ -219,7 +219,7 @@ def test_parse_answer_truncated_thought_is_no_answer(text, answer, sufficient, p
     assert parse_answer(text, truncated=True) == (answer, sufficient, problem)
 
 
-def test_parse_answer_paraphrased_refusal_needs_wide():
+def test_parse_answer_paraphrased_refusal_needs_wide_refusal():
     for words in ("Unknown", "It is not mentioned.", "No information", "cannot be determined"):
         assert parse_answer(f"Answer: {words}")[1]
         assert not parse_answer(f"Answer: {words}", wide=True)[1]

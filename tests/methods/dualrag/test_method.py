@@ -71,8 +71,8 @@ def test_dualrag_round_searches_and_extends_outline():
     first, second = (prompt(r) for r in fakes.received(Generate, "reasoner"))
     assert "Knowledge:\nNothing yet." in first
     assert f"#### Ada Moen\n{BORN}" in second and second.endswith(f"Reasoning so far: {MORE}")
-    read = prompt(fakes.received(Generate, "reader")[0])
-    assert f"#### Ada Moen\n{BORN}" in read and read.endswith(f"Reasoning so far: {MORE} {DONE}")
+    last = prompt(fakes.received(Generate, "reader")[0])
+    assert f"#### Ada Moen\n{BORN}" in last and last.endswith(f"Reasoning so far: {MORE} {DONE}")
     assert (result.answer, result.granularity) == ("Skane", "sentence")
     assert result.passages == ("a", "n")  # Kept documents come before dropped ones.
     assert result.attempts[0].evidence == (f"Ada Moen: {BORN}",)

@@ -136,7 +136,7 @@ def test_match_cutoff_takes_similar_candidate():
     assert chain_of(run([near, FINAL_STEP], match_cutoff=0.8)[1]) == [PLACE]
 
 
-def test_prefilled_opening_asks_again():
+def test_prefilled_opening_is_requested_again():
     responses = ["It lies near Boston.", "Kirton End; location; Boston>", FINAL_STEP]
     fakes, result = run(responses, prefilled_opening=True)
     assert chain_of(result) == [PLACE]

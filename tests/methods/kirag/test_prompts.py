@@ -38,7 +38,7 @@ def test_constructor_messages_chain_in_user_turn_with_opening():
 
 
 @pytest.mark.parametrize("kind", ["sentence", "passage"])
-def test_render_chain_sentences_and_passages_take_lines(kind):
+def test_render_chain_each_sentence_or_passage_is_one_line(kind):
     made = prompts.constructor_messages(QUESTION, ["A:  one\ntwo."], ["B: three."], kind)
     assert made[3].observation == "A: one two." and made[-1].text == "Thought:\nB: three.\n"
     assert f"\n{prompts.FINAL}: Norway." in made[2].text

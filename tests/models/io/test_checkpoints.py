@@ -85,7 +85,7 @@ def iterator(seed=0):
 
 
 @pytest.mark.parametrize("onto", [(1, 1), (2, 1), (2, 4), (4, 2)])
-def test_restore_onto_another_mesh_is_bitwise(tmp_path, onto):
+def test_restore_onto_another_mesh_is_exact(tmp_path, onto):
     state = make_state(mesh_of(2, 2))
     with Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.save(10, state, {"position": 4}, {"model": "tiny"}, {"dev/mrr": 0.5})
@@ -123,13 +123,13 @@ def test_restore_grain_iterator_resumes(tmp_path):
     assert [next(other).tolist() for _ in range(3)] == expected
 
 
-def test_restore_iterator_state_of_bytes(tmp_path):
+def test_restore_returns_iterator_state_of_bytes(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, {"a": jnp.ones(2)}, b'{"x": 1}', {})
         assert checkpoints.restore(1, {"a": jnp.ones(2)}).data_state == b'{"x": 1}'
 
 
-def test_restore_with_another_number_of_processes(tmp_path):
+def test_restore_other_process_count_needs_equal_iterator_states(tmp_path):
     state = {"a": jnp.ones(2)}
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, state, {"position": 3}, {})
@@ -191,7 +191,7 @@ def test_save_then_donate_keeps_saved_values(tmp_path):
             np.testing.assert_array_equal(restored, 8.0 * number)
 
 
-def test_logging_of_orbax_only_is_filtered(tmp_path, caplog):
+def test_logging_only_of_orbax_is_filtered(tmp_path, caplog):
     state = {"a": jnp.ones(2)}
     with caplog.at_level("INFO", logger="absl"):
         with Checkpoints(tmp_path) as checkpoints:

@@ -57,7 +57,7 @@ def _logits(folder) -> np.ndarray:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_decoder_checkpoint_round_trip_is_bitwise(family, tmp_path):
+def test_decoder_checkpoint_round_trip_is_exact(family, tmp_path):
     """Loading and saving gives the same tensors, in a folder that transformers can load."""
     folder = tiny_decoder.folder(tmp_path / "in", family, **FULL.get(family, {}))
     loaded = _open(folder)
@@ -300,7 +300,7 @@ def test_load_source_reads_each_slice_once(tmp_path):
     assert spy.largest == config.vocab_size * config.d_model // 4
 
 
-def test_load_decoder_state_holds_one_parameter_in_memory(tmp_path):
+def test_load_decoder_state_keeps_one_parameter_in_memory(tmp_path):
     """Host memory beyond the loaded weights stays below 1.5 times the largest parameter."""
     folder = tiny_decoder.folder(
         tmp_path, "llama", hidden_size=128, intermediate_size=512, num_hidden_layers=6

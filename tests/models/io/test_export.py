@@ -36,7 +36,7 @@ def check(encoder, params, folder, tolerance=1e-5):
         np.testing.assert_array_equal(ours, encode(again, None, TEXTS, kind=kind))
 
 
-def test_export_minilm_embeddings_equal(tmp_path, minilm):
+def test_export_minilm_embeddings_are_equal(tmp_path, minilm):
     encoder = load_encoder(str(minilm))
     check(encoder, None, export_sentence_transformers(encoder, None, tmp_path / "export"))
 

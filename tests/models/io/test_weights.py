@@ -42,7 +42,7 @@ def test_load_state_missing_or_wrong_relative_bias_raises(tmp_path):
 
 
 @pytest.mark.parametrize("scan_layers", [False, True])
-def test_to_tensors_round_trip_is_bitwise(tmp_path, tensors, scan_layers):
+def test_to_tensors_round_trip_is_exact(tmp_path, tensors, scan_layers):
     save(tensors, tmp_path)
     config = dataclasses.replace(CONFIG, scan_layers=scan_layers)
     _, state = weights.load_state(tmp_path, config)

@@ -136,6 +136,6 @@ def test_recombine_without_annotations_is_empty(recombined):
         ),
     ],
 )  # fmt: skip
-def test_conclusion_of_comparison(facts, answer, concluded):
+def test_conclusion_compares_two_dates_or_countries(facts, answer, concluded):
     question = Question("q", "?", (answer,), evidences=tuple(facts))
     assert comparisons.conclusion(question) == concluded

@@ -77,7 +77,7 @@ def test_passage_examples_prompts_match_inference(name, request):
     )
 
 
-def test_in_order_of_mention():
+def test_in_order_of_mention_absent_names_come_last():
     names = ("zebra", "Osk", "tarn", "absent", "Ule", "also absent")
     assert in_order_of_mention(names, PASSAGE) == (
         "Ule", "tarn", "Osk", "zebra", "absent", "also absent"
