@@ -1,8 +1,8 @@
 """The oracle, which makes the integrator's decisions from the annotations of a question.
 
 A decision has the facts to keep ("core"), a rationale, and the next query or the stop. Rationales
-and queries name only answers that the question or a kept fact states. `decide` checks their
-sentences, and uses templates without answers if necessary.
+and queries name only answers that the question or a kept fact states. To ensure this, `decide` uses
+templates without answers if necessary.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ class Gold:
     Attributes:
       question: the annotated question.
       hops: the facts that the question needs; empty without annotations.
-      statements: key of a triple (`fact_key`) -> extracted triples with this key in gold passages.
+      statements: key of a triple (`fact_key`) -> triples with this key from gold passages.
       passages: gold passages by id.
       normalization: triples with equal normal forms are the same fact.
     """
@@ -51,8 +51,8 @@ class Gold:
     def facts(self, triples: Sequence[Triple]) -> list[tuple[Triple, ...]]:
         """Returns, for each triple, the equal triples of the gold passages.
 
-        If there are none, returns the triple itself with similar triples of the gold passages: the
-        same head and tail, and a related relation.
+        A triple without equal triples is returned with similar triples of the gold passages: the
+        same ends, and a related relation.
         """
         return [
             self.statements.get(fact_key(t, self.normalization))
@@ -84,7 +84,7 @@ class Gold:
         return supports_of(self.hops, known or {}, self.facts(triples), self.context)
 
     def is_unclear(self, triples: Sequence[Triple], known: Mapping[int, str]) -> bool:
-        """Returns whether no triple supports a hop although some might; such rounds are skipped."""
+        """Returns whether no triple supports a hop although one might; such rounds are skipped."""
         return not self.supports(triples, known) and bool(
             near_misses(self.hops, known, self.facts(triples))
         )
@@ -103,7 +103,7 @@ class SentenceGold:
     """The annotations of a question, for decisions on sentences.
 
     Methods accept `Sentence` objects with texts, or the lines of sentences in a prompt
-    (`compact.line`). Sentences with equal lines are the same.
+    (`compact.line`). Sentences with equal lines are treated as one sentence.
 
     Attributes:
       question: the question, with ``supporting_sentences``.
@@ -125,7 +125,7 @@ class SentenceGold:
     ) -> dict[int, str]:
         """Returns hop -> answer for the hops in ``known`` and the hops that ``sentences`` solve.
 
-        A hop is solved only if it is reachable. It may make other hops reachable.
+        Only a reachable hop can be solved. Solving it may make other hops reachable.
         """
         solved = dict(known or {})
         stated = {hop for unit in sentences for hop in self.sentences.get(compact.line(unit), ())}
@@ -141,7 +141,7 @@ class SentenceGold:
         """Returns whether students should skip a round, because the best decision is unclear.
 
         Either no hop is solved although a sentence supports an unreachable hop, or a kept sentence
-        does not name the answer that a later hop needs (the annotation is inexact).
+        lacks an answer that a later hop needs (the annotation is inexact).
         """
         lines = [line for unit in sentences if (line := compact.line(unit)) in self.sentences]
         new = self.supports(lines, known)
@@ -215,8 +215,8 @@ def sentence_gold_of(question: Question, dataset: Dataset) -> SentenceGold:
             return SentenceGold(question, (), (), {}, ())
         passages.append(units[0].passage_id)
         stated = _padded(" ".join(lines[passages[-1]]))
-        worded = [answer for answer in hop.answers if _padded(answer) in stated]
-        answers.append(next(iter((*worded, *hop.answers)), ""))
+        stated_answers = [answer for answer in hop.answers if _padded(answer) in stated]
+        answers.append(next(iter((*stated_answers, *hop.answers)), ""))
     if lines.keys() - set(passages):  # A hop has been assigned to a wrong passage.
         return SentenceGold(question, (), (), {}, ())
     sentences = {
@@ -255,14 +255,16 @@ def decide(gold: AnyGold, rounds: Sequence[Round], query: str, candidates: Seque
     """
     if isinstance(gold, SentenceGold):
         return _decide_on_sentences(gold, rounds, query, candidates)
-    past: list[Any] = [triple for earlier in rounds for triple in earlier.kept]
-    before = gold.known(past)
+    kept_earlier: list[Any] = [triple for earlier in rounds for triple in earlier.kept]
+    known_before = gold.known(kept_earlier)
     shown = {fact_key(triple, gold.normalization): triple for triple in reversed(candidates)}
-    supports = gold.supports(candidates, before)
+    supports = gold.supports(candidates, known_before)
     kept = [shown[fact_key(candidates[s.place], gold.normalization)] for s in supports]
-    known = {**before, **_values(supports)}
+    known = {**known_before, **_values(supports)}
     stated = [gold.question.question, *known.values()]
-    stated += [f"{t.head} {t.relation} {t.tail}" for t in (*past, *(s.triple for s in supports))]
+    stated += [
+        f"{t.head} {t.relation} {t.tail}" for t in (*kept_earlier, *(s.triple for s in supports))
+    ]
     unsupported = _UnsupportedAnswers(gold, known, stated)
     asked = {earlier.query for earlier in rounds} | {query}
     target, next_query = _next_query(gold, known, asked, unsupported)
@@ -273,17 +275,17 @@ def decide(gold: AnyGold, rounds: Sequence[Round], query: str, candidates: Seque
 def _decide_on_sentences(
     gold: SentenceGold, rounds: Sequence[Round], query: str, candidates: Sequence[Any]
 ) -> Step:
-    """Keeps every new supporting sentence whose hop is solved."""
-    past: list[Any] = [sentence for earlier in rounds for sentence in earlier.kept]
-    known = gold.known([*past, *candidates])
-    before = set(map(compact.line, past))
+    """Keeps every new sentence that supports a solved hop."""
+    kept_earlier: list[Any] = [sentence for earlier in rounds for sentence in earlier.kept]
+    known = gold.known([*kept_earlier, *candidates])
+    kept_lines = set(map(compact.line, kept_earlier))
     kept = [
         sentence
         for sentence in candidates
         if known.keys() & gold.sentences.get(compact.line(sentence), ())
-        and compact.line(sentence) not in before
+        and compact.line(sentence) not in kept_lines
     ]
-    stated = [gold.question.question, *known.values(), *map(compact.line, [*past, *kept])]
+    stated = [gold.question.question, *known.values(), *map(compact.line, [*kept_earlier, *kept])]
     asked = {earlier.query for earlier in rounds} | {query}
     _, next_query = _next_query(gold, known, asked, _UnsupportedAnswers(gold, known, stated))
     return Step(query, kept=tuple(kept), next_query=next_query)
@@ -314,7 +316,7 @@ def _next_query(
 
 
 def queries(gold: AnyGold, index: int, known: Mapping[int, str]) -> list[str]:
-    """Returns the queries for a hop: a sub-question, keywords, the question with known answers."""
+    """Returns the queries for a hop: sub-question, keywords, and question with known answers."""
     hop = gold.hops[index]
     answers = ", ".join(dict.fromkeys(value for value in known.values() if value))
     texts = [fill(hop.sub_question, known), fill(hop.keywords, known)]

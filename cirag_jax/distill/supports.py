@@ -1,7 +1,7 @@
 """Decides which candidate triples support the hops of a question.
 
-A candidate that states the answer of a hop solves the hop. Until then the answer is not used, so
-that a trajectory contains only what a student could have read.
+A candidate that states the answer of a hop solves the hop. An answer is not used before it is
+stated, so a trajectory contains only facts that a student could have read.
 """
 
 import dataclasses
@@ -20,9 +20,9 @@ class Support:
     """A candidate that solves a hop.
 
     ``place`` is the index of the candidate, ``triple`` the triple that supports the hop, and
-    ``value`` the answer in the words of the triple. ``strength`` ranks candidates by three
-    criteria: how exactly the answer is stated, whether the tail states it, and the number of words
-    shared with the query.
+    ``value`` the answer in the triple's words. ``strength`` ranks candidates by three criteria: how
+    exactly the answer is stated, whether the tail states it, and the number of words shared with
+    the query.
     """
 
     hop: int
@@ -47,7 +47,7 @@ def supports_of(
       contexts: returns the passage title and the sentence of a triple; "" if unknown.
 
     Returns:
-      At most two supports for every newly solved hop, the best first.
+      At most two supports for every newly solved hop, best first.
     """
     known, supports = dict(known), []
     while True:
@@ -73,8 +73,8 @@ def near_misses(
     """Returns the indices of facts that state a reachable hop's answer.
 
     Only facts from gold sentences or passages are returned, see `_is_in_place`. Whether such a fact
-    helps depends on its sentence. Keeping it is therefore not a mistake, even if it is not a
-    support.
+    helps depends on its sentence. Keeping the fact is therefore not a mistake, even if it supports
+    no hop.
     """
     return [
         place
@@ -106,7 +106,7 @@ def _support(
     statements: Sequence[Triple],
     contexts: Contexts,
 ) -> Support | None:
-    """Returns the first statement of a candidate that supports a hop, or None.
+    """Returns the support by the first of a candidate's triples that supports a hop, or None.
 
     The triple must state the answer and mention the subject of the query. If the tail is exactly
     the answer, it is enough that the sentence mentions the subject ("Enola Gay; is; B-29" from

@@ -1,7 +1,7 @@
 """Teachers that answer the integrator's requests while trajectories are collected.
 
-A teacher runs in CIRAG's loop of retrieval, extraction and ranking, so that its decisions are made
-on the same inputs as a student's decisions.
+A teacher runs in CIRAG's loop of retrieval, extraction and ranking, so it makes its decisions from
+the same inputs as a student.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ class AnnotationTeacher:
     It reads earlier rounds from the conversation, so that a killed run can resume.
 
     Args:
-      golds: annotations by question id, which calls carry as their program id.
+      golds: annotations by question id, which is the program id of the calls.
     """
 
     is_slow = False
@@ -67,8 +67,8 @@ class AnnotationTeacher:
         The prompt format must be multi_turn for triples and compact for sentences.
         """
         if isinstance(gold, SentenceGold):
-            past, query, lines = compact.read_conversation(messages)
-            step = decide(gold, [Round(*one) for one in past], query, lines)
+            rounds, query, lines = compact.read_conversation(messages)
+            step = decide(gold, [Round(*fields) for fields in rounds], query, lines)
             return compact.render_decision(dataclasses.replace(step, candidates=lines))
         rounds, query, candidates = read_conversation(messages, gold.normalization)
         step = decide(gold, rounds, query, candidates)
@@ -98,7 +98,7 @@ def read_conversation(
 
 
 class Mixture:
-    """A handler that passes each call to the teacher of the question.
+    """A handler that passes each call to the teacher of the call's question.
 
     Args:
       teachers: handlers by name.
@@ -126,10 +126,11 @@ class Mixture:
 
 
 def assign(question: Question, has_gold: bool, kind: str, share: float, seed: int) -> Teacher:
-    """Returns the teacher of a question; in a mixture, it is ``llm`` with probability ``share``.
+    """Returns the teacher of a question; a mixture chooses ``llm`` with probability ``share``.
 
     The random choice depends only on the seed and the question, so that adding questions does not
-    change the teachers of others. In a mixture, questions without annotations get ``llm``.
+    change the teachers of earlier questions. In a mixture, questions without annotations get
+    ``llm``.
     """
     if kind == "annotations" or (
         kind == "mixture" and has_gold and random.Random(f"{seed}/{question.id}").random() >= share
@@ -183,7 +184,7 @@ GoldPassages = Mapping[str, Mapping[str, Passage]]
 
 
 def insert_passage(gold: GoldPassages, call: Call, retrieved: Retrieved) -> Retrieved:
-    """Appends the gold passage for a query to the retrieved passages if it is not among them."""
+    """Appends a query's gold passage to the retrieved passages unless it is among them."""
     passage = gold.get(call.key.program, {}).get(call.request.query)
     if passage is None or passage in retrieved.passages:
         return retrieved
@@ -192,7 +193,7 @@ def insert_passage(gold: GoldPassages, call: Call, retrieved: Retrieved) -> Retr
 
 
 def gold_passages(golds: Mapping[str, SentenceGold], corpus: Mapping[str, Passage]) -> GoldPassages:
-    """Returns the gold passage for each query that the teacher may write."""
+    """Returns question id -> query -> gold passage, for all queries that the teacher may write."""
     by_question: dict[str, dict[str, Passage]] = {}
     for key, gold in golds.items():
         by_query = by_question.setdefault(key, {})

@@ -151,8 +151,9 @@ def drop_reason(trajectory: Trajectory, keep: str, min_steps: int = 1) -> str | 
 def until_second_empty_round(steps: Sequence[Step]) -> tuple[Step, ...]:
     """Returns the rounds before the second round that kept nothing.
 
-    One such round teaches to keep nothing and to rephrase the query. Many such rounds, for example
-    if no triple states an annotated fact, would teach that new queries never help.
+    One such round teaches the student to keep nothing and to rephrase the query. Many such rounds
+    (for example, because no triple states an annotated fact) would teach that new queries never
+    help.
     """
     empty = [index for index, step in enumerate(steps) if not step.kept]
     return tuple(steps[: empty[1]] if len(empty) > 1 else steps)
@@ -162,7 +163,7 @@ def shuffled(trajectories: Sequence[Trajectory], share: float, seed: int) -> tup
     """Shuffles the candidates of every round in a random ``share`` of the trajectories.
 
     If retrieval is easy, the first candidate is nearly always correct, and a student learns to
-    choose the first without reading. Copies of a trajectory are shuffled independently.
+    choose the first candidate without reading. Copies of a trajectory are shuffled independently.
     """
     check_value("config.shuffled", share, UnitInterval)
     result = []
@@ -187,7 +188,7 @@ def mark_unclear(steps: Sequence[Step], gold: AnyGold) -> tuple[Step, ...]:
     """Adds the note `UNCLEAR` to steps for which `Gold.is_unclear` is true."""
     marked: list[Step] = []
     for step in steps:
-        known = gold.known([fact for past in marked for fact in past.kept])
+        known = gold.known([fact for earlier in marked for fact in earlier.kept])
         if gold.is_unclear(step.candidates, known):
             step = dataclasses.replace(step, notes={**step.notes, UNCLEAR: True})
         marked.append(step)
@@ -212,7 +213,8 @@ def statistics(
       per round, and the share of gold passages that were retrieved (``gold_retrieved``). Shares of
       rounds: ``empty_core`` (no core facts), ``unclear`` and ``retrieval_misses`` (no candidate
       for a reachable hop). Shares of trajectories: ``retried`` (continued after a round without
-      core facts), and, where it is known, ``solved`` and ``early_stops`` (stopped unsolved).
+      core facts), and, among trajectories that record it, ``solved`` and ``early_stops`` (stopped
+      unsolved).
     """
     golds = golds or {}
     steps = [step for t in trajectories for step in t.steps]
@@ -245,7 +247,7 @@ def statistics(
 
 
 def _misses(trajectory: Trajectory, golds: Mapping[str, AnyGold]) -> list[bool]:
-    """Returns, for each round with unsolved hops, whether no candidate supports any of them."""
+    """Returns, for each round with unsolved hops, whether no candidate supports such a hop."""
     gold, kept, misses = golds[trajectory.question_id], [], []
     for step in trajectory.steps:
         known = gold.known(kept)

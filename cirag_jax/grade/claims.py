@@ -1,7 +1,7 @@
 """Claims: factual sentences, made self-contained and checked (sections 3.1, A.9.1-2).
 
-The paper filters out opinions with a classifier. Here, the language model of the other steps or a
-rule filters them.
+The paper filters out opinions with a classifier. Here, a rule or the language model of the other
+steps filters out opinions.
 """
 
 import dataclasses
@@ -36,8 +36,8 @@ class ClaimSettings:
 
     Attributes:
       filter: filter of factual sentences: model, rules, or off (keep every sentence).
-      kind: writer of claims: model, or rules (replace a pronoun at the start by the title).
-      check: let a model check that the claim is consistent with its sentence; ignored with
+      kind: writer of claims: model, or rules (replace a pronoun at the start with the title).
+      check: let a model check that a claim is consistent with its sentence; ignored with
         kind=rules.
       context_words: number of words around the sentence to show the model; 0 shows the full
         document.
@@ -125,7 +125,7 @@ def rejection_reason(sentence: str) -> str | None:
 
 
 def decontextualised(sentence: str, title: str) -> str:
-    """Replaces a pronoun at the start of a sentence by the title, or puts the title in front.
+    """Replaces a pronoun at the start of a sentence with the title, or prepends the title.
 
     This rule suits passages whose title names their subject.
     """
@@ -140,7 +140,7 @@ def decontextualised(sentence: str, title: str) -> str:
 
 
 def window(document: Document, index: int, words: int) -> str:
-    """Returns the title and about ``words`` words around sentence ``index``; 0 means all."""
+    """Returns the title and about ``words`` words around sentence ``index``; 0 means all words."""
     kept: list[int] = []
     budget = words
     for i in sorted(range(len(document.sentences)), key=lambda i: (abs(i - index), i)):

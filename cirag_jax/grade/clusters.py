@@ -31,8 +31,8 @@ class ClusterSettings:
       most_components: maximum number of components of a mixture.
       threshold: a claim is in each cluster whose probability is above this.
       soft: allow several clusters per claim; otherwise only the first, as in the released code.
-      neighbours: UMAP's number of neighbors within a cluster. Over all claims, it is the square
-        root of the number of claims.
+      neighbours: UMAP's number of neighbors within a cluster. For the mixture over all claims, this
+        number is the square root of the number of claims.
       fitted: size of the random sample of claims to which UMAP and mixtures are fitted; 0 uses all
         claims, which takes longer.
       seed: seed for sample, reduction and mixture.
@@ -67,7 +67,7 @@ def clusters(vector_ND: np.ndarray, settings: ClusterSettings) -> Clusters:
         # Warnings about equal claims, unconverged mixtures and disconnected graphs are harmless.
         warnings.simplefilter("ignore")
         result: list[tuple[int, ...]] = []
-        taken: set[int] = set()
+        assigned: set[int] = set()
         fitted = len(_sample(len(vector_ND), settings))
         for rows in _split(vector_ND, settings, int((fitted - 1) ** 0.5)):
             inner = [rows]
@@ -75,8 +75,8 @@ def clusters(vector_ND: np.ndarray, settings: ClusterSettings) -> Clusters:
                 parts = _split(vector_ND[rows], settings, settings.neighbours)
                 inner = [rows[part] for part in parts]
             for part in inner:
-                members = [row for row in part.tolist() if settings.soft or row not in taken]
-                taken.update(members)
+                members = [row for row in part.tolist() if settings.soft or row not in assigned]
+                assigned.update(members)
                 result += [tuple(members)] if members else []
     return tuple(dict.fromkeys(result))
 

@@ -49,22 +49,21 @@ class Database:
 
     def __init__(self, documents: Iterable[Document], settings: ChunkSettings):
         self.chunks = tuple(c for document in documents for c in chunk(document, settings))
-        self._holding: dict[Place, list[Chunk]] = {}
+        self._chunks_with: dict[Place, list[Chunk]] = {}
         for part in self.chunks:
             for sentence in part.sentences:
-                self._holding.setdefault((part.document, sentence), []).append(part)
+                self._chunks_with.setdefault((part.document, sentence), []).append(part)
         self.passages: Mapping[str, Passage] = _by_id(self.chunks)
 
     def places(self, document: str, sentence: int) -> list[Place]:
         """Returns the chunks that contain a sentence, and the sentence's index in each chunk."""
-        holding = self._holding[document, sentence]
-        return [(part.passage.id, sentence - part.sentences.start) for part in holding]
+        chunks = self._chunks_with[document, sentence]
+        return [(part.passage.id, sentence - part.sentences.start) for part in chunks]
 
     def evidence(self, sentences: Sequence[Place]) -> tuple[Place, ...]:
         """Returns one place for each of ``sentences``, using few chunks.
 
-        Chunks overlap. Among the chunks with a sentence, the one with the most of ``sentences`` is
-        chosen.
+        Chunks overlap. For each sentence, the chunk that contains most of ``sentences`` is chosen.
         """
         options = [self.places(*place) for place in dict.fromkeys(sentences)]
         counts = collections.Counter(name for places in options for name, _ in places)

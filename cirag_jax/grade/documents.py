@@ -65,7 +65,7 @@ def _read_lines(path: Path) -> tuple[Document, ...]:
 
 
 def _split(text: str) -> tuple[str, ...]:
-    """Splits a text into sentences, none of which spans two paragraphs."""
+    """Splits a text into sentences, which never span two paragraphs."""
     parts = (" ".join(paragraph.split()) for paragraph in _PARAGRAPHS.split(text))
     return tuple(s for part in parts for s in sentences.split_sentences(part))
 
@@ -85,8 +85,8 @@ def select(
     titles: set[str] = set()
     for document in documents:
         words = sum(len(sentence.split()) for sentence in document.sentences)
-        whole = "\n".join((document.title, *document.sentences))
-        text = hashlib.sha256(whole.encode("utf-8", "replace")).digest()
+        full_text = "\n".join((document.title, *document.sentences))
+        text = hashlib.sha256(full_text.encode("utf-8", "replace")).digest()
         if text in texts:
             reasons["repeated"] += 1
         elif words < max(least, 1):

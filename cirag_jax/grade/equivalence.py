@@ -1,8 +1,8 @@
 """Equivalent entities, and the graph of facts with the edges that equivalence adds (section 3.1).
 
-*Exact* equivalence (``always``) is valid everywhere: groups that share a name are joined, and their
-first name becomes the common node. *Contextual* equivalence (``context``) is valid in one cluster,
-where the edges of an entity are also added to its equivalent entities.
+*Exact* equivalence (``always``) is valid everywhere: groups that share a name are joined, and the
+first name of a joined group becomes the common node. *Contextual* equivalence (``context``) is
+valid within a cluster, where equivalent entities also get each other's edges.
 """
 
 import collections
@@ -95,7 +95,7 @@ def find(
 def parts(
     clusters: Clusters, facts: Sequence[Fact], settings: EquivalenceSettings
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yields parts of clusters to search, as (cluster, indices of untyped facts).
+    """Yields the parts of clusters to search, as (cluster, indices of untyped facts).
 
     A part has at least three nodes.
     """
@@ -130,8 +130,8 @@ def by_rules(facts: Sequence[Fact], claims: Sequence[Claim]) -> list[tuple[tuple
 
     Exact groups are proper names that differ only in articles or punctuation, or an acronym and the
     only name that it abbreviates. Contextual groups are a surname and the only full name in the
-    same document that ends in it, unless the full name looks like a region ("North Korea"). The two
-    ends of a triple are never equivalent.
+    same document that ends in the surname, unless the full name looks like a region ("North
+    Korea"). The two ends of a triple are never equivalent.
     """
     names = {node: name for fact in reversed(facts) for name, node in _ends(fact)}
     related = {frozenset((fact.head_id, fact.tail_id)) for fact in facts}
@@ -213,7 +213,7 @@ class Graph:
         return self.surfaces[node][0]
 
     def is_stated(self, path: Sequence[Edge]) -> bool:
-        """Returns whether facts state both ends of a path; if not, the path copies another one."""
+        """Returns whether facts state both ends of a path, not equivalent entities of the ends."""
         first, last = (self._own[edge.fact] for edge in (path[0], path[-1]))
         return first.head == path[0].head and last.tail == path[-1].tail
 
@@ -243,9 +243,9 @@ def link(
 ) -> Graph:
     """Builds the graph of facts and applies the groups to it.
 
-    Each node of an exact group is replaced by the group's first node in alphabetical order. Drops
-    edges from a node to itself (``self_loop``), and groups with more than ``most_names`` nodes
-    before or after exact groups are joined (``merges_too_much``).
+    The first node (alphabetically) of an exact group replaces the group's other nodes. Drops edges
+    from a node to itself (``self_loop``), and groups with more than ``most_names`` nodes before or
+    after exact groups are joined (``merges_too_much``).
     """
     problems: collections.Counter[str] = collections.Counter()
     kept = [group for group in groups if len(group.nodes) <= most_names]
@@ -290,12 +290,12 @@ def joined(
     for group in groups:
         for node in group[1:]:
             parent[root(node)] = root(group[0])
-    whole: dict[str, list[str]] = collections.defaultdict(list)
+    nodes_by_root: dict[str, list[str]] = collections.defaultdict(list)
     for node in sorted(parent):
-        whole[root(node)].append(node)
-    kept = [nodes for nodes in whole.values() if len(nodes) <= most_names]
+        nodes_by_root[root(node)].append(node)
+    kept = [nodes for nodes in nodes_by_root.values() if len(nodes) <= most_names]
     first = {node: nodes[0] for nodes in kept for node in nodes}
-    return first, {nodes[0]: tuple(nodes) for nodes in kept}, len(whole) - len(kept)
+    return first, {nodes[0]: tuple(nodes) for nodes in kept}, len(nodes_by_root) - len(kept)
 
 
 def _mirrored(
@@ -305,7 +305,7 @@ def _mirrored(
     groups: Sequence[Group],
     first: Mapping[str, str],
 ) -> Iterator[Edge]:
-    """Yields the edges that contextual groups add: all pairs of nodes equivalent to the ends."""
+    """Yields edges from contextual groups: between all nodes equivalent to the ends of an edge."""
     edges: dict[int, list[Edge]] = collections.defaultdict(list)
     for edge in own:
         edges[facts[edge.fact].claim].append(edge)

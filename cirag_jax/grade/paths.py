@@ -178,7 +178,7 @@ def _first_usable(
     between: dict[tuple[str, str], list[Edge]],
     usable: Callable[[Path], str | None],
 ) -> tuple[Path | None, str]:
-    """Returns the first usable path over parallel edges, or why the first path is unusable."""
+    """Returns the first usable path over parallel edges, or why the first path cannot be used."""
     first_reason = ""
     choices = itertools.product(*(between[pair] for pair in itertools.pairwise(nodes)))
     for path in itertools.islice(choices, 64):

@@ -1,8 +1,9 @@
-"""GRADE's prompts and parsers (Lee et al., 2025, appendix A.9), in our words.
+"""GRADE's prompts (Lee et al., 2025, appendix A.9), in our words, and their parsers.
 
 They cover claims, triples, equivalent entities, paraphrased facts, questions, reading, and three
 kinds of verdicts. Articles and responses are untrusted: they are searched, never evaluated, and no
-text makes a parser raise an error. Parsers return the names of problems, for counting.
+text makes a parser raise an error. Parsers return the names of problems, so problems can be
+counted.
 """
 
 import re

@@ -41,7 +41,7 @@ class QuestionSettings:
         (templates for relations).
       validation: rules (`Checks`), model (a model checks that the question is self-contained, as in
         the paper), both, or off.
-      one_source: with rules, drop a path if another document also relates two neighboring nodes.
+      one_source: with rules, drop a path if a second document relates two neighboring nodes.
       context_words: number of words around each claim to show the model; 0 shows full documents.
       max_tokens: maximum number of new tokens of a question.
     """
@@ -136,7 +136,7 @@ def typical_messages(fact: Fact, claim: Claim) -> tuple[tuple[prompts.Message, .
 class WordedTemplates(Templates):
     """Combines a language model's paraphrases of facts into questions.
 
-    The phrase of each fact replaces the name of the next fact's head.
+    Each fact's phrase replaces the name of the next fact's head.
     """
 
     def __init__(self, wordings: Mapping[int, Wording]):
@@ -219,7 +219,7 @@ def _repeats(text: str) -> bool:
 class Checks:
     """Rules that exclude ambiguous paths or questions, and paths with a shortcut to the answer.
 
-    In the paper, only the language model checks this.
+    In the paper, only a language model checks paths and questions.
     """
 
     def __init__(
@@ -251,10 +251,10 @@ class Checks:
 
         * ``ambiguous_step``: a relation has several tails. Tails that are parts of another tail's
           name are ignored, such as Germany for "Berlin, Germany".
-        * ``ambiguous_name``: another entity with the same name has the next relation.
+        * ``ambiguous_name``: a namesake of a hop's head also has the hop's relation.
         * ``answer_early``: a claim or document before the last hop contains the answer.
-        * ``shortcut``: a document skips a hop.
-        * ``told_twice``: with ``one_source``, another document relates two neighboring nodes.
+        * ``shortcut``: a document connects nodes that are several hops apart.
+        * ``told_twice``: with ``one_source``, a second document relates two neighboring nodes.
         """
         facts = [self._graph.facts[edge.fact] for edge in path]
         documents = [self._claims[fact.claim].document for fact in facts]
@@ -284,16 +284,17 @@ class Checks:
     def _skips(self, nodes: Sequence[str], documents: Sequence[str]) -> bool:
         """Returns whether a document connects nodes that are several hops apart.
 
-        This is a hop's document that names a later node, or any other document with both ends.
+        It is a hop's and names a later node, or is no hop's and names both ends of the path. (A
+        document that a later hop uses again may name later nodes.)
         """
         for hop, document in enumerate(documents):
             later = nodes[hop + 2 :]
             text = self._texts[document]
             if document not in documents[hop + 1 :] and any(name in text for name in later):
                 return True
-        return any(document not in documents for document in self._holding(nodes[0], nodes[-1]))
+        return any(document not in documents for document in self._naming(nodes[0], nodes[-1]))
 
-    def _holding(self, *names: str) -> Iterator[str]:
+    def _naming(self, *names: str) -> Iterator[str]:
         """Yields the documents whose text contains all names."""
         words = [self._words.get(word, set()) for name in names for word in name.split()]
         common = functools.reduce(set.intersection, words) if words else set()
@@ -419,5 +420,5 @@ def path_messages(
 def same_names(path: Path, graph: Graph) -> list[tuple[str, str]]:
     """Returns the pairs of different names that a path treats as equivalent."""
     facts = [graph.facts[edge.fact] for edge in path]
-    joints = zip(facts, facts[1:], graph.links(path), strict=False)
-    return [(fact.tail, following.head) for fact, following, link in joints if link != "stated"]
+    pairs = zip(facts, facts[1:], graph.links(path), strict=False)
+    return [(fact.tail, following.head) for fact, following, link in pairs if link != "stated"]

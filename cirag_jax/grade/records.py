@@ -10,7 +10,7 @@ Kind = Literal["always", "context"]  # exact equivalence, or equivalence within 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Document:
-    """An article, with the ``source`` and ``date`` from its file."""
+    """An article, with ``source`` and ``date`` from its file."""
 
     id: str
     title: str
@@ -32,8 +32,9 @@ class Claim:
 class Fact:
     """A triple of the claim with index ``claim``.
 
-    ``head_id`` and ``tail_id`` are the nodes of its ends. ``type`` is its relation in the built-in
-    dataset's graph; other facts have an empty type. The nodes of typed facts are never merged.
+    ``head_id`` and ``tail_id`` are the nodes of the triple's ends. ``type`` is the relation in the
+    built-in dataset's graph; it is empty for other facts. The nodes of typed facts are never
+    merged.
     """
 
     head: str

@@ -51,7 +51,7 @@ def extract(claims: Sequence[str], settings: TripleSettings) -> Program[Mapping[
 
     Returns:
       ``triples`` (head, relation, tail and index of the claim), and ``problems``. These are the
-      problems of `grade.prompts.parse_triples`, and ``not_said`` for a triple with a name that the
+      problems of `grade.prompts.parse_triples`, and ``not_said`` for a triple with a name that its
       claim does not contain. Small models copy such triples from the example or other claims.
     """
     messages = prompts.triple_messages(claims)

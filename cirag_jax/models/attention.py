@@ -23,9 +23,9 @@ def choose_implementation(
 ) -> Implementation:
     """Returns and logs the implementation for a platform; None is JAX's default platform.
 
-    ``transposed`` is for CPUs and ``plain`` attention. ``cudnn``, the fused kernel of NVIDIA GPUs,
-    needs 16-bit operands, a head size of at most 128 that is a multiple of 8, and ``fusible``.
-    ``xla`` is used otherwise.
+    The result is ``transposed`` on CPUs or if ``plain`` is set. ``cudnn``, the fused kernel of
+    NVIDIA GPUs, needs bf16 operands, a head size of at most 128 that is a multiple of 8, and
+    ``fusible``. In all other cases, the result is ``xla``.
     """
     platform = platform or jax.default_backend()
     fusible = fusible and dtype == "bfloat16" and head_dim <= 128 and not head_dim % 8
@@ -41,7 +41,7 @@ def choose_implementation(
 
 
 class Scoring(NamedTuple):
-    """Scale of the query-key products, and the soft cap applied after it (None disables it)."""
+    """Scale of the query-key products, and soft cap of the scaled products (None: no cap)."""
 
     scale: float
     softcap: float | None = None
@@ -59,7 +59,7 @@ class Branches(NamedTuple):
     size: int
 
     def skipped(self, slots_BT: jax.Array) -> jax.Array:
-        """Returns, for each slot, the tokens of other branches after the prefix, ``[B, T]``."""
+        """Returns how many tokens of earlier branches precede each slot, ``[B, T]``."""
         return (slots_BT - self.start_B[:, None]) // self.size * self.size
 
 
@@ -85,7 +85,7 @@ def softcap(x: jax.Array, cap: float | None) -> jax.Array:
 
 
 def group_heads(q_BTNH: jax.Array, num_kv_heads: int) -> jax.Array:
-    """Returns the queries as rows ``(G T)`` of their key head, ``q_BKRH``."""
+    """Groups queries by key head: returns ``q_BKRH`` with rows ``R = (G T)``."""
     b, t, n, h = q_BTNH.shape
     q_BKGTH = q_BTNH.reshape(b, t, -1, n // num_kv_heads, h).transpose(0, 2, 3, 1, 4)
     return q_BKGTH.reshape(b, num_kv_heads, -1, h)

@@ -1,7 +1,7 @@
-"""Attention that computes only blocks of scores that are not fully masked, for training on CPUs.
+"""Attention for training on CPUs, which skips fully masked blocks of scores.
 
 Most scores of a row of packed conversations are masked, and the scores of a complete row do not fit
-a processor's cache. The backward pass recomputes the blocks. Source: Dao et al. (2022),
+a processor's cache. The backward pass recomputes the scores. Source: Dao et al. (2022),
 FlashAttention, algorithms 1 and 4.
 """
 

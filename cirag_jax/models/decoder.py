@@ -8,7 +8,7 @@ generation), rematerialized and sharded.
 ``params["layers"]`` has one of two forms. One dictionary of arrays stacked over layers runs with
 `jax.lax.scan`, and a 28-layer model compiles about as fast as one layer. A tuple of dictionaries,
 one per layer (`decoder_params.unstack_layers`), is unrolled. On a CPU a scan copies the weights of
-every layer at every step, which costs six times as much as decoding one token (SmolLM2-135M).
+every layer at every step, which takes six times as long as decoding one token (SmolLM2-135M).
 """
 
 import dataclasses
@@ -57,8 +57,8 @@ class DecoderConfig:
       dtype: compute dtype; softmax, norms and logits are always fp32.
       param_dtype: dtype of the weights.
       attention: see `choose_attention`.
-      remat: what the backward pass recomputes: ``off`` nothing, ``full`` all of each layer,
-        ``projections`` all except the outputs of projections.
+      remat: what the backward pass recomputes: nothing (``off``), all of each layer (``full``), or
+        all except the outputs of projections (``projections``).
       initializer_range: standard deviation of random weights.
     """
 
@@ -105,8 +105,8 @@ class DecoderConfig:
     @property
     def cache_dtype(self) -> Literal["float32", "bfloat16", "uint16"]:
         """Dtype of cached keys and values; uint16 stores bf16 bits, see `paged_cache.pack`."""
-        narrow = (self.dtype, self.param_dtype) == ("float32", "bfloat16")
-        return "uint16" if narrow else self.dtype
+        only_weights_are_bf16 = (self.dtype, self.param_dtype) == ("float32", "bfloat16")
+        return "uint16" if only_weights_are_bf16 else self.dtype
 
     @property
     def windowed(self) -> bool:
@@ -204,7 +204,7 @@ def _activate(x: jax.Array, name: str) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class LoraOptions:
-    """Options of an adapter: ``scale`` (alpha divided by rank) and dropout rate of its input."""
+    """Scale of an adapter (alpha divided by rank), and dropout rate of the adapter's input."""
 
     scale: float = 1.0
     dropout: float = 0.0
@@ -286,7 +286,7 @@ class _Layer:
         return q_BTNH, k_BTKH, v_BTKH
 
     def after_attention(self, x_BTD: jax.Array, mixed_BTNH: jax.Array) -> jax.Array:
-        """Applies output projection, residual sum, feed-forward layer and second residual sum."""
+        """Applies the output projection and the feed-forward layer, each with a residual sum."""
         b, t = mixed_BTNH.shape[:2]
         (y_BTD,) = self.project(mixed_BTNH.reshape(b, t, -1), "o_proj")
         if self.config.post_norms:

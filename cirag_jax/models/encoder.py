@@ -342,7 +342,7 @@ _linear.defvjp(_linear_forward, _linear_backward)
 def _feed_forward(act, x_BTD, up_DF, up_bias_F, down_FD, down_bias_D):
     """Two linear layers with an activation between them.
 
-    The backward pass stores only the input and the pre-activation, and recomputes the activation.
+    Only the input and the pre-activation are stored; the backward pass recomputes the activation.
     This costs less than storing and reading two more arrays of width F.
     """
     return _feed_forward_forward(act, x_BTD, up_DF, up_bias_F, down_FD, down_bias_D)[0]
@@ -407,7 +407,7 @@ def _relative_bias(table_RN: jax.Array, length: int) -> jax.Array:
     bucket_E = np.searchsorted(_BUCKET_STARTS, np.abs(ahead_E), side="right") - 1
     bucket_E += np.where(ahead_E > 0, len(_BUCKET_STARTS), 0)
     index_T = jnp.arange(length)
-    # Indexing by all T x S buckets at once would embed a large constant in every program.
+    # Indexing with all T x S buckets at once would embed a large constant in every program.
     bias_TSN = table_RN[bucket_E][index_T - index_T[:, None] + length - 1]
     return sharding.constrain(bias_TSN.transpose(2, 0, 1), "act_heads", "length", "length")
 

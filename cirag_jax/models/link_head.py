@@ -48,7 +48,7 @@ class LinkHeadModule(nnx.Module):
         self.out_H = nnx.Param(jnp.zeros(hidden))
 
     def __call__(self, x: jax.Array, keep: jax.Array | None = None) -> jax.Array:
-        """Returns scores; features with ``keep`` 0 are replaced by their mean."""
+        """Returns scores; features with ``keep`` 0 are replaced with ``mean_F``."""
         x = (x - self.mean_F[...]) / self.scale_F[...]
         x = x if keep is None else x * keep
         hidden = nnx.gelu(x @ self.hidden_FH[...] + self.bias_H[...])
@@ -80,7 +80,7 @@ class LinkHead:
       module: computes the scores.
       features: names of the input features, in order.
       units: what the aligner ranks: triple, sentence or passage.
-      steps: number of steps per search in training.
+      steps: number of steps of each training search.
       stop: predicts which retrieved passages are needed; None if the head has no stopping rule.
       record: the training record; see `read_record`.
       source: the file that the head was read from.

@@ -50,7 +50,7 @@ def scatter_rows(
 ) -> Cache:
     """Returns ``cache`` with some tokens copied from ``rows``, the result of `gather_rows`.
 
-    In each row, ``count`` tokens from ``start_B`` on are copied.
+    In each row, the ``count`` tokens from position ``start_B`` on are copied.
     """
     slots_BT = start_B[:, None] + jnp.arange(count, dtype=jnp.int32)
     at_BT = locate_slots(cache, tables_BN, slots_BT)
@@ -119,9 +119,9 @@ def attend_pages(
 
     Tokens at ``slots_BT`` attend to tokens less than ``window`` slots before them. Rows are read in
     groups of `_GROUP`, up to the last page of the longest row in the group, so neighboring rows
-    should have similar lengths. Masked pages do not change a row, bit for bit, so its result does
-    not depend on its neighbors. This is for CPUs: on a GPU, a loop of data-dependent length costs
-    more than it saves.
+    should have similar lengths. Masked pages do not change the result of a row, bit for bit, so the
+    result does not depend on neighboring rows. This is for CPUs: on a GPU, a loop of data-dependent
+    length costs more than it saves.
     """
     b, t, n, _ = q_BTNH.shape
     kv_heads, size = k_PKHC.shape[1], k_PKHC.shape[3]
@@ -147,8 +147,8 @@ def attend_pages(
         scores = multiply(rows_of_group(q_BKRH, row), k_BKHC)
         scores = attention.softcap(scores, scoring.softcap)
         keys_C = i * size + jnp.arange(size, dtype=jnp.int32)
-        forks = branches and Branches(rows_of_group(branches.start_B, row), branches.size)
-        distance_BRC = attention.distances(rows_of_group(slots_BR, row), keys_C, forks)
+        group_branches = branches and Branches(rows_of_group(branches.start_B, row), branches.size)
+        distance_BRC = attention.distances(rows_of_group(slots_BR, row), keys_C, group_branches)
         visible_BRC = (distance_BRC >= 0) & (distance_BRC < window)
         updated = attention.update_softmax(
             tuple(rows_of_group(x, row) for x in state),

@@ -14,8 +14,8 @@ class RopeScaling:
 
     Attributes:
       kind: ``linear`` divides all frequencies by ``factor``. ``llama3`` (Llama 3.1) divides only
-        low frequencies, with a ramp between divided and unchanged ones. ``yarn`` is Peng et al.,
-        2023.
+        low frequencies, with a ramp between divided and unchanged frequencies. ``yarn`` is the
+        method of Peng et al., 2023.
       factor: ratio of the new length to the trained one.
       original_positions: the trained length, in tokens.
       low_frequency, high_frequency: ends of the ramp in ``llama3``, in turns over the trained

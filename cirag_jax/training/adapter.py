@@ -1,6 +1,6 @@
 """Trains LoRA adapters: integrator (CIRAG, sections 3.5 and B.4), extractor and reader.
 
-The three trainings differ only in their examples (`training.data.conversations`).
+The three adapters differ only in their training examples (`training.data.conversations`).
 """
 
 import dataclasses
@@ -145,8 +145,8 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 # ---------------------------------------------------------------------------------------- settings
 
-# Fields that may differ when a training is resumed: paths of the examples (whose contents are
-# compared), and the number of rows per device, which depends on the mesh.
+# Fields that may differ when training resumes: paths of the examples (whose contents are compared),
+# and the number of rows per device, which depends on the mesh.
 MAY_DIFFER = ("trajectories", "dev", "rows_per_device")
 
 
@@ -185,9 +185,9 @@ def make_lora(config: Config) -> LoraConfig:
 def initial_adapter(
     config: Config, model_config: DecoderConfig, lora_config: LoraConfig, mesh: jax.sharding.Mesh
 ) -> tuple[nnx.State, Sequence[str] | None]:
-    """Returns a new adapter or the adapter ``config.lora.start``, and its training ids.
+    """Returns a new adapter or the adapter ``config.lora.start``, and the ids it was trained on.
 
-    The ids identify the questions or passages that it was trained on; None if unknown.
+    The ids are of questions or, for an extractor, passages; None if unknown.
     """
     spec = config.lora.get("start")
     if spec is None:

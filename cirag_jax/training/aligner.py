@@ -46,7 +46,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     # ---- Data -----------------------------------------------------------------------------------
     run = state_lib.identity_of(config, ("keep_activations", "activations_gib"))
-    state_lib.check_same_run(workdir, run)  # Now, because retrieving negatives takes long.
+    state_lib.check_same_run(workdir, run)  # Early, because mining takes long.
     sets = [splits.split_questions(dataset, config) for dataset in load.load_datasets(config.data)]
     kind = config.data.units
     chains, pools, prefix_pools = training_chains(sets, config, workdir)
@@ -195,7 +195,7 @@ def training_chains(
     """Returns the training chains, the pool of each chain, and the pools of chain prefixes.
 
     A pool is a list of units from which negatives are drawn. The pool of a chain has the units of
-    the question's own passages. Prefixes have their own pools only with ``config.retrieved.model``;
+    its question's own passages. Prefixes have their own pools only with ``config.retrieved.model``;
     otherwise the third list is empty.
     """
     by_set = [
@@ -204,7 +204,7 @@ def training_chains(
     ]
     chains = [chain for set_chains, _ in by_set for chain in set_chains]
     pools = [pool for _, set_pools in by_set for pool in set_pools]
-    pools_lib.check_enough(len(chains), questions_per_step(config))  # Now: searches take long.
+    pools_lib.check_enough(len(chains), questions_per_step(config))  # Early: searches take long.
     prefix_pools: list[pools_lib.PrefixPools] = []
     if config.retrieved.model:
         for questions, chains_and_pools in zip(sets, by_set, strict=True):

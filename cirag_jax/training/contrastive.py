@@ -1,8 +1,8 @@
 """The aligner's contrastive loss, for any choice of negatives.
 
-The host decides which candidates are negatives of each query and passes them as a matrix of counts.
-They may come from the question's pool, the micro-batch, the device or the complete batch, with or
-without false negatives. The loss is thus one formula, which does not depend on the sharding.
+The host chooses the negatives of each query and passes them as a matrix of counts. Negatives may
+come from the question's pool, the micro-batch, a group or the complete batch, with or without false
+negatives. The loss is therefore a single formula that does not depend on the sharding.
 """
 
 import jax

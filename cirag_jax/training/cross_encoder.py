@@ -324,10 +324,10 @@ def compare(
     bi_encoder: Encoder,
     mesh: jax.sharding.Mesh,
 ) -> dict[str, Any]:
-    """Compares the cross-encoder with the bi-encoder in ranking passages and extracted triples.
+    """Compares the cross-encoder with the bi-encoder on ranking passages and extracted triples.
 
     Uses held-out questions of ``config.evaluate.split``. The passages to rank are the question's
-    context and passages that the bi-encoder retrieves from the contexts of all questions. The
+    context, and the passages that the bi-encoder retrieves from the contexts of all questions. The
     triples to rank are from the question's context; if the dataset has folds, only questions of
     fold ``test`` are used. Returns the gains over the bi-encoder.
     """

@@ -32,7 +32,7 @@ def cross_entropy(
 
     The gradient with respect to ``hidden_BTD`` is computed and stored together with the loss; the
     backward pass only scales it. Tokens without weight are sorted to the end, and chunks of such
-    tokens are skipped. The cost thus depends on the row with most targets. The output layer is
+    tokens are skipped. The cost thus depends on the row with the most targets. The output layer is
     frozen and has no gradient.
 
     Args:

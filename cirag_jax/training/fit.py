@@ -36,7 +36,7 @@ class FitResult(NamedTuple):
         return self.step >= self.total_steps
 
     def summary(self) -> dict[str, Any]:
-        """Returns the entries that the results of all trainings have in common."""
+        """Returns the entries that the results of all trainers have in common."""
         steps = {"step": self.step, "total_steps": self.total_steps}
         return {"complete": self.complete, **steps, **self.best}
 
@@ -78,7 +78,7 @@ def fit(
       checkpoints: open checkpoints of this run.
       meta: metadata of every checkpoint; ``meta["run"]`` must match the latest checkpoint.
       total_steps: number of the last step.
-      start: `time.monotonic` from which the time limit is measured.
+      start: start of the time limit, on the clock `time.monotonic`.
       advice: remedy to suggest when a metric is not finite.
       describe: edits the metrics of a step in place, given its batch and duration in seconds.
     """

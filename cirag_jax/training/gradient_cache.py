@@ -1,12 +1,12 @@
 """Exact gradients of a batch-wide loss, computed one chunk of rows at a time.
 
 First, all texts of the batch are embedded chunk by chunk into one table. Next, the loss and the
-gradient of the table are computed. Finally, each chunk is back-propagated from its rows of that
-gradient. The result is the gradient of the full batch, including in-batch negatives, with the
-memory of one chunk (Gao et al., 2021, "Scaling deep contrastive learning batch size under memory
-limited setup").
+gradient of the table are computed. Finally, each chunk is back-propagated from its rows of the
+table's gradient. The result is the gradient of the full batch, including in-batch negatives, with
+the memory of one chunk (Gao et al., 2021, "Scaling deep contrastive learning batch size under
+memory limited setup").
 
-The forward pass of a chunk runs twice, unless there is memory to store its activations.
+The forward pass of a chunk runs twice, unless its activations fit into memory.
 """
 
 import dataclasses
@@ -113,9 +113,9 @@ def _embed(graphdef, params, table_ND, chunk, key):
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def _embed_and_keep(graphdef, params, table_ND, chunk, key):
-    """Does the same as `_embed`; also returns the backward function with its activations.
+    """Does the same as `_embed`; also returns the chunk's backward function, with activations.
 
-    References replace the parameters in that function, so that chunks store no copies of them.
+    References replace the parameters in the backward function, so that chunks do not copy them.
     """
     emb_BD, pull = _rows_and_pull(graphdef, params, chunk, key)
     references = {id(x): _Parameter(index) for index, x in enumerate(jax.tree.leaves(params))}

@@ -6,8 +6,8 @@ that are not yet in the chain are the correct choices. The head thus learns from
 own searches, mistakes included (as in DAgger, Ross et al., 2011), and is free to choose the order
 of the hops.
 
-The aligner ranks better on its own training questions. The dev questions, which were held out to
-select its checkpoint, are therefore more representative and have more weight.
+The aligner ranks better on its own training questions. The dev questions, which selected the
+aligner's checkpoint, are therefore more representative and have more weight.
 """
 
 import dataclasses
@@ -101,7 +101,7 @@ def train_head(
       config: config of the aligner. ``config.head`` has the settings of the head.
       workdir: workdir of the finished training of the aligner.
       sets: questions of each dataset.
-      start: `time.monotonic` from which ``config.stop_after_minutes`` counts.
+      start: start of ``config.stop_after_minutes``, on the clock `time.monotonic`.
 
     Returns:
       The metrics of the head; empty with several processes. None if training was stopped before the
@@ -183,13 +183,13 @@ def train_link_head(
     """Trains a head for ``config.rounds`` rounds, and measures dev recall with and without it.
 
     Dev questions have the weight ``config.held_out`` in training. If the weight is not 0, recall is
-    measured by cross-validation: each half of the dev questions is searched with a head that was
+    measured by cross-validation: searches with either half of the dev questions use a head that was
     trained without this half. The stopping rule is fitted on these searches and on the last
-    searches for the training questions.
+    searches with training questions.
     """
 
     def fit_without(half: int | None) -> tuple[LinkHead, float]:
-        """Fits a head without stopping rule, and without one half of the dev questions."""
+        """Fits a head without a stopping rule, leaving out one half of the dev questions."""
         kept = [state for state in held_out if state.question % 2 != half]
         module, loss = fit_head(states + config.held_out * kept, config, seed, check_stop)
         return LinkHead(module, FEATURES, units, config.steps), loss
@@ -340,7 +340,7 @@ def _rankings(searches: Sequence[SearchResult], gold: Sequence[Sequence[int]]) -
 def fit_stop(rankings: Sequence[Ranking]) -> StopRule:
     """Fits a logistic regression that predicts which passages are gold.
 
-    Features are standardized, because all weights have the same normal prior of variance 1.
+    Features are standardized, because all weights have the same prior: normal with variance 1.
     """
     x_NF = np.concatenate([feature_KF for feature_KF, _ in rankings]).astype(np.float64)
     sign_N = np.where(np.concatenate([is_gold_K for _, is_gold_K in rankings]), 1, -1)
@@ -370,8 +370,8 @@ def fit_head(
     x_SRF, is_gold_SR, mask_SR = _padded(states)
     x_NF = x_SRF[mask_SR]
     mean_F, scale_F = x_NF.mean(0), x_NF.std(0) + 1e-3
-    without = {name for group in config.without for name in GROUPS[group]}
-    scale_F[[name in without for name in FEATURES]] = _DISABLED
+    disabled = {name for group in config.without for name in GROUPS[group]}
+    scale_F[[name in disabled for name in FEATURES]] = _DISABLED
     module = LinkHeadModule(mean_F, scale_F, config.hidden, nnx.Rngs(seed))
     x_SRF = np.where(mask_SR[..., None], x_SRF, mean_F)
 
@@ -414,7 +414,7 @@ def _step(
 
 
 def _membership() -> np.ndarray:
-    """Returns the matrix ``[G, F]`` that is 1 if group G contains feature F."""
+    """Returns the matrix ``[G, F]`` that is 1 where group G contains feature F."""
     return np.array([[name in group for name in FEATURES] for group in GROUPS.values()], np.float32)
 
 
@@ -436,7 +436,7 @@ def _dev_recall(
 ) -> tuple[dict[str, float], list[Ranking]]:
     """Returns recall and rankings of the dev questions of all tasks.
 
-    Questions with an odd index are searched with the second score, all others with the first.
+    Searches with questions of an odd index use the second score, all others the first.
     """
     recalls: dict[int, list[float]] = {k: [] for k in _KS}
     rankings = list[Ranking]()

@@ -54,7 +54,7 @@ class MetricWriter(Closing):
     Every line of ``metrics.jsonl`` is an object with ``step``, ``seconds`` (training time, summed
     over restarts) and scalars; values that are not finite are null. TensorBoard events in
     ``tensorboard/`` have the same scalars. A terminal shows a bar with the loss, the rate and the
-    remaining time. Without a terminal, they are printed every 30 seconds.
+    remaining time. Without a terminal, these values are printed every 30 seconds.
 
     When a run resumes from ``start_step``, the lines of later steps are deleted, so the file looks
     as if the run had not been interrupted.

@@ -63,9 +63,9 @@ def lora_flops(
 
     The number is ``(4 P + 6 A) tokens + 4 V D supervised + 6 L N H attended``, with P weights in
     the linear layers, A in the adapter and V D in the output layer, L layers and N heads of size H.
-    The backward pass of the frozen base needs one product instead of two, causal attention half of
-    the scores, and only supervised tokens the output layer. Recomputation, padding, norms and the
-    optimizer are not counted.
+    The backward pass of the frozen base needs one product instead of two. Causal attention needs
+    half of the scores. Only supervised tokens need the output layer. Recomputation, padding, norms
+    and the optimizer are not counted.
 
     ``tokens`` counts real tokens. ``attended`` is the sum of the squared lengths of the examples.
     """

@@ -31,7 +31,7 @@ class PreemptionGuard:
 
     In a single process, SIGTERM and SIGINT request a stop instead of ending the process. A second
     SIGINT interrupts immediately. The previous handlers are restored on exit. Outside the main
-    thread no handlers are installed, and only setting ``signal_name`` requests a stop.
+    thread no handlers are installed; a stop is then requested by setting ``signal_name``.
 
     Several processes must stop after the same step. If one process receives SIGTERM, JAX's
     coordination service chooses the step. JAX's handler is therefore not replaced, and SIGINT keeps

@@ -5,8 +5,8 @@ in place of the function that calls compiled programs. Every program is compiled
 the compiler reports its memory and its collectives. Memory between programs is measured, too: a
 `Shape` is counted until its last reference is deleted, like an array.
 
-The compiler is the one for the mesh's devices. On CPUs it computes bfloat16 in fp32. Without the
-options of `_options` it would also store all weights and activations in fp32.
+Programs are compiled for the mesh's devices. On CPUs, the compiler computes bfloat16 in fp32.
+Without the options of `_options`, it would also store all weights and activations in fp32.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ class Shape(jax.ShapeDtypeStruct):
 
 @contextlib.contextmanager
 def quick_collection() -> Iterator[None]:
-    """Excludes existing objects from the garbage collection at every call of a `Rehearsal`."""
+    """Excludes existing objects from garbage collection, which every `Rehearsal` call runs."""
     gc.freeze()
     try:
         yield
@@ -64,7 +64,7 @@ class Program:
     Attributes:
       name: name of the function.
       outputs: shapes and shardings of the results.
-      arguments, results, temporaries, aliased: bytes per device.
+      arguments, results, temporaries, aliased: sizes in bytes per device.
       collectives: operation -> count and bytes per device; loop iterations are included.
       calls: number of calls in a step.
     """
@@ -80,7 +80,7 @@ class Program:
 
 
 class Rehearsal:
-    """Compiles and measures functions instead of calling them; pass it as ``run`` to a step.
+    """Compiles and measures functions instead of calling them; a step accepts it as ``run``.
 
     Attributes:
       held: bytes per device of all existing shapes.
@@ -132,7 +132,7 @@ class Rehearsal:
         return self.programs[key]
 
     def exchanged(self) -> dict[str, "Collective"]:
-        """Returns operation -> total of the collectives in all calls."""
+        """Returns operation -> the sum of its collectives over all calls."""
         totals: dict[str, Collective] = {}
         for program in self.programs.values():
             for operation, each in program.collectives.items():
@@ -230,8 +230,8 @@ def collectives(text: str, loops: int = 1) -> dict[str, Collective]:
                     gathered = operands if kind == "reduce-scatter" else shape
                     operations[name].append((kind, _array_bytes(gathered)))
                 continue
-            trips = _TRIPS.search(rest)
-            times = (int(trips[1]) if trips else loops) if operation == "while" else 1
+            trip_count = _TRIPS.search(rest)
+            times = (int(trip_count[1]) if trip_count else loops) if operation == "while" else 1
             calls[name] += [(called, times) for called in _called(rest)]
 
     totals: dict[str, Collective] = {}

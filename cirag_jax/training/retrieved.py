@@ -37,11 +37,10 @@ def prefix_pools(
 
     The encoder ``config.retrieved.model`` retrieves ``config.retrieved.passages`` from all
     passages; the query is the question with the prefix. Passages that repeat a gold sentence are
-    dropped. If no unit can be a negative, the prefix gets the pool of its chain in ``pools``
-    instead.
+    dropped. If no unit can be a negative, the prefix gets its chain's pool from ``pools`` instead.
 
-    The retrieved rows are stored as ``retrieved-*.npy`` in ``workdir``, so that a resumed training
-    has the same negatives.
+    The retrieved rows are stored as ``retrieved-*.npy`` in ``workdir``, so that a resumed run has
+    the same negatives.
     """
     kind = config.data.units
     queries = [text for chain in chains for text in _queries(chain, kind)]
@@ -92,7 +91,7 @@ def _search(config: Config, dataset: Dataset, queries: Sequence[str], k: int) ->
 def _repeats(question: Question) -> set[str]:
     """Returns the ids of passages that repeat a gold sentence but are not gold themselves.
 
-    Overlapping chunks of a document are an example.
+    An example is an overlapping chunk of the same document.
     """
     substitutes = passage_substitutes(question).values()
     ids = {str(id) for sentences in substitutes for ids in sentences for id in ids}

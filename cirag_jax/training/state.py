@@ -25,7 +25,7 @@ from cirag_jax.validation import check_value
 
 EXAMPLES = "the training examples"  # Key of the examples' digest in a run's identity.
 _REMEDY = "choose another --workdir or the same config and data"
-# Fields of a config that may differ when a training is resumed.
+# Fields of a config that may differ when training resumes.
 MAY_DIFFER = frozenset(
     {
         "stop_after_minutes",
@@ -157,7 +157,7 @@ def check_metric(name: str, measured: Collection[str]) -> None:
 
 
 def absolute(spec: str) -> str:
-    """Makes the path of a local folder absolute, so that checkpoints work in any directory."""
+    """Makes the path of a local folder absolute, so that training can resume in any directory."""
     path = pathlib.Path(spec)
     return str(path.resolve()) if path.is_dir() else spec
 
@@ -219,7 +219,8 @@ def restore(
 def check_same_run(workdir: pathlib.Path, run: dict[str, Any]) -> None:
     """Raises `UserError` if ``workdir`` has a checkpoint of a run with a different identity.
 
-    `restore` also compares the examples. This early check avoids long preparations in vain.
+    `restore` also compares the examples. This earlier check saves long preparations that would be
+    in vain.
     """
     # Folders with other names are incomplete steps of killed processes.
     if any(folder.name.isdigit() for folder in (workdir / "checkpoints").glob("*")):

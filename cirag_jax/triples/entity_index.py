@@ -65,9 +65,9 @@ class EntityIndex:
     def anchors(self, surface: str, n: int, match: Match = "coverage") -> tuple[str, ...]:
         """Returns at most n entities that share a word with a name, the nearest first.
 
-        ``coverage`` ranks by the share of the name's words that the entity has; if tied, shorter
-        entities are better (C2RAG, Eq. 3). ``ratio`` ranks by difflib's ratio, as C2RAG's released
-        code does.
+        ``coverage`` ranks entities by the share of the name's words that they contain; if tied,
+        shorter entities rank first (C2RAG, Eq. 3). ``ratio`` ranks by difflib's ratio, as C2RAG's
+        released code does.
         """
         words = dict.fromkeys(name_key(surface, self.normalization).split())
         lists = [self._entities_of[word] for word in words if word in self._entities_of]
@@ -92,7 +92,7 @@ class EntityIndex:
         return {"entities": len(self), "relations": len(relations), "triples": len(facts)}
 
     def _by_coverage(self, lists: Sequence[np.ndarray], n: int) -> np.ndarray:
-        """Ranks entities; ``lists`` has the entities of each word, the rarest word first."""
+        """Ranks entities; ``lists`` has the entities with each word, the rarest word first."""
         shared_E, candidates = self._shared_E, np.zeros(0, np.int32)
         for place, entities in enumerate(lists):
             rest = lists[place:]
@@ -148,7 +148,7 @@ def _invert(keys: Iterable[str]) -> dict[str, np.ndarray]:
     for place, key in enumerate(keys):
         for word in set(key.split()):
             places[word].append(place)
-    return {word: np.array(of_word, np.int32) for word, of_word in places.items()}
+    return {word: np.array(indices, np.int32) for word, indices in places.items()}
 
 
 def _is_in(values: np.ndarray, sorted_values: np.ndarray) -> np.ndarray:
@@ -162,6 +162,6 @@ def _letters(names: Sequence[str]) -> np.ndarray:
     """Counts the characters of each name in `_BINS` bins; returns uint16 ``[names, bins]``."""
     length = np.array([len(name) for name in names])
     code = np.frombuffer("".join(names).encode("utf-32-le", "surrogatepass"), np.uint32)
-    cell = np.repeat(np.arange(len(names)), length) * _BINS + code % _BINS
-    count = np.bincount(cell.astype(np.int64), minlength=len(names) * _BINS)
+    bin_index = np.repeat(np.arange(len(names)), length) * _BINS + code % _BINS
+    count = np.bincount(bin_index.astype(np.int64), minlength=len(names) * _BINS)
     return count.reshape(len(names), _BINS).astype(np.uint16)

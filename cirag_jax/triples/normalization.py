@@ -37,7 +37,7 @@ def _folded(text: str) -> str:
 
 
 def triple_key(triple: Triple, normalization: Normalization = "ascii") -> tuple[str, str, str]:
-    """Returns the `name_key` of each part of a triple; it is equal for equal facts."""
+    """Returns the `name_key` of each part of a triple; equal facts have equal keys."""
     return (
         name_key(triple.head, normalization),
         name_key(triple.relation, normalization),
@@ -48,8 +48,9 @@ def triple_key(triple: Triple, normalization: Normalization = "ascii") -> tuple[
 def name_key(text: str, normalization: Normalization = "ascii") -> str:
     """Returns a key that is equal for all spellings of a name.
 
-    It is the normal form. If the ASCII form is empty (Greek, Chinese), it is the Unicode form. If
-    that is empty, too, it is the name itself, so that different names never share the key "".
+    The key is the normal form. If the ASCII form is empty (Greek, Chinese), the key is the Unicode
+    form. If both are empty, the key is the name itself, so that different names never share the key
+    "".
     """
     return normalize(text, normalization) or normalize(text, "unicode") or text.strip()
 

@@ -55,7 +55,7 @@ class Record:
 
 
 class PassageEntry(NamedTuple):
-    """Entry of a passage without the triples; ``extractor`` is the extractor's identity."""
+    """A passage's entry without its triples; ``extractor`` is the extractor's identity."""
 
     hash: bytes
     extractor: Mapping[str, Any]
@@ -106,7 +106,7 @@ CREATE TABLE passages (
     def create(cls, path: str | Path, named: Path | None = None) -> Self:
         """Opens the store ``path`` for writing, and creates it if necessary.
 
-        Error messages use the name ``named`` if given, for files that are renamed later.
+        Error messages contain the path ``named`` if given, for files that are renamed later.
         """
         path = Path(path)
         reject_old_format(path.parent)

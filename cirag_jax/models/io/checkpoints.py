@@ -1,10 +1,10 @@
 """Checkpoints: the train state, the data iterator's state and metadata, saved atomically.
 
 The folder of a step contains three items. ``state`` has every array of the train state under its
-path, so that it can be restored onto any mesh and into other container classes. ``data`` is the
-state of the data iterator, one file per process. ``meta`` is JSON with the facts about the model
-that an evaluation needs. Orbax writes a step to a temporary folder and renames it when complete.
-Temporary folders of killed processes are ignored.
+path, so the state can be restored onto any mesh and into other container classes. ``data`` is the
+state of the data iterator, one file per process. ``meta`` is JSON that describes the model for
+evaluations. Orbax writes a step to a temporary folder and renames it when complete. Temporary
+folders of killed processes are ignored.
 """
 
 from __future__ import annotations

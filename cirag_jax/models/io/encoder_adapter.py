@@ -55,7 +55,7 @@ def save_encoder_adapter(
     base_model_name: str,
     training: Mapping[str, Any],
 ) -> float:
-    """Writes the difference of two encoders as an adapter of rank ``rank``, in fp16.
+    """Writes the difference between two encoders as an adapter of rank ``rank``, in fp16.
 
     ``SentenceTransformer(base).load_adapter(folder)`` reads the adapter. An earlier adapter in
     ``folder`` is replaced. ``trained`` and ``base`` are tensors from `weights.to_tensors`;
@@ -105,7 +105,7 @@ class _Training(msgspec.Struct):
 
 
 def _is_possible_path(name: str) -> bool:
-    """Returns False for names that the file system rejects, such as 3,000 letters."""
+    """Returns False for names that the file system rejects, such as names of 3,000 letters."""
     try:
         os.lstat(name)
     except OSError as error:

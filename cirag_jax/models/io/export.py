@@ -26,10 +26,10 @@ def export_sentence_transformers(
 ) -> Path:
     """Writes an encoder for sentence-transformers and returns ``folder``.
 
-    Embeddings of sentence-transformers equal ours within 1e-5. Writing is atomic and replaces an
-    earlier export in ``folder``. With several processes, all must call this, and process 0 writes.
-    ``params`` None means ``encoder.state``. ``units`` is the kind of text that an aligner was
-    trained to rank (triple, sentence or passage); the model card describes it.
+    The embeddings of sentence-transformers differ from this package's by at most 1e-5. Writing is
+    atomic and replaces an earlier export in ``folder``. With several processes, all must call this,
+    and process 0 writes. ``params`` defaults to ``encoder.state``. ``units`` is the kind of text
+    that an aligner was trained to rank (triple, sentence or passage); the model card describes it.
     """
     _check_target(Path(folder))
     state = encoder.state if params is None else params
@@ -45,8 +45,8 @@ def export_sentence_transformers(
 def export_cross_encoder(model: PairEncoder, params: Any, folder: str | os.PathLike) -> Path:
     """Writes a model for ``sentence_transformers.CrossEncoder`` and returns ``folder``.
 
-    Its ``predict`` applies a sigmoid by default, so it returns the probabilities that belong to our
-    logits. Writing works as in `export_sentence_transformers`.
+    By default, its ``predict`` returns probabilities: the sigmoid of this package's logits. Writing
+    works as in `export_sentence_transformers`.
     """
     _check_target(Path(folder))
     state = model.state if params is None else params

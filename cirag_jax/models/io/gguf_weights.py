@@ -1,9 +1,9 @@
 """Reads GGUF files of llama.cpp: quantized weights, hyper-parameters and tokenizer.
 
-The ``gguf`` library dequantizes tensors, row by row as needed. llama.cpp stores the query and key
-rows of Llama models in its own order, because it rotates adjacent pairs of dimensions. This module
-reorders them, because transformers and this package rotate dimensions i and i + H / 2. llama.cpp
-also adds one to Gemma's norm scales, which this module subtracts.
+The ``gguf`` library dequantizes tensors, row by row as needed. llama.cpp rotates adjacent pairs of
+dimensions, so its files have the query and key rows of Llama models in a different order. This
+module restores the order of transformers and this package, which rotate dimensions i and i + H / 2.
+llama.cpp also adds one to Gemma's norm scales; this module subtracts the one.
 """
 
 import dataclasses
@@ -282,8 +282,8 @@ _SEPARATE_DIGITS = ("smollm", "starcoder", "refact")
 def tokenizer_from_gguf(source: GgufFile | str | os.PathLike) -> Any:
     """Returns the fast ``transformers`` tokenizer of a GGUF file, including its chat template.
 
-    transformers' ``gguf_file=`` imports torch, which is not needed otherwise. This function
-    converts the vocabulary with the same functions of transformers.
+    Loading with transformers' ``gguf_file=`` would import torch. This function calls the same
+    conversion functions of transformers without torch.
     """
     source = source if isinstance(source, GgufFile) else open_gguf(source)
     with parsing(f"{source.file}: its tokenizer cannot be read"):

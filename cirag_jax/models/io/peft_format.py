@@ -1,8 +1,8 @@
 """Reads and writes PEFT's format: ``adapter_config.json`` and ``adapter_model.safetensors``.
 
-PEFT stores ``lora_A.weight`` [R, in] and ``lora_B.weight`` [out, R] for each layer. Our arrays are
-the transposes, stacked over layers. Unsupported settings that would change the arithmetic raise an
-error.
+PEFT stores ``lora_A.weight`` [R, in] and ``lora_B.weight`` [out, R] for each layer. The arrays in
+this package are the transposes, stacked over layers. Unsupported settings that would change the
+arithmetic raise an error.
 """
 
 import os
@@ -102,7 +102,7 @@ def save_adapter(
 
     Writing is atomic and replaces an earlier adapter in ``folder``. With several processes, all
     must call this, and process 0 writes. ``dtype`` is ``float32`` or ``bfloat16``. ``training`` is
-    the record that `read_training` returns; PEFT ignores it. ``card`` becomes its README.md.
+    the record that `read_training` returns; PEFT ignores it. ``card`` is the text of README.md.
     """
     folder = Path(folder)
     _check_target(folder)
@@ -144,8 +144,8 @@ def write_adapter(
 def _check_target(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} exists and is not a folder")
-    ours = {CONFIG_FILE, TENSOR_FILE, TRAINING_FILE, "README.md"}
-    if folder.is_dir() and (others := {f.name for f in folder.iterdir()} - ours):
+    adapter_files = {CONFIG_FILE, TENSOR_FILE, TRAINING_FILE, "README.md"}
+    if folder.is_dir() and (others := {f.name for f in folder.iterdir()} - adapter_files):
         raise UserError(
             f"{folder} contains {min(others)}, which is not part of an adapter; choose a new folder"
         )

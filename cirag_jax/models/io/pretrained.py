@@ -92,10 +92,10 @@ class PretrainedModel:
         """
         limit = min(max_length or self.max_length, self.config.max_length)
         pairs = [(text, None) if isinstance(text, str) else text for text in inputs]
-        firsts = self._encode([first for first, _ in pairs])
+        first_encodings = self._encode([first for first, _ in pairs])
         seconds = iter(self._encode([second for _, second in pairs if second is not None]))
         rows = []
-        for first, (_, text) in zip(firsts, pairs, strict=True):
+        for first, (_, text) in zip(first_encodings, pairs, strict=True):
             second = None if text is None else next(seconds)
             room = max(limit - self.tokenizer.num_special_tokens_to_add(second is not None), 0)
             if second is None:

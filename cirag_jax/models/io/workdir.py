@@ -97,8 +97,8 @@ def trained_units(spec: str) -> str | None:
 def training_ids(spec: str) -> frozenset[str] | None:
     """Returns the ids of the questions that a model was trained on; None if not recorded.
 
-    ``spec`` is a workdir, an exported adapter, or any other model. An extractor has ids of passages
-    instead. The ids of an aligner include the training questions of its link head.
+    ``spec`` is a workdir, an exported adapter, or any other model. For an extractor, the ids are of
+    passages. The ids of an aligner include the training questions of its link head.
     """
     ids = training_record(spec).get("trained_on")
     if ids is None:

@@ -1,9 +1,9 @@
-"""Makes new comparison questions from annotated facts, and states conclusions of comparisons.
+"""Makes new comparison questions from annotated facts, and states the results of comparisons.
 
-Half of the questions of 2WikiMultihopQA compare two dates or two countries. From a few hundred of
-them, a small reader learns the form but not the comparison. New pairs of their facts give many more
-questions on the same sentences. The training target also states the result of the comparison before
-the answer, so that the reader does not have to compare and answer in one token.
+Half of the questions of 2WikiMultihopQA compare two dates or two countries. From a few hundred such
+questions, a small reader learns the form but not the comparison. New pairs of their facts give many
+more questions about the same sentences. The training target also states the result of the
+comparison before the answer, so that the reader does not have to compare and answer in one token.
 """
 
 import datetime
@@ -148,14 +148,14 @@ def conclusion(question: Question) -> tuple[tuple[str, str, str], ...]:
 
 
 def _leads_to(question: Question, name: str) -> bool:
-    """Returns whether the answer is ``name`` or a work of ``name``."""
+    """Returns whether the answer is ``name`` or a work by ``name``."""
     answer = words(question.answers[0])
     works = (fact[0] for fact in question.evidences or () if words(fact[2]) == words(name))
     return any(words(text) == answer for text in (name, *works))
 
 
 def _legs(question: Question, corpus: Mapping[str, Passage]) -> list[_Leg]:
-    """Returns a question's comparable facts, alone and with the preceding fact (work -> maker)."""
+    """Returns a question's comparable facts, each alone and after a fact that leads to it."""
     evidences = question.evidences or ()
     legs = []
     for index, fact in enumerate(evidences):
@@ -173,7 +173,7 @@ def _legs(question: Question, corpus: Mapping[str, Passage]) -> list[_Leg]:
 def _place(
     question: Question, corpus: Mapping[str, Passage], fact: tuple[str, str, str]
 ) -> tuple[str, int] | None:
-    """Returns the supporting sentence in the head's passage with the most words of the tail."""
+    """Returns the head passage's supporting sentence that shares most words with the tail."""
     tail = words(fact[2])
     ranked = [
         (len(tail & words(sentences_of(corpus[i])[s])), (i, s))
@@ -195,9 +195,9 @@ def _compare(first: _Leg, second: _Leg, rng: np.random.Generator) -> Question | 
         order = _compare_dates(first.value, second.value)
         if order is None:
             return None
-        wording, which = _DATES[relation][int(rng.integers(len(_DATES[relation])))]
+        wording, which_date = _DATES[relation][int(rng.integers(len(_DATES[relation])))]
         text = _ask_which(first, second, wording, rng)
-        answer = (first if (order < 0) == (which == _EARLIER) else second).subject
+        answer = (first if (order < 0) == (which_date == _EARLIER) else second).subject
     bridges = [leg.facts[0] for leg in (first, second) if len(leg.facts) > 1]
     places = tuple(dict.fromkeys((*first.places, *second.places)))
     passages = tuple(dict.fromkeys(passage for passage, _ in places))

@@ -35,7 +35,7 @@ class Data(NamedTuple):
 
     Attributes:
       train, dev: the examples.
-      counts: numbers of examples and of dropped items, for the result.
+      counts: numbers of examples and dropped items, for the training result.
       described: prompt settings of the conversations, saved in the checkpoint. Inference must use
         the same settings.
       num_candidates: maximum number of candidates per step in the trajectories; 0 without
@@ -156,16 +156,16 @@ def _decisions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Dat
         return examples, dict(reasons)
 
     weights = {Part.FACTS: config.kept_weight, Part.STOP: config.stop_weight}
-    train_examples, cut = render(train, weights)
-    query_examples, query_cut = render(queries, {**weights, **WEIGHTS})
-    dev_examples, dev_cut = render(dev, {})
+    train_examples, train_counts = render(train, weights)
+    query_examples, query_counts = render(queries, {**weights, **WEIGHTS})
+    dev_examples, dev_counts = render(dev, {})
     counts = {
         "num_trajectories": len(train),
         "num_query_writing": len(queries),
         "num_dev_trajectories": len(dev),
-        "left_out": {**dropped, **cut},
-        "left_out_of_query_writing": query_cut,
-        "left_out_of_dev": dev_cut,
+        "left_out": {**dropped, **train_counts},
+        "left_out_of_query_writing": query_counts,
+        "left_out_of_dev": dev_counts,
         "teachers": dict(collections.Counter(t.teacher for t in train)),
     }
     num_candidates = max((len(step.candidates) for t in train for step in t.steps), default=0)
@@ -235,7 +235,7 @@ def _sidecar(path: str) -> tuple[pathlib.Path, dict[str, Any]]:
 
 
 def _warn_of_held_out(paths: Sequence[str]) -> None:
-    """Warns if trajectories are of questions that are meant for evaluation."""
+    """Warns if trajectories answer questions that are meant for evaluation."""
     for file, sidecar in map(_sidecar, paths):
         for place, count in (sidecar.get("held_out") or {}).items():
             state_lib.announce(
@@ -247,14 +247,14 @@ def _warn_of_held_out(paths: Sequence[str]) -> None:
 def _described(config: Config, paths: Sequence[str], units: Units) -> dict[str, Any]:
     """Returns the prompt settings of the conversations.
 
-    A setting is from the config or, if null there, from the trajectories' metadata. All settings
-    may differ from the metadata except the units, because prompts are rendered again.
+    A setting comes from the config or, if the config has null, from the trajectories' metadata.
+    Settings other than the units may differ from the metadata, because prompts are rendered again.
     """
     fields: dict[str, Any] = {
         name: config[name] for name in PROMPT_FIELDS if config.get(name) is not None
     }
     fields["units"] = units
-    files: dict[str, pathlib.Path] = {}  # The metadata files that the values are from.
+    files: dict[str, pathlib.Path] = {}  # The metadata file that each value is from.
     for path in paths:
         file, sidecar = _sidecar(path)
         for name in PROMPT_FIELDS:

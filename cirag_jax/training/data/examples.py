@@ -110,8 +110,8 @@ def trajectory_examples(
     """Returns the examples of a trajectory.
 
     With ``prompt_format="paper"`` there is one example per step. Otherwise there is a single
-    example in which all decisions are supervised. If the chat template renders earlier turns
-    differently (some drop the thinking), there is one example per step, too.
+    example in which all decisions are supervised. There is also one example per step if the chat
+    template renders earlier turns differently (some templates drop the thinking).
 
     Unclear decisions (`distill.trajectories.UNCLEAR`) are context and not supervised. Steps beyond
     ``max_length`` tokens are dropped. An example is dropped if its first decision does not fit.
@@ -155,7 +155,7 @@ def trajectory_examples(
         return [*messages, Message("assistant", decision)]
 
     def render(count: int, decisions: int) -> Example:
-        """Renders ``turns(count)``; of the last ``decisions`` decisions, supervises clear ones."""
+        """Renders ``turns(count)``; supervises the clear decisions among the last ``decisions``."""
         conversation = turns(count)
         first = len(conversation) - 2 * decisions + 1
         places = [

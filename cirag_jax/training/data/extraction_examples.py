@@ -24,7 +24,7 @@ def passage_examples(
     Names are spelled as in the reference, except for repeated spaces. Triples keep their order.
     Entities have the order of `in_order_of_mention`, which is easier to learn than the alphabetical
     order of the files. Conversations of more than ``max_length`` tokens are dropped and not cut,
-    because cut passages would teach inventions, and cut answers would teach to stop early.
+    because cut passages would teach the model to invent triples, and cut answers to stop early.
 
     The counts are ``dropped_too_long`` (examples), ``dropped_entities`` and ``dropped_triples``
     (which the parser could not read back) and ``dropped_empty`` (passages without triples).
@@ -75,18 +75,18 @@ def in_order_of_mention(names: Sequence[str], passage: Passage) -> tuple[str, ..
 
 def _entities(reference: Reference, reasons: collections.Counter[str]) -> tuple[str, ...]:
     """Returns the entities that the parser can read back from an answer."""
-    listed = tuple(dict.fromkeys(reference.entities))
-    answer = prompts.render_entities(in_order_of_mention(listed, reference.passage))
-    read, _ = prompts.parse_entities(answer, "stop")
-    if len(read) < len(listed):
-        reasons["dropped_entities"] += len(listed) - len(read)
-    return read
+    entities = tuple(dict.fromkeys(reference.entities))
+    answer = prompts.render_entities(in_order_of_mention(entities, reference.passage))
+    parsed, _ = prompts.parse_entities(answer, "stop")
+    if len(parsed) < len(entities):
+        reasons["dropped_entities"] += len(entities) - len(parsed)
+    return parsed
 
 
 def _triples(reference: Reference, reasons: collections.Counter[str]) -> tuple[prompts.Parts, ...]:
     """Returns the triples that the parser can read back from an answer."""
-    listed = tuple(dict.fromkeys((t.head, t.relation, t.tail) for t in reference.triples))
-    read, _ = prompts.parse_triples(prompts.render_triples(listed), "stop")
-    if len(read) < len(listed):
-        reasons["dropped_triples"] += len(listed) - len(read)
-    return read
+    triples = tuple(dict.fromkeys((t.head, t.relation, t.tail) for t in reference.triples))
+    parsed, _ = prompts.parse_triples(prompts.render_triples(triples), "stop")
+    if len(parsed) < len(triples):
+        reasons["dropped_triples"] += len(triples) - len(parsed)
+    return parsed

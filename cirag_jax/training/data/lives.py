@@ -1,9 +1,9 @@
 """Generates a dataset about made-up families and works, to train readers.
 
-Passages about people state birth and death, or father and mother, side by side. A model that was
-trained on few such passages confuses them. This dataset can have any number of such passages, with
-all facts annotated. The facts are made up, so a reader cannot know the answers without reading. All
-questions belong to the split ``train``.
+Passages about people state birth and death, or father and mother, next to each other. A model that
+was trained on few such passages confuses the two. This dataset can have any number of such
+passages, with all facts annotated. The facts are made up, so a reader cannot know the answers
+without reading. All questions belong to the split ``train``.
 """
 
 import functools
@@ -212,9 +212,9 @@ def _work(key: str, maker: dict[str, Any], rng: Any, used: set[str]) -> _Page:
     work = _pick(_WORKS, rng)
     title = _unused(lambda: " ".join(_pick(words, rng) for words in _NAMES["titles"]), used, rng)
     year = maker["birth_year"] + int(rng.integers(22, 60))
-    cast = {name: _new_name(bool(rng.integers(2)), rng, used) for name in ("other", "another")}
+    added = {name: _new_name(bool(rng.integers(2)), rng, used) for name in ("other", "another")}
     sentences = [
-        text.format(title=title, maker=maker["name"], year=year, nation=maker["nation"], **cast)
+        text.format(title=title, maker=maker["name"], year=year, nation=maker["nation"], **added)
         for text in work["sentences"]
     ]
     place = (key, len(sentences) - 1)

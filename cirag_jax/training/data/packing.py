@@ -62,7 +62,7 @@ class MicroBatch:
     Attributes:
       batch: the arrays.
       part_BT: uint8, the `Part` of each supervised target.
-      tokens: number of real tokens; shared prefixes count once.
+      tokens: number of real tokens; a shared prefix counts once.
       attended: twice the number of pairs in causal attention. Without shared prefixes, this is the
         sum of the squared lengths of the examples.
     """
@@ -203,7 +203,7 @@ def pack(lengths: Sequence[int], length: int) -> list[tuple[int, ...]]:
 
 
 def _prefixes(examples: Sequence[Example]) -> list[tuple[bytes, int]]:
-    """Returns, for every example, its kind and the length of the prefix that the kind shares.
+    """Returns the kind of every example, and the length of the kind's shared prefix.
 
     Examples with the same first `MIN_SHARED` tokens are of one kind.
     """
@@ -218,7 +218,7 @@ def _prefixes(examples: Sequence[Example]) -> list[tuple[bytes, int]]:
 def _common_prefix(examples: Sequence[Example]) -> int:
     """Returns the length of the common prefix, or 0 if it is shorter than `MIN_SHARED`.
 
-    The prefix ends before the first supervised token, and before a token that differs.
+    The prefix ends before the first token that is supervised or differs.
     """
     first_T = examples[0].tokens_T
     common = len(first_T)

@@ -1,9 +1,9 @@
 """Training pairs of the cross-encoder.
 
-A positive pair is annotated: a question with a gold passage, a sub-question with its passage, or
-either of them with the triple that states the answer. Triples have the same text as in reranking.
-Negatives are passages or triples from the question's own pool, and those of all questions that a
-bi-encoder ranks highest.
+Positive pairs come from annotations: a question and a gold passage, a sub-question and its passage,
+or a (sub-)question and the triple that states its answer. Triples have the same text as in
+reranking. Negatives are passages or triples from the question's own pool, and the passages or
+triples of all questions that a bi-encoder ranks highest.
 """
 
 import dataclasses
@@ -177,7 +177,7 @@ def _negatives(
 
 
 def _sub_questions(question: Question) -> list[tuple[str, SubQuestion]]:
-    """Returns (text, sub-question) pairs; in the text, ``#k`` is replaced by the k-th answer."""
+    """Returns (text, sub-question) pairs; in the text, the k-th answer replaces ``#k``."""
     steps = question.decomposition or ()
     answers = {index: step.answer for index, step in enumerate(steps)}
     return [(annotations.fill(step.question, answers), step) for step in steps]
@@ -192,7 +192,7 @@ def mine(
 ) -> list[Target]:
     """Sorts ``own`` with the bi-encoder, best first, and mines negatives from ``corpus``.
 
-    All targets must be of one kind. Positives of the query and texts of its pool are not mined.
+    All targets must be of one kind. Positives of a query and texts of its pool are not mined.
     ``own`` and ``mined`` are cut to ``depth`` texts each. See `Encoder.encode` for ``progress``.
     """
     if not targets:
@@ -273,7 +273,7 @@ def _permutation(seed: int, epoch: int, count: int) -> np.ndarray:
 
 
 def _easy(target: Target, drawn: Sequence[Target], hard_negatives: set[str]) -> list[str]:
-    """Returns positives of other questions, without texts of the own pool (maybe relevant)."""
+    """Returns positives of other questions, except texts of the target's pool (maybe relevant)."""
     same_query = (t.positive for t in drawn if t.query == target.query)
     excluded = {target.positive, *target.gold, *target.own, *hard_negatives, *same_query}
     texts = dict.fromkeys(t.positive for t in drawn if t.kind == target.kind)

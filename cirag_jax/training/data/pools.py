@@ -37,10 +37,10 @@ class Sampling:
     """Settings for drawing training queries from a chain.
 
     ``order="dependency"`` draws any partial chain in which each step comes after the steps that it
-    depends on. Every possible next step is a positive. ``order="printed"`` follows KiRAG's paper:
-    the first h annotated steps are the prefix, and the next step is the positive.
-    ``order="annotation"`` follows the released code, which differs for comparison questions: the
-    positive is any step for h = 0; for h > 0, the first h + 1 steps are permuted.
+    depends on. Every step that may come next is a positive. ``order="printed"`` follows KiRAG's
+    paper: the first h annotated steps are the prefix, and the next step is the positive.
+    ``order="annotation"`` follows the released code, which differs for comparison questions: any
+    step is the positive if h = 0; otherwise, the first h + 1 steps are permuted.
     ``chain_negatives`` allows other units of the chain as negatives.
     """
 
@@ -105,8 +105,8 @@ def chains_and_pools(
 
     A chain of triples is dropped if a step is an annotated triple that was not extracted, because
     its style differs from the extracted negatives. With ``negatives="own"``, a chain is also
-    dropped if its passages have no other units, because its loss is 0. Prints the number of dropped
-    chains.
+    dropped if its passages have no other units, because the loss would be 0. Prints the number of
+    dropped chains.
     """
     chains = chains_lib.silver_chains(dataset, questions, kind)
     by_id = {question.id: question for question in questions}
@@ -328,9 +328,8 @@ def _chunks(
 def rows_per_chunk(length: int, num_texts: int, layout: Layout) -> int:
     """Returns the number of rows of a chunk, over all devices, for ``num_texts`` texts of a bucket.
 
-    The number is the capacity of all devices, or a half, a quarter and so on of it if all texts
-    fit, down to about the capacity of one device. This limits both the number of compiled sizes and
-    the padding.
+    It is the capacity of all devices, halved while all texts still fit, down to about the capacity
+    of one device. This limits both the number of compiled sizes and the padding.
     """
     devices = layout.device_groups
     most = max(layout.chunk_tokens // length, 1)
@@ -378,11 +377,11 @@ def batches(
     check_enough(len(chains), per_batch)
 
     def lay_out(questions: Sequence[Sequence[Example]]) -> Batch:
-        examples = [example for of_question in questions for example in of_question]
+        examples = [example for question_examples in questions for example in question_examples]
         groups = [
             i * layout.groups // per_batch
-            for i, of_question in enumerate(questions)
-            for _ in of_question
+            for i, question_examples in enumerate(questions)
+            for _ in question_examples
         ]
         return build_batch(examples, layout, tokenize, pad_id, groups)
 

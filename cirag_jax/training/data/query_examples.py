@@ -1,9 +1,9 @@
 """Conversations that teach query writing, from decomposed questions.
 
-They need neither triples nor retrieval. Each question becomes a conversation in the format of the
-annotation teacher. The first round has no candidates. Each later round has one candidate, the fact
-that solves the previous hop. Such rounds cannot teach which facts to keep, so the loss is only on
-the next query and on the stop after the last hop.
+These conversations need neither triples nor retrieval. Each question becomes a conversation in the
+format of the annotation teacher. The first round has no candidates. Each later round has one
+candidate, the fact that solves the previous hop. Such rounds cannot teach which facts to keep, so
+the loss is only on the next query and on the stop after the last hop.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ WEIGHTS = {Part.RATIONALE: 0.0, Part.FACTS: 0.0}
 def written_queries(
     questions: Sequence[Question], corpus: Mapping[str, Passage]
 ) -> list[Trajectory]:
-    """Returns a conversation per question in which all hops have a sub-question and an answer."""
+    """Returns a conversation for each question whose hops all have a sub-question and an answer."""
     trajectories = []
     for question in questions:
         hops = hops_of(question, corpus)

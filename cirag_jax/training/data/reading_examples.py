@@ -1,10 +1,10 @@
 """Training examples of the reader: a question with evidence, and an answer or a refusal.
 
-The evidence mixes gold lines, in their order, with those distractors of the question's context that
+The evidence mixes gold lines, in their order, with the distractors from the question's context that
 share most words with the question. Some examples lack the evidence of one gold passage. Their
-target is the refusal, after which CIRAG's cascade reads more text (section 3.4). Some prompts
-forbid the refusal, like the last prompt of the cascade. Prompts are the same as in inference. The
-loss is on the answer and its end token.
+target is a refusal, after which CIRAG's cascade reads more text (section 3.4). Some prompts forbid
+refusals, like the last prompt of the cascade. Prompts are the same as in inference. The loss is on
+the answer and its end token.
 """
 
 import collections
@@ -40,11 +40,11 @@ class ReadingSettings:
     Attributes:
       granularities: kinds of evidence lines to draw from: triples, sentences, passages. A question
         without annotations of the drawn kind gets sentences, or else passages. The gold sentences
-        of a decomposed question (MuSiQue) are those that state its steps, provided that one of them
-        states the answer.
+        of a decomposed question (MuSiQue) state its steps; they are used only if one of them states
+        the answer.
       distractors: maximum number of distracting triples or sentences; for passages, half of it.
-      missing: share of examples that lack the evidence of one gold passage.
-      forced: among examples whose evidence has the answer, share of prompts without refusal.
+      missing: share of examples without the evidence of one gold passage.
+      forced: share of prompts without refusal, among examples whose evidence has the answer.
       reader_format: see `methods.common.reading_prompts.answer_messages`.
       seed: seed of all random choices.
     """
@@ -165,8 +165,8 @@ def _pools(
         lines = [[triple_line(Triple(*fact), "ascii")] for fact in question.evidences or ()]
         triples = [t for p in context for t in dataset.triples.get(p.id, ())]
         if not triples and facts:  # If nothing was extracted, uses facts of other questions.
-            some = rng.choice(len(facts), min(60, len(facts)), replace=False)
-            triples = [Triple(*facts[i][0]) for i in some if facts[i][1] != question.id]
+            chosen = rng.choice(len(facts), min(60, len(facts)), replace=False)
+            triples = [Triple(*facts[i][0]) for i in chosen if facts[i][1] != question.id]
         return lines, _nearest(question, [triple_line(triple, "ascii") for triple in triples])
     if granularity == "sentence":
         places: dict[str, list[int]] = {}
