@@ -263,7 +263,7 @@ def _parse_flags(
         name = argument.lstrip("-").partition("=")[0]
         if argument.startswith("-") and not name.removeprefix("no").startswith("config."):
             hint = config_files.did_you_mean(name, list(args), "--")
-            hint = hint or "; set fields of the config by --config.FIELD=VALUE"
+            hint = hint or "; set fields of the config with --config.FIELD=VALUE"
             raise UserError(f"unknown flag --{name}{hint}")
     return args, rest[1:]
 

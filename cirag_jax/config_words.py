@@ -70,7 +70,7 @@ def _described_fields(
     """Yields the name and comment of each field that a function sets, in source order.
 
     Names are dotted and start with ``prefix``; "*" stands for a computed part. If the value of a
-    field refers to another function, that function sets the fields of the block with this name.
+    field refers to another function, that function sets the fields of the block of that name.
     """
     if function in callers or not any(map(_source_file(function).is_relative_to, folders)):
         return
@@ -112,7 +112,7 @@ def _referenced(node: ast.expr, names: Mapping[str, Any]) -> Any:
 
 
 def _comment(lines: list[str], statement: ast.stmt) -> str:
-    """Returns the comment after a statement or its first line, or else the lines above it."""
+    """Returns the comment that ends a statement or its first line, else the one above it."""
     first, last = statement.lineno - 1, (statement.end_lineno or 0) - 1
     after = lines[last].encode()[statement.end_col_offset :].decode().strip()
     if not after and last > first:

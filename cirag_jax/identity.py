@@ -80,7 +80,8 @@ def _wording(name: str, was: Any, now: Any) -> str:
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Returns (old value, new value) of each field that differs; None stands for a missing field.
 
-    Fields of blocks are named ``block.field``. Fields in both come first, in the order of ``new``.
+    Fields of blocks are named ``block.field``. Fields of both identities come first, in the order
+    of ``new``.
     """
     # A round trip through JSON turns tuples into lists, as in the recorded identity.
     old, new = (_flat(json.loads(json.dumps(fields))) for fields in (old, new))

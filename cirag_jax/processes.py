@@ -114,7 +114,7 @@ def _slurm_gpus(count: int) -> list[int] | None:
     """Returns this task's share of ``count`` visible GPUs in a SLURM step; None lets JAX choose.
 
     JAX would choose the GPU with the task's number: only one of eight GPUs if a node has one task,
-    and a missing GPU if SLURM shows each task only its own GPUs.
+    and a GPU that does not exist if SLURM shows each task only its own GPUs.
     """
     env = os.environ
     if not count or "SLURM_LOCALID" not in env:

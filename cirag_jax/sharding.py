@@ -94,8 +94,8 @@ def logical_to_spec(
 ) -> PartitionSpec:
     """Returns the `PartitionSpec` of an array whose dimensions are named by ``axes``.
 
-    With ``shape`` and ``mesh``, a dimension whose size the mesh axes do not divide is replicated.
-    This is logged once.
+    With ``shape`` and ``mesh``, a dimension is replicated if the mesh axes do not divide its size;
+    this is logged once.
 
     Raises:
       ValueError: an axis name is not in `RULES`, two dimensions map to the same mesh axis, or the
@@ -326,7 +326,7 @@ def zeros_per_shard(params: Any) -> Any:
 
 
 def constrain_per_shard(tree: Any) -> Any:
-    """Constrains arrays with a leading axis for the shards: each shard has its entry in full."""
+    """Constrains arrays with a leading axis for the shards: each shard stores its full entry."""
     return jax.tree.map(lambda node: _annotate(node, "batch"), tree, is_leaf=_is_variable)
 
 

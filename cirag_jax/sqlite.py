@@ -66,7 +66,7 @@ class Database(Closing):
     def __init__(
         self, path: str | os.PathLike[str], access: Access = READ, named: Path | None = None
     ):
-        """Opens ``path``; error messages show ``named``, if ``path`` is a copy of it."""
+        """Opens ``path``; if ``path`` is a copy of ``named``, error messages show ``named``."""
         self.path = named or Path(path)
         with contextlib.ExitStack() as stack, self._named_errors():
             if access.writes:

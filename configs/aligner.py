@@ -7,12 +7,12 @@
 Needs a dataset folder, or none for the built-in dataset. Writes checkpoints and metrics to W; run
 the same command to resume.
 
-Presets: ``quick`` (the default) trains MiniLM-L6 on 2 CPU cores. ``linked`` does so over sentences
-and adds a head that weighs aligner, links and words (docs/retrieval.md). ``paper`` is E5-large with
-the values of KiRAG's Appendix B.3, and ``code`` with those of its released code. Both take
-negatives from the question's own context; --config.retrieved.model=intfloat/e5-large-v2 retrieves
-ten passages for each prefix instead, as KiRAG does. They use AdamW like KiRAG's code, although the
-paper names Adam with weight decay.
+Presets: ``quick`` (the default) trains MiniLM-L6 on 2 CPU cores. ``linked`` ranks sentences, and
+also trains a head that weighs scores of the aligner, links and words (docs/retrieval.md). ``paper``
+trains E5-large with the values of KiRAG's Appendix B.3, ``code`` with the values of KiRAG's code.
+Both take negatives from the question's own context; --config.retrieved.model=intfloat/e5-large-v2
+retrieves ten passages for each prefix instead, as KiRAG does. Both use AdamW like KiRAG's code,
+although the paper names Adam with weight decay.
 
 Record of ``quick`` (2026-11-21, 2 CPU cores, Python 3.11, jax 0.10.2, commit 34c8f32; recall of
 iterative retrieval in per cent; experiments/RESULTS.md has the commands):
@@ -23,10 +23,11 @@ iterative retrieval in per cent; experiments/RESULTS.md has the commands):
     MuSiQue (60 questions), triples  --           1 min 9 s    48.1  56.9  70.3  74.2  61.4
 
 Trained on 450 of the 500 training questions of 2WikiMultihopQA (the other 50 choose the
-checkpoint), 180 of 200 of HotpotQA, and 60 of MuSiQue. Alternatives on 2WikiMultihopQA's dev
-questions (R@5): batches of 32 with 2 prefixes and 7 negatives for 4 epochs 91.3; ranking by score
-instead of by chain 90.1; 3 steps instead of 4 89.3. Candidates, each ranked by score: units 90.1,
-the aligner's passage embeddings 86.9, the frozen encoder's 75.1.
+checkpoint), 180 of 200 of HotpotQA, and 60 of MuSiQue. R@5 of alternatives on
+2WikiMultihopQA's dev questions: 91.3 with batches of 32, 2 prefixes and 7 negatives for 4 epochs;
+90.1 if ranked by score instead of by chain; 89.3 with 3 steps instead of 4. Ranked by score, with
+candidates from units: 90.1, from the aligner's passage embeddings: 86.9, from the frozen encoder's
+passage embeddings: 75.1.
 
 Record of ``linked`` (all three datasets; 2026-11-27, 2 CPU cores of an AMD EPYC, commit a736cff):
 41 min in 5.0 GiB: 16 min for 100 steps of the aligner, 19 min to embed 135,351 sentences, 6 min for
@@ -134,7 +135,7 @@ def quick() -> Any:
 
 
 def linked() -> Any:
-    """``quick`` over sentences, with the head of linked retrieval."""
+    """``quick`` over sentences, with a link head for linked retrieval."""
     config = base()
     config.data.units = "sentence"
     # Six epochs take 32 minutes longer, without a clear gain with the head.

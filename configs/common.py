@@ -86,7 +86,7 @@ def training_loop(config: Any, *, eval_every: int) -> None:
 
 
 def resumable(config: Any) -> None:
-    """Sets fields of ``config`` that every command has that calls models and can be resumed."""
+    """Sets the fields of ``config`` for commands that call models and can be resumed."""
     # Minutes after which the run stops, to be resumed with the same command; 0 is no limit.
     config.stop_after_minutes = 0.0
     config.cache = placeholder(str)  # File of a response cache shared by runs; null disables it.

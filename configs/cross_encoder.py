@@ -10,20 +10,21 @@ Presets: ``quick`` (the default) starts from MiniLM-L6, on a laptop's CPU. ``ful
 BGE-M3's reranker or any encoder, on a GPU; not yet run.
 
 Record of ``quick`` (2026-11-22, 2 busy CPU cores, Python 3.11, jax 0.10.2, the commit after
-a28b02c; 100 dev questions; in parentheses the difference to the frozen bi-encoder in points, with
+a28b02c; 100 dev questions; in parentheses the difference from the frozen bi-encoder in points, with
 95 % intervals):
 
     2WikiMultihopQA, --config.data.dir=2wikimultihopqa --config.best_metric=dev/mrr, 21 min 45 s:
       2,232 positives; passages MRR 95.5 (+1.3 [-2.8, 5.6]), Recall@3 65.3 (+7.8 [2.3, 13.3]),
-      Recall@5 79.5 (+17.0 [12.0, 22.0]), Recall@10 92.8 (+23.5 [18.3, 28.5]). MRR, then the
-      default, chose step 100, with Recall@3 85.0 on the 30 held-out questions. The present default,
-      dev/recall@3, would have chosen step 400, with 90.8.
+      Recall@5 79.5 (+17.0 [12.0, 22.0]), Recall@10 92.8 (+23.5 [18.3, 28.5]). MRR, the
+      default at that time, chose step 100, with Recall@3 85.0 on the 30 held-out questions. The
+      present default, dev/recall@3, would have chosen step 400, with 90.8.
     MuSiQue, --config.data.dir=musique, 28 min 10 s: 1,170 positives, of them 222 triples; passages
       MRR 73.5 (-6.2 [-13.2, 0.5]), Recall@5 60.8 (+4.8 [-1.3, 10.9]), Recall@10 80.3 (+12.9 [7.5,
       18.3]); triples of 29 test questions, 179 each: Recall@5 36.2 (-6.9 [-21.3, 7.5]).
 
 The cross-encoder finds passages of later hops that the bi-encoder misses, but is no better at the
-first hop. 222 triples are too few to learn to rank triples, so the default there is the bi-encoder.
+first hop. 222 triples are too few to learn to rank triples, so the default ranker of
+triples is the bi-encoder.
 """
 
 from typing import Any

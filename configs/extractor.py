@@ -3,8 +3,8 @@
     python launch/train.py --config=configs/extractor.py[:preset] --config.data.dir=DATA --workdir=W
 
 Needs a dataset folder with an openie.jsonl, whose entities and triples are the references. Trains
-on the passages of the questions in ``config.data.fold``, except those that another fold has, too.
-Writes checkpoints and metrics to W; run the same command to resume.
+on the passages of the questions in ``config.data.fold``, except those that also occur in another
+fold. Writes checkpoints and metrics to W; run the same command to resume.
 
 Presets: ``quick`` (the default) trains SmolLM2-135M on 2 CPU cores, on at most 300,000 tokens.
 ``paper`` trains Qwen2.5-7B-Instruct on 4 GPUs with the integrator's hyper-parameters (the paper has
@@ -17,7 +17,7 @@ one core of another machine (2026-11-22): the same losses in 80 min.
 
 Record of cirag_jax/shipped/extractor (--config.lora.rank=7 --config.lora.alpha=14; 2026-11-25, 2
 CPU cores of an AMD EPYC, commit 82d86f7): 1,085 passages, without those shared with another fold,
-299,351 tokens; dev loss 0.77 -> 0.37; 53 min, half of the time next to another training run.
+299,351 tokens; dev loss 0.77 -> 0.37; 53 min, half of it alongside another training run.
 """
 
 from typing import Any

@@ -4,11 +4,11 @@
         --config.data.dir=DATA --workdir=E
 
 Needs a training workdir or PEFT folder W, and a dataset folder with an openie.jsonl. Both models
-get the same prompt with its worked example and the same tolerant parser. Passages that occur in
-another fold are left out. Writes scores with confidence intervals to E; run the same command to
-resume.
+get the same prompt, with a worked example, and one tolerant parser reads their output. Passages
+that occur in another fold are left out. Writes scores with confidence intervals to E; run the same
+command to resume.
 
-Record (MuSiQue's test fold, 40 passages except for 20 in the first line; 2026-11-22, CPU, jax
+Record (MuSiQue's test fold, 40 passages, but 20 in the first line; 2026-11-22, CPU, jax
 0.10.2; W as in configs/extractor.py; per cent with 95 % intervals):
                                         soft F1             precision  recall  exact F1  entity F1
   no limits (f1c0bc8)                   33.3 [25.4, 41.8]   52.0       30.2    4.0       70.8

@@ -15,13 +15,13 @@ Record (2 CPU cores, Python 3.11, commit 834c6e2 of 2026-11-25 unless stated oth
   ``rules`` (2026-11-26, commit 5d2c64b): 585 questions of the built-in facts, 150 each of 2, 3 and
   4 hops and 135 of 5; 11 s.
   ``rules`` with --config.documents=F --config.questions.one_source=false (F: MuSiQue's first 600
-  passages with triples): 2,042 claims in 48 clusters, 422 of them in several; 9 exact and 12
-  contextual groups, of which 9 and 9 are right by manual review; 47 edges added to 5,173; one
-  question, because relations of open extraction have no templates; 18 s.
+  passages with triples): 2,042 claims in 48 clusters, 422 of them in several clusters; 9
+  exact and 12 contextual groups, of which a person judged 9 and 9 right; 47 edges added to 5,173;
+  one question, because relations of open extraction have no templates; 18 s.
   ``small`` with --config.limit=4: 2 of 22 sentences became claims, 1 triple, no path; 134 s.
   ``medium`` (2026-11-26; claims and triples at commit 21fe1a8, the rest at ba0f106 with
-  --config.cache) on 30 passages of 2WikiMultihopQA, 1,369 words: 55 questions of 2 hops, none of
-  more; 35 min. With complete paths and ten claims per request (commit 5d2c64b) on 30 longer
+  --config.cache) on 30 passages of 2WikiMultihopQA, 1,369 words: 55 questions, all of 2 hops;
+  35 min. With complete paths and ten claims per request (commit 5d2c64b) on 30 longer
   passages: 9 paths, no question; 73 min.
 """
 

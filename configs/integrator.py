@@ -13,7 +13,7 @@ Presets: ``quick`` (the default) trains SmolLM2-135M on 2 CPU cores, on at most 
 configs/integrator_eval.py evaluates the students below.
 
 Record of ``quick`` (2026-11-22, CPU, jax 0.10.2; T by configs/trajectories.py). T has MuSiQue's 60
-training trajectories and those in the table; the first row has 162 of 170 for training:
+training trajectories and those in the table; 162 of the first row's 170 are used for training:
   added to T                   commit   steps  tokens   epochs  rows full  dev loss      time
   110 of 2Wiki, rounds >= 2    9604270  130    258,618  2.00    97 %       1.18 -> 0.15  44 min 33 s
   none                         a09a180   80    135,848  2.00    83 %       1.42 -> 0.34  48 min 26 s
@@ -21,8 +21,9 @@ training trajectories and those in the table; the first row has 162 of 170 for t
   150 of 2Wiki, half 1 round   a09a180   99    199,217  1.56    98 %       1.27 -> 0.23  67 min 48 s
 The first run used 2 cores (74 min on one core), the others one core and at most 200,000 tokens. The
 first student's loss is 1.87 -> 0.25 for rationales, 0.34 -> 0.02 for facts and 1.16 -> 0.18 for
-questions. On 22 dev steps it has core F1 71.2, next query F1 41.7, stops 77.3, parsed 90.9 per
-cent. The second student keeps nothing; the last two stop too early.
+questions. On 22 dev steps it has core F1 71.2 and next query F1 41.7; 77.3 % of its stop decisions
+are right, and 90.9 % of its responses are well-formed. The second student keeps nothing; the last
+two stop too early.
 
 Record of students over sentences (T made with cirag.units=sentence, see configs/trajectories.py;
 2026-11-25, 2 CPU cores of an AMD EPYC, commits 7ffffe9 and 4d7cf88), with --config.lora.rank=8
@@ -36,8 +37,8 @@ Record of students over sentences (T made with cirag.units=sentence, see configs
      so 0.132 is not a held-out loss.
   3. Over triples, from 1 with --config.prompt_format=compact --config.num_steps=45, T = MuSiQue's
      60: dev loss 1.67 -> 1.21 (not held out either), the best at step 20; 7 min.
-  4. From 2, 24 steps with other labels, weights, formats and teachers, one at a time: no student
-     beats keeping the three best candidates.
+  4. From 2, 24 steps with another label, weight, format or teacher in each run: no student beats
+     keeping the three best candidates.
 """
 
 from typing import Any

@@ -6,7 +6,7 @@
 Needs a training workdir or PEFT folder W and trajectories T (a workdir of launch/distill.py or a
 .jsonl file). Also evaluates the untrained base model and three baselines: top-k (keep the three
 best candidates and repeat the question), aligner (the ranker of T keeps its best candidate) and
-nothing (keep no candidate). Without a checkpoint, only these are evaluated; --config.base.run=false
+nothing (keep no candidate). Without a checkpoint, no student is evaluated; --config.base.run=false
 leaves out the base model. Writes scores with confidence intervals to E; run the same command to
 resume.
 
@@ -24,7 +24,7 @@ Record (per cent with 95 % intervals; "student" is the first student in configs/
   student minus top-k: +23.3 [+9.8, +36.1] (mean of steps), -2.2 [-12.5, +9.2] (micro F1).
 The last three rows are students trained on other trajectories. With only MuSiQue's 60, the student
 keeps nothing at any step; with added built-in or one-round 2Wiki trajectories, it stops too early.
-"student" stops better than top-k, but keeps fewer right triples than are among top-k's three.
+"student" stops better than top-k, but fewer of its kept triples are right than of top-k's three.
   T = 30 trajectories (92 steps) of 2WikiMultihopQA's first 30 dev questions with triples of
   configs/extractor.py's model; the teacher keeps nothing at 66 % of the steps (base: 2026-11-23, 2
   CPU cores, commit 6e1523a, 16 min 13 s):

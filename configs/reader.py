@@ -36,9 +36,9 @@ and different seeds. Arrows are dev/loss.
      --config.optimizer.learning_rate=4e-4 --config.eval_every=80 --config.lora.start=shipped:reader
      --config.seed=7, six times 'sentence' and three times 'triple': 321,263 tokens, 1,353 s;
      0.156 -> 0.142. With a learning rate of 1.2e-3 the loss rose to 0.22.
-  7 to 9. (2026-11-25, commits ebb1628, 3dc5a4f, 96a5c7d) also over 2wikimultihopqa, hotpotqa and
-     musique: 240, 320 and 400 steps in 17, 26 and 25 minutes; experiments/RESULTS.md has the
-     settings and results. The shipped reader is the mean of the last run and the sixth
+  7 to 9. (2026-11-25, commits ebb1628, 3dc5a4f, 96a5c7d) also trained on 2wikimultihopqa,
+     hotpotqa and musique: 240, 320 and 400 steps in 17, 26 and 25 minutes; experiments/RESULTS.md
+     has the settings and results. The shipped reader is the mean of the last run and the sixth
      (launch/export.py --config.share=0.75), which has the best F1 on dev_tune of all datasets.
 """
 

@@ -15,7 +15,7 @@ AMD EPYC. HotpotQA is in its distractor setting; more in experiments/RESULTS.md.
     links (2026-11-25, 993d767)  97.1 (5 s)        93.4 (6 s)      56.9 (4 s)
     bm25                         65.2              74.4            45.2
 The first two rows have --config.systems="('linked','trained','bm25','links')" with a checkpoint of
-configs/aligner.py:linked, and vectors of the sentences from an earlier run. The last two rows have
+configs/aligner.py:linked, and sentence vectors cached by an earlier run. The last two rows have
 --config.systems="('bm25','links')".
 """
 

@@ -14,7 +14,7 @@ Record of ``annotations`` (2 CPU cores, jax 0.10.2):
   --config.data.dir=musique --config.data.fold=train (2026-11-24, commit a60aeca): 60 trajectories,
   1.95 rounds each, 52 % solved (every hop supported), none stopped unsolved, 29 % of the rounds
   without a core triple; 106 s.
-Record before teachers inserted missing facts and stopped only if every hop is supported
+Records from before teachers inserted missing facts and stopped only if every hop is supported
 (2026-11-22, commit 82b4ef8 unless stated otherwise):
   --config.data.dir=musique --config.data.fold=train: 60 trajectories, 2.75 rounds each, 40 %
   solved, 53 % stopped unsolved, 90 % of the gold passages retrieved; in 53 % of the rounds no
@@ -23,9 +23,9 @@ Record before teachers inserted missing facts and stopped only if every hop is s
   --config.data.dir=2wikimultihopqa --config.data.split=train --config.triples=G
   --config.data.limit=150 (commit ebd761e; G holds only the dataset's own triples, from
   launch/extract.py --config.import_openie=gold_triples.jsonl): 150 trajectories, 1.73 rounds each,
-  4.6 candidates and 1.4 core triples per round, 4 % of the rounds without one, 99 % solved; 55 s.
+  4.6 candidates and 1.4 core triples per round (none in 4 % of the rounds), 99 % solved; 55 s.
   With --config.data.limit=300 --config.min_steps=2 --config.limit=110 (commit 9604270): 110, 2.37
-  rounds each, 5.5 candidates and 1.1 core triples per round, 7 % without one, 93 % solved; 121 s.
+  rounds each, 5.5 candidates and 1.1 core triples per round (none in 7 %), 93 % solved; 121 s.
   --config.data.dir=2wikimultihopqa --config.data.split=dev --config.data.limit=30
   --config.triples=X (just before commit 9604270; X from configs/extract.py): 30 trajectories, 3.07
   rounds each, 20 % solved, 93 % of the gold passages retrieved; in 66 % of the rounds no candidate

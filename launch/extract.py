@@ -1,7 +1,7 @@
 """Extracts triples: ``python launch/extract.py --config.data.dir=FOLDER --workdir=W``.
 
-Writes the triple store ``W/triples.sqlite``. The same command resumes an interrupted run, and later
-extracts only new and changed passages of the corpus.
+Writes the triple store ``W/triples.sqlite``. The same command resumes an interrupted run. If the
+corpus has changed, it extracts triples only from new and changed passages.
 """
 
 import pathlib

@@ -61,7 +61,7 @@ def main(config, workdir):
 
 
 def summary(trained, retrieval, compared, workdir):
-    """Returns ten lines about the training, the scores, the output files and the next steps."""
+    """Returns ten lines about training, the scores, the output files and the next steps."""
     recall = {name: 100 * retrieval[name]["recall@5"] for name in ("bm25", "frozen", "trained")}
     f1 = {name: 100 * system["f1"]["value"] for name, system in compared["systems"].items()}
     answer = "python launch/answer.py --config=configs/methods/cirag.py:small"

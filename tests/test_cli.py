@@ -195,7 +195,7 @@ def test_load_config_other_package_named_configs_is_kept(tmp_path, monkeypatch):
 
 def test_flag_unknown_is_refused_with_suggestion(run):
     assert refused(run("--wrokdir=x"), "unknown flag --wrokdir", "did you mean --workdir?")
-    assert refused(run("--question=x"), "unknown flag --question; set fields of the config by")
+    assert refused(run("--question=x"), "unknown flag --question; set fields of the config with")
 
 
 @pytest.mark.parametrize(

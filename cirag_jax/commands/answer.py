@@ -114,11 +114,11 @@ def execute(
       workdir: an existing folder.
       pool: models and indexes that several runs share.
       started: `time.monotonic()` at the start of the run.
-      until: no batch starts after this `time.monotonic()`; None means no limit.
+      until: `time.monotonic()` after which no batch starts; None means no limit.
 
     Returns:
       ``em``, ``f1``, ``acc`` and the other scores of ``config.metrics``; ``recall`` (None without a
-      corpus); ``unscored``: the scores that no question has, with the reason; ``granularities``;
+      corpus); ``unscored``: the scores that apply to no question, with reasons; ``granularities``;
       ``calls`` and token counts, in total and by role (``roles``) and stage (``stages``);
       ``seconds``; ``sees_gold``: whether the method reads gold annotations; and numbers of
       questions, failures and errors. With ``config.question``, also its ``answer``. The result is
@@ -251,7 +251,7 @@ def _scoring(config: Config, passages: Callable[[], Mapping[str, Passage]] = dic
 def _scores(measured: Mapping[str, Ratio], corpus: bool) -> dict[str, Any]:
     """Returns the scores; ``recall`` is nested by granularity, and None without a corpus.
 
-    Each granularity has ``num_questions``, the number of questions with such gold evidence.
+    Each granularity has ``num_questions``, the number of questions with gold evidence of this kind.
     """
     granularity_of = {name: granularity for granularity, name in metrics.RECALLS.items()}
     scores: dict[str, Any] = {}

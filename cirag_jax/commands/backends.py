@@ -41,7 +41,7 @@ def check_abilities(
 ) -> None:
     """Raises `UserError` if the backend of ``config.<name>`` lacks a needed ability.
 
-    ``setting``, which the message names, needs the abilities; by default the method's block.
+    The message names ``setting``, which needs the abilities; by default the method's block.
     """
     setting = setting or f"config.{config.method}"
     block, lacks = config[name], set[str]()

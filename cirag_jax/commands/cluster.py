@@ -65,9 +65,9 @@ def in_order(
     nodes must have this repository, the current directory and ``workdir`` under the same paths.
 
     Args:
-      make: called once in each worker; returns the function that runs its tasks. Everything that it
-        captures is pickled, and so are the tasks and their results.
-      tasks: read lazily, at most `_AHEAD` per worker before the oldest is done.
+      make: called once in each worker; returns the function that runs the worker's tasks. The
+        objects that ``make`` captures, the tasks and the results are pickled.
+      tasks: read lazily; at most `_AHEAD` tasks per worker start before the oldest one is done.
       config: has the number of ``workers``; 0 means one per GPU, or one per node without GPUs.
       workdir: the workdir of the command.
       on_devices: whether each worker uses a GPU if the cluster has any.
@@ -114,7 +114,7 @@ class _Actor:
         """Returns the result of a task, and whether this worker replaces one that died.
 
         The first task changes to the command's current directory (the first folder) and loads the
-        model. If ``__init__`` loaded it and died while loading, Ray would restart it forever.
+        model. If the worker loaded it in ``__init__`` and died there, Ray would restart it forever.
         """
         if self._work is not None:
             return self._work(task), False

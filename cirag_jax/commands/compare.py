@@ -46,10 +46,9 @@ def compare(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     Returns:
       ``methods``: the result of each run. ``opened``: the number of loaded models, indexes and
-      other resources, by kind. ``texts``: the number of texts that methods ``requested`` to embed
-      in this command, and of texts that were ``embedded`` (the others were cached). ``complete``:
-      whether all runs have ended; if so, also the result of `comparison.compare_runs`, which writes
-      the tables.
+      other resources, by kind. ``texts``: how many embeddings of texts the methods ``requested`` in
+      this command, and how many were ``embedded`` rather than cached. ``complete``: whether all
+      runs have ended; if so, also the result of `comparison.compare_runs`, which writes the tables.
     """
     check_at_least(1, config, "repeats")
     check_at_least(0, config, "latency_questions")
@@ -162,7 +161,7 @@ def _check(name: str, run: PlannedRun, folder: pathlib.Path) -> None:
 def _answer_all(
     runs: Mapping[str, PlannedRun], workdir: pathlib.Path, pool: Pool, until: float | None
 ) -> dict[str, Any]:
-    """Returns the result of each run; only ``complete`` for runs that did not start in time."""
+    """Returns each run's result, which is only ``complete`` if the run did not start in time."""
     results: dict[str, Any] = {}
     for number, (name, run) in enumerate(runs.items(), start=1):
         if until is not None and time.monotonic() >= until:

@@ -42,7 +42,7 @@ class FinishedRun(NamedTuple):
       settings: the settings that determine the answers; method settings are ``method.FIELD``.
       repeats: for each seed, the records of all questions by id.
       seconds: wall time per question, without loading.
-      seconds_alone: wall time of each question that was answered one at a time.
+      seconds_alone: wall time of each question in the run that answers one question at a time.
     """
 
     name: str
@@ -279,7 +279,7 @@ def _records(file: pathlib.Path) -> dict[str, Record]:
 
 
 def _different(first: FinishedRun, other: FinishedRun) -> dict[str, tuple[Any, Any]]:
-    """Returns the settings that both runs have and that differ, each with both values.
+    """Returns the settings of both runs that have different values, with these values.
 
     The name and code of the method are ignored if the methods differ.
     """

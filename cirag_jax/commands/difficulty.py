@@ -95,7 +95,7 @@ class RunErrors(NamedTuple):
     """The errors of a run on the graded questions.
 
     Attributes:
-      errors: 1 - score of each question; the denominator is 0 if the prediction is ignored.
+      errors: 1 - score of each question, with denominator 0 if the prediction is ignored.
       causes: the cause of each error, one of `difficulty.CAUSES`; None without retrieval.
       left_out: number of ignored predictions by reason.
     """
@@ -123,7 +123,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       aggregate (see `difficulty.correlations`); ``strongest``: the aggregates with the highest mean
       correlation.
       ``differences``: for each pair FIRST-SECOND, the ``error``, ``by_hops`` and ``matrix`` of the
-      first run minus the second. ``settings``.
+      first run minus those of the second. ``settings``.
       Undefined values are null and have a ``reason``.
     """
     _check(config)
@@ -238,7 +238,7 @@ def _data_of(run: PredictedRun) -> _Data:
 
 
 def _gradable(questions: Sequence[Question]) -> tuple[list[Question], dict[str, int]]:
-    """Returns the questions with gold annotations, and the number of the others by reason."""
+    """Returns the questions with gold annotations, and counts the other questions by reason."""
     left_out: collections.Counter[str] = collections.Counter()
     gradable = []
     for question in questions:
@@ -326,7 +326,7 @@ def _reason_to_ignore(rows: Sequence[PredictionRow]) -> str | None:
 
 
 def _verdict(row: PredictionRow, judgement: Judgement | None) -> tuple[bool | None, str | None]:
-    """Returns the verdict about a prediction, and the reason to ignore it.
+    """Returns the verdict on a prediction, and the reason to ignore the prediction.
 
     A failed question needs no verdict.
     """
@@ -362,7 +362,7 @@ def _quartiles(bins: DifficultyBins, hops: int) -> dict[str, Any]:
 
 
 def _bootstrap(config: Config) -> tuple[int, int]:
-    """Returns the number of resamples and their seed."""
+    """Returns the number of resamples and the seed."""
     return config.bootstrap_samples, config.seed
 
 

@@ -40,8 +40,8 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     Returns:
       The statistics of the written trajectories (`trajectories.statistics`); ``num_questions``,
-      ``without_annotations``, ``inserted`` (the number of inserted facts, see
-      `teachers.missing_facts`, or, if units are sentences, of rounds with an inserted passage, see
+      ``without_annotations``, ``inserted`` (the number of facts inserted by
+      `teachers.missing_facts` or, if units are sentences, of rounds with a passage inserted by
       `teachers.gold_passages`), ``sees_gold`` (whether a teacher reads gold annotations),
       ``failures``, ``errors``, ``dropped`` (number of trajectories by reason), tokens, ``seconds``
       and ``complete``. The result is empty in all processes except the first.
@@ -237,7 +237,7 @@ def _prepared(config: Config, settings: CiragConfig) -> tuple[Needs, Config]:
 
 
 def _run_settings(config: Config, run_task: task.Task) -> dict[str, Any]:
-    """Returns the identity of a run, under the names of the user's config."""
+    """Returns the identity of a run, with the field names of the user's config."""
     settings = {f"teacher.{k}": config.teacher[k] for k in ("kind", "insert_missing", "share")}
     settings["answer"] = config.answer
     for name, value in identity.of_run(config, cirag.__module__, run_task).items():

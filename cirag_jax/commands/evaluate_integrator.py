@@ -336,7 +336,7 @@ def _rows(
 
 
 def table_of(result: Mapping[str, Any]) -> str:
-    """Returns a table of scores in per cent: one row per system, then the student's leads.
+    """Returns a table of scores in per cent: one row per system, then the student's lead over each.
 
     Scores of core facts are means over steps. "gold" scores compare with the annotations.
     """
@@ -349,5 +349,5 @@ def table_of(result: Mapping[str, Any]) -> str:
         f"stopped at {stops:.0f} %"
     )
     if teacher["query_recall"] is not None:
-        caption += f"; its own queries have a recall of {100 * teacher['query_recall']:.1f}"
+        caption += f"; the teacher's queries have a recall of {100 * teacher['query_recall']:.1f}"
     return captioned(caption, rows, result["complete"])

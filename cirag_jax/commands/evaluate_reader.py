@@ -121,7 +121,7 @@ def _readings(config: Config) -> list[Reading]:
 def job(reading: Reading, reader_format: str, logprobs: bool = False) -> Job:
     """Returns the job that calls the role ``reader`` for a reading: a question with evidence.
 
-    With ``logprobs``, it also requests the probabilities of tokens.
+    With ``logprobs``, the job also requests the probabilities of tokens.
     """
     messages = messages_of(reading, reader_format)
     described = [[message.role, message.text] for message in messages]

@@ -132,7 +132,7 @@ def evaluate(config: Config, workdir: pathlib.Path, show: bool = True) -> dict[s
 
 
 def _check_settings(config: Config) -> None:
-    """Checks, before the slow encoding, settings that are used only after it."""
+    """Checks the settings that are used only after the slow encoding."""
     check_at_least(1, config, "steps", "k", "bootstrap_samples")
     check_at_least(1, config, "query_max_length", "unit_max_length", "passage_max_length")
     for stop in config.stops:
@@ -311,7 +311,7 @@ class _Rankings:
 
     @functools.cached_property
     def _words(self) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and scores of BM25."""
+        """BM25's ranking of passage rows, with scores."""
         index = BM25(self._problem.texts)
         return index.search(self._texts, self._depth, self._problem.allowed)
 
@@ -385,7 +385,7 @@ def iterate(
 
     Args:
       questions: the questions, in the order of the predictions.
-      dataset: the source of triples, if these are the units.
+      dataset: the source of triples, if units are triples.
       corpus: the passages to search.
       search: returns rows of passages.
       aligner: embeds queries and units; use a `MemoizingEncoder`, because texts recur.

@@ -231,7 +231,7 @@ def report(
 def leads(
     config: Config, scores: Mapping[str, Mapping[str, Ratio]], leading: Sequence[str]
 ) -> dict[str, Any]:
-    """Compares each ``leading`` system with all others except leading systems before it.
+    """Compares each ``leading`` system with all other systems, except earlier leading ones.
 
     Returns:
       ``FIRST-SECOND``: the scores of the first minus the second with intervals, see `by_kind`.

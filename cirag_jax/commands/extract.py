@@ -1,6 +1,6 @@
 """Extraction of triples from a corpus: the command ``launch/extract.py``.
 
-Each passage is extracted by one program of the scheduler. After each block of passages, one
+One program of the scheduler extracts from each passage. After each block of passages, one
 transaction moves the results from the journal to the triple store. On a Ray cluster, each block has
 a separate journal, which a worker writes.
 """
@@ -53,7 +53,7 @@ _RETRIES = 60  # one per second, while another worker has a shard's journal open
 
 
 def extract_corpus(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Extracts new and changed passages to ``workdir/triples.sqlite``; resumes interrupted runs.
+    """Extracts triples of new and changed passages to ``triples.sqlite``; resumes interrupted runs.
 
     ``config`` comes from configs/extract.py. Several processes divide the passages by id. Each
     process has its own journal and store, and the first process merges the stores at the end.
@@ -208,7 +208,7 @@ def _result(
 
 @dataclasses.dataclass(frozen=True)
 class _Selection:
-    """The passages of a corpus to extract.
+    """The passages of a corpus from which to extract triples.
 
     Attributes:
         config: see configs/extract.py.
@@ -236,14 +236,15 @@ class _Selection:
                 yield passage
 
     def pending(self) -> Iterator[Passage]:
-        """Yields the passages still to be extracted."""
+        """Yields the chosen passages without an up-to-date result."""
         return filter(self.is_pending, self.chosen())
 
     def blocks(self) -> Iterator[tuple[str, list[Passage]]]:
-        """Yields blocks of pending passages, with their names.
+        """Yields blocks of pending passages, with the name of each block.
 
-        A range of the corpus forms a block if all its passages are pending. Its name depends only
-        on its position, so that a resumed run finds its journal. Other passages form more blocks.
+        Consecutive passages form a block if all of them are pending. The name of a block depends
+        only on its position, so a resumed run finds the block's journal. The other pending passages
+        form additional blocks.
         """
         chosen, size, rest = self.chosen(), self.config.block, list[Passage]()
         for number in itertools.count():
@@ -260,7 +261,7 @@ class _Selection:
                 return
 
     def is_pending(self, passage: Passage) -> bool:
-        """Returns whether a passage is still to be extracted."""
+        """Returns whether a passage has no up-to-date result."""
         entry = self.store.entry(passage.id) if self.store else None
         if self.store is None or entry is None or entry.hash != content_hash(passage):
             return True
@@ -294,7 +295,7 @@ class _Shard(NamedTuple):
 
 
 class _Worker:
-    """Extracts shards, in a process of a Ray cluster."""
+    """Extracts triples of shards, in a process of a Ray cluster."""
 
     def __init__(self, config: Config, identity: dict[str, Any]):
         """Loads the language model and checks that it has the given identity."""
@@ -304,7 +305,7 @@ class _Worker:
         self._handler = GenerateHandler(backends.open_backend(config.extractor), {})
 
     def __call__(self, shard: _Shard) -> bool:
-        """Extracts a shard into its journal; returns whether all its programs have ended."""
+        """Extracts triples into the shard's journal; returns whether all programs have ended."""
         with self._open(shard) as runner:
             return runner.run(_jobs(shard.passages, self._settings))
 
@@ -385,7 +386,7 @@ class _CorpusExtraction(Closing):
         return {"extractor": GenerateHandler(backend, {})}
 
     def run(self, selection: _Selection, store: TripleStore) -> dict[str, int]:
-        """Extracts all pending passages.
+        """Extracts triples of all pending passages.
 
         Returns:
             The numbers of passages that were ``reused``, ``extracted``, ``deleted`` or ``left``.

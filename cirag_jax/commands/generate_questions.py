@@ -190,7 +190,7 @@ def _generate(
     if drawn.cut_sources:
         say(
             f"WARNING: {drawn.cut_sources:,} nodes start more than "
-            f"{settings.paths.most_per_source:,} paths each; the others were ignored "
+            f"{settings.paths.most_per_source:,} paths each; the excess paths were ignored "
             "(config.paths.most_per_source)"
         )
     result["candidates"] = {str(hops): count for hops, count in drawn.candidates.items()}
@@ -242,7 +242,7 @@ class _Steps(Closing):
           step: the name of the step.
           jobs: the programs of the step.
           asks: whether the programs call the language model.
-          kind: the type of their results.
+          kind: the type of the programs' results.
 
         Raises:
           _Interrupted: some programs have not ended.
@@ -285,7 +285,7 @@ class _Steps(Closing):
     def estimate(self, step: str, messages: Iterable[tuple[int, Sequence[Message]]]) -> None:
         """Prints an upper bound on a step's requests; ``messages`` are pairs (count, example).
 
-        There may be fewer requests, because items that one role rejects are not passed on.
+        There may be fewer requests, because items that one role rejects do not reach the next.
 
         Raises:
           _Estimate: with ``config.estimate_only``, if there are any requests.
@@ -304,7 +304,7 @@ def _job(step: str, content: Any, program: Any) -> Job:
 
 
 def _identity(config: Config, settings: Settings) -> dict[str, Any]:
-    """Returns the identity of all programs, except what their ids determine."""
+    """Returns the identity of all programs, without the content that is hashed in their ids."""
     fields: dict[str, Any] = {"code": of_code(__name__), "seed": config.seed}
     if settings.roles:
         fields["llm"] = identity.of_language_model(config.llm)

@@ -34,7 +34,7 @@ _SERVER = ("backend", "overflow", "server", "omit", "extra_body")
 def of_run(config: Config, code: str, task: task_lib.Task) -> dict[str, Any]:
     """Returns the identity of a run: everything that determines its results.
 
-    Error messages name the first field that differs, in this order.
+    An error message names the first field that differs.
 
     Args:
       config: a config of configs/methods, or one with the same blocks.

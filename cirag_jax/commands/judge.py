@@ -156,7 +156,7 @@ def _run_answers(config: Config, run: comparison.FinishedRun, ids: Sequence[str]
 
 
 class Verdict(TypedDict):
-    """A judge's verdict (None if no output is readable) and the kinds of malformed outputs."""
+    """A judge's verdict (None without a readable output) and the kinds of malformed outputs."""
 
     right: bool | None
     parse_errors: list[str]
@@ -236,7 +236,7 @@ def _other_metrics(run: RunAnswers, profile: str) -> dict[str, Ratio]:
 def _agreement(
     runs: Sequence[RunAnswers], verdicts: Mapping[str, Sequence[Sequence[bool | None]]]
 ) -> dict[str, Any]:
-    """Compares the judges on the distinct answers of all runs that both judged."""
+    """Compares the two judges on the distinct answers, of all runs, that both have judged."""
     pairs: dict[tuple[str, str], tuple[bool, bool]] = {}
     for run, *rows in zip(runs, *verdicts.values(), strict=True):
         for (question, _), text, *both in zip(run.answered, run.texts, *rows, strict=True):

@@ -201,8 +201,8 @@ def check_adapters(config: Config, roles: Sequence[str]) -> None:
 def check_prompts(spec: object, meta: Mapping[str, Any]) -> None:
     """Checks that the prompts have not changed since a student was trained.
 
-    Older checkpoints have no digest of their prompts. Since then, only the prompt format ``paper``
-    has changed: it used to omit the candidates of earlier rounds.
+    Older checkpoints have no digest of their prompts. Since they were written, only the prompt
+    format ``paper`` has changed: it used to omit the candidates of earlier rounds.
 
     Args:
       spec: the student's workdir.

@@ -59,7 +59,7 @@ def plan(config: Config) -> dict[str, Any]:
     """Compiles a training step of ``config``; prints and returns its costs.
 
     Returns:
-      ``bytes_per_device`` by part, their sum ``peak_bytes`` and the program that reaches it;
+      ``bytes_per_device`` by part, their sum ``peak_bytes`` and the program that needs this much;
       ``collective_bytes`` per device and step, by operation; ``gpus``: whether the step fits each
       GPU, and the time of a step and of the run at ``assumed_share_of_peak`` (an assumption).
     """

@@ -266,7 +266,7 @@ def _key(row: Reviewed, with_claims: bool) -> Any:
 
 
 def _review_counts(sample: Sequence[Reviewed]) -> dict[str, Any]:
-    """Returns ``review``: the number of judged groups and the share of right ones, by kind."""
+    """Returns ``review``: by kind, the number of judged groups and the share that is right."""
     by_kind: dict[str, list[bool]] = collections.defaultdict(list)
     for row in sample:
         if row.judgement is not None:

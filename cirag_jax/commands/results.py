@@ -94,7 +94,7 @@ def _recorded_repeats(folder: str | None) -> int | None:
 def _unfinished(inside: Sequence[tuple[str, pathlib.Path]]) -> dict[str, str]:
     """Returns the progress of each unfinished run, by name.
 
-    A run without a result is unfinished if it has started fewer questions than another run.
+    Without a result file, a run is unfinished if another has started more questions.
     """
     counts = {name: _question_counts(folder) for name, folder in inside}
     total = max(started for started, _ in counts.values())

@@ -40,7 +40,7 @@ def metric_of(config: Config) -> str:
         return f"trained.recall@{5 if 5 in ks else max(ks)}"
     if component not in _METRICS:
         raise UserError(
-            "config.metric is required: a number's name in result.json, such as block.name."
+            "config.metric is required: the name of a number in result.json, such as block.name."
         )
     return _METRICS[component]
 

@@ -82,13 +82,13 @@ def fact_of(hop: Hop, answers: Mapping[int, str]) -> tuple[str, str, str] | None
 
 
 def _hops_of_evidences(question: Question) -> tuple[Hop, ...]:
-    """Returns one hop per triple; its parents are the earlier triples whose tail is its head."""
+    """Returns one hop per triple; the parents of a hop are the earlier hops that give its head."""
     evidences = question.evidences or ()
     sentences = question.supporting_sentences or ()
     annotated = {passage_id for passage_id, _ in sentences}
     places = (*sentences, *_anywhere(i for i in question.supporting or () if i not in annotated))
     hops: list[Hop] = []
-    open_tails = set()  # Triples whose tail has not been a later head yet.
+    open_tails = set()  # Triples whose tail is not the head of a later triple so far.
     for index, (head, relation, tail) in enumerate(evidences):
         likeness = [overlap(earlier, head) for _, _, earlier in evidences[:index]]
         # Includes all similar names, because an extra parent does less harm than a missing one.

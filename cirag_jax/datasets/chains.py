@@ -146,7 +146,7 @@ def chain_of(dataset: Dataset, question: Question, kind: UnitKind) -> Chain | No
         for unit in units_of_hop(dataset, hop, index, answers, kind):
             step = steps.setdefault(unit, len(steps))
             if not comparison:
-                # A unit that was already in the chain only needs earlier steps.
+                # A unit that was already in the chain only depends on steps before it.
                 parents[step] |= {p for p in needed if p is not None and p < step}
             needed = {step}
         last_step.append(step)
@@ -213,7 +213,7 @@ def _triple_at(
     """Returns the extracted triple that states the fact, else the annotated triple or None."""
     triples = dataset.triples.get(passage_id, ())
     if hop.triple is None and sentence is not None:
-        # A supporting sentence (HotpotQA) states no triple; take the one nearest to the question.
+        # A supporting sentence (HotpotQA) annotates no triple; take its triple nearest to the fact.
         triples = [t for t in triples if t.sentence == sentence]
     best = max(triples, key=lambda t: _statement_score(fact, triple_text(t)), default=None)
     if best is not None and (

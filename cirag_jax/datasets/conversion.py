@@ -52,7 +52,7 @@ def _docx_html(file: Path) -> str:
 
 
 def _markdown(html: str | bytes) -> str:
-    """Returns the main text of a page; its title is a heading if there is no other."""
+    """Returns the main text of a page; a page without headings gets its title as a heading."""
     import bs4
     import markdownify
 

@@ -27,7 +27,7 @@ class Corpus:
     Attributes:
         policy: Name of the policy that chose them.
         passages: The passages, each once, in a reproducible order.
-        allowed: Question id -> int32 indices of the passages that this question may retrieve, in
+        allowed: Question id -> int32 indices of the passages that the question may retrieve, in
             the order of its context, with repeats. None if every question searches all passages.
     """
 

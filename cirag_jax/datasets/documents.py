@@ -82,8 +82,8 @@ def split_document(name: str, text: str, title: str, *, markdown: bool = False) 
     table rows are sentences; a sentence of more than twice `LENGTH` words is cut.
 
     A passage's id is ``<name>#<number>``. Its title is the document's title, followed by the
-    section's heading. The document's title is that of the front matter, the first heading, or else
-    ``title``. If all are missing, the first words of the passage are used.
+    section's heading. The document's title is the title in the front matter, the first heading, or
+    else ``title``. If all are missing, the first words of the passage are used.
     """
     return _passages(_Document(name, *read_sections(text, markdown), title))
 
@@ -175,7 +175,7 @@ def _read_all(path: Path) -> list[_Document]:
 
 
 def _find(path: Path) -> tuple[list[tuple[Path, str]], dict[str, list[str]]]:
-    """Returns documents with their names relative to the folder, and names of others by kind."""
+    """Returns documents with names relative to the folder, and names of other files by kind."""
     skipped: dict[str, list[str]] = collections.defaultdict(list)
     if path.is_file():
         return [(path, path.name)], skipped
@@ -194,7 +194,7 @@ def _find(path: Path) -> tuple[list[tuple[Path, str]], dict[str, list[str]]]:
 
 
 def _describe(skipped: dict[str, list[str]]) -> str:
-    """Says how many files of which kinds are skipped, the first of each, and the remedy."""
+    """Returns a message: the number of skipped files by kind, the first of each, and the remedy."""
     kinds = sorted(skipped, key=lambda kind: -len(skipped[kind]))
     parts = []
     for kind in kinds[:5]:

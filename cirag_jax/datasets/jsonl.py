@@ -72,8 +72,8 @@ def write_dataset(dataset: Dataset, folder: str | os.PathLike[str]) -> None:
     """Writes a dataset folder that `read_dataset` reads back unchanged.
 
     Replaces an older dataset and keeps other files in the folder. Each file gets its name only when
-    it is complete, and ``questions.jsonl`` is written last, so `read_dataset` rejects a folder that
-    was only partly written. A dataset without passages has no ``corpus.jsonl``.
+    it is complete, and ``questions.jsonl`` is written last, so `read_dataset` rejects a partly
+    written folder. A dataset without passages has no ``corpus.jsonl``.
     """
     folder = Path(folder)
     if not dataset.corpus and (folder / CORPUS).exists():
@@ -131,7 +131,7 @@ def _check_passages(place: str, question: Question, corpus: Mapping[str, Passage
     for i, places in enumerate(question.same_sentences or ()):
         for j, (passage_id, sentence) in enumerate(places):
             if sentence >= len(sentences_of(corpus[passage_id])):
-                problem = f"names sentence {sentence} of passage {passage_id!r}, which has fewer"
+                problem = f"names sentence {sentence} of the shorter passage {passage_id!r}"
                 raise field_error(place, f"same_sentences[{i}][{j}]", problem)
 
 

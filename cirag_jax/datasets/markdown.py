@@ -28,7 +28,7 @@ class Section(NamedTuple):
     """The text under a heading; text before the first heading has the heading "".
 
     Attributes:
-      heading: its text.
+      heading: text of the heading.
       blocks: paragraphs, lists, tables and code; each is a list of items (list items, table rows).
     """
 
@@ -112,7 +112,7 @@ def _items(node: SyntaxTreeNode, markdown: bool) -> Iterator[str]:
 
 
 def _rows(table: SyntaxTreeNode, markdown: bool) -> Iterator[str]:
-    """Yields the rows of a table with the columns' names, or only these if there are no rows."""
+    """Yields the rows of a table with column names, or only the names if there are no rows."""
     names, *rows = (
         [" ".join(" ".join(_items(cell, markdown)).split()) for cell in row.children]
         for part in table.children

@@ -44,7 +44,7 @@ def select_references(
     Returns:
       The references in random order, and counts: ``passages`` in the selected contexts, passages
       ``without_triples`` (no reference), ``empty`` (an empty reference), ``shared`` with another
-      fold or split, ``kept`` (the rest), and ``sampled`` (those returned).
+      fold or split, ``kept`` (all others), and ``sampled`` (the returned ones).
     """
     dataset = load.load_dataset(data)
     questions = load.select_questions(dataset, data)

@@ -8,7 +8,7 @@ def agreement(first: Sequence[bool], second: Sequence[bool]) -> dict[str, Any]:
     """Returns the share of equal verdicts, and Cohen's kappa (p_o - p_e) / (1 - p_e).
 
     p_o is the observed agreement. p_e is the chance agreement of two independent judges that answer
-    "right" at the same rates as these (Cohen, 1960, equation 1).
+    "right" at the rates of the given judges (Cohen, 1960, equation 1).
 
     Returns:
       The counts ``num_answers``, ``both_right``, ``first_alone``, ``second_alone`` and

@@ -73,7 +73,7 @@ def jobs(trajectories: Sequence[Trajectory], settings: CiragConfig) -> list[list
 
 
 def read(jobs: Sequence[Sequence[Job]], records: Mapping[str, Record]) -> list[list[StepDecision]]:
-    """Reads the decision of every step; after a failed request, the decision has an ``error``."""
+    """Reads the decision of every step; if a request failed, the decision has an ``error``."""
     return [[_decision(records[job.id]) for job in row] for row in jobs]
 
 
@@ -318,7 +318,7 @@ def _prefixed(prefix: str, ratios: Mapping[str, Ratio]) -> dict[str, Ratio]:
 
 
 def parse_errors(decisions: Decisions) -> dict[str, int]:
-    """Counts the steps with each kind of parse error, and those with a ``failed`` request."""
+    """Counts the steps with each kind of parse error, and the steps with a ``failed`` request."""
     counts: collections.Counter[str] = collections.Counter()
     for decision in (decision for row in decisions for decision in row):
         counts.update({*decision.parse_errors, *(["failed"] if decision.error is not None else [])})

@@ -300,7 +300,7 @@ def errors_by_cause(errors: Ratio, causes: Sequence[str], rows: np.ndarray) -> d
 def error_rates_by_cause(
     errors: Ratio, causes: Sequence[str], samples: int, seed: int
 ) -> dict[str, Values]:
-    """Returns, by cause, the `error_rate` of its questions and the sum of their ``errors``."""
+    """Returns, for each cause, its questions' `error_rate` and the sum of their ``errors``."""
     sums = errors_by_cause(errors, causes, np.arange(len(errors.top_Q)))
     return {
         cause: {

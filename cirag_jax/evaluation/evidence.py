@@ -2,7 +2,7 @@
 
 Passages are compared by id, and sentences by (passage id, index). If passages overlap, a gold
 sentence may come from any passage that contains it, and a gold passage counts as retrieved if all
-its gold sentences are (`sentence_substitutes`, `passage_substitutes`).
+its gold sentences are retrieved (`sentence_substitutes`, `passage_substitutes`).
 
 Triples are compared by their `endpoints`, without the relation. Extracted relations have free
 wording ("was directed by") and either direction, but annotated ones come from a fixed list

@@ -1,7 +1,7 @@
 """Prompts for a judge of answers, and the parser of its verdicts.
 
-The prompts ask the questions of two papers in other words: does the prediction imply the answer
-(DualRAG, Figure 8), and is the response correct (GRADE, A.9.8)? Answers are untrusted text. They
+The prompts reword the questions of two papers: does the prediction imply the answer (DualRAG,
+Figure 8), and is the response correct (GRADE, A.9.8)? Answers are untrusted text. They
 appear as JSON strings, so they cannot imitate other lines of the prompt.
 """
 

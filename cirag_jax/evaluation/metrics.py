@@ -118,9 +118,9 @@ def rouge_scores(answered: Sequence[AnsweredQuestion], scoring: Scoring) -> dict
     """Returns the F-measures ``rouge1``, ``rouge2`` and ``rougeL`` of long answers (Lin, 2004).
 
     Each score is the largest over the gold answers, computed by Google's ``rouge-score`` without
-    stemming. It only reads the letters a to z and digits, so answers in other scripts score 0.
-    DualRAG reports ROUGE-2 and ROUGE-L (Table 6) without naming its implementation. A failed
-    question has an empty answer.
+    stemming. This package only reads digits and the letters a to z, so answers in other scripts
+    score 0. DualRAG reports ROUGE-2 and ROUGE-L (Table 6) without naming its implementation. A
+    failed question has an empty answer.
     """
     del scoring  # rouge-score has its own normalization.
     from rouge_score.rouge_scorer import RougeScorer  # Importing NLTK takes a second.
@@ -169,7 +169,8 @@ def hit_scores(answered: Sequence[AnsweredQuestion], scoring: Scoring) -> dict[s
     """Returns ``hit@K``, the share of questions with an answer in the first K passages (DPR, 2020).
 
     Only counts questions without annotated gold passages (NaturalQuestions, WebQuestions,
-    Bamboogle); for others, recall is more informative. FlashRAG calls it ``retrieval_recall``.
+    Bamboogle); for other questions, recall is more informative. FlashRAG calls this score
+    ``retrieval_recall``.
 
     A passage has an answer if its title or text contains the answer's tokens in sequence, compared
     in Unicode's form NFD and ignoring case. An answer without tokens never matches.
@@ -297,7 +298,7 @@ def reason(name: str, answered: Sequence[AnsweredQuestion], *, corpus: bool = Tr
         return "no gold answer"
     applies = {
         "hits": "gold passages are known",
-        "by_granularity": "no question was answered there",
+        "by_granularity": "no question was answered at this granularity",
     }
     return applies.get(family, "applies to no question")
 

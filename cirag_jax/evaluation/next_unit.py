@@ -29,7 +29,7 @@ class NextUnit:
 def next_units(
     chains: Sequence[Chain], pools: Sequence[Sequence[Unit]], kind: UnitKind
 ) -> list[NextUnit]:
-    """Returns a problem per step of each chain, given the earlier steps in annotation order."""
+    """Returns a problem per step of each chain, whose query has the earlier annotated steps."""
     problems = []
     for chain, pool in zip(chains, pools, strict=True):
         texts = [step.text for step in chain.steps]

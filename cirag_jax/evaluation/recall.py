@@ -63,7 +63,7 @@ def recall_by_step(
 ) -> list[float]:
     """Returns the recall of all items retrieved in steps 1 to i, for i from 1 to ``count``.
 
-    It is constant after the last step.
+    The recall is constant after the last step.
     """
     retrieved: list[Hashable] = []
     recalls = []

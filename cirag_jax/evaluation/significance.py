@@ -92,7 +92,7 @@ def pairwise_scores(
 
 
 def holm(p: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Corrects p values for multiple tests by Holm's step-down rule (1979); ignores NaN.
+    """Corrects p values for multiple tests with Holm's step-down rule (1979); ignores NaN.
 
     The k-th smallest of m values becomes the largest of (m - i + 1) p_(i) over i <= k, at most 1.
     """
@@ -167,7 +167,7 @@ def _resampled(scores: Sequence[Ratio], samples: int, seed: int) -> np.ndarray:
 def permutation_test(
     scores: Sequence[Ratio], pairs: Sequence[tuple[int, int]], samples: int, seed: int
 ) -> np.ndarray:
-    """Returns the two-sided p of each pair's difference, float64; NaN if that is undefined.
+    """Returns the two-sided p of each pair's difference, float64; NaN for undefined differences.
 
     This is approximate randomization (Noreen, 1989): each group's two scores are swapped with
     probability 1/2, for the same groups in all pairs. p is the share of permutations with at least

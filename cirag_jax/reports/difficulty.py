@@ -122,7 +122,7 @@ def notes(result: Mapping[str, Any]) -> list[str]:
 
 
 def tables(result: Mapping[str, Any]) -> list[Table]:
-    """Returns tables of the matrices of all runs and pairs, the failures and the correlations."""
+    """Returns tables: the matrices of all runs and pairs, the failures and the correlations."""
     label, settings = _error_label(result), result["settings"]
     unit, chunks = f"{settings['unit']}s", settings["chunks"]
     if unit == "chunks":

@@ -96,7 +96,7 @@ def _page(
 
 
 def _rows(records: Mapping[str, Mapping[str, Record]], profile: str) -> Iterator[dict[str, Any]]:
-    """Yields each question with the verdict, answer, and position in the trace of every run."""
+    """Yields each question with every run's verdict, answer and position in the run's trace."""
     positions = {run: {i: n for n, i in enumerate(ids, start=1)} for run, ids in records.items()}
     for i, record in next(iter(records.values())).items():
         cells = []

@@ -38,7 +38,7 @@ def write_report(result: Mapping[str, Any], workdir: pathlib.Path, show: bool = 
 def table_of(result: Mapping[str, Any]) -> str:
     """Returns a table of each system's recall in per cent, overall and per fold.
 
-    It also shows the main system's lead over each other system, with 95 % intervals.
+    The table also shows the main system's lead over each other system, with 95 % intervals.
     """
     ks, main_k = _ks(result), _main_k(result)
     first = _main_system(result)

@@ -109,7 +109,7 @@ def _check(loaded: Any, new: Any, size: int) -> None:
     if type(count) is not int or count != size:
         raise ValueError(f"it has {count} texts, not {size}")
     data, indices, indptr = (loaded.scores[name] for name in ("data", "indices", "indptr"))
-    # bm25s gives the empty word, which no text and no query has, a number beyond `indptr`.
+    # bm25s numbers the empty word beyond `indptr`; no text or query contains this word.
     words = [number for word, number in loaded.vocab_dict.items() if word]
     if any(array.ndim != 1 for array in (data, indices, indptr)) or len(data) != len(indices):
         raise ValueError("its arrays have inconsistent shapes")

@@ -28,7 +28,7 @@ _NUM_CHAIN_FIRST = 3  # Chain passages at the top of the result; chosen on dev_t
 
 # Features of a candidate passage. The aligner scores a passage by its best unit. Places are
 # log(1 + rank), and BM25 scores are divided by the best one. A text names a passage if it contains
-# the passage's title.
+# the passage's title. Below, "it" is the candidate.
 FEATURES = (
     "score",  # Aligner score, given question and chain.
     "below_best",  # ``score`` minus the best candidate's ``score``.
@@ -38,15 +38,15 @@ FEATURES = (
     "bm25",  # BM25 for the question.
     "bm25_place",
     "left",  # BM25 for the question's words that occur in no passage of the chain.
-    "told",  # BM25 for words of the chain's last unit that its title and the question lack.
+    "told",  # BM25 for words of the chain's last unit, except words of the question and title.
     "words_place",  # Place by ``left`` + ``told``, before scaling.
     "walk",  # Logarithm of the probability that a walk over links ends at the candidate.
     "walk_place",
-    "named_by_last",  # 1 / (passages of its title) if the chain's last unit names it, else 0.
+    "named_by_last",  # 1 / (passages with its title) if the chain's last unit names it, else 0.
     "named_by_chain",  # The same for any unit of the chain.
     "named_by_passages",  # A passage of the chain names it.
     "names_passages",  # It names a passage of the chain.
-    "named",  # 1 / (passages of its title) if the question names it, else 0.
+    "named",  # 1 / (passages with its title) if the question names it, else 0.
     "named_and_due",  # ``named`` if the question names titles that the chain lacks, else 0.
     "same_title",  # It shares its title with a passage of the chain.
     "title_asked",  # Share of its title's words that occur in the question.
@@ -96,7 +96,7 @@ class SearchState:
       question_words: words of the question.
       bm25: passage -> its BM25 score for the question, divided by the best score; best first.
       walk_N: probability that the walk ends at each passage.
-      named: passage that the question names -> 1 / (passages of its title).
+      named: passage that the question names -> 1 / (passages with this title).
       num_titles: number of titles that the question names.
       allowed_R: sorted rows that may be returned; None allows all.
       query_D: embedding of question and chain.
@@ -235,7 +235,7 @@ class CandidateFinder:
         return states
 
     def update(self, states: Sequence[SearchState], query_QD: np.ndarray) -> None:
-        """Updates searches whose chains have grown; ``query_QD`` embeds each question and chain."""
+        """Updates searches whose chains have grown; ``query_QD`` embeds question and chain."""
         allowed = [s.allowed_R for s in states if s.allowed_R is not None] or None
         nearest_QK, _ = self._units.nearest(query_QD, _NUM_NEAREST, allowed)
         passage_words = self._bm25.words([self._texts[s.rows[-1]] for s in states])
@@ -322,7 +322,7 @@ class CandidateFinder:
 
 
 class _ChainLinks(NamedTuple):
-    """Weights of passages named by a chain's last unit, by any unit, and by any passage."""
+    """Weights of passages named by a chain's last unit, by any unit, and by any passage of it."""
 
     from_last: dict[int, float]
     from_chain: dict[int, float]
@@ -362,9 +362,9 @@ def _unit_owners(texts: Sequence[Sequence[str]]) -> sparse.csr_array:
 def _unit_links(
     mentions: Sequence[Sequence[Sequence[Sequence[int]]]], namesakes: Sequence[Sequence[int]]
 ) -> sparse.csr_array:
-    """Returns a matrix of 1 / (passages of its title) at [unit, passage] if the unit names it.
+    """Returns a matrix: [unit, passage] is 1 / (passages with that title) if the unit names it.
 
-    Links between passages of the same title are omitted.
+    Links between passages with the same title are omitted.
 
     Args:
       mentions: the `TitleIndex.mentions` of every unit of every passage.

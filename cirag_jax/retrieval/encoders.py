@@ -138,8 +138,8 @@ def with_disk_cache(encoder: Encoder) -> Encoder:
 class MemoizingEncoder:
     """An encoder that embeds every distinct text at most once per role (query or passage).
 
-    It keeps at most `_MAX_TEXTS` vectors per role; before a role would exceed this, all its vectors
-    are dropped. The vectors of a list with more texts than this are not kept.
+    It keeps at most `_MAX_TEXTS` vectors per role; if a role would exceed this limit, all its
+    vectors are dropped. The vectors of a longer list are not kept.
 
     Attributes:
       requested: number of texts requested so far, with repetitions.
@@ -200,7 +200,7 @@ class SentenceTransformersEncoder:
     """An encoder that runs a PyTorch model with sentence-transformers.
 
     ``model`` is a loaded ``SentenceTransformer``, and ``name`` is recorded in the identity. If a
-    prefix is None, the model's own prompt is used, if it has one. Lengths are in tokens, at most
+    prefix is None, the model's own prompt, if any, is used. Lengths are in tokens, at most
     the model's limit.
     """
 

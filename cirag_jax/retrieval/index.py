@@ -35,7 +35,7 @@ from cirag_jax.validation import check_value
 KINDS = ("exact", *FAISS_KINDS, "bm25")
 LINKED = "linked"  # `LinkedIndex`, which is never stored in a folder.
 MANIFEST = "manifest.json"
-FORMAT = 2  # 2: the corpus's hash includes sentences, the encoder's identity its files.
+FORMAT = 2  # Since 2, the corpus hash covers sentences, and the encoder identity covers files.
 # Fields of a manifest that may differ: the same weights may be in another folder, and the maximum
 # query length does not change the vectors of passages.
 MAY_DIFFER = ("encoder.model", "encoder.query_max_length")
@@ -302,9 +302,9 @@ def check_manifest(
 ) -> None:
     """Compares the manifests of two indexes, see `identity.check_same`.
 
-    The version of faiss may differ, because every version can read the others' indexes. The dtype
-    of BM25 indexes may differ, because they have no vectors. Other packages are only compared if
-    the old manifest records them.
+    The version of faiss may differ, because every version can read the indexes of all others. The
+    dtype of BM25 indexes may differ, because they have no vectors. Other packages are only compared
+    if the old manifest records them.
     """
     may_differ = [*MAY_DIFFER, "dtype" if new.get("kind") == "bm25" else "packages"]
     if "packages" not in old:

@@ -29,7 +29,7 @@ from cirag_jax.retrieval.unit_index import UnitIndex
 from cirag_jax.types import Feedback, Passage
 
 # Questions are searched in blocks, because an encoder pads the last batch of every length.
-_BLOCK_NUMBERS = 1 << 25  # Numbers about passages that are kept in memory per block.
+_BLOCK_NUMBERS = 1 << 25  # Maximum of (questions per block) * (numbers per question).
 _MIN_BLOCK, _MAX_BLOCK = 64, 1024  # Number of questions in a block.
 
 

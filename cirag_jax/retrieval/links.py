@@ -159,7 +159,7 @@ class LinkWalk:
     ) -> np.ndarray:
         """Returns the `page_rank` of every passage for every question, ``rank_NQ`` float32.
 
-        The seeds are taken from each of the ``rankings``; -1 is not a row.
+        Each of the ``rankings`` also gives seeds; its -1s are skipped.
         """
         seed_NQ = self._seeds(questions, rankings)
         may_NQ = None
@@ -243,7 +243,7 @@ def page_rank(
 
 
 def _best(rank_N: np.ndarray, first: Sequence[int], k: int) -> list[int]:
-    """Returns the k best rows; ties are in the order of ``first``, whose other rows come last."""
+    """Returns the k best rows; ties keep the order of ``first``, whose remaining rows come last."""
     reached = np.flatnonzero(rank_N)
     if 0 < k < len(reached):
         reached = reached[rank_N[reached] >= np.partition(rank_N[reached], -k)[-k]]

@@ -79,8 +79,7 @@ def open_ranker(
     Args:
       config: a config with ``rankers`` and ``encoder``.
       name: name of the ranker.
-      open_encoder: opens the encoder of a bi-encoder from ``config.encoder``, in which the ranker's
-        model and lengths replace the defaults.
+      open_encoder: opens a bi-encoder from ``config.encoder`` with the ranker's model and lengths.
     """
     block = config.rankers[name]
     check_ranker(block, name)

@@ -13,7 +13,7 @@ _DEPTH = 10  # Units searched per returned passage, because several good units m
 
 
 class UnitIndex:
-    """Ranks passages by the inner product of query and best unit (KiRAG's "w/o Retriever").
+    """Ranks passages by their best unit's inner product with the query (KiRAG's "w/o Retriever").
 
     An aligner works best with the kind of units that it was trained on.
 

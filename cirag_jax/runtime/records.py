@@ -147,7 +147,7 @@ CREATE TABLE responses (
         access: sqlite.Access = sqlite.READ,
         named: Path | None = None,
     ):
-        """Opens a journal; if ``path`` is a copy, errors name the original, ``named``."""
+        """Opens a journal; if ``path`` is a copy of ``named``, error messages name ``named``."""
         if not access.writes and not Path(path).is_file():
             raise UserError(f"{path} does not exist; the journal of a run is {JOURNAL}.")
         self._passages: dict[str, Passage] = {}
@@ -263,7 +263,7 @@ CREATE TABLE responses (
         return Totals(ended.fetchone()[0], calls, dict(usage))
 
     def _dropped_totals(self) -> Totals:
-        """Returns the totals of dropped programs and of other counted journals."""
+        """Returns the totals of dropped programs and of the journals added by `Journal.count`."""
         rows = self._db.execute(
             "SELECT value FROM meta WHERE key = 'forgotten' OR key GLOB 'counted/*'"
         )

@@ -156,7 +156,7 @@ class Needs:
       roles: names of language-model roles; each role is a block of the config.
       abilities: role -> abilities that the role needs and that some backends lack.
       rankers: names of blocks of ``config.rankers``.
-      units: the kind of units that the rankers get, if there is only one kind. Aligners that were
+      units: the kind of units that the rankers rank, if there is only one kind. Aligners that were
         trained on other units are rejected.
       corpus: whether the method needs passages (`Retrieve` or `Fetch`).
       search: whether it needs an index; otherwise passages are only fetched by id.

@@ -48,8 +48,8 @@ class Handler(Protocol):
     """Answers requests of one kind in batches.
 
     If a slow handler has a true attribute ``accepts_more``, it is called with a third argument of
-    type `MoreCalls`. The handler calls this function whenever it has room for further calls, and
-    also answers the returned calls.
+    type `MoreCalls`. The handler calls this function whenever it can accept further calls, and also
+    answers the returned calls.
 
     Attributes:
       is_slow: whether other handlers run first, so that this one gets larger batches.
@@ -191,7 +191,7 @@ class Scheduler:
             self._start(*self._pending.popleft())
 
     def _next_handler(self) -> Handler | None:
-        """Returns the fast (or else slow) handler with most waiting calls; None without calls."""
+        """Returns the handler with the most waiting calls, a fast one if any has calls, or None."""
         handlers = {id(handler): handler for handler in self._handlers.values()}
 
         def rank(key: int) -> tuple[bool, int]:
@@ -200,7 +200,7 @@ class Scheduler:
         return handlers[max(self._waiting, key=rank)] if self._waiting else None
 
     def _call(self, handler: Handler) -> list[Call]:
-        """Calls a handler with its waiting calls; returns all calls that it answered."""
+        """Gives a handler its waiting calls; returns all calls that it answered."""
         calls = self._waiting.pop(id(handler))
         unanswered = set(range(len(calls)))
         answered: set[str] = set()  # ids of programs

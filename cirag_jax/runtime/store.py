@@ -125,9 +125,9 @@ class Journal(JournalReader):
         )
 
     def count(self, name: str, totals: Totals) -> None:
-        """Adds the totals of another journal, whose `id` is ``name``, before it is removed.
+        """Adds the totals of another journal, whose `id` is ``name`` and which will be removed.
 
-        If the same journal is counted again after a killed run, the new totals replace the old.
+        If a killed run counts the journal again, the new totals replace the old ones.
         """
         self._set_meta(f"counted/{name}", codec.dump(dataclasses.asdict(totals)))
 
@@ -234,8 +234,8 @@ class ResponseCache(Database):
     def find(self, identity: Any, request: Generate | Score) -> Generated | Scored | None:
         """Returns the cached response to an equal request to an equal model.
 
-        Its usage has no seconds, and its prompt tokens count as cached. Returns None if there is no
-        such response or if it is damaged.
+        The response's usage has no seconds, and all prompt tokens count as cached. Returns None if
+        the cache has no such response or the response is damaged.
         """
         with self._named_errors():
             rows = self._db.execute(

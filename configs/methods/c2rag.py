@@ -6,11 +6,12 @@ Needs extracted triples: the folder's openie.jsonl, --config.triples=STORE, or "
 
 Presets: ``small`` runs on a laptop's CPU with SmolLM2-135M, whose plans are forced into their
 schema, and the shipped aligner and reader. ``medium`` has a model of 1.5B parameters. Both use
-bi-encoders as rankers, so N_eff is computed from cosines (ours). Without a preset, the paper's
-setting with this package's small models. ``paper`` has Qwen2.5-7B-Instruct in place of GPT-4o-mini,
-and the paper's MiniLM and bge-reranker-v2-m3. ``code`` is ``paper`` with the values of the released
-code, and ``code_defaults`` with the defaults of its files. The last three are for a GPU, over each
-question's own context; not yet run. docs/methods/c2rag.md lists differences from the code.
+bi-encoders as rankers, so N_eff is computed from cosines (our choice). Without a preset, the
+paper's setting with this package's small models. ``paper`` has Qwen2.5-7B-Instruct in place of
+GPT-4o-mini, and the paper's MiniLM and bge-reranker-v2-m3. ``code`` is ``paper`` with the values of
+the released code, and ``code_defaults`` with the defaults of its files. The last three are for a
+GPU, over each question's own context; not yet run. docs/methods/c2rag.md lists differences from the
+code.
 
 Record (--config.data.dir=musique --config.data.only_with_triples=true; 2026-11-24, 2 busy CPU
 cores, jax 0.10.2, commit 476cee2): ``small``, --config.data.limit=10: EM 10.0, F1 10.0, passage R@3

@@ -7,13 +7,14 @@ Needs a dataset folder (``small`` also accepts --config.documents), or none for 
 dataset. Writes answers, metrics and a trace to W; run the same command to resume.
 
 Presets: ``small`` runs on a laptop's CPU with this repository's models (cirag_jax/shipped):
-candidates are sentences, the aligner integrates, the reader writes facts and an answer. All other
-presets read extracted triples. Without a preset: the paper's setting (L = 4, K = 10, N = 30), with
-this package's untrained small models. ``llm`` has two rounds, 15 candidates and one example;
-SmolLM2-135M then follows the integrator's format. ``medium`` is the paper's setting with a model
-of 1.5B parameters, which chooses numbered candidates after two examples, and whose answers must
-occur in the evidence. ``paper`` has the paper's models (Qwen2.5-7B-Instruct, bge-small-en-v1.5),
-for a GPU; not yet run. ``code`` is the same as ``paper``: the paper's code could not be obtained.
+candidates are sentences, the aligner is the integrator, and the reader writes facts and an answer.
+All other presets read extracted triples. Without a preset: the paper's setting (L = 4, K = 10, N =
+30), with this package's untrained small models. ``llm`` has two rounds, 15 candidates and one
+example; SmolLM2-135M then follows the integrator's format. ``medium`` is the paper's setting with a
+model of 1.5B parameters, which chooses numbered candidates after two examples, and whose answers
+must occur in the evidence. ``paper`` has the paper's models (Qwen2.5-7B-Instruct,
+bge-small-en-v1.5), for a GPU; not yet run. ``code`` is the same as ``paper``: the paper's code
+could not be obtained.
 
 Record of ``small`` (--config.data.dir=2wikimultihopqa --config.data.split=dev
 --config.data.fold=dev_tune --config.data.limit=80 --config.data.random=true

@@ -2,9 +2,9 @@
 
 python launch/answer.py --config=configs/methods/dualrag.py:small --config.data.dir=DATA --workdir=W
 
-Presets: without one, the paper's rounds and numbers and the released code's order with this
-package's small models, for which cosines above 0.3 replace logits above 0. ``small`` (ours) has
-SmolLM2-135M think and choose names, with the shipped aligner and reader. ``medium`` has a model of
+Presets: without one, the paper's numbers, the released code's order of steps, and this package's
+small models, for which cosines above 0.3 replace logits above 0. In ``small``, SmolLM2-135M thinks
+and chooses names, and the aligner and reader are the shipped ones. ``medium`` has a model of
 1.5B parameters in every role. ``paper`` (Qwen2.5-7B-Instruct, bge-reranker-v2-m3) is for a GPU; not
 yet run.
 

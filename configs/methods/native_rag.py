@@ -6,7 +6,7 @@ Presets: ``small`` reads five passages with this repository's models (cirag_jax/
 laptop's CPU. Without a preset, this package's untrained small models. ``medium`` and ``paper`` as
 in configs/methods/cirag.py; ``paper`` has not been run.
 
-Record (five passages instead of all ten; questions and machine of the ``llm`` record of
+Record (reads five passages instead of ten; questions and machine of the ``llm`` record of
 configs/methods/cirag.py; commit b1361ce): EM 0.0, F1 4.8, Acc 10.0, passage Recall@3 54.9, Recall@5
 61.8; 9 min 6 s.
 

@@ -110,7 +110,7 @@ def test_compare_undefined_score_has_a_reason(tmp_path):
         "triple_recall@3": "ranks no triples",
         "hit@3": "gold passages are known",
         **{
-            f"{stage}_{name}": "no question was answered there"
+            f"{stage}_{name}": "no question was answered at this granularity"
             for stage in ("triple", "passage", "default")
             for name in ("em", "f1")
         },

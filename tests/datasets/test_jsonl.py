@@ -162,7 +162,7 @@ BAD_ROWS = [
     (
         "questions",
         {**Q, "same_sentences": [[["p2", 2], ["p1", 2]]]},
-        "'same_sentences[0][1]' names sentence 2 of passage 'p1', which has fewer",
+        "'same_sentences[0][1]' names sentence 2 of the shorter passage 'p1'",
     ),
     ("questions", {**Q, "evidences": [["a", "b"]]}, "'evidences[0]' must be a triple"),
     ("questions", {**Q, "evidences": [["a", "b", 3]]}, "'evidences[0][2]' must be a string"),

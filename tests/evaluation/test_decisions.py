@@ -488,7 +488,7 @@ def test_command_searches_next_queries(tmp_path, monkeypatch, capsys):
     result = evaluate(tmp_path / "t.jsonl", tmp_path / "e", **fields)
     assert result["teacher"]["query_recall"] == 1.0
     assert result["systems"]["base"]["query_recall"]["value"] == 0.0
-    assert "its own queries have a recall of 100.0" in capsys.readouterr().err
+    assert "the teacher's queries have a recall of 100.0" in capsys.readouterr().err
 
 
 def test_gold_of_language_model_steps_is_annotated():

@@ -149,10 +149,10 @@ def to_dataset(builder: OfficialBuilder) -> Dataset:
     """Converts the splits of a prepared benchmark, in official order.
 
     A passage is identified by its title and text, so questions share equal passages. If two
-    questions share an id (the answerable and unanswerable twins of MuSiQue-Full), ``__2`` is added
-    to the second one's. A question without an id is called ``<split>_<number>``, counted from 0.
-    All passages of the split `ARTICLES` are included. If that split is missing, questions whose
-    gold passages are articles get ``supporting=None``.
+    questions share an id (answerable and unanswerable twins of MuSiQue-Full), the second id gets
+    the suffix ``__2``. A question without an id is called ``<split>_<number>``, counted from 0. All
+    passages of the split `ARTICLES` are included. If that split is missing, questions whose gold
+    passages are articles get ``supporting=None``.
     """
     config = builder.builder_config.name  # pyright: ignore[reportOptionalMemberAccess]
     built = [split for split in builder.FILES[config] if split in builder.info.splits]

@@ -42,7 +42,7 @@ class TwoWiki(OfficialBuilder):
 
     @classmethod
     def convert(cls, record: TwoWikiRecord, split: str, setting: str) -> Converted:
-        """See `OfficialBuilder.convert`; bridge comparisons have four hops, others two."""
+        """See `OfficialBuilder.convert`; bridge comparisons have four hops, other questions two."""
         passages, fields = convert_context(record)
         hops = {None: None, "bridge_comparison": 4}.get(record.type, 2)
         triples = None if record.evidences is None else tuple(record.evidences)
