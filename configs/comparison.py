@@ -19,7 +19,8 @@ configs/integrator.py, with --config.cirag.prefilled_headers=false --config.cira
     student-top-k   -8.6 [-18.9, -0.7]   -3.3   -1.1   -2.2 [-11.7, +7.2]
   Except for one answer of the base, all answers came from triples. An earlier student, trained only
   on MuSiQue (commit a09a180), kept no triples and so answered from passages: F1 5.6, R@3 53.1, R@5
-  64.7. 2WikiMultihopQA, the first 30 dev questions, with triples from configs/extract.py
+  64.7.
+  2WikiMultihopQA, the first 30 dev questions, with triples from configs/extract.py
   (--config.data.split=dev --config.data.limit=30, without only_with_triples; 2026-11-23, 2 CPU
   cores, commit 6e1523a):
     student         13.2 [4.0, 24.2]      6.7   59.2   65.8 [54.2, 76.7]     279      16.7

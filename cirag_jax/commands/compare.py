@@ -56,7 +56,7 @@ def compare(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     methods = read_methods(config.methods, config.preset)
     with Pool() as pool:
         configs = _configs(config, methods)
-        runs = {name: answer.plan_run(own, pool) for name, own in configs.items()}
+        runs = {name: answer.plan_run(run_config, pool) for name, run_config in configs.items()}
         for name, run in runs.items():
             _check(name, run, workdir / name)
         answer.warn_of_training_questions(runs.values())
@@ -112,14 +112,14 @@ def _configs(config: Config, methods: Sequence[NamedMethod]) -> dict[str, Config
     configs = {method.name: task.method_config(method.method, method.preset) for method in methods}
     overrides = _overrides(config, configs)
     for name, method, preset in methods:
-        own = configs[name] = task.method_config(method, preset, overrides[name])
-        with own.unlocked():
+        run_config = configs[name] = task.method_config(method, preset, overrides[name])
+        with run_config.unlocked():
             for field in _SHARED:
-                own[field] = config[field]
+                run_config[field] = config[field]
             if config.in_flight is not None:
-                own.in_flight = config.in_flight
-            if config.model is not None and "model" in own:
-                own.model = config.model
+                run_config.in_flight = config.in_flight
+            if config.model is not None and "model" in run_config:
+                run_config.model = config.model
     return configs
 
 
@@ -138,7 +138,9 @@ def _overrides(config: Config, configs: Mapping[str, Config]) -> dict[str, list[
                 f"config.set: {text!r} does not name one of config.methods: {', '.join(configs)}."
             )
         names = (
-            [name] if name else [n for n, own in configs.items() if config_files.has_key(own, key)]
+            [name]
+            if name
+            else [n for n, run_config in configs.items() if config_files.has_key(run_config, key)]
         )
         if not names:
             raise UserError(f"config.set: none of config.methods has a key {key!r}.")
@@ -199,11 +201,11 @@ def _repeat_all(
             continue
         for number in range(2, config.repeats + 1):
             say(f"{name}, repeat {number} of {config.repeats}")
-            own = run.config.copy_and_resolve_references()
-            with own.unlocked():
-                own.seed = config.seed + number - 1
+            run_config = run.config.copy_and_resolve_references()
+            with run_config.unlocked():
+                run_config.seed = config.seed + number - 1
             folder = workdir / name / f"{comparison.REPEAT}{number}"
-            if not _answer(answer.plan_run(own, pool), folder, pool, until)["complete"]:
+            if not _answer(answer.plan_run(run_config, pool), folder, pool, until)["complete"]:
                 return False
     return True
 

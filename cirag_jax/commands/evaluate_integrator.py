@@ -78,7 +78,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         name: _cirag_config(config, name, _prompt(config, model.described, described, units))
         for name, model in models.items()
     }
-    jobs = {name: decisions.jobs(trajectories, own) for name, own in settings.items()}
+    jobs = {name: decisions.jobs(trajectories, values) for name, values in settings.items()}
     max_tokens = config.integrator.max_tokens
 
     def programs(name: str) -> tuple[list[Job], dict[str, Any]]:
@@ -126,7 +126,10 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             "trajectories": config.trajectories,
             "keep": config.keep,
             "stop_below": config.stop_below,
-            **{name: {key: getattr(own, key) for key in _SHOWN} for name, own in settings.items()},
+            **{
+                name: {key: getattr(values, key) for key in _SHOWN}
+                for name, values in settings.items()
+            },
         },
         "complete": all(records is not None for records, _ in results.values()),
     }

@@ -377,8 +377,8 @@ def _facts(steps: _Steps, all_claims: Sequence[Claim], result: dict[str, Any]) -
             for number, batch_texts in enumerate(texts)
         ]
         ids = steps.pending(jobs)
-        pending = (some for some, job in zip(texts, jobs, strict=True) if job.id in ids)
-        steps.estimate("triples", ((1, prompts.triple_messages(some)) for some in pending))
+        pending = (batch for batch, job in zip(texts, jobs, strict=True) if job.id in ids)
+        steps.estimate("triples", ((1, prompts.triple_messages(batch)) for batch in pending))
         records = steps.records("triples", jobs, True, triples.TripleResult)
         rows: list[tuple[Triple, int]] = []
         for number, job in enumerate(jobs):
@@ -434,7 +434,7 @@ def _groups(
         ids = steps.pending(jobs)
         pending = (p for (_, p), job in zip(parts, jobs, strict=True) if job.id in ids)
         facts_of = ([(facts[i].parts, all_claims[facts[i].claim].text) for i in p] for p in pending)
-        steps.estimate("equivalence", ((1, prompts.same_messages(some)) for some in facts_of))
+        steps.estimate("equivalence", ((1, prompts.same_messages(pairs)) for pairs in facts_of))
     records = steps.records("equivalence", jobs, bool(settings.roles), equivalence.GroupResult)
     groups: list[Group] = []
     problems: collections.Counter[str] = collections.Counter()

@@ -247,18 +247,18 @@ def _carry_over(old: Sequence[Reviewed], sample: Sequence[Reviewed]) -> list[Rev
 
     Groups with equal claims are matched first, because clusters may have groups with equal names.
     """
-    rest = [row for row in old if row.judgement is not None]
+    judged = [row for row in old if row.judgement is not None]
     for with_claims in (True, False):
         by_key: dict[Any, list[Reviewed]] = collections.defaultdict(list)
-        for row in rest:
+        for row in judged:
             by_key[_key(row, with_claims)].append(row)
         for row in sample:
             if row.judgement is None and (equal := by_key[_key(row, with_claims)]):
                 row.judgement = equal.pop(0).judgement
-        rest = [row for rows in by_key.values() for row in rows]
-    if rest:
-        say(f"{REVIEW}: {len(rest)} judged groups, no longer in the sample, are kept at the end")
-    return rest
+        judged = [row for rows in by_key.values() for row in rows]
+    if judged:
+        say(f"{REVIEW}: {len(judged)} judged groups, no longer in the sample, are kept at the end")
+    return judged
 
 
 def _key(row: Reviewed, with_claims: bool) -> Any:

@@ -163,8 +163,11 @@ def _read_openie(path: Path, corpus: Mapping[str, Passage]) -> dict[str, tuple[T
         _check_known(place, "passage_id", row.passage_id, corpus)
         if row.triples is None:
             continue
-        row_triples, bad, beyond = triples_of(place, row, corpus[row.passage_id])
-        malformed, out_of_range = malformed + bad, out_of_range + beyond
+        row_triples, num_malformed, num_out_of_range = triples_of(
+            place, row, corpus[row.passage_id]
+        )
+        malformed += num_malformed
+        out_of_range += num_out_of_range
         if row.passage_id in triples:  # Several runs may extract the same passage.
             merged += 1
             row_triples = dict.fromkeys((*triples[row.passage_id], *row_triples))
@@ -188,17 +191,17 @@ def triples_of(place: str, row: OpenIE, passage: Passage) -> tuple[Iterable[Trip
     if len(sentences) != len(parts):
         problem = f"must have one entry per triple ({len(parts)}), not {len(sentences)}"
         raise field_error(place, "triple_sentences", problem)
-    triples, beyond, texts = [], 0, sentences_of(passage)
+    triples, out_of_range, texts = [], 0, sentences_of(passage)
     for part, sentence in zip(parts, sentences, strict=True):
         is_list = isinstance(part, list) and len(part) == 3
         if is_list and all(isinstance(text, str) and text.strip() for text in part):
             head, relation, tail = part
             if sentence is not None and sentence >= len(texts):
-                sentence, beyond = None, beyond + 1
+                sentence, out_of_range = None, out_of_range + 1
             if sentence is None:
                 sentence = source_sentence(head, relation, tail, texts)
             triples.append(Triple(head, relation, tail, passage.id, sentence))
-    return triples, len(parts) - len(triples), beyond
+    return triples, len(parts) - len(triples), out_of_range
 
 
 def question_record(question: Question) -> dict[str, Any]:
