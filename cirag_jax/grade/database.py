@@ -63,7 +63,8 @@ class Database:
     def evidence(self, sentences: Sequence[Place]) -> tuple[Place, ...]:
         """Returns one place for each of ``sentences``, using few chunks.
 
-        Chunks overlap. For each sentence, the chunk that contains most of ``sentences`` is chosen.
+        Chunks overlap. From the chunks with a sentence, the chunk with the largest number of
+        ``sentences`` is chosen.
         """
         options = [self.places(*place) for place in dict.fromkeys(sentences)]
         counts = collections.Counter(name for places in options for name, _ in places)

@@ -30,7 +30,7 @@ _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|
 
 
 class PromptError(UserError):
-    """A conversation cannot be encoded; only its own request fails."""
+    """A conversation cannot be encoded; only the request with this conversation fails."""
 
 
 class PromptTooLong(PromptError):
@@ -86,9 +86,9 @@ class ChatTokenizer:
     ) -> np.ndarray:
         """Returns the tokens (int32 ``[S]``) that precede the assistant's new text.
 
-        If the template has no system turns (Gemma), their text is prepended to the first user turn.
-        With ``continue_final``, the last turn is an assistant turn and stays open, so generation
-        continues it. An empty last turn is ignored.
+        If the template has no system turns (Gemma), system texts are prepended to the first user
+        turn. With ``continue_final``, the last turn is an assistant turn and stays open, so
+        generation continues this turn. If the last turn is empty, it is ignored.
 
         Raises:
           PromptError: there are no messages, ``continue_final`` is set without a final assistant
@@ -154,7 +154,7 @@ class ChatTokenizer:
 
     @functools.cached_property
     def _plain_tokenizer(self) -> tokenizers.Tokenizer:
-        """A copy that encodes special tokens as ordinary text.
+        """A copy of the tokenizer that encodes special tokens as ordinary text.
 
         Changing this setting of ``tokenizer`` for a call would change the calls of other threads.
         """
@@ -226,8 +226,8 @@ def fit_prompt(
 ) -> tuple[np.ndarray, int]:
     """Returns at most ``limit`` tokens (int32 ``[S]``), and the number of omitted observations.
 
-    With ``overflow="truncate"``, observations of messages are replaced by ``[omitted]``, oldest
-    first, until the prompt fits. With ``"error"``, nothing is omitted.
+    With ``overflow="truncate"``, ``[omitted]`` replaces the observations of messages, oldest first,
+    until the prompt fits. With ``"error"``, nothing is omitted.
 
     Raises:
       PromptTooLong: the conversation does not fit.

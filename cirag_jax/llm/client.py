@@ -49,11 +49,11 @@ class OpenAIConfig:
       api_key_env: environment variable with the key; required if ``base_url`` is None.
       max_concurrency: maximum number of concurrent requests.
       timeout: seconds until an attempt is abandoned.
-      max_retries: further attempts after the first.
+      max_retries: maximum number of attempts after the first.
       backoff: base of the wait in seconds; retry n waits a random part of ``backoff * 2 ** n``.
       max_backoff: maximum of ``backoff * 2 ** n``, in seconds.
-      max_retry_after: maximum wait that the server may request, in seconds; otherwise the request
-        fails.
+      max_retry_after: maximum wait in seconds that the server may request; if it requests more, the
+        request fails.
       budget_tokens: maximum total of prompt and generated tokens.
       overflow: action if the server rejects a prompt as too long: error, or truncate (omit
         observations, oldest first).
@@ -119,7 +119,7 @@ class _Budget:
         self._reserved += tokens
 
     def settle(self, reserved: int, spent: int) -> None:
-        """Replaces reserved tokens by the tokens that were spent."""
+        """Replaces reserved tokens with the tokens that were spent."""
         self._reserved -= reserved
         self._spent += spent
 
@@ -192,7 +192,7 @@ class OpenAIBackend:
     ) -> list[llm.Generated]:
         """Returns one response per request, in order; failed requests have an ``error``.
 
-        ``more`` is called for further requests if there is room for one and none is waiting.
+        ``more`` is called for further requests if there is room for a request and none is waiting.
         """
         if not requests:
             return []
@@ -202,8 +202,8 @@ class OpenAIBackend:
         except RuntimeError:
             return asyncio.run(run)
         # If an event loop is already running (in a notebook), a second loop needs its own thread.
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            return pool.submit(asyncio.run, run).result()
+        with concurrent.futures.ThreadPoolExecutor(1) as executor:
+            return executor.submit(asyncio.run, run).result()
 
     def score(self, requests: Sequence[llm.Score]) -> list[llm.Scored]:
         """Raises `UserError`: chat completions do not return the probability of given text."""
@@ -437,7 +437,7 @@ def _error_text(error: Any) -> str:
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:
-    """Returns the wait in seconds from the header Retry-After, or None if it is missing or invalid.
+    """Returns the wait in seconds from the header Retry-After; None if it is missing or invalid.
 
     The header contains seconds or an HTTP date; ``now`` is in seconds since 1970.
     """

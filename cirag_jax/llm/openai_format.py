@@ -77,7 +77,7 @@ def request_body(
       request: the request to encode.
       model: name of the model on the server.
       server: kind of server.
-      omit: fields to leave out, for models that reject them.
+      omit: fields to omit, for models that reject these fields.
 
     Raises:
       RequestRejected: this kind of server does not support the request.
@@ -183,7 +183,7 @@ def _parse_completion(data: Any, request: Generate) -> Completion:
 
 
 def replace_surrogates(text: str) -> str:
-    """Replaces lone surrogates, which no file can store, by the replacement character."""
+    """Replaces lone surrogates, which files cannot store, with the replacement character."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

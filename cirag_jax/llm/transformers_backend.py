@@ -54,7 +54,7 @@ class TransformersConfig:
 
 
 class _EncoderTokenizer(ChatTokenizer):
-    """The tokenizer of an encoder-decoder; it joins turns by newlines and ends texts with EOS."""
+    """The tokenizer of an encoder-decoder; joins turns with newlines and ends texts with EOS."""
 
     def _encode_turns(self, turns: list[tuple[str, str]], continue_final: bool) -> np.ndarray:
         if continue_final:

@@ -43,16 +43,17 @@ class Generate:
       max_tokens: maximum number of tokens to generate; 0 means the role's limit.
       temperature: softmax temperature; 0 is greedy.
       top_p: probability mass of nucleus sampling, in (0, 1]; ignored when greedy.
-      seed: seed of this request's random stream, which determines its samples. Methods leave it at
-        0; it is then derived from the run's seed and the request's position.
+      seed: seed of this request's samples. Methods leave the seed 0, which is replaced with a seed
+        derived from the run's seed and the request's position.
       stop: strings that end the text and are removed from it.
-      continue_final: continue the last message, an assistant turn; return only the new text.
+      continue_final: continue the last message, which must be an assistant turn; only the new text
+        is returned.
       json_schema: JSON schema that the text must satisfy.
       logprobs: return each generated token's log-probability.
       top_logprobs: also return this many most probable alternatives per token (implies logprobs).
       entropy: return the entropy (nats) of each token's distribution over the vocabulary.
       attention: if positive, return for each generated token this number of positions with the
-        largest attention weights, and the largest weight that a later token gave to it.
+        largest attention weights, and the largest weight that a later token gave to the token.
     """
 
     messages: tuple[Message, ...]
@@ -100,9 +101,9 @@ class Token:
       top: (text, id, logprob) of the most probable alternatives, best first.
       entropy: entropy of the distribution over the full vocabulary, in nats.
       offset: position of the token's first character in the response's text.
-      attended: (text, position, weight) of the tokens that it attended to most, highest weight
-        first. Positions count prompt and generated tokens from 0. Weights are from the last layer,
-        averaged over its heads (DRAGIN, Su et al., 2024, section 3.2).
+      attended: (text, position, weight) of the tokens that this token attended to most, highest
+        weight first. Positions count prompt and generated tokens from 0. Weights are from the last
+        layer, averaged over its heads (DRAGIN, Su et al., 2024, section 3.2).
       received: the largest attention weight that a later token gave to this token.
     """
 

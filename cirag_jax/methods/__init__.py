@@ -1,1 +1,1 @@
-"""Question-answering methods. Each is a generator that yields requests and gets their results."""
+"""Question-answering methods, as generators that yield requests and receive their results."""

@@ -1,4 +1,4 @@
-"""The registry of methods. It finds a method by name: a module that defines ``METHOD``."""
+"""The registry of methods, which finds a method (a module that defines ``METHOD``) by name."""
 
 import dataclasses
 import importlib
@@ -23,8 +23,8 @@ class Method:
     Attributes:
       program: generator function that answers a question. The question has only its id and text,
         unless the settings' `Needs` include gold annotations.
-      config: frozen dataclass of the settings, which a config file has in ``config.<name>``. Its
-        attribute ``needs`` is a `Needs`.
+      config: frozen dataclass of the settings, which a config file has in ``config.<name>``. The
+        attribute ``needs`` of the dataclass is a `Needs`.
     """
 
     program: Callable[[Question, Any], Program[Prediction]]

@@ -8,8 +8,8 @@ The chunks and the arithmetic of a row depend only on its own length, not on oth
 that need different compiled programs (sampling, a grammar, details about tokens, wider page tables)
 wait in separate queues.
 
-Pages of prompts stay cached. If a thousand prompts share an instruction, it is computed and stored
-once. A continued conversation computes only its new tokens.
+Pages of prompts stay cached. If a thousand prompts share an instruction, its keys and values are
+computed and stored once. When a conversation continues, only the new tokens are computed.
 """
 
 import collections
@@ -95,8 +95,9 @@ class Engine:
     ):
         """Creates an engine from weights in memory.
 
-        ``params`` and ``adapter`` may be unstacked, or stacked, in which case they are copied layer
-        by layer. ``mesh`` is required if they are sharded. The dropout of ``lora`` is ignored.
+        ``params`` and ``adapter`` may have unstacked layers, or stacked layers, which are copied
+        one by one. ``mesh`` is required if the arrays are sharded. The dropout of ``lora`` is
+        ignored.
         """
         self.config = config
         self.tokenizer = tokenizer
@@ -205,8 +206,8 @@ class Engine:
         """Returns one response per request, in order; failed requests have an ``error``.
 
         ``progress`` is called after every chunk, and ``done`` with each complete response. ``more``
-        is called for further requests whenever a row is free and no request is queued for it. It is
-        not called while another variant of the program has a queue longer than the number of active
+        is called for further requests whenever a row is free and no request is queued for it,
+        except while another variant of the program has a queue longer than the number of active
         rows.
         """
         responses: list[llm.Generated | None] = []
@@ -313,7 +314,7 @@ class Engine:
     def _max_rows(self, variant: _Variant) -> int:
         """Returns the number of rows that may decode together.
 
-        Contiguous copies of their page tables have at most ``cache_tokens`` tokens.
+        Contiguous copies of all rows' pages then have at most ``cache_tokens`` tokens.
         """
         max_rows = self.options.batch_size
         if not steps.uses_contiguous_cache(self.config):
@@ -328,7 +329,7 @@ class Engine:
 
     @contextlib.contextmanager
     def _freeing(self, allocations: list[Allocation]) -> Iterator[None]:
-        """Frees the allocations in the list at the end; clears the store after an error."""
+        """A context that frees ``allocations`` on exit, and clears the store after an error."""
         try:
             yield
         except BaseException:
@@ -341,7 +342,7 @@ class Engine:
     def _prefill(
         self, tokens: np.ndarray, length: int, allocations: list[Allocation]
     ) -> Allocation | None:
-        """Computes ``tokens`` in a new allocation for ``length`` tokens; adds it to the list.
+        """Computes the keys and values of ``tokens`` in a new allocation for ``length`` tokens.
 
         Returns None if there is no room.
         """

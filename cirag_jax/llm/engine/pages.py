@@ -4,10 +4,10 @@ A page has room for `PAGE_SIZE` tokens of one text. Every row (a request that is
 a list of pages. Rows that begin with the same tokens share pages, so a page becomes free when its
 last holder releases it.
 
-Cached pages of earlier texts form a tree, where a page's parent has the tokens before the page. A
-new prompt reuses its longest cached prefix, which may end within a page. The row shares the full
-pages of the prefix and gets its own copy of a partial page. If pages are needed, the least recently
-used leaves of the tree are evicted.
+Cached pages of earlier texts form a tree, in which the parent of a page has the tokens that precede
+the page. A new prompt reuses its longest cached prefix, which may end within a page. The row shares
+the full pages of the prefix and gets its own copy of a partial page. If pages are needed, the least
+recently used leaves of the tree are evicted.
 
 Source: Kwon et al. (2023), PagedAttention; Zheng et al. (2024), RadixAttention.
 """
@@ -107,7 +107,7 @@ class PrefixTree:
     def insert(self, tokens: Sequence[int], pages: Sequence[int]) -> None:
         """Adds the pages of a text, except those whose tokens are already cached.
 
-        A holder of the pages may still write further tokens after the last of ``tokens``.
+        A holder of the pages may later write further tokens after ``tokens``.
         """
         tokens = tuple(int(token) for token in tokens)
         node, path = _ROOT, []
@@ -160,7 +160,8 @@ class Allocation:
     """The pages of a text.
 
     Attributes:
-      pages: in order; the first ``reused // PAGE_SIZE`` are shared and must not be written.
+      pages: the pages in order; the first ``reused // PAGE_SIZE`` are shared and must not be
+        written.
       reused: number of leading tokens whose keys and values are cached.
       copy_from: a page to copy into the first page that is not shared; None if there is none.
     """

@@ -21,15 +21,15 @@ class Row:
     """A request in the engine.
 
     Attributes:
-      index: index of its response.
+      index: index of the request's response.
       prompt: int32 tokens.
       limit: maximum number of tokens to generate: ``max_tokens``, or less if the context is short.
       truncated: number of observations omitted from the prompt.
-      allocation: its pages; None before it is admitted.
-      started: `time.perf_counter` at its admission.
+      allocation: the row's pages; None before the row is admitted.
+      started: `time.perf_counter` when the row was admitted.
       tokens: the generated tokens.
       details: outputs of `sampling.describe` and `steps.decode` by name, with one value per token.
-      received: fp32 per position, the largest attention weight from later tokens so far.
+      received: for each position, the largest attention weight from a later token so far; fp32.
     """
 
     index: int
@@ -103,7 +103,7 @@ class Row:
         return self.tokenizer.decode(tokens, continuing=self.request.continue_final)
 
     def _cut_at_stop(self) -> str | None:
-        """Returns the text before the first stop string, and drops tokens after the string."""
+        """Returns the text before the first stop string, and drops the tokens after this string."""
         stops = self.request.stop
         text = self._text(self.tokens)
         ends = [end for end in map(text.find, stops) if end >= 0]

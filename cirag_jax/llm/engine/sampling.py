@@ -67,9 +67,9 @@ def forbid_repeats(
     count_B1 = count_B[:, None]
     position_S = jnp.arange(history_BS.shape[1])
     match_BS = (position_S >= size - 1) & (position_S < count_B1)
-    for back in range(1, size):  # compares tokens before each position with the row's last tokens
-        last_B1 = jnp.take_along_axis(history_BS, jnp.maximum(count_B1 - back, 0), axis=1)
-        match_BS &= jnp.roll(history_BS, back, axis=1) == last_B1
+    for distance in range(1, size):  # compares earlier tokens with the row's last tokens
+        last_B1 = jnp.take_along_axis(history_BS, jnp.maximum(count_B1 - distance, 0), axis=1)
+        match_BS &= jnp.roll(history_BS, distance, axis=1) == last_B1
 
     def lower(state):
         """Handles the first match of every row; usually there is none."""
@@ -88,9 +88,9 @@ def nucleus(probs_BV: jax.Array, top_p_B: jax.Array | np.ndarray) -> jax.Array:
     """Returns the mask of the nucleus (Holtzman et al., 2020).
 
     The nucleus is the smallest set of most probable tokens whose total probability reaches
-    ``top_p``. Its smallest probability is found by bisection, because on a CPU, sorting the
-    vocabulary would take longer than the decoder's step. Ties with the least probable token are
-    included.
+    ``top_p``. The smallest probability in the nucleus is found by bisection, because sorting the
+    vocabulary on a CPU would take longer than the decoder's step. Ties with the least probable
+    token are included.
     """
 
     def halve(_, bounds):

@@ -19,9 +19,9 @@ class EngineConfig:
     Attributes:
       batch_size: maximum number of rows (requests) that decode together.
       cache_tokens: maximum number of cached tokens of the rows that decode together, in addition to
-        one page per row and ``prefix_tokens``. If rows are long, fewer decode together. One row of
-        full context always fits.
-      prefill_chunks: sizes of a prefill call in tokens, descending; prompts are split greedily.
+        one page per row and ``prefix_tokens``. If rows are long, fewer rows decode together. One
+        row with a full context always fits.
+      prefill_chunks: possible sizes of a prefill call in tokens, descending; see `chunks`.
       decode_chunk: maximum number of tokens that are decoded between checks by the host.
       prefix_tokens: maximum number of tokens, in full pages, whose keys and values are cached for
         reuse by later prompts. Rows may reclaim these pages. 0 disables reuse.
@@ -63,7 +63,7 @@ def context_of(options: EngineConfig, max_positions: int) -> int:
 def chunks(start: int, end: int, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yields (start, size) of the calls that compute the positions from ``start`` to ``end``.
 
-    Each call has the largest size that is at least three quarters full, or the smallest size.
+    Each call has the largest size that it fills to three quarters or more, or the smallest size.
     """
     while start < end:
         size = next((size for size in sizes if end - start >= 0.75 * size), sizes[-1])

@@ -34,7 +34,7 @@ class Rows(NamedTuple):
 
     Attributes:
       token_B: int32, the last token of each row, which is not cached yet.
-      position_B: int32, its position.
+      position_B: int32, the position of this last token.
       remaining_B: int32, number of tokens that may still be generated; 0 for an idle row.
       step_B: int32, number of tokens generated so far.
       sampling: temperature, top-p and seed.
@@ -54,7 +54,7 @@ class Rows(NamedTuple):
 def uses_contiguous_cache(config: DecoderConfig) -> bool:
     """Returns whether `decode` copies each row's pages to contiguous memory first.
 
-    This pays off for several steps, except on a CPU, whose attention reads page by page.
+    Copying pays off for several steps, except on a CPU, where attention reads page by page.
     """
     return config.attention != "transposed"
 
@@ -114,8 +114,8 @@ def score(
 ) -> tuple[Cache, jax.Array]:
     """Returns the cache, and the log-probability of each target after its token, fp32 ``[N, T]``.
 
-    Every row of ``tokens_NT`` independently continues the first ``start`` positions of ``table_N``.
-    The rows are cached one after another in the table's pages.
+    Every row of ``tokens_NT`` independently continues the text in the first ``start`` positions of
+    ``table_N``. The rows are cached one after another in the table's pages.
     """
     n, t = tokens_NT.shape
     tokens = jnp.reshape(tokens_NT, -1)

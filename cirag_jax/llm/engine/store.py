@@ -61,8 +61,9 @@ class CacheStore:
     def width_for(self, end: int, reads_all: bool = False) -> int:
         """Returns the width of a page table that covers ``end`` tokens.
 
-        CPU attention only reads written pages, so all lengths have the same width. On accelerators,
-        or if the program ``reads_all`` pages of a table, the width is the next power of two.
+        Attention on a CPU reads only written pages, so all lengths have the same width. On
+        accelerators, or if the program ``reads_all`` pages of a table, the width is the next power
+        of two.
         """
         if self._config.attention == "transposed" and not reads_all:
             return self._max_width

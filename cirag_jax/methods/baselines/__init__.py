@@ -1,1 +1,1 @@
-"""The baselines that the papers compare with, one per file."""
+"""The baselines of the papers, one per file."""

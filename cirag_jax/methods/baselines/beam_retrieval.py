@@ -1,6 +1,6 @@
 """Beam retrieval over chains of passages, after BeamDR (Zhao et al., NAACL 2021).
 
-BeamDR trains its own encoder for question and chain. This version uses the encoder of the config.
+BeamDR trains its own encoder for question and chain. This version uses the configured encoder.
 """
 
 import collections
@@ -25,7 +25,7 @@ class BeamRetrievalConfig:
       max_hops: maximum number of passages in a chain.
       num_chains: chains kept per hop.
       num_passages: passages retrieved to extend a chain.
-      num_read: number of passages that the reader reads, from the best chains first.
+      num_read: number of passages that the reader reads, those of the best chains first.
       reader_format: documents (FlashRAG), or a format of CIRAG's reader: thought, chain, brief.
     """
 

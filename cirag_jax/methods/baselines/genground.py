@@ -1,4 +1,4 @@
-"""GenGround: guesses answers to sub-questions, then grounds them (Shi et al., ACL 2024)."""
+"""GenGround: guesses answers to sub-questions, then grounds the answers (Shi et al., ACL 2024)."""
 
 import collections
 import dataclasses
@@ -35,8 +35,9 @@ class GengroundConfig:
       grounding: tags (released code: the generator writes a reference and a revised answer), or
         reader (ours, for small models: the reader answers the sub-question or refuses).
       reader_format: pairs (released code: the reader reads sub-questions with their answers),
-        documents, or a format of CIRAG's reader: thought, chain, brief. Except in pairs, the reader
-        reads the supporting passages of the answers, and falls back to the pairs if there are none.
+        documents, or a format of CIRAG's reader: thought, chain, brief. In all formats except
+        pairs, the reader reads the supporting passages of the answers, or the pairs if there are no
+        such passages.
     """
 
     max_steps: PositiveInt = 5
@@ -65,7 +66,7 @@ class GengroundConfig:
 
 
 def genground(question: Question, config: GengroundConfig) -> Program[Prediction]:
-    """Answers a question: guesses and grounds answers to sub-questions, then reads them."""
+    """Answers a question: guesses and grounds answers to sub-questions, then reads the answers."""
     text, pairs, steps = question.question, [], []
     errors = collections.Counter[str]()
     supporting: dict[str, Passage] = {}
@@ -149,7 +150,7 @@ def _answer(
     config: GengroundConfig,
     errors: collections.Counter[str],
 ) -> Program[Attempt]:
-    """Answers from pairs of sub-question and answer, or from their supporting passages."""
+    """Answers from pairs of a sub-question and its answer, or from their supporting passages."""
     if config.reader_format != "pairs" and supporting:
         return (yield from read(question, "passage", supporting, config.reader_format, errors))
     lines = tuple(f"{sub_question} {answer}" for sub_question, answer in pairs)

@@ -24,7 +24,7 @@ class IrcotConfig:
 
     Attributes:
       num_passages: passages retrieved for the question and for each thought.
-      max_passages: maximum number of collected passages; later ones are dropped.
+      max_passages: maximum number of collected passages; later passages are dropped.
       max_thoughts: maximum number of thoughts.
       thoughts: model, or documents (IRDoc: the best unused passage replaces the thought).
       num_read: number of passages that the reader reads, best first; 0 means all of them.

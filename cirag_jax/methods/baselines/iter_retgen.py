@@ -20,7 +20,7 @@ class IterRetgenConfig:
     Attributes:
       num_rounds: number of rounds of retrieval and reading.
       num_passages: passages retrieved per round.
-      num_read: number of these passages that the reader reads.
+      num_read: number of retrieved passages that the reader reads.
       query_with: text appended to the question in the next query: the answer, or the complete
         response. The paper uses the response, and its reader reasons first (reader_format=thought).
       reader_format: documents (FlashRAG), or a format of CIRAG's reader: thought, chain, brief.

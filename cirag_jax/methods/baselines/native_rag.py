@@ -31,8 +31,8 @@ class NativeRagConfig:
       num_passages: number of retrieved passages.
       reader_format: documents (FlashRAG), or a format of CIRAG's reader: thought, chain, brief.
       num_read: number of units that the reader reads (all ten in the CIRAG paper).
-      units: units that the reader reads: passage; or the passages' sentences (sentence) or triples
-        (triple), ranked against the question (CIRAG, Table 5, row of the retriever).
+      units: units that the reader reads: passage, or sentence or triple (the passages' sentences or
+        triples, ranked against the question; the retriever row in CIRAG's Table 5).
       rerank_from: passages retrieved for reranking, which keeps the best num_passages; 0 disables
         reranking (DualRAG's NativeRAG: 50).
       min_score: reranked passages with this score or less are dropped.
@@ -79,16 +79,16 @@ def native_rag(question: Question, config: NativeRagConfig) -> Program[Predictio
     """Answers a question by retrieving once and reading once."""
     query, errors = question.question, collections.Counter[str]()
     retrieved = yield from search(query, config.num_passages, config.rerank_from, config.min_score)
-    step, evidence = Step(query, tuple(p.id for p in retrieved.passages)), retrieved.passages
+    step, lines = Step(query, tuple(p.id for p in retrieved.passages)), retrieved.passages
     facts: Sequence[Fact] = ()
     if config.units != "passage":
         facts, scores = yield from _rank_units(query, retrieved.passages, config)
         step = dataclasses.replace(step, candidates=facts, scores=scores)
-        pool = Evidence(config.normalization)
-        pool.add_retrieved(retrieved.passages)
-        evidence = [_line(fact, pool) for fact in facts]
+        evidence = Evidence(config.normalization)
+        evidence.add_retrieved(retrieved.passages)
+        lines = [_line(fact, evidence) for fact in facts]
     attempt = yield from read(
-        query, config.units, evidence[: config.num_read], config.reader_format, errors
+        query, config.units, lines[: config.num_read], config.reader_format, errors
     )
     return Prediction(
         attempt.answer,

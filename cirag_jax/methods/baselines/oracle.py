@@ -39,7 +39,7 @@ class OracleConfig:
 
     @property
     def needs(self) -> Needs:
-        """Needs the annotations, and the corpus unless only triples are read."""
+        """Needs the annotations, and the corpus unless the reader reads only triples."""
         reads_text = self.units != "triple"
         return Needs(roles=("reader",), corpus=reads_text, search=False, gold=True)
 

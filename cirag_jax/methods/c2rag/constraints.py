@@ -32,7 +32,8 @@ class CandidatePool:
 
     Attributes:
       constraint: the constraint tau_i.
-      instances: copies of the constraint with the names of the unknowns bound at the lookup.
+      instances: copies of the constraint, with names in place of the unknowns that were bound at
+        the lookup.
       anchors: names of the entities whose triples were searched.
       candidates: the candidates, best first.
       unbound: unknowns without a binding at the lookup, which the candidates may bind.
@@ -112,8 +113,8 @@ def bound_name(
     """Returns the name that a candidate gives to an unknown, or an empty string.
 
     ``end=slot`` selects the end where the constraint has the unknown (Eq. 13). ``other_end``
-    selects the end that is not an anchor, regardless of the triple's direction (released code), or
-    the slot if the pool has no anchors.
+    (released code) selects the end that is not an anchor, regardless of the triple's direction. It
+    selects the slot if the pool has no anchors.
     """
     triple = fact.triple
     if end == "slot" or not pool.anchors:
@@ -166,8 +167,8 @@ class Grounding(NamedTuple):
     Attributes:
       bindings: the names E_b of every bound unknown.
       resolved: indices of the constraints that the graph grounds.
-      n_eff: N_eff of each constraint, or the largest N_eff of its unknowns; None without
-        candidates.
+      n_eff: N_eff of each constraint, or the largest N_eff of the constraint's unknowns; None
+        without candidates.
     """
 
     bindings: dict[str, tuple[str, ...]]
@@ -183,8 +184,8 @@ def ground(
 ) -> Grounding:
     """Checks the candidates of each constraint, and binds unknowns to sufficient candidates.
 
-    ``config.neff_unit`` can select a check of each unknown instead. Bindings that were read from
-    text take precedence.
+    With ``config.neff_unit``, the candidates of each unknown can be checked instead. Bindings that
+    were read from text take precedence.
     """
     unknowns = tuple(dict.fromkeys(v for constraint in plan for v in constraint.variables))
     bindings = dict(text_bindings)

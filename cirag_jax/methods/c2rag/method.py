@@ -4,13 +4,13 @@
 2. `make_plan` lets the planner rewrite the question as constraints, which are triples with unknowns
    (section 3.2).
 3. `ground_plan` looks constraints up in the graph. A constraint is resolved if few candidates
-   compete; it then binds its unknowns, which grounds further constraints (sections 3.2 and 3.3).
+compete. Its unknowns are then bound, which grounds further constraints (sections 3.2 and 3.3).
 4. `collect_evidence` collects the source passages of resolved constraints and searches texts for
    the other constraints (section 3.3).
 5. `answer` lets the reader answer from evidence blocks, one per constraint (section 3.4).
 
 Symbols are the paper's: q is the question, tau_i a constraint of the plan P, C_i the candidate
-triples of a constraint, z their scores, N_eff the number of candidates that compete, and E_b(v) the
+triples of a constraint, z their scores, N_eff the number of competing candidates, and E_b(v) the
 names to which an unknown v is bound. Settings can select the behavior of the released code.
 """
 
@@ -54,7 +54,7 @@ METHOD = Method(c2rag, C2ragConfig)
 
 
 def build_graph(state: State) -> Program[Step]:
-    """Retrieves the passages U(q), and builds the graph of their triples if it is per question."""
+    """Retrieves the passages U(q); builds the graph of their triples if kg_scope=per_question."""
     retrieved: Retrieved = yield Retrieve(state.question, state.config.num_passages)
     state.add_retrieved(retrieved.passages)
     notes: dict[str, Any] = {}
@@ -67,7 +67,7 @@ def build_graph(state: State) -> Program[Step]:
 
 
 def make_plan(state: State) -> Program[str]:
-    """Requests a plan, stores it or its fallback in ``state.plan``, and returns the response."""
+    """Requests a plan, stores the plan (or a fallback) in the state, and returns the response."""
     config = state.config
     limits = {"num_variants": config.num_variants, "max_constraints": config.max_constraints}
     messages = prompts.plan_messages(state.question, num_examples=config.num_examples, **limits)
@@ -127,7 +127,7 @@ def ground_plan(state: State) -> Program[Grounding]:
 def bind_from_text(
     state: State, indices: Sequence[int], grounding: Grounding
 ) -> Program[Grounding]:
-    """Lets the planner read, in texts, names of unbound unknowns that several constraints share."""
+    """Lets the planner read names from texts, for unbound unknowns that constraints share."""
     num_uses = collections.Counter(v for constraint in state.plan for v in constraint.variables)
     source: dict[str, int] = {}  # Maps an unknown to the constraint whose texts are read for it.
     for i in indices:
@@ -184,11 +184,11 @@ def collect_evidence(state: State, grounding: Grounding) -> Program[list[Block]]
             fetched: Retrieved = yield Fetch(missing)
             state.add_retrieved(fetched.passages)
     texts = {i: best_excerpts(_sources(state, candidates)) for i, candidates in kept.items()}
-    unread = [i for i in range(len(state.plan)) if i not in texts and i not in state.texts]
+    without_texts = [i for i in range(len(state.plan)) if i not in texts and i not in state.texts]
     if config.recover_if_empty:
-        unread += [i for i, excerpts in texts.items() if not excerpts]
-    if unread:
-        yield from search_text(state, unread, grounding.bindings)
+        without_texts += [i for i, excerpts in texts.items() if not excerpts]
+    if without_texts:
+        yield from search_text(state, without_texts, grounding.bindings)
     return [
         Block(i, i in kept, kept.get(i, ()), texts.get(i) or state.texts.get(i, ()))
         for i in range(len(state.plan))

@@ -1,8 +1,8 @@
 """C2RAG's prompts and parsers: planning, reading a name from text, answering.
 
-The paper publishes no prompts. Purposes and fields are the paper's (sections 3.2 and 3.4); wording
-and examples are ours. Responses are untrusted: they are parsed, never evaluated, and each kind of
-malformed output is counted under its own name.
+The paper publishes no prompts. The purposes and fields are the paper's (sections 3.2 and 3.4); the
+wording and examples are ours. Responses are untrusted: they are parsed, never evaluated, and each
+kind of malformed output is counted under its own name.
 """
 
 import json
@@ -40,7 +40,7 @@ class Constraint(NamedTuple):
     """A triple pattern tau = (h, r, t) (Eq. 1).
 
     Unknowns begin with "?" and are named after their type. ``variants`` are other wordings of the
-    relation. A question that `textual` converts to a constraint has only a relation.
+    relation. A constraint from `textual` has only a relation, the text of a question.
     """
 
     head: str
@@ -84,7 +84,7 @@ def is_variable(end: str) -> bool:
 
 
 def textual(question: str) -> Constraint:
-    """Converts a question to a constraint, which is only looked up in text."""
+    """Converts a question to a constraint that is looked up only in text."""
     return Constraint("", question, "")
 
 
@@ -174,7 +174,8 @@ def render_plan(constraints: Iterable[Constraint], num_variants: int) -> str:
 def plan_schema(question: str, *, num_variants: int, max_constraints: int) -> Mapping[str, Any]:
     """Returns a JSON schema of plans, for models that do not follow the format without a schema.
 
-    Every constraint must have an unknown. If `names_in` finds names, no other names are allowed.
+    Every constraint must have an unknown. If `names_in` finds names in the question, no other names
+    are allowed.
     """
     text = {"type": "string", "minLength": 1, "maxLength": 60}
     unknown = {"type": "string", "pattern": r"^\?[a-z]{2,14}$"}
@@ -194,7 +195,7 @@ def plan_schema(question: str, *, num_variants: int, max_constraints: int) -> Ma
 def names_in(question: str) -> tuple[str, ...]:
     """Returns likely names: runs of capitalized words and numbers, with small words between them.
 
-    The first word of the question is ignored if it is a usual first word, such as "who".
+    The first word of the question is ignored if questions often begin with it, such as "who".
     """
     runs = (match.group().removesuffix("'s").strip() for match in _NAME.finditer(question))
     first = (question.split(maxsplit=1) or [""])[0].rstrip(",.?")
@@ -230,8 +231,8 @@ def parse_plan(
             constraints[constraint] = None
     plan = tuple(constraints)
     question_words = set(name_key(question, "unicode").split())
-    foreign = [e for c in plan for e in c.entities if question_words.isdisjoint(_words(e))]
-    errors += ["plan_unnamed_entity"] * len(foreign)
+    not_in_question = [e for c in plan for e in c.entities if question_words.isdisjoint(_words(e))]
+    errors += ["plan_unnamed_entity"] * len(not_in_question)
     errors += ["plan_no_variable" for constraint in plan if not constraint.variables]
     errors += ["plan_unbound_variable"] * len(unreachable(plan))
     problem = ""
@@ -240,20 +241,20 @@ def parse_plan(
     elif len(plan) > max_constraints:
         problem = f"it has more than {max_constraints} constraints."
         errors.append("plan_too_long")
-    elif not any(c.variables and set(c.entities) - set(foreign) for c in plan):
+    elif not any(c.variables and set(c.entities) - set(not_in_question) for c in plan):
         problem = "no constraint has both a name from the question and an unknown."
     return Plan(plan, problem, tuple(errors))
 
 
 def unreachable(plan: Sequence[Constraint]) -> tuple[str, ...]:
     """Returns the unknowns that no chain of constraints connects with a name."""
-    reached: set[str] = set()
+    reachable: set[str] = set()
     while True:
-        new = {v for c in plan if c.entities or reached & set(c.variables) for v in c.variables}
-        if new <= reached:
+        new = {v for c in plan if c.entities or reachable & set(c.variables) for v in c.variables}
+        if new <= reachable:
             break
-        reached |= new
-    return tuple(dict.fromkeys(v for c in plan for v in c.variables if v not in reached))
+        reachable |= new
+    return tuple(dict.fromkeys(v for c in plan for v in c.variables if v not in reachable))
 
 
 def _rows(text: str, truncated: bool) -> tuple[list[Any], list[str]]:

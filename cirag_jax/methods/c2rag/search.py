@@ -67,7 +67,7 @@ def _is_coarse(state: State, lookup: Lookup) -> bool:
 def _match_anchors(
     state: State, lookups: Sequence[Lookup]
 ) -> Program[list[tuple[tuple[str, ...], tuple[Triple, ...]]]]:
-    """Returns the anchors of each lookup's named ends and the triples around them (Eq. 3 and 4)."""
+    """Returns the anchors of each lookup's named ends, and the anchors' triples (Eq. 3 and 4)."""
     config, graph = state.config, state.graph
     named = [lookup.constraint for lookup in lookups if not _is_coarse(state, lookup)]
     surfaces = tuple(dict.fromkeys(surface for c in named for surface in c.entities))
@@ -75,16 +75,16 @@ def _match_anchors(
         responses: list[Anchored] = yield [
             Anchor(s, config.num_anchors, config.anchor_match) for s in surfaces
         ]
-        near = {s: (r.entities, r.triples) for s, r in zip(surfaces, responses, strict=True)}
+        nearby = {s: (r.entities, r.triples) for s, r in zip(surfaces, responses, strict=True)}
     else:
         anchors = {s: graph.anchors(s, config.num_anchors, config.anchor_match) for s in surfaces}
-        near = {s: (names, graph.neighbors(names)) for s, names in anchors.items()}
+        nearby = {s: (names, graph.neighbors(names)) for s, names in anchors.items()}
     anchored = []
     for lookup in lookups:
         if graph is not None and _is_coarse(state, lookup):
             anchored.append(((), tuple(graph.triples)))
             continue
-        matches = [near[surface] for surface in lookup.constraint.entities]
+        matches = [nearby[surface] for surface in lookup.constraint.entities]
         names = tuple(dict.fromkeys(name for entities, _ in matches for name in entities))
         triples = tuple(dict.fromkeys(triple for _, triples in matches for triple in triples))
         anchored.append((names, triples))
@@ -154,12 +154,12 @@ def _rerank(
 
 
 def _ranked_triple(triple: Triple, config: C2ragConfig) -> Triple:
-    """Returns a candidate in the form that the reranker gets."""
+    """Returns a candidate as text for the reranker."""
     return triple if config.use_relations else triple._replace(relation="")
 
 
 def _pattern(constraint: Constraint, config: C2ragConfig) -> str:
-    """Returns Lin(tau) in the form that the rerankers get."""
+    """Returns Lin(tau) as text for the rerankers."""
     relation = constraint.relation
     if config.lin_relation == "variants" and constraint.variants:
         relation = f"{relation} ({' | '.join(constraint.variants)})"
@@ -185,7 +185,7 @@ def search_text(state: State, indices: Sequence[int], bindings: Bindings) -> Pro
     for response in responses:
         state.add_retrieved(response.passages)
     if config.rerank_texts:
-        rows = [row for row, of_lookup in enumerate(excerpts) if of_lookup]
+        rows = [row for row, found in enumerate(excerpts) if found]
         rankings: list[Ranked[Any]] = yield [
             Rank(
                 _text_query(state, lookups[row].constraint),
@@ -205,7 +205,7 @@ def search_text(state: State, indices: Sequence[int], bindings: Bindings) -> Pro
 
 
 def _excerpts(retrieved: Retrieved, config: C2ragConfig) -> dict[Any, Excerpt]:
-    """Maps each passage or sentence for the reranker to its excerpt, best first."""
+    """Maps the text of each passage or sentence for the reranker to its excerpt, best first."""
     pairs = zip(retrieved.passages, retrieved.scores, strict=True)
     if config.recovery_unit == "passage":
         return {passage: Excerpt(passage, None, score) for passage, score in pairs}

@@ -25,16 +25,17 @@ _NO_SCORE = -1e9  # Below every score.
 
 @dataclasses.dataclass(frozen=True)
 class C2ragConfig:
-    """C2RAG's settings, with the paper's defaults, or ours if the paper gives no value.
+    """C2RAG's settings. Defaults are the paper's values, or ours where the paper gives none.
 
     Names such as "w/o Check" and NoC2RAG-1 are ablations in the paper.
 
     Attributes:
-      num_passages: passages U(q) retrieved for the question; MuSiQue gives 20 per question.
+      num_passages: number of passages U(q) retrieved for the question; MuSiQue gives 20 per
+        question.
       kg_scope: graph of the triples of U(q) (per_question, paper) or of all passages (corpus,
         released code).
       normalization: normal form in which names are compared: unicode or ascii.
-      num_variants: m, wordings per relation that the planner writes, including the first wording.
+      num_variants: m, number of wordings that the planner writes per relation, including the first.
       max_constraints: k, maximum number of constraints; a longer plan is unusable.
       num_examples: number of worked examples in the planner's prompt.
       plan_schema: force the plan into its JSON schema (not supported by every backend).
@@ -75,16 +76,17 @@ class C2ragConfig:
         only such sources state have no evidence (released code).
       recover_if_empty: look up a resolved constraint in text if its evidence is empty.
       recovery_unit: unit of recovered text: passage, or sentence (released code).
-      num_dense: K'_t, passages retrieved for a constraint that is looked up in text. They are from
-        U(q) if the question searches only its own context (Eq. 11), otherwise from the corpus
+      num_dense: K'_t, passages retrieved for a constraint that is looked up in text. They come from
+        U(q) if only the question's own context is searched (Eq. 11), otherwise from the corpus
         (ours).
-      num_texts: K_t, number of these passages, or of their sentences, that the reranker keeps.
+      num_texts: K_t, number of passages from num_dense, or of their sentences, that the reranker
+        keeps.
       recovery_question: include the question in the query that reranks texts (Eq. 12).
       max_texts: maximum number of texts per block for the reader; 0 means no limit.
       recall_order: rank passages by their best score (score), or in the order of the plan (plan,
         released code).
-      reader_format: blocks (Eq. 16), or the passages without the plan in a format of CIRAG's
-        reader: thought, chain, brief.
+      reader_format: blocks (Eq. 16), or a format of CIRAG's reader, with the passages but without
+        the plan: thought, chain, brief.
       use_constraints: off uses the graph's triples most similar to Lin(tau) as candidates (w/o
         Constraint).
       use_relations: off keeps candidates with any relation, and hides relations from the reranker
@@ -93,8 +95,8 @@ class C2ragConfig:
       typed_variables: off names unknowns ?v1, ?v2, ... (w/o Typed-Var).
       rerank_structural: off selects candidates by their relation's similarity (w/o Rerank (Con)).
       rerank_texts: off selects texts by the retriever's score (w/o Rerank (Rel)).
-      plain_hops: number of first constraints that are looked up as with use_constraints=false and
-        are not checked (NoC2RAG-1, NoC2RAG-1&2).
+      plain_hops: number of constraints, counted from the first, that are looked up as with
+        use_constraints=false and not checked (NoC2RAG-1, NoC2RAG-1&2).
     """
 
     num_passages: PositiveInt = 20
@@ -151,7 +153,7 @@ class C2ragConfig:
             )
         if self.kg_scope == "corpus" and not (self.use_constraints and not self.plain_hops):
             raise UserError(
-                "use_constraints=false and plain_hops above 0 need kg_scope=per_question."
+                "use_constraints=false or plain_hops above 0 needs kg_scope=per_question."
             )
         if self.sufficiency == "score" and self.min_score <= _NO_SCORE:
             raise UserError(

@@ -36,7 +36,7 @@ class State:
       question: the question q.
       config: the settings.
       passages: all retrieved passages by id, in order.
-      graph: the graph of U(q); None with kg_scope=corpus, because requests search that graph.
+      graph: the graph of U(q); None with kg_scope=corpus, where requests search the corpus's graph.
       plan: the constraints of the plan P.
       pools: candidates found in the graph, by constraint.
       texts: texts found by textual recovery, by constraint.

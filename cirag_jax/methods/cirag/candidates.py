@@ -69,7 +69,7 @@ def sentence_candidates(
 
 
 def _num_ranked(config: CiragConfig) -> int:
-    """Returns how many candidates to request; 0 (all) if link bonuses reorder them later."""
+    """Returns the number of candidates to request; 0 (all) if link bonuses reorder them later."""
     return 0 if config.link_bonus else config.num_candidates
 
 

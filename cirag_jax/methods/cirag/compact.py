@@ -1,7 +1,7 @@
 """The compact prompt format of integration (ours): the model keeps candidates by their numbers.
 
-A decision has two lines: ``Keep: 2 5`` (or ``none``) and ``Next: ...`` (or ``done``). Two different
-words thus mean that no fact helps and that no fact is missing, and a kept fact costs a number
+A decision has two lines: ``Keep: 2 5`` (or ``none``) and ``Next: ...`` (or ``done``). ``none`` (no
+fact helps) and ``done`` (no fact is missing) are different words, and a kept fact costs a number
 instead of a copy. Triples are shown as extracted, and sentences after the title of their passage.
 """
 
@@ -40,7 +40,7 @@ _QUESTION = "Question: "
 def messages(
     question: str, steps: Sequence[Step], candidates: Sequence[Unit], units: Units = "triple"
 ) -> list[Message]:
-    """Returns the integrator's conversation before it decides on ``candidates``."""
+    """Returns the conversation in which the integrator next decides on ``candidates``."""
     instruction = _INSTRUCTION.format(form=_FORMS[units])
     head = f"{_QUESTION}{one_line(question)}\n\n"
     observations = [_numbered(facts) for facts in (*(s.candidates for s in steps), candidates)]
@@ -63,7 +63,7 @@ def _numbered(facts: Sequence[Unit]) -> str:
 
 
 def line(fact: Unit) -> str:
-    """Returns a candidate (a triple, a sentence with its text, or a line) as text for prompts."""
+    """Returns a candidate (a triple, a sentence with text, or a line) as a line for prompts."""
     match fact:
         case Triple():
             return " | ".join(one_line(part).replace("|", "/") for part in fact[:3])

@@ -1,8 +1,8 @@
 """Decoding of a language model's decision.
 
-The paper generates the response as free text. Our alternatives generate it section by section, or
-keep candidates by the probabilities of their numbers. Each function returns the response, and
-whether generation ended at its token limit.
+The paper generates the response as free text. Our alternatives generate the response section by
+section, or keep candidates by the probabilities of their numbers. Each function returns the
+response, and whether generation ended at its token limit.
 """
 
 import numpy as np

@@ -59,7 +59,7 @@ def ask_model(state: State, candidates: Sequence[Fact]) -> Program[Decision]:
 def _ask_for_question(
     state: State, messages: Sequence[Message], text: str, decision: Decision
 ) -> Program[Decision]:
-    """Requests the question section that ``text`` lacks and adds it to the decision."""
+    """Requests the question section that ``text`` lacks, and adds the section to the decision."""
     prompt_format = state.config.prompt_format
     response: Generated = yield Generate(
         prompts.ask_for_question(messages, text, prompt_format), "integrator", max_tokens=64
@@ -83,9 +83,9 @@ def keep_top(question: str, candidates: Sequence[Fact]) -> Decision:
 def extend_chain(state: State, candidates: Candidates) -> Decision:
     """Returns an aligner's decision: extend the chain by the best candidate outside the chain.
 
-    The decision keeps this candidate and the ``config.keep`` best candidates that no earlier round
-    kept. The next query is the question with the extended chain. The rounds end if no candidate
-    outside the chain scores at least ``config.stop_below``.
+    The decision keeps the extending candidate and the ``config.keep`` best candidates that no
+    earlier round kept. The next query is the question with the extended chain. The rounds end if no
+    candidate outside the chain scores at least ``config.stop_below``.
     """
     config = state.config
     in_chain = {fact_key(fact, config.normalization) for fact in state.chain}

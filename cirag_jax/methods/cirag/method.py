@@ -8,11 +8,12 @@ A round of *iterative construction-integration* (section 3.3) has three steps:
    and write the next query or end the rounds.
 
 *Adaptive cascaded generation* (section 3.4, cascade.py) answers from the kept triples. If the
-reader refuses, it answers from the sentences that state them, and then from the passages.
+reader refuses, it answers from the sentences that state these triples, and then from the passages.
 
 Symbols are the paper's: x is the question, a_t the query of round t, D_t its passages, T^_t the
-candidate triples, and T~_t the core triples. The pools C, S and D hold the core triples, sentences
-and passages of all rounds. Our extensions are off by default; they are in the other modules.
+candidate triples, and T~_t the core triples. The pools C, S and D contain the core triples,
+sentences and passages of all rounds. The other modules have our extensions, which are off by
+default.
 """
 
 from collections.abc import Sequence
@@ -45,7 +46,7 @@ METHOD = Method(cirag, CiragConfig)
 
 
 def construct_and_integrate(question: Question, config: CiragConfig) -> Program[Prediction]:
-    """Runs only construction-integration; distillation trains on its steps (section 3.5)."""
+    """Runs only construction-integration, whose steps distillation trains on (section 3.5)."""
     state = State(question.question, config)
     yield from collect_facts(state)
     return prediction(state.steps, (), config, state.parse_errors)

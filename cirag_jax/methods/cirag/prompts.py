@@ -64,11 +64,11 @@ def integration_messages(
     few_shot: bool = False,
     units: compact.Units = "triple",
 ) -> tuple[Message, ...]:
-    """Returns the integrator's conversation before it decides on ``candidates``.
+    """Returns the conversation in which the integrator next decides on ``candidates``.
 
     The format ``multi_turn`` alternates observations and decisions, so each prompt extends the
     prompt of the previous round. ``paper`` is the single turn of Figure 11, with the history last.
-    ``compact`` is our format (`methods.cirag.compact`), and the only one that supports sentences.
+    ``compact`` is our format (`methods.cirag.compact`), the only format that supports sentences.
     With ``few_shot``, the conversation begins with a worked example (two in ``compact``); the paper
     has none.
     """
@@ -103,8 +103,9 @@ def _single_turn(
 ) -> tuple[Message, ...]:
     """Returns the input of Eq. 1: the current candidates, then the history H_<t.
 
-    In the paper, the first candidates are outside H and the current candidates at the end of H.
-    Here, the candidates of each round precede its decision. Truncation can only drop the history.
+    In the paper, the first round's candidates are outside H, and the current candidates are at the
+    end of H. Here, the candidates of each round precede its decision. Truncation can only drop the
+    history.
     """
     current = (
         f"[[## Original Query ##]]\n{question}\n\n"
@@ -358,8 +359,8 @@ def _most_similar(
         return by_key[key]
     text = " | ".join(key)[:1000]  # difflib takes quadratic time.
     texts = {" | ".join(other): triple for other, triple in by_key.items()}
-    close = difflib.get_close_matches(text, texts, n=1, cutoff=cutoff)
-    return texts[close[0]] if close else None
+    matches = difflib.get_close_matches(text, texts, n=1, cutoff=cutoff)
+    return texts[matches[0]] if matches else None
 
 
 def _example(text: str) -> tuple[Step, ...]:

@@ -46,7 +46,7 @@ class CiragConfig(CascadeConfig):
       on_repeat: action if the next query repeats an earlier query: ask (use it again, paper), stop,
         or chain (use the question and the kept facts as the query, ours).
       next_query: query of the next round: written (by the integrator, paper), or chain (the
-        question and the kept facts, ours; the integrator still decides when to stop).
+        question and the kept facts; the integrator still decides when to stop; ours).
       only_new: drop candidates that earlier rounds kept (ours).
       prefilled_headers: prefill the headers of the response, which helps small integrators follow
         the format; the backend must be able to continue an assistant turn.
@@ -54,16 +54,16 @@ class CiragConfig(CascadeConfig):
       keep_above: keep every candidate whose number has at least this probability, among all
         numbers and "none"; needs prompt_format=compact. 0 keeps the candidates whose numbers the
         integrator writes.
-      integrator: model (paper); aligner (keeps the best candidate and searches with the question
-        and the chain, as in KiRAG without its constructor); or top_k (a baseline: keeps the three
+      integrator: model (paper); aligner (keeps the best candidates and searches with the question
+        and the chain, as KiRAG does without its constructor); or top_k (a baseline: keeps the three
         best candidates and repeats the question).
       stop_below: with integrator=aligner, the rounds end if the best new candidate scores less than
-        this; -1 never ends them.
+        this; with -1, they never end early.
       keep: number of new facts that integrator=aligner keeps per round; the best fact extends the
         chain.
       link_bonus: if above 0, passages whose titles occur in the question or in kept facts are added
-        to the retrieved passages, and their facts get this bonus until the chain includes the
-        passage (ours).
+        to the retrieved passages, and their facts get this bonus in the ranking, until the chain
+        includes the passage (ours).
       reader_format: thought (the prompt has a worked example, the response reasons first); or, for
         trained readers, chain (the facts that lead to the answer come first) or brief (only the
         answer).

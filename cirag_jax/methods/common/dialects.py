@@ -1,8 +1,8 @@
 """The extraction formats (dialects) of KiRAG and TRACE: one call, triples in angle brackets.
 
-Each line is ``<head; relation; tail>``. In KiRAG, head and tail are the title or phrases of the
-text, and commas may join several tails. In TRACE, the head is the title. The wording is ours. The
-worked example is also used by the default format (`extraction_prompts`).
+Each line is ``<head; relation; tail>``. In KiRAG, the head and tail are the title or phrases of the
+text, and commas may separate several tails. In TRACE, the head is the title. The wording is ours.
+The default format (`extraction_prompts`) has the same worked example.
 """
 
 import re
@@ -16,7 +16,7 @@ from cirag_jax.methods.common.prompt_parts import conversation_hash
 from cirag_jax.methods.common.tolerant_json import MAX_CHARS
 from cirag_jax.types import Passage
 
-# A defect of a response, which may still have triples that could be parsed.
+# A defect of a response; some of its triples may still be usable.
 Problem = Literal["no_triples", "truncated", "wrong_shape"]
 
 # The default is ``openie``: entities, then triples, as JSON (`methods.common.extraction_prompts`).
@@ -85,9 +85,9 @@ def parse(
     """Parses a response, which is untrusted; never fails.
 
     A span in angle brackets with two semicolons is a triple. Further semicolons belong to the tail
-    in KiRAG and to the head in TRACE. In TRACE, a head that occurs neither in the title nor in the
-    text is replaced by the title. The problem ``wrong_shape`` means that some spans are not
-    triples, or copy the format.
+    in KiRAG and to the head in TRACE. In TRACE, the title replaces a head that occurs neither in
+    the title nor in the text. The problem ``wrong_shape`` means that some spans are not triples, or
+    copy the format.
     """
     text = text[:MAX_CHARS]
     spans = _SPAN.findall(text)

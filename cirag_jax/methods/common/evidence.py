@@ -22,7 +22,7 @@ class Candidates(NamedTuple):
 
 
 class Evidence:
-    """The pools of the cascade (core triples, sentences, passages), in order, without repeats.
+    """The cascade's pools: core triples, sentences and passages, in order, without repeats.
 
     Args:
       normalization: normal form in which triples are compared.
@@ -35,7 +35,7 @@ class Evidence:
         self._retrieved: dict[str, Passage] = {}
 
     def add_retrieved(self, passages: Iterable[Passage]) -> None:
-        """Records retrieved passages; `keep` needs the passages of its facts."""
+        """Records retrieved passages, from which `keep` takes the sources of facts."""
         for passage in passages:
             self._retrieved.setdefault(passage.id, passage)
 
@@ -56,7 +56,7 @@ class Evidence:
         return tuple(
             (p, s)
             for p, s in self._locations
-            # Triples may come from a store that split passages into other sentences.
+            # Triples may come from a store that split passages into different sentences.
             if p in self._retrieved and s is not None and s < len(sentences_of(self._retrieved[p]))
         )
 
@@ -159,12 +159,12 @@ def rank_facts(steps: Sequence[Step], normalization: Normalization) -> tuple[Fac
 
 
 def rank_sentences(facts: Iterable[Fact]) -> tuple[tuple[str, int], ...]:
-    """Ranks source sentences by the best of their facts; ``facts`` are best first."""
+    """Ranks source sentences by their best fact; ``facts`` are sorted, best first."""
     locations = map(location_of, facts)
     return tuple(dict.fromkeys((p, s) for p, s in locations if p is not None and s is not None))
 
 
 def rank_passages(facts: Iterable[Fact], steps: Sequence[Step]) -> tuple[str, ...]:
-    """Ranks passages by the best of their facts; passages without facts follow as retrieved."""
+    """Ranks passages by their best fact; passages without facts follow in order of retrieval."""
     sources = [passage for passage, _ in map(location_of, facts) if passage is not None]
     return tuple(dict.fromkeys([*sources, *(p for step in steps for p in step.passages)]))

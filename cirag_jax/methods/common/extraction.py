@@ -19,9 +19,9 @@ from cirag_jax.triples.store import Record, Status, content_hash
 from cirag_jax.types import Count, Passage, Triple
 from cirag_jax.validation import check_fields
 
-# Increase this version if a change makes the same responses yield other triples. Such changes may
-# be in `extract`, in the parsers of extraction_prompts.py and tolerant_json.py, or in the choice of
-# a triple's sentence (datasets/sentences.py). The prompts have their own hash.
+# Increase this version if a change makes the same responses yield different triples. Such changes
+# may be in `extract`, in the parsers of extraction_prompts.py and tolerant_json.py, or in the
+# choice of a triple's sentence (datasets/sentences.py). The prompts have their own hash.
 PARSER = 1
 
 _WORD = re.compile(r"\w+")
@@ -83,7 +83,7 @@ class Extraction:
 
 
 def extract(passage: Passage, settings: ExtractionSettings) -> Program[Extraction]:
-    """Extracts the triples of a passage; the dialect openie requests its entities first.
+    """Extracts the triples of a passage; with dialect=openie, requests the entities first.
 
     Unreadable entities are ignored. Unreadable triples give a failure with a cause, not an empty
     result. The requests have the role ``extractor``. Their `RequestError` is not caught.
@@ -208,7 +208,7 @@ def extractor_identity(
 ) -> dict[str, Any]:
     """Returns JSON with everything that determines the triples of a passage.
 
-    It includes the identity of the language model, but not the path of its adapter.
+    It includes the identity of the language model, but not the path of the adapter.
     """
     rest = {k: value for k, value in model_identity.items() if k not in ("model", "adapter")}
     return {

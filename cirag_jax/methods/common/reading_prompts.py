@@ -103,7 +103,7 @@ def prompt_digest(reader_format: str) -> str:
 
 
 def _reading_turn(question: str, noun: str, evidence: Sequence[str]) -> tuple[str, str, str]:
-    """Returns heading, evidence (which truncation may drop) and query of a user turn."""
+    """Returns a user turn of heading, evidence (which truncation may drop) and query."""
     return f"{noun.capitalize()}:\n", "\n".join(evidence), f"\n\nQuery: {question}"
 
 
@@ -120,8 +120,8 @@ def parse_answer(
     Returns:
       The answer, whether it is sufficient, and the kind of problem (``empty``, ``truncated``,
       ``no_answer_mark``) or None. The answer is the line after the last ``Answer:``, or the full
-      response if it has no such mark. An answer is insufficient if it is empty, a refusal (with
-      ``wide``, in any words), or a thought that was cut off before its answer.
+      response without such a mark. An answer is insufficient if it is empty, a refusal (with
+      ``wide``, in any words), or a thought that was cut off before the answer.
     """
     if not text.strip():
         return "", False, "empty"

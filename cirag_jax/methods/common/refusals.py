@@ -1,6 +1,6 @@
-"""Detection of refusals that do not use the prompt's word "Unanswerable".
+"""Detection of refusals in words other than the prompt's "Unanswerable".
 
-Only phrases of sentences match, not titles. "The director is unknown" is a refusal, but "Unknown
+Only phrases of sentences match; titles do not. "The director is unknown" is a refusal, but "Unknown
 Pleasures" is not. "It is not mentioned in the triples" is a refusal, but "Not Without My Daughter"
 is not.
 """

@@ -6,7 +6,7 @@ text is untrusted: it is never evaluated, time and memory are bounded, and no in
 
 The library json-repair (0.64.6) is unsuitable. For 20,000 characters such as ``["["["`` it takes 20
 seconds or raises RecursionError. It accepts strings that were cut off, returns infinities and
-unpaired surrogates, and does not distinguish repairs from losses.
+unpaired surrogates, and does not report whether it repaired or lost data.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ def find_json(
 ) -> tuple[Any | None, Problem | None]:
     """Returns the first JSON object or list in ``text``, or the first object that has ``key``.
 
-    Accepts other and unescaped quotes, tuples, Python's constants, superfluous and missing commas,
+    Accepts single, curly and unescaped quotes, tuples, Python constants, extra and missing commas,
     and missing closing brackets. Words without quotes are dropped. Thoughts of a reasoning model,
     up to ``</think>``, are ignored.
 
@@ -97,7 +97,7 @@ def _prepared(text: str) -> str:
     """Returns the text after a model's thoughts, at most `MAX_CHARS` long."""
     end = text.rfind(_THOUGHTS_END)
     if end >= 0:
-        # A string of the JSON may also contain the mark, which then does not begin its line.
+        # A string of the JSON may also contain the mark, but not at the start of a line.
         begins_line = not text[:end].rpartition("\n")[2].strip()
         if begins_line or text.lstrip().startswith(_THOUGHTS):
             text = text[end + len(_THOUGHTS_END) :]
@@ -121,7 +121,7 @@ def _same_name(name: str, key: str) -> bool:
 
 
 def _with_key(value: Any, key: str) -> dict[str, Any] | None:
-    """Returns the first outermost object in ``value`` that has ``key``, and spells it ``key``."""
+    """Returns the first outermost object in ``value`` that has ``key``, with ``key``'s spelling."""
     level = [value]
     while level:
         for item in level:
@@ -198,7 +198,7 @@ def _checked(value: Any, depth: int) -> Any:
 
 
 class _Open:
-    """A container that is being read; ``has_colon``: whether a colon followed the last ``key``."""
+    """A container that is being read; ``has_colon`` is True if a colon followed ``key``."""
 
     __slots__ = ("closer", "has_colon", "key", "value")
 
@@ -300,7 +300,7 @@ class _Reader:
         return None
 
     def _ends(self, at: int) -> bool:
-        """Returns whether the quote before ``at`` ends its string, judged by the text after it."""
+        """Returns whether the quote before ``at`` ends a string, judging by the text at ``at``."""
         after = _SPACE.match(self._text, at).end()  # pyright: ignore
         if after >= len(self._text):
             return True

@@ -4,9 +4,9 @@ A round consists of two processes.
 
 *Reasoning-augmented querying* (RaQ, section 3.1.1):
 
-1. `reason`: the reasoner writes a thought, and whether knowledge is missing. If nothing is missing,
-   the rounds end.
-2. `identify`: the entity identifier names entities, and queries about each of them.
+1. `reason`: the reasoner writes a thought and decides whether knowledge is missing. If nothing is
+   missing, the rounds end.
+2. `identify`: the entity identifier writes names of entities, and queries about each entity.
 3. `retrieve`: the documents of an entity's queries are reranked against the entity's name.
 
 *Progressive knowledge aggregation* (pKA, section 3.1.2):
@@ -17,7 +17,7 @@ A round consists of two processes.
 After the last round, `answer` answers from the outline and the thoughts.
 
 Symbols are the paper's: x is the question, r^t the thought and f^t the retrieval flag of round t, R
-all thoughts, K the outline, e an entity, Q(e) its queries, D_e its documents, k_e its fragment.
+all thoughts, K the outline, e an entity, Q(e) its queries, D_e its documents, and k_e its fragment.
 """
 
 import collections
@@ -54,7 +54,7 @@ class State:
       question: the question x.
       thoughts: the thoughts R.
       outline: the outline K: the fragments of each entity, oldest first.
-      documents: documents kept for any entity, best first, by id.
+      documents: id -> document kept for any entity, best first.
       retrieved: ids of all retrieved documents.
       summarized: pairs (entity, document id) that the summarizer has read.
       searched: pairs (entity, query) that were searched.
@@ -160,7 +160,7 @@ def _ask_reasoner(state: State, config: DualragConfig) -> Program[tuple[str, boo
 
 
 def _ask_for_sentence(state: State, config: DualragConfig) -> Program[tuple[str, str]]:
-    """Returns one sentence as the thought, and the response (the ablation w/o R)."""
+    """Returns one sentence as the thought, and the full response (the ablation w/o R)."""
     known = state.knowledge(config)
     messages = prompts.sentence_messages(known, state.question, state.thoughts)
     response: Generated = yield Generate(messages, "reasoner")
@@ -241,7 +241,7 @@ def _link(
 
 
 def retrieve(state: State, queries: Queries, config: DualragConfig) -> Program[Documents]:
-    """Returns the documents D_e of each entity, reranked against its name (Eq. 6 to 8)."""
+    """Returns the documents D_e of each entity, reranked against the entity's name (Eq. 6 to 8)."""
     pairs = [(entity, query) for entity in queries for query in queries[entity]]
     responses: Sequence[Retrieved] = yield [Retrieve(q, config.num_retrieved) for _, q in pairs]
     scored: dict[str, list[tuple[Passage, float]]] = {entity: [] for entity in queries}
@@ -264,7 +264,7 @@ def retrieve(state: State, queries: Queries, config: DualragConfig) -> Program[D
 
 
 def _rerank(queries: Queries, pools: Documents, config: DualragConfig) -> Program[Documents]:
-    """Returns the documents of each entity that score best against its name (Eq. 8)."""
+    """Returns the documents of each entity that score best against the entity's name (Eq. 8)."""
     rank_queries = {e: queries[e][0] if e == prompts.ELSE else e for e in pools}
     rankings: Sequence[Ranked[Passage]] = yield [
         Rank(rank_queries[e], pool, config.num_documents, "passages") for e, pool in pools.items()

@@ -1,6 +1,6 @@
 """DualRAG's prompts and parsers (Figures 5 to 7): the paper's fields and formats in our words.
 
-The reasoner and the entity identifier write JSON, which a schema may constrain. Responses are
+The reasoner and the entity identifier write JSON; a schema may constrain it. Responses are
 untrusted: they are parsed, never evaluated.
 """
 
@@ -14,7 +14,7 @@ from cirag_jax.methods.common.prompt_parts import object_schema, one_line
 from cirag_jax.methods.common.tolerant_json import find_json
 from cirag_jax.types import Passage
 
-ELSE = "else"  # Replaces the entity of knowledge that has none (released code).
+ELSE = "else"  # Stands for a missing entity (released code).
 MAX_CHARS = 200  # Longer names and queries are dropped.
 _MAX_THOUGHT = 500
 
@@ -33,7 +33,7 @@ def entities_schema(
 ) -> Mapping[str, Any]:
     """Returns the schema of the entity identifier's response.
 
-    With ``names``, no other names are allowed, and all are required, up to ``max_entities``.
+    With ``names``, only these names are allowed, and all are required, up to ``max_entities``.
     """
     min_entities = min(max_entities, len(names)) or 1
     text = {"type": "string", "pattern": r"^[^\s].{1,99}$"}

@@ -21,7 +21,7 @@ class DualragConfig:
       num_documents: documents kept per entity.
       min_score: drop documents whose score for the entity's name is this or less; 0 suits the
         logits of a cross-encoder, but not the cosines of a bi-encoder.
-      use_reasoner: off replaces the reasoner by one sentence per round, as in IRCoT (Table 3, w/o
+      use_reasoner: off replaces the reasoner with one sentence per round, as in IRCoT (Table 3, w/o
         R).
       use_entities: off uses the thought as the query, and titles as entities (w/o EI).
       use_outline: off shows the documents themselves, under one heading (w/o KO).
@@ -31,7 +31,8 @@ class DualragConfig:
       constrained: force JSON responses to follow their schema.
       max_retries: how often unreadable JSON is requested again (released code: without limit).
       few_shot: show worked examples.
-      min_retrievals: number of first rounds that retrieve regardless of the reasoner (ours).
+      min_retrievals: number of rounds, counted from the first, that retrieve regardless of the
+        reasoner (ours).
       entities: allowed entities: free (any name), or named (ours, for small models). With named,
         the schema allows only names in the question, thoughts and outline that were not searched
         before; each name is also a query.

@@ -121,8 +121,8 @@ def construct(state: State, candidates: Candidates) -> Program[ChainLink]:
     if not config.use_constructor:
         return best_new(state, candidates)
     completion, response = yield from _complete(state, candidates)
-    is_lost = completion.candidate is None and not _is_answer(completion)
-    if config.prefilled_opening and is_lost and candidates.facts and config.units == "triple":
+    no_candidate = completion.candidate is None and not _is_answer(completion)
+    if config.prefilled_opening and no_candidate and candidates.facts and config.units == "triple":
         state.parse_errors["asked_again"] += 1
         completion, response = yield from _complete(state, candidates, opening=True)
     if config.as_written:
@@ -137,14 +137,14 @@ def construct(state: State, candidates: Candidates) -> Program[ChainLink]:
         return best_new(state, candidates)._replace(response=response)
     else:
         text, unit, has_answer = "", None, False
-    # Without a new unit, another step would repeat this one.
+    # Without a new unit, another step would repeat this step.
     is_last = not text or (config.stop == "chain" and has_answer)
     is_last |= config.stop == "text" and completion.answer is not None
     return ChainLink(text, unit, is_last, completion.answer, response)
 
 
 def _is_answer(completion: prompts.Completion) -> bool:
-    """Returns whether the next step is the answer, without an unknown unit before it."""
+    """Returns whether the constructor's next step is the answer, without a unit before it."""
     return completion.answer is not None and not completion.has_unit
 
 

@@ -84,7 +84,7 @@ def constructor_messages(
       chain: texts of the chain.
       kind: kind of the units.
       demonstrations: results of `demonstration`; if empty, our worked example is shown.
-      opening: also write the bracket that begins the next triple.
+      opening: also write the bracket that opens the next triple.
       continues: put the chain into an assistant turn; otherwise it ends the user turn, for servers
         that cannot continue an assistant turn.
     """
@@ -194,10 +194,10 @@ def parse_completion(
 ) -> Completion:
     """Parses the constructor's completion of a chain; never fails.
 
-    A unit that equals no candidate after normalization is replaced by the most similar candidate,
+    A unit that equals no candidate after normalization is replaced with the most similar candidate,
     if difflib's ratio is at least ``cutoff`` and ``cutoff`` is below 1. With ``truncated``, a unit
-    that was cut off is compared with the beginnings of the candidates. ``opening`` means that the
-    prompt ended with the opening bracket of a triple.
+    that was cut off is compared with the candidates' beginnings. ``opening`` means that the prompt
+    ended with the opening bracket of a triple.
     """
     if not text.strip():
         return Completion(None, "", False, None, ("empty",))

@@ -30,10 +30,10 @@ class KiragConfig(CascadeConfig):
         passage order, and ranks the passages of the chain first ("w/o Aligner").
       use_constructor: extend the chain with the constructor; off appends the aligner's best new
         unit ("w/o Constructor").
-      accumulate: select candidates from the passages of all steps (released code), not only of the
-        current step.
+      accumulate: select candidates from the passages of all steps (released code), not only from
+        the current step's passages.
       retriever_query: query of the retriever: the question with the full chain (chain), or with
-        only its last unit (last, released code).
+        only the chain's last unit (last, released code).
       list_when_empty: write an empty list into the aligner's query if the chain is empty (released
         code).
       pool_size: show the constructor this number of the best candidates of all steps (released
@@ -42,8 +42,8 @@ class KiragConfig(CascadeConfig):
         if no question has an annotated chain of triples, our worked example is shown.
       match_cutoff: minimum similarity for replacing a written unit that is not a candidate by the
         most similar candidate; 1 drops such units (paper).
-      as_written: append the constructor's first unit even if it is not a candidate, or its first
-        sentence if it wrote no unit (released code).
+      as_written: append the constructor's first unit even if it is not a candidate, or the
+        constructor's first sentence if it wrote no unit (released code).
       stop: end the steps if the constructor's next step is the answer (chain), if its response
         contains an answer (text), or if its response is empty (empty, released code).
       prefilled_opening: if the constructor names no candidate, repeat the request with the opening

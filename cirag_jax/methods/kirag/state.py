@@ -22,8 +22,8 @@ class PooledUnit:
 
     Attributes:
       unit: the first unit with the text.
-      passages: ids of the passages that contain it.
-      score: its best score at any step, plus the boost of the released code.
+      passages: ids of the passages that contain the unit.
+      score: the unit's best score at any step, plus the boost of the released code.
     """
 
     unit: Unit
@@ -56,8 +56,8 @@ class State:
       question: the question q.
       config: the settings.
       evidence: retrieved passages and the units of the chain.
-      units: the units of each retrieved passage, by its id.
-      pool: the candidates of all steps (T_q), by text.
+      units: passage id -> the units of the retrieved passage.
+      pool: text -> candidate, for the candidates of all steps (T_q).
       chain: texts of the chain.
       chain_units: units of the chain.
       steps: the finished steps.

@@ -432,7 +432,7 @@ def test_c2rag_config_invalid_settings_are_refused():
         ({"num_texts": 0}, "num_texts=0 must be at least 1"),
         ({"max_bound": -1}, "max_bound=-1 must not be negative"),
         ({"num_examples": 9}, "num_examples=9 must lie between 0 and 3"),
-        ({"kg_scope": "corpus", "plain_hops": 1}, "need kg_scope=per_question"),
+        ({"kg_scope": "corpus", "plain_hops": 1}, "needs kg_scope=per_question"),
         ({"sufficiency": "score"}, "sufficiency=score needs min_score"),
         (
             {"use_relations": False, "rerank_structural": False},
