@@ -4,7 +4,7 @@
 2. `make_plan` lets the planner rewrite the question as constraints, which are triples with unknowns
    (section 3.2).
 3. `ground_plan` looks constraints up in the graph. A constraint is resolved if few candidates
-compete. Its unknowns are then bound, which grounds further constraints (sections 3.2 and 3.3).
+   compete. Its unknowns are then bound, which grounds further constraints (sections 3.2 and 3.3).
 4. `collect_evidence` collects the source passages of resolved constraints and searches texts for
    the other constraints (section 3.3).
 5. `answer` lets the reader answer from evidence blocks, one per constraint (section 3.4).
