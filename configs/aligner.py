@@ -88,8 +88,8 @@ def base() -> Any:
     config.chain_negatives = False  # Allow other units of the chain as negatives.
     # Negatives of a query: own | in_batch (of its group) | cross_device (of all queries of a step).
     config.negatives = "cross_device"
-    # in_batch: equal groups of a step's questions that share negatives, for example one per GPU in
-    # a run to reproduce. The devices of this run have no effect on them.
+    # in_batch: number of equal groups of a step's questions; the questions of a group share
+    # negatives. To reproduce a run with several GPUs, set their number.
     config.negative_groups = 1
     config.mask_false_negatives = True  # Exclude other positives of a query from its negatives.
     # Source of in-batch negatives: cached (the full batch) | official (only the micro-batch)
@@ -103,16 +103,16 @@ def base() -> Any:
     config.num_epochs = 6.0  # Epochs; each draws new prefixes of every question.
     config.optimizer = common.optimizer(1e-4, "linear", warmup_ratio=0.1, weight_decay=0.01)
 
-    # The head of linked retrieval, which one process trains on searches with the best checkpoint of
-    # the aligner. If interrupted, it restarts; a finished head is kept until its checkpoint,
-    # questions or settings change.
+    # The head of linked retrieval. One process trains the head on searches with the best checkpoint
+    # of the aligner; if interrupted, this training restarts. A finished head is kept until the
+    # checkpoint, questions or settings change.
     config.head = ConfigDict()
-    config.head.rounds = 0  # Rounds of search and training, the first without a head; 0: no head.
+    config.head.rounds = 0  # Rounds of searches and then training; 0 trains no head.
     # Passages to search: all (of the folder; embedding them may take longer than training) | own
     # (only the questions' contexts, an easier search).
     config.head.corpus = "all"
     # Weight of search states of held-out training questions, on which the aligner was not trained.
-    # Each half of these questions then evaluates a head trained on the other half. With 0, or with
+    # Heads trained on one half of these questions are evaluated on the other half. With 0, or with
     # dev.split or dev.fold, dev questions are used only for evaluation.
     config.head.held_out = 3
     config.head.steps = 5  # Passages chosen per search, one at a time.
@@ -138,7 +138,7 @@ def linked() -> Any:
     """``quick`` over sentences, with a link head for linked retrieval."""
     config = base()
     config.data.units = "sentence"
-    # Six epochs take 32 minutes longer, without a clear gain with the head.
+    # Six epochs take 32 minutes longer; with the head, they bring no clear gain.
     config.num_epochs = 2.0
     config.head.rounds = 2
     return config
@@ -179,7 +179,7 @@ def paper() -> Any:
 def code() -> Any:
     """E5-large as in KiRAG's released code; not yet run.
 
-    A step has two micro-batches, each with 8 questions of two prefixes on each of two GPUs. Run it
+    A step has two micro-batches. In each, both GPUs have 8 questions with two prefixes each. Run it
     on two devices: negatives are shared across devices, within a micro-batch.
     """
     config = paper()

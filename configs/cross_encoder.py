@@ -55,7 +55,7 @@ def base() -> Any:
     config.dev.questions = 30  # Number of held-out questions.
     # Questions for measuring the gain over the bi-encoder.
     config.evaluate = ConfigDict()
-    config.evaluate.split = "dev"  # Split of these questions; none is trained on.
+    config.evaluate.split = "dev"  # Split of these questions, which are not used for training.
     config.evaluate.questions = 100  # Maximum questions; 0 skips the evaluation.
     config.evaluate.retrieved = 10  # Passages retrieved in addition to a question's own context.
     config.evaluate.bootstrap_samples = 10_000  # Bootstrap resamples for confidence intervals.
@@ -73,7 +73,8 @@ def base() -> Any:
     config.targets_per_step = 8  # Positives per step, over all devices.
     config.negatives = ConfigDict()
     # Negatives per positive: few, and half of them easy. With five, mostly hard, and 96 pairs per
-    # step, the model predicted "irrelevant" for all pairs; with these, it learns within 100 steps.
+    # step, the model predicted "irrelevant" for all pairs; with these values, it learns within 100
+    # steps.
     config.negatives.own = 1  # From the question's pool.
     config.negatives.mined = 0  # From passages that the bi-encoder retrieves from the corpus.
     config.negatives.easy = 1  # From positives of other questions.

@@ -33,7 +33,7 @@ def get_config() -> Any:
     config.data.dir = placeholder(str)  # Dataset of the runs; null reads it from their config.json.
     # acc | em | f1: a question's error is 1 - score. acc is closest to the paper's judge.
     config.score = "acc"
-    # A workdir of configs/judge.py with verdicts about these runs, to use instead of scores.
+    # A workdir of configs/judge.py with verdicts on these runs, to use instead of scores.
     config.judgements = placeholder(str)
     config.profile = "musique"  # Answer scorer, from evaluation/answers.py.
     # How to aggregate a question's similarities to its gold passages, for the matrix's columns: min

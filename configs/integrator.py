@@ -102,8 +102,8 @@ def base() -> Any:
     # config.data, are additional examples of writing a query from known facts.
     config.query_folders = placeholder(object)
     config.data = common.data(split="train")
-    # Loss weights, relative to a token of a next query: of tokens that name kept candidates, and of
-    # tokens that state that nothing is missing.
+    # Loss weights of tokens that name kept candidates, and of tokens that state that nothing is
+    # missing; a token of a next query has weight 1.
     config.kept_weight = config.stop_weight = 1.0
     # Share of trajectories with shuffled candidates, so that their numbers carry no information.
     config.shuffled = 0.0

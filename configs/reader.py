@@ -60,7 +60,7 @@ def evidence() -> Any:
     # Granularities of the evidence; each example draws one entry.
     config.granularities = (*("sentence",) * 4, *("triple",) * 3, "passage")
     config.distractors = 4  # Maximum distracting triples or sentences; half of this for passages.
-    config.missing = 0.25  # Share of examples without a gold passage's evidence, to refuse.
+    config.missing = 0.25  # Share of examples to refuse: one gold passage is missing.
     config.forced = 0.25  # Share of answerable examples whose prompt forbids a refusal.
     # Format of the output: chain (facts, then the answer) | brief (only the answer) | thought. Use
     # the trained reader with the same format.
@@ -77,7 +77,7 @@ def base() -> Any:
     # Loss weight of a token of the answer, relative to a token of the preceding facts. Facts are
     # copied and thus learned quickly; the answer to a comparison is a single token.
     config.answer_weight = 1.0
-    config.recombined = 0  # Additional comparison questions per folder, made from its facts.
+    config.recombined = 0  # Additional comparison questions per folder, from the folder's facts.
     config.data = common.data(split="train")
     config.dev = ConfigDict()
     # Split with the questions that choose the checkpoint; null holds out dev_fraction of the

@@ -34,7 +34,7 @@ def get_config() -> Any:
     config.checkpoint = placeholder(str)
     config.frozen = placeholder(str)  # The untrained encoder; null is the checkpoint's base model.
     config.data = common.data(split="test", units=None)  # units=null: as in training.
-    # A tuple of evaluate_retrieval.SYSTEMS; () is all. Without a checkpoint: bm25 and links, and
+    # Names from evaluate_retrieval.SYSTEMS; () is all. Without a checkpoint: bm25 and links, and
     # with config.frozen also one_shot_frozen, links_one_shot_frozen and frozen.
     config.systems = ()
     # Search at each step: units (the aligner over all units of the corpus; KiRAG's "w/o

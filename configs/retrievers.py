@@ -9,7 +9,7 @@ from ml_collections.config_dict import placeholder
 def encoder() -> Any:
     """Returns the settings of the encoder of queries, passages and triples (docs/retrieval.md)."""
     config: Any = ConfigDict()
-    # flax (this package) | sentence_transformers (PyTorch; any model that library loads)
+    # flax (this package) | sentence_transformers (PyTorch; any model of the library)
     config.backend = "flax"
     # flax: a training workdir (its best checkpoint), a model folder, package:NAME or a hub id;
     # sentence_transformers: a folder or a hub id.
@@ -56,7 +56,7 @@ def retriever() -> Any:
     config.units = "passage"
     config.folder = placeholder(str)  # Index from launch/index.py; null builds one at every start.
     config.dtype = "float32"  # Type of stored vectors: float32 | bfloat16 (exact only).
-    # linked: minimum probability that a passage is needed; others are dropped. null keeps all.
+    # linked: drop passages that are needed with a lower probability than this; null keeps all.
     config.stop = placeholder(float)
     config.ivf_lists = 0  # faiss_ivf: number of lists; 0 is 4 sqrt(rows).
     config.ivf_probes = 32  # faiss_ivf: lists visited per search.

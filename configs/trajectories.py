@@ -79,7 +79,7 @@ def get_config(preset: str = "annotations") -> Any:
     config.answer = False
     # Trajectories to keep: all | parsed (every turn is well-formed) | correct_only (also solved)
     config.keep = "parsed"
-    # Minimum rounds of a trajectory; many short ones teach a student to stop too early.
+    # Minimum rounds of a trajectory; many short trajectories teach students to stop too early.
     config.min_steps = 1
     config.limit = 0  # Maximum trajectories to write, drawn at random; 0 is all.
     return config

@@ -265,7 +265,7 @@ class _Selection:
         entry = self.store.entry(passage.id) if self.store else None
         if self.store is None or entry is None or entry.hash != content_hash(passage):
             return True
-        if "import" in entry.extractor:  # imported triples count as extracted
+        if "import" in entry.extractor:  # imported triples are up to date
             return False
         if entry.extractor != self.identity:
             if not self.config.replace:

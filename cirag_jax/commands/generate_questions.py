@@ -155,7 +155,7 @@ def _generate(
 ) -> None:
     """Runs all steps and adds their counts to ``result``."""
     settings = steps.settings
-    # Both may raise errors, which should come before any request.
+    # The next two lines may raise errors, so they precede all requests.
     question_files.read_review(workdir)
     database = Database(all_documents, settings.chunks)
     all_claims = _claims(steps, all_documents, result)

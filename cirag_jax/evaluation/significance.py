@@ -181,7 +181,7 @@ def permutation_test(
     ]
     p = []
     for i, j in pairs:
-        # The sums of a system after the swap: its total, minus what it gave, plus what it got.
+        # A system's sums after the swap: its total, minus its swapped terms, plus those received.
         first_R, second_R = (
             _divided(
                 *(w[a] - m_RM[:, a] + m_RM[:, b] for w, m_RM in zip(whole, moved, strict=True))

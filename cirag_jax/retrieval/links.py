@@ -58,7 +58,7 @@ class TitleIndex:
         words = _WORD.findall(text)
         folded = tuple(map(str.casefold, words))
         matches, place = dict[tuple[str, ...], list[int]](), 0
-        # A name has a capital, so matches that end before the next capital are skipped.
+        # A name contains a capital, so matches that end before the next capital are skipped.
         for capital in [at for at, word in enumerate(words) if _is_capital(word[0])]:
             while place <= capital:
                 step = 1

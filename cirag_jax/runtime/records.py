@@ -139,7 +139,7 @@ CREATE TABLE responses (
   request_hash TEXT NOT NULL, request TEXT NOT NULL, response TEXT NOT NULL,
   PRIMARY KEY (program, ordinal, part)) WITHOUT ROWID;
 """
-    _FORMAT = 3  # 3: ranked texts, named rankers
+    _FORMAT = 3  # since 3, with ranked texts and named rankers
 
     def __init__(
         self,

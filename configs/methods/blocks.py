@@ -77,7 +77,7 @@ def method(name: str, switches: Mapping[str, Any] | None = None, **max_tokens: i
 
 def _ranker(method_block: Any) -> Any:
     config = retrievers.ranker()
-    if "normalization" in method_block:  # Rank triples in the form that the prompts have.
+    if "normalization" in method_block:  # Rank triples in the form that prompts use.
         config.normalization = method_block.get_ref("normalization")
     return config
 

@@ -68,7 +68,7 @@ def get_config(preset: str = "") -> Any:
     if preset == "medium":
         config.cirag.prompt_format = "compact"  # Four rounds of 30 candidates fit 4,096 tokens.
         config.cirag.few_shot = True
-        # Without these, the model keeps the first candidate and repeats its question forever.
+        # Otherwise the model keeps the first candidate and repeats its question forever.
         config.cirag.only_new, config.cirag.on_repeat = True, "chain"
         config.cirag.grounded_answers = True  # The model seldom refuses by itself.
         config.integrator.max_tokens = 64
