@@ -28,10 +28,10 @@ def follow(
 ) -> dict[str, Any]:
     """Evaluates every checkpoint in the training workdir ``config.checkpoint``.
 
-    Each checkpoint is linked into ``workdir/step_N``, so that it still exists if training deletes
-    it. The outputs of ``evaluate`` are written to the same folder. After the evaluation, only the
-    best checkpoint keeps its link; its folder can be used like a training workdir. By default, only
-    the trained model is evaluated; ``config.systems`` adds others.
+    Each checkpoint is linked into ``workdir/step_N``, so it remains if training deletes its own
+    link. The outputs of ``evaluate`` are written to the same folder. After the evaluation, only the
+    folder of the best checkpoint keeps its link, and can be used like a training workdir. By
+    default, only the trained model is evaluated; ``config.systems`` adds other systems.
 
     Ends when training ends, on SIGINT or SIGTERM, or after ``config.stop_after_minutes``. Run the
     same command to resume.

@@ -16,7 +16,7 @@ NAME = "extractions"  # replaces "journal" in the name of the run's journal
 
 
 class OnlineExtractHandler:
-    """Extracts all requested passages together, except those already extracted.
+    """Extracts triples of all requested passages together; reuses earlier extractions.
 
     ``generate`` calls the language model of the role ``extractor``. The journal of ``runner``
     stores extractions, so that questions share them and a resumed run does not repeat them.

@@ -28,7 +28,7 @@ def recall_per_step(
 
     Args:
       predictions: one per question; None if the question failed.
-      questions: the questions; those without ``supporting`` are ignored.
+      questions: the questions; questions without ``supporting`` are ignored.
       ks: the K of recall@K.
 
     Returns:

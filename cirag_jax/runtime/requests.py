@@ -150,7 +150,7 @@ Program = Generator[Request | Sequence[Request], Any, _T]
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """The resources that a method needs with its settings; only these are opened.
+    """The resources that a method needs with its settings; commands open only these resources.
 
     Attributes:
       roles: names of language-model roles; each role is a block of the config.

@@ -199,7 +199,8 @@ def run_jobs(
     """Runs unfinished ``jobs``, and records them in ``workdir/journal.sqlite``.
 
     If there are several processes, the jobs are divided among them by id, and each process has its
-    own journal. When all have ended, the first process merges the journals; the others return None.
+    own journal. When all jobs have ended, the first process merges the journals; the others return
+    None.
     `Runner` explains the arguments.
     """
     index, count = jax.process_index(), jax.process_count()
