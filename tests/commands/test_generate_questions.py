@@ -548,8 +548,8 @@ def test_documents_with_equal_titles_are_dropped(model, folders, tmp_path, capsy
 
 def test_rules_without_triples_are_refused(folders, tmp_path, capsys):
     message = fails(capsys, arguments(folders, tmp_path, preset="rules"))
-    assert message.endswith("has no openie.jsonl; --config.triples.kind=model asks a language "
-                            "model for triples.")  # fmt: skip
+    assert message.endswith("has no openie.jsonl; use --config.triples.kind=model to extract "
+                            "triples with a language model.")  # fmt: skip
 
 
 def test_resume_other_model_settings_are_refused(whole, folders, capsys):
