@@ -267,7 +267,7 @@ def make_task(
 
 
 def passage_ids(dataset: Dataset, corpus: str, *questions: Sequence[Question]) -> tuple[str, ...]:
-    """Returns the passages to search: all of them, or only those of the questions.
+    """Returns the passages to search: all passages, or only the passages of the questions.
 
     ``corpus`` is ``all``, or ``own`` for the contexts and gold passages of ``questions``. Ids are
     distinct and, for ``own``, in the order of the contexts.

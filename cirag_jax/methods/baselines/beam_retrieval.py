@@ -25,7 +25,8 @@ class BeamRetrievalConfig:
       max_hops: maximum number of passages in a chain.
       num_chains: chains kept per hop.
       num_passages: passages retrieved to extend a chain.
-      num_read: number of passages that the reader reads, those of the best chains first.
+      num_read: number of passages that the reader reads; the passages of the best chains come
+        first.
       reader_format: documents (FlashRAG), or a format of CIRAG's reader: thought, chain, brief.
     """
 

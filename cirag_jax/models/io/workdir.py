@@ -33,8 +33,8 @@ def open_encoder(
 ) -> tuple[TextEncoder, dict[str, Any]]:
     """Loads the encoder of a workdir or a pretrained encoder; returns it and its metadata.
 
-    The checkpoint of a workdir is the one with the best dev metric, or the latest if no checkpoint
-    has dev metrics. The metadata of a pretrained model is empty.
+    From a workdir, the checkpoint with the best dev metric is loaded, or the latest if no
+    checkpoint has dev metrics. The metadata of a pretrained model is empty.
     """
     folder = pathlib.Path(spec)
     if not is_training_workdir(spec):
