@@ -77,8 +77,11 @@ def training_loop(config: Any, *, eval_every: int) -> None:
     """Sets fields of ``config`` that every trainer has."""
     config.num_steps = 0  # Number of steps; 0 uses num_epochs instead.
     config.mesh = mesh()
-    config.eval_every = eval_every  # Steps between evaluations, each of which saves a checkpoint.
+    config.eval_every = eval_every  # Steps between evaluations, each of a new checkpoint.
     config.save_every = 0  # Steps between additional checkpoints; 0 disables them.
+    # Minutes between checkpoints, and so the training time that a killed process loses; 0 disables
+    # these checkpoints.
+    config.save_minutes = 10.0
     config.keep_checkpoints = 2  # Number of newest checkpoints to keep, in addition to the best.
     # Minutes after which the run stops, to be resumed with the same command; 0 is no limit.
     config.stop_after_minutes = 0.0

@@ -70,6 +70,20 @@ def signal_at_step(step: int, signum: int) -> None:
     setattr(MetricWriter, "write", watched)  # noqa: B010
 
 
+def signal_in_evaluation(step: int, signum: int) -> None:
+    """Sends a signal when the evaluation of ``step`` begins."""
+    from cirag_jax.training.metrics import MetricWriter
+
+    evaluate = MetricWriter.evaluate
+
+    def watched(self, at, *arguments):
+        if at == step:
+            os.kill(os.getpid(), signum)
+        return evaluate(self, at, *arguments)
+
+    setattr(MetricWriter, "evaluate", watched)  # noqa: B010
+
+
 def limit_files(size: int) -> None:
     """Limits the size of files in bytes, so that writes fail as on a full disk."""
     import resource

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from flax import nnx
+from jax.experimental import multihost_utils
 
 from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.training.metrics import MetricWriter, StepClock, fetch
@@ -65,11 +67,13 @@ def fit(
     """Trains up to ``total_steps``, starting from the latest checkpoint if there is one.
 
     Each step is sent to the devices while the previous step runs. The loop waits for a step's
-    metrics only after sending the next step, or before it evaluates or saves.
+    metrics only after sending the next step, or before it evaluates or saves. A step is saved
+    before it is evaluated, so that a process killed during the evaluation loses no steps. If it is
+    killed, the next one repeats the evaluation.
 
     Args:
-      config: config with ``eval_every``, ``save_every``, ``stop_after_minutes`` and
-        ``profile_steps``.
+      config: config with ``eval_every``, ``save_every``, ``save_minutes``, ``stop_after_minutes``
+        and ``profile_steps``.
       workdir: existing folder for ``metrics.jsonl``, TensorBoard events and the profile.
       train_step: maps a state, which it may donate, and a batch to the next state and metrics.
       state: the initial state.
@@ -82,36 +86,50 @@ def fit(
       advice: remedy to suggest when a metric is not finite.
       describe: edits the metrics of a step in place, given its batch and duration in seconds.
     """
-    state, first_step = restore(checkpoints, state, meta, total_steps, batches)
+    state, first_step, saved_metrics = restore(checkpoints, state, meta, total_steps, batches)
     step = first_step
+
+    def should_evaluate(step: int) -> bool:
+        return step == total_steps or _is_due(step, config.eval_every)
+
+    is_evaluated = saved_metrics is not None or not should_evaluate(first_step)
     with (
         MetricWriter(
             workdir,
             total_steps,
             first_step,
             evaluate_every=config.eval_every,
+            start_evaluated=is_evaluated,
             enabled=jax.process_index() == 0,
         ) as writer,
         StepProfile(config.get("profile_steps"), workdir) as profile,
         PreemptionGuard(start, config.stop_after_minutes) as preemption,
     ):
+
+        def evaluate_checkpoint(step: int) -> None:
+            if metrics := writer.evaluate(step, evaluate, state.params):
+                checkpoints.add_metrics(step, metrics)
+
         if first_step == 0 and config.eval_every:
             writer.evaluate(0, evaluate, state.params)  # Before training.
+        elif first_step and not is_evaluated:
+            evaluate_checkpoint(first_step)
         report = _StepReporter(writer, profile, advice, describe)
+        timer = _SaveTimer(config.save_minutes, first_step)
         for step in range(first_step + 1, total_steps + 1):
             batch = next(batches)
             sent_at = time.monotonic()
             state, metrics = train_step(state, batch)
             report.sent(step, metrics, batch, sent_at)
 
-            dev_metrics = None
             stop = preemption.should_stop(step)
-            if step == total_steps or _is_due(step, config.eval_every):
-                report.finish()
-                dev_metrics = writer.evaluate(step, evaluate, state.params)
-            if dev_metrics is not None or stop or _is_due(step, config.save_every):
+            evaluates = should_evaluate(step)
+            if stop or evaluates or _is_due(step, config.save_every) or timer.is_due(step):
                 report.finish()  # Raises an error before a state that is not finite is saved.
-                checkpoints.save(step, state, batches, meta, dev_metrics or None)
+                checkpoints.save(step, state, batches, meta)
+                if evaluates:
+                    evaluate_checkpoint(step)
+                timer.restart(step)
             if stop:
                 break
         return FitResult(state, step, total_steps, _best(checkpoints))
@@ -125,6 +143,35 @@ def _best(checkpoints: Checkpoints) -> dict[str, Any]:
     checkpoints.wait()
     step = checkpoints.best_step()
     return {"best_step": step, **((checkpoints.metrics(step) or {}) if step is not None else {})}
+
+
+class _SaveTimer:
+    """Tells whether ``minutes`` (0: never) have passed since the last save.
+
+    Several processes must save after the same step, so the clock of the first process counts. As
+    the processes wait for each other to read it, they do so after 1, 2, 4, ... steps, and then when
+    the time should be up.
+    """
+
+    def __init__(self, minutes: float, step: int):
+        self._seconds = 60 * minutes
+        self.restart(step)
+
+    def restart(self, step: int) -> None:
+        """Starts to measure again, after ``step``."""
+        self._start, self._first, self._next = time.monotonic(), step, step + 1
+
+    def is_due(self, step: int) -> bool:
+        """Returns whether to save after ``step``, the same in all processes."""
+        if not self._seconds or step < self._next:
+            return False
+        elapsed = max(time.monotonic() - self._start, 1e-9)
+        if jax.process_count() > 1:
+            elapsed = float(multihost_utils.broadcast_one_to_all(np.float32(elapsed)))
+        steps = step - self._first
+        steps_left = int(steps * (self._seconds / elapsed - 1))
+        self._next = step + min(max(steps_left, 1), steps)
+        return elapsed >= self._seconds
 
 
 class BatchIterator(Iterator[Any]):

@@ -64,6 +64,8 @@ class MetricWriter(Closing):
       total_steps: number of steps of the run.
       start_step: the restored step; 0 for a new run.
       evaluate_every: steps between evaluations; 0 evaluates only after the last step.
+      start_evaluated: whether ``start_step`` needs no evaluation. Otherwise its evaluation was
+        interrupted, and its line is deleted, too.
       enabled: False disables all output; used in all processes except the first.
     """
 
@@ -74,6 +76,7 @@ class MetricWriter(Closing):
         start_step: int = 0,
         *,
         evaluate_every: int = 0,
+        start_evaluated: bool = True,
         enabled: bool = True,
     ):
         self._total_steps = total_steps
@@ -90,7 +93,7 @@ class MetricWriter(Closing):
         if not enabled:
             return
         path = pathlib.Path(workdir) / FILE_NAME
-        self._seconds_before = truncate(path, start_step or -1)
+        self._seconds_before = truncate(path, start_step or -1, start_evaluated)
         self._file = path.open("a", encoding="utf-8")
         from tensorboardX import SummaryWriter  # Takes two seconds if torch is installed.
 
@@ -188,10 +191,11 @@ class MetricWriter(Closing):
         return total // every - done // every + bool(total % every)
 
 
-def truncate(path: pathlib.Path, step: int) -> float:
+def truncate(path: pathlib.Path, step: int, evaluated: bool = True) -> float:
     """Deletes incomplete lines and lines of steps after ``step``.
 
-    Returns ``seconds`` of the last line, or 0 if no line is left.
+    Without ``evaluated``, also deletes an evaluation of ``step``. Returns ``seconds`` of the last
+    line, or 0 if no line is left.
     """
     if not path.exists():
         return 0.0
@@ -200,10 +204,11 @@ def truncate(path: pathlib.Path, step: int) -> float:
         for line in lines:
             try:
                 record = json.loads(line)
+                is_deleted = record["step"] == step and not evaluated and "train/loss" not in record
                 keep = record["step"] <= step and math.isfinite(float(record["seconds"]))
             except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 continue  # The process was killed while writing this line.
-            if keep:
+            if keep and not is_deleted:
                 seconds = max(seconds, float(record["seconds"]))
                 kept.append(line if line.endswith("\n") else line + "\n")
     write_text(path, kept)

@@ -30,6 +30,7 @@ MAY_DIFFER = frozenset(
     {
         "stop_after_minutes",
         "save_every",
+        "save_minutes",
         "eval_every",
         "keep_checkpoints",
         "mesh",
@@ -126,8 +127,8 @@ def component_of(config: Config) -> Component:
 def check_training(config: Config) -> None:
     """Raises `UserError` for invalid values of the settings that all trainers have."""
     check_at_least(1, config, "keep_checkpoints")
-    zeros = ("num_epochs", "num_steps", "eval_every", "save_every", "stop_after_minutes")
-    check_at_least(0, config, *zeros)
+    check_at_least(0, config, "num_epochs", "num_steps", "eval_every", "stop_after_minutes")
+    check_at_least(0, config, "save_every", "save_minutes")
     if not config.num_steps and not config.num_epochs:
         raise UserError("config.num_epochs or config.num_steps must be above 0")
     optimizers.check_optimizer(config)
@@ -201,19 +202,22 @@ def restore(
     meta: Mapping[str, Any],
     total_steps: int,
     batches: Any,
-) -> tuple[TrainState, int]:
-    """Returns state and step of the latest checkpoint; without a checkpoint, ``state`` and 0.
+) -> tuple[TrainState, int, dict[str, float] | None]:
+    """Returns state, step and dev metrics of the latest checkpoint.
+
+    Without a checkpoint, these are ``state``, 0 and None. The metrics are also None if the
+    checkpoint has none.
 
     Sets the iterator ``batches`` to its saved position. ``meta["run"]`` is the identity of this
     run; it must equal the identity in the checkpoint.
     """
     if checkpoints.latest_step() is None:
-        return state, 0
+        return state, 0, None
     saved = checkpoints.meta().get("run", {})
     check_same(checkpoints.directory.parent, saved, meta["run"], _REMEDY)
     restored = checkpoints.restore(None, state, batches)
     announce(f"resuming from step {restored.step} of {total_steps}")
-    return restored.state, restored.step
+    return restored.state, restored.step, restored.metrics
 
 
 def check_same_run(workdir: pathlib.Path, run: dict[str, Any]) -> None:

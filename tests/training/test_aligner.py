@@ -522,6 +522,26 @@ def test_train_killed_and_resumed_equals_uninterrupted(model_and_data, tmp_path,
         np.testing.assert_array_equal(a, b)
 
 
+def test_train_killed_in_evaluation_repeats_only_the_evaluation(model_and_data, tmp_path, command):
+    overrides = _overrides(model_and_data)
+    whole = _train(command, tmp_path / "whole", overrides)
+    hooks = [["signal_in_evaluation", 3, signal.SIGKILL]]
+    killed = _train(command, tmp_path / "cut", overrides, hooks=hooks)
+    assert killed.returncode == -signal.SIGKILL
+    with Checkpoints(tmp_path / "cut", read_only=True) as checkpoints:
+        assert checkpoints.all_steps() == [3] and checkpoints.metrics(3) is None
+    resumed = _train(command, tmp_path / "cut", overrides)
+    assert "resuming from step 3 of 6" in resumed.stderr
+
+    def without_seconds(line):
+        return {k: v for k, v in line.items() if "seconds" not in k and "per_second" not in k}
+
+    lines = [[without_seconds(x) for x in read_metrics(tmp_path / n)] for n in ("whole", "cut")]
+    assert lines[0] == lines[1]
+    results = [without_seconds(json.loads(done.stdout)) for done in (whole, resumed)]
+    assert results[0] == results[1] and results[0]["best_step"] in (3, 6)
+
+
 def test_train_sigterm_saves_and_run_resumes(model_and_data, tmp_path, command):
     overrides = _overrides(model_and_data, save_every=0, eval_every=0)
     stopped = _train(command, tmp_path, overrides, hooks=[["signal_at_step", 2, signal.SIGTERM]])
@@ -546,7 +566,8 @@ def test_train_full_disk_is_reported_in_one_sentence(model_and_data, tmp_path, c
 
 
 def test_train_two_processes_equal_one(model_and_data, tmp_path, command):
-    overrides = _overrides(model_and_data, num_steps=2, eval_every=2)
+    # `save_minutes` makes the processes agree on a save after every step.
+    overrides = _overrides(model_and_data, num_steps=2, eval_every=2, save_minutes=1e-6)
     # Cross-device negatives do not depend on the number of processes.
     single = _train(command, tmp_path / "alone", overrides)
     assert single.returncode == 0, single.stderr

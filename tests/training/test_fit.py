@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import jax
 import pytest
 from ml_collections import ConfigDict
 
@@ -33,9 +34,10 @@ class RecordingCheckpoints:
     ``restored`` maps the step of a saved checkpoint to its parameters.
     """
 
-    def __init__(self, log, directory, restored):
+    def __init__(self, log, directory, restored, restored_metrics):
         self.log, self.saved, self.restored = log, {}, restored
         self.directory = directory / "checkpoints"
+        self.restored_metrics = restored_metrics
 
     def latest_step(self):
         return max(self.restored, default=None)
@@ -46,12 +48,18 @@ class RecordingCheckpoints:
     def restore(self, step, state, data):
         step = self.latest_step() if step is None else step
         data.set_state({"step": step})
-        return Restored(step, state._replace(params=self.restored[step]), None, META, None)
+        params = self.restored[step]
+        return Restored(step, state._replace(params=params), None, META, self.restored_metrics)
 
     def save(self, step, state, data, meta, metrics=None):
         self.log.append(f"save {step}")
         assert meta == META
         self.saved[step] = state.params, data.get_state(), metrics
+
+    def add_metrics(self, step, metrics):
+        self.log.append(f"add {step}")
+        saved = self.saved.get(step, (self.restored.get(step), {"step": step}, None))
+        self.saved[step] = (*saved[:2], metrics)
 
     def wait(self):
         self.log.append("wait")
@@ -75,9 +83,31 @@ class LateLoss:
         return self.value
 
 
+class Killed(BaseException):
+    pass
+
+
+class Log(list[str]):
+    """A list of events. The process is killed at the event ``killed_at``."""
+
+    killed_at: str | None = None
+
+    def append(self, event):
+        super().append(event)
+        if event == self.killed_at:
+            raise Killed
+
+
+class Clock:
+    now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+
 @pytest.fixture()
 def log():
-    return []
+    return Log()
 
 
 @pytest.fixture()
@@ -85,12 +115,32 @@ def run(log, tmp_path, monkeypatch):
     """Returns a function that runs `fit` on a state that sums its batches.
 
     A stop is requested after step ``stop_at``. The loss of step ``bad`` is not finite. ``restored``
-    has the parameters of earlier checkpoints by step. Returns the result and the checkpoints.
+    has the parameters of earlier checkpoints by step, the last with ``restored_metrics``. The
+    process is killed when it writes ``killed_at`` to the log. Each step takes ``seconds``. Returns
+    the result and the checkpoints.
     """
+    clock = Clock()
+    monkeypatch.setattr(fit_lib, "time", clock)
 
-    def start(total, *, restored=(), stop_at=0, bad=0, has_dev=True, **changes):
-        settings = {"eval_every": 0, "save_every": 0, "stop_after_minutes": 0.0, **changes}
-        checkpoints = RecordingCheckpoints(log, tmp_path, dict(restored))
+    def start(
+        total,
+        *,
+        restored=(),
+        restored_metrics=None,
+        stop_at=0,
+        bad=0,
+        has_dev=True,
+        killed_at=None,
+        seconds=1.0,
+        **changes,
+    ):
+        settings = {
+            "eval_every": 0, "save_every": 0, "save_minutes": 0.0, "stop_after_minutes": 0.0,
+            **changes,
+        }  # fmt: skip
+        log.killed_at = killed_at
+        checkpoints = RecordingCheckpoints(log, tmp_path, dict(restored), restored_metrics)
+        start.checkpoints = checkpoints
 
         class Guard(PreemptionGuard):
             def should_stop(self, step):
@@ -105,11 +155,13 @@ def run(log, tmp_path, monkeypatch):
 
         def train_step(state, batch):
             log.append(f"send {batch.number}")
+            clock.now += seconds
             loss = float("nan") if batch.number == bad else 1.0 / batch.number
             return State(state.params + batch.number), {"loss": LateLoss(log, batch.number, loss)}
 
         def evaluate(params):
             log.append("evaluate")
+            clock.now += 100
             return {"dev/mrr": params} if has_dev else {}
 
         result = fit(
@@ -138,15 +190,15 @@ def test_fit_sends_next_step_before_waiting(run, log):
     ]  # fmt: skip
 
 
-def test_fit_waits_then_evaluates_then_saves(run, log):
+def test_fit_waits_then_saves_then_evaluates(run, log):
     result, checkpoints = run(5, eval_every=2)
     assert log == [
         "evaluate",
         "batch 1", "send 1", "ask 1",
-        "batch 2", "send 2", "finish 1", "ask 2", "finish 2", "evaluate", "save 2",
+        "batch 2", "send 2", "finish 1", "ask 2", "finish 2", "save 2", "evaluate", "add 2",
         "batch 3", "send 3", "ask 3",
-        "batch 4", "send 4", "finish 3", "ask 4", "finish 4", "evaluate", "save 4",
-        "batch 5", "send 5", "ask 5", "finish 5", "evaluate", "save 5",
+        "batch 4", "send 4", "finish 3", "ask 4", "finish 4", "save 4", "evaluate", "add 4",
+        "batch 5", "send 5", "ask 5", "finish 5", "save 5", "evaluate", "add 5",
         "wait",
     ]  # fmt: skip
     assert checkpoints.saved[2] == (3.0, {"step": 2}, {"dev/mrr": 3.0})
@@ -210,8 +262,62 @@ def test_fit_resumes_with_next_step(run, log):
     assert result.step == 6
 
 
+@pytest.mark.parametrize("killed_at", ["evaluate", "add 4"])
+@pytest.mark.parametrize("total", [4, 6])
+def test_fit_killed_during_evaluation_repeats_only_the_evaluation(
+    run, log, tmp_path, total, killed_at
+):
+    with pytest.raises(Killed):
+        run(total, eval_every=4, killed_at=killed_at, restored={3: 6.0})
+    assert run.checkpoints.saved == {4: (10.0, {"step": 4}, None)}
+    log.clear()
+    result, checkpoints = run(total, restored={4: 10.0}, eval_every=4)
+    assert log[:2] == ["evaluate", "add 4"] and result.step == total
+    assert checkpoints.saved[4] == (10.0, {"step": 4}, {"dev/mrr": 10.0})
+    evaluated = [line["step"] for line in read_metrics(tmp_path) if "dev/mrr" in line]
+    assert evaluated == [4, 6][: total // 2 - 1]
+    trained = [line["step"] for line in read_metrics(tmp_path) if "train/loss" in line]
+    assert trained == list(range(4, total + 1))
+
+
+def test_fit_saves_after_minutes_of_training(run, log):
+    _, checkpoints = run(40, save_minutes=1.0, seconds=7.0, has_dev=False)
+    assert [*checkpoints.saved] == [9, 18, 27, 36, 40]  # 63 seconds are the first above a minute.
+    assert {metrics for *_, metrics in checkpoints.saved.values()} == {None}
+
+
+def test_save_timer_saves_of_two_processes_follow_the_first_clock(monkeypatch):
+    clock, elapsed = Clock(), []
+    monkeypatch.setattr(fit_lib, "time", clock)
+    timers = [fit_lib._SaveTimer(1.0, 0) for _ in range(2)]
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+
+    def broadcast(value):  # The first process calls it first.
+        elapsed.append(float(value))
+        return elapsed[-2 + len(elapsed) % 2]
+
+    monkeypatch.setattr(fit_lib.multihost_utils, "broadcast_one_to_all", broadcast)
+    saved = []
+    for step in range(1, 100):
+        clock.now += 1.0
+        is_due = timers[0].is_due(step)
+        clock.now += 0.5
+        assert timers[1].is_due(step) == is_due
+        if is_due:
+            saved.append(step)
+            for timer in timers:
+                timer.restart(step)
+    assert saved == [41, 82] and len(elapsed) < 50
+
+
+def test_fit_save_minutes_do_not_include_evaluations(run):
+    _, checkpoints = run(20, save_minutes=1.0, seconds=10.0, eval_every=4)
+    assert [*checkpoints.saved] == [4, 8, 12, 16, 20]
+
+
 def test_fit_finished_run_does_nothing(run, log):
-    result, checkpoints = run(4, restored={4: 10.0}, eval_every=2)
+    metrics = {"dev/mrr": 10.0}
+    result, checkpoints = run(4, restored={4: 10.0}, restored_metrics=metrics, eval_every=2)
     assert log == ["wait"] and not checkpoints.saved
     assert (result.complete, result.step) == (True, 4)
 

@@ -25,8 +25,9 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from cirag_jax import processes
 from cirag_jax.errors import UserError
-from cirag_jax.io import Closing, replacing
+from cirag_jax.io import Closing, replacing, write_text
 
 PyTree = Any
 # Errors that reading a damaged checkpoint file can raise.
@@ -163,6 +164,22 @@ class Checkpoints(Closing):
         with self._writing():
             # The trainer decides when to save; Orbax must not skip the step.
             return self._manager.save(step, args=items, metrics=metrics, force=True)
+
+    def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Adds evaluation results to a saved step, by which it is ranked. All processes call it."""
+        self.wait()
+        self._step = step
+        file = self.directory / str(step) / "metrics" / "metrics"  # Orbax reads this file.
+        text = json.dumps({key: float(value) for key, value in metrics.items()})
+
+        def write() -> None:
+            if jax.process_index() == 0:
+                file.parent.mkdir(exist_ok=True)
+                write_text(file, [text])
+
+        with self._writing():
+            processes.together(write)
+        self._manager.reload()
 
     def restore(
         self, step: int | None, abstract_state: PyTree, data: Any = None, *, subset: bool = False

@@ -162,6 +162,30 @@ def test_save_keeps_best_and_latest_steps(tmp_path):
         assert checkpoints.all_steps() == [5, 6]
 
 
+def test_add_metrics_rank_a_saved_step(tmp_path):
+    state = {"a": jnp.ones(2)}
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        for step, score in ((1, 0.5), (2, 0.9), (3, math.nan)):
+            checkpoints.save(step, state, {"row": step}, {"m": step})
+            assert checkpoints.metrics(step) is None and checkpoints.best_step() != step
+            checkpoints.add_metrics(step, {"dev/mrr": score})
+        assert checkpoints.all_steps() == [2, 3] and checkpoints.best_step() == 2
+        checkpoints.save(4, state, {"row": 4}, {"m": 4})
+        assert checkpoints.all_steps() == [2, 4]
+    with Checkpoints(tmp_path, read_only=True) as checkpoints:
+        assert checkpoints.best_step() == 2 and checkpoints.metrics(2) == {"dev/mrr": 0.9}
+        restored = checkpoints.restore(2, state)
+        assert (restored.metrics, restored.meta) == ({"dev/mrr": 0.9}, {"m": 2})
+
+
+def test_add_metrics_full_disk_names_the_step(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, {"a": jnp.ones(2)}, None, {})
+        with full_disk(3), pytest.raises(UserError, match=r"checkpoint .*/1 cannot be written"):
+            checkpoints.add_metrics(1, {"dev/mrr": 0.5})
+        assert checkpoints.metrics(1) is None
+
+
 def test_best_step_of_loss_is_lowest(tmp_path):
     with Checkpoints(tmp_path, keep=1, best_metric="dev/loss") as checkpoints:
         for step, loss in enumerate([3.0, 1.0, math.nan, 2.0]):
