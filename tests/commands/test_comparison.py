@@ -164,7 +164,7 @@ def test_compare_one_run_ignores_questions_without_gold(tmp_path):
     assert result["differences"] == {}
 
 
-def repeated(tmp_path, pairs, count=2, passages=made_up.PASSAGES):
+def write_repeats(tmp_path, pairs, count=2, passages=made_up.PASSAGES):
     """Writes a run that has online extractions and equal answers for several seeds."""
     folder = workdir(tmp_path, "a", pairs)
     for number in range(2, count + 1):
@@ -177,7 +177,7 @@ def repeated(tmp_path, pairs, count=2, passages=made_up.PASSAGES):
 def test_compare_repeats_without_answer_scores_have_std(tmp_path):
     pairs = many(2)
     unanswered = [(dataclasses.replace(q, answers=()), p) for q, p in pairs]
-    folder = repeated(tmp_path, unanswered)
+    folder = write_repeats(tmp_path, unanswered)
     for metrics in (("recall",), ("answers", "recall")):
         result = compare(tmp_path, folder, metrics=metrics)
         assert result["systems"]["a"]["repeats"] == {
@@ -202,7 +202,7 @@ def test_compare_seed_is_scored_with_its_own_passages(tmp_path):
 
 
 def test_compare_repeats_limit_ignores_further_seeds(tmp_path):
-    folder = repeated(tmp_path, many(2), count=3)
+    folder = write_repeats(tmp_path, many(2), count=3)
     assert compare(tmp_path, folder)["systems"]["a"]["roles"]["reader"]["calls"] == 2
     config = comparison.get_config()
     config.bootstrap_samples = 20

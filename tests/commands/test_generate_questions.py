@@ -179,18 +179,18 @@ def test_output_folder_is_a_dataset(whole):
 
 
 def test_estimate_covers_remaining_requests(model, folders, tmp_path, capsys):
-    def told(*more):
+    def estimate(*more):
         _, err = execute(capsys, arguments(folders, tmp_path, *more))
         lines = re.findall(r"(\w+): at most (\d+) requests, about ([\d,]+) prompt tokens", err)
         return {step: (int(count), int(tokens.replace(",", ""))) for step, count, tokens in lines}
 
-    first = told()
+    first = estimate()
     # Nine sentences with three roles each; ten paths with two roles each.
     counts = {step: count for step, (count, _) in first.items()}
     assert counts == {"claims": 27, "triples": 1, "equivalence": 1, "questions": 20}
     assert all(tokens > 30 * count for count, tokens in first.values())
-    assert told() == {}
-    again = told("questions.validation=model")
+    assert estimate() == {}
+    again = estimate("questions.validation=model")
     assert again.keys() == {"questions"} and again["questions"][0] >= 20
 
 
@@ -370,7 +370,7 @@ def test_resume_after_kill_at_any_write_gives_same_bytes(
     count, killed = 0, set()
     real = {name: getattr(Journal, name) for name in ("record", "close_program")}
 
-    def killing(name):
+    def kill_in(name):
         def write(self, key, *arguments):
             nonlocal count
             count += 1
@@ -383,7 +383,7 @@ def test_resume_after_kill_at_any_write_gives_same_bytes(
         return write
 
     for name in real:
-        monkeypatch.setattr(Journal, name, killing(name))
+        monkeypatch.setattr(Journal, name, kill_in(name))
     for _ in range(60):
         with pytest.raises(SystemExit) as end:
             cli.run(_MAIN, "", ["generate_questions.py", *arguments(folders, tmp_path / "w")])
@@ -570,10 +570,10 @@ def test_settings_bad_values_are_refused(field, folders, tmp_path, capsys):
 
 
 def test_missing_library_is_named(whole, folders, tmp_path, capsys, monkeypatch):
-    def gone(name):
+    def missing(name):
         raise ModuleNotFoundError(name=name)
 
-    monkeypatch.setattr(errors.importlib, "import_module", gone)
+    monkeypatch.setattr(errors.importlib, "import_module", missing)
     message = fails(capsys, arguments(folders, tmp_path / "w"))
     assert message.endswith(
         "install requirements-grade.txt (pip install -r requirements-grade.txt)."

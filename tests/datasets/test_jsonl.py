@@ -131,15 +131,15 @@ def test_read_dataset_drops_and_counts_unknown_sentences(folder, caplog):
     assert caplog.text.count("dropped 2 supporting_sentences") == 1
 
 
-def without(row, field):
+def drop_fields(row, field):
     return {key: value for key, value in row.items() if key != field}
 
 
 Q, P = QUESTIONS[1], PASSAGES[1]
 BAD_ROWS = [
-    ("questions", without(Q, "id"), "'id' is missing"),
-    ("questions", without(Q, "question"), "'question' is missing"),
-    ("questions", without(Q, "answers"), "'answers' is missing"),
+    ("questions", drop_fields(Q, "id"), "'id' is missing"),
+    ("questions", drop_fields(Q, "question"), "'question' is missing"),
+    ("questions", drop_fields(Q, "answers"), "'answers' is missing"),
     ("questions", {**Q, "id": " "}, "'id' is empty"),
     ("questions", {**Q, "id": 7}, "'id' must be a string, not an integer"),
     ("questions", {**Q, "id": "q1"}, "'id' repeats the id 'q1'"),
@@ -176,9 +176,9 @@ BAD_ROWS = [
         {**Q, "decomposition": [{"question": "a", "answer": "b", "supporting": "p9"}]},
         "'decomposition[0].supporting' names passage 'p9'",
     ),
-    ("corpus", without(P, "id"), "'id' is missing"),
-    ("corpus", without(P, "title"), "'title' is missing"),
-    ("corpus", without(P, "text"), "'text' is missing"),
+    ("corpus", drop_fields(P, "id"), "'id' is missing"),
+    ("corpus", drop_fields(P, "title"), "'title' is missing"),
+    ("corpus", drop_fields(P, "text"), "'text' is missing"),
     ("corpus", {**P, "id": "p1"}, "'id' repeats the id 'p1'"),
     ("corpus", {**P, "text": 5}, "'text' must be a string, not an integer"),
     ("corpus", {**P, "sentences": "a"}, "'sentences' must be a list, not a string"),

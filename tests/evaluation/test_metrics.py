@@ -37,7 +37,7 @@ FOUND = Prediction(
 )
 
 
-def measured(pairs, names=NAMES, corpus=True, **scoring):
+def scores_of(pairs, names=NAMES, corpus=True, **scoring):
     """Returns the value of every score, and the number of questions that it covers."""
     result = metrics.measure(
         [AnsweredQuestion(*pair) for pair in pairs], Scoring(**scoring), names, corpus=corpus
@@ -46,7 +46,7 @@ def measured(pairs, names=NAMES, corpus=True, **scoring):
 
 
 def test_recall_scores_at_three_granularities():
-    assert measured([(QUESTION, FOUND)], ["recall"], recall_at=(5, 3)) == {
+    assert scores_of([(QUESTION, FOUND)], ["recall"], recall_at=(5, 3)) == {
         "recall@5": (1.0, 1), "recall@3": (0.5, 1),
         "sentence_recall@5": (0.5, 1), "sentence_recall@3": (0.5, 1),
         # Birth and death at one place have the same pair of names, at rank 4. The other pair is
@@ -64,20 +64,20 @@ def test_recall_scores_with_overlapping_passages():
         same_sentences=((("p1", 4), ("p2", 0)),),
     )
     result = Prediction("", "passage", passages=("p2", "p3"), sentences=(("p9", 0), ("p2", 0)))
-    scores = measured([(question, result)], ["recall"], recall_at=(1, 2))
+    scores = scores_of([(question, result)], ["recall"], recall_at=(1, 2))
     assert [scores[f"recall@{k}"][0] for k in (1, 2)] == [0.5, 1.0]
     assert [scores[f"sentence_recall@{k}"][0] for k in (1, 2)] == [0.0, 0.5]
     # p1 is also evidence for another sentence, which p2 does not have.
     more = dataclasses.replace(
         question, supporting_sentences=(("p1", 1), *(question.supporting_sentences or ()))
     )
-    scores = measured([(more, result)], ["recall"], recall_at=(2,))
+    scores = scores_of([(more, result)], ["recall"], recall_at=(2,))
     assert scores["recall@2"][0] == 0.5 and scores["sentence_recall@2"][0] == pytest.approx(1 / 3)
 
 
 def test_recall_scores_unranked_granularity_has_no_score():
     passages = Prediction("Bess", "passage", passages=FOUND.passages)
-    result = measured([(QUESTION, passages), (QUESTION, None)], ["recall"], recall_at=(5,))
+    result = scores_of([(QUESTION, passages), (QUESTION, None)], ["recall"], recall_at=(5,))
     assert result["recall@5"] == (0.5, 2)
     assert result["sentence_recall@5"][1] == result["triple_recall@5"][1] == 0
 
@@ -89,20 +89,22 @@ def test_recall_scores_failed_questions_score_zero():
         (BARE, FOUND),
         (QUESTION, Prediction("", "default")),
     ]
-    result = measured(pairs, ["recall", "answers"], recall_at=(5,))
+    result = scores_of(pairs, ["recall", "answers"], recall_at=(5,))
     for name in ("recall@5", "triple_recall@5"):
         assert result[name] == (pytest.approx(1 / 3), 3)
     assert result["em"] == result["f1"] == result["acc"] == (0.25, 4)
-    unscored = measured([(BARE, FOUND), (dataclasses.replace(BARE, answers=()), FOUND)], ["recall"])
+    unscored = scores_of(
+        [(BARE, FOUND), (dataclasses.replace(BARE, answers=()), FOUND)], ["recall"]
+    )
     assert all(value != value and count == 0 for value, count in unscored.values())
     partly = dataclasses.replace(QUESTION, evidences=None, supporting_sentences=())
-    result = measured([(QUESTION, FOUND), (partly, FOUND)], ["recall"], recall_at=(1,))
+    result = scores_of([(QUESTION, FOUND), (partly, FOUND)], ["recall"], recall_at=(1,))
     assert [count for _, count in result.values()] == [2, 1, 1]
 
 
 def test_measure_without_corpus_skips_retrieval():
-    assert set(measured([(QUESTION, FOUND)], corpus=False)) == {"em", "f1", "acc"}
-    assert {"recall@3", "hit@3"} < set(measured([(QUESTION, FOUND)]))
+    assert set(scores_of([(QUESTION, FOUND)], corpus=False)) == {"em", "f1", "acc"}
+    assert {"recall@3", "hit@3"} < set(scores_of([(QUESTION, FOUND)]))
 
 
 def test_hit_scores_only_without_gold_passages():
@@ -119,7 +121,7 @@ def test_hit_scores_only_without_gold_passages():
 
     def hit(answers, k):
         question = dataclasses.replace(BARE, answers=answers)
-        return measured([(question, FOUND)], ["hits"], recall_at=(k,), passages=passages)[
+        return scores_of([(question, FOUND)], ["hits"], recall_at=(k,), passages=passages)[
             f"hit@{k}"
         ]
 
@@ -129,11 +131,11 @@ def test_hit_scores_only_without_gold_passages():
     assert hit(("obody",), 5) == hit(("...!",), 5) == hit(("",), 5) == (0.0, 1)
     assert hit((), 5)[1] == 0  # no gold answers
     read.clear()
-    result = measured([(QUESTION, FOUND)], ["hits"], passages=passages)
+    result = scores_of([(QUESTION, FOUND)], ["hits"], passages=passages)
     assert result["hit@3"][1] == 0 and not read  # gold passages are known, so recall applies
     nowhere = dataclasses.replace(BARE, supporting=())  # known to have no gold passage
-    assert measured([(nowhere, FOUND)], ["hits"], passages=passages)["hit@3"][1] == 0
-    assert measured([(BARE, None)], ["hits"], recall_at=(1,))["hit@1"] == (0.0, 1)
+    assert scores_of([(nowhere, FOUND)], ["hits"], passages=passages)["hit@3"][1] == 0
+    assert scores_of([(BARE, None)], ["hits"], recall_at=(1,))["hit@1"] == (0.0, 1)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +153,7 @@ def test_hit_scores_match_whole_words(text, answer, hit):
     question = dataclasses.replace(BARE, answers=(answer,))
     texts = {"p9": Passage("p9", "", text)}
     pairs = [(question, FOUND)]
-    assert measured(pairs, ["hits"], passages=lambda: texts)["hit@3"] == (hit, 1)
+    assert scores_of(pairs, ["hits"], passages=lambda: texts)["hit@3"] == (hit, 1)
 
 
 def test_hit_scores_read_each_passage_once(monkeypatch):
@@ -160,7 +162,7 @@ def test_hit_scores_read_each_passage_once(monkeypatch):
     monkeypatch.setattr(metrics, "_tokens", lambda text: read.append(text) or tokens(text))
     texts = {name: Passage(name, "", f"text of {name}") for name in FOUND.passages}
     question = dataclasses.replace(BARE, answers=("no such", "nor this"))
-    measured([(question, FOUND)] * 3, ["hits"], passages=lambda: texts, recall_at=(1, 2))
+    scores_of([(question, FOUND)] * 3, ["hits"], passages=lambda: texts, recall_at=(1, 2))
     output = [text.rpartition(" ")[2] for text in read if "text of" in text]
     assert sorted(output) == ["p8", "p9"]
     assert len(read) == len(output) + 3 * 2
@@ -178,7 +180,7 @@ def test_recall_scores_check_ranked_items_once_per_run(monkeypatch):
     kinds = {"passage": (lambda found: (), lambda question: question.supporting, lambda _: {})}
     monkeypatch.setattr(metrics, "GRANULARITIES", kinds)
     monkeypatch.setattr(metrics, "list", Ranked, raising=False)
-    measured([(QUESTION, FOUND)] * 50, ["recall"], recall_at=(5,))
+    scores_of([(QUESTION, FOUND)] * 50, ["recall"], recall_at=(5,))
     assert checks == 50
 
 
@@ -191,20 +193,20 @@ def test_raw_or_short_scores_keep_larger_score():
     )
     result = Prediction("Orlin", "passage", attempts=attempts)
     assert metrics.raw(result) == "the county of Orlin, in Tarn!"
-    both = measured([(question, result)], ["answers", "raw_or_short"])
+    both = scores_of([(question, result)], ["answers", "raw_or_short"])
     assert both["em"] == both["em_max"] == (1.0, 1)
     wrong = dataclasses.replace(result, answer="Tarn")
     assert (
         metrics.raw(wrong) == "the county of Orlin, in Tarn!"
     )  # no attempt has this answer, so the last one is used
-    scores = measured([(question, wrong)], ["answers", "raw_or_short"])
+    scores = scores_of([(question, wrong)], ["answers", "raw_or_short"])
     assert scores["em"][0] == 0 and scores["em_max"][0] == 1 > scores["f1"][0]
     short = dataclasses.replace(
         result, attempts=(Attempt("passage", (), "So: Orlin", "Orlin", True),)
     )
-    scores = measured([(question, short)], ["raw_or_short"])
+    scores = scores_of([(question, short)], ["raw_or_short"])
     assert scores["em_max"] == (1.0, 1)
-    assert measured([(question, None)], ["raw_or_short"])["acc_max"] == (0.0, 1)
+    assert scores_of([(question, None)], ["raw_or_short"])["acc_max"] == (0.0, 1)
     assert metrics.raw(Prediction("", "default")) == ""
 
 
@@ -217,14 +219,14 @@ def test_stage_scores_by_granularity():
     ]  # fmt: skip
     pairs = [(question, Prediction(answer, stage)) for stage, answer in answers]
     hidden = (dataclasses.replace(BARE, answers=()), Prediction("x", "triple"))
-    result = measured([*pairs, (question, None), hidden], ["by_granularity"])
+    result = scores_of([*pairs, (question, None), hidden], ["by_granularity"])
     assert result["triple_em"] == (0.5, 2) and result["triple_f1"] == (0.75, 2)
     assert result["sentence_em"] == result["sentence_f1"] == (1.0, 1)
     assert result["default_em"] == result["default_f1"] == (0.0, 1)
     value, count = result["passage_f1"]
     assert value != value and count == 0  # no answers: no score
     # The sum is the cascade's score without the failed question.
-    whole = measured(pairs, ["answers"])
+    whole = scores_of(pairs, ["answers"])
     assert whole["f1"] == (pytest.approx((2 * 0.75 + 1 + 0) / 4), 4)
     assert metrics.title("triple_f1") == "triple F1"
 
@@ -232,17 +234,17 @@ def test_stage_scores_by_granularity():
 def test_rouge_scores_match_hand_computed_values():
     """Six gold words and five predicted words have four words and two bigrams in common."""
     question = dataclasses.replace(BARE, answers=("no", "The cat sat on the mat."))
-    result = measured(
+    result = scores_of(
         [(question, Prediction("a cat sat on mat", "passage")), (question, None)], ["rouge"]
     )
     # Words: recall 4/6, precision 4/5. Bigrams: 2/5 and 2/4. In order: 4/6 and 4/5.
     assert result["rouge1"] == (pytest.approx(8 / 11 / 2), 2)
     assert result["rouge2"] == (pytest.approx(4 / 9 / 2), 2)
     assert result["rougeL"] == (pytest.approx(8 / 11 / 2), 2)
-    turned = measured([(question, Prediction("mat cat on sat", "passage"))], ["rouge"])
+    turned = scores_of([(question, Prediction("mat cat on sat", "passage"))], ["rouge"])
     assert turned["rouge1"] == (pytest.approx(8 / 10), 1)
     assert turned["rougeL"] == (pytest.approx(4 / 10), 1)  # "cat on" or "cat sat"
-    assert measured([(dataclasses.replace(BARE, answers=()), None)], ["rouge"])["rougeL"][1] == 0
+    assert scores_of([(dataclasses.replace(BARE, answers=()), None)], ["rouge"])["rougeL"][1] == 0
 
 
 def test_endpoints_normalize_both_names():

@@ -150,10 +150,10 @@ def drive(settings, *answers, checks=True, groups=(), facts=(0, 1)):
     path = path_of(made[0], *facts)
     templates = RelationTemplates(made[0]) if settings.kind == "rules" else None
     checked = checks_of(made) if checks else None
-    return answered(questions.ask(path, *made, settings, templates, checked), *answers)
+    return answer_requests(questions.ask(path, *made, settings, templates, checked), *answers)
 
 
-def answered(program, *answers):
+def answer_requests(program, *answers):
     """Returns the requests of a program and its result."""
     requests = []
     try:
@@ -201,7 +201,7 @@ def test_settings_kind_and_validation_determine_roles():
     assert QuestionSettings(kind="rules", validation="off").roles == ()
 
 
-def worded(made, *facts):
+def templates_with_wordings(made, *facts):
     """Returns `WordedTemplates` for facts paraphrased by a fake model."""
     graph, claims, _ = made
     says = {
@@ -214,7 +214,7 @@ def worded(made, *facts):
         fact = graph.facts[at]
         program = questions.write_wording(fact, claims[fact.claim], QuestionSettings())
         # Without a wording, no reader checks it.
-        requests, result[at] = answered(
+        requests, result[at] = answer_requests(
             program, says[fact.head], *[fact.tail][: fact.head != "Osk"]
         )
         for request in requests:
@@ -228,10 +228,10 @@ def worded(made, *facts):
 def test_worded_templates_compose_one_question():
     made = make_graph()
     graph = made[0]
-    requests = worded(made, 0, 1).ask(path_of(graph, 0, 1), graph.facts)
+    requests = templates_with_wordings(made, 0, 1).ask(path_of(graph, 0, 1), graph.facts)
     assert requests == ("Where was the director of Low Tide born?", None)
     # The last fact's wording names its answer, so it is rejected.
-    templates = worded(made, 0, 1, 2)
+    templates = templates_with_wordings(made, 0, 1, 2)
     assert templates.ask(path_of(graph, 0, 1, 2), graph.facts) == ("", "no_wording")
     assert templates.ask(path_of(graph, 0, 1, 3), graph.facts) == ("", "no_wording")
     assert templates.answers(("Osk", "Osk town")) == ("Osk", "Osk town")
@@ -254,11 +254,13 @@ def test_worded_templates_compose_one_question():
 def test_write_wording_rejects_other_readings(read, kept):
     (graph, claims, _), settings = make_graph(), QuestionSettings()
     text = "Phrase: the town where Ann Bell was born | Question: Where was Ann Bell born?"
-    _, result = answered(questions.write_wording(graph.facts[1], claims[1], settings), text, read)
+    _, result = answer_requests(
+        questions.write_wording(graph.facts[1], claims[1], settings), text, read
+    )
     assert result == {"reason": "read_otherwise"} if not kept else "reason" not in result
     number = dataclasses.replace(graph.facts[3], tail="1,234 people")
     text = "Phrase: the size of Osk | Question: How many people live in Osk?"
-    _, result = answered(questions.write_wording(number, claims[3], settings), text, "1,234")
+    _, result = answer_requests(questions.write_wording(number, claims[3], settings), text, "1,234")
     assert "reason" not in result
 
 
@@ -270,8 +272,10 @@ def test_worth_wording_needs_adjacent_facts():
 def test_ask_by_hops_calls_only_the_validator():
     made = make_graph()
     settings, path = QuestionSettings(kind="hops"), path_of(made[0], 0, 1)
-    program = questions.ask(path, *made, settings, worded(made, 0, 1), checks_of(made))
-    requests, result = answered(program, "True")
+    program = questions.ask(
+        path, *made, settings, templates_with_wordings(made, 0, 1), checks_of(made)
+    )
+    requests, result = answer_requests(program, "True")
     assert [request.role for request in requests] == ["validator"]
     assert result == {"question": "Where was the director of Low Tide born?", "answers": ["Osk"]}
 
@@ -279,7 +283,7 @@ def test_ask_by_hops_calls_only_the_validator():
 def test_extract_counts_unsupported_triples():
     claims = ["Low Tide is a film by Ann Bell.", "Ann Bell was born in Osk."]
     text = "(Low Tide|director|Ann Bell|1)\n(Ann Bell|born in|Osk|1)\n(ann bell|came from|OSK|2)"
-    _, result = answered(triples.extract(claims, triples.TripleSettings()), text)
+    _, result = answer_requests(triples.extract(claims, triples.TripleSettings()), text)
     kept = [["Low Tide", "director", "Ann Bell", 0], ["ann bell", "came from", "OSK", 1]]
     assert result == {"triples": kept, "problems": ["not_said"]}
 

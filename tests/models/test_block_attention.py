@@ -31,7 +31,7 @@ def operands(rows=2, heads=4, kv_heads=2, size=8, dtype=np.float32, seed=0):
     return [jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes]
 
 
-def packed(*rows, shared=None):
+def make_packed(*rows, shared=None):
     """Returns segments and positions of packed rows, and their mask from its definition."""
     segments = np.zeros((len(rows), LENGTH), np.int32)
     positions = np.zeros((len(rows), LENGTH), np.int32)
@@ -64,7 +64,7 @@ CASES = {
 def test_attend_visible_outputs_and_gradients_equal_full_attention(case, window, cap):
     """In fp32, differences are up to 1.2e-6 for outputs, and 4e-6 for gradients up to 12."""
     rows, shared = CASES[case]
-    segments, positions, mask = packed(*rows, shared=shared)
+    segments, positions, mask = make_packed(*rows, shared=shared)
     mask &= positions[:, :, None] - positions[:, None, :] < window
     scoring = Scoring(8**-0.5, cap)
     q, k, v, slope = operands()
@@ -107,7 +107,7 @@ def test_attend_visible_skips_masked_blocks():
 
 def test_attend_visible_padding_is_masked_and_skipped():
     """Padding attends to nothing, not even the prefix; its outputs and gradients are finite."""
-    segments, positions, mask = packed((20, 10), (12, 5), shared=[8, 4])
+    segments, positions, mask = make_packed((20, 10), (12, 5), shared=[8, 4])
     shared_B = jnp.asarray([8, 4], jnp.int32)
     visible = make_visibility(jnp.asarray(segments), jnp.asarray(positions), shared_B)
     np.testing.assert_array_equal(visible.mask(LENGTH, NO_WINDOW), mask)
@@ -135,7 +135,7 @@ def test_attend_visible_new_packing_does_not_recompile():
 
     q, k, v, _ = operands()
     for rows in ([(75,), (75,)], [(20, 55), (30, 30)]):
-        segments, positions, _ = packed(*rows)
+        segments, positions, _ = make_packed(*rows)
         run(q, k, v, segments, positions)
     assert len(traces) == 1
 

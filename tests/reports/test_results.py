@@ -30,7 +30,7 @@ def workdir(root, name, pairs, **more):
     return root / name
 
 
-def worse(pairs):
+def make_worse(pairs):
     """Returns other answers in reverse order. Only the first and last of four are correct."""
     answers = ["Orlin", "Ferry County", "Tarnow Bay", "Orlin County"]
     result = [
@@ -53,7 +53,7 @@ def made(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     pairs = made_up.many(4)
     workdir(root, "cirag", pairs, seed=1)
-    workdir(root, "kirag", worse(pairs))
+    workdir(root, "kirag", make_worse(pairs))
     lost = [(q, None if i == 1 else p) for i, (q, p) in enumerate(pairs)]
     workdir(root, "late", lost, failed=[pairs[1][0]], seed=2)
     return root

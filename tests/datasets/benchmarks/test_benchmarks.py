@@ -289,7 +289,7 @@ def test_to_dataset_multihop_rag_names_its_articles(build):
 
 
 def test_to_dataset_multihop_rag_without_articles_has_no_gold(tmp_path, caplog):
-    folder = broken(tmp_path, "multihop_rag", "MultiHopRAG.json", lambda rows: None)
+    folder = build_broken(tmp_path, "multihop_rag", "MultiHopRAG.json", lambda rows: None)
     (folder / "corpus.json").unlink()
     builder = prepare_builder(BENCHMARKS["multihop_rag"], "default", tmp_path / "tfds", folder)
     dataset = to_dataset(builder)
@@ -298,7 +298,7 @@ def test_to_dataset_multihop_rag_without_articles_has_no_gold(tmp_path, caplog):
     assert dataset.corpus == {}
 
 
-def broken(tmp_path, name, file_name, change):
+def build_broken(tmp_path, name, file_name, change):
     """Copies the fixtures; ``change`` edits the records of one file."""
     folder = tmp_path / "manual"
     shutil.copytree(FIXTURES / name, folder)
@@ -349,7 +349,7 @@ DEV, MUSIQUE_DEV = "hotpot_dev_distractor_v1.json", "musique_full_v1.0_dev.jsonl
     ],
 )
 def test_builder_malformed_record_is_named(tmp_path, name, file_name, change, problem):
-    folder = broken(tmp_path, name, file_name, change)
+    folder = build_broken(tmp_path, name, file_name, change)
     config = "full" if name == "musique" else "distractor"
     with pytest.raises(UserError) as error:
         prepare_builder(BENCHMARKS[name], config, tmp_path / "tfds", folder)
@@ -423,7 +423,7 @@ def test_builder_malformed_table_or_list_is_named(tmp_path, name, file_name, old
 
 
 def test_to_dataset_repeated_article_id_is_refused(tmp_path):
-    folder = broken(
+    folder = build_broken(
         tmp_path, "multihop_rag", "corpus.json", lambda rows: rows[2].update(url=rows[0]["url"])
     )
     builder = prepare_builder(BENCHMARKS["multihop_rag"], "default", tmp_path / "tfds", folder)
@@ -443,14 +443,14 @@ def test_to_dataset_keeps_the_official_order(tmp_path, name, config, file_name, 
     def repeat(rows):
         rows[:] = [{**rows[0], key: f"2hop__{i}"} for i in range(12)]
 
-    folder = broken(tmp_path, name, file_name, repeat)
+    folder = build_broken(tmp_path, name, file_name, repeat)
     builder = prepare_builder(BENCHMARKS[name], config, tmp_path / "tfds", folder)
     source = data_source(builder, "dev")
     assert [source[i][key] for i in range(len(source))] == [f"2hop__{i}" for i in range(12)]
 
 
 def test_to_dataset_repeated_question_id_is_refused(tmp_path):
-    folder = broken(tmp_path, "two_wiki", "train.json", lambda rows: rows.append(rows[0]))
+    folder = build_broken(tmp_path, "two_wiki", "train.json", lambda rows: rows.append(rows[0]))
     builder = prepare_builder(BENCHMARKS["two_wiki"], "default", tmp_path / "tfds", folder)
     with pytest.raises(UserError, match="two questions have id 'w1'"):
         to_dataset(builder)

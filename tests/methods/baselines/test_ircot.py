@@ -36,8 +36,8 @@ def test_ircot_thoughts_retrieve_until_the_answer():
     first, second = (prompt(r) for r in fakes.received(Generate, "reasoner"))
     assert "Text 1." in first and "Text 2." not in first and BORN not in first
     assert "Text 0." in second and "Text 2." in second and second.endswith(BORN)
-    read = prompt(fakes.received(Generate, "reader")[0])
-    assert all(f"Text {i}." in read for i in range(3)) and BORN not in read
+    last = prompt(fakes.received(Generate, "reader")[0])
+    assert all(f"Text {i}." in last for i in range(3)) and BORN not in last
 
 
 def test_ircot_max_thoughts_ends_reasoning():
@@ -61,8 +61,8 @@ def test_ircot_passages_are_ranked_by_best_score():
     fakes, answered = run([BORN, FINAL_THOUGHT], passages, num_read=2)
     # p0: 1, then 1/3; p5: 1, later; p1: 1/2; p2: 1/3, then 1/2.
     assert answered.passages == ("p0", "p5", "p1", "p2")
-    read = prompt(fakes.received(Generate, "reader")[0])
-    assert "Text 5." in read and "Text 1." not in read
+    last = prompt(fakes.received(Generate, "reader")[0])
+    assert "Text 5." in last and "Text 1." not in last
 
 
 def test_ircot_repeated_thought_ends_reasoning():

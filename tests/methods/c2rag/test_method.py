@@ -99,9 +99,9 @@ def test_case_study_higher_gamma_resolves_first_hop():
     assert first.kept == (HOP1[0],) and second.kept == ()
     assert set(second.candidates) == set(HOP2) and second.passages[0] == "end"
     assert fakes.received(Retrieve)[-1].query == RECOVERED
-    read = prompt(fakes.received(Generate, "reader")[0])
-    assert read.index("Fact 1: Silent Road") < read.index("It sold well")
-    assert read.index("It sold well") < read.index("Fact 2: ?prison") < read.index("until 1952")
+    last = prompt(fakes.received(Generate, "reader")[0])
+    assert last.index("Fact 1: Silent Road") < last.index("It sold well")
+    assert last.index("It sold well") < last.index("Fact 2: ?prison") < last.index("until 1952")
     assert result.answer == "1952" and result.triples == (HOP1[0],)
 
 
@@ -397,11 +397,11 @@ def test_recovery_unit_selects_passages_or_sentences():
         recovery_unit="sentence", num_texts=1, num_dense=3, recovery_question=False)  # fmt: skip
     assert fakes.received(Retrieve)[1].k == 3
     assert result.sentences == (("keep", 0),) and result.passages == ("keep",)
-    read = prompt(fakes.received(Generate, "reader")[0])
-    assert "dates from 1078" in read and "A king lived" not in read
+    last = prompt(fakes.received(Generate, "reader")[0])
+    assert "dates from 1078" in last and "A king lived" not in last
     fakes, result = run(CASE, neff_rule="shift_if_nonpositive", max_texts=1)
-    read = prompt(fakes.received(Generate, "reader")[0])
-    assert read.count("\n[1] ") == 2 and "\n[2] " not in read
+    last = prompt(fakes.received(Generate, "reader")[0])
+    assert last.count("\n[1] ") == 2 and "\n[2] " not in last
     assert len(result.steps[1].passages) == 3  # All passages are included in recall.
     fakes, _ = run(CASE, recovery_question=False, neff_rule="shift_if_nonpositive")
     assert _queries(fakes, "passages")[0][0] == "Silent Road — written in prison — ?prison"
@@ -419,8 +419,8 @@ def test_recall_order_selects_score_or_plan():
 
 def test_reader_format_selects_a_trained_format():
     fakes, result = run(reader="Marn Keep; until; 1952\nAnswer: 1952", reader_format="chain")
-    read = prompt(fakes.received(Generate, "reader")[0])
-    assert "Fact 1" not in read and read.count("Marn Keep dates") == 1
+    last = prompt(fakes.received(Generate, "reader")[0])
+    assert "Fact 1" not in last and last.count("Marn Keep dates") == 1
     assert result.answer == "1952" and len(result.attempts[0].evidence) == 2
     _, result = run(reader=" ")
     assert (result.answer, result.parse_errors["answer_empty"]) == ("", 1)

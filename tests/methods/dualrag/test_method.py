@@ -254,8 +254,8 @@ def test_entities_named_allows_unsearched_names():
     # The next query continues from the outline.
     assert fakes.received(Rank)[3].query == f"{QUESTION}\nknowledge sentences: {own[0]}"
     assert result.attempts[0].evidence == (own[0], "Lund: Lund is a town in Skane.")
-    (read,) = fakes.received(Generate, "reader")
-    assert "Sentences:\nAda Moen: Ada Moen was born" in prompt(read)
+    (last,) = fakes.received(Generate, "reader")
+    assert "Sentences:\nAda Moen: Ada Moen was born" in prompt(last)
     assert "summarizer" not in DualragConfig(summarizer="sentences").needs.roles
 
 

@@ -175,7 +175,7 @@ def test_export_failure_keeps_earlier_export(tmp_path):
     assert json.loads((folder / "modules.json").read_text())[1]["path"] == "1_Pooling"
 
 
-def moved(encoder, rank):
+def change_parameters(encoder, rank):
     """Returns the encoder's parameters with random changes of this rank in all linear layers."""
     rng = np.random.default_rng(0)
     tensors = to_tensors(encoder.state, encoder.config, encoder.model_type)
@@ -193,7 +193,7 @@ def moved(encoder, rank):
 def test_save_encoder_adapter_keeps_low_rank_change(tmp_path, kind):
     base = tiny.model_folder(tmp_path / "tiny", kind=kind)
     encoder = load_encoder(str(base), pooling="cls", query_prefix="who was ")
-    tensors = moved(encoder, 3)
+    tensors = change_parameters(encoder, 3)
     params = from_tensors(tensors, encoder.state, encoder.config, encoder.model_type)
     told = {"pooling": "cls", "query_prefix": "who was ", "passage_prefix": ""}
     before = to_tensors(encoder.state, encoder.config, encoder.model_type)
@@ -218,7 +218,7 @@ def test_encoder_adapter_bf16_base_gives_same_values(tmp_path):
     encoder = load_encoder(str(tiny.model_folder(tmp_path / "tiny")))
     before = to_tensors(encoder.state, encoder.config, encoder.model_type)
     how = {"base_model_name": str(tmp_path / "tiny"), "training": {}}
-    save_encoder_adapter(moved(encoder, 2), before, tmp_path / "adapter", rank=2, **how)
+    save_encoder_adapter(change_parameters(encoder, 2), before, tmp_path / "adapter", rank=2, **how)
     file, states = tmp_path / "adapter" / "adapter_model.safetensors", []
     rounded = {
         name: array.astype(ml_dtypes.bfloat16)
@@ -241,8 +241,8 @@ def test_encoder_adapter_wrong_fields_or_tensors_raise(tmp_path):
     folder = tmp_path / "adapter"
     how = {"base_model_name": str(base), "training": {}}
     with pytest.raises(UserError, match=r"config\.rank=0 must be at least 1"):
-        save_encoder_adapter(moved(encoder, 2), before, folder, rank=0, **how)
-    kept = save_encoder_adapter(moved(encoder, 2), before, folder, rank=1, **how)
+        save_encoder_adapter(change_parameters(encoder, 2), before, folder, rank=0, **how)
+    kept = save_encoder_adapter(change_parameters(encoder, 2), before, folder, rank=1, **how)
     assert 0.3 < kept < 0.9
     config = json.loads((folder / "adapter_config.json").read_text())
     for changes, message in (

@@ -14,7 +14,7 @@ from configs.common import language_model
 from tests import tiny, tiny_decoder
 
 
-def changed(file: pathlib.Path, text: bytes) -> dict:
+def entries_after_change(file: pathlib.Path, text: bytes) -> dict:
     """Changes ``file``, but not its size and time; returns the identity's changed entries."""
     old, times = fingerprint.model_identity(str(file.parent)), file.stat()
     before = file.read_bytes()
@@ -36,7 +36,7 @@ def test_of_model_depends_on_content_of_every_file(tmp_path):
         ("chat_template.jinja", b"messages"),
         ("model.safetensors", (folder / "model.safetensors").read_bytes()[-9:]),
     ):
-        assert set(changed(folder / name, text)) == {f"files.{name}"}
+        assert set(entries_after_change(folder / name, text)) == {f"files.{name}"}
     # A copy of a model, or a file with a new time, does not change the identity.
     copy = tmp_path / "copy"
     copy.mkdir()
@@ -73,7 +73,9 @@ def test_of_model_package_and_hub_snapshot_use_revision(tmp_path):
 def test_of_model_other_folder_in_snapshots_uses_files(tmp_path, name):
     folder = tiny_decoder.folder(tmp_path / "snapshots" / name)
     old, text = pretrained.weights_revision(folder), (folder / "model.safetensors").read_bytes()
-    assert set(changed(folder / "model.safetensors", text[-9:])) == {"files.model.safetensors"}
+    assert set(entries_after_change(folder / "model.safetensors", text[-9:])) == {
+        "files.model.safetensors"
+    }
     assert old != pretrained.weights_revision(folder) and old.startswith("sha256:")
 
 

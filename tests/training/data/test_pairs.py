@@ -180,7 +180,7 @@ def test_pairs_of_step_gold_passage_is_not_an_easy_negative():
     targets = data_lib.passage_targets(dataset, [question, other])
     texts = {name: passage_text(passage) for name, passage in dataset.corpus.items()}
 
-    def easy(*drawn):
+    def easy_negatives_of(*drawn):
         """Returns the easy negatives of the first target."""
         sampling = data_lib.Sampling(len(drawn), own=0, mined=0, easy=3, seed=0)
         pairs = data_lib.pairs_of_step(drawn, 0, sampling)
@@ -190,8 +190,8 @@ def test_pairs_of_step_gold_passage_is_not_an_easy_negative():
     part = next(t for t in targets if t.query == "Who is the mayor of Bo?")
     shared, apart = (t for t in targets if t.query == other.question)
     assert (part.positive, shared.positive, apart.positive) == (texts["b"], texts["b"], texts["x"])
-    assert easy(whole, part) == easy(whole, shared) == set()
-    assert easy(whole, part, apart) == {texts["x"]}
+    assert easy_negatives_of(whole, part) == easy_negatives_of(whole, shared) == set()
+    assert easy_negatives_of(whole, part, apart) == {texts["x"]}
 
 
 @pytest.mark.parametrize(
