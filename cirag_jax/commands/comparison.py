@@ -270,7 +270,7 @@ def _run(name: str, folder: pathlib.Path, num_seeds: int | None) -> FinishedRun:
         seconds = (book.seconds - book.load_seconds) / len(records)
     latency = folder / LATENCY / JOURNAL
     timed = _records(latency).values() if latency.is_file() else ()
-    seconds_alone = [record.seconds for record in timed if record.outcome is not None]
+    seconds_alone = [record.seconds for record in timed if record.has_succeeded]
     return FinishedRun(name, str(folder), settings, repeats, seconds, seconds_alone)
 
 
@@ -295,7 +295,7 @@ def _different(first: FinishedRun, other: FinishedRun) -> dict[str, tuple[Any, A
 def _scores(
     run: FinishedRun, ids: Sequence[str], names: Sequence[str], scoring: Scoring
 ) -> list[dict[str, Ratio]]:
-    """Returns the scores of each seed; a failed question has no answer and no passages."""
+    """Returns the scores of each seed; a failed question has no answer."""
     seeds = []
     for records, file in zip(run.repeats, run.journals, strict=True):
         own_scoring = dataclasses.replace(
@@ -308,7 +308,7 @@ def _scores(
 
 def answered_of(record: Record) -> AnsweredQuestion:
     """Returns the question of a record and its prediction."""
-    return AnsweredQuestion(record.input_as(Question), record.result(Prediction))
+    return AnsweredQuestion(record.input_as(Question), record.result(Prediction, partial=True))
 
 
 def _pooled(seeds: Sequence[Mapping[str, Ratio]]) -> dict[str, Ratio]:
@@ -361,7 +361,7 @@ def _statistics(run: FinishedRun, ids: Sequence[str], bootstrap: tuple[int, int]
     """Returns counts, costs and other statistics over all seeds, without significance tests."""
     records = [records[i] for records in run.repeats for i in ids]
     seeds = [[answered_of(records[i]) for i in ids] for records in run.repeats]
-    predictions = [a.prediction for seed in seeds for a in seed if a.prediction is not None]
+    predictions = [p for seed in seeds for _, p in seed if p is not None and p.error is None]
     extractions = [p for j in run.journals for p in j.parent.glob(f"{online.NAME}*.sqlite")]
     costs = cost.spent_by_role(
         [*records, *(r for file in extractions for r in _records(file).values())]

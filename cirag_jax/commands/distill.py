@@ -109,7 +109,7 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "dropped": _dropped(collected, kept, config.keep, config.min_steps),
         "failures": errors.total(),
         "errors": dict(errors.most_common(5)),
-        **sum((record.usage for record in records), start=Usage()).tokens,
+        **sum((record.usage for record in records), start=Usage()).counts,
         "seconds": run.seconds,
         "complete": run.complete,
     }

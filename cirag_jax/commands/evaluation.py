@@ -173,7 +173,7 @@ def ask_models(
             complete = runner.run(jobs, unit=unit, name=name)
             records = runner.records(jobs)
             usage = sum((record.usage for record in records.values()), start=Usage())
-            costs = {**usage.tokens, "seconds": runner.seconds()}
+            costs = {**usage.counts, "seconds": runner.seconds()}
         results[name] = records if complete else None, costs
     return results
 

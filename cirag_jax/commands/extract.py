@@ -199,7 +199,7 @@ def _result(
             "parse_errors": store.parse_errors(),
             **{name: runs[name] for name in ("reused", "extracted", "deleted", "left")},
             "calls": totals.calls,
-            **usage.tokens,
+            **usage.counts,
             "seconds": seconds,
             "complete": not runs["left"],
             "store": str(store.path),
@@ -443,7 +443,7 @@ class _CorpusExtraction(Closing):
             records = self._runner.records(jobs)
             if not complete:
                 # Drops failures: some may come from an earlier run and still wait for a retry.
-                records = {name: r for name, r in records.items() if r.outcome is not None}
+                records = {name: r for name, r in records.items() if r.has_succeeded}
                 block = [p for p in block if extraction.program_name(p) in records]
             yield block, records
             self._book.forget(list(records))

@@ -120,8 +120,7 @@ def _counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "failures": reasons["error"],
         "finish_reasons": {name: reasons[name] for name in ("stop", "length", "error")},
-        "truncated": usage.truncated,
-        **usage.tokens,
+        **usage.counts,
     }
 
 
@@ -151,6 +150,8 @@ def _row(name: str, recorded: Any, error: str | None) -> dict[str, Any]:
         "usage": dataclasses.asdict(response.usage),
         "error": response.error,
     }
+    if response.thoughts is not None:
+        row["thoughts"] = response.thoughts
     if response.tokens is not None:
         row["tokens"] = [_token_record(token) for token in response.tokens]
     return row

@@ -127,7 +127,7 @@ def generate_questions(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             "failures": sum(steps.failed.values()),
             "failed_requests": dict(steps.failed),
             "calls": totals.calls,
-            "tokens": {role: usage.tokens for role, usage in sorted(totals.usage.items())},
+            "tokens": {role: usage.counts for role, usage in sorted(totals.usage.items())},
             "seconds": steps.seconds(),
             "complete": complete,
         }

@@ -159,6 +159,8 @@ def of_language_model(config: Any, schemas: bool = False) -> dict[str, Any]:
     is_served = config.backend == "openai"
     fields = {name: config[name] for name in (_SERVER if is_served else _LOCAL)}
     fields["model"] = name = backends.model_name(config)
+    if template := backends.template_kwargs(config):
+        fields["chat_template_kwargs"] = template
     if is_served:
         if name is None:
             fields |= {"model": backends.served_model(config), "base_url": config.base_url}

@@ -48,7 +48,7 @@ def measure(
     with Runner(folder / JOURNAL, settings, open_all, in_flight=1, until=until) as runner:
         # The seconds of an interrupted question are incomplete, so it restarts.
         book = runner.journal
-        book.forget([record.id for record in book.records() if record.outcome is None])
+        book.forget([record.id for record in book.records() if not record.has_succeeded])
         remaining = runner.unfinished([jobs[name] for name in ids])
         if not remaining:
             return True

@@ -57,7 +57,7 @@ class OnlineExtractHandler:
         records = self._runner.records(jobs)
         for job, passage in zip(jobs, passages, strict=True):
             record = records.get(job.id)
-            if record is not None and record.outcome is not None:
+            if record is not None and record.has_succeeded:
                 outcome = record.result(extraction.EncodedExtraction)
                 self._triples[passage.id] = extraction.store_record(passage, outcome, None).triples
             elif complete:

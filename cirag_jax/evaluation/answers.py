@@ -2,6 +2,10 @@
 
 All scorers normalize texts like SQuAD (Rajpurkar et al. 2016): lower case, no ASCII punctuation, no
 articles (a, an, the), single spaces. A `Profile` describes how one scorer differs from the others.
+
+Two cases differ from these scorers, some of which give a missing answer full marks. An empty
+prediction scores 0. A gold answer that normalization would make empty ("The The", "!!!") is
+compared without it.
 """
 
 import collections
@@ -29,18 +33,16 @@ class Profile:
         are equal.
       closed_words: F1 is 0 if one of the answers is yes, no or noanswer and the other differs.
       first_gold: F1 uses only the first gold answer; exact match and accuracy use all.
-      empty_equal: F1 of two answers without tokens is 1 instead of 0.
     """
 
     source: str
     decompose: bool = False
     closed_words: bool = False
     first_gold: bool = False
-    empty_equal: bool = False
 
 
 PROFILES: Mapping[str, Profile] = {
-    "musique": Profile("MuSiQue's metrics/answer.py, which CIRAG declares", empty_equal=True),
+    "musique": Profile("MuSiQue's metrics/answer.py, which CIRAG declares"),
     "hotpot": Profile("HotpotQA's hotpot_evaluate_v1.py", closed_words=True),
     "hipporag": Profile("HippoRAG's evaluation/qa_eval.py"),
     "kirag": Profile("KiRAG's evaluation/qa_eval.py", closed_words=True, first_gold=True),
@@ -81,8 +83,6 @@ def f1(prediction: str, golds: Sequence[str], profile: str = DEFAULT) -> float:
         if rules.closed_words and predicted != gold and not _CLOSED.isdisjoint((predicted, gold)):
             return 0.0
         tokens, gold_tokens = predicted.split(), gold.split()
-        if not tokens or not gold_tokens:
-            return float(rules.empty_equal and tokens == gold_tokens)
         shared = (collections.Counter(tokens) & collections.Counter(gold_tokens)).total()
         return 2 * shared / (len(tokens) + len(gold_tokens))
 
@@ -92,19 +92,38 @@ def f1(prediction: str, golds: Sequence[str], profile: str = DEFAULT) -> float:
 def accuracy(prediction: str, golds: Sequence[str], profile: str = DEFAULT) -> float:
     """Returns 1 if a normalized gold answer is a substring of the normalized prediction, else 0.
 
-    This is CIRAG's and DualRAG's Acc and FlashRAG's ``acc``. A gold answer that normalization makes
-    empty ("The") would match every text; here it matches only empty texts.
+    This is CIRAG's and DualRAG's Acc and FlashRAG's ``acc``.
     """
-    return _best(lambda p, gold: float(gold in p if gold else not p), prediction, golds, profile)
+    return _best(lambda p, gold: float(gold in p), prediction, golds, profile)
 
 
 def _best(
     score: Callable[[str, str], float], prediction: str, golds: Sequence[str], profile: str
 ) -> float:
+    """Returns the best score of a normalized prediction and a normalized gold answer."""
     if isinstance(golds, str) or not golds:
         raise ValueError("an answer is scored against a list of at least one gold answer")
-    predicted = normalize_answer(prediction, profile)
-    return max(score(predicted, normalize_answer(gold, profile)) for gold in golds)
+    pairs = [_normalize_pair(prediction, gold, profile) for gold in golds]
+    return max(score(*pair) if pair[0] else 0.0 for pair in pairs)
+
+
+def _normalize_pair(prediction: str, gold: str, profile: str) -> tuple[str, str]:
+    """Normalizes both texts as far as the gold answer keeps text: "The" keeps its article."""
+    normalized = normalize_answer(gold, profile)
+    if normalized:
+        return normalize_answer(prediction, profile), normalized
+    for normalize in (_without_punctuation, _lower_case):
+        if normalized := normalize(gold):
+            break
+    return normalize(prediction), normalized
+
+
+def _without_punctuation(text: str) -> str:
+    return _lower_case(text.translate(_NO_PUNCTUATION))
+
+
+def _lower_case(text: str) -> str:
+    return " ".join(text.lower().split())
 
 
 def _profile(name: str) -> Profile:

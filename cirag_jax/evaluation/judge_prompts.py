@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common.tolerant_json import find_json
-from cirag_jax.methods.common.verdicts import leading_word, without_thoughts
+from cirag_jax.methods.common.verdicts import leading_word
 
 MAX_CHARS = 4000  # longer answers are cut
 
@@ -113,7 +113,6 @@ def parse_verdict(text: str, rubric: str, *, truncated: bool = False) -> Verdict
     ``verdict_no_boolean`` and ``verdict_missing``.
     """
     verdict = RUBRICS[rubric].verdict
-    text = without_thoughts(text)
     parsed, problem = find_json(text, verdict, truncated=truncated)
     problems = [f"verdict_{problem}"] if problem is not None else []
     value = parsed.get(verdict) if isinstance(parsed, dict) else text

@@ -104,7 +104,10 @@ def stage_scores(answered: Sequence[AnsweredQuestion], scoring: Scoring) -> dict
         f"{stage}_{name}": mean_of(
             [
                 METRICS[name](prediction.answer, question.answers, scoring.profile)
-                if prediction and prediction.granularity == stage and question.answers
+                if prediction
+                and prediction.error is None
+                and prediction.granularity == stage
+                and question.answers
                 else None
                 for question, prediction in answered
             ]

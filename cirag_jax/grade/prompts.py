@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from cirag_jax.grade.records import Kind
 from cirag_jax.llm.types import Message
-from cirag_jax.methods.common.verdicts import leading_word, without_thoughts
+from cirag_jax.methods.common.verdicts import leading_word
 
 Parts = tuple[str, str, str]
 
@@ -467,4 +467,4 @@ def named(name: str) -> re.Pattern[str]:
 
 
 def _answer(text: str) -> str:
-    return without_thoughts(text[:MAX_CHARS])
+    return text[:MAX_CHARS]

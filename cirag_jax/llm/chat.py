@@ -9,7 +9,7 @@ import importlib.metadata
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,9 +51,21 @@ class ChatTokenizer:
         rows.
     """
 
-    def __init__(self, tokenizer: Any, extra_eos_ids: Sequence[int] = ()):
-        """``tokenizer`` must be fast; ``extra_eos_ids`` are from generation_config.json."""
+    def __init__(
+        self,
+        tokenizer: Any,
+        extra_eos_ids: Sequence[int] = (),
+        template_kwargs: Mapping[str, Any] | None = None,
+    ):
+        """Wraps a fast tokenizer.
+
+        Args:
+          tokenizer: the ``transformers`` tokenizer.
+          extra_eos_ids: ends of turns in generation_config.json.
+          template_kwargs: variables of the chat template, such as ``enable_thinking``.
+        """
         self.tokenizer = tokenizer
+        self._template_kwargs = dict(template_kwargs or {})
         self.vocab_size = len(tokenizer)
         self.eos_ids = frozenset(_eos_ids(tokenizer, extra_eos_ids))
         pad = tokenizer.pad_token_id
@@ -67,7 +79,9 @@ class ChatTokenizer:
             log.warning("The tokenizer has no chat template; turns are joined by newlines.")
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "ChatTokenizer":
+    def load(
+        cls, path: str | os.PathLike[str], template_kwargs: Mapping[str, Any] | None = None
+    ) -> "ChatTokenizer":
         """Reads the tokenizer of a model folder or of a ``.gguf`` file, without network access.
 
         Converting a GGUF tokenizer takes seconds, so the result is stored in the user's cache
@@ -75,11 +89,11 @@ class ChatTokenizer:
         """
         path = Path(path)
         if path.suffix == ".gguf":
-            return _load_gguf(path)
+            return _load_gguf(path, template_kwargs)
         if not path.is_dir():
             raise UserError(f"{path} is neither a model folder nor a .gguf file.")
         with parsing(f"{path} has no readable tokenizer"):
-            return cls(_open_tokenizer(path), _generation_eos_ids(path))
+            return cls(_open_tokenizer(path), _generation_eos_ids(path), template_kwargs)
 
     def encode_prompt(
         self, messages: Sequence[Message], continue_final: bool = False
@@ -128,6 +142,7 @@ class ChatTokenizer:
                 continue_final_message=continue_final,
                 sanitize_control_tokens=True,
                 return_dict=False,
+                **self._template_kwargs,
             )
         except (jinja2.TemplateError, ValueError) as error:
             reason = " ".join(str(error).split())[:200]
@@ -224,10 +239,10 @@ def fit_prompt(
     overflow: Overflow = "error",
     continue_final: bool = False,
 ) -> tuple[np.ndarray, int]:
-    """Returns at most ``limit`` tokens (int32 ``[S]``), and the number of omitted observations.
+    """Returns at most ``limit`` tokens (int32 ``[S]``), and the number of shortened observations.
 
-    With ``overflow="truncate"``, ``[omitted]`` replaces the observations of messages, oldest first,
-    until the prompt fits. With ``"error"``, nothing is omitted.
+    With ``overflow="truncate"``, observations are shortened until the conversation fits, see
+    `shorten`. With ``"error"`` nothing is omitted.
 
     Raises:
       PromptTooLong: the conversation does not fit.
@@ -239,26 +254,56 @@ def fit_prompt(
     problem = f"the prompt has {len(ids)} tokens but only {limit} fit"
     if overflow == "error":
         raise PromptTooLong(problem)
-    order = [i for i, message in enumerate(messages) if message.observation]
-    if not order:
+    total = observation_length(messages)
+    if not total:
         raise PromptTooLong(f"{problem}, and it has no observations to omit")
 
-    def encode(count: int) -> np.ndarray:
-        return tokenizer.encode_prompt(_omit(messages, order[:count]), continue_final)
+    def encode(num_chars: int) -> np.ndarray:
+        return tokenizer.encode_prompt(shorten(messages, num_chars)[0], continue_final)
 
-    ids = encode(len(order))
-    if len(ids) > limit:
-        raise PromptTooLong(f"{problem}; without observations, {len(ids)} tokens remain")
-    counts = range(len(order))
-    count = bisect.bisect_left(counts, True, lo=1, key=lambda n: len(encode(n)) <= limit)
-    return encode(count), count
+    shortest = encode(total)
+    if len(shortest) > limit:
+        raise PromptTooLong(f"{problem}; without observations, {len(shortest)} tokens remain")
+    step = max(1, total // 1024)  # a finer search encodes the prompt more often
+    lengths = [*range(step, total, step), total]
+    num_chars = lengths[bisect.bisect_left(lengths, True, key=lambda n: len(encode(n)) <= limit)]
+    return encode(num_chars), shorten(messages, num_chars)[1]
 
 
-def _omit(messages: Sequence[Message], indices: Sequence[int]) -> list[Message]:
-    return [
-        dataclasses.replace(message, observation=OMITTED) if index in indices else message
-        for index, message in enumerate(messages)
-    ]
+def observation_length(messages: Sequence[Message]) -> int:
+    """Returns the number of characters that `shorten` can remove."""
+    return sum(len(_kept(message)) for message in messages)
+
+
+def shorten(messages: Sequence[Message], num_chars: int) -> tuple[tuple[Message, ...], int]:
+    """Removes about ``num_chars`` characters of observations, and counts the shortened ones.
+
+    Oldest messages are shortened first, each from its end, so that the last passages go first. A
+    text is cut between words, and ``[omitted]`` marks the cut.
+    """
+    shortened: list[Message] = []
+    count = 0
+    for message in messages:
+        kept = _kept(message)
+        if num_chars > 0 and kept:
+            length = max(0, len(kept) - num_chars)
+            num_chars -= len(kept) - length
+            kept, count = _cut(kept, length), count + 1
+            message = dataclasses.replace(message, observation=f"{kept} {OMITTED}".lstrip())
+        shortened.append(message)
+    return tuple(shortened), count
+
+
+def _kept(message: Message) -> str:
+    """Returns the observation that earlier cuts have left."""
+    return message.observation.removesuffix(OMITTED).rstrip()
+
+
+def _cut(text: str, length: int) -> str:
+    """Returns at most ``length`` characters, up to the last space if there is one nearby."""
+    start = max(0, length - 40)
+    words, space, _ = text[start : length + 1].rpartition(" ")
+    return (text[:start] + words if space else text[:length]).rstrip()
 
 
 # Tokenizer classes that a tokenizer.json describes completely.
@@ -297,7 +342,7 @@ def _generation_eos_ids(folder: Path) -> list[int]:
     return values
 
 
-def _load_gguf(path: Path) -> ChatTokenizer:
+def _load_gguf(path: Path, template_kwargs: Mapping[str, Any] | None) -> ChatTokenizer:
     from cirag_jax.models.io import fingerprint, gguf_weights
 
     if not path.is_file():
@@ -306,7 +351,7 @@ def _load_gguf(path: Path) -> ChatTokenizer:
     folder = cache / f"6-{version}-{fingerprint.model_digest(str(path))}" if cache else None
     if folder is not None and (folder / "tokenizer.json").is_file():
         with contextlib.suppress(UserError):  # a damaged copy is replaced
-            return ChatTokenizer.load(folder)
+            return ChatTokenizer.load(folder, template_kwargs)
     source = gguf_weights.open_gguf(path)
     tokenizer = gguf_weights.tokenizer_from_gguf(source)
     end_of_turn = source.metadata.get("tokenizer.ggml.eot_token_id")
@@ -317,4 +362,4 @@ def _load_gguf(path: Path) -> ChatTokenizer:
             with replacing(folder) as temporary:
                 tokenizer.save_pretrained(str(temporary))
                 write_json(temporary / "generation_config.json", {"eos_token_id": extra})
-    return ChatTokenizer(tokenizer, extra)
+    return ChatTokenizer(tokenizer, extra, template_kwargs)

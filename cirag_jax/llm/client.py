@@ -24,7 +24,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.io import visible
 from cirag_jax.llm import openai_format as wire
 from cirag_jax.llm import types as llm
-from cirag_jax.llm.chat import OMITTED, Overflow
+from cirag_jax.llm.chat import Overflow, observation_length, shorten
 from cirag_jax.types import Count, NonNegativeFloat, PositiveFloat, PositiveInt
 from cirag_jax.validation import check_fields
 
@@ -55,8 +55,8 @@ class OpenAIConfig:
       max_retry_after: maximum wait in seconds that the server may request; if it requests more, the
         request fails.
       budget_tokens: maximum total of prompt and generated tokens.
-      overflow: action if the server rejects a prompt as too long: error, or truncate (omit
-        observations, oldest first).
+      overflow: ``truncate`` shortens observations, oldest first, if the server rejects a prompt as
+        too long.
       omit: request fields that are not sent, such as ``temperature`` for reasoning models.
       extra_body: additional fields of every request.
     """
@@ -90,7 +90,11 @@ class _Failure(Exception):
 
 
 class _TooLong(Exception):
-    """The server rejected the prompt as too long."""
+    """The server rejected the prompt as too long, by about the share ``excess`` of its tokens."""
+
+    def __init__(self, reason: str, excess: float):
+        super().__init__(reason)
+        self.excess = excess
 
 
 class _OutOfBudget(Exception):
@@ -290,9 +294,12 @@ class OpenAIBackend:
                     completion = await self._retry(client, request)
                     break
                 except _TooLong as error:
-                    shorter = _omit_oldest(request.messages)
-                    if self.config.overflow != "truncate" or shorter is None:
+                    if self.config.overflow != "truncate" or not observation_length(
+                        request.messages
+                    ):
                         raise wire.RequestRejected(str(error)) from None
+                    length = sum(len(message.text) for message in request.messages)
+                    shorter, _ = shorten(request.messages, math.ceil(length * error.excess))
                     request, truncated = dataclasses.replace(request, messages=shorter), 1
         except (_Failure, _OutOfBudget, wire.RequestRejected) as error:
             usage = llm.Usage(seconds=time.monotonic() - start, truncated=truncated)
@@ -303,6 +310,7 @@ class OpenAIBackend:
             finish_reason=completion.finish_reason,
             usage=dataclasses.replace(usage, seconds=time.monotonic() - start, truncated=truncated),
             tokens=completion.tokens,
+            thoughts=completion.thoughts,
         )
 
     async def _retry(self, client: Any, request: llm.Generate) -> wire.Completion:
@@ -364,7 +372,7 @@ class OpenAIBackend:
             reason = f"no answer within {self.config.timeout:g} s"
             raise _Failure(reason, retriable=True, billed=billed) from None
         except openai.APIStatusError as error:
-            raise self._status_failure(error) from None
+            raise self._status_failure(error, body) from None
         except openai.APIConnectionError as error:
             cause = error.__cause__ or error
             billed = type(cause).__name__ not in _UNSENT
@@ -388,11 +396,14 @@ class OpenAIBackend:
             finally:
                 self._timeouts.remove(timeout)
 
-    def _status_failure(self, error: Any) -> Exception:
+    def _status_failure(self, error: Any, body: Mapping[str, Any]) -> Exception:
         status, text = error.status_code, _error_text(error)
         reason = self._scrub(f"the server answered {status}: {text}")
         if wire.is_too_long(status, text):
-            return _TooLong(reason)
+            return _TooLong(reason, wire.excess(text))
+        rejected = [name for name in body if name not in ("model", "messages") and name in text]
+        if status in (400, 422) and rejected:
+            reason += f"; set the server field to its kind, or add {rejected[0]!r} to omit"
         # The status of an exhausted quota is 429, but waiting does not help.
         retriable = (status in _RETRIABLE or status >= 500) and "insufficient_quota" not in text
         wait = retry_after(error.response.headers, time.time())
@@ -412,15 +423,6 @@ class OpenAIBackend:
         if self._key:
             text = text.replace(self._key, _SECRET)
         return visible(" ".join(_KEY_LIKE.sub(_SECRET, text).split()))
-
-
-def _omit_oldest(messages: Sequence[llm.Message]) -> tuple[llm.Message, ...] | None:
-    """Returns the messages without the oldest observation, or None if no observation is left."""
-    for index, message in enumerate(messages):
-        if message.observation and message.observation != OMITTED:
-            shorter = dataclasses.replace(message, observation=OMITTED)
-            return (*messages[:index], shorter, *messages[index + 1 :])
-    return None
 
 
 def _error_text(error: Any) -> str:

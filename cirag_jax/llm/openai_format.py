@@ -5,9 +5,10 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from cirag_jax.llm.thoughts import answer_span, without_thoughts
 from cirag_jax.llm.types import FinishReason, Generate, Message, Token
 
 Server = Literal["openai", "vllm", "transformers", "llamacpp"]
@@ -61,6 +62,7 @@ class Completion:
     prompt_tokens: int | None
     cached_tokens: int
     generated_tokens: int | None
+    thoughts: str | None = None
 
 
 def estimate_tokens(messages: Sequence[Message]) -> int:
@@ -142,44 +144,97 @@ def read_completion(content: bytes, request: Generate) -> Completion:
         data = json.loads(content)
     except (ValueError, RecursionError):
         raise MalformedResponse("the server's answer is not JSON or is truncated") from None
-    try:
-        return _parse_completion(data, request)
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError):
-        raise MalformedResponse("the server's answer is JSON but not a chat completion") from None
+    return _parse_completion(data, request)
 
 
 def _parse_completion(data: Any, request: Generate) -> Completion:
-    choice = data["choices"][0]
-    message, reason = choice["message"], choice.get("finish_reason")
-    text = message.get("content")
+    choices = _object(data, "the answer").get("choices")
+    if not isinstance(choices, list) or not choices:
+        raise _malformed("choices", choices)
+    choice = _object(choices[0], "choices[0]")
+    message = _object(choice.get("message"), "choices[0].message")
+    reason = choice.get("finish_reason")
     if refusal := message.get("refusal"):
-        raise RequestRejected(f"the model refused: {' '.join(str(refusal).split())[:200]}")
+        raise RequestRejected(f"the model refused: {_excerpt(refusal)}")
     if reason == "content_filter":
         raise RequestRejected("the server's content filter withheld the text")
     if message.get("tool_calls") or reason in ("tool_calls", "function_call"):
         raise RequestRejected("the model called a tool instead of answering")
-    if text is None and reason == "length":
-        text = ""  # a reasoning model reached the limit before its answer
-    if not isinstance(text, str) or reason not in ("stop", "length"):
-        raise ValueError
-    text = replace_surrogates(text)
-    # Some servers include the stop string.
-    text = text[: min((text.find(stop) for stop in request.stop if stop in text), default=None)]
-    if request.json_schema is not None and reason == "stop":
+    text = _text(message.get("content"))
+    usage = _object(data.get("usage") or {}, "usage")
+    details = _object(usage.get("prompt_tokens_details") or {}, "usage.prompt_tokens_details")
+    generated = _count(usage, "completion_tokens")
+    # Servers have many names for the end of a turn ("eos", "end_turn"), or none.
+    is_cut = str(reason).casefold() in _CUT or (
+        reason != "stop" and 0 < request.max_tokens <= (generated or 0)
+    )
+    # Some servers include the stop string; thoughts may contain it.
+    start, _ = answer_span(text)
+    stops = (text.find(stop, start) for stop in request.stop if stop in text[start:])
+    text = text[: min(stops, default=None)]
+    if request.json_schema is not None and not is_cut:
         try:
-            json.loads(text)
+            json.loads(without_thoughts(text))
         except (ValueError, RecursionError):
-            raise RequestRejected("the server ignored json_schema; its text is not JSON") from None
-    usage = data.get("usage") or {}
-    details = usage.get("prompt_tokens_details") or {}
+            raise RequestRejected(
+                "the server ignored json_schema, its text is not JSON; set the server field to its "
+                "kind, or constrained=false"
+            ) from None
     return Completion(
         text=text,
-        finish_reason="stop" if reason == "stop" else "length",
+        finish_reason="length" if is_cut else "stop",
         tokens=_read_tokens(choice.get("logprobs"), request),
-        prompt_tokens=_count(usage.get("prompt_tokens")),
-        cached_tokens=_count(details.get("cached_tokens")) or 0,
-        generated_tokens=_count(usage.get("completion_tokens")),
+        prompt_tokens=_count(usage, "prompt_tokens"),
+        cached_tokens=_count(details, "cached_tokens") or 0,
+        generated_tokens=generated,
+        thoughts=_thoughts(message),
     )
+
+
+def _thoughts(message: Mapping[str, Any]) -> str | None:
+    """Returns the thoughts that a server separated from the text."""
+    for name in ("reasoning_content", "reasoning"):
+        if isinstance(text := message.get(name), str) and text.strip():
+            return replace_surrogates(text)
+    return None
+
+
+# Values of finish_reason that report a limit.
+_CUT = frozenset({"length", "max_tokens", "max_length", "model_length", "max_new_tokens"})
+
+
+def _text(content: Any) -> str:
+    """Returns the text of a message: a string, a list of parts, or null if all were thoughts."""
+    if isinstance(content, list):
+        parts = [_object(part, "choices[0].message.content[]") for part in content]
+        content = "".join(str(part.get("text") or "") for part in parts if _is_text(part))
+    if content is None:
+        return ""
+    if not isinstance(content, str):
+        raise _malformed("choices[0].message.content", content)
+    return replace_surrogates(content)
+
+
+def _is_text(part: Mapping[str, Any]) -> bool:
+    return part.get("type", "text") in ("text", "output_text")
+
+
+def _object(value: Any, field: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _malformed(field, value)
+    return value
+
+
+def _malformed(field: str, value: Any) -> MalformedResponse:
+    """Returns the error for a field with an unusable value."""
+    return MalformedResponse(
+        f"the server's answer is not a chat completion: {field} is {_excerpt(json.dumps(value))}; "
+        "check that base_url is that of a chat API"
+    )
+
+
+def _excerpt(value: Any) -> str:
+    return " ".join(str(value).split())[:200]
 
 
 def replace_surrogates(text: str) -> str:
@@ -187,22 +242,29 @@ def replace_surrogates(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _count(value: Any) -> int | None:
-    if value is None:
+def _count(usage: Mapping[str, Any], field: str) -> int | None:
+    """Returns a token count, which some servers leave out, send as a float or as -1."""
+    value = usage.get(field)
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    if type(value) is not int or not 0 <= value < _MAX_COUNT:
-        raise ValueError
-    return value
+    return int(value) if 0 <= value < _MAX_COUNT and value == int(value) else None
 
 
 def _read_tokens(logprobs: Any, request: Generate) -> tuple[Token, ...] | None:
     if not (request.logprobs or request.top_logprobs):
         return None
-    if not logprobs or logprobs.get("content") is None:
+    if not isinstance(logprobs, dict) or logprobs.get("content") is None:
         raise RequestRejected("the server returned no log-probabilities")
+    try:
+        return _parse_tokens(logprobs["content"], request)
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
+        raise _malformed("choices[0].logprobs.content", logprobs["content"]) from None
+
+
+def _parse_tokens(content: Any, request: Generate) -> tuple[Token, ...]:
     tokens, offset = [], 0
     decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a token may end within a character
-    for item in logprobs["content"]:
+    for item in content:
         text, token_id, logprob = _read_token(item)
         top = tuple(map(_read_token, (item.get("top_logprobs") or ())[: request.top_logprobs]))
         tokens.append(Token(text, token_id, logprob, top, offset=offset))
@@ -228,3 +290,20 @@ _TOO_LONG = re.compile(
 def is_too_long(status: int, body: str) -> bool:
     """Returns whether an error response reports that the prompt is too long for the model."""
     return status in (400, 413, 422) and bool(_TOO_LONG.search(body))
+
+
+_LIMIT = re.compile(
+    r"(?:context|model|available)[ _](?:length|size|window)\D{0,40}?(\d{2,})", re.IGNORECASE
+)
+
+
+def excess(body: str) -> float:
+    """Returns the share of a prompt that is too long according to an error response.
+
+    Servers usually name their limit and the size of the request; otherwise it is a third.
+    """
+    limit = _LIMIT.search(body)
+    size = max((int(number) for number in re.findall(r"\d{2,12}", body)), default=0)
+    if limit is None or size <= int(limit[1]):
+        return 1 / 3
+    return min(0.9, 1.02 - int(limit[1]) / size)

@@ -8,7 +8,7 @@ import copy
 import dataclasses
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -116,11 +116,17 @@ class TransformersBackend:
 
     @classmethod
     def open(
-        cls, model: str, *, adapter: str | None = None, config: TransformersConfig | None = None
+        cls,
+        model: str,
+        *,
+        adapter: str | None = None,
+        config: TransformersConfig | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> "TransformersBackend":
         """Loads a model and, with the library ``peft``, an adapter in PEFT's format.
 
-        ``model`` is a folder, a ``.gguf`` file, ``package:NAME`` or a hub id.
+        ``model`` is a folder, a ``.gguf`` file, ``package:NAME`` or a hub id. ``template_kwargs``
+        are variables of its chat template.
         """
         config = config or TransformersConfig()
         device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -138,7 +144,7 @@ class TransformersBackend:
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:300]
             raise UserError(f"{model} cannot be loaded by transformers: {reason}") from error
-        return cls(loaded, ChatTokenizer.load(path), config)
+        return cls(loaded, ChatTokenizer.load(path, template_kwargs), config)
 
     def generate(
         self,

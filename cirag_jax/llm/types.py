@@ -18,7 +18,7 @@ class Message:
     Attributes:
       role: ``system``, ``user`` or ``assistant``.
       content: text that truncation keeps (the instruction, the question).
-      observation: text after ``content`` that truncation may drop (retrieved facts).
+      observation: text after ``content`` that truncation may shorten (retrieved facts).
       ending: text after ``observation`` that truncation keeps.
     """
 
@@ -122,13 +122,14 @@ class Generated:
     """The response to a `Generate`.
 
     Attributes:
-      text: the new text, without special tokens and stop string; empty after an error.
+      text: the new text, without special tokens, stop string and thoughts; empty after an error.
       finish_reason: ``stop`` (end of turn, stop string or complete JSON), ``length`` (max_tokens
         reached or context full) or ``error``.
       usage: tokens and seconds of this request.
       error: the reason why there is no text, in one sentence. Methods never receive an error,
         because a failed request raises an exception in them.
-      tokens: the generated tokens, if the request has a field that requires details about them.
+      tokens: the tokens of the text, if the request has a field that requires details about them.
+      thoughts: thoughts that a reasoning model wrote in addition to the text.
     """
 
     text: str
@@ -136,6 +137,7 @@ class Generated:
     usage: Usage = Usage()
     error: str | None = None
     tokens: tuple[Token, ...] | None = None
+    thoughts: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

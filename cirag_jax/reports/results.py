@@ -101,6 +101,8 @@ def _rows(records: Mapping[str, Mapping[str, Record]], profile: str) -> Iterator
     for i, record in next(iter(records.values())).items():
         cells = []
         for run, by_id in records.items():
-            answer = trace.answer_fields(by_id[i], by_id[i].result(Prediction), profile)
+            answer = trace.answer_fields(
+                by_id[i], by_id[i].result(Prediction, partial=True), profile
+            )
             cells.append([answer["verdict"], answer["answer"], positions[run][i]])
         yield {**trace.question_fields(record), "runs": cells}

@@ -115,7 +115,7 @@ _LISTED = ("id", "question", "verdict", "granularity", "answer", "answers", "f1"
 def _question(record: Record, number: Mapping[str, int], profile: str) -> dict[str, Any]:
     """Returns all data of a question; numbers of data blocks stand for passages."""
     question: Mapping[str, Any] = record.input
-    prediction = record.result(Prediction)
+    prediction = record.result(Prediction, partial=True)
     evidences = [tuple(map(str, fact)) for fact in question.get("evidences") or ()]
     pairs = {endpoints(head, tail) for head, _, tail in evidences}
     supporting = [str(passage_id) for passage_id in question.get("supporting") or ()]
@@ -162,7 +162,7 @@ def question_fields(record: Record) -> dict[str, Any]:
         "question": str(question["question"]),
         "type": question.get("type"),
         "hops": question.get("hops"),
-        "answers": [str(gold) for gold in question.get("answers") or ()],
+        "answers": [str(gold) for gold in question.get("answers") or () if str(gold).strip()],
     }
 
 
@@ -171,12 +171,12 @@ def answer_fields(record: Record, prediction: Prediction | None, profile: str) -
     golds = question_fields(record)["answers"]
     em = f1 = None
     # Runs that only collect evidence for distillation have no attempts and thus no answers.
-    if prediction is not None and golds and prediction.attempts:
+    if record.has_succeeded and prediction and golds and prediction.attempts:
         em = answers.exact_match(prediction.answer, golds, profile)
         f1 = answers.f1(prediction.answer, golds, profile)
     return {
         "answer": prediction.answer if prediction else "",
-        "granularity": prediction.granularity if prediction else None,
+        "granularity": prediction.granularity if prediction and record.has_succeeded else None,
         "verdict": _verdict(record, em),
         "em": em,
         "f1": f1,

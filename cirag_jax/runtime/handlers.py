@@ -11,6 +11,7 @@ import numpy as np
 
 from cirag_jax.errors import UserError
 from cirag_jax.llm import types as llm
+from cirag_jax.llm.thoughts import drop_thoughts
 from cirag_jax.retrieval.encoders import Encoder
 from cirag_jax.retrieval.links import TitleIndex
 from cirag_jax.retrieval.rankers import Ranker
@@ -244,6 +245,8 @@ class GenerateHandler:
             if response.error is not None:
                 respond(index, RequestError(response.error))
                 return
+            if isinstance(response, llm.Generated):
+                response = drop_thoughts(response)
             if self._cache is not None:
                 self._cache.keep(self._identity, batch[index], response)
             respond(index, response)

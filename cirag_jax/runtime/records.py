@@ -22,6 +22,7 @@ from cirag_jax.types import Passage
 T = TypeVar("T")
 
 JOURNAL = "journal.sqlite"
+_SUCCEEDED = "outcome IS NOT NULL AND error IS NULL"  # condition on programs
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,7 +52,8 @@ class Record:
     Attributes:
       id: id of the program, such as a question's or a passage's id.
       input: input of the program, as JSON.
-      outcome: result as JSON; None if the program has not ended or has failed.
+      outcome: result as JSON; None if the program has not ended. A failed program may have a
+        partial result.
       error: the reason for a failure.
       seconds: wall time from start to end, summed over all runs.
       usage: total token usage of language models.
@@ -79,9 +81,19 @@ class Record:
         """Returns the input, converted to ``kind``."""
         return convert(self.file, self.id, self.input, kind, "input")
 
-    def result(self, kind: type[T]) -> T | None:
-        """Returns the outcome, converted to ``kind``, or None without an outcome."""
-        return None if self.outcome is None else convert(self.file, self.id, self.outcome, kind)
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether it has a result and has not failed."""
+        return self.outcome is not None and self.error is None
+
+    def result(self, kind: type[T], *, partial: bool = False) -> T | None:
+        """Returns the outcome, converted to ``kind``, or None without an outcome.
+
+        The partial result of a failed program is only returned if ``partial`` is set.
+        """
+        if self.outcome is None or not (partial or self.has_succeeded):
+            return None
+        return convert(self.file, self.id, self.outcome, kind)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -162,7 +174,7 @@ CREATE TABLE responses (
     @property
     def is_bound(self) -> bool:
         """Whether the journal has responses or results, so its settings must not change."""
-        results = "SELECT 1 FROM programs WHERE outcome IS NOT NULL"  # some make no requests
+        results = f"SELECT 1 FROM programs WHERE {_SUCCEEDED}"  # some make no requests
         return self._row(f"SELECT 1 FROM responses UNION ALL {results} LIMIT 1") is not None
 
     @property
@@ -223,7 +235,7 @@ CREATE TABLE responses (
     def outcomes(self, programs: Iterable[str] | None = None) -> dict[str, Any]:
         """Returns the existing results of ``programs``, by default all, by id."""
         condition, values = _where_in(programs)
-        query = f"SELECT id, outcome FROM programs WHERE outcome IS NOT NULL{condition}"
+        query = f"SELECT id, outcome FROM programs WHERE {_SUCCEEDED}{condition}"
         with self._reading():
             rows = self._db.execute(query, values)
             return {name: _decode_outcome(self.path, name, outcome) for name, outcome in rows}

@@ -128,7 +128,8 @@ class Scheduler:
       handlers: handlers by `handler_key`; a handler may have several keys.
       journal: records responses and results.
       in_flight: maximum number of programs that run concurrently.
-      encode: converts a program's result to JSON.
+      encode: converts a program's result to JSON. A result whose attribute ``error`` is not None is
+        the partial result of a failed program.
       on_progress: called after every response and after every program.
     """
 
@@ -279,7 +280,7 @@ class Scheduler:
             try:
                 request = _send(running, responses)
             except StopIteration as end:
-                self._finish(running, end.value, None)
+                self._finish(running, end.value, getattr(end.value, "error", None))
                 return
             except UserError:
                 raise
@@ -312,7 +313,7 @@ class Scheduler:
             self._waiting.setdefault(id(handler), []).append(Call(key, request))
 
     def _finish(self, running: _Running, result: Any, error: str | None) -> None:
-        outcome = None if error is not None else self._encode(result)
+        outcome = None if result is None else self._encode(result)
         seconds = time.monotonic() - running.started
         self._journal.close_program(running.job.id, outcome, error, seconds)
         del self._running[running.job.id]

@@ -101,7 +101,7 @@ class Journal(JournalReader):
                 f"remove {self.path.name}."
             )
         if row[1] is not None:
-            self._write("UPDATE programs SET error = NULL WHERE id = ?", (program,))
+            self._write("UPDATE programs SET outcome = NULL, error = NULL WHERE id = ?", (program,))
             self._write(
                 "DELETE FROM responses WHERE program = ? AND ordinal >= (SELECT MIN(ordinal) FROM "
                 "responses WHERE program = ? AND json_extract(response, '$.error') IS NOT NULL)",
@@ -117,8 +117,8 @@ class Journal(JournalReader):
     def close_program(
         self, program: str, outcome: Any, error: str | None, seconds: float = 0.0
     ) -> None:
-        """Records a program's result, which must not be None, or its error."""
-        text = None if error is not None else _finite(outcome, f"the result of {program!r}")
+        """Records a program's result, or its error with the result so far, if there is one."""
+        text = None if outcome is None else _finite(outcome, f"the result of {program!r}")
         self._write(
             "UPDATE programs SET outcome = ?, error = ?, seconds = seconds + ? WHERE id = ?",
             (text, error, seconds, program),
@@ -196,7 +196,8 @@ def journal_path(folder: Path, index: int, count: int) -> Path:
 
 _NEWLY_ENDED = (
     "SELECT id FROM part.programs AS new JOIN main.programs AS old USING (id) "
-    "WHERE old.outcome IS NULL AND (new.outcome IS NOT NULL OR new.error IS NOT NULL)"
+    "WHERE (old.outcome IS NULL OR old.error IS NOT NULL) "
+    "AND (new.outcome IS NOT NULL OR new.error IS NOT NULL)"
 )
 _MERGE = (
     "INSERT OR IGNORE INTO passages SELECT * FROM part.passages",

@@ -75,9 +75,9 @@ class HotpotQA(OfficialBuilder):
 def convert_context(record: HotpotRecord) -> tuple[tuple[Passage, ...], dict[str, Any]]:
     """Returns the passages of the context and the fields of `Question` that refer to them.
 
-    ``supporting`` is None if it is unpublished (test split) or if the context lacks a gold title,
-    which happens in the fullwiki setting. Listing only the remaining gold passages would inflate
-    recall. Sentence indices out of range are dropped.
+    ``supporting`` is None if it is unpublished (missing or empty in the test split) or if the
+    context lacks a gold title, which happens in the fullwiki setting. Listing only the remaining
+    gold passages would inflate recall. Sentence indices out of range are dropped.
     """
     passages = tuple(passage_of(title, "", sentences) for title, sentences in record.context)
     fields: dict[str, Any] = {
@@ -89,7 +89,7 @@ def convert_context(record: HotpotRecord) -> tuple[tuple[Passage, ...], dict[str
     }
     facts = record.supporting_facts
     by_title = {passage.title: passage for passage in reversed(passages)}  # The first one wins.
-    if facts is not None and all(title in by_title for title, _ in facts):
+    if facts and all(title in by_title for title, _ in facts):
         fields["supporting"] = tuple(dict.fromkeys(by_title[title].id for title, _ in facts))
         fields["supporting_sentences"] = tuple(
             dict.fromkeys(

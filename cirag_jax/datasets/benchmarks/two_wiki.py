@@ -45,5 +45,5 @@ class TwoWiki(OfficialBuilder):
         """See `OfficialBuilder.convert`; bridge comparisons have four hops, other questions two."""
         passages, fields = convert_context(record)
         hops = {None: None, "bridge_comparison": 4}.get(record.type, 2)
-        triples = None if record.evidences is None else tuple(record.evidences)
+        triples = tuple(record.evidences) if record.evidences else None
         return Question(**fields, hops=hops, split=split, evidences=triples), passages

@@ -20,7 +20,7 @@ import functools
 import logging
 import pathlib
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import jax
@@ -120,6 +120,7 @@ class Engine:
         dtype: Literal["float32", "bfloat16"] | None = None,
         mesh: jax.sharding.Mesh | None = None,
         options: EngineConfig | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> "Engine":
         """Loads a model, and optionally an adapter for it.
 
@@ -133,6 +134,7 @@ class Engine:
             products, and falls back to fp32 if the CPU has no bf16 instructions.
           mesh: devices over which the weights are sharded; None means one device.
           options: sizes and settings, by default from `EngineConfig.for_platform`.
+          template_kwargs: variables of the chat template.
         """
         param_dtype = dtype
         if jax.default_backend() == "cpu" and dtype == "bfloat16":
@@ -158,7 +160,7 @@ class Engine:
         return cls(
             loaded.config,
             params,
-            ChatTokenizer.load(loaded.folder),
+            ChatTokenizer.load(loaded.folder, template_kwargs),
             adapter=pairs,
             lora=lora_options,
             mesh=mesh,

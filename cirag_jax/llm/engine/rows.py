@@ -24,7 +24,7 @@ class Row:
       index: index of the request's response.
       prompt: int32 tokens.
       limit: maximum number of tokens to generate: ``max_tokens``, or less if the context is short.
-      truncated: number of observations omitted from the prompt.
+      truncated: number of observations that were shortened to fit.
       allocation: the row's pages; None before the row is admitted.
       started: `time.perf_counter` when the row was admitted.
       tokens: the generated tokens.

@@ -25,7 +25,7 @@ class EngineConfig:
       decode_chunk: maximum number of tokens that are decoded between checks by the host.
       prefix_tokens: maximum number of tokens, in full pages, whose keys and values are cached for
         reuse by later prompts. Rows may reclaim these pages. 0 disables reuse.
-      overflow: action if a prompt is longer than the context: error, or truncate (omit
+      overflow: action if a prompt is longer than the context: error, or truncate (shorten
         observations).
       context: maximum number of tokens of prompt and answer; 0 means the model's limit, at most
         `MAX_CONTEXT`.

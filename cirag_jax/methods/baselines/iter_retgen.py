@@ -59,6 +59,9 @@ def iter_retgen(question: Question, config: IterRetgenConfig) -> Program[Predict
             question.question, "passage", passages, config.reader_format, errors
         )
         attempts.append(attempt)
+        if attempt.error is not None:
+            steps.append(Step(query, tuple(p.id for p in retrieved.passages)))
+            break
         addition = attempt.response
         if config.query_with == "answer":
             # A refusal, or a response cut off before its answer, makes a poor query.

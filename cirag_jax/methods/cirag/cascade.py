@@ -58,7 +58,7 @@ def cascade(
             attempts.append(Attempt(granularity, (), "", "", False))
             continue
         attempts.append((yield from _read(question, granularity, pool, config, parse_errors)))
-        if attempts[-1].sufficient:
+        if attempts[-1].sufficient or attempts[-1].error is not None:
             return attempts
     if config.force_answer:
         granularity, pool = attempts[-1].granularity, attempts[-1].evidence
@@ -129,14 +129,14 @@ def prediction(
     """Returns the cascade's answer a^(g*), its granularity g* (Eq. 6) and the ranked evidence.
 
     The granularity is ``default`` if the reader refused every attempt, the answer was forced, or
-    there were no attempts. By default, passages are ranked by their facts; ``passages`` overrides
-    this ranking.
+    there were no attempts. The answer is empty if the reader refused every attempt. By default,
+    passages are ranked by their facts; ``passages`` overrides this ranking.
     """
     facts = rank_facts(steps, config.normalization)
     last = attempts[-1] if attempts else Attempt("default", (), "", "", False)
     is_forced = len(attempts) > len(config.pools)
     return Prediction(
-        answer=last.answer,
+        answer=last.answer if last.sufficient or is_forced else "",
         granularity=last.granularity if last.sufficient and not is_forced else "default",
         passages=rank_passages(facts, steps) if passages is None else passages,
         sentences=rank_sentences(facts),

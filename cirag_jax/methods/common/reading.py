@@ -13,6 +13,7 @@ from cirag_jax.runtime.requests import (
     Program,
     Rank,
     Ranked,
+    RequestError,
     Retrieve,
     Retrieved,
 )
@@ -89,9 +90,14 @@ def ask_reader(
 ) -> Program[Attempt]:
     """Returns the reader's answer to ``messages``, which contain the lines of ``evidence``.
 
-    ``parse`` has the signature of `reading_prompts.parse_answer`.
+    ``parse`` has the signature of `reading_prompts.parse_answer`. If the reader fails, the attempt
+    has an ``error``; the method then ends without further requests, so that the question fails but
+    its retrieved passages count.
     """
-    response: Generated = yield Generate(messages, "reader", max_tokens=max_tokens)
+    try:
+        response: Generated = yield Generate(messages, "reader", max_tokens=max_tokens)
+    except RequestError as error:
+        return Attempt(granularity, evidence, "", "", False, str(error))
     truncated = response.finish_reason == "length"
     answer, sufficient, problem = parse(response.text, truncated=truncated)
     if problem is not None:

@@ -120,8 +120,8 @@ def parse_answer(
     Returns:
       The answer, whether it is sufficient, and the kind of problem (``empty``, ``truncated``,
       ``no_answer_mark``) or None. The answer is the line after the last ``Answer:``, or the full
-      response without such a mark. An answer is insufficient if it is empty, a refusal (with
-      ``wide``, in any words), or a thought that was cut off before the answer.
+      response if it has no such mark. It is insufficient, and returned as an empty text, if it is
+      a refusal (with ``wide``, in any words) or a thought that was cut off before its answer.
     """
     if not text.strip():
         return "", False, "empty"
@@ -138,4 +138,5 @@ def parse_answer(
     # The shipped reader writes half of "Unanswerable" if its prompt does not allow refusals.
     is_half = lower.strip(" .'\"") == "unanswer"
     is_refusal = is_half or "unanswerable" in lower or (wide and refuses(answer))
-    return answer, not is_refusal and (marked or not truncated), problem
+    is_sufficient = not is_refusal and (marked or not truncated)
+    return answer if is_sufficient else "", is_sufficient, problem

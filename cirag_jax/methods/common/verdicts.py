@@ -12,12 +12,6 @@ _LEADING = re.compile(
 )
 
 
-def without_thoughts(text: str) -> str:
-    """Returns the text after ``</think>``; empty if the thoughts have no end."""
-    reply = text.rpartition("</think>")[2]
-    return "" if reply.lstrip().startswith("<think>") else reply
-
-
 def leading_word(text: str) -> str:
     """Returns the first word, in lower case, if punctuation or nothing follows; otherwise empty."""
     match = _LEADING.match(text)
