@@ -104,7 +104,7 @@ def _best(
     if isinstance(golds, str) or not golds:
         raise ValueError("an answer is scored against a list of at least one gold answer")
     pairs = [_normalize_pair(prediction, gold, profile) for gold in golds]
-    return max(score(*pair) if pair[0] else 0.0 for pair in pairs)
+    return max(score(*pair) if all(pair) else 0.0 for pair in pairs)
 
 
 def _normalize_pair(prediction: str, gold: str, profile: str) -> tuple[str, str]:

@@ -289,7 +289,8 @@ def shorten(messages: Sequence[Message], num_chars: int) -> tuple[tuple[Message,
             length = max(0, len(kept) - num_chars)
             num_chars -= len(kept) - length
             kept, count = _cut(kept, length), count + 1
-            message = dataclasses.replace(message, observation=f"{kept} {OMITTED}".lstrip())
+            rest = f"{kept} {OMITTED}" if kept else OMITTED
+            message = dataclasses.replace(message, observation=rest)
         shortened.append(message)
     return tuple(shortened), count
 

@@ -36,7 +36,6 @@ def test_judge_messages_show_one_field_per_line(rubric):
     ("reply", "right", "problems"),
     [
         ('{"implies": true}', True, ()),
-        ('<think>{"implies": true}</think> {"implies": false}', False, ()),
         ("{'implies': False}", False, ("verdict_loose_json",)),
         ('{"implies": "Yes"}', True, ("verdict_no_boolean",)),
         ("No.", False, ("verdict_no_json",)),
@@ -47,8 +46,7 @@ def test_judge_messages_show_one_field_per_line(rubric):
         ("No doubt it is.", None, ("verdict_no_json", "verdict_missing")),
         ("No, that would be true of Lund.", None, ("verdict_no_json", "verdict_missing")),
         ("**No** - it names Lund.", False, ("verdict_no_json",)),
-        ('<think>{"implies": true} or is it', None, ("verdict_no_json", "verdict_missing")),
-        ("<think>Hm.</think> Answer: no", False, ("verdict_no_json",)),
+        ("Answer: no", False, ("verdict_no_json",)),
         ('{"implies": 1}', None, ("verdict_no_boolean", "verdict_missing")),
         ('{"incorrect": true}', None, ("verdict_broken_json", "verdict_missing")),
         ("", None, ("verdict_no_json", "verdict_missing")),

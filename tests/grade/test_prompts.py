@@ -10,7 +10,6 @@ from cirag_jax.grade import prompts
 def test_parse_verdict_uses_first_word():
     assert prompts.parse_verdict("Yes.", "yes", "no") is True
     assert prompts.parse_verdict("**No**, yes would be wrong", "yes", "no") is False
-    assert prompts.parse_verdict("<think>yes, yes</think> no", "yes", "no") is False
     assert prompts.parse_verdict("nothing yesterday", "yes", "no") is None
     for prose in ("This is not a fact.", "Fact or opinion?", "Fact/Opinion", "Fact-based, but"):
         assert prompts.parse_verdict(prose, "fact", "opinion") is None
@@ -22,8 +21,6 @@ def test_parse_verdict_uses_first_word():
         "Fact (a date)",
     ):
         assert prompts.parse_verdict(said, "fact", "opinion") is True
-    assert prompts.parse_verdict("<think>Fact. Or is it", "fact", "opinion") is None
-    assert prompts.parse_claim("<think>Claim: The mill opened.") == ("", "no_claim")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,14 @@ import pytest
 import transformers
 
 from cirag_jax.errors import UserError
-from cirag_jax.llm.chat import ChatTokenizer, PromptError, PromptTooLong, fit_prompt
+from cirag_jax.llm.chat import (
+    ChatTokenizer,
+    PromptError,
+    PromptTooLong,
+    fit_prompt,
+    observation_length,
+    shorten,
+)
 from cirag_jax.llm.types import Message
 from tests import tiny_decoder
 
@@ -204,21 +211,41 @@ def test_fit_prompt_that_fits_is_unchanged(tokenizer):
     assert dropped == 0
 
 
-@pytest.mark.parametrize("dropped", [1, 2, 3, 4, 5])
-def test_fit_prompt_omits_fewest_oldest_observations(tokenizer, dropped):
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7, 0.9, 1.0])
+def test_fit_prompt_shortens_oldest_observations_from_their_ends(tokenizer, share):
     texts = [" the mill" * 9, " the town" * 12, "", " the sailor" * 8, " saint" * 9, " mason" * 9]
     turns = conversation(texts)
-    expected_texts, remaining = list(texts), dropped
+    longest = len(tokenizer.encode_prompt(turns))
+    shortest = len(tokenizer.encode_prompt(conversation([t and "[omitted]" for t in texts])))
+    limit = round(shortest + (1 - share) * (longest - shortest))
+    ids, count = fit_prompt(tokenizer, turns, limit, "truncate")
+    assert limit - 8 <= len(ids) <= limit  # no more than needed is removed
+    shown = text_of(tokenizer, ids)
+    assert shown.count("[omitted]") == count
     for i, text in enumerate(texts):
-        if text and remaining:
-            expected_texts[i], remaining = "[omitted]", remaining - 1
-    expected = tokenizer.encode_prompt(conversation(expected_texts))
-    for limit in (len(expected), len(expected) + 3):
-        ids, count = fit_prompt(tokenizer, turns, limit, "truncate")
-        np.testing.assert_array_equal(ids, expected)
-        assert count == dropped
-        for i in range(len(texts)):
-            assert f"question {i}?" in text_of(tokenizer, ids)
+        assert f"question {i}?" in shown
+        rest = shown.partition(f"question {i}?")[2].partition("question")[0]
+        kept = rest.partition("[omitted]")[0].split("<")[0].split()
+        assert kept == text.split()[: len(kept)]  # the beginning is kept
+    untouched = [text for text in texts if text][count:]
+    assert all(text.strip() in shown for text in untouched)
+
+
+def test_shorten_repeated_continues_where_the_last_cut_ended():
+    (message,) = conversation([" one two three four five six seven"])
+    (first,), count = shorten([message], 12)
+    assert (first.observation, count) == (" one two three four [omitted]", 1)
+    (second,), _ = shorten([first], 5)
+    assert second.observation == " one two three [omitted]"
+    (empty,), _ = shorten([second], 999)
+    assert empty.observation == "[omitted]"
+    assert observation_length([empty]) == 0 and shorten([empty], 5) == ((empty,), 0)
+
+
+def test_shorten_without_spaces_cuts_anywhere():
+    (message,) = conversation(["\u6771" * 100])
+    (cut,), _ = shorten([message], 30)
+    assert cut.observation == "\u6771" * 70 + " [omitted]"
 
 
 def test_fit_prompt_too_long_reports_numbers(tokenizer):

@@ -45,9 +45,9 @@ def test_cascade_first_sufficient_granularity_answers(refusals, granularity):
         assert QUESTION in last.ending and attempt.granularity in last.content.lower()
 
 
-def test_cascade_all_refuse_last_output_is_default():
+def test_cascade_all_refuse_answer_is_empty():
     result = run(fake([CONTINUE, FINAL], [REFUSAL] * 3))
-    assert (result.answer, result.granularity) == ("Unanswerable", "default")
+    assert (result.answer, result.granularity) == ("", "default")
     assert [a.sufficient for a in result.attempts] == [False] * 3
 
 
@@ -64,7 +64,7 @@ def test_cascade_any_subset_of_granularities_is_read(granularities):
     assert tuple(a.granularity for a in result.attempts) == granularities
     assert (result.answer, result.granularity) == ("Skane", granularities[-1])
     result = run(fake([CONTINUE, FINAL], [*refused, REFUSAL]), granularities=granularities)
-    assert (result.answer, result.granularity) == ("Unanswerable", "default")
+    assert (result.answer, result.granularity) == ("", "default")
 
 
 def test_cascade_single_empty_pool_gives_no_answer():
@@ -142,8 +142,10 @@ def test_cascade_ungrounded_answer_is_refused():
     assert (result.answer, result.granularity) == ("Sk\u00e5ne", "triple")
     assert contains_answer(["\u041b\u0443\u043d\u0434"], "\u041b\u0443\u043d\u0434")
     assert not contains_answer(["\u041b\u0443\u043d\u0434"], "\u041e\u0441\u043b\u043e")
-    # Without support the answer is the default; yes and no need no support.
+    # An answer without support is a refusal, unless it is forced; yes and no need no support.
     result = run(fake([CONTINUE, FINAL], [made_up] * 3), grounded_answers=True)
+    assert (result.answer, result.granularity) == ("", "default")
+    result = run(fake([CONTINUE, FINAL], [made_up] * 4), grounded_answers=True, force_answer=True)
     assert (result.answer, result.granularity) == ("Oslo", "default")
     result = run(fake([CONTINUE, FINAL], ["Answer: No."]), grounded_answers=True)
     assert (result.answer, result.granularity) == ("No.", "triple")
