@@ -238,25 +238,28 @@ def fit_prompt(
     limit: int,
     overflow: Overflow = "error",
     continue_final: bool = False,
+    room: int = 0,
 ) -> tuple[np.ndarray, int]:
     """Returns at most ``limit`` tokens (int32 ``[S]``), and the number of shortened observations.
 
     With ``overflow="truncate"``, observations are shortened until the conversation fits, see
-    `shorten`. With ``"error"`` nothing is omitted.
+    `shorten`, and leaves ``room`` tokens of the limit if possible. With ``"error"`` nothing is
+    omitted.
 
     Raises:
       PromptTooLong: the conversation does not fit.
       PromptError: the conversation cannot be encoded.
     """
     ids = tokenizer.encode_prompt(messages, continue_final)
-    if len(ids) <= limit:
+    if len(ids) <= limit - room:
         return ids, 0
     problem = f"the prompt has {len(ids)} tokens but only {limit} fit"
-    if overflow == "error":
-        raise PromptTooLong(problem)
-    total = observation_length(messages)
+    total = observation_length(messages) if overflow == "truncate" else 0
     if not total:
-        raise PromptTooLong(f"{problem}, and it has no observations to omit")
+        if len(ids) <= limit:
+            return ids, 0
+        more = ", and it has no observations to omit" if overflow == "truncate" else ""
+        raise PromptTooLong(problem + more)
 
     def encode(num_chars: int) -> np.ndarray:
         return tokenizer.encode_prompt(shorten(messages, num_chars)[0], continue_final)
@@ -264,6 +267,7 @@ def fit_prompt(
     shortest = encode(total)
     if len(shortest) > limit:
         raise PromptTooLong(f"{problem}; without observations, {len(shortest)} tokens remain")
+    limit = max(limit - room, len(shortest))
     step = max(1, total // 1024)  # a finer search encodes the prompt more often
     lengths = [*range(step, total, step), total]
     num_chars = lengths[bisect.bisect_left(lengths, True, key=lambda n: len(encode(n)) <= limit)]

@@ -204,9 +204,17 @@ class TransformersBackend:
 
     def _fit(self, request: llm.Generate | llm.Score, new_tokens: int) -> tuple[np.ndarray, int]:
         """Fits the prompt into the context, with room for ``new_tokens``; see `fit_prompt`."""
-        limit = self.context if self.is_encoder_decoder else self.context - new_tokens
+        limit, room = self.context, 0
+        if not self.is_encoder_decoder:
+            limit -= new_tokens
+            room = request.max_tokens - 1 if isinstance(request, llm.Generate) else 0
         return fit_prompt(
-            self.tokenizer, request.messages, limit, self.config.overflow, request.continue_final
+            self.tokenizer,
+            request.messages,
+            limit,
+            self.config.overflow,
+            request.continue_final,
+            room,
         )
 
     @functools.cached_property

@@ -35,7 +35,6 @@ from cirag_jax.runtime.requests import (
     Scored,
 )
 from cirag_jax.sqlite import Database
-from cirag_jax.types import Usage
 
 
 class Journal(JournalReader):
@@ -250,7 +249,7 @@ class ResponseCache(Database):
             usage = response.usage
         except (*sqlite.ERRORS, *sqlite.DAMAGE):
             return None
-        usage = Usage(usage.prompt_tokens, usage.prompt_tokens, usage.generated_tokens)
+        usage = dataclasses.replace(usage, cached_tokens=usage.prompt_tokens, seconds=0.0)
         return dataclasses.replace(response, usage=usage)
 
     def keep(self, identity: Any, request: Generate | Score, response: Generated | Scored) -> None:

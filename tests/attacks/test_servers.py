@@ -103,6 +103,9 @@ ANSWERS = {
     "an unknown reason": completion("x", finish_reason=EVIL),
 }
 
+# Faults of servers that do not affect the text.
+ACCEPTED = {"a count of 400 digits", "an unknown reason"}
+
 
 @pytest.fixture(scope="module")
 def server():
@@ -140,7 +143,9 @@ def test_bad_responses_are_recorded_as_errors(server, tmp_path, capfd):
     with Journal(tmp_path / "journal.sqlite", {}) as journal:
         records = {record.id: record for record in journal.records()}
     assert records["good"].outcome == "echo good"
-    for name in ANSWERS:
+    for name in ACCEPTED:
+        assert (records[name].outcome, records[name].error) == ("x", None)
+    for name in ANSWERS.keys() - ACCEPTED:
         error = records[name].error
         assert error and error == io.visible(error) and len(error) < 500, name
     io.say(records["surrogates and escapes in an error"].error)

@@ -74,6 +74,35 @@ def test_answer_every_method_answers_and_resumes(method, folders, tmp_path, caps
     assert again["calls"] == first["calls"] and again["em"] == first["em"]
 
 
+@pytest.mark.parametrize("method", [m for m in registry.method_names() if m != "direct"])
+def test_answer_failed_reader_scores_0_and_keeps_recall(method, folders, tmp_path, capsys):
+    """Prompts that do not fit the reader's context fail all questions."""
+    settings = {
+        **SETTINGS.get(method, {}),
+        **({"num_rounds": 1} if method == "iter_retgen" else {}),
+    }
+    first = run(capsys, folders, tmp_path / "first", method, settings)
+    small = {"reader.context": 24, "reader.overflow": "error", "reader.max_tokens": 1}
+    failed = run(capsys, folders, tmp_path / "failed", method, settings, small)
+    assert (failed["answered"], failed["failures"]) == (0, 2)
+    assert failed["em"] == failed["f1"] == failed["acc"] == 0
+    assert failed["recall"] == first["recall"] and failed["recall"]["passage"] is not None
+    rows = lines(tmp_path / "failed" / "predictions.jsonl")
+    assert all("tokens but only" in row["error"] and row["passages"] for row in rows)
+
+
+def test_answer_long_evidence_is_shortened_and_counted(folders, tmp_path, capsys):
+    settings = SETTINGS["native_rag"]
+    first = run(capsys, folders, tmp_path / "first", "native_rag", settings)
+    more = {"reader.context": 210, "reader.overflow": "truncate", "reader.max_tokens": 8}
+    argv = folders, tmp_path / "short", "native_rag", settings, more
+    shortened = run(capsys, *argv)
+    assert (first["truncated"], shortened["truncated"], shortened["answered"]) == (0, 2, 2)
+    assert shortened["recall"] == first["recall"]
+    room = 2 * (210 - 8)
+    assert room - 40 < shortened["prompt_tokens"] <= room < first["prompt_tokens"]
+
+
 @pytest.mark.parametrize(("method", "units", "settings"), UNITS)
 def test_answer_units_setting_runs(method, units, settings, folders, tmp_path, capsys):
     values = {**SETTINGS.get(method, {}), "units": units, "reader_format": "brief", **settings}

@@ -121,7 +121,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def completion(text: str | None, finish_reason: str = "stop", **more: Any) -> dict[str, Any]:
+def completion(text: Any, finish_reason: str | None = "stop", **more: Any) -> dict[str, Any]:
     """Returns a chat completion."""
     return {
         "id": "chatcmpl-1",

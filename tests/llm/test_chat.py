@@ -231,6 +231,21 @@ def test_fit_prompt_shortens_oldest_observations_from_their_ends(tokenizer, shar
     assert all(text.strip() in shown for text in untouched)
 
 
+def test_fit_prompt_leaves_room_for_the_answer_if_possible(tokenizer):
+    turns = conversation([" the mill" * 30])
+    full = len(tokenizer.encode_prompt(turns))
+    assert len(fit_prompt(tokenizer, turns, full, "truncate", room=0)[0]) == full
+    ids, count = fit_prompt(tokenizer, turns, full, "truncate", room=10)
+    assert full - 18 <= len(ids) <= full - 10 and count == 1
+    assert len(fit_prompt(tokenizer, turns, full, "error", room=10)[0]) == full
+    shortest = len(tokenizer.encode_prompt(conversation(["[omitted]"])))
+    assert len(fit_prompt(tokenizer, turns, full, "truncate", room=9999)[0]) == shortest
+    bare = conversation([""])
+    assert (
+        fit_prompt(tokenizer, bare, len(tokenizer.encode_prompt(bare)), "truncate", room=5)[1] == 0
+    )
+
+
 def test_shorten_repeated_continues_where_the_last_cut_ended():
     (message,) = conversation([" one two three four five six seven"])
     (first,), count = shorten([message], 12)

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import datetime
 import email.utils
+import json
 import logging
 import threading
 from typing import Any
@@ -337,20 +338,131 @@ def test_completions_without_text(server, backend_of):
     assert waits == []
 
 
-def test_too_long_prompt_omits_observations(server, backend_of):
+@pytest.mark.parametrize(
+    ("content", "reason", "text", "finish"),
+    [
+        ("Lund", "eos", "Lund", "stop"),
+        ("Lund", "end_turn", "Lund", "stop"),
+        ("Lund", None, "Lund", "stop"),
+        ("Lund", "stop_sequence", "Lund", "stop"),
+        ("Lu", "max_tokens", "Lu", "length"),
+        ("Lu", "MAX_TOKENS", "Lu", "length"),
+        (None, "stop", "", "stop"),
+        ([{"type": "text", "text": "Lu"}, {"type": "text", "text": "nd"}], "stop", "Lund", "stop"),
+        (
+            [{"type": "thinking", "thinking": "?"}, {"type": "text", "text": "Lund"}],
+            "stop",
+            "Lund",
+            "stop",
+        ),
+        ("a\ud800b", "stop", "a\ufffdb", "stop"),
+    ],
+)
+def test_completion_of_other_servers_is_accepted(server, backend_of, content, reason, text, finish):
+    server.script["q"] = [completion(content, reason)]
+    backend, waits = backend_of(server)
+    (response,) = backend.generate([ask("q", max_tokens=99)])
+    assert (response.text, response.finish_reason, response.error) == (text, finish, None)
+    assert waits == [] and len(server.bodies) == 1
+
+
+def test_completion_unknown_reason_at_the_limit_is_length(server, backend_of):
+    server.script["q"] = [completion("Lu", "eos")]
+    backend, _ = backend_of(server)
+    (response,) = backend.generate([ask("q", max_tokens=COMPLETION_TOKENS)])
+    assert response.finish_reason == "length"
+
+
+@pytest.mark.parametrize("count", [None, -1, 7.0, "7", True, 10**400])
+def test_completion_with_an_odd_token_count_is_accepted(server, backend_of, count):
+    server.script["q"] = [{**completion("Lund"), "usage": {"completion_tokens": count}}]
+    backend, waits = backend_of(server)
+    (response,) = backend.generate([ask("q")])
+    assert response.text == "Lund" and waits == []
+    assert response.usage.generated_tokens == (7 if count == 7 else 2)  # else estimated
+
+
+def test_completion_thoughts_in_a_field_of_their_own_are_kept_apart(server, backend_of):
+    for name in ("reasoning_content", "reasoning"):
+        body = completion("Lund")
+        body["choices"][0]["message"][name] = "Malmo?"
+        server.script["q"] = [body]
+        (response,) = backend_of(server)[0].generate([ask("q")])
+        assert (response.text, response.thoughts) == ("Lund", "Malmo?")
+
+
+def test_completion_stop_string_within_thoughts_does_not_cut_the_answer(server, backend_of):
+    server.script["q"] = [completion("<think>a\nb</think>Lund\nMalmo")]
+    backend, _ = backend_of(server)
+    (response,) = backend.generate([ask("q", stop=("\n",))])
+    assert response.text == "<think>a\nb</think>Lund"
+
+
+def test_completion_json_after_thoughts_satisfies_the_schema(server, backend_of):
+    server.script["q"] = [completion('<think>{?</think>{"a": 1}')]
+    backend, _ = backend_of(server)
+    (response,) = backend.generate([ask("q", json_schema={"type": "object"})])
+    assert response.error is None
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"choices": []}, "choices is []"),
+        ({"error": "x"}, "choices is null"),
+        ({"choices": [{"text": "Lund"}]}, "choices[0].message is null"),
+        ({"choices": [{"message": {"content": 3}}]}, "choices[0].message.content is 3"),
+        ([1], "the answer is [1]"),
+    ],
+)
+def test_completion_of_another_api_names_the_field(server, backend_of, body, words):
+    server.script["q"] = [json.dumps(body).encode()]
+    backend, _ = backend_of(server, max_retries=0)
+    (response,) = backend.generate([ask("q")])
+    assert words in str(response.error) and "base_url" in str(response.error)
+
+
+def test_rejected_field_names_the_way_out(server, backend_of):
+    server.script["q"] = [(400, {}, "Unsupported parameter: 'temperature'")]
+    backend, _ = backend_of(server)
+    (response,) = backend.generate([ask("q")])
+    assert "add 'temperature' to omit" in str(response.error)
+
+
+def test_too_long_prompt_shortens_observations(server, backend_of):
+    too_long = (400, {}, "This model's maximum context length is 9 tokens")
+    old, new = " ".join(["old"] * 160), " ".join(["new"] * 40)
+    turns = (Message("user", "a ", old), Message("assistant", "b"), Message("user", "c ", new))
+    server.script[f"c {new}"] = [too_long, too_long]
+    backend, waits = backend_of(server, overflow="truncate")
+    (response,) = backend.generate([Generate(turns)])
+    assert response.usage.truncated == 1
+    sent = [[m["content"] for m in body["messages"]] for body in server.bodies]
+    assert [turn[1:] for turn in sent] == [["b", f"c {new}"]] * 3  # the oldest is shortened first
+    lengths = [len(turn[0].removesuffix(" [omitted]")) for turn in sent]
+    assert lengths[0] > lengths[1] > lengths[2] > 0
+    assert all(f"a {old}".startswith(turn[0].removesuffix(" [omitted]")) for turn in sent)
+
+
+def test_too_long_prompt_uses_the_lengths_that_a_server_names(server, backend_of):
+    names = (
+        "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens "
+        "(4500 in the messages, 500 in the completion)."
+    )
+    turn = Message("user", "c ", " ".join(["word"] * 1000))
+    server.script[turn.text] = [(400, {}, names)]
+    backend, _ = backend_of(server, overflow="truncate")
+    (response,) = backend.generate([Generate((turn,))])
+    assert response.error is None and len(server.bodies) == 2
+    share = len(server.bodies[1]["messages"][0]["content"]) / len(turn.text)
+    assert 0.75 < share < 4096 / 5000
+
+
+def test_too_long_prompt_without_truncation_fails(server, backend_of):
     too_long = (400, {}, "This model's maximum context length is 9 tokens")
     turns = (Message("user", "a", " old"), Message("assistant", "b"), Message("user", "c", " new"))
     server.script["c new"] = [too_long] * 4
-    backend, waits = backend_of(server, overflow="truncate")
-    (response,) = backend.generate([Generate(turns)])
-    assert (response.text, response.usage.truncated) == ("echo c[omitted]", 1)
-    sent = [[m["content"] for m in body["messages"]] for body in server.bodies]
-    assert sent == [
-        ["a old", "b", "c new"],
-        ["a[omitted]", "b", "c new"],
-        ["a[omitted]", "b", "c[omitted]"],
-    ]
-    backend, _ = backend_of(server)
+    backend, waits = backend_of(server)
     (response,) = backend.generate([Generate(turns)])
     assert "maximum context length" in str(response.error) and waits == []
 

@@ -9,7 +9,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.llm.client import OpenAIBackend, OpenAIConfig
 from cirag_jax.llm.engine.engine import Engine
 from cirag_jax.llm.engine.shapes import EngineConfig
-from cirag_jax.llm.types import Message
+from cirag_jax.llm.types import Message, Usage
 from cirag_jax.retrieval.index import PassageIndex
 from cirag_jax.retrieval.links import TitleIndex
 from cirag_jax.runtime.handlers import (
@@ -429,3 +429,25 @@ def test_full_disk_in_server_tasks_is_a_user_error(server, tmp_path):
         run = Scheduler({"reader": served(server)}, book)
         with pytest.raises(UserError, match="the disk is full"):
             run.run([Job("q", 0, lambda: asks(long))])
+
+
+def test_generate_handler_removes_thoughts_for_every_backend_and_role(tmp_path):
+    class Thinking:
+        calls = 0
+
+        def generate(self, requests, progress, done):
+            for index, request in enumerate(requests):
+                self.calls += 1
+                text = f"<think>Is it {request.role}?</think>\n\nLund"
+                done(index, Generated(text, "stop", Usage(3, 0, 2)))
+
+    backend = Thinking()
+    limits = {"reader": 9, "integrator": 9}
+    with ResponseCache(tmp_path / "cache.sqlite") as cache:
+        handler = GenerateHandler(cast(Any, backend), limits, cache=cache, identity="m")
+        for _ in range(2):  # the second time from the cache
+            requests = [say("x", role=role) for role in limits]
+            for response in ask(handler, *requests):
+                assert response.text == "Lund" and response.usage.thoughts == 1
+                assert response.thoughts.startswith("<think>Is it ")
+    assert backend.calls == 2

@@ -1,10 +1,12 @@
 """The scheduler: batches across programs, isolated failures, budgets, deadlines, replay."""
 
 import contextlib
+import dataclasses
 
 import pytest
 
 from cirag_jax.errors import UserError
+from cirag_jax.runtime import codec
 from cirag_jax.runtime.records import RequestKey
 from cirag_jax.runtime.requests import Extract, Generate, Generated, Rank, RequestError, Retrieve
 from cirag_jax.runtime.scheduler import Call, Job, Scheduler
@@ -558,3 +560,36 @@ def test_call_has_its_position(book):
     scheduler(book, Recording(), model).run([job("a")])
     assert [call.key.ordinal for batch in model.batches for call in batch] == [1, 3]
     assert isinstance(model.batches[0][0], Call) and isinstance(model.requests[0], Generate)
+
+
+def test_partial_result_is_recorded_with_its_error_and_retried(tmp_path):
+    @dataclasses.dataclass
+    class Partial:
+        passages: list[str]
+        error: str | None = None
+
+    def reads(name):
+        retrieved = yield Retrieve(name, 1)
+        ids = [passage.id for passage in retrieved.passages]
+        try:
+            yield say("read")
+        except RequestError as error:
+            return Partial(ids, str(error))
+        return Partial(ids)
+
+    file = tmp_path / "journal.sqlite"
+    search = Recording()
+    down = Recording(is_slow=True, refuse=lambda call: "the server is down")
+    with Journal(file, SETTINGS) as book:
+        run = scheduler(book, search, down, encode=codec.encode)
+        assert run.run([job("a", reads)]) and run.progress.failed == 1
+        (record,) = book.records()
+        assert record.error == "the server is down" and not record.has_succeeded
+        assert record.outcome["passages"] and book.outcomes() == {}
+        assert record.result(dict) is None and record.result(dict, partial=True) == record.outcome
+    with Journal(file, SETTINGS) as book:
+        run = scheduler(book, search, Recording(is_slow=True), encode=codec.encode)
+        assert run.run([job("a", reads)]) and run.progress.failed == 0
+        (record,) = book.records()
+        assert record.has_succeeded and record.outcome == book.outcomes()["a"]
+    assert len(search.batches) == 1  # the search is not repeated

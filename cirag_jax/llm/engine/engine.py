@@ -273,8 +273,16 @@ class Engine:
         return _Variant(width, details, request.temperature == 0, grammar is not None), row
 
     def _fit(self, request: llm.Generate | llm.Score) -> tuple[np.ndarray, int]:
-        limit, overflow = self.context - 1, self.options.overflow
-        return fit_prompt(self.tokenizer, request.messages, limit, overflow, request.continue_final)
+        # The answer needs room for at least one token, and for all if evidence can be shortened.
+        room = request.max_tokens - 1 if isinstance(request, llm.Generate) else 0
+        return fit_prompt(
+            self.tokenizer,
+            request.messages,
+            self.context - 1,
+            self.options.overflow,
+            request.continue_final,
+            room,
+        )
 
     @functools.cached_property
     def _grammar(self) -> JsonGrammar:
