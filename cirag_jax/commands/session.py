@@ -53,6 +53,7 @@ class Cirag(Closing):
     def __init__(self, config: Any, documents: str | os.PathLike[str] | Sequence[str]):
         """Use `open` instead, unless you have a locked config of configs/methods."""
         self._program = find_method(config.method).program
+        task.fill_in(config, own_documents=True)
         self._settings = task.method_settings(config)
         needs = self._settings.needs
         if needs.gold:

@@ -121,6 +121,18 @@ def job(
     return Job(question.id, record, lambda: program(bare, settings))
 
 
+def fill_in(config: Config, own_documents: bool) -> None:
+    """Sets the null settings that depend on whether the passages are a user's own documents."""
+    block = config.get(block_name(config.method), {})
+    with config.unlocked():
+        for name, value in (
+            ("force_answer", not own_documents),
+            ("grounded_answers", own_documents),
+        ):
+            if name in block and block[name] is None:
+                block[name] = value
+
+
 def method_settings(config: Config) -> Any:
     """Returns the settings of ``config.method``, from the block of that name."""
     method, block = find_method(config.method), block_name(config.method)

@@ -82,6 +82,17 @@ def _ranker(method_block: Any) -> Any:
     return config
 
 
+def may_refuse_own_documents(settings: Any) -> None:
+    """Makes two settings of a method's block depend on the questions (`task.fill_in`).
+
+    Questions of a dataset get an answer even if the reader refuses. An answer over own documents is
+    empty if the reader refuses, or if no document states it.
+    """
+    with settings.ignore_type():
+        settings.force_answer = placeholder(bool)
+        settings.grounded_answers = placeholder(bool)
+
+
 def shipped(config: Any) -> Any:
     """Returns ``config`` with the shipped aligner, reader and extractor (cirag_jax/shipped)."""
     if "retriever" in config:

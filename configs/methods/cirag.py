@@ -58,7 +58,7 @@ def get_config(preset: str = "") -> Any:
         config.cirag.keep = 2
         config.cirag.link_bonus = 0.3
         config.cirag.granularities = ("sentence",)
-        config.cirag.force_answer = True
+        blocks.may_refuse_own_documents(config.cirag)
         return blocks.shipped(config)
     if preset == "llm":
         config.cirag.max_steps = 2

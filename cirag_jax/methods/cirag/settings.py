@@ -33,10 +33,12 @@ class CiragConfig(CascadeConfig):
       use_reranker: rank the candidates; off keeps all of them, in passage order.
       granularities: granularities that the cascade reads, in this order: triple, sentence, passage.
       force_answer: if the reader refuses at every granularity, repeat the last one (passages if
-        its pool is empty) with a prompt that does not allow refusals.
+        its pool is empty) with a prompt that does not allow refusals. In the preset small, null
+        means true, but false for own documents.
       wide_refusal: also treat paraphrases of "Unanswerable" as refusals.
       grounded_answers: also treat an answer as a refusal if it is neither yes nor no and does not
-        occur word for word in the evidence (ours; small models seldom refuse).
+        occur word for word in the evidence (ours; small models seldom refuse). In the preset
+        small, null means false, but true for own documents.
       prompt_format: multi_turn (one turn per round); paper (a single turn with the history last);
         or compact (ours: candidates are kept by number, which takes a third fewer tokens).
       normalization: normal form of triples: ascii (the paper's case study) or unicode.
