@@ -64,7 +64,6 @@ def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 def plan_run(config: Config, pool: Pool) -> PlannedRun:
     """Checks ``config`` and loads its questions; ``pool`` caches the dataset."""
-    task.fill_in(config, own_documents=bool(config.get("documents")))
     method, settings = find_method(config.method), task.method_settings(config)
     _scoring(config)
     metrics.check(config.metrics)

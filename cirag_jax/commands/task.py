@@ -135,6 +135,7 @@ def fill_in(config: Config, own_documents: bool) -> None:
 
 def method_settings(config: Config) -> Any:
     """Returns the settings of ``config.method``, from the block of that name."""
+    fill_in(config, own_documents=bool(config.get("documents")))
     method, block = find_method(config.method), block_name(config.method)
     if block not in config:
         raise UserError(f"config.method={config.method!r} needs the block config.{block}.")

@@ -131,7 +131,7 @@ def test_identity_of_online_extraction_has_parser_version(monkeypatch):
 
 def planned(method, questions):
     config = task.method_config(method, "small")
-    needs = find_method(method).config(**task.plain(config[method])).needs
+    needs = task.method_settings(config).needs
     planned_task = task.Task(needs, Dataset("d", questions, {}, {}), questions, CORPUS)
     return PlannedRun(config, planned_task, (), {})
 

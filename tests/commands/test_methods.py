@@ -294,7 +294,7 @@ def test_config_has_blocks_for_the_needs_of_its_method(name, preset):
     config = load_config(str(_ROOT / f"configs/methods/{name}.py:{preset}"))
     for block in config.get("rankers", {}).values():
         block.model = "given" if block.kind == "aligner" else block.model
-    needs = registry.find_method(name).config(**task.plain(config[name])).needs
+    needs = task.method_settings(config).needs
     opening.check(config, needs)
     assert all(task.most_tokens(config, role) > 0 for role in needs.roles)
     assert all(ranker in config.rankers for ranker in needs.rankers)
@@ -393,7 +393,7 @@ def test_check_aligner_of_other_units_is_refused(method, ranker, tmp_path):
         )
         needs = registry.find_method(method).config(**task.plain(config[method])).needs
         assert needs.units == "triple"
-        said = f"an aligner of sentences, but config.{method}.units=triple; set --config.{method}"
+        said = f"an aligner for sentences, but config.{method}.units=triple; set --config.{method}"
         with pytest.raises(UserError, match=re.escape(said)):
             opening.check(config, needs)
         opening.check(config, dataclasses.replace(needs, units="sentence"))
