@@ -492,7 +492,7 @@ def forward_cached(
         pairs = adapter["layers"][i] if adapter is not None else {}
         block = _Layer(config, params["layers"][i], pairs, lora, None)
         q_BTNH, k_BTKH, v_BTKH = block.heads(block.norm(x_BTD, "attention_norm"), tables)
-        new = [paged_cache.pack(x, keys[i].dtype) for x in (k_BTKH, v_BTKH)]
+        new = paged_cache.pack_pair(k_BTKH, v_BTKH, keys[i].dtype)
         keys[i], values[i] = paged_cache.write_slots(keys[i], values[i], at_BT, *new)
         mask_BTS = distance_BTS >= 0
         if config.windowed:

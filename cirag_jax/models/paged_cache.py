@@ -38,6 +38,18 @@ def unpack(x: jax.Array) -> jax.Array:
     return x
 
 
+def pack_pair(k: jax.Array, v: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """Packs keys and values; if a value is not finite, its key becomes NaN instead.
+
+    Attention replaces the scores of masked keys but multiplies masked values by 0, and 0 times NaN
+    is NaN. With finite values, NaN spreads only to tokens that attend to the key.
+    """
+    packed_v = pack(v, dtype)
+    finite = jnp.isfinite(unpack(packed_v)).all(-1, keepdims=True)
+    packed_k = pack(jnp.where(finite, k, jnp.asarray(jnp.nan, k.dtype)), dtype)
+    return packed_k, jnp.where(finite, packed_v, jnp.zeros((), packed_v.dtype))
+
+
 def gather_rows(cache: Cache, tables_BN: jax.Array) -> Cache:
     """Returns a cache with one long page per row, in which the row's pages are concatenated."""
     pairs = [read_pages(*layer, tables_BN) for layer in zip(cache["k"], cache["v"], strict=True)]
@@ -95,8 +107,8 @@ def write_slots(
 def read_pages(k_PKHC: jax.Array, v_PKCH: jax.Array, tables_BN: jax.Array) -> tuple[Any, Any]:
     """Gathers keys ``[B, K, H, N C]`` and values ``[B, K, N C, H]`` of the rows of ``tables_BN``.
 
-    Their dtype is the dtype of the cache, see `pack`. Page numbers beyond the last page yield
-    arbitrary finite numbers.
+    Their dtype is the dtype of the cache, see `pack`. Page numbers beyond the last page yield the
+    last page; its values are finite (`pack_pair`), and its keys must be masked.
     """
     k_BNKHC = jnp.take(k_PKHC, tables_BN, axis=0, mode="clip")
     v_BNKCH = jnp.take(v_PKCH, tables_BN, axis=0, mode="clip")

@@ -310,6 +310,46 @@ def test_forward_cached_writes_only_pages_of_row():
         assert [bool(page.any()) for page in pages] == [False, True, True, False]
 
 
+@pytest.mark.parametrize(
+    ("attention", "stored", "branch"),
+    [("transposed", "float32", 0), ("transposed", "bfloat16", 4), ("xla", "float32", 4)],
+)
+def test_forward_cached_nan_stays_in_its_row_and_later_tokens(attention, stored, branch):
+    """Token 9 has no finite embedding; what does not attend to it is equal bit for bit.
+
+    The table of the short row is padded with a page that does not exist. Reading it reads the last
+    page, which the long row uses.
+    """
+    config = decoder.DecoderConfig(
+        64, 32, 2, 4, 2, 16, 48, 64, param_dtype=stored, attention=attention, windows=(0, 6)
+    )
+    params = _sliced(tiny_decoder.random_params(config))
+    params["embedding"] = params["embedding"].at[9].set(jnp.nan)
+    tables = jnp.asarray([[0, 3, 3, 3], [1, 2, 3, 3]], jnp.int32)
+
+    def run(token):
+        cache, start_B = decoder.empty_cache(config, 3, 8), jnp.asarray([0, 8], jnp.int32)
+        both = jnp.asarray([[3] * 8, [4, 4, 4, 4, token, 5, 6, 7]], jnp.int32)
+        first, cache, _ = decoder.forward_cached(
+            config, params, both, start_B, cache, tables, branch=branch
+        )
+        # The short row again, now that the pages of the long row are complete.
+        short, cache, _ = decoder.forward_cached(config, params, both, start_B, cache, tables)
+        # A new row on a page that still has the long row's values after the new row's tokens.
+        reused = jnp.asarray([[2, 3, 3, 3]], jnp.int32)
+        new, _, _ = decoder.forward_cached(
+            config, params, jnp.full((1, 3), 8, jnp.int32), start_B[:1], cache, reused
+        )
+        return np.asarray(first), np.asarray(short[0]), np.asarray(new)
+
+    (poisoned, *others), (clean, *clean_others) = run(9), run(10)
+    assert np.isnan(poisoned[1, 4]).all() and np.isfinite(clean).all()
+    np.testing.assert_array_equal(poisoned[0], clean[0])
+    np.testing.assert_array_equal(poisoned[1, :4], clean[1, :4])
+    for ours, theirs in zip(others, clean_others, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 def test_decoder_packed_segments_equal_separate_rows(tmp_path):
     """Two sequences in one row, each with positions from 0, attend only to themselves."""
     config, params = _loaded(tmp_path, "gemma2")
