@@ -9,7 +9,10 @@ that need different compiled programs (sampling, a grammar, details about tokens
 wait in separate queues.
 
 Pages of prompts stay cached. If a thousand prompts share an instruction, its keys and values are
-computed and stored once. When a conversation continues, only the new tokens are computed.
+computed and stored once. Which calls compute a prompt, and where they begin and end, depends on the
+prompt alone. A prefix is reused only up to a border between calls, so responses and
+log-probabilities are equal bit for bit, whatever the engine answered before. For the same reason,
+the tokens of an answer are computed again when the conversation continues.
 """
 
 import collections
@@ -34,7 +37,7 @@ from cirag_jax.llm import types as llm
 from cirag_jax.llm.chat import ChatTokenizer, PromptError, fit_prompt
 from cirag_jax.llm.engine import steps
 from cirag_jax.llm.engine.pages import PAGE_SIZE, Allocation
-from cirag_jax.llm.engine.rows import Row, to_arrays
+from cirag_jax.llm.engine.rows import NUMBERS_NOT_FINITE, Row, to_arrays
 from cirag_jax.llm.engine.sampling import Details
 from cirag_jax.llm.engine.shapes import (
     EngineConfig,
@@ -42,6 +45,7 @@ from cirag_jax.llm.engine.shapes import (
     context_of,
     next_power_of_two,
     padded_slice,
+    prefix_keys,
 )
 from cirag_jax.llm.engine.store import CacheStore
 from cirag_jax.llm.grammar import JsonGrammar
@@ -316,7 +320,6 @@ class Engine:
                     if response is not None:
                         rows.remove(row)
                         allocations.remove(allocation)
-                        self._cache_prefix(allocation, row.all_tokens[:-1])
                         self._store.allocator.free(allocation)
                         yield (row.index, response), 0
                 yield None, count
@@ -357,16 +360,17 @@ class Engine:
         Returns None if there is no room.
         """
         store = self._store
-        allocation = store.allocator.allocate(tokens.tolist(), length)
+        # The calls depend on the prompt alone, so reuse of a prefix does not change their results.
+        grid = list(chunks(0, len(tokens), self.options.prefill_chunks))
+        keys, borders = prefix_keys(tokens, grid), [*(start for start, _ in grid), len(tokens)]
+        allocation = store.allocator.allocate(keys, length, borders)
         if allocation is None:
             return None
         allocations.append(allocation)
         with self._on_mesh():
-            if allocation.copy_from is not None:
-                target = np.int32(allocation.pages[allocation.reused // PAGE_SIZE])
-                store.cache = steps.copy_page(store.cache, np.int32(allocation.copy_from), target)
-            sizes = self.options.prefill_chunks
-            for start, size in chunks(allocation.reused, len(tokens), sizes):
+            for start, size in grid:
+                if start < allocation.reused:
+                    continue
                 store.cache = steps.prefill(
                     self.config,
                     self._weights,
@@ -376,11 +380,8 @@ class Engine:
                     np.int32(start),
                     lora=self._lora,
                 )
-        self._cache_prefix(allocation, tokens)
+        store.allocator.tree.insert(keys, allocation.pages)
         return allocation
-
-    def _cache_prefix(self, allocation: Allocation, tokens: np.ndarray) -> None:
-        self._store.allocator.tree.insert(tokens.tolist(), allocation.pages)
 
     def _decode_chunk(self, variant: _Variant, rows: list[Row]) -> int:
         """Decodes a chunk of every row, and returns the number of new tokens."""
@@ -439,6 +440,8 @@ class Engine:
                 f"prompt and continuation have {length} tokens but only {self.context} fit"
             )
         logprobs, reused = self._score_distinct(prompt, list(dict.fromkeys(continuations)))
+        if any(np.isnan(values).any() for values in logprobs.values()):
+            raise UserError(NUMBERS_NOT_FINITE)
         tokens = tuple(
             tuple(
                 llm.Token(self.tokenizer.piece(token), token, float(logprob))

@@ -5,16 +5,16 @@ a list of pages. Rows that begin with the same tokens share pages, so a page bec
 last holder releases it.
 
 Cached pages of earlier texts form a tree, in which the parent of a page has the tokens that precede
-the page. A new prompt reuses its longest cached prefix, which may end within a page. The row shares
-the full pages of the prefix and gets its own copy of a partial page. If pages are needed, the least
-recently used leaves of the tree are evicted.
+the page. A new prompt shares the pages of its longest cached prefix. If pages are needed, the least
+recently used leaves of the tree are evicted. The tree has full pages only, which are never written
+again.
 
 Source: Kwon et al. (2023), PagedAttention; Zheng et al. (2024), RadixAttention.
 """
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 PAGE_SIZE = 128  # tokens; CPU attention reads keys in blocks of this size
 _ROOT = -1
@@ -57,22 +57,19 @@ class PagePool:
 
 @dataclasses.dataclass
 class _Node:
-    """A cached page: its tokens (fewer than the page size if it is a partial page)."""
+    """A cached page, and the keys of its tokens."""
 
-    tokens: tuple[int, ...]
+    keys: tuple[int, ...]
     parent: int
     children: dict[tuple[int, ...], int] = dataclasses.field(default_factory=dict)
 
 
-def _common_length(a: Sequence[int], b: Sequence[int]) -> int:
-    for i, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return i
-    return min(len(a), len(b))
-
-
 class PrefixTree:
-    """A tree of cached pages by their tokens; at most ``capacity`` pages of ``size`` tokens."""
+    """A tree of cached pages; at most ``capacity`` pages of ``size`` tokens.
+
+    Each token of a text has an integer key. Texts whose keys are equal up to the end of a page have
+    the same page.
+    """
 
     def __init__(self, pool: PagePool, capacity: int, size: int = PAGE_SIZE):
         self._pool, self._capacity, self._size = pool, capacity, size
@@ -85,41 +82,23 @@ class PrefixTree:
         """Returns the number of cached pages."""
         return len(self._order)
 
-    def match(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """Returns the length of the longest cached prefix of ``tokens``, and its pages."""
-        tokens = tuple(int(token) for token in tokens)
-        node, count, path = _ROOT, 0, []
-        while True:
-            rest = tokens[count : count + self._size]
-            children = self._nodes[node].children
-            if len(rest) == self._size and rest in children:
-                node = children[rest]
-                path.append(node)
-                count += self._size
-                continue
-            best = max(children, key=lambda key: _common_length(key, rest), default=())
-            if common := _common_length(best, rest):
-                path.append(children[best])
-                count += common
-            self._mark_used(path)
-            return count, path
-
-    def insert(self, tokens: Sequence[int], pages: Sequence[int]) -> None:
-        """Adds the pages of a text, except those whose tokens are already cached.
-
-        A holder of the pages may later write further tokens after ``tokens``.
-        """
-        tokens = tuple(int(token) for token in tokens)
+    def match(self, keys: Sequence[int]) -> list[int]:
+        """Returns the pages of the longest cached prefix."""
         node, path = _ROOT, []
-        starts = range(0, len(tokens), self._size)
-        for start, page in zip(starts, pages, strict=False):
-            part = tokens[start : start + self._size]
+        for part in self._parts(keys):
+            node = self._nodes[node].children.get(part)
+            if node is None:
+                break
+            path.append(node)
+        self._mark_used(path)
+        return path
+
+    def insert(self, keys: Sequence[int], pages: Sequence[int]) -> None:
+        """Adds the full pages of a text, except those that are already cached."""
+        node, path = _ROOT, []
+        for part, page in zip(self._parts(keys), pages, strict=False):
             children = self._nodes[node].children
             if part not in children:
-                if any(key[: len(part)] == part for key in children):
-                    break  # a longer cached page begins with these tokens
-                for key in [key for key in children if key == part[: len(key)]]:
-                    self._remove(children[key])  # a partial page that the new page extends
                 self._pool.share(page)
                 self._nodes[page] = _Node(part, node)
                 children[part] = page
@@ -129,6 +108,10 @@ class PrefixTree:
         self._mark_used(path)
         while len(self) > self._capacity:
             self.evict()
+
+    def _parts(self, keys: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        for end in range(self._size, len(keys) + 1, self._size):
+            yield tuple(keys[end - self._size : end])
 
     def num_evictable(self) -> int:
         """Returns the number of cached pages that no row uses."""
@@ -146,7 +129,7 @@ class PrefixTree:
     def _remove(self, page: int) -> None:
         node = self._nodes.pop(page)
         assert not node.children
-        del self._nodes[node.parent].children[node.tokens]
+        del self._nodes[node.parent].children[node.keys]
         del self._order[page]
         self._pool.release(page)
 
@@ -163,12 +146,10 @@ class Allocation:
       pages: the pages in order; the first ``reused // PAGE_SIZE`` are shared and must not be
         written.
       reused: number of leading tokens whose keys and values are cached.
-      copy_from: a page to copy into the first page that is not shared; None if there is none.
     """
 
     pages: list[int]
     reused: int
-    copy_from: int | None
 
 
 class PageAllocator:
@@ -180,27 +161,31 @@ class PageAllocator:
         self.pool = PagePool(count)
         self.tree = PrefixTree(self.pool, capacity, size)
 
-    def allocate(self, tokens: Sequence[int], length: int) -> Allocation | None:
-        """Allocates pages for a text of ``length`` tokens that begins with ``tokens``.
+    def allocate(
+        self, keys: Sequence[int], length: int, borders: Sequence[int]
+    ) -> Allocation | None:
+        """Allocates pages for a text of ``length`` tokens.
 
-        Returns None if there is no room. Evicts cached pages of other texts only if this makes
-        enough room. The caller must `free` the allocation.
+        ``keys`` are the keys of its first tokens, see `PrefixTree`. The text reuses its longest
+        cached prefix that ends between two pages, at one of the positions ``borders``. Returns None
+        if there is no room. Evicts cached pages of other texts only if this makes enough room. The
+        caller must `free` the allocation.
         """
-        count, path = self.tree.match(tokens) if len(self.tree) else (0, [])
-        for page in path:  # protects them from eviction
+        path = self.tree.match(keys)
+        cached = len(path) * self.size
+        ends = (border for border in borders if border <= cached and border % self.size == 0)
+        reused = max(ends, default=0)
+        shared = path[: reused // self.size]
+        for page in shared:  # protects them from eviction
             self.pool.share(page)
-        num_shared, copy_from = count // self.size, path[-1] if count % self.size else None
-        num_new = -(-length // self.size) - num_shared
+        num_new = -(-length // self.size) - len(shared)
         if len(self.pool) < num_new and len(self.pool) + self.tree.num_evictable() < num_new:
-            for page in path:
+            for page in shared:
                 self.pool.release(page)
             return None
         while len(self.pool) < num_new:
             self.tree.evict()
-        new_pages = [self.pool.allocate() for _ in range(num_new)]
-        if copy_from is not None:
-            self.pool.release(copy_from)  # the next computation copies it before any other write
-        return Allocation([*path[:num_shared], *new_pages], count, copy_from)
+        return Allocation([*shared, *(self.pool.allocate() for _ in range(num_new))], reused)
 
     def free(self, allocation: Allocation) -> None:
         """Releases a text's pages."""

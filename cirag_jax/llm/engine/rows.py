@@ -11,9 +11,14 @@ import numpy as np
 from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.llm.engine.pages import Allocation
 from cirag_jax.llm.engine.sampling import Sampling
-from cirag_jax.llm.engine.steps import Rows
+from cirag_jax.llm.engine.steps import NOT_FINITE, Rows
 from cirag_jax.llm.grammar import GrammarState
-from cirag_jax.llm.types import Generate, Generated, Token, Usage
+from cirag_jax.llm.types import Generate, Generated, Token, Usage, failed
+
+NUMBERS_NOT_FINITE = (
+    "the model computed numbers that are not finite for this prompt; "
+    "check the weights of the model and of its adapter"
+)
 
 
 @dataclasses.dataclass(eq=False)
@@ -30,6 +35,7 @@ class Row:
       tokens: the generated tokens.
       details: outputs of `sampling.describe` and `steps.decode` by name, with one value per token.
       received: for each position, the largest attention weight from a later token so far; fp32.
+      finite: whether all hidden states were finite so far.
     """
 
     index: int
@@ -44,6 +50,7 @@ class Row:
     tokens: list[int] = dataclasses.field(default_factory=list)
     details: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
     received: np.ndarray | None = None
+    finite: bool = True
 
     @property
     def length(self) -> int:
@@ -59,6 +66,7 @@ class Row:
         """Appends this row's tokens of a chunk (`steps.decode`), and returns their number."""
         tokens_T = chunk["token"][:, slot]
         count = int((tokens_T >= 0).sum())
+        self.finite = not (tokens_T == NOT_FINITE).any()
         self.tokens.extend(tokens_T[:count].tolist())
         for name, values in chunk.items():
             if name == "received":
@@ -75,6 +83,8 @@ class Row:
 
     def response(self) -> Generated | None:
         """Returns the response if the row has ended; drops tokens after a stop string."""
+        if not self.finite:
+            return failed(NUMBERS_NOT_FINITE, self._usage())
         ended = bool(self.tokens) and self.tokens[-1] in self.tokenizer.eos_ids
         ended = ended or (self.grammar is not None and self.grammar.is_done)
         text = self._cut_at_stop() if self.request.stop else None

@@ -22,9 +22,11 @@ class EngineConfig:
         one page per row and ``prefix_tokens``. If rows are long, fewer rows decode together. One
         row with a full context always fits.
       prefill_chunks: possible sizes of a prefill call in tokens, descending; see `chunks`.
+        Larger calls are hardly faster, but less of a cached prefix is reused, which ends at a
+        border between calls.
       decode_chunk: maximum number of tokens that are decoded between checks by the host.
-      prefix_tokens: maximum number of tokens, in full pages, whose keys and values are cached for
-        reuse by later prompts. Rows may reclaim these pages. 0 disables reuse.
+      prefix_tokens: maximum number of prompt tokens, in full pages, whose keys and values are
+        cached for reuse by later prompts. Rows may reclaim these pages. 0 disables reuse.
       overflow: action if a prompt is longer than the context: error, or truncate (shorten
         observations).
       context: maximum number of tokens of prompt and answer; 0 means the model's limit, at most
@@ -34,7 +36,7 @@ class EngineConfig:
 
     batch_size: int = 16
     cache_tokens: int = 32768
-    prefill_chunks: tuple[int, ...] = (512, 128, 32)
+    prefill_chunks: tuple[int, ...] = (128, 32)
     decode_chunk: int = 32
     prefix_tokens: int = 32768
     overflow: Overflow = "error"
@@ -49,7 +51,7 @@ class EngineConfig:
             sizes = {
                 "batch_size": 64,
                 "cache_tokens": 131072,
-                "prefill_chunks": (2048, 512, 128),
+                "prefill_chunks": (512, 128),
                 "prefix_tokens": 131072,
             }
         return EngineConfig(**{**sizes, **overrides})
@@ -69,6 +71,16 @@ def chunks(start: int, end: int, sizes: Sequence[int]) -> Iterator[tuple[int, in
         size = next((size for size in sizes if end - start >= 0.75 * size), sizes[-1])
         yield start, size
         start += size
+
+
+def prefix_keys(tokens: np.ndarray, grid: Sequence[tuple[int, int]]) -> list[int]:
+    """Returns a key per token, from the token and the size of the call that computes it.
+
+    ``grid`` is the result of `chunks` from position 0. Texts whose keys are equal up to a position
+    have equal keys and values there, bit for bit, because the same calls compute them.
+    """
+    sizes = np.asarray([size for _, size in grid], np.int64)
+    return (tokens.astype(np.int64) << 32 | np.repeat(sizes, sizes)[: len(tokens)]).tolist()
 
 
 def next_power_of_two(count: int) -> int:

@@ -19,6 +19,7 @@ from cirag_jax.models.decoder import Adapter, DecoderConfig, LoraOptions, Params
 from cirag_jax.models.paged_cache import Cache
 
 Array = jax.Array | np.ndarray  # host arrays are uploaded with the call
+NOT_FINITE = -2  # ends a row in place of a token
 _LOGITS = 64  # maximum number of tokens whose logits are in memory at the same time
 
 
@@ -57,17 +58,6 @@ def uses_contiguous_cache(config: DecoderConfig) -> bool:
     Copying pays off for several steps, except on a CPU, where attention reads page by page.
     """
     return config.attention != "transposed"
-
-
-@functools.partial(jax.jit, donate_argnames="cache")
-def copy_page(cache: Cache, source: Array | np.integer, target: Array | np.integer) -> Cache:
-    """Copies the page ``source`` to ``target``."""
-
-    def copy(x: jax.Array) -> jax.Array:
-        page = jax.lax.dynamic_slice_in_dim(x, source, 1, 0)
-        return jax.lax.dynamic_update_slice_in_dim(x, page, target, 0)
-
-    return jax.tree.map(copy, cache)
 
 
 def _extend(config, weights, cache, table_N, tokens_T, start, lora, branch=0):
@@ -166,7 +156,8 @@ def decode(
 
     Returns:
       The cache, and a dictionary of arrays, most with leading axes ``[steps, B]``. ``token`` is
-      int32, and -1 after the row has ended. Further arrays depend on ``details``. ``attended`` and
+      int32, -1 after the row has ended, and `NOT_FINITE` where the hidden state has a number that
+      is not finite, which also ends the row. Further arrays depend on ``details``. ``attended`` and
       ``weights`` (``[steps, B, n]``) are the positions that each step attended to most, and their
       weights. ``received`` (fp32 ``[B, S]``) is the largest weight that a step of the chunk gave to
       each earlier position.
@@ -196,6 +187,7 @@ def decode(
             allowed_BV = sampling.apply_mask(allowed_BV, mask_BW)
         next_B = sampling.choose(allowed_BV, rows.sampling, rows.step_B, greedy=greedy)
         values = sampling.describe(logits_BV, next_B, details)
+        next_B = jnp.where(jnp.isfinite(hidden_BTD[:, 0]).all(-1), next_B, NOT_FINITE)
         if details.attention:
             k_BKHS, v_BKSH = cache["k"][-1], cache["v"][-1]
             if not contiguous:
@@ -211,7 +203,7 @@ def decode(
 
     def advance(rows, next_B):
         active_B = rows.remaining_B > 0
-        ended_B = jnp.isin(next_B, jnp.asarray(eos_ids, jnp.int32))
+        ended_B = jnp.isin(next_B, jnp.asarray((NOT_FINITE, *eos_ids), jnp.int32))
         remaining_B = jnp.where(active_B & ~ended_B, rows.remaining_B - 1, 0)
         # A row that has ended repeats its last computation, which writes the same values again.
         continues_B = remaining_B > 0

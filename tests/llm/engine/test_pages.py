@@ -1,9 +1,11 @@
 """The page allocator and its tree of cached pages, compared with brute force."""
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cirag_jax.llm.engine.pages import PageAllocator
+from cirag_jax.llm.engine.shapes import chunks, prefix_keys
 
 SIZE = 4
 # Few different tokens and common beginnings, so that shared prefixes end within pages.
@@ -12,6 +14,8 @@ texts = st.builds(
     st.integers(0, 3 * SIZE),
     st.lists(st.integers(0, 2), max_size=2 * SIZE + 3),
 )
+
+steps = st.integers(1, 2 * SIZE)  # tokens between two borders
 
 
 def common(a, b):
@@ -27,14 +31,12 @@ class SimulatedPages:
         self.content = [[None] * SIZE for _ in range(count)]
         self.rows = []
 
-    def begin(self, prompt, room):
+    def begin(self, prompt, room, borders):
         """Returns a row with ``prompt`` and room for more tokens; None if pages are too few."""
-        place = self.pages.allocate(prompt, len(prompt) + room)
+        place = self.pages.allocate(prompt, len(prompt) + room, borders)
         if place is None:
             return None
-        shared = place.reused // SIZE
-        if place.copy_from is not None:
-            self.content[place.pages[shared]] = list(self.content[place.copy_from])
+        assert place.reused in (0, *borders) and place.reused % SIZE == 0
         row = (place, list(prompt), len(prompt) + room)
         assert self.read(place, place.reused) == prompt[: place.reused]
         self.write(place, prompt, place.reused)
@@ -72,7 +74,8 @@ def test_allocator_random_rows_read_their_tokens(data, count, kept):
     for _ in range(data.draw(st.integers(1, 25))):
         action = data.draw(st.sampled_from(["begin", "grow", "end", "forget"]))
         if action == "begin":
-            row = store.begin(data.draw(texts), data.draw(st.integers(1, SIZE + 2)))
+            prompt, room = data.draw(texts), data.draw(st.integers(1, SIZE + 2))
+            row = store.begin(prompt, room, range(0, len(prompt) + 1, data.draw(steps)))
             if row is not None:
                 store.pages.tree.insert(row[1], row[0].pages)
         elif action == "grow" and store.rows:
@@ -82,8 +85,7 @@ def test_allocator_random_rows_read_their_tokens(data, count, kept):
             store.write(place, tokens, len(tokens) - len(new))
         elif action == "end" and store.rows:
             index = data.draw(st.integers(0, len(store.rows) - 1))
-            place, tokens, _ = store.rows.pop(index)
-            store.pages.tree.insert(tokens, place.pages)
+            place, *_ = store.rows.pop(index)
             store.pages.free(place)
         elif action == "forget":
             store.pages.tree.clear()
@@ -97,21 +99,21 @@ def test_allocator_random_rows_read_their_tokens(data, count, kept):
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(texts, min_size=1, max_size=12), st.lists(texts, max_size=6))
-def test_allocator_finds_longest_prefix(kept, asked):
+def test_allocator_reuses_longest_prefix_up_to_a_page(kept, asked):
     store = SimulatedPages(400, 200)
     for tokens in kept:
-        row = store.begin(tokens, 1)
+        row = store.begin(tokens, 1, range(100))
         assert row is not None
         store.pages.tree.insert(tokens, row[0].pages)
     for tokens in (*kept, *asked):
         longest = max(common(tokens, other) for other in kept)
-        row = store.begin(tokens, 1)
+        row = store.begin(tokens, 1, range(100))
         assert row is not None
-        assert row[0].reused == longest
+        assert row[0].reused == longest // SIZE * SIZE
 
 
 def allocate(pages, tokens, length):
-    place = pages.allocate(tokens, length)
+    place = pages.allocate(tokens, length, range(0, length, SIZE))
     assert place is not None
     return place
 
@@ -123,7 +125,7 @@ def test_tree_evicts_least_recently_used():
         place = allocate(pages, tokens, SIZE)
         pages.tree.insert(tokens, place.pages)
         pages.free(place)
-    assert [pages.tree.match(tokens)[0] for tokens in (a, b, c, d)] == [SIZE, 0, SIZE, SIZE]
+    assert [len(pages.tree.match(tokens)) for tokens in (a, b, c, d)] == [1, 0, 1, 1]
 
 
 def test_allocator_evicts_cached_but_not_used_pages():
@@ -131,9 +133,26 @@ def test_allocator_evicts_cached_but_not_used_pages():
     first = allocate(pages, [1] * SIZE, 2 * SIZE)
     pages.tree.insert([1] * SIZE, first.pages)
     second = allocate(pages, [2] * SIZE, 2 * SIZE)
-    assert pages.allocate([3], 1) is None
+    assert pages.allocate([3], 1, ()) is None
     assert len(pages.tree) == 1  # evicting it would not make enough room
     pages.free(first)
-    assert pages.allocate([3], 4 * SIZE) is None and len(pages.tree) == 1
+    assert pages.allocate([3], 4 * SIZE, ()) is None and len(pages.tree) == 1
     assert len(allocate(pages, [3], 2 * SIZE).pages) == 2 and not len(pages.tree)
     pages.free(second)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(0, 900),
+    st.integers(0, 900),
+    st.integers(0, 900),
+    st.sampled_from([(128, 32), (512, 128), (512, 128, 32), (64, 16), (96,)]),
+)
+def test_prefix_keys_equal_means_computed_by_the_same_calls(shared, first, second, sizes):
+    texts = [np.asarray([7] * shared + [n] * own) for n, own in enumerate((first, second), 1)]
+    grids = [list(chunks(0, len(tokens), sizes)) for tokens in texts]
+    keys = [prefix_keys(tokens, grid) for tokens, grid in zip(texts, grids, strict=True)]
+    equal = common(*keys)
+    calls = [[call for call in grid if call[0] < equal] for grid in grids]
+    assert equal <= shared and calls[0] == calls[1]
+    assert equal == shared or grids[0] != grids[1]
