@@ -165,6 +165,15 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
+def replace_surrogates(text: str) -> str:
+    """Joins pairs of surrogates, and replaces lone ones, which no file can store."""
+    try:
+        text.encode()
+        return text
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def visible(text: str) -> str:
     r"""Escapes control characters ("\\x1b"), except line ends and tabs.
 

@@ -17,7 +17,13 @@ import numpy as np
 import tokenizers
 
 from cirag_jax.errors import UserError, parsing
-from cirag_jax.io import cache_folder, read_object, replacing, write_json
+from cirag_jax.io import (
+    cache_folder,
+    read_object,
+    replace_surrogates,
+    replacing,
+    write_json,
+)
 from cirag_jax.llm.types import Message
 
 log = logging.getLogger(__name__)
@@ -108,7 +114,7 @@ class ChatTokenizer:
           PromptError: there are no messages, ``continue_final`` is set without a final assistant
             turn, or the template rejects the conversation.
         """
-        turns = [(message.role, message.text) for message in messages]
+        turns = [(message.role, replace_surrogates(message.text)) for message in messages]
         return self._encode_turns(turns, continue_final)
 
     def _encode_turns(self, turns: list[tuple[str, str]], continue_final: bool) -> np.ndarray:
@@ -165,7 +171,7 @@ class ChatTokenizer:
 
     def _encode_text(self, text: str, closed: bool = False) -> list[int]:
         """Encodes ``text`` as ordinary text; ``closed`` adds the tokenizer's special tokens."""
-        return self._plain_tokenizer.encode(text, add_special_tokens=closed).ids
+        return self._plain_tokenizer.encode(replace_surrogates(text), add_special_tokens=closed).ids
 
     @functools.cached_property
     def _plain_tokenizer(self) -> tokenizers.Tokenizer:

@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from cirag_jax.errors import UserError
-from cirag_jax.io import visible
+from cirag_jax.io import replace_surrogates, visible
 from cirag_jax.llm import openai_format as wire
 from cirag_jax.llm import types as llm
 from cirag_jax.llm.chat import Overflow, observation_length, shorten
@@ -164,7 +164,7 @@ class OpenAIBackend:
                 timeout=self.config.timeout,
                 max_retries=self.config.max_retries,
             ) as client:
-                names = [wire.replace_surrogates(model.id) for model in client.models.list()]
+                names = [replace_surrogates(model.id) for model in client.models.list()]
         except Exception as error:  # including any error of parsing a strange response
             reason = self._scrub(f"{type(error).__name__}: {error}")
             raise UserError(f"{url} does not list its models ({reason}).") from None

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from cirag_jax.io import replace_surrogates
 from cirag_jax.llm.thoughts import answer_span, without_thoughts
 from cirag_jax.llm.types import FinishReason, Generate, Message, Token
 
@@ -235,11 +236,6 @@ def _malformed(field: str, value: Any) -> MalformedResponse:
 
 def _excerpt(value: Any) -> str:
     return " ".join(str(value).split())[:200]
-
-
-def replace_surrogates(text: str) -> str:
-    """Replaces lone surrogates, which files cannot store, with the replacement character."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _count(usage: Mapping[str, Any], field: str) -> int | None:

@@ -16,6 +16,8 @@ import re
 import sys
 from typing import Any, Literal
 
+from cirag_jax.io import replace_surrogates
+
 Problem = Literal["no_json", "broken_json", "loose_json", "truncated"]
 
 MAX_CHARS = 200_000  # Further text is ignored.
@@ -101,16 +103,7 @@ def _prepared(text: str) -> str:
         begins_line = not text[:end].rpartition("\n")[2].strip()
         if begins_line or text.lstrip().startswith(_THOUGHTS):
             text = text[end + len(_THOUGHTS_END) :]
-    return _paired(text[:MAX_CHARS])
-
-
-def _paired(text: str) -> str:
-    """Returns the text with surrogate pairs joined and unpaired surrogates replaced."""
-    try:
-        text.encode()
-        return text
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return replace_surrogates(text[:MAX_CHARS])
 
 
 def _same_name(name: str, key: str) -> bool:
@@ -187,14 +180,14 @@ def _read(text: str, start: int) -> _Reading:
 
 def _checked(value: Any, depth: int) -> Any:
     if isinstance(value, str):
-        return _paired(value)
+        return replace_surrogates(value)
     if not _is_container(value):
         return value
     if not depth:
         raise ValueError("nested too deeply")
     if isinstance(value, list):
         return [_checked(item, depth - 1) for item in value]
-    return {_paired(name): _checked(item, depth - 1) for name, item in value.items()}
+    return {replace_surrogates(name): _checked(item, depth - 1) for name, item in value.items()}
 
 
 class _Open:
@@ -294,7 +287,7 @@ class _Reader:
                 parts.append(escaped)
             elif self._ends(at):
                 self._at = at
-                return _paired("".join(parts))
+                return replace_surrogates("".join(parts))
             else:
                 parts.append(stop.group())  # A quote that should have been escaped.
         return None
