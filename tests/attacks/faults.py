@@ -185,7 +185,7 @@ def _stored(folder: pathlib.Path) -> Any:
         with JournalReader(folder / JOURNAL) as journal:
             totals = journal.totals()
         ids = list(store.passage_ids())
-        usage = {role: used.tokens for role, used in totals.usage.items()}
+        usage = {role: used.counts for role, used in totals.usage.items()}
         return store.digest(ids), store.counts(), store.failures(), totals.calls, usage
 
 
