@@ -10,8 +10,9 @@ A launch script is a few lines::
         cli.run(main, "configs/aligner.py")
 
 Exit codes: 0 for success, 1 for a bug (with a traceback), 2 for bad input (one sentence on stderr),
-130 for an interrupt from the keyboard. Standard output carries only the result, one JSON object.
-Text that libraries print there is redirected to standard error.
+75 for a failure after which the same command continues if it is run again, 130 for an interrupt
+from the keyboard. Standard output carries only the result, one JSON object. Text that libraries
+print there is redirected to standard error.
 
 A lock in each workdir ensures that only one command runs there at a time. If a command has several
 processes, the first process locks the workdir. The lock is released when that process ends.
@@ -43,10 +44,12 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from cirag_jax import config_files, config_words, processes
-from cirag_jax.errors import InUse, UserError
+from cirag_jax.errors import InUse, TryAgain, UserError
 from cirag_jax.io import cache_folder, naming, one_line, replacing, say, visible, write_json
 
 Main = Callable[[Any, pathlib.Path], Mapping[str, Any]]
+
+_TRY_AGAIN = 75  # the exit code of a `TryAgain`, as EX_TEMPFAIL in sysexits.h
 
 LOCK = ".lock"  # in a workdir; locked while a command runs there
 
@@ -122,7 +125,7 @@ def _exit_codes(program: str, resumes: bool) -> Iterator[None]:
         yield
     except UserError as error:
         say(f"{program}: {one_line(str(error))}")
-        sys.exit(2)
+        sys.exit(_TRY_AGAIN if isinstance(error, TryAgain) else 2)
     except KeyboardInterrupt:
         hint = "; progress is saved; run the same command to resume" if resumes else ""
         say(f"{program}: interrupted{hint}")

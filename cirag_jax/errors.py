@@ -17,6 +17,10 @@ class UserError(Exception):
     """
 
 
+class TryAgain(UserError):
+    """A failure after which running the same command again continues. Its exit code is 75."""
+
+
 class InUse(UserError):
     """Raised if another process is using a folder or file."""
 

@@ -85,6 +85,9 @@ def training_loop(config: Any, *, eval_every: int) -> None:
     config.keep_checkpoints = 2  # Number of newest checkpoints to keep, in addition to the best.
     # Minutes after which the run stops, to be resumed with the same command; 0 is no limit.
     config.stop_after_minutes = 0.0
+    # A step whose loss, gradient or update is not finite is skipped. If more than this number of
+    # consecutive steps are skipped, the run stops with the weights before them.
+    config.max_skipped_steps = 10
     config.profile_steps = placeholder(str)  # "10:20" traces these steps into W/profile.
 
 

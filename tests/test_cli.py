@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from cirag_jax import cli, config_files
-from cirag_jax.errors import UserError
+from cirag_jax.errors import TryAgain, UserError
 from tests.command_line import refused, runner, write_config
 
 
@@ -330,6 +330,14 @@ def test_bug_has_traceback_and_exit_code_1(run):
     done = run(main=main)
     assert (done.code, done.out) == (1, "")
     assert "Traceback" in done.err and "ValueError: a bug" in done.err
+
+
+def test_try_again_is_one_sentence_and_exit_code_75(run):
+    def main(config, workdir):
+        raise TryAgain("the gradient\nis not finite")
+
+    done = run(main=main)
+    assert done.code == 75 and done.err == "command.py: the gradient is not finite\n"
 
 
 @pytest.mark.parametrize("resumes", [False, True])

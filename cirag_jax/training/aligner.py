@@ -168,7 +168,7 @@ def train_step(
         keep_bytes=keep_bytes,
         run=run,
     )
-    state, norms = run(_apply_gradient, tx, state, gradient)
+    state, norms = run(_apply_gradient, tx, state, gradient, loss)
     return state, {"loss": loss, **metrics, **norms}
 
 

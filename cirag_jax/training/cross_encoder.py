@@ -205,8 +205,9 @@ def _add_gradient(graphdef, total, params, arrays, key):
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
 def _apply_gradient(tx, state, total):
     (loss, correct), gradient = total
-    state, norms = state_lib.apply_gradient(tx, state, gradient)
-    return state, {"loss": loss.sum(), "accuracy": correct.sum(), **norms}
+    loss = loss.sum()
+    state, norms = state_lib.apply_gradient(tx, state, gradient, loss)
+    return state, {"loss": loss, "accuracy": correct.sum(), **norms}
 
 
 # -------------------------------------------------------------------------------------------- data

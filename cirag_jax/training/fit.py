@@ -1,5 +1,6 @@
 """The training loop of all components, with metrics, evaluations, checkpoints and preemption."""
 
+import math
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -10,11 +11,12 @@ import numpy as np
 from flax import nnx
 from jax.experimental import multihost_utils
 
+from cirag_jax.errors import TryAgain, UserError
 from cirag_jax.models.io.checkpoints import Checkpoints
-from cirag_jax.training.metrics import MetricWriter, StepClock, fetch
+from cirag_jax.training.metrics import MetricWriter, StepClock
 from cirag_jax.training.preemption import PreemptionGuard
 from cirag_jax.training.profile import StepProfile
-from cirag_jax.training.state import TrainState, restore
+from cirag_jax.training.state import TrainState, announce, restore
 from cirag_jax.types import Config
 
 Metrics = dict[str, jax.Array]
@@ -72,10 +74,10 @@ def fit(
     killed, the next one repeats the evaluation.
 
     Args:
-      config: config with ``eval_every``, ``save_every``, ``save_minutes``, ``stop_after_minutes``
-        and ``profile_steps``.
+      config: config with the fields of `configs.common.training_loop`.
       workdir: existing folder for ``metrics.jsonl``, TensorBoard events and the profile.
-      train_step: maps a state, which it may donate, and a batch to the next state and metrics.
+      train_step: maps a state, which it may donate, and a batch to the next state and metrics. It
+        skips the update if that is not finite, see `state.apply_gradient`.
       state: the initial state.
       batches: iterator over the batches of the steps; its state is saved in checkpoints.
       evaluate: maps parameters to dev metrics; returns {} without dev examples.
@@ -83,8 +85,12 @@ def fit(
       meta: metadata of every checkpoint; ``meta["run"]`` must match the latest checkpoint.
       total_steps: number of the last step.
       start: start of the time limit, on the clock `time.monotonic`.
-      advice: remedy to suggest when a metric is not finite.
+      advice: remedy to suggest if too many consecutive steps are skipped.
       describe: edits the metrics of a step in place, given its batch and duration in seconds.
+
+    Raises:
+      TryAgain: more than ``config.max_skipped_steps`` consecutive steps were skipped. The last
+        checkpoint has the weights before them, and training continues after them.
     """
     state, first_step, saved_metrics = restore(checkpoints, state, meta, total_steps, batches)
     step = first_step
@@ -114,24 +120,41 @@ def fit(
             writer.evaluate(0, evaluate, state.params)  # Before training.
         elif first_step and not is_evaluated:
             evaluate_checkpoint(first_step)
-        report = _StepReporter(writer, profile, advice, describe)
+        report = _StepReporter(
+            writer, profile, describe, int(state.skipped_steps), config.max_skipped_steps
+        )
         timer = _SaveTimer(config.save_minutes, first_step)
         for step in range(first_step + 1, total_steps + 1):
             batch = next(batches)
             sent_at = time.monotonic()
             state, metrics = train_step(state, batch)
             report.sent(step, metrics, batch, sent_at)
+            if report.consecutive_skips > config.max_skipped_steps:
+                checkpoints.save(step, state, batches, meta)
+                checkpoints.wait()
+                raise TryAgain(
+                    f"the last {report.consecutive_skips} steps up to step {step} were skipped, "
+                    "because their loss, gradient or update was not finite; the checkpoint of step "
+                    f"{step} has the weights before them. {advice}, or run the same command to "
+                    "continue with the next batches"
+                )
 
             stop = preemption.should_stop(step)
             evaluates = should_evaluate(step)
             if stop or evaluates or _is_due(step, config.save_every) or timer.is_due(step):
-                report.finish()  # Raises an error before a state that is not finite is saved.
+                report.finish()
                 checkpoints.save(step, state, batches, meta)
                 if evaluates:
                     evaluate_checkpoint(step)
                 timer.restart(step)
             if stop:
                 break
+        skipped = int(state.skipped_steps)
+        if step == total_steps and skipped > total_steps / 2:
+            raise UserError(
+                f"{skipped} of {total_steps} steps were skipped, because their loss, gradient or "
+                f"update was not finite. {advice}, and use another --workdir"
+            )
         return FitResult(state, step, total_steps, _best(checkpoints))
 
 
@@ -194,11 +217,23 @@ class BatchIterator(Iterator[Any]):
 
 
 class _StepReporter:
-    """Writes a step's metrics after the next step is sent; raises if a metric is not finite."""
+    """Writes a step's metrics after the next step is sent.
 
-    def __init__(self, writer: MetricWriter, profile: StepProfile, advice: str, describe: Describe):
-        self._writer, self._profile = writer, profile
-        self._advice, self._describe = advice, describe
+    Attributes:
+      consecutive_skips: number of skipped steps since the last step that was not skipped.
+    """
+
+    def __init__(
+        self,
+        writer: MetricWriter,
+        profile: StepProfile,
+        describe: Describe,
+        skipped_steps: int,
+        max_skipped_steps: int,
+    ):
+        self._writer, self._profile, self._describe = writer, profile, describe
+        self._skipped_steps, self._max_skipped_steps = skipped_steps, max_skipped_steps
+        self.consecutive_skips = 0
         self._clock = StepClock()
         self._pending: tuple[int, Metrics, Any, float] | None = None
 
@@ -207,14 +242,26 @@ class _StepReporter:
         self.finish()
         self._pending = (step, metrics, batch, sent_at)
         self._profile.sent(step)
+        if self.consecutive_skips >= self._max_skipped_steps:  # This may be the last step.
+            self.finish()
 
     def finish(self) -> None:
         """Waits for the pending step, if any, and writes its metrics."""
         if self._pending is None:
             return
         (step, metrics, batch, sent_at), self._pending = self._pending, None
-        values = fetch(step, metrics, self._advice)
+        values = {name: float(value) for name, value in metrics.items()}
+        self._count_skips(step, values)
         self._profile.ended(step)
         self._describe(values, batch, self._clock.seconds(sent_at))
         self._writer.write(step, {f"train/{name}": value for name, value in values.items()})
         self._writer.progress(step, values["loss"])
+
+    def _count_skips(self, step: int, values: Mapping[str, float]) -> None:
+        before, self._skipped_steps = self._skipped_steps, int(values["skipped_steps"])
+        if self._skipped_steps == before:
+            self.consecutive_skips = 0
+            return
+        self.consecutive_skips += 1
+        names = [name for name, value in values.items() if not math.isfinite(value)]
+        announce(f"step {step} was skipped: {', '.join(names)} not finite")

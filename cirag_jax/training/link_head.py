@@ -377,8 +377,10 @@ def fit_head(
 
     num_batches = max(len(states) // config.batch_size, 1)
     schedule = optax.cosine_decay_schedule(config.learning_rate, config.epochs * num_batches)
+    tx = optax.adamw(schedule, weight_decay=config.weight_decay)
+    # Beyond its limit, `apply_if_finite` would apply the update, so the limit is out of reach.
     optimizer = nnx.Optimizer(
-        module, optax.adamw(schedule, weight_decay=config.weight_decay), wrt=nnx.Param
+        module, optax.apply_if_finite(tx, np.iinfo(np.int32).max), wrt=nnx.Param
     )
     rng, key = np.random.default_rng(seed), jax.random.key(seed)
     losses = []
@@ -392,7 +394,13 @@ def fit_head(
             step_key = jax.random.fold_in(key, epoch * num_batches + number)
             batch = (x_SRF[rows], is_gold_SR[rows], mask_SR[rows])
             losses.append(_step(module, optimizer, batch, step_key, config.hide))
-    return module, float(np.mean(jax.device_get(losses)))
+        losses = [loss for loss in jax.device_get(losses) if np.isfinite(loss)]
+        if not losses:
+            raise UserError(
+                f"no loss of the link head is finite in epoch {epoch + 1}; lower "
+                f"config.head.learning_rate={config.learning_rate:g}"
+            )
+    return module, float(np.mean(losses))
 
 
 @functools.partial(nnx.jit, static_argnums=4)

@@ -181,5 +181,6 @@ class TrainStep:
         value, count = value.sum(), count.sum()
         share = 1.0 / jnp.maximum(count, 1.0)
         gradient = jax.tree.map(lambda g: g * share, gradient)
-        state, norms = apply_gradient(self.tx, state, gradient)
-        return state, {"loss": value * share, "tokens": count, **norms}
+        loss = value * share
+        state, norms = apply_gradient(self.tx, state, gradient, loss)
+        return state, {"loss": loss, "tokens": count, **norms}

@@ -14,25 +14,12 @@ from typing import Any, TypeVar
 
 import tqdm
 
-from cirag_jax.errors import UserError
 from cirag_jax.io import Closing, write_text
 
 FILE_NAME = "metrics.jsonl"
 _P = TypeVar("_P")
 _RECENT = 20  # Number of recent steps from which the remaining time is estimated.
 _LINE_SECONDS = 30.0  # Interval of progress lines if standard error is not a terminal.
-
-
-def fetch(step: int, metrics: Mapping[str, Any], advice: str) -> dict[str, float]:
-    """Waits for a step and returns its metrics; raises `UserError` if one is not finite."""
-    values = {name: float(value) for name, value in metrics.items()}
-    bad = [name for name, value in values.items() if not math.isfinite(value)]
-    if bad:
-        raise UserError(
-            f"step {step}: {', '.join(bad)} is not finite; no checkpoint of this step was saved. "
-            f"{advice}"
-        )
-    return values
 
 
 class StepClock:

@@ -31,6 +31,7 @@ MAY_DIFFER = frozenset(
         "stop_after_minutes",
         "save_every",
         "save_minutes",
+        "max_skipped_steps",
         "eval_every",
         "keep_checkpoints",
         "mesh",
@@ -41,12 +42,13 @@ MAY_DIFFER = frozenset(
 
 
 class TrainState(NamedTuple):
-    """The fp32 parameters, optimizer state and step count, and the RNG key."""
+    """The fp32 parameters, optimizer state, numbers of all and of skipped steps, and RNG key."""
 
     params: nnx.State
     opt_state: optax.OptState
     step: jax.Array
     key: jax.Array
+    skipped_steps: jax.Array
 
 
 def make_state(
@@ -70,26 +72,40 @@ def abstract_state(params: nnx.State, tx: optax.GradientTransformation) -> Train
 def _init(tx: optax.GradientTransformation, seed: int, params: nnx.State) -> TrainState:
     # Without a copy, donation would delete the caller's parameters.
     params = jax.tree.map(jnp.copy, params)
-    return TrainState(params, tx.init(params), jnp.zeros((), jnp.int32), jax.random.key(seed))
+    zero = jnp.zeros((), jnp.int32)
+    return TrainState(params, tx.init(params), zero, jax.random.key(seed), jnp.copy(zero))
 
 
 def apply_gradient(
-    tx: optax.GradientTransformation, state: TrainState, gradient: nnx.State
+    tx: optax.GradientTransformation, state: TrainState, gradient: nnx.State, loss: jax.Array
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """Returns the state after a step, and the norms of gradient, update and parameters.
+    """Returns the state after a step, and metrics.
+
+    The metrics are the norms of gradient, update and parameters, and the number of skipped steps so
+    far. A step is skipped, without a change of parameters and optimizer state, if ``loss``, the
+    gradient or the update is not finite.
 
     ``gradient`` has one gradient per shard (`sharding.zeros_per_shard`), which are summed over the
     devices here, once per step.
     """
     gradient = sharding.sum_shards(gradient)
     updates, opt_state = tx.update(gradient, state.opt_state, state.params)
-    params: Any = optax.apply_updates(state.params, updates)
-    norms = {
-        "gradient_norm": optax.tree.norm(gradient),
-        "update_norm": optax.tree.norm(updates),
+    gradient_norm, update_norm = optax.tree.norm(gradient), optax.tree.norm(updates)
+    is_finite = jnp.isfinite(loss) & jnp.isfinite(gradient_norm) & jnp.isfinite(update_norm)
+
+    def if_finite(new: Any, old: Any) -> Any:
+        return jax.tree.map(lambda x, y: jnp.where(is_finite, x, y), new, old)
+
+    params = if_finite(optax.apply_updates(state.params, updates), state.params)
+    skipped_steps = state.skipped_steps + jnp.where(is_finite, 0, 1)
+    metrics = {
+        "gradient_norm": gradient_norm,
+        "update_norm": update_norm,
         "parameter_norm": optax.tree.norm(params),
+        "skipped_steps": skipped_steps,
     }
-    return TrainState(params, opt_state, state.step + 1, state.key), norms
+    opt_state = if_finite(opt_state, state.opt_state)
+    return TrainState(params, opt_state, state.step + 1, state.key, skipped_steps), metrics
 
 
 def place_rows(arrays: Any, mesh: jax.sharding.Mesh) -> Any:
@@ -128,7 +144,7 @@ def check_training(config: Config) -> None:
     """Raises `UserError` for invalid values of the settings that all trainers have."""
     check_at_least(1, config, "keep_checkpoints")
     check_at_least(0, config, "num_epochs", "num_steps", "eval_every", "stop_after_minutes")
-    check_at_least(0, config, "save_every", "save_minutes")
+    check_at_least(0, config, "save_every", "save_minutes", "max_skipped_steps")
     if not config.num_steps and not config.num_epochs:
         raise UserError("config.num_epochs or config.num_steps must be above 0")
     optimizers.check_optimizer(config)

@@ -20,8 +20,9 @@ result=$(srun --kill-on-bad-exit=1 "${PYTHON:-.venv/bin/python}" "launch/$progra
   --workdir="runs/$SLURM_JOB_NAME" "$@")
 status=$?
 printf '%s\n' "$result"
-# 143 and 130: SIGTERM or SIGINT ended a command that does not handle them.
-if [[ ($result == *'"complete": false'* || $status == 143 || $status == 130) &&
+# 143 and 130: SIGTERM or SIGINT ended a command that does not handle them. 75: the command failed,
+# and continues if it is run again.
+if [[ ($result == *'"complete": false'* || $status == 143 || $status == 130 || $status == 75) &&
   ${SLURM_RESTART_COUNT:-0} -lt 100 ]]; then
   scontrol requeue "$SLURM_JOB_ID"
 fi

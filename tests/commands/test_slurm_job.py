@@ -19,6 +19,8 @@ SCONTROL = '#!/bin/bash\necho "$@" >scontrol.txt\n'
         ('{"seconds": 3}', 0, "", False),
         ("", 143, "", True),
         ("", 130, "", True),
+        ("", 75, "", True),
+        ("", 75, "100", False),
         ("", 2, "", False),
     ],
 )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cirag_jax import sharding
-from cirag_jax.errors import UserError
+from cirag_jax.errors import TryAgain, UserError
 from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.models import decoder, lora
 from cirag_jax.models.io.checkpoints import Checkpoints
@@ -271,7 +271,7 @@ def test_train_invalid_trajectory_is_refused_with_its_line(folders, tmp_path, on
         adapter.train_and_evaluate(config_of((folders[0], file)), tmp_path)
 
 
-def test_train_step_that_is_not_finite_is_not_saved(folders, tmp_path, one_device):
+def test_train_steps_that_are_not_finite_stop_with_the_first_weights(folders, tmp_path, one_device):
     # The sums of the loss and of the weights overflow in float32.
     changes = {
         "kept_weight": 3e38,
@@ -280,9 +280,14 @@ def test_train_step_that_is_not_finite_is_not_saved(folders, tmp_path, one_devic
         "save_every": 1,
         "eval_every": 0,
     }
-    with pytest.raises(UserError, match=r"step 1: .*\bloss\b.* is not finite"):
-        adapter.train_and_evaluate(config_of(folders, **changes), tmp_path)
-    assert not list((tmp_path / "checkpoints").glob("[0-9]*"))
+    config = config_of(folders, **changes, max_skipped_steps=1)
+    with pytest.raises(TryAgain, match="the last 2 steps up to step 2 were skipped"):
+        adapter.train_and_evaluate(config, tmp_path)
+    with Checkpoints(tmp_path, read_only=True) as checkpoints:
+        assert checkpoints.all_steps() == [1, 2]
+    base, mesh = load_decoder(str(folders[0])), sharding.make_mesh(1, 1, 1)
+    first, _ = adapter.initial_adapter(config, base.config, adapter.make_lora(config), mesh)
+    assert hash_arrays(open_adapter(str(tmp_path))[0]) == hash_arrays(first)
 
 
 def test_lora_flops_equal_hand_computed_value():

@@ -15,7 +15,7 @@ from cirag_jax.commands import evaluate_retrieval
 from cirag_jax.config_files import load_config
 from cirag_jax.datasets import jsonl, load
 from cirag_jax.datasets.chains import Chain, Unit
-from cirag_jax.errors import UserError
+from cirag_jax.errors import TryAgain, UserError
 from cirag_jax.models import link_head as link_head_model
 from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.pretrained import load_encoder
@@ -250,11 +250,51 @@ def test_train_in_batch_negatives_resumed_on_other_devices_has_the_same_losses(
         aligner.train_and_evaluate(config, tmp_path / "one")
 
 
-def test_train_loss_that_is_not_finite_stops_with_step(model_and_data, tmp_path, one_device):
-    config = _config(model_and_data, **{"temperature": 1e-40, "eval_every": 0})
-    with pytest.raises(UserError, match=r"step 1: .*loss.* is not finite"):
+def test_train_steps_that_are_not_finite_stop_with_the_first_weights(
+    model_and_data, tmp_path, one_device
+):
+    changes = {"temperature": 1e-40, "eval_every": 0, "max_skipped_steps": 2}
+    config = _config(model_and_data, **changes)
+    with pytest.raises(TryAgain, match=r"the last 3 steps up to step 3 .* raise config"):
         aligner.train_and_evaluate(config, tmp_path)
-    assert not [p for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit()]
+    with Checkpoints(tmp_path, read_only=True) as checkpoints:
+        assert checkpoints.all_steps() == [3]
+    initial = tiny.arrays(load_encoder(config.model.spec).state)
+    for a, b in zip(_parameters(tmp_path), initial, strict=True):
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(TryAgain, match="up to step 6 were skipped"):
+        aligner.train_and_evaluate(config, tmp_path)
+    with pytest.raises(UserError, match="6 of 6 steps were skipped"):
+        aligner.train_and_evaluate(config, tmp_path)
+
+
+def test_train_one_step_that_is_not_finite_is_skipped(
+    model_and_data, tmp_path, one_device, monkeypatch, capsys
+):
+    place_batch, placed = aligner.place_batch, []
+
+    def place(batch, mesh):
+        placed.append(batch)
+        bad = np.nan if len(placed) in (2, 4) else 1.0
+        return place_batch(batch._replace(weight_B=batch.weight_B * np.float32(bad)), mesh)
+
+    monkeypatch.setattr(aligner, "place_batch", place)
+    result = aligner.train_and_evaluate(_config(model_and_data), tmp_path)
+    assert result["complete"] and "step 2 was skipped: gradient_norm" in capsys.readouterr().err
+    lines = [line for line in read_metrics(tmp_path) if "train/loss" in line]
+    assert [line["train/skipped_steps"] for line in lines] == [0, 1, 1, 2, 2, 2]
+    assert [line["step"] for line in lines if line["train/gradient_norm"] is None] == [2, 4]
+    assert all(np.isfinite(x).all() for x in _parameters(tmp_path))
+
+
+@pytest.mark.parametrize("rate", [1e38, float("nan")])
+def test_fit_head_that_is_not_finite_is_refused(rate):
+    features = np.random.default_rng(0).normal(size=(9, len(FEATURES))).astype(np.float32)
+    states = [link_head.State(0, features, np.arange(9) == 3)] * 20
+    settings = load_config(str(_ROOT / "configs/aligner.py")).head
+    settings.learning_rate = rate
+    with pytest.raises(UserError, match="no loss of the link head is finite in epoch"):
+        link_head.fit_head(states, settings, 0)
 
 
 def test_train_profile_covers_requested_steps(model_and_data, tmp_path, monkeypatch, one_device):
@@ -393,7 +433,7 @@ def test_train_head_finished_is_kept_changed_is_retrained(
 
 def test_train_head_several_processes_is_skipped(tmp_path, monkeypatch):
     monkeypatch.setattr(link_head.jax, "process_count", lambda: 2)
-    assert link_head.train_link_head(None, tmp_path, (), 0.0) == {}
+    assert link_head.train_head(None, tmp_path, (), 0.0) == {}
     assert not list(tmp_path.iterdir())
 
 

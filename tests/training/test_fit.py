@@ -1,12 +1,13 @@
 """The training loop: the order of its calls, saving, stopping and resuming."""
 
+import math
 from typing import NamedTuple
 
 import jax
 import pytest
 from ml_collections import ConfigDict
 
-from cirag_jax.errors import UserError
+from cirag_jax.errors import TryAgain, UserError
 from cirag_jax.models.io.checkpoints import Restored
 from cirag_jax.training import fit as fit_lib
 from cirag_jax.training.fit import BatchIterator, fit
@@ -23,9 +24,10 @@ class Batch(NamedTuple):
 
 
 class State(NamedTuple):
-    """A training state that is the sum of all batch numbers so far."""
+    """A training state: the sum of all batch numbers so far, except those of skipped steps."""
 
     params: float
+    skipped_steps: int = 0
 
 
 class RecordingCheckpoints:
@@ -114,10 +116,10 @@ def log():
 def run(log, tmp_path, monkeypatch):
     """Returns a function that runs `fit` on a state that sums its batches.
 
-    A stop is requested after step ``stop_at``. The loss of step ``bad`` is not finite. ``restored``
-    has the parameters of earlier checkpoints by step, the last with ``restored_metrics``. The
-    process is killed when it writes ``killed_at`` to the log. Each step takes ``seconds``. Returns
-    the result and the checkpoints.
+    A stop is requested after step ``stop_at``. The losses of the steps ``bad`` are not finite, and
+    ``skipped`` steps were skipped before. ``restored`` has the parameters of earlier checkpoints
+    by step, the last with ``restored_metrics``. The process is killed when it writes ``killed_at``
+    to the log. Each step takes ``seconds``. Returns the result and the checkpoints.
     """
     clock = Clock()
     monkeypatch.setattr(fit_lib, "time", clock)
@@ -128,7 +130,8 @@ def run(log, tmp_path, monkeypatch):
         restored=(),
         restored_metrics=None,
         stop_at=0,
-        bad=0,
+        bad=(),
+        skipped=0,
         has_dev=True,
         killed_at=None,
         seconds=1.0,
@@ -136,7 +139,7 @@ def run(log, tmp_path, monkeypatch):
     ):
         settings = {
             "eval_every": 0, "save_every": 0, "save_minutes": 0.0, "stop_after_minutes": 0.0,
-            **changes,
+            "max_skipped_steps": 10, **changes,
         }  # fmt: skip
         log.killed_at = killed_at
         checkpoints = RecordingCheckpoints(log, tmp_path, dict(restored), restored_metrics)
@@ -156,8 +159,11 @@ def run(log, tmp_path, monkeypatch):
         def train_step(state, batch):
             log.append(f"send {batch.number}")
             clock.now += seconds
-            loss = float("nan") if batch.number == bad else 1.0 / batch.number
-            return State(state.params + batch.number), {"loss": LateLoss(log, batch.number, loss)}
+            is_bad = batch.number in bad
+            loss = LateLoss(log, batch.number, math.nan if is_bad else 1.0 / batch.number)
+            params = state.params + (0 if is_bad else batch.number)
+            state = State(params, state.skipped_steps + is_bad)
+            return state, {"loss": loss, "skipped_steps": state.skipped_steps}
 
         def evaluate(params):
             log.append("evaluate")
@@ -168,7 +174,7 @@ def run(log, tmp_path, monkeypatch):
             ConfigDict(settings),
             tmp_path,
             train_step,
-            State(0.0),
+            State(0.0, skipped),
             BatchIterator(batch_of),
             evaluate,
             checkpoints,
@@ -227,12 +233,40 @@ def test_fit_without_dev_examples_saves_last_step(run):
     assert result.best == {"best_step": None}
 
 
-@pytest.mark.parametrize("settings", [{"save_every": 1}, {"eval_every": 3}, {"stop_at": 3}])
-def test_fit_state_that_is_not_finite_is_not_saved(run, log, settings):
-    with pytest.raises(UserError, match=r"step 3: loss is not finite.* Lower the rate"):
-        run(6, bad=3, **settings)
-    assert "send 3" in log and "save 3" not in log
-    assert "send 4" not in log
+@pytest.mark.parametrize("limit", [0, 1, 3])
+def test_fit_consecutive_skipped_steps_stop_with_the_weights_before_them(run, log, limit):
+    bad = range(3, 20)
+    message = rf"the last {limit + 1} steps up to step {limit + 3} were skipped.* Lower the rate"
+    with pytest.raises(TryAgain, match=message):
+        run(30, bad=bad, max_skipped_steps=limit)
+    assert run.checkpoints.saved == {limit + 3: (3.0, {"step": limit + 3}, None)}
+    assert f"send {limit + 4}" not in log and log[-1] == "wait"
+
+
+def test_fit_skipped_steps_are_counted_and_training_continues(run, tmp_path, capsys):
+    result, _ = run(9, bad=(2, 3, 5, 6), max_skipped_steps=2)
+    assert result.complete and result.state.params == 1 + 4 + 7 + 8 + 9
+    lines = read_metrics(tmp_path)
+    counts = {x["step"]: x["train/skipped_steps"] for x in lines if "train/loss" in x}
+    assert list(counts.values()) == [0, 1, 2, 2, 3, 4, 4, 4, 4]
+    assert [x["step"] for x in lines if x.get("train/loss", 0) is None] == [2, 3, 5, 6]
+    assert "step 2 was skipped: loss not finite" in capsys.readouterr().err
+
+
+def test_fit_most_steps_skipped_is_reported_at_the_end(run):
+    message = "4 of 7 steps were skipped.* Lower the rate, and use another --workdir"
+    with pytest.raises(UserError, match=message):
+        run(7, bad=(1, 2, 4, 5))
+    with pytest.raises(UserError, match=message):  # Also if the run is repeated.
+        run(7, restored={7: 16.0}, skipped=4)
+
+
+def test_fit_stopped_by_skipped_steps_resumes_after_them(run, log):
+    with pytest.raises(TryAgain):
+        run(8, bad=range(3, 7), max_skipped_steps=1)
+    log.clear()
+    result, _ = run(8, bad=range(3, 6), max_skipped_steps=1, restored={4: 3.0}, skipped=2)
+    assert log[0] == "batch 5" and result.state.params == 3 + 6 + 7 + 8
 
 
 def test_fit_stop_between_evaluations_saves_the_step(run, log):

@@ -16,7 +16,7 @@ from cirag_jax.models.lora import LoraConfig
 from cirag_jax.training import lora_step
 from cirag_jax.training.lora_step import Batch
 from cirag_jax.training.state import make_state
-from tests import tiny_adapter, tiny_decoder
+from tests import tiny, tiny_adapter, tiny_decoder
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -100,6 +100,7 @@ def torch_step(model, batches) -> dict[str, float]:
         "gradient_norm": float(norm),
         "update_norm": float(sum(moved)) ** 0.5,
         "parameter_norm": float(sum(p.detach().square().sum() for p in trained)) ** 0.5,
+        "skipped_steps": 0,
     }
 
 
@@ -129,6 +130,18 @@ def test_train_step_equals_peft_and_torch(run):
     metrics = run(batch())
     assert metrics == pytest.approx(expected, rel=1e-5)
     assert_close(run.adapter(), tiny_adapter.stacked(model, LORA.names, 2), ATOL)
+
+
+def test_train_step_not_finite_is_skipped(tmp_path):
+    run, good = Run(tmp_path / "base"), batch()
+    bad = good._replace(mask_BT=np.where(good.mask_BT, np.float32(np.nan), np.float32(0)))
+    before = tiny.arrays((run.state.params, run.state.opt_state))
+    metrics = run(good, bad)
+    assert np.isnan(metrics["loss"]) and metrics["skipped_steps"] == 1
+    for a, b in zip(before, tiny.arrays((run.state.params, run.state.opt_state)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    metrics = run(good)
+    assert metrics["skipped_steps"] == 1 and metrics["update_norm"] > 0
 
 
 def test_train_step_unequal_micro_batches_equal_whole_batch(run):

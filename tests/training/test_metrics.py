@@ -4,13 +4,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from tensorboardX.proto import event_pb2
 
-from cirag_jax.errors import UserError
 from cirag_jax.training import metrics
-from cirag_jax.training.metrics import MetricWriter, StepClock, fetch
+from cirag_jax.training.metrics import MetricWriter, StepClock
 from tests.training.students import read_metrics
 
 events: Any = event_pb2  # Type checkers cannot resolve its classes.
@@ -237,9 +235,3 @@ def test_step_clock_measures_from_end_of_previous_step(clock):
     ):
         clock.now = now
         assert steps.seconds(sent) == seconds
-
-
-def test_fetch_metric_that_is_not_finite_raises():
-    assert fetch(3, {"loss": np.float32(1.5)}, "Hm") == {"loss": 1.5}
-    with pytest.raises(UserError, match=r"step 3: loss, norm is not finite.*Lower the rate"):
-        fetch(3, {"loss": np.nan, "x": 1.0, "norm": np.inf}, "Lower the rate")
