@@ -74,6 +74,8 @@ def _search_blocks(config: Config, needs: Needs) -> dict[str, Config]:
 def _search_models(config: Config, blocks: Mapping[str, Config]) -> dict[str, Any]:
     """Returns the index manifest, the weights, and the text format of triples for rankers."""
     fields: dict[str, Any] = {}
+    if _uses_bm25(blocks):
+        fields["bm25.tokens"] = bm25.TOKENS
     if "retriever" in blocks and config.retriever.folder:
         fields["retriever.index"] = read_manifest(pathlib.Path(config.retriever.folder))
     for name, block in blocks.items():
@@ -86,11 +88,15 @@ def _search_models(config: Config, blocks: Mapping[str, Config]) -> dict[str, An
     return fields
 
 
+def _uses_bm25(blocks: Mapping[str, Config]) -> bool:
+    return any(block.get("kind") in ("bm25", "linked") for block in blocks.values())
+
+
 def _packages(config: Config, needs: Needs, blocks: Mapping[str, Config]) -> dict[str, str]:
     """Returns the packages that split, index, rank and embed passages."""
     kinds = {block.kind for name, block in blocks.items() if name != "encoder"}
     packages = of_packages("sentencex") if needs.corpus else {}
-    if kinds & {"bm25", "linked"}:
+    if _uses_bm25(blocks):
         packages |= bm25.packages()
     if kinds & {*faiss_index.FAISS_KINDS}:
         packages |= faiss_index.packages()

@@ -173,7 +173,7 @@ def _plan(
         "encoder": None,
     }
     if kind == "bm25":
-        return {**plan, "packages": bm25.packages()}
+        return {**plan, "tokens": bm25.TOKENS, "packages": bm25.packages()}
     if kind in FAISS_KINDS:
         plan["packages"] = faiss_index.packages()
     encoder = index_lib.require_encoder(encoder, kind)

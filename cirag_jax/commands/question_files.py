@@ -193,7 +193,8 @@ def _with_contexts(kept: Sequence[Question], database: Database, others: int) ->
     questions = []
     for question, rows in zip(kept, rows_QK, strict=True):
         gold = question.supporting or ()
-        near = [passages[row].id for row in rows if row >= 0 and passages[row].id not in gold]
+        ranked = [row for row in rows if row >= 0] or range(len(passages))
+        near = [passages[row].id for row in ranked if passages[row].id not in gold]
         context = sorted((*gold, *near[:others]))  # an order that hides the evidence
         questions.append(dataclasses.replace(question, context=tuple(context)))
     return questions

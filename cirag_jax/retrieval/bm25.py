@@ -1,5 +1,11 @@
-"""BM25 with the bm25s library: Lucene's formula, k1 = 1.5, b = 0.75, English stems."""
+"""BM25 with the bm25s library: Lucene's formula, k1 = 1.5, b = 0.75, English stems.
 
+Scores are the sum of two indexes. The first has words, as bm25s finds them. The second has tokens
+that bm25s does not find, such as pairs of Chinese characters (`words.other_tokens`), of the texts
+that have some. Results for texts in Latin letters do not depend on the second.
+"""
+
+import functools
 import logging
 import os
 from collections.abc import Sequence
@@ -7,10 +13,17 @@ from typing import Any
 
 import numpy as np
 import Stemmer
+from absl import logging as log
 
 from cirag_jax.errors import UserError, parsing
 from cirag_jax.identity import of_packages
 from cirag_jax.retrieval.search import empty_results
+from cirag_jax.retrieval.words import other_tokens
+
+# Identifies the tokens. Change it with them, so that indexes of earlier versions are refused.
+TOKENS = "words, NFKC, bigrams"
+
+_OTHERS, _ROWS = "others", "rows.npy"  # The second index and its rows, in the index's folder.
 
 
 def packages() -> dict[str, str]:
@@ -31,23 +44,32 @@ class BM25:
 
     def __init__(self, texts: Sequence[str] | None):
         self._stemmer = Stemmer.Stemmer("english")
-        self._index = _bm25s().BM25()
-        self._size = 0
+        self._index, self._others = _bm25s().BM25(), _bm25s().BM25()
+        self._rows = np.zeros(0, np.int64)  # The rows of the second index.
+        self._size, self._has_warned = 0, False
         if texts is not None:
-            tokens = self.words(texts)
+            tokens, others = self._tokens(texts)
             if not any(tokens):  # bm25s cannot index these; no query has the empty word.
                 tokens = [[""]] * len(texts)
             self._index.index(tokens, show_progress=False)
             self._size = len(texts)
+            self._rows = np.flatnonzero([bool(words) for words in others])
+            if len(self._rows):
+                self._others.index([others[row] for row in self._rows], show_progress=False)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], size: int) -> "BM25":
         """Reads an index of ``size`` texts that `save` wrote; its arrays stay on disk."""
         index = cls(None)
-        with parsing(f"{os.fspath(folder)} is damaged", "; remove the index and build it again"):
-            loaded = _bm25s().BM25.load(os.fspath(folder), mmap=True)
-            _check(loaded, index._index, size)
-        index._index, index._size = loaded, size
+        folder = os.fspath(folder)
+        with parsing(f"{folder} is damaged", "; remove the index and build it again"):
+            rows = np.load(os.path.join(folder, _ROWS))
+            if rows.ndim != 1 or (np.diff(rows, prepend=-1, append=size) < 1).any():
+                raise ValueError("its rows are invalid")
+            index._index = _load(folder, size)
+            if len(rows):
+                index._others = _load(os.path.join(folder, _OTHERS), len(rows))
+        index._rows, index._size = rows, size
         return index
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -57,6 +79,9 @@ class BM25:
           OSError: the disk is full.
         """
         self._index.save(os.fspath(folder), show_progress=False)
+        np.save(os.path.join(folder, _ROWS), self._rows)
+        if len(self._rows):
+            self._others.save(os.path.join(folder, _OTHERS), show_progress=False)
         try:  # NumPy does not report a disk that is full at the last bytes of a file.
             BM25.load(folder, self._size)
         except UserError as error:
@@ -66,24 +91,36 @@ class BM25:
         return self._size
 
     def words(self, texts: Sequence[str]) -> list[list[str]]:
-        """Returns the stems of each text, without stop words."""
-        return _bm25s().tokenize(
-            list(texts),
+        """Returns the stems of each text, without stop words, and tokens of other scripts."""
+        return [words + others for words, others in zip(*self._tokens(texts), strict=True)]
+
+    def _tokens(self, texts: Sequence[str]) -> tuple[list[list[str]], list[list[str]]]:
+        """Returns each text's tokens of the first and of the second index."""
+        tokenize = functools.partial(
+            _bm25s().tokenize,
             stopwords="en",
             stemmer=self._stemmer,
             show_progress=False,
             return_ids=False,
         )
+        others = [" ".join(other_tokens(text)) for text in texts]
+        return tokenize(list(texts)), tokenize(others, token_pattern=r"\S+")
 
     def search(
         self, queries: Sequence[str], k: int, allowed: Sequence[np.ndarray] | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns ``row_QK`` int32 and ``score_QK`` float32, as `ExactIndex.search` does."""
+        """Returns ``row_QK`` int32 and ``score_QK`` float32, as `ExactIndex.search` does.
+
+        A query that shares no word with any text has no results: all its rows are -1.
+        """
         k = min(k, self._size)
         row_QK, score_QK = empty_results(len(queries), k)
         for row, words in enumerate(self.words(queries)):
             scores_N = self.scores(words)
             rows = np.arange(self._size) if allowed is None else np.unique(allowed[row])
+            if not scores_N[rows].any():
+                self._warn(queries[row])
+                continue
             best = best_places(scores_N[rows], k)
             row_QK[row, : len(best)] = rows[best]
             score_QK[row, : len(best)] = scores_N[rows[best]]
@@ -93,7 +130,25 @@ class BM25:
         """Returns ``score_N`` float32, the score of every text for a query of ``words``."""
         if not words:  # The query had only stop words; bm25s rejects an empty one.
             return np.zeros(self._size, np.float32)
-        return self._index.get_scores(list(words))
+        scores_N = self._index.get_scores(list(words))
+        if len(self._rows):
+            scores_N[self._rows] += self._others.get_scores(list(words))
+        return scores_N
+
+    def _warn(self, query: str) -> None:
+        if not self._has_warned:
+            log.warning(
+                "BM25 finds nothing for %r, because no passage has a word of it; later queries "
+                "without results are not reported.",
+                query,
+            )
+        self._has_warned = True
+
+
+def _load(folder: str, size: int) -> Any:
+    loaded = _bm25s().BM25.load(folder, mmap=True)
+    _check(loaded, _bm25s().BM25(), size)
+    return loaded
 
 
 def _check(loaded: Any, new: Any, size: int) -> None:

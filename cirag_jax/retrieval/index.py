@@ -91,7 +91,7 @@ class PassageIndex:
         kind, options = manifest["kind"], options or IndexOptions()
         ids = tuple(_read_ids(folder, manifest["rows"]))
         if kind == "bm25":
-            now = {**manifest, "packages": bm25.packages()}
+            now = {**manifest, "tokens": bm25.TOKENS, "packages": bm25.packages()}
             check_manifest(folder, manifest, now, "build it again or install that version")
             search: ExactIndex | FaissIndex | BM25 = BM25.load(folder / "bm25", len(ids))
         else:

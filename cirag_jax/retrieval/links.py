@@ -15,11 +15,14 @@ import numpy as np
 from scipy import sparse
 
 from cirag_jax.errors import UserError
+from cirag_jax.retrieval import words as words_lib
 from cirag_jax.types import Config, Count, NonNegativeFloat, Passage
 from cirag_jax.validation import check_fields
 
-_MIN_LETTERS = 4  # Minimum for a title of one word: "Selena" is a name, "Run" and "It" are not.
-_WORD = re.compile(r"\w+")
+# Minimum for a title of one word: "Selena" is a name, "Run" and "It" are not. Two characters are
+# enough in Chinese, Japanese and Korean.
+_MIN_LETTERS = 4
+_PARENTHESES = re.compile(r"\s*[(（][^()（）]*[)）]\s*$")
 
 _PRECISION = 1e-7  # A walk ends when further steps can change its probabilities by at most this.
 _BLOCK = 1 << 25  # Maximum number of probabilities in memory: 128 MiB.
@@ -31,7 +34,7 @@ class TitleIndex:
     A title matches with or without a final part in parentheses ("Tuos (film)"). Case is ignored,
     but in the text, at least one word must begin with a capital, or with a letter of a script
     without capitals. A title of one word needs at least 4 letters. Of overlapping titles, the
-    longest one matches.
+    longest one matches. In scripts without spaces, a title may begin and end anywhere.
 
     Args:
       passages: the corpus; several passages may share a title.
@@ -43,7 +46,7 @@ class TitleIndex:
         # fewer places in a text than the first word only, which may be "the".
         self._longest: dict[tuple[str, ...], int] = {}
         for row, passage in enumerate(passages):
-            plain = re.sub(r"\s*\([^()]*\)\s*$", "", passage.title)
+            plain = _PARENTHESES.sub("", passage.title)
             for title in dict.fromkeys((_folded(passage.title), _folded(plain))):
                 if title:
                     self._rows.setdefault(title, []).append(row)
@@ -55,7 +58,7 @@ class TitleIndex:
 
     def mentions(self, text: str) -> list[list[int]]:
         """Returns the rows of each distinct title in ``text``."""
-        words = _WORD.findall(text)
+        words = words_lib.words(text)
         folded = tuple(map(str.casefold, words))
         matches, place = dict[tuple[str, ...], list[int]](), 0
         # A name contains a capital, so matches that end before the next capital are skipped.
@@ -66,7 +69,7 @@ class TitleIndex:
                 longest = min(longest, len(words) - place)
                 for size in range(longest, capital - place, -1):
                     title = folded[place : place + size]
-                    if title in self._rows and (size > 1 or len(words[place]) >= _MIN_LETTERS):
+                    if title in self._rows and _is_name(words[place : place + size]):
                         matches[title] = self._rows[title]
                         step = size
                         break
@@ -75,7 +78,13 @@ class TitleIndex:
 
 
 def _folded(text: str) -> tuple[str, ...]:
-    return tuple(map(str.casefold, _WORD.findall(text)))
+    return tuple(map(str.casefold, words_lib.words(text)))
+
+
+def _is_name(words: Sequence[str]) -> bool:
+    """Returns whether a title is long enough to be a name."""
+    is_phrase = len(words) > 1 and not all(map(words_lib.is_southeast_asian, words))
+    return is_phrase or sum(map(len, words)) >= _MIN_LETTERS
 
 
 def _is_capital(letter: str) -> bool:

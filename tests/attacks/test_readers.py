@@ -81,6 +81,7 @@ _RESULT = {
     "differences": {},
 }
 
+_DOCUMENTS = ("documents.txt", "documents.md", "documents.html")
 # A record of each kind of file.
 RECORDS = {
     "questions.jsonl": dataclasses.asdict(_QUESTION),
@@ -100,7 +101,9 @@ RECORDS = {
     "trajectories.jsonl": codec.encode(_TRAJECTORY),
     "trajectories.json": {"prompt": {"units": "triple"}, "sources": ["x"]},
     "metrics.jsonl": {"step": 1, "seconds": 0.5, "train/loss": 1.0},
-    "documents.txt": "Ada was born in London.",
+    **dict.fromkeys(
+        _DOCUMENTS, "---\ntitle: Ada\n---\n# L\n| a |\n|-|\n| b |\n<p>[x](y)</p> $*1*$ [^1]"
+    ),
     "documents.jsonl": {
         **{"id": "a", "title": "t", "text": "Ada was born. So was Bo.", "source": "s"},
         **{"date": "1852", "sentences": ["Ada was born.", "So was Bo."]},
@@ -120,7 +123,8 @@ def folder(tmp_path_factory):
     jsonl.write_dataset(_DATASET, root)
     for name, record in RECORDS.items():
         if not (root / name).exists():
-            (root / name).write_text(json.dumps(record) + "\n")
+            is_text = name in _DOCUMENTS
+            (root / name).write_text(str(record) if is_text else json.dumps(record) + "\n")
     (root / "direct").mkdir()
     (root / "direct" / JOURNAL).touch()
     return root
@@ -185,6 +189,8 @@ READS = {
     ],
     "trajectories.json": trajectories.read_sidecar,
     "documents.txt": lambda root: read_documents(root / "documents.txt"),
+    "documents.md": lambda root: read_documents(root / "documents.md"),
+    "documents.html": lambda root: read_documents(root / "documents.html"),
     "documents.jsonl": lambda root: articles.select(articles.read(str(root)), 1, 9),
     "difficulty.jsonl": _read_difficulty,
     "result.json": _read_result,
@@ -223,22 +229,24 @@ def _attack(folder: pathlib.Path, name: str, content: bytes) -> None:
         attempt(lambda: READS[name](folder))
 
 
-@pytest.mark.parametrize("name", READS)
+# Parsing 100,000 opening brackets as Markdown takes a minute.
+@pytest.mark.parametrize("name", [name for name in READS if name not in _DOCUMENTS[1:]])
 @attack(15, CORRUPTIONS)
 def test_corrupt_bytes(folder, name, damages):
     _attack(folder, name, corrupt((folder / name).read_bytes(), damages))
 
 
-@pytest.mark.parametrize("name", [name for name in READS if name != "documents.txt"])
+@pytest.mark.parametrize("name", [name for name in READS if name not in _DOCUMENTS])
 @attack(25, MUTATIONS)
 def test_mutated_json(folder, name, changes):
     other_lines = (folder / name).read_bytes().split(b"\n", 1)[1]
     _attack(folder, name, mutate_json(RECORDS[name], changes) + b"\n" + other_lines)
 
 
+@pytest.mark.parametrize("name", _DOCUMENTS)
 @attack(20, TEXTS)
-def test_documents_with_any_text(folder, text):
-    _attack(folder, "documents.txt", text.encode("utf-8", "surrogatepass"))
+def test_documents_with_any_text(folder, name, text):
+    _attack(folder, name, text.encode("utf-8", "surrogatepass"))
 
 
 @attack(40, MUTATIONS, CORRUPTIONS)

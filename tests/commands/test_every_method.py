@@ -112,6 +112,23 @@ def test_answer_units_setting_runs(method, units, settings, folders, tmp_path, c
         assert "retrieve" not in found["calls"]  # it only fetches gold passages
 
 
+_SEARCHING = [
+    method
+    for method in registry.method_names()
+    for needs in [registry.find_method(method).config().needs]
+    if needs.index and not needs.gold and not needs.feedback
+]
+
+
+@pytest.mark.parametrize("method", _SEARCHING)
+def test_answer_every_method_without_passages_answers(method, folders, tmp_path, capsys):
+    more = {"retriever.kind": "bm25", "question": "誰が？", "data.split": "", "data.limit": 0}
+    found = run(capsys, folders, tmp_path, method, SETTINGS.get(method, {}), more)
+    assert (found["answered"], found["failures"], found["complete"]) == (1, 0, True)
+    (row,) = lines(tmp_path / "predictions.jsonl")
+    assert row["passages"] == []
+
+
 def test_answer_cirag_with_aligner_as_ranker(folders, tmp_path, capsys):
     ranker = {"kind": "aligner", "model": folders["encoder.model"]}
     more = {f"rankers.triples.{field}": value for field, value in ranker.items()}

@@ -6,6 +6,7 @@ import pathlib
 import re
 import runpy
 import sqlite3
+import types
 
 import pytest
 
@@ -18,6 +19,7 @@ from cirag_jax.evaluation.recall import recall_at
 from cirag_jax.io import write_lines
 from cirag_jax.runtime.records import JournalReader, read_records
 from cirag_jax.runtime.store import JOURNAL, Journal
+from cirag_jax.types import Passage, Question
 from tests import answering, tiny, tiny_decoder
 from tests.grade.articles import Model, write_articles
 
@@ -34,6 +36,14 @@ FILES = ("questions.jsonl", "corpus.jsonl", "openie.jsonl", "paths.jsonl", "grou
 # Relations with rules: the maker, their birthplace, and its location.
 CHAIN = (("Tide", "is a film by Ann", "director"), ("Ann", "comes from Old", "place of birth"),
          ("Old", "lies in West", "country"))  # fmt: skip
+
+
+def test_contexts_question_without_matches_gets_first_passages():
+    passages = {str(i): Passage(str(i), f"Title {i}", "Some text.") for i in range(4)}
+    database = types.SimpleNamespace(passages=passages)
+    question = Question("q", "誰が？", ("a",), supporting=("1",), hops=2)
+    (found,) = question_files._with_contexts([question], database, 2)
+    assert found.context == ("0", "1", "2")
 
 
 def rules_folder(folder):

@@ -242,6 +242,12 @@ def test_open_bm25_of_other_packages_is_refused(tmp_path, monkeypatch):
     manifest = json.loads(file.read_text())
     assert set(manifest["packages"]) == {"bm25s", "PyStemmer"}
     with monkeypatch.context() as patch:
+        patch.setattr(bm25, "TOKENS", "later")
+        with pytest.raises(UserError, match='tokens="words.*", not "later"; build it again'):
+            PassageIndex.open(tmp_path / "i", None)
+        with pytest.raises(UserError, match='tokens=.* not "later"; use another'):
+            command.build_index(_PASSAGES, None, tmp_path / "i", "bm25")
+    with monkeypatch.context() as patch:
         other = {**manifest["packages"], "PyStemmer": "0.1"}
         patch.setattr(bm25, "packages", lambda: other)
         with pytest.raises(UserError, match='not "0.1"; build it again or install that version'):
@@ -251,6 +257,10 @@ def test_open_bm25_of_other_packages_is_refused(tmp_path, monkeypatch):
     del manifest["packages"]  # Earlier versions did not record the packages.
     file.write_text(json.dumps(manifest))
     assert len(PassageIndex.open(tmp_path / "i", None)) == len(_PASSAGES)
+    del manifest["tokens"]  # They had other tokens.
+    file.write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match='was started with tokens=null, not "words.*; build it'):
+        PassageIndex.open(tmp_path / "i", None)
 
 
 def test_open_vectors_of_other_packages_is_refused(encoder, tmp_path, monkeypatch):

@@ -47,6 +47,37 @@ def test_titles_named_are_in_text_order(text, rows):
     assert titles.named(text) == rows
 
 
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("诗人李白出生于碎叶城。", (0, 1)),
+        ("长江大桥跨越长江。", (3, 2)),  # The longer title matches.
+        ("龙和人", ()),  # One character is no name.
+        ("東京タワーとﾄﾖﾀの本社", (5, 6)),
+        ("เขาเกิดที่กรุงเทพในปี", (7,)),
+        ("นางสาว", ()),  # Two Thai letters are no name.
+        ("서울은 수도이다", (9,)),
+        ("देखो हिन्दी भाषा", (10,)),
+        ("ＥＬＩＳＥ, Cafe\u0301 Royal", (11, 12)),
+        ("ភ្នំពេញជារដ្ឋធានី", (13,)),
+    ],
+)
+def test_titles_in_any_script_are_found(text, rows):
+    names = (
+        "李白",
+        "碎叶城",
+        "长江",
+        "长江大桥",
+        "龙",
+        "東京タワー（建物）",
+        "トヨタ",
+        "กรุงเทพ",
+        "นา",
+    )
+    titles = index(*names, "서울", "हिन्दी", "Elise", "Café Royal", "ភ្នំពេញ")
+    assert titles.named(text) == rows
+
+
 def test_titles_shared_title_names_all_passages():
     titles = index("Lund", "Lund (city)", "Lund", "Kiruna")
     assert titles.named("in Lund") == (0, 1, 2)
