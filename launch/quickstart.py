@@ -77,7 +77,7 @@ Trace      {workdir}/trace.html shows every step of every answer (open it in a b
 Model      {workdir}/model can be loaded with sentence-transformers
 Next       . .venv/bin/activate
            {answer} --config.documents=FOLDER --config.question="Who ...?"
-           {train} --config.data.dir=DATA --workdir=W
+           {train} --config.data.dir=DATA --config.data.units=sentence --workdir=W
            make quickstart ARGS=--full    # trains longer and evaluates on more questions"""
 
 

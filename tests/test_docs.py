@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cirag_jax import cli
+from cirag_jax.commands import evaluate_retrieval
 from cirag_jax.config_files import load_config
 from cirag_jax.evaluation import metrics
 from cirag_jax.evaluation.scoring import AnsweredQuestion, Scoring
@@ -106,6 +107,24 @@ def test_docs_own_metric_example_works(monkeypatch):
     assert [metrics.title(name) for name in scores] == ["brief"]
     assert scores["brief"].value == 0.5 and scores["brief"].bottom_Q.sum() == 2
     assert metrics.reason("brief", answered) == "applies to no question"
+
+
+def test_docs_training_page_lists_every_system():
+    page = (ROOT / "docs" / "training.md").read_text("utf-8")
+    table = page.partition("| system | retrieval |\n")[2].partition("\n\n")[0]
+    names = re.findall(r"`(\w+)`", " ".join(line.split("|")[1] for line in table.splitlines()))
+    assert sorted(names) == sorted(evaluate_retrieval.SYSTEMS)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_docs_commands_of_datasets_limit_the_questions(page):
+    """Without a split and a limit, a command answers thousands of questions, for hours."""
+    for _, name, arguments in (one for one in COMMANDS if one[0] == page):
+        line = " ".join(arguments)
+        if name not in ("answer", "compare") or page.startswith("experiments"):
+            continue
+        if "--config.data.dir=DATA" in line and "--config.question" not in line:
+            assert "--config.data.split=" in line and "--config.data.limit=" in line, line
 
 
 def anchors(path: pathlib.Path) -> set[str]:

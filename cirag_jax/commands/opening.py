@@ -153,7 +153,8 @@ def check_task(config: Config, task: task_lib.Task) -> None:
     if not task.needs.triples or config.triples is not None:
         return
     if not any(passage.id in task.dataset.triples for passage in task.corpus.passages):
-        name = block_name(config.method) if "units" in method_block(config) else "cirag"
+        own = "units" in method_block(config) and "." not in config.method
+        name = config.method if own else "cirag"
         alternative = f"--config=configs/methods/{name}.py:small"
         if "teacher" in config:  # a config of configs/trajectories.py
             alternative = (

@@ -152,13 +152,18 @@ def check_units(config: Config, name: str, units: UnitKind) -> None:
 
     spec = str(block.model or config.encoder.model)
     trained = trained_units(spec)
-    if trained not in (None, units):
-        block = config.method.rpartition(".")[2]
-        raise UserError(
-            f"{spec} is an aligner for {trained}s, but config.{block}.units={units}; set "
-            f"--config.{block}.units={trained}, or --config.rankers.{name}.model to an aligner "
-            f"trained with --config.data.units={units}."
-        )
+    if trained in (None, units):
+        return
+    method = config.method.rpartition(".")[2]
+    wanted, remedy = f"the method's Needs.units is {units}", ""
+    if config[method].get("units") == units:
+        wanted = f"config.{method}.units={units}"
+        remedy = f"--config.{method}.units={trained}, "
+    ranker = f"--config.rankers.{name}"
+    raise UserError(
+        f"{spec} is an aligner for {trained}s, but {wanted}; set {remedy}{ranker}.kind=bm25, or "
+        f"{ranker}.model to an aligner trained with --config.data.units={units}."
+    )
 
 
 class BiEncoderRanker:

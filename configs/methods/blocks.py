@@ -94,15 +94,21 @@ def may_refuse_own_documents(settings: Any) -> None:
 
 
 def shipped(config: Any) -> Any:
-    """Returns ``config`` with the shipped aligner, reader and extractor (cirag_jax/shipped)."""
+    """Returns ``config`` with the shipped aligner, reader and extractor (cirag_jax/shipped).
+
+    A method without the setting ``reader_format`` keeps its reader, because the shipped reader
+    writes only the format ``chain``.
+    """
     if "retriever" in config:
         config.encoder.model = "shipped:aligner"
         config.retriever.units = "sentence"  # The aligner was trained on sentences.
     if "extractor" in config:
         config.extractor.adapter = "shipped:extractor"
         config.extractor.grounded = True
-    config.reader.adapter = "shipped:reader"
-    config[block_name(config.method)].reader_format = "chain"
+    settings = config[block_name(config.method)]
+    if "reader" in config and "reader_format" in settings:
+        config.reader.adapter = "shipped:reader"
+        settings.reader_format = "chain"
     return config
 
 

@@ -7,9 +7,11 @@ import pytest
 
 from cirag_jax import cli
 from cirag_jax.commands import answer, compare
+from cirag_jax.commands.pool import Pool
 from cirag_jax.config_files import load_config
 from cirag_jax.errors import UserError
 from configs import compare as compare_config
+from configs.methods import blocks
 from tests.answering import lines, tiny_folders
 
 METHOD = """
@@ -42,6 +44,7 @@ METHOD = """
 
     METHOD = Method(first_passage, Settings)
 """
+UNITS = METHOD.replace('rankers=("passages",)', 'rankers=("passages",), units="passage"')
 CONFIG = """
     from configs.methods import blocks
 
@@ -154,3 +157,44 @@ def test_answer_help_of_a_config_file_outside_lists_its_settings(config_file, ca
             "answer.py", f"--config={config_file}", "--help",
         ])  # fmt: skip
     assert end.value.code == 0 and "--config.my_method.num_passages" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("has_units", [False, True])
+def test_answer_aligner_of_other_units_names_only_settings_that_exist(
+    folders, config_file, tmp_path, has_units
+):
+    source = UNITS.replace("num_passages: P", 'units: str = "passage"\n        num_passages: P')
+    package = config_file.parent / "my_package" / "my_method.py"
+    package.write_text(textwrap.dedent(source if has_units else UNITS))
+    values = models(folders) | {
+        "data.dir": folders["data"], "encoder.model": "shipped:aligner",
+        "rankers.passages.kind": "bi_encoder",
+    }  # fmt: skip
+    config = load_config(str(config_file), overrides(values))
+    with pytest.raises(UserError, match="shipped:aligner is an aligner for sentences") as error:
+        answer.answer(config, tmp_path)
+    assert ("--config.my_method.units=sentence" in str(error.value)) == has_units
+    assert ("the method's Needs.units is passage" in str(error.value)) != has_units
+    assert "--config.rankers.passages.kind=bm25" in str(error.value)
+    values["rankers.passages.kind"] = "bm25"
+    answer.plan_run(load_config(str(config_file), overrides(values)), Pool())
+
+
+def test_answer_own_method_without_triples_names_a_config_that_exists(
+    folders, config_file, tmp_path
+):
+    source = METHOD.replace("num_passages: P", 'units: str = "triple"\n        num_passages: P')
+    source = source.replace('"passages",)', '"passages",), triples=True')
+    (config_file.parent / "my_package" / "my_method.py").write_text(textwrap.dedent(source))
+    documents = tmp_path / "notes.txt"
+    documents.write_text("Ferries carry mail.")
+    values = models(folders) | {"documents": documents, "question": "Who?"}
+    config = load_config(str(config_file), overrides(values))
+    with pytest.raises(UserError, match="or use --config=configs/methods/cirag.py:small"):
+        answer.answer(config, tmp_path)
+
+
+def test_shipped_method_without_reader_format_keeps_its_reader(config_file):
+    config = blocks.shipped(blocks.method("my_package.my_method"))
+    assert config.encoder.model == "shipped:aligner" and config.reader.adapter is None
+    assert "reader_format" not in config.my_method
