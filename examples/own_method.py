@@ -1,4 +1,4 @@
-"""A custom method in one file: it searches, searches again with the best passage, and reads.
+"""A custom method in one file: it searches, searches again with the best passage, and answers.
 
     python examples/own_method.py                                  # one question
     PYTHONPATH=. python launch/answer.py --config=examples/own_method.py:small --workdir=W

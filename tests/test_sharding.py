@@ -131,7 +131,7 @@ def encoder_collectives(*sizes):
 
 
 def test_encoder_tensor_mesh_only_sums_activations():
-    """One sum for the lookup; attention and feed-forward have one each, forward and backward."""
+    """The lookup needs one sum; attention and feed-forward need one each in both passes."""
     assert encoder_collectives(1, 1, 2) == {"all-reduce": (5, 5 * 16 * 12 * CONFIG.d_model * 4)}
 
 
@@ -164,7 +164,7 @@ def adapter_collectives(*sizes):
 
 @pytest.mark.parametrize("sizes", [(1, 2, 1), (2, 2, 2)])
 def test_adapter_fsdp_mesh_gathers_only_base(sizes):
-    """Kernels are gathered forward and backward, the output layer once; no gradient is summed."""
+    """Both passes gather the kernels, one the output layer; no gradient is summed."""
     found, params = adapter_collectives(*sizes)
     kernels = [x.nbytes for name, x in params["layers"].items() if name.endswith("_proj")]
     weights = (2 * sum(kernels) + params["lm_head"].nbytes) // sizes[2]

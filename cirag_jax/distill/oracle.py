@@ -84,7 +84,7 @@ class Gold:
         return supports_of(self.hops, known or {}, self.facts(triples), self.context)
 
     def is_unclear(self, triples: Sequence[Triple], known: Mapping[int, str]) -> bool:
-        """Returns whether no triple supports a hop although one might; such rounds are skipped."""
+        """Returns whether no triple supports a hop although one might; this is not trained on."""
         return not self.supports(triples, known) and bool(
             near_misses(self.hops, known, self.facts(triples))
         )
@@ -138,7 +138,7 @@ class SentenceGold:
         return [hop for hop in self.known(sentences, known) if hop not in known]
 
     def is_unclear(self, sentences: Sequence[Unit], known: Mapping[int, str]) -> bool:
-        """Returns whether students should skip a round, because the best decision is unclear.
+        """Returns whether the best decision of a round is unclear; this is not trained on.
 
         Either no hop is solved although a sentence supports an unreachable hop, or a kept sentence
         lacks an answer that a later hop needs (the annotation is inexact).

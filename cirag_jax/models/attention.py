@@ -66,9 +66,9 @@ class Branches(NamedTuple):
 def distances(
     slots_BT: jax.Array, keys_S: jax.Array, branches: Branches | None = None
 ) -> jax.Array:
-    """Returns the distance in tokens from each key forward to each slot, int32 ``[B, T, S]``.
+    """Returns how many tokens each slot comes after each key, int32 ``[B, T, S]``.
 
-    A negative distance means that the key is masked.
+    A negative number means that the key is masked.
     """
     distance_BTS = slots_BT[:, :, None] - keys_S
     if branches is None:

@@ -169,8 +169,8 @@ def make_layout(config: Config, mesh: jax.sharding.Mesh, max_positions: int) -> 
     rows = config.rows_per_device * mesh.shape["data"] * mesh.shape["fsdp"]
     if config.batch_size % rows:
         raise UserError(
-            f"config.batch_size={config.batch_size} must be a multiple of {rows} rows, which are "
-            "config.rows_per_device times the mesh axes data and fsdp"
+            f"config.batch_size={config.batch_size} must be a multiple of {rows} "
+            "(config.rows_per_device times the mesh axes data and fsdp)"
         )
     buckets = tuple(b for b in config.buckets if b < config.length)
     return Layout(config.length, config.packing, (*buckets, config.length), config.batch_size, rows)

@@ -364,7 +364,7 @@ def check_config(config: Config) -> None:
         )
     if config.retrieved.model and config.order != "printed":
         raise UserError(
-            f"config.order={config.order} must be printed with config.retrieved.model, because "
+            f"config.retrieved.model needs config.order=printed, not {config.order}, because "
             "passages are retrieved for the first steps of a chain"
         )
     if config.head.rounds:

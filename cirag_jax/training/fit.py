@@ -70,14 +70,14 @@ def fit(
 
     Each step is sent to the devices while the previous step runs. The loop waits for a step's
     metrics only after sending the next step, or before it evaluates or saves. A step is saved
-    before it is evaluated, so that a process killed during the evaluation loses no steps. If it is
-    killed, the next one repeats the evaluation.
+    before it is evaluated, so that a process killed during the evaluation loses no steps; the
+    next process repeats the evaluation.
 
     Args:
       config: config with the fields of `configs.common.training_loop`.
       workdir: existing folder for ``metrics.jsonl``, TensorBoard events and the profile.
       train_step: maps a state, which it may donate, and a batch to the next state and metrics. It
-        skips the update if that is not finite, see `state.apply_gradient`.
+        skips an update that is not finite, see `state.apply_gradient`.
       state: the initial state.
       batches: iterator over the batches of the steps; its state is saved in checkpoints.
       evaluate: maps parameters to dev metrics; returns {} without dev examples.
@@ -90,7 +90,7 @@ def fit(
 
     Raises:
       TryAgain: more than ``config.max_skipped_steps`` consecutive steps were skipped. The last
-        checkpoint has the weights before them, and training continues after them.
+        checkpoint has the weights from before these steps; a new run continues after these steps.
     """
     state, first_step, saved_metrics = restore(checkpoints, state, meta, total_steps, batches)
     step = first_step
@@ -171,9 +171,9 @@ def _best(checkpoints: Checkpoints) -> dict[str, Any]:
 class _SaveTimer:
     """Tells whether ``minutes`` (0: never) have passed since the last save.
 
-    Several processes must save after the same step, so the clock of the first process counts. As
-    the processes wait for each other to read it, they do so after 1, 2, 4, ... steps, and then when
-    the time should be up.
+    Several processes must save after the same step, so all use the clock of the first process. To
+    read this clock, processes wait for each other. It is therefore read after 1, 2, 4, ... steps,
+    or earlier if the time is expected to be up.
     """
 
     def __init__(self, minutes: float, step: int):
@@ -181,7 +181,7 @@ class _SaveTimer:
         self.restart(step)
 
     def restart(self, step: int) -> None:
-        """Starts to measure again, after ``step``."""
+        """Restarts the measurement after ``step``."""
         self._start, self._first, self._next = time.monotonic(), step, step + 1
 
     def is_due(self, step: int) -> bool:

@@ -94,8 +94,8 @@ def train_head(
 ) -> dict[str, Any] | None:
     """Trains the head for the best checkpoint in ``workdir``, in a single process.
 
-    Writes ``link_head.safetensors`` to ``workdir``, unless a file with the same checkpoint,
-    questions and settings exists.
+    Writes ``link_head.safetensors`` to ``workdir``, unless it already has a head for the same
+    checkpoint, questions and settings.
 
     Args:
       config: config of the aligner. ``config.head`` has the settings of the head.

@@ -42,7 +42,7 @@ MAY_DIFFER = frozenset(
 
 
 class TrainState(NamedTuple):
-    """The fp32 parameters, optimizer state, numbers of all and of skipped steps, and RNG key."""
+    """The fp32 parameters, optimizer state, numbers of steps and skipped steps, and RNG key."""
 
     params: nnx.State
     opt_state: optax.OptState

@@ -212,8 +212,7 @@ CREATE TABLE passages (
         extractor: Mapping[str, Any],
         deleted: Iterable[str] = (),
     ) -> None:
-        """Writes the entries of ``records`` and deletes the entries ``deleted``, in one
-        transaction.
+        """Writes ``records``, and deletes the entries of the ids ``deleted``, in one transaction.
 
         Unknown ids in ``deleted`` are ignored.
         """

@@ -351,7 +351,7 @@ def decode_alone(rows: int = 16) -> list[dict[str, Any]]:
 
 
 def scores(choices: int = 31) -> list[dict[str, Any]]:
-    """Scores the choices of a compact CIRAG prompt together, one by one, and only one of them."""
+    """Times scoring a compact CIRAG prompt's choices: together, one by one, and just one."""
     from cirag_jax.llm.engine.engine import Engine
     from cirag_jax.llm.engine.shapes import EngineConfig
     from cirag_jax.llm.types import Score

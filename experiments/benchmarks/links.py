@@ -74,7 +74,7 @@ class Corpus(NamedTuple):
 
 
 def make_corpus(folders: Sequence[str], size: int, count: int, rng: np.random.Generator) -> Corpus:
-    """Creates a corpus of ``size`` passages, and ``count`` questions of random copies."""
+    """Creates ``size`` passages, and ``count`` questions, each about a random copy."""
     real, questions = [], []
     for folder in folders or [""]:
         config = common.data(split="", units="sentence")

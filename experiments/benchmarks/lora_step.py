@@ -316,7 +316,7 @@ def compare(flags: argparse.Namespace) -> dict[str, Any]:
 
 
 def shape_of(data: StepData) -> dict[str, Any]:
-    """Returns the size of the data."""
+    """Returns counts and shapes."""
     return {
         "tokens": data.tokens,
         "batches": [list(batch.tokens_BT.shape) for batch in data.batches],

@@ -291,7 +291,7 @@ def bridge_comparisons(asker: Asker, entities: list[Entity]) -> Iterator[Draft]:
 
 
 def numbered_chain(asker: Asker, entity: Entity, step: str, relation: str) -> Chain | None:
-    """Returns two hops from an entity to a number, if there is no other way."""
+    """Returns two hops from an entity to a number, if their passages allow no shortcut."""
     first = asker.stated(entity, step)
     target = asker.world.entities.get(first.target or "") if first else None
     second = asker.stated(target, relation) if target else None

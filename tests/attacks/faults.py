@@ -299,7 +299,7 @@ class Driver:
                 tally.compare(f"{description}; {repeated} answered twice", differs, process)
 
     def _torn(self, torn: list[str]) -> str | None:
-        """Returns how to tear a connection, or None; at most once, the client must wait."""
+        """Returns how to tear a connection, or None; at most one tear makes the client wait."""
         kind = self._rng.choice([k for k in TEARS if k != "late" or k not in torn])
         if self._rng.random() >= _TORN_SHARE:
             return None

@@ -114,7 +114,7 @@ def test_every_parser_accepts_any_text(parser, text, truncated):
 
 
 def _check_plain(value) -> None:
-    """Checks that a journal can store a result: plain values without NaN and surrogates."""
+    """Checks that a journal can store a result: plain values, without NaN or surrogates."""
     if dataclasses.is_dataclass(value):
         value = dataclasses.asdict(value)
     if isinstance(value, frozenset | set):

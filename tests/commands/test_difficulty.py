@@ -106,7 +106,7 @@ def cell_of(question, per_cell=4):
 
 @pytest.fixture
 def two_runs(tmp_path):
-    """Writes a run with ``column + hops - 2`` wrong answers per cell, and an all-wrong one."""
+    """Writes two runs: ``column + hops - 2`` answers per cell are wrong, or all are."""
     pairs = grid()
     dataset(tmp_path, *pairs)
     rows, worse = [], []

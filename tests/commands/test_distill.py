@@ -421,7 +421,10 @@ def test_distill_mixture_assigns_one_teacher_per_question(
         ),
         ("cirag.max_steps=0", "config.cirag.max_steps=0 must be at least 1"),
         ("cirag.prompt_format=paper", "the annotation teacher needs multi_turn for triples"),
-        ("cirag.units=sentence", "units=sentence needs prompt_format=compact, not multi_turn"),
+        (
+            "cirag.units=sentence",
+            "units=sentence needs integrator=aligner or top_k, or prompt_format=compact, not multi",
+        ),
         ("triples=online", "extract them first (launch/extract.py)"),
         ("data.split=autumn", "config.data.split=autumn matches no question"),
         ("in_flight=0", "config.in_flight=0 must be at least 1"),

@@ -76,7 +76,7 @@ def configured(folders, component, *overrides):
 
 
 class Arrays(Rehearsal):
-    """Runs the step on arrays and measures the memory in use before each program."""
+    """Runs the step on real arrays; measures the memory in use before each call."""
 
     def __init__(self, *arguments, **settings):
         super().__init__(*arguments, **settings)

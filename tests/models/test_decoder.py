@@ -266,7 +266,7 @@ def test_decoder_remat_keeps_gradients(tmp_path):
 
 
 def test_decoder_remat_projections_saves_only_projections(tmp_path):
-    """It saves the gate projection, but no attention probabilities."""
+    """The gate projection is saved; attention probabilities are not."""
     config, params = _loaded(tmp_path)
     tokens = jnp.asarray(_tokens())
 
@@ -315,7 +315,7 @@ def test_forward_cached_writes_only_pages_of_row():
     [("transposed", "float32", 0), ("transposed", "bfloat16", 4), ("xla", "float32", 4)],
 )
 def test_forward_cached_nan_stays_in_its_row_and_later_tokens(attention, stored, branch):
-    """Token 9 has no finite embedding; what does not attend to it is equal bit for bit.
+    """Token 9 has no finite embedding; tokens that do not attend to it have the same results.
 
     The table of the short row is padded with a page that does not exist. Reading it reads the last
     page, which the long row uses.

@@ -89,7 +89,7 @@ def test_draw_cells_have_color_of_their_value(signed, name, drawn, tmp_path):
 
 @pytest.mark.parametrize("signed", [False, True])
 def test_draw_text_has_contrast(drawn, signed):
-    """According to WCAG 2, the contrast is at least 3 to 1."""
+    """The contrast, as defined by WCAG 2, is at least 3 to 1."""
     values = [i / 20 - signed * (1 - i / 20) for i in range(21)]
     figure = drawn({"a": {i: [cell(v)] * 4 for i, v in enumerate(values)}}, "x", signed=signed)
     axes = figure.axes[0]

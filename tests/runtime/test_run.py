@@ -87,7 +87,7 @@ def test_runner_rejected_settings_close_the_journal(tmp_path):
 
 
 def test_runner_reads_only_its_own_programs():
-    """Otherwise, the thousandth question of a session would take longer than the first."""
+    """Reading all programs would make the last questions of a session slower than the first."""
     with Runner(MEMORY, {}, Opening()) as runner:
         assert runner.run([job("a")])
         book = runner.journal

@@ -55,7 +55,7 @@ def test_programs_advance_together(book):
 
 
 def test_fast_handlers_run_before_slow_ones(book):
-    """One program waits for the model until the other program's searches are answered."""
+    """A model call waits until the other program's searches are answered."""
 
     def ahead(name):
         yield say(name)

@@ -483,7 +483,7 @@ def test_merge_journals(tmp_path):
 
 
 def test_merge_program_in_two_journals(tmp_path):
-    """Another version may have assigned a program to another process."""
+    """Another version may have run the same program in another process."""
     parts = [journal_path(tmp_path, index, 2) for index in range(2)]
     for path, ended in zip(parts, ("a", "abc"), strict=True):
         write_one(path, "a")

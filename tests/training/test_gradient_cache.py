@@ -146,7 +146,7 @@ def test_embed_and_keep_stores_no_parameters(scanned, devices):
 
 @pytest.mark.parametrize(("scanned", "keep_bytes"), [(False, 0.0), (True, math.inf)])
 def test_gradient_cache_rounds_weights_once_per_step(scanned, keep_bytes):
-    """Otherwise both passes of every chunk would round the weights again at every use."""
+    """No pass of a chunk rounds the weights again."""
     config = dataclasses.replace(
         CONFIG, num_layers=2, d_ff=40, dtype="bfloat16", scan_layers=scanned
     )
@@ -220,7 +220,7 @@ def test_official_accumulation_equals_mean_of_micro_batches():
 @pytest.mark.parametrize("shape", [(4, 1, 1), (8, 1, 1), (4, 2, 1), (2, 2, 2)])
 @pytest.mark.parametrize("negatives", ["cross_device", "in_batch"])
 def test_gradient_cache_sharded_equals_unsharded(shape, negatives):
-    """Hard negatives on 4 and 8 devices, for which sentence-transformers had wrong labels."""
+    """Covers hard negatives on 4 and 8 devices, where sentence-transformers had wrong labels."""
     graphdef, params = _model()
     data, fsdp, tensor = shape
     mesh = sharding.make_mesh(*shape, devices=jax.devices()[: data * fsdp * tensor])

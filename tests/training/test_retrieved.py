@@ -129,7 +129,7 @@ def test_train_retrieved_negatives_resumes(model_and_data, tmp_path, one_device,
         ({"retrieved.passages": 0}, r"config\.retrieved\.passages=0 must be at least 1"),
         (
             {"order": "dependency"},
-            r"config\.order=dependency must be printed with config\.retrieved\.model",
+            r"config\.retrieved\.model needs config\.order=printed, not dependency",
         ),
         ({"batch_size": 400}, r"config\.batch_size needs 100 questions with a chain per batch"),
     ],

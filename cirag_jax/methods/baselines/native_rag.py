@@ -31,8 +31,8 @@ class NativeRagConfig:
       num_passages: number of retrieved passages.
       reader_format: documents (FlashRAG), or a format of CIRAG's reader: thought, chain, brief.
       num_read: number of units that the reader reads (all ten in the CIRAG paper).
-      units: units that the reader reads: passage, or sentence or triple (the passages' sentences or
-        triples, ranked against the question; the retriever row in CIRAG's Table 5).
+      units: units that the reader reads: passage; or the passages' units of kind sentence or
+        triple, ranked against the question (the retriever row in CIRAG's Table 5).
       rerank_from: passages retrieved for reranking, which keeps the best num_passages; 0 disables
         reranking (DualRAG's NativeRAG: 50).
       min_score: reranked passages with this score or less are dropped.

@@ -134,8 +134,9 @@ class Entity(NamedTuple):
 def entities_of(variable: str, pools: Iterable[CandidatePool], config: C2ragConfig) -> list[Entity]:
     """Returns the possible names of an unknown, best first (Eq. 14).
 
-    These are the names that all pools of the unknown share, or all names if none is shared. In a
-    pool, a name has the score of its best candidate; the scores of all pools are added.
+    These are the names that all pools of the unknown share; or all names, if no name is shared or
+    ``config.intersect`` is off. In a pool, a name has the score of its best candidate; the scores
+    of all pools are added.
     """
     form = config.normalization
     names: dict[str, str] = {}
@@ -167,8 +168,8 @@ class Grounding(NamedTuple):
     Attributes:
       bindings: the names E_b of every bound unknown.
       resolved: indices of the constraints that the graph grounds.
-      n_eff: N_eff of each constraint, or the largest N_eff of the constraint's unknowns; None
-        without candidates.
+      n_eff: N_eff of each constraint (with ``neff_unit=variable``, the largest N_eff of its
+        unknowns); None without candidates.
     """
 
     bindings: dict[str, tuple[str, ...]]
@@ -184,8 +185,8 @@ def ground(
 ) -> Grounding:
     """Checks the candidates of each constraint, and binds unknowns to sufficient candidates.
 
-    With ``config.neff_unit``, the candidates of each unknown can be checked instead. Bindings that
-    were read from text take precedence.
+    With ``config.neff_unit=variable``, the possible names of each unknown are checked instead.
+    Bindings that were read from text take precedence.
     """
     unknowns = tuple(dict.fromkeys(v for constraint in plan for v in constraint.variables))
     bindings = dict(text_bindings)

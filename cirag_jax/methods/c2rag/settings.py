@@ -79,8 +79,8 @@ class C2ragConfig:
       num_dense: K'_t, passages retrieved for a constraint that is looked up in text. They come from
         U(q) if only the question's own context is searched (Eq. 11), otherwise from the corpus
         (ours).
-      num_texts: K_t, number of passages from num_dense, or of their sentences, that the reranker
-        keeps.
+      num_texts: K_t, number of texts that the reranker keeps; the texts are the num_dense passages
+        or their sentences.
       recovery_question: include the question in the query that reranks texts (Eq. 12).
       max_texts: maximum number of texts per block for the reader; 0 means no limit.
       recall_order: rank passages by their best score (score), or in the order of the plan (plan,

@@ -48,8 +48,8 @@ def cascade(
 ) -> Program[list[Attempt]]:
     """Reads one granularity after another until the reader answers (Eq. 5 and 6).
 
-    If the pool of passages is empty, the reader gets ``first``, the passages of the first round
-    (D_1). Any other empty pool is treated as a refusal, without a model call.
+    If the pool of passages is empty, the reader gets the passages ``first`` (in CIRAG, D_1 of the
+    first round). Any other empty pool is treated as a refusal, without a model call.
     """
     attempts: list[Attempt] = []
     for granularity in config.pools:

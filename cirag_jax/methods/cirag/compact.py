@@ -156,7 +156,7 @@ def parse_query(text: str) -> str | None:
 
 
 def parse_reply(text: str, *, truncated: bool = False) -> Decision:
-    """Parses the reply to `ask_for_question`: a ``Next:`` line or a bare question. Never fails."""
+    """Parses the reply to `ask_for_question`: a ``Next:`` line or only its text. Never fails."""
     decision = parse_decision(text, (), truncated=truncated)
     errors = ("truncated",) if truncated else ()
     if decision.has_question:

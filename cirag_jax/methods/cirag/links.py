@@ -12,7 +12,8 @@ from cirag_jax.types import Passage
 def follow_links(state: State) -> Program[tuple[Passage, ...]]:
     """Returns the passages whose titles occur in the question or in the kept facts.
 
-    Passages of the chain are left out. The result is empty if ``config.link_bonus`` is 0.
+    Passages that have a fact in the chain are left out. If ``config.link_bonus`` is 0, the result
+    is empty.
     """
     if not state.config.link_bonus:
         return ()

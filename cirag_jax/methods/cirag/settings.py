@@ -34,11 +34,11 @@ class CiragConfig(CascadeConfig):
       granularities: granularities that the cascade reads, in this order: triple, sentence, passage.
       force_answer: if the reader refuses at every granularity, repeat the last one (passages if
         its pool is empty) with a prompt that does not allow refusals. In the preset small, null
-        means true, but false for own documents.
+        means true, or false for questions about your own documents.
       wide_refusal: also treat paraphrases of "Unanswerable" as refusals.
       grounded_answers: also treat an answer as a refusal if it is neither yes nor no and does not
         occur word for word in the evidence (ours; small models seldom refuse). In the preset
-        small, null means false, but true for own documents.
+        small, null means false, or true for questions about your own documents.
       prompt_format: multi_turn (one turn per round); paper (a single turn with the history last);
         or compact (ours: candidates are kept by number, which takes a third fewer tokens).
       normalization: normal form of triples: ascii (the paper's case study) or unicode.
@@ -65,7 +65,7 @@ class CiragConfig(CascadeConfig):
         chain.
       link_bonus: if above 0, passages whose titles occur in the question or in kept facts are added
         to the retrieved passages, and their facts get this bonus in the ranking, until the chain
-        includes the passage (ours).
+        has a fact of the passage (ours).
       reader_format: thought (the prompt has a worked example, the response reasons first); or, for
         trained readers, chain (the facts that lead to the answer come first) or brief (only the
         answer).
@@ -114,8 +114,8 @@ class CiragConfig(CascadeConfig):
         by_model = self.units == "sentence" and self.integrator == "model"
         if by_model and self.prompt_format != "compact":
             raise UserError(
-                f"units=sentence needs prompt_format=compact, not {self.prompt_format}, or "
-                "integrator=aligner or top_k."
+                "units=sentence needs integrator=aligner or top_k, or prompt_format=compact, not "
+                f"{self.prompt_format}."
             )
         if not self.pools:
             raise UserError(

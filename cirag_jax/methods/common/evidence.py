@@ -88,7 +88,7 @@ class Evidence:
 def request_triples(
     passages: Sequence[Passage], parse_errors: collections.Counter[str]
 ) -> Program[tuple[tuple[Triple, ...] | None, ...]]:
-    """Returns the triples of each passage; counts passages without triples in ``parse_errors``."""
+    """Returns each passage's triples (None: not extracted); counts passages without triples."""
     extracted: Extracted = yield Extract(tuple(passages))
     parse_errors["passage_without_triples"] += sum(t == () for t in extracted.triples)
     parse_errors["passage_not_extracted"] += sum(t is None for t in extracted.triples)

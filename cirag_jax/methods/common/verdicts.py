@@ -13,6 +13,6 @@ _LEADING = re.compile(
 
 
 def leading_word(text: str) -> str:
-    """Returns the first word, in lower case, if punctuation or nothing follows; otherwise empty."""
+    """Returns the first word in lower case; empty unless punctuation or nothing follows."""
     match = _LEADING.match(text)
     return match[1].casefold() if match else ""

@@ -116,7 +116,7 @@ def align(state: State, passages: Sequence[Passage]) -> Program[Candidates]:
 
 
 def construct(state: State, candidates: Candidates) -> Program[ChainLink]:
-    """Lets the constructor complete the chain and returns its first new unit."""
+    """Lets the constructor complete the chain; returns the completion's first new unit."""
     config = state.config
     if not config.use_constructor:
         return best_new(state, candidates)

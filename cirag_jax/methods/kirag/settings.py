@@ -44,8 +44,9 @@ class KiragConfig(CascadeConfig):
         most similar candidate; 1 drops such units (paper).
       as_written: append the constructor's first unit even if it is not a candidate, or the
         constructor's first sentence if it wrote no unit (released code).
-      stop: end the steps if the constructor's next step is the answer (chain), if its response
-        contains an answer (text), or if its response is empty (empty, released code).
+      stop: the steps end if nothing is appended; and also if the constructor's next step is the
+        answer (chain) or its response contains an answer (text); empty adds no condition (released
+        code).
       prefilled_opening: if the constructor names no candidate, repeat the request with the opening
         bracket of a triple prefilled.
       append_best: if the constructor names no candidate, append the aligner's best new unit (ours).

@@ -166,7 +166,7 @@ class Checkpoints(Closing):
             return self._manager.save(step, args=items, metrics=metrics, force=True)
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Adds evaluation results to a saved step, by which it is ranked. All processes call it."""
+        """Adds the results that rank a saved step. All processes must call this."""
         self.wait()
         self._step = step
         file = self.directory / str(step) / "metrics" / "metrics"  # Orbax reads this file.

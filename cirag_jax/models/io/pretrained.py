@@ -167,8 +167,8 @@ def resolve_model_folder(spec: str) -> Path:
 def shape_folder(spec: str) -> Path:
     """Returns a folder with the ``config.json`` of a model, possibly without weights.
 
-    This package includes the ``config.json`` of a few well-known hub models, and downloads all
-    other files.
+    This package includes the ``config.json`` of a few well-known hub models; for other hub models,
+    the file is downloaded.
     """
     shipped = local_path("shipped:shapes") / spec.replace("/", "--")
     is_path = Path(spec).expanduser().exists() or spec.startswith((".", "/", "~"))

@@ -83,7 +83,7 @@ def _check_dtypes(file: Path, tensors: Any) -> None:
 
 @contextlib.contextmanager
 def open_tensors(file: Path) -> Iterator[Any]:
-    """Opens a safetensors file with ``safetensors.safe_open``, with tensors for NumPy."""
+    """Opens a safetensors file with ``safetensors.safe_open``, to read NumPy arrays."""
     with _readable(file), safetensors.safe_open(str(file), framework="numpy") as tensors:  # pyright: ignore
         _check_dtypes(file, tensors)
         yield tensors

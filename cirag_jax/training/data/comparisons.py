@@ -113,7 +113,7 @@ def recombine(
 
 
 def sources(question_id: str) -> tuple[str, ...]:
-    """Returns the two source ids of a recombined question; for other questions, their own id."""
+    """Returns the two source ids of a recombined question, or the id of any other question."""
     parts = question_id.split(_JOINT)
     return tuple(parts[:-1]) if len(parts) == 3 and parts[-1].isdigit() else (question_id,)
 
@@ -173,7 +173,7 @@ def _legs(question: Question, corpus: Mapping[str, Passage]) -> list[_Leg]:
 def _place(
     question: Question, corpus: Mapping[str, Passage], fact: tuple[str, str, str]
 ) -> tuple[str, int] | None:
-    """Returns the head passage's supporting sentence that shares most words with the tail."""
+    """Returns the supporting sentence about the head that shares the most words with the tail."""
     tail = words(fact[2])
     ranked = [
         (len(tail & words(sentences_of(corpus[i])[s])), (i, s))

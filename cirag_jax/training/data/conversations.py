@@ -60,7 +60,7 @@ class Data(NamedTuple):
 
     @property
     def prompt_digest(self) -> str:
-        """Hash of the prompt texts, which may change between versions of this program."""
+        """Hash of the prompt texts, which may change between versions of this package."""
         return prompt_digests.prompt_digest(self.described)
 
     @property

@@ -39,8 +39,9 @@ class Sampling:
     ``order="dependency"`` draws any partial chain in which each step comes after the steps that it
     depends on. Every step that may come next is a positive. ``order="printed"`` follows KiRAG's
     paper: the first h annotated steps are the prefix, and the next step is the positive.
-    ``order="annotation"`` follows the released code, which differs for comparison questions: any
-    step is the positive if h = 0; otherwise, the first h + 1 steps are permuted.
+    ``order="annotation"`` follows the released code, which differs for comparison questions: every
+    step is a positive if h = 0; else a random one of the first h + 1 steps is, and the others are
+    the prefix in random order.
     ``chain_negatives`` allows other units of the chain as negatives.
     """
 

@@ -2,9 +2,9 @@
 
 The evidence mixes gold lines, in their order, with the distractors from the question's context that
 share most words with the question. Some examples lack the evidence of one gold passage. Their
-target is a refusal, after which CIRAG's cascade reads more text (section 3.4). Some prompts forbid
-refusals, like the last prompt of the cascade. Prompts are the same as in inference. The loss is on
-the answer and its end token.
+target is a refusal, after which CIRAG's cascade reads more text (section 3.4). Some prompts do not
+allow refusals, like the last prompt of the cascade. Prompts are the same as in inference. The loss
+is on the answer and its end token.
 """
 
 import collections
@@ -268,7 +268,7 @@ def _stated(
 ) -> tuple[tuple[str, str, str], ...]:
     """Returns the facts before the first fact that no line states.
 
-    A line states a fact if it contains the tail and half of the words of the head.
+    A line states a fact if it contains the tail and at least half of the head's words.
     """
 
     def stated(fact: tuple[str, str, str]) -> bool:

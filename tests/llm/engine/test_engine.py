@@ -96,7 +96,7 @@ def test_more_requests_are_answered_during_decoding(engine):
 
 
 def test_more_is_not_called_while_another_queue_is_longer(engine):
-    """Otherwise a few greedy requests could delay a queue of sampled requests forever."""
+    """A few greedy requests must not delay a queue of sampled requests forever."""
     short, long = ask(text(3, 0), max_tokens=9, temperature=1.0), ask(text(60, 3), max_tokens=5)
     order, batches, counts = [], [[ask(text(4, 1), max_tokens=5)]], []
 

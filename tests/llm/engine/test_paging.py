@@ -65,10 +65,10 @@ def test_prefix_reuse_same_numbers(engine, caching_engine):
 @pytest.mark.parametrize("sizes", [(64, 16), (128, 32), (256, 128)])
 @pytest.mark.parametrize(("words", "most"), [(140, 256), (70, 128)])
 def test_numbers_do_not_depend_on_earlier_requests(folder, attention, sizes, words, most):
-    """The same request alone, again, after longer, shorter, branching and continued prompts.
+    """Numbers are equal alone and after equal, longer, shorter, branching and continued prompts.
 
-    Of the short prompt, calls of at most 128 tokens compute the pages that a call of 256 computes
-    of longer prompts.
+    The short prompt is computed in calls of at most 128 tokens; for longer prompts, a call of 256
+    tokens computes the same pages.
     """
     target = text(words, 5)
     request = ask(f"{target} in a", top_logprobs=5, max_tokens=12)

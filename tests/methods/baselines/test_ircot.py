@@ -61,8 +61,8 @@ def test_ircot_passages_are_ranked_by_best_score():
     fakes, answered = run([BORN, FINAL_THOUGHT], passages, num_read=2)
     # p0: 1, then 1/3; p5: 1, later; p1: 1/2; p2: 1/3, then 1/2.
     assert answered.passages == ("p0", "p5", "p1", "p2")
-    last = prompt(fakes.received(Generate, "reader")[0])
-    assert "Text 5." in last and "Text 1." not in last
+    read = prompt(fakes.received(Generate, "reader")[0])
+    assert "Text 5." in read and "Text 1." not in read
 
 
 def test_ircot_repeated_thought_ends_reasoning():

@@ -44,14 +44,14 @@ def test_effective_number_point_mass_and_empty_pool():
 
 
 def test_effective_number_case_study_weights():
-    """For the first weights, Figure 5 has 0.65, the sum of their squares; N_eff is at least 1."""
+    """Figure 5 has 0.65 for the first weights: the sum of squares, not its inverse N_eff."""
     assert effective_number([0.79, 0.12, 0.09]) == pytest.approx(1.547, abs=1e-3)
     assert effective_number([0.35, 0.33, 0.32]) == pytest.approx(2.996, abs=1e-3)
 
 
 @given(st.floats(-9, 9), st.floats(0.01, 20), st.floats(0.0, 1.0))
 def test_check_three_candidates_suffice_below_0_268(low, spread, place):
-    """Erratum 16: three candidates suffice if (z2 - z3) / (z1 - z3) < 2 - sqrt 3 (gamma = 1.5)."""
+    """Three candidates suffice if (z2 - z3) / (z1 - z3) < 2 - sqrt 3, with gamma = 1.5."""
     boundary = 2 - math.sqrt(3)
     assume(abs(place - boundary) > 1e-4)
     scores = [low + spread, low + place * spread, low]

@@ -14,8 +14,8 @@ from cirag_jax.methods.cirag.settings import CiragConfig
         ({"normalization": "latin"}, "one of ascii, unicode"),
         ({"integrator": "top"}, "one of model, aligner, top_k"),
         ({"units": "page"}, "units='page' is not one of triple, sentence"),
-        ({"units": "sentence"}, "units=sentence needs prompt_format=compact, not multi_turn, or"),
-        ({"units": "sentence", "prompt_format": "paper"}, "compact, not paper, or integrator="),
+        ({"units": "sentence"}, "units=sentence needs integrator=.*=compact, not multi_turn"),
+        ({"units": "sentence", "prompt_format": "paper"}, "integrator=.*=compact, not paper"),
         ({"reader_format": "xml"}, "reader_format='xml' is not one of thought, chain, brief"),
         ({"integrator": "aligner", "use_reranker": False}, "link_bonus need use_reranker=true"),
         (

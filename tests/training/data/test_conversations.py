@@ -112,7 +112,7 @@ def test_load_data_units_follow_trajectories(folders, tmp_path):
     assert data.prompt_digest != data._replace(described=described).prompt_digest
     with pytest.raises(UserError, match="some trajectories have units=triple and some have"):
         load(config_of((base, f"('{folder}', '{triples}')")))
-    with pytest.raises(UserError, match="needs prompt_format=compact, not paper"):
+    with pytest.raises(UserError, match="units=sentence needs .*prompt_format=compact, not paper"):
         load(config_of((base, folder), prompt_format="paper"))
     with pytest.raises(UserError, match=r"config\.query_folders needs trajectories with units=t"):
         load(config_of((base, folder), query_folders="demo"))

@@ -47,6 +47,6 @@ def test_lives_kin_matches_two_relations():
 
 
 def test_lives_questions_do_not_name_the_answer():
-    """Otherwise the second hop would lead back to the first passage."""
+    """If it named the answer, the second hop would lead back to the first passage."""
     for question in lives.build(300, seed=3).questions:
         assert question.answers[0] not in question.question

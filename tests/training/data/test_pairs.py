@@ -170,7 +170,7 @@ def test_pairs_of_step_draws_order_once_per_epoch(monkeypatch):
 
 
 def test_pairs_of_step_gold_passage_is_not_an_easy_negative():
-    """A positive for a sub-question, or for another question of the step, is not a negative."""
+    """A question's gold passage is no negative, even as the positive of another target."""
     dataset = _musique()
     question = dataclasses.replace(dataset.questions[0], context=("a", "b"))
     other = dataclasses.replace(

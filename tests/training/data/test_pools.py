@@ -255,7 +255,7 @@ def test_batches_in_batch_candidates_do_not_depend_on_devices():
 
 
 def test_batches_groups_hold_whole_questions():
-    """Each group has one chain, although a chain of two steps yields only two queries."""
+    """Each group has queries of only one chain, although two of its four queries are missing."""
     chains = [
         Chain(f"q{i}", f"question {i}", (unit(f"a{i}"), unit(f"b{i}")), ((), (0,)), False)
         for i in range(4)
