@@ -151,7 +151,7 @@ def _is_in_place(triple: Triple, hop: Hop) -> bool:
 
 
 def _stated(answers: Sequence[str], triple: Triple) -> tuple[str, int] | None:
-    """Returns the stated answer in the triple's words, and the exactness (2: head or tail)."""
+    """Returns the answer in the triple's words, and the exactness (2: equals head or tail)."""
     if not answers:
         return "", 0
     text = words(f"{triple.head} {triple.relation} {triple.tail}")

@@ -211,10 +211,10 @@ def statistics(
       Counts: ``trajectories``, ``teachers``, ``ends``, ``step_counts``, ``core_sizes`` and
       ``parse_errors``. Means: rounds per trajectory (``steps``), ``candidates`` and ``core`` facts
       per round, and the share of gold passages that were retrieved (``gold_retrieved``). Shares of
-      rounds: ``empty_core`` (no core facts), ``unclear`` and ``retrieval_misses`` (no candidate
-      for a reachable hop). Shares of trajectories: ``retried`` (continued after a round without
-      core facts), and, among trajectories that record it, ``solved`` and ``early_stops`` (stopped
-      unsolved).
+      rounds: ``empty_core`` (no core facts), ``unclear``, and ``retrieval_misses`` (no candidate
+      supports a reachable hop; among rounds with unsolved hops). Shares of trajectories:
+      ``retried`` (continued after a round without core facts), ``solved``, and ``early_stops``
+      (stopped unsolved); the last two are among trajectories that record ``solved``.
     """
     golds = golds or {}
     steps = [step for t in trajectories for step in t.steps]

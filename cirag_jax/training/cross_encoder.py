@@ -329,8 +329,8 @@ def compare(
 
     Uses held-out questions of ``config.evaluate.split``. The passages to rank are the question's
     context, and the passages that the bi-encoder retrieves from the contexts of all questions. The
-    triples to rank are from the question's context; if the dataset has folds, only questions of
-    fold ``test`` are used. Returns the gains over the bi-encoder.
+    triples to rank are from the question's context; they are ranked for the questions of fold
+    ``test``, or for the held-out questions if the fold is empty. Returns the results by kind.
     """
     data = config.data.copy_and_resolve_references()
     with data.unlocked():

@@ -184,8 +184,8 @@ def train_link_head(
 
     Dev questions have the weight ``config.held_out`` in training. If the weight is not 0, recall is
     measured by cross-validation: searches with either half of the dev questions use a head that was
-    trained without this half. The stopping rule is fitted on these searches and on the last
-    searches with training questions.
+    trained without this half. The stopping rule is fitted on the last searches with training
+    questions and, with the same weight, on the searches with dev questions.
     """
 
     def fit_without(half: int | None) -> tuple[LinkHead, float]:
@@ -267,7 +267,7 @@ def make_task(
 
 
 def passage_ids(dataset: Dataset, corpus: str, *questions: Sequence[Question]) -> tuple[str, ...]:
-    """Returns the passages to search: all passages, or only the passages of the questions.
+    """Returns the ids of the passages to search: all, or only the passages of the questions.
 
     ``corpus`` is ``all``, or ``own`` for the contexts and gold passages of ``questions``. Ids are
     distinct and, for ``own``, in the order of the contexts.

@@ -81,7 +81,7 @@ class Check(NamedTuple):
     n_eff: float | None
 
 
-def check(scores: Sequence[float], config: C2ragConfig, *, always: bool = False) -> Check:
+def judge(scores: Sequence[float], config: C2ragConfig, *, always: bool = False) -> Check:
     """Checks whether candidates with these scores suffice (Eq. 9).
 
     With ``always``, any candidates suffice.
@@ -192,7 +192,7 @@ def ground(
     bindings = dict(text_bindings)
     if config.neff_unit == "constraint":
         checks = {
-            i: check([c.score for c in pool.candidates], config, always=i < config.plain_hops)
+            i: judge([c.score for c in pool.candidates], config, always=i < config.plain_hops)
             for i, pool in pools.items()
         }
         resolved = frozenset(i for i, result in checks.items() if result.suffices)
@@ -204,7 +204,7 @@ def ground(
     check_of: dict[str, Check] = {}
     for unknown in unknowns:
         entities = entities_of(unknown, pools.values(), config)[: config.num_structural]
-        check_of[unknown] = check([entity.score for entity in entities], config)
+        check_of[unknown] = judge([entity.score for entity in entities], config)
         if check_of[unknown].suffices and unknown not in text_bindings:
             bindings[unknown] = _names(entities, config)
     resolved = frozenset(

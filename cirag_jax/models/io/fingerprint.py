@@ -22,7 +22,8 @@ def model_identity(spec: str) -> dict[str, Any]:
     ``spec`` is a training workdir, a folder, ``shipped:NAME``, a ``.gguf`` file, ``package:NAME``
     or a hub id. The field is ``version`` for a package, ``revision`` for a hub snapshot, ``files``
     (name -> hash) for a folder or file, and ``checkpoint`` (a hash) for a workdir. A workdir and an
-    encoder adapter also have ``base``, the identity of the base model.
+    encoder adapter also have ``base``, the identity of the base model. A workdir with a link head
+    also has ``head``, a hash of the head.
     """
     if is_training_workdir(spec):
         folder, base = workdir.best_checkpoint_folder(spec)
@@ -42,7 +43,7 @@ def model_identity(spec: str) -> dict[str, Any]:
 
 
 def model_digest(spec: str) -> str:
-    """Returns a hash of `model_identity` with 16 characters."""
+    """Returns a hash, of 16 characters, of `model_identity`."""
     return _hash(json.dumps(model_identity(spec), sort_keys=True).encode())
 
 

@@ -221,8 +221,8 @@ def export_adapter(
       spec: the workdir.
       folder: the output folder.
       merge: whether to write a complete model instead, with the adapter merged into the base.
-      dtype: dtype of the tensors. By default an adapter is float32, and a merged model has the
-        dtype of the stored base, bfloat16 or float32.
+      dtype: dtype of the tensors. By default, an adapter is float32, and a merged model is bfloat16
+        if the stored base is bfloat16, else float32.
       average_with: the adapter that training started from. If given, the weighted mean of both
         adapters is written, which retains more of what the earlier adapter learned.
       share: weight of the workdir's adapter in the mean, 0.5 by default.

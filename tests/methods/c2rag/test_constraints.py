@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from cirag_jax.methods.c2rag.constraints import check, effective_number, shares
+from cirag_jax.methods.c2rag.constraints import effective_number, judge, shares
 from cirag_jax.methods.c2rag.settings import RULES, C2ragConfig
 
 SCORES = st.lists(st.floats(-50, 50), min_size=1, max_size=9)
@@ -27,7 +27,7 @@ def test_effective_number_is_between_one_and_n(scores, rule):
 def test_effective_number_accepted_implies_dominant_candidate(scores, rule, gamma):
     """Proposition A.3 of the paper."""
     config = C2ragConfig(neff_rule=rule, gamma=gamma, num_structural=99)
-    if check(scores, config).suffices:
+    if judge(scores, config).suffices:
         assert shares(scores, rule).max() >= 1 / gamma - 1e-9
 
 
@@ -38,9 +38,9 @@ def test_effective_number_equal_scores_give_n(n, score, rule):
 
 def test_effective_number_point_mass_and_empty_pool():
     assert effective_number([0.0, 1.0, 0.0]) == 1.0 and effective_number([]) == math.inf
-    assert check([], C2ragConfig()) == (False, None)
-    assert not check([], C2ragConfig(sufficiency="none")).suffices
-    assert check([-3.0], C2ragConfig()) == (True, 1.0)
+    assert judge([], C2ragConfig()) == (False, None)
+    assert not judge([], C2ragConfig(sufficiency="none")).suffices
+    assert judge([-3.0], C2ragConfig()) == (True, 1.0)
 
 
 def test_effective_number_case_study_weights():
@@ -55,16 +55,16 @@ def test_check_three_candidates_suffice_below_0_268(low, spread, place):
     boundary = 2 - math.sqrt(3)
     assume(abs(place - boundary) > 1e-4)
     scores = [low + spread, low + place * spread, low]
-    assert check(scores, C2ragConfig()).suffices == (place < boundary)
+    assert judge(scores, C2ragConfig()).suffices == (place < boundary)
 
 
 @given(st.lists(st.integers(-9, 9), min_size=2, max_size=2, unique=True))
 def test_check_two_candidates_always_suffice(scores):
-    assert check(scores, C2ragConfig(num_structural=2)).suffices
+    assert judge(scores, C2ragConfig(num_structural=2)).suffices
     assume(0 not in scores)  # A score of 0 gets no weight next to a positive score.
     released = C2ragConfig(neff_rule="shift_if_nonpositive", gamma=1.0)
-    assert not check(scores, released).suffices  # This gamma accepts only one candidate.
-    assert check(scores[:1], released).suffices
+    assert not judge(scores, released).suffices  # This gamma accepts only one candidate.
+    assert judge(scores[:1], released).suffices
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_shares_released_rule_shifts_nonpositive_scores(scores, released, paper)
 
 def test_check_floor_at_zero_ignores_negative_scores():
     settings = {"neff_rule": "shift_if_nonpositive", "gamma": 1.5}
-    n_eff = check([4.0, -9.0, -9.0], C2ragConfig(**settings, floor_at_zero=True)).n_eff
+    n_eff = judge([4.0, -9.0, -9.0], C2ragConfig(**settings, floor_at_zero=True)).n_eff
     assert n_eff == pytest.approx(1.0, abs=1e-3)
-    assert check([-4.0, -9.0], C2ragConfig(**settings, floor_at_zero=True)).n_eff == 2.0
-    n_eff = check([-4.0, -9.0], C2ragConfig(**settings)).n_eff
+    assert judge([-4.0, -9.0], C2ragConfig(**settings, floor_at_zero=True)).n_eff == 2.0
+    n_eff = judge([-4.0, -9.0], C2ragConfig(**settings)).n_eff
     assert n_eff == pytest.approx(1.0, abs=1e-3)
