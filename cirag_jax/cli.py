@@ -450,4 +450,4 @@ def jsonable(value: Any) -> Any:
         return jsonable(value.tolist())
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    raise TypeError(f"a result cannot hold {type(value).__name__}")
+    raise TypeError(f"a result cannot contain {type(value).__name__}")

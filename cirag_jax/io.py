@@ -146,7 +146,7 @@ def cache_folder(name: str) -> Path | None:
 
 
 def bar(description: str, total: int, unit: str = "text") -> tqdm.tqdm:
-    """Returns a progress bar; if stderr is not a terminal, prints one line instead."""
+    """Returns a progress bar; if stderr is not a terminal, only one line is printed."""
     if description and not sys.stderr.isatty():
         print(f"{description}: {total:,} {unit}s", file=sys.stderr, flush=True)
     return tqdm.tqdm(

@@ -65,7 +65,7 @@ Text = str | Passage | Triple
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Feedback:
-    """Relevance feedback on a query vector q (Vector-PRF, Li et al. 2021): a q + sum of w_i p_i.
+    """Relevance feedback on a query vector q (Vector-PRF, Li et al. 2021): a*q + sum of w_i*p_i.
 
     Averaging q with n passages sets all weights to 1 / (n + 1). Rocchio sets a to alpha and w_i to
     beta / n.
@@ -184,8 +184,8 @@ class Attempt:
 
     Attributes:
         answer: The answer; empty if it is a refusal.
-        error: The reason why the model could not answer. It fails the question, whose retrieved
-            passages still count.
+        error: The reason why the model could not answer. The question then fails, but its
+            retrieved passages still count.
     """
 
     granularity: Granularity
@@ -232,7 +232,7 @@ class Trajectory:
         steps: The rounds of retrieval, each with the teacher's decision.
         end: Why the trajectory ends. ``stopped``: the teacher gave no further query.
             ``max_steps``: the limit was reached. ``repeat``: the teacher repeated a query.
-            ``in_vain``: a second round kept nothing; it and all later rounds are left out.
+            ``in_vain``: two rounds kept nothing; the second and all later rounds are left out.
             ``no_decision``: the last response contains neither a query nor the statement that the
             evidence is sufficient.
         solved: For annotations, whether the core facts support all facts that the question needs.

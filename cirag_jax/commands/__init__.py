@@ -1,1 +1,1 @@
-"""The commands of ``launch/``: the only layer that loads models and uses all other layers."""
+"""The commands of ``launch/``. This layer may import all other layers; none imports it."""

@@ -63,9 +63,9 @@ def check_abilities(
 
 
 def model_name(config: Any) -> str | None:
-    """Returns the model of the config, or else the base model of its training workdir.
+    """Returns the config's model, its adapter's base model, or the default model.
 
-    None means the model that the server offers.
+    For a server, None means the only model that it offers.
     """
     if config.model is not None or config.backend == "openai":
         return config.model
@@ -159,7 +159,7 @@ def served_model(config: Any) -> str:
 
 
 def _extra_body(config: Any) -> dict[str, Any]:
-    """Returns additional fields of requests; vLLM and llama.cpp accept those of the template."""
+    """Returns additional request fields; only vLLM and llama.cpp accept template variables."""
     template = template_kwargs(config)
     if template and config.server not in ("vllm", "llamacpp"):
         raise UserError(f"chat_template_kwargs needs server=vllm or llamacpp, not {config.server}.")

@@ -113,7 +113,7 @@ class _Actor:
     def do(self, task: Any) -> tuple[Any, bool]:
         """Returns the result of a task, and whether this worker replaces one that died.
 
-        The first task changes to the command's current directory (the first folder) and loads the
+        The first call changes to the command's current directory (the first folder) and loads the
         model. If the worker loaded it in ``__init__`` and died there, Ray would restart it forever.
         """
         if self._work is not None:
@@ -131,7 +131,7 @@ class _Actor:
 
 
 def _actor_options(ray: Any, on_devices: bool) -> tuple[int, dict[str, Any]]:
-    """Returns the default number of workers, and the options of each for Ray."""
+    """Returns the default number of workers, and Ray's options for a worker."""
     gpus = int(ray.cluster_resources().get("GPU", 0)) if on_devices else 0
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
     paths = filter(None, (str(_ROOT), os.environ.get("PYTHONPATH")))
@@ -184,5 +184,5 @@ def _result_of_call(ray: Any, task: NamedTask, call: Any) -> Any:
             f"{one_line(str(error))[:300]}; progress is saved, run the same command to resume"
         ) from None
     if is_replacement:
-        say(f"WARNING: a worker of the Ray cluster died at {task.name}; Ray replaced it")
+        say(f"WARNING: a worker of the Ray cluster died in {task.name}; Ray replaced it")
     return result

@@ -163,7 +163,7 @@ def _check(name: str, run: PlannedRun, folder: pathlib.Path) -> None:
 def _answer_all(
     runs: Mapping[str, PlannedRun], workdir: pathlib.Path, pool: Pool, until: float | None
 ) -> dict[str, Any]:
-    """Returns each run's result, which is only ``complete`` if the run did not start in time."""
+    """Returns each run's result; a run that did not start in time only has ``complete``."""
     results: dict[str, Any] = {}
     for number, (name, run) in enumerate(runs.items(), start=1):
         if until is not None and time.monotonic() >= until:

@@ -120,7 +120,7 @@ def measure_runs(
     Returns:
       The runs, and a result with these keys.
       ``systems``: for each run the scores of `metrics.measure` with bootstrap intervals over
-      questions (NaN and a ``reason`` if no question has the score), ``repeats``,
+      questions (NaN and a ``reason`` if it applies to no question), ``repeats``,
       ``granularities``, ``recall_by_step``, ``failures``, ``seconds_alone``, ``sees_gold``, and
       means per question of ``calls``, ``generated_tokens``, ``seconds``, and of calls and tokens by
       role (``roles``) and stage (``stages``).
@@ -279,7 +279,7 @@ def _records(file: pathlib.Path) -> dict[str, Record]:
 
 
 def _different(first: FinishedRun, other: FinishedRun) -> dict[str, tuple[Any, Any]]:
-    """Returns the settings of both runs that have different values, with these values.
+    """Returns each setting that both runs have with different values, and the two values.
 
     The name and code of the method are ignored if the methods differ.
     """
@@ -329,7 +329,7 @@ def _with_intervals(
     ratios: Mapping[str, Ratio],
     bootstrap: tuple[int, int],
 ) -> dict[str, Any]:
-    """Returns each score with its interval; NaN and a reason if no question has the score."""
+    """Returns each score with its interval; NaN and a reason if it applies to no question."""
     answered = [answered_of(records[i]) for records in run.repeats for i in ids]
     scores: dict[str, Any] = dict(intervals(ratios, *bootstrap))
     for name in names:

@@ -92,7 +92,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             {**_outcomes(extractions), **usage},
             [_row(name, *pair, config.normalization) for pair in pairs],
         )
-    facts = {
+    extra = {
         "num_passages": len(references),
         "num_trained_on": num_trained_on,
         "selection": selection,
@@ -106,7 +106,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         },
         "complete": len(systems) == len(models),
     }
-    return evaluation.report(config, workdir, systems, facts, table_of, FILE)
+    return evaluation.report(config, workdir, systems, extra, table_of, FILE)
 
 
 # ------------------------------------------------------------------------------------- extraction

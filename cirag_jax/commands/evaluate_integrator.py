@@ -49,7 +49,7 @@ COLUMNS = (
 
 
 def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Lets each model decide at all steps of ``config.trajectories`` and scores its decisions.
+    """Lets each model decide at all steps of ``config.trajectories`` and scores the decisions.
 
     Writes ``decisions.jsonl``, ``table.md`` and a journal per model. ``config`` comes from
     configs/integrator_eval.py.
@@ -57,8 +57,8 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     Returns:
       The result of `evaluation.report`. The systems are the models, the top-k baselines, the
       aligner, and keeping nothing, each with the scores of `decisions.score` and ``parse_errors``.
-      ``num_steps``. ``teacher``: the number of trajectories by teacher, how often teachers kept
-      nothing and stopped, and the recall of their queries.
+      Also ``num_steps``, and ``teacher``: the number of trajectories by teacher, how often teachers
+      kept nothing or stopped, and the recall of the teachers' queries.
     """
     check_at_least(1, config, "integrator.max_tokens", "in_flight", "bootstrap_samples")
     check_at_least(0, config, "query_recall")
@@ -113,7 +113,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         counts = {"parse_errors": decisions.parse_errors(decided)}
         systems[name] = evaluation.System(scores, counts)
     query_recall = score(decisions.teacher(trajectories)).get("query_recall")
-    facts = {
+    extra = {
         "num_questions": len(ids),
         "num_trained_on": num_trained_on,
         "num_steps": sum(len(trajectory.steps) for trajectory in trajectories),
@@ -133,14 +133,14 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         },
         "complete": all(records is not None for records, _ in results.values()),
     }
-    return evaluation.report(config, workdir, systems, facts, table_of, FILE)
+    return evaluation.report(config, workdir, systems, extra, table_of, FILE)
 
 
 # ------------------------------------------------------------------------------------- the inputs
 
 
 def _trajectories(config: Config) -> tuple[tuple[Trajectory, ...], dict[str, Any]]:
-    """Reads the trajectories and, from a sidecar if there is one, their prompt settings."""
+    """Reads the trajectories, and their prompt settings if there is a sidecar."""
     if not config.trajectories:
         raise UserError(
             "config.trajectories is required: a workdir of launch/distill.py, or a .jsonl file."
@@ -172,7 +172,7 @@ def _check_units(config: Config, models: Mapping[str, evaluation.Model], units: 
 def _prompt(
     config: Config, checkpoint: Mapping[str, Any], trajectories: Mapping[str, Any], units: Units
 ) -> dict[str, Any]:
-    """Returns each prompt setting from the config, or else the checkpoint or trajectories."""
+    """Returns the prompt settings: the config's, else the checkpoint's or trajectories'."""
     defaults = dataclasses.asdict(CiragConfig())
     prompt = {}
     for name in PROMPT_FIELDS:
@@ -306,7 +306,7 @@ def _search(config: Config, dataset: Dataset) -> Search:
 
 
 def _teacher(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """Returns the number of trajectories by teacher, and how often they keep nothing or stop."""
+    """Counts trajectories by teacher, and how often teachers keep nothing or stop."""
     steps = [step for trajectory in trajectories for step in trajectory.steps]
     return {
         "teachers": dict(collections.Counter(trajectory.teacher for trajectory in trajectories)),

@@ -44,7 +44,7 @@ class ReaderResponse(TypedDict):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReaderAnswer:
-    """An answer, whether it is a refusal, and the probability of its tokens."""
+    """An answer, the probability of its tokens, and whether it is a refusal."""
 
     answer: str
     refused: bool
@@ -89,7 +89,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             {"calibration": _calibration(readings, responses, config.profile), **usage},
             [_row(name, *pair, config.profile) for pair in zip(readings, responses, strict=True)],
         )
-    facts = {
+    extra = {
         "num_questions": len(readings) // 2,
         "num_trained_on": num_trained_on,
         "settings": {
@@ -102,7 +102,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         },
         "complete": len(systems) == len(models),
     }
-    result = evaluation.report(config, workdir, systems, facts, table_of, FILE)
+    result = evaluation.report(config, workdir, systems, extra, table_of, FILE)
     if any(system["calibration"]["bins"] for system in result["systems"].values()):
         figures.save(_draw(result["systems"]), workdir, "calibration")
     return result

@@ -431,7 +431,7 @@ def _stops(
     rankings: "_Rankings",
     systems: Sequence[str],
 ) -> list[dict[str, Any]] | None:
-    """Returns the set scores of the linked search for each threshold of ``config.stops``.
+    """Returns the `SetScores` of the linked search for each threshold of ``config.stops``.
 
     Returns None without a linked search or a stopping rule.
     """

@@ -200,7 +200,7 @@ def report(
     config: Config,
     workdir: pathlib.Path,
     systems: Mapping[str, System],
-    facts: Mapping[str, Any],
+    extra: Mapping[str, Any],
     table_of: Callable[[Mapping[str, Any]], str],
     file: str,
     differences: Mapping[str, Any] | None = None,
@@ -209,7 +209,7 @@ def report(
 
     Returns:
       ``systems`` with their scores, 95 % intervals and counts; ``differences``, by default the
-      `leads` of the student; and ``facts``.
+      `leads` of the student; and ``extra``.
     """
     scores = {name: system.scores for name, system in systems.items()}
     result = {
@@ -221,7 +221,7 @@ def report(
             for name, system in systems.items()
         },
         "differences": leads(config, scores, [STUDENT]) if differences is None else differences,
-        **facts,
+        **extra,
     }
     write_lines(workdir / file, (row for system in systems.values() for row in system.rows))
     write_table(table_of(result), workdir)
@@ -231,7 +231,7 @@ def report(
 def leads(
     config: Config, scores: Mapping[str, Mapping[str, Ratio]], leading: Sequence[str]
 ) -> dict[str, Any]:
-    """Compares each ``leading`` system with all other systems, except earlier leading ones.
+    """Compares each ``leading`` system with all other systems, each pair once.
 
     Returns:
       ``FIRST-SECOND``: the scores of the first minus the second with intervals, see `by_kind`.

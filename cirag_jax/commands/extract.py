@@ -242,9 +242,9 @@ class _Selection:
     def blocks(self) -> Iterator[tuple[str, list[Passage]]]:
         """Yields blocks of pending passages, with the name of each block.
 
-        Consecutive passages form a block if all of them are pending. The name of a block depends
-        only on its position, so a resumed run finds the block's journal. The other pending passages
-        form additional blocks.
+        The chosen passages are divided into blocks of ``config.block``. If all passages of a block
+        are pending, the block is yielded unchanged, under the same name in every run, so a resumed
+        run finds the block's journal. The remaining pending passages are regrouped into blocks.
         """
         chosen, size, rest = self.chosen(), self.config.block, list[Passage]()
         for number in itertools.count():
@@ -389,7 +389,8 @@ class _CorpusExtraction(Closing):
         """Extracts triples of all pending passages.
 
         Returns:
-            The numbers of passages that were ``reused``, ``extracted``, ``deleted`` or ``left``.
+            The numbers of passages that were ``reused``, ``extracted`` or ``deleted``, and the
+            number of passages ``left`` to extract.
         """
         bar = tqdm.tqdm(
             selection.chosen(), desc="corpus", unit=" passages", file=sys.stderr, delay=5

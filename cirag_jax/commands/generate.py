@@ -1,6 +1,6 @@
 """Text generation for a file of prompts: the command ``launch/generate.py``.
 
-Each conversation is a program with one request.
+Each prompt is a `Program` with one request.
 """
 
 import collections
@@ -85,9 +85,9 @@ def generate_file(config: Any, workdir: Path) -> dict[str, Any]:
 
 
 def _program(name: str, request: Generate, is_local: bool) -> str:
-    """Returns the name of a request in the journal, which includes a hash of its content.
+    """Returns the request's name in the journal, which includes a hash of the request.
 
-    The version of llguidance, which enforces schemas locally, is part of the content.
+    For a local model with a schema, the hash covers the version of llguidance (the enforcer).
     """
     content = codec.encode_request(request)
     if is_local and request.json_schema is not None:

@@ -91,8 +91,8 @@ def generate_questions(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     ``journal.sqlite``. ``config`` comes from configs/grade.py.
 
     Returns:
-      Counts of every step, reasons for dropping candidates, the share of questions by hops that
-      need an added link (GRADE's Table 2), the share of reviewed groups that are right (GRADE,
+      Counts of every step, reasons for dropping candidates, the share of questions that need an
+      added link, by hops (GRADE's Table 2), the share of reviewed groups that are right (GRADE,
       A.6), tokens by role, ``seconds`` and ``complete``. With ``config.estimate_only``: the first
       ``step`` that needs the language model (None if no step does), an upper bound on its
       ``requests`` and ``prompt_tokens``, the number of ``documents``, and ``complete``, which is
@@ -146,7 +146,7 @@ def _estimate_only(
             say("no requests are left")
         except _Estimate as estimate:
             cost = estimate.cost
-            say("later steps cannot be estimated, because they depend on the results of this one")
+            say("later steps cannot be estimated, because they depend on the results of this step")
     return {"documents": len(all_documents), **cost, "complete": False}
 
 

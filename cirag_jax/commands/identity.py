@@ -155,8 +155,8 @@ def _flat(blocks: Mapping[str, Config]) -> dict[str, Any]:
 def of_language_model(config: Any, schemas: bool = False) -> dict[str, Any]:
     """Returns the identity of a language model.
 
-    A server's address, rate limits and budget are left out. If the config names no model, the
-    server reports its model, and the identity includes the address.
+    Rate limits and budgets are left out. A server's address is included only if the config names
+    no model; the identity then has the model that the server reports.
 
     Args:
       config: a block of `configs.common.language_model`.

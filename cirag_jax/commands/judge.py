@@ -44,9 +44,9 @@ class RunAnswers(NamedTuple):
 def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Lets one or two judges evaluate the answers of ``config.runs``; resumes interrupted runs.
 
-    If runs give the same answer to a question, the answer is judged once. Empty answers are wrong,
-    also if the question failed. Questions without a gold answer and answers without a verdict are
-    ignored. If a run has several seeds, the first is judged. Writes ``judgements.jsonl``,
+    If runs give the same answer to a question, the answer is judged once. Empty answers, including
+    those of failed questions, are wrong. Questions without a gold answer and answers without a
+    verdict are ignored. Of several seeds, only the first is judged. Writes ``judgements.jsonl``,
     ``table.md`` and a journal per judge. ``config`` comes from configs/judge.py.
 
     Returns:

@@ -78,7 +78,7 @@ def _run_until_compiled(job: Job, runner: Runner, pool: Pool) -> bool:
 
 @functools.cache
 def _compilations() -> list[int]:
-    """Returns a list with the number of JAX traces and compilations since the first call."""
+    """Returns a list whose one item counts JAX's traces and compilations from now on."""
     count = [0]
 
     def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:

@@ -114,7 +114,7 @@ def write(
 def _questions(
     generated: Sequence[GeneratedQuestion], knowledge: Knowledge
 ) -> tuple[list[Question], list[dict[str, Any]]]:
-    """Returns the questions to keep, numbered for each hop count, and the rows of `PATHS`."""
+    """Returns the questions to keep, with ids such as 2hop-0001, and the rows of `PATHS`."""
     kept: list[Question] = []
     rows: list[dict[str, Any]] = []
     counts: collections.Counter[int] = collections.Counter()
@@ -286,8 +286,8 @@ def _review_counts(sample: Sequence[Reviewed]) -> dict[str, Any]:
 def _needs_link(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """Returns the percentage of questions with added links, by hops (GRADE's Table 2).
 
-    ``exact`` counts questions with an exact link, ``context`` questions with only contextual links,
-    and ``either`` is their sum.
+    ``exact``: questions with an exact link. ``context``: questions with only contextual links.
+    ``either``: the sum of both.
     """
     percentages: dict[str, dict[str, float]] = {}
     for hops in sorted({str(row["hops"]) for row in rows if row["question_id"]}):

@@ -151,7 +151,7 @@ def plain(config: Config) -> dict[str, Any]:
 
 
 def deadline(config: Config) -> float | None:
-    """Returns the `time.monotonic` of ``config.stop_after_minutes`` from now; None if it is 0."""
+    """Returns `time.monotonic` plus ``config.stop_after_minutes``; None if the latter is 0."""
     check_at_least(0, config, "stop_after_minutes")
     if not config.stop_after_minutes:
         return None

@@ -25,7 +25,7 @@ _ENDS_IN_PREPOSITION = re.compile(r"\b(as|at|by|for|from|in|into|of|on|to|with)$
 
 
 def sub_question(relation: str, head: str) -> str:
-    """Returns a question for the tail of ``<head; relation; ?>``."""
+    """Returns a question that asks for the tail of ``<head; relation; ?>``."""
     relation = " ".join(relation.split())
     if relation in _TEMPLATES:
         return _TEMPLATES[relation][0].format(head)

@@ -4,8 +4,8 @@ All scorers normalize texts like SQuAD (Rajpurkar et al. 2016): lower case, no A
 articles (a, an, the), single spaces. A `Profile` describes how one scorer differs from the others.
 
 Two cases differ from these scorers, some of which give a missing answer full marks. An empty
-prediction scores 0. A gold answer that normalization would make empty ("The The", "!!!") is
-compared without it.
+prediction scores 0. If normalization would make a gold answer empty, the answer keeps its articles
+("The The") or, if it has no words, its punctuation ("!!!").
 """
 
 import collections
@@ -108,7 +108,7 @@ def _best(
 
 
 def _normalize_pair(prediction: str, gold: str, profile: str) -> tuple[str, str]:
-    """Normalizes both texts as far as the gold answer keeps text: "The" keeps its article."""
+    """Normalizes both texts, but omits steps that would make the gold answer empty."""
     normalized = normalize_answer(gold, profile)
     if normalized:
         return normalize_answer(prediction, profile), normalized

@@ -1,10 +1,10 @@
 """Confidence intervals and tests over questions: paired bootstrap, permutation test, Holm's rule.
 
-Questions for which all systems have the same scores form one kind, and a kind is drawn as a count.
-The counts are multinomial in a bootstrap resample, and binomial in a permutation. This has the same
-distribution as drawing question by question, but the cost depends on the number of kinds, such as
-four for exact match of two systems. If there are almost as many kinds as questions (ROUGE), drawing
-question by question is faster and is used instead.
+Two questions are of the same kind if each system scores the same on both. Instead of questions,
+only the number of questions of each kind is drawn: multinomial in a bootstrap resample, binomial in
+a permutation. This has the same distribution as drawing questions, but the cost depends on the
+number of kinds, such as four for exact match of two systems. If there are almost as many kinds as
+questions (ROUGE), drawing question by question is faster and is used instead.
 """
 
 import itertools

@@ -1,8 +1,8 @@
 """Soft clustering of claims by Gaussian mixtures, first over all claims, then within each cluster.
 
 Like the paper (section 3.1), this follows RAPTOR (Sarthi et al., 2024). The vectors are reduced and
-a Gaussian mixture is fitted; BIC selects its number of components. A claim is in every cluster
-whose probability exceeds a threshold.
+a Gaussian mixture is fitted; BIC selects its number of components. A claim is in its most probable
+cluster, and in every cluster whose probability exceeds a threshold.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ class ClusterSettings:
       reduction: method of reducing vectors: umap (paper) or pca.
       dim: dimension of the reduced vectors.
       most_components: maximum number of components of a mixture.
-      threshold: a claim is in each cluster whose probability is above this.
+      threshold: a claim is in each cluster with a higher probability, and in its most probable one.
       soft: allow several clusters per claim; otherwise only the first, as in the released code.
       neighbours: UMAP's number of neighbors within a cluster. For the mixture over all claims, this
         number is the square root of the number of claims.

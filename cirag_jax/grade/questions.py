@@ -207,7 +207,7 @@ class TypedTemplates(Templates):
 
 
 def _repeats(text: str) -> bool:
-    """Returns whether a question repeats three consecutive words, or a noun after a few words."""
+    """Returns whether three consecutive words recur, or "the X" recurs within a few words."""
     words = text.split()
     runs = list(zip(words, words[1:], words[2:], strict=False))
     return len(set(runs)) < len(runs) or _REPETITION.search(text) is not None
@@ -284,8 +284,8 @@ class Checks:
     def _skips(self, nodes: Sequence[str], documents: Sequence[str]) -> bool:
         """Returns whether a document connects nodes that are several hops apart.
 
-        It is a hop's and names a later node, or is no hop's and names both ends of the path. (A
-        document that a later hop uses again may name later nodes.)
+        Either it belongs to a hop and names a node of a later hop, or it belongs to no hop and
+        names both ends of the path. Exempt are documents that a later hop uses again.
         """
         for hop, document in enumerate(documents):
             later = nodes[hop + 2 :]

@@ -306,7 +306,7 @@ def shorten(messages: Sequence[Message], num_chars: int) -> tuple[tuple[Message,
 
 
 def _kept(message: Message) -> str:
-    """Returns the observation that earlier cuts have left."""
+    """Returns the observation without the mark of an earlier cut."""
     return message.observation.removesuffix(OMITTED).rstrip()
 
 

@@ -403,7 +403,7 @@ class OpenAIBackend:
             return _TooLong(reason, wire.excess(text))
         rejected = [name for name in body if name not in ("model", "messages") and name in text]
         if status in (400, 422) and rejected:
-            reason += f"; set the server field to its kind, or add {rejected[0]!r} to omit"
+            reason += f"; set server to the server's kind, or add {rejected[0]!r} to `omit`"
         # The status of an exhausted quota is 429, but waiting does not help.
         retriable = (status in _RETRIABLE or status >= 500) and "insufficient_quota" not in text
         wait = retry_after(error.response.headers, time.time())

@@ -178,7 +178,7 @@ def _parse_completion(data: Any, request: Generate) -> Completion:
             json.loads(without_thoughts(text))
         except (ValueError, RecursionError):
             raise RequestRejected(
-                "the server ignored json_schema, its text is not JSON; set the server field to its "
+                "the server ignored json_schema: its text is not JSON; set server to the server's "
                 "kind, or constrained=false"
             ) from None
     return Completion(
@@ -230,7 +230,7 @@ def _malformed(field: str, value: Any) -> MalformedResponse:
     """Returns the error for a field with an unusable value."""
     return MalformedResponse(
         f"the server's answer is not a chat completion: {field} is {_excerpt(json.dumps(value))}; "
-        "check that base_url is that of a chat API"
+        "check that base_url is the address of a chat API"
     )
 
 
@@ -239,7 +239,7 @@ def _excerpt(value: Any) -> str:
 
 
 def _count(usage: Mapping[str, Any], field: str) -> int | None:
-    """Returns a token count, which some servers leave out, send as a float or as -1."""
+    """Returns a token count; some servers omit it, or send it as a float or as -1."""
     value = usage.get(field)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -294,9 +294,9 @@ _LIMIT = re.compile(
 
 
 def excess(body: str) -> float:
-    """Returns the share of a prompt that is too long according to an error response.
+    """Returns the share of a prompt that must be removed, according to an error response.
 
-    Servers usually name their limit and the size of the request; otherwise it is a third.
+    The response usually states the server's limit and the prompt's size; if not, returns 1 / 3.
     """
     limit = _LIMIT.search(body)
     size = max((int(number) for number in re.findall(r"\d{2,12}", body)), default=0)

@@ -60,7 +60,7 @@ def without_thoughts(text: str) -> str:
 
 
 def drop_thoughts(response: Generated) -> Generated:
-    """Removes thoughts from a response and its tokens, and counts that in its usage."""
+    """Moves the thoughts out of a response's text and tokens; sets ``usage.thoughts`` to 1."""
     whole, text = response.text, without_thoughts(response.text)
     if text == whole and response.thoughts is None:
         return response

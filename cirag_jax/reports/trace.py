@@ -209,7 +209,10 @@ def _step(step: Step, number: Mapping[str, int], is_gold: Callable[[Unit], bool]
 
 
 def _unit(unit: Unit, number: Mapping[str, int]) -> list[Any]:
-    """Returns [head, relation, tail, passage, sentence], or [None, None, passage id, ...]."""
+    """Returns [head, relation, tail, passage number, sentence index].
+
+    Sentences and passages have no head and relation, and their passage id as the tail.
+    """
     match unit:
         case Triple():
             source = number.get(unit.passage_id) if unit.passage_id is not None else None

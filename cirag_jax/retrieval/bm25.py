@@ -1,8 +1,8 @@
 """BM25 with the bm25s library: Lucene's formula, k1 = 1.5, b = 0.75, English stems.
 
-Scores are the sum of two indexes. The first has words, as bm25s finds them. The second has tokens
-that bm25s does not find, such as pairs of Chinese characters (`words.other_tokens`), of the texts
-that have some. Results for texts in Latin letters do not depend on the second.
+A score is the sum of the scores of two indexes. The first has the words that bm25s finds. The
+second has tokens that bm25s does not find, such as pairs of Chinese characters
+(`words.other_tokens`). ASCII texts have no such tokens.
 """
 
 import functools
@@ -40,7 +40,7 @@ def _bm25s() -> Any:
 
 
 class BM25:
-    """A BM25 index over ``texts``; if None, the index is empty, for use by `load`."""
+    """A BM25 index over ``texts``; with None, an empty index that `load` fills."""
 
     def __init__(self, texts: Sequence[str] | None):
         self._stemmer = Stemmer.Stemmer("english")
@@ -91,7 +91,7 @@ class BM25:
         return self._size
 
     def words(self, texts: Sequence[str]) -> list[list[str]]:
-        """Returns the stems of each text, without stop words, and tokens of other scripts."""
+        """Returns each text's stems, without stop words, and its tokens of the second index."""
         return [words + others for words, others in zip(*self._tokens(texts), strict=True)]
 
     def _tokens(self, texts: Sequence[str]) -> tuple[list[list[str]], list[list[str]]]:

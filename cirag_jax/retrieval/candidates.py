@@ -322,7 +322,7 @@ class CandidateFinder:
 
 
 class _ChainLinks(NamedTuple):
-    """Weights of passages named by a chain's last unit, by any unit, and by any passage of it."""
+    """Weights of passages named by a chain's last unit, by its units, and by its passages."""
 
     from_last: dict[int, float]
     from_chain: dict[int, float]
@@ -362,7 +362,7 @@ def _unit_owners(texts: Sequence[Sequence[str]]) -> sparse.csr_array:
 def _unit_links(
     mentions: Sequence[Sequence[Sequence[Sequence[int]]]], namesakes: Sequence[Sequence[int]]
 ) -> sparse.csr_array:
-    """Returns a matrix: [unit, passage] is 1 / (passages with that title) if the unit names it.
+    """Returns a matrix: [unit, passage] is 1 / (passages with the title that the unit names).
 
     Links between passages with the same title are omitted.
 

@@ -139,7 +139,7 @@ class MemoizingEncoder:
     """An encoder that embeds every distinct text at most once per role (query or passage).
 
     It keeps at most `_MAX_TEXTS` vectors per role; if a role would exceed this limit, all its
-    vectors are dropped. The vectors of a longer list are not kept.
+    vectors are dropped. The vectors of a list above this limit are not kept.
 
     Attributes:
       requested: number of texts requested so far, with repetitions.

@@ -45,7 +45,7 @@ class TripleText:
     Attributes:
       form: ``tuple``: Python tuple of the normalized parts (HippoRAG, CIRAG's Figure 12).
         ``angle``: ``<head; relation; tail>`` as extracted (KiRAG), used to train aligners.
-        ``plain``: the parts joined by dashes, as C2RAG writes a constraint (Lin in its Eq. 6).
+        ``plain``: the parts joined by dashes, as C2RAG writes a constraint (Lin(tau), Eq. 6).
       normalization: normalization of the parts in the form ``tuple``.
     """
 

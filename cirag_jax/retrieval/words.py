@@ -58,7 +58,7 @@ def is_symbol(word: str) -> bool:
 
 
 def is_southeast_asian(word: str) -> bool:
-    """Returns whether a word is a symbol of Thai, Lao, Burmese, Khmer or a neighbor."""
+    """Returns whether a word is a symbol of Thai, Lao, Burmese, Khmer or a related script."""
     return _SOUTHEAST_ASIAN.match(word) is not None
 
 

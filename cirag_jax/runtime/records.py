@@ -27,7 +27,7 @@ _SUCCEEDED = "outcome IS NOT NULL AND error IS NULL"  # condition on programs
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RequestKey:
-    """A request's position: yield number ``ordinal`` of ``program``, item ``part`` if a list."""
+    """A request's position: the ``program``, its yield ``ordinal``, and the index in a list."""
 
     program: str
     ordinal: int

@@ -192,7 +192,7 @@ class Scheduler:
             self._start(*self._pending.popleft())
 
     def _next_handler(self) -> Handler | None:
-        """Returns the handler with the most waiting calls, a fast one if any has calls, or None."""
+        """Returns the handler with the most waiting calls, fast ones first; None without calls."""
         handlers = {id(handler): handler for handler in self._handlers.values()}
 
         def rank(key: int) -> tuple[bool, int]:

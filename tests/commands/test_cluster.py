@@ -126,7 +126,7 @@ def test_extract_dying_workers_write_the_local_store(
     assert (tmp_path / "w" / FILE).read_bytes() == (tmp_path / "local" / FILE).read_bytes()
     assert has_no_repeats(server) and not (tmp_path / "w" / "shards").exists()
     assert fake.started == 3 + 4 and not fake.inside
-    assert capsys.readouterr().err.count("a worker of the Ray cluster died at ") == 4
+    assert capsys.readouterr().err.count("a worker of the Ray cluster died in ") == 4
 
 
 @pytest.mark.parametrize("seed", [1, 3])

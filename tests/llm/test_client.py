@@ -426,7 +426,7 @@ def test_rejected_field_names_the_way_out(server, backend_of):
     server.script["q"] = [(400, {}, "Unsupported parameter: 'temperature'")]
     backend, _ = backend_of(server)
     (response,) = backend.generate([ask("q")])
-    assert "add 'temperature' to omit" in str(response.error)
+    assert "add 'temperature' to `omit`" in str(response.error)
 
 
 def test_too_long_prompt_shortens_observations(server, backend_of):

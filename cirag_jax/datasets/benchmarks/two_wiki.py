@@ -23,7 +23,7 @@ class TwoWikiRecord(HotpotRecord):
 
 
 class TwoWiki(OfficialBuilder):
-    """Two- and four-hop questions with sentence ids and evidence triples in reasoning order."""
+    """Two- and four-hop questions with gold sentences, and gold triples in reasoning order."""
 
     name = "two_wiki"
     VERSION = tfds.core.Version("1.1.0")

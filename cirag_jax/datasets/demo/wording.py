@@ -41,7 +41,7 @@ def pick(options: Sequence[T], *parts: object) -> T:
 
 
 def phrase(kind: str, name: str, spoken_name: str, types: Sequence[str], salt: object) -> str:
-    """Returns a question for the end of a chain of relations that starts from an entity.
+    """Returns a question that asks for the end of a chain of relations from an entity.
 
     Args:
         kind: The kind of the first entity.

@@ -63,7 +63,7 @@ class Row:
         return np.concatenate([self.prompt, np.asarray(self.tokens, np.int32)])
 
     def append(self, chunk: dict[str, np.ndarray], slot: int) -> int:
-        """Appends this row's tokens of a chunk (`steps.decode`), and returns their number."""
+        """Appends a chunk's tokens for this row (`steps.decode`); returns their number."""
         tokens_T = chunk["token"][:, slot]
         count = int((tokens_T >= 0).sum())
         self.finite = not (tokens_T == NOT_FINITE).any()

@@ -72,7 +72,7 @@ def forbid_repeats(
         match_BS &= jnp.roll(history_BS, distance, axis=1) == last_B1
 
     def lower(state):
-        """Handles the first match of every row; usually there is none."""
+        """Lowers the logit of every row's first match and removes the match."""
         logits_BV, match_BS = state
         row_B, position_B = jnp.arange(len(match_BS)), jnp.argmax(match_BS, axis=1)
         is_match_B = match_BS[row_B, position_B]

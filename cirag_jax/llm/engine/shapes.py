@@ -22,8 +22,8 @@ class EngineConfig:
         one page per row and ``prefix_tokens``. If rows are long, fewer rows decode together. One
         row with a full context always fits.
       prefill_chunks: possible sizes of a prefill call in tokens, descending; see `chunks`.
-        Larger calls are hardly faster, but less of a cached prefix is reused, which ends at a
-        border between calls.
+        With larger calls, prefill is hardly faster, and less of a cached prefix is reused,
+        because reuse ends at a border between calls.
       decode_chunk: maximum number of tokens that are decoded between checks by the host.
       prefix_tokens: maximum number of prompt tokens, in full pages, whose keys and values are
         cached for reuse by later prompts. Rows may reclaim these pages. 0 disables reuse.
