@@ -69,6 +69,7 @@ def run(
     argv: Sequence[str] | None = None,
     *,
     default_workdir: str | None = None,
+    question_workdir: str | None = None,
     resumes: bool = False,
     several_processes: bool = False,
     shared: bool = False,
@@ -82,6 +83,7 @@ def run(
       default_config: path of the default config file, or ``path.py:preset``.
       argv: the command line, including the program's name; ``sys.argv`` by default.
       default_workdir: default of ``--workdir``; by default the flag is required.
+      question_workdir: default of ``--workdir`` if ``config.question`` is set.
       resumes: whether running the same command again resumes an interrupted run.
       several_processes: whether the command supports several processes.
       shared: whether other commands may use the workdir at the same time. If so, it is neither
@@ -90,14 +92,16 @@ def run(
     """
     argv = list(sys.argv if argv is None else argv)
     with _exit_codes(pathlib.Path(argv[0]).name, resumes):
-        args, overrides = _parse_flags(argv, default_config, default_workdir)
+        args, overrides = _parse_flags(argv, default_config, default_workdir, question_workdir)
         if args.help:
             _print(_help_text(main, argv[0], args, extend), sys.stdout)
             sys.exit(0)
         config = config_files.load_config(args.config, overrides, extend)
         if args.workdir is None:
             raise UserError("--workdir=DIRECTORY is required: the folder for all outputs")
-        workdir = _make_workdir(args.workdir)
+        is_question = question_workdir and config.get("question") is not None
+        use_default = is_question and not args["workdir"].present
+        workdir = _make_workdir(question_workdir if use_default else args.workdir)
         if config.get("engine") == "ray":  # so that Ray's workers can use the GPUs
             os.environ["JAX_PLATFORMS"] = "cpu"
         with _stdout_to_stderr() as stdout:
@@ -235,7 +239,10 @@ def _restore(old_records: Mapping[pathlib.Path, bytes | None]) -> None:
 
 
 def _parse_flags(
-    argv: Sequence[str], default_config: str, default_workdir: str | None
+    argv: Sequence[str],
+    default_config: str,
+    default_workdir: str | None,
+    question_workdir: str | None,
 ) -> tuple[flags.FlagValues, list[str]]:
     """Parses all flags except ``--config.field=value``; returns them and the other arguments."""
     for argument in argv:
@@ -245,6 +252,7 @@ def _parse_flags(
     text = functools.partial(flags.DEFINE_string, flag_values=args)
     number = functools.partial(flags.DEFINE_integer, flag_values=args)
     default = f"default {default_workdir}" if default_workdir else "required"
+    default += f", or {question_workdir} with config.question" if question_workdir else ""
     address = "host:port of process 0 (default: JAX_COORDINATOR_ADDRESS, or set by SLURM)"
     timeout = f"exit if another process sends no heartbeat for N seconds ({processes.TIMEOUT})"
     text("config", default_config, f"config file, or file.py:preset (default {default_config})")

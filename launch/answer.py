@@ -2,6 +2,8 @@
 
 Writes ``predictions.jsonl``, ``timings.jsonl`` and ``journal.sqlite`` to W. The same command
 resumes an interrupted run. ``--config.question="..."`` answers one question and shows the evidence.
+Without ``--workdir``, questions of your own share a folder, in which changed settings or documents
+replace earlier answers.
 """
 
 import pathlib
@@ -12,11 +14,13 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from cirag_jax import cli
 
+QUESTION_WORKDIR = "runs/question"
+
 
 def main(config, workdir):
     from cirag_jax.commands import answer
 
-    return answer.answer(config, workdir)
+    return answer.answer(config, workdir, replace=workdir == pathlib.Path(QUESTION_WORKDIR))
 
 
 if __name__ == "__main__":
@@ -24,6 +28,7 @@ if __name__ == "__main__":
         main,
         "configs/methods/cirag.py",
         default_workdir="runs/answer",
+        question_workdir=QUESTION_WORKDIR,
         resumes=True,
         several_processes=True,
     )

@@ -12,6 +12,7 @@ import sys
 
 import numpy as np
 import pytest
+from ml_collections.config_dict import placeholder
 
 from cirag_jax import cli, config_files
 from cirag_jax.errors import TryAgain, UserError
@@ -47,6 +48,21 @@ def test_run_applies_presets_and_overrides(run, config_file):
     assert config.ks == (1, 2, 3)
     assert config.quiet is True
     assert run(f"--config={config_file}:paper").seen[0].train.learning_rate == 1e-5
+
+
+def test_run_default_workdir_depends_on_the_question(run, tmp_path, monkeypatch):
+    def extend(config):
+        config.question = placeholder(str)
+
+    monkeypatch.chdir(tmp_path)
+    fields = {"extend": extend, "default_workdir": "all", "question_workdir": "one"}
+    assert run(workdir=None, **fields).code == 0
+    assert (tmp_path / "all" / "result.json").exists() and not (tmp_path / "one").exists()
+    assert run("--config.question=Who?", workdir="given", **fields).code == 0
+    assert (tmp_path / "given" / "result.json").exists() and not (tmp_path / "one").exists()
+    assert run("--config.question=Who?", workdir=None, **fields).code == 0
+    assert (tmp_path / "one" / "result.json").exists()
+    assert "default all, or one with config.question" in run("--help", **fields).out
 
 
 @pytest.mark.parametrize("word", ["null", "None"])

@@ -53,13 +53,13 @@ class PlannedRun(NamedTuple):
     settings: Mapping[str, Any]
 
 
-def answer(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
+def answer(config: Config, workdir: pathlib.Path, replace: bool = False) -> dict[str, Any]:
     """Plans and executes the run that ``config`` describes; see `execute`."""
     started = time.monotonic()
     with Pool() as pool:
         planned = plan_run(config, pool)
         warn_of_training_questions([planned])
-        return execute(planned, workdir, pool, started, task.deadline(config))
+        return execute(planned, workdir, pool, started, task.deadline(config), replace)
 
 
 def plan_run(config: Config, pool: Pool) -> PlannedRun:
@@ -101,7 +101,12 @@ def _trainable_models(run: PlannedRun) -> Iterator[str]:
 
 
 def execute(
-    planned: PlannedRun, workdir: pathlib.Path, pool: Pool, started: float, until: float | None
+    planned: PlannedRun,
+    workdir: pathlib.Path,
+    pool: Pool,
+    started: float,
+    until: float | None,
+    replace: bool = False,
 ) -> dict[str, Any]:
     """Answers the questions of a planned run; resumes an interrupted run.
 
@@ -115,14 +120,17 @@ def execute(
       pool: models and indexes that several runs share.
       started: `time.monotonic()` at the start of the run.
       until: `time.monotonic()` after which no batch starts; None means no limit.
+      replace: whether to drop the answers in ``workdir`` that were made with other settings or
+        documents, instead of raising an error.
 
     Returns:
       ``em``, ``f1``, ``acc`` and the other scores of ``config.metrics``; ``recall`` (None without a
       corpus); ``unscored``: the scores that apply to no question, with reasons; ``granularities``;
       ``calls`` and token counts, in total and by role (``roles``) and stage (``stages``);
-      ``seconds``; ``sees_gold``: whether the method reads gold annotations; and numbers of
-      questions, failures and errors. With ``config.question``, also its ``answer``. The result is
-      empty in all processes except the first.
+      ``seconds``: wall time of all commands in ``workdir``, with loading, or of this question
+      alone, without loading, if ``config.question`` is set; ``sees_gold``: whether the method reads
+      gold annotations; and numbers of questions, failures and errors. With ``config.question``,
+      also its ``answer``. The result is empty in all processes except the first.
     """
     config, run_task = planned.config, planned.task
 
@@ -131,7 +139,7 @@ def execute(
         return opening.open_handlers(config, run_task, book, stack, rows=rows, pool=pool)
 
     limits = config.in_flight, started, until
-    run = run_jobs(planned.jobs, open_all, workdir, planned.settings, *limits)
+    run = run_jobs(planned.jobs, open_all, workdir, planned.settings, *limits, replace)
     if run is None:
         return {}
     rows = [_row(question, run.records.get(question.id)) for question in run_task.questions]
@@ -224,6 +232,9 @@ def _result(
     measured = metrics.measure(answered, scoring, config.metrics, corpus=corpus)
     granularities = collections.Counter(p.granularity for p in predictions)
     errors = collections.Counter(record.error for record in records if record.error)
+    seconds, count = run.seconds, run.num_ended  # earlier questions in the workdir included
+    if config.question is not None:
+        seconds, count = sum(record.seconds for record in records), len(records)
     return {
         **_scores(measured, corpus),
         "unscored": {
@@ -240,8 +251,8 @@ def _result(
         "calls": _total(record.calls for record in records),
         **sum((record.usage for record in records), start=Usage()).counts,
         **cost.summarize(cost.spent_by_role(records)),
-        "seconds": run.seconds,
-        "seconds_per_question": run.seconds / len(ended) if ended else None,
+        "seconds": seconds,
+        "seconds_per_question": seconds / count if count else None,
         "num_questions": len(rows),
         "answered": len(predictions),
         "failures": len(ended) - len(predictions),

@@ -114,6 +114,7 @@ def open_handlers(
             lambda *_: {"extractor": handlers["extractor"]},
             in_flight=256,
             encode=extraction.encode_extraction,
+            replace=book.replace,
         )
         extractions = stack.enter_context(runner)
         spent = {**book.usage(), **extractions.journal.usage()}

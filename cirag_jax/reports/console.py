@@ -38,10 +38,10 @@ def _origin(prediction: Prediction) -> str:
     attempts = [attempt.granularity for attempt in prediction.attempts]
     if attempts == ["default"]:
         return "        from the reader, without evidence"
+    if not prediction.answer:
+        return "        the evidence does not state an answer"
     if prediction.granularity == "default":
-        return (
-            f"        refused at every granularity ({', '.join(attempts) or 'none'}); last output"
-        )
+        return f"        last output, after refusals from {' and '.join(attempts) or 'no'} evidence"
     refused = f", after refusals from {' and '.join(attempts[:-1])}" if attempts[1:] else ""
     return f"        from {prediction.granularity} evidence{refused}"
 

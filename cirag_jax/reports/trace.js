@@ -226,7 +226,7 @@ function drawQuestion(index) {
         el("span", "pill " + q.verdict, q.verdict), " ",
         el("span", "pill", q.granularity !== "default" ? "from " + q.granularity + "s"
           : q.attempts.length === 1 && q.attempts[0].granularity === "default" ? "from the reader, without evidence"
-            : "refused at every granularity"))],
+            : q.answer === "" ? "not stated in the evidence" : "refused at every granularity"))],
       q.answers.length > 0 && [el("dt", "", "Gold"), el("dd", "", text(q.answers.join("  |  ")))]),
       drawFigures(q),
       parseErrors !== "" && el("div", "small soft", "Parse errors: ", text(parseErrors))),

@@ -179,12 +179,14 @@ class RunResult(NamedTuple):
       complete: whether all jobs have ended.
       load_seconds: wall time of this process before its first request.
       seconds: wall time of all runs in this workdir.
+      num_ended: number of jobs that have ended in all runs in this workdir.
     """
 
     records: Mapping[str, Record]
     complete: bool
     load_seconds: float
     seconds: float
+    num_ended: int
 
 
 def run_jobs(
@@ -195,6 +197,7 @@ def run_jobs(
     in_flight: int,
     started: float,
     until: float | None,
+    replace: bool = False,
 ) -> RunResult | None:
     """Runs unfinished ``jobs``, and records them in ``workdir/journal.sqlite``.
 
@@ -208,6 +211,7 @@ def run_jobs(
     def work() -> tuple[bool, float]:
         path = journal_path(workdir, index, count)
         options: dict[str, Any] = {"in_flight": in_flight, "until": until, "started": started}
+        options["replace"] = replace
         with Runner(path, settings, open_handlers, **options) as runner:
             complete = runner.run(_share(jobs, index, count), unit="question")
             runner.seconds()
@@ -221,9 +225,9 @@ def run_jobs(
         merge_journals(parts, workdir / JOURNAL)
     with JournalReader(workdir / JOURNAL) as journal:
         records = {record.id: record for record in journal.records(job.id for job in jobs)}
-        seconds = journal.seconds
+        seconds, (_, num_ended) = journal.seconds, journal.counts()
     complete = complete and all(job.id in records and records[job.id].has_ended for job in jobs)
-    return RunResult(records, complete, load_seconds, seconds)
+    return RunResult(records, complete, load_seconds, seconds, num_ended)
 
 
 def _share(jobs: Sequence[Job], index: int, count: int) -> list[Job]:

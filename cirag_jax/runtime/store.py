@@ -38,7 +38,11 @@ from cirag_jax.sqlite import Database
 
 
 class Journal(JournalReader):
-    """A journal opened for writing, locked against other processes; a context manager."""
+    """A journal opened for writing, locked against other processes; a context manager.
+
+    Attributes:
+      replace: whether records that were made with other settings are dropped.
+    """
 
     def __init__(
         self,
@@ -56,7 +60,7 @@ class Journal(JournalReader):
           replace: whether to drop records that were made with other settings (see `forget`).
           copy_of: if ``path`` is a copy, the original file, which error messages name.
         """
-        self._settings = settings
+        self._settings, self.replace = settings, replace
         self._passage_ids: set[str] = set()
         super().__init__(path, sqlite.WRITE_ALONE, copy_of)
         with contextlib.ExitStack() as stack:
@@ -80,6 +84,7 @@ class Journal(JournalReader):
             return
         old = self.settings
         if replace and differences(old, settings):
+            self._write("DELETE FROM passages")  # a changed document may keep its id
             self.forget([name for (name,) in self._rows("SELECT id FROM programs")])
             self._set_meta("settings", codec.dump(settings))
             return

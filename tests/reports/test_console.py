@@ -82,7 +82,22 @@ def test_render_answer_without_evidence():
 def test_render_empty_prediction():
     shown = console.render(Prediction("", "default"), {})
     assert shown.splitlines()[0] == "Answer: (none)"
-    assert "refused at every granularity (none)" in shown and "Evidence\n  (none)" in shown
+    assert (
+        "        the evidence does not state an answer" in shown.splitlines()
+        and "Evidence\n  (none)" in shown
+    )
+
+
+def test_render_empty_answer_from_passages():
+    refused = Attempt("passage", ("Tarnow lies at the bay.",), "?", "", False)
+    shown = console.render(Prediction("", "passage", attempts=(refused,)), {}).splitlines()
+    assert shown[:2] == ["Answer: (none)", "        the evidence does not state an answer"]
+
+
+def test_render_refused_question_with_an_answer_names_the_refusals():
+    attempts = (Attempt("sentence", (), "?", "", False), Attempt("passage", (), "?", "", False))
+    shown = console.render(Prediction("Nobody", "default", attempts=attempts), {})
+    assert "        last output, after refusals from sentence and passage evidence" in shown
 
 
 def test_render_spells_out_escape_sequences():
