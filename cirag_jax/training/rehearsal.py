@@ -110,7 +110,7 @@ class Rehearsal:
     def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Returns the shapes of the results of ``function``.
 
-        If ``function`` is not a compiled function, returns the shapes of its first argument.
+        If ``function`` is not jitted, returns the shapes of its first argument.
         """
         if not hasattr(function, "lower"):
             return self.copy(arguments[0])

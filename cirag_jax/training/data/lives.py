@@ -44,8 +44,8 @@ class _Page(NamedTuple):
 def build(num_questions: int = 2000, seed: int = 0) -> Dataset:
     """Builds the dataset: a family of three people and a work for every three questions.
 
-    Each question needs two facts, and has evidences, supporting sentences and a context of ten
-    passages.
+    Each question needs two facts, and has evidences, supporting sentences and a context of up to
+    twelve passages.
     """
     rng = np.random.default_rng(seed)
     pages: dict[str, _Page] = {}

@@ -218,7 +218,7 @@ def _prefixes(examples: Sequence[Example]) -> list[tuple[bytes, int]]:
 def _common_prefix(examples: Sequence[Example]) -> int:
     """Returns the length of the common prefix, or 0 if it is shorter than `MIN_SHARED`.
 
-    The prefix ends before the first token that is supervised or differs.
+    The prefix ends before the first token that differs or whose next token is supervised.
     """
     first_T = examples[0].tokens_T
     common = len(first_T)

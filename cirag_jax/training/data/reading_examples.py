@@ -1,10 +1,10 @@
 """Training examples of the reader: a question with evidence, and an answer or a refusal.
 
-The evidence mixes gold lines, in their order, with the distractors from the question's context that
-share most words with the question. Some examples lack the evidence of one gold passage. Their
-target is a refusal, after which CIRAG's cascade reads more text (section 3.4). Some prompts do not
-allow refusals, like the last prompt of the cascade. Prompts are the same as in inference. The loss
-is on the answer and its end token.
+The evidence mixes gold lines, in their order, with distractors that share many words with the
+question, usually from its context. Some examples lack one gold triple, or the gold lines of one
+passage. Their target is a refusal, after which CIRAG's cascade reads more text (section 3.4). Some
+prompts do not allow refusals, like the last prompt of the cascade. Prompts are the same as in
+inference. The loss is on the answer and its end token.
 """
 
 import collections
@@ -43,8 +43,8 @@ class ReadingSettings:
         of a decomposed question (MuSiQue) state its steps; they are used only if one of them states
         the answer.
       distractors: maximum number of distracting triples or sentences; for passages, half of it.
-      missing: share of examples without the evidence of one gold passage.
-      forced: share of prompts without refusal, among examples whose evidence has the answer.
+      missing: share of examples that lack one gold triple, or the gold lines of one passage.
+      forced: share of prompts that do not allow a refusal, if the evidence has the answer.
       reader_format: see `methods.common.reading_prompts.answer_messages`.
       seed: seed of all random choices.
     """
