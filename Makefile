@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow test-cluster pytest attack lint bench docs format env dev clean docs
+.PHONY: help quickstart test test-slow test-cluster test-gpu pytest attack lint bench docs format env dev clean docs
 
 export PYTHON REQUIREMENTS
 # If this were set, every process would compile every library again.
@@ -30,6 +30,10 @@ test-slow: dev  ## whole trainings, several processes, comparisons with torch, t
 
 test-cluster: dev  ## installs Slurm (Debian, as root) and Ray on this machine, and tests with both
 	@$(python) -m tests.cluster $(ARGS)
+
+# Empty JAX_PLATFORMS: JAX uses a GPU if there is one. -rs lists what was skipped.
+test-gpu: dev  ## compare attention, training and the engine on 1 and 2 NVIDIA GPUs; skipped without
+	@JAX_PLATFORMS= JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(python) -m pytest -m gpu -rs tests/gpu $(PYTEST_ARGS)
 
 attack: dev  ## hostile input with new seeds, until a case fails; ARGS="--minutes 30"
 	@$(python) -m tests.attacks $(ARGS)

@@ -122,6 +122,13 @@ def optimized():
 
 
 @pytest.fixture
+def standard_promotion():
+    """Allows Optax to compute ``float ** int``. The package itself needs only strict promotion."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture
 def one_device(monkeypatch):
     """Trains on one of the eight devices, because that is eight times as fast on a CPU."""
     from cirag_jax import sharding

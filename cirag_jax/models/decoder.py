@@ -119,8 +119,9 @@ def choose_attention(
 ) -> Implementation:
     """Returns the attention implementation for training; see `attention.choose_implementation`.
 
-    ``transposed`` (CPU) uses `block_attention` for rows longer than one block. ``cudnn`` requires
-    the same window in all layers, and supports neither soft caps nor packing.
+    ``transposed`` (CPU) uses `block_attention` for rows longer than one block. ``cudnn`` does not
+    support soft caps. It is not chosen for packed rows or different windows, for which it needs a
+    mask per row, because that has not been measured yet; ``make test-gpu`` checks its results.
     """
     one_window = len(set(config.windows)) <= 1
     fusible = config.attention_softcap is None and one_window and not packed
@@ -359,6 +360,7 @@ def forward(
     tables = rope_tables(positions_BT, config.head_dim, config.rope_theta, config.rope_scaling)
     x_BTD = _embed(config, params, tokens_BT)
     index = jnp.arange(t, dtype=jnp.int32)
+    packed = segments_BT is not None
     if segments_BT is None:
         real_B = jnp.full(b, t, jnp.int32) if lengths_B is None else lengths_B
         segments_BT = (index[None] < real_B[:, None]).astype(jnp.int32)
@@ -367,7 +369,10 @@ def forward(
     def layer(x_BTD, p, pairs, window, key):
         block = _Layer(config, p, pairs, lora, key)
         heads = block.heads(block.norm(x_BTD, "attention_norm"), tables)
-        mixed_BTNH = _attend_sequence(config, *heads, visible, lengths_B, window)
+        if config.attention == "cudnn":
+            mixed_BTNH = _attend_fused(config, *heads, visible, lengths_B, window, packed)
+        else:
+            mixed_BTNH = _attend_sequence(config, *heads, visible, window)
         return block.after_attention(x_BTD, mixed_BTNH)
 
     layer = _apply_remat(config, layer, scanned=not isinstance(params["layers"], tuple))
@@ -375,25 +380,38 @@ def forward(
     return rms_norm(x_BTD, params["final_norm"], config.norm_eps, config.norm_offset)
 
 
-def _attend_sequence(config, q_BTNH, k_BTKH, v_BTKH, visible, lengths_B, window):
-    """Attention among the tokens of one call, with the implementation ``config.attention``."""
-    if config.attention == "cudnn":
-        size = config.windows[0] if config.windowed else 0
-        query_lengths_B = None
-        if lengths_B is not None:
-            lengths_B = jnp.maximum(lengths_B, 1)
-            query_lengths_B = jnp.full_like(lengths_B, q_BTNH.shape[1])
-        return jax.nn.dot_product_attention(
-            q_BTNH,
-            k_BTKH,
-            v_BTKH,
-            scale=config.score_scale,
-            is_causal=True,
-            query_seq_lengths=query_lengths_B,
-            key_value_seq_lengths=lengths_B,
-            local_window_size=(size - 1, 0) if size else None,
-            implementation="cudnn",
+def _attend_fused(config, q_BTNH, k_BTKH, v_BTKH, visible, lengths_B, window, packed):
+    """Attention among the tokens of one call by cuDNN.
+
+    Packed rows pass a mask. cuDNN also supports offsets of segments, but these do not allow shared
+    prefixes, and before jax 0.11.2 they read the wrong keys of grouped heads (jax#39521).
+    """
+    if config.attention_softcap is not None:
+        raise ValueError(
+            "attention 'cudnn' does not support attention_softcap; see `choose_attention`"
         )
+    if packed or len(set(config.windows)) > 1:
+        options = {"mask": visible.mask(q_BTNH.shape[1], window)[:, None]}
+    else:
+        options = {}
+        if lengths_B is not None:
+            options["key_value_seq_lengths"] = jnp.maximum(lengths_B, 1)
+            options["query_seq_lengths"] = jnp.full_like(lengths_B, q_BTNH.shape[1])
+        if config.windowed:
+            options["local_window_size"] = (config.windows[0] - 1, 0)
+    return jax.nn.dot_product_attention(
+        q_BTNH,
+        k_BTKH,
+        v_BTKH,
+        scale=config.score_scale,
+        is_causal=True,
+        implementation="cudnn",
+        **options,
+    )
+
+
+def _attend_sequence(config, q_BTNH, k_BTKH, v_BTKH, visible, window):
+    """Attention among the tokens of one call, without a fused kernel."""
     length = q_BTNH.shape[1]
     if config.attention == "transposed" and length > block_attention.BLOCK:
         return block_attention.attend_visible(

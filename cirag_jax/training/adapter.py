@@ -53,7 +53,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     spec = config.model.spec or DEFAULT_DECODER
     base = load_decoder(spec, dtype=config.model.dtype, mesh=mesh, remat=config.model.remat)
     model_config = base.config
-    if config.packing:  # The fused kernel does not support segments.
+    if config.packing:  # See `decoder.choose_attention`.
         attention = decoder.choose_attention(model_config, packed=True)
         model_config = dataclasses.replace(model_config, attention=attention)
     params = decoder_params.to_params(base.state)

@@ -2,7 +2,6 @@
 
 import importlib.util
 
-import jax
 import pytest
 
 from cirag_jax.llm.chat import ChatTokenizer
@@ -11,13 +10,6 @@ from cirag_jax.models.io.pretrained_decoder import resolve_decoder
 from tests import tiny
 from tests.distill import by_hand
 from tests.training.students import base_folder, write
-
-
-@pytest.fixture()
-def standard_promotion():
-    """Allows Optax to compute ``float ** int``. The package itself needs only strict promotion."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
 
 
 @pytest.fixture()
