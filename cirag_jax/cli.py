@@ -111,6 +111,9 @@ def run(
             if process_count > 1 and not several_processes:
                 raise UserError(f"this command runs in one process, not in {process_count}")
             enable_compilation_cache()
+            if process_count > 1:
+                values = {"config": jsonable(config.to_dict()), "workdir": str(workdir.resolve())}
+                processes.check_equal({**values, "packages": _versions()})
             if shared:
                 result = jsonable(dict(main(config, workdir)))
             else:
@@ -344,25 +347,29 @@ def _cpu_fingerprint() -> str:
 
 
 def _environment(argv: Sequence[str]) -> dict[str, Any]:
-    import importlib.metadata
-
     import jax
 
-    versions = {}
-    for package in _RECORDED_PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
     return {
         "command": list(argv),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": versions,
+        "packages": _versions(),
         "backend": jax.default_backend(),
         "devices": [device.device_kind for device in jax.devices()],
         "num_processes": jax.process_count(),
         "cpu_count": os.cpu_count(),
         **_git_state(),
     }
+
+
+def _versions() -> dict[str, str]:
+    import importlib.metadata
+
+    versions = {}
+    for package in _RECORDED_PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return versions
 
 
 def _git_state() -> dict[str, Any]:

@@ -2,15 +2,19 @@
 
 import glob
 import itertools
+import json
 import os
 import re
-from collections.abc import Callable
-from typing import TypeVar, cast
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
 
 from cirag_jax.errors import InUse, UserError
+from cirag_jax.identity import check_same
 from cirag_jax.io import one_line
 
 T = TypeVar("T")
+
+_REMEDY = "start all processes with the same command, packages, models and data"
 
 TIMEOUT = 300  # seconds without a heartbeat
 _A_YEAR_MS = 1000 * 3600 * 24 * 365
@@ -84,6 +88,20 @@ def together(work: Callable[[], T]) -> T:
             exception = InUse if kind == InUse.__name__ else UserError
             raise exception(f"process {index} of {len(outcomes)} failed: {text}")
     return cast(T, result)
+
+
+def check_equal(fields: Mapping[str, Any]) -> None:
+    """Raises `UserError` in all processes if a field of JSON differs; it names the first one."""
+    import jax
+
+    if jax.process_count() == 1:
+        return
+    text = json.dumps(fields)
+    size = max(map(int, _exchange(str(len(text)))))
+    parts = [_exchange(text[i : i + _TEXT_BYTES]) for i in range(0, size, _TEXT_BYTES)]
+    first, *others = (json.loads("".join(texts)) for texts in zip(*parts, strict=True))
+    for index, other in enumerate(others, 1):
+        check_same(f"process {index} of {len(others) + 1}", other, first, _REMEDY)
 
 
 def _exchange(text: str) -> list[str]:

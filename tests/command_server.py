@@ -56,23 +56,35 @@ class CommandServer:
 
     def __call__(self, script: str, *arguments: object, hooks: Sequence[list] = ()) -> Done:
         """Runs a script in one process. Each of the ``hooks`` is a list ``[name, *arguments]``."""
-        return self._run([[script, *arguments]], hooks)[0]
+        return self._run([[script, *arguments]], [hooks])[0]
 
-    def together(self, script: str, *arguments: object, count: int = 2) -> list[Done]:
-        """Runs a script in several processes of one distributed run."""
+    def together(
+        self,
+        script: str,
+        *arguments: object,
+        count: int = 2,
+        last: Sequence[object] = (),
+        hooks: Sequence[list] = (),
+    ) -> list[Done]:
+        """Runs a script in several processes of one distributed run.
+
+        The last process has the additional arguments ``last`` and the ``hooks``.
+        """
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             address = f"--coordinator_address=127.0.0.1:{probe.getsockname()[1]}"
         several = [*arguments, f"--num_processes={count}", address]
-        return self._run([[script, *several, f"--process_id={i}"] for i in range(count)], ())
+        commands = [[script, *several, f"--process_id={i}"] for i in range(count)]
+        commands[-1] += last
+        return self._run(commands, [*[()] * (count - 1), hooks])
 
-    def _run(self, commands: list[list[object]], hooks: Sequence[list]) -> list[Done]:
+    def _run(self, commands: list[list[object]], hooks: Sequence[Sequence[list]]) -> list[Done]:
         with tempfile.TemporaryDirectory() as folder:
             plans = [
                 {
                     "argv": [f"launch/{script}", *map(str, arguments)],
                     "paths": [f"{folder}/{index}.out", f"{folder}/{index}.err"],
-                    "hooked": list(hooks),
+                    "hooked": list(hooks[index]),
                 }
                 for index, (script, *arguments) in enumerate(commands)
             ]

@@ -84,6 +84,18 @@ def signal_in_evaluation(step: int, signum: int) -> None:
     setattr(MetricWriter, "evaluate", watched)  # noqa: B010
 
 
+def read_instead(folder: str, other: str) -> None:
+    """Reads ``other`` in place of a dataset folder, as if this host had another disk."""
+    from cirag_jax.datasets import jsonl
+
+    read = jsonl.read_dataset
+
+    def watched(path, **options):
+        return read(other if str(path) == folder else path, **options)
+
+    setattr(jsonl, "read_dataset", watched)  # noqa: B010
+
+
 def limit_files(size: int) -> None:
     """Limits the size of files in bytes, so that writes fail as on a full disk."""
     import resource

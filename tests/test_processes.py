@@ -1,6 +1,8 @@
 """Sharing a node's GPUs, and reporting errors, among processes."""
 
+import concurrent.futures
 import itertools
+import threading
 from typing import Any
 
 import jax
@@ -71,3 +73,54 @@ def test_together_error_has_same_type_in_all_processes(monkeypatch, error, kind)
         assert type(caught.value) is raised
     assert str(caught.value) == f"process 0 of 2 failed: {error}"
     assert met[0] == met[1] and len(met) == 2
+
+
+def gathers(monkeypatch, count):
+    """Imitates ``count`` processes: each gather waits until all of them have called it."""
+    rows, barrier = np.zeros((count, processes._TEXT_BYTES), np.uint8), threading.Barrier(count)
+    here = threading.local()
+
+    def gather(bytes_B):
+        rows[here.index] = bytes_B
+        barrier.wait()
+        gathered = rows.copy()
+        barrier.wait()
+        return gathered
+
+    monkeypatch.setattr(jax, "process_count", lambda: count)
+    monkeypatch.setattr(multihost_utils, "process_allgather", gather)
+    monkeypatch.setattr(multihost, "get_barrier_sync_fn", lambda: lambda **key: None)
+
+    def run(work, *arguments):
+        def start(index):
+            here.index = index
+            try:
+                return work(arguments[index])
+            except UserError as error:
+                return str(error)
+
+        with concurrent.futures.ThreadPoolExecutor(count) as threads:
+            return list(threads.map(start, range(count)))
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({}, None),
+        ({"config": {"rate": 0.1, "long": "y" * 9000}}, "config.rate=0.1, not 0.2; start all"),
+        ({"config": {"rate": 0.2, "long": "x" * 9001}}, 'config.long="xxx'),
+        ({"corpus.jsonl": "b" * 64}, "other content of corpus.jsonl; start all processes"),
+        ({"more": "ä"}, 'more="ä", not null'),
+    ],
+)
+def test_check_equal_first_difference_is_named_in_all_processes(monkeypatch, changed, words):
+    fields = {"config": {"rate": 0.2, "long": "x" * 9000}, "corpus.jsonl": "a" * 64}
+    run = gathers(monkeypatch, 3)
+    outcomes = run(processes.check_equal, fields, dict(fields), {**fields, **changed})
+    assert len(set(outcomes)) == 1
+    if words is None:
+        assert outcomes[0] is None
+    else:
+        assert str(outcomes[0]).startswith(f"process 2 of 3 was started with {words}")

@@ -76,8 +76,10 @@ def extract_corpus(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     paths = [journal_path(workdir, number, count) for number in range(count)]
     parts = [path.with_name(path.name.replace("journal", "triples")) for path in paths]
 
+    identity = processes.together(lambda: _identity(config, settings))
+    processes.check_equal(identity)
+
     def work() -> None:
-        identity = _identity(config, settings)
         with (
             _CorpusExtraction(config, settings, identity, paths[index], started) as extraction_run,
             TripleStore.create(parts[index]) as store,

@@ -207,6 +207,9 @@ def run_jobs(
     `Runner` explains the arguments.
     """
     index, count = jax.process_index(), jax.process_count()
+    if count > 1:
+        questions = codec.dump([[job.id, job.input] for job in jobs])
+        processes.check_equal({**settings, "questions": codec.digest(questions)})
 
     def work() -> tuple[bool, float]:
         path = journal_path(workdir, index, count)

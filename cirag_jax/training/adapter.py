@@ -62,7 +62,10 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     # ---- Data -----------------------------------------------------------------------------------
     layout = make_layout(config, mesh, model_config.max_positions)
-    data = conversations.load_data(config, tokenizer, layout.length)
+    data = state_lib.load_equally(
+        lambda: conversations.load_data(config, tokenizer, layout.length),
+        lambda data: {state_lib.EXAMPLES: data.identity},
+    )
     state_lib.check_metric(config.best_metric, metric_names(data.dev))
     plan = packing.make_plan(
         data.train,

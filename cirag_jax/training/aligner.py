@@ -47,7 +47,10 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     # ---- Data -----------------------------------------------------------------------------------
     run = state_lib.identity_of(config, ("keep_activations", "activations_gib"))
     state_lib.check_same_run(workdir, run)  # Early, because mining takes long.
-    sets = [splits.split_questions(dataset, config) for dataset in load.load_datasets(config.data)]
+    datasets = state_lib.load_equally(
+        lambda: load.load_datasets(config.data), state_lib.dataset_digests
+    )
+    sets = [splits.split_questions(dataset, config) for dataset in datasets]
     kind = config.data.units
     chains, pools, prefix_pools = training_chains(sets, config, workdir)
     dev_chains, dev_pools = dev_data(sets, kind)

@@ -46,7 +46,9 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     check_config(config)
 
     # ---- Data -----------------------------------------------------------------------------------
-    dataset = load.load_dataset(config.data)
+    (dataset,) = state_lib.load_equally(
+        lambda: (load.load_dataset(config.data),), state_lib.dataset_digests
+    )
     questions = data_lib.training_questions(dataset, config.data)
     train_questions, dev_questions = hold_out(questions, config)
     target_sets = load_targets(config, dataset, train_questions)

@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 from jax.experimental import multihost_utils
 
+from cirag_jax import processes
 from cirag_jax.errors import TryAgain, UserError
 from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.training.metrics import MetricWriter, StepClock
@@ -88,10 +89,13 @@ def fit(
       advice: remedy to suggest if too many consecutive steps are skipped.
       describe: edits the metrics of a step in place, given its batch and duration in seconds.
 
+    All processes must have the same ``meta["run"]``.
+
     Raises:
       TryAgain: more than ``config.max_skipped_steps`` consecutive steps were skipped. The last
         checkpoint has the weights from before these steps; a new run continues after these steps.
     """
+    processes.check_equal(meta["run"])
     state, first_step, saved_metrics = restore(checkpoints, state, meta, total_steps, batches)
     step = first_step
 

@@ -3,8 +3,8 @@
 import functools
 import hashlib
 import pathlib
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from cirag_jax import io, sharding
+from cirag_jax import io, processes, sharding
 from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.identity import check_same, of_packages, without
 from cirag_jax.models.io.checkpoints import Checkpoints
@@ -20,8 +20,10 @@ from cirag_jax.models.io.fingerprint import model_identity
 from cirag_jax.models.io.pretrained_decoder import DEFAULT_DECODER
 from cirag_jax.training import optimizers
 from cirag_jax.training.profile import parse_steps
-from cirag_jax.types import Config
+from cirag_jax.types import Config, Dataset
 from cirag_jax.validation import check_value
+
+T = TypeVar("T")
 
 EXAMPLES = "the training examples"  # Key of the examples' digest in a run's identity.
 _REMEDY = "choose another --workdir or the same config and data"
@@ -198,8 +200,26 @@ def identity_of(config: Config, may_differ: Collection[str] = ()) -> dict[str, A
     The fields of `MAY_DIFFER` and ``may_differ`` are excluded.
     """
     fields = without(config.to_dict(), {*MAY_DIFFER, *may_differ})
-    base = model_identity(config.model.spec or DEFAULT_DECODER)
+    # In all processes, because the model may be missing on some hosts.
+    base = processes.together(lambda: model_identity(config.model.spec or DEFAULT_DECODER))
     return {**fields, "base": base, "packages": of_packages("tokenizers")}
+
+
+def load_equally(load: Callable[[], T], digests_of: Callable[[T], Mapping[str, str]]) -> T:
+    """Returns ``load()``; all processes raise `UserError` if it fails or its digests differ."""
+    loaded = processes.together(load)
+    if jax.process_count() > 1:
+        processes.check_equal(digests_of(loaded))
+    return loaded
+
+
+def dataset_digests(datasets: Sequence[Dataset]) -> dict[str, str]:
+    """Returns the digests of the files of all datasets."""
+    return {
+        "questions.jsonl": digest(*(dataset.questions for dataset in datasets)),
+        "corpus.jsonl": digest(*(dataset.corpus.values() for dataset in datasets)),
+        "openie.jsonl": digest(*(dataset.triples.items() for dataset in datasets)),
+    }
 
 
 def digest(*parts: Iterable[Any]) -> str:

@@ -621,3 +621,36 @@ def test_train_two_processes_equal_one(model_and_data, tmp_path, command):
         for key in ("train/loss", "train/gradient_norm", "dev/mrr"):
             if key in a:
                 np.testing.assert_allclose(a[key], b[key], rtol=1e-5, err_msg=key)
+
+
+@pytest.mark.parametrize("changed", ["corpus.jsonl", "openie.jsonl", "questions.jsonl"])
+def test_train_two_processes_other_data_is_refused_by_name(
+    model_and_data, tmp_path, command, changed
+):
+    other = shutil.copytree(model_and_data[1], tmp_path / "other")
+    with (other / changed).open() as lines:
+        first, *rest = lines
+    old, new = ("potter", "mason") if changed != "questions.jsonl" else ("patron", "saint")
+    assert old in first
+    (other / changed).write_text(first.replace(old, new) + "".join(rest))
+    done = command.together(
+        "train.py", f"--workdir={tmp_path / 'w'}", *_overrides(model_and_data, num_steps=2),
+        hooks=[["read_instead", str(model_and_data[1]), str(other)]],
+    )  # fmt: skip
+    assert [each.returncode for each in done] == [2, 2], done
+    words = f"process 1 of 2 was started with other content of {changed}; start all processes with"
+    assert all(words in each.stderr for each in done)
+    assert not (tmp_path / "w" / "checkpoints").exists()
+
+
+def test_train_two_processes_other_config_or_missing_data_is_refused(
+    model_and_data, tmp_path, command
+):
+    arguments = [f"--workdir={tmp_path / 'w'}", *_overrides(model_and_data, num_steps=2)]
+    done = command.together("train.py", *arguments, last=["--config.eval_every=1"])
+    words = "process 1 of 2 was started with config.eval_every=1, not 3; start all processes"
+    assert all(each.returncode == 2 and words in each.stderr for each in done), done
+    hooks = [["read_instead", str(model_and_data[1]), str(tmp_path / "nowhere")]]
+    done = command.together("train.py", *arguments, hooks=hooks)
+    assert [each.returncode for each in done] == [2, 2], done
+    assert "process 1 of 2 failed: " in done[0].stderr and "nowhere" in done[0].stderr
