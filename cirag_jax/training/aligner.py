@@ -198,8 +198,8 @@ def training_chains(
     """Returns the training chains, the pool of each chain, and the pools of chain prefixes.
 
     A pool is a list of units from which negatives are drawn. The pool of a chain has the units of
-    its question's own passages. Prefixes have their own pools only with ``config.retrieved.model``;
-    otherwise the third list is empty.
+    its question's own passages. Without ``config.retrieved.model``, prefixes have no pools of their
+    own, and the third list is empty.
     """
     by_set = [
         pools_lib.chains_and_pools(dataset, train, config.data.units, config.negatives)

@@ -51,7 +51,7 @@ class MetricWriter(Closing):
       total_steps: number of steps of the run.
       start_step: the restored step; 0 for a new run.
       evaluate_every: steps between evaluations; 0 evaluates only after the last step.
-      start_evaluated: whether ``start_step`` needs no evaluation. Otherwise its evaluation was
+      start_evaluated: whether ``start_step`` needs no evaluation. If False, its evaluation was
         interrupted, and its line is deleted, too.
       enabled: False disables all output; used in all processes except the first.
     """

@@ -259,8 +259,8 @@ def restore(
 def check_same_run(workdir: pathlib.Path, run: dict[str, Any]) -> None:
     """Raises `UserError` if ``workdir`` has a checkpoint of a run with a different identity.
 
-    `restore` also compares the examples. This earlier check saves long preparations that would be
-    in vain.
+    `restore` also compares the examples. This earlier check avoids long preparations before the
+    error.
     """
     # Folders with other names are incomplete steps of killed processes.
     if any(folder.name.isdigit() for folder in (workdir / "checkpoints").glob("*")):

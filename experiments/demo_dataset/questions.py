@@ -409,7 +409,7 @@ def build_questions(world: World, rendered: Rendered) -> tuple[Question, ...]:
     """Generates the questions of the three splits, whose chains do not contain each other.
 
     Questions of dev and test are in the fold ``unseen`` if no training question uses any of their
-    facts, and in ``seen`` otherwise.
+    facts, and in ``seen`` if one does.
     """
     asker = Asker(world, rendered)
     out: dict[str, list[Question]] = {}

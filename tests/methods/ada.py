@@ -37,7 +37,7 @@ SCORES = {
 
 
 def fake(integrator=(), reader=(), **fields):
-    """Returns handlers that retrieve Ada and Kiruna for the question, Lund and Ada otherwise."""
+    """Returns handlers: the question retrieves Ada and Kiruna, other queries Lund and Ada."""
     defaults = {
         "passages": {QUESTION: (ADA, OTHER), None: (LUND, ADA)},
         "triples": {"a": (BORN, PAINTS), "b": (PLACE, CHURCH), "c": (MINE,)},

@@ -60,8 +60,8 @@ def shares(score_N: Sequence[float], rule: Rule) -> np.ndarray:
     """Converts the scores of candidates to a probability distribution p.
 
     With the rule ``always_shift``, p is proportional to the distance from the lowest score (Eq. 7).
-    ``shift_if_nonpositive`` does so only if the lowest score is not positive; otherwise p is
-    proportional to the scores (released code). ``softmax`` is the softmax of the scores.
+    ``shift_if_nonpositive`` (released code) does so if the lowest score is not positive; if it is
+    positive, p is proportional to the scores. ``softmax`` is the softmax of the scores.
     """
     z_N = np.asarray(score_N, np.float64)
     if rule == "softmax":

@@ -85,7 +85,7 @@ def constructor_messages(
       kind: kind of the units.
       demonstrations: results of `demonstration`; if empty, our worked example is shown.
       opening: also write the bracket that opens the next triple.
-      continues: put the chain into an assistant turn; otherwise it ends the user turn, for servers
+      continues: put the chain into an assistant turn; if False, it ends the user turn, for servers
         that cannot continue an assistant turn.
     """
     context, end = _context(candidates, kind), f"\n\nQuestion: {question}"

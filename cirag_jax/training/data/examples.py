@@ -109,9 +109,9 @@ def trajectory_examples(
 ) -> tuple[list[Example], dict[str, int]]:
     """Returns the examples of a trajectory.
 
-    With ``prompt_format="paper"`` there is one example per step. Otherwise there is a single
-    example in which all decisions are supervised. There is also one example per step if the chat
-    template renders earlier turns differently (some templates drop the thinking).
+    There is a single example in which all decisions are supervised; or one example per step, if
+    ``prompt_format="paper"`` or if the chat template renders earlier turns differently (some
+    templates drop the thinking).
 
     Unclear decisions (`distill.trajectories.UNCLEAR`) are context and not supervised. Steps beyond
     ``max_length`` tokens are dropped. An example is dropped if its first decision does not fit.

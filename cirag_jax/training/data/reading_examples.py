@@ -188,8 +188,8 @@ def _pools(
 def _gold_sentences(dataset: Dataset, question: Question) -> Sequence[tuple[str, int]]:
     """Returns the gold sentences: annotated, or found through the decomposition.
 
-    Sentences found through the decomposition state its steps. They are only used if one of them
-    contains the answer; otherwise returns ().
+    Sentences found through the decomposition state its steps. If none of these sentences contains
+    the answer, returns ().
     """
     if question.supporting_sentences is not None or not question.decomposition:
         return question.supporting_sentences or ()
