@@ -1,11 +1,20 @@
 """Multi-hop question answering with knowledge triples, trained in JAX."""
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cirag_jax.commands.session import Answer, Cirag
 
 __all__ = ["Answer", "Cirag"]
+
+
+def _is_relevant(record: logging.LogRecord) -> bool:
+    """Returns False for a warning of transformers, whose models the JAX backend does not use."""
+    return not record.getMessage().startswith("PyTorch was not found")
+
+
+logging.getLogger("transformers").addFilter(_is_relevant)
 
 
 def __getattr__(name: str) -> Any:

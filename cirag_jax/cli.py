@@ -99,9 +99,10 @@ def run(
         config = config_files.load_config(args.config, overrides, extend)
         if args.workdir is None:
             raise UserError("--workdir=DIRECTORY is required: the folder for all outputs")
-        is_question = question_workdir and config.get("question") is not None
-        use_default = is_question and not args["workdir"].present
-        workdir = _make_workdir(question_workdir if use_default else args.workdir)
+        folder = args.workdir
+        if question_workdir and config.get("question") is not None and not args["workdir"].present:
+            folder = question_workdir
+        workdir = _make_workdir(folder)
         if config.get("engine") == "ray":  # so that Ray's workers can use the GPUs
             os.environ["JAX_PLATFORMS"] = "cpu"
         with _stdout_to_stderr() as stdout:

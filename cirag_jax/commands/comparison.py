@@ -281,12 +281,18 @@ def _records(file: pathlib.Path) -> dict[str, Record]:
 def _different(first: FinishedRun, other: FinishedRun) -> dict[str, tuple[Any, Any]]:
     """Returns each setting that both runs have with different values, and the two values.
 
-    The name and code of the method are ignored if the methods differ.
+    The name and code of the method are ignored if the methods differ. A package counts as a setting
+    that a run has only if the run uses it.
     """
     may_differ = ("code", "method") if first.settings["method"] != other.settings["method"] else ()
     shared = first.settings.keys() & other.settings.keys()
     old, new = ({k: r.settings[k] for k in r.settings if k in shared} for r in (first, other))
-    return differences(without(old, may_differ), without(new, may_differ))
+    different = differences(without(old, may_differ), without(new, may_differ))
+    return {
+        name: pair
+        for name, pair in different.items()
+        if None not in pair or "packages" not in name.split(".")
+    }
 
 
 # ------------------------------------------------------------------------------------- the scores

@@ -3,8 +3,10 @@
 import concurrent.futures
 import importlib.util
 import json
+import logging
 import os
 import pathlib
+import re
 import struct
 import subprocess
 import sys
@@ -339,3 +341,15 @@ print(tokenizer.tokenizer.encode({text!r}))
     assert process.returncode == 0, process.stderr
     automatic = transformers.AutoTokenizer.from_pretrained(str(folder))
     assert json.loads(process.stdout) == automatic.encode(text)
+
+
+def test_import_hides_the_warning_of_transformers_about_pytorch():
+    """Otherwise, every run without PyTorch would print it, although models run in JAX."""
+    logger = logging.getLogger("transformers")
+    source = pathlib.Path(transformers.__file__).read_text("utf-8")
+    (warning,) = re.findall(r'"(PyTorch was not found[^"]*)"', source)
+
+    def is_shown(text):
+        return bool(logger.filter(logger.makeRecord(logger.name, 30, "", 0, text, (), None)))
+
+    assert not is_shown(warning) and is_shown("another warning")
