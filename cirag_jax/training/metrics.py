@@ -29,7 +29,10 @@ class StepClock:
         self._previous_end = -math.inf
 
     def seconds(self, sent_at: float) -> float:
-        """Returns the duration of a step that ends now and started when the previous one ended."""
+        """Returns the duration of a step that ends now.
+
+        It started when it was sent or, if later, when the previous step ended.
+        """
         now = time.monotonic()
         start, self._previous_end = max(sent_at, self._previous_end), now
         return max(now - start, 1e-9)
