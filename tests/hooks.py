@@ -31,7 +31,7 @@ def watch_backends(log: str) -> None:
 
 
 def signal_at_write(number: int, when: str, signum: int = signal.SIGKILL) -> None:
-    """Sends a signal "before" or "after" the journal's write ``number`` (responses and ends)."""
+    """Sends a signal "before" or "after" the journal writes response or end ``number``."""
     from cirag_jax.runtime.store import Journal
 
     # Background jobs of a shell, and their children, ignore SIGINT.

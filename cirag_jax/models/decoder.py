@@ -58,7 +58,7 @@ class DecoderConfig:
       param_dtype: dtype of the weights.
       attention: see `choose_attention`.
       remat: what the backward pass recomputes: nothing (``off``), all of each layer (``full``), or
-        all except the outputs of projections (``projections``).
+        all except the outputs of projections and of block attention (``projections``).
       initializer_range: standard deviation of random weights.
     """
 
@@ -120,8 +120,9 @@ def choose_attention(
     """Returns the attention implementation for training; see `attention.choose_implementation`.
 
     ``transposed`` (CPU) uses `block_attention` for rows longer than one block. ``cudnn`` does not
-    support soft caps. It is not chosen for packed rows or different windows, for which it needs a
-    mask per row, because that has not been measured yet; ``make test-gpu`` checks its results.
+    support soft caps. It is also not chosen for packed rows, or if layers have different windows:
+    it then needs a mask per row, whose speed is not measured yet (``make test-gpu`` checks its
+    results).
     """
     one_window = len(set(config.windows)) <= 1
     fusible = config.attention_softcap is None and one_window and not packed
@@ -381,7 +382,7 @@ def forward(
 
 
 def _attend_fused(config, q_BTNH, k_BTKH, v_BTKH, visible, lengths_B, window, packed):
-    """Attention among the tokens of one call by cuDNN.
+    """Attention among the tokens of one call, with cuDNN.
 
     Packed rows pass a mask. cuDNN also supports offsets of segments, but these do not allow shared
     prefixes, and before jax 0.11.2 they read the wrong keys of grouped heads (jax#39521).

@@ -1,4 +1,4 @@
-"""The devices of tests that run on a CPU, with XLA's attention, and on GPUs, with cuDNN's."""
+"""Devices of the tests: a CPU with XLA's attention, and GPUs with cuDNN's attention."""
 
 import functools
 from typing import NamedTuple

@@ -1,6 +1,7 @@
-"""Training steps of small models, to compare implementations of attention and runs.
+"""Training steps of small models, to compare implementations of attention, or two runs.
 
-``python -m tests.gpu.parity`` trains both models for a few steps and prints a digest of the bits.
+``python -m tests.gpu.parity`` trains both models for a few steps and prints a digest of the losses
+and parameters.
 """
 
 import dataclasses

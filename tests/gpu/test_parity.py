@@ -1,4 +1,4 @@
-"""Training on GPUs: cuDNN's attention compared with XLA's and with PEFT; equal bits twice.
+"""Training on GPUs: cuDNN's attention compared with XLA's and with PEFT; repeatable bits.
 
 A test on a CPU, with smaller models and with XLA's attention in place of cuDNN's, checks the
 comparison itself and the arguments of cuDNN's attention. The same test on GPUs (``make test-gpu``)
@@ -86,7 +86,7 @@ def test_decoder_cudnn_equals_xla_and_peft(target, case, peft_models):
 
 @pytest.mark.parametrize("case", ["padded", "packed", "shared"])
 def test_parity_wrong_mask_is_detected(case, peft_models, monkeypatch):
-    """Attention to padding, other conversations or only the own part fails the comparison."""
+    """Without the mask of padding or of conversations, the comparison fails."""
     attend = jax.nn.dot_product_attention
 
     def unmasked(q, k, v, *, scale, is_causal, **_):
@@ -103,7 +103,7 @@ def test_parity_wrong_mask_is_detected(case, peft_models, monkeypatch):
 
 @targets((1, 1, 1))
 def test_training_twice_gives_equal_bits(target, repository):
-    """On a GPU, this needs XLA's deterministic operations, and programs that are compiled anew."""
+    """On a GPU, this needs XLA's deterministic operations, and no cached programs."""
     if target.platform == "cpu":
         digests = [parity.training_digest(CPU, "cudnn", steps) for steps in (2, 2, 1)]
         assert digests[0] == digests[1] != digests[2]
