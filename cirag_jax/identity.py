@@ -80,8 +80,8 @@ def _wording(name: str, was: Any, now: Any) -> str:
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Returns (old value, new value) of each field that differs; None stands for a missing field.
 
-    Fields of blocks are named ``block.field``. Fields of both identities come first, in the order
-    of ``new``.
+    Fields of blocks are named ``block.field``. Fields that both identities have come first, in the
+    order of ``new``.
     """
     # A round trip through JSON turns tuples into lists, as in the recorded identity.
     old, new = (_flat(json.loads(json.dumps(fields))) for fields in (old, new))
@@ -144,10 +144,10 @@ def of_records(records: Iterable[Any]) -> str:
 
 
 def of_code(module: str) -> str:
-    """Returns a hash of a method's module and of the method modules that it imports.
+    """Returns a hash of a method's module and of its imports from `methods` and `grade`.
 
     Comments, docstrings and the version of Python do not affect the hash. For a module outside this
-    package, the hash also covers imported modules of the same top-level package.
+    package, the hash also covers imports from the module's own top-level package.
     """
     parts = ("cirag_jax.methods.", "cirag_jax.grade.", module.partition(".")[0] + ".")
     if module.startswith("cirag_jax."):

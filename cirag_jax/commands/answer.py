@@ -124,13 +124,14 @@ def execute(
         documents, instead of raising an error.
 
     Returns:
-      ``em``, ``f1``, ``acc`` and the other scores of ``config.metrics``; ``recall`` (None without a
+      The scores of ``config.metrics``, such as ``em`` and ``f1``; ``recall`` (None without a
       corpus); ``unscored``: the scores that apply to no question, with reasons; ``granularities``;
       ``calls`` and token counts, in total and by role (``roles``) and stage (``stages``);
-      ``seconds``: wall time of all commands in ``workdir``, with loading, or of this question
-      alone, without loading, if ``config.question`` is set; ``sees_gold``: whether the method reads
-      gold annotations; and numbers of questions, failures and errors. With ``config.question``,
-      also its ``answer``. The result is empty in all processes except the first.
+      ``seconds``: wall time of all commands in ``workdir``, with loading; if ``config.question`` is
+      set, the time of only this question, without loading; ``sees_gold``: whether the method reads
+      gold annotations; numbers of questions and ``failures``; and the most frequent ``errors``.
+      With ``config.question``, also its ``answer``. The result is empty in all processes except the
+      first.
     """
     config, run_task = planned.config, planned.task
 

@@ -109,7 +109,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Computes the errors of ``config.runs`` by hops and retrieval difficulty D_r.
 
     Writes ``table.md``, ``matrix.png`` and, for several runs, ``difference.png`` (figures also as
-    SVG), and ``difficulty.jsonl`` with each question's hops, D_r by aggregate, quartile and errors.
+    SVG), and ``difficulty.jsonl`` with each question's hops, D_r, quartile, errors and causes.
     ``config`` comes from configs/difficulty.py.
 
     Returns:

@@ -40,8 +40,8 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     Returns:
       The statistics of the written trajectories (`trajectories.statistics`); ``num_questions``,
-      ``without_annotations``, ``inserted`` (the number of facts inserted by
-      `teachers.missing_facts` or, if units are sentences, of rounds with a passage inserted by
+      ``without_annotations``, ``inserted`` (with triples, the number of facts inserted by
+      `teachers.missing_facts`; with sentences, the number of rounds with a passage inserted by
       `teachers.gold_passages`), ``sees_gold`` (whether a teacher reads gold annotations),
       ``failures``, ``errors``, ``dropped`` (number of trajectories by reason), tokens, ``seconds``
       and ``complete``. The result is empty in all processes except the first.

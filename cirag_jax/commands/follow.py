@@ -143,7 +143,7 @@ class _Follower:
             write_json(file, training)
 
     def report(self, complete: bool, new_step: int | None = None) -> dict[str, Any]:
-        """Writes the table and the result, and deletes all checkpoints except the best."""
+        """Writes the table and the result; of the linked checkpoints, keeps only the best one."""
         steps = sorted(self._rows)
         values = {step: next(iter(self._rows[step].values())) for step in steps}
         best = series.best_of(values, self._metric)

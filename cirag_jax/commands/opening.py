@@ -145,7 +145,7 @@ def open_handlers(
 
 
 def check_task(config: Config, task: task_lib.Task) -> None:
-    """Checks adapters, token limits, and that the passages have triples if the method needs any."""
+    """Checks adapters, token limits, and that there are triples if the method needs any."""
     roles = task_lib.roles_of(config, task.needs)
     check_adapters(config, roles)
     for role in roles:

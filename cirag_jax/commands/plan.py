@@ -106,7 +106,7 @@ def rehearse(config: Config) -> RehearsedStep:
 
 
 def on_gpu(gpu: mfu.Gpu, config: Config, step: RehearsedStep, traffic: int) -> dict[str, Any]:
-    """Estimates memory and time of a step, and the time of the run, on a kind of GPU.
+    """Estimates whether a step fits a kind of GPU, and the time of a step and of the run.
 
     A step takes the time of its operations, at ``config.peak_share`` of the GPU's peak, plus the
     time to move the optimizer's ``traffic`` (bytes) through memory. The peak is known for bfloat16

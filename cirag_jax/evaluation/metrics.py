@@ -148,8 +148,8 @@ def recall_scores(answered: Sequence[AnsweredQuestion], scoring: Scoring) -> dic
     """Returns ``recall@K`` of passages, ``sentence_recall@K`` and ``triple_recall@K``.
 
     Recall@K is |top-K and gold| / |gold|, averaged over questions with gold items of the
-    granularity (CIRAG, Table 5). A question that failed or retrieved nothing scores 0; KiRAG's code
-    skips it. A run that ranks no items of a granularity has no score for it; for example, NativeRAG
+    granularity (CIRAG, Table 5). A question that retrieved nothing scores 0; KiRAG's code skips
+    it. A run that ranks no items of a granularity has no score for it; for example, NativeRAG
     ranks no triples.
     """
     scores: dict[str, Ratio] = {}

@@ -127,7 +127,7 @@ def rejection_reason(sentence: str) -> str | None:
 def decontextualised(sentence: str, title: str) -> str:
     """Replaces a pronoun at the start of a sentence with the title, or prepends the title.
 
-    This rule suits passages whose title names their subject.
+    Sentences that contain the title are unchanged. The rule suits titles that name the subject.
     """
     sentence = " ".join(sentence.split())
     if not title or f" {name_key(title)} " in f" {name_key(sentence)} ":

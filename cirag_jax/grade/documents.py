@@ -76,7 +76,7 @@ def select(
     """Selects distinct documents with ``least`` to ``most`` words (0 means no limit).
 
     Returns:
-      The selected documents, and the number of rejected documents by reason. The reason
+      The selected documents, and the number of rejected documents by reason. In addition,
       ``same_title`` counts selected documents that repeat the title of an earlier document.
     """
     kept: list[Document] = []

@@ -112,7 +112,7 @@ def draw(
     settings: PathSettings,
     usable: Callable[[Path], str | None] = lambda path: None,
 ) -> DrawnPaths:
-    """Draws paths of every length, at most one for each pair of ends.
+    """Draws paths of every length; of one length, at most one path for each pair of ends.
 
     Args:
       edges: edges of the graph; their order influences the draw. Among parallel edges, the first

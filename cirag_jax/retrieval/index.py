@@ -82,7 +82,7 @@ class PassageIndex:
         *,
         options: IndexOptions | None = None,
     ) -> "PassageIndex":
-        """Opens an index folder, written by ``launch/index.py`` (`build.build_index`).
+        """Opens an index folder that ``launch/index.py`` has written.
 
         ``encoder`` must be the encoder that embedded the passages, or None for ``bm25``.
         """

@@ -196,8 +196,8 @@ class GenerateHandler:
     Args:
       backend: the model.
       max_tokens: token limit per role, for requests without a limit.
-      seed: base seed of sampled requests; a request's seed also depends on its position in the
-        program. None keeps the requests' own seeds.
+      seed: base seed of sampled requests without a seed; a request's seed also depends on its
+        position in the program. None changes no seeds.
       cache: responses of earlier runs; None disables caching.
       identity: identifies the model in the cache.
 
@@ -305,7 +305,7 @@ class GenerateHandler:
             raise _first_error(group.subgroup(UserError) or group) from None
 
     def request(self, call: Call) -> llm.Generate | llm.Score:
-        """Returns a call's request, with its role's token limit and, if sampled, a seed."""
+        """Returns a call's request with a token limit and, if it is sampled, with a seed."""
         request: llm.Generate | llm.Score = call.request
         if isinstance(request, llm.Score):
             return request

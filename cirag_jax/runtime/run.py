@@ -202,9 +202,8 @@ def run_jobs(
     """Runs unfinished ``jobs``, and records them in ``workdir/journal.sqlite``.
 
     If there are several processes, the jobs are divided among them by id, and each process has its
-    own journal. When all jobs have ended, the first process merges the journals; the others return
-    None.
-    `Runner` explains the arguments.
+    own journal. After all processes have finished, the first one merges the journals; the others
+    return None. `Runner` explains the arguments.
     """
     index, count = jax.process_index(), jax.process_count()
     if count > 1:
