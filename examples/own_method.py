@@ -43,7 +43,7 @@ class OwnMethodConfig:
 
 
 def two_searches(question: Question, config: OwnMethodConfig) -> Program[Prediction]:
-    """Searches with the question, then with the question and the best passage, and reads both."""
+    """Searches with the question, then also with the best passage; reads all passages."""
     first: Retrieved = yield Retrieve(question.question, config.num_passages)
     query = f"{question.question} {first.passages[0].text}"
     second: Retrieved = yield Retrieve(query, config.num_passages)

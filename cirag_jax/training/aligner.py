@@ -363,7 +363,7 @@ def check_config(config: Config) -> None:
             f"config.batch_size={config.batch_size} with config.prefixes_per_question="
             f"{config.prefixes_per_question} is {questions} questions per step, which cannot be "
             f"divided into {groups} groups (config.micro_batches times config.negative_groups); "
-            f"set it to a multiple of {groups * config.prefixes_per_question}"
+            f"set config.batch_size to a multiple of {groups * config.prefixes_per_question}"
         )
     if config.retrieved.model and config.order != "printed":
         raise UserError(

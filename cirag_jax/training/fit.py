@@ -139,7 +139,7 @@ def fit(
                 raise TryAgain(
                     f"the last {report.consecutive_skips} steps up to step {step} were skipped, "
                     "because their loss, gradient or update was not finite; the checkpoint of step "
-                    f"{step} has the weights before them. {advice}, or run the same command to "
+                    f"{step} has the weights from before. {advice}, or run the same command to "
                     "continue with the next batches"
                 )
 

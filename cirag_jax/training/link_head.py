@@ -70,7 +70,7 @@ class State(NamedTuple):
 
 
 class Ranking(NamedTuple):
-    """Features of the first passages of a search, for the stopping rule; gold ones are marked."""
+    """Features of the first passages of a search, for the stopping rule, and which are gold."""
 
     feature_KF: np.ndarray
     is_gold_K: np.ndarray

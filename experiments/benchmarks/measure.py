@@ -21,7 +21,7 @@ def time_call(call: Callable[[], Any]) -> Seconds:
 
 
 def alternately(sides: dict[str, Callable[[], Any]], repeats: int) -> dict[str, Seconds]:
-    """Returns the median of each side; they are measured in turn after one unmeasured call."""
+    """Returns the median of each side; sides are measured in turn, after an unmeasured call."""
     for call in sides.values():
         call()
     measured: dict[str, list[Seconds]] = {name: [] for name in sides}

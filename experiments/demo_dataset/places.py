@@ -406,7 +406,7 @@ def add_cities(world: World, gazetteer: Gazetteer) -> None:
 
 
 def add_subdivisions(world: World, gazetteer: Gazetteer) -> None:
-    """Adds the subdivisions of cities, the UK's home nations, and others as distractors."""
+    """Adds subdivisions of cities, the UK's home nations, and more subdivisions as distractors."""
     codes = [
         str(fact.target).removeprefix("subdivision:")
         for city in world.of_kind("city")

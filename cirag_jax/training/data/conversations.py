@@ -189,7 +189,7 @@ def _trajectories(
     if units == "sentence" and _paths(config.query_folders):
         raise UserError(
             "config.query_folders needs trajectories with units=triple, but these have "
-            "units=sentence; set it to null."
+            "units=sentence; set config.query_folders to null."
         )
     if dev_paths:
         dev = trajectories_lib.select(dev, config.keep, config.seed, config.num_dev)
