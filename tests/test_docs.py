@@ -116,6 +116,23 @@ def test_docs_training_page_lists_every_system():
     assert sorted(names) == sorted(evaluate_retrieval.SYSTEMS)
 
 
+def test_docs_method_page_imports_exist_and_its_config_is_the_real_one():
+    page = (ROOT / "docs" / "adding_a_method.md").read_text("utf-8")
+    program, *_ = blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    exec(program.partition("\n\n\n")[0], {})  # this repository's own page
+    (example,) = (block for block in blocks if "def get_config" in block)
+    names: dict[str, Any] = {}
+    exec(example, names)
+    real = load_config("configs/methods/ircot.py:small", ["--config.ircot.num_read=0"])
+    assert names["get_config"]("small").to_dict() == real.to_dict()
+
+
+def test_quickstart_next_commands_need_no_triples():
+    source = (ROOT / "launch" / "quickstart.py").read_text("utf-8")
+    (line,) = re.findall(r"\{train\} .*--config\.data\.dir=DATA.*", source)
+    assert "--config.data.units=sentence" in line
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_docs_commands_of_datasets_limit_the_questions(page):
     """Without a split and a limit, a command answers thousands of questions, for hours."""
