@@ -79,7 +79,7 @@ def rope_tables(
 
 
 def rotate(x_BTNH: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Rotates dimensions i and i + H / 2 of each head by its position's angles, as in Llama."""
+    """Rotates dimensions i and i + H / 2 of each head by the angles of the position (Llama)."""
     cos, sin = (table[:, :, None, :] for table in tables)
     first, second = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1)

@@ -386,7 +386,7 @@ def _prefixes(folder: Path, family: str) -> tuple[str, str]:
 
 
 def read_tokenizer(folder: Path) -> tokenizers.Tokenizer:
-    """Reads a folder's tokenizer, without padding; transformers converts it if it is slow."""
+    """Reads a folder's tokenizer, without padding; transformers converts slow tokenizers."""
     file = folder / "tokenizer.json"
     with parsing(f"{folder}: the tokenizer cannot be read"):
         if file.is_file():
