@@ -10,7 +10,7 @@ __all__ = ["Answer", "Cirag"]
 
 
 def _is_relevant(record: logging.LogRecord) -> bool:
-    """Returns False for a warning of transformers, whose models the JAX backend does not use."""
+    """Returns False for transformers' warning that PyTorch is missing; JAX does not need it."""
     return not record.getMessage().startswith("PyTorch was not found")
 
 

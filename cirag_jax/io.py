@@ -46,7 +46,7 @@ def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes an indented JSON value, which may not contain NaN or infinity; see `write_text`."""
+    """Writes an indented JSON value, which must not contain NaN or infinity; see `write_text`."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     write_text(path, (text, "\n"))
 

@@ -91,7 +91,10 @@ def together(work: Callable[[], T]) -> T:
 
 
 def check_equal(fields: Mapping[str, Any]) -> None:
-    """Raises `UserError` in all processes if a field of JSON differs; it names the first one."""
+    """Raises `UserError` in all processes if their ``fields`` (JSON) differ.
+
+    The message names the first field that differs.
+    """
     import jax
 
     if jax.process_count() == 1:

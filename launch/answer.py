@@ -2,8 +2,8 @@
 
 Writes ``predictions.jsonl``, ``timings.jsonl`` and ``journal.sqlite`` to W. The same command
 resumes an interrupted run. ``--config.question="..."`` answers one question and shows the evidence.
-Without ``--workdir``, questions of your own share a folder, in which changed settings or documents
-replace earlier answers.
+Without ``--workdir``, such questions share the folder runs/question. If settings or documents have
+changed, earlier answers in this folder are dropped.
 """
 
 import pathlib

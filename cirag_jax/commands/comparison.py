@@ -281,8 +281,8 @@ def _records(file: pathlib.Path) -> dict[str, Record]:
 def _different(first: FinishedRun, other: FinishedRun) -> dict[str, tuple[Any, Any]]:
     """Returns each setting that both runs have with different values, and the two values.
 
-    The name and code of the method are ignored if the methods differ. A package counts as a setting
-    that a run has only if the run uses it.
+    The name and code of the method are ignored if the methods differ. A package's
+    version is compared only if both runs use the package.
     """
     may_differ = ("code", "method") if first.settings["method"] != other.settings["method"] else ()
     shared = first.settings.keys() & other.settings.keys()

@@ -123,7 +123,8 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       aggregate (see `difficulty.correlations`); ``strongest``: the aggregates with the highest mean
       correlation.
       ``differences``: for each pair FIRST-SECOND, the ``error``, ``by_hops`` and ``matrix`` of the
-      first run minus those of the second. ``settings``.
+      first run minus those of the second.
+      ``settings``: settings of the evaluation.
       Undefined values are null and have a ``reason``.
     """
     _check(config)

@@ -182,7 +182,7 @@ def _prompt(
 
 
 def _cirag_config(config: Config, name: str, prompt: Mapping[str, Any]) -> CiragConfig:
-    """Returns CIRAG's settings for one model; ``config.base`` sets those of the base model."""
+    """Returns CIRAG's settings for one model; ``config.base`` has the base model's settings."""
     block = config.base if name == evaluation.BASE else config
     few_shot = prompt["few_shot"] if block.few_shot is None else block.few_shot
     return CiragConfig(

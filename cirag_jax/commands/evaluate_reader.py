@@ -161,7 +161,7 @@ def _read(record: Record) -> ReaderAnswer:
 def score(
     readings: Sequence[Reading], responses: Sequence[ReaderAnswer], profile: str
 ) -> dict[str, Ratio]:
-    """Returns scores of all readings and by granularity, such as ``all/em`` or ``sentence/f1``."""
+    """Returns scores in total and by granularity, such as ``all/em`` or ``sentence/f1``."""
     scores: dict[str, Ratio] = {}
     names = dict.fromkeys(reading.question.id for reading in readings)
     ids = {id: index for index, id in enumerate(names)}

@@ -30,7 +30,8 @@ class ClusterSettings:
       dim: dimension of the reduced vectors.
       most_components: maximum number of components of a mixture.
       threshold: a claim is in each cluster with a higher probability, and in its most probable one.
-      soft: allow several clusters per claim; otherwise only the first, as in the released code.
+      soft: allow several clusters per claim; if false, a claim is only in its first cluster, as in
+        the released code.
       neighbours: UMAP's number of neighbors within a cluster. For the mixture over all claims, this
         number is the square root of the number of claims.
       fitted: size of the random sample of claims to which UMAP and mixtures are fitted; 0 uses all

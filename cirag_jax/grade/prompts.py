@@ -268,7 +268,7 @@ def _line(text: str) -> str:
 
 
 def parse_verdict(text: str, yes: str, no: str) -> bool | None:
-    """Returns True if a response starts with ``yes``, False if with ``no``, otherwise None.
+    """Returns True if a response starts with ``yes``, False if it starts with ``no``, else None.
 
     Ignores thoughts up to ``</think>``.
     """

@@ -28,8 +28,9 @@ _END = re.compile(r"<\|(?:return|end)\|>\s*\Z")
 def answer_span(text: str) -> tuple[int, int]:
     """Returns the start and the end of the answer in a response.
 
-    The answer follows the last closing tag, or precedes the thoughts if nothing follows them. It is
-    empty if the thoughts do not end. A response in JSON has no thoughts, but may quote such tags.
+    The answer follows the last closing tag, or precedes the thoughts if nothing follows them. If
+    the thoughts do not end, the answer is empty. A response in JSON has no thoughts, but may quote
+    such tags.
     """
     opening = _OPEN.search(text)
     if not (opening or _CLOSE.search(text)) or _is_json(text):

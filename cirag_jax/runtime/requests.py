@@ -159,7 +159,7 @@ class Needs:
       units: the kind of units that the rankers rank, if there is only one kind. Aligners that were
         trained on other units are rejected.
       corpus: whether the method needs passages (`Retrieve` or `Fetch`).
-      search: whether it needs an index; otherwise passages are only fetched by id.
+      search: whether it needs an index; if not, passages are only fetched by id.
       feedback: whether it uses relevance feedback.
       links: whether it follows links from texts to the passages that they name (`Follow`).
       triples: whether it needs triples of passages (`Extract`).

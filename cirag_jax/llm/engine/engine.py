@@ -9,10 +9,10 @@ that need different compiled programs (sampling, a grammar, details about tokens
 wait in separate queues.
 
 Pages of prompts stay cached. If a thousand prompts share an instruction, its keys and values are
-computed and stored once. Which calls compute a prompt, and where they begin and end, depends on the
-prompt alone. A prefix is reused only up to a border between calls, so responses and
-log-probabilities are equal bit for bit, whatever the engine answered before. For the same reason,
-the tokens of an answer are computed again when the conversation continues.
+computed and stored once. A prompt is divided into calls in a way that depends only on the prompt.
+A prefix is reused only up to a border between calls, so responses and log-probabilities are equal
+bit for bit, whatever the engine answered before. For the same reason, the tokens of an answer are
+computed again when the conversation continues.
 """
 
 import collections

@@ -40,7 +40,7 @@ class Rows(NamedTuple):
       step_B: int32, number of tokens generated so far.
       sampling: temperature, top-p and seed.
       tables_BN: int32, the pages of each row, padded with the index of a nonexistent page.
-      history_BS: int32, the tokens generated so far, if their n-grams may not be repeated.
+      history_BS: int32, the tokens generated so far, if their n-grams must not be repeated.
     """
 
     token_B: Array
@@ -152,7 +152,7 @@ def decode(
       greedy: whether every row is greedy; if not, only rows with temperature 0 are.
       eos_ids: tokens that end a row; they are returned.
       steps: length of the chunk.
-      ngram: size of n-grams that may not be repeated (needs ``rows.history_BS``); 0 disables it.
+      ngram: size of n-grams that must not be repeated (needs ``rows.history_BS``); 0 disables it.
 
     Returns:
       The cache, and a dictionary of arrays, most with leading axes ``[steps, B]``. ``token`` is
