@@ -190,7 +190,7 @@ def test_not_a_database_is_rejected_and_closed(tmp_path, use):
 def test_other_database_is_rejected_and_closed(tmp_path, use):
     with contextlib.closing(sqlite3.connect(tmp_path / "x.sqlite")) as db:
         db.execute("CREATE TABLE meta (key, value)")
-    with pytest.raises(UserError, match="another version"):
+    with pytest.raises(UserError, match="a different version"):
         use(tmp_path / "x.sqlite")
 
 
