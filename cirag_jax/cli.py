@@ -51,6 +51,10 @@ Main = Callable[[Any, pathlib.Path], Mapping[str, Any]]
 
 _TRY_AGAIN = 75  # the exit code of a `TryAgain`, as EX_TEMPFAIL in sysexits.h
 
+# XLA's options for programs that give the same bits in every run: no atomic additions, and no
+# choice of algorithms by measured time.
+_DETERMINISTIC = ("--xla_gpu_deterministic_ops=true", "--xla_gpu_autotune_level=0")
+
 LOCK = ".lock"  # in a workdir; locked while a command runs there
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -103,6 +107,8 @@ def run(
         if question_workdir and config.get("question") is not None and not args["workdir"].present:
             folder = question_workdir
         workdir = _make_workdir(folder)
+        if args.deterministic:  # Before JAX reads the variable.
+            os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_DETERMINISTIC])
         if config.get("engine") == "ray":  # so that Ray's workers can use the GPUs
             os.environ["JAX_PLATFORMS"] = "cpu"
         with _stdout_to_stderr() as stdout:
@@ -114,7 +120,8 @@ def run(
             enable_compilation_cache()
             if process_count > 1:
                 values = {"config": jsonable(config.to_dict()), "workdir": str(workdir.resolve())}
-                processes.check_equal({**values, "packages": _versions()})
+                values |= {"packages": _versions(), "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
+                processes.check_equal(values)
             if shared:
                 result = jsonable(dict(main(config, workdir)))
             else:
@@ -265,6 +272,8 @@ def _parse_flags(
     number("num_processes", None, "default: JAX_NUM_PROCESSES", lower_bound=1)
     number("process_id", None, "default: JAX_PROCESS_ID", lower_bound=0)
     number("process_timeout", processes.TIMEOUT, timeout, lower_bound=1)
+    deterministic = "a GPU computes the same bits in every run, but more slowly (docs/training.md)"
+    flags.DEFINE_boolean("deterministic", False, deterministic, flag_values=args)
     flags.DEFINE_boolean("help", False, "show this help", short_name="h", flag_values=args)
     args.set_gnu_getopt(True)
     try:
@@ -355,6 +364,7 @@ def _environment(argv: Sequence[str]) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": _versions(),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "backend": jax.default_backend(),
         "devices": [device.device_kind for device in jax.devices()],
         "num_processes": jax.process_count(),

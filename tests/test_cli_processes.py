@@ -100,6 +100,23 @@ def test_help_does_not_import_jax(script, tmp_path):
     assert done.stderr.endswith("did you mean train.steps?\n")
 
 
+def test_deterministic_sets_flags_before_jax_reads_them(script, tmp_path):
+    text = script.read_text().replace('"jax" in sys.modules', "computed()")
+    computed = """def computed():
+    import jax
+    return os.environ["XLA_FLAGS"] + str(jax.jit(lambda x: x + 1)(1))
+
+
+def main("""
+    script.write_text(text.replace("def main(", computed))
+    given = "--xla_gpu_deterministic_ops=false"  # XLA uses the last value.
+    done = start(script, "--deterministic", f"--workdir={tmp_path / 'w'}", XLA_FLAGS=given)
+    expected = f"{given} --xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
+    assert json.loads(done.stdout)["jax"] == f"{expected}2", done.stderr
+    environment = json.loads((tmp_path / "w" / "environment.json").read_text())
+    assert environment["xla_flags"] == expected
+
+
 _HELP = """
 import contextlib, importlib, io, pathlib, runpy, sys
 
