@@ -30,9 +30,9 @@ candidates from units: 90.1, from the aligner's passage embeddings: 86.9, from t
 passage embeddings: 75.1.
 
 Record of ``linked`` (all three datasets; 2026-11-27, 2 CPU cores of an AMD EPYC, commit a736cff):
-41 min in 5.0 GiB: 16 min for 100 steps of the aligner, 19 min to embed 135,351 sentences, 6 min for
-the head. Held-out recall@5 is 90.6, without the head 80.2. On an NVIDIA H200 (commit f50d131,
-MiniLM in bfloat16): 323 s, 89.9 and 79.9. Six epochs (commit 4702bec): 73 min.
+41 min, 5.0 GiB of memory; 16 min for 100 steps of the aligner, 19 min to embed 135,351 sentences, 6
+min for the head. Held-out recall@5 is 90.6, without the head 80.2. On an NVIDIA H200 (commit
+f50d131, MiniLM in bfloat16): 323 s, 89.9 and 79.9. Six epochs (commit 4702bec): 73 min.
 """
 
 from typing import Any

@@ -28,7 +28,7 @@ configs/integrator.py, with --config.cirag.prefilled_headers=false --config.cira
     top-k           16.2 [6.0, 28.0]     10.0   51.7   59.2 [49.2, 68.3]      60       2.2
     student-base    -0.4 [-11.6, +10.8]   0.0  +15.8  +10.8 [+2.5, +19.2]
     student-top-k   -3.0 [-12.6, +5.8]   -3.3   +7.5   +6.7 [-0.8, +14.2]
-  The student's R@3 lead is [+8.3, +23.4] over the base and [+0.8, +14.2] over top-k.
+  Intervals of the student's lead in R@3: base [+8.3, +23.4], top-k [+0.8, +14.2].
 """
 
 from typing import Any

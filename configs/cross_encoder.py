@@ -22,8 +22,8 @@ a28b02c; 100 dev questions; in parentheses the difference from the frozen bi-enc
       MRR 73.5 (-6.2 [-13.2, 0.5]), Recall@5 60.8 (+4.8 [-1.3, 10.9]), Recall@10 80.3 (+12.9 [7.5,
       18.3]); triples of 29 test questions, 179 each: Recall@5 36.2 (-6.9 [-21.3, 7.5]).
 
-The cross-encoder finds passages of later hops that the bi-encoder misses, but is no better at the
-first hop. 222 triples are too few to learn to rank triples, so the default ranker of
+The cross-encoder finds passages of later hops that the bi-encoder misses, but ranks passages of the
+first hop no better. 222 triples are too few to learn to rank triples, so the default ranker of
 triples is the bi-encoder.
 """
 

@@ -10,7 +10,7 @@ Needs a dataset folder. Writes the store W/triples.sqlite; run the same command 
 
 Presets: without one, choose your own model; 7B parameters or more do better than the default,
 SmolLM2-135M-Instruct. ``small`` is the default model with this repository's extractor adapter, and
-drops triples with words that are not in the passage.
+drops triples whose head or tail has words that are not in the passage.
 
 Record of ``small`` (26 passages of two sentences of tests/test_shipped.py; 2026-11-25, 2 busy CPU
 cores of an AMD EPYC): 75 triples from 25 passages, 1 failure (ungrounded); 794 s. The untrained

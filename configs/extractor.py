@@ -1,4 +1,4 @@
-"""Trains a small model to extract entities and triples (docs/distillation.md).
+"""Trains a small model to extract entities and triples (docs/students.md).
 
     python launch/train.py --config=configs/extractor.py[:preset] --config.data.dir=DATA --workdir=W
 
@@ -7,8 +7,8 @@ on the passages of the questions in ``config.data.fold``, except those that also
 fold. Writes checkpoints and metrics to W; run the same command to resume.
 
 Presets: ``quick`` (the default) trains SmolLM2-135M on 2 CPU cores, on at most 300,000 tokens.
-``paper`` trains Qwen2.5-7B-Instruct on 4 GPUs with the integrator's hyper-parameters (the paper has
-no trained extractor); not yet run.
+``paper`` trains Qwen2.5-7B-Instruct on 4 GPUs with the integrator's hyper-parameters (CIRAG has no
+trained extractor); not yet run.
 
 Record of ``quick`` (--config.data.dir=musique; 2026-11-23, 2 cores of an Intel Xeon, jax 0.10.2,
 commit 6e1523a): 917 of 2,200 examples (0.42 epochs of 1,100 passages), 148 steps, 299,024 tokens,

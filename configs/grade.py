@@ -7,7 +7,7 @@ python launch/generate_questions.py --config=configs/grade.py:medium --config.do
 Needs documents, or none for the built-in dataset. Writes a dataset folder to G; run the same
 command to resume. docs/methods/grade_generation.md describes the steps and files.
 
-Presets: ``rules`` needs no language model, only the built-in dataset or a folder with openie.jsonl.
+Presets: ``rules`` needs the built-in dataset or a folder with openie.jsonl, but no language model.
 ``medium`` has a model of 1.5B parameters. ``small`` has SmolLM2-135M, which is too small for good
 questions. ``paper`` has the paper's sizes, for a server or a GPU; not yet run.
 
@@ -16,7 +16,7 @@ Record (2 CPU cores, Python 3.11, commit 834c6e2 of 2026-11-25 unless stated oth
   4 hops and 135 of 5; 11 s.
   ``rules`` with --config.documents=F --config.questions.one_source=false (F: MuSiQue's first 600
   passages with triples): 2,042 claims in 48 clusters, 422 of them in several clusters; 9
-  exact and 12 contextual groups, of which a person judged 9 and 9 right; 47 edges added to 5,173;
+  exact and 12 contextual groups, 9 of each right according to a person; 47 edges added to 5,173;
   one question, because relations of open extraction have no templates; 18 s.
   ``small`` with --config.limit=4: 2 of 22 sentences became claims, 1 triple, no path; 134 s.
   ``medium`` (2026-11-26; claims and triples at commit 21fe1a8, the rest at ba0f106 with

@@ -33,10 +33,10 @@ Record of students over sentences (T made with cirag.units=sentence, see configs
      step 119. The checkpoint of step 100 has dev loss 0.241, core F1 80.6, query F1 75.0 and stops
      91.7 on 12 dev steps; 20 min.
   2. cirag_jax/shipped/integrator: from 1 with --config.num_steps=70, T = the 291 with at least two
-     rounds: dev loss 0.244 -> 0.132; 14 min. Run 1 may have trained on most of its dev questions,
-     so 0.132 is not a held-out loss.
+     rounds: dev loss 0.244 -> 0.132; 14 min. Run 1 may have trained on most dev questions of
+     this run, so 0.132 is not a held-out loss.
   3. Over triples, from 1 with --config.prompt_format=compact --config.num_steps=45, T = MuSiQue's
-     60: dev loss 1.67 -> 1.21 (not held out either), the best at step 20; 7 min.
+     60: dev loss 1.67 -> 1.21 (not held out either), the lowest at step 20; 7 min.
   4. From 2, 24 steps with another label, weight, format or teacher in each run: no student beats
      keeping the three best candidates.
 """

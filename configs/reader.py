@@ -60,7 +60,7 @@ def evidence() -> Any:
     # Granularities of the evidence; each example draws one entry.
     config.granularities = (*("sentence",) * 4, *("triple",) * 3, "passage")
     config.distractors = 4  # Maximum distracting triples or sentences; half of this for passages.
-    config.missing = 0.25  # Share of examples to refuse: one gold passage is missing.
+    config.missing = 0.25  # Share of examples without the evidence of one gold passage.
     config.forced = 0.25  # Share of answerable examples whose prompt forbids a refusal.
     # Format of the output: chain (facts, then the answer) | brief (only the answer) | thought. Use
     # the trained reader with the same format.

@@ -14,14 +14,14 @@ Record of ``annotations`` (2 CPU cores, jax 0.10.2):
   --config.data.dir=musique --config.data.fold=train (2026-11-24, commit a60aeca): 60 trajectories,
   1.95 rounds each, 52 % solved (every hop supported), none stopped unsolved, 29 % of the rounds
   without a core triple; 106 s.
-Records from before teachers inserted missing facts and stopped only if every hop is supported
+Older records, in which teachers inserted no facts and could stop with unsupported hops
 (2026-11-22, commit 82b4ef8 unless stated otherwise):
   --config.data.dir=musique --config.data.fold=train: 60 trajectories, 2.75 rounds each, 40 %
   solved, 53 % stopped unsolved, 90 % of the gold passages retrieved; in 53 % of the rounds no
   candidate supported an open hop; 96 s. With fold=test: 30, 2.67 rounds each, 40 % solved; 56 s.
   --config.data.limit=250 (built-in): 250 trajectories, 1.95 rounds each, 99 % solved; 90 s.
   --config.data.dir=2wikimultihopqa --config.data.split=train --config.triples=G
-  --config.data.limit=150 (commit ebd761e; G holds only the dataset's own triples, from
+  --config.data.limit=150 (commit ebd761e; G has only the dataset's own triples, from
   launch/extract.py --config.import_openie=gold_triples.jsonl): 150 trajectories, 1.73 rounds each,
   4.6 candidates and 1.4 core triples per round (none in 4 % of the rounds), 99 % solved; 55 s.
   With --config.data.limit=300 --config.min_steps=2 --config.limit=110 (commit 9604270): 110, 2.37
@@ -31,12 +31,12 @@ Records from before teachers inserted missing facts and stopped only if every ho
   rounds each, 20 % solved, 93 % of the gold passages retrieved; in 66 % of the rounds no candidate
   supported a hop, because the extractor misses many facts; 33 s.
 Record over sentences (--config.cirag.units=sentence --config.cirag.prompt_format=compact
---config.data.dir=2wikimultihopqa --config.data.split=train
---config.data.corpus=selected_questions --config.encoder.model=shipped:aligner
---config.retriever.units=sentence; 2026-11-25, commit 14c1657): 494 trajectories over 3,112 passages
-(6 questions lack a sentence), 1.76 rounds each (203 of one, 206 of two, 85 of three), 15 candidates
-and 1.34 core sentences per round, 99.8 % solved; 128 s. Only one of 870 rounds keeps nothing, so
-students hardly learn to do so. With --config.min_steps=2: 291 trajectories.
+--config.data.dir=2wikimultihopqa --config.data.split=train --config.data.corpus=selected_questions
+--config.encoder.model=shipped:aligner --config.retriever.units=sentence; 2026-11-25, commit
+14c1657): 494 trajectories over 3,112 passages (6 questions without gold sentences), 1.76 rounds
+each (203 of one, 206 of two, 85 of three), 15 candidates and 1.34 core sentences per round, 99.8 %
+solved; 128 s. Only one of 870 rounds keeps nothing, so students hardly learn to do so. With
+--config.min_steps=2: 291 trajectories.
 Record of ``llm``:
   SmolLM2-135M as its own teacher (commit 9604270; --config.data.limit=3 --config.cirag.max_steps=2
   --config.cirag.few_shot=true): all three dropped, because they do not parse; 45 s.

@@ -3,8 +3,8 @@ r"""Beam retrieval over chains of passages, after BeamDR (docs/methods/baselines
 python launch/answer.py --config=configs/methods/beam_retrieval.py --config.data.dir=D --workdir=W
 
 Presets: ``small`` retrieves and reads with this repository's models, on a laptop's CPU; ``medium``
-and ``paper`` as in configs/methods/cirag.py. BeamDR's encoder is not included; train one on chains
-of passages (configs/aligner.py, ``--config.data.units=passage``) and name it in
+and ``paper`` are as in configs/methods/cirag.py. BeamDR's encoder is not included; train one on
+chains of passages (configs/aligner.py, ``--config.data.units=passage``) and name it in
 ``config.encoder.model``.
 
 configs/compare.py has the record of ``small``.

@@ -24,7 +24,7 @@ def method(name: str, switches: Mapping[str, Any] | None = None, **max_tokens: i
 
     Args:
       name: name of the method; its last part names the block of the method's settings.
-      switches: other settings for which the config also has the needed blocks.
+      switches: alternative settings; the config also has the blocks that they need.
       **max_tokens: maximum new tokens of each role; by default 128, or for a reader the limit of
         its format (`methods.common.reading.ANSWER_TOKENS`).
     """
@@ -85,8 +85,8 @@ def _ranker(method_block: Any) -> Any:
 def may_refuse_own_documents(settings: Any) -> None:
     """Makes two settings of a method's block depend on the questions (`task.fill_in`).
 
-    Questions of a dataset get an answer even if the reader refuses. An answer over own documents is
-    empty if the reader refuses, or if no document states it.
+    Questions of a dataset get an answer even if the reader refuses. For your own documents,
+    the answer is empty if the reader refuses, or if no document states the answer.
     """
     with settings.ignore_type():
         settings.force_answer = placeholder(bool)

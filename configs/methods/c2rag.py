@@ -6,7 +6,7 @@ Needs extracted triples: the folder's openie.jsonl, --config.triples=STORE, or "
 
 Presets: ``small`` runs on a laptop's CPU with SmolLM2-135M, whose plans are forced into their
 schema, and the shipped aligner and reader. ``medium`` has a model of 1.5B parameters. Both use
-bi-encoders as rankers, so N_eff is computed from cosines (our choice). Without a preset, the
+bi-encoders as rankers, so N_eff is computed from cosines (our choice). Without a preset, it has the
 paper's setting with this package's small models. ``paper`` has Qwen2.5-7B-Instruct in place of
 GPT-4o-mini, and the paper's MiniLM and bge-reranker-v2-m3. ``code`` is ``paper`` with the values of
 the released code, and ``code_defaults`` with the defaults of its files. The last three are for a

@@ -2,8 +2,8 @@
 
 python launch/answer.py --config=configs/methods/iter_retgen.py --config.data.dir=DATA --workdir=W
 
-Presets: ``small`` reads with the shipped reader, on a laptop's CPU; ``medium`` and ``paper`` as in
-configs/methods/cirag.py.
+Presets: ``small`` reads with the shipped reader, on a laptop's CPU; ``medium`` and ``paper`` are as
+in configs/methods/cirag.py.
 
 configs/compare.py has the record of ``small``.
 """

@@ -5,11 +5,10 @@ python launch/answer.py --config=configs/methods/kirag.py:small --config.data.di
 Needs a dataset folder, with triples unless the preset is ``small``. docs/methods/kirag.md explains
 the presets: ``small`` runs on a laptop's CPU with this repository's models. Its units are
 sentences, and each step appends the aligner's best one, because SmolLM2-135M is too weak as a
-constructor. Without a preset, the paper's loop over triples with this package's untrained small
-models. ``medium`` has a model of 1.5B parameters, whose output is matched to the candidates.
-``paper`` (Llama3-8B-Instruct, E5-large-v2, sections 3.2, 3.3, B.3) and ``code`` (values of the
-released code) are for a GPU and need a trained aligner, --config.rankers.aligner.model=W; not yet
-run.
+constructor. Without a preset, it runs the paper's loop over triples with untrained small models.
+``medium`` has a model of 1.5B parameters, whose output is matched to the candidates. ``paper``
+(Llama3-8B-Instruct, E5-large-v2, sections 3.2, 3.3, B.3) and ``code`` (values of the released code)
+are for a GPU and need a trained aligner, --config.rankers.aligner.model=W; not yet run.
 
 Record (2026-11-24, 2 busy CPU cores, Python 3.11, jax 0.10.2):
   ``small`` --config.data.dir=2wikimultihopqa --config.data.split=dev --config.data.fold=dev_tune

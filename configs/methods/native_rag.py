@@ -3,8 +3,8 @@
 python launch/answer.py --config=configs/methods/native_rag.py --config.data.dir=DATA --workdir=W
 
 Presets: ``small`` reads five passages with this repository's models (cirag_jax/shipped), on a
-laptop's CPU. Without a preset, this package's untrained small models. ``medium`` and ``paper`` as
-in configs/methods/cirag.py; ``paper`` has not been run.
+laptop's CPU. Without a preset, it uses this package's untrained small models. ``medium`` and
+``paper`` are as in configs/methods/cirag.py; ``paper`` has not been run.
 
 Record (reads five passages instead of ten; questions and machine of the ``llm`` record of
 configs/methods/cirag.py; commit b1361ce): EM 0.0, F1 4.8, Acc 10.0, passage Recall@3 54.9, Recall@5

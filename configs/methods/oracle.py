@@ -1,4 +1,4 @@
-"""Oracle: the reader reads gold evidence, which results report (docs/methods/baselines.md).
+"""Oracle: the reader reads gold evidence; results are marked sees_gold (docs/methods/baselines.md).
 
 python launch/answer.py --config=configs/methods/oracle.py --config.data.dir=DATA --workdir=W
 

@@ -23,7 +23,7 @@ Results
   into two functions; its wall seconds were 30, 287, 12 and 85. With a million passages, the old
   version was stopped after 13 minutes on a third of a core:
 
-    passages   links.py  titles  mentions            transitions  walks, a question  peak
+    passages   links.py  titles  mentions            transitions  walk per question  peak
     10,000     new       0.13     1.7 (5,811/s)      0.02         1.3 ms             0.20 GiB
                old       0.11     2.0 (4,965/s)      0.03         1.5 ms             0.20 GiB
     100,000    new       1.6     19.4 (5,149/s)      0.39         42 ms              0.58 GiB
