@@ -19,6 +19,12 @@ _FRONT = re.compile(r"\s*^(---|\+\+\+)[ \t]*\n(.*?)^(?:\1|\.\.\.)[ \t]*$", re.DO
 _KEY = re.compile(r"\s*[\w-]+\s*[:=]")
 # The break before a list item or a table row.
 _ITEM = re.compile(r"\n(?=[ \t]*(?:[-*+•][ \t]|\d{1,3}[.)][ \t]|\|))")
+# A first paragraph that is a title: one line of at most 12 words that is no sentence, perhaps above
+# a rule.
+_TITLE = re.compile(
+    r"((?:\S{1,50}[ \t]+){0,11}(?=\S*[^\W_])\S{1,50}(?<![.,:;!?…。，：；！？]))"
+    r"[ \t]*(?:\n[ \t]*[=-]{3,})?"
+)
 _WIKI_LINK = re.compile(r"!?\[\[(?:[^\[\]|]*\|)?([^\[\]|]+)\]\]")  # [[page]] or [[page|text]]
 _ATTRIBUTES = re.compile(r"\s*\{[#.:][^{}]*\}$")  # "{#anchor}" after a heading
 _SPACED = {*block_names, "br"}  # HTML tags that separate words
@@ -40,27 +46,41 @@ def read_sections(text: str, markdown: bool) -> tuple[str, list[Section]]:
     """Returns the title in the front matter, or "", and the sections.
 
     Front matter, comments, marks of emphasis, the URLs of links and images, and the rules of tables
-    are removed. A table row becomes ``column: cell; column: cell``.
+    are removed. A table row becomes ``column: cell; column: cell``. A first line that is a title
+    is a heading, even without marks.
 
     Args:
       text: the document.
-      markdown: whether the document is Markdown. In plain text, only headings with ``#``, code
-        fences, tables and front matter are recognized, and everything else stays as it is.
+      markdown: whether the document is Markdown. In plain text, only headings with ``#``, a title
+        in the first line, code fences, tables and front matter are recognized, and everything else
+        stays as it is.
     """
     title, text = _front_matter(text.replace("\r\n", "\n").replace("\r", "\n"))
     sections = [Section("", [])]
-    for node in SyntaxTreeNode(_parser(markdown).parse(text)).children:
+    nodes = SyntaxTreeNode(_parser(markdown).parse(text)).children
+    for index, node in enumerate(nodes):
         items = [" ".join(item.split()) for item in _items(node, markdown)]
         # A heading of several lines is a paragraph above a rule.
         if node.type == "heading" and "\n" not in node.children[0].content:
             heading = items[0] if items else ""
             sections.append(Section(_ATTRIBUTES.sub("", heading) if markdown else heading, []))
             continue
+        is_above = index == 0 and len(nodes) > 1 and nodes[1].type not in ("heading", "hr")
+        if is_above and (found := _title_line(node)):
+            sections.append(Section(found if not markdown else items[0], []))
+            continue
         if node.type == "footnote_block":
             sections.append(Section("", []))
         if any(items):
             sections[-1].blocks.append([item for item in items if item])
     return title, sections
+
+
+def _title_line(node: SyntaxTreeNode) -> str:
+    """Returns the text of a paragraph that is a title, or ""."""
+    content = node.children[0].content.strip() if node.type == "paragraph" else ""
+    match = _TITLE.fullmatch(content)
+    return " ".join(match[1].split()) if match and not _ITEM.match(f"\n{content}") else ""
 
 
 @functools.cache

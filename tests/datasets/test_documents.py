@@ -295,3 +295,32 @@ def test_read_documents_unreadable_path_is_reported(tmp_path, name, content, wor
         read_documents(tmp_path / "nowhere")
     with pytest.raises(UserError, match="no text"):
         from_texts([""])
+
+
+@pytest.mark.parametrize("markdown", [False, True])
+@pytest.mark.parametrize(
+    ("text", "title", "sentences"),
+    [
+        ("Ada Lovelace\n\nShe wrote.", "Ada Lovelace", ["She wrote."]),
+        ("\n  The Heron (a ketch), 1887 \r\n\r\nLost.", "The Heron (a ketch), 1887", ["Lost."]),
+        ("1984\n\nText.", "1984", ["Text."]),
+        ("Ada\n===\n\nShe wrote.", "Ada", ["She wrote."]),
+        ("Ada", "file", ["Ada"]),  # No text follows.
+        ("Dear Ada,\n\nHello.", "file", ["Dear Ada,", "Hello."]),
+        ("She wrote.\n\nShe left.", "file", ["She wrote.", "She left."]),
+        ("She wrote\nto us\n\nand left.", "file", ["She wrote to us", "and left."]),
+        (f"{'so ' * 13}\n\nText.", "file", [" ".join(["so"] * 13), "Text."]),
+        ("a" * 51 + "\n\nText.", "file", ["a" * 51, "Text."]),
+    ],
+)
+def test_split_document_first_line_is_title(text, title, sentences, markdown):
+    """A first line without the form of a sentence is a title, and no evidence."""
+    (passage,) = split_document("n", text, "file", markdown=markdown)
+    assert (passage.title, passage.text) == (title, " ".join(passage.sentences or ()))
+    assert "".join(passage.sentences or ()) == "".join(sentences)
+
+
+def test_split_document_first_line_list_or_byline_is_no_title():
+    for text in ("- Ada\n\nText.", "1. Ada\n\nText.", "Ada\n\n# Life\n\nText."):
+        first = split_document("n", text, "file")[0]
+        assert first.title == "file" and "Ada" in first.text
