@@ -86,7 +86,7 @@ def may_refuse_own_documents(settings: Any) -> None:
     """Makes two settings of a method's block depend on the questions (`task.fill_in`).
 
     Questions of a dataset get an answer even if the reader refuses. For your own documents,
-    the answer is empty if the reader refuses, or if no document states the answer.
+    the answer is empty if the reader refuses, or if the evidence does not contain the answer.
     """
     with settings.ignore_type():
         settings.force_answer = placeholder(bool)
