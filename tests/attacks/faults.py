@@ -176,7 +176,7 @@ def _trained(folder: pathlib.Path) -> Any:
 def _distilled(folder: pathlib.Path) -> Any:
     """Returns the trajectories, and the record of every question."""
     records = read_records(folder / JOURNAL)
-    ends = [(record.id, record.outcome, record.error, record.usage.tokens) for record in records]
+    ends = [(record.id, record.outcome, record.error, record.usage.counts) for record in records]
     return (folder / "trajectories.jsonl").read_bytes(), ends
 
 
