@@ -45,7 +45,16 @@ from ml_collections import ConfigDict
 
 from cirag_jax import config_files, config_words, processes
 from cirag_jax.errors import InUse, TryAgain, UserError
-from cirag_jax.io import cache_folder, naming, one_line, replacing, say, visible, write_json
+from cirag_jax.io import (
+    cache_folder,
+    check_arguments,
+    naming,
+    one_line,
+    replacing,
+    say,
+    visible,
+    write_json,
+)
 
 Main = Callable[[Any, pathlib.Path], Mapping[str, Any]]
 
@@ -256,9 +265,7 @@ def _parse_flags(
     question_workdir: str | None,
 ) -> tuple[flags.FlagValues, list[str]]:
     """Parses all flags except ``--config.field=value``; returns them and the other arguments."""
-    for argument in argv:
-        if not argument.isascii() and argument != argument.encode(errors="replace").decode():
-            raise UserError(f"the argument {argument!r} is not valid UTF-8")
+    check_arguments(argv)
     args = flags.FlagValues()
     text = functools.partial(flags.DEFINE_string, flag_values=args)
     number = functools.partial(flags.DEFINE_integer, flag_values=args)

@@ -17,7 +17,7 @@ from absl import flags
 from ml_collections import ConfigDict, FieldReference, config_flags
 
 from cirag_jax.errors import UserError
-from cirag_jax.io import one_line
+from cirag_jax.io import is_utf8, one_line
 from cirag_jax.validation import TYPE_NAMES
 
 _PACKAGE = pathlib.Path(__file__).resolve().parent
@@ -77,7 +77,7 @@ def override(config: Any, overrides: Sequence[str], source: str) -> Any:
             _parse(config, key, arguments)
         else:
             block[last] = () if block.get_type(last) is tuple else None
-    _check_model_names(config)
+    _check_texts(config)
     return config.lock()
 
 
@@ -104,10 +104,16 @@ def _type_of(config: ConfigDict, key: str) -> type:
     return block.get_type(last) if last in block else object  # the item of a tuple
 
 
-def _check_model_names(config: ConfigDict) -> None:
-    """Rejects empty names of models, which other code would treat as no model."""
+def _check_texts(config: ConfigDict) -> None:
+    """Rejects texts that are not valid UTF-8, and empty names of models.
+
+    Other code would treat an empty name as no model.
+    """
     for key, value in leaves(config):
         block, last = find_block(config, key)
+        for text in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(text, str) and not is_utf8(text):
+                raise UserError(f"config.{key}={value!r} is not valid UTF-8.")
         if value == "" and last in _MODEL_FIELDS:
             unset = ", or be null" if _is_optional(block, last) else ""
             raise UserError(f"config.{key}={value!r} must name a model{unset}.")

@@ -165,13 +165,29 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-def replace_surrogates(text: str) -> str:
-    """Joins pairs of surrogates, and replaces lone ones, which no file can store."""
+def is_utf8(text: str) -> bool:
+    """Returns whether UTF-8 can store a text, that is, whether it has no half surrogate pair."""
+    if text.isascii():
+        return True
     try:
         text.encode()
-        return text
     except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return False
+    return True
+
+
+def check_arguments(arguments: Iterable[str]) -> None:
+    """Raises UserError for an argument of a command line that is not valid UTF-8."""
+    for argument in arguments:
+        if not is_utf8(argument):
+            raise UserError(f"the argument {argument!r} is not valid UTF-8")
+
+
+def replace_surrogates(text: str) -> str:
+    """Joins pairs of surrogates, and replaces lone ones, which no file can store."""
+    if is_utf8(text):
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def visible(text: str) -> str:

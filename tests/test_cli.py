@@ -460,5 +460,12 @@ def test_closed_pipe_is_no_error(run, monkeypatch, arguments):
     assert done.code == 0 and "Traceback" not in done.err
 
 
+def test_config_half_surrogate_is_refused(run):
+    def extend(config):
+        config.names = ("a", "half \ud800")
+
+    assert refused(run(extend=extend), r"config.names=('a', 'half \ud800') is not valid UTF-8")
+
+
 def test_argument_invalid_utf8_is_refused(run):
     assert refused(run("--config.data.dir=\udcff"), "not valid UTF-8")

@@ -3,15 +3,14 @@
 import contextlib
 import dataclasses
 import os
-import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 from cirag_jax.commands import opening, task
 from cirag_jax.datasets import documents as documents_lib
 from cirag_jax.datasets.corpus import WHOLE, build_corpus
 from cirag_jax.errors import UserError
-from cirag_jax.io import Closing
+from cirag_jax.io import Closing, is_utf8
 from cirag_jax.methods.registry import find_method
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.records import Record
@@ -20,6 +19,8 @@ from cirag_jax.runtime.scheduler import Handler
 from cirag_jax.runtime.store import Journal
 from cirag_jax.sqlite import MEMORY
 from cirag_jax.types import Passage, Prediction, Question, Step
+
+_process: int | None = None  # the process that has opened models
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +51,9 @@ class Cirag(Closing):
     Use it in a ``with`` block, or call `close` to free the models.
     """
 
-    def __init__(self, config: Any, documents: str | os.PathLike[str] | Sequence[str]):
+    def __init__(self, config: Any, documents: str | os.PathLike[str] | Iterable[str]):
         """Use `open` instead, unless you have a locked config of configs/methods."""
+        _check_process()
         self._program = find_method(config.method).program
         task.fill_in(config, own_documents=True)
         self._settings = task.method_settings(config)
@@ -60,11 +62,9 @@ class Cirag(Closing):
             raise UserError(f"{config.method} needs annotated questions.")
         opening.check(config, needs)
         if isinstance(documents, (str, os.PathLike)):
-            dataset = documents_lib.read_documents(pathlib.Path(documents))
-        elif not isinstance(documents, Iterable):
-            raise UserError(f"documents must be a path or a list of strings, not {documents!r}.")
+            dataset = documents_lib.read_documents(os.fsdecode(documents))
         else:
-            dataset = documents_lib.from_texts(documents)
+            dataset = documents_lib.from_texts(_listed(documents, "documents", "a path or a list"))
         corpus = build_corpus(dataset, (), WHOLE)
         self._passages = dataset.corpus
         empty_task = task.Task(needs, dataset, (), corpus)
@@ -72,6 +72,8 @@ class Cirag(Closing):
         def open_handlers(stack: contextlib.ExitStack, book: Journal) -> dict[type | str, Handler]:
             return opening.open_handlers(config, empty_task, book, stack, rows=config.in_flight)
 
+        global _process
+        _process = os.getpid()
         with contextlib.ExitStack() as stack:
             runner = Runner(MEMORY, {}, open_handlers, in_flight=config.in_flight)
             self._runner = stack.enter_context(runner)
@@ -84,7 +86,7 @@ class Cirag(Closing):
         cls,
         preset: str = "small",
         *,
-        documents: str | os.PathLike[str] | Sequence[str],
+        documents: str | os.PathLike[str] | Iterable[str],
         method: str = "cirag",
         settings: Mapping[str, Any] | None = None,
     ) -> "Cirag":
@@ -98,6 +100,11 @@ class Cirag(Closing):
           method: a file in configs/methods, such as cirag, kirag, native_rag, ircot or direct.
           settings: config values by dotted key, such as ``{"reader.adapter": "runs/reader"}``.
         """
+        for name, value in (("preset", preset), ("method", method)):
+            if not isinstance(value, str):
+                raise UserError(f"{name} must be a string, not {value!r}.")
+        if not isinstance(settings, Mapping | None):
+            raise UserError(f"settings must be a dictionary, not {settings!r}.")
         values = [f"{key}={value}" for key, value in (settings or {}).items()]
         return cls(task.method_config(method, preset, values), documents)
 
@@ -109,7 +116,8 @@ class Cirag(Closing):
         """Answers questions concurrently, which is faster than one by one."""
         if self._is_closed:
             raise UserError("the models are closed; open them again with Cirag.open.")
-        parsed = [own_question(text) for text in questions]
+        _check_process()
+        parsed = [own_question(text) for text in _listed(questions, "questions", "a list")]
         jobs = {q.id: task.job(q, self._program, self._settings) for q in parsed}
         if not self._runner.run(jobs.values()):
             raise UserError("the budget of a model is spent.")
@@ -132,17 +140,36 @@ class Cirag(Closing):
 
     def close(self) -> None:
         """Frees the models."""
+        if not self._is_closed and os.getpid() == _process:  # elsewhere, it would hang
+            self._runner.close()
         self._is_closed = True
-        self._runner.close()
+
+
+def _check_process() -> None:
+    """Raises UserError in a process that was forked after models were opened."""
+    if _process not in (None, os.getpid()):
+        raise UserError(
+            "the models were opened before os.fork(), and JAX hangs in the new process; start it "
+            "with multiprocessing.get_context('spawn') and call Cirag.open there."
+        )
+
+
+def _listed(values: Iterable[str], name: str, expected: str) -> list[str]:
+    """Returns the items of a list; a set has no order, and a string would be cut into letters."""
+    if isinstance(values, str | bytes | bytearray | Mapping | Set) or not isinstance(
+        values, Iterable
+    ):
+        raise UserError(f"{name} must be {expected} of strings, not {ascii(values)[:80]}.")
+    return list(values)
 
 
 def own_question(text: str) -> Question:
     """Returns a question without annotations."""
     if not isinstance(text, str):
-        raise UserError(f"a question must be a string, not {text!r}.")
+        raise UserError(f"a question must be a string, not {ascii(text)[:80]}.")
     text = " ".join(text.split())
     if not text:
         raise UserError("config.question is empty.")
-    if any("\ud800" <= character <= "\udfff" for character in text):
+    if not is_utf8(text):
         raise UserError("config.question is not valid UTF-8.")
     return Question(f"question-{codec.digest(text)[:12]}", text, ())

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cirag_jax.errors import import_optional, parsing
+from cirag_jax.io import replace_surrogates
 
 REQUIREMENTS = "requirements-documents.txt"
 _PACKAGES = {
@@ -26,7 +27,11 @@ def is_installed(suffix: str) -> bool:
 
 def convert(file: Path) -> tuple[str, bool]:
     """Returns the text of a file, and whether the text is Markdown."""
-    suffix = file.suffix.lower()
+    text, is_markdown = _convert(file, file.suffix.lower())
+    return replace_surrogates(text), is_markdown
+
+
+def _convert(file: Path, suffix: str) -> tuple[str, bool]:
     for name in _PACKAGES[suffix]:
         import_optional(name, f"reading {file}", REQUIREMENTS)
     with parsing(f"{file} cannot be read", "; save it as a .txt or .md file, or move it elsewhere"):

@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from cirag_jax.datasets import conversion, jsonl
 from cirag_jax.datasets.markdown import Section, read_sections
 from cirag_jax.datasets.sentences import split_sentences
 from cirag_jax.errors import UserError
+from cirag_jax.io import is_utf8
 from cirag_jax.types import Dataset, Passage
 
 MARKDOWN = (".md", ".markdown")
@@ -42,13 +44,27 @@ def read_documents(path: str | Path) -> Dataset:
     questions. In any other folder, all documents are read, also from subfolders, except hidden
     files. A warning names skipped files. Passage ids are ``<relative path>#<number>``.
     """
-    path = Path(path).expanduser()
+    path = _expanded(path)
     if path.name == jsonl.CORPUS and path.is_file():
         path = path.parent
     if (path / jsonl.CORPUS).is_file():
         return jsonl.read_dataset(path, questions=False)
     passages = [passage for document in _read_all(path) for passage in _passages(document)]
-    return Dataset(path.resolve().name, (), {p.id: p for p in passages}, {})
+    return Dataset(_utf8_name(Path(path.resolve().name)), (), {p.id: p for p in passages}, {})
+
+
+def _expanded(path: str | Path) -> Path:
+    try:
+        expanded = Path(path).expanduser()
+        exists = bool(str(path)) and (expanded.is_file() or expanded.is_dir())
+    except (OSError, RuntimeError):  # For example, a text instead of a path, or an unknown user.
+        exists, expanded = False, Path()
+    if not exists:
+        raise UserError(
+            f"config.documents={str(path)[:200]} is neither a folder nor a file; in Python, pass "
+            "texts as a list."
+        )
+    return expanded
 
 
 def read_files(path: Path) -> list[tuple[str, str, str]]:
@@ -58,7 +74,7 @@ def read_files(path: Path) -> list[tuple[str, str, str]]:
     text; the first one is the title, unless the front matter has one.
     """
     files = []
-    for document in _read_all(path):
+    for document in _read_all(_expanded(path)):
         titles = (document.title, *(section.heading for section in document.sections))
         blocks = itertools.chain.from_iterable(section.blocks for section in document.sections)
         text = "\n\n".join(itertools.chain.from_iterable(blocks))
@@ -68,11 +84,24 @@ def read_files(path: Path) -> list[tuple[str, str, str]]:
 
 def from_texts(texts: Iterable[str]) -> Dataset:
     """Returns a dataset with the passages of ``texts``; each text is one document."""
-    documents = [split_document(f"document {n}", text, "") for n, text in enumerate(texts, 1)]
+    documents = [
+        split_document(f"document {number + 1}", _checked(text, f"documents[{number}]"), "")
+        for number, text in enumerate(texts)
+    ]
     passages = {passage.id: passage for document in documents for passage in document}
     if not passages:
         raise UserError("the documents have no text.")
     return Dataset("documents", (), passages, {})
+
+
+def _checked(text: object, name: str) -> str:
+    if not isinstance(text, str):
+        raise UserError(f"{name} must be a string, not {ascii(text)[:80]}.")
+    if not is_utf8(text):
+        raise UserError(f"{name} is not valid UTF-8: it contains half of a surrogate pair.")
+    if len(text) < 256 and os.path.isfile(text):
+        raise UserError(f"{name}={text!r} is a file; pass its folder, or the text of the file.")
+    return str(text)
 
 
 def split_document(name: str, text: str, title: str, *, markdown: bool = False) -> list[Passage]:
@@ -161,7 +190,7 @@ def _read_all(path: Path) -> list[_Document]:
             skipped[f"unreadable {file.suffix.lower()}"].append(name)
             continue
         if any(section.blocks for section in sections):
-            documents.append(_Document(name, title, sections, file.stem.replace("_", " ")))
+            documents.append(_Document(name, title, sections, Path(name).stem.replace("_", " ")))
         else:
             skipped["without text"].append(name)
     if not documents:
@@ -178,19 +207,22 @@ def _find(path: Path) -> tuple[list[tuple[Path, str]], dict[str, list[str]]]:
     """Returns documents with names relative to the folder, and names of other files by kind."""
     skipped: dict[str, list[str]] = collections.defaultdict(list)
     if path.is_file():
-        return [(path, path.name)], skipped
-    if not path.is_dir():
-        raise UserError(f"config.documents={path} is neither a folder nor a file.")
+        return [(path, _utf8_name(Path(path.name)))], skipped
     documents = []
     for file in sorted(path.rglob("*")):
         name, kind = file.relative_to(path), file.suffix.lower()
         if any(part[0] == "." for part in name.parts) or not file.is_file():
             continue
         if kind in SUFFIXES or kind in conversion.SUFFIXES and conversion.is_installed(kind):
-            documents.append((file, name.as_posix()))
+            documents.append((file, _utf8_name(name)))
         else:
-            skipped[kind or "without a suffix"].append(name.as_posix())
+            skipped[kind or "without a suffix"].append(_utf8_name(name))
     return documents, skipped
+
+
+def _utf8_name(path: Path) -> str:
+    r"""Returns a path with ``/``, in which bytes that are not UTF-8 are written like ``\\xe9``."""
+    return os.fsencode(path.as_posix()).decode("utf-8", "backslashreplace")
 
 
 def _describe(skipped: dict[str, list[str]]) -> str:

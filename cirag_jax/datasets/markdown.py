@@ -14,6 +14,8 @@ from markdown_it.token import Token
 from markdown_it.tree import SyntaxTreeNode
 from mdit_py_plugins.gfm import gfm_plugin
 
+from cirag_jax.io import replace_surrogates
+
 # YAML between lines of --- (pandoc ends it with ...), or TOML between lines of +++.
 _FRONT = re.compile(r"\s*^(---|\+\+\+)[ \t]*\n(.*?)^(?:\1|\.\.\.)[ \t]*$", re.DOTALL | re.MULTILINE)
 _KEY = re.compile(r"\s*[\w-]+\s*[:=]")
@@ -105,7 +107,9 @@ def _front_matter(text: str) -> tuple[str, str]:
         return "", text
     title = fields.get("title")
     is_text = isinstance(title, (str, int, float)) and not isinstance(title, bool)
-    return " ".join(str(title).split()) if is_text else "", text[match.end() :]
+    # YAML may have half surrogate pairs.
+    clean = replace_surrogates(" ".join(str(title).split())) if is_text else ""
+    return clean, text[match.end() :]
 
 
 def _items(node: SyntaxTreeNode, markdown: bool) -> Iterator[str]:

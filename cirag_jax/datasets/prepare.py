@@ -17,7 +17,7 @@ from cirag_jax.datasets.benchmarks import BENCHMARKS, prepare_builder, to_datase
 from cirag_jax.datasets.corpus import POLICIES, WHOLE, build_corpus
 from cirag_jax.datasets.jsonl import write_dataset
 from cirag_jax.errors import UserError
-from cirag_jax.io import one_line, say
+from cirag_jax.io import check_arguments, one_line, say
 from cirag_jax.types import Dataset, Passage, Question
 
 
@@ -100,6 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     flags = vars(parser.parse_args(arguments))
     try:
+        check_arguments(map(str, flags.values()))
         dataset = prepare(**flags)
     except UserError as error:
         say(f"prepare: {one_line(str(error))}")

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from cirag_jax.errors import UserError
+from cirag_jax.io import is_utf8
 
 T = TypeVar("T")
 
@@ -72,13 +73,29 @@ def decode(place: str, raw: bytes, kind: type[T], *, first: bool = False) -> T:
 
 
 def convert(place: str, value: Any, kind: type[T]) -> T:
-    """Converts a parsed JSON value to ``kind``; errors name ``place``."""
+    """Converts a parsed JSON value to ``kind``; errors name ``place``.
+
+    Python's JSON parser accepts half surrogate pairs, which no file can store; they are refused.
+    """
+    _check_texts(place, value)
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise _mismatch(place, str(error), kind) from error
-    except UnicodeEncodeError as error:  # Python's JSON parser accepts such strings.
-        raise UserError(f"{place}: a text contains half of a surrogate pair.") from error
+
+
+def _check_texts(place: str, value: Any) -> None:
+    fields = [("", value)]
+    while fields:
+        name, item = fields.pop()
+        if isinstance(item, str) and not is_utf8(item):
+            problem = f"contains half of a surrogate pair ({ascii(item)[:80]}); replace it"
+            raise field_error(place, name, problem) if name else UserError(f"{place}: {problem}.")
+        if isinstance(item, dict):
+            fields += [(f"{name}.{key}".lstrip("."), text) for key, text in item.items()]
+            fields += [(name, key) for key in item]
+        elif isinstance(item, (list, tuple)):
+            fields += [(f"{name}[{i}]", text) for i, text in enumerate(item)]
 
 
 def _mismatch(place: str, message: str, kind: Any) -> UserError:

@@ -8,6 +8,7 @@ import pytest
 
 import cirag_jax
 from cirag_jax import cli
+from cirag_jax.commands import session
 from cirag_jax.errors import UserError
 from cirag_jax.retrieval import encoders
 from cirag_jax.retrieval.encoders import CachedEncoder
@@ -61,6 +62,31 @@ def test_session_dataset_folder_and_other_method(folders):
         ({"settings": {"cirag.beams": 2}}, "unknown config key 'cirag.beams'"),
         ({"documents": "/nowhere"}, "config.documents=/nowhere is neither"),
         ({"documents": None}, "documents must be a path or a list of strings, not None"),
+        ({"documents": b"text"}, "documents must be a path or a list of strings, not b'text'"),
+        ({"documents": {"a": "text"}}, "documents must be a path or a list of strings, not {"),
+        ({"documents": {"text"}}, "documents must be a path or a list of strings, not {"),
+        ({"documents": []}, "the documents have no text"),
+        ({"documents": [" ", ""]}, "the documents have no text"),
+        ({"documents": ["a", None]}, r"documents\[1\] must be a string, not None"),
+        ({"documents": [b"a"]}, r"documents\[0\] must be a string, not b'a'"),
+        ({"documents": [pathlib.Path("a")]}, r"documents\[0\] must be a string, not PosixPath"),
+        ({"documents": ["half \ud800"]}, r"documents\[0\] is not valid UTF-8"),
+        (
+            {"documents": [__file__]},
+            r"documents\[0\]=.*session.py' is a file; pass its folder",
+        ),
+        ({"documents": ""}, "config.documents= is neither a folder nor a file"),
+        ({"documents": "A text. " * 99}, "neither a folder nor a file; in Python, pass texts as a"),
+        ({"documents": "~nobody/a"}, "config.documents=~nobody/a is neither"),
+        ({"documents": "a\0b"}, "is neither a folder nor a file"),
+        ({"method": None}, "method must be a string, not None"),
+        ({"preset": None}, "preset must be a string, not None"),
+        ({"settings": ["a"]}, r"settings must be a dictionary, not \['a'\]"),
+        (
+            {"settings": {"reader.model": "\ud800"}},
+            r"reader.model='\\ud800' is not valid UTF",
+        ),
+        ({"settings": {5: 5}}, "unknown config key '5'"),
     ],
 )
 def test_session_bad_arguments_are_refused(folders, fields, words):
@@ -76,8 +102,36 @@ def test_session_empty_question_is_refused(folders):
             rag.answer("  ")
         with pytest.raises(UserError, match="a question must be a string, not 5"):
             rag.answer(5)
+        for questions in ("Who?", b"Who?", None, 5, {"Who?"}, {"Who?": 1}):
+            with pytest.raises(UserError, match="questions must be a list of strings, not"):
+                rag.answers(questions)
+        with pytest.raises(UserError, match="a question must be a string, not None"):
+            rag.answers(["Who?", None])
+        with pytest.raises(UserError, match="not valid UTF-8"):
+            rag.answer("half \ud800")
+        assert rag.answers([]) == []
+        (one,) = rag.answers(question for question in ["Who was a weaver?"])
+        assert one == rag.answer("Who was a weaver?")
+    rag.close()
     with pytest.raises(UserError, match="the models are closed"):
         rag.answer("Who?")
+
+
+def test_session_after_fork_is_refused(folders, monkeypatch):
+    rag = cirag_jax.Cirag.open(documents=(text for text in TEXTS), settings=settings(folders))
+    with monkeypatch.context() as child:
+        process = session.os.getpid()
+        child.setattr(session.os, "getpid", lambda: process + 1)
+        with pytest.raises(UserError, match=r"before os.fork\(\), .*get_context\('spawn'\)"):
+            rag.answer("Who was a weaver?")
+        with pytest.raises(UserError, match="before os.fork"):
+            cirag_jax.Cirag.open(documents=TEXTS, settings=settings(folders))
+    assert rag.answer("Who was a weaver?").passages
+    with monkeypatch.context() as child:  # Closing in the new process would wait for threads.
+        child.setattr(session.os, "getpid", lambda: process + 1)
+        child.setattr(rag._runner, "close", lambda: pytest.fail("closed"))
+        rag.close()
+    rag._runner.close()
 
 
 def test_answer_command_over_documents(folders, tmp_path, capsys, monkeypatch):

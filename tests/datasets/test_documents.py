@@ -1,6 +1,7 @@
 """Passages from a user's own documents, and documents that cannot be read."""
 
 import logging
+import os
 import zipfile
 
 import pytest
@@ -205,6 +206,34 @@ def test_read_documents_skipped_files_are_named(tmp_path, caplog, monkeypatch):
     (message,) = caplog.messages
     assert "1 .pdf (deep/b.pdf)" in message
     assert "to read .pdf files, pip install -r requirements-documents.txt." in message
+
+
+def test_read_documents_odd_bytes_in_names_are_escaped(tmp_path):
+    folder = os.path.join(os.fsencode(tmp_path), b"caf\xe9")
+    os.mkdir(folder)
+    for name in (b"a_\xe9.txt", b"a_\xe8.txt", "日本.md".encode()):
+        with open(os.path.join(folder, name), "wb") as file:
+            file.write(b"Ada wrote.")
+    found = read_documents(os.fsdecode(folder))
+    assert found.name == r"caf\xe9"
+    assert {p.id: p.title for p in found.corpus.values()} == {
+        r"a_\xe8.txt#1": r"a \xe8",
+        r"a_\xe9.txt#1": r"a \xe9",
+        "日本.md#1": "日本",
+    }
+
+
+@pytest.mark.parametrize("name", ["a.md", "a.html", "a.txt"])
+def test_read_documents_escaped_half_surrogates_are_replaced(tmp_path, name):
+    text = '---\ntitle: "Ada\\ud800"\n---\n\nA&#xD800; b.'
+    (tmp_path / name).write_text(text)
+    for passage in read_documents(tmp_path).corpus.values():
+        f"{passage.title} {passage.text}".encode()
+
+
+def test_from_texts_half_surrogate_is_refused():
+    with pytest.raises(UserError, match=r"documents\[1\] is not valid UTF-8: it contains half"):
+        from_texts(["Ada.", "half \udc00"])
 
 
 def test_read_documents_converter_missing_is_reported(tmp_path, monkeypatch):

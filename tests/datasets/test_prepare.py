@@ -104,6 +104,13 @@ def test_prepare_bad_input_exits_with_2(tmp_path, capsys):
     assert stderr == f"prepare: manual_dir {tmp_path / 'none'} is not a folder.\n"
 
 
+def test_prepare_argument_invalid_utf8_is_refused(tmp_path, capsys):
+    out = tmp_path / "caf\udce9"
+    flags = ["--benchmark=hotpotqa", f"--manual_dir={FIXTURES / 'hotpotqa'}", f"--out={out}"]
+    code, _, stderr = run(capsys, *flags)
+    assert code == 2 and stderr.endswith("caf\\udce9' is not valid UTF-8\n") and not out.exists()
+
+
 def test_prepare_negative_limit_is_refused(tmp_path, capsys):
     code, _, stderr = run(capsys, "--benchmark=musique", f"--out={tmp_path}", "--limit=-1")
     assert (code, stderr) == (2, "prepare: --limit=-1 must not be negative.\n")

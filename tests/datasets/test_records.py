@@ -43,3 +43,18 @@ def test_read_lines_blank_lines_count_as_lines(tmp_path):
         (f"{path}:1", 1),
         (f"{path}:3", 2),
     ]
+
+
+@pytest.mark.parametrize(
+    ("value", "field"),
+    [
+        ({"steps": [{"a": "\ud800"}]}, "field 'steps[0].a' contains half of a surrogate pair"),
+        ({"counts": {"\udfff": 1}}, "field 'counts' contains half of a surrogate pair"),
+        ({"\udfff": 1}, r"contains half of a surrogate pair ('\udfff'); replace it."),
+        ("\ud800", "contains half of a surrogate pair"),
+    ],
+)
+def test_convert_half_surrogate_is_named(value, field):
+    with pytest.raises(UserError) as error:
+        convert("f:3", value, Row)
+    assert str(error.value).startswith(f"f:3: {field}")

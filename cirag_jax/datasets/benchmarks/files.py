@@ -76,7 +76,14 @@ class FoundFile:
                 else:
                     raw = stack.enter_context(self.path.open("rb"))
                 text = io.TextIOWrapper(raw, encoding="utf-8-sig")
-                yield from _read(text, where, self.file)
+                is_empty = True
+                for record in _read(text, where, self.file):
+                    is_empty = False
+                    yield record
+                if is_empty:
+                    raise UserError(
+                        f"{where} has no {self.file.noun}s; place the complete file there."
+                    )
         except UnicodeDecodeError as error:
             raise UserError(f"{where} is not valid UTF-8.") from error
         except _BAD_ARCHIVE as error:

@@ -85,7 +85,7 @@ def convert_context(record: HotpotRecord) -> tuple[tuple[Passage, ...], dict[str
         "question": record.question,
         "answers": () if record.answer is None else (record.answer,),
         "type": record.type,
-        "context": tuple(passage.id for passage in passages),
+        "context": tuple(dict.fromkeys(passage.id for passage in passages)),
     }
     facts = record.supporting_facts
     by_title = {passage.title: passage for passage in reversed(passages)}  # The first one wins.

@@ -70,8 +70,13 @@ class MuSiQue(OfficialBuilder):
     LICENSE = "CC BY 4.0"
 
     def check(self, place: str, record: MuSiQueRecord) -> None:
-        """Raises UserError if a step names a missing paragraph."""
-        known = {paragraph.idx for paragraph in record.paragraphs}
+        """Raises UserError if a paragraph repeats a number or a step names a missing one."""
+        known: set[int] = set()
+        for i, paragraph in enumerate(record.paragraphs):
+            if paragraph.idx in known:
+                problem = f"repeats the number {paragraph.idx} of an earlier paragraph"
+                raise field_error(place, f"paragraphs[{i}].idx", problem)
+            known.add(paragraph.idx)
         for i, step in enumerate(record.question_decomposition or ()):
             idx = step.paragraph_support_idx
             if idx is not None and idx not in known:
@@ -101,7 +106,7 @@ class MuSiQue(OfficialBuilder):
             split=split,
             setting={None: None, True: "answerable", False: "unanswerable"}[record.answerable],
             supporting=supporting,
-            context=tuple(passage.id for passage in by_idx.values()),
+            context=tuple(dict.fromkeys(passage.id for passage in by_idx.values())),
             decomposition=_decomposition(record.question_decomposition, by_idx),
         )
         return question, tuple(by_idx.values())

@@ -346,6 +346,32 @@ DEV, MUSIQUE_DEV = "hotpot_dev_distractor_v1.json", "musique_full_v1.0_dev.jsonl
             lambda r: r[1]["question_decomposition"][0].update(paragraph_support_idx=8),
             ":2: field 'question_decomposition[0].paragraph_support_idx' names paragraph 8",
         ),
+        (
+            "musique",
+            MUSIQUE_DEV,
+            lambda r: r[0]["paragraphs"][1].update(idx=r[0]["paragraphs"][0]["idx"]),
+            ":1: field 'paragraphs[1].idx' repeats the number 0 of an earlier paragraph",
+        ),
+        ("musique", MUSIQUE_DEV, lambda r: r.clear(), " is empty"),
+        ("hotpotqa", DEV, lambda r: r.clear(), " has no questions; place the complete file"),
+        (
+            "hotpotqa",
+            DEV,
+            lambda r: r[0]["context"][1][1].append("half \ud800"),
+            ": question 1: field 'context[1][1][2]' contains half of a surrogate pair ('half",
+        ),
+        (
+            "hotpotqa",
+            DEV,
+            lambda r: r[0].update({"\udc00": 1}),
+            ": question 1: contains half of a surrogate pair ('\\udc00'); replace it",
+        ),
+        (
+            "musique",
+            MUSIQUE_DEV,
+            lambda r: r[1].update(question="\ud800?"),
+            ":2: field 'question' contains half of a surrogate pair",
+        ),
     ],
 )
 def test_builder_malformed_record_is_named(tmp_path, name, file_name, change, problem):
@@ -407,6 +433,14 @@ SHEET, WEB, ASQA = (
             *("multihop_rag", "corpus.json", '"body": "Salt', '"text": "Salt'),
             ": article 3: field 'body' is missing.",
         ),
+        (
+            *("multihop_rag", "corpus.json", '"title": "', r'"title": "\ud800'),
+            ": article 1: field 'title' contains half of a surrogate pair",
+        ),
+        (
+            *("asqa", ASQA, '"in 1871"', r'"\udfff"'),
+            ": question '-11' of train: field 'qa_pairs[1].short_answers[1]' contains half of a",
+        ),
     ],
 )
 def test_builder_malformed_table_or_list_is_named(tmp_path, name, file_name, old, new, problem):
@@ -420,6 +454,38 @@ def test_builder_malformed_table_or_list_is_named(tmp_path, name, file_name, old
         prepare_builder(benchmark, next(iter(benchmark.FILES)), tmp_path / "tfds", folder)
     assert f"{folder / file_name}{problem}" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "file_name", "content", "problem"),
+    [
+        ("hotpotqa", DEV, "[ ]\n", " has no questions"),
+        ("two_wiki", "train.json", "[,]", " has no questions"),
+        ("multihop_rag", "corpus.json", "[]", " has no articles"),
+        ("asqa", ASQA, '{"train": {}, "dev": {}}', " has no questions"),
+        ("eli5", "eli5-dev-kilt.jsonl", "\n \n", " is empty"),
+        ("bamboogle", SHEET, "Question,Answer\n", " is empty"),
+        ("web_questions", WEB, "[]", " has no questions"),
+    ],
+)
+def test_builder_file_without_records_is_named(tmp_path, name, file_name, content, problem):
+    folder = tmp_path / "manual"
+    shutil.copytree(FIXTURES / name, folder)
+    (folder / file_name).write_text(content, "utf-8")
+    benchmark = BENCHMARKS[name]
+    with pytest.raises(UserError) as error:
+        prepare_builder(benchmark, next(iter(benchmark.FILES)), tmp_path / "tfds", folder)
+    assert f"{folder / file_name}{problem}" in str(error.value)
+
+
+def test_to_dataset_repeated_passage_is_in_the_context_once(tmp_path):
+    def repeat(rows):
+        rows[0]["context"].append(rows[0]["context"][0])
+
+    folder = build_broken(tmp_path, "hotpotqa", DEV, repeat)
+    builder = prepare_builder(BENCHMARKS["hotpotqa"], "distractor", tmp_path / "tfds", folder)
+    for question in to_dataset(builder).questions:
+        assert len(set(question.context)) == len(question.context)
 
 
 def test_to_dataset_repeated_article_id_is_refused(tmp_path):
