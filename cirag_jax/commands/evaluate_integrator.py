@@ -229,9 +229,9 @@ def _gold(
 ) -> list[list[Sequence[Any] | None]]:
     """Returns the gold core facts of each step; None without annotations.
 
-    At the steps of the annotation teacher, these are the facts that it kept. At the steps of a
-    language model, these are the facts that the annotation teacher would keep, if ``dataset`` has
-    the annotations.
+    If the annotation teacher made a step, these are the facts that the teacher kept. If a language
+    model made it and ``dataset`` has annotations, these are the facts that the annotation teacher
+    would keep.
     """
     questions = {question.id: question for question in dataset.questions} if dataset else {}
     gold: list[list[Sequence[Any] | None]] = []

@@ -1,4 +1,4 @@
-"""Loads the models and indexes of a config; they handle the requests of a method."""
+"""Loads the models and indexes that handle the requests of a method."""
 
 import contextlib
 import itertools

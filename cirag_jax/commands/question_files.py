@@ -81,7 +81,7 @@ def write(
     generated: Sequence[GeneratedQuestion],
     workdir: pathlib.Path,
 ) -> dict[str, Any]:
-    """Writes all files of the dataset folder; returns their counts."""
+    """Writes all files of the dataset folder; returns counts for the command's result."""
     old_reviews = read_review(workdir)
     database = knowledge.database
     kept, rows = _questions(generated, knowledge)

@@ -77,7 +77,7 @@ def needs_encoder(config: Config, needs: Needs) -> bool:
 
 
 def demonstrations(task: Task) -> tuple[Question, ...]:
-    """Returns training questions to use as demonstrations, without those of the task."""
+    """Returns the training questions that may be demonstrations; excludes the task's own."""
     ids = {question.id for question in task.questions}
     texts = {normalize(question.question, "unicode") for question in task.questions}
     return tuple(

@@ -162,7 +162,7 @@ def chain_of(dataset: Dataset, question: Question, kind: UnitKind) -> Chain | No
 
 
 class _Fact(NamedTuple):
-    """The subject of a unit (a head entity or a sub-question), and the answer it must state."""
+    """A unit's subject (a head entity or a sub-question), and the answer it must state."""
 
     about: str
     answer: str
@@ -180,8 +180,8 @@ def units_of_hop(
 ) -> list[Unit]:
     """Returns the units that state the ``index``-th hop of a question.
 
-    This is one unit from the best of the hop's places, or one unit per annotated sentence. Each
-    ``#k`` in the hop is replaced with the k-th of ``answers``.
+    A hop with annotated sentences but no triple gives one unit per sentence. Any other hop gives
+    one unit, from its best place. Each ``#k`` is replaced with the k-th of ``answers``.
     """
     fact, places = _fact_of(hop, index, answers), hop.places
     if places and (hop.triple is not None or places[0][1] is None):

@@ -181,7 +181,7 @@ def score(
     search: Search | None = None,
     supporting: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Ratio]:
-    """Scores decisions against the teacher's; every question is one group of a score.
+    """Compares decisions with the teacher's; every question is one group of each `Ratio`.
 
     The main score is ``teacher/f1``, a mean over steps. A step scores 1 if teacher and model both
     keep nothing, and 0 if the request failed. As in CIRAG's loop, a response without facts keeps

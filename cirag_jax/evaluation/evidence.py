@@ -27,7 +27,7 @@ def recall_per_step(
     """Returns the recall of gold passages by step and by hop; None if either is missing.
 
     Args:
-      predictions: one per question; None if the question failed.
+      predictions: one per question; None if the method failed before it read evidence.
       questions: the questions; questions without ``supporting`` are ignored.
       ks: the K of recall@K.
 

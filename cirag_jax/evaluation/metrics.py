@@ -148,9 +148,9 @@ def recall_scores(answered: Sequence[AnsweredQuestion], scoring: Scoring) -> dic
     """Returns ``recall@K`` of passages, ``sentence_recall@K`` and ``triple_recall@K``.
 
     Recall@K is |top-K and gold| / |gold|, averaged over questions with gold items of the
-    granularity (CIRAG, Table 5). A question that retrieved nothing scores 0; KiRAG's code skips
-    it. A run that ranks no items of a granularity has no score for it; for example, NativeRAG
-    ranks no triples.
+    granularity (CIRAG, Table 5). A question that retrieved nothing, or failed before its evidence
+    was read, scores 0; KiRAG's code skips such questions. A run that ranks no items of a
+    granularity has no score for this granularity; for example, NativeRAG ranks no triples.
     """
     scores: dict[str, Ratio] = {}
     for granularity, (ranked_of, gold_of, substitutes_of) in GRANULARITIES.items():

@@ -12,7 +12,7 @@ NAMES = ("answers", "recall", "hits")  # default metric families
 
 
 class AnsweredQuestion(NamedTuple):
-    """A question and a method's prediction; None if it failed before it had evidence to read."""
+    """A question and a prediction; None if the method failed before it read evidence."""
 
     question: Question
     prediction: Prediction | None

@@ -415,7 +415,7 @@ class ParsedWording(NamedTuple):
 
 
 def parse_wording(text: str, head: str, tail: str) -> ParsedWording:
-    """Parses the phrase and the question for a triple with these ends.
+    """Parses the phrase and the question for a triple from ``head`` to ``tail``.
 
     Problems: ``no_phrase``, ``no_question``, ``long_question``, ``no_start`` (the head does not
     occur exactly once in both) and ``names_later`` (the tail occurs in either).

@@ -1,7 +1,7 @@
 """Multi-hop retrieval without an LLM: a search that builds a chain of passages, hop by hop.
 
 An aligner only compares wording: after the first hop it prefers sentences that are worded like the
-question but are about other people. However, the chain often contains the title of the next
+question but concern other entities. However, the chain often contains the title of the next
 passage. Each step of a `LinkedIndex` search therefore
 
 1. embeds the question with the chain so far,

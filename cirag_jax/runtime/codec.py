@@ -45,7 +45,7 @@ def digest(request_json: str) -> str:
 def encode(value: Any) -> Any:
     """Encodes dataclasses, mappings and sequences as JSON values; omits fields that are None.
 
-    A passage becomes an object with its id, which distinguishes it from a string.
+    A passage becomes an object with the passage's id, so it cannot be confused with a string.
     """
     if isinstance(value, Passage):
         return {"passage": value.id}

@@ -83,7 +83,7 @@ class Record:
 
     @property
     def has_succeeded(self) -> bool:
-        """Whether it has a result and has not failed."""
+        """Whether the program has a result and has not failed."""
         return self.outcome is not None and self.error is None
 
     def result(self, kind: type[T], *, partial: bool = False) -> T | None:
