@@ -207,7 +207,7 @@ def read_runs(
 
     Args:
       folders: name and workdir of each run.
-      repeats: maximum number of seeds to read per run; None reads all complete ones.
+      repeats: maximum number of seeds to read per run; None reads all complete seeds.
     """
     paths = [folder.resolve() for _, folder in folders]
     for path in paths:
@@ -226,7 +226,7 @@ def read_runs(
         changed = [i for i, record in run.records.items() if record.input != first.records[i].input]
         if changed:
             raise UserError(
-                f"{run.folder} and {first.folder} disagree about question {changed[0]}."
+                f"{run.folder} and {first.folder} have different data for question {changed[0]}."
             )
         hashes = {r.settings["passages"] for r in (run, first) if "passages" in r.settings}
         if len(hashes) > 1:

@@ -158,7 +158,7 @@ def _trajectories(config: Config) -> tuple[tuple[Trajectory, ...], dict[str, Any
 
 
 def _check_units(config: Config, models: Mapping[str, evaluation.Model], units: Units) -> None:
-    """Raises `UserError` if the student was trained on another kind of candidates."""
+    """Raises `UserError` if the student was trained on other units than the trajectories'."""
     student = models.get(evaluation.STUDENT)
     described = student.described if student else {}
     trained_on = described.get("units", "triple") if described else units

@@ -1,8 +1,8 @@
 """Extraction of triples from a corpus: the command ``launch/extract.py``.
 
-One program of the scheduler extracts from each passage. After each block of passages, one
-transaction moves the results from the journal to the triple store. On a Ray cluster, each block has
-a separate journal, which a worker writes.
+Each passage is extracted by one program of the scheduler. After each block of passages, one
+transaction adds the results to the triple store; the journal then drops them. On a Ray cluster,
+each block has a separate journal, which a worker writes.
 """
 
 import collections
@@ -498,7 +498,7 @@ class _CorpusExtraction(Closing):
         )
 
     def _drop_shards(self) -> None:
-        """Removes journals of outdated blocks, after adding their calls to the totals."""
+        """Removes all shards' journals, after adding their calls to the totals."""
         for file in sorted(self._shards.glob("*.sqlite")):
             self._drop(file)
         shutil.rmtree(self._shards, ignore_errors=True)

@@ -24,7 +24,7 @@ from cirag_jax.types import Prediction, Question, Triple
 def recall_per_step(
     predictions: Sequence[Prediction | None], questions: Sequence[Question], ks: Sequence[int]
 ) -> dict[str, Any] | None:
-    """Returns the recall of gold passages by step and by hop; None if either is missing.
+    """Returns the recall of gold passages by step and by hop; None without steps.
 
     Args:
       predictions: one per question; None if the method failed before it read evidence.

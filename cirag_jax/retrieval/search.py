@@ -202,7 +202,7 @@ def _layout(num_rows: int, ways: int) -> tuple[int, int, int]:
 
 @functools.partial(jax.jit, static_argnames=("k", "step", "mesh"))
 def _search_block(best, query_QD, block_ND, limits, mask_QN, k, step, mesh):
-    """Merges the (scores, rows) of the best rows so far, or None, with the best of a block."""
+    """Merges ``best``, the best (scores, rows) so far or None, with the best of a block."""
     if mesh is None:
         block_best = _local_best(query_QD, block_ND, limits, mask_QN, k, step)
         return block_best if best is None else _merge(best, block_best, k)

@@ -235,7 +235,7 @@ def test_compare_trajectories_without_answers_are_refused(tmp_path):
         (lambda pairs: [*pairs[:2], (pairs[2][0], None)], "not complete: 1 of 3 questions remain"),
         (
             lambda pairs: [(dataclasses.replace(q, answers=("x",)), p) for q, p in pairs],
-            "disagree about question made-up-1",
+            "have different data for question made-up-1",
         ),
     ],
 )
