@@ -109,6 +109,14 @@ def model_folder(
     return folder
 
 
+def add_words(folder: pathlib.Path, *words: str) -> None:
+    """Adds words to the tokenizer of a model folder, but not to its embedding table."""
+    file = str(folder / "tokenizer.json")
+    tokenizer = tokenizers.Tokenizer.from_file(file)
+    tokenizer.add_tokens(list(words))
+    tokenizer.save(file)
+
+
 def _pieces() -> list[str]:
     letters = "abcdefghijklmnopqrstuvwxyz0123456789"
     whole = [w for name in _NAMES for w in (name,)] + list(_CRAFTS)

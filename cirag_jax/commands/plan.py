@@ -18,6 +18,7 @@ from jax.extend import backend
 from cirag_jax import sharding
 from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.io import is_training_workdir, say
+from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.models import cross_encoder as pair_model
 from cirag_jax.models import decoder, decoder_params, lora, precision
 from cirag_jax.models.encoder import Encoder, EncoderConfig
@@ -158,7 +159,10 @@ def _encoder_config(spec: str, settings: Config) -> EncoderConfig:
         spec = workdir.best_checkpoint_folder(spec)[1]
     adapter_folder = encoder_adapter.find_adapter(spec)
     spec = spec if adapter_folder is None else encoder_adapter.read_base_model(adapter_folder)[0]
-    config, _ = pretrained.read_config(pretrained.shape_folder(spec))
+    folder = pretrained.shape_folder(spec)
+    config, _ = pretrained.read_config(folder)
+    if (folder / "tokenizer.json").is_file():
+        pretrained.read_tokenizer(folder, config.vocab_size)
     dropout = settings.get("dropout", 0.0)
     return pretrained.with_compute_options(
         config,
@@ -201,6 +205,9 @@ def _adapter(config: Config, mesh: jax.sharding.Mesh) -> RehearsedStep:
     # The default dtype on the target device.
     dtype = config.model.dtype or ("bfloat16" if config.gpu else "float32")
     model, _ = pretrained_decoder.read_decoder_config(folder)
+    if folder.is_file() or (folder / "tokenizer.json").is_file():
+        tokenizer = ChatTokenizer.load(folder)
+        pretrained_decoder.check_tokenizer(tokenizer, model.vocab_size, folder)
     model = dataclasses.replace(model, dtype=dtype, param_dtype=dtype, remat=config.model.remat)
     attention = decoder.choose_attention(model, platform="cpu", packed=config.packing)
     model = dataclasses.replace(model, attention=attention)

@@ -21,7 +21,7 @@ from cirag_jax.llm import types as llm
 from cirag_jax.llm.chat import ChatTokenizer, Overflow, PromptError, fit_prompt, plain_text
 from cirag_jax.llm.grammar import GrammarState, JsonGrammar
 from cirag_jax.models.io.peft_format import tensor_file
-from cirag_jax.models.io.pretrained_decoder import resolve_decoder
+from cirag_jax.models.io.pretrained_decoder import check_tokenizer, resolve_decoder
 from cirag_jax.models.io.tensor_files import weight_files
 
 _UNBOUNDED = 1 << 30
@@ -144,7 +144,9 @@ class TransformersBackend:
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:300]
             raise UserError(f"{model} cannot be loaded by transformers: {reason}") from error
-        return cls(loaded, ChatTokenizer.load(path, template_kwargs), config)
+        tokenizer = ChatTokenizer.load(path, template_kwargs)
+        check_tokenizer(tokenizer, loaded.get_input_embeddings().num_embeddings, path)
+        return cls(loaded, tokenizer, config)
 
     def generate(
         self,

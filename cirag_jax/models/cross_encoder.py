@@ -141,11 +141,18 @@ def load_cross_encoder(
     )
     graphdef, state = _load_state(folder, config, raw["model_type"], mesh, new_head)
     limit = pretrained.read_max_length(folder, config)
+    tokenizer = pretrained.read_tokenizer(folder, config.vocab_size)
+    types = max(tokenizer.encode("", "").type_ids, default=0) + 1
+    if raw["model_type"] == "bert" and types > config.type_vocab_size:
+        raise UserError(
+            f"{folder}: the tokenizer uses {types} token types for pairs, but field "
+            f"type_vocab_size of config.json is {config.type_vocab_size}"
+        )
     return PairEncoder(
         graphdef=graphdef,
         state=state,
         config=config,
-        tokenizer=pretrained.read_tokenizer(folder),
+        tokenizer=tokenizer,
         max_length=min(max_length or limit, config.max_length),
         model_type=raw["model_type"],
         source=name or spec,

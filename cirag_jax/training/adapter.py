@@ -20,7 +20,11 @@ from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.models import decoder, decoder_params, lora
 from cirag_jax.models.decoder import DecoderConfig, Params
 from cirag_jax.models.io import workdir as workdir_lib
-from cirag_jax.models.io.pretrained_decoder import DEFAULT_DECODER, load_decoder
+from cirag_jax.models.io.pretrained_decoder import (
+    DEFAULT_DECODER,
+    check_tokenizer,
+    load_decoder,
+)
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.training import cross_entropy, lora_step, mfu, optimizers
 from cirag_jax.training import state as state_lib
@@ -58,6 +62,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         model_config = dataclasses.replace(model_config, attention=attention)
     params = decoder_params.to_params(base.state)
     tokenizer = ChatTokenizer.load(base.folder)
+    check_tokenizer(tokenizer, model_config.vocab_size, base.folder)
     lora_config = make_lora(config)
 
     # ---- Data -----------------------------------------------------------------------------------

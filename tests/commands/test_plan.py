@@ -292,6 +292,15 @@ def test_plan_bad_input_is_refused(folders, component, settings, message):
         plan.plan(configured(folders, component, *settings.split()))
 
 
+@pytest.mark.parametrize("component", ["aligner", "cross_encoder", "reader"])
+def test_plan_tokens_beyond_table_are_refused(folders, tmp_path, component):
+    kind = "decoder" if component == "reader" else "encoder"
+    shutil.copytree(folders / kind, tmp_path / kind)
+    tiny.add_words(tmp_path / kind, "zyx")
+    with pytest.raises(UserError, match="tokens without a row in the embedding table.*'zyx'"):
+        plan.plan(configured(tmp_path, component))
+
+
 def test_plan_config_without_training_is_refused():
     with pytest.raises(UserError, match="--config is not a training config"):
         plan.plan(load_config(str(_ROOT / "configs/index.py"), [], _EXTEND))

@@ -19,7 +19,7 @@ from cirag_jax.llm.transformers_backend import TransformersBackend, Transformers
 from cirag_jax.llm.types import Generate, Message, Score
 from cirag_jax.models.lora import LoraConfig
 from configs import common
-from tests import tiny_adapter, tiny_decoder
+from tests import tiny, tiny_adapter, tiny_decoder
 
 pytestmark = pytest.mark.slow
 
@@ -331,6 +331,13 @@ def test_pickles_are_rejected(tmp_path, monkeypatch, causal_folder):
     (adapter / "adapter_model.bin").unlink()
     with pytest.raises(UserError, match="has no adapter_model.safetensors"):
         TransformersBackend.open(str(causal_folder), adapter=str(adapter))
+
+
+def test_open_tokens_beyond_table_are_refused(tmp_path, causal_folder):
+    folder = shutil.copytree(causal_folder, tmp_path / "more")
+    tiny.add_words(folder, "zyx")
+    with pytest.raises(UserError, match=r"which has 320 rows: 'zyx' \(320\); remove"):
+        TransformersBackend.open(str(folder))
 
 
 def test_generate_raises_no_warnings(causal_folder, monkeypatch):

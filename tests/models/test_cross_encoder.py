@@ -185,7 +185,7 @@ def test_tokenize_pairs_equals_truncation_of_the_library(tmp_path, kind):
     model = cross_encoder.PairEncoder(
         graphdef=None, state=None,
         config=EncoderConfig(vocabulary, 8, 1, 1, 8, 64),
-        tokenizer=read_tokenizer(tmp_path), max_length=48, model_type=kind, source="",
+        tokenizer=read_tokenizer(tmp_path, vocabulary), max_length=48, model_type=kind, source="",
         folder=tmp_path, revision="", hf_config={},
     )  # fmt: skip
     texts = ["a b c " * count for count in range(8)]

@@ -1,6 +1,7 @@
 """Training of adapters: results, resumption, meshes and invalid input."""
 
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -262,6 +263,14 @@ def test_train_invalid_config_is_refused(folders, tmp_path, one_device, changes,
     with pytest.raises(UserError, match=message):
         adapter.train_and_evaluate(config_of(folders, **changes), tmp_path)
     assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_train_tokens_beyond_table_are_refused(folders, tmp_path, one_device):
+    shutil.copytree(folders[0], tmp_path / "base")
+    tiny.add_words(tmp_path / "base", "zyx")
+    config = config_of((tmp_path / "base", *folders[1:]))
+    with pytest.raises(UserError, match="tokens without a row in the embedding table.*'zyx'"):
+        adapter.train_and_evaluate(config, tmp_path)
 
 
 def test_train_invalid_trajectory_is_refused_with_its_line(folders, tmp_path, one_device):

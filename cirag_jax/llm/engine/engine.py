@@ -53,7 +53,7 @@ from cirag_jax.models import decoder, decoder_params
 from cirag_jax.models import lora as lora_lib
 from cirag_jax.models.decoder import DEFAULT_LORA, Adapter, DecoderConfig, LoraOptions
 from cirag_jax.models.io import peft_format
-from cirag_jax.models.io.pretrained_decoder import load_decoder
+from cirag_jax.models.io.pretrained_decoder import check_tokenizer, load_decoder
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.types import Count, NonNegativeFloat, PositiveInt
 from cirag_jax.validation import check_value
@@ -144,6 +144,8 @@ class Engine:
         if jax.default_backend() == "cpu" and dtype == "bfloat16":
             dtype, param_dtype = "float32", _cpu_weight_dtype()
         loaded = load_decoder(model, dtype=dtype, param_dtype=param_dtype, mesh=mesh)
+        tokenizer = ChatTokenizer.load(loaded.folder, template_kwargs)
+        check_tokenizer(tokenizer, loaded.config.vocab_size, loaded.folder)
         with _mesh_context(mesh):
             params = decoder_params.to_params(loaded.state)
             # A second copy of a large model would not fit in memory.
@@ -164,7 +166,7 @@ class Engine:
         return cls(
             loaded.config,
             params,
-            ChatTokenizer.load(loaded.folder, template_kwargs),
+            tokenizer,
             adapter=pairs,
             lora=lora_options,
             mesh=mesh,

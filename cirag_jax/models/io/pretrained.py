@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import logging
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -311,6 +312,8 @@ def read_config(folder: Path) -> tuple[EncoderConfig, dict[str, Any]]:
         relative_bias=is_mpnet,
         initializer_range=float(fields.number("initializer_range", 0.02)),
     )
+    if not 0 <= pad_id < config.vocab_size:
+        raise fields.unsupported("pad_token_id", pad_id, f"0 to {config.vocab_size - 1}")
     if config.max_length < 1:
         positions = f"above {config.position_offset}"
         raise fields.unsupported("max_position_embeddings", config.max_positions, positions)
@@ -385,8 +388,11 @@ def _prefixes(folder: Path, family: str) -> tuple[str, str]:
     return "", ""
 
 
-def read_tokenizer(folder: Path) -> tokenizers.Tokenizer:
-    """Reads a folder's tokenizer, without padding; transformers converts slow tokenizers."""
+def read_tokenizer(folder: Path, vocab_size: int) -> tokenizers.Tokenizer:
+    """Reads a folder's tokenizer, without padding; transformers converts slow tokenizers.
+
+    Its ids must be below ``vocab_size``, the number of rows of the embedding table.
+    """
     file = folder / "tokenizer.json"
     with parsing(f"{folder}: the tokenizer cannot be read"):
         if file.is_file():
@@ -399,7 +405,28 @@ def read_tokenizer(folder: Path) -> tokenizers.Tokenizer:
             ).backend_tokenizer
     tokenizer.no_padding()
     tokenizer.no_truncation()
+    pair = tokenizer.encode("", "")  # its template has ids of its own
+    ids = {**tokenizer.get_vocab(), **dict(zip(pair.tokens, pair.ids, strict=True))}
+    check_token_ids(ids, vocab_size, folder)
     return tokenizer
+
+
+def check_token_ids(ids: Mapping[str, int], vocab_size: int, source: str | os.PathLike) -> None:
+    """Checks that all ids of a tokenizer have a row in the embedding table.
+
+    JAX would use the last row for larger ids, without a message. ``ids`` maps tokens to ids.
+    """
+    outside = {token: id for token, id in ids.items() if not 0 <= id < vocab_size}
+    if not outside:
+        return
+    first = sorted(outside.items(), key=lambda item: item[1])[:3]
+    named = ", ".join(f"{_short(token)} ({id})" for token, id in first)
+    more = f" and {len(outside) - 3} more" if len(outside) > 3 else ""
+    raise UserError(
+        f"{source}: the tokenizer has tokens without a row in the embedding table, which has "
+        f"{vocab_size} rows: {named}{more}; remove these tokens, or add rows with transformers "
+        "(model.resize_token_embeddings(len(tokenizer))) and train them"
+    )
 
 
 def read_max_length(folder: Path, config: EncoderConfig) -> int:
@@ -521,7 +548,7 @@ def load_encoder(
         graphdef=graphdef,
         state=state,
         config=config,
-        tokenizer=read_tokenizer(folder),
+        tokenizer=read_tokenizer(folder, config.vocab_size),
         query_prefix=prefixes["query_prefix"] if query_prefix is None else query_prefix,
         passage_prefix=prefixes["passage_prefix"] if passage_prefix is None else passage_prefix,
         max_length=read_max_length(folder, config),

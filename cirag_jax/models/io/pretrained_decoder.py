@@ -304,6 +304,13 @@ def load_decoder(
     return TextDecoder(config, state, folder, spec, model_type, raw)
 
 
+def check_tokenizer(tokenizer: Any, vocab_size: int, source: str | os.PathLike) -> None:
+    """Checks that an embedding table has a row for each token of a `ChatTokenizer`."""
+    ids = tokenizer.tokenizer.get_vocab()
+    special = {*tokenizer.tokenizer("")["input_ids"], *tokenizer.eos_ids} - {*ids.values()}
+    pretrained.check_token_ids({**ids, **{f"id {id}": id for id in special}}, vocab_size, source)
+
+
 def save_decoder(
     text_decoder: TextDecoder,
     params: Params,

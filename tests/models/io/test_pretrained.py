@@ -1,14 +1,21 @@
 """Finding models, and reading conventions from their folders."""
 
+import dataclasses
+import functools
 import importlib.metadata
 import json
+import re
 
 import pytest
+import tokenizers
+from tokenizers import processors
 
 from cirag_jax.errors import UserError
-from cirag_jax.models.io import pretrained
+from cirag_jax.llm.engine.engine import Engine
+from cirag_jax.models.cross_encoder import load_cross_encoder
+from cirag_jax.models.io import pretrained, tensor_files, weights
 from cirag_jax.models.io.pretrained import load_encoder, resolve_model_folder
-from tests import tiny
+from tests import tiny, tiny_decoder
 
 
 def test_load_encoder_package_has_conventions(minilm):
@@ -120,3 +127,76 @@ def test_load_encoder_folder_overrides_conventions(tmp_path):
     pooling.write_text(json.dumps({"pooling_mode_max_tokens": True}))
     with pytest.raises(UserError, match="pooling_mode_max_tokens"):
         load_encoder(str(folder))
+
+
+@pytest.mark.parametrize("load", [load_encoder, functools.partial(load_cross_encoder, new_head=0)])
+def test_load_encoder_tokens_beyond_table_are_refused(tmp_path, load):
+    """JAX would give all of them the vector of the last row."""
+    folder = tiny.model_folder(tmp_path)
+    rows = json.loads((folder / "config.json").read_text())["vocab_size"]
+    load(str(folder))
+    tiny.add_words(folder, "zyx", "wvu", "tsr", "qpo")
+    expected = (
+        f"{folder}: the tokenizer has tokens without a row in the embedding table, which has "
+        f"{rows} rows: 'zyx' ({rows}), 'wvu' ({rows + 1}), 'tsr' ({rows + 2}) and 1 more; remove"
+    )
+    with pytest.raises(UserError, match=re.escape(expected)):
+        load(str(folder))
+
+
+def test_load_encoder_template_with_other_ids_is_refused(tmp_path):
+    """The ids of special tokens in the template need not be those of the vocabulary."""
+    folder = tiny.model_folder(tmp_path)
+    raw = json.loads((folder / "tokenizer.json").read_text())
+    raw["post_processor"]["special_tokens"]["[SEP]"]["ids"] = [5000]
+    (folder / "tokenizer.json").write_text(json.dumps(raw))
+    with pytest.raises(UserError, match=r"rows: '\[SEP\]' \(5000\); remove"):
+        load_encoder(str(folder))
+
+
+@pytest.mark.parametrize("pad_id", [-1, 5000])
+def test_read_config_pad_token_beyond_table_is_refused(tmp_path, pad_id):
+    folder = tiny.model_folder(tmp_path)
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | {"pad_token_id": pad_id}))
+    with pytest.raises(UserError, match=f"field pad_token_id is {pad_id}; supported: 0 to"):
+        load_encoder(str(folder))
+
+
+def test_load_cross_encoder_too_few_token_types_are_refused(tmp_path):
+    """Otherwise, the second text of a pair would have the type of the first."""
+    folder = tiny.model_folder(tmp_path)
+    model = load_encoder(str(folder))
+    config = dataclasses.replace(model.config, type_vocab_size=1)
+    state = model.state
+    state["type_embedding"] = state["type_embedding"].replace(state["type_embedding"][...][:1])
+    tensor_files.save_tensors(
+        weights.to_tensors(state, config, "bert"), folder / "model.safetensors"
+    )
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | {"type_vocab_size": 1}))
+    load_encoder(str(folder))  # has only texts of the first type
+    with pytest.raises(UserError, match="uses 2 token types for pairs, but field type_vocab_size"):
+        load_cross_encoder(str(folder), new_head=0)
+
+
+@pytest.mark.parametrize("where", ["added", "end of turn", "template"])
+def test_engine_tokens_beyond_table_are_refused(tmp_path, where):
+    folder = tiny_decoder.folder(tmp_path)
+    Engine.open(str(folder)).close()
+    named = "'id 327' (327)"
+    if where == "added":
+        tiny.add_words(folder, "<|think|>")
+        named = "'<|think|>' (320)"
+    elif where == "end of turn":
+        generation = {"eos_token_id": [2, 327]}
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    else:
+        tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        bos = "<|endoftext|>"
+        tokenizer.post_processor = processors.TemplateProcessing(  # pyright: ignore
+            single=f"{bos} $A", special_tokens=[(bos, 327)]
+        )
+        tokenizer.save(str(folder / "tokenizer.json"))
+    with pytest.raises(UserError, match=re.escape(f"which has 320 rows: {named}; remove")):
+        Engine.open(str(folder))
