@@ -135,9 +135,9 @@ def execute(
     """
     config, run_task = planned.config, planned.task
 
-    def open_all(stack: contextlib.ExitStack, book: Journal) -> Mapping[type | str, Handler]:
+    def open_all(stack: contextlib.ExitStack, journal: Journal) -> Mapping[type | str, Handler]:
         rows = min(config.in_flight, len(planned.jobs))
-        return opening.open_handlers(config, run_task, book, stack, rows=rows, pool=pool)
+        return opening.open_handlers(config, run_task, journal, stack, rows=rows, pool=pool)
 
     limits = config.in_flight, started, until
     run = run_jobs(planned.jobs, open_all, workdir, planned.settings, *limits, replace)

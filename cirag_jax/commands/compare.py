@@ -194,8 +194,8 @@ def _repeat_all(
     if config.repeats == 1:
         return True
     for name, run in runs.items():
-        with JournalReader(workdir / name / JOURNAL) as book:
-            is_sampled = book.is_sampled
+        with JournalReader(workdir / name / JOURNAL) as journal:
+            is_sampled = journal.is_sampled
         if not is_sampled:
             say(f"{name} decodes greedily and runs only once, because repeats would be identical")
             continue

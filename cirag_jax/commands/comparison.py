@@ -266,8 +266,8 @@ def _run(name: str, folder: pathlib.Path, num_seeds: int | None) -> FinishedRun:
             other = _records(path)
             if other.keys() == records.keys() and all(r.has_ended for r in other.values()):
                 repeats.append(other)
-    with JournalReader(file) as book:
-        seconds = (book.seconds - book.load_seconds) / len(records)
+    with JournalReader(file) as journal:
+        seconds = (journal.seconds - journal.load_seconds) / len(records)
     latency = folder / LATENCY / JOURNAL
     timed = _records(latency).values() if latency.is_file() else ()
     seconds_alone = [record.seconds for record in timed if record.has_succeeded]

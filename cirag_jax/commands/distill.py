@@ -79,9 +79,9 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     run_task = run_task._replace(needs=needs)
     run_settings = _run_settings(config, run_task)
 
-    def open_all(stack: contextlib.ExitStack, book: Journal) -> Mapping[type | str, Handler]:
+    def open_all(stack: contextlib.ExitStack, journal: Journal) -> Mapping[type | str, Handler]:
         rows = min(config.in_flight, len(jobs))
-        handlers = opening.open_handlers(config, run_task, book, stack, rows=rows)
+        handlers = opening.open_handlers(config, run_task, journal, stack, rows=rows)
         return _with_teachers(config, inserted.add_to(handlers), golds, teacher_of)
 
     until = task.deadline(config)

@@ -158,9 +158,9 @@ def ask_models(
         jobs, settings = programs(name)
 
         def open_handlers(
-            stack: contextlib.ExitStack, book: Journal, model: Model = model
+            stack: contextlib.ExitStack, journal: Journal, model: Model = model
         ) -> dict[type | str, Handler]:
-            handler = stack.enter_context(open_model(config, model, roles, book))
+            handler = stack.enter_context(open_model(config, model, roles, journal))
             return dict.fromkeys(roles, handler)
 
         with Runner(

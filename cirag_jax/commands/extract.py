@@ -144,8 +144,8 @@ def _estimate_only(
         if (workdir / stores.FILE).exists():
             store = stack.enter_context(TripleStore.open(workdir))
         if (workdir / JOURNAL).exists():
-            with JournalReader(workdir / JOURNAL) as book:
-                rate = _rate(book)
+            with JournalReader(workdir / JOURNAL) as journal:
+                rate = _rate(journal)
         corpus = stack.enter_context(CorpusScan(config.data.dir))
         identity = _identity(config, settings)
         selection = _Selection(config, identity, corpus, store, _selected(config), (0, 1))
@@ -161,7 +161,7 @@ def _import(config: Config, workdir: pathlib.Path, started: float) -> dict[str, 
         raise UserError("config.import_openie runs in one process.")
     path = pathlib.Path(config.import_openie).expanduser()
     with (
-        Journal(journal_path(workdir, 0, 1), {"import": str(path)}) as book,
+        Journal(journal_path(workdir, 0, 1), {"import": str(path)}) as journal,
         TripleStore.create(workdir / stores.FILE) as store,
         CorpusScan(config.data.dir) as corpus,
     ):
@@ -170,7 +170,7 @@ def _import(config: Config, workdir: pathlib.Path, started: float) -> dict[str, 
             "passages": len(store),
             **store.counts(),
             **imported,
-            "seconds": book.add_seconds(time.monotonic() - started),
+            "seconds": journal.add_seconds(time.monotonic() - started),
             "complete": True,
             "store": str(store.path),
         }
@@ -186,8 +186,8 @@ def _result(
             runs.update(store.run_counts())
     totals, seconds = Totals(), 0.0
     for path in paths:
-        with JournalReader(path) as book:
-            totals, seconds = totals + book.totals(), max(seconds, book.seconds)
+        with JournalReader(path) as journal:
+            totals, seconds = totals + journal.totals(), max(seconds, journal.seconds)
     usage = sum(totals.usage.values(), Usage())
     with TripleStore.open(workdir) as store:
         counts, failures = store.counts(), store.failures()
@@ -331,9 +331,9 @@ class _Worker:
         )
 
 
-def _rate(book: JournalReader) -> float | None:
+def _rate(journal: JournalReader) -> float | None:
     """Returns passages per second over all runs of a journal."""
-    return book.totals().programs / book.seconds if book.seconds else None
+    return journal.totals().programs / journal.seconds if journal.seconds else None
 
 
 def _jobs(passages: Iterable[Passage], settings: ExtractionSettings) -> list[Job]:
@@ -369,7 +369,7 @@ class _CorpusExtraction(Closing):
             encode=self._encode,
             replace=config.replace,
         )
-        self._book = self._runner.journal
+        self._journal = self._runner.journal
         self._shards = file.resolve().with_name(SHARDS)
         self._statuses: collections.Counter[str] = collections.Counter()
         self._example = ""  # a model's output without triples
@@ -380,9 +380,9 @@ class _CorpusExtraction(Closing):
         self._runner.close()
 
     def _open_handlers(
-        self, stack: contextlib.ExitStack, book: Journal
+        self, stack: contextlib.ExitStack, journal: Journal
     ) -> dict[type | str, Handler]:
-        spent = sum(book.usage().values(), Usage())
+        spent = sum(journal.usage().values(), Usage())
         backend: Any = backends.open_backend(self._config.extractor, spent=spent)
         stack.enter_context(contextlib.closing(backend))
         return {"extractor": GenerateHandler(backend, {})}
@@ -398,7 +398,7 @@ class _CorpusExtraction(Closing):
             selection.chosen(), desc="corpus", unit=" passages", file=sys.stderr, delay=5
         )
         chosen = sum(1 for _ in bar)
-        rate = _rate(self._book)
+        rate = _rate(self._journal)
         pending = estimate(selection.pending(), self._config, self._settings, rate)["passages"]
         deleted = [name for name in store.passage_ids() if name not in selection.corpus]
         if deleted:
@@ -408,7 +408,7 @@ class _CorpusExtraction(Closing):
             say(f"{chosen - pending:,} passages are up to date")
         done = self._extract(selection, store, pending) if pending else 0
         if done == pending:
-            self._book.forget([record.id for record in self._book.records()])
+            self._journal.forget([record.id for record in self._journal.records()])
             if selection.share == (0, 1):
                 self._drop_shards()
         self._runner.seconds()
@@ -438,8 +438,10 @@ class _CorpusExtraction(Closing):
         while block := list(itertools.islice(passages, self._config.block)):
             jobs = _jobs(block, self._settings)
             names = [job.id for job in jobs]
-            for name, outcome in self._book.outcomes(names).items():  # earlier runs
-                self._count(convert(self._book.path, name, outcome, extraction.EncodedExtraction))
+            for name, outcome in self._journal.outcomes(names).items():  # earlier runs
+                self._count(
+                    convert(self._journal.path, name, outcome, extraction.EncodedExtraction)
+                )
             complete = self._runner.run(jobs, show=on_progress)
             self._done = _sum(self._done, self._runner.progress)
             self._check(self._done.failed)
@@ -449,7 +451,7 @@ class _CorpusExtraction(Closing):
                 records = {name: r for name, r in records.items() if r.has_succeeded}
                 block = [p for p in block if extraction.program_name(p) in records]
             yield block, records
-            self._book.forget(list(records))
+            self._journal.forget(list(records))
             if not complete:
                 return
 
@@ -471,9 +473,9 @@ class _CorpusExtraction(Closing):
         for shard, is_complete in done:
             if not is_complete:
                 return
-            with JournalReader(shard.file) as book:
-                all_records = {record.id: record for record in book.records()}
-                totals = book.totals()
+            with JournalReader(shard.file) as journal:
+                all_records = {record.id: record for record in journal.records()}
+                totals = journal.totals()
             names = map(extraction.program_name, shard.passages)
             records = {name: all_records[name] for name in names}
             self._done = _sum(self._done, self._progress(records, totals))
@@ -505,9 +507,9 @@ class _CorpusExtraction(Closing):
 
     def _drop(self, file: pathlib.Path) -> None:
         """Removes a shard's journal, after adding its calls to the totals exactly once."""
-        with JournalReader(file) as book:
-            name, totals = book.id, book.totals()
-        self._book.count(name, totals)
+        with JournalReader(file) as journal:
+            name, totals = journal.id, journal.totals()
+        self._journal.count(name, totals)
         file.unlink()
 
     def _encode(self, outcome: Extraction) -> dict[str, Any]:

@@ -46,9 +46,9 @@ def generate_file(config: Any, workdir: Path) -> dict[str, Any]:
     programs = {name: _program(name, request, is_local) for name, request in requests.items()}
     handler: GenerateHandler | None = None
 
-    def open_handlers(stack: contextlib.ExitStack, book: Journal) -> dict[type | str, Handler]:
+    def open_handlers(stack: contextlib.ExitStack, journal: Journal) -> dict[type | str, Handler]:
         nonlocal handler
-        handler = _open_model(config, stack, book, [requests[name] for name in pending])
+        handler = _open_model(config, stack, journal, [requests[name] for name in pending])
         return {"": handler}
 
     settings = identity.of_language_model(config)
@@ -59,10 +59,10 @@ def generate_file(config: Any, workdir: Path) -> dict[str, Any]:
             answered = len(requests) - len(pending)
             say(f"resuming: {answered} of {len(requests)} requests are already answered")
         runner.run([_job(programs[name], requests[name]) for name in pending], unit="row")
-        seconds, book = runner.run_seconds, runner.journal
-        errors = {record.id: record.error for record in book.records() if record.error}
+        seconds, journal = runner.run_seconds, runner.journal
+        errors = {record.id: record.error for record in journal.records() if record.error}
         rows = [
-            _row(name, book.replay(RequestKey(program, 0), requests[name]), errors.get(program))
+            _row(name, journal.replay(RequestKey(program, 0), requests[name]), errors.get(program))
             for name, program in programs.items()
         ]
     write_lines(workdir / RESPONSES, rows)
@@ -104,9 +104,9 @@ def _job(program: str, request: Generate) -> Job:
 
 
 def _open_model(
-    config: Any, stack: contextlib.ExitStack, book: Journal, requests: Sequence[Generate]
+    config: Any, stack: contextlib.ExitStack, journal: Journal, requests: Sequence[Generate]
 ) -> GenerateHandler:
-    spent = sum(book.usage().values(), start=Usage())
+    spent = sum(journal.usage().values(), start=Usage())
     backend: Any = backends.open_backend(config, spent=spent)
     stack.enter_context(contextlib.closing(backend))
     if hasattr(backend, "estimate"):

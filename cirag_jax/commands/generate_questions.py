@@ -121,7 +121,7 @@ def generate_questions(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         except _Interrupted:
             say("stopped before the end; run the same command to resume")
             complete = False
-        totals = steps.book.totals()
+        totals = steps.journal.totals()
         return {
             **result,
             "failures": sum(steps.failed.values()),
@@ -228,7 +228,7 @@ class _Steps(Closing):
         options["in_flight"] = config.in_flight
         bound_to = _identity(config, settings)
         self._runner = Runner(file, bound_to, self._open_handlers, **options)
-        self.book, self.seconds = self._runner.journal, self._runner.seconds
+        self.journal, self.seconds = self._runner.journal, self._runner.seconds
         self.failed: collections.Counter[str] = collections.Counter()
 
     def close(self) -> None:
@@ -268,13 +268,13 @@ class _Steps(Closing):
         """Raises `UserError` if the result of ``job`` contains an index out of range."""
         for index in indices:
             if index >= size:
-                raise damaged(self.book.path, job.id, IndexError(f"{index} of {size}"))
+                raise damaged(self.journal.path, job.id, IndexError(f"{index} of {size}"))
 
     def _open_handlers(
-        self, stack: contextlib.ExitStack, book: Journal
+        self, stack: contextlib.ExitStack, journal: Journal
     ) -> dict[type | str, Handler]:
         config = self.config
-        spent = sum(book.usage().values(), Usage())
+        spent = sum(journal.usage().values(), Usage())
         cache = stack.enter_context(ResponseCache(config.cache)) if config.cache else None
         backend: Any = backends.open_backend(config.llm, spent=spent)
         stack.enter_context(contextlib.closing(backend))

@@ -41,20 +41,20 @@ def measure(
         config.in_flight, config.cache = 1, None
     jobs = {job.id: job for job in planned.jobs}
 
-    def open_all(stack: contextlib.ExitStack, book: Journal) -> Mapping[type | str, Handler]:
-        return opening.open_handlers(config, planned.task, book, stack, rows=1, pool=pool)
+    def open_all(stack: contextlib.ExitStack, journal: Journal) -> Mapping[type | str, Handler]:
+        return opening.open_handlers(config, planned.task, journal, stack, rows=1, pool=pool)
 
     settings = {**planned.settings, "alone": True}
     with Runner(folder / JOURNAL, settings, open_all, in_flight=1, until=until) as runner:
         # The seconds of an interrupted question are incomplete, so it restarts.
-        book = runner.journal
-        book.forget([record.id for record in book.records() if not record.has_succeeded])
+        journal = runner.journal
+        journal.forget([record.id for record in journal.records() if not record.has_succeeded])
         remaining = runner.unfinished([jobs[name] for name in ids])
         if not remaining:
             return True
         runner.open()
         with progress_bar(len(ids), "question") as show:
-            for number, job in enumerate(remaining, start=len(book.outcomes()) + 1):
+            for number, job in enumerate(remaining, start=len(journal.outcomes()) + 1):
                 if not _run_until_compiled(job, runner, pool):
                     return False
                 runner.progress.done = number

@@ -66,7 +66,7 @@ def check(config: Config, needs: Needs) -> None:
 def open_handlers(
     config: Config,
     task: task_lib.Task,
-    book: Journal,
+    journal: Journal,
     stack: contextlib.ExitStack,
     rows: int,
     pool: Pool | None = None,
@@ -76,7 +76,7 @@ def open_handlers(
     Args:
       config: a config of configs/methods.
       task: the questions and passages.
-      book: the run's journal. Its usage counts against budgets, and triples that are extracted
+      journal: the run's journal. Its usage counts against budgets, and triples that are extracted
         online are stored next to it.
       stack: closes everything that is opened.
       rows: the maximum number of questions in progress, which limits the models' batch size.
@@ -107,22 +107,22 @@ def open_handlers(
         settings = extraction.ExtractionSettings(
             triple_tokens=block.max_tokens, grounded=block.grounded
         )
-        path = book.path.with_name(book.path.name.replace("journal", online.NAME))
+        path = journal.path.with_name(journal.path.name.replace("journal", online.NAME))
         runner = Runner(
             path,
             identity.of_extractor(block, settings),
             lambda *_: {"extractor": handlers["extractor"]},
             in_flight=256,
             encode=extraction.encode_extraction,
-            replace=book.replace,
+            replace=journal.replace,
         )
         extractions = stack.enter_context(runner)
-        spent = {**book.usage(), **extractions.journal.usage()}
+        spent = {**journal.usage(), **extractions.journal.usage()}
         handlers |= _open_models(config, needs, roles, stack, rows, spent, pool)
         extractor: Any = handlers["extractor"]
         handlers[requests.Extract] = online.OnlineExtractHandler(extractor, extractions, settings)
     else:
-        handlers |= _open_models(config, needs, roles, stack, rows, book.usage(), pool)
+        handlers |= _open_models(config, needs, roles, stack, rows, journal.usage(), pool)
     if needs.demonstrations:
         examples = task_lib.demonstrations(task)
         if not examples:

@@ -115,8 +115,8 @@ def _question_counts(folder: pathlib.Path) -> tuple[int, int | None]:
         file = folder / JOURNAL
         if not file.is_file():
             return 0, 0
-        with JournalReader(file) as book:
-            return book.counts()
+        with JournalReader(file) as journal:
+            return journal.counts()
     except InUse:
         return 0, None
 

@@ -69,8 +69,10 @@ class Cirag(Closing):
         self._passages = dataset.corpus
         empty_task = task.Task(needs, dataset, (), corpus)
 
-        def open_handlers(stack: contextlib.ExitStack, book: Journal) -> dict[type | str, Handler]:
-            return opening.open_handlers(config, empty_task, book, stack, rows=config.in_flight)
+        def open_handlers(
+            stack: contextlib.ExitStack, journal: Journal
+        ) -> dict[type | str, Handler]:
+            return opening.open_handlers(config, empty_task, journal, stack, rows=config.in_flight)
 
         global _process
         _process = os.getpid()

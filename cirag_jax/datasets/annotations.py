@@ -154,8 +154,8 @@ def _hops_of_places(question: Question, corpus: Mapping[str, Passage]) -> tuple[
     def order(passage_id: str) -> tuple[bool, bool]:
         passage = corpus[passage_id]
         text = f"{passage.title}. {passage.text}".lower()
-        holds_answer = any(answer.lower() in text for answer in question.answers)
-        return holds_answer, not names(question.question, passage.title)
+        has_answer = any(answer.lower() in text for answer in question.answers)
+        return has_answer, not names(question.question, passage.title)
 
     ids = sorted(sentences, key=order)
     hops: list[Hop] = []

@@ -83,8 +83,8 @@ def passage_substitutes(question: Question) -> Substitutes:
     same = {place: places for places in question.same_sentences for place in places}
     substitutes: dict[Hashable, list[Collection[Hashable]]] = {}
     for place in question.supporting_sentences or ():
-        holding = {passage_id for passage_id, _ in same.get(place, (place,))}
-        substitutes.setdefault(place[0], []).append(holding)
+        passage_ids = {passage_id for passage_id, _ in same.get(place, (place,))}
+        substitutes.setdefault(place[0], []).append(passage_ids)
     return substitutes
 
 

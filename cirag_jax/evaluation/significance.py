@@ -175,8 +175,8 @@ def permutation_test(
     2010), so p is at least 1 / (samples + 1).
     """
     rng = np.random.default_rng((seed, 1))  # a stream independent of the bootstrap's
-    moved = _drawn(scores, _halves, samples, rng)
-    whole = [
+    swapped = _drawn(scores, _halves, samples, rng)
+    totals = [
         np.array([column.sum() for column in columns]) for columns in zip(*scores, strict=True)
     ]
     p = []
@@ -184,7 +184,7 @@ def permutation_test(
         # A system's sums after the swap: its total, minus its swapped terms, plus those received.
         first_R, second_R = (
             _divided(
-                *(w[a] - m_RM[:, a] + m_RM[:, b] for w, m_RM in zip(whole, moved, strict=True))
+                *(w[a] - m_RM[:, a] + m_RM[:, b] for w, m_RM in zip(totals, swapped, strict=True))
             )
             for a, b in ((i, j), (j, i))
         )

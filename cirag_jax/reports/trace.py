@@ -69,7 +69,10 @@ def write_trace(
             raise UserError(f"{path} is not the journal of a run that answers questions.")
     title = title or f"{method or 'trace'}, {path.resolve().parent.name}"
     try:
-        with replacing(page) as aside, aside.open("w", encoding="utf-8", newline="\n") as file:
+        with (
+            replacing(page) as temporary,
+            temporary.open("w", encoding="utf-8", newline="\n") as file,
+        ):
             return write_page(file, title, records, passages, profile)
     except OSError as error:
         raise UserError(f"{page} cannot be written: {error.strerror or error}.") from None
