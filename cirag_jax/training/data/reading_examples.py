@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -180,7 +180,7 @@ def _pools(
             for index in range(len(sentences_of(passage)))
             if index not in places.get(passage.id, ())
         ]
-        return lines, _nearest(question, others)
+        return lines, _nearest(question, others, itertools.chain.from_iterable(lines))
     lines = [[passage_line(corpus[i])] for i in gold if i in corpus]
     return lines, _nearest(question, [passage_line(passage) for passage in context])
 
@@ -223,10 +223,14 @@ def _facts(dataset: Dataset, question: Question) -> tuple[tuple[str, str, str], 
     )
 
 
-def _nearest(question: Question, lines: Sequence[str]) -> list[str]:
-    """Returns distinct lines, sorted by the number of words that they share with the question."""
-    question_words = words(question.question)
-    return sorted(dict.fromkeys(lines), key=lambda line: -len(question_words & words(line)))
+def _nearest(question: Question, lines: Sequence[str], gold: Iterable[str] = ()) -> list[str]:
+    """Returns distinct lines, sorted by the words that they share with the question and ``gold``.
+
+    With gold lines, other facts about their people and the same facts about other people are near,
+    as in a search with the question and the facts found so far.
+    """
+    known = words(" ".join((question.question, *gold)))
+    return sorted(dict.fromkeys(lines), key=lambda line: -len(known & words(line)))
 
 
 def _draw_reading(
@@ -244,7 +248,10 @@ def _draw_reading(
         gold.pop(int(rng.integers(len(gold))))
     most = settings.distractors if granularity != "passage" else settings.distractors // 2
     kept = [line for group in gold for line in group]
-    near = [line for line in others if line not in kept][: 2 * most]
+    near = [line for line in others if line not in kept]
+    if not sufficient and question.answers[0].casefold() not in question.question.casefold():
+        near = [line for line in near if not _states_answer(question, [line])] or near
+    near = near[: 2 * most]
     count = int(rng.integers(min(1, most), most + 1)) if most else 0
     drawn = rng.permutation(len(near))[:count]
     lines = list(kept)

@@ -59,6 +59,40 @@ def test_make_readings_mixes_gold_and_nearest_distractors():
     assert other in {"Charles: Ada wrote to her father Byron.", "Ada: Ada is a poet."}
 
 
+def test_make_readings_distractors_share_the_person_or_the_relation():
+    """The question names Ada, but the facts about her father and another birth are near too."""
+    corpus = {
+        **CORPUS,
+        "b": Passage(
+            "b", "Byron", "", ("Byron was born in London.", "Byron's father died in Greece.")
+        ),
+        "c": Passage("c", "Charles", "", ("His father was born in Kent.", "Engines were built.")),
+    }
+    settings = ReadingSettings(granularities=("sentence",), distractors=1, missing=0.0)
+    drawn = set()
+    for seed in range(12):
+        many, _ = make_readings(
+            Dataset("d", (QUESTION,), corpus, {}),
+            [QUESTION],
+            dataclasses.replace(settings, seed=seed),
+        )
+        drawn |= set(many[0].evidence) - GOLD
+    assert drawn == {
+        "Byron: Byron's father died in Greece.",
+        "Charles: His father was born in Kent.",
+    }
+
+
+def test_make_readings_refused_evidence_does_not_state_the_answer():
+    corpus = {**CORPUS, "c": Passage("c", "Byron's house", "", ("In London.", "Byron wrote."))}
+    data, stated = Dataset("d", (QUESTION,), corpus, {}), 0
+    for seed in range(24):
+        settings = ReadingSettings(granularities=("sentence",), missing=0.999, seed=seed)
+        (reading,), _ = make_readings(data, [QUESTION], settings)
+        stated += any("London" in line and line not in GOLD for line in reading.evidence)
+    assert not stated
+
+
 def test_make_readings_gold_keeps_order():
     for seed in range(6):
         for granularity in ("triple", "sentence", "passage"):
@@ -200,7 +234,7 @@ def test_reading_examples_prompts_match_cascade(tmp_path_factory, missing, answe
     with pytest.raises(StopIteration) as end:
         program.send(Generated(output, "stop"))
     (attempt,) = end.value.value
-    assert (attempt.answer, attempt.sufficient) == (answer, missing == 0.0)
+    assert (attempt.answer, attempt.sufficient) == ("" if missing else answer, not missing)
 
 
 @pytest.mark.parametrize("reader_format", ["brief", "chain"])
