@@ -22,6 +22,7 @@ from cirag_jax.models import decoder, decoder_params
 from cirag_jax.models.decoder import DecoderConfig, Params
 from cirag_jax.models.io.tensor_files import TensorFiles, fetch, match_tensors, save_tensors
 
+_ROWS = 4096  # rows of an embedding that are compared at a time
 SHARD_BYTES = 5 * 10**9  # larger checkpoints are split into several files with an index
 
 
@@ -80,8 +81,8 @@ FAMILIES: Mapping[str, tuple[Entry, ...]] = {
     "gemma2": _GEMMA2,
 }
 
-# Buffers of older checkpoints, which are computed instead of loaded, and the output layer that some
-# checkpoints store although it is tied to the embedding.
+# Buffers of older checkpoints, which are computed instead of loaded, and the copy of the embedding
+# that some checkpoints store as output layer; see `has_own_head`.
 IGNORED = (
     *("*.rotary_emb.inv_freq", "*.self_attn.bias", "*.self_attn.masked_bias"),
     "lm_head.weight",
@@ -191,6 +192,26 @@ def _assembler(
         return block
 
     return assemble
+
+
+def has_own_head(source: TensorSource) -> bool:
+    """Returns whether a checkpoint has an output layer that differs from its embedding.
+
+    Reads both in blocks of rows, up to the first difference.
+    """
+    shapes = {_canonical(name): (name, shape) for name, shape in source.shapes}
+    if "lm_head.weight" not in shapes or "model.embed_tokens.weight" not in shapes:
+        return False
+    (head, shape), (embedding, other) = (
+        shapes[name] for name in ("lm_head.weight", "model.embed_tokens.weight")
+    )
+    if shape != other:
+        return True
+    for start in range(0, shape[0], _ROWS):
+        rows = (slice(start, min(start + _ROWS, shape[0])), *map(slice, shape[1:]))
+        if not np.array_equal(source.read(head, rows), source.read(embedding, rows)):
+            return True
+    return False
 
 
 def load_from_source(

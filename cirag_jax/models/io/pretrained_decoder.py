@@ -18,7 +18,7 @@ from cirag_jax.io import read_object
 from cirag_jax.models.decoder import DecoderConfig, Params, Remat, choose_attention
 from cirag_jax.models.io import decoder_weights, gguf_weights, pretrained
 from cirag_jax.models.io.pretrained import ConfigFields
-from cirag_jax.models.io.tensor_files import copy_companions
+from cirag_jax.models.io.tensor_files import TensorFiles, copy_companions
 from cirag_jax.models.precision import Dtype
 from cirag_jax.models.rope import RopeScaling
 
@@ -236,7 +236,15 @@ def _read_config(
         return parse_decoder_config(raw, folder), raw
     file = folder / "config.json"
     raw = read_object(file)
-    return parse_decoder_config(raw, file), raw
+    config = parse_decoder_config(raw, file)
+    if config.tie_embeddings and any(folder.glob("*.safetensors")):
+        with TensorFiles(folder) as files:
+            own_head = decoder_weights.has_own_head(files)
+        if own_head:  # as in transformers
+            log.warning("%s ties the output layer, but the weights have another one", file)
+            config = dataclasses.replace(config, tie_embeddings=False)
+            raw = {**raw, "tie_word_embeddings": False}
+    return config, raw
 
 
 def resolve_decoder(spec: str) -> Path:

@@ -158,6 +158,42 @@ def _widen(tensors):
     tensors["model.layers.0.self_attn.k_proj.weight"] = np.ones((16, 31), np.float32)
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize("stored", ["one file", "shards", "bare"])
+def test_load_decoder_own_head_in_spite_of_tie_flag(family, stored, tmp_path):
+    """A head that was trained although config.json ties it is loaded, planned and written."""
+    folder = tiny_decoder.folder(tmp_path / "base", family, tie_word_embeddings=True)
+    tied_logits = _logits(folder)
+    tensors = _tensors(folder)
+    head = tensors["model.embed_tokens.weight"] * 0.5
+    head[-1] += 1.0
+    if stored == "bare":
+        tensors = {name.removeprefix("model."): value for name, value in tensors.items()}
+    tensors["lm_head.weight"] = head
+    if stored == "shards":
+        (folder / "model.safetensors").unlink()
+        names = {name: f"model-{int('head' in name)}.safetensors" for name in tensors}
+        for file in set(names.values()):
+            part = {name: value for name, value in tensors.items() if names[name] == file}
+            save_tensors(part, folder / file)
+        index = {"metadata": {}, "weight_map": names}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    else:
+        save_tensors(tensors, folder / "model.safetensors")
+    ours = _open(folder)
+    assert not ours.config.tie_embeddings and not read_decoder_config(folder)[0].tie_embeddings
+    params = decoder_params.to_params(ours.state)
+    np.testing.assert_array_equal(params["lm_head"], head.T)
+    hidden = decoder.forward(ours.config, params, np.arange(3, 20, dtype=np.int32)[None])
+    logits = np.asarray(decoder.logits(ours.config, params, hidden))
+    save_decoder(ours, params, tmp_path / "written")
+    assert (
+        json.loads((tmp_path / "written/config.json").read_text())["tie_word_embeddings"] is False
+    )
+    np.testing.assert_allclose(_logits(tmp_path / "written"), logits, rtol=0, atol=2e-5)
+    assert np.abs(logits - tied_logits).max() > 0.1
+
+
 def _untied(tensors):
     del tensors["lm_head.weight"]
 
