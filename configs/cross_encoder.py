@@ -56,7 +56,7 @@ def base() -> Any:
     # Questions for measuring the gain over the bi-encoder.
     config.evaluate = ConfigDict()
     config.evaluate.split = "dev"  # Split of these questions, which are not used for training.
-    config.evaluate.questions = 100  # Maximum questions; 0 skips the evaluation.
+    config.evaluate.questions = 100  # Maximum questions; 0 is all.
     config.evaluate.retrieved = 10  # Passages retrieved in addition to a question's own context.
     config.evaluate.bootstrap_samples = 10_000  # Bootstrap resamples for confidence intervals.
 

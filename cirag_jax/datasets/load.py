@@ -29,12 +29,14 @@ def select_corpus(dataset: Dataset, questions: Sequence[Question], data: Config)
     return build_corpus(dataset, questions, data.corpus, data.seed)
 
 
-def select_questions(dataset: Dataset, data: Config) -> tuple[Question, ...]:
+def select_questions(
+    dataset: Dataset, data: Config, prefix: str = "config.data."
+) -> tuple[Question, ...]:
     """Selects questions by ``data.split``, ``.fold``, ``.setting`` and ``.only_with_triples``.
 
     ``data.limit`` then keeps the first N questions; 0 keeps all. With ``data.random``, it keeps N
     random questions in their original order. For the same ``data.seed``, a larger sample contains
-    every smaller one.
+    every smaller one. ``prefix`` precedes the names of fields in messages.
     """
     check_at_least(0, data, "limit", prefix="config.data.")
     questions: Sequence[Question] = dataset.questions
@@ -44,9 +46,9 @@ def select_questions(dataset: Dataset, data: Config) -> tuple[Question, ...]:
             continue
         kept = [q for q in questions if getattr(q, field) == value]
         if not kept:
-            values = sorted({str(getattr(q, field)) for q in questions})
+            values = sorted({str(getattr(q, field) or "null") for q in questions})
             raise UserError(
-                f"config.data.{field}={value} matches no question of {dataset.name}; "
+                f"{prefix}{field}={value} matches no question of {dataset.name}; "
                 f"available values: {', '.join(values)}"
             )
         questions = kept

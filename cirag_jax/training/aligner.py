@@ -50,7 +50,8 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     datasets = state_lib.load_equally(
         lambda: load.load_datasets(config.data), state_lib.dataset_digests
     )
-    sets = [splits.split_questions(dataset, config) for dataset in datasets]
+    at_least = questions_per_step(config) if len(datasets) == 1 else 1
+    sets = [splits.split_questions(dataset, config, at_least) for dataset in datasets]
     kind = config.data.units
     chains, pools, prefix_pools = training_chains(sets, config, workdir)
     dev_chains, dev_pools = dev_data(sets, kind)
@@ -207,7 +208,8 @@ def training_chains(
     ]
     chains = [chain for set_chains, _ in by_set for chain in set_chains]
     pools = [pool for _, set_pools in by_set for pool in set_pools]
-    pools_lib.check_enough(len(chains), questions_per_step(config))  # Early: searches take long.
+    batch = config.batch_size, config.prefixes_per_question
+    pools_lib.check_enough(len(chains), *batch)  # Early: searches take long.
     prefix_pools: list[pools_lib.PrefixPools] = []
     if config.retrieved.model:
         for questions, chains_and_pools in zip(sets, by_set, strict=True):

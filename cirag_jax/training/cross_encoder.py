@@ -339,9 +339,12 @@ def compare(
         data.split, data.fold = config.evaluate.split, None
         data.only_with_triples, data.limit = False, 0
     train_ids = {question.id for question in trained_on}
-    held_out = [
-        q for q in load.select_questions(dataset, data) if q.supporting and q.id not in train_ids
-    ]
+    held_out: list[Question] = []
+    if data.split and data.split not in {question.split for question in dataset.questions}:
+        state_lib.announce(f"no question is of config.evaluate.split={data.split}: no comparison")
+    else:
+        selected = load.select_questions(dataset, data)
+        held_out = [q for q in selected if q.supporting and q.id not in train_ids]
     limit = config.evaluate.questions or len(held_out)
     settings = {"samples": config.evaluate.bootstrap_samples, "seed": config.seed}
     score = _scorer(config, model, params, mesh, "comparing")

@@ -225,6 +225,13 @@ def test_train_comparison_excludes_training_questions(model_and_data, one_device
     assert "passages" not in result and "triples" not in result
 
 
+def test_train_without_questions_to_compare_on_ends(model_and_data, one_device, tmp_path, capsys):
+    config = _config(model_and_data, num_steps=1, **{"evaluate.split": "test"})
+    result = cross_encoder.train_and_evaluate(config, tmp_path)
+    assert result["complete"] and "passages" not in result and "triples" not in result
+    assert "no question is of config.evaluate.split=test: no comparison" in capsys.readouterr().err
+
+
 def test_reranking_metrics_ties_are_ranked_last():
     problem = reranking.Reranking("q", ("a", "b", "c", "d"), (1, 3))
     assert list(reranking.ranks(problem, np.array([0.5, 0.9, 0.5, 0.5]))) == [1, 4]
@@ -274,7 +281,7 @@ def test_pack_bucket_beyond_max_length_is_not_used(model_and_data):
     [
         ({"kinds": "('sentence',)"}, r"config\.kinds=\('sentence',\)"),
         ({"buckets": "(64, 32)"}, r"config\.buckets=\(64, 32\)"),
-        ({"dev.questions": 8}, "holds out all 8 questions"),
+        ({"dev.questions": 8}, "at least 9 questions, 8 to hold out .* there are 8; .* at most 7"),
         ({"max_length": 4}, r"config\.max_length=4 must be at least 5"),
         ({"max_length": 129}, r"config\.max_length=129 exceeds the 128 positions of the model"),
         ({"targets_per_step": 0}, r"config\.targets_per_step=0"),

@@ -90,8 +90,9 @@ def load_data(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data
     data = loaders[config.component](config, tokenizer, max_length)
     if not any(np.any(example.weight_T[1:]) for example in data.train):
         raise UserError(
-            f"there are no supervised tokens in {len(data.train)} examples of at most {max_length} "
-            f"tokens ({json.dumps(data.counts)})"
+            f"there are no supervised tokens in {len(data.train)} examples of at most "
+            f"config.length={max_length} tokens ({json.dumps(data.counts)}); training needs at "
+            "least one example: add data, or raise config.length if they were too long"
         )
     return data
 
@@ -110,8 +111,8 @@ def _hold_out(
     count = min(count, config.num_dev) if config.num_dev else count
     if count and count >= len(names):
         raise UserError(
-            f"config.dev_fraction={fraction} holds out all {len(names)} questions; none remain for "
-            "training"
+            f"config.dev_fraction={fraction} holds out {count} of {len(names)} questions or "
+            f"passages; at least one must remain, so lower it"
         )
     order = np.random.default_rng(config.seed).permutation(len(names))
     dev_names = {names[place] for place in order[len(names) - count :]}
@@ -307,18 +308,23 @@ def reading_settings(config: Config, **changes: Any) -> ReadingSettings:
 
 
 def read_folders(
-    config: Config, settings: ReadingSettings, split: str, fold: str | None
+    config: Config,
+    settings: ReadingSettings,
+    split: str,
+    fold: str | None,
+    prefix: str = "config.data.",
 ) -> tuple[list[Reading], int]:
     """Returns the readings of a split in all ``config.folders``, see `make_readings`.
 
     ``config`` is from configs/reader.py or configs/reader_eval.py. If ``fold`` is None, the folds
-    for evaluation are excluded from the training split.
+    for evaluation are excluded from the training split. ``prefix`` precedes ``split`` and ``fold``
+    in messages.
     """
     readings, num_without_gold = [], 0
     for folder in _paths(config.folders) or [None]:
         if folder == "lives" and split != "train":
             continue
-        dataset, questions = _read_folder(config, folder, split, fold)
+        dataset, questions = _read_folder(config, folder, split, fold, prefix)
         if split == "train":
             count = config.get("recombined", 0)
             new_questions = comparisons.recombine(dataset, questions, count, config.seed)
@@ -330,7 +336,7 @@ def read_folders(
 
 
 def _read_folder(
-    config: Config, folder: str | None, split: str, fold: str | None
+    config: Config, folder: str | None, split: str, fold: str | None, prefix: str = "config.data."
 ) -> tuple[Dataset, Sequence[Question]]:
     """Reads a folder or a built-in dataset, and selects questions; see `read_folders`."""
     data = config.data.copy_and_resolve_references()
@@ -338,7 +344,7 @@ def _read_folder(
     data.dir, data.split = None if is_built_in else folder, split
     data.fold = None if is_built_in else fold
     dataset = lives.build() if folder == "lives" else load.load_dataset(data)
-    questions = load.select_questions(dataset, data)
+    questions = load.select_questions(dataset, data, prefix)
     if split == "train" and fold is None:
         questions = tuple(q for q in questions if q.fold in (None, "train"))
     return dataset, questions
@@ -349,7 +355,7 @@ def _readings(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data
     settings = reading_settings(config)
     train, without_gold = read_folders(config, settings, config.data.split, config.data.fold)
     if config.dev.split:
-        dev, _ = read_folders(config, settings, config.dev.split, config.dev.fold)
+        dev, _ = read_folders(config, settings, config.dev.split, config.dev.fold, "config.dev.")
         order = np.random.default_rng(config.seed).permutation(len(dev))
         dev = [dev[i] for i in sorted(order[: config.num_dev or len(dev)])]
         _check_disjoint(train, dev, lambda reading: reading.question.id, "questions")

@@ -348,13 +348,17 @@ class _Sample(grain.transforms.RandomMap):
         return sample_examples(chain, pool, self.kind, self.sampling, rng, prefix_pools)
 
 
-def check_enough(num_chains: int, per_batch: int) -> None:
-    """Raises `UserError` if there are fewer chains than questions per batch."""
+def check_enough(num_chains: int, batch_size: int, prefixes: int) -> int:
+    """Returns the number of questions per step; raises `UserError` if there are fewer chains."""
+    per_batch = max(batch_size // prefixes, 1)
     if num_chains < per_batch:
         raise UserError(
-            f"config.batch_size needs {per_batch} questions with a chain per batch, but only "
-            f"{num_chains} questions have one"
+            f"a step needs {per_batch} training questions with a chain (config.batch_size="
+            f"{batch_size} / config.prefixes_per_question={prefixes}), but there are only "
+            f"{num_chains}; add questions, set config.batch_size to at most "
+            f"{num_chains * prefixes}, or lower config.dev.questions"
         )
+    return per_batch
 
 
 def batches(
@@ -374,8 +378,7 @@ def batches(
     over the groups, because chains may have fewer prefixes than requested. ``prefix_pools`` has an
     entry for each chain, see `sample_examples`.
     """
-    per_batch = layout.num_queries // sampling.prefixes_per_question
-    check_enough(len(chains), per_batch)
+    per_batch = check_enough(len(chains), layout.num_queries, sampling.prefixes_per_question)
 
     def lay_out(questions: Sequence[Sequence[Example]]) -> Batch:
         examples = [example for question_examples in questions for example in question_examples]

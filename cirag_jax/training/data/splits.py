@@ -21,8 +21,8 @@ class Questions(NamedTuple):
     dev: tuple[Question, ...]
 
 
-def split_questions(dataset: Dataset, config: Config) -> Questions:
-    """Splits the questions of a dataset.
+def split_questions(dataset: Dataset, config: Config, at_least: int = 1) -> Questions:
+    """Splits the questions of a dataset into at least ``at_least`` training questions and others.
 
     Dev questions are the questions of ``config.dev.split`` and ``config.dev.fold``. If both are
     null, dev questions are held-out training questions as in KiRAG, see `hold_out`. Training
@@ -34,7 +34,7 @@ def split_questions(dataset: Dataset, config: Config) -> Questions:
     if config.dev.split or config.dev.fold:
         data: Config = ConfigDict({**config.data.to_dict(), "limit": config.dev.questions})
         data.split, data.fold = config.dev.split, config.dev.fold
-        dev = load.select_questions(dataset, data)
+        dev = load.select_questions(dataset, data, "config.dev.")
         clash = {q.id for q in train} & {q.id for q in dev}
         if clash:
             raise UserError(
@@ -42,18 +42,27 @@ def split_questions(dataset: Dataset, config: Config) -> Questions:
                 "choose another config.dev.split or config.dev.fold"
             )
         return Questions(dataset, train, dev)
-    return Questions(dataset, *hold_out(train, config))
+    return Questions(dataset, *hold_out(train, config, at_least))
 
 
 def hold_out(
-    questions: Sequence[Question], config: Config
+    questions: Sequence[Question], config: Config, at_least: int = 1
 ) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
-    """Holds out the last ``config.dev.questions`` of a seeded permutation of the questions."""
+    """Holds out the last ``config.dev.questions`` of a seeded permutation of the questions.
+
+    At least ``at_least`` questions must remain.
+    """
     number = config.dev.questions
-    if number >= len(questions):
+    if len(questions) < number + at_least:
+        remedy = "add questions"
+        if number and len(questions) > at_least:
+            remedy += f" or set config.dev.questions to at most {len(questions) - at_least}"
+        elif at_least > 1:
+            remedy += " or lower config.batch_size" + " and config.dev.questions" * bool(number)
         raise UserError(
-            f"config.dev.questions={number} holds out all {len(questions)} questions; none remain "
-            "for training"
+            f"training needs at least {number + at_least} questions, {number} to hold out "
+            f"(config.dev.questions) and {at_least} per step, but there are {len(questions)}; "
+            f"{remedy}"
         )
     order = np.random.default_rng(config.data.seed).permutation(len(questions))
     dev = set(order[len(questions) - number :].tolist())

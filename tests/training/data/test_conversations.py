@@ -6,6 +6,7 @@ import pathlib
 
 import pytest
 
+from cirag_jax.datasets import jsonl
 from cirag_jax.distill import trajectories as trajectories_lib
 from cirag_jax.errors import UserError
 from cirag_jax.llm.chat import ChatTokenizer
@@ -140,6 +141,28 @@ def test_load_data_extractor_uses_references(folders, tmp_path):
     config.component = "judge"
     with pytest.raises(UserError, match="config.component='judge' is not one of integrator"):
         load(config)
+
+
+@pytest.mark.parametrize("script", ["integrator", "reader", "extractor"])
+def test_load_data_one_question_is_enough(folders, tmp_path, script):
+    dataset = tiny.dataset()
+    one = dataclasses.replace(dataset, questions=dataset.questions[:1])
+    jsonl.write_dataset(one, tmp_path / "data")
+    trajectories = write(tmp_path / "t", [by_hand.trajectory(0)])
+    own = {"trajectories": trajectories if script == "integrator" else ...}
+    if script == "extractor":
+        own |= {"data.dir": tmp_path / "data", "data.fold": "null", "dev": "null"}
+    config = config_of(folders, script=script, dev_fraction=0.05, **{"data.split": "train", **own})
+    if script == "reader":
+        config.folders, config.dev.split = (str(tmp_path / "data"),), ""
+    data = load(config, 10_000)
+    assert data.train and not data.dev
+    with pytest.raises(UserError, match=r"config\.length=20 tokens .* at least one example"):
+        load(config, 20)
+    if script == "reader":
+        config.dev.split = "valid"
+        with pytest.raises(UserError, match=r"config\.dev\.split=valid matches no question"):
+            load(config, 10_000)
 
 
 def test_load_data_evaluation_questions_cause_warning(folders, tmp_path, capsys):

@@ -343,5 +343,7 @@ def test_batches_single_question():
 
 
 def test_batches_too_few_chains_are_refused():
-    with pytest.raises(UserError, match="needs 2 questions with a chain .* only 1"):
+    with pytest.raises(
+        UserError, match="a step needs 2 training questions .* only 1; .* at most 2,"
+    ):
         batches([BRIDGE], [POOL], "triple", Sampling(2, 2), LAYOUT, tokenize, 0, 0)
