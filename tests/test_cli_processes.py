@@ -188,7 +188,7 @@ def test_single_process_command_refuses_several(script, tmp_path):
 
 
 def test_error_in_one_process_ends_all(script, tmp_path):
-    """Both processes exit, although only the first one detects that the workdir is in use."""
+    """Both processes exit, although only one of them detects the error."""
     several = script.read_text().replace("config.py')", "config.py', several_processes=True)")
     script.write_text(several)
     (tmp_path / "w").mkdir()

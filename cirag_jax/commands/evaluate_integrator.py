@@ -62,20 +62,22 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """
     check_at_least(1, config, "integrator.max_tokens", "in_flight", "bootstrap_samples")
     check_at_least(0, config, "query_recall")
-    trajectories, described = _trajectories(config)
+    trajectories, prompt_settings = _trajectories(config)
     has_models = config.checkpoint is not None or config.base.run
     models = evaluation.models_of(config, "integrator") if has_models else {}
     units = trajectories_lib.units_of(trajectories)
     _check_units(config, models, units)
     ids = {trajectory.question_id for trajectory in trajectories}
     num_trained_on = evaluation.count_trained_on(evaluation.training_ids(models), ids, "questions")
-    normalization: Normalization = _prompt(config, {}, described, units)["normalization"]
+    normalization: Normalization = _prompt(config, {}, prompt_settings, units)["normalization"]
     dataset = load.load_dataset(config.data) if config.data.dir else None
     gold = _gold(dataset, trajectories, normalization, units)
 
     # ---- Decisions -------------------------------------------------------------------------------
     settings = {
-        name: _cirag_config(config, name, _prompt(config, model.described, described, units))
+        name: _cirag_config(
+            config, name, _prompt(config, model.prompt_settings, prompt_settings, units)
+        )
         for name, model in models.items()
     }
     jobs = {name: decisions.jobs(trajectories, values) for name, values in settings.items()}
@@ -146,22 +148,22 @@ def _trajectories(config: Config) -> tuple[tuple[Trajectory, ...], dict[str, Any
             "config.trajectories is required: a workdir of launch/distill.py, or a .jsonl file."
         )
     file = trajectories_lib.trajectory_file(config.trajectories)
-    described = {}
+    prompt_settings = {}
     if file.with_suffix(".json").exists():
-        described = trajectories_lib.read_sidecar(file)
+        prompt_settings = trajectories_lib.read_sidecar(file)
     trajectories = trajectories_lib.select(
         trajectories_lib.read_trajectories(file), config.keep, config.seed, config.limit
     )
     if not trajectories:
         raise UserError(f"{file} has no trajectory that passes config.keep={config.keep}.")
-    return trajectories, described
+    return trajectories, prompt_settings
 
 
 def _check_units(config: Config, models: Mapping[str, evaluation.Model], units: Units) -> None:
     """Raises `UserError` if the student was trained on other units than the trajectories'."""
     student = models.get(evaluation.STUDENT)
-    described = student.described if student else {}
-    trained_on = described.get("units", "triple") if described else units
+    prompt_settings = student.prompt_settings if student else {}
+    trained_on = prompt_settings.get("units", "triple") if prompt_settings else units
     if trained_on != units:
         raise UserError(
             f"{config.checkpoint} was trained on units={trained_on}, but {config.trajectories} has "

@@ -67,8 +67,8 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     answers.check_profile(config.profile)
     check_at_least(1, config, "max_tokens", "in_flight", "bootstrap_samples")
     models = evaluation.models_of(config, "reader")
-    described = {k: v for model in models.values() for k, v in model.described.items()}
-    reader_format = str(described.get("reader_format", config.evidence.reader_format))
+    prompt_settings = {k: v for model in models.values() for k, v in model.prompt_settings.items()}
+    reader_format = str(prompt_settings.get("reader_format", config.evidence.reader_format))
     readings = _readings(config)
     ids = {reading.question.id for reading in readings}
     num_trained_on = evaluation.count_trained_on(evaluation.training_ids(models), ids, "questions")
@@ -124,8 +124,8 @@ def job(reading: Reading, reader_format: str, logprobs: bool = False) -> Job:
     With ``logprobs``, the job also requests the probabilities of tokens.
     """
     messages = messages_of(reading, reader_format)
-    described = [[message.role, message.text] for message in messages]
-    digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()[:16]
+    turns = [[message.role, message.text] for message in messages]
+    digest = hashlib.sha256(json.dumps(turns).encode()).hexdigest()[:16]
     kind = "whole" if reading.sufficient else "missing"
 
     def program() -> Program[ReaderResponse]:
@@ -136,7 +136,7 @@ def job(reading: Reading, reader_format: str, logprobs: bool = False) -> Job:
             "confidence": _confidence(response),
         }
 
-    return Job(f"{reading.question.id}/{kind}/{digest}", described, program)
+    return Job(f"{reading.question.id}/{kind}/{digest}", turns, program)
 
 
 def _confidence(response: Generated) -> float | None:

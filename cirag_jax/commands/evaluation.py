@@ -36,14 +36,14 @@ class Model:
 
     Attributes:
       block: the model's config, a `configs.common.language_model`.
-      described: the prompt settings of the model's training, from the checkpoint.
+      prompt_settings: the prompt settings of the model's training, from the checkpoint.
       trained_on: ids of the training questions, or of the passages for an extractor; None if
         unknown, as for an adapter in PEFT's format.
       schemas: whether requests constrain the output to a JSON schema.
     """
 
     block: Config
-    described: Mapping[str, Any]
+    prompt_settings: Mapping[str, Any]
     trained_on: frozenset[str] | None = frozenset()
     schemas: bool = False
 
@@ -94,8 +94,8 @@ def models_of(config: Config, role: str) -> dict[str, Model]:
             block.model = block.model or meta["model"]
         student = block.copy_and_resolve_references()
         student.adapter = spec
-        described = meta.get("prompt") or {}
-        models[STUDENT] = Model(student, described, workdir.training_ids(spec), schemas)
+        prompt_settings = meta.get("prompt") or {}
+        models[STUDENT] = Model(student, prompt_settings, workdir.training_ids(spec), schemas)
     if config.base.run or spec is None:
         models[BASE] = Model(block, {}, schemas=schemas)
     return models

@@ -1,4 +1,4 @@
-"""Building of index folders: the command ``launch/index.py``.
+"""Builds index folders: the command ``launch/index.py``.
 
 An index folder contains ``ids.jsonl`` (the passage id of every row), ``vectors-*.npy`` (shards of
 embeddings), ``index.faiss`` for faiss, ``bm25/`` for BM25, and ``manifest.json``, which is written

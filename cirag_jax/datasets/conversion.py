@@ -21,7 +21,7 @@ _UNREAD = ("script", "style", "noscript", "template", "nav", "footer", "aside", 
 
 
 def is_installed(suffix: str) -> bool:
-    """Returns whether the packages that read files of a suffix are installed."""
+    """Returns whether the packages that read files with a suffix are installed."""
     return all(importlib.util.find_spec(name) is not None for name in _PACKAGES[suffix])
 
 

@@ -172,7 +172,7 @@ class TypedTemplates(Templates):
         self._entities = demo.entities()
 
     def ask(self, path: Path, facts: Sequence[Fact]) -> tuple[str, str | None]:
-        """Returns the question and None, or a reason.
+        """Returns ``(question, None)``, or ``("", reason)``.
 
         Reasons: ``no_template``, ``ambiguous_start``, ``ambiguous_step``, ``clumsy``.
         """

@@ -285,7 +285,7 @@ class OpenAIBackend:
                     timeout.reschedule((timeout.when() or 0.0) + elapsed)
 
     async def _respond(self, client: Any, request: llm.Generate) -> llm.Generated:
-        """Returns the response to a request, which has an ``error`` if the request fails."""
+        """Returns the response to a request, with an ``error`` if the request fails."""
         start = time.monotonic()
         truncated = 0
         try:

@@ -77,7 +77,7 @@ class _Row:
     generator: Any
     start: float = 0.0
     tokens: list[int] = dataclasses.field(default_factory=list)
-    described: list[llm.Token] = dataclasses.field(default_factory=list)
+    details: list[llm.Token] = dataclasses.field(default_factory=list)
     text: str | None = None  # the text before a stop string, if it contains one
     ended: bool = False
 
@@ -253,7 +253,7 @@ class TransformersBackend:
         row.tokens.append(token)
         request = row.request
         if request.wants_tokens:
-            row.described.append(self._describe(logits_V, row))
+            row.details.append(self._describe(logits_V, row))
         if row.grammar is not None:
             row.grammar.advance(token)
             row.ended = row.grammar.is_done
@@ -310,7 +310,7 @@ class TransformersBackend:
             text,
             "stop" if row.ended else "length",
             usage,
-            tokens=tuple(row.described) if request.wants_tokens else None,
+            tokens=tuple(row.details) if request.wants_tokens else None,
         )
 
     def _score(self, request: llm.Score) -> llm.Scored:

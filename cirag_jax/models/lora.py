@@ -52,8 +52,8 @@ class LoraConfig:
         unknown = [name for name in self.targets if name not in (*PROJECTIONS, ALL_LINEAR)]
         if unknown or not self.targets:
             raise UserError(
-                f"LoRA targets {', '.join(unknown) or '(none)'} are not linear layers of the "
-                f"decoder; known: {', '.join(PROJECTIONS)} and {ALL_LINEAR}"
+                f"LoRA targets must be linear layers of the decoder, not "
+                f"{', '.join(unknown) or 'empty'}; known: {', '.join(PROJECTIONS)} and {ALL_LINEAR}"
             )
 
     @property

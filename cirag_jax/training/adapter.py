@@ -113,7 +113,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "model": state_lib.absolute(spec),
         "lora": lora_description(lora_config),
         "length": layout.length,
-        "prompt": data.described,
+        "prompt": data.prompt_settings,
         "prompt_digest": data.prompt_digest,
         "trained_on": sorted({*data.trained_on, *(earlier_ids or ())}),
         "num_candidates": data.num_candidates,

@@ -196,10 +196,7 @@ _ARRAY = re.compile(r"([a-z]+\d*)\w*\[([\d,]*)\]")
 
 
 class Collective(NamedTuple):
-    """The number of operations of one kind, and the bytes that a device exchanges in them.
-
-    The bytes are the size of the gathered array on a device.
-    """
+    """The number of collectives of one kind, and the bytes of their gathered arrays on a device."""
 
     number: int
     bytes: int

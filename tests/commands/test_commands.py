@@ -15,7 +15,7 @@ from tests import tiny
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, command):
-    """The workdir of a short training run, and its input folders."""
+    """The folder and the finished process of a short training run."""
     root = tmp_path_factory.mktemp("commands")
     model, data = tiny.model_folder(root / "model"), tiny.dataset_folder(root / "data")
     questions = [json.loads(line) for line in (data / "questions.jsonl").read_text().splitlines()]

@@ -69,7 +69,7 @@ class Evaluation:
 
 
 def never(seconds):
-    raise AssertionError("it waits")
+    raise AssertionError("waited")
 
 
 def test_follow_running_training_until_it_ends(training, workdir, capsys):

@@ -197,7 +197,10 @@ def test_exported_reader_warns_about_training_questions():
     config = reader_eval.get_config()
     config.checkpoint = "shipped:reader"
     student = evaluation.models_of(config, "reader")["student"]
-    assert student.described == {"reader_format": "chain"} and len(student.trained_on or ()) > 1000
+    assert (
+        student.prompt_settings == {"reader_format": "chain"}
+        and len(student.trained_on or ()) > 1000
+    )
     config.component = "extractor"
     config.extractor = config.reader
     with pytest.raises(UserError, match="reader"):

@@ -42,7 +42,7 @@ class CiragConfig(CascadeConfig):
       prompt_format: multi_turn (one turn per round); paper (a single turn with the history last);
         or compact (ours: candidates are kept by number, which takes a third fewer tokens).
       normalization: normal form of triples: ascii (the paper's case study) or unicode.
-      match_cutoff: minimum similarity for replacing a written fact that is not a candidate by the
+      match_cutoff: minimum similarity for replacing a written fact that is no candidate with the
         most similar candidate.
       retry: request a missing question section once.
       on_repeat: action if the next query repeats an earlier query: ask (use it again, paper), stop,

@@ -36,8 +36,8 @@ class Data(NamedTuple):
     Attributes:
       train, dev: the examples.
       counts: numbers of examples and dropped items, for the training result.
-      described: prompt settings of the conversations, saved in the checkpoint. Inference must use
-        the same settings.
+      prompt_settings: settings of the prompts, saved in the checkpoint. Inference must use the
+        same settings.
       num_candidates: maximum number of candidates per step in the trajectories; 0 without
         trajectories.
     """
@@ -45,7 +45,7 @@ class Data(NamedTuple):
     train: list[Example]
     dev: list[Example]
     counts: dict[str, Any]
-    described: dict[str, Any]
+    prompt_settings: dict[str, Any]
     num_candidates: int = 0
 
     @property
@@ -61,7 +61,7 @@ class Data(NamedTuple):
     @property
     def prompt_digest(self) -> str:
         """Hash of the prompt texts, which may change between versions of this package."""
-        return prompt_digests.prompt_digest(self.described)
+        return prompt_digests.prompt_digest(self.prompt_settings)
 
     @property
     def identity(self) -> str:
@@ -134,7 +134,7 @@ def _check_disjoint(
 
 def _decisions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data:
     """Loads the decisions in trajectories, for the integrator."""
-    candidates, dev, described = _trajectories(config)
+    candidates, dev, prompt_settings = _trajectories(config)
     dropped = collections.Counter(
         f"dropped_{reason}"
         for t in candidates
@@ -150,7 +150,7 @@ def _decisions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Dat
         reasons: collections.Counter[str] = collections.Counter()
         for trajectory in trajectories:
             new_examples, new_reasons = trajectory_examples(
-                tokenizer, trajectory, **described, max_length=max_length, weights=weights
+                tokenizer, trajectory, **prompt_settings, max_length=max_length, weights=weights
             )
             examples += new_examples
             reasons.update(new_reasons)
@@ -170,7 +170,9 @@ def _decisions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Dat
         "teachers": dict(collections.Counter(t.teacher for t in train)),
     }
     num_candidates = max((len(step.candidates) for t in train for step in t.steps), default=0)
-    return Data(train_examples + query_examples, dev_examples, counts, described, num_candidates)
+    return Data(
+        train_examples + query_examples, dev_examples, counts, prompt_settings, num_candidates
+    )
 
 
 def _trajectories(
@@ -186,7 +188,7 @@ def _trajectories(
     train = [t for path in paths for t in trajectories_lib.read_trajectories(path)]
     dev = [t for path in dev_paths for t in trajectories_lib.read_trajectories(path)]
     units = trajectories_lib.units_of([*train, *dev])
-    described = _described(config, [*paths, *dev_paths], units)
+    prompt_settings = _prompt_settings(config, [*paths, *dev_paths], units)
     if units == "sentence" and _paths(config.query_folders):
         raise UserError(
             "config.query_folders needs trajectories with units=triple, but these have "
@@ -197,7 +199,7 @@ def _trajectories(
         _check_disjoint(train, dev, lambda t: t.question_id, "questions")
     else:
         train, dev = _hold_out(config, train, lambda t: t.question_id)
-    return train, trajectories_lib.select(dev, config.keep), described
+    return train, trajectories_lib.select(dev, config.keep), prompt_settings
 
 
 def _select(config: Config, trajectories: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
@@ -245,7 +247,7 @@ def _warn_of_held_out(paths: Sequence[str]) -> None:
             )
 
 
-def _described(config: Config, paths: Sequence[str], units: Units) -> dict[str, Any]:
+def _prompt_settings(config: Config, paths: Sequence[str], units: Units) -> dict[str, Any]:
     """Returns the prompt settings of the conversations.
 
     A setting comes from the config or, if the config has null, from the trajectories' metadata.

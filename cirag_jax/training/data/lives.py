@@ -50,7 +50,7 @@ class _Page(NamedTuple):
 
 @functools.lru_cache(maxsize=2)
 def build(num_questions: int = 2000, seed: int = 0) -> Dataset:
-    """Builds the dataset: a family of three people and a work for every three questions.
+    """Builds the dataset: per three questions, a family of three people and a work.
 
     Each question needs two facts, and has evidences, supporting sentences and a context of up to
     twelve passages.

@@ -15,7 +15,7 @@ from tests import tiny, tiny_decoder
 
 
 def entries_after_change(file: pathlib.Path, text: bytes) -> dict:
-    """Changes ``file``, but not its size and time; returns the identity's changed entries."""
+    """Changes ``file`` but keeps its size and time; returns the changed identity entries."""
     old, times = fingerprint.model_identity(str(file.parent)), file.stat()
     before = file.read_bytes()
     assert text in before

@@ -74,16 +74,16 @@ def test_load_data_rendering_follows_config_and_sidecar(folders, tmp_path):
     trajectories = [by_hand.trajectory(number) for number in range(3)]
     paper = write(tmp_path / "paper", trajectories, prompt_format="paper", few_shot=True)
     data = load(config_of((base, paper), dev_fraction=0.0), 4000)
-    described = {
+    prompt_settings = {
         "units": "triple",
         "normalization": "ascii",
         "prompt_format": "paper",
         "few_shot": True,
     }
-    assert data.described == described
+    assert data.prompt_settings == prompt_settings
     assert len(data.train) == 9
     overridden = load(config_of((base, paper), prompt_format="multi_turn", dev_fraction=0.0), 4000)
-    assert overridden.described == {**described, "prompt_format": "multi_turn"}
+    assert overridden.prompt_settings == {**prompt_settings, "prompt_format": "multi_turn"}
     with pytest.raises(UserError, match="prompt_format='papr' is not one of"):
         load(config_of((base, paper), prompt_format="papr"), 4000)
     other = write(tmp_path / "other", trajectories)
@@ -93,7 +93,7 @@ def test_load_data_rendering_follows_config_and_sidecar(folders, tmp_path):
     bare = load(
         config_of((base, paper / trajectories_lib.FILE), normalization="unicode", dev_fraction=0.0)
     )
-    assert bare.described == {
+    assert bare.prompt_settings == {
         "units": "triple",
         "normalization": "unicode",
         "prompt_format": "multi_turn",
@@ -108,9 +108,9 @@ def test_load_data_units_follow_trajectories(folders, tmp_path):
         tmp_path / "s", trajectories, prompt_format="compact"
     )  # The steps determine the units.
     data = load(config_of((base, folder), dev_fraction=0.0), 4000)
-    assert data.described["units"] == "sentence" and len(data.train) == 3
-    described = {**data.described, "units": "triple"}
-    assert data.prompt_digest != data._replace(described=described).prompt_digest
+    assert data.prompt_settings["units"] == "sentence" and len(data.train) == 3
+    prompt_settings = {**data.prompt_settings, "units": "triple"}
+    assert data.prompt_digest != data._replace(prompt_settings=prompt_settings).prompt_digest
     with pytest.raises(UserError, match="some trajectories have units=triple and some have"):
         load(config_of((base, f"('{folder}', '{triples}')")))
     with pytest.raises(UserError, match="units=sentence needs .*prompt_format=compact, not paper"):
