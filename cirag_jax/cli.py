@@ -62,7 +62,7 @@ _TRY_AGAIN = 75  # the exit code of a `TryAgain`, as EX_TEMPFAIL in sysexits.h
 
 # XLA's options for programs that give the same bits in every run: no atomic additions, and no
 # choice of algorithms by measured time.
-_DETERMINISTIC = ("--xla_gpu_deterministic_ops=true", "--xla_gpu_autotune_level=0")
+DETERMINISTIC_FLAGS = ("--xla_gpu_deterministic_ops=true", "--xla_gpu_autotune_level=0")
 
 LOCK = ".lock"  # in a workdir; locked while a command runs there
 
@@ -117,7 +117,8 @@ def run(
             folder = question_workdir
         workdir = _make_workdir(folder)
         if args.deterministic:  # Before JAX reads the variable.
-            os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_DETERMINISTIC])
+            given = os.environ.get("XLA_FLAGS", "")
+            os.environ["XLA_FLAGS"] = " ".join([given, *DETERMINISTIC_FLAGS])
         if config.get("engine") == "ray":  # so that Ray's workers can use the GPUs
             os.environ["JAX_PLATFORMS"] = "cpu"
         with _stdout_to_stderr() as stdout:

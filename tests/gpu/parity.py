@@ -245,7 +245,7 @@ def training_digest(sizes: Sizes, attention: Implementation, steps: int = 20) ->
                 width=sizes.d_model,
                 dtype=sizes.dtype,
             )
-            trained, norms = apply(tx, trained, gradient)
+            trained, norms = apply(tx, trained, gradient, loss)
             add((loss, norms))
         add(trained.params)
     with tempfile.TemporaryDirectory() as name:

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 
+from cirag_jax import cli
 from tests import tiny_adapter
 from tests.gpu import parity
 from tests.gpu.conftest import targets
@@ -108,7 +109,7 @@ def test_training_twice_gives_equal_bits(target, repository):
         digests = [parity.training_digest(CPU, "cudnn", steps) for steps in (2, 2, 1)]
         assert digests[0] == digests[1] != digests[2]
         return
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_deterministic_ops=true"
+    flags = " ".join([os.environ.get("XLA_FLAGS", ""), *cli.DETERMINISTIC_FLAGS])
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_ENABLE_COMPILATION_CACHE": "false"}
     command = [sys.executable, "-m", "tests.gpu.parity"]
     # This process has reserved most of the GPU's memory.
