@@ -118,7 +118,7 @@ def test_shipped_training_questions_exclude_benchmark_dev(name, shared_data):
 def test_shipped_models_answer_new_documents():
     texts = [text for _, *passages in DOCUMENTS.values() for text in passages]
     with cirag_jax.Cirag.open(documents=texts) as rag:
-        answers = dict(zip(DOCUMENTS, rag.answers(DOCUMENTS), strict=True))
+        answers = dict(zip(DOCUMENTS, rag.answers(list(DOCUMENTS)), strict=True))
     chain = answers["Where was the father of Ada Lovelace born?"].prediction.attempts[-1].response
     assert chain == (
         "Ada Lovelace; father; Lord Byron\nLord Byron; place of birth; London\nAnswer: London"

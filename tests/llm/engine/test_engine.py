@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cirag_jax import sharding
+from cirag_jax.llm.chat import fit_prompt
 from cirag_jax.llm.engine import steps
 from cirag_jax.llm.engine.engine import Engine
 from cirag_jax.llm.engine.shapes import EngineConfig, chunks, context_of
@@ -323,16 +324,17 @@ def test_bad_request_does_not_affect_others(engine):
     assert "only 512 fit" in score.error and not score.tokens
 
 
-def test_truncation_omits_oldest_observations(folder):
+def test_truncation_shortens_oldest_observations(folder):
     engine = open_engine(folder, overflow="truncate", context=128)
     messages = [Message("user", "who is it?", text(60, 1)), Message("assistant", "the weaver")]
     messages.append(Message("user", "where?", text(10, 2)))
     response = engine.generate([Generate(tuple(messages), max_tokens=4)])[0]
     assert response.error is None and response.usage.truncated == 1
     assert engine.usage.truncated == 1
-    shortened = [dataclasses.replace(messages[0], observation="[omitted]"), *messages[1:]]
-    prompt = engine.tokenizer.encode_prompt(shortened)
-    assert response.usage.prompt_tokens == len(prompt) < 128
+    prompt, count = fit_prompt(engine.tokenizer, messages, 127, "truncate", room=3)
+    shown = engine.tokenizer.decode(prompt)
+    assert count == 1 and text(10, 2) in shown and shown.count("[omitted]") == 1
+    assert 116 <= response.usage.prompt_tokens == len(prompt) <= 124  # leaves room for the answer
 
 
 @pytest.mark.parametrize(("asked", "context"), [(0, 512), (100, 100), (300, 300), (9999, 512)])
