@@ -291,6 +291,7 @@ def is_too_long(status: int, body: str) -> bool:
 _LIMIT = re.compile(
     r"(?:context|model|available)[ _](?:length|size|window)\D{0,40}?(\d{2,})", re.IGNORECASE
 )
+_SIZE = re.compile(r"(\d{2,9}) (?:\w+ ){0,2}tokens?\b")
 
 
 def excess(body: str) -> float:
@@ -299,7 +300,7 @@ def excess(body: str) -> float:
     The response usually states the server's limit and the prompt's size; if not, returns 1 / 3.
     """
     limit = _LIMIT.search(body)
-    size = max((int(number) for number in re.findall(r"\d{2,12}", body)), default=0)
+    size = max(map(int, _SIZE.findall(body)), default=0)
     if limit is None or size <= int(limit[1]):
         return 1 / 3
     return min(0.9, 1.02 - int(limit[1]) / size)

@@ -35,7 +35,11 @@ def answer_span(text: str) -> tuple[int, int]:
     opening = _OPEN.search(text)
     if not (opening or _CLOSE.search(text)) or _is_json(text):
         return 0, len(text)
-    start = max((mark.end() for mark in _CLOSE.finditer(text)), default=0)
+    ends = [mark.end() for mark in _CLOSE.finditer(text)]
+    for end in ends:
+        if _is_json(text[end:]):  # which may quote tags
+            return end, len(text)
+    start = max(ends, default=0)
     unclosed = _OPEN.search(text, start)
     if unclosed:
         end = unclosed.start()

@@ -13,7 +13,7 @@ import httpx2
 import pytest
 
 from cirag_jax.errors import UserError
-from cirag_jax.llm import client
+from cirag_jax.llm import client, openai_format
 from cirag_jax.llm.client import OpenAIBackend, OpenAIConfig
 from cirag_jax.llm.types import Generate, Message, Score, Usage
 from tests.llm.faulty_server import COMPLETION_TOKENS, PROMPT_TOKENS, completion, faulty_server
@@ -456,6 +456,20 @@ def test_too_long_prompt_uses_the_lengths_that_a_server_names(server, backend_of
     assert response.error is None and len(server.bodies) == 2
     share = len(server.bodies[1]["messages"][0]["content"]) / len(turn.text)
     assert 0.75 < share < 4096 / 5000
+
+
+@pytest.mark.parametrize(
+    ("body", "excess"),
+    [
+        ("maximum context length is 4096 tokens, your request has 8192 input tokens", 0.52),
+        ("request (8192 tokens) exceeds the available context size (4096 tokens)", 0.52),
+        ("maximum context length is 4096 tokens (request 1234567890)", 1 / 3),  # not a size
+        ("maximum context length is 4096 tokens; you sent 99999999 tokens", 0.9),
+        ("the prompt is too long", 1 / 3),
+    ],
+)
+def test_excess_follows_the_sizes_that_a_server_states(body, excess):
+    assert openai_format.excess(body) == pytest.approx(excess)
 
 
 def test_too_long_prompt_without_truncation_fails(server, backend_of):

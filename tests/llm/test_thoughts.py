@@ -35,7 +35,7 @@ HARMONY = (
         ("Answer: Lund\n<think>Or Malmo?</think>", "Answer: Lund"),
         ("Answer: Lund\n<think>Or Mal", "Answer: Lund"),
         ('{"fact": ["</think>"]}', '{"fact": ["</think>"]}'),
-        ('<think>{"a": 1}</think>{"fact": ["<think>"]}', '{"fact": ["'),
+        ('<think>{"a": 1}</think>{"fact": ["<think>"]}', '{"fact": ["<think>"]}'),
         ("The Thinker <i>think</i> 2 < 3", "The Thinker <i>think</i> 2 < 3"),
     ],
 )
