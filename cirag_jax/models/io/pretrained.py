@@ -4,6 +4,7 @@ Pooling and prefixes come from the folder's files for sentence-transformers. Wit
 they follow the published conventions of the E5 and BGE families.
 """
 
+import copy
 import dataclasses
 import hashlib
 import importlib.metadata
@@ -82,6 +83,10 @@ class PretrainedModel:
     folder: Path
     revision: str
     hf_config: dict[str, Any]
+    # A copy of the tokenizer for each limit.
+    _truncating: dict[int, tokenizers.Tokenizer] = dataclasses.field(
+        default_factory=dict, init=False, repr=False
+    )
 
     def tokenize(
         self, inputs: Sequence[str | tuple[str, str]], max_length: int | None = None
@@ -92,25 +97,11 @@ class PretrainedModel:
         long, its longer text is cut.
         """
         limit = min(max_length or self.max_length, self.config.max_length)
-        pairs = [(text, None) if isinstance(text, str) else text for text in inputs]
-        first_encodings = self._encode([first for first, _ in pairs])
-        seconds = iter(self._encode([second for _, second in pairs if second is not None]))
-        rows = []
-        for first, (_, text) in zip(first_encodings, pairs, strict=True):
-            second = None if text is None else next(seconds)
-            room = max(limit - self.tokenizer.num_special_tokens_to_add(second is not None), 0)
-            if second is None:
-                first.truncate(room)
-            elif len(first) + len(second) > room:
-                shorter = min(len(first), len(second), room // 2)
-                first_is_shorter = len(first) <= len(second)
-                first.truncate(shorter if first_is_shorter else room - shorter)
-                second.truncate(room - shorter if first_is_shorter else shorter)
-            rows.append(self.tokenizer.post_process(first, second))
-        return rows
-
-    def _encode(self, texts: list[str]) -> list[tokenizers.Encoding]:
-        return self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        if limit not in self._truncating:
+            tokenizer = copy.deepcopy(self.tokenizer)
+            tokenizer.enable_truncation(limit)
+            self._truncating[limit] = tokenizer
+        return self._truncating[limit].encode_batch_fast(list(inputs))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
