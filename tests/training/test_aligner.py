@@ -1,4 +1,4 @@
-"""Training of the aligner: expected values, resumption, the link head, several processes."""
+"""Training of the aligner: expected values, resumption, several processes."""
 
 import dataclasses
 import json
@@ -11,20 +11,15 @@ import numpy as np
 import pytest
 
 from cirag_jax import sharding
-from cirag_jax.commands import evaluate_retrieval
 from cirag_jax.config_files import load_config
 from cirag_jax.datasets import jsonl, load
 from cirag_jax.datasets.chains import Chain, Unit
 from cirag_jax.errors import TryAgain, UserError
-from cirag_jax.models import link_head as link_head_model
 from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.pretrained import load_encoder
-from cirag_jax.models.io.workdir import open_encoder, training_ids
-from cirag_jax.retrieval import stopping
-from cirag_jax.retrieval.candidates import FEATURES
-from cirag_jax.retrieval.encoders import FlaxEncoder
+from cirag_jax.models.io.workdir import open_encoder
 from cirag_jax.retrieval.rankers import TripleText, open_ranker, triple_text_of
-from cirag_jax.training import aligner, link_head, optimizers
+from cirag_jax.training import aligner, optimizers
 from cirag_jax.training.data import pools as pools_lib
 from cirag_jax.training.data import splits
 from cirag_jax.training.metrics import MetricWriter
@@ -32,28 +27,13 @@ from cirag_jax.training.preemption import PreemptionGuard
 from cirag_jax.training.profile import StepProfile
 from cirag_jax.training.state import make_state
 from cirag_jax.types import Triple
-from configs import retrieval
 from tests import tiny
+from tests.training.aligners import config_of, overrides_of
 from tests.training.students import read_losses, read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("standard_promotion")]
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-
-def _overrides(model_and_data, **changes):
-    model, data = model_and_data
-    values = {
-        "model.spec": model, "data.dir": data, "dev.split": "dev", "dev.questions": 4,
-        "batch_size": 8, "num_negatives": 3, "num_steps": 6, "eval_every": 3,
-        "chunk_tokens": 256, "query_max_length": 64, "unit_max_length": 32,
-        "optimizer.learning_rate": 0.003, **changes,
-    }  # fmt: skip
-    return [f"--config.{key}={value}" for key, value in values.items()]
-
-
-def _config(model_and_data, **changes):
-    return load_config(str(_ROOT / "configs/aligner.py"), _overrides(model_and_data, **changes))
 
 
 def _final_state(workdir, step=None):
@@ -76,10 +56,9 @@ def test_train_step_golden_values(model_and_data):
     They depend only on the loss, the batch (sampling, negatives, seeds) and the optimizer. If you
     changed one of these on purpose, paste the new values. Otherwise you found a bug.
     """
-    config = _config(model_and_data)
+    config = config_of(model_and_data)
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
     encoder = load_encoder(config.model.spec, mesh=mesh)
-    from cirag_jax.datasets import load
 
     dataset = load.load_dataset(config.data)
     questions = splits.split_questions(dataset, config).train
@@ -108,7 +87,7 @@ def test_train_step_golden_values(model_and_data):
 def test_train_learns_tiny_chains(model_and_data, tmp_path, one_device, kind):
     if kind == "mpnet":
         model_and_data = tiny.model_folder(tmp_path / "model", kind=kind), model_and_data[1]
-    config = _config(model_and_data, **{"num_steps": 30, "eval_every": 15, "save_every": 0})
+    config = config_of(model_and_data, **{"num_steps": 30, "eval_every": 15, "save_every": 0})
     result = aligner.train_and_evaluate(config, tmp_path)
     lines = read_metrics(tmp_path)
     dev = {line["step"]: line["dev/mrr"] for line in lines if "dev/mrr" in line}
@@ -130,11 +109,11 @@ def test_make_batches_long_queries_have_buckets_up_to_the_position_limit(tmp_pat
     ]
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
     limits = {"batch_size": 24, "query_max_length": 1000}
-    config = _config(("model", "data"), **limits)
+    config = config_of(("model", "data"), **limits)
     batches = aligner.make_batches(config, chains, [steps] * 6, encoder, mesh)
     lengths = {chunk.tokens_BT.shape[1] for chunk in next(batches).chunks}
     assert {768, 1000} <= lengths and max(lengths) == 1000
-    config = _config(("model", "data"), query_max_length=1001)
+    config = config_of(("model", "data"), query_max_length=1001)
     with pytest.raises(UserError, match="query_max_length=1001 exceeds the 1000 positions"):
         aligner.make_batches(config, chains, [steps] * 6, encoder, mesh)
 
@@ -144,7 +123,7 @@ def test_train_paper_presets(model_and_data, tmp_path, preset, batch_size):
     """Both presets train the tiny model, in bf16 on eight devices."""
     changes = {"num_steps": 2, "eval_every": 2, "batch_size": batch_size, "num_negatives": 10}
     config = load_config(
-        str(_ROOT / f"configs/aligner.py:{preset}"), _overrides(model_and_data, **changes)
+        str(_ROOT / f"configs/aligner.py:{preset}"), overrides_of(model_and_data, **changes)
     )
     result = aligner.train_and_evaluate(config, tmp_path)
     assert result["complete"] and config.best_metric in result
@@ -203,7 +182,7 @@ def test_train_several_folders_and_resume(model_and_data, tmp_path, one_device):
         for index, question in enumerate(dataset.questions[:8])
     )
     jsonl.write_dataset(dataclasses.replace(dataset, questions=questions), other)
-    several = _overrides(
+    several = overrides_of(
         model_and_data,
         **{"data.dir": (str(data), str(other)), "dev.split": "null", "dev.questions": 2},
     )
@@ -228,7 +207,7 @@ def test_train_in_batch_negatives_resumed_on_other_devices_has_the_same_losses(
     """The config, not the devices, sets the groups that share negatives."""
     make_mesh = sharding.make_mesh
     changes = {"negatives": "in_batch", "negative_groups": 2, "num_steps": 4, "eval_every": 0}
-    config = _config(model_and_data, **changes)
+    config = config_of(model_and_data, **changes)
 
     def train(name, devices, stop_at=0):
         monkeypatch.setattr(
@@ -254,7 +233,7 @@ def test_train_steps_that_are_not_finite_stop_with_the_first_weights(
     model_and_data, tmp_path, one_device
 ):
     changes = {"temperature": 1e-40, "eval_every": 0, "max_skipped_steps": 2}
-    config = _config(model_and_data, **changes)
+    config = config_of(model_and_data, **changes)
     with pytest.raises(TryAgain, match=r"the last 3 steps up to step 3 .* raise config"):
         aligner.train_and_evaluate(config, tmp_path)
     with Checkpoints(tmp_path, read_only=True) as checkpoints:
@@ -279,22 +258,12 @@ def test_train_one_step_that_is_not_finite_is_skipped(
         return place_batch(batch._replace(weight_B=batch.weight_B * np.float32(bad)), mesh)
 
     monkeypatch.setattr(aligner, "place_batch", place)
-    result = aligner.train_and_evaluate(_config(model_and_data), tmp_path)
+    result = aligner.train_and_evaluate(config_of(model_and_data), tmp_path)
     assert result["complete"] and "step 2 was skipped: gradient_norm" in capsys.readouterr().err
     lines = [line for line in read_metrics(tmp_path) if "train/loss" in line]
     assert [line["train/skipped_steps"] for line in lines] == [0, 1, 1, 2, 2, 2]
     assert [line["step"] for line in lines if line["train/gradient_norm"] is None] == [2, 4]
     assert all(np.isfinite(x).all() for x in _parameters(tmp_path))
-
-
-@pytest.mark.parametrize("rate", [1e38, float("nan")])
-def test_fit_head_that_is_not_finite_is_refused(rate):
-    features = np.random.default_rng(0).normal(size=(9, len(FEATURES))).astype(np.float32)
-    states = [link_head.State(0, features, np.arange(9) == 3)] * 20
-    settings = load_config(str(_ROOT / "configs/aligner.py")).head
-    settings.learning_rate = rate
-    with pytest.raises(UserError, match="no loss of the link head is finite in epoch"):
-        link_head.fit_head(states, settings, 0)
 
 
 def test_train_profile_covers_requested_steps(model_and_data, tmp_path, monkeypatch, one_device):
@@ -306,13 +275,13 @@ def test_train_profile_covers_requested_steps(model_and_data, tmp_path, monkeypa
         jax.profiler, "start_trace", lambda *a, **k: (traced.append(len(ended)), start(*a, **k))
     )
     monkeypatch.setattr(jax.profiler, "stop_trace", lambda: (traced.append(len(ended)), stop()))
-    config = _config(model_and_data, profile_steps="3:4", eval_every=0)
+    config = config_of(model_and_data, profile_steps="3:4", eval_every=0)
     aligner.train_and_evaluate(config, tmp_path)
     assert traced == [1, 3] and ended == [1, 2, 3, 4, 5, 6]
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
     assert list((tmp_path / "profile").rglob("perfetto_trace.json.gz"))
     # profile_steps is not part of the identity of a run.
-    aligner.train_and_evaluate(_config(model_and_data, eval_every=0), tmp_path)
+    aligner.train_and_evaluate(config_of(model_and_data, eval_every=0), tmp_path)
 
 
 @pytest.mark.parametrize("steps", ["10", "1:3", "5:4", "a:b", "2:"])
@@ -326,7 +295,7 @@ def test_open_ranker_aligner_scores_triples_as_in_training(
     model_and_data, tmp_path, one_device, units, form
 ):
     changes = {"num_steps": 1, "eval_every": 0, "dev.questions": 0, "data.units": units}
-    aligner.train_and_evaluate(_config(model_and_data, **changes), tmp_path)
+    aligner.train_and_evaluate(config_of(model_and_data, **changes), tmp_path)
     overrides = [f"--config.rankers.triples.model={tmp_path}"]
     config = load_config(str(_ROOT / "configs/methods/cirag.py"), overrides)
     assert triple_text_of(config, "triples") == (TripleText(form), False)
@@ -382,7 +351,7 @@ def test_open_ranker_aligner_scores_triples_as_in_training(
     ],
 )
 def test_train_invalid_config_is_refused_before_data(tmp_path, changes, message):
-    config = _config(("nowhere", "nowhere"), **changes)
+    config = config_of(("nowhere", "nowhere"), **changes)
     with pytest.raises(UserError, match=message):
         aligner.train_and_evaluate(config, tmp_path)
 
@@ -390,118 +359,20 @@ def test_train_invalid_config_is_refused_before_data(tmp_path, changes, message)
 def test_train_unknown_metric_is_refused(model_and_data, tmp_path):
     expected = r"best_metric=dev/ndcg is not measured; choose one of dev/mrr, dev/recall@1, "
     with pytest.raises(UserError, match=expected):
-        aligner.train_and_evaluate(_config(model_and_data, best_metric="dev/ndcg"), tmp_path)
+        aligner.train_and_evaluate(config_of(model_and_data, best_metric="dev/ndcg"), tmp_path)
     assert not (tmp_path / "checkpoints").exists()
     # Without dev questions, any metric is accepted.
     changes = {"best_metric": "dev/ndcg", "dev.split": "null", "dev.questions": 0, "num_steps": 1}
     assert (
-        aligner.train_and_evaluate(_config(model_and_data, **changes), tmp_path)["best_step"]
+        aligner.train_and_evaluate(config_of(model_and_data, **changes), tmp_path)["best_step"]
         is None
     )
-
-
-def test_train_head_finished_is_kept_changed_is_retrained(
-    model_and_data, tmp_path, one_device, monkeypatch
-):
-    calls, train_head = [], link_head.train_link_head
-    monkeypatch.setattr(
-        link_head, "train_link_head", lambda *args: (calls.append(1), train_head(*args))[1]
-    )
-    changes = {"num_steps": 1, "eval_every": 0, "data.units": "sentence", "head.rounds": 1}
-
-    def train(**more):
-        config = _config(model_and_data, **changes, **{"head.epochs": 2, **more})
-        result = aligner.train_and_evaluate(config, tmp_path)
-        return {name: value for name, value in result.items() if name != "seconds"}
-
-    stopped = train(stop_after_minutes=1e-9)  # There is only one step, and no head.
-    assert not stopped["complete"] and not calls
-    assert not list(tmp_path.glob("*link_head*"))
-    first = train()
-    assert first["complete"] and first["head_loss"] > 0 and calls == [1]
-    file = tmp_path / "link_head.safetensors"
-    before = file.read_bytes()
-    assert train() == first and calls == [1]
-    assert file.read_bytes() == before
-    assert train(**{"head.epochs": 3}) != first and calls == [1, 1]
-    file.write_bytes(before[:40])
-    assert train() == first and calls == [1, 1, 1]
-    monkeypatch.setattr(stopping, "num_features", lambda steps: 99)  # Imitates another version.
-    train()
-    assert calls == [1, 1, 1, 1]
-
-
-def test_train_head_several_processes_is_skipped(tmp_path, monkeypatch):
-    monkeypatch.setattr(link_head.jax, "process_count", lambda: 2)
-    assert link_head.train_head(None, tmp_path, (), 0.0) == {}
-    assert not list(tmp_path.iterdir())
-
-
-def test_train_head_embeddings_are_reused(model_and_data, tmp_path, one_device, monkeypatch):
-    monkeypatch.setenv("CIRAG_JAX_CACHE", str(tmp_path / "cache"))
-    embedded, encode = [], FlaxEncoder.encode
-
-    def counting(self, texts, kind="passage", progress=None):
-        embedded.append(kind)
-        return encode(self, texts, kind, progress)
-
-    monkeypatch.setattr(FlaxEncoder, "encode", counting)
-    changes = {"num_steps": 1, "eval_every": 0, "data.units": "sentence", "head.rounds": 1}
-    config, workdir = _config(model_and_data, **changes, **{"head.epochs": 1}), tmp_path / "w"
-    aligner.train_and_evaluate(config, workdir)
-    assert {*embedded} == {"passage", "query"}
-
-    (workdir / "link_head.safetensors").unlink()
-    embedded.clear()
-    aligner.train_and_evaluate(config, workdir)
-    assert {*embedded} == {"query"}
-
-    eval_config = retrieval.get_config()
-    eval_config.checkpoint, eval_config.data.dir, eval_config.data.split = (
-        str(workdir),
-        str(model_and_data[1]),
-        "dev",
-    )
-    eval_config.systems, eval_config.bootstrap_samples = ("linked",), 10
-    eval_config.query_max_length, eval_config.unit_max_length = (
-        config.query_max_length,
-        config.unit_max_length,
-    )
-    embedded.clear()
-    evaluate_retrieval.evaluate(eval_config, tmp_path)
-    assert {*embedded} == {"query"}
-
-
-def test_train_head_ignores_dev_questions_of_other_split(
-    model_and_data, tmp_path, one_device, monkeypatch
-):
-    held_out, train_head = [], link_head.train_link_head
-    monkeypatch.setattr(
-        link_head,
-        "train_link_head",
-        lambda head, *rest: (held_out.append(head.held_out), train_head(head, *rest))[1],
-    )
-    changes = {"num_steps": 1, "eval_every": 0, "data.units": "sentence", "head.rounds": 1}
-    num_trained_on = []
-    for name, dev in (("dev", "dev"), ("held_out", None)):
-        config = _config(model_and_data, **changes, **{"head.epochs": 1})
-        config.dev.split, config.dev.questions = dev, 2
-        aligner.train_and_evaluate(config, tmp_path / name)
-        num_trained_on.append(len(training_ids(str(tmp_path / name))))
-    assert held_out == [0, 3]
-    # The two held-out questions count as training questions, because the head learns from them.
-    train = load.select_questions(load.load_dataset(config.data), config.data)
-    assert num_trained_on == [len(train), len(train)]
-    head = link_head_model.load_link_head(tmp_path / "held_out", FEATURES)
-    dataclasses.replace(head, record={"taught": [1]}).save(tmp_path / "held_out")
-    with pytest.raises(UserError, match=r"taught of link_head\.safetensors must be a list of ids"):
-        training_ids(str(tmp_path / "held_out"))
 
 
 @pytest.mark.parametrize("index", [0, -1])  # A training and a dev question.
 def test_train_same_workdir_other_data_is_refused(model_and_data, tmp_path, one_device, index):
     data, dataset = tmp_path / "data", tiny.dataset()
-    config = _config((model_and_data[0], tiny.dataset_folder(data)), num_steps=1, eval_every=0)
+    config = config_of((model_and_data[0], tiny.dataset_folder(data)), num_steps=1, eval_every=0)
     aligner.train_and_evaluate(config, tmp_path / "w")
     questions = list(dataset.questions)
     questions[index] = dataclasses.replace(questions[index], question="another question")
@@ -516,17 +387,16 @@ def test_train_same_workdir_other_config_is_refused(
 ):
     # A killed process leaves this folder, which is not a step of another run.
     (tmp_path / "checkpoints/3.orbax-checkpoint-tmp").mkdir(parents=True)
-    aligner.train_and_evaluate(_config(model_and_data, num_steps=1, eval_every=0), tmp_path)
+    aligner.train_and_evaluate(config_of(model_and_data, num_steps=1, eval_every=0), tmp_path)
     monkeypatch.setattr(aligner, "training_chains", None)  # Fails if it is called.
     with pytest.raises(UserError, match=r"was started with temperature=0\.\d+, not "):
         aligner.train_and_evaluate(
-            _config(model_and_data, num_steps=1, eval_every=0, temperature=0.5), tmp_path
+            config_of(model_and_data, num_steps=1, eval_every=0, temperature=0.5), tmp_path
         )
 
 
 def test_split_questions_train_and_dev_are_disjoint(model_and_data):
-    config = _config(model_and_data, **{"dev.split": "null", "dev.questions": 3})
-    from cirag_jax.datasets import load
+    config = config_of(model_and_data, **{"dev.split": "null", "dev.questions": 3})
 
     _, train, dev = splits.split_questions(load.load_dataset(config.data), config)
     assert (len(train), len(dev)) == (5, 3)
@@ -534,7 +404,7 @@ def test_split_questions_train_and_dev_are_disjoint(model_and_data):
     with pytest.raises(UserError, match="8 of the training questions"):
         splits.split_questions(
             load.load_dataset(config.data),
-            _config(model_and_data, **{"dev.split": "train", "dev.questions": 0}),
+            config_of(model_and_data, **{"dev.split": "train", "dev.questions": 0}),
         )
 
 
@@ -546,7 +416,7 @@ def _train(command, workdir, overrides, **fields):
 
 
 def test_train_killed_and_resumed_equals_uninterrupted(model_and_data, tmp_path, command):
-    overrides = _overrides(model_and_data, save_every=1, **{"model.dropout": 0.1})
+    overrides = overrides_of(model_and_data, save_every=1, **{"model.dropout": 0.1})
     whole = _train(command, tmp_path / "whole", overrides)
     assert whole.returncode == 0, whole.stderr
     killed = _train(
@@ -563,7 +433,7 @@ def test_train_killed_and_resumed_equals_uninterrupted(model_and_data, tmp_path,
 
 
 def test_train_killed_in_evaluation_repeats_only_the_evaluation(model_and_data, tmp_path, command):
-    overrides = _overrides(model_and_data)
+    overrides = overrides_of(model_and_data)
     whole = _train(command, tmp_path / "whole", overrides)
     hooks = [["signal_in_evaluation", 3, signal.SIGKILL]]
     killed = _train(command, tmp_path / "cut", overrides, hooks=hooks)
@@ -583,7 +453,7 @@ def test_train_killed_in_evaluation_repeats_only_the_evaluation(model_and_data, 
 
 
 def test_train_sigterm_saves_and_run_resumes(model_and_data, tmp_path, command):
-    overrides = _overrides(model_and_data, save_every=0, eval_every=0)
+    overrides = overrides_of(model_and_data, save_every=0, eval_every=0)
     stopped = _train(command, tmp_path, overrides, hooks=[["signal_at_step", 2, signal.SIGTERM]])
     assert stopped.returncode == 0, stopped.stderr
     result = json.loads(stopped.stdout)
@@ -593,7 +463,7 @@ def test_train_sigterm_saves_and_run_resumes(model_and_data, tmp_path, command):
 
 
 def test_train_full_disk_is_reported_in_one_sentence(model_and_data, tmp_path, command):
-    overrides = _overrides(model_and_data, num_steps=2, eval_every=0, save_every=1)
+    overrides = overrides_of(model_and_data, num_steps=2, eval_every=0, save_every=1)
     # Fills the compilation cache first, because JAX could not write to it on a full disk.
     assert _train(command, tmp_path / "whole", overrides).returncode == 0
     for size in (15_000, 30_000):  # A checkpoint has 240,000 bytes.
@@ -607,7 +477,7 @@ def test_train_full_disk_is_reported_in_one_sentence(model_and_data, tmp_path, c
 
 def test_train_two_processes_equal_one(model_and_data, tmp_path, command):
     # `save_minutes` makes the processes agree on a save after every step.
-    overrides = _overrides(model_and_data, num_steps=2, eval_every=2, save_minutes=1e-6)
+    overrides = overrides_of(model_and_data, num_steps=2, eval_every=2, save_minutes=1e-6)
     # Cross-device negatives do not depend on the number of processes.
     single = _train(command, tmp_path / "alone", overrides)
     assert single.returncode == 0, single.stderr
@@ -634,7 +504,7 @@ def test_train_two_processes_other_data_is_refused_by_name(
     assert old in first
     (other / changed).write_text(first.replace(old, new) + "".join(rest))
     done = command.together(
-        "train.py", f"--workdir={tmp_path / 'w'}", *_overrides(model_and_data, num_steps=2),
+        "train.py", f"--workdir={tmp_path / 'w'}", *overrides_of(model_and_data, num_steps=2),
         hooks=[["read_instead", str(model_and_data[1]), str(other)]],
     )  # fmt: skip
     assert [each.returncode for each in done] == [2, 2], done
@@ -646,7 +516,7 @@ def test_train_two_processes_other_data_is_refused_by_name(
 def test_train_two_processes_other_config_or_missing_data_is_refused(
     model_and_data, tmp_path, command
 ):
-    arguments = [f"--workdir={tmp_path / 'w'}", *_overrides(model_and_data, num_steps=2)]
+    arguments = [f"--workdir={tmp_path / 'w'}", *overrides_of(model_and_data, num_steps=2)]
     done = command.together("train.py", *arguments, last=["--config.eval_every=1"])
     words = "process 1 of 2 was started with config.eval_every=1, not 3; start all processes"
     assert all(each.returncode == 2 and words in each.stderr for each in done), done
