@@ -38,7 +38,7 @@ import tempfile
 import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
 from absl import flags
 from ml_collections import ConfigDict
@@ -52,6 +52,8 @@ from cirag_jax.io import (
     one_line,
     replacing,
     say,
+    standard_stream,
+    standard_streams,
     visible,
     write_json,
 )
@@ -104,10 +106,10 @@ def run(
       extend: adds fields to the config that only this command uses.
     """
     argv = list(sys.argv if argv is None else argv)
-    with _exit_codes(pathlib.Path(argv[0]).name, resumes):
+    with standard_streams(), _exit_codes(pathlib.Path(argv[0]).name, resumes):
         args, overrides = _parse_flags(argv, default_config, default_workdir, question_workdir)
         if args.help:
-            _print(_help_text(main, argv[0], args, extend), sys.stdout)
+            print(_help_text(main, argv[0], args, extend), flush=True)
             sys.exit(0)
         config = config_files.load_config(args.config, overrides, extend)
         if args.workdir is None:
@@ -137,7 +139,7 @@ def run(
             else:
                 result = run_inside(workdir, config, lambda: main(config, workdir), argv)
             if process_index == 0:
-                _print(_printable(result), stdout)
+                print(_printable(result), file=stdout, flush=True)
     sys.exit(0)
 
 
@@ -175,16 +177,6 @@ class _Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return visible(super().format(record))
-
-
-def _print(text: str, file: TextIO) -> None:
-    """Prints a line; ignores a closed pipe, for example with ``| head``."""
-    try:
-        print(text, file=file, flush=True)
-    except BrokenPipeError:
-        # Closing the file would fail again, because its buffer still has text.
-        with open(os.devnull, "wb") as null:
-            os.dup2(null.fileno(), file.fileno())
 
 
 def _printable(result: Mapping[str, Any]) -> str:
@@ -459,7 +451,8 @@ def _stdout_to_stderr() -> Iterator[Any]:
         if stdout.fileno() == 1:
             saved = os.dup(1)
             os.dup2(2, 1)
-            stdout = open(saved, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+            result = open(saved, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+            stdout = standard_stream(result)
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield stdout

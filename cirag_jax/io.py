@@ -6,11 +6,12 @@ import json
 import os
 import shutil
 import sys
+import typing
 import unicodedata
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 import tqdm
 
@@ -143,6 +144,61 @@ def cache_folder(name: str) -> Path | None:
     if setting == "0":
         return None
     return Path(setting or Path.home() / ".cache" / "cirag_jax") / name
+
+
+class _Standard:
+    """A standard stream that discards what is written after its reader has gone (``| head``)."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._discarding():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._discarding():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _discarding(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            # The stream itself still has text in its buffer, which it writes when it is closed.
+            with open(os.devnull, "wb") as null:
+                os.dup2(null.fileno(), self._stream.fileno())
+
+
+@contextlib.contextmanager
+def standard_streams() -> Iterator[None]:
+    """Lets a command run although standard streams are closed or lose their readers.
+
+    Without a stream 0, 1 or 2, the next file that is opened would get its number.
+    """
+    before = sys.stdin, sys.stdout, sys.stderr
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            mode = "w" if number else "r"
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
+    sys.stdout, sys.stderr = standard_stream(sys.stdout), standard_stream(sys.stderr)
+    try:
+        yield
+    finally:
+        sys.stdin, sys.stdout, sys.stderr = before
+
+
+def standard_stream(stream: TextIO) -> TextIO:
+    """Returns a stream that discards what is written after its reader has gone."""
+    return stream if isinstance(stream, _Standard) else typing.cast(TextIO, _Standard(stream))
 
 
 def bar(description: str, total: int, unit: str = "text") -> tqdm.tqdm:

@@ -58,6 +58,58 @@ def start(script, *arguments, **environment):
     )
 
 
+@pytest.mark.parametrize(
+    ("command", "lines"),
+    [
+        ("{} >&-", 1),
+        ("{} 2>&-", 1),
+        ("{} <&- >&- 2>&-", 1),
+        ("{} | true", 1),
+        ("{} 2>&1 | head -1", 9999),  # more than fits into a pipe
+        ("{} --help | head -1", 0),
+        ("{} --help >&-", 0),
+    ],
+)
+def test_closed_streams_do_not_stop_a_command(tmp_path, config_file, repository, command, lines):
+    """Without standard streams, the file would get number 1, and what a child prints."""
+    path = tmp_path / "command.py"
+    path.write_text(
+        f'''"""Prints lines."""
+import os, sys
+sys.path.insert(0, {str(repository)!r})
+from cirag_jax import cli, io
+
+def main(config, workdir):
+    with open(workdir / "own.txt", "w") as file:
+        print("noise of Python")
+        os.system("echo noise of a child")
+        for line in range({lines}):
+            io.say(f"line {{line}}")
+        with io.bar("bar", 3):
+            file.write("own")
+    return {{"lines": {lines}}}
+
+if __name__ == "__main__":
+    cli.run(main, {str(config_file)!r})
+'''
+    )
+    own = command.format(f"{sys.executable} {path} --workdir={tmp_path / 'work'}")
+    done = subprocess.run(
+        ["bash", "-c", f"{own}; exit ${{PIPESTATUS[0]}}"], capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "Traceback" not in done.stderr
+    if lines:
+        assert json.loads((tmp_path / "work" / "result.json").read_text()) == {"lines": lines}
+        assert (tmp_path / "work" / "own.txt").read_text() == "own"
+
+
+@pytest.mark.parametrize("ending", ["| true", ">&-"])
+def test_dataset_commands_closed_output_is_no_error(repository, ending):
+    command = f"{sys.executable} -m cirag_jax.datasets.demo {ending}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], cwd=repository, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def start_two(script, workdir, *flags):
     """Starts a script as two processes of one run."""
     with socket.socket() as probe:

@@ -17,7 +17,7 @@ from cirag_jax.datasets.benchmarks import BENCHMARKS, prepare_builder, to_datase
 from cirag_jax.datasets.corpus import POLICIES, WHOLE, build_corpus
 from cirag_jax.datasets.jsonl import write_dataset
 from cirag_jax.errors import UserError
-from cirag_jax.io import check_arguments, one_line, say
+from cirag_jax.io import check_arguments, one_line, say, standard_streams
 from cirag_jax.types import Dataset, Passage, Question
 
 
@@ -118,4 +118,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with standard_streams():
+        sys.exit(main())

@@ -22,7 +22,7 @@ from cirag_jax.llm.chat import ChatTokenizer, Overflow, PromptError, fit_prompt,
 from cirag_jax.llm.grammar import GrammarState, JsonGrammar
 from cirag_jax.models.io.peft_format import tensor_file
 from cirag_jax.models.io.pretrained_decoder import check_tokenizer, resolve_decoder
-from cirag_jax.models.io.tensor_files import weight_files
+from cirag_jax.models.io.tensor_files import check_tensor, open_tensors, weight_files
 
 _UNBOUNDED = 1 << 30
 _REPEATED = -1e20  # logit of a repeated n-gram; tokens that a grammar forbids get -inf
@@ -401,6 +401,9 @@ def _load(path: Path, dtype: Any) -> Any:
 def _merge_adapter(model: Any, adapter: str) -> Any:
     import peft
 
-    tensor_file(Path(adapter))  # rejects pickles and hub ids, which the library would load
+    file = tensor_file(Path(adapter))  # rejects pickles and hub ids, which the library would load
+    with open_tensors(file) as tensors:
+        for name in list(tensors.keys()):
+            check_tensor(tensors.get_tensor(name), name, file)
     peft_model = peft.PeftModel.from_pretrained(model, adapter, local_files_only=True)
     return peft_model.merge_and_unload()

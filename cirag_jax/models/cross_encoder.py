@@ -20,7 +20,7 @@ from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.models.encoder import Encoder, EncoderConfig, add_parameters, drop_units
 from cirag_jax.models.io import pretrained, weights
-from cirag_jax.models.io.tensor_files import fetch, read_tensors
+from cirag_jax.models.io.tensor_files import check_tensor, fetch, read_tensors
 from cirag_jax.sharding import ShapesAndAxes
 
 # Parameter of the head -> its tensor in the checkpoint; kernels in torch are (out, in).
@@ -190,10 +190,10 @@ def _read_head(
     folder: Path, config: EncoderConfig, family: str, new_head: int | None
 ) -> dict[str, np.ndarray]:
     tensors = {}
-    for full_name, _, array in read_tensors(folder):
+    for full_name, file, array in read_tensors(folder):
         name = weights.strip_prefix(full_name)  # the pooler has a prefix, the classifier has none
         if name.startswith(("classifier.", "pooler.")):
-            tensors[name] = array
+            tensors[name] = check_tensor(array, full_name, file)
     head = {}
     rng = np.random.default_rng(new_head)
     for name, (shape, _) in head_parameters(config).items():

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from cirag_jax.datasets.chains import UnitKind, passage_text, unit_texts
+from cirag_jax.datasets.corpus import WHOLE
 from cirag_jax.datasets.records import convert
 from cirag_jax.errors import UserError, check_choice, parsing
 from cirag_jax.identity import START_OVER, check_same, of_records
@@ -116,13 +117,24 @@ class PassageIndex:
     def _row(self) -> dict[str, int]:
         return {passage_id: row for row, passage_id in enumerate(self.ids)}
 
-    def check_corpus(self, passages: Iterable[Passage]) -> None:
+    def check_corpus(self, passages: Sequence[Passage], name: str = "the index") -> None:
         """Raises UserError unless the index was built from exactly these passages, in order."""
-        if hash_corpus(passages) != self.corpus_hash:
+        if hash_corpus(passages) == self.corpus_hash:
+            return
+        if len(passages) < len(self) and {p.id for p in passages} <= self._row.keys():
             raise UserError(
-                "the index was built from passages that differ from the corpus; build it again "
-                "(launch/index.py)"
+                f"{name} was built from all {len(self):,} passages, but config.data.corpus selects "
+                f"{len(passages):,} of them; set --config.data.corpus={WHOLE}"
             )
+        if not any(p.id in self._row for p in passages):
+            raise UserError(
+                f"{name} was built from another dataset, of which no passage is searched; set "
+                "--config.data.dir to that dataset, or build the index again (launch/index.py)"
+            )
+        raise UserError(
+            f"{name} was built from passages that differ from the corpus; build it again "
+            "(launch/index.py)"
+        )
 
     def search(
         self,
@@ -203,7 +215,7 @@ def open_retriever(
             f"config.retriever.folder={config.folder} contains an index of kind {index.kind}, not "
             f"{config.kind}; set --config.retriever.kind={index.kind}"
         )
-    index.check_corpus(passages)
+    index.check_corpus(passages, f"the index in config.retriever.folder={config.folder}")
     return index
 
 

@@ -313,8 +313,21 @@ def test_open_index_of_another_corpus_is_refused(encoder, tmp_path):
     changed = [*_PASSAGES[:-1], dataclasses.replace(_PASSAGES[-1], text="Changed.")]
     index = PassageIndex.open(tmp_path / "i", encoder)
     index.check_corpus(_PASSAGES)
-    for passages in (changed, _PASSAGES[:-1], _PASSAGES[::-1]):
-        with pytest.raises(UserError, match="passages that differ from the corpus"):
+    count = len(_PASSAGES)
+    for passages, message in (
+        (changed, "the index was built from passages that differ from the corpus; build it again"),
+        (_PASSAGES[::-1], "passages that differ from the corpus"),
+        (
+            _PASSAGES[:-1],
+            f"all {count} passages, but config.data.corpus selects {count - 1} of them; set "
+            "--config.data.corpus=ircot_full",
+        ),
+        (
+            [dataclasses.replace(p, id=f"other {p.id}") for p in _PASSAGES],
+            "another dataset, of which no passage is searched; set --config.data.dir",
+        ),
+    ):
+        with pytest.raises(UserError, match=message):
             index.check_corpus(passages)
         with pytest.raises(UserError, match="was started with "):
             command.build_index(passages, encoder, tmp_path / "i")
@@ -322,7 +335,8 @@ def test_open_index_of_another_corpus_is_refused(encoder, tmp_path):
     config.folder = str(tmp_path / "i")
     opened = open_retriever(config, _PASSAGES, encoder)
     assert isinstance(opened, PassageIndex) and opened.ids == index.ids
-    with pytest.raises(UserError, match="passages that differ from the corpus"):
+    named = f"the index in config.retriever.folder={tmp_path / 'i'} was built from passages that"
+    with pytest.raises(UserError, match=named):
         open_retriever(config, changed, encoder)
     config.kind = "bm25"
     with pytest.raises(UserError, match="contains an index of kind exact, not bm25"):

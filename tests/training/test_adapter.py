@@ -104,6 +104,23 @@ def test_open_adapter_opens_best_checkpoint(trained, monkeypatch):
         assert open_adapter(str(workdir))[2]["step"] == 9 - worse
 
 
+def test_open_adapter_number_not_finite_names_parameter(trained, monkeypatch):
+    restore = Checkpoints.restore
+
+    def damaged(*args, **options):
+        restored = restore(*args, **options)
+        params = restored.state["params"]
+        params["layers"]["k_proj"]["b"] = jax.tree.map(
+            lambda x: x * np.inf, params["layers"]["k_proj"]["b"]
+        )
+        return restored
+
+    monkeypatch.setattr(Checkpoints, "restore", damaged)
+    expected = r"tensor layers\.k_proj\.b has numbers that are not finite"
+    with pytest.raises(UserError, match=expected):
+        open_adapter(str(trained[0]))
+
+
 def test_train_resumed_run_equals_uninterrupted_run(folders, tmp_path, one_device, monkeypatch):
     config = config_of(folders, **{"lora.dropout": 0.2})
     adapter.train_and_evaluate(config, tmp_path / "whole")

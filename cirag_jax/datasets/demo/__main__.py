@@ -7,7 +7,7 @@ import sys
 from cirag_jax.datasets.demo import build, statistics
 from cirag_jax.datasets.jsonl import write_dataset
 from cirag_jax.errors import UserError
-from cirag_jax.io import one_line, say
+from cirag_jax.io import one_line, say, standard_streams
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,4 +27,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with standard_streams():
+        sys.exit(main())

@@ -22,7 +22,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.io import local_path, read_object
 from cirag_jax.models.encoder import EncoderConfig, Pooling
 from cirag_jax.models.io import peft_format, weights
-from cirag_jax.models.io.tensor_files import check_finite, open_tensors
+from cirag_jax.models.io.tensor_files import check_finite, check_tensor, open_tensors
 
 _TASK = "FEATURE_EXTRACTION"
 _PREFIX = "base_model.model."
@@ -137,7 +137,7 @@ def add_adapter(
             match = _SIDE.fullmatch(key)
             if match is None or f"{match[1]}.weight" not in tensors:
                 raise UserError(f"{file}: tensor {key[:80]} does not belong to this encoder")
-            array = content.get_tensor(key).astype(np.float32)
+            array = check_tensor(content.get_tensor(key), key, file).astype(np.float32)
             pairs.setdefault(f"{match[1]}.weight", {})[match[2]] = array
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()

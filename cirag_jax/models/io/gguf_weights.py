@@ -18,6 +18,7 @@ import numpy as np
 
 from cirag_jax.errors import UserError, parsing
 from cirag_jax.models.io.decoder_weights import FAMILIES
+from cirag_jax.models.io.tensor_files import check_tensor
 from cirag_jax.models.rope import RopeScaling, rope_frequencies
 
 # The same names as model_type in transformers, except that Mistral files have "llama".
@@ -72,7 +73,7 @@ class GgufFile:
             values = gguf.quants.dequantize(tensor.data[rows], tensor.tensor_type)
         except NotImplementedError as error:
             raise UserError(f"{self.file}: tensor {name} cannot be dequantized: {error}") from None
-        values = values[(slice(None), *index[1:])]
+        values = check_tensor(values[(slice(None), *index[1:])], name, self.file)
         if self.architecture == "gemma2" and name.endswith("norm.weight"):
             values = values - np.float32(1.0)
         return np.asarray(values, np.float32)
@@ -128,6 +129,14 @@ def open_gguf(file: str | os.PathLike) -> GgufFile:
             for key, field in reader.fields.items()
             if not key.startswith("tokenizer.") or field.types[0] != gguf.GGUFValueType.ARRAY
         }
+    count = metadata.get("split.count", 1)
+    if count != 1:
+        number = metadata.get("split.no")
+        part = f"part {number + 1}" if type(number) is int else "a part"
+        raise UserError(
+            f"{file} is {part} of a GGUF file that is split into {count}; merge the parts with "
+            "llama.cpp: llama-gguf-split --merge FIRST_PART OUTPUT"
+        )
     architecture = str(metadata.get("general.architecture"))
     if architecture not in ARCHITECTURES:
         raise UserError(

@@ -21,7 +21,13 @@ from cirag_jax.errors import UserError
 from cirag_jax.io import read_object, replacing, write_json, write_text
 from cirag_jax.models import decoder, lora
 from cirag_jax.models.decoder import PROJECTIONS, DecoderConfig
-from cirag_jax.models.io.tensor_files import fetch, match_tensors, open_tensors, save_tensors
+from cirag_jax.models.io.tensor_files import (
+    check_tensor,
+    fetch,
+    match_tensors,
+    open_tensors,
+    save_tensors,
+)
 from cirag_jax.models.lora import ALL_LINEAR, LoraConfig
 
 CONFIG_FILE = "adapter_config.json"
@@ -300,7 +306,8 @@ def _read_tensors(
         where = f"{file}: adapter of a different base model"
         keys = match_tensors(where, shapes, expected, _canonical, ())
         for key, (name, side, layer) in places.items():
-            host[name][side][layer] = tensors.get_tensor(keys[key]).T
+            stored = keys[key]
+            host[name][side][layer] = check_tensor(tensors.get_tensor(stored), stored, file).T
     return host
 
 

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import math
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -265,7 +266,8 @@ def resolve_decoder(spec: str) -> Path:
             ggufs = [file.resolve() for file in files if file.suffix == ".gguf"]
     elif path.is_dir() and not (path / "config.json").is_file():
         ggufs = sorted(path.glob("*.gguf"))
-    if len(ggufs) > 1:
+    is_split = bool(ggufs) and re.search(r"-\d{5}-of-\d{5}\.gguf$", ggufs[0].name)
+    if len(ggufs) > 1 and not is_split:  # `gguf_weights.open_gguf` names parts
         raise UserError(f"model {spec!r} has {len(ggufs)} .gguf files; name one of them")
     return ggufs[0] if ggufs else pretrained.resolve_model_folder(spec)
 

@@ -39,6 +39,10 @@ def weight_files(folder: str | os.PathLike) -> list[Path]:
             if name not in present:  # also rejects paths and malformed names
                 raise UserError(f"{index}: shard {name[:80]!r} is not in the folder")
         return [folder / name for name in names]
+    if shards := sorted(folder.glob("model-*-of-*.safetensors")):
+        raise UserError(
+            f"{folder} has a shard, {shards[0].name}, but no {index.name}; copy the complete model"
+        )
     for name in (*PICKLES, "pytorch_model.bin.index.json"):
         if (folder / name).exists():
             raise UserError(
@@ -101,6 +105,24 @@ def check_finite(values: np.ndarray, source: str) -> np.ndarray:
     return values
 
 
+def check_tensor(values: np.ndarray, name: str, source: str | os.PathLike) -> np.ndarray:
+    """Returns a tensor of ``source`` if all its numbers are finite.
+
+    The bits of infinity are above those of all finite numbers and below those of NaN, with either
+    sign. Maxima of integers need no second array, and read 10 GB/s.
+    """
+    if values.dtype.kind in "iub" or not values.size:
+        return values
+    signed, unsigned = (np.dtype(f"{kind}{values.itemsize}") for kind in "iu")
+    infinity = np.asarray([np.inf, -np.inf]).astype(values.dtype)
+    if (
+        values.view(signed).max() >= infinity.view(signed)[0]
+        or values.view(unsigned).max() >= infinity.view(unsigned)[1]
+    ):
+        raise UserError(f"{source}: tensor {name} has numbers that are not finite")
+    return values
+
+
 def read_tensors(folder: str | os.PathLike) -> Iterator[tuple[str, Path, np.ndarray]]:
     """Yields (name, file, array) of every tensor, in the stored dtype."""
     for file in weight_files(folder):
@@ -133,10 +155,12 @@ class TensorFiles(contextlib.ExitStack):
                     self._files[name] = (file, tensors)
 
     def read(self, name: str, index: tuple[slice, ...] | None = None) -> np.ndarray:
-        """Reads a tensor, or only the slice ``index``, in the stored dtype."""
+        """Reads a tensor, or only the slice ``index``, in the stored dtype; checks its numbers."""
         file, tensors = self._files[name]
         with _readable(file):
-            return tensors.get_tensor(name) if index is None else tensors.get_slice(name)[index]
+            whole = index is None
+            values = tensors.get_tensor(name) if whole else tensors.get_slice(name)[index]
+        return check_tensor(values, name, file)
 
 
 def match_tensors(

@@ -23,6 +23,7 @@ from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.peft_format import load_adapter, read_training, save_adapter
 from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
 from cirag_jax.models.io.pretrained_decoder import hub_id, read_decoder_config, resolve_decoder
+from cirag_jax.models.io.tensor_files import check_tensor
 from cirag_jax.models.io.weights import to_tensors
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.models.precision import Dtype
@@ -54,11 +55,19 @@ def open_encoder(
             query_prefix=meta["query_prefix"],
             passage_prefix=meta["passage_prefix"],
         )
-        restored = checkpoints.restore(step, {"params": base.state}, subset=True)
-    encoder = dataclasses.replace(
-        base, state=restored.state["params"], revision=f"{base.revision}+step{step}"
-    )
+        state = _restore(checkpoints, step, base.state)
+    encoder = dataclasses.replace(base, state=state, revision=f"{base.revision}+step{step}")
     return encoder, {**meta, "step": step}
+
+
+def _restore(checkpoints: Checkpoints, step: int, like: nnx.State) -> nnx.State:
+    """Returns the parameters of a checkpoint, whose numbers must be finite."""
+    state = checkpoints.restore(step, {"params": like}, subset=True).state["params"]
+    for path, variable in nnx.to_flat_state(state):
+        for shard in variable.get_value().addressable_shards:
+            name = ".".join(map(str, path))
+            check_tensor(np.asarray(shard.data), name, checkpoints.directory / str(step))
+    return state
 
 
 def open_cross_encoder(spec: str) -> tuple[PairEncoder, dict[str, Any]]:
@@ -72,8 +81,7 @@ def open_cross_encoder(spec: str) -> tuple[PairEncoder, dict[str, Any]]:
         base = load_cross_encoder(
             meta["model"], name=spec, new_head=0, max_length=meta["max_length"]
         )
-        restored = checkpoints.restore(step, {"params": base.state}, subset=True)
-    state = restored.state["params"]
+        state = _restore(checkpoints, step, base.state)
     model = dataclasses.replace(base, state=state, revision=f"sha256:{hash_arrays(state)}")
     return model, {**meta, "step": step}
 
@@ -135,8 +143,7 @@ def open_adapter(spec: str) -> tuple[nnx.State, LoraConfig, dict[str, Any]]:
     with _best(spec, *ADAPTER_COMPONENTS) as (checkpoints, step, meta):
         config = LoraConfig(**meta["lora"])
         base, _ = read_decoder_config(resolve_decoder(meta["model"]))
-        abstract = {"params": lora.abstract_adapter(base, config)}
-        state = checkpoints.restore(step, abstract, subset=True).state["params"]
+        state = _restore(checkpoints, step, lora.abstract_adapter(base, config))
     return state, config, {**meta, "step": step, "revision": f"sha256:{hash_arrays(state)}"}
 
 

@@ -1,6 +1,7 @@
 """Decoder weights: round trips with transformers, rejected files, streaming, GGUF."""
 
 import json
+import re
 import subprocess
 import sys
 import tracemalloc
@@ -25,7 +26,12 @@ from cirag_jax.models.io.pretrained_decoder import (
     resolve_decoder,
     save_decoder,
 )
-from cirag_jax.models.io.tensor_files import TensorFiles, read_tensors, save_tensors
+from cirag_jax.models.io.tensor_files import (
+    TensorFiles,
+    check_tensor,
+    read_tensors,
+    save_tensors,
+)
 from tests import tiny_decoder
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2")
@@ -457,6 +463,58 @@ def test_gguf_rope_scaling(tmp_path):
     tiny_decoder.write_gguf(tmp_path / "m.gguf", raw, tensors, rope_factors=divisors)
     with pytest.raises(UserError, match=r"rope_freqs\.weight is not Llama 3\.1's"):
         _open(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize(("number", "named"), [(0, "part 1"), (1, "part 2")])
+def test_open_gguf_part_of_a_split_file_is_named(tmp_path, number, named):
+    """Only the first part has the hyper-parameters."""
+    for part in range(2):
+        writer = gguf.GGUFWriter(str(tmp_path / f"m-0000{part + 1}-of-00002.gguf"), "llama")
+        writer.add_uint16("split.no", part)
+        writer.add_uint16("split.count", 2)
+        if part:
+            del writer.kv_data[0]["general.architecture"]
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    file = tmp_path / f"m-0000{number + 1}-of-00002.gguf"
+    message = f"{file.name} is {named} of a GGUF file that is split into 2; merge the parts"
+    with pytest.raises(UserError, match=re.escape(message)):
+        _open(file)
+    with pytest.raises(UserError, match="is part 1 of a GGUF file that is split into 2"):
+        _open(tmp_path)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("stored", ["float32", "float16", "bfloat16", "gguf"])
+def test_load_decoder_number_not_finite_names_tensor(tmp_path, stored, value):
+    raw = tiny_decoder.config("llama")
+    tensors = tiny_decoder.tensors(raw)
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensors[name][3, 5] = value
+    if stored == "gguf":
+        spec = tmp_path / "m.gguf"
+        tiny_decoder.write_gguf(spec, raw, tensors)
+    else:
+        spec = tiny_decoder.folder(tmp_path)
+        save_tensors({k: v.astype(stored) for k, v in tensors.items()}, spec / "model.safetensors")
+    with pytest.raises(
+        UserError, match=re.escape(f"tensor {name} has numbers that are not finite")
+    ):
+        _open(spec)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_check_tensor_accepts_extreme_numbers(dtype):
+    largest = ml_dtypes.finfo(dtype).max
+    values = np.asarray([largest, -largest, 0.0, -0.0, 1.0], dtype)
+    assert check_tensor(values, "t", "f") is values
+    for value in (np.inf, -np.inf, np.nan, -np.nan):
+        damaged = values.copy()
+        damaged[3] = value
+        with pytest.raises(UserError, match="f: tensor t has numbers that are not finite"):
+            check_tensor(damaged[::-1], "t", "f")
 
 
 def test_open_gguf_unsupported_file_raises(tmp_path):

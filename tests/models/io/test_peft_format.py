@@ -242,6 +242,19 @@ def test_load_adapter_missing_or_extra_tensor_is_named(adapter):
         load_adapter(folder, config)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_load_adapter_number_not_finite_names_tensor(adapter, value):
+    folder, config = adapter
+    file = folder / "adapter_model.safetensors"
+    tensors = safetensors.numpy.load_file(file)
+    name = max(tensors)
+    tensors[name][0, 1] = value
+    safetensors.numpy.save_file(tensors, file)
+    expected = re.escape(f"{file}: tensor {name} has numbers that are not finite")
+    with pytest.raises(UserError, match=expected):
+        load_adapter(folder, config)
+
+
 def test_load_adapter_unreadable_files_raise(adapter):
     folder, config = adapter
     tensors, settings = folder / "adapter_model.safetensors", folder / "adapter_config.json"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -112,6 +113,22 @@ def test_load_state_truncated_file_raises(tmp_path, tensors):
     file = tmp_path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(UserError, match="not a readable safetensors file"):
+        weights.load_state(tmp_path, CONFIG)
+
+
+def test_load_state_number_not_finite_names_tensor(tmp_path, tensors):
+    name = sorted(tensors)[-1]
+    save({**tensors, name: np.full_like(tensors[name], np.nan)}, tmp_path)
+    expected = f"tensor {name} has numbers that are not finite"
+    with pytest.raises(UserError, match=re.escape(expected)):
+        weights.load_state(tmp_path, CONFIG)
+
+
+def test_load_state_shard_without_index_is_named(tmp_path, tensors):
+    save(tensors, tmp_path)
+    name = "model-00001-of-00002.safetensors"
+    (tmp_path / "model.safetensors").rename(tmp_path / name)
+    with pytest.raises(UserError, match=f"has a shard, {name}, but no model.safetensors.index"):
         weights.load_state(tmp_path, CONFIG)
 
 
