@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import importlib
+import pathlib
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -40,13 +41,23 @@ def parsing(problem: str, hint: str = "") -> Iterator[None]:
         raise UserError(f"{problem} ({reason}){hint}.") from error
 
 
-def import_optional(name: str, feature: str, requirements: str) -> Any:
+def install_command(extra: str) -> str:
+    """Returns the command that installs an extra, a group of optional packages.
+
+    An installed package has extras; the repository has a requirements file for each of them.
+    """
+    file = f"requirements-{extra}.txt"
+    in_repository = (pathlib.Path(__file__).resolve().parents[1] / file).is_file()
+    return f"pip install -r {file}" if in_repository else f'pip install "cirag-jax[{extra}]"'
+
+
+def import_optional(name: str, feature: str, extra: str) -> Any:
     """Imports an optional package.
 
     Args:
       name: the module to import.
       feature: the feature that needs the package, for the error message.
-      requirements: the requirements file that installs the package.
+      extra: the extra that contains the package; see `install_command`.
     """
     try:
         with warnings.catch_warnings():  # umap warns about missing TensorFlow
@@ -55,7 +66,7 @@ def import_optional(name: str, feature: str, requirements: str) -> Any:
     except ImportError:
         raise UserError(
             f"{feature} needs {name.partition('.')[0]}, which is not installed; "
-            f"install {requirements} (pip install -r {requirements})."
+            f"run: {install_command(extra)}"
         ) from None
 
 

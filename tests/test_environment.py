@@ -17,7 +17,10 @@ case "$*" in
   "-m venv --clear "*) mkdir -p .venv/bin; cp "$0" .venv/bin/python ;;
   "-m pip "*"torch=="*) exit {no_wheel} ;;
   "-m pip "*)
-    while (($#)); do [[ $1 != -r ]] || cat "$2" >>installed; shift; done ;;
+    while (($#)); do
+      [[ $1 != -r ]] || cat "$2" $(sed -n 's/^-r //p' "$2") >>installed
+      shift
+    done ;;
   *ensurepip*) printf '%s\\n' "$0" 3.11 ;;
   *importlib.metadata*) exit 1 ;;
   *) exec {real} "$@" ;;

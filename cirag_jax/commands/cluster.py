@@ -100,7 +100,7 @@ def in_order(
 
 
 def _extra() -> Any:
-    return import_optional("ray", "config.engine=ray", "requirements-cluster.txt")
+    return import_optional("ray", "config.engine=ray", "cluster")
 
 
 class _Actor:

@@ -8,7 +8,7 @@ from typing import Any
 from cirag_jax.errors import import_optional, parsing
 from cirag_jax.io import replace_surrogates
 
-REQUIREMENTS = "requirements-documents.txt"
+EXTRA = "documents"
 _PACKAGES = {
     ".pdf": ("pypdf",),
     ".html": ("lxml", "markdownify"),
@@ -33,7 +33,7 @@ def convert(file: Path) -> tuple[str, bool]:
 
 def _convert(file: Path, suffix: str) -> tuple[str, bool]:
     for name in _PACKAGES[suffix]:
-        import_optional(name, f"reading {file}", REQUIREMENTS)
+        import_optional(name, f"reading {file}", EXTRA)
     with parsing(f"{file} cannot be read", "; save it as a .txt or .md file, or move it elsewhere"):
         if suffix == ".pdf":
             import pypdf

@@ -13,7 +13,7 @@ from absl import logging
 from cirag_jax.datasets import conversion, jsonl
 from cirag_jax.datasets.markdown import Section, read_sections
 from cirag_jax.datasets.sentences import split_sentences
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, install_command
 from cirag_jax.io import is_utf8
 from cirag_jax.types import Dataset, Passage
 
@@ -194,7 +194,8 @@ def _read_all(path: Path) -> list[_Document]:
         else:
             skipped["without text"].append(name)
     if not documents:
-        more = f"with {conversion.REQUIREMENTS} also {', '.join(conversion.SUFFIXES)} files"
+        command = install_command(conversion.EXTRA)
+        more = f"after {command} also {', '.join(conversion.SUFFIXES)} files"
         known = f"documents are .txt and .md files, or a {jsonl.CORPUS}, {more}"
         found = f"; {_describe(skipped)}" if path.is_dir() and skipped else ""
         raise UserError(f"{path} has no text; {known}{found}.")
@@ -238,8 +239,8 @@ def _describe(skipped: dict[str, list[str]]) -> str:
     text = f"skipped {number} {'file' if number == 1 else 'files'}: {', '.join(parts)}"
     to_install = [kind for kind in kinds if kind in conversion.SUFFIXES]
     if to_install:
-        needed = conversion.REQUIREMENTS
-        text += f"; to read {', '.join(to_install)} files, pip install -r {needed}"
+        command = install_command(conversion.EXTRA)
+        text += f"; to read {', '.join(to_install)} files, {command}"
     return text
 
 

@@ -74,4 +74,4 @@ Path = tuple[Edge, ...]
 
 def extra(name: str) -> Any:
     """Imports an optional module that only question generation needs."""
-    return errors.import_optional(name, "generating questions", "requirements-grade.txt")
+    return errors.import_optional(name, "generating questions", "grade")

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, import_optional
 from cirag_jax.identity import version_that_counts
 from cirag_jax.retrieval.search import empty_results
 from cirag_jax.types import Config, Count, PositiveInt
@@ -165,14 +165,7 @@ def _sample(vectors_ND: Any, size: int) -> np.ndarray:
 
 
 def _faiss() -> Any:
-    try:
-        import faiss
-    except ModuleNotFoundError:
-        raise UserError(
-            "config.retriever.kind=faiss_... needs faiss, which is not installed (pip install "
-            "faiss-cpu, or faiss-gpu)"
-        ) from None
-    return faiss
+    return import_optional("faiss", "config.retriever.kind=faiss_...", "faiss")
 
 
 def _to_gpu(index: Any) -> Any:

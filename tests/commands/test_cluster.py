@@ -329,8 +329,8 @@ def test_command_without_ray_names_the_requirements(name, tmp_path, capsys, monk
     with pytest.raises(SystemExit) as end:
         cli.run(main, f"configs/{name}.py", arguments)
     assert end.value.code == 2 and capsys.readouterr().err == (
-        f"{name}.py: config.engine=ray needs ray, which is not installed; install "
-        "requirements-cluster.txt (pip install -r requirements-cluster.txt).\n"
+        f"{name}.py: config.engine=ray needs ray, which is not installed; run: pip install -r "
+        "requirements-cluster.txt\n"
     )
     assert [path.name for path in (tmp_path / "w").iterdir()] == [cli.LOCK]
     assert (_ROOT / "requirements-cluster.txt").is_file()

@@ -585,6 +585,4 @@ def test_missing_library_is_named(whole, folders, tmp_path, capsys, monkeypatch)
 
     monkeypatch.setattr(errors.importlib, "import_module", missing)
     message = fails(capsys, arguments(folders, tmp_path / "w"))
-    assert message.endswith(
-        "install requirements-grade.txt (pip install -r requirements-grade.txt)."
-    )
+    assert message.endswith("is not installed; run: pip install -r requirements-grade.txt")

@@ -120,5 +120,7 @@ def test_draw_reports_missing_library(monkeypatch):
         raise ModuleNotFoundError(name=name)
 
     monkeypatch.setattr(errors.importlib, "import_module", gone)
-    with pytest.raises(UserError, match="needs sklearn, .* install requirements-grade.txt"):
+    with pytest.raises(
+        UserError, match="needs sklearn, .* run: pip install -r requirements-grade.txt"
+    ):
         records.extra("sklearn.mixture")

