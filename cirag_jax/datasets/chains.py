@@ -36,7 +36,7 @@ class Unit:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Chain:
-    """The units that support the answer to one question.
+    """The units that support the answer to one question; their texts are distinct.
 
     Step ``i`` can extend any partial chain that contains its parents, the earlier steps
     ``parents[i]``. ``comparison`` marks questions whose steps have no order.
@@ -137,14 +137,17 @@ def chain_of(dataset: Dataset, question: Question, kind: UnitKind) -> Chain | No
     comparison = question.type == "comparison"
     hops = annotations.hops_of(question, dataset.corpus)
     answers = {index: hop.answers[0] for index, hop in enumerate(hops) if hop.answers}
-    steps: dict[Unit, int] = {}  # A unit may state several hops (one sentence, two triples).
+    # A unit may state several hops (one sentence, two triples). Equal texts of several passages are
+    # one step, because the aligner ranks texts.
+    steps: dict[str, Unit] = {}
     last_step: list[int | None] = []  # The last step of each hop.
     parents: dict[int, set[int]] = collections.defaultdict(set)
     for index, hop in enumerate(hops):
         needed = {last_step[parent] for parent in hop.parents}
         step = None
         for unit in units_of_hop(dataset, hop, index, answers, kind):
-            step = steps.setdefault(unit, len(steps))
+            steps.setdefault(unit.text, unit)
+            step = list(steps).index(unit.text)
             if not comparison:
                 # A unit that was already in the chain only depends on steps before it.
                 parents[step] |= {p for p in needed if p is not None and p < step}
@@ -155,7 +158,7 @@ def chain_of(dataset: Dataset, question: Question, kind: UnitKind) -> Chain | No
     return Chain(
         question.id,
         question.question,
-        tuple(steps),
+        tuple(steps.values()),
         tuple(tuple(sorted(parents[i])) for i in range(len(steps))),
         comparison,
     )

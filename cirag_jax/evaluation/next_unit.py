@@ -35,7 +35,10 @@ def next_units(
         texts = [step.text for step in chain.steps]
         for length in range(len(texts)):
             chain_texts = texts[:length]
-            relevant = [texts[step] for step in chain.next_steps(range(length))]
+            following = (texts[step] for step in chain.next_steps(range(length)))
+            relevant = [text for text in following if text not in chain_texts]
+            if not relevant:  # The chain repeats a text.
+                continue
             candidates = dict.fromkeys([*(unit.text for unit in pool), *relevant])
             for text in chain_texts:
                 candidates.pop(text, None)

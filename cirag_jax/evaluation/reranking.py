@@ -41,14 +41,14 @@ def passage_problems(
     problems = []
     for question, more in zip(questions, retrieved_ids, strict=True):
         gold = question.supporting or ()
-        ids = list(dict.fromkeys([*(question.context or ()), *more, *gold]))
-        problems.append(
-            Reranking(
-                question.question,
-                tuple(chains_lib.passage_text(dataset.corpus[pid]) for pid in ids),
-                tuple(place for place, pid in enumerate(ids) if pid in gold),
-            )
-        )
+        # By text, because several ids may have the same text.
+        text_of = {
+            pid: chains_lib.passage_text(dataset.corpus[pid])
+            for pid in (*(question.context or ()), *more, *gold)
+        }
+        texts, gold_texts = tuple(dict.fromkeys(text_of.values())), {text_of[pid] for pid in gold}
+        relevant = tuple(place for place, text in enumerate(texts) if text in gold_texts)
+        problems.append(Reranking(question.question, texts, relevant))
     return [problem for problem in problems if problem.relevant]
 
 

@@ -21,7 +21,7 @@ from cirag_jax.models.io.workdir import open_encoder
 from cirag_jax.retrieval.encoders import FlaxEncoder
 from cirag_jax.retrieval.index import PassageIndex
 from cirag_jax.retrieval.search import save_array
-from cirag_jax.training.data.pools import PrefixPools
+from cirag_jax.training.data.pools import PrefixPools, has_others
 from cirag_jax.training.state import digest
 from cirag_jax.types import Config, Dataset, Question
 
@@ -68,7 +68,7 @@ def prefix_pools(
         for _ in chain.steps:
             kept = [ids[row] for row in next(rows) if ids[row] not in repeats]
             units = tuple(unit for id in kept for unit in units_of(dataset, id, kind))
-            chain_pools.append(units if {*units} - {*chain.steps} else pool)
+            chain_pools.append(units if has_others(units, chain) else pool)
         prefix_pools.append(tuple(chain_pools))
     return prefix_pools
 

@@ -6,6 +6,7 @@ from cirag_jax.datasets import chains
 from cirag_jax.datasets.chains import chain_of, pool_of, query_text, silver_chains, units_of
 from cirag_jax.errors import UserError
 from cirag_jax.types import Dataset, Passage, Question, SubQuestion, Triple
+from tests import tiny
 
 CORPUS = {
     "film": Passage(
@@ -171,3 +172,27 @@ def test_query_text_appends_the_chain():
 
 def test_units_of_unknown_kind_are_refused():
     assert chains.UNIT_KINDS == ("triple", "sentence", "passage")
+
+
+@pytest.mark.parametrize("kind", chains.UNIT_KINDS)
+def test_chain_equal_texts_of_two_passages_are_one_step(kind):
+    dataset = tiny.dataset()
+    question = dataset.questions[0]
+    corpus, triples = dict(dataset.corpus), dict(dataset.triples)
+    for pid in question.supporting:
+        corpus[f"twin {pid}"] = dataclasses.replace(corpus[pid], id=f"twin {pid}")
+        triples[f"twin {pid}"] = tuple(
+            triple._replace(passage_id=f"twin {pid}") for triple in triples[pid]
+        )
+    dataset = dataclasses.replace(dataset, corpus=corpus, triples=triples)
+    twins = tuple(f"twin {pid}" for pid in question.supporting)
+    question = dataclasses.replace(
+        question,
+        evidences=None,
+        supporting=(*question.supporting, *twins),
+        supporting_sentences=(*question.supporting_sentences, *((pid, 0) for pid in twins)),
+    )
+    chain = chain_of(dataset, question, kind)
+    texts = [step.text for step in chain.steps]
+    assert len(texts) == len(set(texts)) == 2
+    assert all(parent < step for step, parents in enumerate(chain.parents) for parent in parents)

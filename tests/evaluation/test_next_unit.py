@@ -42,3 +42,13 @@ def test_evaluate_next_unit_uses_best_relevant_unit():
     comparison = Chain("q", "q", CHAIN.steps, ((), ()), True)
     metrics = evaluate_next_unit(next_units([comparison], [POOL], "triple")[:1], _embed)
     assert metrics["mrr"] == 0.5
+
+
+def test_next_units_repeated_text_is_asked_once():
+    chain = Chain("q", "q", (Unit("a", "p"), Unit("a", "other"), Unit("b", "p")), ((),) * 3, False)
+    problems = next_units([chain], [POOL], "passage")
+    assert [problem.relevant for problem in problems] == [{"a", "b"}, {"b"}, {"b"}]
+    ordered = Chain("q", "q", chain.steps[:2], ((), (0,)), False)
+    (problem,) = next_units([ordered], [POOL], "passage")
+    assert problem.relevant == {"a"}
+    assert evaluate_next_unit([problem], _embed)["mrr"] == 0.5

@@ -87,12 +87,16 @@ def passage_targets(dataset: Dataset, questions: Sequence[Question]) -> list[Tar
         def text_of(pid: str) -> str:
             return chains_lib.passage_text(dataset.corpus[pid])
 
-        rest = tuple(text_of(pid) for pid in pool if pid not in gold)
-        new += [Target("passage", question.question, text_of(pid), rest) for pid in gold]
+        # By text, because several ids may have the same text.
+        texts = dict.fromkeys(map(text_of, pool))
+        positives = dict.fromkeys(map(text_of, gold))
+        rest = tuple(text for text in texts if text not in positives)
+        new += [Target("passage", question.question, text, rest) for text in positives]
         for sub_question, step in _sub_questions(question):
             if step.supporting:
-                others = tuple(text_of(pid) for pid in pool if pid != step.supporting)
-                new.append(Target("passage", sub_question, text_of(step.supporting), others))
+                positive = text_of(step.supporting)
+                others = tuple(text for text in texts if text != positive)
+                new.append(Target("passage", sub_question, positive, others))
         targets += _with_gold(new)
     return targets
 
@@ -165,14 +169,15 @@ def _negatives(
     gold_passages: set[str],
     write: Callable[[Triple], str],
 ) -> tuple[str, ...]:
-    excluded = {write(triple) for triple in positives}
     answers = [answer.lower() for answer in answers if answer]
 
     def states_answer(triple: Triple) -> bool:
         words = f"{triple.head} {triple.relation} {triple.tail}".lower()
         return triple.passage_id in gold_passages and any(answer in words for answer in answers)
 
-    texts = dict.fromkeys(write(triple) for triple in pool if not states_answer(triple))
+    # By text, because passages that are not gold may state the same.
+    excluded = {write(triple) for triple in (*positives, *filter(states_answer, pool))}
+    texts = dict.fromkeys(map(write, pool))
     return tuple(text for text in texts if text not in excluded)
 
 

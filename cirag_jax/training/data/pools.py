@@ -129,7 +129,7 @@ def chains_and_pools(
             "config.data.units=sentence needs none)",
         )
     if negatives == "own":
-        keep(lambda chain, pool: bool({*pool} - {*chain.steps}), f"no {kind} as a negative")
+        keep(lambda chain, pool: has_others(pool, chain), f"no {kind} as a negative")
     if not usable:
         raise UserError(
             f"none of the {len(chains)} chains of {dataset.name} can be used: {'; '.join(reasons)}."
@@ -138,6 +138,12 @@ def chains_and_pools(
         left_out = len(chains) - len(usable)
         io.say(f"{left_out} of {len(chains)} chains dropped: {'; '.join(reasons)}")
     return [chain for chain, _ in usable], [pool for _, pool in usable]
+
+
+def has_others(units: Sequence[Unit], chain: Chain) -> bool:
+    """Returns whether some unit has a text that is not a step of the chain."""
+    gold = {step.text for step in chain.steps}
+    return any(unit.text not in gold for unit in units)
 
 
 def sample_examples(

@@ -158,16 +158,22 @@ def _pools(
     facts: Sequence[tuple[tuple[str, str, str], str]],
     rng: np.random.Generator,
 ) -> tuple[_Groups, list[str]]:
-    """Returns the gold evidence, and the distractors sorted by `_nearest`."""
+    """Returns the gold evidence, and the distractors sorted by `_nearest`.
+
+    Passages with the text of a gold passage are no distractors.
+    """
     corpus, gold = dataset.corpus, tuple(question.supporting or ())
+    gold_lines = {passage_line(corpus[i]) for i in gold if i in corpus}
     context = [corpus[i] for i in question.context or () if i in corpus and i not in gold]
+    context = [passage for passage in context if passage_line(passage) not in gold_lines]
     if granularity == "triple":
         lines = [[triple_line(Triple(*fact), "ascii")] for fact in question.evidences or ()]
         triples = [t for p in context for t in dataset.triples.get(p.id, ())]
         if not triples and facts:  # If nothing was extracted, uses facts of other questions.
             chosen = rng.choice(len(facts), min(60, len(facts)), replace=False)
             triples = [Triple(*facts[i][0]) for i in chosen if facts[i][1] != question.id]
-        return lines, _nearest(question, [triple_line(triple, "ascii") for triple in triples])
+        triple_lines = [triple_line(triple, "ascii") for triple in triples]
+        return _distinct(lines), _nearest(question, triple_lines)
     if granularity == "sentence":
         places: dict[str, list[int]] = {}
         for passage_id, index in _gold_sentences(dataset, question):
@@ -180,9 +186,15 @@ def _pools(
             for index in range(len(sentences_of(passage)))
             if index not in places.get(passage.id, ())
         ]
-        return lines, _nearest(question, others, itertools.chain.from_iterable(lines))
+        groups = _distinct(lines)
+        return groups, _nearest(question, others, itertools.chain.from_iterable(groups))
     lines = [[passage_line(corpus[i])] for i in gold if i in corpus]
-    return lines, _nearest(question, [passage_line(passage) for passage in context])
+    return _distinct(lines), _nearest(question, [passage_line(passage) for passage in context])
+
+
+def _distinct(groups: _Groups) -> _Groups:
+    """Returns distinct groups; if one of two equal groups were dropped, no evidence would lack."""
+    return [list(group) for group in dict.fromkeys(map(tuple, groups))]
 
 
 def _gold_sentences(dataset: Dataset, question: Question) -> Sequence[tuple[str, int]]:

@@ -70,6 +70,25 @@ def test_passage_targets_of_questions_and_sub_questions():
     }
 
 
+def test_targets_copies_of_gold_passages_are_no_negatives():
+    dataset = _musique()
+    corpus, triples = dict(dataset.corpus), dict(dataset.triples)
+    for pid in "ab":
+        corpus[f"{pid}2"] = dataclasses.replace(corpus[pid], id=f"{pid}2")
+        triples[f"{pid}2"] = tuple(triple._replace(passage_id=f"{pid}2") for triple in triples[pid])
+    twice = dataclasses.replace(dataset, corpus=corpus, triples=triples)
+    question = dataset.questions[0]
+    context = (*question.context, "a2", "b2")
+    for supporting in (("a", "b"), ("a", "b", "a2", "b2")):
+        copied = dataclasses.replace(question, context=context, supporting=supporting)
+        assert data_lib.passage_targets(twice, [copied]) == data_lib.passage_targets(
+            dataset, [question]
+        )
+        assert data_lib.triple_targets(twice, [copied], None) == data_lib.triple_targets(
+            dataset, [question], None
+        )
+
+
 def test_triple_targets_negatives_do_not_state_the_answer():
     dataset = _musique()
     question = dataset.questions[0]

@@ -92,6 +92,14 @@ def test_chains_and_pools_without_usable_chain_is_refused(missing, negatives, wo
         assert len(_usable(triples, negatives="in_batch")[1]) == 2
 
 
+def test_chains_and_pools_copy_of_a_step_is_no_negative():
+    question = Question("q", "?", ("x",), supporting=("a",), context=("a", "twin"))
+    corpus = {"a": CORPUS["a"], "twin": dataclasses.replace(CORPUS["a"], id="twin")}
+    dataset = Dataset("made", (question,), corpus, {})
+    with pytest.raises(UserError, match="1 have no passage as a negative"):
+        chains_and_pools(dataset, [question], "passage", "own")
+
+
 def test_chains_and_pools_reports_dropped_chains(capsys):
     dataset = tiny.dataset()
     missing_ids = set(dataset.questions[0].supporting or ())

@@ -93,6 +93,27 @@ def test_make_readings_refused_evidence_does_not_state_the_answer():
     assert not stated
 
 
+@pytest.mark.parametrize("granularity", ["sentence", "passage"])
+@pytest.mark.parametrize("is_gold", [True, False])
+def test_make_readings_copy_of_gold_passage_is_no_other_evidence(granularity, is_gold):
+    copies = {f"{pid}2": dataclasses.replace(CORPUS[pid], id=f"{pid}2") for pid in "ab"}
+    question = dataclasses.replace(QUESTION, context=(*QUESTION.context, *copies))
+    if is_gold:
+        question = dataclasses.replace(
+            question,
+            supporting=(*question.supporting, *copies),
+            supporting_sentences=(*question.supporting_sentences, ("a2", 1), ("b2", 0)),
+        )
+    data = Dataset("d", (question, OTHER), {**CORPUS, **copies}, {})
+    for seed in range(9):
+        settings = ReadingSettings(granularities=(granularity,), missing=0.5, seed=seed)
+        (reading,), _ = make_readings(data, [question], settings)
+        (expected,), _ = make_readings(DATA, [QUESTION], settings)
+        assert len(set(reading.evidence)) == len(reading.evidence)
+        assert (reading.sufficient, reading.chain) == (expected.sufficient, expected.chain)
+        assert reading.evidence == expected.evidence
+
+
 def test_make_readings_gold_keeps_order():
     for seed in range(6):
         for granularity in ("triple", "sentence", "passage"):
