@@ -178,6 +178,7 @@ def test_units_of_unknown_kind_are_refused():
 def test_chain_equal_texts_of_two_passages_are_one_step(kind):
     dataset = tiny.dataset()
     question = dataset.questions[0]
+    assert question.supporting and question.supporting_sentences
     corpus, triples = dict(dataset.corpus), dict(dataset.triples)
     for pid in question.supporting:
         corpus[f"twin {pid}"] = dataclasses.replace(corpus[pid], id=f"twin {pid}")
@@ -193,6 +194,7 @@ def test_chain_equal_texts_of_two_passages_are_one_step(kind):
         supporting_sentences=(*question.supporting_sentences, *((pid, 0) for pid in twins)),
     )
     chain = chain_of(dataset, question, kind)
+    assert chain is not None
     texts = [step.text for step in chain.steps]
     assert len(texts) == len(set(texts)) == 2
     assert all(parent < step for step, parents in enumerate(chain.parents) for parent in parents)

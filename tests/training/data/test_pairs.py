@@ -78,7 +78,7 @@ def test_targets_copies_of_gold_passages_are_no_negatives():
         triples[f"{pid}2"] = tuple(triple._replace(passage_id=f"{pid}2") for triple in triples[pid])
     twice = dataclasses.replace(dataset, corpus=corpus, triples=triples)
     question = dataset.questions[0]
-    context = (*question.context, "a2", "b2")
+    context = (*(question.context or ()), "a2", "b2")
     for supporting in (("a", "b"), ("a", "b", "a2", "b2")):
         copied = dataclasses.replace(question, context=context, supporting=supporting)
         assert data_lib.passage_targets(twice, [copied]) == data_lib.passage_targets(

@@ -97,12 +97,13 @@ def test_make_readings_refused_evidence_does_not_state_the_answer():
 @pytest.mark.parametrize("is_gold", [True, False])
 def test_make_readings_copy_of_gold_passage_is_no_other_evidence(granularity, is_gold):
     copies = {f"{pid}2": dataclasses.replace(CORPUS[pid], id=f"{pid}2") for pid in "ab"}
+    assert QUESTION.context and QUESTION.supporting and QUESTION.supporting_sentences
     question = dataclasses.replace(QUESTION, context=(*QUESTION.context, *copies))
     if is_gold:
         question = dataclasses.replace(
             question,
-            supporting=(*question.supporting, *copies),
-            supporting_sentences=(*question.supporting_sentences, ("a2", 1), ("b2", 0)),
+            supporting=(*QUESTION.supporting, *copies),
+            supporting_sentences=(*QUESTION.supporting_sentences, ("a2", 1), ("b2", 0)),
         )
     data = Dataset("d", (question, OTHER), {**CORPUS, **copies}, {})
     for seed in range(9):
