@@ -37,6 +37,19 @@ def different(old, new):
     return {name for name in (*old, *new) if old.get(name) != new.get(name)}
 
 
+@pytest.mark.parametrize("method", ["cirag", "kirag"])
+def test_method_settings_over_own_documents_may_refuse(method):
+    for documents, answers in (("", True), ("notes", False)):
+        override = f"--config.documents={documents}"
+        config = load_config(str(_ROOT / f"configs/methods/{method}.py"), (override,))
+        for given in (None, True, False):
+            with config.unlocked():
+                config[method].force_answer = config[method].grounded_answers = given
+            filled = task.method_settings(config)
+            expected = (answers, not answers) if given is None else (given, given)
+            assert (filled.force_answer, filled.grounded_answers) == expected
+
+
 def test_identity_changes_with_edited_passage():
     edited = Corpus("ircot_full", (dataclasses.replace(LUND, text="Lund is in Halland."),))
     old, new = settings("native_rag"), settings("native_rag", corpus=edited)

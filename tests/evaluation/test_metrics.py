@@ -219,7 +219,9 @@ def test_stage_scores_by_granularity():
     ]  # fmt: skip
     pairs = [(question, Prediction(answer, stage)) for stage, answer in answers]
     hidden = (dataclasses.replace(BARE, answers=()), Prediction("x", "triple"))
-    result = scores_of([*pairs, (question, None), hidden], ["by_granularity"])
+    down = Attempt("triple", (), "", "", False, "the server is down")
+    failed = (question, Prediction("", "triple", attempts=(down,)))
+    result = scores_of([*pairs, (question, None), hidden, failed], ["by_granularity"])
     assert result["triple_em"] == (0.5, 2) and result["triple_f1"] == (0.75, 2)
     assert result["sentence_em"] == result["sentence_f1"] == (1.0, 1)
     assert result["default_em"] == result["default_f1"] == (0.0, 1)

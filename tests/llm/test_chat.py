@@ -66,10 +66,10 @@ def smollm2(smollm2_file):
     return ChatTokenizer.load(smollm2_file)
 
 
-def with_template(folder, template):
+def with_template(folder, template, variables=None):
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder))
     tokenizer.chat_template = template
-    return ChatTokenizer(tokenizer)
+    return ChatTokenizer(tokenizer, template_kwargs=variables)
 
 
 def text_of(tokenizer, ids):
@@ -87,6 +87,17 @@ def test_encode_prompt_equals_transformers(tokenizer):
     expected = apply(turns, continue_final_message=True, return_dict=False)
     np.testing.assert_array_equal(ids, expected)
     assert text_of(tokenizer, ids).endswith("<|im_start|>assistant\nin the town")
+
+
+def test_template_variables_reach_the_template(folder):
+    """Qwen 3 closes the thoughts before they begin unless ``enable_thinking`` is true."""
+    template = "{{ messages[0]['content'] }}{% if not enable_thinking %}<think></think>{% endif %}"
+    for variables, ending in (
+        (None, "be brief<think></think>"),
+        ({"enable_thinking": True}, "be brief"),
+    ):
+        tokenizer = with_template(folder, template, variables)
+        assert text_of(tokenizer, tokenizer.encode_prompt(TURNS[:1])).endswith(ending)
 
 
 def test_continue_final_keeps_space_and_may_be_empty(folder, tokenizer):

@@ -19,6 +19,7 @@ from cirag_jax.runtime.requests import (
     Generated,
     Rank,
     Ranked,
+    RequestError,
     Retrieve,
     Retrieved,
     Score,
@@ -38,8 +39,8 @@ class FakeHandlers:
         is recorded and has no effect.
       triples: the triples of each passage id; without an entry, extraction has not been run.
       scores: the rankers' scores by a triple's key, a sentence's text or a passage's id; else 0.
-      texts: the responses of each role, in order. A response is a text or a `Generated`; for a
-        `Score` it is the log-probabilities of its continuations.
+      texts: the responses of each role, in order. A response is a text, a `Generated`, or a
+        `RequestError` to raise; for a `Score` it is the log-probabilities of its continuations.
       demonstrated: the questions for `Demonstrate`, the most similar first.
       linked: the passage of each title; it is linked from every text that contains the title.
       requests: all requests, one by one.
@@ -55,18 +56,22 @@ class FakeHandlers:
 
     def drive(self, program) -> Any:
         """Runs the program to its end, and checks that it requested all texts."""
-        response = None
+        response, step = None, program.send
         while True:
             try:
-                request = program.send(response)
+                request = step(response)
             except StopIteration as end:
                 unused = {role: texts for role, texts in self.texts.items() if texts}
                 assert not unused, f"texts that were not requested: {unused}"
                 return end.value
             requests = request if isinstance(request, list | tuple) else [request]
             self.requests += requests
-            responses = [self.answer(r) for r in requests]
-            response = responses if requests is request else responses[0]
+            step = program.send
+            try:
+                responses = [self.answer(r) for r in requests]
+                response = responses if requests is request else responses[0]
+            except RequestError as error:
+                response, step = error, program.throw
 
     def answer(self, request: Any) -> Any:
         match request:
@@ -97,6 +102,8 @@ class FakeHandlers:
                 return Scored(tuple((Token(text, -1, logprob),) for text, logprob in logprobs))
             case Generate(_, role):
                 text = self.texts[role].pop(0)
+                if isinstance(text, RequestError):
+                    raise text
                 return text if isinstance(text, Generated) else Generated(text, "stop")
         raise AssertionError(request)
 

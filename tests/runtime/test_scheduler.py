@@ -587,6 +587,10 @@ def test_partial_result_is_recorded_with_its_error_and_retried(tmp_path):
         assert record.error == "the server is down" and not record.has_succeeded
         assert record.outcome["passages"] and book.outcomes() == {}
         assert record.result(dict) is None and record.result(dict, partial=True) == record.outcome
+    with Journal(file, SETTINGS) as book:  # This run is killed before the program ends.
+        book.open_program("a", 0, record.input)
+        (record,) = book.records()
+        assert record.outcome is record.error is None
     with Journal(file, SETTINGS) as book:
         run = scheduler(book, search, Recording(is_slow=True), encode=codec.encode)
         assert run.run([job("a", reads)]) and run.progress.failed == 0

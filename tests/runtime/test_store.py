@@ -495,7 +495,7 @@ def test_merge_program_in_two_journals(tmp_path):
                 book.close_program(name, {"answer": path.name}, None)
     with begin(parts[0]) as book:
         book.open_program("c", 2, {"question": "where?"})
-        book.close_program("c", None, "busy")
+        book.close_program("c", {"passages": ["p"]}, "busy")  # A part of its result.
     merge_journals(parts, tmp_path / JOURNAL)
     records = read_records(tmp_path / JOURNAL)
     merged = {r.id: (r.outcome, r.error) for r in records}

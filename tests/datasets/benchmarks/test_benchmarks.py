@@ -13,6 +13,7 @@ import grain
 import pytest
 
 from cirag_jax.datasets.benchmarks import BENCHMARKS, data_source, prepare_builder, to_dataset
+from cirag_jax.datasets.records import convert
 from cirag_jax.errors import UserError
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures"
@@ -74,6 +75,19 @@ def test_source_hidden_fields_of_test_splits_are_none(build):
     record = data_source(build("musique", "ans"), "test")[0]
     assert record["answer"] is record["answerable"] is record["question_decomposition"] is None
     assert record["paragraphs"][0]["is_supporting"] is None
+
+
+def test_convert_empty_annotations_are_unknown():
+    """HotpotQA and 2Wiki write empty lists where the annotations of a split are hidden."""
+    row = {
+        "_id": "q", "question": "Who?", "answer": "Ada", "type": "comparison",
+        "context": [["Ada", ["Ada wrote."]]], "supporting_facts": [], "evidences": [],
+    }  # fmt: skip
+    for name in ("two_wiki", "hotpotqa"):
+        benchmark = BENCHMARKS[name]
+        question, _ = benchmark.convert(convert("f", row, benchmark.Record), "test", "distractor")
+        assert question.supporting is question.supporting_sentences is question.evidences is None
+        assert question.context
 
 
 def test_builder_writes_array_record_files(build):

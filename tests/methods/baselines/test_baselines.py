@@ -9,7 +9,15 @@ from cirag_jax.methods.baselines.beam_retrieval import BeamRetrievalConfig, beam
 from cirag_jax.methods.baselines.iter_retgen import IterRetgenConfig, iter_retgen
 from cirag_jax.methods.baselines.oracle import OracleConfig, oracle
 from cirag_jax.methods.common.reading import read, search
-from cirag_jax.runtime.requests import Fetch, Generate, Generated, Rank, Retrieve, Retrieved
+from cirag_jax.runtime.requests import (
+    Fetch,
+    Generate,
+    Generated,
+    Rank,
+    RequestError,
+    Retrieve,
+    Retrieved,
+)
 from cirag_jax.types import Passage, Question, SubQuestion
 from tests.methods.fakes import FakeHandlers, prompt
 
@@ -76,6 +84,12 @@ def test_iter_retgen_repeated_query_ends_rounds():
     fakes, result = run_iter([""])
     assert result.parse_errors == {"answer_empty": 1, "repeated_query": 1}
     assert result.steps[-1].next_query is None
+
+
+def test_iter_retgen_failed_reader_ends_rounds():
+    fakes, result = run_iter(["Lund", RequestError("the server is down")])
+    assert len(fakes.received(Retrieve)) == 2
+    assert (result.error, result.passages) == ("the server is down", ("l", "a"))
 
 
 def test_iter_retgen_response_extends_next_query():

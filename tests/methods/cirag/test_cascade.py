@@ -3,7 +3,7 @@
 import pytest
 
 from cirag_jax.methods.cirag.cascade import contains_answer
-from cirag_jax.runtime.requests import Generate, Generated
+from cirag_jax.runtime.requests import Generate, Generated, RequestError
 from cirag_jax.types import Triple
 from tests.methods.ada import (
     ADA,
@@ -65,6 +65,13 @@ def test_cascade_any_subset_of_granularities_is_read(granularities):
     assert (result.answer, result.granularity) == ("Skane", granularities[-1])
     result = run(fake([CONTINUE, FINAL], [*refused, REFUSAL]), granularities=granularities)
     assert (result.answer, result.granularity) == ("", "default")
+
+
+def test_cascade_failed_reader_reads_no_further():
+    down = RequestError("the server is down")
+    result = run(fake([CONTINUE, FINAL], [REFUSAL, down]), force_answer=True)
+    assert [a.granularity for a in result.attempts] == ["triple", "sentence"]
+    assert (result.answer, result.error) == ("", "the server is down")
 
 
 def test_cascade_single_empty_pool_gives_no_answer():
