@@ -90,6 +90,7 @@ def test_iter_retgen_failed_reader_ends_rounds():
     fakes, result = run_iter(["Lund", RequestError("the server is down")])
     assert len(fakes.received(Retrieve)) == 2
     assert (result.error, result.passages) == ("the server is down", ("l", "a"))
+    assert len(result.steps) == 2 and result.parse_errors == {}
 
 
 def test_iter_retgen_response_extends_next_query():
