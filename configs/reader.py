@@ -5,9 +5,9 @@ r"""Trains a LoRA reader, which reads evidence and answers or refuses (CIRAG, se
 
 Needs dataset folders, or none for the built-in dataset. Writes checkpoints and metrics to W; run
 the same command to resume. Each epoch reads every training question once: its gold evidence, at a
-random granularity, mixed with distractors from its context. In a quarter of the examples the
-evidence of one gold passage is missing, and the reader should refuse. Use the trained reader with
-``reader_format=chain``.
+random granularity, mixed with distractors from its context. In a quarter of the examples one gold
+triple, or the evidence of one gold passage, is missing, and the reader should refuse. Use the
+trained reader with ``reader_format=chain``.
 
 Presets: ``quick`` (the default) trains SmolLM2-135M on 2 CPU cores. ``paper`` trains
 Qwen2.5-7B-Instruct on 4 GPUs with the integrator's hyper-parameters (CIRAG has no trained reader);
@@ -60,7 +60,8 @@ def evidence() -> Any:
     # Granularities of the evidence; each example draws one entry.
     config.granularities = (*("sentence",) * 4, *("triple",) * 3, "passage")
     config.distractors = 4  # Maximum distracting triples or sentences; half of this for passages.
-    config.missing = 0.25  # Share of examples without the evidence of one gold passage.
+    # Share of examples without one gold triple or without the evidence of one gold passage.
+    config.missing = 0.25
     config.forced = 0.25  # Share of answerable examples whose prompt forbids a refusal.
     # Format of the output: chain (facts, then the answer) | brief (only the answer) | thought. Use
     # the trained reader with the same format.

@@ -4,8 +4,9 @@ r"""Evaluates a reader and its untrained base on complete and incomplete gold ev
         --config.folders="('2wikimultihopqa','hotpotqa')" --workdir=E
 
 Needs a training workdir or PEFT folder W, and dataset folders. The reader reads each question
-twice, with distractors: with all gold evidence, when it should answer, and without the evidence of
-one gold passage, when it should refuse. Writes scores to E; run the same command to resume.
+twice, with distractors: with all gold evidence, when it should answer, and without one gold triple
+or the evidence of one gold passage, when it should refuse. Writes scores to E; run the same command
+to resume.
 
 Record (--config.checkpoint=shipped:reader --config.folders=2wikimultihopqa --config.data.limit=60
 --config.data.random=true --config.evidence.distractors=8 --config.base.run=false; 2026-11-25, 2 CPU

@@ -55,8 +55,9 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Lets each model answer the questions of ``config.folders`` and scores the answers.
 
     Each model answers each question twice, with evidence of a random granularity: with all gold
-    evidence, and without the evidence of one gold passage. Writes ``readings.jsonl``, ``table.md``,
-    ``calibration.png`` and a journal per model. ``config`` comes from configs/reader_eval.py.
+    evidence, and without one gold triple or the evidence of one gold passage. Writes
+    ``readings.jsonl``, ``table.md``, ``calibration.png`` and a journal per model. ``config`` comes
+    from configs/reader_eval.py.
 
     Returns:
       The result of `evaluation.report`. Each system has, for ``all`` and each granularity, ``em``

@@ -293,12 +293,9 @@ class _Rankings:
     def _rank(self, system: str) -> list[list[int]]:
         texts, allowed = self._texts, self._problem.allowed
         if system == "bm25":
-            return _ranked_rows(self._words[0])
+            return _ranked_rows(BM25(self._problem.texts).search(texts, self._depth, allowed)[0])
         if system in _WALKS:
-            first = self.of(_WALKS[system])
-            if _WALKS[system] == "bm25":  # start only where a word matches
-                first = _ranked_rows(np.where(self._words[1] > 0, self._words[0], -1))
-            return self._walk.search(texts, first, self._depth, allowed)
+            return self._walk.search(texts, self.of(_WALKS[system]), self._depth, allowed)
         if system == "linked":
             return [found.rows[: self._depth] for found in self.linked]
         if system in ("trained", "frozen"):
@@ -308,12 +305,6 @@ class _Rankings:
         name = system.removeprefix("one_shot_")
         query_QD = self._aligners.embeds[name].encode(texts, "query")
         return _ranked_rows(self._index(name).search(query_QD, self._depth, allowed)[0])
-
-    @functools.cached_property
-    def _words(self) -> tuple[np.ndarray, np.ndarray]:
-        """BM25's ranking of passage rows, with scores."""
-        index = BM25(self._problem.texts)
-        return index.search(self._texts, self._depth, self._problem.allowed)
 
     @functools.cached_property
     def _walk(self) -> LinkWalk:

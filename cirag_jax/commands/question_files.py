@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import itertools
 import pathlib
 import random
 from collections.abc import Iterable, Mapping, Sequence
@@ -184,7 +185,10 @@ def _question(name: str, item: GeneratedQuestion, knowledge: Knowledge) -> Quest
 
 
 def _with_contexts(kept: Sequence[Question], database: Database, others: int) -> list[Question]:
-    """Adds contexts to questions: the evidence, and other chunks that BM25 ranks highest."""
+    """Adds contexts to questions: the evidence, and other chunks that BM25 ranks highest.
+
+    If fewer chunks share a word with a question, the first chunks fill its context.
+    """
     passages = list(database.passages.values())
     index = BM25([f"{passage.title} {passage.text}" for passage in passages])
     rows_QK, _ = index.search(
@@ -193,9 +197,10 @@ def _with_contexts(kept: Sequence[Question], database: Database, others: int) ->
     questions = []
     for question, rows in zip(kept, rows_QK, strict=True):
         gold = question.supporting or ()
-        ranked = [row for row in rows if row >= 0] or range(len(passages))
-        near = [passages[row].id for row in ranked if passages[row].id not in gold]
-        context = sorted((*gold, *near[:others]))  # an order that hides the evidence
+        ranked = dict.fromkeys((*(row for row in rows.tolist() if row >= 0), *range(len(passages))))
+        near = (passages[row].id for row in ranked if passages[row].id not in gold)
+        # Sorted, because this order hides the evidence.
+        context = sorted((*gold, *itertools.islice(near, others)))
         questions.append(dataclasses.replace(question, context=tuple(context)))
     return questions
 

@@ -111,19 +111,20 @@ class BM25:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns ``row_QK`` int32 and ``score_QK`` float32, as `ExactIndex.search` does.
 
-        A query that shares no word with any text has no results: all its rows are -1.
+        Only texts that share a word with the query are results; the remaining places have row -1
+        and score -inf.
         """
         k = min(k, self._size)
         row_QK, score_QK = empty_results(len(queries), k)
         for row, words in enumerate(self.words(queries)):
             scores_N = self.scores(words)
             rows = np.arange(self._size) if allowed is None else np.unique(allowed[row])
-            if not scores_N[rows].any():
+            rows = rows[scores_N[rows] > 0]
+            if not len(rows):
                 self._warn(queries[row])
-                continue
-            best = best_places(scores_N[rows], k)
-            row_QK[row, : len(best)] = rows[best]
-            score_QK[row, : len(best)] = scores_N[rows[best]]
+            best = rows[best_places(scores_N[rows], k)]
+            row_QK[row, : len(best)] = best
+            score_QK[row, : len(best)] = scores_N[best]
         return row_QK, score_QK
 
     def scores(self, words: Sequence[str]) -> np.ndarray:

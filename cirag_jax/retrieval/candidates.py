@@ -204,10 +204,8 @@ class CandidateFinder:
         """Starts one search per question; ``query_QD`` are the embeddings of the questions."""
         nearest_QK, score_QK = self._units.nearest(query_QD, _NUM_NEAREST, allowed)
         bm25_QK, bm25_score_QK = self._bm25.search(questions, _UNRANKED, allowed)
-        # A walk cannot start at a passage that shares no word with the question.
-        seeds_QK = np.where(bm25_score_QK > 0, bm25_QK, -1)
         walk_NQ = self._walk.probabilities(
-            questions, (seeds_QK.tolist(), nearest_QK.tolist()), allowed
+            questions, (bm25_QK.tolist(), nearest_QK.tolist()), allowed
         )
         words = self._bm25.words(questions)
         states = []
@@ -397,10 +395,10 @@ def _valid_rows(row_K: np.ndarray) -> list[int]:
 
 
 def _relative_scores(row_K: np.ndarray, score_K: np.ndarray) -> dict[int, float]:
-    """Returns the positive scores, divided by the best score."""
+    """Returns the scores of the valid rows, divided by the best score."""
     best = max(float(score_K[0]), 1e-9) if len(score_K) else 1.0
     pairs = zip(row_K.tolist(), score_K.tolist(), strict=True)
-    return {row: score / best for row, score in pairs if row >= 0 and score > 0}
+    return {row: score / best for row, score in pairs if row >= 0}
 
 
 def _shares(titles: Sequence[frozenset[str]], words: Set[str]) -> np.ndarray:

@@ -38,12 +38,14 @@ CHAIN = (("Tide", "is a film by Ann", "director"), ("Ann", "comes from Old", "pl
          ("Old", "lies in West", "country"))  # fmt: skip
 
 
-def test_contexts_question_without_matches_gets_first_passages():
-    passages = {str(i): Passage(str(i), f"Title {i}", "Some text.") for i in range(4)}
+def test_contexts_question_with_few_matches_gets_first_passages():
+    passages = {str(i): Passage(str(i), f"Title {i}", "Some text.") for i in range(5)}
+    passages["4"] = Passage("4", "Title", "誰")
     database = types.SimpleNamespace(passages=passages)
-    question = Question("q", "誰が？", ("a",), supporting=("1",), hops=2)
-    (found,) = question_files._with_contexts([question], database, 2)
-    assert found.context == ("0", "1", "2")
+    none = Question("q", "Who?", ("a",), supporting=("1",), hops=2)
+    one = Question("r", "誰が？", ("a",), supporting=("1",), hops=2)
+    found = question_files._with_contexts([none, one], database, 2)
+    assert [question.context for question in found] == [("0", "1", "2"), ("0", "1", "4")]
 
 
 def rules_folder(folder):

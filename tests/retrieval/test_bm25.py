@@ -19,8 +19,14 @@ def test_bm25_ranks_by_shared_stems():
 
 
 def test_bm25_returns_only_allowed_rows():
-    rows, _ = BM25(TEXTS).search(["sailor harbour"], 3, [np.array([3, 0])])
-    assert rows.tolist() == [[0, 3, -1]]
+    rows, _ = BM25(TEXTS).search(["sailor harbour"], 3, [np.array([3, 2, 0])])
+    assert rows.tolist() == [[2, 0, -1]]
+
+
+def test_bm25_texts_without_a_word_of_the_query_are_no_results():
+    rows, scores = BM25(TEXTS).search(["sailors in the harbour", "films"], 4)
+    assert rows.tolist() == [[2, 0, 1, -1], [1, -1, -1, -1]]
+    assert ((scores > 0) == (rows >= 0)).all() and np.isneginf(scores[rows < 0]).all()
 
 
 def test_bm25_query_without_known_words_finds_nothing_and_warns_once(caplog):
