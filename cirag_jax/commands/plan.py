@@ -22,7 +22,7 @@ from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.models import cross_encoder as pair_model
 from cirag_jax.models import decoder, decoder_params, lora, precision
 from cirag_jax.models.encoder import Encoder, EncoderConfig
-from cirag_jax.models.io import encoder_adapter, pretrained, pretrained_decoder, workdir
+from cirag_jax.models.io import encoder_adapter, folders, pretrained, pretrained_decoder, workdir
 from cirag_jax.reports import tables
 from cirag_jax.retrieval.pairs import PairTokens
 from cirag_jax.training import adapter, aligner, cross_encoder, lora_step, mfu, optimizers
@@ -159,7 +159,7 @@ def _encoder_config(spec: str, settings: Config) -> EncoderConfig:
         spec = workdir.best_checkpoint_folder(spec)[1]
     adapter_folder = encoder_adapter.find_adapter(spec)
     spec = spec if adapter_folder is None else encoder_adapter.read_base_model(adapter_folder)[0]
-    folder = pretrained.shape_folder(spec)
+    folder = folders.shape_folder(spec)
     config, _ = pretrained.read_config(folder)
     if (folder / "tokenizer.json").is_file():
         pretrained.read_tokenizer(folder, config.vocab_size)
@@ -176,7 +176,7 @@ def _encoder_config(spec: str, settings: Config) -> EncoderConfig:
 
 def _decoder_folder(spec: str) -> Path:
     local = spec.startswith("package:") or Path(spec).expanduser().exists()
-    return pretrained_decoder.resolve_decoder(spec) if local else pretrained.shape_folder(spec)
+    return pretrained_decoder.resolve_decoder(spec) if local else folders.shape_folder(spec)
 
 
 # -------------------------------------------------------------------------------------- components

@@ -19,7 +19,7 @@ from flax import nnx
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.models.encoder import Encoder, EncoderConfig, add_parameters, drop_units
-from cirag_jax.models.io import pretrained, weights
+from cirag_jax.models.io import folders, pretrained, weights
 from cirag_jax.models.io.tensor_files import check_tensor, fetch, read_tensors
 from cirag_jax.sharding import ShapesAndAxes
 
@@ -134,7 +134,7 @@ def load_cross_encoder(
     ``new_head`` is the seed for head parameters that the folder lacks; None requires all of them.
     ``max_length`` overrides the token limit in the folder.
     """
-    folder = pretrained.resolve_model_folder(spec)
+    folder = folders.resolve_model_folder(spec)
     config, raw = pretrained.read_config(folder)
     config = pretrained.with_compute_options(
         config, dtype=dtype, hidden_dropout=dropout, attention_dropout=dropout, remat=remat
@@ -157,7 +157,7 @@ def load_cross_encoder(
         model_type=raw["model_type"],
         source=name or spec,
         folder=folder,
-        revision=pretrained.weights_revision(folder),
+        revision=folders.weights_revision(folder),
         hf_config=raw,
     )
 

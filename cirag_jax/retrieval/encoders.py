@@ -311,7 +311,7 @@ def _open_sentence_transformers(config: Config) -> SentenceTransformersEncoder:
             "config.encoder.backend=sentence_transformers needs the Python package "
             f"{error.name!r}, which is not installed (pip install sentence-transformers)"
         ) from None
-    from cirag_jax.models.io.pretrained import resolve_model_folder
+    from cirag_jax.models.io.folders import resolve_model_folder
 
     is_local = config.model.startswith("package:") or pathlib.Path(config.model).is_dir()
     name = str(resolve_model_folder(config.model)) if is_local else config.model

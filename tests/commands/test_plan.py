@@ -19,6 +19,7 @@ from cirag_jax.config_files import load_config
 from cirag_jax.errors import UserError
 from cirag_jax.models.encoder import Encoder
 from cirag_jax.models.io import pretrained, pretrained_decoder, tensor_files
+from cirag_jax.models.io.folders import shape_folder
 from cirag_jax.training import aligner, mfu
 from cirag_jax.training.rehearsal import Rehearsal, collectives
 from experiments.benchmarks import scaling
@@ -317,7 +318,7 @@ def test_plan_config_without_training_is_refused():
     ],
 )
 def test_plan_known_shapes_have_known_parameter_counts(name, count):
-    folder = pretrained.shape_folder(name)
+    folder = shape_folder(name)
     if name.startswith(("intfloat", "BAAI")):
         config, _ = pretrained.read_config(folder)
         state = nnx.state(nnx.eval_shape(lambda: Encoder(config, rngs=nnx.Rngs(0))))

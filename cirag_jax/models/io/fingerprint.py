@@ -9,7 +9,7 @@ from typing import Any
 from cirag_jax.io import is_training_workdir, local_path
 from cirag_jax.models import link_head
 from cirag_jax.models.io import encoder_adapter, workdir
-from cirag_jax.models.io.pretrained import HUB_PATTERNS, hub_revision
+from cirag_jax.models.io.folders import HUB_PATTERNS, hub_revision
 from cirag_jax.models.io.pretrained_decoder import resolve_decoder
 
 _PATTERNS = (*HUB_PATTERNS, "*.gguf")

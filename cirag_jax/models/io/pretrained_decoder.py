@@ -17,8 +17,8 @@ from flax import nnx
 from cirag_jax.errors import UserError, check_choice
 from cirag_jax.io import read_object
 from cirag_jax.models.decoder import DecoderConfig, Params, Remat, choose_attention
-from cirag_jax.models.io import decoder_weights, gguf_weights, pretrained
-from cirag_jax.models.io.pretrained import ConfigFields
+from cirag_jax.models.io import decoder_weights, folders, gguf_weights
+from cirag_jax.models.io.folders import ConfigFields
 from cirag_jax.models.io.tensor_files import TensorFiles, copy_companions
 from cirag_jax.models.precision import Dtype
 from cirag_jax.models.rope import RopeScaling
@@ -61,7 +61,7 @@ class TextDecoder:
     def revision(self) -> str:
         """Hub commit or SHA-256 of the weights, for manifests; reads all weights once."""
         if self.folder.is_dir():
-            return pretrained.weights_revision(self.folder)
+            return folders.weights_revision(self.folder)
         with self.folder.open("rb") as stream:
             return f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}"
 
@@ -261,7 +261,7 @@ def resolve_decoder(spec: str) -> Path:
         return path
     ggufs: list[Path] = []
     if spec.startswith("package:"):
-        files = pretrained.package_files(spec.removeprefix("package:"))
+        files = folders.package_files(spec.removeprefix("package:"))
         if not any(file.suffix == ".safetensors" for file in files):
             ggufs = [file.resolve() for file in files if file.suffix == ".gguf"]
     elif path.is_dir() and not (path / "config.json").is_file():
@@ -269,7 +269,7 @@ def resolve_decoder(spec: str) -> Path:
     is_split = bool(ggufs) and re.search(r"-\d{5}-of-\d{5}\.gguf$", ggufs[0].name)
     if len(ggufs) > 1 and not is_split:  # `gguf_weights.open_gguf` names parts
         raise UserError(f"model {spec!r} has {len(ggufs)} .gguf files; name one of them")
-    return ggufs[0] if ggufs else pretrained.resolve_model_folder(spec)
+    return ggufs[0] if ggufs else folders.resolve_model_folder(spec)
 
 
 def hub_id(spec: str) -> str:
@@ -318,7 +318,7 @@ def check_tokenizer(tokenizer: Any, vocab_size: int, source: str | os.PathLike) 
     """Checks that an embedding table has a row for each token of a `ChatTokenizer`."""
     ids = tokenizer.tokenizer.get_vocab()
     special = {*tokenizer.tokenizer("")["input_ids"], *tokenizer.eos_ids} - {*ids.values()}
-    pretrained.check_token_ids({**ids, **{f"id {id}": id for id in special}}, vocab_size, source)
+    folders.check_token_ids({**ids, **{f"id {id}": id for id in special}}, vocab_size, source)
 
 
 def save_decoder(

@@ -9,7 +9,7 @@ import pytest
 
 from cirag_jax.commands import identity
 from cirag_jax.identity import differences
-from cirag_jax.models.io import fingerprint, peft_format, pretrained
+from cirag_jax.models.io import fingerprint, folders, peft_format
 from configs.common import language_model
 from tests import tiny, tiny_decoder
 
@@ -66,17 +66,17 @@ def test_of_model_package_and_hub_snapshot_use_revision(tmp_path):
     commit = 5 * "0123abcd"
     snapshot = tiny_decoder.folder(tmp_path / "snapshots" / commit)
     assert fingerprint.model_identity(str(snapshot)) == {"revision": commit}
-    assert pretrained.weights_revision(snapshot) == commit
+    assert folders.weights_revision(snapshot) == commit
 
 
 @pytest.mark.parametrize("name", ["mine", "abc123", 5 * "0123ABCD", 6 * "0123abcd"])
 def test_of_model_other_folder_in_snapshots_uses_files(tmp_path, name):
     folder = tiny_decoder.folder(tmp_path / "snapshots" / name)
-    old, text = pretrained.weights_revision(folder), (folder / "model.safetensors").read_bytes()
+    old, text = folders.weights_revision(folder), (folder / "model.safetensors").read_bytes()
     assert set(entries_after_change(folder / "model.safetensors", text[-9:])) == {
         "files.model.safetensors"
     }
-    assert old != pretrained.weights_revision(folder) and old.startswith("sha256:")
+    assert old != folders.weights_revision(folder) and old.startswith("sha256:")
 
 
 def test_of_model_decoder_adapter_includes_config(tmp_path):

