@@ -7,7 +7,7 @@ import functools
 import pathlib
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from cirag_jax.commands import backends, identity, opening, task
@@ -42,7 +42,8 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       The statistics of the written trajectories (`trajectories.statistics`); ``num_questions``,
       ``without_annotations``, ``inserted`` (with triples, the number of facts inserted by
       `teachers.missing_facts`; with sentences, the number of rounds with a passage inserted by
-      `teachers.gold_passages`), ``sees_gold`` (whether a teacher reads gold annotations),
+      `teachers.gold_passages`), ``sees_gold`` (whether a teacher reads gold annotations or gets
+      inserted evidence),
       ``failures``, ``errors``, ``dropped`` (number of trajectories by reason), tokens, ``seconds``
       and ``complete``. The result is empty in all processes except the first.
     """
@@ -67,7 +68,7 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             f"teacher ({fields})."
         )
     held_out = _warn_of_held_out(questions)
-    inserted = _InsertedEvidence({}, {})
+    inserted = _InsertedEvidence({}, {}, frozenset())
     if config.teacher.insert_missing:
         inserted, golds = _missing_evidence(questions, golds, teacher_of, dataset, settings)
     needs, config = _prepared(config, settings)
@@ -105,7 +106,8 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "without_annotations": len(selected) - len(questions),
         "held_out": held_out,
         "inserted": inserted.count(kept, settings),
-        "sees_gold": kind != "llm",
+        "sees_gold": "annotations" in map(teacher_of.get, [q.id for q in questions])
+        or bool(inserted.facts or inserted.passages),
         "dropped": _dropped(collected, kept, config.keep, config.min_steps),
         "failures": errors.total(),
         "errors": dict(errors.most_common(5)),
@@ -121,20 +123,22 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 
 class _InsertedEvidence(NamedTuple):
-    """Gold evidence that is added to the retrieved evidence in a teacher's input.
+    """Gold evidence that is added to the retrieved evidence in the annotation teacher's input.
 
     Attributes:
       facts: facts by passage id.
       passages: passages by question id and query.
+      questions: ids of the questions whose evidence is completed.
     """
 
     facts: Mapping[str, Sequence[Triple]]
     passages: teachers.GoldPassages
+    questions: Set[str]
 
     def add_to(self, handlers: Mapping[type | str, Handler]) -> Mapping[type | str, Handler]:
         """Returns ``handlers`` with the inserted evidence in their responses."""
         if self.facts:
-            insert = functools.partial(teachers.insert_facts, self.facts)
+            insert = functools.partial(teachers.insert_facts, self.facts, self.questions)
             handlers = {**handlers, Extract: teachers.InsertingHandler(handlers[Extract], insert)}
         if self.passages:
             insert = functools.partial(teachers.insert_passage, self.passages)
@@ -160,23 +164,23 @@ def _missing_evidence(
 ) -> tuple[_InsertedEvidence, dict[str, Any]]:
     """Returns the evidence to insert, and the annotations with the inserted facts.
 
-    Nothing is inserted for held-out questions.
+    Nothing is inserted for held-out questions and for questions of a language model.
     """
     training = {
         q.id: golds[q.id]
         for q in questions
-        if q.id in golds and all(getattr(q, k) not in names for k, names in _HELD_OUT.items())
+        if teacher_of[q.id] == "annotations"
+        and all(getattr(q, k) not in names for k, names in _HELD_OUT.items())
     }
     if settings.units == "sentence":
-        annotated = {k: gold for k, gold in training.items() if teacher_of[k] == "annotations"}
-        passages = teachers.gold_passages(annotated, dataset.corpus)
-        return _InsertedEvidence({}, passages), golds
+        passages = teachers.gold_passages(training, dataset.corpus)
+        return _InsertedEvidence({}, passages, training.keys()), golds
     facts = teachers.missing_facts(training)
     extended = {
         key: teachers.with_facts(gold, facts, settings.normalization)
         for key, gold in training.items()
     }
-    return _InsertedEvidence(facts, {}), golds | extended
+    return _InsertedEvidence(facts, {}, training.keys()), golds | extended
 
 
 # ------------------------------------------------------------------------------------- the config
@@ -239,6 +243,9 @@ def _prepared(config: Config, settings: CiragConfig) -> tuple[Needs, Config]:
 def _run_settings(config: Config, run_task: task.Task) -> dict[str, Any]:
     """Returns the identity of a run, with the field names of the user's config."""
     settings = {f"teacher.{k}": config.teacher[k] for k in ("kind", "insert_missing", "share")}
+    if config.teacher.kind != "annotations":  # Earlier versions inserted facts for all teachers.
+        inserts = config.teacher.insert_missing and config.teacher.kind == "mixture"
+        settings["teacher.insert_missing"] = inserts and "annotations"
     settings["answer"] = config.answer
     for name, value in identity.of_run(config, cirag.__module__, run_task).items():
         prefix, dot, field = name.partition(".")

@@ -7,7 +7,7 @@ the same inputs as a student.
 import dataclasses
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Literal, get_args
 
 from cirag_jax.datasets.annotations import fact_of, overlap
@@ -168,9 +168,14 @@ class InsertingHandler:
 
 
 def insert_facts(
-    missing: Mapping[str, Sequence[Triple]], call: Call, extracted: Extracted
+    missing: Mapping[str, Sequence[Triple]], questions: Set[str], call: Call, extracted: Extracted
 ) -> Extracted:
-    """Adds the ``missing`` facts of passages to the extracted triples."""
+    """Adds the ``missing`` facts of passages to the triples that were extracted for ``questions``.
+
+    A passage may be retrieved for several questions, whose teachers may differ.
+    """
+    if call.key.program not in questions:
+        return extracted
     return Extracted(
         tuple(
             (*(triples or ()), *facts) if (facts := missing.get(passage.id)) else triples

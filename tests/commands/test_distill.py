@@ -358,6 +358,29 @@ def test_distill_unparsable_trajectory_is_dropped(fake_teacher, folders, tmp_pat
     assert result["dropped"] == {"no_decision": 1}  # it has no decision at all
 
 
+@pytest.mark.parametrize("teacher", ["llm", "mixture"])
+def test_distill_llm_candidates_are_extracted_triples(
+    fake_teacher, folders, tmp_path, capsys, teacher
+):
+    """Of the annotated facts, half are not extracted. Only the annotation teacher gets these."""
+    data = tmp_path / "data"
+    shutil.copytree(folders["data"], data)
+    lines = (data / "openie.jsonl").read_text().splitlines()
+    lines = [line for line in lines if json.loads(line)["passage_id"].startswith("p")]
+    (data / "openie.jsonl").write_text("\n".join(lines))
+    extracted = {tuple(triple[:3]) for line in lines for triple in json.loads(line)["triples"]}
+    own = {**folders, "data": data}
+    settings = ("keep=all", "teacher.share=0.4")
+    result, _ = execute(capsys, arguments(own, tmp_path / "w", *settings, teacher=teacher))
+    shown: dict[bool, set] = {True: set(), False: set()}
+    for trajectory in trajectories.read_trajectories(tmp_path / "w"):
+        facts = {tuple(fact)[:3] for step in trajectory.steps for fact in step.candidates}
+        shown[trajectory.teacher == "annotations"] |= facts
+    assert shown[False] and shown[False] <= extracted
+    assert bool(shown[True] - extracted) == (teacher == "mixture")
+    assert (result["inserted"] > 0) == result["sees_gold"] == (teacher == "mixture")
+
+
 def test_distill_correct_only_keeps_right_answers(fake_teacher, folders, tmp_path, capsys):
     argv = arguments(folders, tmp_path, "answer=true", "keep=correct_only", teacher="llm")
     result, _ = execute(capsys, argv)
