@@ -47,6 +47,7 @@ RULES: Mapping[str, tuple[str, ...]] = {
     "lora_embed": (),
     "lora_rank": (),
     "mlp": ("tensor",),
+    "experts": ("tensor",),
     "norm": (),
     "layers": (),
 }
@@ -199,6 +200,43 @@ def multiply_columns(
             check_vma=False,
         )
     return products(x, *kernels)
+
+
+def map_experts(
+    function: Callable[..., jax.Array], tokens: Sequence[jax.Array], kernels: Sequence[jax.Array]
+) -> jax.Array:
+    """Returns ``function(*tokens, first, *kernels)``, with experts split over tensor.
+
+    Each device runs its rows of ``tokens``, with its experts; ``first`` is the number of its first
+    expert. The results of a tensor group are summed. Without a `jax.shard_map`, the compiler would
+    sort the tokens of all devices together.
+
+    Args:
+      function: see above; its result has the shape of the first tokens.
+      tokens: arrays ``[B, T, ...]``.
+      kernels: arrays ``[E, ...]``.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.size == 1 or not mesh.auto_axes:
+        return function(*tokens, 0, *kernels)
+    auto = {*mesh.auto_axes}
+    batch = "batch" if {*RULES["batch"]} <= auto else None
+    rows = logical_to_spec((batch, None, None), tokens[0].shape, mesh)
+    split = logical_to_spec(("experts", None, None), kernels[0].shape, mesh)
+
+    def run(*arguments: jax.Array) -> jax.Array:
+        tokens_, kernels_ = arguments[: len(tokens)], arguments[len(tokens) :]
+        first = jax.lax.axis_index("tensor") * kernels_[0].shape[0] if split[0] else 0
+        return function(*tokens_, first, *kernels_)[None]
+
+    parts = jax.shard_map(
+        run,
+        in_specs=(*[rows] * len(tokens), *[split] * len(kernels)),
+        out_specs=PartitionSpec(split[0], *rows),
+        axis_names=auto,
+        check_vma=False,
+    )(*tokens, *kernels)
+    return constrain(parts.sum(0), "batch", "length", "act_embed")
 
 
 def variable_sharding(variable: nnx.Variable, mesh: Mesh) -> NamedSharding:

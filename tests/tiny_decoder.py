@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from cirag_jax.models import decoder_params
 from cirag_jax.models.decoder import DecoderConfig
-from cirag_jax.models.io import decoder_weights
+from cirag_jax.models.io import decoder_weights, gguf_weights
 from cirag_jax.models.io.pretrained_decoder import parse_decoder_config
 from cirag_jax.models.io.tensor_files import save_tensors
 
@@ -53,6 +54,14 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"hidden_act": "silu"},
     "qwen2": {"hidden_act": "silu", "use_sliding_window": False},
     "qwen3": {"hidden_act": "silu", "head_dim": 16},
+    "qwen3_moe": {
+        "hidden_act": "silu",
+        "head_dim": 16,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20,
+        "norm_topk_prob": True,
+    },
     "mistral": {"hidden_act": "silu", "sliding_window": 6},
     "gemma2": {
         "hidden_activation": "gelu_pytorch_tanh",
@@ -68,7 +77,7 @@ _FAMILIES: dict[str, dict[str, Any]] = {
 
 def config(family: str = "llama", **fields: Any) -> dict[str, Any]:
     """Returns ``config.json`` of a tiny model of ``family``, overridden by ``fields``."""
-    name = {"qwen2": "Qwen2", "qwen3": "Qwen3", "gemma2": "Gemma2"}.get(family, family.title())
+    name = family.title().replace("_", "")
     head = {"model_type": family, "architectures": [f"{name}ForCausalLM"], "dtype": "float32"}
     return {**head, **_BASE, **_FAMILIES[family], **fields}
 
@@ -130,7 +139,7 @@ def folder(
 
     Args:
       path: the folder, which is created if needed.
-      family: ``llama``, ``qwen2``, ``qwen3``, ``mistral`` or ``gemma2``.
+      family: a key of `decoder_weights.FAMILIES`.
       seed: seed of the weights.
       **fields: fields of ``config.json``, such as ``num_hidden_layers=3``.
     """
@@ -143,11 +152,24 @@ def folder(
     return path
 
 
+def stack_experts(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the tensors with one ``[E, out, in]`` instead of one per expert."""
+    stacked: dict[str, Any] = {}
+    for name, values in tensors.items():
+        together = re.sub(r"\.experts\.\d+\.", ".experts.", name)
+        if together == name:
+            stacked[name] = values
+        else:
+            stacked.setdefault(together, []).append(values)
+    return {name: np.stack(v) if isinstance(v, list) else v for name, v in stacked.items()}
+
+
 def write_gguf(file, raw, tensors, quantize=None, extra=None, rope_factors=None) -> None:
     """Writes a GGUF file with the names, row order and Gemma norms of llama.cpp's converter."""
     import gguf
 
-    arch = str(raw["model_type"])
+    model_type = str(raw["model_type"])
+    arch = {hf: name for name, hf in gguf_weights.ARCHITECTURES.items()}[model_type]
     writer = gguf.GGUFWriter(str(file), arch)
     heads, kv = raw["num_attention_heads"], raw["num_key_value_heads"]
     writer.add_block_count(raw["num_hidden_layers"])
@@ -165,6 +187,11 @@ def write_gguf(file, raw, tensors, quantize=None, extra=None, rope_factors=None)
         writer.add_sliding_window(raw["sliding_window"])
         writer.add_attn_logit_softcapping(raw["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(raw["final_logit_softcapping"])
+    if "num_experts" in raw:
+        writer.add_expert_count(raw["num_experts"])
+        writer.add_expert_used_count(raw["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(raw["moe_intermediate_size"])
+        tensors = stack_experts(tensors)
     for add, value in (extra or {}).items():
         getattr(writer, add)(*value)
     names = gguf.get_tensor_name_map(
@@ -179,7 +206,7 @@ def write_gguf(file, raw, tensors, quantize=None, extra=None, rope_factors=None)
                 values = split.swapaxes(1, 2).reshape(values.shape)
         if arch == "gemma2" and "norm" in name:
             values = values + np.float32(1)
-        if quantize is not None and values.ndim == 2:
+        if quantize is not None and values.ndim > 1:
             packed = gguf.quants.quantize(values, quantize)
             writer.add_tensor(stored, packed, raw_dtype=quantize)
         else:

@@ -213,7 +213,7 @@ def _adapter(config: Config, mesh: jax.sharding.Mesh) -> RehearsedStep:
     model = dataclasses.replace(model, attention=attention)
     _check_heads(config, model.num_heads)
     layout = adapter.make_layout(config, mesh, model.max_positions)
-    lora_config = adapter.make_lora(config)
+    lora_config = adapter.make_lora(config).for_model(model)
 
     # The loss loops over chunks of tokens, at most this many times.
     rounds = -(-layout.length * config.rows_per_device // config.chunk)

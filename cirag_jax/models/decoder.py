@@ -1,4 +1,4 @@
-"""Decoder language models in Flax NNX: Llama 3, SmolLM2, Qwen 2, 2.5 and 3, Mistral and Gemma 2.
+"""Decoder language models in Flax NNX; `io.decoder_weights.FAMILIES` lists the families.
 
 They are pre-norm transformers with rotary positions, grouped-query attention and gated feed-forward
 layers. `decoder_params` declares the parameters. The arithmetic is in pure functions of plain
@@ -9,10 +9,13 @@ generation), rematerialized and sharded.
 `jax.lax.scan`, and a 28-layer model compiles about as fast as one layer. A tuple of dictionaries,
 one per layer (`decoder_params.unstack_layers`), is unrolled. On a CPU a scan copies the weights of
 every layer at every step, which takes six times as long as decoding one token (SmolLM2-135M).
+
+In a mixture of experts, layers may differ (`layers_with`). A parameter is then stacked over the
+layers that have it, and the layers are always unrolled.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -20,7 +23,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from cirag_jax import sharding
-from cirag_jax.models import attention, block_attention, paged_cache
+from cirag_jax.models import attention, block_attention, experts, paged_cache
 from cirag_jax.models.attention import Branches, Implementation, Scoring
 from cirag_jax.models.low_rank import dropout, low_rank
 from cirag_jax.models.paged_cache import Cache
@@ -33,6 +36,8 @@ Adapter = Any  # {"layers": {name: {"a": [L, in, R], "b": [L, R, out]}}}; see mo
 Remat = Literal["off", "projections", "full"]
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+DENSE = ("gate_proj", "up_proj", "down_proj", "gate_bias", "up_bias", "down_bias")
+EXPERTS = ("expert_gate", "expert_up", "expert_down")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +57,11 @@ class DecoderConfig:
       embedding_scale: factor on token embeddings (Gemma: sqrt(d_model)).
       query_scale: factor on attention scores; None is ``head_dim ** -0.5``.
       attention_softcap, final_softcap: ``cap * tanh(x / cap)`` on scores and logits; None is off.
+      num_experts: experts of a feed-forward layer; 0 is a dense model.
+      experts_per_token: how many of them each token uses.
+      d_expert: feed-forward width of an expert.
+      normalize_experts: whether the weights of a token's experts sum to one.
+      dense_layers: layers with a dense feed-forward layer in a model with experts.
       windows: for each layer, how many tokens a token attends to, counted back from itself; 0 means
         all. Empty means 0 in every layer.
       dtype: compute dtype; softmax, norms and logits are always fp32.
@@ -85,6 +95,11 @@ class DecoderConfig:
     query_scale: float | None = None
     attention_softcap: float | None = None
     final_softcap: float | None = None
+    num_experts: int = 0
+    experts_per_token: int = 0
+    d_expert: int = 0
+    normalize_experts: bool = True
+    dense_layers: tuple[int, ...] = ()
     windows: tuple[int, ...] = ()
     dtype: Dtype = "float32"
     param_dtype: Dtype = "float32"
@@ -129,8 +144,21 @@ def choose_attention(
     return attention.choose_implementation(config.dtype, config.head_dim, platform, fusible=fusible)
 
 
+def layers_with(config: DecoderConfig, name: str) -> tuple[int, ...]:
+    """Returns the layers that have the parameter ``name`` of `layer_parameters`."""
+    layers = range(config.num_layers)
+    if config.num_experts and name in DENSE:
+        return config.dense_layers
+    if name in ("router", *EXPERTS):
+        return tuple(i for i in layers if config.num_experts and i not in config.dense_layers)
+    return tuple(layers)
+
+
 def layer_parameters(config: DecoderConfig) -> ShapesAndAxes:
-    """Returns shape and logical axes of each parameter of one layer, without the layer axis."""
+    """Returns shape and logical axes of each parameter of a layer, without the layer axis.
+
+    A layer may lack some of them; see `layers_with`.
+    """
     d, f = config.d_model, config.d_ff
     nh, kh = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     shapes: ShapesAndAxes = {
@@ -156,7 +184,15 @@ def layer_parameters(config: DecoderConfig) -> ShapesAndAxes:
         shapes["q_norm"] = shapes["k_norm"] = ((config.head_dim,), ("norm",))
     if config.post_norms:
         shapes["attention_post_norm"] = shapes["mlp_post_norm"] = ((d,), ("norm",))
-    return shapes
+    if config.num_experts:
+        wide = ((config.num_experts, d, config.d_expert), ("experts", "embed", None))
+        shapes["router"] = ((d, config.num_experts), ("embed", None))
+        shapes["expert_gate"] = shapes["expert_up"] = wide
+        shapes["expert_down"] = (
+            (config.num_experts, config.d_expert, d),
+            ("experts", None, "embed"),
+        )
+    return {name: shape for name, shape in shapes.items() if layers_with(config, name)}
 
 
 def outer_parameters(config: DecoderConfig) -> ShapesAndAxes:
@@ -295,13 +331,42 @@ class _Layer:
             y_BTD = self.norm(y_BTD, "attention_post_norm")
         x_BTD = sharding.constrain(x_BTD + y_BTD, "batch", "length", "act_embed")
         h_BTD = self.norm(x_BTD, "mlp_norm")
-        gate_BTF, up_BTF = self.project(h_BTD, "gate_proj", "up_proj")
-        h_BTF = _activate(gate_BTF, self.config.activation) * up_BTF
-        h_BTF = sharding.constrain(h_BTF, "batch", "length", "act_mlp")
-        (y_BTD,) = self.project(h_BTF, "down_proj")
+        y_BTD = self._mix_experts(h_BTD) if "router" in self.p else self._feed_forward(h_BTD)
         if self.config.post_norms:
             y_BTD = self.norm(y_BTD, "mlp_post_norm")
         return sharding.constrain(x_BTD + y_BTD, "batch", "length", "act_embed")
+
+    def _feed_forward(self, h_BTD: jax.Array) -> jax.Array:
+        gate_BTF, up_BTF = self.project(h_BTD, "gate_proj", "up_proj")
+        h_BTF = _activate(gate_BTF, self.config.activation) * up_BTF
+        h_BTF = sharding.constrain(h_BTF, "batch", "length", "act_mlp")
+        return self.project(h_BTF, "down_proj")[0]
+
+    def _mix_experts(self, h_BTD: jax.Array) -> jax.Array:
+        config, shapes = self.config, layer_parameters(self.config)
+
+        def feed_forward(x, gate, up, down):
+            h = _activate(multiply(x, gate), config.activation) * multiply(x, up)
+            return multiply(h, down)
+
+        def mix(x_BTD, weights_BTK, experts_BTK, first, *kernels):
+            rows = [x.reshape(-1, x.shape[-1]) for x in (x_BTD, weights_BTK, experts_BTK)]
+            y_MD = experts.apply_experts(feed_forward, rows[0], rows[1], rows[2], first, kernels)
+            return y_MD.reshape(x_BTD.shape)
+
+        def run(h_BTD, *parts):
+            router, *kernels = (
+                sharding.gather_parameter(part, *shapes[name])
+                for part, name in zip(parts, ("router", *EXPERTS), strict=True)
+            )
+            scores_BTE = multiply(h_BTD, router, dtype=jnp.float32)
+            chosen = experts.route(scores_BTE, config.experts_per_token, config.normalize_experts)
+            return sharding.map_experts(mix, (h_BTD, *chosen), kernels)
+
+        if self.p["router"].shape != shapes["router"][0]:
+            run = jax.checkpoint(run)  # as in `_products`
+        y_BTD = run(h_BTD, self.p["router"], *(self.p[name] for name in EXPERTS))
+        return checkpoint_name(y_BTD, "projection")
 
 
 def _layer_windows(config: DecoderConfig) -> tuple[int, ...]:
@@ -433,11 +498,35 @@ def _apply_remat(config: DecoderConfig, layer: Any, *, scanned: bool) -> Any:
     return jax.checkpoint(layer, prevent_cse=not scanned, policy=policy)
 
 
+def arrange_layers(
+    config: DecoderConfig, columns: Mapping[str, Sequence[Any]]
+) -> tuple[dict[str, Any], ...]:
+    """Returns the parameters of each layer; a column has an entry for each layer that has it."""
+    layers: list[dict[str, Any]] = [{} for _ in range(config.num_layers)]
+    for name, column in columns.items():
+        for layer, value in zip(layers_with(config, name), column, strict=True):
+            layers[layer][name] = value
+    return tuple(layers)
+
+
+def _split_layers(config: DecoderConfig, stacked: Any) -> tuple[dict[str, Any], ...]:
+    columns = {}
+    for name, tree in stacked.items():
+        rows = range(len(layers_with(config, name)))
+        columns[name] = [jax.tree.map(lambda x, row=row: x[row], tree) for row in rows]
+    return arrange_layers(config, columns)
+
+
 def _run_layers(config, layer, x_BTD, params, adapter, dropout_key):
-    """Runs ``layer(x, p, pairs, window, key)`` over all layers, as a scan if they are stacked."""
+    """Runs ``layer(x, p, pairs, window, key)`` over all layers.
+
+    Equal layers that are stacked run as a scan.
+    """
     keys = None if dropout_key is None else jax.random.split(dropout_key, config.num_layers)
     windows, layers = _layer_windows(config), params["layers"]
     pairs = {} if adapter is None else adapter["layers"]
+    if not isinstance(layers, tuple) and config.dense_layers:
+        layers, pairs = (_split_layers(config, stacked) for stacked in (layers, pairs))
     if not isinstance(layers, tuple):
         inputs = (layers, pairs, jnp.asarray(windows, jnp.int32), keys)
         return jax.lax.scan(lambda x, row: (layer(x, *row), None), x_BTD, inputs)[0]

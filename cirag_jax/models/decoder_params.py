@@ -7,12 +7,23 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cirag_jax import sharding
-from cirag_jax.models.decoder import DecoderConfig, Params, layer_parameters, outer_parameters
+from cirag_jax.models.decoder import (
+    DecoderConfig,
+    Params,
+    arrange_layers,
+    layer_parameters,
+    layers_with,
+    outer_parameters,
+)
 from cirag_jax.sharding import ShapesAndAxes
 
 
 def _stacked_parameters(config: DecoderConfig) -> ShapesAndAxes:
-    return sharding.stack_layers(layer_parameters(config), config.num_layers)
+    """Returns shape and axes of each parameter, stacked over the layers that have it."""
+    return {
+        name: ((len(layers_with(config, name)), *shape), ("layers", *axes))
+        for name, (shape, axes) in layer_parameters(config).items()
+    }
 
 
 def _add_parameters(
@@ -32,7 +43,7 @@ def _add_parameters(
 
 
 class Layers(nnx.Module):
-    """Parameters of all layers, stacked on a leading axis."""
+    """Parameters of all layers, stacked on a leading axis; see `decoder.layers_with`."""
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         _add_parameters(self, _stacked_parameters(config), config, rngs)
@@ -61,26 +72,28 @@ def to_params(state: nnx.State) -> Params:
     return nnx.to_pure_dict(state)
 
 
-def unstack_layers(tree: Any, *, consume: bool = False) -> Any:
+def unstack_layers(tree: Any, config: DecoderConfig | None = None, *, consume: bool = False) -> Any:
     """Returns ``tree`` (parameters or an adapter) with its stacked layers as a tuple.
 
     The arrays are copies. ``consume`` frees each stacked array after splitting it, which saves
-    memory; ``tree`` cannot be used afterwards.
+    memory; ``tree`` cannot be used afterwards. ``config`` is needed only if layers differ.
     """
-    stacked = tree["layers"]
-    leaves, treedef = jax.tree.flatten(stacked)
-    if not leaves:
-        return tree
     split = jax.jit(lambda x: tuple(x[i] for i in range(x.shape[0])))
-    count, columns = leaves[0].shape[0], []
-    for leaf in leaves:
-        columns.append(jax.block_until_ready(split(leaf)) if consume else split(leaf))
-        if consume:
-            leaf.delete()
-    layers = tuple(
-        jax.tree.unflatten(treedef, [column[i] for column in columns]) for i in range(count)
-    )
-    return {**tree, "layers": layers}
+    columns: dict[str, list[Any]] = {}
+    for name, stacked in tree["layers"].items():
+        leaves, treedef = jax.tree.flatten(stacked)
+        parts = []
+        for leaf in leaves:
+            parts.append(jax.block_until_ready(split(leaf)) if consume else split(leaf))
+            if consume:
+                leaf.delete()
+        columns[name] = [jax.tree.unflatten(treedef, row) for row in zip(*parts, strict=True)]
+    if not columns:
+        return tree
+    if config is not None:
+        return {**tree, "layers": arrange_layers(config, columns)}
+    rows = zip(*columns.values(), strict=True)
+    return {**tree, "layers": tuple(dict(zip(columns, row, strict=True)) for row in rows)}
 
 
 def fsdp_specs(config: DecoderConfig) -> Params:

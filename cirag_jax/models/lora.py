@@ -32,7 +32,8 @@ class LoraConfig:
       alpha: the adapter's output is multiplied by ``alpha / rank``.
       dropout: probability of dropping an element of the adapter's input in training.
       targets: the linear layers to adapt, by their names in transformers (``q_proj`` ...
-        ``down_proj``); ``"all-linear"`` stands for all seven.
+        ``down_proj``); ``"all-linear"`` stands for all seven, or in a mixture of experts for
+        those of attention (`supported_targets`).
       rank_stabilised: whether to scale by ``alpha / sqrt(rank)`` instead (Kalajdzievski, 2023).
     """
 
@@ -63,14 +64,31 @@ class LoraConfig:
             return PROJECTIONS
         return tuple(name for name in PROJECTIONS if name in self.targets)
 
+    def for_model(self, config: DecoderConfig) -> "LoraConfig":
+        """Returns this configuration with the targets that the model supports."""
+        known = supported_targets(config)
+        absent = [name for name in self.names if name not in known]
+        if absent and ALL_LINEAR not in self.targets:
+            raise UserError(
+                f"LoRA targets {', '.join(absent)} are feed-forward layers of a mixture of "
+                f"experts, which cannot have adapters; choose from {', '.join(known)}"
+            )
+        targets = tuple(name for name in self.names if name in known)
+        return dataclasses.replace(self, targets=targets)
+
     @property
     def scale(self) -> float:
         """Factor on the adapter's output."""
         return self.alpha / (math.sqrt(self.rank) if self.rank_stabilised else self.rank)
 
 
+def supported_targets(config: DecoderConfig) -> tuple[str, ...]:
+    """Returns the linear layers that can have adapters: all layers of a model have them."""
+    return PROJECTIONS[:4] if config.num_experts else PROJECTIONS
+
+
 class _Pair(nnx.Module):
-    """The two factors of one adapted layer: ``a`` [L, in, R] and ``b`` [L, R, out].
+    """The two factors of one adapted parameter: ``a`` [L, in, R] and ``b`` [L, R, out].
 
     As in PEFT, ``a`` is initially uniform in +-1/sqrt(in) and ``b`` is zero.
     """
@@ -97,7 +115,7 @@ class _Pairs(nnx.Module):
 
     def __init__(self, config: DecoderConfig, lora: LoraConfig, rngs: nnx.Rngs):
         shapes = decoder.layer_parameters(config)
-        for name in lora.names:
+        for name in lora.for_model(config).names:
             shape, axes = shapes[name]
             axes = tuple("lora_embed" if axis == "embed" else axis for axis in axes)
             setattr(self, name, _Pair(config.num_layers, lora.rank, shape, axes, rngs.params()))

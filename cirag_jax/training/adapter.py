@@ -63,7 +63,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     params = decoder_params.to_params(base.state)
     tokenizer = ChatTokenizer.load(base.folder)
     check_tokenizer(tokenizer, model_config.vocab_size, base.folder)
-    lora_config = make_lora(config)
+    lora_config = make_lora(config).for_model(model_config)
 
     # ---- Data -----------------------------------------------------------------------------------
     layout = make_layout(config, mesh, model_config.max_positions)

@@ -63,15 +63,22 @@ def lora_flops(
 
     The number is ``(4 P + 6 A) tokens + 4 V D supervised + 6 L N H attended``, with P weights in
     the linear layers, A in the adapter and V D in the output layer, L layers and N heads of size H.
+    In a mixture of experts, P counts the experts that a token uses.
     The backward pass of the frozen base needs one product instead of two. Causal attention needs
     half of the scores. Only supervised tokens need the output layer. Recomputation, padding, norms
     and the optimizer are not counted.
 
     ``tokens`` counts real tokens. ``attended`` is the sum of the squared lengths of the examples.
     """
-    shapes = {n: s for n, (s, _) in decoder.layer_parameters(config).items() if n.endswith("_proj")}
-    linear = config.num_layers * sum(rows * columns for rows, columns in shapes.values())
-    adapter = config.num_layers * rank * sum(sum(shapes[name]) for name in targets)
+    linear = adapter = 0
+    for name, (shape, _) in decoder.layer_parameters(config).items():
+        count = len(decoder.layers_with(config, name))
+        if name in decoder.EXPERTS:
+            linear += count * config.experts_per_token * math.prod(shape[1:])
+        elif name.endswith("_proj") or name == "router":
+            linear += count * math.prod(shape)
+        if name in targets:
+            adapter += config.num_layers * rank * sum(shape)
     head = config.d_model * config.vocab_size
     attention = config.num_layers * config.num_heads * config.head_dim
     dense = (4.0 * linear + 6.0 * adapter) * tokens

@@ -312,6 +312,7 @@ def test_plan_config_without_training_is_refused():
     [
         ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),  # rounded as in their model cards
         ("meta-llama/Meta-Llama-3-8B-Instruct", 8_030_261_248),
+        ("Qwen/Qwen3-30B-A3B", 30_532_122_624),
         ("intfloat/e5-large-v2", 334_092_288),
         ("BAAI/bge-m3", 566_705_152),
         ("BAAI/bge-reranker-v2-m3", 566_705_152),

@@ -87,6 +87,16 @@ CASES = {
             "layer_types": ["sliding_attention", "full_attention"],
         },
     ),
+    "qwen3_moe": ("qwen3_moe", {}),
+    "qwen3_moe, weights not normalized": ("qwen3_moe", {"norm_topk_prob": False}),
+    "qwen3_moe, every other layer dense": (
+        "qwen3_moe",
+        {"decoder_sparse_step": 2, "num_hidden_layers": 4},
+    ),
+    "qwen3_moe, first layer dense, windows": (
+        "qwen3_moe",
+        {"mlp_only_layers": [0], "use_sliding_window": True, "sliding_window": 5, **_BIASED},
+    ),
     "mistral": ("mistral", {}),
     "mistral, no window": ("mistral", {"sliding_window": None}),
     "gemma2": ("gemma2", {}),
@@ -139,11 +149,10 @@ def _step(config, params, tokens, start, cache):
     return decoder.logits(config, params, hidden), cache
 
 
-def _sliced(params):
+def _sliced(config, params):
     """Unstacks the layers without compiling `unstack_layers`."""
     layers = {name: np.asarray(value) for name, value in params["layers"].items()}
-    count = len(layers["q_proj"])
-    return {**params, "layers": tuple({k: v[i] for k, v in layers.items()} for i in range(count))}
+    return {**params, "layers": decoder.arrange_layers(config, layers)}
 
 
 def _cached(config, params, tokens: np.ndarray, singly: bool) -> np.ndarray:
@@ -152,7 +161,7 @@ def _cached(config, params, tokens: np.ndarray, singly: bool) -> np.ndarray:
     Both rows start with the first four tokens of row 1, so row 1 is always four tokens ahead. Row 0
     then overwrites these tokens, as in a row that is reused for another sequence.
     """
-    params = _sliced(params)
+    params = _sliced(config, params)
     cache = decoder.empty_cache(config, ROWS * (LENGTH + 4), 1)
     head = np.tile(tokens[1, :4], (ROWS, 1))
     logits, cache = _step(config, params, head, np.zeros(ROWS, np.int32), cache)
@@ -300,7 +309,7 @@ def test_decoder_padding_and_other_rows_keep_logits(tmp_path):
 def test_forward_cached_writes_only_pages_of_row():
     """Tokens that have no page, or are beyond the table, are dropped."""
     config = decoder.DecoderConfig(64, 32, 1, 4, 2, 16, 48, 64, attention="transposed")
-    params = _sliced(tiny_decoder.random_params(config))
+    params = _sliced(config, tiny_decoder.random_params(config))
     cache, tokens = decoder.empty_cache(config, 4, 4), jnp.full((2, 4), 5, jnp.int32)
     tables = jnp.asarray([[1, 4], [2, 4]], jnp.int32)
     for start in (0, 5):  # one token of the second call is beyond the table
@@ -323,7 +332,7 @@ def test_forward_cached_nan_stays_in_its_row_and_later_tokens(attention, stored,
     config = decoder.DecoderConfig(
         64, 32, 2, 4, 2, 16, 48, 64, param_dtype=stored, attention=attention, windows=(0, 6)
     )
-    params = _sliced(tiny_decoder.random_params(config))
+    params = _sliced(config, tiny_decoder.random_params(config))
     params["embedding"] = params["embedding"].at[9].set(jnp.nan)
     tables = jnp.asarray([[0, 3, 3, 3], [1, 2, 3, 3]], jnp.int32)
 
@@ -370,9 +379,16 @@ def test_decoder_packed_segments_equal_separate_rows(tmp_path):
     np.testing.assert_allclose(packed[12:], whole[1, :8], rtol=0, atol=ATOL)
 
 
-def test_decoder_sharded_equals_unsharded(tmp_path):
+@pytest.mark.parametrize(
+    ("family", "fields", "split"),
+    [
+        ("qwen3", {"attention_bias": True}, "gate_proj"),
+        ("qwen3_moe", {"num_experts": 4, "mlp_only_layers": [0]}, "expert_gate"),
+    ],
+)
+def test_decoder_sharded_equals_unsharded(tmp_path, family, fields, split):
     """Logits and gradients are equal on a mesh of data 2, fsdp 2, tensor 2."""
-    folder = tiny_decoder.folder(tmp_path, "qwen3", attention_bias=True)
+    folder = tiny_decoder.folder(tmp_path, family, **fields)
     tokens = jnp.asarray(np.concatenate([_tokens(seed=0), _tokens(seed=1)]))
     mesh = sharding.make_mesh(2, 2, 2)
 
@@ -397,8 +413,8 @@ def test_decoder_sharded_equals_unsharded(tmp_path):
         sharded,
         plain,
     )
-    gate = sharded["layers"]["gate_proj"]
-    assert len({str(shard.index) for shard in gate.addressable_shards}) > 1  # so it is sharded
+    kernel = sharded["layers"][split]
+    assert len({str(shard.index) for shard in kernel.addressable_shards}) > 1  # so it is sharded
 
 
 def test_decoder_bf16_is_close_to_fp32(tmp_path):

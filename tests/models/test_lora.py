@@ -12,6 +12,7 @@ import torch
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.models import decoder, decoder_params, lora, low_rank
+from cirag_jax.models.io import pretrained_decoder
 from cirag_jax.models.lora import LoraConfig
 from tests import tiny_adapter, tiny_decoder
 
@@ -22,6 +23,11 @@ CASES = {
     "llama": ("llama", {}, LORA),
     "llama, biases": ("llama", {"attention_bias": True, "mlp_bias": True}, LORA),
     "qwen2, some layers": ("qwen2", {}, LoraConfig(3, 5.0, targets=("q_proj", "down_proj"))),
+    "qwen3_moe": (
+        "qwen3_moe",
+        {"mlp_only_layers": [1]},
+        LoraConfig(4, 6.0, targets=("q_proj", "k_proj", "v_proj", "o_proj")),
+    ),
     "gemma2, rank-stabilised": ("gemma2", {}, LoraConfig(4, 6.0, rank_stabilised=True)),
 }
 
@@ -254,6 +260,18 @@ def test_lora_config_targets_select_layers():
         LoraConfig(rank=0)
     with pytest.raises(UserError, match=r"dropout is 1\.0"):
         LoraConfig(dropout=1.0)
+
+
+def test_lora_config_for_model_with_experts_selects_attention(tmp_path):
+    folder = tiny_decoder.folder(tmp_path, "qwen3_moe")
+    config, _ = pretrained_decoder.read_decoder_config(folder)
+    assert LoraConfig().for_model(config).names == decoder.PROJECTIONS[:4]
+    assert list(lora.to_adapter(lora.init_adapter(config, LoraConfig()))["layers"]) == [
+        *("k_proj", "o_proj", "q_proj", "v_proj")
+    ]
+    message = "LoRA targets gate_proj are feed-forward layers of a mixture of experts"
+    with pytest.raises(UserError, match=message):
+        LoraConfig(targets=("q_proj", "gate_proj")).for_model(config)
 
 
 def test_lora_config_scale():

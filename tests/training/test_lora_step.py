@@ -187,6 +187,17 @@ def test_train_step_sharded_equals_unsharded(runs, sizes):
     assert pair["b"].get_value().addressable_shards[0].data.shape == (2, 4, 32)
 
 
+@pytest.mark.parametrize("sizes", [(2, 2, 2)])
+def test_train_step_experts_sharded_equals_unsharded(tmp_path, sizes):
+    config = LoraConfig(rank=4, alpha=6.0, targets=("q_proj", "o_proj"))
+    fields = {"family": "qwen3_moe", "num_experts": 4, "mlp_only_layers": [1]}
+    plain, sharded = (Run(tmp_path / "base", config, s, **fields) for s in ((1, 1, 1), sizes))
+    assert sharded(batch()) == pytest.approx(plain(batch()), rel=1e-5)
+    assert_close(sharded.adapter(), plain.adapter(), ATOL)
+    experts = sharded.params["layers"]["expert_up"]
+    assert experts.sharding.shard_shape(experts.shape) == (1, 4 // sizes[2], 32 // sizes[1], 20)
+
+
 def test_dropout_depends_on_step_and_micro_batch(tmp_path):
     config = LoraConfig(rank=4, alpha=6.0, dropout=0.5)
     run = Run(tmp_path / "base", config)

@@ -110,7 +110,7 @@ class Engine:
         self._mesh = mesh
         self._lora = lora
         with self._on_mesh():
-            self._weights = steps.Weights(_unstack(params), _unstack(adapter))
+            self._weights = steps.Weights(_unstack(params, config), _unstack(adapter, config))
         self._eos_ids = tuple(sorted(tokenizer.eos_ids))
         self._store = CacheStore(config, self.context, self.options)
 
@@ -149,7 +149,7 @@ class Engine:
         with _mesh_context(mesh):
             params = decoder_params.to_params(loaded.state)
             # A second copy of a large model would not fit in memory.
-            params = decoder_params.unstack_layers(params, consume=True)
+            params = decoder_params.unstack_layers(params, loaded.config, consume=True)
         pairs, lora_options = None, DEFAULT_LORA
         if adapter is not None:
             if isinstance(adapter, str):
@@ -161,7 +161,8 @@ class Engine:
             lora_options = lora_lib.lora_options(lora_config, train=False)
             if merge_adapter:
                 scale = lora_options.scale
-                params = lora_lib.merge(params, _unstack(pairs), scale, consume=True)
+                unstacked = _unstack(pairs, loaded.config)
+                params = lora_lib.merge(params, unstacked, scale, consume=True)
                 pairs = None
         return cls(
             loaded.config,
@@ -517,10 +518,10 @@ def _cpu_weight_dtype() -> Literal["float32", "bfloat16"]:
     return "float32"
 
 
-def _unstack(tree: Any) -> Any:
+def _unstack(tree: Any, config: DecoderConfig) -> Any:
     if tree is None or isinstance(tree["layers"], tuple):
         return tree
-    return decoder_params.unstack_layers(tree)
+    return decoder_params.unstack_layers(tree, config)
 
 
 def _check(request: llm.Generate) -> None:

@@ -31,7 +31,8 @@ class Entry:
     """A mapping from a checkpoint tensor to a parameter.
 
     Attributes:
-      source: name in the checkpoint; ``{layer}`` stands for the layer index.
+      source: name in the checkpoint; ``{layer}`` stands for the layer index, ``{expert}`` for the
+        number of an expert.
       target: parameter of `decoder_params.Decoder`, or of its layers if ``source`` has ``{layer}``.
       transpose: whether the parameter is the transpose; linear kernels are (out, in) in torch and
         (in, out) here.
@@ -75,10 +76,23 @@ _GEMMA2 = (
     ),
 )
 
+_EXPERTS = tuple(
+    Entry(
+        f"model.layers.{{layer}}.mlp.experts.{{expert}}.{name}_proj.weight", f"expert_{name}", True
+    )
+    for name in ("gate", "up", "down")
+)
+_QWEN3_MOE = (
+    *_LLAMA,
+    Entry("model.layers.{layer}.mlp.gate.weight", "router", True),
+    *_EXPERTS,
+)
+
 # model_type -> all possible tensors; the model's configuration determines which are required.
 FAMILIES: Mapping[str, tuple[Entry, ...]] = {
     **dict.fromkeys(("llama", "qwen2", "qwen3", "mistral"), _LLAMA),
     "gemma2": _GEMMA2,
+    "qwen3_moe": _QWEN3_MOE,
 }
 
 # Buffers of older checkpoints, which are computed instead of loaded, and the copy of the embedding
@@ -95,15 +109,19 @@ class ParameterTensors:
 
     Attributes:
       path: path of the parameter: ``("embedding",)`` or ``("layers", "q_proj")``.
-      names: full name of the tensor, or of one tensor per layer.
+      names: full name of the tensor, of one tensor per layer, or of one per layer and expert.
       shape: shape of each tensor in the checkpoint.
       transpose: whether the parameter is the transpose.
+      layers: the layers that have the parameter.
+      experts: number of experts, 0 if the parameter has no such axis.
     """
 
     path: tuple[str, ...]
     names: tuple[str, ...]
     shape: tuple[int, ...]
     transpose: bool
+    layers: tuple[int, ...] = ()
+    experts: int = 0
 
     @property
     def stacked(self) -> bool:
@@ -127,11 +145,19 @@ def parameter_tensors(config: DecoderConfig, model_type: str) -> list[ParameterT
             entry = entries.get((in_layers, target))
             if entry is None:
                 raise UserError(f"model_type {model_type!r} has no tensor for {target!r}")
-            count = config.num_layers if in_layers else 1
-            names = tuple(entry.source.format(layer=i) for i in range(count))
+            layers = decoder.layers_with(config, target) if in_layers else ()
+            count = config.num_experts if "{expert}" in entry.source else 0
+            names = tuple(
+                entry.source.format(layer=layer, expert=expert)
+                for layer in (layers if in_layers else (0,))
+                for expert in range(count or 1)
+            )
             path = ("layers", target) if in_layers else (target,)
+            shape = shape[1:] if count else shape
             stored_shape = shape[::-1] if entry.transpose else shape
-            result.append(ParameterTensors(path, names, stored_shape, entry.transpose))
+            result.append(
+                ParameterTensors(path, names, stored_shape, entry.transpose, layers, count)
+            )
     return result
 
 
@@ -174,6 +200,8 @@ def _assembler(
     A shard that several devices share is read once.
     """
     blocks: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
+    leading = len(shape) - len(parameter.shape)  # axes over layers and experts
+    named = np.asarray(names, object).reshape(shape[:leading])
 
     def assemble(index: tuple[slice, ...] | None) -> np.ndarray:
         index = index or (slice(None),) * len(shape)
@@ -182,16 +210,47 @@ def _assembler(
         if key in blocks:
             return blocks[key]
         block = np.empty([s.stop - s.start for s in bounds], dtype)
-        layers, inner = (bounds[0], bounds[1:]) if parameter.stacked else (slice(0, 1), bounds)
-        inner = tuple(inner[::-1] if parameter.transpose else inner)
-        for row, name in enumerate(names[layers]):
+        inner = tuple(bounds[leading:][::-1] if parameter.transpose else bounds[leading:])
+        for row, name in np.ndenumerate(named[tuple(bounds[:leading])]):
             tensor = source.read(name, inner)
-            tensor = tensor.T if parameter.transpose else tensor
-            _assign(block[row] if parameter.stacked else block, tensor)
+            _assign(block[row], tensor.T if parameter.transpose else tensor)
         blocks[key] = block
         return block
 
     return assemble
+
+
+class _SeparateExperts:
+    """A source of separate tensors for each expert, from tensors ``[E, out, in]`` of all experts.
+
+    transformers 5 can store the experts of a layer as ``experts.gate_up_proj`` and
+    ``experts.down_proj``; GGUF files have one tensor for each of gate, up and down.
+    """
+
+    def __init__(self, source: TensorSource):
+        self._source = source
+        self._places: dict[str, tuple[str, int, int]] = {}
+        self.shapes: list[tuple[str, tuple[int, ...]]] = []
+        for name, shape in source.shapes:
+            prefix, _, last = name.removesuffix(".weight").rpartition(".")
+            parts = ("gate_proj", "up_proj") if last == "gate_up_proj" else (last,)
+            if not prefix.endswith(".mlp.experts") or len(shape) != 3 or shape[1] % len(parts):
+                self.shapes.append((name, shape))
+                continue
+            rows = shape[1] // len(parts)
+            for expert in range(shape[0]):
+                for i, part in enumerate(parts):
+                    separate = f"{prefix}.{expert}.{part}.weight"
+                    self.shapes.append((separate, (rows, shape[2])))
+                    self._places[separate] = name, expert, i * rows
+
+    def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+        """Reads the slice ``index``, which has no steps, of a tensor."""
+        if name not in self._places:
+            return self._source.read(name, index)
+        stored, expert, start = self._places[name]
+        rows = slice(start + index[0].start, start + index[0].stop)
+        return self._source.read(stored, (slice(expert, expert + 1), rows, index[1]))[0]
 
 
 def has_own_head(source: TensorSource) -> bool:
@@ -223,6 +282,7 @@ def load_from_source(
 ) -> nnx.State:
     """Returns the decoder state that ``source`` contains; see `load_decoder_state`."""
     by_path = {parameter.path: parameter for parameter in parameter_tensors(config, model_type)}
+    source = _SeparateExperts(source) if config.num_experts else source
     expected = {name: parameter.shape for parameter in by_path.values() for name in parameter.names}
     names = match_tensors(where, source.shapes, expected, _canonical, IGNORED)
     dtype = np.dtype(jax.numpy.dtype(config.param_dtype))
@@ -267,15 +327,18 @@ def decoder_tensors(
     unstacked. With several processes, all must iterate.
     """
     for parameter in parameter_tensors(config, model_type):
-        for layer, name in enumerate(parameter.names):
+        names = iter(parameter.names)
+        for row, layer in enumerate(parameter.layers if parameter.stacked else (0,)):
             if not parameter.stacked:
                 array = params[parameter.path[0]]
             elif isinstance(params["layers"], tuple):
                 array = params["layers"][layer][parameter.path[1]]
             else:
-                array = params["layers"][parameter.path[1]][layer]
+                array = params["layers"][parameter.path[1]][row]
             host = fetch(array)
-            yield name, np.ascontiguousarray(host.T if parameter.transpose else host)
+            for tensor in host if parameter.experts else (host,):
+                tensor = tensor.T if parameter.transpose else tensor
+                yield next(names), np.ascontiguousarray(tensor)
 
 
 def _write_shards(

@@ -21,8 +21,11 @@ from cirag_jax.models.io.decoder_weights import FAMILIES
 from cirag_jax.models.io.tensor_files import check_tensor
 from cirag_jax.models.rope import RopeScaling, rope_frequencies
 
-# The same names as model_type in transformers, except that Mistral files have "llama".
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2")
+# Architecture of llama.cpp -> model_type in transformers; Mistral files have "llama".
+ARCHITECTURES = {
+    **{name: name for name in ("llama", "qwen2", "qwen3", "gemma2")},
+    "qwen3moe": "qwen3_moe",
+}
 ROPE_FACTORS = "rope_freqs.weight"  # rotary scaling of Llama 3, one divisor per plane
 
 
@@ -32,9 +35,10 @@ def _hf_names(architecture: str, layers: int) -> dict[str, str]:
 
     (kind,) = (kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     name_map, hf_names = gguf.get_tensor_name_map(kind, layers), {}
-    for entry in FAMILIES[architecture]:
-        for layer in range(layers if "{layer}" in entry.source else 1):
-            hf_name = entry.source.format(layer=layer)
+    for entry in FAMILIES[ARCHITECTURES[architecture]]:
+        source = entry.source.replace(".{expert}", "")  # one tensor for all experts of a layer
+        for layer in range(layers if "{layer}" in source else 1):
+            hf_name = source.format(layer=layer)
             if gguf_name := name_map.get_name(hf_name, (".weight", ".bias")):
                 hf_names[gguf_name] = hf_name
     return hf_names
@@ -171,9 +175,10 @@ def hf_config(source: GgufFile) -> dict[str, Any]:
             f"{source.file}: metadata field {source.architecture}.attention.head_count is 0"
         )
     names = {name for name, _ in source.shapes}
-    model_type = source.architecture
+    model_type = ARCHITECTURES[source.architecture]
+    name = "".join(part.capitalize() for part in model_type.split("_"))
     raw: dict[str, Any] = {
-        "architectures": [f"{model_type.capitalize()}ForCausalLM"],
+        "architectures": [f"{name}ForCausalLM"],
         "model_type": model_type,
         "vocab_size": embedding[0],
         "hidden_size": width,
@@ -198,10 +203,17 @@ def hf_config(source: GgufFile) -> dict[str, Any]:
         raw.update(_gemma2(source, heads, width))
     else:
         raw["hidden_act"] = "silu"
-    if model_type in ("llama", "qwen3"):
+    if model_type in ("llama", "qwen3", "qwen3_moe"):
         raw["attention_bias"] = "model.layers.0.self_attn.q_proj.bias" in names
     if model_type == "llama":
         raw["mlp_bias"] = "model.layers.0.mlp.gate_proj.bias" in names
+    if model_type == "qwen3_moe":
+        raw.update(
+            num_experts=int(number("expert_count")),
+            num_experts_per_tok=int(number("expert_used_count")),
+            moe_intermediate_size=int(number("expert_feed_forward_length")),
+            norm_topk_prob=True,  # llama.cpp always normalizes, and every layer has experts
+        )
     return raw
 
 

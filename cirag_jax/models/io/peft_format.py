@@ -8,7 +8,7 @@ arithmetic raise an error.
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +118,7 @@ def save_adapter(
             base_model_name,
             config.rank,
             config.alpha,
-            targets=sorted(config.names),
+            targets=sorted(lora.to_adapter(state)["layers"]),
             task="CAUSAL_LM",
             lora_dropout=config.dropout,
             use_rslora=config.rank_stabilised,
@@ -262,7 +262,8 @@ def _resolve_targets(raw: Mapping[str, Any], file: Path, config: DecoderConfig) 
         return any(map(targeted, names)) and not any(map(excluded, names))
 
     targets = []
-    for name in PROJECTIONS:
+    known = lora.supported_targets(config)
+    for name in known:
         layers = [layer for layer in range(config.num_layers) if adapted(layer, name)]
         if layers and len(layers) < config.num_layers:
             missing = min(set(range(config.num_layers)) - set(layers))
@@ -275,7 +276,7 @@ def _resolve_targets(raw: Mapping[str, Any], file: Path, config: DecoderConfig) 
     if not targets:
         raise UserError(
             f"{file}: field target_modules matches no linear layer of the base "
-            f"({', '.join(PROJECTIONS)})"
+            f"that can have an adapter ({', '.join(known)})"
         )
     return tuple(targets)
 
@@ -303,12 +304,23 @@ def _read_tensors(
     expected = {key: host[name][side].shape[:0:-1] for key, (name, side, _) in places.items()}
     with open_tensors(file) as tensors:
         shapes = [(key, tuple(tensors.get_slice(key).get_shape())) for key in tensors.keys()]  # noqa: SIM118
+        if config.num_experts:
+            _refuse_experts(file, [key for key, _ in shapes])
         where = f"{file}: adapter of a different base model"
         keys = match_tensors(where, shapes, expected, _canonical, ())
         for key, (name, side, layer) in places.items():
             stored = keys[key]
             host[name][side][layer] = check_tensor(tensors.get_tensor(stored), stored, file).T
     return host
+
+
+def _refuse_experts(file: Path, keys: Sequence[str]) -> None:
+    for key in keys:
+        if ".mlp." in key:
+            raise UserError(
+                f"{file}: tensor {key} adapts a feed-forward layer of a mixture of experts; only "
+                f"adapters of attention ({', '.join(PROJECTIONS[:4])}) are supported"
+            )
 
 
 def _canonical(key: str) -> str:

@@ -121,13 +121,13 @@ def _windows(fields: ConfigFields, model_type: str, layers: int) -> tuple[int, .
     """Returns each layer's attention window, 0 for all tokens; empty if no layer has a window."""
     if model_type == "llama":
         return ()
-    if model_type in ("qwen2", "qwen3") and not fields.flag("use_sliding_window", False):
+    if model_type.startswith("qwen") and not fields.flag("use_sliding_window", False):
         return ()
     if fields.raw.get("sliding_window", 4096) is None:
         return ()
-    size = fields.count("sliding_window", 4096)  # transformers' default in all three families
+    size = fields.count("sliding_window", 4096)  # transformers' default in all families
     types = fields.raw.get("layer_types")
-    if model_type == "mistral":  # transformers ignores its layer_types
+    if model_type in ("mistral", "qwen3_moe"):  # transformers ignores their layer_types
         return (size,) * layers
     if types is None and model_type == "gemma2":
         sliding = [i % 2 == 0 for i in range(layers)]
@@ -157,6 +157,8 @@ def _family(fields: ConfigFields, model_type: str, d_model: int) -> dict[str, An
         family["mlp_bias"] = fields.flag("mlp_bias", False)
     elif model_type == "qwen3":
         family["qk_norm"] = True
+    elif model_type == "qwen3_moe":
+        family.update(qk_norm=True, **_experts(fields))
     else:
         if fields.flag("use_bidirectional_attention", False):
             raise fields.unsupported("use_bidirectional_attention", True, "false")
@@ -174,6 +176,31 @@ def _family(fields: ConfigFields, model_type: str, d_model: int) -> dict[str, An
             query_scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
         )
     return family
+
+
+def _experts(fields: ConfigFields) -> dict[str, Any]:
+    """Returns the settings of a mixture of experts."""
+    layers = fields.count("num_hidden_layers")
+    # transformers 5 may write the field under a second name.
+    name = "num_local_experts" if "num_local_experts" in fields.raw else "num_experts"
+    experts = int(fields.number(name, 128))
+    dense = fields.raw.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
+        raise fields.unsupported("mlp_only_layers", dense, "a list of layers")
+    step = fields.count("decoder_sparse_step", 1)
+    dense = tuple(i for i in range(layers) if i in dense or (i + 1) % step)
+    if experts == 0 or len(dense) == layers:
+        return {}
+    used = fields.count("num_experts_per_tok", 8)
+    if not 0 < used <= experts:
+        raise fields.unsupported("num_experts_per_tok", used, f"1 to {name}={experts}")
+    return {
+        "num_experts": experts,
+        "experts_per_token": used,
+        "d_expert": fields.count("moe_intermediate_size", 768),
+        "normalize_experts": fields.flag("norm_topk_prob", False),
+        "dense_layers": dense,
+    }
 
 
 def parse_decoder_config(raw: Mapping[str, Any], where: str | os.PathLike) -> DecoderConfig:
@@ -202,7 +229,7 @@ def parse_decoder_config(raw: Mapping[str, Any], where: str | os.PathLike) -> De
         d_model=d_model,
         num_layers=layers,
         num_heads=heads,
-        num_kv_heads=fields.count("num_key_value_heads", heads),
+        num_kv_heads=fields.count("num_key_value_heads", 4 if model_type == "qwen3_moe" else heads),
         head_dim=fields.count("head_dim", head_dim),
         d_ff=fields.count("intermediate_size"),
         max_positions=positions,

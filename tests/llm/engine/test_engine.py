@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Any
 
 import jax
 import numpy as np
@@ -343,7 +344,28 @@ def test_context_of_stays_within_the_model(asked, context):
     assert context_of(options, 512) == context
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_experts_generate_like_transformers_in_any_batch(tmp_path):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    folder = tiny_decoder.folder(
+        tmp_path, "qwen3_moe", max_position_embeddings=512, num_experts=16, mlp_only_layers=[1]
+    )
+    engine = open_engine(folder)
+    together = engine.generate(mixed_requests())
+    separate = [engine.generate([request])[0] for request in mixed_requests()]
+    assert [numbers(r) for r in together] == [numbers(r) for r in separate]
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    for request, response in zip(mixed_requests(), together, strict=True):
+        prompt = engine.tokenizer.encode_prompt(request.messages)
+        ids = torch.tensor(prompt[None].astype(np.int64))
+        expected = model.generate(ids, max_new_tokens=request.max_tokens, do_sample=False)
+        found = [token.id for token in response.tokens or ()]
+        assert found == expected[0, len(prompt) :].tolist()[: len(found)]
+        assert len(found) == request.max_tokens or response.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe"])
 def test_sharded_equals_unsharded(tmp_path, family):
     folder = tiny_decoder.folder(tmp_path / family, family, max_position_embeddings=512)
     mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)

@@ -34,7 +34,7 @@ from cirag_jax.models.io.tensor_files import (
 )
 from tests import tiny_decoder
 
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2")
+FAMILIES = tuple(decoder_weights.FAMILIES)
 FULL = {"llama": {"attention_bias": True, "mlp_bias": True}, "qwen3": {"attention_bias": True}}
 
 
@@ -364,7 +364,7 @@ def test_load_decoder_state_keeps_one_parameter_in_memory(tmp_path):
     assert jax.tree.leaves(state)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2"])
+@pytest.mark.parametrize("family", gguf_weights.ARCHITECTURES.values())
 def test_gguf_unquantized_equals_safetensors(family, tmp_path):
     """All tensors, and all fields of the configuration in the file, are equal."""
     fields = {"query_pre_attn_scalar": 16} if family == "gemma2" else {}
@@ -463,6 +463,59 @@ def test_gguf_rope_scaling(tmp_path):
     tiny_decoder.write_gguf(tmp_path / "m.gguf", raw, tensors, rope_factors=divisors)
     with pytest.raises(UserError, match=r"rope_freqs\.weight is not Llama 3\.1's"):
         _open(tmp_path / "m.gguf")
+
+
+def test_gguf_quantized_experts_are_close(tmp_path):
+    """Experts are dequantized one by one, also slices on a mesh."""
+    raw = tiny_decoder.config("qwen3_moe", hidden_size=64, moe_intermediate_size=32)
+    tensors = tiny_decoder.tensors(raw)
+    quantization = gguf.GGMLQuantizationType.Q8_0
+    tiny_decoder.write_gguf(tmp_path / "m.gguf", raw, tensors)
+    tiny_decoder.write_gguf(tmp_path / "q.gguf", raw, tensors, quantization)
+    exact, on_mesh, whole = (
+        dict(
+            decoder_weights.decoder_tensors(
+                decoder_params.to_params(loaded.state), loaded.config, "qwen3_moe"
+            )
+        )
+        for loaded in (
+            _open(tmp_path / "m.gguf"),
+            _open(tmp_path / "q.gguf", mesh=sharding.make_mesh(2, 2, 2)),
+            _open(tmp_path / "q.gguf"),
+        )
+    )
+    assert exact.keys() == on_mesh.keys() == tensors.keys()
+    for name, array in on_mesh.items():
+        np.testing.assert_array_equal(array, whole[name], err_msg=name)
+        np.testing.assert_array_equal(exact[name], tensors[name], err_msg=name)
+    name = "model.layers.1.mlp.experts.3.up_proj.weight"
+    assert 0 < np.abs(whole[name] - tensors[name]).max() < 0.01
+
+
+def test_load_decoder_experts_in_one_tensor_equal_separate(tmp_path):
+    """transformers 5 can store the experts of a layer in two tensors."""
+    folder = tiny_decoder.folder(tmp_path / "in", "qwen3_moe", mlp_only_layers=[0])
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    model.save_pretrained(tmp_path / "out", save_original_format=False)
+    names = _tensors(tmp_path / "out").keys()
+    assert "model.layers.1.mlp.experts.gate_up_proj" in names
+    mesh = sharding.make_mesh(2, 2, 2)
+    expected = decoder_params.to_params(_open(folder).state)
+    for found in (_open(tmp_path / "out"), _open(tmp_path / "out", mesh=mesh)):
+        jax.tree.map(np.testing.assert_array_equal, decoder_params.to_params(found.state), expected)
+    model.save_pretrained(tmp_path / "original")
+    names = _tensors(tmp_path / "original").keys()
+    assert "model.layers.1.mlp.experts.4.up_proj.weight" in names
+    found = _open(tmp_path / "original")
+    jax.tree.map(np.testing.assert_array_equal, decoder_params.to_params(found.state), expected)
+
+
+def test_load_decoder_missing_expert_is_named(tmp_path):
+    folder = tiny_decoder.folder(tmp_path, "qwen3_moe")
+    name = "model.layers.1.mlp.experts.4.up_proj.weight"
+    _rewrite(folder, lambda tensors: tensors.pop(name))
+    with pytest.raises(UserError, match=f"missing: {name}"):
+        _open(folder)
 
 
 @pytest.mark.parametrize(("number", "named"), [(0, "part 1"), (1, "part 2")])
