@@ -187,12 +187,17 @@ def standard_streams() -> Iterator[None]:
             if null != number:
                 os.dup2(null, number)
                 os.close(null)
+            os.set_inheritable(number, True)
             mode = "w" if number else "r"
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
-    sys.stdout, sys.stderr = standard_stream(sys.stdout), standard_stream(sys.stderr)
+    written = standard_stream(sys.stdout), standard_stream(sys.stderr)
+    sys.stdout, sys.stderr = written
     try:
         yield
     finally:
+        for stream in written:  # Otherwise, Python writes what is buffered at its exit.
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
         sys.stdin, sys.stdout, sys.stderr = before
 
 

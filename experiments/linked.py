@@ -34,6 +34,7 @@ from cirag_jax.evaluation.evidence import passage_substitutes
 from cirag_jax.evaluation.overlap import mean_of
 from cirag_jax.evaluation.recall import SetScores, mean_scores, recall_at, set_scores
 from cirag_jax.evaluation.significance import interval
+from cirag_jax.io import standard_streams
 from cirag_jax.models.io.workdir import open_encoder
 from cirag_jax.models.link_head import LinkHead
 from cirag_jax.retrieval.candidates import StepCandidates
@@ -211,4 +212,5 @@ def _recalls(
 
 
 if __name__ == "__main__":
-    main()
+    with standard_streams():
+        main()

@@ -20,6 +20,7 @@ from cirag_jax.config_files import load_config
 from cirag_jax.datasets import annotations, chains, load
 from cirag_jax.evaluation.overlap import mean_of
 from cirag_jax.evaluation.significance import paired_interval
+from cirag_jax.io import standard_streams
 from cirag_jax.retrieval.encoders import open_encoder_for
 from cirag_jax.retrieval.rankers import BiEncoderRanker, TripleText, text_of
 from cirag_jax.types import Dataset, Question, Triple
@@ -93,4 +94,5 @@ def main(overrides: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    with standard_streams():
+        main(sys.argv[1:])

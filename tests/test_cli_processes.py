@@ -104,10 +104,44 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("ending", ["| true", ">&-"])
-def test_dataset_commands_closed_output_is_no_error(repository, ending):
+def test_dataset_commands_closed_output_is_no_error(repository, monkeypatch, ending):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     command = f"{sys.executable} -m cirag_jax.datasets.demo {ending}; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], cwd=repository, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+_EXPERIMENTS = """
+import contextlib, os, pathlib, runpy, sys
+
+scripts = [p for p in pathlib.Path("experiments").rglob("*.py") if "__main__" in p.read_text()]
+scripts = [p for p in scripts if p.name not in ("triple_text.py", "workload.py")]  # No --help.
+assert len(scripts) > 15
+for path in scripts:
+    for is_closed in (False, True):
+        reading, writing = os.pipe()
+        os.dup2(writing, 1)
+        os.close(reading)
+        os.close(writing)
+        sys.stdout = own = None if is_closed else open(1, "w", closefd=False)
+        if is_closed:
+            os.close(1)
+        sys.argv = [str(path), "--help"]
+        with contextlib.suppress(SystemExit):
+            runpy.run_path(str(path), run_name="__main__")
+        assert sys.stdout is own, path
+        os.fstat(1)  # No other file gets this number.
+        if own:
+            own.close()  # Writes what is buffered.
+"""
+
+
+def test_experiments_closed_output_is_no_error(repository):
+    done = subprocess.run(
+        [sys.executable, "-c", _EXPERIMENTS],
+        cwd=repository, env={**os.environ, "PYTHONPATH": "."}, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def start_two(script, workdir, *flags):

@@ -61,6 +61,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from cirag_jax import sharding
 from cirag_jax.datasets import demo, jsonl
 from cirag_jax.errors import UserError
+from cirag_jax.io import standard_streams
 from cirag_jax.models import encoder as encoder_lib
 from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
 from cirag_jax.retrieval import encode as encode_lib
@@ -484,4 +485,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with standard_streams():
+        sys.exit(main(sys.argv[1:]))

@@ -76,6 +76,8 @@ from typing import Any
 # The repository runs without being installed.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
+from cirag_jax.io import standard_streams
+
 SIDES: dict[str, dict[str, Any]] = {
     "transformers": {"backend": "transformers", "batch_size": 1, "in_flight": 1},
     "one at a time": {"backend": "jax", "batch_size": 1, "in_flight": 1},
@@ -315,4 +317,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with standard_streams():
+        main()

@@ -32,6 +32,7 @@ import numpy as np
 # The repository runs without being installed.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
+from cirag_jax.io import standard_streams
 from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.llm.engine import sampling, steps
 from cirag_jax.llm.engine.engine import Engine
@@ -245,4 +246,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with standard_streams():
+        main()

@@ -31,6 +31,7 @@ import numpy as np
 # The repository runs without being installed.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
+from cirag_jax.io import standard_streams
 from cirag_jax.triples.entity_index import MATCHES, EntityIndex
 from cirag_jax.types import Triple
 
@@ -115,4 +116,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with standard_streams():
+        main()

@@ -32,6 +32,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from cirag_jax.grade import clusters, equivalence, triples
 from cirag_jax.grade.records import Claim, Group
+from cirag_jax.io import standard_streams
 from cirag_jax.types import Triple
 
 _LIMIT_GIB = 24.0
@@ -102,4 +103,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with standard_streams():
+        main()

@@ -89,6 +89,7 @@ from typing import Any
 # The repository runs without being installed.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
+from cirag_jax.io import standard_streams
 from cirag_jax.llm.types import Generate, Message
 from experiments.benchmarks.measure import alternately
 
@@ -411,4 +412,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with standard_streams():
+        main()

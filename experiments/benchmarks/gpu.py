@@ -61,6 +61,11 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+# The repository runs without being installed.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from cirag_jax.io import standard_streams
+
 HERE = pathlib.Path(__file__).resolve().parent
 
 
@@ -198,4 +203,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with standard_streams():
+        sys.exit(main())

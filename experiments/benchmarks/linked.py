@@ -35,6 +35,7 @@ from cirag_jax.commands.evaluate_retrieval import iterate
 from cirag_jax.datasets import load
 from cirag_jax.datasets.chains import units_of
 from cirag_jax.datasets.corpus import Corpus
+from cirag_jax.io import standard_streams
 from cirag_jax.methods.kirag.method import KiragConfig
 from cirag_jax.models.io.workdir import open_encoder
 from cirag_jax.retrieval.encoders import Encoder, FlaxEncoder, MemoizingEncoder, Progress, Role
@@ -124,4 +125,5 @@ def compare(options: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    with standard_streams():
+        main()

@@ -54,6 +54,7 @@ import numpy as np
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from cirag_jax.datasets import load
+from cirag_jax.io import standard_streams
 from cirag_jax.retrieval.links import TitleIndex
 from cirag_jax.types import Passage
 from configs import common
@@ -207,4 +208,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with standard_streams():
+        main()

@@ -79,6 +79,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from cirag_jax import sharding
 from cirag_jax.distill import trajectories as trajectories_lib
 from cirag_jax.errors import UserError
+from cirag_jax.io import standard_streams
 from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.models import decoder, decoder_params, lora
 from cirag_jax.models.decoder import DecoderConfig
@@ -497,4 +498,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with standard_streams():
+        sys.exit(main(sys.argv[1:]))

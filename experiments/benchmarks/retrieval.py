@@ -41,6 +41,7 @@ import numpy as np
 # The repository runs without being installed.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
+from cirag_jax.io import standard_streams
 from cirag_jax.retrieval.search import ExactIndex
 from cirag_jax.training import mfu
 from experiments.benchmarks import measure
@@ -212,4 +213,5 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with standard_streams():
+        main()

@@ -63,6 +63,7 @@ import jax
 
 from cirag_jax.commands import plan
 from cirag_jax.errors import UserError, check_choice
+from cirag_jax.io import standard_streams
 from cirag_jax.reports import tables
 from launch.plan import extend
 
@@ -344,4 +345,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with standard_streams():
+        sys.exit(main(sys.argv[1:]))

@@ -34,6 +34,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from cirag_jax.evaluation.overlap import Ratio, mean_of
 from cirag_jax.evaluation.significance import pairwise
+from cirag_jax.io import standard_streams
 from experiments.benchmarks.measure import time_call
 
 _LIMIT_SECONDS = 10.0  # per score
@@ -98,4 +99,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with standard_streams():
+        main()

@@ -29,6 +29,7 @@ from collections.abc import Iterator
 # The repository runs without being installed.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
+from cirag_jax.io import standard_streams
 from cirag_jax.triples.store import FILE, Record, TripleStore
 from cirag_jax.types import Triple
 
@@ -87,4 +88,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with standard_streams():
+        main()

@@ -22,6 +22,7 @@ from typing import Any
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from cirag_jax.datasets import demo
+from cirag_jax.io import standard_streams
 from cirag_jax.types import Dataset, Question, Triple
 
 FILE = pathlib.Path(__file__).with_name("generation_workload.jsonl")
@@ -105,4 +106,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with standard_streams():
+        main()

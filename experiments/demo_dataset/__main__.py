@@ -12,7 +12,7 @@ import sys
 
 from cirag_jax.datasets import demo
 from cirag_jax.errors import UserError
-from cirag_jax.io import one_line, say
+from cirag_jax.io import one_line, say, standard_streams
 from experiments.demo_dataset import build, sources
 
 
@@ -53,4 +53,5 @@ def _write(folder: pathlib.Path, files: dict[str, bytes]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with standard_streams():
+        sys.exit(main())
