@@ -164,13 +164,19 @@ def stack_experts(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: np.stack(v) if isinstance(v, list) else v for name, v in stacked.items()}
 
 
-def write_gguf(file, raw, tensors, quantize=None, extra=None, rope_factors=None) -> None:
-    """Writes a GGUF file with the names, row order and Gemma norms of llama.cpp's converter."""
+def write_gguf(
+    file, raw, tensors, quantize=None, extra=None, rope_factors=None, part_tensors=0
+) -> None:
+    """Writes a GGUF file with the names, row order and Gemma norms of llama.cpp's converter.
+
+    If ``part_tensors`` is above 0, it is split into parts, the first without tensors.
+    """
     import gguf
 
     model_type = str(raw["model_type"])
     arch = {hf: name for name, hf in gguf_weights.ARCHITECTURES.items()}[model_type]
-    writer = gguf.GGUFWriter(str(file), arch)
+    parts = {"split_max_tensors": part_tensors, "small_first_shard": part_tensors > 0}
+    writer = gguf.GGUFWriter(str(file), arch, **parts)
     heads, kv = raw["num_attention_heads"], raw["num_key_value_heads"]
     writer.add_block_count(raw["num_hidden_layers"])
     writer.add_context_length(raw["max_position_embeddings"])

@@ -22,7 +22,7 @@ from cirag_jax.llm.chat import ChatTokenizer, Overflow, PromptError, fit_prompt,
 from cirag_jax.llm.grammar import GrammarState, JsonGrammar
 from cirag_jax.models.io.peft_format import tensor_file
 from cirag_jax.models.io.pretrained_decoder import check_tokenizer, resolve_decoder
-from cirag_jax.models.io.tensor_files import check_tensor, open_tensors, weight_files
+from cirag_jax.models.io.tensor_files import check_tensor, gguf_parts, open_tensors, weight_files
 
 _UNBOUNDED = 1 << 30
 _REPEATED = -1e20  # logit of a repeated n-gram; tokens that a grammar forbids get -inf
@@ -385,6 +385,11 @@ def _load(path: Path, dtype: Any) -> Any:
     options: dict[str, Any] = {"dtype": dtype, "local_files_only": True}
     folder = path
     if path.suffix == ".gguf":
+        if len(gguf_parts(path)) > 1:
+            raise UserError(
+                f"{path} is split, which config backend=transformers cannot read; merge the parts "
+                "with llama.cpp (llama-gguf-split --merge FIRST_PART OUTPUT) or use backend=jax"
+            )
         folder, options["gguf_file"] = path.parent, path.name
     else:
         weight_files(folder)  # rejects pickles, which the library would load

@@ -13,6 +13,7 @@ import transformers
 
 from cirag_jax.commands import backends
 from cirag_jax.errors import UserError
+from cirag_jax.llm import transformers_backend
 from cirag_jax.llm.engine.engine import Engine
 from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.llm.transformers_backend import TransformersBackend, TransformersConfig
@@ -331,6 +332,13 @@ def test_pickles_are_rejected(tmp_path, monkeypatch, causal_folder):
     (adapter / "adapter_model.bin").unlink()
     with pytest.raises(UserError, match="has no adapter_model.safetensors"):
         TransformersBackend.open(str(causal_folder), adapter=str(adapter))
+
+
+def test_open_split_gguf_is_refused(tmp_path):
+    for part in (1, 2):
+        (tmp_path / f"m-0000{part}-of-00002.gguf").touch()
+    with pytest.raises(UserError, match=r"m-00001-of-00002\.gguf is split, .* use backend=jax"):
+        transformers_backend._load(tmp_path / "m-00001-of-00002.gguf", "auto")
 
 
 def test_open_tokens_beyond_table_are_refused(tmp_path, causal_folder):

@@ -238,6 +238,9 @@ def check_adapter(config: Any, settings: ExtractionSettings) -> None:
 def weight_files(model: str) -> list[Path]:
     """Returns the weight files of a local model."""
     from cirag_jax.models.io.pretrained_decoder import resolve_decoder
+    from cirag_jax.models.io.tensor_files import gguf_parts
 
     path = resolve_decoder(model)
-    return [path] if path.is_file() else sorted([*path.glob("*.safetensors"), *path.glob("*.gguf")])
+    if path.is_file():
+        return gguf_parts(path)
+    return sorted([*path.glob("*.safetensors"), *path.glob("*.gguf")])

@@ -11,6 +11,7 @@ from cirag_jax.models import link_head
 from cirag_jax.models.io import encoder_adapter, workdir
 from cirag_jax.models.io.folders import HUB_PATTERNS, hub_revision
 from cirag_jax.models.io.pretrained_decoder import resolve_decoder
+from cirag_jax.models.io.tensor_files import gguf_parts
 
 _PATTERNS = (*HUB_PATTERNS, "*.gguf")
 _BLOCK_SIZE, _NUM_BLOCKS = 1 << 12, 1 << 10
@@ -56,7 +57,7 @@ def hash_small_files(folder: Path) -> dict[str, str]:
 def _files(path: Path) -> dict[str, str]:
     """Returns name -> hash of a model's files, including files in subfolders of modules."""
     if path.is_file():
-        return {path.name: _hash_file(path)}
+        return {part.name: _hash_file(part) for part in gguf_parts(path)}
     patterns = [*_PATTERNS]
     if (path / "modules.json").is_file():
         patterns += [f"*/{pattern}" for pattern in _PATTERNS]

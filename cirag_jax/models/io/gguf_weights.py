@@ -18,7 +18,7 @@ import numpy as np
 
 from cirag_jax.errors import UserError, parsing
 from cirag_jax.models.io.decoder_weights import FAMILIES
-from cirag_jax.models.io.tensor_files import check_tensor
+from cirag_jax.models.io.tensor_files import check_tensor, gguf_parts
 from cirag_jax.models.rope import RopeScaling, rope_frequencies
 
 # Architecture of llama.cpp -> model_type in transformers; Mistral files have "llama".
@@ -46,10 +46,10 @@ def _hf_names(architecture: str, layers: int) -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class GgufFile:
-    """A memory-mapped GGUF file; implements `decoder_weights.TensorSource`.
+    """A memory-mapped GGUF file, possibly split; implements `decoder_weights.TensorSource`.
 
     Attributes:
-      file: path of the file.
+      file: path of the file, or of its first part.
       metadata: key -> value, except the long arrays of the tokenizer, which `array` reads.
       architecture: one of `ARCHITECTURES`.
       shapes: (transformers' name, shape) of every tensor.
@@ -121,11 +121,10 @@ def _reader(file: Path) -> Any:
     return Reader(str(file))
 
 
-def open_gguf(file: str | os.PathLike) -> GgufFile:
-    """Opens a GGUF file."""
+def _open_part(file: Path, number: int, count: int) -> tuple[Any, dict[str, Any]]:
+    """Returns the reader and the metadata of a GGUF file, which is one of ``count`` parts."""
     import gguf
 
-    file = Path(file)
     with parsing(f"{file}: not a readable GGUF file"):
         reader = _reader(file)
         metadata = {
@@ -133,13 +132,27 @@ def open_gguf(file: str | os.PathLike) -> GgufFile:
             for key, field in reader.fields.items()
             if not key.startswith("tokenizer.") or field.types[0] != gguf.GGUFValueType.ARRAY
         }
-    count = metadata.get("split.count", 1)
-    if count != 1:
-        number = metadata.get("split.no")
-        part = f"part {number + 1}" if type(number) is int else "a part"
+    place = metadata.get("split.no", 0), metadata.get("split.count") or 1  # merged files have 0
+    if place != (number, count):
         raise UserError(
-            f"{file} is {part} of a GGUF file that is split into {count}; merge the parts with "
-            "llama.cpp: llama-gguf-split --merge FIRST_PART OUTPUT"
+            f"{file}: metadata fields split.no and split.count are {place[0]!r} and {place[1]!r}, "
+            f"but the name says part {number + 1} of {count}; parts are named "
+            "NAME-00001-of-00002.gguf and so on, and only parts"
+        )
+    return reader, metadata
+
+
+def open_gguf(file: str | os.PathLike) -> GgufFile:
+    """Opens a GGUF file, and all parts if it is one part of a file that is split."""
+    parts = gguf_parts(file)
+    readers = [_open_part(part, number, len(parts)) for number, part in enumerate(parts)]
+    file, (reader, metadata) = parts[0], readers[0]
+    stored = [tensor for other, _ in readers for tensor in other.tensors]
+    expected = metadata.get("split.tensors.count", len(stored))
+    if expected != len(stored) or len({str(t.name) for t in stored}) != len(stored):
+        raise UserError(
+            f"{file}: metadata field split.tensors.count is {expected!r}, but the {len(parts)} "
+            f"parts have {len(stored)} tensors, or some twice; copy all parts of one model"
         )
     architecture = str(metadata.get("general.architecture"))
     if architecture not in ARCHITECTURES:
@@ -148,13 +161,13 @@ def open_gguf(file: str | os.PathLike) -> GgufFile:
             f"{', '.join(ARCHITECTURES)}"
         )
     layers = metadata.get(f"{architecture}.block_count", 0)
-    if type(layers) is not int or not 0 <= layers <= len(reader.tensors):
+    if type(layers) is not int or not 0 <= layers <= len(stored):
         raise UserError(
             f"{file}: metadata field {architecture}.block_count is {layers!r}, with "
-            f"{len(reader.tensors)} tensors"
+            f"{len(stored)} tensors"
         )
     names = _hf_names(architecture, layers)
-    tensors = {names.get(t.name) or str(t.name): t for t in reader.tensors}
+    tensors = {names.get(t.name) or str(t.name): t for t in stored}
     shapes = [
         (name, tuple(int(size) for size in t.shape[::-1]))
         for name, t in tensors.items()

@@ -19,7 +19,7 @@ from cirag_jax.io import read_object
 from cirag_jax.models.decoder import DecoderConfig, Params, Remat, choose_attention
 from cirag_jax.models.io import decoder_weights, folders, gguf_weights
 from cirag_jax.models.io.folders import ConfigFields
-from cirag_jax.models.io.tensor_files import TensorFiles, copy_companions
+from cirag_jax.models.io.tensor_files import TensorFiles, copy_companions, gguf_parts
 from cirag_jax.models.precision import Dtype
 from cirag_jax.models.rope import RopeScaling
 
@@ -62,8 +62,12 @@ class TextDecoder:
         """Hub commit or SHA-256 of the weights, for manifests; reads all weights once."""
         if self.folder.is_dir():
             return folders.weights_revision(self.folder)
-        with self.folder.open("rb") as stream:
-            return f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}"
+        digest = hashlib.sha256()
+        for file in gguf_parts(self.folder):
+            with file.open("rb") as stream:
+                while block := stream.read(1 << 22):
+                    digest.update(block)
+        return f"sha256:{digest.hexdigest()}"
 
 
 def _rope(fields: ConfigFields, positions: int) -> tuple[float, RopeScaling | None]:
@@ -279,13 +283,14 @@ def resolve_decoder(spec: str) -> Path:
     """Returns the local model folder or ``.gguf`` file of a model.
 
     ``spec`` is a ``.gguf`` file, a folder (with ``config.json``, or with one ``.gguf`` file),
-    ``package:NAME`` (an installed distribution that contains either) or a hub id.
+    ``package:NAME`` (an installed distribution that contains either) or a hub id. If a GGUF file is
+    split, ``spec`` may be any part, and the result is the first one.
     """
     path = Path(spec).expanduser()
     if spec.endswith(".gguf"):
         if not path.is_file():
             raise UserError(f"model file {spec!r} does not exist")
-        return path
+        return gguf_parts(path)[0]
     ggufs: list[Path] = []
     if spec.startswith("package:"):
         files = folders.package_files(spec.removeprefix("package:"))
@@ -293,10 +298,10 @@ def resolve_decoder(spec: str) -> Path:
             ggufs = [file.resolve() for file in files if file.suffix == ".gguf"]
     elif path.is_dir() and not (path / "config.json").is_file():
         ggufs = sorted(path.glob("*.gguf"))
-    is_split = bool(ggufs) and re.search(r"-\d{5}-of-\d{5}\.gguf$", ggufs[0].name)
-    if len(ggufs) > 1 and not is_split:  # `gguf_weights.open_gguf` names parts
-        raise UserError(f"model {spec!r} has {len(ggufs)} .gguf files; name one of them")
-    return ggufs[0] if ggufs else folders.resolve_model_folder(spec)
+    models = {re.sub(r"-\d{5}(-of-\d{5}\.gguf)$", r"\1", file.name) for file in ggufs}
+    if len(models) > 1:
+        raise UserError(f"model {spec!r} has {len(models)} models in .gguf files; name a file")
+    return gguf_parts(ggufs[0])[0] if ggufs else folders.resolve_model_folder(spec)
 
 
 def hub_id(spec: str) -> str:

@@ -6,6 +6,7 @@ Only safetensors files are read. A pickle can run code, so ``pytorch_model.bin``
 import contextlib
 import fnmatch
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -51,6 +52,30 @@ def weight_files(folder: str | os.PathLike) -> list[Path]:
             )
     raise UserError(f"{folder} has no model.safetensors")
 
+
+def gguf_parts(file: str | os.PathLike) -> list[Path]:
+    """Returns the files of a GGUF model in order: ``file``, or all parts if it is split.
+
+    llama.cpp names the parts ``NAME-00001-of-00003.gguf`` and so on.
+    """
+    file = Path(file)
+    match = _PART.fullmatch(file.name)
+    if match is None:
+        return [file]
+    name, count = match[1], int(match[3])
+    parts = [file.with_name(f"{name}-{i:05d}-of-{match[3]}.gguf") for i in range(1, count + 1)]
+    for part in parts:
+        if not part.is_file():
+            raise UserError(
+                f"{file.name} is a part of a model in {count} files, and {part} is missing; copy "
+                "all parts into the folder"
+            )
+    if file not in parts:
+        raise UserError(f"{file}: the name has part {match[2]} of {match[3]}")
+    return parts
+
+
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 # Floats that NumPy does not have.
 _TINY = {

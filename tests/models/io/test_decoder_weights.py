@@ -18,7 +18,7 @@ import transformers
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.models import decoder, decoder_params, rope
-from cirag_jax.models.io import decoder_weights, gguf_weights
+from cirag_jax.models.io import decoder_weights, fingerprint, gguf_weights
 from cirag_jax.models.io.pretrained_decoder import (
     load_decoder,
     parse_decoder_config,
@@ -29,6 +29,7 @@ from cirag_jax.models.io.pretrained_decoder import (
 from cirag_jax.models.io.tensor_files import (
     TensorFiles,
     check_tensor,
+    gguf_parts,
     read_tensors,
     save_tensors,
 )
@@ -518,25 +519,74 @@ def test_load_decoder_missing_expert_is_named(tmp_path):
         _open(folder)
 
 
-@pytest.mark.parametrize(("number", "named"), [(0, "part 1"), (1, "part 2")])
-def test_open_gguf_part_of_a_split_file_is_named(tmp_path, number, named):
-    """Only the first part has the hyper-parameters."""
-    for part in range(2):
-        writer = gguf.GGUFWriter(str(tmp_path / f"m-0000{part + 1}-of-00002.gguf"), "llama")
-        writer.add_uint16("split.no", part)
-        writer.add_uint16("split.count", 2)
-        if part:
-            del writer.kv_data[0]["general.architecture"]
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-    file = tmp_path / f"m-0000{number + 1}-of-00002.gguf"
-    message = f"{file.name} is {named} of a GGUF file that is split into 2; merge the parts"
-    with pytest.raises(UserError, match=re.escape(message)):
-        _open(file)
-    with pytest.raises(UserError, match="is part 1 of a GGUF file that is split into 2"):
-        _open(tmp_path)
+@pytest.fixture
+def split_gguf(tmp_path):
+    """Returns the parts of a GGUF file with a tokenizer; the first has no tensors."""
+    raw = tiny_decoder.config("llama")
+    tokens = ["t", "1", "t1", *(f"w{i}" for i in range(3, raw["vocab_size"]))]
+    extra = {
+        "add_tokenizer_model": ["gpt2"],
+        "add_token_list": [tokens],
+        "add_token_merges": [["t 1"]],
+    }
+    tensors = tiny_decoder.tensors(raw)
+    tiny_decoder.write_gguf(tmp_path / "whole.gguf", raw, tensors, extra=extra)
+    folder = tmp_path / "split"
+    folder.mkdir()
+    tiny_decoder.write_gguf(folder / "m.gguf", raw, tensors, extra=extra, part_tensors=8)
+    return sorted(folder.iterdir())
+
+
+def test_gguf_parts_are_one_model(split_gguf):
+    """Whichever part or folder is named: weights, tokenizer, revision and identity."""
+    assert [part.name for part in split_gguf] == [f"m-0000{i}-of-00004.gguf" for i in (1, 2, 3, 4)]
+    folder = split_gguf[0].parent
+    whole = _open(folder.parent / "whole.gguf")
+    tokens = gguf_weights.tokenizer_from_gguf(whole.folder).get_vocab()
+    identities, revisions = set(), set()
+    for spec in (folder, split_gguf[0], split_gguf[3]):
+        loaded = _open(spec)
+        assert loaded.folder == split_gguf[0] and loaded.config == whole.config
+        jax.tree.map(np.testing.assert_array_equal, loaded.state, whole.state)
+        assert gguf_weights.tokenizer_from_gguf(loaded.folder).get_vocab() == tokens
+        identities.add(fingerprint.model_digest(str(spec)))
+        revisions.add(loaded.revision)
+    data = bytearray(split_gguf[3].read_bytes())
+    data[-1] ^= 1  # in the last tensor
+    split_gguf[3].write_bytes(data)
+    identities.add(fingerprint.model_digest(str(folder)))
+    revisions.add(_open(folder).revision)
+    assert len(identities) == len(revisions) == 2
+
+
+def test_gguf_missing_part_is_named(split_gguf):
+    split_gguf[2].unlink()
+    first, third = split_gguf[0].name, split_gguf[2]
+    message = f"{first} is a part of a model in 4 files, and {third} is missing"
+    for spec in (split_gguf[0].parent, split_gguf[0]):
+        with pytest.raises(UserError, match=re.escape(message)):
+            _open(spec)
+    with pytest.raises(UserError, match=re.escape("m-00004-of-00004.gguf is a part of a model")):
+        _open(split_gguf[3])
+
+
+def test_gguf_parts_that_do_not_belong_together_raise(split_gguf):
+    """A part with another name, parts in another order, and two models in a folder."""
+    alone = split_gguf[0].parent.parent / "alone.gguf"
+    alone.write_bytes(split_gguf[1].read_bytes())
+    fields = "metadata fields split.no and split.count are"
+    with pytest.raises(UserError, match=re.escape(f"{alone}: {fields} 1 and 4, but the name says")):
+        _open(alone)
+    again = split_gguf[3].read_bytes()
+    split_gguf[3].write_bytes(split_gguf[2].read_bytes())
+    with pytest.raises(UserError, match=f"{fields} 2 and 4, but the name says part 4 of 4"):
+        _open(split_gguf[0])
+    split_gguf[3].write_bytes(again)
+    split_gguf[0].with_name("other-00001-of-00001.gguf").write_bytes(again)
+    with pytest.raises(UserError, match="has 2 models in .gguf files; name a file"):
+        _open(split_gguf[0].parent)
+    with pytest.raises(UserError, match="the name has part 00005 of 00004"):
+        gguf_parts(split_gguf[0].with_name("m-00005-of-00004.gguf"))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
