@@ -42,7 +42,7 @@ def get_config() -> Any:
     config.power = -2.0  # Exponent of the power mean; the released code has -3.
     # Compared texts: passage (of the corpus) | chunk (of its article) | article
     config.unit = "passage"
-    # Chunks as in configs/grade.py, in words.
+    # Chunks as in configs/grade.py.
     config.chunks = config_words.block_of(ChunkSettings())
     # A gold passage counts as retrieved if it is among a run's first K passages; 0 is any rank.
     config.retrieved_at = 0

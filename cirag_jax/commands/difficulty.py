@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from cirag_jax.commands import backends
 from cirag_jax.commands.answer import NOT_ANSWERED, PREDICTIONS
 from cirag_jax.commands.comparison import check_names, named_folders
 from cirag_jax.commands.judge import FILE as JUDGEMENTS
 from cirag_jax.datasets import load
 from cirag_jax.datasets.articles import UNITS, Articles
-from cirag_jax.datasets.chunks import ChunkSettings
+from cirag_jax.datasets.chunks import ChunkSettings, num_words
 from cirag_jax.datasets.records import decode, field_error, read_lines
 from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.evaluation import answers, difficulty
@@ -262,7 +263,8 @@ def _bins(
     chunks: ChunkSettings,
 ) -> dict[str, DifficultyBins]:
     """Returns the questions binned by hops and D_r, for each aggregate."""
-    gold = [articles.gold_texts(q, config.unit, chunks) for q in questions]
+    size = backends.size_of_text(chunks) if config.unit == "chunk" else num_words
+    gold = [articles.gold_texts(q, config.unit, chunks, size) for q in questions]
     _warn_of_long_texts(gold, config.encoder.passage_max_length)
     similarities = difficulty.similarities([q.question for q in questions], gold, encoder.encode)
     hops = [question.hops or 0 for question in questions]

@@ -157,7 +157,7 @@ def _generate(
     settings = steps.settings
     # The next two lines may raise errors, so they precede all requests.
     question_files.read_review(workdir)
-    database = Database(all_documents, settings.chunks)
+    database = Database(all_documents, settings.chunks, backends.size_of_text(settings.chunks))
     all_claims = _claims(steps, all_documents, result)
     facts = _facts(steps, all_claims, result)
     groups, clustered = _groups(steps, all_claims, facts, result)

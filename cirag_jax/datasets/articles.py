@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from cirag_jax.datasets.chains import passage_text
-from cirag_jax.datasets.chunks import ChunkSettings, spans
+from cirag_jax.datasets.chunks import ChunkSettings, Size, num_words, spans
 from cirag_jax.datasets.sentences import sentences_of
 from cirag_jax.types import Passage, Question
 
@@ -72,7 +72,7 @@ class Articles:
         return True
 
     def gold_texts(
-        self, question: Question, unit: str, settings: ChunkSettings
+        self, question: Question, unit: str, settings: ChunkSettings, size: Size = num_words
     ) -> list[tuple[str, ...]]:
         """Returns the texts that a retriever must find for a question.
 
@@ -82,6 +82,7 @@ class Articles:
             ``chunk``: chunks of their articles that contain a gold sentence, or any sentence of a
             gold passage without annotated sentences.
           settings: sizes of the chunks.
+          size: returns the size of a sentence, see ``settings.tokenizer``.
 
         Returns:
           Distinct tuples of alternative texts; one text of each tuple must be found.
@@ -94,7 +95,7 @@ class Articles:
             return list(dict.fromkeys((article.text(),) for article in articles.values()))
         alternatives = []
         for passage_id, article in articles.items():
-            chunks = spans(article.sentences, settings)
+            chunks = spans(article.sentences, settings, size)
             for gold in _gold_spans(question, passage_id, article.places[passage_id]):
                 overlapping = [c for c in chunks if c.start < gold.stop and gold.start < c.stop]
                 # A passage without sentences is represented by its title.

@@ -102,6 +102,10 @@ class Verdict(NamedTuple):
     parse_errors: tuple[str, ...]
 
 
+# "No" before a noun, as in "Yes, there is no doubt".
+_NO_NOUN = re.compile(
+    r"(?<!\bor )(?<!\band )\bno (?!(?:it|this|that|they|the|not|i|he|she)\b)(?=[a-z])"
+)
 _WORDS = {"true": True, "yes": True, "false": False, "no": False}
 
 
@@ -109,8 +113,8 @@ def parse_verdict(text: str, rubric: str, *, truncated: bool = False) -> Verdict
     """Parses a judge's reply; never raises.
 
     Also accepts a reply without JSON that starts with yes, true, no or false and contains no word
-    of the opposite meaning. The parse errors are ``verdict_`` plus an error of `find_json`,
-    ``verdict_no_boolean`` and ``verdict_missing``.
+    of the opposite meaning. "No" before a noun ("no doubt") is no verdict. The parse errors are
+    ``verdict_`` plus an error of `find_json`, ``verdict_no_boolean`` and ``verdict_missing``.
     """
     verdict = RUBRICS[rubric].verdict
     parsed, problem = find_json(text, verdict, truncated=truncated)
@@ -121,7 +125,8 @@ def parse_verdict(text: str, rubric: str, *, truncated: bool = False) -> Verdict
     if not problems:
         problems.append("verdict_no_boolean")
     reply = str(value)[:MAX_CHARS]
-    values = {_WORDS[word] for word in re.findall(r"[a-z]+", reply.casefold()) if word in _WORDS}
+    words = re.findall(r"[a-z]+", _NO_NOUN.sub("", reply.casefold()))
+    values = {_WORDS[word] for word in words if word in _WORDS}
     right = _WORDS.get(leading_word(reply))
     if right is None or len(values) > 1:
         return Verdict(None, (*problems, "verdict_missing"))

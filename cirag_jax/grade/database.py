@@ -4,7 +4,7 @@ import collections
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from cirag_jax.datasets.chunks import ChunkSettings, spans
+from cirag_jax.datasets.chunks import ChunkSettings, Size, num_words, spans
 from cirag_jax.errors import UserError
 from cirag_jax.grade.records import Document
 from cirag_jax.types import Passage
@@ -20,9 +20,9 @@ class Chunk(NamedTuple):
     sentences: range
 
 
-def chunk(document: Document, settings: ChunkSettings) -> tuple[Chunk, ...]:
+def chunk(document: Document, settings: ChunkSettings, size: Size = num_words) -> tuple[Chunk, ...]:
     """Returns a document's chunks, in order."""
-    ranges = spans(document.sentences, settings)
+    ranges = spans(document.sentences, settings, size)
     return tuple(_chunk(document, n, span, len(ranges)) for n, span in enumerate(ranges, 1))
 
 
@@ -47,8 +47,10 @@ def _by_id(chunks: Iterable[Chunk]) -> dict[str, Passage]:
 class Database:
     """The chunks of documents, and the places of the documents' sentences in the chunks."""
 
-    def __init__(self, documents: Iterable[Document], settings: ChunkSettings):
-        self.chunks = tuple(c for document in documents for c in chunk(document, settings))
+    def __init__(
+        self, documents: Iterable[Document], settings: ChunkSettings, size: Size = num_words
+    ):
+        self.chunks = tuple(c for document in documents for c in chunk(document, settings, size))
         self._chunks_with: dict[Place, list[Chunk]] = {}
         for part in self.chunks:
             for sentence in part.sentences:

@@ -15,6 +15,8 @@ from cirag_jax.validation import check_fields
 
 Nodes = tuple[str, ...]
 
+_MOST_PATHS = 64  # Paths of a pair of ends that are tried; further ones are sampled.
+
 
 @dataclasses.dataclass(frozen=True)
 class PathSettings:
@@ -27,7 +29,8 @@ class PathSettings:
       most_per_start: maximum number of paths with the same first node, over all lengths; 0 means no
         limit.
       most_per_end: maximum number of paths with the same length and last node; 0 means no limit.
-      most_candidates: maximum number of candidates of each length, sampled randomly from all paths.
+      most_candidates: maximum number of pairs of ends of each length, sampled randomly from all
+        pairs that a path connects.
       most_per_source: maximum number of paths to enumerate from one node; 0 means all.
       seed: seed for sampling.
     """
@@ -97,7 +100,7 @@ class DrawnPaths:
     Attributes:
       paths: the paths.
       candidates: length -> number of paths in the graph.
-      reasons: length -> reason for rejecting a candidate -> count.
+      reasons: length -> reason for rejecting a pair of ends -> count.
       cut_sources: number of nodes whose paths were not all enumerated.
     """
 
@@ -114,6 +117,9 @@ def draw(
 ) -> DrawnPaths:
     """Draws paths of every length; of one length, at most one path for each pair of ends.
 
+    First pairs of ends are drawn, then a path between each pair's ends (released code), so that
+    pairs with many paths are not drawn more often.
+
     Args:
       edges: edges of the graph; their order influences the draw. Among parallel edges, the first
         usable edge is taken.
@@ -121,13 +127,23 @@ def draw(
       usable: returns the reason why a path cannot be used, or None.
     """
     rng = np.random.default_rng(settings.seed)
-    samples: dict[int, list[Nodes]] = {hops: [] for hops in settings.hops}
-    counts: collections.Counter[int] = collections.Counter()
+    samples: dict[int, list[_Connection]] = {hops: [] for hops in settings.hops}
+    num_paths: collections.Counter[int] = collections.Counter()
+    num_pairs: collections.Counter[int] = collections.Counter()
     cut_sources: list[str] = []
-    for nodes in node_paths(edges, settings, cut_sources):
-        hops = len(nodes) - 1
-        counts[hops] += 1
-        _sample(samples[hops], nodes, counts[hops], settings.most_candidates, rng)
+    # The paths of a pair follow each other, because all paths of a source do.
+    for _, group in itertools.groupby(node_paths(edges, settings, cut_sources), lambda n: n[0]):
+        connections: dict[tuple[int, str], _Connection] = {}
+        for nodes in group:
+            hops = len(nodes) - 1
+            num_paths[hops] += 1
+            connection = connections.setdefault((hops, nodes[-1]), _Connection())
+            connection.count += 1
+            _sample(connection.paths, nodes, connection.count, _MOST_PATHS, rng)
+        for (hops, _), connection in connections.items():
+            num_pairs[hops] += 1
+            sample = samples[hops]
+            _sample(sample, connection, num_pairs[hops], settings.most_candidates, rng)
     between: dict[tuple[str, str], list[Edge]] = collections.defaultdict(list)
     for edge in edges:
         between[edge.head, edge.tail].append(edge)
@@ -137,53 +153,59 @@ def draw(
     for hops, candidates in samples.items():
         rejected: collections.Counter[str] = collections.Counter()
         ends: collections.Counter[str] = collections.Counter()
-        pairs: set[tuple[str, str]] = set()
         drawn = 0
         for index in rng.permutation(len(candidates)):
             if settings.per_hop and drawn >= settings.per_hop:
                 break
-            nodes = candidates[index]
-            start, end = nodes[0], nodes[-1]
-            if (start, end) in pairs:
-                rejected["same_ends"] += 1
-            elif settings.most_per_start and starts[start] >= settings.most_per_start:
+            parallel = candidates[index].paths
+            start, end = parallel[0][0], parallel[0][-1]
+            if settings.most_per_start and starts[start] >= settings.most_per_start:
                 rejected["start_used_up"] += 1
             elif settings.most_per_end and ends[end] >= settings.most_per_end:
                 rejected["end_used_up"] += 1
             else:
-                path, reason = _first_usable(nodes, between, usable)
+                order = rng.permutation(len(parallel))
+                path, reason = _first_usable([parallel[i] for i in order], between, usable)
                 if path is None:
                     rejected[reason] += 1
                     continue
                 paths.append(path)
                 drawn += 1
-                pairs.add((start, end))
                 starts[start] += 1
                 ends[end] += 1
         reasons[hops] = dict(rejected)
-    candidate_counts = {hops: counts[hops] for hops in settings.hops}
+    candidate_counts = {hops: num_paths[hops] for hops in settings.hops}
     return DrawnPaths(tuple(paths), candidate_counts, reasons, len(cut_sources))
 
 
-def _sample(sample: list[Nodes], nodes: Nodes, count: int, most: int, rng: Any) -> None:
-    """Adds the ``count``-th path to a uniform sample of at most ``most`` (reservoir sampling)."""
+@dataclasses.dataclass
+class _Connection:
+    """The paths of one length between two ends: a sample, and their number."""
+
+    paths: list[Nodes] = dataclasses.field(default_factory=list)
+    count: int = 0
+
+
+def _sample(sample: list[Any], item: Any, count: int, most: int, rng: np.random.Generator) -> None:
+    """Adds the ``count``-th item to a uniform sample of at most ``most`` (reservoir sampling)."""
     if len(sample) < most:
-        sample.append(nodes)
+        sample.append(item)
     elif (index := int(rng.integers(count))) < most:
-        sample[index] = nodes
+        sample[index] = item
 
 
 def _first_usable(
-    nodes: Nodes,
+    parallel: Iterable[Nodes],
     between: dict[tuple[str, str], list[Edge]],
     usable: Callable[[Path], str | None],
 ) -> tuple[Path | None, str]:
     """Returns the first usable path over parallel edges, or why the first path cannot be used."""
     first_reason = ""
-    choices = itertools.product(*(between[pair] for pair in itertools.pairwise(nodes)))
-    for path in itertools.islice(choices, 64):
-        reason = usable(path)
-        if reason is None:
-            return path, ""
-        first_reason = first_reason or reason
+    for nodes in parallel:
+        choices = itertools.product(*(between[pair] for pair in itertools.pairwise(nodes)))
+        for path in itertools.islice(choices, 64):
+            reason = usable(path)
+            if reason is None:
+                return path, ""
+            first_reason = first_reason or reason
     return None, first_reason

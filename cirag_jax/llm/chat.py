@@ -9,7 +9,7 @@ import importlib.metadata
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -315,6 +315,18 @@ def _cut(text: str, length: int) -> str:
     start = max(0, length - 40)
     words, space, _ = text[start : length + 1].rpartition(" ")
     return (text[:start] + words if space else text[:length]).rstrip()
+
+
+def token_counter(path: str | os.PathLike[str]) -> Callable[[str], int]:
+    """Returns a function that counts the tokens of a text, without special tokens.
+
+    ``path`` is a model folder or a ``.gguf`` file.
+    """
+    path = Path(path)
+    with parsing(f"{path} has no readable tokenizer"):
+        is_gguf = path.suffix == ".gguf"
+        tokenizer = _load_gguf(path, None).tokenizer if is_gguf else _open_tokenizer(path)
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False))
 
 
 # Tokenizer classes that a tokenizer.json describes completely.

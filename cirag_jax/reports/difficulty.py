@@ -126,7 +126,8 @@ def tables(result: Mapping[str, Any]) -> list[Table]:
     label, settings = _error_label(result), result["settings"]
     unit, chunks = f"{settings['unit']}s", settings["chunks"]
     if unit == "chunks":
-        unit += f" of {chunks['least']} to {chunks['most']} words"
+        counted = f"tokens of {chunks['tokenizer']}" if chunks["tokenizer"] else "words"
+        unit += f" of {chunks['least']} to {chunks['most']} {counted}"
     caption = (
         f"{{}}: {label} in per cent with 95 % intervals (questions); {result['num_questions']} "
         f"questions of {settings['data']}, D_r by the {_NAMES[settings['aggregate']]} over {unit}"

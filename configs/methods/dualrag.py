@@ -19,7 +19,7 @@ from configs.methods import blocks
 def get_config(preset: str = "") -> Any:
     config = blocks.method("dualrag", reasoner=192, entity_identifier=256, summarizer=256)
     method, ranker = config.dualrag, config.rankers.passages
-    method.min_score = 0.3
+    method.min_score, method.max_thought = 0.3, 400
     if preset == "small":
         method.max_steps, method.num_retrieved, method.num_documents = 3, 10, 3
         method.max_entities, method.max_keywords = 2, 2
@@ -32,7 +32,10 @@ def get_config(preset: str = "") -> Any:
         method.max_entities, method.max_keywords = 3, 2
         method.min_retrievals = 1
     elif preset == "paper":
-        method.min_score = 0.0
+        method.min_score, method.max_thought = 0.0, 0
+        # The paper states no limits; these cut nothing in practice.
+        for role in (config.reasoner, config.entity_identifier, config.summarizer):
+            role.max_tokens = 1024
         ranker.kind, ranker.model = "cross_encoder", "BAAI/bge-reranker-v2-m3"
         config.data.corpus = "ircot_full"
         config.profile = "dualrag"

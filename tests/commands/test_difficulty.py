@@ -457,10 +457,18 @@ def test_difficulty_unit_selects_the_embedded_texts(tmp_path, monkeypatch, size)
     least, most, overlap = size
     chunks = {"chunks.least": least, "chunks.most": most, "chunks.overlap": overlap}
     result = evaluate(tmp_path, name, unit="chunk", **chunks)
-    assert result["settings"]["chunks"] == {"least": least, "most": most, "overlap": overlap}
+    sizes = {"least": least, "most": most, "overlap": overlap}
+    assert result["settings"]["chunks"] == sizes | {"tokenizer": ""}
     assert f"over chunks of {least} to {most} words" in (tmp_path / "w" / "table.md").read_text()
     assert seen and all("s55w3" in text for text in seen)
     assert all(least <= len(text.split()) - 1 <= most for text in seen)
+    seen.clear()
+    counted = {**chunks, "chunks.tokenizer": str(tiny.model_folder(tmp_path / "model"))}
+    evaluate(tmp_path, name, unit="chunk", **counted)
+    assert "words" not in (table := (tmp_path / "w" / "table.md").read_text())
+    assert f"over chunks of {least} to {most} tokens of" in table
+    # The tiny tokenizer splits each word into several tokens.
+    assert seen and all(len(text.split()) < most / 2 for text in seen)
     seen.clear()
     evaluate(tmp_path, name, unit="article")
     assert [len(text.split()) for text in seen] == [601]

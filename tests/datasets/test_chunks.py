@@ -37,6 +37,14 @@ def test_spans_default_sizes_are_those_of_the_paper():
     assert [(one[0], one[-1] + 1) for one in spans([10] * 60)] == [(0, 25), (20, 45), (40, 60)]
 
 
+def test_spans_tokens_make_shorter_chunks_than_words():
+    """A word of two tokens makes chunks of half as many words."""
+    sentences = [" ".join(["word"] * 10)] * 60
+    by_words = chunks.spans(sentences, ChunkSettings())
+    by_tokens = chunks.spans(sentences, ChunkSettings(), lambda text: 2 * len(text.split()))
+    assert max(map(len, by_words)) == 25 and max(map(len, by_tokens)) == 12
+
+
 @pytest.mark.parametrize("size", [(64, 128, 25), (128, 256, 50), (256, 512, 100)])
 def test_spans_cover_all_sentences_within_the_sizes(size):
     rng = random.Random(0)

@@ -12,7 +12,13 @@ from cirag_jax.llm.types import Message
 from cirag_jax.methods.common import reading_prompts
 from cirag_jax.methods.common.evidence import passage_line
 from cirag_jax.methods.common.prompt_parts import object_schema, one_line
-from cirag_jax.methods.common.reading import ReaderFormat, ask_reader, read, search
+from cirag_jax.methods.common.reading import (
+    NO_MINIMUM,
+    ReaderFormat,
+    ask_reader,
+    read,
+    search,
+)
 from cirag_jax.methods.common.tolerant_json import find_json
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Generate, Generated, Needs, Program
@@ -28,7 +34,7 @@ class GengroundConfig:
       max_steps: maximum number of sub-questions.
       num_passages: passages kept per sub-question.
       rerank_from: passages retrieved for reranking; 0 disables reranking.
-      min_score: reranked passages with this score or less are dropped; 0 suits logits.
+      min_score: reranked passages with this score or less are dropped; the default drops none.
       batch: passages per grounding request; requests stop at the first grounded answer.
       max_batches: maximum number of batches per sub-question.
       constrained: force JSON responses to follow their schema.
@@ -43,7 +49,7 @@ class GengroundConfig:
     max_steps: PositiveInt = 5
     num_passages: PositiveInt = 10
     rerank_from: Count = 50
-    min_score: float = 0.0
+    min_score: float = NO_MINIMUM
     batch: PositiveInt = 3
     max_batches: PositiveInt = 4
     constrained: bool = True

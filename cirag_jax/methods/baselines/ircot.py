@@ -68,6 +68,8 @@ def ircot(question: Question, config: IrcotConfig) -> Program[Prediction]:
             response: Generated = yield Generate(messages, "reasoner")
             text, thought = response.text, parse_thought(response.text)
             errors["thought_empty"] += not thought
+            is_cut = response.finish_reason == "length" and thought == text.strip()
+            errors["thought_truncated"] += is_cut
         else:
             new = (passage_line(p) for p in retrieved.passages if passage_line(p) not in thoughts)
             thought = next(new, "")

@@ -134,7 +134,7 @@ class Entity(NamedTuple):
 def entities_of(variable: str, pools: Iterable[CandidatePool], config: C2ragConfig) -> list[Entity]:
     """Returns the possible names of an unknown, best first (Eq. 14).
 
-    These are the names that all pools of the unknown share; or all names, if no name is shared or
+    These are the names that all pools with a name share; or all names, if no name is shared or
     ``config.intersect`` is off. In a pool, a name has the score of its best candidate; the scores
     of all pools are added.
     """
@@ -150,7 +150,8 @@ def entities_of(variable: str, pools: Iterable[CandidatePool], config: C2ragConf
                 key = name_key(name, form)
                 names.setdefault(key, name)
                 pairs.append((key, max(score, 0.0) if config.floor_at_zero else score))
-        scores_by_pool.append(best_scores(pairs))
+        if pairs:  # A pool that gives no name does not restrict the names of other pools.
+            scores_by_pool.append(best_scores(pairs))
     common: set[str] = set()
     if scores_by_pool and config.intersect:
         common = set.intersection(*map(set, scores_by_pool))

@@ -17,7 +17,7 @@ names to which an unknown v is bound. Settings can select the behavior of the re
 import collections
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from cirag_jax.datasets.sentences import sentences_of
 from cirag_jax.methods.c2rag import constraints, prompts
@@ -33,6 +33,8 @@ from cirag_jax.runtime.requests import Fetch, Generate, Generated, Program, Retr
 from cirag_jax.triples.entity_index import EntityIndex
 from cirag_jax.triples.normalization import name_key
 from cirag_jax.types import Attempt, Passage, Prediction, Question, Step, Triple
+
+_Scored = TypeVar("_Scored", Excerpt, Candidate)
 
 
 def c2rag(question: Question, config: C2ragConfig) -> Program[Prediction]:
@@ -159,12 +161,21 @@ def bind_from_text(
 
 
 class Block(NamedTuple):
-    """The evidence block B_i of a constraint, and whether the constraint is resolved (Eq. 16)."""
+    """The evidence block B_i of a constraint (Eq. 16).
+
+    Attributes:
+      index: index of the constraint.
+      resolved: whether the graph grounds the constraint.
+      kept: candidates that ground the constraint.
+      texts: the evidence.
+      from_graph: whether the texts are sources of candidates, with the candidates' scores.
+    """
 
     index: int
     resolved: bool
     kept: tuple[Candidate, ...]
     texts: tuple[Excerpt, ...]
+    from_graph: bool
 
 
 def collect_evidence(state: State, grounding: Grounding) -> Program[list[Block]]:
@@ -190,7 +201,13 @@ def collect_evidence(state: State, grounding: Grounding) -> Program[list[Block]]
     if without_texts:
         yield from search_text(state, without_texts, grounding.bindings)
     return [
-        Block(i, i in kept, kept.get(i, ()), texts.get(i) or state.texts.get(i, ()))
+        Block(
+            i,
+            i in kept,
+            kept.get(i, ()),
+            texts.get(i) or state.texts.get(i, ()),
+            bool(texts.get(i)),
+        )
         for i in range(len(state.plan))
     ]
 
@@ -240,10 +257,13 @@ def answer(state: State, blocks: Sequence[Block]) -> Program[Attempt]:
 def _prediction(
     state: State, steps: list[Step], grounding: Grounding, blocks: Sequence[Block], attempt: Attempt
 ) -> Prediction:
+    config = state.config
     texts = [text for block in blocks for text in block.texts]
-    kept = sorted((c for block in blocks for c in block.kept), key=lambda c: -c.score)
-    if state.config.recall_order == "score":
-        texts = sorted(texts, key=lambda text: -text.score)
+    kept = _by_score((_ranker(config, b.index, True), c) for b in blocks for c in b.kept)
+    if config.recall_order == "score":
+        texts = _by_score(
+            (_ranker(config, b.index, b.from_graph), text) for b in blocks for text in b.texts
+        )
     sources = [(t.passage.id, t.sentence) for t in texts] + [
         s for c in kept for s in c.fact.sources
     ]
@@ -262,6 +282,30 @@ def _prediction(
         (attempt,),
         {kind: count for kind, count in sorted(state.parse_errors.items()) if count},
     )
+
+
+def _ranker(config: C2ragConfig, index: int, from_graph: bool) -> str:
+    """Returns what computes the scores of a constraint: a reranker, relations, or the retriever."""
+    if not from_graph:
+        return "reranker" if config.rerank_texts else "retriever"
+    is_coarse = not config.use_constraints or index < config.plain_hops
+    return "reranker" if config.rerank_structural and not is_coarse else "relations"
+
+
+def _by_score(pairs: Iterable[tuple[str, _Scored]]) -> list[_Scored]:
+    """Sorts pairs (ranker, item) by score, best first.
+
+    Items of several rankers are sorted by their place among the items of their ranker.
+    """
+    by_ranker: dict[str, list[_Scored]] = collections.defaultdict(list)
+    for ranker, item in pairs:
+        by_ranker[ranker].append(item)
+    places = [
+        (place, item)
+        for items in by_ranker.values()
+        for place, item in enumerate(sorted(items, key=lambda item: -item.score))
+    ]
+    return [item for _, item in sorted(places, key=lambda pair: pair[0])]
 
 
 def _step(state: State, block: Block, grounding: Grounding) -> Step:

@@ -45,7 +45,8 @@ class C2ragConfig:
       num_anchors: E, number of graph entities matched to each name.
       anchor_match: similarity of names: coverage (Eq. 3) or ratio (difflib's; released code).
       num_relations: R, number of candidates selected by their relation (Eq. 5).
-      num_structural: K_s, number of candidates selected by the reranker (Eq. 6).
+      num_structural: K_s, number of candidates selected by the reranker (Eq. 6), at most
+        ``num_relations``.
       lin_relation: relation in Lin(tau), the text of a constraint: canonical (without variants), or
         variants (with its variants).
       sufficiency: criterion for a resolved constraint: neff (Eq. 8 and 9); score (the best
@@ -84,7 +85,8 @@ class C2ragConfig:
       recovery_question: include the question in the query that reranks texts (Eq. 12).
       max_texts: maximum number of texts per block for the reader; 0 means no limit.
       recall_order: rank passages by their best score (score), or in the order of the plan (plan,
-        released code).
+        released code). Scores of different rankers are not comparable, so with score, passages
+        with scores of several rankers are ranked by their place among the passages of their ranker.
       reader_format: blocks (Eq. 16), or a format of CIRAG's reader, with the passages but without
         the plan: thought, chain, brief.
       use_constraints: off uses the graph's triples most similar to Lin(tau) as candidates (w/o
@@ -159,6 +161,12 @@ class C2ragConfig:
             raise UserError(
                 "sufficiency=score needs min_score, the minimum score of the best candidate (0 is "
                 "a usual threshold for cross-encoders)."
+            )
+        if self.use_relations and self.num_structural > self.num_relations:
+            say(
+                f"WARNING: num_structural={self.num_structural} has the effect of "
+                f"{self.num_relations}, because num_relations={self.num_relations} candidates are "
+                "left by the selection of relations"
             )
         if self.sufficiency == "neff":
             self._warn()

@@ -34,11 +34,15 @@ ANSWER_TOKENS = {
 }
 
 
+NO_MINIMUM = -1e9  # Below every score.
+
+
 def search(query: str, k: int, rerank_from: int = 0, min_score: float = 0.0) -> Program[Retrieved]:
     """Returns the ``k`` nearest passages, or the ``k`` best of ``rerank_from`` passages.
 
     The ranker ``passages`` selects the best passages, without passages that score ``min_score`` or
-    less. DualRAG's baselines keep 10 of 50 passages, with a logit above 0.
+    less. In DualRAG's code, NativeRAG keeps up to 10 of 50 passages, with a logit above 0, and
+    GenGround keeps 10 with any logit.
     """
     retrieved: Retrieved = yield Retrieve(query, max(k, rerank_from))
     if not rerank_from or not retrieved.passages:

@@ -146,12 +146,14 @@ def _ask_reasoner(state: State, config: DualragConfig) -> Program[tuple[str, boo
     messages = prompts.reasoning_messages(
         state.knowledge(config), state.question, state.thoughts, few_shot=config.few_shot
     )
-    schema = prompts.THOUGHT_SCHEMA if config.constrained else None
+    schema = prompts.thought_schema(config.max_thought) if config.constrained else None
     thought, text = prompts.Thought("", None, "empty"), ""
     for _ in range(1 + config.max_retries):
         response: Generated = yield Generate(messages, "reasoner", json_schema=schema)
         text, truncated = response.text, response.finish_reason == "length"
-        thought = prompts.parse_thought(text, truncated=truncated)
+        limit = config.max_thought
+        thought = prompts.parse_thought(text, truncated=truncated, max_chars=limit)
+        state.parse_errors["reasoner_thought_cut"] += thought.is_cut
         if thought.problem is None:
             break
         state.parse_errors[f"reasoner_{thought.problem}"] += 1
@@ -166,6 +168,8 @@ def _ask_for_sentence(state: State, config: DualragConfig) -> Program[tuple[str,
     response: Generated = yield Generate(messages, "reasoner")
     thought = ircot.parse_thought(response.text)
     state.parse_errors["reasoner_empty"] += not thought
+    is_cut = response.finish_reason == "length" and thought == response.text.strip()
+    state.parse_errors["reasoner_truncated"] += is_cut
     return thought, response.text
 
 
@@ -326,6 +330,8 @@ def _summarize(state: State, queries: Queries, new: Documents) -> Program[Fragme
         )
         for e, passages in new.items()
     ]
+    is_cut = (response.finish_reason == "length" for response in responses)
+    state.parse_errors["summary_truncated"] += sum(is_cut)
     return {e: prompts.parse_summary(r.text) for e, r in zip(new, responses, strict=True)}
 
 

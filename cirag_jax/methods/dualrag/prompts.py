@@ -16,16 +16,15 @@ from cirag_jax.types import Passage
 
 ELSE = "else"  # Stands for a missing entity (released code).
 MAX_CHARS = 200  # Longer names and queries are dropped.
-_MAX_THOUGHT = 500
 
-# More servers support ``pattern`` than ``maxLength``. The pattern excludes leading white space,
-# which small models may repeat without end under greedy decoding.
-THOUGHT_SCHEMA: Mapping[str, Any] = object_schema(
-    {
-        "thought": {"type": "string", "pattern": r"^[^\s].{9,399}$"},
-        "need_retrieve": {"type": "boolean"},
-    }
-)
+
+def thought_schema(max_chars: int) -> Mapping[str, Any]:
+    """Returns the schema of the reasoner's response; ``max_chars=0`` is no limit."""
+    # More servers support ``pattern`` than ``maxLength``. The pattern excludes leading white space,
+    # which small models may repeat without end under greedy decoding.
+    longest = max_chars - 1 if max_chars else ""
+    thought = {"type": "string", "pattern": rf"^[^\s].{{9,{longest}}}$"}
+    return object_schema({"thought": thought, "need_retrieve": {"type": "boolean"}})
 
 
 def entities_schema(
@@ -220,25 +219,34 @@ class Thought(NamedTuple):
       text: the thought r^t; empty if unreadable.
       need_retrieve: the retrieval flag f^t; None if unreadable.
       problem: the kind of malformed output, or None.
+      is_cut: whether the thought ends at the maximum length.
     """
 
     text: str
     need_retrieve: bool | None
     problem: str | None
+    is_cut: bool = False
 
 
-def parse_thought(text: str, *, truncated: bool = False) -> Thought:
-    """Parses a reasoner's response; never fails. Prose is a thought without a flag."""
+def parse_thought(text: str, *, truncated: bool = False, max_chars: int = 0) -> Thought:
+    """Parses a reasoner's response; never fails. Prose is a thought without a flag.
+
+    Thoughts are cut to ``max_chars`` characters; 0 is no limit.
+    """
     value, problem = find_json(text, "thought", truncated)
     if value is None:
-        prose = "" if "{" in text else one_line(text)[:_MAX_THOUGHT]
-        return Thought(prose, None, problem)
-    thought, flag = value["thought"], value.get("need_retrieve")
-    thought = one_line(thought)[:_MAX_THOUGHT] if isinstance(thought, str) else ""
-    flag = flag if isinstance(flag, bool) else None
-    if not thought or flag is None:
-        problem = problem if problem in ("broken_json", "truncated") else "wrong_shape"
-    return Thought(thought, flag, None if problem == "loose_json" else problem)
+        thought, flag = "" if "{" in text else one_line(text), None
+    else:
+        thought, flag = value["thought"], value.get("need_retrieve")
+        thought = one_line(thought) if isinstance(thought, str) else ""
+        flag = flag if isinstance(flag, bool) else None
+        if not thought or flag is None:
+            problem = problem if problem in ("broken_json", "truncated") else "wrong_shape"
+        elif problem == "loose_json":
+            problem = None
+    # A schema ends a longer thought exactly at the limit.
+    is_cut = 0 < max_chars <= len(thought)
+    return Thought(thought[: max_chars or None], flag, problem, is_cut)
 
 
 class Entity(NamedTuple):

@@ -28,6 +28,7 @@ class DualragConfig:
       use_reranker: off keeps the best documents in the order of retrieval.
       max_entities: maximum number of entities per round.
       max_keywords: maximum number of queries per entity.
+      max_thought: maximum characters of a thought (ours, for small models); 0 is no limit (paper).
       constrained: force JSON responses to follow their schema.
       max_retries: how often unreadable JSON is requested again (released code: without limit).
       few_shot: show worked examples.
@@ -53,6 +54,7 @@ class DualragConfig:
     use_reranker: bool = True
     max_entities: PositiveInt = 5
     max_keywords: PositiveInt = 4
+    max_thought: Count = 0
     constrained: bool = True
     max_retries: Count = 1
     few_shot: bool = True

@@ -62,6 +62,8 @@ _LABEL = re.compile(
     r"^(?:.*?\bthe (?:final )?answer is\b|(?:final )?answer\s*(?=:))", re.IGNORECASE
 )
 
+_TRIPLE = re.compile(r"<[^;<>]*;[^;<>]*;[^<>]*>")
+
 _MAX_UNITS = 20  # Further units of a response are ignored, because matching takes time.
 _MAX_CHARS = 500  # Only this many are compared, because difflib takes quadratic time.
 
@@ -120,6 +122,11 @@ def shown(text: str, kind: UnitKind) -> str:
     if kind != "triple" or not text.startswith("<"):  # A chain of triples may contain a sentence.
         return text
     return f"<{text.removeprefix('<').removesuffix('>').replace('<', '(').replace('>', ')')}>"
+
+
+def is_unit(text: str, kind: UnitKind) -> bool:
+    """Returns whether a text of the chain has the form of a unit; triples are in brackets."""
+    return kind != "triple" or _TRIPLE.fullmatch(text.strip()) is not None
 
 
 def _context(candidates: Sequence[str], kind: UnitKind) -> str:
@@ -218,7 +225,9 @@ def parse_completion(
         parse_errors.append("truncated" if is_cut else "not_a_candidate")
     if not written and answer is None:
         parse_errors.append("no_unit")
-    sentence = next((s.strip() for s in split_sentences(text.strip()) if s.strip()), "")
+    # A completion may begin with the mark that ends the last unit (removed in the released code).
+    sentences = split_sentences(text.lstrip(" \t\n.,;"))
+    sentence = next((s.strip() for s in sentences if s.strip()), "")
     return Completion(None, written or sentence, bool(written), answer, tuple(parse_errors))
 
 

@@ -123,7 +123,12 @@ class State:
             self._boost(link)
 
     def nearest(self, text: str) -> PooledUnit | None:
-        """Returns the unit of the pool that best matches a text of the chain, or None."""
+        """Returns the unit of the pool that best matches a unit of the chain, or None.
+
+        As in the released code, a sentence in a chain of triples matches no unit.
+        """
+        if not prompts.is_unit(text, self.config.units):
+            return None
         best = max(self.pool, key=lambda unit_text: token_f1(unit_text, text), default="")
         return self.pool[best] if token_f1(best, text) >= _MIN_F1 else None
 

@@ -78,8 +78,18 @@ def test_genground_unreadable_json_becomes_question():
 
 def test_genground_no_passages_keeps_the_guess():
     low = {f"p{i}": -1.0 for i in range(7)}
-    fakes, result = run([deduced(BORN, "Malmo")], scores=low, max_steps=1)
+    fakes, result = run([deduced(BORN, "Malmo")], scores=low, max_steps=1, min_score=0.0)
     assert result.steps[0].notes["answer"] == "Malmo" and result.steps[0].passages == ()
+
+
+def test_genground_keeps_passages_with_any_logit():
+    responses = [deduced(BORN, "Malmo"), EMPTY, EMPTY]
+    scores = {f"p{i}": -9.0 for i in range(7)}
+    _, result = run(responses, scores=scores, max_steps=1, num_passages=5)
+    assert len(result.passages) == 5
+    _, result = run([responses[0]], scores=scores, max_steps=1, min_score=0.0)
+    assert result.passages == ()
+    assert genground_config.get_config("small").genground.min_score == 0.3
 
 
 def test_genground_batches_are_limited():

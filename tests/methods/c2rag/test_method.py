@@ -194,6 +194,19 @@ def test_bindings_disjoint_constraints_take_union():
     assert names(result) == {"?place": ["Marn Keep", "1078"]}
 
 
+def test_bindings_constraint_without_a_name_does_not_restrict_others():
+    """The third constraint has no candidate, so the others' intersection remains (code)."""
+    asks = [
+        {"head": "Silent Road", "relation": "written in", "tail": "?place"},
+        {"head": "Marn Keep", "relation": "located in", "tail": "?place"},
+        {"head": "Nowhere", "relation": "near", "tail": "?place"},
+    ]
+    scores = {triple_key(HOP1[2]): 1.0, triple_key(HOP2[2]): 1.0}
+    code = {"neff_unit": "variable", "binding_end": "other_end", "gamma": 9.0}
+    _, result = run(scores, [plan(*asks)], num_anchors=1, **code)
+    assert names(result) == {"?place": ["Marn"]}
+
+
 def test_propagation_fixpoint_reaches_the_end_of_the_chain():
     chain = [
         {"head": "Silent Road", "relation": "written in", "tail": "?a"},
@@ -417,6 +430,18 @@ def test_recall_order_selects_score_or_plan():
     assert by_plan.passages == ("road", "end", "tower", "keep")
 
 
+def test_recall_order_ranks_scores_of_each_ranker_separately():
+    """The first hop has cosines, the texts of the second logits: their best passages come first."""
+    scores = CASE | {"end": 5.0, "tower": 4.0, "keep": 3.0}
+    asks = [CONSTRAINTS[0], {"head": "Quell prison", "relation": "r", "tail": "?y"}]
+    settings = {"sufficiency": "none", "planner": [plan(*asks)], "num_structural": 1}
+    _, coarse = run(scores, plain_hops=1, **settings)
+    assert coarse.steps[1].scores == (0.79,)
+    assert coarse.passages == ("road", "end", "tower", "keep")
+    _, result = run(scores, **settings)  # all scores are logits
+    assert result.passages == ("end", "tower", "keep", "road")
+
+
 def test_reader_format_selects_a_trained_format():
     fakes, result = run(reader="Marn Keep; until; 1952\nAnswer: 1952", reader_format="chain")
     last = prompt(fakes.received(Generate, "reader")[0])
@@ -452,6 +477,8 @@ def test_c2rag_config_useless_check_warns(capsys):
         ({"gamma": 2.0, "neff_rule": "softmax"}, ""),
         ({"gamma": 2.0, "sufficiency": "none"}, ""),
         ({"gamma": 0.5}, "gamma=0.5 resolves no constraint"),
+        ({"num_structural": 9, "num_relations": 6}, "num_structural=9 has the effect of 6"),
+        ({"num_structural": 9, "num_relations": 6, "use_relations": False}, ""),
     ):
         C2ragConfig(**settings)
         stderr = capsys.readouterr().err

@@ -208,6 +208,27 @@ def test_answer_truncated_response_is_counted():
     assert run(fakes).parse_errors == {"answer_truncated": 1}
 
 
+def test_dualrag_cut_thoughts_and_summaries_are_counted():
+    long = thought_json("L" * 39 + ".", True)
+    fakes = fake([long, STOP], [ADA_QUERY], [Generated("Ada Moen was", "length")])
+    result = run(fakes, max_thought=40)
+    assert result.parse_errors == {"reasoner_thought_cut": 2, "summary_truncated": 1}
+    assert result.steps[1].thought == DONE[:40]
+    patterns = [
+        request.json_schema["properties"]["thought"]["pattern"]
+        for request in fakes.received(Generate, "reasoner")
+    ]
+    assert patterns == [r"^[^\s].{9,39}$"] * 2
+    fakes = fake([thought_json("L" * 900, True), STOP], [ADA_QUERY], [BORN])
+    result = run(fakes, max_thought=0)
+    assert result.parse_errors == {} and len(result.steps[0].thought) == 900
+    schema = fakes.received(Generate, "reasoner")[0].json_schema
+    assert schema["properties"]["thought"]["pattern"] == r"^[^\s].{9,}$"
+    fakes = fake([Generated("It was", "length"), "So the answer is: Lund."], summaries=[BORN])
+    settings = {"use_reasoner": False, "use_entities": False, "num_documents": 1}
+    assert run(fakes, **settings).parse_errors == {"reasoner_truncated": 1}
+
+
 def test_identify_empty_responses_search_with_question():
     fakes = fake([Generated("", "length"), STOP], [""], [BORN], passages={None: (ADA,)})
     result = run(fakes, max_retries=0)

@@ -293,6 +293,17 @@ def test_boost_raises_chosen_and_answering_units():
     assert written.passages[0] == "decoy"  # 0.7 + 0.5
 
 
+def test_boost_in_code_follows_natural_completions():
+    """A completion continues the chain with a period; plain sentences are no triples (B4, B5)."""
+    code = {"boost": 0.5, "as_written": True, "stop": "empty", "retriever_query": "last"}
+    fakes, answered = run([f" {FIRST}", f". {FINAL}: 273.", " "], **code)
+    assert fakes.received(Retrieve)[-1].query.endswith(f"{FINAL}: 273.")
+    assert answered.passages[0] == "decoy"  # 0.7 + 0.5
+    words = FIRST.strip("<>").replace(";", "")
+    for text, best in ((FIRST, "hamlet"), (words, "decoy")):
+        assert run([f" {text}", ""], **code)[1].passages[0] == best
+
+
 def test_ranking_chain_puts_its_passages_first():
     _, result = run([f" {FIRST}", f", {SECOND}", FINAL_STEP], ranking="chain")
     assert result.passages == ("hamlet", "city", "decoy")

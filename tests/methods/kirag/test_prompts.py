@@ -129,6 +129,10 @@ def test_parse_completion_opening_precedes_the_text():
 def test_parse_completion_no_unit_takes_first_sentence():
     assert parse("Ada Moen is tall. She is a judge.").written == "Ada Moen is tall."
     assert parse(" So the answer is: Skane.").written == "So the answer is: Skane."
+    # A period ends the last unit of the chain, before the answer.
+    assert parse(". So the answer is: Skane.").written == "So the answer is: Skane."
+    assert parse(" ., ;\nSo it is.").written == "So it is."
+    assert parse(" .").written == ""
 
 
 LINES = ["Ada: The answer is 42, she said.", "Lund: A town in Skane."]
