@@ -72,12 +72,24 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 2.0,
         "tie_word_embeddings": True,
     },
+    "gemma3_text": {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "head_dim": 16,
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 6,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 4.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+        "tie_word_embeddings": True,
+    },
 }
 
 
 def config(family: str = "llama", **fields: Any) -> dict[str, Any]:
     """Returns ``config.json`` of a tiny model of ``family``, overridden by ``fields``."""
-    name = family.title().replace("_", "")
+    name = family.removesuffix("_text").title().replace("_", "")
     head = {"model_type": family, "architectures": [f"{name}ForCausalLM"], "dtype": "float32"}
     return {**head, **_BASE, **_FAMILIES[family], **fields}
 
@@ -91,7 +103,7 @@ def tensors(raw: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
         for name in place.names:
             values = rng.normal(size=place.shape)
             if "norm" in name:
-                values = 0.3 * values + (0.0 if raw["model_type"] == "gemma2" else 1.0)
+                values = 0.3 * values + (0.0 if raw["model_type"].startswith("gemma") else 1.0)
             elif name.endswith("bias"):
                 values = 0.3 * values
             else:
@@ -185,12 +197,18 @@ def write_gguf(
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv)
     writer.add_layer_norm_rms_eps(raw["rms_norm_eps"])
-    writer.add_rope_freq_base(raw["rope_parameters"]["rope_theta"])
+    rope = raw["rope_parameters"]
+    rope = rope.get("full_attention", rope)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
     if "head_dim" in raw:
         writer.add_key_length(raw["head_dim"])
         writer.add_value_length(raw["head_dim"])
-    if arch == "gemma2":
+    if arch.startswith("gemma"):
         writer.add_sliding_window(raw["sliding_window"])
+    if arch == "gemma2":
         writer.add_attn_logit_softcapping(raw["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(raw["final_logit_softcapping"])
     if "num_experts" in raw:
@@ -210,7 +228,7 @@ def write_gguf(
             if arch == "llama" and f"self_attn.{letter}_proj" in name:
                 split = values.reshape(count, 2, -1, *values.shape[1:])
                 values = split.swapaxes(1, 2).reshape(values.shape)
-        if arch == "gemma2" and "norm" in name:
+        if arch.startswith("gemma") and "norm" in name:
             values = values + np.float32(1)
         if quantize is not None and values.ndim > 1:
             packed = gguf.quants.quantize(values, quantize)

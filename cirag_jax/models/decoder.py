@@ -15,6 +15,7 @@ layers that have it, and the layers are always unrolled.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -28,7 +29,7 @@ from cirag_jax.models.attention import Branches, Implementation, Scoring
 from cirag_jax.models.low_rank import dropout, low_rank
 from cirag_jax.models.paged_cache import Cache
 from cirag_jax.models.precision import Dtype
-from cirag_jax.models.rope import RopeScaling, rope_tables, rotate
+from cirag_jax.models.rope import Rope, rope_tables, rotate
 from cirag_jax.sharding import ShapesAndAxes
 
 Params = Any  # the dictionary described in `decoder_params.Decoder`
@@ -46,13 +47,15 @@ class DecoderConfig:
 
     Attributes:
       max_positions: the context length in tokens.
-      rope_theta, rope_scaling: rotary base and scaling.
+      ropes: rotary positions of each layer, or one entry for all layers; None means no positions.
+      rotary_dim: number of rotated dimensions of each head; None is all.
       norm_eps, norm_offset: RMS norm; the scale is ``norm_offset + weight`` (Gemma stores w - 1).
       activation: activation of the gate; Gemma uses ``gelu_tanh``.
       qkv_bias, out_bias, mlp_bias: which projections have a bias.
-      qk_norm: whether an RMS norm is applied to each query and key head (Qwen 3).
+      qk_norm: whether an RMS norm is applied to each query and key head (Qwen 3,
+        Gemma 3).
       post_norms: whether there are also norms after attention and feed-forward, before the residual
-        sum (Gemma 2).
+        sum (Gemma).
       tie_embeddings: whether the output layer is the transposed embedding.
       embedding_scale: factor on token embeddings (Gemma: sqrt(d_model)).
       query_scale: factor on attention scores; None is ``head_dim ** -0.5``.
@@ -80,8 +83,8 @@ class DecoderConfig:
     head_dim: int
     d_ff: int
     max_positions: int = 2048
-    rope_theta: float = 10000.0
-    rope_scaling: RopeScaling | None = None
+    ropes: tuple[Rope | None, ...] = (Rope(),)
+    rotary_dim: int | None = None
     norm_eps: float = 1e-5
     norm_offset: float = 0.0
     activation: Literal["silu", "gelu_tanh", "gelu"] = "silu"
@@ -127,6 +130,11 @@ class DecoderConfig:
     def windowed(self) -> bool:
         """Whether any layer has a window."""
         return any(self.windows)
+
+    @property
+    def rope_switch(self) -> int | None:
+        """The length above which a text has other rotary frequencies, if any; see `Rope.switch`."""
+        return next((rope.switch for rope in self.ropes if rope and rope.switch), None)
 
 
 def choose_attention(
@@ -375,6 +383,38 @@ def _layer_windows(config: DecoderConfig) -> tuple[int, ...]:
     return tuple(window or (1 << 30) for window in windows)
 
 
+def _layer_ropes(config: DecoderConfig) -> tuple[tuple[Rope | None, ...], tuple[int, ...]]:
+    """Returns the distinct ropes, and the index of each layer's."""
+    distinct = tuple(dict.fromkeys(config.ropes))
+    indices = tuple(map(distinct.index, config.ropes))
+    return distinct, indices * config.num_layers if len(indices) == 1 else indices
+
+
+def _make_tables(config, positions_BT, totals_BT):
+    dim = config.head_dim if config.rotary_dim is None else config.rotary_dim
+    return rope_tables(positions_BT, dim, _layer_ropes(config)[0], totals_BT)
+
+
+def _select(tables, rope: int | jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the tables of one rope; the index is traced in a scan."""
+    cos, sin = (table[0] if table.shape[0] == 1 else table[rope] for table in tables)
+    return cos, sin
+
+
+def _totals(segments_BT: jax.Array, positions_BT: jax.Array, shared_B: jax.Array | None):
+    """Returns the length of the segment of each token, ``[B, T]``.
+
+    Segments with a shared prefix have the length of the longest segment of their row, because they
+    attend to the same keys of the prefix.
+    """
+    if shared_B is not None:
+        segments_BT = jnp.minimum(segments_BT, 1)
+    largest = functools.partial(jax.ops.segment_max, num_segments=segments_BT.shape[1] + 1)
+    segments_BT = jnp.maximum(segments_BT, 0)
+    longest_BS = jax.vmap(largest)(positions_BT, segments_BT)
+    return jnp.take_along_axis(longest_BS, segments_BT, axis=1) + 1
+
+
 def _embed(config: DecoderConfig, params: Params, tokens_BT: jax.Array) -> jax.Array:
     x_BTD = sharding.lookup_embedding(params["embedding"], tokens_BT, config.d_model)
     x_BTD = x_BTD.astype(config.dtype)
@@ -423,7 +463,6 @@ def forward(
     b, t = tokens_BT.shape
     if positions_BT is None:
         positions_BT = jnp.broadcast_to(jnp.arange(t, dtype=jnp.int32), (b, t))
-    tables = rope_tables(positions_BT, config.head_dim, config.rope_theta, config.rope_scaling)
     x_BTD = _embed(config, params, tokens_BT)
     index = jnp.arange(t, dtype=jnp.int32)
     packed = segments_BT is not None
@@ -431,10 +470,12 @@ def forward(
         real_B = jnp.full(b, t, jnp.int32) if lengths_B is None else lengths_B
         segments_BT = (index[None] < real_B[:, None]).astype(jnp.int32)
     visible = block_attention.make_visibility(segments_BT, positions_BT, shared_B)
+    totals_BT = _totals(segments_BT, positions_BT, shared_B) if config.rope_switch else None
+    tables = _make_tables(config, positions_BT, totals_BT)
 
-    def layer(x_BTD, p, pairs, window, key):
+    def layer(x_BTD, p, pairs, window, rope, key):
         block = _Layer(config, p, pairs, lora, key)
-        heads = block.heads(block.norm(x_BTD, "attention_norm"), tables)
+        heads = block.heads(block.norm(x_BTD, "attention_norm"), _select(tables, rope))
         if config.attention == "cudnn":
             mixed_BTNH = _attend_fused(config, *heads, visible, lengths_B, window, packed)
         else:
@@ -518,21 +559,23 @@ def _split_layers(config: DecoderConfig, stacked: Any) -> tuple[dict[str, Any], 
 
 
 def _run_layers(config, layer, x_BTD, params, adapter, dropout_key):
-    """Runs ``layer(x, p, pairs, window, key)`` over all layers.
+    """Runs ``layer(x, p, pairs, window, rope, key)`` over all layers.
 
     Equal layers that are stacked run as a scan.
     """
     keys = None if dropout_key is None else jax.random.split(dropout_key, config.num_layers)
     windows, layers = _layer_windows(config), params["layers"]
+    _, ropes = _layer_ropes(config)
     pairs = {} if adapter is None else adapter["layers"]
     if not isinstance(layers, tuple) and config.dense_layers:
         layers, pairs = (_split_layers(config, stacked) for stacked in (layers, pairs))
     if not isinstance(layers, tuple):
-        inputs = (layers, pairs, jnp.asarray(windows, jnp.int32), keys)
+        settings = (jnp.asarray(each, jnp.int32) for each in (windows, ropes))
+        inputs = (layers, pairs, *settings, keys)
         return jax.lax.scan(lambda x, row: (layer(x, *row), None), x_BTD, inputs)[0]
     for i, p in enumerate(layers):
         key = None if keys is None else keys[i]
-        x_BTD = layer(x_BTD, p, pairs[i] if pairs else {}, windows[i], key)
+        x_BTD = layer(x_BTD, p, pairs[i] if pairs else {}, windows[i], ropes[i], key)
     return x_BTD
 
 
@@ -562,6 +605,7 @@ def forward_cached(
     tables_BN: jax.Array | None,
     *,
     branch: int = 0,
+    totals_B: jax.Array | None = None,
     adapter: Adapter | None = None,
     lora: LoraOptions = DEFAULT_LORA,
 ) -> tuple[jax.Array, Cache, tuple[jax.Array, jax.Array]]:
@@ -578,6 +622,8 @@ def forward_cached(
         row's pages, or to a page that does not exist, are dropped.
       branch: if above 0, the new tokens of a row are alternative branches of this length. Each
         branch continues from the cached tokens and does not attend to the other branches.
+      totals_B: int32 length of each row's text, of which the new tokens may be a part; it matters
+        only with `DecoderConfig.rope_switch`. None means that the text ends with the new tokens.
       adapter: LoRA factors with unstacked layers.
       lora: scale of the adapter.
 
@@ -591,7 +637,9 @@ def forward_cached(
     branches = Branches(start_B, branch) if branch else None
     distance_BTS = attention.distances(slots_BT, jnp.arange(length, dtype=jnp.int32), branches)
     positions_BT = slots_BT if branches is None else slots_BT - branches.skipped(slots_BT)
-    tables = rope_tables(positions_BT, config.head_dim, config.rope_theta, config.rope_scaling)
+    totals_B = positions_BT[:, -1] + 1 if totals_B is None else totals_B
+    tables = _make_tables(config, positions_BT, totals_B[:, None])
+    _, ropes = _layer_ropes(config)
     x_BTD = _embed(config, params, tokens_BT)
     at_BT = paged_cache.locate_slots(cache, tables_BN, slots_BT)
     keys, values = list(cache["k"]), list(cache["v"])
@@ -599,7 +647,9 @@ def forward_cached(
     for i, window in enumerate(_layer_windows(config)):
         pairs = adapter["layers"][i] if adapter is not None else {}
         block = _Layer(config, params["layers"][i], pairs, lora, None)
-        q_BTNH, k_BTKH, v_BTKH = block.heads(block.norm(x_BTD, "attention_norm"), tables)
+        q_BTNH, k_BTKH, v_BTKH = block.heads(
+            block.norm(x_BTD, "attention_norm"), _select(tables, ropes[i])
+        )
         new = paged_cache.pack_pair(k_BTKH, v_BTKH, keys[i].dtype)
         keys[i], values[i] = paged_cache.write_slots(keys[i], values[i], at_BT, *new)
         mask_BTS = distance_BTS >= 0

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import jax
@@ -15,16 +16,18 @@ class RopeScaling:
     Attributes:
       kind: ``linear`` divides all frequencies by ``factor``. ``llama3`` (Llama 3.1) divides only
         low frequencies, with a ramp between divided and unchanged frequencies. ``yarn`` is the
-        method of Peng et al., 2023.
+        method of Peng et al., 2023. ``longrope`` (Ding et al., 2024) divides each frequency by a
+        number of its own, which is another one for texts longer than the trained length.
       factor: ratio of the new length to the trained one.
       original_positions: the trained length, in tokens.
       low_frequency, high_frequency: ends of the ramp in ``llama3``, in turns over the trained
         length.
       beta_fast, beta_slow: ends of the ramp in ``yarn``, in the same unit.
-      attention_factor: factor on sines and cosines in ``yarn``.
+      attention_factor: factor on sines and cosines in ``yarn`` and ``longrope``.
+      short_factors, long_factors: divisors of the frequencies in ``longrope``, one per frequency.
     """
 
-    kind: Literal["linear", "llama3", "yarn"]
+    kind: Literal["linear", "llama3", "yarn", "longrope"]
     factor: float
     original_positions: int = 8192
     low_frequency: float = 1.0
@@ -32,21 +35,44 @@ class RopeScaling:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float = 1.0
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
 
 
-def rope_frequencies(
-    head_dim: int, theta: float, scaling: RopeScaling | None = None
-) -> tuple[list[float], float]:
-    """Returns ``head_dim / 2`` angular frequencies, and the factor on sine and cosine.
+@dataclasses.dataclass(frozen=True)
+class Rope:
+    """Rotary positions of a layer: base of the frequencies, and scaling."""
+
+    theta: float = 10000.0
+    scaling: RopeScaling | None = None
+
+    @property
+    def switch(self) -> int | None:
+        """The length above which a text has other frequencies (``longrope``), if any."""
+        if self.scaling is None or self.scaling.kind != "longrope":
+            return None
+        return self.scaling.original_positions
+
+
+def rope_frequencies(dim: int, rope: Rope, *, is_long: bool = False) -> tuple[list[float], float]:
+    """Returns ``dim / 2`` angular frequencies, and the factor on sine and cosine.
 
     Dimension pair ("plane") i of a head is rotated with frequency i. Source: RoFormer, section 3.2.
+
+    Args:
+      dim: number of rotated dimensions of a head.
+      rope: base and scaling.
+      is_long: whether the text is longer than ``rope.switch``.
     """
-    half = head_dim // 2
-    base = [theta ** (-i / half) for i in range(half)]
+    theta, scaling = rope.theta, rope.scaling
+    base = [theta ** (-i / dim) for i in range(0, dim, 2)]
     if scaling is None:
         return base, 1.0
     if scaling.kind == "linear":
         return [f / scaling.factor for f in base], 1.0
+    if scaling.kind == "longrope":
+        divisors = scaling.long_factors if is_long else scaling.short_factors
+        return [f / d for f, d in zip(base, divisors, strict=True)], scaling.attention_factor
     if scaling.kind == "yarn":
         return _yarn_frequencies(base, theta, scaling), scaling.attention_factor
     turns = [scaling.original_positions * f / (2 * math.pi) for f in base]
@@ -70,17 +96,46 @@ def _yarn_frequencies(base: list[float], theta: float, scaling: RopeScaling) -> 
 
 
 def rope_tables(
-    positions_BT: jax.Array, head_dim: int, theta: float, scaling: RopeScaling | None = None
+    positions_BT: jax.Array,
+    dim: int,
+    ropes: Sequence[Rope | None],
+    totals_BT: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns cosine and sine of int32 positions, fp32 ``[B, T, head_dim / 2]``."""
-    frequencies, factor = rope_frequencies(head_dim, theta, scaling)
-    angles = positions_BT[..., None].astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32)
+    """Returns cosine and sine of int32 positions, fp32 ``[R, B, T, dim / 2]``, for each of R ropes.
+
+    A rope that is None leaves queries and keys unchanged. ``totals_BT`` (or ``[B, 1]``) is the
+    length of the text of each token, which is needed if a rope has a `Rope.switch`.
+    """
+    tables = [_tables(positions_BT, dim, rope, totals_BT) for rope in ropes]
+    cos, sin = (jnp.stack(each) for each in zip(*tables, strict=True))
+    return cos, sin
+
+
+def _tables(positions_BT, dim, rope, totals_BT):
+    if rope is None:
+        shape = (*positions_BT.shape, -(-dim // 2))
+        return jnp.ones(shape, jnp.float32), jnp.zeros(shape, jnp.float32)
+    values, factor = rope_frequencies(dim, rope)
+    frequencies = jnp.asarray(values, jnp.float32)
+    if rope.switch is not None:
+        longer = jnp.asarray(rope_frequencies(dim, rope, is_long=True)[0], jnp.float32)
+        frequencies = jnp.where(totals_BT[..., None] > rope.switch, longer, frequencies)
+    angles = positions_BT[..., None].astype(jnp.float32) * frequencies
     return jnp.cos(angles) * factor, jnp.sin(angles) * factor
 
 
 def rotate(x_BTNH: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Rotates dimensions i and i + H / 2 of each head by the angles of the position (Llama)."""
+    """Rotates the first dimensions of each head by the angles of the position (Llama).
+
+    With tables ``[B, T, P]``, dimension i is paired with dimension ``P + i``, and all dimensions
+    from ``2 P`` on are left unchanged.
+    """
     cos, sin = (table[:, :, None, :] for table in tables)
-    first, second = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)
+    planes = cos.shape[-1]
+    x32 = x_BTNH[..., : 2 * planes].astype(jnp.float32)
+    first, second = jnp.split(x32, 2, axis=-1)
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
-    return rotated.astype(x_BTNH.dtype)
+    rotated = rotated.astype(x_BTNH.dtype)
+    if 2 * planes == x_BTNH.shape[-1]:
+        return rotated
+    return jnp.concatenate([rotated, x_BTNH[..., 2 * planes :]], -1)

@@ -104,6 +104,31 @@ CASES = {
         "gemma2",
         {"attn_logit_softcapping": None, "final_logit_softcapping": None},
     ),
+    "gemma3": ("gemma3_text", {}),
+    "gemma3, older fields, caps": (
+        "gemma3_text",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": None,
+            "sliding_window_pattern": 3,
+            "rope_parameters": None,
+            "rope_theta": 1000.0,
+            "rope_local_base_freq": 100.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 2.0,
+            "attention_bias": True,
+        },
+    ),
+    "gemma3, defaults, llama3 rope": (
+        "gemma3_text",
+        {
+            "num_hidden_layers": 7,
+            "layer_types": None,
+            "sliding_window": 4,
+            "rope_parameters": {"full_attention": _LLAMA3, "sliding_attention": None},
+        },
+    ),
 }
 
 

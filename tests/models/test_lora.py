@@ -29,6 +29,7 @@ CASES = {
         LoraConfig(4, 6.0, targets=("q_proj", "k_proj", "v_proj", "o_proj")),
     ),
     "gemma2, rank-stabilised": ("gemma2", {}, LoraConfig(4, 6.0, rank_stabilised=True)),
+    "gemma3": ("gemma3_text", {}, LORA),
 }
 
 

@@ -64,7 +64,7 @@ _LLAMA = (
     *_OUTER,
     *_layer_entries({"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm"}),
 )
-_GEMMA2 = (
+_GEMMA = (
     *_OUTER,
     *_layer_entries(
         {
@@ -91,14 +91,15 @@ _QWEN3_MOE = (
 # model_type -> all possible tensors; the model's configuration determines which are required.
 FAMILIES: Mapping[str, tuple[Entry, ...]] = {
     **dict.fromkeys(("llama", "qwen2", "qwen3", "mistral"), _LLAMA),
-    "gemma2": _GEMMA2,
+    **dict.fromkeys(("gemma2", "gemma3_text"), _GEMMA),
     "qwen3_moe": _QWEN3_MOE,
 }
 
-# Buffers of older checkpoints, which are computed instead of loaded, and the copy of the embedding
-# that some checkpoints store as output layer; see `has_own_head`.
+# Buffers of older checkpoints, which are computed instead of loaded, parts for images, and the copy
+# of the embedding that some checkpoints store as output layer; see `has_own_head`.
 IGNORED = (
     *("*.rotary_emb.inv_freq", "*.self_attn.bias", "*.self_attn.masked_bias"),
+    *("model.vision_tower.*", "model.multi_modal_projector.*"),
     "lm_head.weight",
 )
 
@@ -175,7 +176,12 @@ class TensorSource(Protocol):
 
 
 def _canonical(name: str) -> str:
-    """Adds the prefix ``model.``, which some checkpoints lack."""
+    """Adds the prefix ``model.``, which some checkpoints lack.
+
+    Also removes the prefix of the text part of models with images.
+    """
+    for prefix in ("language_model.", "model.language_model."):
+        name = name.removeprefix(prefix)
     if name.startswith("model.") or name == "lm_head.weight":
         return name
     return f"model.{name}"

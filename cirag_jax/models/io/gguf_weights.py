@@ -19,11 +19,12 @@ import numpy as np
 from cirag_jax.errors import UserError, parsing
 from cirag_jax.models.io.decoder_weights import FAMILIES
 from cirag_jax.models.io.tensor_files import check_tensor, gguf_parts
-from cirag_jax.models.rope import RopeScaling, rope_frequencies
+from cirag_jax.models.rope import Rope, RopeScaling, rope_frequencies
 
 # Architecture of llama.cpp -> model_type in transformers; Mistral files have "llama".
 ARCHITECTURES = {
     **{name: name for name in ("llama", "qwen2", "qwen3", "gemma2")},
+    "gemma3": "gemma3_text",
     "qwen3moe": "qwen3_moe",
 }
 ROPE_FACTORS = "rope_freqs.weight"  # rotary scaling of Llama 3, one divisor per plane
@@ -78,7 +79,7 @@ class GgufFile:
         except NotImplementedError as error:
             raise UserError(f"{self.file}: tensor {name} cannot be dequantized: {error}") from None
         values = check_tensor(values[(slice(None), *index[1:])], name, self.file)
-        if self.architecture == "gemma2" and name.endswith("norm.weight"):
+        if self.architecture.startswith("gemma") and name.endswith("norm.weight"):
             values = values - np.float32(1.0)
         return np.asarray(values, np.float32)
 
@@ -189,7 +190,7 @@ def hf_config(source: GgufFile) -> dict[str, Any]:
         )
     names = {name for name, _ in source.shapes}
     model_type = ARCHITECTURES[source.architecture]
-    name = "".join(part.capitalize() for part in model_type.split("_"))
+    name = "".join(part.capitalize() for part in model_type.removesuffix("_text").split("_"))
     raw: dict[str, Any] = {
         "architectures": [f"{name}ForCausalLM"],
         "model_type": model_type,
@@ -212,8 +213,8 @@ def hf_config(source: GgufFile) -> dict[str, Any]:
                 f"{source.file}: metadata field tokenizer.ggml.{key}_token_id is not an integer"
             )
         raw[f"{field}_token_id"] = token
-    if model_type == "gemma2":
-        raw.update(_gemma2(source, heads, width))
+    if source.architecture in _LARGE_GEMMA:
+        raw.update(_gemma(source, heads, width))
     else:
         raw["hidden_act"] = "silu"
     if model_type in ("llama", "qwen3", "qwen3_moe"):
@@ -235,17 +236,38 @@ def _shortest(value: float) -> float:
     return float(str(np.float32(value)))
 
 
-def _gemma2(source: GgufFile, heads: int, width: int) -> dict[str, Any]:
+# Number of layers of the 27B models.
+_LARGE_GEMMA = {"gemma2": 46, "gemma3": 62}
+
+
+def _gemma(source: GgufFile, heads: int, width: int) -> dict[str, Any]:
     number = source.number
-    # The file lacks the query scale, which is different for the 27B model (46 layers).
-    large = int(number("block_count")) == 46
-    return {
+    # The file lacks the query scale, which is different for the 27B models.
+    large = int(number("block_count")) == _LARGE_GEMMA[source.architecture]
+    size = int(number("attention.key_length", width // heads))
+    fields: dict[str, Any] = {
         "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": width // heads if large else int(number("attention.key_length")),
+        "query_pre_attn_scalar": width // heads if large else size,
         "sliding_window": int(number("attention.sliding_window")),
-        "attn_logit_softcapping": float(number("attn_logit_softcapping")),
-        "final_logit_softcapping": float(number("final_logit_softcapping")),
     }
+    if source.architecture == "gemma2":
+        fields["attn_logit_softcapping"] = float(number("attn_logit_softcapping"))
+        fields["final_logit_softcapping"] = float(number("final_logit_softcapping"))
+        return fields
+    # llama.cpp's defaults for what files usually lack.
+    fields["final_logit_softcapping"] = float(number("final_logit_softcapping", 0.0)) or None
+    pattern = source.metadata.get("gemma3.attention.sliding_window_pattern")
+    if isinstance(pattern, list):  # whether each layer has a window
+        kinds = ("full_attention", "sliding_attention")
+        fields["layer_types"] = [kinds[bool(slides)] for slides in pattern]
+    else:
+        fields["sliding_window_pattern"] = int(number("attention.sliding_window_pattern", 6))
+    local = {
+        "rope_type": "default",
+        "rope_theta": _shortest(number("rope.freq_base_swa", 10000.0)),
+    }
+    fields["rope_parameters"] = {"full_attention": _rope(source), "sliding_attention": local}
+    return fields
 
 
 def _rope(source: GgufFile) -> dict[str, Any]:
@@ -291,7 +313,7 @@ def _llama3(source: GgufFile, theta: float, size: int) -> dict[str, Any]:
     divisors = np.asarray(source._tensors[ROPE_FACTORS].data, np.float64).reshape(-1)
     factor, original, low, high = float(divisors.max()), 8192, 1.0, 4.0
     scaling = RopeScaling("llama3", factor, original, low, high)
-    plain, stretched = (rope_frequencies(size, theta, kind)[0] for kind in (None, scaling))
+    plain, stretched = (rope_frequencies(size, Rope(theta, kind))[0] for kind in (None, scaling))
     expected = np.divide(plain, stretched)
     if divisors.shape != expected.shape or not np.allclose(divisors, expected, rtol=1e-4):
         raise UserError(

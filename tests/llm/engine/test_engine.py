@@ -243,7 +243,7 @@ def test_scores_equal_forward_pass(engine, caching_engine, folder):
     assert score.usage.cached_tokens == 128
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2"])  # gemma2 has windows of 6 tokens
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3_text"])  # windows of 6 tokens
 def test_score_prefills_the_prompt_once(tmp_path, monkeypatch, family):
     """Each prompt is prefilled once, and continuations in one call do not affect each other."""
     folder = tiny_decoder.folder(tmp_path, family, max_position_embeddings=512)
@@ -365,7 +365,7 @@ def test_experts_generate_like_transformers_in_any_batch(tmp_path):
         assert len(found) == request.max_tokens or response.finish_reason == "stop"
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_moe"])
 def test_sharded_equals_unsharded(tmp_path, family):
     folder = tiny_decoder.folder(tmp_path / family, family, max_position_embeddings=512)
     mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tracemalloc
+from typing import Any
 
 import gguf
 import jax
@@ -149,6 +150,44 @@ def test_load_decoder_bare_model_and_ignored_tensors(tmp_path):
     )
 
 
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_load_decoder_text_part_of_multimodal_model(prefix, tmp_path):
+    """The text part of Gemma 3 is loaded, and saved as a model without images."""
+    fields = {"eos_token_id": [1, 106], "tie_word_embeddings": True}
+    folder = tiny_decoder.folder(tmp_path / "base", "gemma3_text", **fields)
+    plain, expected = decoder_params.to_params(_open(folder).state), _logits(folder)
+
+    def change(tensors):
+        for name in list(tensors):
+            tensors[prefix + name.removeprefix("model.")] = tensors.pop(name)
+        tensors["model.vision_tower.vision_model.head.bias"] = np.ones(4, np.float32)
+        tensors["multi_modal_projector.mm_soft_emb_norm.weight"] = np.ones(4, np.float32)
+
+    _rewrite(folder, change)
+    text = json.loads((folder / "config.json").read_text())
+    whole = {**{name: text.pop(name) for name in fields}, "text_config": text, "vision_config": {}}
+    (folder / "config.json").write_text(json.dumps({"model_type": "gemma3", **whole}))
+    loaded = _open(folder)
+    params = decoder_params.to_params(loaded.state)
+    jax.tree.map(np.testing.assert_array_equal, params, plain)
+    save_decoder(loaded, params, tmp_path / "out")
+    np.testing.assert_array_equal(_logits(tmp_path / "out"), expected)
+    saved = json.loads((tmp_path / "out/config.json").read_text())
+    assert saved["model_type"] == "gemma3_text" and saved["eos_token_id"] == [1, 106]
+
+
+def test_parse_decoder_config_gemma3_defaults_equal_transformers():
+    """A published text part has few fields; its sizes are the defaults of transformers."""
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34}
+    raw = {"model_type": "gemma3", "text_config": text}
+    found = parse_decoder_config(raw, "config.json")
+    full = transformers.Gemma3TextConfig(**text).to_dict()
+    assert found == parse_decoder_config(full, "config.json")
+    assert found == parse_decoder_config({**full, "rope_parameters": None}, "config.json")
+    assert found.windows[:7] == (4096,) * 5 + (0, 4096) and found.tie_embeddings
+    assert [rope.theta for rope in found.ropes[4:6] if rope] == [1e4, 1e6]
+
+
 def _drop(tensors):
     del tensors["model.layers.1.mlp.up_proj.weight"]
 
@@ -269,6 +308,18 @@ def test_load_decoder_unreadable_weights_raise(tmp_path):
         ("gemma2", {"layer_types": ["full_attention"]}, "field layer_types"),
         ("gemma2", {"layer_types": 2}, "field layer_types"),
         ("gemma2", {"use_bidirectional_attention": True}, "field use_bidirectional_attention"),
+        (
+            "gemma3_text",
+            {"layer_types": None, "sliding_window_pattern": 0},
+            "field sliding_window_p",
+        ),
+        ("gemma3_text", {"rope_parameters": {"rope_type": "default"}}, "field rope_parameters"),
+        (
+            "gemma3_text",
+            {"rope_parameters": {"full_attention": {"rope_type": "linear"}}},
+            "field rope_parameters.full_attention: field factor is missing",
+        ),
+        ("llama", {"model_type": "gemma3", "text_config": 3}, "field text_config is 3"),
     ],
 )
 def test_load_decoder_unsupported_config_names_field(family, fields, message, tmp_path):
@@ -368,7 +419,13 @@ def test_load_decoder_state_keeps_one_parameter_in_memory(tmp_path):
 @pytest.mark.parametrize("family", gguf_weights.ARCHITECTURES.values())
 def test_gguf_unquantized_equals_safetensors(family, tmp_path):
     """All tensors, and all fields of the configuration in the file, are equal."""
-    fields = {"query_pre_attn_scalar": 16} if family == "gemma2" else {}
+    fields: dict[str, Any] = {"query_pre_attn_scalar": 16} if "gemma" in family else {}
+    if family == "gemma3_text":  # the file lacks the base of layers with windows
+        fields["rope_parameters"] = {
+            "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 4.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        }
+        fields |= {"layer_types": None, "num_hidden_layers": 6}
     raw = tiny_decoder.config(family, **fields)
     tensors = tiny_decoder.tensors(raw)
     tiny_decoder.write_gguf(tmp_path / "model.gguf", raw, tensors)
@@ -378,7 +435,7 @@ def test_gguf_unquantized_equals_safetensors(family, tmp_path):
         decoder_params.to_params(loaded.state), loaded.config, loaded.model_type
     )
     for name, array in own:
-        atol = 2e-7 if family == "gemma2" and "norm" in name else 0.0  # one is added and subtracted
+        atol = 2e-7 if "gemma" in family and "norm" in name else 0.0  # one is added and subtracted
         np.testing.assert_allclose(array, tensors.pop(name), rtol=0, atol=atol, err_msg=name)
     assert not tensors
     expected = parse_decoder_config(raw, "config.json")
@@ -427,7 +484,7 @@ def test_gguf_rope_scaling(tmp_path):
     for extra, expected in (
         (
             {"add_rope_scaling_type": [kind.LINEAR], "add_rope_scaling_factor": [4.0]},
-            decoder.RopeScaling("linear", 4.0),
+            rope.RopeScaling("linear", 4.0),
         ),
         (
             {
@@ -435,11 +492,12 @@ def test_gguf_rope_scaling(tmp_path):
                 "add_rope_scaling_factor": [4.0],
                 "add_rope_scaling_orig_ctx_len": [64],
             },
-            decoder.RopeScaling("yarn", 4.0, 64, attention_factor=0.1 * np.log(4.0) + 1.0),
+            rope.RopeScaling("yarn", 4.0, 64, attention_factor=0.1 * np.log(4.0) + 1.0),
         ),
     ):
         tiny_decoder.write_gguf(tmp_path / "m.gguf", raw, tensors, extra=extra)
-        assert read_decoder_config(tmp_path / "m.gguf")[0].rope_scaling == expected
+        (found,) = read_decoder_config(tmp_path / "m.gguf")[0].ropes
+        assert found == rope.Rope(1000.0, expected)
     published = {
         "rope_type": "llama3",
         "rope_theta": 500000.0,
@@ -454,12 +512,12 @@ def test_gguf_rope_scaling(tmp_path):
         for fields in (raw["rope_parameters"], published)
     )
     divisors = np.divide(
-        *(rope.rope_frequencies(8, 500000.0, c.rope_scaling)[0] for c in (plain, stretched))
+        *(rope.rope_frequencies(8, *config.ropes)[0] for config in (plain, stretched))
     )
     divisors = divisors.astype(np.float32)
     assert divisors.min() == 1.0 and divisors.max() == 8.0
     tiny_decoder.write_gguf(tmp_path / "m.gguf", raw, tensors, rope_factors=divisors)
-    assert _open(tmp_path / "m.gguf").config.rope_scaling == stretched.rope_scaling
+    assert _open(tmp_path / "m.gguf").config.ropes == stretched.ropes
     divisors[1] = 2.0
     tiny_decoder.write_gguf(tmp_path / "m.gguf", raw, tensors, rope_factors=divisors)
     with pytest.raises(UserError, match=r"rope_freqs\.weight is not Llama 3\.1's"):
