@@ -111,20 +111,24 @@ def split_document(name: str, text: str, title: str, *, markdown: bool = False) 
     table rows are sentences; a sentence of more than twice `LENGTH` words is cut.
 
     A passage's id is ``<name>#<number>``. Its title is the document's title, followed by the
-    section's heading. The document's title is the title in the front matter, the first heading, or
-    else ``title``. If all are missing, the first words of the passage are used.
+    section's heading and by headings without text before it. The document's title is the title in
+    the front matter, the first heading, or else ``title``. If all are missing, the first words of
+    the passage are used.
     """
     return _passages(_Document(name, *read_sections(text, markdown), title))
 
 
 def _passages(document: _Document) -> list[Passage]:
     passages: list[Passage] = []
-    first = document.title
+    first, headings = document.title, list[str]()
     for heading, blocks in document.sections:
         first = first or heading
-        document_title = first or document.default_title
-        is_first = heading in ("", first)
-        section_title = document_title if is_first else f"{document_title}: {heading}"
+        if heading not in ("", first):
+            headings.append(heading)
+        if not blocks:  # The heading becomes a part of the next title.
+            continue
+        section_title = ": ".join([first or document.default_title, *headings])
+        headings = []
         for sentences in _pack(blocks):
             joined = " ".join(sentences)
             beginning = " ".join(joined.split()[:6])

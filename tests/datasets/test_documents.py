@@ -164,7 +164,10 @@ def test_split_document_markdown_marks_are_removed(text, sentences):
         ("---\ntitle: Ada\ntags: [a, b]\n---\nText.\n\n# Life\n\nText.", ["Ada", "Ada: Life"]),
         ("\n---\ntitle: 1984\n...\nText.", ["1984"]),
         ('+++\ntitle = "Ada"\n[x]\ny = 1\n+++\n\nText.', ["Ada"]),
-        ("---\ntitle: Ada: a life\ndate: 2024-13-01\n---\nText.", ["t"]),  # Not valid YAML.
+        (
+            "---\ntitle: Ada: a life\ndate: 2024-13-01\n---\nText.",
+            ["Ada: a life"],
+        ),  # No valid YAML.
         ("---\n# a comment\nauthor: x\n---\n\n# Ada\n\nText.", ["Ada"]),
     ],
 )
