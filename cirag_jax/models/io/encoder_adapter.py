@@ -126,10 +126,7 @@ def add_adapter(
     """Adds an adapter to an encoder's parameters; returns them and the adapter's SHA-256."""
     file, config_file = folder / peft_format.TENSOR_FILE, folder / peft_format.CONFIG_FILE
     raw = read_object(config_file)
-    rank = peft_format.read_number(raw, config_file, "r", None, int)
-    alpha = peft_format.read_number(raw, config_file, "lora_alpha", None)
-    if rank < 1:
-        raise UserError(f"{config_file}: field r is {rank}; it must be at least 1")
+    scaling = peft_format.read_scaling(raw, config_file)
     tensors = weights.to_tensors(state, config, family)
     pairs: dict[str, dict[str, np.ndarray]] = {}
     with open_tensors(file) as content:
@@ -143,10 +140,12 @@ def add_adapter(
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     for name, pair in pairs.items():
         shape = tensors[name].shape
+        rank, alpha = scaling.of(name.removesuffix(".weight"))
+        factor = np.float32(scaling.factor(rank, alpha))
         shapes = {side: array.shape for side, array in pair.items()}
         if shapes != {"A": (rank, shape[1]), "B": (shape[0], rank)}:
             raise UserError(f"{file}: the factors of {name} have unexpected shapes {shapes}")
         with np.errstate(over="ignore", invalid="ignore"):
-            merged = tensors[name] + pair["B"] @ pair["A"] * np.float32(alpha / rank)
+            merged = tensors[name] + pair["B"] @ pair["A"] * factor
         tensors[name] = check_finite(merged, str(file))
     return weights.from_tensors(tensors, state, config, family, mesh=mesh), digest

@@ -1,16 +1,18 @@
 """Reads and writes PEFT's format: ``adapter_config.json`` and ``adapter_model.safetensors``.
 
 PEFT stores ``lora_A.weight`` [R, in] and ``lora_B.weight`` [out, R] for each layer. The arrays in
-this package are the transposes, stacked over layers. Unsupported settings that would change the
+this package are the transposes, stacked over layers. Layers that an adapter leaves out have zeros,
+and differing ranks and scales become one (`Scaling`). Unsupported settings that would change the
 arithmetic raise an error.
 """
 
+import math
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -40,15 +42,26 @@ _SIDES = {"a": "lora_A.weight", "b": "lora_B.weight"}
 # Fields that change the arithmetic -> their supported values.
 _SUPPORTED: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("alora_invocation_tokens", "arrow_config", "layer_replication"), (None,)),
-    **dict.fromkeys(("layers_to_transform", "trainable_token_indices", "velora_config"), (None,)),
-    **dict.fromkeys(("fan_in_fan_out", "lora_bias", "use_bdlora"), (None, False)),
-    **dict.fromkeys(("use_dora", "use_qalora"), (None, False)),
-    **dict.fromkeys(("alpha_pattern", "rank_pattern"), (None, {})),
+    **dict.fromkeys(("kasa_config", "monteclora_config", "velora_config"), (None,)),
+    **dict.fromkeys(("trainable_token_indices",), (None,)),
+    **dict.fromkeys(("lora_bias", "use_bdlora", "use_dora", "use_qalora"), (None, False)),
     **dict.fromkeys(("modules_to_save", "target_parameters"), (None, [])),
     "bias": (None, "none"),
+    "layers_pattern": (None, "", [], "layers", ["layers"]),
     # All other values (pissa, olora, corda, loftq, lora_ga) also change the base.
     "init_lora_weights": (None, True, False, "gaussian", "eva", "orthogonal"),
 }
+_READ = (
+    *("peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora", "rank_pattern"),
+    *("alpha_pattern", "target_modules", "exclude_modules", "layers_to_transform"),
+)
+# Fields without effect on the arithmetic of linear layers; PEFT ignores `fan_in_fan_out` there.
+_WITHOUT_EFFECT = (
+    *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision"),
+    *("inference_mode", "fan_in_fan_out", "megatron_config", "megatron_core", "loftq_config"),
+    *("eva_config", "corda_config", "lora_ga_config", "qalora_group_size", "runtime_config"),
+    "ensure_weight_tying",
+)
 
 
 def _module(layer: int, name: str) -> str:
@@ -60,11 +73,10 @@ def adapter_tensors(state: nnx.State) -> dict[str, np.ndarray]:
     """Returns PEFT's name -> fp32 host array in PEFT's layout; all processes must call this."""
     tensors = {}
     for name, pair in lora.to_adapter(state)["layers"].items():
-        for side, suffix in _SIDES.items():
+        for side in _SIDES:
             stacked = fetch(pair[side]).astype(np.float32)
             for layer, array in enumerate(stacked):
-                key = f"{_PREFIX}{_module(layer, name)}.{suffix}"
-                tensors[key] = np.ascontiguousarray(array.T)
+                tensors[_tensor(layer, name, side)] = np.ascontiguousarray(array.T)
     return tensors
 
 
@@ -162,13 +174,16 @@ def load_adapter(
 ) -> tuple[nnx.State, LoraConfig]:
     """Loads an adapter in PEFT's format in fp32; ``config`` describes the base model.
 
-    ``target_modules`` may be names, PEFT's ``"all-linear"`` or a regular expression. It must select
-    the same modules in every layer of the base. The arrays are on ``mesh`` if given.
+    ``target_modules`` may be names, PEFT's ``"all-linear"`` or a regular expression. The arrays are
+    on ``mesh`` if given.
     """
     folder = Path(folder)
-    raw = read_object(folder / CONFIG_FILE)
-    lora_config = _parse_config(raw, folder / CONFIG_FILE, config)
-    host = _read_tensors(folder, config, lora_config)
+    file = folder / CONFIG_FILE
+    raw = read_object(file)
+    scaling = read_scaling(raw, file)
+    layers = _adapted_layers(raw, file, config)
+    lora_config = _lora_config(raw, file, scaling, layers)
+    host = _read_tensors(folder, config, lora_config, scaling, layers)
     filled = []
     for path, variable in nnx.to_flat_state(lora.abstract_adapter(config, lora_config)):
         _, name, side = map(str, path)
@@ -192,7 +207,39 @@ def read_training(folder: Path) -> dict[str, Any]:
     return read_object(folder / TRAINING_FILE, optional=True)
 
 
-def _parse_config(raw: Mapping[str, Any], file: Path, config: DecoderConfig) -> LoraConfig:
+class Scaling(NamedTuple):
+    """Ranks and factors of the adapted modules of an adapter.
+
+    Attributes:
+      rank, alpha: defaults of all modules.
+      ranks, alphas: regular expression for the end of a module's name -> its own value.
+      stabilized: whether the factor is ``alpha / sqrt(rank)`` instead of ``alpha / rank``.
+    """
+
+    rank: int
+    alpha: float
+    ranks: Mapping[str, int]
+    alphas: Mapping[str, float]
+    stabilized: bool
+
+    def of(self, *names: str) -> tuple[int, float]:
+        """Returns rank and alpha of a module, given its possible names."""
+
+        def find(patterns: Mapping[str, Any], default: Any) -> Any:
+            for pattern, value in patterns.items():
+                if any(re.match(rf"(.*\.)?({pattern})$", name) for name in names):
+                    return value
+            return default
+
+        return find(self.ranks, self.rank), find(self.alphas, self.alpha)
+
+    def factor(self, rank: int, alpha: float) -> float:
+        """Returns the factor on the output of a module."""
+        return alpha / (math.sqrt(rank) if self.stabilized else rank)
+
+
+def read_scaling(raw: Mapping[str, Any], file: Path) -> Scaling:
+    """Checks a parsed ``adapter_config.json``, and returns its ranks and factors."""
     if raw.get("peft_type") != "LORA":
         raise UserError(
             f"{file}: field peft_type is {raw.get('peft_type')!r}; only LORA is supported"
@@ -202,26 +249,62 @@ def _parse_config(raw: Mapping[str, Any], file: Path, config: DecoderConfig) -> 
         # Also compares types: 0 is not False here.
         if not any(type(value) is type(option) and value == option for option in allowed):
             raise UserError(f"{file}: field {field} is {value!r}, which is not supported")
+    for field in raw.keys() - {*_SUPPORTED, *_READ, *_WITHOUT_EFFECT}:
+        if raw[field] is True:
+            raise UserError(f"{file}: field {field} is True, and its meaning is not known")
+    stabilized = raw.get("use_rslora")
+    if stabilized not in (None, False, True):
+        raise UserError(f"{file}: field use_rslora is {stabilized!r}, neither true nor false")
 
+    def patterns(field: str, kind: type) -> dict[str, Any]:
+        value = raw.get(field) or {}
+        if not isinstance(value, dict):
+            raise UserError(f"{file}: field {field} is {value!r}, not an object")
+        for pattern in value:
+            _compile(pattern, file, field)
+        return {key: read_number(value, file, f"{field}.{key}", None, kind, key) for key in value}
+
+    scaling = Scaling(
+        read_number(raw, file, "r", 8, int),
+        read_number(raw, file, "lora_alpha", 8),
+        patterns("rank_pattern", int),
+        patterns("alpha_pattern", float),
+        bool(stabilized),
+    )
+    patterns_of = {f"rank_pattern.{pattern}": rank for pattern, rank in scaling.ranks.items()}
+    for field, rank in {"r": scaling.rank, **patterns_of}.items():
+        if rank < 1:
+            raise UserError(f"{file}: field {field} is {rank}; it must be at least 1")
+    return scaling
+
+
+def _lora_config(
+    raw: Mapping[str, Any], file: Path, scaling: Scaling, layers: Mapping[str, Sequence[int]]
+) -> LoraConfig:
+    """Returns one configuration for modules with different ranks and factors."""
+    found = [scaling.of(*_names(layer, name)) for name in layers for layer in layers[name]]
+    rank = max(rank for rank, _ in found)
+    alpha = max((alpha for _, alpha in found), key=abs)
+    dropout = read_number(raw, file, "lora_dropout", 0.0)
     try:
-        return LoraConfig(
-            rank=read_number(raw, file, "r", 8, int),
-            alpha=read_number(raw, file, "lora_alpha", 8),
-            dropout=read_number(raw, file, "lora_dropout", 0.0),
-            targets=_resolve_targets(raw, file, config),
-            rank_stabilised=bool(raw.get("use_rslora")),
-        )
+        return LoraConfig(rank, alpha, dropout, tuple(layers), scaling.stabilized)
     except UserError as error:
-        if str(error).startswith(str(file)):
-            raise
         raise UserError(f"{file}: {error}") from error
 
 
 def read_number(
-    raw: Mapping[str, Any], file: Path, field: str, default: float | None, kind: type = float
+    raw: Mapping[str, Any],
+    file: Path,
+    field: str,
+    default: float | None,
+    kind: type = float,
+    key: str | None = None,
 ) -> Any:
-    """Returns a number from an adapter's configuration; its type is ``int`` or ``kind``."""
-    value = raw.get(field, default)
+    """Returns a number from an adapter's configuration; its type is ``int`` or ``kind``.
+
+    ``key`` is its key in ``raw``, by default ``field``.
+    """
+    value = raw.get(field if key is None else key, default)
     is_number = isinstance(value, int | kind) and not isinstance(value, bool)
     if not is_number or not -sys.float_info.max <= value <= sys.float_info.max:
         raise UserError(f"{file}: field {field} is {repr(value)[:80]}, not a number")
@@ -235,83 +318,107 @@ def _matcher(value: Any, file: Path, field: str) -> Any:
     endings of names.
     """
     if isinstance(value, str):
-        try:
-            return re.compile(value).fullmatch
-        except re.error as error:
-            raise UserError(
-                f"{file}: field {field} is not a regular expression: {error}"
-            ) from error
+        return _compile(value, file, field).fullmatch
     if isinstance(value, list) and all(isinstance(name, str) for name in value):
         return lambda module: any(module == n or module.endswith(f".{n}") for n in value)
     raise UserError(f"{file}: field {field} is neither a string nor a list of names")
 
 
-def _resolve_targets(raw: Mapping[str, Any], file: Path, config: DecoderConfig) -> tuple[str, ...]:
-    """Returns the names of the adapted linear layers, which must be the same in every layer."""
+def _compile(pattern: str, file: Path, field: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise UserError(f"{file}: field {field} is not a regular expression: {error}") from error
+
+
+def _names(layer: int, name: str) -> tuple[str, str]:
+    """Returns a module's name, also without "model." as in models without an output layer."""
+    full = _module(layer, name)
+    return full, full.removeprefix("model.")
+
+
+def _adapted_layers(
+    raw: Mapping[str, Any], file: Path, config: DecoderConfig
+) -> dict[str, list[int]]:
+    """Returns the names of the adapted linear layers, and for each the layers of the model."""
     value = raw.get("target_modules")
     # PEFT's name for all linear layers except the output layer.
     pattern = ".*" if value in (ALL_LINEAR, [ALL_LINEAR]) else value
     targeted = _matcher(pattern, file, "target_modules")
-    exclude = raw.get("exclude_modules") or []
-    excluded = _matcher(exclude, file, "exclude_modules")
-
-    def adapted(layer: int, name: str) -> bool:
-        # In adapters of models without an output layer, names lack the prefix "model.".
-        full_name = _module(layer, name)
-        names = (full_name, full_name.removeprefix("model."))
-        return any(map(targeted, names)) and not any(map(excluded, names))
-
-    targets = []
-    known = lora.supported_targets(config)
-    for name in known:
-        layers = [layer for layer in range(config.num_layers) if adapted(layer, name)]
-        if layers and len(layers) < config.num_layers:
-            missing = min(set(range(config.num_layers)) - set(layers))
-            raise UserError(
-                f"{file}: field target_modules excludes {name} in layer {missing} of "
-                f"{config.num_layers}; only adapters of all layers are supported"
-            )
-        if layers:
-            targets.append(name)
-    if not targets:
+    excluded = _matcher(raw.get("exclude_modules") or [], file, "exclude_modules")
+    selected = raw.get("layers_to_transform")
+    selected = [selected] if type(selected) is int else selected or range(config.num_layers)
+    if not all(type(i) is int for i in selected) or not {*selected} <= {*range(config.num_layers)}:
         raise UserError(
-            f"{file}: field target_modules matches no linear layer of the base "
-            f"that can have an adapter ({', '.join(known)})"
+            f"{file}: field layers_to_transform is {repr(selected)[:80]}; the base has the layers "
+            f"0 to {config.num_layers - 1}"
         )
-    return tuple(targets)
+    known, layers = lora.supported_targets(config), {}
+    for name in known:
+        layers[name] = [
+            layer
+            for layer in selected
+            if any(map(targeted, _names(layer, name)))
+            and not any(map(excluded, _names(layer, name)))
+        ]
+    if not any(layers.values()):
+        raise UserError(
+            f"{file}: field target_modules matches no linear layer of the base that can have an "
+            f"adapter ({', '.join(known)})"
+        )
+    return {name: found for name, found in layers.items() if found}
 
 
 def _read_tensors(
-    folder: Path, config: DecoderConfig, lora_config: LoraConfig
+    folder: Path,
+    config: DecoderConfig,
+    lora_config: LoraConfig,
+    scaling: Scaling,
+    layers: Mapping[str, Sequence[int]],
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Returns target -> side -> stacked host array."""
-    file = tensor_file(folder)
-    places = _places(config, lora_config)
-    shapes = decoder.layer_parameters(config)
-    widest = max(max(shapes[name][0]) for name in lora_config.names)
-    if lora_config.rank > widest:  # the adapter would be larger than the base
+    """Returns target -> side -> stacked host array, with zeros where the adapter has no values."""
+    file, rank = tensor_file(folder), lora_config.rank
+    parameters = decoder.layer_parameters(config)
+    widest = max(max(parameters[name][0]) for name in layers)
+    if rank > widest:  # the adapter would be larger than the base
         raise UserError(
-            f"{folder / CONFIG_FILE}: field r is {lora_config.rank}, but no layer of the base is "
-            f"wider than {widest}"
+            f"{folder / CONFIG_FILE}: field r is {rank}, but no layer of the base is wider than "
+            f"{widest}"
         )
     host: dict[str, dict[str, np.ndarray]] = {}
-    for name in lora_config.names:
-        (rows, columns), _ = shapes[name]
+    expected: dict[str, tuple[int, ...]] = {}
+    for name in layers:
+        (rows, columns), _ = parameters[name]
         host[name] = {
-            "a": np.empty((config.num_layers, rows, lora_config.rank), np.float32),
-            "b": np.empty((config.num_layers, lora_config.rank, columns), np.float32),
+            "a": np.zeros((config.num_layers, rows, rank), np.float32),
+            "b": np.zeros((config.num_layers, rank, columns), np.float32),
         }
-    expected = {key: host[name][side].shape[:0:-1] for key, (name, side, _) in places.items()}
+        for layer in layers[name]:
+            own_rank, _ = scaling.of(*_names(layer, name))
+            expected[_tensor(layer, name, "a")] = (own_rank, rows)
+            expected[_tensor(layer, name, "b")] = (columns, own_rank)
     with open_tensors(file) as tensors:
         shapes = [(key, tuple(tensors.get_slice(key).get_shape())) for key in tensors.keys()]  # noqa: SIM118
         if config.num_experts:
             _refuse_experts(file, [key for key, _ in shapes])
         where = f"{file}: adapter of a different base model"
         keys = match_tensors(where, shapes, expected, _canonical, ())
-        for key, (name, side, layer) in places.items():
-            stored = keys[key]
-            host[name][side][layer] = check_tensor(tensors.get_tensor(stored), stored, file).T
+        for name in layers:
+            for layer in layers[name]:
+                own_rank, alpha = scaling.of(*_names(layer, name))
+                a, b = (
+                    check_tensor(tensors.get_tensor(stored), stored, file).T
+                    for stored in (keys[_tensor(layer, name, side)] for side in _SIDES)
+                )
+                host[name]["a"][layer, :, :own_rank] = a
+                own, common = scaling.factor(own_rank, alpha), lora_config.scale
+                host[name]["b"][layer, :own_rank] = b * np.float32(own / common if common else 1.0)
     return host
+
+
+def _tensor(layer: int, name: str, side: str) -> str:
+    """Returns PEFT's name of a factor."""
+    return f"{_PREFIX}{_module(layer, name)}.{_SIDES[side]}"
 
 
 def _refuse_experts(file: Path, keys: Sequence[str]) -> None:
@@ -327,13 +434,3 @@ def _canonical(key: str) -> str:
     """Returns the name that PEFT gives the tensor in a causal language model."""
     bare = f"{_PREFIX}layers."
     return f"{_PREFIX}model.layers.{key[len(bare) :]}" if key.startswith(bare) else key
-
-
-def _places(config: DecoderConfig, lora_config: LoraConfig) -> dict[str, tuple[str, str, int]]:
-    """Returns PEFT's name -> (target, side, layer)."""
-    return {
-        f"{_PREFIX}{_module(layer, name)}.{suffix}": (name, side, layer)
-        for name in lora_config.names
-        for side, suffix in _SIDES.items()
-        for layer in range(config.num_layers)
-    }

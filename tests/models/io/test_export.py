@@ -3,13 +3,16 @@
 import dataclasses
 import json
 import shutil
+from typing import Any
 
 import jax
 import ml_dtypes
 import numpy as np
+import peft
 import pytest
 import safetensors.numpy
 import tokenizers
+import torch
 import transformers
 from sentence_transformers import SentenceTransformer
 from tokenizers import models, pre_tokenizers, processors
@@ -21,7 +24,7 @@ from cirag_jax.models.io.pretrained import load_encoder
 from cirag_jax.models.io.tensor_files import save_tensors
 from cirag_jax.models.io.weights import from_tensors, to_tensors
 from cirag_jax.retrieval.encode import encode
-from tests import tiny
+from tests import tiny, tiny_adapter
 
 TEXTS = ["<balia; born in; corum>", "who is the patron of corum?", "a", "saint potter " * 12]
 
@@ -274,3 +277,30 @@ def test_encoder_adapter_wrong_fields_or_tensors_raise(tmp_path):
     file.write_bytes(b"no")
     with pytest.raises(UserError, match=r"adapter_model\.safetensors: not a readable"):
         load_encoder(str(folder))
+
+
+def test_load_encoder_adapter_of_peft_with_unequal_modules_equals_sentence_transformers(tmp_path):
+    base = tiny.model_folder(tmp_path / "tiny")
+    settings: dict[str, Any] = {"rank_pattern": {"query": 2}, "alpha_pattern": {"value": 9}}
+    settings |= {"use_rslora": True, "target_modules": ["query", "value", "intermediate.dense"]}
+    config = peft.LoraConfig(task_type=peft.TaskType.FEATURE_EXTRACTION, r=3, **settings)
+    with tiny_adapter.quiet_peft():
+        model = peft.get_peft_model(transformers.AutoModel.from_pretrained(base), config)
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in model.named_parameters():
+        if "lora_" in name:
+            weight.data.copy_(0.3 * torch.randn(weight.shape, generator=generator))
+    model.save_pretrained(tmp_path / "adapter")
+    ours = encode(load_encoder(str(tmp_path / "adapter"), pooling="mean"), None, TEXTS)
+    theirs = SentenceTransformer(str(base), device="cpu", local_files_only=True)
+    theirs.load_adapter(str(tmp_path / "adapter"))
+    theirs = theirs.encode(TEXTS, show_progress_bar=False, normalize_embeddings=True)
+    assert np.abs(theirs - ours).max() < 1e-5
+    assert np.abs(ours - encode(load_encoder(str(base)), None, TEXTS)).max() > 0.01
+    file = tmp_path / "adapter/adapter_config.json"
+    for field, value in (("use_dora", True), ("bias", "all"), ("peft_type", "LOHA")):
+        file.write_text(json.dumps({**json.loads(file.read_text()), field: value}))
+        with pytest.raises(UserError, match=f"field {field} is {value!r}"):
+            load_encoder(str(tmp_path / "adapter"))
+        fixed = {"use_dora": False, "bias": "none"}
+        file.write_text(json.dumps({**json.loads(file.read_text()), **fixed}))

@@ -1,7 +1,9 @@
 """Adapters in PEFT's format: reading, writing, and invalid adapters."""
 
+import dataclasses
 import json
 import re
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +19,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.models import decoder, decoder_params, lora
 from cirag_jax.models.io import peft_format, workdir
 from cirag_jax.models.io.peft_format import load_adapter, save_adapter
-from cirag_jax.models.io.pretrained_decoder import parse_decoder_config
+from cirag_jax.models.io.pretrained_decoder import parse_decoder_config, read_decoder_config
 from cirag_jax.models.lora import LoraConfig
 from tests import tiny_adapter, tiny_decoder
 
@@ -100,6 +102,101 @@ def test_load_adapter_of_peft_gives_same_logits(target_modules, names, peft_adap
     jax.tree.map(np.testing.assert_array_equal, lora.to_adapter(state), wanted)
 
 
+PATTERNS = {
+    "other ranks": {"rank_pattern": {"q_proj": 2, "layers.1.mlp.up_proj": 7}},
+    "other factors": {"alpha_pattern": {"q_proj": 9, r"layers\.\d.self_attn.o_proj": 1.5}},
+    "both, rank-stabilised": {
+        "rank_pattern": {r"(layers|model)\.0\.self_attn\.v_proj": 6, "1.self_attn.v_proj": 1},
+        "alpha_pattern": {"down_proj": 3, "v_proj": 20},
+        "use_rslora": True,
+    },
+    "one layer": {"layers_to_transform": 1},
+    "listed layers": {"layers_to_transform": [0], "layers_pattern": "layers"},
+    "module of one layer": {"target_modules": ["layers.1.self_attn.q_proj", "up_proj"]},
+    "excluded": {"exclude_modules": ["layers.0.self_attn.v_proj"]},
+    "kernels said to be transposed": {"fan_in_fan_out": True},
+    "gaussian": {"init_lora_weights": "gaussian"},
+}
+
+
+@pytest.mark.parametrize("case", PATTERNS)
+def test_load_adapter_of_unequal_modules_gives_same_logits(case, peft_adapter, tmp_path):
+    """Also after saving it again, in which all modules have one rank and factor."""
+    _, ours, _, folder = peft_adapter
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "fan_in_fan_out is set to True", UserWarning)
+        model = tiny_adapter.peft_model(folder / "base", LORA, **PATTERNS[case])
+    model.save_pretrained(tmp_path / "adapter")
+    state, config = load_adapter(tmp_path / "adapter", ours.config)
+    params = decoder_params.to_params(ours.state)
+    found, expected = our_logits(ours.config, params, state, config), torch_logits(model)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=ATOL)
+    save_adapter(state, config, tmp_path / "again")
+    again, same = load_adapter(tmp_path / "again", ours.config)
+    assert same == config
+    np.testing.assert_array_equal(our_logits(ours.config, params, again, same), found)
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder / "base")
+    with tiny_adapter.quiet_peft():
+        model = peft.PeftModel.from_pretrained(base, str(tmp_path / "again"))
+    np.testing.assert_allclose(torch_logits(model), expected, rtol=0, atol=ATOL)
+
+
+def test_peft_config_fields_are_known():
+    """A new release of PEFT may have new fields, which must be classified."""
+    fields = {field.name for field in dataclasses.fields(peft.LoraConfig)}
+    known = [*peft_format._SUPPORTED, *peft_format._READ, *peft_format._WITHOUT_EFFECT]
+    assert not fields - {*known} and len(known) == len({*known})
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"use_dora": True}, "field use_dora is True"),
+        ({"bias": "lora_only"}, "field bias is 'lora_only'"),
+        ({"modules_to_save": ["lm_head"]}, r"field modules_to_save is \['lm_head'\]"),
+        ({"trainable_token_indices": [3]}, r"field trainable_token_indices is \[3\]"),
+        ({"init_lora_weights": "pissa"}, "field init_lora_weights is 'pissa'"),
+        ({"layer_replication": [(0, 2), (1, 2)]}, "field layer_replication is"),
+    ],
+)
+def test_load_adapter_of_other_arithmetic_is_refused(settings, told, peft_adapter, tmp_path):
+    """With the files that PEFT writes."""
+    _, ours, _, folder = peft_adapter
+    model = tiny_adapter.peft_model(folder / "base", LORA, **settings)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=f"adapter_config.json: {told}"):
+        load_adapter(tmp_path, ours.config)
+
+
+@pytest.mark.parametrize("kind", ["IA3Config", "AdaLoraConfig", "LoHaConfig", "OFTConfig"])
+def test_load_adapter_of_another_kind_is_refused(kind, peft_adapter, tmp_path):
+    _, ours, _, folder = peft_adapter
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder / "base")
+    targets = {"target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
+    more = {"IA3Config": {"feedforward_modules": []}, "AdaLoraConfig": {"total_step": 10}}
+    more["OFTConfig"] = {"oft_block_size": 4}
+    with tiny_adapter.quiet_peft():
+        model = peft.get_peft_model(base, getattr(peft, kind)(**targets, **more.get(kind, {})))
+    model.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="field peft_type is '.*'; only LORA is supported"):
+        load_adapter(tmp_path, ours.config)
+
+
+def test_load_adapter_on_experts_is_refused(tmp_path):
+    folder = tiny_decoder.folder(tmp_path / "base", "qwen3_moe")
+    config, _ = read_decoder_config(folder)
+    attention = LoraConfig(4, targets=decoder.PROJECTIONS[:4])
+    tiny_adapter.peft_model(folder, attention).save_pretrained(tmp_path / "adapter")
+    assert load_adapter(tmp_path / "adapter", config)[1].names == decoder.PROJECTIONS[:4]
+    file = tmp_path / "adapter/adapter_model.safetensors"
+    tensors = safetensors.numpy.load_file(file)
+    name = "base_model.model.model.layers.1.mlp.experts.0.gate_proj.lora_A.weight"
+    safetensors.numpy.save_file({**tensors, name: np.zeros((4, 32), np.float32)}, file)
+    told = f"tensor {re.escape(name)} adapts a feed-forward layer of a mixture of experts"
+    with pytest.raises(UserError, match=told):
+        load_adapter(tmp_path / "adapter", config)
+
+
 def test_load_adapter_default_fields_and_string_targets(adapter):
     folder, config = adapter
     raw = json.loads((folder / "adapter_config.json").read_text())
@@ -177,19 +274,24 @@ def test_save_adapter_failure_keeps_earlier_adapter(peft_adapter, tmp_path, monk
         ("peft_type", "LOHA"),
         ("use_dora", True),
         ("modules_to_save", ["lm_head"]),
-        ("rank_pattern", {"q_proj": 2}),
-        ("alpha_pattern", {"q_proj": 2}),
+        ("rank_pattern", {"q_proj": 0}),
+        ("rank_pattern", {"q_proj": 2.5}),
+        ("rank_pattern", {"(": 2}),
+        ("alpha_pattern", {"q_proj": "2"}),
+        ("alpha_pattern", ["q_proj"]),
+        ("use_rslora", "yes"),
+        ("use_other_lora", True),
         ("bias", "all"),
         ("lora_bias", True),
-        ("fan_in_fan_out", True),
-        ("layers_to_transform", [0]),
+        ("layers_to_transform", [2]),
+        ("layers_to_transform", ["0"]),
+        ("layers_pattern", ["h"]),
         ("layer_replication", [[0, 2]]),
         ("init_lora_weights", "pissa"),
         ("target_parameters", ["mlp.experts"]),
         ("target_modules", ["c_attn"]),
         ("target_modules", None),
         ("target_modules", "("),
-        ("target_modules", ["layers.1.self_attn.q_proj"]),
         ("r", "8"),
         ("r", 0),
         ("r", 1 << 31),
@@ -210,7 +312,7 @@ def test_load_adapter_unsupported_field_is_named(field, value, adapter):
     ("fields", "told"),
     [
         ({"num_hidden_layers": 1}, r"different base.*unknown: .*layers\.1\."),
-        ({"num_hidden_layers": 3}, r"layers\.2\.|excludes"),
+        ({"num_hidden_layers": 3}, r"missing: .*layers\.2\."),
         ({"intermediate_size": 64}, r"different base.*_proj\.lora_.* has shape "),
         ({"num_key_value_heads": 4}, r"(k|v)_proj\.lora_B\.weight has shape \(16, 4\)"),
     ],
