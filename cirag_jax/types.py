@@ -260,6 +260,8 @@ class Usage:
         seconds: Wall time from admission to end; totals add up concurrent requests.
         truncated: Number of prompts that were shortened to fit.
         thoughts: Number of responses from which a model's thoughts were removed.
+        drafted_tokens: Generated tokens that the engine guessed correctly, so that they took no
+            decoding step of their own.
     """
 
     prompt_tokens: int = 0
@@ -268,6 +270,7 @@ class Usage:
     seconds: float = 0.0
     truncated: int = 0
     thoughts: int = 0
+    drafted_tokens: int = 0
 
     def __add__(self, other: "Usage") -> "Usage":
         fields = (f.name for f in dataclasses.fields(self))

@@ -131,6 +131,9 @@ def language_model() -> Any:
     # server needs server=vllm or llamacpp.
     config.chat_template_kwargs = "{}"
     config.prefix_tokens = -1  # jax: tokens cached for prefix reuse; 0 disables, -1 is the default.
+    # jax: tokens of a greedy answer that are guessed from the prompt and the answer so far, and
+    # checked in one step; 0 disables, -1 is the default (7 on a CPU). Answers do not change.
+    config.lookup_tokens = -1
     config.mesh = mesh()  # jax: shards a model that does not fit on one device.
     config.mesh.data = 1  # A single device, if fsdp and tensor are also 1.
 

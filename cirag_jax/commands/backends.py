@@ -83,8 +83,9 @@ def engine_options(config: Any) -> EngineConfig:
     sizes: dict[str, Any] = {name: config[name] for name in names}
     if config.batch_size:
         sizes["batch_size"] = config.batch_size
-    if config.prefix_tokens >= 0:
-        sizes["prefix_tokens"] = config.prefix_tokens
+    for name in ("prefix_tokens", "lookup_tokens"):
+        if config[name] >= 0:
+            sizes[name] = config[name]
     return EngineConfig.for_platform(**sizes)
 
 

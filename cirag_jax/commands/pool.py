@@ -19,7 +19,10 @@ from cirag_jax.types import Config
 T = TypeVar("T")
 
 # Options in which engines with shared weights may differ (`Engine.with_options`).
-_OPTIONS = ("batch_size", "context", "overflow", "prefix_tokens", "no_repeat_ngram_size")
+_OPTIONS = (
+    *("batch_size", "context", "overflow", "prefix_tokens"),
+    *("lookup_tokens", "no_repeat_ngram_size"),
+)
 
 
 class Pool:

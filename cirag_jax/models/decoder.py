@@ -24,11 +24,11 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from cirag_jax import sharding
-from cirag_jax.models import attention, block_attention, experts, paged_cache
+from cirag_jax.models import attention, block_attention, experts, paged_cache, precision
 from cirag_jax.models.attention import Branches, Implementation, Scoring
 from cirag_jax.models.low_rank import dropout, low_rank
 from cirag_jax.models.paged_cache import Cache
-from cirag_jax.models.precision import Dtype
+from cirag_jax.models.precision import Dtype, Packed
 from cirag_jax.models.rope import Rope, rope_tables, rotate
 from cirag_jax.sharding import ShapesAndAxes
 
@@ -225,20 +225,28 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float, offset: float = 0.0) ->
     return (normed * (offset + scale32)).astype(x.dtype)
 
 
-def multiply(x: jax.Array, kernel: jax.Array, axis: int = 0, dtype: Any = None) -> jax.Array:
-    """Returns ``x`` times ``kernel``, contracting ``axis`` of the kernel.
+def multiply(
+    x: jax.Array, kernel: jax.Array | Packed, axis: int = 0, dtype: Any = None
+) -> jax.Array:
+    """Returns ``x`` times ``kernel``, contracting ``axis`` of a kernel that is not `Packed`.
 
     ``dtype`` is the dtype of the result, by default the dtype of ``x``. If ``x`` is fp32 and the
     kernel bf16, they are multiplied in bf16 and summed in fp32. XLA does this fast on a CPU with
     bf16 instructions, whereas products with bf16 results are slow.
     """
-    dtype, mixed = dtype or x.dtype, x.dtype == jnp.float32 and kernel.dtype == jnp.bfloat16
-    x, kernel = (x.astype(kernel.dtype), kernel) if mixed else (x, kernel.astype(x.dtype))
+    dtype, scale_O = dtype or x.dtype, None
+    if isinstance(kernel, Packed):
+        kernel, scale_O, axis = kernel.values_OI, kernel.scale_O, 1
+    mixed = x.dtype == jnp.float32 and kernel.dtype == jnp.bfloat16
     # A single row takes XLA's slow path on CPUs; two rows do not.
-    single = mixed and x.ndim > 1 and x.size == x.shape[-1]
+    single = (mixed or scale_O is not None) and x.ndim > 1 and x.size == x.shape[-1]
     x = jnp.concatenate([x, x], axis=-2) if single else x
-    contracted = (((x.ndim - 1,), (axis,)), ((), ()))
-    y = jax.lax.dot_general(x, kernel, contracted, preferred_element_type=dtype)
+    if scale_O is not None:
+        y = precision.multiply_int8(x, kernel, scale_O).astype(dtype)
+    else:
+        x, kernel = (x.astype(kernel.dtype), kernel) if mixed else (x, kernel.astype(x.dtype))
+        contracted = (((x.ndim - 1,), (axis,)), ((), ()))
+        y = jax.lax.dot_general(x, kernel, contracted, preferred_element_type=dtype)
     return y[..., :1, :] if single else y
 
 
@@ -425,7 +433,8 @@ def _embed(config: DecoderConfig, params: Params, tokens_BT: jax.Array) -> jax.A
 
 def logits(config: DecoderConfig, params: Params, hidden: jax.Array) -> jax.Array:
     """Returns the logits of normed hidden states ``[..., D]``, fp32 ``[..., V]``."""
-    weight, axis = (params["embedding"], 1) if config.tie_embeddings else (params["lm_head"], 0)
+    head = params.get("lm_head")  # a tied layer may also be packed
+    weight, axis = (params["embedding"], 1) if head is None else (head, 0)
     scores = multiply(hidden, weight, axis, jnp.float32)
     return attention.softcap(scores, config.final_softcap)
 

@@ -15,6 +15,7 @@ from cirag_jax.models.decoder import (
     layers_with,
     outer_parameters,
 )
+from cirag_jax.models.precision import Packed, pack_kernel
 from cirag_jax.sharding import ShapesAndAxes
 
 
@@ -94,6 +95,35 @@ def unstack_layers(tree: Any, config: DecoderConfig | None = None, *, consume: b
         return {**tree, "layers": arrange_layers(config, columns)}
     rows = zip(*columns.values(), strict=True)
     return {**tree, "layers": tuple(dict(zip(columns, row, strict=True)) for row in rows)}
+
+
+def pack_kernels(
+    config: DecoderConfig, params: Params, *, int8: bool = False, consume: bool = False
+) -> Params:
+    """Returns unstacked parameters with `precision.Packed` projections and output layer.
+
+    This is for inference on a CPU. ``consume`` frees each kernel after packing it, which saves
+    memory; ``params`` cannot be used afterwards.
+    """
+
+    def pack(kernel: jax.Array, axis: int = 0, consume: bool = consume) -> Packed:
+        packed = jax.block_until_ready(pack_kernel(kernel, axis, int8))
+        if consume:
+            kernel.delete()
+        return packed
+
+    def pack_layer(layer: Params) -> Params:
+        return {
+            name: pack(x) if name.endswith("_proj") and x.ndim == 2 else x
+            for name, x in layer.items()
+        }
+
+    outer = {}
+    if not config.tie_embeddings:
+        outer["lm_head"] = pack(params["lm_head"])
+    elif int8:  # the embedding is needed for the lookup of tokens
+        outer["lm_head"] = pack(params["embedding"], axis=1, consume=False)
+    return {**params, **outer, "layers": tuple(map(pack_layer, params["layers"]))}
 
 
 def fsdp_specs(config: DecoderConfig) -> Params:

@@ -1,4 +1,4 @@
-"""Weights rounded to the compute dtype once per step, with gradients in fp32.
+"""Weights rounded to the compute dtype once per step, and weights packed for inference.
 
 A training step runs each layer many times: for every chunk of the batch, and again for
 rematerialization. Rounding the weights beforehand saves reading and rounding the fp32 weights each
@@ -97,6 +97,56 @@ def residual_of(weight: Weight) -> Weight:
 def cotangent_of(weight: Weight, gradient: jax.Array) -> Any:
     """Returns the cotangent of a weight; for a `Rounded` weight, the cotangent of its buffer."""
     return Rounded(None, gradient) if isinstance(weight, Rounded) else gradient  # pyright: ignore
+
+
+class Packed(NamedTuple):
+    """A kernel for inference on a CPU, which has no gradient.
+
+    XLA reads the transposed kernel in order, which is up to 1.4 times as fast for a few tokens. An
+    int8 kernel takes half as long as a bf16 kernel again, because memory bandwidth is the limit.
+
+    Attributes:
+      values_OI: the transposed kernel, int8 or a floating-point type.
+      scale_O: fp32 factor of each output of an int8 kernel, otherwise None.
+    """
+
+    values_OI: jax.Array
+    scale_O: jax.Array | None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape of the kernel, ``(inputs, outputs)``."""
+        return self.values_OI.shape[::-1]  # pyright: ignore[reportReturnType]
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def pack_kernel(kernel: jax.Array, axis: int, int8: bool) -> Packed:
+    """Returns a two-dimensional kernel as `Packed`; products contract its ``axis``.
+
+    int8 rounds each output's weights to 255 levels, up to the largest of them.
+    """
+    values_OI = kernel if axis else kernel.T
+    if not int8:
+        return Packed(values_OI, None)
+    return Packed(*_round_rows(values_OI.astype(jnp.float32)))
+
+
+def _round_rows(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns fp32 ``x`` as int8 times an fp32 scale for each row (the last axis)."""
+    scale = jnp.maximum(jnp.abs(x).max(-1), jnp.finfo(jnp.float32).tiny) / 127
+    return jnp.round(x / scale[..., None]).astype(jnp.int8), scale
+
+
+def multiply_int8(x: jax.Array, values_OI: jax.Array, scale_O: jax.Array) -> jax.Array:
+    """Returns ``x`` times an int8 kernel (see `Packed`), fp32.
+
+    Each token's numbers are rounded to 255 levels, and products of int8 are summed exactly in
+    int32. Source: Yao et al. (2022), ZeroQuant (token-wise dynamic quantization).
+    """
+    rounded, scale = _round_rows(x.astype(jnp.float32))
+    contracted = (((x.ndim - 1,), (1,)), ((), ()))
+    sums = jax.lax.dot_general(rounded, values_OI, contracted, preferred_element_type=jnp.int32)
+    return sums.astype(jnp.float32) * scale[..., None] * scale_O
 
 
 def gradient_dtype(weight: Weight) -> Any:

@@ -337,6 +337,20 @@ class Engine:
             return max_rows
         return max(1, min(max_rows, self.options.cache_tokens // (variant.width * PAGE_SIZE)))
 
+    def _lookup_tokens(self, variant: _Variant) -> int:
+        """Returns how many tokens may be guessed per row and step."""
+        is_eligible = variant.greedy and not variant.constrained and not variant.details.attention
+        return self.options.lookup_tokens if is_eligible else 0
+
+    def _num_slots(self, variant: _Variant) -> int:
+        """Returns the number of tokens that a step computes.
+
+        On a CPU, matrix products of one row have other rounding errors than products of several
+        rows. With at least two, numbers do not depend on whether there are slots for guesses.
+        """
+        least = 2 if self.config.attention == "transposed" else 1
+        return max(self._max_rows(variant), least, 1 + self._lookup_tokens(variant))
+
     def _admit(self, row: Row, allocations: list[Allocation]) -> bool:
         """Prefills all but the last token of a prompt; returns False if there are too few pages."""
         row.started = time.perf_counter()
@@ -388,7 +402,8 @@ class Engine:
 
     def _decode_chunk(self, variant: _Variant, rows: list[Row]) -> int:
         """Decodes a chunk of every row, and returns the number of new tokens."""
-        store, size = self._store, self._max_rows(variant)
+        store, lookup = self._store, self._lookup_tokens(variant)
+        size = self._num_slots(variant)
         # `paged_cache.attend_pages` is faster if neighboring rows have similar lengths.
         rows = sorted(rows, key=lambda row: len(row.prompt) + len(row.tokens))
         slots = [None] * (size - len(rows)) + rows
@@ -399,15 +414,15 @@ class Engine:
             for slot, row in enumerate(slots):
                 if row is not None and row.grammar is not None:
                     masks[slot] = row.grammar.mask()
-        longest = next_power_of_two(max(row.limit for row in rows))
-        history = longest if self.options.no_repeat_ngram_size else 0
+        uses_text = lookup or self.options.no_repeat_ngram_size
+        text = variant.width * PAGE_SIZE if uses_text else 0
         count = 1 if variant.constrained else self.options.decode_chunk
         with self._on_mesh():
             store.cache, out = steps.decode(
                 self.config,
                 self._weights,
                 store.cache,
-                to_arrays(slots, variant.width, store.count, history),
+                to_arrays(slots, variant.width, store.count, text),
                 masks,
                 lora=self._lora,
                 details=variant.details,
@@ -415,6 +430,7 @@ class Engine:
                 eos_ids=self._eos_ids,
                 steps=count,
                 ngram=self.options.no_repeat_ngram_size,
+                lookup=lookup,
             )
         chunk = jax.device_get(out)
         return sum(row.append(chunk, slot) for slot, row in enumerate(slots) if row is not None)

@@ -11,7 +11,7 @@ import numpy as np
 from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.llm.engine.pages import Allocation
 from cirag_jax.llm.engine.sampling import Sampling
-from cirag_jax.llm.engine.steps import NOT_FINITE, Rows
+from cirag_jax.llm.engine.steps import NO_TOKEN, NOT_FINITE, Rows
 from cirag_jax.llm.grammar import GrammarState
 from cirag_jax.llm.types import Generate, Generated, Token, Usage, failed
 
@@ -34,6 +34,7 @@ class Row:
       started: `time.perf_counter` when the row was admitted.
       tokens: the generated tokens.
       details: outputs of `sampling.describe` and `steps.decode` by name, with one value per token.
+      drafted: number of tokens that were guessed correctly, see `sampling.find_drafts`.
       received: for each position, the largest attention weight from a later token so far; fp32.
       finite: whether all hidden states were finite so far.
     """
@@ -49,6 +50,7 @@ class Row:
     started: float = 0.0
     tokens: list[int] = dataclasses.field(default_factory=list)
     details: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
+    drafted: int = 0
     received: np.ndarray | None = None
     finite: bool = True
 
@@ -62,21 +64,23 @@ class Row:
         """The tokens of the prompt and the generated tokens."""
         return np.concatenate([self.prompt, np.asarray(self.tokens, np.int32)])
 
-    def append(self, chunk: dict[str, np.ndarray], slot: int) -> int:
+    def append(self, chunk: dict[str, np.ndarray], row: int) -> int:
         """Appends a chunk's tokens for this row (`steps.decode`); returns their number."""
-        tokens_T = chunk["token"][:, slot]
+        own_TB = (chunk["row"] == row) & (chunk["token"] != NO_TOKEN)
+        tokens_T = chunk["token"][own_TB]
         count = int((tokens_T >= 0).sum())
         self.finite = not (tokens_T == NOT_FINITE).any()
         self.tokens.extend(tokens_T[:count].tolist())
+        self.drafted += count - int(own_TB.any(1).sum())
         for name, values in chunk.items():
             if name == "received":
-                weights = values[slot][: self.length]
+                weights = values[row][: self.length]
                 if self.received is None:
                     self.received = np.zeros(self.length, np.float32)
                 earlier = self.received[: len(weights)]
                 np.maximum(earlier, weights, out=earlier)
-            elif name != "token":
-                self.details.setdefault(name, []).extend(values[:count, slot])
+            elif name not in ("token", "row"):
+                self.details.setdefault(name, []).extend(values[own_TB][:count])
         if self.grammar is not None and count:
             self.grammar.advance(self.tokens[-1])
         return count
@@ -105,6 +109,7 @@ class Row:
             prompt_tokens=len(self.prompt),
             cached_tokens=0 if self.allocation is None else self.allocation.reused,
             generated_tokens=len(self.tokens),
+            drafted_tokens=min(self.drafted, max(len(self.tokens) - 1, 0)),
             seconds=time.perf_counter() - self.started,
             truncated=int(self.truncated > 0),
         )
@@ -162,17 +167,17 @@ def page_table(allocation: Allocation | None, width: int, padding: int) -> np.nd
     return table_N
 
 
-def to_arrays(slots: Sequence[Row | None], width: int, padding: int, history: int = 0) -> Rows:
+def to_arrays(slots: Sequence[Row | None], width: int, padding: int, text: int = 0) -> Rows:
     """Returns the rows as host arrays; idle slots have no tokens to generate.
 
     Args:
       slots: the rows; None is an idle slot.
       width: width of a page table.
       padding: index of a nonexistent page.
-      history: length of the array of generated tokens; 0 omits it.
+      text: length of the array with the tokens of prompts and answers; 0 omits it.
     """
     size = len(slots)
-    history_BS = np.full((size, history), -1, np.int32) if history else None
+    text_BS = np.full((size, text), -1, np.int32) if text else None
     token, position, remaining, step = (np.zeros(size, np.int32) for _ in range(4))
     temperature, top_p = np.zeros(size, np.float32), np.ones(size, np.float32)
     seed = np.zeros(size, np.uint32)
@@ -185,8 +190,8 @@ def to_arrays(slots: Sequence[Row | None], width: int, padding: int, history: in
         step[i] = len(row.tokens)
         temperature[i], top_p[i] = row.request.temperature, row.request.top_p
         seed[i] = row.request.seed % (1 << 32)
-        if history_BS is not None:
-            history_BS[i, : len(row.tokens)] = row.tokens
+        if text_BS is not None:
+            text_BS[i, : position[i] + 1] = row.all_tokens
     tables = np.stack([page_table(row and row.allocation, width, padding) for row in slots])
     sampling = Sampling(temperature, top_p, seed)
-    return Rows(token, position, remaining, step, sampling, tables, history_BS)
+    return Rows(token, position, remaining, step, sampling, tables, text_BS)

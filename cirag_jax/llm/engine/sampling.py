@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import operator
 from typing import NamedTuple
 
 import jax
@@ -50,33 +51,82 @@ def apply_mask(logits_BV: jax.Array, mask_BW: jax.Array | np.ndarray) -> jax.Arr
     return jnp.where(allowed_BV == 1, logits_BV, _MASKED)
 
 
+def _suffix_matches(text_BS: jax.Array, count_B: jax.Array, size: int) -> list[jax.Array]:
+    """Compares the last ``size`` of ``count_B`` tokens with the tokens before each position.
+
+    Returns masks ``[B, S]``. The mask at index i is true where the token ``i + 1`` places before a
+    position equals the token ``i + 1`` places before the end.
+    """
+    count_B1, masks = count_B[:, None], []
+    for distance in range(1, size + 1):
+        last_B1 = jnp.take_along_axis(text_BS, jnp.maximum(count_B1 - distance, 0), axis=1)
+        masks.append(jnp.roll(text_BS, distance, axis=1) == last_B1)
+    return masks
+
+
+def find_drafts(
+    text_BS: jax.Array, count_B: jax.Array, size: int, ngrams: int = 3
+) -> tuple[jax.Array, jax.Array]:
+    """Guesses the next tokens of each text by looking up its last tokens in the text itself.
+
+    The guess is what followed the last earlier occurrence of the longest possible n-gram (Saxena,
+    2023, prompt lookup decoding).
+
+    Args:
+      text_BS: int32 tokens of prompt and answer.
+      count_B: int32 number of tokens in each text.
+      size: maximum number of tokens to guess (static).
+      ngrams: maximum length of an n-gram (static).
+
+    Returns:
+      int32 guessed tokens ``[B, size]``, and their number, int32 ``[B]``.
+    """
+    length = text_BS.shape[1]
+    position_S = jnp.arange(length, dtype=jnp.int32)
+    matched_BS = jnp.zeros(text_BS.shape, jnp.int32)
+    match_BS = position_S < count_B[:, None]
+    for i, mask_BS in enumerate(_suffix_matches(text_BS, count_B, ngrams)):
+        match_BS &= mask_BS & (position_S > i)  # a roll moves the end of the array to its start
+        matched_BS += match_BS
+    # The longest n-gram is most important, then the last occurrence.
+    best_BS = jnp.where(matched_BS > 0, matched_BS * length + position_S, -1)
+    start_B = jnp.argmax(best_BS, axis=1).astype(jnp.int32)
+    index_BK = start_B[:, None] + jnp.arange(size, dtype=jnp.int32)
+    drafts_BK = jnp.take_along_axis(text_BS, jnp.minimum(index_BK, length - 1), axis=1)
+    found_B = jnp.minimum(count_B - start_B, size)
+    return drafts_BK, jnp.where(best_BS.max(1) >= 0, found_B, 0)
+
+
 def forbid_repeats(
-    logits_BV: jax.Array, history_BS: jax.Array, count_B: jax.Array, size: int
+    logits_BV: jax.Array,
+    text_BS: jax.Array,
+    count_B: jax.Array,
+    size: int,
+    start_B: jax.Array | int = 0,
 ) -> jax.Array:
-    """Lowers the logits of tokens that would repeat an n-gram of ``history_BS``.
+    """Lowers the logits of tokens that would repeat an n-gram of the answer.
 
     This is ``no_repeat_ngram_size`` of transformers, but it applies only to the generated tokens,
     so an answer may copy its prompt.
 
     Args:
       logits_BV: fp32.
-      history_BS: int32, the tokens generated so far.
-      count_B: int32, number of tokens generated so far.
+      text_BS: int32 tokens of prompt and answer.
+      count_B: int32 number of tokens in each text.
       size: number of tokens in an n-gram, at least 2 (static).
+      start_B: int32 position of the first token of the answer.
     """
-    count_B1 = count_B[:, None]
-    position_S = jnp.arange(history_BS.shape[1])
-    match_BS = (position_S >= size - 1) & (position_S < count_B1)
-    for distance in range(1, size):  # compares earlier tokens with the row's last tokens
-        last_B1 = jnp.take_along_axis(history_BS, jnp.maximum(count_B1 - distance, 0), axis=1)
-        match_BS &= jnp.roll(history_BS, distance, axis=1) == last_B1
+    count_B1, first_B1 = count_B[:, None], jnp.reshape(start_B, (-1, 1)) + size - 1
+    position_S = jnp.arange(text_BS.shape[1])
+    match_BS = (position_S >= first_B1) & (position_S < count_B1)
+    match_BS &= functools.reduce(operator.and_, _suffix_matches(text_BS, count_B, size - 1))
 
     def lower(state):
         """Lowers the logit of every row's first match and removes the match."""
         logits_BV, match_BS = state
         row_B, position_B = jnp.arange(len(match_BS)), jnp.argmax(match_BS, axis=1)
         is_match_B = match_BS[row_B, position_B]
-        token_B = jnp.where(is_match_B, history_BS[row_B, position_B], logits_BV.shape[-1])
+        token_B = jnp.where(is_match_B, text_BS[row_B, position_B], logits_BV.shape[-1])
         logits_BV = logits_BV.at[row_B, token_B].min(_REPEATED, mode="drop")
         return logits_BV, match_BS.at[row_B, position_B].set(False)
 

@@ -32,6 +32,9 @@ class EngineConfig:
       context: maximum number of tokens of prompt and answer; 0 means the model's limit, at most
         `MAX_CONTEXT`.
       no_repeat_ngram_size: size of n-grams that an answer may contain only once; 0 disables it.
+      lookup_tokens: maximum number of tokens of a greedy row that are guessed from its prompt and
+        answer, and checked in the same step as the next token; 0 disables it. The guesses use rows
+        that are idle, and at least this number of rows in addition to one.
     """
 
     batch_size: int = 16
@@ -42,6 +45,7 @@ class EngineConfig:
     overflow: Overflow = "error"
     context: int = 0
     no_repeat_ngram_size: int = 0
+    lookup_tokens: int = 7
 
     @staticmethod
     def for_platform(platform: str | None = None, **overrides: Any) -> "EngineConfig":
@@ -53,6 +57,7 @@ class EngineConfig:
                 "cache_tokens": 131072,
                 "prefill_chunks": (512, 128),
                 "prefix_tokens": 131072,
+                "lookup_tokens": 0,
             }
         return EngineConfig(**{**sizes, **overrides})
 
