@@ -118,8 +118,8 @@ def language_model() -> Any:
 
     # jax and transformers.
     config.merge_adapter = False  # jax: add the adapter to the weights when loading.
-    # Precision: float32 | bfloat16 (float32 on CPUs without bfloat16 instructions); null is float32
-    # on a CPU and bfloat16 on a GPU.
+    # Precision: float32 | bfloat16 (float32 on CPUs without bfloat16 instructions) | int8 (jax on a
+    # CPU: weights and inputs of their products). null is float32 on a CPU and bfloat16 on a GPU.
     config.dtype = placeholder(str)
     config.batch_size = 0  # Rows decoded together; 0 is the backend's default.
     # Maximum tokens of prompt and answer; 0 is the model's limit (jax: at most 32,768).

@@ -8,6 +8,8 @@ from flax import nnx
 
 from cirag_jax import sharding
 from cirag_jax.models.decoder import (
+    EXPERTS,
+    PROJECTIONS,
     DecoderConfig,
     Params,
     arrange_layers,
@@ -106,23 +108,23 @@ def pack_kernels(
     memory; ``params`` cannot be used afterwards.
     """
 
-    def pack(kernel: jax.Array, axis: int = 0, consume: bool = consume) -> Packed:
-        packed = jax.block_until_ready(pack_kernel(kernel, axis, int8))
+    def pack(kernel: jax.Array) -> Packed:
+        packed = jax.block_until_ready(pack_kernel(kernel, int8))
         if consume:
             kernel.delete()
         return packed
 
     def pack_layer(layer: Params) -> Params:
         return {
-            name: pack(x) if name.endswith("_proj") and x.ndim == 2 else x
+            name: pack(x) if name in PROJECTIONS or name in EXPERTS else x
             for name, x in layer.items()
         }
 
     outer = {}
     if not config.tie_embeddings:
         outer["lm_head"] = pack(params["lm_head"])
-    elif int8:  # the embedding is needed for the lookup of tokens
-        outer["lm_head"] = pack(params["embedding"], axis=1, consume=False)
+    elif int8:  # the embedding stays, because tokens are looked up in it
+        outer["lm_head"] = pack_kernel(params["embedding"], int8, True)
     return {**params, **outer, "layers": tuple(map(pack_layer, params["layers"]))}
 
 

@@ -66,7 +66,7 @@ def apply_experts(
         x, expert, index = block
 
         def compute(x):
-            return feed_forward(x, *(kernel[expert] for kernel in kernels))
+            return feed_forward(x, *jax.tree.map(lambda kernel: kernel[expert], kernels))
 
         return None, jax.lax.cond(index < used, compute, jnp.zeros_like, x)
 

@@ -106,7 +106,8 @@ class Packed(NamedTuple):
     int8 kernel takes half as long as a bf16 kernel again, because memory bandwidth is the limit.
 
     Attributes:
-      values_OI: the transposed kernel, int8 or a floating-point type.
+      values_OI: the transposed kernel, int8 or a floating-point type. Kernels of experts have a
+        leading axis.
       scale_O: fp32 factor of each output of an int8 kernel, otherwise None.
     """
 
@@ -114,18 +115,19 @@ class Packed(NamedTuple):
     scale_O: jax.Array | None
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """Shape of the kernel, ``(inputs, outputs)``."""
-        return self.values_OI.shape[::-1]  # pyright: ignore[reportReturnType]
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the kernel, ``(..., inputs, outputs)``."""
+        *leading, outputs, inputs = self.values_OI.shape
+        return (*leading, inputs, outputs)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
-def pack_kernel(kernel: jax.Array, axis: int, int8: bool) -> Packed:
-    """Returns a two-dimensional kernel as `Packed`; products contract its ``axis``.
+def pack_kernel(kernel: jax.Array, int8: bool, is_transposed: bool = False) -> Packed:
+    """Returns a kernel ``(..., inputs, outputs)``, or one that is transposed already, as `Packed`.
 
     int8 rounds each output's weights to 255 levels, up to the largest of them.
     """
-    values_OI = kernel if axis else kernel.T
+    values_OI = kernel if is_transposed else kernel.swapaxes(-1, -2)
     if not int8:
         return Packed(values_OI, None)
     return Packed(*_round_rows(values_OI.astype(jnp.float32)))

@@ -13,7 +13,7 @@ import transformers
 
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
-from cirag_jax.models import decoder, decoder_params
+from cirag_jax.models import decoder, decoder_params, precision
 from cirag_jax.models.io import decoder_weights, gguf_weights
 from cirag_jax.models.io.pretrained_decoder import load_decoder, resolve_decoder
 from tests import tiny_decoder
@@ -456,6 +456,22 @@ def test_decoder_bf16_is_close_to_fp32(tmp_path):
     assert rough.dtype == np.float32
     error = np.abs(_real(rough) - _real(exact))
     assert 0 < error.mean() < 0.03 * np.abs(exact).mean() + 0.01
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_multiply_packed_int8_equals_rounded_numbers(rows):
+    """Each output of the kernel and each token has its own scale; a token of zeros gives zeros."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(rows, 1, 40)).astype(np.float32) * 10.0 ** np.arange(rows)[:, None, None]
+    w = rng.normal(size=(40, 24)).astype(np.float32) * np.arange(1, 25, dtype=np.float32)
+    packed = precision.pack_kernel(jnp.asarray(w), True)
+    assert packed.shape == w.shape and packed.values_OI.dtype == jnp.int8
+    scale_w, scale_x = np.abs(w).max(0) / 127, np.abs(x).max(-1, keepdims=True) / 127
+    expected = np.round(x / scale_x) @ np.round(w / scale_w) * scale_x * scale_w
+    found = np.asarray(decoder.multiply(jnp.asarray(x), packed))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+    assert np.abs(found - x @ w).max() < 0.02 * np.abs(x @ w).max()
+    assert not np.asarray(decoder.multiply(jnp.zeros((rows, 1, 40)), packed)).any()
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -32,7 +32,7 @@ import numpy as np
 from flax import nnx
 
 from cirag_jax import sharding
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, check_choice
 from cirag_jax.llm import types as llm
 from cirag_jax.llm.chat import ChatTokenizer, PromptError, fit_prompt
 from cirag_jax.llm.engine import steps
@@ -121,7 +121,7 @@ class Engine:
         *,
         adapter: str | tuple[nnx.State, LoraConfig] | None = None,
         merge_adapter: bool = False,
-        dtype: Literal["float32", "bfloat16"] | None = None,
+        dtype: Literal["float32", "bfloat16", "int8"] | None = None,
         mesh: jax.sharding.Mesh | None = None,
         options: EngineConfig | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
@@ -135,15 +135,21 @@ class Engine:
             step.
           dtype: type of weights and computation, by default bf16 on an accelerator and fp32 on a
             CPU. On a CPU, bf16 applies only to the weights and to the inputs of their matrix
-            products, and falls back to fp32 if the CPU has no bf16 instructions.
+            products, and falls back to fp32 if the CPU has no bf16 instructions. int8 applies to
+            the same numbers (`precision.Packed`), and needs a CPU.
           mesh: devices over which the weights are sharded; None means one device.
           options: sizes and settings, by default from `EngineConfig.for_platform`.
           template_kwargs: variables of the chat template.
         """
-        param_dtype = dtype
-        if jax.default_backend() == "cpu" and dtype == "bfloat16":
-            dtype, param_dtype = "float32", _cpu_weight_dtype()
-        loaded = load_decoder(model, dtype=dtype, param_dtype=param_dtype, mesh=mesh)
+        check_choice("dtype", dtype, (None, "float32", "bfloat16", "int8"))
+        computed, stored = dtype, dtype
+        if dtype == "int8":
+            if jax.default_backend() != "cpu" or mesh is not None:
+                raise UserError("dtype=int8 is for one CPU; use dtype=bfloat16 on other devices.")
+            computed, stored = "float32", "bfloat16"  # rounds again below
+        elif jax.default_backend() == "cpu" and dtype == "bfloat16":
+            computed, stored = "float32", _cpu_weight_dtype()
+        loaded = load_decoder(model, dtype=computed, param_dtype=stored, mesh=mesh)
         tokenizer = ChatTokenizer.load(loaded.folder, template_kwargs)
         check_tokenizer(tokenizer, loaded.config.vocab_size, loaded.folder)
         with _mesh_context(mesh):
@@ -164,6 +170,9 @@ class Engine:
                 unstacked = _unstack(pairs, loaded.config)
                 params = lora_lib.merge(params, unstacked, scale, consume=True)
                 pairs = None
+        if mesh is None and computed == "float32" and stored == "bfloat16":
+            is_int8 = dtype == "int8"
+            params = decoder_params.pack_kernels(loaded.config, params, int8=is_int8, consume=True)
         return cls(
             loaded.config,
             params,

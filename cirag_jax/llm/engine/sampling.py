@@ -87,7 +87,7 @@ def find_drafts(
     match_BS = position_S < count_B[:, None]
     for i, mask_BS in enumerate(_suffix_matches(text_BS, count_B, ngrams)):
         match_BS &= mask_BS & (position_S > i)  # a roll moves the end of the array to its start
-        matched_BS += match_BS
+        matched_BS += match_BS.astype(jnp.int32)
     # The longest n-gram is most important, then the last occurrence.
     best_BS = jnp.where(matched_BS > 0, matched_BS * length + position_S, -1)
     start_B = jnp.argmax(best_BS, axis=1).astype(jnp.int32)

@@ -261,7 +261,10 @@ def decode(
         ended_B = jnp.isin(next_B, jnp.asarray((NOT_FINITE, *eos_ids), jnp.int32))
         # A draft is wrong if the slot before it has another next token, or ends the row.
         wrong_B = (offset_B > 0) & ((jnp.roll(next_B, 1) != slots.token_B) | jnp.roll(ended_B, 1))
-        wrong_B, slot_B = jnp.cumsum(wrong_B), jnp.arange(len(row_B), dtype=jnp.int32)
+        wrong_B, slot_B = (
+            jnp.cumsum(wrong_B, dtype=jnp.int32),
+            jnp.arange(len(row_B), dtype=jnp.int32),
+        )
         kept_B = (slots.remaining_B > 0) & (wrong_B == wrong_B[slot_B - offset_B])
         last_B = jnp.full_like(slot_B, -1).at[row_B].max(jnp.where(kept_B, slot_B, -1))
         count_B = offset_B[last_B] + 1

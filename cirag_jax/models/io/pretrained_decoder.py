@@ -415,6 +415,8 @@ def load_decoder(
     the first device.
     """
     dtype = dtype or default_dtype()
+    if "int8" in (dtype, param_dtype):
+        raise UserError("dtype=int8 is for generation only; use float32 or bfloat16.")
     for value in (dtype, param_dtype or dtype):
         check_choice("dtype", value, get_args(Dtype))
     folder = resolve_decoder(spec)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cirag_jax import sharding
+from cirag_jax.errors import UserError
 from cirag_jax.llm.chat import fit_prompt
 from cirag_jax.llm.engine import steps
 from cirag_jax.llm.engine.engine import Engine
@@ -425,6 +426,48 @@ def test_bf16_on_cpu_applies_to_weights_only(
     assert cached == {"uint16" if stored == "bfloat16" else "float32"}
     if stored == "float32":
         assert [r.text for r in responses] == [r.text for r in exact]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe"])
+def test_int8_on_cpu_is_close_to_fp32(tmp_path, family):
+    """All kernels are int8, also of experts and of tied output layers, and under an adapter."""
+    folder = tiny_decoder.folder(tmp_path, family, max_position_embeddings=512)
+    config = lora.LoraConfig(rank=4, alpha=32, targets=("q_proj", "v_proj"))
+    state = lora.init_adapter(load_decoder(str(folder)).config, config, seed=1)
+    adapter = jax.tree.map(lambda x: x + 0.05, state), config
+    options = EngineConfig(**{**SIZES, "prefix_tokens": 0})
+    texts = (text(20, 7), text(20, 8), text(20, 9))
+    score_request = Score(ask(text(30, 6)).messages, texts)
+    for chosen in (None, adapter):
+        exact, int8_engine = (
+            Engine.open(str(folder), adapter=chosen, dtype=dtype, options=options)
+            for dtype in ("float32", "int8")
+        )
+        layer = int8_engine._weights.params["layers"][0]
+        kernels = [*(layer[n] for n in layer if n.endswith("_proj") or n.startswith("expert_"))]
+        kernels.append(int8_engine._weights.params["lm_head"])
+        assert len(kernels) == 8 and {k.values_OI.dtype.name for k in kernels} == {"int8"}
+        logprobs, expected = (
+            np.asarray(
+                [[t.logprob for t in tokens[:20]] for tokens in e.score([score_request])[0].tokens]
+            )
+            for e in (int8_engine, exact)
+        )
+        assert 0 < np.abs(logprobs - expected).mean() < 0.1 * expected.std()
+    plain = int8_engine.with_options(dataclasses.replace(options, lookup_tokens=0))
+    ours, theirs = (engine.generate(mixed_requests()) for engine in (int8_engine, plain))
+    assert [numbers(r) for r in ours] == [numbers(r) for r in theirs]
+    assert int8_engine.usage.drafted_tokens > 0
+
+
+def test_int8_is_refused_on_accelerators_and_in_training(folder, monkeypatch):
+    with pytest.raises(UserError, match="int8 is for generation only"):
+        load_decoder(str(folder), dtype="int8")
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    with pytest.raises(UserError, match="dtype=int8 is for one CPU"):
+        Engine.open(str(folder), dtype="int8")
+    with pytest.raises(UserError, match="int4"):
+        Engine.open(str(folder), dtype="int4")
 
 
 def test_open_keeps_one_copy_of_weights(folder, monkeypatch):

@@ -149,7 +149,7 @@ def test_contiguous_cache_gives_same_tokens(engine, folder):
 
 def test_contiguous_cache_has_bounded_size(folder, monkeypatch):
     """The cache has room for two long rows that decode together, or for four short ones."""
-    engine = open_engine(folder, batch_size=4, cache_tokens=1024)
+    engine = open_engine(folder, batch_size=4, cache_tokens=1024, lookup_tokens=0)
     engine.config = dataclasses.replace(engine.config, attention="xla")
     engine._store._config = engine.config
     shapes, decode = set(), steps.decode

@@ -14,6 +14,7 @@ from cirag_jax.llm.engine.sampling import Details, Sampling
 
 TOKENS = st.lists(st.integers(0, 2), max_size=12)
 forbid_repeats = jax.jit(sampling.forbid_repeats, static_argnums=3)
+find_drafts = jax.jit(sampling.find_drafts, static_argnums=2)
 
 
 def by_sorting(probs, top_p):
@@ -123,6 +124,36 @@ def test_forbid_repeats_equals_transformers(rows, size):
     for ours, tokens in zip(np.asarray(actual), rows, strict=True):
         expected = theirs(torch.tensor([tokens], dtype=torch.long), torch.zeros(1, 3))
         assert (ours < 0).tolist() == torch.isinf(expected[0]).tolist()
+
+
+def test_forbid_repeats_ignores_the_prompt():
+    text = jnp.asarray([[1, 2, 1, 2, 0, 1]], jnp.int32)  # the answer begins at position 2
+    lowered = forbid_repeats(jnp.zeros((1, 4)), text, jnp.asarray([6]), 2, jnp.asarray([2]))
+    assert np.flatnonzero(np.asarray(lowered)[0]).tolist() == [2]
+    lowered = forbid_repeats(jnp.zeros((1, 4)), text, jnp.asarray([6]), 2, jnp.asarray([3]))
+    assert not np.asarray(lowered).any()
+
+
+def drafts_of(tokens, size, ngrams):
+    """Returns what followed the last occurrence of the longest repeated n-gram at the end."""
+    for n in range(min(ngrams, len(tokens) - 1), 0, -1):
+        for end in range(len(tokens) - 1, n - 1, -1):
+            if tokens[end - n : end] == tokens[-n:]:
+                return tokens[end : end + size]
+    return []
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(TOKENS, min_size=3, max_size=3), st.integers(1, 4))
+def test_find_drafts_equals_search(rows, size):
+    """Entries after a row's tokens are ignored."""
+    rows = [[1, *tokens] for tokens in rows]
+    text = np.random.default_rng(0).integers(0, 3, (3, 13)).astype(np.int32)
+    for row_text, tokens in zip(text, rows, strict=True):
+        row_text[: len(tokens)] = tokens
+    drafts, found = find_drafts(text, np.asarray([*map(len, rows)], np.int32), size)
+    for ours, count, tokens in zip(np.asarray(drafts), np.asarray(found), rows, strict=True):
+        assert ours[:count].tolist() == drafts_of(tokens, size, 3)
 
 
 def test_grammar_overrides_forbidden_repeat():
