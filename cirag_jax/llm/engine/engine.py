@@ -142,13 +142,14 @@ class Engine:
           template_kwargs: variables of the chat template.
         """
         check_choice("dtype", dtype, (None, "float32", "bfloat16", "int8"))
-        computed, stored = dtype, dtype
         if dtype == "int8":
             if jax.default_backend() != "cpu" or mesh is not None:
                 raise UserError("dtype=int8 is for one CPU; use dtype=bfloat16 on other devices.")
             computed, stored = "float32", "bfloat16"  # rounds again below
         elif jax.default_backend() == "cpu" and dtype == "bfloat16":
             computed, stored = "float32", _cpu_weight_dtype()
+        else:
+            computed = stored = dtype
         loaded = load_decoder(model, dtype=computed, param_dtype=stored, mesh=mesh)
         tokenizer = ChatTokenizer.load(loaded.folder, template_kwargs)
         check_tokenizer(tokenizer, loaded.config.vocab_size, loaded.folder)

@@ -66,7 +66,7 @@ def _assign_slots(rows: Rows, lookup: int) -> tuple[Rows, jax.Array, jax.Array]:
         in its row in this step, both int32 ``[B]``. The slots of a row are next to each other.
         Idle slots have ``remaining_B`` 0.
     """
-    text_BS, count_B = jnp.asarray(rows.text_BS), rows.position_B + 1
+    text_BS, count_B = jnp.asarray(rows.text_BS), jnp.asarray(rows.position_B) + 1
     drafts_BK, found_B = sampling.find_drafts(text_BS, count_B, lookup)
     active_B = (rows.remaining_B > 0).astype(jnp.int32)
     found_B = jnp.minimum(found_B, rows.remaining_B - 1) * active_B
