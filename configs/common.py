@@ -48,6 +48,18 @@ def data(split: str, units: str | None = "triple", *, several: bool = False) -> 
     return config
 
 
+def instructions() -> Any:
+    """Returns the instructions, texts in front of what an encoder reads (docs/encoders.md)."""
+    config: Any = ConfigDict()
+    # Text before a query; null is the model's own, "" is none, prompt:NAME is a prompt in the
+    # model's config_sentence_transformers.json.
+    config.query = placeholder(str)
+    config.passage = placeholder(str)  # Text before a passage or sentence, in the same forms.
+    # Text before a triple, in the same forms; null is the model's own, or else that of passages.
+    config.triple = placeholder(str)
+    return config
+
+
 def mesh() -> Any:
     """Returns the device mesh: its sizes, of which -1 stands for all remaining devices."""
     config: Any = ConfigDict()

@@ -5,6 +5,8 @@ from typing import Any
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from configs import common
+
 
 def encoder() -> Any:
     """Returns the settings of the encoder of queries, passages and triples (docs/retrieval.md)."""
@@ -17,8 +19,9 @@ def encoder() -> Any:
     config.dtype = "float32"  # Precision of the computation: float32 | bfloat16.
     config.query_max_length = 256  # Maximum tokens of a query.
     config.passage_max_length = 256  # Maximum tokens of a passage, sentence or triple.
-    config.query_prefix = placeholder(str)  # Text before a query; null is the model's own.
-    config.passage_prefix = placeholder(str)  # Text before a passage; null is the model's own.
+    config.instructions = common.instructions()
+    # Leading dimensions of an embedding that are kept (Matryoshka); null is the model's own number.
+    config.dimensions = placeholder(int)
     config.batch_size = 32  # sentence_transformers only; flax chooses its own batch sizes.
     # sentence_transformers only: run Python code that ships with the model.
     config.trust_remote_code = False
@@ -41,6 +44,8 @@ def ranker() -> Any:
     config.query_max_length = placeholder(int)
     # bi_encoder, aligner: maximum tokens of a text; null is the value of config.encoder.
     config.passage_max_length = placeholder(int)
+    # bi_encoder, aligner: null is the value of config.encoder, or of the ranker's own model.
+    config.instructions = common.instructions()
     return config
 
 

@@ -335,10 +335,14 @@ class _Rankings:
         )
         return index.explore(self._texts, head.score, self._problem.allowed)
 
+    def _unit_index(self, name: str) -> UnitIndex:
+        role = chains_lib.role_of(self._problem.kind)
+        return UnitIndex(self._units, self._aligners.embeds_units(name), role)
+
     def _iterate(self, name: str) -> list[Prediction]:
         config, problem, encoder = self._config, self._problem, self._aligners.embeds[name]
         if config.retriever == "units":
-            search: Search = UnitIndex(self._units, self._aligners.embeds_units(name)).search
+            search: Search = self._unit_index(name).search
         else:
             model = name if config.retriever == "aligner" else "frozen"
             index, embeds = self._index(model), self._aligners.embeds[model]
@@ -482,7 +486,13 @@ def _next_unit(
     ]
     problems = next_unit.next_units(chains, pools, problem.kind)
     return {
-        name: next_unit.evaluate_next_unit(problems, encoder.encode, ks)
+        name: next_unit.evaluate_next_unit(
+            problems,
+            lambda texts, role, encode=encoder.encode: encode(
+                texts, "query" if role == "query" else chains_lib.role_of(problem.kind)
+            ),
+            ks,
+        )
         for name, encoder in embeds.items()
     }
 

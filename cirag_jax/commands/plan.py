@@ -163,9 +163,11 @@ def _encoder_config(spec: str, settings: Config) -> EncoderConfig:
     config, _ = pretrained.read_config(folder)
     if (folder / "tokenizer.json").is_file():
         pretrained.read_tokenizer(folder, config.vocab_size)
-    dropout = settings.get("dropout", 0.0)
+    dropout, dimensions = settings.get("dropout", 0.0), settings.get("dimensions")
+    if dimensions is not None:
+        pretrained.check_dimensions(dimensions, config.d_model, spec, "config.model.dimensions")
     return pretrained.with_compute_options(
-        config,
+        dataclasses.replace(config, dimensions=dimensions),
         dtype=settings.dtype,
         hidden_dropout=dropout,
         attention_dropout=dropout,

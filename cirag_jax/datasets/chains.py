@@ -19,7 +19,7 @@ from absl import logging
 from cirag_jax.datasets import annotations, sentences
 from cirag_jax.datasets.annotations import Hop
 from cirag_jax.errors import UserError
-from cirag_jax.types import Dataset, Passage, Question, Triple
+from cirag_jax.types import Dataset, Passage, Question, Role, Triple
 from cirag_jax.validation import check_value
 
 UnitKind = Literal["triple", "sentence", "passage"]
@@ -74,6 +74,11 @@ def query_text(
 def triple_text(triple: Triple) -> str:
     """Returns ``<head; relation; tail>``, the form that KiRAG embeds."""
     return f"<{triple.head}; {triple.relation}; {triple.tail}>"
+
+
+def role_of(kind: UnitKind) -> Role:
+    """Returns the role in which an encoder embeds units of this kind."""
+    return "triple" if kind == "triple" else "passage"
 
 
 def passage_text(passage: Passage) -> str:

@@ -52,6 +52,8 @@ class EncoderConfig:
       remat: whether the backward pass recomputes each layer.
       scan_layers: whether the parameters of all layers are stacked and run with `jax.lax.scan`.
       pooling: how `embed` turns hidden states into one vector.
+      dimensions: number of leading dimensions that `embed` keeps (Matryoshka representation
+        learning, Kusupati et al., 2022); None keeps all.
     """
 
     vocab_size: int
@@ -74,6 +76,12 @@ class EncoderConfig:
     remat: bool = False
     scan_layers: bool = False
     pooling: Pooling = "mean"
+    dimensions: int | None = None
+
+    @property
+    def embedding_size(self) -> int:
+        """Dimension of an embedding."""
+        return self.dimensions or self.d_model
 
     @property
     def head_dim(self) -> int:
@@ -489,8 +497,12 @@ def pool(hidden_BTD: jax.Array, mask_BT: jax.Array, kind: Pooling) -> jax.Array:
         pooled_BD = jnp.where(mask_BT.any(-1, keepdims=True), first_BD, 0.0)
     else:
         raise ValueError(f"unknown pooling {kind!r}")
-    square_B1 = jnp.square(pooled_BD).sum(-1, keepdims=True)
-    return pooled_BD * jax.lax.rsqrt(jnp.maximum(square_B1, 1e-24))
+    return _normalize(pooled_BD)
+
+
+def _normalize(emb_BD: jax.Array) -> jax.Array:
+    square_B1 = jnp.square(emb_BD).sum(-1, keepdims=True)
+    return emb_BD * jax.lax.rsqrt(jnp.maximum(square_B1, 1e-24))
 
 
 def embed(
@@ -507,4 +519,11 @@ def embed(
     encoder = nnx.merge(graphdef, state)
     hidden_BTD = encoder(tokens_BT, mask_BT, dropout_key=dropout_key)
     emb_BD = pool(hidden_BTD, mask_BT, encoder.config.pooling)
+    if encoder.config.embedding_size < emb_BD.shape[1]:
+        emb_BD = _normalize(emb_BD[:, : encoder.config.embedding_size])
     return sharding.constrain(emb_BD, "batch", "act_embed")
+
+
+def embedding_size(graphdef: nnx.GraphDef, state: Any) -> int:
+    """Returns the dimension of the embeddings of `embed`."""
+    return nnx.merge(graphdef, state).config.embedding_size

@@ -3,7 +3,7 @@
 import collections
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from cirag_jax.models.encoder import embed
 from cirag_jax.models.io.pretrained import TextEncoder
 from cirag_jax.retrieval.buckets import everywhere, map_texts
+from cirag_jax.types import Role
 
 # (rows, length) -> number of traces; a test checks that each shape compiles once.
 TRACES: collections.Counter[tuple[int, int]] = collections.Counter()
@@ -53,7 +54,7 @@ def encode(
     params: Any,
     texts: Sequence[str],
     *,
-    kind: Literal["query", "passage"] = "passage",
+    kind: Role = "passage",
     max_length: int | None = None,
     mesh: Mesh | None = None,
     tokens_per_batch: int | None = None,
@@ -66,7 +67,7 @@ def encode(
     limit. `map_texts` explains the other arguments.
     """
     params = encoder.state if params is None else params
-    prefix = encoder.query_prefix if kind == "query" else encoder.passage_prefix
+    prefix = encoder.prefix(kind)
 
     def tokens_of(texts: Sequence[str]) -> list[np.ndarray]:
         return tokenize(encoder, [prefix + text for text in texts], max_length)

@@ -7,7 +7,7 @@ import json
 import pathlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -16,13 +16,17 @@ from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.identity import of_packages
 from cirag_jax.io import cache_folder
 from cirag_jax.models.io.fingerprint import hash_small_files
-from cirag_jax.models.io.pretrained import TextEncoder
+from cirag_jax.models.io.pretrained import (
+    TextEncoder,
+    check_dimensions,
+    declared_prefixes,
+    instruction,
+)
 from cirag_jax.models.io.tensor_files import check_finite
 from cirag_jax.retrieval.encode import encode
 from cirag_jax.retrieval.search import save_array
-from cirag_jax.types import Config
+from cirag_jax.types import ROLES, Config, Role
 
-Role = Literal["query", "passage"]
 Progress = Callable[[int], Any]
 
 MAX_CACHED_BYTES = 1 << 30  # Maximum size of one collection's vectors in the disk cache.
@@ -94,7 +98,8 @@ class FlaxEncoder:
 
 
 def _limits(query_max_length: int, passage_max_length: int, longest: int) -> dict[Role, int]:
-    return {"query": min(query_max_length, longest), "passage": min(passage_max_length, longest)}
+    passage = min(passage_max_length, longest)
+    return {"query": min(query_max_length, longest), "passage": passage, "triple": passage}
 
 
 class CachedEncoder:
@@ -116,7 +121,8 @@ class CachedEncoder:
         """See `Encoder.encode`."""
         if kind == "query" or not 0 < 4 * len(texts) * self.dim <= MAX_CACHED_BYTES:
             return self._encoder.encode(texts, kind, progress)
-        described = json.dumps([self.identity, list(texts)], sort_keys=True, default=str)
+        key = [self.identity, list(texts), *(["triple"] if kind == "triple" else [])]
+        described = json.dumps(key, sort_keys=True, default=str)
         file = self._folder / f"{hashlib.sha256(described.encode()).hexdigest()[:32]}.npy"
         with contextlib.suppress(OSError, ValueError, EOFError, UserError):
             cached_ND = np.load(file, allow_pickle=False)
@@ -136,7 +142,7 @@ def with_disk_cache(encoder: Encoder) -> Encoder:
 
 
 class MemoizingEncoder:
-    """An encoder that embeds every distinct text at most once per role (query or passage).
+    """An encoder that embeds every distinct text at most once per role.
 
     It keeps at most `_MAX_TEXTS` vectors per role; if a role would exceed this limit, all its
     vectors are dropped. The vectors of a list above this limit are not kept.
@@ -154,10 +160,7 @@ class MemoizingEncoder:
 
     def forget(self) -> None:
         """Drops all vectors."""
-        self._stores: dict[Role, _VectorStore] = {
-            "query": _VectorStore(self.dim),
-            "passage": _VectorStore(self.dim),
-        }
+        self._stores = {role: _VectorStore(self.dim) for role in ROLES}
 
     def encode(
         self, texts: Sequence[str], kind: Role = "passage", progress: Progress | None = None
@@ -199,9 +202,10 @@ class _VectorStore:
 class SentenceTransformersEncoder:
     """An encoder that runs a PyTorch model with sentence-transformers.
 
-    ``model`` is a loaded ``SentenceTransformer``, and ``name`` is recorded in the identity. If a
-    prefix is None, the model's own prompt, if any, is used. Lengths are in tokens, at most
-    the model's limit.
+    ``model`` is a loaded ``SentenceTransformer``, and ``name`` is recorded in the identity.
+    ``instructions`` override the model's own prompts by role, see `pretrained.instruction`. Lengths
+    are in tokens, at most the model's limit. ``dimensions`` is the number of leading dimensions to
+    keep, by default the model's ``truncate_dim``.
     """
 
     def __init__(
@@ -209,8 +213,8 @@ class SentenceTransformersEncoder:
         model: Any,
         name: str,
         *,
-        query_prefix: str | None = None,
-        passage_prefix: str | None = None,
+        instructions: Mapping[str, str | None] | None = None,
+        dimensions: int | None = None,
         query_max_length: int = 256,
         passage_max_length: int = 256,
         batch_size: int = 32,
@@ -219,13 +223,23 @@ class SentenceTransformersEncoder:
         self._lock = threading.Lock()  # The library stores the token limit in the model.
         self._batch_size = batch_size
         prompts = {key: value or "" for key, value in (model.prompts or {}).items()}
-        passage_prompt = next(
-            (prompts[k] for k in ("document", "passage", "corpus") if k in prompts), ""
-        )
-        self._prefixes = {
-            "query": prompts.get("query", "") if query_prefix is None else query_prefix,
-            "passage": passage_prompt if passage_prefix is None else passage_prefix,
+        names = [f"{role}_prefix" for role in ROLES]
+        declared = declared_prefixes(prompts, model.default_prompt_name)
+        prefixes: dict[str, Any] = dict(zip(names, declared, strict=True))
+        for role, text in (instructions or {}).items():
+            if text is not None:
+                prefixes[f"{role}_prefix"] = instruction(text, prompts, name)
+        triple = prefixes["triple_prefix"]
+        passage = prefixes["passage_prefix"]
+        self._prefixes: dict[Role, str] = {
+            "query": prefixes["query_prefix"],
+            "passage": passage,
+            "triple": passage if triple is None else triple,
         }
+        if dimensions is not None:
+            model.truncate_dim = None
+            check_dimensions(dimensions, int(model.get_embedding_dimension() or dimensions), name)
+            model.truncate_dim = dimensions
         longest = model.max_seq_length or max(query_max_length, passage_max_length)
         self._limits = _limits(query_max_length, passage_max_length, longest)
         self.dim = int(model.get_embedding_dimension() or 0)
@@ -236,8 +250,7 @@ class SentenceTransformersEncoder:
             "pooling": " > ".join(type(module).__name__ for module in model),
             "normalize": True,
             "dimension": self.dim,
-            "query_prefix": self._prefixes["query"],
-            "passage_prefix": self._prefixes["passage"],
+            **prefixes,
             "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
             "packages": of_packages("sentence-transformers", "transformers", "tokenizers"),
             "query_max_length": self._limits["query"],
@@ -279,10 +292,12 @@ class SentenceTransformersEncoder:
         return check_finite(np.concatenate(blocks), self.identity["model"])
 
 
+_SIZES = ("query_max_length", "passage_max_length", "batch_size")
+
+
 def open_encoder_for(config: Config, mesh: jax.sharding.Mesh | None = None) -> Encoder:
     """Opens the encoder of a ``configs.retrievers.encoder()`` block; Flax uses ``mesh``."""
-    sizes = ("query_max_length", "passage_max_length", "batch_size")
-    check_at_least(1, config, *sizes, prefix="config.encoder.")
+    check_at_least(1, config, *_SIZES, prefix="config.encoder.")
     check_choice("config.encoder.backend", config.backend, ("flax", "sentence_transformers"))
     if config.backend == "flax":
         return _open_flax(config, mesh)
@@ -292,13 +307,17 @@ def open_encoder_for(config: Config, mesh: jax.sharding.Mesh | None = None) -> E
 def _open_flax(config: Config, mesh: jax.sharding.Mesh | None) -> FlaxEncoder:
     from cirag_jax.models.io.workdir import hash_arrays, open_encoder
 
-    encoder, meta = open_encoder(config.model, dtype=config.dtype, mesh=mesh)
+    encoder, meta = open_encoder(
+        config.model,
+        dtype=config.dtype,
+        mesh=mesh,
+        instructions=config.instructions,
+        dimensions=config.dimensions,
+    )
     if meta:  # Two training runs may end at the same step; only their weights differ.
         encoder = dataclasses.replace(encoder, revision=f"sha256:{hash_arrays(encoder.state)}")
-    names = ("query_prefix", "passage_prefix")
-    prefixes = {name: config[name] for name in names if config[name] is not None}
     lengths = {name: config[name] for name in ("query_max_length", "passage_max_length")}
-    return FlaxEncoder(dataclasses.replace(encoder, **prefixes), mesh=mesh, **lengths)
+    return FlaxEncoder(encoder, mesh=mesh, **lengths)
 
 
 def _open_sentence_transformers(config: Config) -> SentenceTransformersEncoder:
@@ -329,13 +348,7 @@ def _open_sentence_transformers(config: Config) -> SentenceTransformersEncoder:
         raise UserError(
             f"sentence-transformers cannot load {config.model!r}: {reason}{hint}"
         ) from error
-    names = (
-        "query_prefix",
-        "passage_prefix",
-        "query_max_length",
-        "passage_max_length",
-        "batch_size",
-    )
+    names = ("instructions", "dimensions", *_SIZES)
     options = {name: config[name] for name in names}
     return SentenceTransformersEncoder(model, config.model, **options)
 

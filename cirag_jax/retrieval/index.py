@@ -17,7 +17,7 @@ import jax
 import msgspec
 import numpy as np
 
-from cirag_jax.datasets.chains import UnitKind, passage_text, unit_texts
+from cirag_jax.datasets.chains import UnitKind, passage_text, role_of, unit_texts
 from cirag_jax.datasets.corpus import WHOLE
 from cirag_jax.datasets.records import convert
 from cirag_jax.errors import UserError, check_choice, parsing
@@ -38,8 +38,11 @@ LINKED = "linked"  # `LinkedIndex`, which is never stored in a folder.
 MANIFEST = "manifest.json"
 FORMAT = 2  # Since 2, the corpus hash covers sentences, and the encoder identity covers files.
 # Fields of a manifest that may differ: the same weights may be in another folder, and the maximum
-# query length does not change the vectors of passages.
-MAY_DIFFER = ("encoder.model", "encoder.query_max_length")
+# query length and the instructions of queries and triples do not change the vectors of passages.
+MAY_DIFFER = (
+    *("encoder.model", "encoder.query_max_length"),
+    *("encoder.query_prefix", "encoder.triple_prefix"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,7 +207,10 @@ def open_retriever(
                 "folder"
             )
         encoder = require_encoder(encoder, config.kind)
-        return UnitIndex(texts_of(config.units), encoder, dtype=options.dtype, progress=progress)
+        role = role_of(config.units)
+        return UnitIndex(
+            texts_of(config.units), encoder, role, dtype=options.dtype, progress=progress
+        )
     if not config.folder:
         return PassageIndex.in_memory(
             passages, encoder, config.kind, options=options, progress=progress

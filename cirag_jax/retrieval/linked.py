@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cirag_jax.datasets.chains import UnitKind, query_text
+from cirag_jax.datasets.chains import UnitKind, query_text, role_of
 from cirag_jax.errors import UserError
 from cirag_jax.io import local_path
 from cirag_jax.models.link_head import FILE, LinkHead, load_link_head
@@ -89,7 +89,7 @@ class LinkedIndex:
         self._head, self._steps, self._size, self._stop = head, steps, len(passages), stop
         self._kind: UnitKind = kind
         self._encoder = encoder
-        self._units = UnitIndex(texts, encoder, dtype=dtype, progress=progress)
+        self._units = UnitIndex(texts, encoder, role_of(kind), dtype=dtype, progress=progress)
         self._finder = CandidateFinder(passages, texts, self._units, options)
 
     def __len__(self) -> int:

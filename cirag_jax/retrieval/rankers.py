@@ -6,6 +6,8 @@ them to the text form that the ranker's model expects.
 
 import dataclasses
 import functools
+import itertools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
@@ -20,7 +22,7 @@ from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encoders import Encoder, open_encoder_for
 from cirag_jax.retrieval.pairs import score_groups
 from cirag_jax.triples.normalization import Normalization, triple_key
-from cirag_jax.types import Config, Passage, Text, Triple
+from cirag_jax.types import ROLES, Config, Passage, Role, Text, Triple
 from cirag_jax.validation import check_value
 
 RankerKind = Literal["bi_encoder", "aligner", "cross_encoder", "bm25"]
@@ -96,10 +98,22 @@ def open_ranker(
         from cirag_jax.models.io.workdir import open_cross_encoder
 
         return CrossEncoderRanker(open_cross_encoder(block.model)[0], write)
-    encoder_config = config.encoder.copy_and_resolve_references()
-    encoder_config.model = block.model or encoder_config.model
-    encoder_config.update({name: block[name] for name in LENGTHS if block[name] is not None})
-    return BiEncoderRanker(open_encoder(encoder_config), write)
+    return BiEncoderRanker(open_encoder(encoder_config(config, name)), write)
+
+
+def encoder_config(config: Config, name: str) -> Config:
+    """Returns ``config.encoder`` with the model and settings of the ranker ``config.rankers.NAME``.
+
+    Instructions and dimensions of ``config.encoder`` do not apply to another model.
+    """
+    block, encoder = config.rankers[name], config.encoder.copy_and_resolve_references()
+    if block.model not in (None, encoder.model):
+        encoder.model, encoder.dimensions = block.model, None
+        encoder.instructions.update(dict.fromkeys(ROLES))
+    encoder.update({name: block[name] for name in LENGTHS if block[name] is not None})
+    texts = {role: block.instructions[role] for role in ROLES}
+    encoder.instructions.update({role: text for role, text in texts.items() if text is not None})
+    return encoder
 
 
 def triple_text_of(config: Config, name: str) -> tuple[TripleText, bool]:
@@ -180,15 +194,27 @@ class BiEncoderRanker:
 
     def score(self, queries: Sequence[str], texts: Sequence[Sequence[Text]]) -> list[np.ndarray]:
         """Returns cosine similarities; see `Ranker.score`."""
-        written = [[self._write(text) for text in group] for group in texts]
-        distinct = dict.fromkeys(text for group in written for text in group)
-        row = {text: index for index, text in enumerate(distinct)}
-        vectors_ND = self._encoder.encode(list(distinct), "passage")
+        written = [[(_role(text), self._write(text)) for text in group] for group in texts]
+        # Texts of one role are adjacent, because each role is embedded separately.
+        distinct = sorted({entry: None for group in written for entry in group}, key=_first)
+        row = {entry: index for index, entry in enumerate(distinct)}
+        blocks = [
+            self._encoder.encode([text for _, text in entries], role)
+            for role, entries in itertools.groupby(distinct, _first)
+        ]
+        vectors_ND = np.concatenate(blocks or [np.zeros((0, self._encoder.dim), np.float32)])
         query_QD = self._encoder.encode(list(queries), "query")
         return [
-            vectors_ND[[row[text] for text in group]] @ query_D
+            vectors_ND[[row[entry] for entry in group]] @ query_D
             for query_D, group in zip(query_QD, written, strict=True)
         ]
+
+
+_first = operator.itemgetter(0)
+
+
+def _role(text: Text) -> Role:
+    return "triple" if isinstance(text, Triple) else "passage"
 
 
 class CrossEncoderRanker:

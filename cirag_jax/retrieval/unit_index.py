@@ -7,7 +7,7 @@ import numpy as np
 from cirag_jax.errors import UserError
 from cirag_jax.retrieval.encoders import Encoder, Progress
 from cirag_jax.retrieval.search import ExactIndex, accelerators, empty_results
-from cirag_jax.types import Feedback
+from cirag_jax.types import Feedback, Role
 
 _DEPTH = 10  # Units searched per returned passage, because several good units may share a passage.
 
@@ -20,6 +20,7 @@ class UnitIndex:
     Args:
       texts: the units of every passage, in row order, in the form that the encoder expects.
       encoder: embeds units and queries.
+      role: the role in which units are embedded.
       dtype: dtype of the stored vectors, ``float32`` or ``bfloat16``.
       progress: called with the number of texts just embedded.
     """
@@ -28,6 +29,7 @@ class UnitIndex:
         self,
         texts: Sequence[Collection[str]],
         encoder: Encoder,
+        role: Role = "passage",
         *,
         dtype: str = "float32",
         progress: Progress | None = None,
@@ -39,7 +41,7 @@ class UnitIndex:
         self._passage_of_N = np.repeat(np.arange(len(texts)), counts)
         self._start_P = np.concatenate([[0], np.cumsum(counts)])
         self.texts = [text for group in texts for text in group]
-        vectors_ND = encoder.encode(self.texts, "passage", progress)
+        vectors_ND = encoder.encode(self.texts, role, progress)
         self._search = ExactIndex(vectors_ND, dtype=dtype, mesh=accelerators())
 
     def search(

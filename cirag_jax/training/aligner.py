@@ -21,6 +21,7 @@ from cirag_jax.datasets import chains as chains_lib
 from cirag_jax.datasets import load
 from cirag_jax.errors import UserError, check_at_least, check_positive
 from cirag_jax.evaluation import next_unit
+from cirag_jax.models.encoder import embedding_size
 from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
 from cirag_jax.retrieval import encode as encode_lib
 from cirag_jax.retrieval.buckets import bucket_lengths
@@ -30,7 +31,7 @@ from cirag_jax.training import state as state_lib
 from cirag_jax.training.data import pools as pools_lib
 from cirag_jax.training.data import splits
 from cirag_jax.training.fit import fit
-from cirag_jax.types import Config, NonNegativeFloat
+from cirag_jax.types import Config, NonNegativeFloat, Role
 from cirag_jax.validation import check_value
 
 
@@ -68,8 +69,8 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         dtype=config.model.dtype,
         mesh=mesh,
         pooling=config.model.pooling,
-        query_prefix=config.model.query_prefix,
-        passage_prefix=config.model.passage_prefix,
+        instructions=config.model.instructions,
+        dimensions=config.model.dimensions,
         hidden_dropout=config.model.dropout,
         attention_dropout=config.model.dropout,
         remat=config.model.remat,
@@ -97,6 +98,8 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "pooling": encoder.pooling,
         "query_prefix": encoder.query_prefix,
         "passage_prefix": encoder.passage_prefix,
+        "triple_prefix": encoder.triple_prefix,
+        "dimensions": encoder.config.dimensions,
         "units": kind,
         "trained_on": sorted(question.id for question in train_questions),
         "triple_text": dataclasses.asdict(TripleText("angle")) if kind == "triple" else None,
@@ -166,7 +169,7 @@ def train_step(
         params,
         place_batch(batch, mesh),
         temperature=config.temperature,
-        width=params["embedding_norm_scale"].shape[0],
+        width=embedding_size(graphdef, params),
         dtype=config.model.dtype,
         dropout_key=key,
         keep_bytes=keep_bytes,
@@ -283,11 +286,12 @@ def make_batches(
         config, encoder.config.max_length, "query_max_length", "unit_max_length"
     )
     layout = make_layout(config, mesh)
-    prefixes = {"query": encoder.query_prefix, "passage": encoder.passage_prefix}
+    unit_role = chains_lib.role_of(config.data.units)
     limits = {"query": config.query_max_length, "passage": config.unit_max_length}
 
     def tokenize(texts, role):
-        return encode_lib.tokenize(encoder, [prefixes[role] + t for t in texts], limits[role])
+        prefix = encoder.prefix("query" if role == "query" else unit_role)
+        return encode_lib.tokenize(encoder, [prefix + text for text in texts], limits[role])
 
     return pools_lib.batches(
         chains,
@@ -316,7 +320,8 @@ def make_evaluate(
     def evaluate(params: nnx.State) -> dict[str, float]:
         def embed(texts, role):
             limit = config.query_max_length if role == "query" else config.unit_max_length
-            return encode_lib.encode(encoder, params, texts, kind=role, max_length=limit, mesh=mesh)
+            kind: Role = "query" if role == "query" else chains_lib.role_of(config.data.units)
+            return encode_lib.encode(encoder, params, texts, kind=kind, max_length=limit, mesh=mesh)
 
         return _metrics(problems, embed)
 

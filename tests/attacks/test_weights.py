@@ -146,7 +146,7 @@ def _read_encoder(root: pathlib.Path) -> None:
     config, _ = pretrained.read_config(folder)
     assert 0 < pretrained.read_max_length(folder, config) <= config.max_length
     assert pretrained._pooling(folder, "") in ("mean", "cls")
-    assert all(isinstance(prefix, str) for prefix in pretrained._prefixes(folder, ""))
+    assert all(isinstance(prefix, str | None) for prefix in pretrained._prefixes(folder, ""))
 
 
 def _read_tokenizer(root: pathlib.Path) -> None:

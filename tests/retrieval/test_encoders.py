@@ -1,5 +1,6 @@
 import concurrent.futures
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -24,6 +25,14 @@ def model(tmp_path_factory):
     return tiny.model_folder(tmp_path_factory.mktemp("tiny") / "model")
 
 
+@pytest.fixture(scope="module")
+def exported(model, tmp_path_factory):
+    """The model in the format of sentence-transformers."""
+    pytest.importorskip("sentence_transformers")
+    folder = tmp_path_factory.mktemp("exported") / "model"
+    return export_sentence_transformers(load_encoder(str(model)), None, folder)
+
+
 def _config(model, **changes):
     config = retrievers.encoder()
     config.model = str(model)
@@ -33,7 +42,7 @@ def _config(model, **changes):
 
 def test_flax_encoder_uses_prefix_and_limit_of_each_role(model):
     encoder = open_encoder_for(
-        _config(model, query_prefix="the ", query_max_length=6, passage_max_length=9)
+        _config(model, instructions={"query": "the "}, query_max_length=6, passage_max_length=9)
     )
     plain = load_encoder(str(model))
     for kind, prefix, limit in (("query", "the ", 6), ("passage", "", 9)):
@@ -47,9 +56,9 @@ def test_flax_encoder_uses_prefix_and_limit_of_each_role(model):
 def test_sentence_transformers_encoder_gives_the_same_vectors(model, tmp_path):
     pytest.importorskip("sentence_transformers")
     folder = export_sentence_transformers(load_encoder(str(model)), None, tmp_path / "exported")
-    ours = open_encoder_for(_config(folder, query_prefix="the patron of "))
+    ours = open_encoder_for(_config(folder, instructions={"query": "the patron of "}))
     theirs = open_encoder_for(
-        _config(folder, backend="sentence_transformers", query_prefix="the patron of ")
+        _config(folder, backend="sentence_transformers", instructions={"query": "the patron of "})
     )
     done = []
     for kind in ("query", "passage"):
@@ -154,7 +163,7 @@ class _Noting:
 
 
 def test_memoizing_encoder_embeds_each_text_once_per_role(model):
-    plain = open_encoder_for(_config(model, query_prefix="the "))
+    plain = open_encoder_for(_config(model, instructions={"query": "the "}))
     noting = _Noting(plain)
     encoder = MemoizingEncoder(noting)
     for kind in ("passage", "query"):
@@ -179,3 +188,87 @@ def test_memoizing_encoder_size_is_bounded(model, monkeypatch):
         np.testing.assert_allclose(encoder.encode(texts), plain.encode(texts), atol=1e-6)
     # A full cache is cleared. A list larger than the cache does not change it.
     assert [t for _, t in noting.asked] == [["a", "b"], ["c"], ["c", "d"], list("abcdefgh")]
+
+
+def _with_prompts(model, folder, **fields):
+    """Copies a model, and writes its config_sentence_transformers.json."""
+    shutil.copytree(model, folder)
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(fields))
+    return folder
+
+
+def test_encoder_each_role_has_its_instruction(model):
+    texts = {"query": "the ", "passage": "patron of ", "triple": "saint "}
+    encoder, plain = open_encoder_for(_config(model, instructions=texts)), load_encoder(str(model))
+    for role, text in texts.items():
+        expected = encode(plain, None, [text + given for given in _TEXTS])
+        np.testing.assert_array_equal(encoder.encode(_TEXTS, role), expected)
+    # Without an own instruction, triples have that of passages.
+    encoder = open_encoder_for(_config(model, instructions={"passage": "patron of "}))
+    np.testing.assert_array_equal(
+        encoder.encode(_TEXTS, "triple"), encoder.encode(_TEXTS, "passage")
+    )
+
+
+@pytest.mark.parametrize("backend", ["flax", "sentence_transformers"])
+@pytest.mark.parametrize(
+    ("prompts", "default", "instructions", "expected"),
+    [
+        ({"query": "q: ", "document": "d: "}, None, {}, ("q: ", "d: ", "d: ")),
+        ({"query": "q: ", "triple": "t: "}, None, {}, ("q: ", "", "t: ")),
+        ({"query": "q: ", "STS": "s: "}, "STS", {}, ("q: ", "", "")),
+        ({"STS": "s: "}, "STS", {}, ("s: ", "s: ", "s: ")),
+        ({"STS": "s: ", "query": None}, None, {"query": "prompt:STS"}, ("s: ", "", "")),
+        ({"query": "q: "}, None, {"query": "", "triple": "prompt:query"}, ("", "", "q: ")),
+    ],
+)
+def test_encoder_instructions_follow_the_models_prompts(
+    exported, tmp_path, backend, prompts, default, instructions, expected
+):
+    folder = _with_prompts(
+        exported, tmp_path / "named", prompts=prompts, default_prompt_name=default
+    )
+    (folder / "cirag_jax.json").unlink()
+    encoder = open_encoder_for(_config(folder, backend=backend, instructions=instructions))
+    identity = encoder.identity
+    query, passage, triple = (identity[f"{r}_prefix"] for r in ("query", "passage", "triple"))
+    assert (query, passage, passage if triple is None else triple) == expected
+
+
+@pytest.mark.parametrize("backend", ["flax", "sentence_transformers"])
+def test_encoder_unknown_prompt_is_refused_by_name(exported, tmp_path, backend):
+    folder = _with_prompts(exported, tmp_path / "named", prompts={"STS": "s: ", "query": "q: "})
+    config = _config(folder, backend=backend, instructions={"query": "prompt:Clustering"})
+    with pytest.raises(UserError, match=r"prompt:Clustering.*its prompts: STS, (document, )?query"):
+        open_encoder_for(config)
+
+
+@pytest.mark.parametrize("backend", ["flax", "sentence_transformers"])
+def test_encoder_dimensions_are_cut_and_normalized(exported, tmp_path, backend):
+    full = open_encoder_for(_config(exported, backend=backend)).encode(_TEXTS)
+    expected = full[:, :9] / np.linalg.norm(full[:, :9], axis=1, keepdims=True)
+    encoder = open_encoder_for(_config(exported, backend=backend, dimensions=9))
+    assert encoder.dim == encoder.identity["dimension"] == 9
+    np.testing.assert_allclose(encoder.encode(_TEXTS), expected, atol=2e-6)
+    folder = _with_prompts(exported, tmp_path / "cut", truncate_dim=9)
+    assert open_encoder_for(_config(folder, backend=backend)).dim == 9
+    np.testing.assert_allclose(
+        open_encoder_for(_config(folder, backend=backend)).encode(_TEXTS), expected, atol=2e-6
+    )
+    assert open_encoder_for(_config(folder, backend=backend, dimensions=12)).dim == 12
+    for wrong in (33, 0, -1):
+        with pytest.raises(UserError, match=f"dimensions={wrong} must lie between 1 and 32"):
+            open_encoder_for(_config(folder, backend=backend, dimensions=wrong))
+
+
+def test_export_keeps_instructions_and_dimensions(model, tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    given = {"query": "the ", "passage": "patron of ", "triple": "saint "}
+    ours = load_encoder(str(model), instructions=given, dimensions=7)
+    folder = export_sentence_transformers(ours, None, tmp_path / "exported")
+    theirs = sentence_transformers.SentenceTransformer(str(folder))
+    again = load_encoder(str(folder))
+    assert (again.dim, [again.prefix(role) for role in given]) == (7, list(given.values()))
+    for role, name in (("query", "query"), ("passage", "document"), ("triple", "triple")):
+        vectors = theirs.encode(_TEXTS, prompt_name=name, normalize_embeddings=True)
+        np.testing.assert_allclose(encode(ours, None, _TEXTS, kind=role), vectors, atol=1e-5)

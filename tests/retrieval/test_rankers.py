@@ -12,11 +12,13 @@ from cirag_jax.retrieval.rankers import (
     BM25Ranker,
     TripleText,
     check_ranker,
+    encoder_config,
     text_of,
     triple_text_of,
 )
 from cirag_jax.types import Passage, Triple
 from configs import retrievers
+from configs.methods import blocks
 from tests import tiny
 
 
@@ -106,3 +108,44 @@ def test_triple_text_follows_the_training(tmp_path, monkeypatch, meta, fields, t
         (tmp_path / "checkpoints").mkdir()
     monkeypatch.setattr(workdir, "ranker_meta", lambda _: {"component": "aligner", **(meta or {})})
     assert triple_text_of(config, "it") == (text, assumed)
+
+
+class _Recording:
+    """An encoder that records the texts of each role."""
+
+    dim = 2
+
+    def __init__(self):
+        self.calls = []
+
+    def encode(self, texts, kind="passage", progress=None):
+        self.calls.append((kind, list(texts)))
+        return np.array([[len(text), 1.0] for text in texts], np.float32)
+
+
+def test_bi_encoder_ranker_embeds_triples_in_their_own_role():
+    encoder = _Recording()
+    passage, triple = Passage("p", "T", "text"), Triple("a", "is", "b")
+    scores = BiEncoderRanker(encoder).score(["q", "r"], [[passage, triple, "x"], []])
+    tuple_text = "('a', 'is', 'b')"
+    assert encoder.calls == [
+        ("passage", ["T. text", "x"]), ("triple", [tuple_text]), ("query", ["q", "r"])
+    ]  # fmt: skip
+    assert scores[0].tolist() == [8.0, len(tuple_text) + 1.0, 2.0] and scores[1].shape == (0,)
+
+
+def test_ranker_has_its_own_instructions():
+    config = blocks.method("cirag")
+    config.encoder.instructions.query, config.encoder.dimensions = "retrieve: ", 99
+    config.rankers.triples.instructions.triple = "fact: "
+    own = encoder_config(config, "triples")
+    assert own.instructions.to_dict() == {
+        "query": "retrieve: ",
+        "passage": None,
+        "triple": "fact: ",
+    }
+    assert config.encoder.instructions.triple is None and own.dimensions == 99
+    config.rankers.triples.model = "elsewhere"  # The encoder's settings are of another model.
+    other = encoder_config(config, "triples")
+    assert other.instructions.to_dict() == {"query": None, "passage": None, "triple": "fact: "}
+    assert (other.model, other.dimensions) == ("elsewhere", None)

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import msgspec
@@ -101,6 +101,8 @@ class _Training(msgspec.Struct):
 
     query_prefix: str = ""
     passage_prefix: str = ""
+    triple_prefix: str | None = None
+    dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
     pooling: Pooling = "mean"
 
 

@@ -14,7 +14,12 @@ from cirag_jax.io import read_object, replacing, write_json
 from cirag_jax.models import cross_encoder
 from cirag_jax.models.cross_encoder import PairEncoder
 from cirag_jax.models.io import weights
-from cirag_jax.models.io.pretrained import EXPORT_FILE, TextEncoder
+from cirag_jax.models.io.pretrained import (
+    EXPORT_FILE,
+    PROMPTS_FILE,
+    TextEncoder,
+    read_prompts,
+)
 from cirag_jax.models.io.tensor_files import copy_companions, save_tensors
 from cirag_jax.types import Passage, Triple
 
@@ -86,7 +91,7 @@ def _write(encoder: TextEncoder, tensors: dict[str, Any], folder: Path, units: s
     for path, _ in _MODULES[1:]:
         (folder / path).mkdir()
     pooling = {
-        "word_embedding_dimension": encoder.dim,
+        "word_embedding_dimension": encoder.config.d_model,
         "pooling_mode_cls_token": encoder.pooling == "cls",
         "pooling_mode_mean_tokens": encoder.pooling == "mean",
         "pooling_mode_max_tokens": False,
@@ -99,10 +104,18 @@ def _write(encoder: TextEncoder, tensors: dict[str, Any], folder: Path, units: s
         folder / "sentence_bert_config.json",
         {"max_seq_length": encoder.max_length, "do_lower_case": False},
     )
-    prompts = {"query": encoder.query_prefix, "document": encoder.passage_prefix}
+    prompts = read_prompts(encoder.folder)
+    prompts |= {"query": encoder.query_prefix, "document": encoder.passage_prefix}
+    if encoder.triple_prefix is not None:
+        prompts["triple"] = encoder.triple_prefix
     write_json(
-        folder / "config_sentence_transformers.json",
-        {"prompts": prompts, "default_prompt_name": None, "similarity_fn_name": "cosine"},
+        folder / PROMPTS_FILE,
+        {
+            "prompts": prompts,
+            "default_prompt_name": None,
+            "similarity_fn_name": "cosine",
+            "truncate_dim": encoder.config.dimensions,
+        },
     )
     write_json(folder / EXPORT_FILE, encoder.manifest() | {"max_length": encoder.max_length})
     _write_card("aligner_card.md", folder, encoder=encoder, texts=_texts(units))

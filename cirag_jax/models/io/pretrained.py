@@ -8,9 +8,9 @@ import copy
 import dataclasses
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 import jax
 import msgspec
@@ -35,6 +35,7 @@ from cirag_jax.models.io.folders import (
     weights_revision,
 )
 from cirag_jax.models.precision import Dtype
+from cirag_jax.types import ROLES, Role
 
 log = logging.getLogger(__name__)
 
@@ -102,10 +103,12 @@ class TextEncoder(PretrainedModel):
 
     Attributes:
       query_prefix, passage_prefix: prepended to every query or passage.
+      triple_prefix: prepended to every triple; None means ``passage_prefix``.
     """
 
     query_prefix: str
     passage_prefix: str
+    triple_prefix: str | None = None
 
     @property
     def pooling(self) -> Pooling:
@@ -115,7 +118,13 @@ class TextEncoder(PretrainedModel):
     @property
     def dim(self) -> int:
         """Dimension of an embedding."""
-        return self.config.d_model
+        return self.config.embedding_size
+
+    def prefix(self, role: Role) -> str:
+        """Returns the text that is prepended to every text of this role."""
+        if role == "triple" and self.triple_prefix is not None:
+            return self.triple_prefix
+        return self.query_prefix if role == "query" else self.passage_prefix
 
     def manifest(self) -> dict[str, Any]:
         """Returns the encoder's properties that determine embeddings, for an index to record."""
@@ -127,6 +136,7 @@ class TextEncoder(PretrainedModel):
             "dimension": self.dim,
             "query_prefix": self.query_prefix,
             "passage_prefix": self.passage_prefix,
+            "triple_prefix": self.triple_prefix,
         }
 
 
@@ -217,28 +227,73 @@ class _Module(msgspec.Struct):
 class _Prefixes(msgspec.Struct):
     query_prefix: str
     passage_prefix: str
+    triple_prefix: str | None = None
 
 
-class _Prompts(msgspec.Struct):
+class _SentenceTransformers(msgspec.Struct):
     prompts: dict[str, str | None] | None = None
+    default_prompt_name: str | None = None
+    truncate_dim: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
-def _prefixes(folder: Path, family: str) -> tuple[str, str]:
-    """Returns the query and passage prefix from the folder, or else the family's defaults."""
+PROMPTS_FILE = "config_sentence_transformers.json"
+_NAMED = "prompt:"  # precedes the name of a prompt in PROMPTS_FILE
+
+
+def _sentence_transformers(folder: Path) -> _SentenceTransformers:
+    file = folder / PROMPTS_FILE
+    return convert(str(file), read_object(file, optional=True), _SentenceTransformers)
+
+
+def read_prompts(folder: Path) -> dict[str, str]:
+    """Returns the prompts that a folder of sentence-transformers names."""
+    prompts = _sentence_transformers(folder).prompts or {}
+    return {name: prompt or "" for name, prompt in prompts.items()}
+
+
+def instruction(text: str, prompts: Mapping[str, str], source: str) -> str:
+    """Returns an instruction of a config: its text, or the prompt named by ``prompt:NAME``."""
+    name = text.removeprefix(_NAMED)
+    if name == text:
+        return text
+    if name not in prompts:
+        names = ", ".join(sorted(prompts)) or "none"
+        raise UserError(
+            f"the instruction {text!r} is not a prompt of {source} (its prompts: {names}); give "
+            "the text itself instead"
+        )
+    return prompts[name]
+
+
+def declared_prefixes(
+    prompts: Mapping[str, str], default: str | None
+) -> tuple[str, str, str | None]:
+    """Returns the prefixes of queries, passages and triples in a file of sentence-transformers.
+
+    As in its ``encode_query`` and ``encode_document``, prompts apply by name. The prompt named
+    ``default`` applies to all texts if no prompt has the name of a role.
+    """
+    passage = next((prompts[k] for k in ("document", "passage", "corpus") if k in prompts), "")
+    query, triple = prompts.get("query", ""), prompts.get("triple")
+    if not (query or passage or triple) and default is not None:
+        query = passage = prompts.get(default, "")
+    return query, passage, triple
+
+
+def _prefixes(folder: Path, family: str) -> tuple[str, str, str | None]:
+    """Returns the prefixes of each role from the folder, or else the family's defaults."""
     if (file := folder / EXPORT_FILE).is_file():
         marker = convert(str(file), read_json(file), _Prefixes)
-        return marker.query_prefix, marker.passage_prefix
-    file = folder / "config_sentence_transformers.json"
-    prompts = convert(str(file), read_object(file, optional=True), _Prompts).prompts or {}
-    query = prompts.get("query")
-    passage = next((prompts[k] for k in ("passage", "document", "corpus") if k in prompts), None)
-    if query or passage:
-        return query or "", passage or ""
+        return marker.query_prefix, marker.passage_prefix, marker.triple_prefix
+    default = _sentence_transformers(folder).default_prompt_name
+    query, passage, triple = declared_prefixes(read_prompts(folder), default)
+    if query or passage or triple:
+        return query, passage, triple
     if family == "e5":
-        return "query: ", "passage: "
+        return "query: ", "passage: ", None
     if family == "bge":
-        return BGE_INSTRUCTION, ""
-    return "", ""
+        return BGE_INSTRUCTION, "", None
+    return "", "", None
 
 
 def read_tokenizer(folder: Path, vocab_size: int) -> tokenizers.Tokenizer:
@@ -306,6 +361,15 @@ def with_compute_options(
     )
 
 
+def check_dimensions(dimensions: int, largest: int, source: str, field: str = "dimensions") -> None:
+    """Raises `UserError` unless ``dimensions`` lies between 1 and the size of an embedding."""
+    if not 1 <= dimensions <= largest:
+        raise UserError(
+            f"{field}={dimensions} must lie between 1 and {largest}, the size of an embedding of "
+            f"{source}"
+        )
+
+
 def load_encoder(
     spec: str = DEFAULT_ENCODER,
     *,
@@ -313,8 +377,8 @@ def load_encoder(
     mesh: jax.sharding.Mesh | None = None,
     name: str | None = None,
     pooling: Pooling | None = None,
-    query_prefix: str | None = None,
-    passage_prefix: str | None = None,
+    instructions: Mapping[str, str | None] | None = None,
+    dimensions: int | None = None,
     hidden_dropout: float = 0.0,
     attention_dropout: float = 0.0,
     remat: bool = False,
@@ -329,8 +393,9 @@ def load_encoder(
         the default device.
       name: recorded as ``source`` instead of ``spec``.
       pooling: overrides the default of the folder or its family.
-      query_prefix: overrides the default of the folder or its family.
-      passage_prefix: overrides the default of the folder or its family.
+      instructions: overrides the prefixes of the folder or its family, by role; see
+        `instruction`. A missing role or None means no change.
+      dimensions: number of leading dimensions to keep, by default as in the model's files.
       hidden_dropout: dropout rate of hidden states, in calls with a dropout key.
       attention_dropout: dropout rate of attention probabilities, in calls with a dropout key.
       remat: whether the backward pass recomputes layers.
@@ -340,8 +405,16 @@ def load_encoder(
     folder = resolve_model_folder(base)
     config, raw = read_config(folder)
     family = _published_family(base, str(raw.get("_name_or_path", "")))
-    defaults = dict(zip(("query_prefix", "passage_prefix"), _prefixes(folder, family), strict=True))
-    prefixes = defaults | {name: training[name] for name in defaults if name in training}
+    names = [f"{role}_prefix" for role in ROLES]
+    prefixes: dict[str, Any] = dict(zip(names, _prefixes(folder, family), strict=True))
+    prefixes |= {name: training[name] for name in names if name in training}
+    for role, text in (instructions or {}).items():
+        if text is not None:
+            prefixes[f"{role}_prefix"] = instruction(text, read_prompts(folder), base)
+    if dimensions is None:
+        dimensions = training.get("dimensions") or _sentence_transformers(folder).truncate_dim
+        dimensions = min(dimensions or config.embedding_size, config.embedding_size)
+    check_dimensions(dimensions, config.embedding_size, base)
     config = with_compute_options(
         config,
         dtype=dtype,
@@ -350,7 +423,8 @@ def load_encoder(
         remat=remat,
     )
     pooling = pooling or training.get("pooling") or _pooling(folder, family)
-    config = dataclasses.replace(config, pooling=pooling)
+    cut = dimensions if dimensions < config.embedding_size else None
+    config = dataclasses.replace(config, pooling=pooling, dimensions=cut)
     model_type = raw["model_type"]
     graphdef, state = weights.load_state(folder, config, model_type, mesh=mesh)
     revision = weights_revision(folder)
@@ -366,8 +440,7 @@ def load_encoder(
         state=state,
         config=config,
         tokenizer=read_tokenizer(folder, config.vocab_size),
-        query_prefix=prefixes["query_prefix"] if query_prefix is None else query_prefix,
-        passage_prefix=prefixes["passage_prefix"] if passage_prefix is None else passage_prefix,
+        **prefixes,
         max_length=read_max_length(folder, config),
         model_type=model_type,
         source=name or spec,

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import pathlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 import jax
@@ -27,16 +27,24 @@ from cirag_jax.models.io.tensor_files import check_tensor
 from cirag_jax.models.io.weights import to_tensors
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.models.precision import Dtype
+from cirag_jax.types import ROLES
 
 
 def open_encoder(
-    spec: str, *, dtype: str = "float32", mesh: jax.sharding.Mesh | None = None
+    spec: str,
+    *,
+    dtype: str = "float32",
+    mesh: jax.sharding.Mesh | None = None,
+    instructions: Mapping[str, str | None] | None = None,
+    dimensions: int | None = None,
 ) -> tuple[TextEncoder, dict[str, Any]]:
     """Loads the encoder of a workdir or a pretrained encoder; returns it and its metadata.
 
     From a workdir, the checkpoint with the best dev metric is loaded, or the latest if no
-    checkpoint has dev metrics. The metadata of a pretrained model is empty.
+    checkpoint has dev metrics. The metadata of a pretrained model is empty. ``instructions`` and
+    ``dimensions`` override those of the model, see `load_encoder`.
     """
+    changes: Any = {"instructions": dict(instructions or {}), "dimensions": dimensions}
     folder = pathlib.Path(spec)
     if not is_training_workdir(spec):
         if folder.is_dir() and not any(folder.glob("*.safetensors*")):
@@ -44,7 +52,7 @@ def open_encoder(
                 f"{spec} is neither a training workdir (it has no checkpoints/) nor a model folder "
                 "(it has no *.safetensors)"
             )
-        return load_encoder(spec, dtype=dtype, mesh=mesh), {}
+        return load_encoder(spec, dtype=dtype, mesh=mesh, **changes), {}
     with _best(spec, "aligner") as (checkpoints, step, meta):
         base = load_encoder(
             meta["model"],
@@ -52,8 +60,8 @@ def open_encoder(
             mesh=mesh,
             name=spec,
             pooling=meta["pooling"],
-            query_prefix=meta["query_prefix"],
-            passage_prefix=meta["passage_prefix"],
+            instructions=dict(_instructions(meta, changes["instructions"])),
+            dimensions=dimensions or meta.get("dimensions"),
         )
         state = _restore(checkpoints, step, base.state)
     encoder = dataclasses.replace(base, state=state, revision=f"{base.revision}+step{step}")
@@ -68,6 +76,15 @@ def _restore(checkpoints: Checkpoints, step: int, like: nnx.State) -> nnx.State:
             name = ".".join(map(str, path))
             check_tensor(np.asarray(shard.data), name, checkpoints.directory / str(step))
     return state
+
+
+def _instructions(
+    meta: Mapping[str, Any], changes: Mapping[str, str | None]
+) -> Iterator[tuple[str, str | None]]:
+    """Yields the instructions of a checkpoint, with ``changes``."""
+    for role in ROLES:
+        change = changes.get(role)
+        yield role, meta.get(f"{role}_prefix") if change is None else change
 
 
 def open_cross_encoder(spec: str) -> tuple[PairEncoder, dict[str, Any]]:
@@ -166,8 +183,8 @@ def check_role(spec: str, role: str) -> dict[str, Any]:
 
 # Metadata recorded in an exported aligner, and in an exported adapter of a language model.
 _ALIGNER_FIELDS = (
-    *("model", "step", "pooling", "query_prefix", "passage_prefix", "units"),
-    "trained_on",
+    *("model", "step", "pooling", "query_prefix", "passage_prefix", "triple_prefix", "dimensions"),
+    *("units", "trained_on"),
 )
 _ADAPTER_FIELDS = (
     *("component", "model", "step", "prompt", "prompt_digest", "num_candidates"),

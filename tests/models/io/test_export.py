@@ -49,8 +49,7 @@ def test_export_bert_trained_parameters_and_prefixes(tmp_path, pooling):
     encoder = load_encoder(
         str(tiny.model_folder(tmp_path / "tiny")),
         pooling=pooling,
-        query_prefix="who was ",
-        passage_prefix="known for ",
+        instructions={"query": "who was ", "passage": "known for "},
     )
     params = jax.tree.map(lambda x: x * 1.1, encoder.state)
     folder = export_sentence_transformers(encoder, params, tmp_path / "deep" / "export")
@@ -195,7 +194,7 @@ def change_parameters(encoder, rank):
 @pytest.mark.parametrize("kind", ["bert", "mpnet"])
 def test_save_encoder_adapter_keeps_low_rank_change(tmp_path, kind):
     base = tiny.model_folder(tmp_path / "tiny", kind=kind)
-    encoder = load_encoder(str(base), pooling="cls", query_prefix="who was ")
+    encoder = load_encoder(str(base), pooling="cls", instructions={"query": "who was "})
     tensors = change_parameters(encoder, 3)
     params = from_tensors(tensors, encoder.state, encoder.config, encoder.model_type)
     told = {"pooling": "cls", "query_prefix": "who was ", "passage_prefix": ""}

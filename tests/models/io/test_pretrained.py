@@ -96,11 +96,11 @@ def test_load_encoder_wrong_dtype_raises():
 @pytest.mark.parametrize(
     ("name", "family", "prefixes", "pooling"),
     [
-        ("intfloat/e5-large-v2", "e5", ("query: ", "passage: "), "mean"),
-        ("intfloat/multilingual-e5-small", "e5", ("query: ", "passage: "), "mean"),
-        ("BAAI/bge-small-en-v1.5", "bge", (pretrained.BGE_INSTRUCTION, ""), "cls"),
-        ("BAAI/bge-m3", "bge-m3", ("", ""), "cls"),
-        ("/home/node5/e5/minilm", "", ("", ""), "mean"),
+        ("intfloat/e5-large-v2", "e5", ("query: ", "passage: ", None), "mean"),
+        ("intfloat/multilingual-e5-small", "e5", ("query: ", "passage: ", None), "mean"),
+        ("BAAI/bge-small-en-v1.5", "bge", (pretrained.BGE_INSTRUCTION, "", None), "cls"),
+        ("BAAI/bge-m3", "bge-m3", ("", "", None), "cls"),
+        ("/home/node5/e5/minilm", "", ("", "", None), "mean"),
     ],
 )
 def test_prefixes_and_pooling_follow_model_name(tmp_path, name, family, prefixes, pooling):
