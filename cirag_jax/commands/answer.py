@@ -25,6 +25,7 @@ from cirag_jax.llm.types import Usage
 from cirag_jax.methods.common import extraction
 from cirag_jax.methods.registry import find_method
 from cirag_jax.models.io import workdir as workdir_lib
+from cirag_jax.retrieval.encoders import count_truncated, report_truncated
 from cirag_jax.runtime.records import Record, read_passages, read_records
 from cirag_jax.runtime.requests import Needs
 from cirag_jax.runtime.run import RunResult, run_jobs
@@ -128,12 +129,14 @@ def execute(
       corpus); ``unscored``: the scores that apply to no question, with reasons; ``granularities``;
       ``calls`` and token counts, in total and by role (``roles``) and stage (``stages``);
       ``seconds``: wall time of all commands in ``workdir``, with loading; if ``config.question`` is
-      set, the time of only this question, without loading; ``sees_gold``: whether the method reads
+      set, the time of only this question, without loading; ``truncated_texts``: by role, how many
+      texts the encoders of this command cut; ``sees_gold``: whether the method reads
       gold annotations; numbers of questions and ``failures``; and the most frequent ``errors``.
       With ``config.question``, also its ``answer``. The result is empty in all processes except the
       first.
     """
     config, run_task = planned.config, planned.task
+    before = count_truncated(*pool.encoders())
 
     def open_all(stack: contextlib.ExitStack, journal: Journal) -> Mapping[type | str, Handler]:
         rows = min(config.in_flight, len(planned.jobs))
@@ -153,6 +156,8 @@ def execute(
             f"WARNING: {result['truncated']} prompts did not fit the model's context, and their "
             "evidence was shortened, last passages first."
         )
+    if encoders := pool.encoders():
+        result["truncated_texts"] = report_truncated(*encoders, before=before)
     if config.question is not None:
         _show(rows[0], read_passages(workdir / JOURNAL))
         succeeded = rows[0].record is not None and rows[0].record.has_succeeded

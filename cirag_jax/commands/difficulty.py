@@ -23,9 +23,9 @@ from cirag_jax.evaluation import answers, difficulty
 from cirag_jax.evaluation.answers import METRICS
 from cirag_jax.evaluation.difficulty import AGGREGATES, DifficultyBins
 from cirag_jax.evaluation.overlap import Ratio, mean_of
-from cirag_jax.io import say, write_lines
+from cirag_jax.io import write_lines
 from cirag_jax.reports import difficulty as report
-from cirag_jax.retrieval.encoders import Encoder, open_encoder_for
+from cirag_jax.retrieval.encoders import Encoder, open_encoder_for, report_truncated
 from cirag_jax.types import Config, Dataset, NonEmptyStr, Question
 
 CONFIG = "config.json"
@@ -150,6 +150,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     result = {
         "num_questions": len(questions),
         "left_out": left_out,
+        "truncated_texts": report_truncated(encoder),
         "hops": {hops: _quartiles(chosen, hops) for hops in chosen.hops},
         "systems": {name: _system(config, one, bins) for name, one in errors.items()},
         "differences": _differences(config, errors, chosen),
@@ -265,7 +266,6 @@ def _bins(
     """Returns the questions binned by hops and D_r, for each aggregate."""
     size = backends.size_of_text(chunks) if config.unit == "chunk" else num_words
     gold = [articles.gold_texts(q, config.unit, chunks, size) for q in questions]
-    _warn_of_long_texts(gold, config.encoder.passage_max_length)
     similarities = difficulty.similarities([q.question for q in questions], gold, encoder.encode)
     hops = [question.hops or 0 for question in questions]
     return {
@@ -274,17 +274,6 @@ def _bins(
         )
         for how in AGGREGATES
     }
-
-
-def _warn_of_long_texts(gold: Sequence[Sequence[Sequence[str]]], limit: int) -> None:
-    """Warns of texts that the encoder will truncate; each word is at least one token."""
-    texts = {text for passages in gold for options in passages for text in options}
-    count = sum(len(text.split()) > limit for text in texts)
-    if count:
-        say(
-            f"WARNING: at least {count} of {len(texts)} texts are longer than the {limit} tokens "
-            "that the encoder reads (config.encoder.passage_max_length)"
-        )
 
 
 # ------------------------------------------------------------------------------------- the figures

@@ -26,7 +26,12 @@ from cirag_jax.methods.kirag.method import kirag
 from cirag_jax.methods.kirag.settings import KiragConfig, Ranking
 from cirag_jax.models.io.encoder_adapter import base_model_of
 from cirag_jax.models.io.pretrained import TextEncoder
-from cirag_jax.models.io.workdir import open_encoder, trained_units, training_ids
+from cirag_jax.models.io.workdir import (
+    open_encoder,
+    trained_units,
+    training_ids,
+    training_record,
+)
 from cirag_jax.reports.tables import write_report
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encode import encode
@@ -36,6 +41,7 @@ from cirag_jax.retrieval.encoders import (
     MemoizingEncoder,
     Progress,
     Role,
+    report_truncated,
     with_disk_cache,
 )
 from cirag_jax.retrieval.linked import LinkedIndex, SearchResult, open_link_head, require_link_head
@@ -49,7 +55,7 @@ from cirag_jax.runtime.requests import Extract, Program, Retrieve
 from cirag_jax.runtime.run import Runner
 from cirag_jax.runtime.scheduler import Handler, Job
 from cirag_jax.sqlite import MEMORY
-from cirag_jax.types import Config, Dataset, Prediction, Question, UnitInterval
+from cirag_jax.types import Config, Dataset, PositiveInt, Prediction, Question, UnitInterval
 from cirag_jax.validation import check_value
 
 # All systems, the trained ones first.
@@ -125,6 +131,7 @@ def evaluate(config: Config, workdir: pathlib.Path, show: bool = True) -> dict[s
         "num_questions": len(problem.questions),
         "num_trained_on": num_trained_on,
         "num_passages": len(problem.texts),
+        "truncated_texts": report_truncated(*aligners.embeds.values()),
     }
     result["seconds"] = round(time.monotonic() - start, 1)
     write_report(result, workdir, show)
@@ -134,7 +141,8 @@ def evaluate(config: Config, workdir: pathlib.Path, show: bool = True) -> dict[s
 def _check_settings(config: Config) -> None:
     """Checks the settings that are used only after the slow encoding."""
     check_at_least(1, config, "steps", "k", "bootstrap_samples")
-    check_at_least(1, config, "query_max_length", "unit_max_length", "passage_max_length")
+    for name in ("query_max_length", "unit_max_length", "passage_max_length"):
+        check_value(f"config.{name}", config[name], PositiveInt | None)
     for stop in config.stops:
         check_value("config.stops", stop, UnitInterval)
     check_value("config.ranking", config.ranking, Ranking)
@@ -245,9 +253,10 @@ class _Aligners:
                     f"{config.checkpoint or 'null'} does not record its initial model"
                 )
             self._encoders["frozen"], _ = open_model(self.frozen)
+        trained = training_record(config.checkpoint) if config.checkpoint else {}
         options: Any = {
-            "query_max_length": config.query_max_length,
-            "passage_max_length": config.unit_max_length,
+            "query_max_length": config.query_max_length or trained.get("query_max_length"),
+            "passage_max_length": config.unit_max_length or trained.get("unit_max_length"),
             "mesh": self._mesh,
         }
         self.embeds: dict[str, Encoder] = {
@@ -270,6 +279,7 @@ class _Aligners:
                     max_length=self._passage_max_length,
                     mesh=self._mesh,
                     progress=shown.update,
+                    truncated=self.embeds[name].truncated,
                 ),
                 mesh=accelerators(),
             )

@@ -20,7 +20,16 @@ from cirag_jax.commands import cluster
 from cirag_jax.datasets.chains import passage_text
 from cirag_jax.datasets.corpus_scan import CorpusScan
 from cirag_jax.errors import UserError
-from cirag_jax.io import bar, read_json, remove_parts, replacing, write_json, write_text
+from cirag_jax.io import (
+    bar,
+    read_json,
+    read_object,
+    remove_parts,
+    replacing,
+    say,
+    write_json,
+    write_text,
+)
 from cirag_jax.retrieval import bm25, faiss_index
 from cirag_jax.retrieval import index as index_lib
 from cirag_jax.retrieval.bm25 import BM25
@@ -30,6 +39,8 @@ from cirag_jax.retrieval.search import save_array
 from cirag_jax.types import Config, Passage
 
 PLAN = "building.json"
+# While an index is built: number of texts in each shard of which the encoder read only a part.
+TRUNCATED = "truncated.json"
 
 
 class Shard(NamedTuple):
@@ -40,7 +51,7 @@ class Shard(NamedTuple):
     texts: Sequence[str]
 
 
-Spread = Callable[[dict[str, Any], Iterable[Shard]], Iterable[Shard]]
+Spread = Callable[[dict[str, Any], Iterable[Shard]], Iterable[tuple[Shard, int]]]
 
 
 def index_dataset(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
@@ -76,6 +87,7 @@ def index_dataset(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "resumed": counts["resumed"],
         "dimension": manifest.get("dimension"),
         "encoder": manifest["encoder"],
+        "truncated_texts": manifest.get("truncated"),
         "bytes": sum(file.stat().st_size for file in folder.rglob("[!.]*") if file.is_file()),
         "seconds": seconds,
         "passages_per_second": counts["embedded"] / counts["seconds"] if counts["seconds"] else 0.0,
@@ -143,8 +155,12 @@ def build_index(
             index = FaissIndex.build(index_lib.Shards(folder, plan), kind, options)
             with replacing(folder / "index.faiss") as temporary:
                 index.save(temporary)
+        if kind != "bm25":
+            plan["truncated"] = sum(read_object(folder / TRUNCATED, optional=True).values())
+            _warn_of_truncated(plan)
         write_json(folder / index_lib.MANIFEST, plan)
-        (folder / PLAN).unlink(missing_ok=True)
+        for name in (PLAN, TRUNCATED):
+            (folder / name).unlink(missing_ok=True)
     except OSError as error:
         raise UserError(
             f"{folder}: the index cannot be written ({error.strerror or error}); progress is "
@@ -217,6 +233,13 @@ def _embed_shards(
     spread: Spread | None,
 ) -> dict[str, Any]:
     rows, resumed, start = plan["shard_rows"], 0, time.monotonic()
+    truncated = read_object(folder / TRUNCATED, optional=True)
+
+    def record(shard: Shard, count: int) -> None:
+        if count:
+            truncated[shard.name] = count
+            write_json(folder / TRUNCATED, truncated)
+
     report = progress or (lambda count: None)
 
     def missing() -> Iterator[Shard]:
@@ -233,9 +256,10 @@ def _embed_shards(
 
     if spread is None:
         for shard in missing():
-            _embed(encoder, plan["dtype"], shard, report)
+            _embed(encoder, plan["dtype"], shard, report, record)
     else:
-        for shard in spread(plan, missing()):
+        for shard, count in spread(plan, missing()):
+            record(shard, count)
             report(len(shard.texts))
     return {
         "resumed": resumed,
@@ -244,11 +268,32 @@ def _embed_shards(
     }
 
 
-def _embed(encoder: Encoder, dtype: str, shard: Shard, progress: Progress | None = None) -> None:
+def _warn_of_truncated(manifest: dict[str, Any]) -> None:
+    if manifest["truncated"]:
+        limit = manifest["encoder"].get("passage_max_length")
+        say(
+            f"WARNING: the encoder read only the beginning of {manifest['truncated']:,} of "
+            f"{manifest['rows']:,} passages, because its limit is {limit} tokens "
+            "(config.encoder.passage_max_length)"
+        )
+
+
+def _embed(
+    encoder: Encoder,
+    dtype: str,
+    shard: Shard,
+    progress: Progress | None = None,
+    record: Callable[[Shard, int], None] = lambda shard, count: None,
+) -> int:
+    """Embeds and saves a shard; returns the number of texts that were cut."""
+    before = encoder.truncated["passage"]
     vectors_ND = encoder.encode(shard.texts, "passage", progress)
     if progress is not None:
         progress(len(shard.texts) - len(set(shard.texts)))  # equal texts are embedded once
+    count = encoder.truncated["passage"] - before
+    record(shard, count)  # before the file that marks the shard as complete
     save_array(shard.file, index_lib.to_stored(vectors_ND, dtype))
+    return count
 
 
 class _Worker:
@@ -261,17 +306,16 @@ class _Worker:
         remedy = "a worker of the Ray cluster has different software or another model"
         index_lib.check_manifest("the index", plan, worker_plan, remedy)
 
-    def __call__(self, shard: Shard) -> None:
-        _embed(self._encoder, self._dtype, shard)
+    def __call__(self, shard: Shard) -> int:
+        return _embed(self._encoder, self._dtype, shard)
 
 
 def _spread(
     config: Config, workdir: pathlib.Path, plan: dict[str, Any], shards: Iterable[Shard]
-) -> Iterator[Shard]:
-    """Yields the shards, in order, as workers of a Ray cluster finish them."""
+) -> Iterator[tuple[Shard, int]]:
+    """Yields the shards and their numbers of cut texts, in order, as Ray workers finish them."""
     work = functools.partial(_Worker, config, plan)
-    for shard, _ in cluster.in_order(work, shards, config, workdir, on_devices=True):
-        yield shard
+    yield from cluster.in_order(work, shards, config, workdir, on_devices=True)
 
 
 def _build_bm25(

@@ -93,10 +93,11 @@ def map_texts(
     unique = list(dict.fromkeys(texts))
     result = np.zeros((len(unique), *width), np.float32)
     ways = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
-    multiple = math.lcm(8, ways)
 
     def shape_of(row: Row) -> tuple[int, int]:
         bucket = bucket_length(length_of(row), max_length)
+        # Eight texts of thousands of tokens may not fit the memory.
+        multiple = ways if bucket > BUCKETS[-1] else math.lcm(8, ways)
         return batch_rows(bucket, tokens_per_batch, multiple), bucket
 
     pending: collections.deque[tuple[list[int], jax.Array]] = collections.deque()

@@ -20,10 +20,19 @@ TRACES: collections.Counter[tuple[int, int]] = collections.Counter()
 
 
 def tokenize(
-    encoder: TextEncoder, texts: Sequence[str], max_length: int | None = None
+    encoder: TextEncoder,
+    texts: Sequence[str],
+    max_length: int | None = None,
+    truncated: Callable[[int], Any] | None = None,
 ) -> list[np.ndarray]:
-    """Returns the int32 token ids of each text, with special tokens, cut to ``max_length``."""
-    return [np.asarray(row.ids, np.int32) for row in encoder.tokenize(texts, max_length)]
+    """Returns the int32 token ids of each text, with special tokens, cut to ``max_length``.
+
+    ``truncated`` is called with the number of texts that were cut.
+    """
+    rows = encoder.tokenize(texts, max_length)
+    if truncated is not None:
+        truncated(sum(bool(row.overflowing) for row in rows))
+    return [np.asarray(row.ids, np.int32) for row in rows]
 
 
 def pad(
@@ -59,18 +68,24 @@ def encode(
     mesh: Mesh | None = None,
     tokens_per_batch: int | None = None,
     progress: Callable[[int], Any] | None = None,
+    truncated: collections.Counter[Role] | None = None,
 ) -> np.ndarray:
     """Returns unit-length embeddings of ``texts``, float32 of shape (N, D), in input order.
 
     Duplicate texts are encoded once. If ``params`` is not None, it replaces ``encoder.state``.
     ``kind`` selects the prefix. Texts are cut to ``max_length`` tokens, by default the encoder's
-    limit. `map_texts` explains the other arguments.
+    limit; ``truncated[kind]`` is increased by the number of distinct texts that were cut.
+    `map_texts` explains the other arguments.
     """
     params = encoder.state if params is None else params
     prefix = encoder.prefix(kind)
 
+    def count(cut: int) -> None:
+        if truncated is not None:
+            truncated[kind] += cut
+
     def tokens_of(texts: Sequence[str]) -> list[np.ndarray]:
-        return tokenize(encoder, [prefix + text for text in texts], max_length)
+        return tokenize(encoder, [prefix + text for text in texts], max_length, count)
 
     return map_texts(
         texts,

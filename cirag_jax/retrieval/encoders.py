@@ -1,10 +1,12 @@
 """Text encoders for retrieval, in Flax or from sentence-transformers."""
 
+import collections
 import contextlib
 import dataclasses
 import hashlib
 import json
 import pathlib
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -14,7 +16,7 @@ import numpy as np
 
 from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.identity import of_packages
-from cirag_jax.io import cache_folder
+from cirag_jax.io import cache_folder, read_object, say, write_json
 from cirag_jax.models.io.fingerprint import hash_small_files
 from cirag_jax.models.io.pretrained import (
     TextEncoder,
@@ -25,7 +27,8 @@ from cirag_jax.models.io.pretrained import (
 from cirag_jax.models.io.tensor_files import check_finite
 from cirag_jax.retrieval.encode import encode
 from cirag_jax.retrieval.search import save_array
-from cirag_jax.types import ROLES, Config, Role
+from cirag_jax.types import ROLES, Config, PositiveInt, Role
+from cirag_jax.validation import check_value
 
 Progress = Callable[[int], Any]
 
@@ -40,10 +43,12 @@ class Encoder(Protocol):
       identity: everything that determines a vector, as JSON types; an index can only be searched
         with an encoder of equal identity.
       dim: length of a vector.
+      truncated: numbers of texts, by role, of which the encoder has read only the beginning.
     """
 
     identity: Mapping[str, Any]
     dim: int
+    truncated: collections.Counter[Role]
 
     def encode(
         self, texts: Sequence[str], kind: Role = "passage", progress: Progress | None = None
@@ -57,20 +62,25 @@ class Encoder(Protocol):
 
 
 class FlaxEncoder:
-    """An encoder of `cirag_jax.models.encoder`; batches are split over ``mesh`` if given."""
+    """An encoder of `cirag_jax.models.encoder`; batches are split over ``mesh`` if given.
+
+    Lengths are in tokens, by default the model's own limit.
+    """
 
     def __init__(
         self,
         encoder: TextEncoder,
         *,
-        query_max_length: int = 256,
-        passage_max_length: int = 256,
+        query_max_length: int | None = None,
+        passage_max_length: int | None = None,
         mesh: jax.sharding.Mesh | None = None,
     ):
         self._encoder = encoder
         self._mesh = mesh
-        self._limits = _limits(query_max_length, passage_max_length, encoder.config.max_length)
+        query, passage = (n or encoder.max_length for n in (query_max_length, passage_max_length))
+        self._limits = _limits(query, passage, encoder.config.max_length)
         self.dim = encoder.dim
+        self.truncated: collections.Counter[Role] = collections.Counter()
         self.identity: Mapping[str, Any] = {
             "backend": "flax",
             **encoder.manifest(),
@@ -93,6 +103,7 @@ class FlaxEncoder:
             max_length=self._limits[kind],
             mesh=self._mesh,
             progress=progress,
+            truncated=self.truncated,
         )
         return check_finite(vectors_ND, self._encoder.source)
 
@@ -107,13 +118,15 @@ class CachedEncoder:
 
     ``folder`` has a ``.npy`` file per list, named after a hash of its texts. Queries are not
     cached, nor are lists with more than 1 GiB of vectors; build an index for these
-    (launch/index.py). Damaged files are computed again.
+    (launch/index.py). Damaged files are computed again. If texts were cut, a ``.json`` file has
+    their number.
     """
 
     def __init__(self, encoder: Encoder, folder: pathlib.Path):
         self._encoder = encoder
         self._folder = folder
         self.identity, self.dim = encoder.identity, encoder.dim
+        self.truncated = encoder.truncated
 
     def encode(
         self, texts: Sequence[str], kind: Role = "passage", progress: Progress | None = None
@@ -124,13 +137,19 @@ class CachedEncoder:
         key = [self.identity, list(texts), *(["triple"] if kind == "triple" else [])]
         described = json.dumps(key, sort_keys=True, default=str)
         file = self._folder / f"{hashlib.sha256(described.encode()).hexdigest()[:32]}.npy"
+        count_file = file.with_suffix(".json")
         with contextlib.suppress(OSError, ValueError, EOFError, UserError):
             cached_ND = np.load(file, allow_pickle=False)
             if cached_ND.shape == (len(texts), self.dim) and cached_ND.dtype == np.float32:
-                return check_finite(cached_ND, str(file))
+                check_finite(cached_ND, str(file))
+                self.truncated[kind] += int(read_object(count_file, optional=True).get("cut", 0))
+                return cached_ND
+        before = self.truncated[kind]
         vectors_ND = self._encoder.encode(texts, kind, progress)
         with contextlib.suppress(OSError):  # The home folder may be read-only.
             self._folder.mkdir(parents=True, exist_ok=True)
+            if self.truncated[kind] > before:
+                write_json(count_file, {"cut": self.truncated[kind] - before})
             save_array(file, vectors_ND)
         return vectors_ND
 
@@ -155,6 +174,7 @@ class MemoizingEncoder:
     def __init__(self, encoder: Encoder):
         self._encoder = encoder
         self.identity, self.dim = encoder.identity, encoder.dim
+        self.truncated = encoder.truncated
         self.requested = self.embedded = 0
         self.forget()
 
@@ -204,8 +224,8 @@ class SentenceTransformersEncoder:
 
     ``model`` is a loaded ``SentenceTransformer``, and ``name`` is recorded in the identity.
     ``instructions`` override the model's own prompts by role, see `pretrained.instruction`. Lengths
-    are in tokens, at most the model's limit. ``dimensions`` is the number of leading dimensions to
-    keep, by default the model's ``truncate_dim``.
+    are in tokens, at most the model's limit, which is the default. ``dimensions`` is the number of
+    leading dimensions to keep, by default the model's ``truncate_dim``.
     """
 
     def __init__(
@@ -215,8 +235,8 @@ class SentenceTransformersEncoder:
         *,
         instructions: Mapping[str, str | None] | None = None,
         dimensions: int | None = None,
-        query_max_length: int = 256,
-        passage_max_length: int = 256,
+        query_max_length: int | None = None,
+        passage_max_length: int | None = None,
         batch_size: int = 32,
     ):
         self._model = model
@@ -240,8 +260,9 @@ class SentenceTransformersEncoder:
             model.truncate_dim = None
             check_dimensions(dimensions, int(model.get_embedding_dimension() or dimensions), name)
             model.truncate_dim = dimensions
-        longest = model.max_seq_length or max(query_max_length, passage_max_length)
-        self._limits = _limits(query_max_length, passage_max_length, longest)
+        longest = model.max_seq_length or sys.maxsize
+        self._limits = _limits(query_max_length or longest, passage_max_length or longest, longest)
+        self.truncated: collections.Counter[Role] = collections.Counter()
         self.dim = int(model.get_embedding_dimension() or 0)
         self.identity: Mapping[str, Any] = {
             "backend": "sentence_transformers",
@@ -265,10 +286,20 @@ class SentenceTransformersEncoder:
         if not unique:
             return np.zeros((0, self.dim), np.float32)
         with self._lock:
-            self._model.max_seq_length = self._limits[kind]
+            if self._limits[kind] != sys.maxsize:
+                self._model.max_seq_length = self._limits[kind]
             vectors_ND = self._encode_unique(unique, kind, progress)
         position = {text: row for row, text in enumerate(unique)}
         return vectors_ND[[position[text] for text in texts]]
+
+    def _count_long(self, texts: Sequence[str], kind: Role) -> int:
+        """Returns how many texts have more tokens than the limit."""
+        tokenizer = getattr(self._model, "tokenizer", None)
+        if not callable(tokenizer):
+            return 0
+        given = [self._prefixes[kind] + text for text in texts]
+        rows: Any = tokenizer(given, truncation=False, verbose=False)
+        return sum(len(row) > self._limits[kind] for row in rows["input_ids"])
 
     def _encode_unique(
         self, texts: Sequence[str], kind: Role, progress: Progress | None
@@ -278,6 +309,7 @@ class SentenceTransformersEncoder:
         step = 32 * self._batch_size  # The library sorts each part by length.
         for start in range(0, len(texts), step):
             part = texts[start : start + step]
+            self.truncated[kind] += self._count_long(part, kind)
             vectors = encode_part(
                 part,
                 prompt=self._prefixes[kind],
@@ -292,12 +324,36 @@ class SentenceTransformersEncoder:
         return check_finite(np.concatenate(blocks), self.identity["model"])
 
 
-_SIZES = ("query_max_length", "passage_max_length", "batch_size")
+def report_truncated(*encoders: Encoder, before: Mapping[str, int] | None = None) -> dict[str, int]:
+    """Returns how many texts of each role encoders have cut, and prints a warning if any.
+
+    ``before`` are the numbers at the start, as returned earlier by `count_truncated`.
+    """
+    counts = count_truncated(*encoders)
+    counts = {role: count - (before or {}).get(role, 0) for role, count in counts.items()}
+    if any(counts.values()):
+        cut = " and ".join(f"{n:,} texts as {role}" for role, n in counts.items() if n)
+        fields = [f"{name}={encoders[0].identity.get(name)}" for name in LENGTHS]
+        say(
+            f"WARNING: the encoder read only the beginning of {cut}, because they are longer than "
+            f"its limit in tokens ({', '.join(fields)})"
+        )
+    return counts
+
+
+def count_truncated(*encoders: Encoder) -> dict[str, int]:
+    """Returns how many texts of each role encoders have cut so far."""
+    return {role: sum(encoder.truncated[role] for encoder in encoders) for role in ROLES}
+
+
+LENGTHS = ("query_max_length", "passage_max_length")
 
 
 def open_encoder_for(config: Config, mesh: jax.sharding.Mesh | None = None) -> Encoder:
     """Opens the encoder of a ``configs.retrievers.encoder()`` block; Flax uses ``mesh``."""
-    check_at_least(1, config, *_SIZES, prefix="config.encoder.")
+    check_at_least(1, config, "batch_size", prefix="config.encoder.")
+    for name in (*LENGTHS, "dimensions"):
+        check_value(f"config.encoder.{name}", config[name], PositiveInt | None)
     check_choice("config.encoder.backend", config.backend, ("flax", "sentence_transformers"))
     if config.backend == "flax":
         return _open_flax(config, mesh)
@@ -316,7 +372,7 @@ def _open_flax(config: Config, mesh: jax.sharding.Mesh | None) -> FlaxEncoder:
     )
     if meta:  # Two training runs may end at the same step; only their weights differ.
         encoder = dataclasses.replace(encoder, revision=f"sha256:{hash_arrays(encoder.state)}")
-    lengths = {name: config[name] for name in ("query_max_length", "passage_max_length")}
+    lengths = {name: config[name] for name in LENGTHS}
     return FlaxEncoder(encoder, mesh=mesh, **lengths)
 
 
@@ -348,7 +404,7 @@ def _open_sentence_transformers(config: Config) -> SentenceTransformersEncoder:
         raise UserError(
             f"sentence-transformers cannot load {config.model!r}: {reason}{hint}"
         ) from error
-    names = ("instructions", "dimensions", *_SIZES)
+    names = ("instructions", "dimensions", *LENGTHS, "batch_size")
     options = {name: config[name] for name in names}
     return SentenceTransformersEncoder(model, config.model, **options)
 

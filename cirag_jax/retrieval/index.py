@@ -99,9 +99,11 @@ class PassageIndex:
             check_manifest(folder, manifest, now, "build it again or install that version")
             search: ExactIndex | FaissIndex | BM25 = BM25.load(folder / "bm25", len(ids))
         else:
-            now = {**manifest, "encoder": dict(require_encoder(encoder, kind).identity)}
+            encoder = require_encoder(encoder, kind)
+            now = {**manifest, "encoder": dict(encoder.identity)}
             remedy = f"build it again or use that encoder ({manifest['encoder'].get('model')})"
             check_manifest(folder, manifest, now, remedy)
+            encoder.truncated["passage"] += manifest.get("truncated", 0)
             if kind == "exact":
                 search = make_search(Shards(folder, manifest), kind, options)
             else:
@@ -313,6 +315,7 @@ class _VectorManifest(_Manifest):
     dtype: Literal["float32", "bfloat16"]
     dimension: Count
     shards: Count
+    truncated: Count = 0
 
 
 def check_manifest(
@@ -324,7 +327,7 @@ def check_manifest(
     dtype of BM25 indexes may differ, because they have no vectors. Other packages are only compared
     if the old manifest records them.
     """
-    may_differ = [*MAY_DIFFER, "dtype" if new.get("kind") == "bm25" else "packages"]
+    may_differ = [*MAY_DIFFER, "truncated", "dtype" if new.get("kind") == "bm25" else "packages"]
     if "packages" not in old:
         may_differ.append("packages")
     if "packages" not in (old.get("encoder") or {}):

@@ -19,7 +19,7 @@ from cirag_jax.io import is_training_workdir, say
 from cirag_jax.models.cross_encoder import PairEncoder
 from cirag_jax.models.io.tensor_files import check_finite
 from cirag_jax.retrieval.bm25 import BM25
-from cirag_jax.retrieval.encoders import Encoder, open_encoder_for
+from cirag_jax.retrieval.encoders import LENGTHS, Encoder, open_encoder_for
 from cirag_jax.retrieval.pairs import score_groups
 from cirag_jax.triples.normalization import Normalization, triple_key
 from cirag_jax.types import ROLES, Config, Passage, Role, Text, Triple
@@ -27,7 +27,6 @@ from cirag_jax.validation import check_value
 
 RankerKind = Literal["bi_encoder", "aligner", "cross_encoder", "bm25"]
 TripleForm = Literal["tuple", "angle", "plain"]
-LENGTHS = ("query_max_length", "passage_max_length")
 
 Write = Callable[[Text], str]
 

@@ -3,6 +3,7 @@
 The aligner ranks units: triples, sentences or passages.
 """
 
+import collections
 import dataclasses
 import math
 import operator
@@ -90,7 +91,8 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         return train_step(encoder.graphdef, tx, state, batch, config, mesh)
 
     # ---- Fit ------------------------------------------------------------------------------------
-    evaluate = make_evaluate(config, problems, encoder, mesh)
+    truncated: collections.Counter[Role] = collections.Counter()
+    evaluate = make_evaluate(config, problems, encoder, mesh, truncated)
     examples = state_lib.digest(chains, pools, dev_chains, dev_pools, prefix_pools)
     meta = {
         "component": "aligner",
@@ -132,6 +134,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         **result.summary(),
         "complete": result.complete and head_metrics is not None,
         **(head_metrics or {}),
+        "truncated_texts": _report_truncated(config, truncated),
         "num_chains": len(chains),
         "num_dev_questions": num_dev,
         "seconds": round(time.monotonic() - start, 1),
@@ -314,18 +317,44 @@ def make_evaluate(
     problems: Sequence[next_unit.NextUnit],
     encoder: TextEncoder,
     mesh: jax.sharding.Mesh,
+    truncated: collections.Counter[Role] | None = None,
 ) -> Callable[[nnx.State], dict[str, float]]:
-    """Returns a function that computes the ``dev/...`` metrics (ranking the next unit)."""
+    """Returns a function that computes the ``dev/...`` metrics (ranking the next unit).
+
+    ``truncated`` gets the numbers of texts, by role, that were cut in the last evaluation.
+    """
 
     def evaluate(params: nnx.State) -> dict[str, float]:
+        if truncated is not None:
+            truncated.clear()
+
         def embed(texts, role):
             limit = config.query_max_length if role == "query" else config.unit_max_length
             kind: Role = "query" if role == "query" else chains_lib.role_of(config.data.units)
-            return encode_lib.encode(encoder, params, texts, kind=kind, max_length=limit, mesh=mesh)
+            return encode_lib.encode(
+                encoder,
+                params,
+                texts,
+                kind=kind,
+                max_length=limit,
+                mesh=mesh,
+                truncated=truncated,
+            )
 
         return _metrics(problems, embed)
 
     return evaluate
+
+
+def _report_truncated(config: Config, counts: collections.Counter[Role]) -> dict[str, int]:
+    """Returns how many dev texts of each role were cut, and prints a warning if any."""
+    if total := sum(counts.values()):
+        state_lib.announce(
+            f"WARNING: {total:,} dev texts are longer than config.query_max_length="
+            f"{config.query_max_length} or config.unit_max_length={config.unit_max_length}; only "
+            "their beginning was read"
+        )
+    return dict(counts)
 
 
 def _metrics(problems: Sequence[next_unit.NextUnit], embed: next_unit.Embed) -> dict[str, float]:

@@ -64,6 +64,7 @@ class _Embedder:
     def __init__(self, encoder: Encoder):
         self._encoder, self._units = encoder, MemoizingEncoder(encoder)
         self.identity, self.dim = encoder.identity, encoder.dim
+        self.truncated = encoder.truncated
         self.forget_queries()
 
     def forget_queries(self) -> None:

@@ -63,6 +63,7 @@ class _FixedEncoder:
 
     def __init__(self, encoder):
         self.identity, self.dim = encoder.identity, encoder.dim
+        self.truncated = encoder.truncated
         self.encode = lambda texts, kind: self._vectors
         self._vectors = encoder.encode([_QUERY], "query")
 

@@ -1,5 +1,6 @@
 """A small corpus with links: passages about films name their directors."""
 
+import collections
 import re
 import zlib
 
@@ -23,6 +24,7 @@ class Words:
 
     def __init__(self):
         self.identity = {"model": "nowhere"}
+        self.truncated = collections.Counter()
 
     def encode(self, texts, kind="passage", progress=None):
         if progress is not None:

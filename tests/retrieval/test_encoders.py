@@ -155,6 +155,7 @@ class _Noting:
     def __init__(self, encoder):
         self._encoder = encoder
         self.identity, self.dim = encoder.identity, encoder.dim
+        self.truncated = encoder.truncated
         self.asked = []
 
     def encode(self, texts, kind="passage", progress=None):
@@ -272,3 +273,49 @@ def test_export_keeps_instructions_and_dimensions(model, tmp_path):
     for role, name in (("query", "query"), ("passage", "document"), ("triple", "triple")):
         vectors = theirs.encode(_TEXTS, prompt_name=name, normalize_embeddings=True)
         np.testing.assert_allclose(encode(ours, None, _TEXTS, kind=role), vectors, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["flax", "sentence_transformers"])
+def test_encoder_limit_is_the_models_own_and_cut_texts_are_counted(exported, tmp_path, backend):
+    folder = _with_prompts(exported, tmp_path / "short")
+    limits = {"max_seq_length": 8, "do_lower_case": False}
+    (folder / "sentence_bert_config.json").write_text(json.dumps(limits))
+    texts = ["saint " * 6, "saint " * 7, "saint " * 50, "saint " * 50]
+    encoder = open_encoder_for(_config(folder, backend=backend))
+    assert encoder.identity["query_max_length"] == encoder.identity["passage_max_length"] == 8
+    vectors = encoder.encode(texts)
+    np.testing.assert_allclose(vectors[1], vectors[0], atol=2e-6)
+    assert encoder.truncated == {"passage": 2}  # Equal texts count once.
+    encoder.encode(["saint"], "query")
+    assert encoder.truncated["query"] == 0
+    if backend == "flax":  # A longer limit is allowed if the model has the positions.
+        longer = open_encoder_for(_config(folder, passage_max_length=60))
+        assert np.abs(longer.encode(texts)[2] - longer.encode(texts)[0]).max() > 1e-5
+        assert longer.truncated["passage"] == 0
+
+
+def test_cached_encoder_keeps_the_number_of_cut_texts(model, tmp_path):
+    for _ in range(2):
+        plain = open_encoder_for(_config(model, passage_max_length=5))
+        encoder = encoders.CachedEncoder(MemoizingEncoder(plain), tmp_path)
+        encoder.encode(["saint " * 9, "saint " * 8, "a"])
+        assert encoder.truncated == {"passage": 2}
+    (file,) = tmp_path.glob("*.json")
+    file.unlink()
+    plain = open_encoder_for(_config(model, passage_max_length=5))
+    encoders.CachedEncoder(plain, tmp_path).encode(["saint " * 9, "saint " * 8, "a"])
+    assert plain.truncated["passage"] == 0  # The vectors came from the cache.
+
+
+def test_report_truncated_counts_since_the_start_and_warns_once(model, capsys):
+    encoder = open_encoder_for(_config(model, passage_max_length=5))
+    encoder.encode(["saint " * 9])
+    before = encoders.count_truncated(encoder)
+    assert encoders.report_truncated(encoder, before=before) == dict.fromkeys(before, 0)
+    assert capsys.readouterr().err == ""
+    encoder.encode(["saint " * 7, "saint " * 8], "triple")
+    assert encoders.report_truncated(encoder, before=before)["triple"] == 2
+    warning = capsys.readouterr().err
+    assert warning.count("\n") == 1
+    assert "only the beginning of 2 texts as triple" in warning
+    assert "passage_max_length=5" in warning

@@ -17,7 +17,7 @@ from cirag_jax.datasets.corpus_scan import CorpusScan
 from cirag_jax.errors import UserError
 from cirag_jax.retrieval import bm25, faiss_index, search
 from cirag_jax.retrieval import index as index_lib
-from cirag_jax.retrieval.encoders import open_encoder_for
+from cirag_jax.retrieval.encoders import FlaxEncoder, open_encoder_for
 from cirag_jax.retrieval.faiss_index import FAISS_KINDS, FaissIndex, IndexOptions
 from cirag_jax.retrieval.index import KINDS, PassageIndex, open_retriever
 from cirag_jax.types import Feedback, Passage
@@ -36,6 +36,7 @@ class _Counting:
     def __init__(self, encoder):
         self._encoder = encoder
         self.identity, self.dim = encoder.identity, encoder.dim
+        self.truncated = encoder.truncated
         self.passages = []
         self.fail_after = None
 
@@ -512,3 +513,23 @@ def test_index_command_broken_corpus_line_is_named(tmp_path):
         command.index_dataset(config, tmp_path)
     assert not (tmp_path / "index").exists()
     assert index_lib.MANIFEST == "manifest.json"
+
+
+def test_index_records_cut_passages_also_of_resumed_shards(tiny_encoder, tmp_path, capsys):
+    limited = FlaxEncoder(tiny_encoder._encoder, passage_max_length=9)
+    encoder = _Counting(limited)
+    encoder.fail_after = 8
+    with pytest.raises(KeyboardInterrupt):
+        command.build_index(_PASSAGES, encoder, tmp_path / "i", shard_rows=4)
+    cut_before = encoder.truncated["passage"]
+    again = _Counting(FlaxEncoder(tiny_encoder._encoder, passage_max_length=9))
+    command.build_index(_PASSAGES, again, tmp_path / "i", shard_rows=4)
+    manifest = json.loads((tmp_path / "i" / "manifest.json").read_text())
+    assert 0 < cut_before < manifest["truncated"] == cut_before + again.truncated["passage"]
+    assert (
+        f"only the beginning of {manifest['truncated']} of 24 passages" in capsys.readouterr().err
+    )
+    assert not (tmp_path / "i" / "truncated.json").exists()
+    opened = _Counting(FlaxEncoder(tiny_encoder._encoder, passage_max_length=9))
+    PassageIndex.open(tmp_path / "i", opened)
+    assert opened.truncated["passage"] == manifest["truncated"]

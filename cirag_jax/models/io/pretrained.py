@@ -320,13 +320,18 @@ def read_tokenizer(folder: Path, vocab_size: int) -> tokenizers.Tokenizer:
 
 
 def read_max_length(folder: Path, config: EncoderConfig) -> int:
-    """Returns the folder's limit of tokens per text, at most the encoder's maximum."""
-    limits = [
-        read_object(folder / "sentence_bert_config.json", optional=True).get("max_seq_length"),
-        read_object(folder / "tokenizer_config.json", optional=True).get("model_max_length"),
-        config.max_length,
-    ]
-    return int(min(limit for limit in limits if isinstance(limit, int | float) and limit >= 1))
+    """Returns the folder's limit of tokens per text, at most the encoder's maximum.
+
+    As in sentence-transformers, ``max_seq_length`` precedes the tokenizer's ``model_max_length``.
+    """
+    files = sorted(folder.glob("sentence_*_config.json"))  # such as sentence_bert_config.json
+    fields = [(file, "max_seq_length") for file in files]
+    fields += [(folder / "tokenizer_config.json", "model_max_length")]
+    for file, name in fields:
+        limit = read_object(file, optional=True).get(name)
+        if isinstance(limit, int | float) and limit >= 1:
+            return int(min(limit, config.max_length))
+    return config.max_length
 
 
 def with_compute_options(

@@ -184,7 +184,7 @@ def check_role(spec: str, role: str) -> dict[str, Any]:
 # Metadata recorded in an exported aligner, and in an exported adapter of a language model.
 _ALIGNER_FIELDS = (
     *("model", "step", "pooling", "query_prefix", "passage_prefix", "triple_prefix", "dimensions"),
-    *("units", "trained_on"),
+    *("query_max_length", "unit_max_length", "units", "trained_on"),
 )
 _ADAPTER_FIELDS = (
     *("component", "model", "step", "prompt", "prompt_digest", "num_candidates"),
