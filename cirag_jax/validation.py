@@ -7,6 +7,7 @@ Conditions on several fields are checked elsewhere, in code.
 
 import dataclasses
 import functools
+import json
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -48,6 +49,17 @@ def check_value(field: str, value: Any, annotation: Any) -> None:
         msgspec.convert(value, annotation)
     except msgspec.ValidationError:
         raise UserError(f"{field}={value!r} {_problem(value, annotation)}.") from None
+
+
+def parse_object(field: str, text: str) -> dict[str, Any]:
+    """Parses a setting that is a JSON object."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{field} is not valid JSON: {error}.") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{field} must be a JSON object.")
+    return typing.cast(dict[str, Any], value)
 
 
 @functools.cache

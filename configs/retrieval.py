@@ -24,7 +24,7 @@ from typing import Any
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from configs import common
+from configs import common, retrievers
 
 
 def get_config() -> Any:
@@ -33,6 +33,10 @@ def get_config() -> Any:
     # A training workdir, a model folder, package:NAME or a hub id.
     config.checkpoint = placeholder(str)
     config.frozen = placeholder(str)  # The untrained encoder; null is the checkpoint's base model.
+    # Alternative to config.frozen: an untrained encoder with its backend (also on a server) and
+    # instructions. config.encoder.model=null uses config.frozen.
+    config.encoder = retrievers.encoder()
+    config.encoder.model = None
     config.data = common.data(split="test", units=None)  # units=null: as in training.
     # Names from evaluate_retrieval.SYSTEMS; () is all. Without a checkpoint: bm25 and links, and
     # with config.frozen also one_shot_frozen, links_one_shot_frozen and frozen.

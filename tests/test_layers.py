@@ -11,9 +11,10 @@ _PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "cirag_jax"
 
 # From bottom to top. A module may import from its own layer and from those before it.
 LAYERS = (
-    "types", "errors", "validation", "io", "identity", "sqlite", "processes", "config_files",
-    "config_words", "cli", "sharding", "datasets", "models", "triples", "retrieval", "llm",
-    "runtime", "methods", "distill", "grade", "evaluation", "reports", "training", "commands",
+    "types", "errors", "validation", "io", "server", "identity", "sqlite", "processes",
+    "config_files", "config_words", "cli", "sharding", "datasets", "models", "triples",
+    "retrieval", "llm", "runtime", "methods", "distill", "grade", "evaluation", "reports",
+    "training", "commands",
 )  # fmt: skip
 
 

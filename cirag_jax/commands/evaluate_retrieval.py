@@ -41,6 +41,7 @@ from cirag_jax.retrieval.encoders import (
     MemoizingEncoder,
     Progress,
     Role,
+    open_encoder_for,
     report_truncated,
     with_disk_cache,
 )
@@ -243,7 +244,9 @@ class _Aligners:
         if config.checkpoint and "linked" in systems:
             find = require_link_head if "linked" in config.systems else open_link_head
             self.head = find(config.checkpoint)
-        self.frozen = config.frozen or self.meta.get("model")
+        if config.frozen and config.encoder.model:
+            raise UserError("config.frozen and config.encoder.model are alternatives; set only one")
+        self.frozen = config.frozen or config.encoder.model or self.meta.get("model")
         if config.checkpoint and not self.frozen:
             self.frozen = base_model_of(config.checkpoint)
         if config.retriever == "frozen" or any("frozen" in system for system in systems):
@@ -252,7 +255,8 @@ class _Aligners:
                     "config.frozen is required, because config.checkpoint="
                     f"{config.checkpoint or 'null'} does not record its initial model"
                 )
-            self._encoders["frozen"], _ = open_model(self.frozen)
+            if not config.encoder.model:
+                self._encoders["frozen"], _ = open_model(self.frozen)
         trained = training_record(config.checkpoint) if config.checkpoint else {}
         options: Any = {
             "query_max_length": config.query_max_length or trained.get("query_max_length"),
@@ -263,6 +267,24 @@ class _Aligners:
             name: MemoizingEncoder(_Embedder(encoder, **options))
             for name, encoder in self._encoders.items()
         }
+        if config.encoder.model:
+            units, passages = (
+                {
+                    "query_max_length": options["query_max_length"],
+                    "passage_max_length": length,
+                }
+                for length in (options["passage_max_length"], config.passage_max_length)
+            )
+            self.embeds["frozen"] = MemoizingEncoder(self._open(config, units))
+            self._passages = (
+                self.embeds["frozen"] if units == passages else self._open(config, passages)
+            )
+
+    def _open(self, config: Config, lengths: Mapping[str, int | None]) -> Encoder:
+        """Opens ``config.encoder`` with the limits of this evaluation, where they are set."""
+        block = config.encoder.copy_and_resolve_references()
+        block.update({name: value for name, value in lengths.items() if value is not None})
+        return open_encoder_for(block, self._mesh)
 
     def embeds_units(self, name: str) -> Encoder:
         """Returns an encoder for all units; with a link head, its vectors are cached on disk."""
@@ -271,6 +293,9 @@ class _Aligners:
     def index(self, name: str, texts: Sequence[str]) -> ExactIndex:
         """Returns an index over passages."""
         with bar(f"encoding, {name}", len(set(texts)), "passage") as shown:
+            if name not in self._encoders:
+                vectors_ND = self._passages.encode(texts, "passage", shown.update)
+                return ExactIndex(vectors_ND, mesh=accelerators())
             return ExactIndex(
                 encode(
                     self._encoders[name],

@@ -125,7 +125,7 @@ def _counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _check_config(config: Any, workdir: Path) -> None:
-    from cirag_jax.llm.client import is_environment_name
+    from cirag_jax.server import is_environment_name
 
     if not is_environment_name(config.api_key_env):
         raise UserError("api_key_env must be the name of an environment variable, not a key.")

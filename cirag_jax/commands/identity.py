@@ -79,13 +79,20 @@ def _search_models(config: Config, blocks: Mapping[str, Config]) -> dict[str, An
     if "retriever" in blocks and config.retriever.folder:
         fields["retriever.index"] = read_manifest(pathlib.Path(config.retriever.folder))
     for name, block in blocks.items():
-        if block.get("model"):
+        if block.get("model") and not _is_served(config, block):
             fields[f"{name}.weights"] = model_identity(block.model)
         if name.startswith("rankers."):
             text, _ = triple_text_of(config, name.removeprefix("rankers."))
             if text != TripleText("tuple", block.normalization):  # older journals omit the default
                 fields[f"{name}.writes"] = dataclasses.asdict(text)
     return fields
+
+
+def _is_served(config: Config, block: Config) -> bool:
+    """Returns whether the model of the encoder's or a ranker's block is on a server."""
+    if block.get("kind", "bi_encoder") != "bi_encoder":
+        return False
+    return config.encoder.backend == "openai"
 
 
 def _uses_bm25(blocks: Mapping[str, Config]) -> bool:
@@ -148,8 +155,18 @@ def _flat(blocks: Mapping[str, Config]) -> dict[str, Any]:
     return {
         f"{name}.{field}": value
         for name, block in blocks.items()
-        for field, value in task_lib.plain(block).items()
+        for field, value in _without_server(task_lib.plain(block)).items()
     }
+
+
+def _without_server(block: dict[str, Any]) -> dict[str, Any]:
+    """Returns an encoder's block with only those settings of a server that determine vectors."""
+    if "server" not in block:
+        return block
+    server = block.pop("server")
+    if block["backend"] == "openai":
+        block["server"] = {name: server[name] for name in ("overflow", "extra_body")}
+    return block
 
 
 def of_language_model(config: Any, schemas: bool = False) -> dict[str, Any]:
@@ -203,14 +220,14 @@ def of_extractor(config: Any, settings: ExtractionSettings) -> dict[str, Any]:
 def of_encoder(config: Any) -> dict[str, Any]:
     """Returns the identity of an encoder: settings, weights and packages."""
     return {
-        **config.to_dict(),
-        **model_identity(config.model),
+        **_without_server(config.to_dict()),
+        **({} if config.backend == "openai" else model_identity(config.model)),
         "packages": _encoder_packages(config),
     }
 
 
 def _encoder_packages(config: Any) -> dict[str, str]:
-    names = ["tokenizers"]
+    names = [] if config.backend == "openai" else ["tokenizers"]
     if config.backend == "sentence_transformers":
         names += ["sentence-transformers", "transformers"]
     return of_packages(*names)

@@ -36,6 +36,7 @@ from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encoders import Encoder, Progress, open_encoder_for
 from cirag_jax.retrieval.faiss_index import FAISS_KINDS, FaissIndex, IndexOptions
 from cirag_jax.retrieval.search import save_array
+from cirag_jax.retrieval.server_encoder import ServerEncoder
 from cirag_jax.types import Config, Passage
 
 PLAN = "building.json"
@@ -62,11 +63,18 @@ def index_dataset(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     if cluster.is_chosen(config):
         if config.retriever.kind == "bm25":
             raise UserError("config.engine=ray does not support config.retriever.kind=bm25.")
+        if config.encoder.backend == "openai":
+            raise UserError(
+                "config.engine=ray does not support config.encoder.backend=openai; raise "
+                "config.encoder.server.max_concurrency instead."
+            )
         spread = functools.partial(_spread, config, workdir)
     options = IndexOptions.of(config.retriever)
     folder = workdir / "index"
     with CorpusScan(config.data.dir) as passages:
         encoder = None if config.retriever.kind == "bm25" else _open_encoder(config)
+        if isinstance(encoder, ServerEncoder):
+            say(encoder.estimate(passage_text(passage) for passage in passages))
         with bar("indexing", len(passages), "passage") as progress:
             counts = build_index(
                 passages,

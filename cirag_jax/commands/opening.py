@@ -60,6 +60,11 @@ def check(config: Config, needs: Needs) -> None:
             f"which {config.method} needs; choose another kind."
         )
     if needs.index and config.retriever.kind == "linked":
+        if config.encoder.backend != "flax":
+            raise UserError(
+                "config.retriever.kind=linked needs the weights of an aligner and its link head: "
+                f"config.encoder.backend=flax, not {config.encoder.backend}."
+            )
         require_link_head(config.encoder.model)
 
 

@@ -163,3 +163,9 @@ def refuse_budgets(config: Config) -> None:
     for name, block in config.items():
         if isinstance(block, ConfigDict) and block.get("budget_tokens") is not None:
             raise UserError(f"config.{name}.budget_tokens works in one process only; unset it.")
+        server = block.get("server") if isinstance(block, ConfigDict) else None
+        for field in ("budget_tokens", "budget_cost"):
+            if isinstance(server, ConfigDict) and server[field] is not None:
+                raise UserError(
+                    f"config.{name}.server.{field} works in one process only; unset it."
+                )

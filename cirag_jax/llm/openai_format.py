@@ -4,13 +4,13 @@ import codecs
 import dataclasses
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from cirag_jax.io import replace_surrogates
 from cirag_jax.llm.thoughts import answer_span, without_thoughts
 from cirag_jax.llm.types import FinishReason, Generate, Message, Token
+from cirag_jax.server import MalformedResponse, RequestRejected
 
 Server = Literal["openai", "vllm", "transformers", "llamacpp"]
 
@@ -43,14 +43,6 @@ SERVERS: dict[str, ServerFeatures] = {
 
 _MAX_COUNT = 1 << 40  # larger token counts are errors of the server
 _MIN_LOGPROB = -9999.0  # OpenAI's value for minus infinity, which JSON cannot represent
-
-
-class MalformedResponse(Exception):
-    """A response violates the API; a retry may succeed."""
-
-
-class RequestRejected(Exception):
-    """A request cannot be served, and a retry will not help."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,33 +266,3 @@ def _read_token(item: Any) -> tuple[str, int, float]:
     if not math.isfinite(logprob):
         raise ValueError
     return replace_surrogates(str(item["token"])), int(item.get("id", -1)), logprob
-
-
-_TOO_LONG = re.compile(
-    r"context[ _](length|size|window)|maximum (context|model) length|prompt is too long"
-    r"|input is too long|exceeds? the (available )?context",
-    re.IGNORECASE,
-)
-
-
-def is_too_long(status: int, body: str) -> bool:
-    """Returns whether an error response reports that the prompt is too long for the model."""
-    return status in (400, 413, 422) and bool(_TOO_LONG.search(body))
-
-
-_LIMIT = re.compile(
-    r"(?:context|model|available)[ _](?:length|size|window)\D{0,40}?(\d{2,})", re.IGNORECASE
-)
-_SIZE = re.compile(r"(\d{2,9}) (?:\w+ ){0,2}tokens?\b")
-
-
-def excess(body: str) -> float:
-    """Returns the share of a prompt that must be removed, according to an error response.
-
-    The response usually states the server's limit and the prompt's size; if not, returns 1 / 3.
-    """
-    limit = _LIMIT.search(body)
-    size = max(map(int, _SIZE.findall(body)), default=0)
-    if limit is None or size <= int(limit[1]):
-        return 1 / 3
-    return min(0.9, 1.02 - int(limit[1]) / size)

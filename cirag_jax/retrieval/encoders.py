@@ -16,7 +16,7 @@ import numpy as np
 
 from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.identity import of_packages
-from cirag_jax.io import cache_folder, read_object, say, write_json
+from cirag_jax.io import cache_folder, is_training_workdir, read_object, say, write_json
 from cirag_jax.models.io.fingerprint import hash_small_files
 from cirag_jax.models.io.pretrained import (
     TextEncoder,
@@ -28,7 +28,7 @@ from cirag_jax.models.io.tensor_files import check_finite
 from cirag_jax.retrieval.encode import encode
 from cirag_jax.retrieval.search import save_array
 from cirag_jax.types import ROLES, Config, PositiveInt, Role
-from cirag_jax.validation import check_value
+from cirag_jax.validation import check_value, parse_object
 
 Progress = Callable[[int], Any]
 
@@ -354,10 +354,8 @@ def open_encoder_for(config: Config, mesh: jax.sharding.Mesh | None = None) -> E
     check_at_least(1, config, "batch_size", prefix="config.encoder.")
     for name in (*LENGTHS, "dimensions"):
         check_value(f"config.encoder.{name}", config[name], PositiveInt | None)
-    check_choice("config.encoder.backend", config.backend, ("flax", "sentence_transformers"))
-    if config.backend == "flax":
-        return _open_flax(config, mesh)
-    return _open_sentence_transformers(config)
+    check_choice("config.encoder.backend", config.backend, tuple(_OPENERS))
+    return _OPENERS[config.backend](config, mesh)
 
 
 def _open_flax(config: Config, mesh: jax.sharding.Mesh | None) -> FlaxEncoder:
@@ -376,7 +374,39 @@ def _open_flax(config: Config, mesh: jax.sharding.Mesh | None) -> FlaxEncoder:
     return FlaxEncoder(encoder, mesh=mesh, **lengths)
 
 
-def _open_sentence_transformers(config: Config) -> SentenceTransformersEncoder:
+def _open_server(config: Config, mesh: jax.sharding.Mesh | None) -> Encoder:
+    from cirag_jax.retrieval.server_encoder import EmbeddingConfig, ServerEncoder
+
+    del mesh
+    for name in LENGTHS:
+        if config[name] is not None:
+            raise UserError(
+                f"config.encoder.{name}={config[name]} needs the model's tokenizer, which "
+                "config.encoder.backend=openai does not have; leave it null"
+            )
+    if config.model.startswith(("package:", "shipped:")) or is_training_workdir(config.model):
+        raise UserError(
+            f"config.encoder.model={config.model} is not the name of a model on a server, which "
+            "config.encoder.backend=openai needs"
+        )
+    instructions = {
+        role: text and instruction(text, {}, "a server")
+        for role, text in config.instructions.items()
+    }
+    block = config.server.to_dict()
+    block["extra_body"] = parse_object("config.encoder.server.extra_body", block["extra_body"])
+    block["omit"] = tuple(block["omit"])
+    check_choice(
+        "config.encoder.server.omit", next(iter(block["omit"]), "dimensions"), ("dimensions",)
+    )
+    shared = {name: config[name] for name in ("model", "dimensions", "batch_size")}
+    return ServerEncoder(EmbeddingConfig(**shared, **block), instructions)
+
+
+def _open_sentence_transformers(
+    config: Config, mesh: jax.sharding.Mesh | None
+) -> SentenceTransformersEncoder:
+    del mesh
     check_choice("config.encoder.dtype", config.dtype, ("float32", "bfloat16"))
     try:
         import sentence_transformers
@@ -407,6 +437,13 @@ def _open_sentence_transformers(config: Config) -> SentenceTransformersEncoder:
     names = ("instructions", "dimensions", *LENGTHS, "batch_size")
     options = {name: config[name] for name in names}
     return SentenceTransformersEncoder(model, config.model, **options)
+
+
+_OPENERS: dict[str, Callable[[Config, jax.sharding.Mesh | None], Encoder]] = {
+    "flax": _open_flax,
+    "sentence_transformers": _open_sentence_transformers,
+    "openai": _open_server,
+}
 
 
 def _torch_revision(model: Any) -> str:

@@ -108,6 +108,8 @@ def encoder_config(config: Config, name: str) -> Config:
     block, encoder = config.rankers[name], config.encoder.copy_and_resolve_references()
     if block.model not in (None, encoder.model):
         encoder.model, encoder.dimensions = block.model, None
+        if block.kind == "aligner" and encoder.backend == "openai":
+            encoder.backend = "flax"  # Aligners are trained here.
         encoder.instructions.update(dict.fromkeys(ROLES))
     encoder.update({name: block[name] for name in LENGTHS if block[name] is not None})
     texts = {role: block.instructions[role] for role in ROLES}

@@ -107,7 +107,9 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "trained_on": sorted(question.id for question in train_questions),
         "run": {
             **state_lib.identity_of(config, ("evaluate", "component")),
-            "encoder.weights": model_identity(config.encoder.model),
+            "encoder.weights": None
+            if config.encoder.backend == "openai"
+            else model_identity(config.encoder.model),
             state_lib.EXAMPLES: examples,
         },
     }

@@ -8,7 +8,6 @@ import pytest
 
 from cirag_jax import io
 from cirag_jax.errors import UserError
-from cirag_jax.llm import client
 from cirag_jax.llm import openai_format as wire
 from cirag_jax.llm.client import OpenAIBackend, OpenAIConfig
 from cirag_jax.llm.types import Generate, Generated, Message, Usage
@@ -16,6 +15,7 @@ from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.records import RequestKey
 from cirag_jax.runtime.scheduler import Job, Scheduler
 from cirag_jax.runtime.store import Journal
+from cirag_jax.server import retry_after
 from tests.attacks.hostile import (
     CORRUPTIONS,
     DEEP,
@@ -82,7 +82,7 @@ _DATES = ("Mon, 01 Jan {} 00:00:00 GMT", "{} Jan 1 0:0:0", "Sun, 0{}", "{}", "-{
 
 @attack(60, st.sampled_from(_DATES), st.integers(0, 10**30) | TEXTS)
 def test_retry_after_with_any_value(form, value):
-    seconds = attempt(lambda: client.retry_after({"retry-after": form.format(value)}, now=1.0))
+    seconds = attempt(lambda: retry_after({"retry-after": form.format(value)}, now=1.0))
     assert seconds is None or (math.isfinite(seconds) and seconds >= 0)
 
 

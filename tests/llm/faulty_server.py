@@ -1,11 +1,15 @@
 """A local OpenAI-compatible server that fails as scripted, and records its requests."""
 
+import base64
 import contextlib
 import http.server
 import json
 import threading
+import zlib
 from collections.abc import Iterator
 from typing import Any
+
+import numpy as np
 
 COMPLETION_TOKENS = 5
 PROMPT_TOKENS = 10
@@ -26,6 +30,7 @@ class FaultyServer(http.server.ThreadingHTTPServer):
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.models: list[str] = []
+        self.dimension = 8  # of embeddings
         self.lock = threading.Lock()
         self.under_way = self.most_under_way = 0
         self.gate: threading.Barrier | None = None
@@ -48,14 +53,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        text = body["messages"][-1]["content"]
+        self.body = body
+        is_chat = "messages" in body
+        text = body["messages"][-1]["content"] if is_chat else body["input"][0]
         with self.server.lock:
             self.server.bodies.append(body)
             self.server.headers.append({k.lower(): v for k, v in self.headers.items()})
             self.server.under_way += 1
             self.server.most_under_way = max(self.server.most_under_way, self.server.under_way)
             steps = self.server.script.get(text, [])
-            step = steps.pop(0) if steps else "echo"
+            step = steps.pop(0) if steps else "echo" if is_chat else "embed"
         try:
             if self.server.gate is not None:
                 self.server.gate.wait(timeout=120)  # seconds; the machine may be busy
@@ -91,6 +98,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _echo(self, text: str) -> None:
         self._send(200, json.dumps(completion(f"echo {text}")).encode())
+
+    def _embed(self, text: str) -> None:
+        self._send(200, json.dumps(embeddings(self.body, self.server.dimension)).encode())
 
     def _half(self, text: str) -> None:  # closes the connection in the middle
         body = json.dumps(completion(f"echo {text}")).encode()
@@ -143,6 +153,22 @@ def completion(text: Any, finish_reason: str | None = "stop", **more: Any) -> di
             "prompt_tokens_details": {"cached_tokens": 4},
         },
     }
+
+
+def embedding(text: str, dimension: int) -> list[float]:
+    """Returns the embedding of a text, which is not of unit length."""
+    rng = np.random.default_rng(zlib.crc32(text.encode()))
+    return (3.0 * rng.normal(size=dimension)).astype(np.float32).tolist()
+
+
+def embeddings(body: dict[str, Any], dimension: int, **usage: Any) -> dict[str, Any]:
+    """Returns the response to a request for embeddings, in reverse order with indices."""
+    vectors: list[Any] = [embedding(text, dimension) for text in body["input"]]
+    if body.get("encoding_format") == "base64":
+        vectors = [base64.b64encode(np.array(v, "<f4").tobytes()).decode() for v in vectors]
+    data = [{"object": "embedding", "index": i, "embedding": v} for i, v in enumerate(vectors)]
+    used = usage or {"prompt_tokens": PROMPT_TOKENS, "total_tokens": PROMPT_TOKENS}
+    return {"object": "list", "data": data[::-1], "model": body["model"], "usage": used}
 
 
 @contextlib.contextmanager

@@ -12,8 +12,8 @@ from typing import Any
 import httpx2
 import pytest
 
+from cirag_jax import server as server_lib
 from cirag_jax.errors import UserError
-from cirag_jax.llm import client, openai_format
 from cirag_jax.llm.client import OpenAIBackend, OpenAIConfig
 from cirag_jax.llm.types import Generate, Message, Score, Usage
 from tests.llm.faulty_server import COMPLETION_TOKENS, PROMPT_TOKENS, completion, faulty_server
@@ -40,9 +40,9 @@ class Waits(list):
 @pytest.fixture
 def waits(monkeypatch):
     """The client's waiting times, with a fixed clock and fixed random numbers."""
-    monkeypatch.setattr(client.asyncio, "sleep", recorded := Waits())
-    monkeypatch.setattr(client.time, "time", lambda: 0.0)
-    monkeypatch.setattr(client.random, "random", lambda: 0.5)
+    monkeypatch.setattr(server_lib.asyncio, "sleep", recorded := Waits())
+    monkeypatch.setattr(server_lib.time, "time", lambda: 0.0)
+    monkeypatch.setattr(server_lib.random, "random", lambda: 0.5)
     return recorded
 
 
@@ -182,7 +182,7 @@ def test_retry_after_seconds_and_date(server, backend_of, monkeypatch):
         (429, {"Retry-After": "soon"}),
     ]
     now = date.timestamp() - 12
-    monkeypatch.setattr(client.time, "time", lambda: now)
+    monkeypatch.setattr(server_lib.time, "time", lambda: now)
     backend, waits = backend_of(server)
     assert backend.generate([ask("q")])[0].text == "echo q"
     # The server's wait plus jitter; an unreadable header is ignored.
@@ -198,7 +198,7 @@ def test_retry_after_too_long_fails(server, backend_of):
 
 def test_backoff_doubles_up_to_maximum_with_jitter(server, backend_of, monkeypatch):
     server.script["q"] = [500] * 5
-    monkeypatch.setattr(client.random, "random", iter([1, 1, 0, 1, 1]).__next__)
+    monkeypatch.setattr(server_lib.random, "random", iter([1, 1, 0, 1, 1]).__next__)
     backend, waits = backend_of(server, max_backoff=5)
     assert backend.generate([ask("q")])[0].text == "echo q"
     assert waits == [1, 2, 0, 5, 5]
@@ -469,7 +469,7 @@ def test_too_long_prompt_uses_the_lengths_that_a_server_names(server, backend_of
     ],
 )
 def test_excess_follows_the_sizes_that_a_server_states(body, excess):
-    assert openai_format.excess(body) == pytest.approx(excess)
+    assert server_lib.excess(body) == pytest.approx(excess)
 
 
 def test_too_long_prompt_without_truncation_fails(server, backend_of):
