@@ -36,7 +36,8 @@ def get_config() -> Any:
     # Alternative to config.frozen: an untrained encoder with its backend (also on a server) and
     # instructions. config.encoder.model=null uses config.frozen.
     config.encoder = retrievers.encoder()
-    config.encoder.model = None
+    del config.encoder.model
+    config.encoder.model = placeholder(str)
     config.data = common.data(split="test", units=None)  # units=null: as in training.
     # Names from evaluate_retrieval.SYSTEMS; () is all. Without a checkpoint: bm25 and links, and
     # with config.frozen also one_shot_frozen, links_one_shot_frozen and frozen.

@@ -32,7 +32,7 @@ from cirag_jax.training import state as state_lib
 from cirag_jax.training.data import pools as pools_lib
 from cirag_jax.training.data import splits
 from cirag_jax.training.fit import fit
-from cirag_jax.types import Config, NonNegativeFloat, Role
+from cirag_jax.types import ROLES, Config, NonNegativeFloat, Role
 from cirag_jax.validation import check_value
 
 
@@ -354,7 +354,7 @@ def _report_truncated(config: Config, counts: collections.Counter[Role]) -> dict
             f"{config.query_max_length} or config.unit_max_length={config.unit_max_length}; only "
             "their beginning was read"
         )
-    return dict(counts)
+    return {role: counts[role] for role in ROLES}
 
 
 def _metrics(problems: Sequence[next_unit.NextUnit], embed: next_unit.Embed) -> dict[str, float]:

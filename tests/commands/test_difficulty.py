@@ -1,5 +1,6 @@
 """The difficulty matrix of runs, with made-up predictions and an encoder with given cosines."""
 
+import collections
 import dataclasses
 import json
 import math
@@ -29,6 +30,8 @@ class CosineEncoder:
 
     identity = {"model": "told"}
     dim = 2
+
+    truncated = collections.Counter()
 
     def encode(self, texts, kind="passage", progress=None):
         if kind == "query":
@@ -432,6 +435,8 @@ def test_difficulty_unit_selects_the_embedded_texts(tmp_path, monkeypatch, size)
     seen = []
 
     class RecordingEncoder(CosineEncoder):
+        truncated = collections.Counter()
+
         def encode(self, texts, kind="passage", progress=None):
             seen.extend(texts if kind == "passage" else ())
             return np.full((len(texts), 2), math.sqrt(0.5), np.float32)

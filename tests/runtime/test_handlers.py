@@ -1,5 +1,6 @@
 """Handlers with real searches, triples and rankers, and with a tiny language model."""
 
+import collections
 from typing import Any, cast
 
 import numpy as np
@@ -139,6 +140,8 @@ class Letters:
     """An encoder that counts the letters of a text."""
 
     dim = 26
+
+    truncated = collections.Counter()
 
     def encode(self, texts, kind="passage", progress=None):
         counts = np.array([[t.lower().count(chr(97 + i)) for i in range(26)] for t in texts], float)
