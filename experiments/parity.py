@@ -40,8 +40,10 @@ MODELS = {
     "llama": "Llama 2 and 3, SmolLM2, TinyLlama",
     "qwen2": "Qwen 2 and 2.5",
     "qwen3": "Qwen 3",
+    "qwen2_moe": "Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B",
     "qwen3_moe": "Qwen3-30B-A3B, Qwen3-Coder-30B-A3B",
     "mistral": "Mistral 7B",
+    "mixtral": "Mixtral 8x7B and 8x22B",
     "gemma2": "Gemma 2",
     "gemma3_text": "Gemma 3 (text)",
     "bert": "BERT, MiniLM, BGE, E5, GTE",
@@ -145,8 +147,8 @@ def compare(kind: str, family: str) -> tuple[float, float, float]:
 
 
 def gguf_of(family: str) -> str:
-    """Returns whether GGUF files of a family can be opened; those of Mistral have ``llama``."""
-    if family == "mistral":
+    """Returns whether GGUF files of a family can be opened; some have ``llama``."""
+    if family in ("mistral", "mixtral"):
         return "as `llama`"
     return "yes" if family in gguf_weights.ARCHITECTURES.values() else "no"
 

@@ -54,6 +54,14 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"hidden_act": "silu"},
     "qwen2": {"hidden_act": "silu", "use_sliding_window": False},
     "qwen3": {"hidden_act": "silu", "head_dim": 16},
+    "qwen2_moe": {
+        "hidden_act": "silu",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20,
+        "shared_expert_intermediate_size": 28,
+    },
+    "mixtral": {"hidden_act": "silu", "num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3_moe": {
         "hidden_act": "silu",
         "head_dim": 16,
@@ -169,8 +177,8 @@ def stack_experts(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     stacked: dict[str, Any] = {}
     for name, values in tensors.items():
         together = re.sub(r"\.experts\.\d+\.", ".experts.", name)
-        if together == name:
-            stacked[name] = values
+        if together == name:  # llama.cpp's converter drops axes of size 1
+            stacked[name] = values.squeeze()
         else:
             stacked.setdefault(together, []).append(values)
     return {name: np.stack(v) if isinstance(v, list) else v for name, v in stacked.items()}
@@ -186,7 +194,7 @@ def write_gguf(
     import gguf
 
     model_type = str(raw["model_type"])
-    arch = {hf: name for name, hf in gguf_weights.ARCHITECTURES.items()}[model_type]
+    arch = {hf: name for name, hf in gguf_weights.ARCHITECTURES.items()}.get(model_type, "llama")
     parts = {"split_max_tensors": part_tensors, "small_first_shard": part_tensors > 0}
     writer = gguf.GGUFWriter(str(file), arch, **parts)
     heads, kv = raw["num_attention_heads"], raw["num_key_value_heads"]
@@ -211,10 +219,13 @@ def write_gguf(
     if arch == "gemma2":
         writer.add_attn_logit_softcapping(raw["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(raw["final_logit_softcapping"])
-    if "num_experts" in raw:
-        writer.add_expert_count(raw["num_experts"])
+    if experts := raw.get("num_experts", raw.get("num_local_experts")):
+        writer.add_expert_count(experts)
         writer.add_expert_used_count(raw["num_experts_per_tok"])
-        writer.add_expert_feed_forward_length(raw["moe_intermediate_size"])
+        if "shared_expert_intermediate_size" in raw:
+            writer.add_expert_shared_feed_forward_length(raw["shared_expert_intermediate_size"])
+        if "moe_intermediate_size" in raw:
+            writer.add_expert_feed_forward_length(raw["moe_intermediate_size"])
         tensors = stack_experts(tensors)
     for add, value in (extra or {}).items():
         getattr(writer, add)(*value)

@@ -39,6 +39,7 @@ Remat = Literal["off", "projections", "full"]
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 DENSE = ("gate_proj", "up_proj", "down_proj", "gate_bias", "up_bias", "down_bias")
 EXPERTS = ("expert_gate", "expert_up", "expert_down")
+SHARED = ("shared_gate_proj", "shared_up_proj", "shared_down_proj", "shared_score_proj")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +64,8 @@ class DecoderConfig:
       num_experts: experts of a feed-forward layer; 0 is a dense model.
       experts_per_token: how many of them each token uses.
       d_expert: feed-forward width of an expert.
+      d_shared: feed-forward width of an expert that all tokens use, weighted by the sigmoid of a
+        score; 0 means none (Qwen 2 MoE).
       normalize_experts: whether the weights of a token's experts sum to one.
       dense_layers: layers with a dense feed-forward layer in a model with experts.
       windows: for each layer, how many tokens a token attends to, counted back from itself; 0 means
@@ -101,6 +104,7 @@ class DecoderConfig:
     num_experts: int = 0
     experts_per_token: int = 0
     d_expert: int = 0
+    d_shared: int = 0
     normalize_experts: bool = True
     dense_layers: tuple[int, ...] = ()
     windows: tuple[int, ...] = ()
@@ -157,7 +161,7 @@ def layers_with(config: DecoderConfig, name: str) -> tuple[int, ...]:
     layers = range(config.num_layers)
     if config.num_experts and name in DENSE:
         return config.dense_layers
-    if name in ("router", *EXPERTS):
+    if name in ("router", *EXPERTS, *SHARED):
         return tuple(i for i in layers if config.num_experts and i not in config.dense_layers)
     return tuple(layers)
 
@@ -200,6 +204,13 @@ def layer_parameters(config: DecoderConfig) -> ShapesAndAxes:
             (config.num_experts, config.d_expert, d),
             ("experts", None, "embed"),
         )
+    if config.num_experts and config.d_shared:
+        shapes["shared_gate_proj"] = shapes["shared_up_proj"] = (
+            (d, config.d_shared),
+            ("embed", "mlp"),
+        )
+        shapes["shared_down_proj"] = ((config.d_shared, d), ("mlp", "embed"))
+        shapes["shared_score_proj"] = ((d, 1), ("embed", None))
     return {name: shape for name, shape in shapes.items() if layers_with(config, name)}
 
 
@@ -352,11 +363,11 @@ class _Layer:
             y_BTD = self.norm(y_BTD, "mlp_post_norm")
         return sharding.constrain(x_BTD + y_BTD, "batch", "length", "act_embed")
 
-    def _feed_forward(self, h_BTD: jax.Array) -> jax.Array:
-        gate_BTF, up_BTF = self.project(h_BTD, "gate_proj", "up_proj")
+    def _feed_forward(self, h_BTD: jax.Array, prefix: str = "") -> jax.Array:
+        gate_BTF, up_BTF = self.project(h_BTD, f"{prefix}gate_proj", f"{prefix}up_proj")
         h_BTF = _activate(gate_BTF, self.config.activation) * up_BTF
         h_BTF = sharding.constrain(h_BTF, "batch", "length", "act_mlp")
-        return self.project(h_BTF, "down_proj")[0]
+        return self.project(h_BTF, f"{prefix}down_proj")[0]
 
     def _mix_experts(self, h_BTD: jax.Array) -> jax.Array:
         config, shapes = self.config, layer_parameters(self.config)
@@ -382,6 +393,9 @@ class _Layer:
         if self.p["router"].shape != shapes["router"][0]:
             run = jax.checkpoint(run)  # as in `_products`
         y_BTD = run(h_BTD, self.p["router"], *(self.p[name] for name in EXPERTS))
+        if config.d_shared:
+            (score_BT1,) = self.project(h_BTD, "shared_score_proj")
+            y_BTD = y_BTD + jax.nn.sigmoid(score_BT1) * self._feed_forward(h_BTD, "shared_")
         return checkpoint_name(y_BTD, "projection")
 
 

@@ -3,8 +3,10 @@
 Tokens are sorted by expert and padded to blocks that belong to one expert each. A scan over blocks
 multiplies each block by the kernels of its expert. The number of products is proportional to the
 experts that tokens use, not to all experts, and no array is larger than the K copies of the tokens.
-`jax.lax.ragged_dot` does the same on TPUs only: on CPUs and GPUs, XLA expands it to products with
-all experts, whose inputs are as large as all experts together times the batch.
+`jax.lax.ragged_dot` does the same on TPUs only; elsewhere, XLA expands it to products of all tokens
+with all experts. On two CPU cores, a layer with 64 experts of 1024 x 512, 8 of them for each of
+1,024 tokens, takes 0.28 s and 132 MiB; with `ragged_dot`, 12 s and 2.5 GiB; with a scan over all
+experts, 1.0 s.
 
 Shapes: M tokens, E experts, K experts per token, D model, F feed-forward width of an expert.
 """

@@ -87,6 +87,16 @@ CASES = {
             "layer_types": ["sliding_attention", "full_attention"],
         },
     ),
+    "qwen2_moe": ("qwen2_moe", {}),
+    "qwen2_moe, dense layers, windows": (
+        "qwen2_moe",
+        {
+            **{"mlp_only_layers": [0], "use_sliding_window": True, "sliding_window": 5},
+            **{"qkv_bias": False, "num_hidden_layers": 3},
+        },
+    ),
+    "mixtral": ("mixtral", {}),
+    "mixtral, windows": ("mixtral", {"sliding_window": 6}),
     "qwen3_moe": ("qwen3_moe", {}),
     "qwen3_moe, weights not normalized": ("qwen3_moe", {"norm_topk_prob": False}),
     "qwen3_moe, every other layer dense": (

@@ -7,6 +7,7 @@ slices that this process needs, placed on the devices, and freed on the host.
 import dataclasses
 import gc
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -76,23 +77,34 @@ _GEMMA = (
     ),
 )
 
-_EXPERTS = tuple(
-    Entry(
-        f"model.layers.{{layer}}.mlp.experts.{{expert}}.{name}_proj.weight", f"expert_{name}", True
+
+def _experts(part: str, gate: str, up: str, down: str) -> tuple[Entry, ...]:
+    """Returns the entries of a mixture of experts; ``part`` is the name of the layer."""
+    base, targets = f"model.layers.{{layer}}.{part}.", ("expert_gate", "expert_up", "expert_down")
+    return (
+        Entry(f"{base}gate.weight", "router", True),
+        *(
+            Entry(f"{base}experts.{{expert}}.{name}.weight", target, True)
+            for name, target in zip((gate, up, down), targets, strict=True)
+        ),
     )
-    for name in ("gate", "up", "down")
-)
-_QWEN3_MOE = (
-    *_LLAMA,
-    Entry("model.layers.{layer}.mlp.gate.weight", "router", True),
-    *_EXPERTS,
+
+
+_QWEN_EXPERTS = (
+    *_experts("mlp", "gate_proj", "up_proj", "down_proj"),
+    *(
+        Entry(f"model.layers.{{layer}}.mlp.shared_expert.{name}.weight", f"shared_{name}", True)
+        for name in ("gate_proj", "up_proj", "down_proj")
+    ),
+    Entry("model.layers.{layer}.mlp.shared_expert_gate.weight", "shared_score_proj", True),
 )
 
 # model_type -> all possible tensors; the model's configuration determines which are required.
 FAMILIES: Mapping[str, tuple[Entry, ...]] = {
     **dict.fromkeys(("llama", "qwen2", "qwen3", "mistral"), _LLAMA),
     **dict.fromkeys(("gemma2", "gemma3_text"), _GEMMA),
-    "qwen3_moe": _QWEN3_MOE,
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe"), (*_LLAMA, *_QWEN_EXPERTS)),
+    "mixtral": (*_LLAMA, *_experts("block_sparse_moe", "w1", "w3", "w2")),
 }
 
 # Buffers of older checkpoints, which are computed instead of loaded, parts for images, and the copy
@@ -229,32 +241,43 @@ def _assembler(
 class _SeparateExperts:
     """A source of separate tensors for each expert, from tensors ``[E, out, in]`` of all experts.
 
-    transformers 5 can store the experts of a layer as ``experts.gate_up_proj`` and
-    ``experts.down_proj``; GGUF files have one tensor for each of gate, up and down.
+    transformers 5 can store the experts of a layer as ``mlp.experts.gate_up_proj`` and
+    ``mlp.experts.down_proj``, in all families; GGUF files have one tensor for each of gate, up and
+    down.
     """
 
-    def __init__(self, source: TensorSource):
+    _NAME = re.compile(r".*\b(\d+)\.(?:mlp|block_sparse_moe)\.(gate|experts\.\w+)(?:\.weight)?")
+    _PARTS: Mapping[str, tuple[str, ...]] = {
+        "gate": ("router",),
+        "experts.gate_up_proj": ("expert_gate", "expert_up"),
+        **dict.fromkeys(("experts.gate_proj", "experts.w1"), ("expert_gate",)),
+        **dict.fromkeys(("experts.up_proj", "experts.w3"), ("expert_up",)),
+        **dict.fromkeys(("experts.down_proj", "experts.w2"), ("expert_down",)),
+    }
+
+    def __init__(self, source: TensorSource, model_type: str):
         self._source = source
-        self._places: dict[str, tuple[str, int, int]] = {}
+        self._places: dict[str, tuple[str, int | None, int]] = {}
         self.shapes: list[tuple[str, tuple[int, ...]]] = []
+        names = {entry.target: entry.source for entry in FAMILIES[model_type]}
         for name, shape in source.shapes:
-            prefix, _, last = name.removesuffix(".weight").rpartition(".")
-            parts = ("gate_proj", "up_proj") if last == "gate_up_proj" else (last,)
-            if not prefix.endswith(".mlp.experts") or len(shape) != 3 or shape[1] % len(parts):
+            match = self._NAME.fullmatch(name)
+            parts = self._PARTS.get(match[2], ()) if match else ()
+            if match is None or len(shape) != 3 - (parts == ("router",)) or shape[-2] % len(parts):
                 self.shapes.append((name, shape))
                 continue
-            rows = shape[1] // len(parts)
-            for expert in range(shape[0]):
+            rows = shape[-2] // len(parts)
+            for expert in range(shape[0]) if len(shape) == 3 else (None,):
                 for i, part in enumerate(parts):
-                    separate = f"{prefix}.{expert}.{part}.weight"
-                    self.shapes.append((separate, (rows, shape[2])))
+                    separate = names[part].format(layer=match[1], expert=expert)
+                    self.shapes.append((separate, (rows, shape[-1])))
                     self._places[separate] = name, expert, i * rows
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
         """Reads the slice ``index``, which has no steps, of a tensor."""
-        if name not in self._places:
-            return self._source.read(name, index)
-        stored, expert, start = self._places[name]
+        stored, expert, start = self._places.get(name, (name, None, 0))
+        if expert is None:
+            return self._source.read(stored, index)
         rows = slice(start + index[0].start, start + index[0].stop)
         return self._source.read(stored, (slice(expert, expert + 1), rows, index[1]))[0]
 
@@ -288,7 +311,7 @@ def load_from_source(
 ) -> nnx.State:
     """Returns the decoder state that ``source`` contains; see `load_decoder_state`."""
     by_path = {parameter.path: parameter for parameter in parameter_tensors(config, model_type)}
-    source = _SeparateExperts(source) if config.num_experts else source
+    source = _SeparateExperts(source, model_type) if config.num_experts else source
     expected = {name: parameter.shape for parameter in by_path.values() for name in parameter.names}
     names = match_tensors(where, source.shapes, expected, _canonical, IGNORED)
     dtype = np.dtype(jax.numpy.dtype(config.param_dtype))

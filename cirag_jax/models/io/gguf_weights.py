@@ -21,22 +21,30 @@ from cirag_jax.models.io.decoder_weights import FAMILIES
 from cirag_jax.models.io.tensor_files import check_tensor, gguf_parts
 from cirag_jax.models.rope import Rope, RopeScaling, rope_frequencies
 
-# Architecture of llama.cpp -> model_type in transformers; Mistral files have "llama".
+# Architecture of llama.cpp -> model_type in transformers. Mistral and Mixtral have "llama";
+# see `GgufFile.model_type`.
 ARCHITECTURES = {
     **{name: name for name in ("llama", "qwen2", "qwen3", "gemma2")},
     "gemma3": "gemma3_text",
+    "qwen2moe": "qwen2_moe",
     "qwen3moe": "qwen3_moe",
 }
+_ROW = "shared_expert_gate.weight"  # a matrix of one row, usually stored as a vector
 ROPE_FACTORS = "rope_freqs.weight"  # rotary scaling of Llama 3, one divisor per plane
 
 
-def _hf_names(architecture: str, layers: int) -> dict[str, str]:
+def _model_type(architecture: str, metadata: Mapping[str, Any]) -> str:
+    has_experts = architecture == "llama" and metadata.get("llama.expert_count")
+    return "mixtral" if has_experts else ARCHITECTURES[architecture]
+
+
+def _hf_names(architecture: str, model_type: str, layers: int) -> dict[str, str]:
     """Returns the mapping from llama.cpp's tensor names to transformers' tensor names."""
     import gguf
 
     (kind,) = (kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     name_map, hf_names = gguf.get_tensor_name_map(kind, layers), {}
-    for entry in FAMILIES[ARCHITECTURES[architecture]]:
+    for entry in FAMILIES[model_type]:
         source = entry.source.replace(".{expert}", "")  # one tensor for all experts of a layer
         for layer in range(layers if "{layer}" in source else 1):
             hf_name = source.format(layer=layer)
@@ -63,6 +71,11 @@ class GgufFile:
     _tensors: Mapping[str, Any]
     _fields: Mapping[str, Any]
 
+    @property
+    def model_type(self) -> str:
+        """Family in `decoder_weights.FAMILIES`."""
+        return _model_type(self.architecture, self.metadata)
+
     def array(self, key: str) -> list[Any] | None:
         """Returns the array stored under ``key``, or None."""
         field = self._fields.get(key)
@@ -73,6 +86,8 @@ class GgufFile:
         import gguf
 
         tensor = self._tensors[name]
+        if name.endswith(_ROW) and len(tensor.shape) == 1 and len(index) == 2:
+            return self.read(name, index[1:])[None]
         rows = self._rows(name, int(tensor.shape[-1]))[index[0]]
         try:  # quantization blocks never cross rows
             values = gguf.quants.dequantize(tensor.data[rows], tensor.tensor_type)
@@ -167,10 +182,10 @@ def open_gguf(file: str | os.PathLike) -> GgufFile:
             f"{file}: metadata field {architecture}.block_count is {layers!r}, with "
             f"{len(stored)} tensors"
         )
-    names = _hf_names(architecture, layers)
+    names = _hf_names(architecture, _model_type(architecture, metadata), layers)
     tensors = {names.get(t.name) or str(t.name): t for t in stored}
     shapes = [
-        (name, tuple(int(size) for size in t.shape[::-1]))
+        (name, (1,) * (name.endswith(_ROW) and len(t.shape) == 1) + tuple(map(int, t.shape[::-1])))
         for name, t in tensors.items()
         if t.name != ROPE_FACTORS
     ]
@@ -189,7 +204,7 @@ def hf_config(source: GgufFile) -> dict[str, Any]:
             f"{source.file}: metadata field {source.architecture}.attention.head_count is 0"
         )
     names = {name for name, _ in source.shapes}
-    model_type = ARCHITECTURES[source.architecture]
+    model_type = source.model_type
     name = "".join(part.capitalize() for part in model_type.removesuffix("_text").split("_"))
     raw: dict[str, Any] = {
         "architectures": [f"{name}ForCausalLM"],
@@ -221,13 +236,20 @@ def hf_config(source: GgufFile) -> dict[str, Any]:
         raw["attention_bias"] = "model.layers.0.self_attn.q_proj.bias" in names
     if model_type == "llama":
         raw["mlp_bias"] = "model.layers.0.mlp.gate_proj.bias" in names
-    if model_type == "qwen3_moe":
-        raw.update(
-            num_experts=int(number("expert_count")),
-            num_experts_per_tok=int(number("expert_used_count")),
-            moe_intermediate_size=int(number("expert_feed_forward_length")),
-            norm_topk_prob=True,  # llama.cpp always normalizes, and every layer has experts
-        )
+    if model_type in ("qwen2_moe", "qwen3_moe", "mixtral"):
+        name = "num_local_experts" if model_type == "mixtral" else "num_experts"
+        raw.update({name: int(number("expert_count"))})
+        raw.update(num_experts_per_tok=int(number("expert_used_count")))
+    if model_type in ("qwen2_moe", "qwen3_moe"):
+        # Older files lack the widths of experts, and llama.cpp has these defaults.
+        width = raw["intermediate_size"]
+        own = number("expert_feed_forward_length", width // max(raw["num_experts_per_tok"], 1))
+        raw["moe_intermediate_size"] = int(own)
+        # llama.cpp normalizes the weights in Qwen 3 only, and every layer has experts.
+        raw["norm_topk_prob"] = model_type == "qwen3_moe"
+    if model_type == "qwen2_moe":
+        shared = number("expert_shared_feed_forward_length", width)
+        raw["shared_expert_intermediate_size"] = int(shared)
     return raw
 
 

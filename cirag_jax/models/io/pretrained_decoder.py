@@ -43,7 +43,29 @@ _GEMMA: Mapping[str, Any] = {
 # text part of a published Gemma 3 lacks even sizes.
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "qwen3": {"head_dim": 128},
-    "qwen3_moe": {"num_key_value_heads": 4},
+    "qwen3_moe": {
+        "num_key_value_heads": 4,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": False,
+    },
+    "qwen2_moe": {
+        "num_key_value_heads": 16,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632,
+        "norm_topk_prob": False,
+    },
+    "mixtral": {
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "sliding_window": None,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
     "gemma2": _GEMMA,
     "gemma3_text": {
         **_GEMMA,
@@ -182,7 +204,7 @@ def _sliding(fields: ConfigFields, model_type: str, layers: int) -> tuple[bool, 
     if model_type.startswith("qwen") and not fields.flag("use_sliding_window", False):
         return (False,) * layers
     types = fields.raw.get("layer_types")
-    if model_type in ("mistral", "qwen3_moe"):  # transformers ignores their layer_types
+    if model_type in ("mistral", "mixtral", "qwen3_moe"):  # transformers ignores their layer_types
         return (True,) * layers
     if types is not None:
         is_list = isinstance(types, list) and len(types) == layers
@@ -195,6 +217,8 @@ def _sliding(fields: ConfigFields, model_type: str, layers: int) -> tuple[bool, 
         pattern = fields.count("sliding_window_pattern", _PATTERNS[model_type])
         return tuple((i + 1) % pattern > 0 for i in range(layers))
     first = int(fields.number("max_window_layers", 28))
+    if model_type == "qwen2_moe":
+        return tuple(i % 2 == 0 and i < first for i in range(layers))
     return tuple(i >= first for i in range(layers))
 
 
@@ -213,6 +237,11 @@ def _family(fields: ConfigFields, model_type: str, d_model: int) -> dict[str, An
         return {"qkv_bias": True}
     if model_type == "mistral":
         return {}
+    if model_type == "mixtral":
+        return _experts(fields)
+    if model_type == "qwen2_moe":
+        shared = fields.count("shared_expert_intermediate_size")
+        return {"qkv_bias": fields.flag("qkv_bias", True), "d_shared": shared, **_experts(fields)}
     bias = fields.flag("attention_bias", False)
     family: dict[str, Any] = {"qkv_bias": bias, "out_bias": bias}
     if model_type == "llama":
@@ -245,26 +274,25 @@ def _family(fields: ConfigFields, model_type: str, d_model: int) -> dict[str, An
 
 
 def _experts(fields: ConfigFields) -> dict[str, Any]:
-    """Returns the settings of a mixture of experts."""
+    """Returns the settings of a mixture of experts; Mixtral lacks some of the fields."""
     layers = fields.count("num_hidden_layers")
     # transformers 5 may write the field under a second name.
     name = "num_local_experts" if "num_local_experts" in fields.raw else "num_experts"
-    experts = int(fields.number(name, 128))
     dense = fields.raw.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
         raise fields.unsupported("mlp_only_layers", dense, "a list of layers")
     step = fields.count("decoder_sparse_step", 1)
     dense = tuple(i for i in range(layers) if i in dense or (i + 1) % step)
-    if experts == 0 or len(dense) == layers:
+    if fields.number(name) == 0 or len(dense) == layers:
         return {}
-    used = fields.count("num_experts_per_tok", 8)
-    if not 0 < used <= experts:
+    experts, used = fields.count(name), fields.count("num_experts_per_tok")
+    if used > experts:
         raise fields.unsupported("num_experts_per_tok", used, f"1 to {name}={experts}")
     return {
         "num_experts": experts,
         "experts_per_token": used,
-        "d_expert": fields.count("moe_intermediate_size", 768),
-        "normalize_experts": fields.flag("norm_topk_prob", False),
+        "d_expert": fields.count("moe_intermediate_size", fields.count("intermediate_size")),
+        "normalize_experts": fields.flag("norm_topk_prob", True),
         "dense_layers": dense,
     }
 

@@ -416,7 +416,7 @@ def test_load_decoder_state_keeps_one_parameter_in_memory(tmp_path):
     assert jax.tree.leaves(state)
 
 
-@pytest.mark.parametrize("family", gguf_weights.ARCHITECTURES.values())
+@pytest.mark.parametrize("family", [*gguf_weights.ARCHITECTURES.values(), "mixtral"])
 def test_gguf_unquantized_equals_safetensors(family, tmp_path):
     """All tensors, and all fields of the configuration in the file, are equal."""
     fields: dict[str, Any] = {"query_pre_attn_scalar": 16} if "gemma" in family else {}
@@ -551,9 +551,16 @@ def test_gguf_quantized_experts_are_close(tmp_path):
     assert 0 < np.abs(whole[name] - tensors[name]).max() < 0.01
 
 
-def test_load_decoder_experts_in_one_tensor_equal_separate(tmp_path):
+@pytest.mark.parametrize(
+    ("family", "fields", "separate"),
+    [
+        ("qwen3_moe", {"mlp_only_layers": [0]}, "mlp.experts.3.up_proj"),
+        ("mixtral", {}, "block_sparse_moe.experts.3.w3"),
+    ],
+)
+def test_load_decoder_experts_in_one_tensor_equal_separate(tmp_path, family, fields, separate):
     """transformers 5 can store the experts of a layer in two tensors."""
-    folder = tiny_decoder.folder(tmp_path / "in", "qwen3_moe", mlp_only_layers=[0])
+    folder = tiny_decoder.folder(tmp_path / "in", family, **fields)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     model.save_pretrained(tmp_path / "out", save_original_format=False)
     names = _tensors(tmp_path / "out").keys()
@@ -564,7 +571,7 @@ def test_load_decoder_experts_in_one_tensor_equal_separate(tmp_path):
         jax.tree.map(np.testing.assert_array_equal, decoder_params.to_params(found.state), expected)
     model.save_pretrained(tmp_path / "original")
     names = _tensors(tmp_path / "original").keys()
-    assert "model.layers.1.mlp.experts.4.up_proj.weight" in names
+    assert f"model.layers.1.{separate}.weight" in names
     found = _open(tmp_path / "original")
     jax.tree.map(np.testing.assert_array_equal, decoder_params.to_params(found.state), expected)
 
