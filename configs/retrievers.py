@@ -24,6 +24,9 @@ def encoder() -> Any:
     config.instructions = common.instructions()
     # Leading dimensions of an embedding that are kept (Matryoshka); null is the model's own number.
     config.dimensions = placeholder(int)
+    # flax: task adapters of jina-embeddings-v3 for queries and passages, such as
+    # retrieval.query,retrieval.passage (the default); one name for both; none is the base weights.
+    config.tasks = placeholder(str)
     # sentence_transformers, openai: texts per batch; flax chooses its own batch sizes.
     config.batch_size = 32
     # sentence_transformers only: run Python code that ships with the model.
@@ -60,6 +63,9 @@ def ranker() -> Any:
     # bi_encoder: a model like config.encoder.model; null is config.encoder itself. aligner,
     # cross_encoder: a training workdir, a folder or a hub id.
     config.model = placeholder(str)
+    # cross_encoder: label whose log-odds is the score, for models with several labels (such as
+    # entailment, of a model for natural language inference); null for models with one label.
+    config.label = placeholder(str)
     # Text of a triple: tuple (of normalized parts, CIRAG) | angle (<head; relation; tail> as
     # extracted, KiRAG) | plain (head — relation — tail, C2RAG). null is the form that the model was
     # trained on, or tuple for a model that was not trained on triples.

@@ -21,6 +21,16 @@ _NAMES = [
 ]
 _CRAFTS = ("potter", "sailor", "weaver", "mason", "singer", "tanner")
 
+_ARCHITECTURES = {
+    "bert": "BertModel",
+    "mpnet": "MPNetModel",
+    "modernbert": "ModernBertModel",
+    "nomic_bert": "NomicBertModel",
+    "gte": "GteModel",
+    "jina_embeddings_v3": "JinaEmbeddingsV3Model",
+}
+_MODERNBERT_IDS = ("bos", "cls", "sep", "eos")
+
 
 def dataset() -> Dataset:
     """Makes two-hop questions in two splits: people, their birth towns, and the towns' patrons."""
@@ -66,7 +76,10 @@ def dataset_folder(folder: pathlib.Path) -> pathlib.Path:
 def model_folder(
     folder: pathlib.Path, *, d_model: int = 32, kind: str = "bert", positions: int = 128
 ) -> pathlib.Path:
-    """Writes a two-layer random BERT or MPNet with a tokenizer of letters and words."""
+    """Writes a two-layer random encoder with a tokenizer of letters and words.
+
+    ``kind`` is ``bert``, ``mpnet`` or the ``model_type`` of an encoder with rotary positions.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     is_mpnet = kind == "mpnet"
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
@@ -86,7 +99,7 @@ def model_folder(
     )
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
-        "architectures": ["MPNetModel" if is_mpnet else "BertModel"],
+        "architectures": [_ARCHITECTURES[kind]],
         "model_type": kind,
         "vocab_size": len(words),
         "hidden_size": d_model,
@@ -99,12 +112,19 @@ def model_folder(
         "pad_token_id": int(is_mpnet),
         **({"relative_attention_num_buckets": 32} if is_mpnet else {"type_vocab_size": 2}),
     }
+    if kind == "modernbert":
+        config |= {"local_attention": 8, "layer_types": ["full_attention", "sliding_attention"]}
+        config |= {f"{name}_token_id": 2 + (name in ("sep", "eos")) for name in _MODERNBERT_IDS}
+    if kind not in ("bert", "mpnet"):  # of other families, transformers does not know the class
+        names = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+        names |= {"unk_token": "[UNK]", "tokenizer_class": "PreTrainedTokenizerFast"}
+        (folder / "tokenizer_config.json").write_text(json.dumps(names))
     (folder / "config.json").write_text(json.dumps(config))
     encoder, _ = pretrained.read_config(folder)
     _, state = nnx.split(Encoder(encoder, rngs=nnx.Rngs(0)))
     # Larger than BERT's 0.02, so that texts differ before training.
     state = jax.tree.map(lambda x: x * 5 if x.ndim > 1 else x, state)
-    tensors = weights.to_tensors(state, encoder, kind)
+    tensors = weights.to_tensors(state, encoder, kind, published=True)
     tensor_files.save_tensors(tensors, folder / "model.safetensors")
     return folder
 

@@ -160,7 +160,8 @@ def _encoder_config(spec: str, settings: Config) -> EncoderConfig:
     adapter_folder = encoder_adapter.find_adapter(spec)
     spec = spec if adapter_folder is None else encoder_adapter.read_base_model(adapter_folder)[0]
     folder = folders.shape_folder(spec)
-    config, _ = pretrained.read_config(folder)
+    config, raw = pretrained.read_config(folder)
+    config, _ = pretrained.choose_tasks(config, raw, spec, settings.get("tasks"))
     if (folder / "tokenizer.json").is_file():
         pretrained.read_tokenizer(folder, config.vocab_size)
     dropout, dimensions = settings.get("dropout", 0.0), settings.get("dimensions")
@@ -276,7 +277,7 @@ def _aligner(config: Config, mesh: jax.sharding.Mesh) -> RehearsedStep:
     )
     rehearsal = Rehearsal(mesh, bfloat16=model.dtype == "bfloat16")
     graphdef, params = nnx.split(nnx.eval_shape(lambda: Encoder(model, rngs=nnx.Rngs(0))))
-    tx = optimizers.make_optimizer(config.optimizer, 1)
+    tx = aligner.make_optimizer(config, 1)
     state = rehearsal.place(state_lib.abstract_state(params, tx))
     rehearsal.placed = bytes_of(aligner.place_batch(batch, mesh))
     parts = {**_parts(state, model.dtype), "batch": rehearsal.placed}

@@ -1,15 +1,19 @@
-"""BERT-family text encoders in Flax NNX: BERT, MiniLM, BGE, E5, XLM-RoBERTa and MPNet.
+"""Text encoders in Flax NNX: BERT, XLM-RoBERTa, MPNet, ModernBERT, Nomic BERT, GTE and Jina v3.
 
-The architecture is the post-layer-norm transformer encoder of Devlin et al. (2019). MPNet (Song et
-al., 2020) adds a relative position bias to the attention scores. Modules only store parameters. The
-arithmetic is in pure functions of arrays, so that a layer can be scanned, rematerialized or
-replayed with the same dropout key.
+The architecture is the transformer encoder of Devlin et al. (2019). What differs between families
+is a field of `EncoderConfig`. MPNet (Song et al., 2020) adds a relative position bias to the
+attention scores. The others after XLM-RoBERTa have rotary positions. ModernBERT (Warner et al.,
+2024) has its norms before attention and feed-forward, and windows in most layers.
+jina-embeddings-v3 (Sturua et al., 2024) has low-rank adapters for tasks, such as encoding queries.
+
+Modules only store parameters. The arithmetic is in pure functions of arrays, so that a layer can be
+scanned, rematerialized or replayed with the same dropout key.
 """
 
 import dataclasses
 import functools
 import math
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +25,11 @@ from cirag_jax.errors import UserError
 from cirag_jax.models import precision
 from cirag_jax.models.attention import Implementation, choose_implementation
 from cirag_jax.models.precision import Dtype, Weight
+from cirag_jax.models.rope import Rope, rope_tables, rotate
 from cirag_jax.sharding import ShapesAndAxes
 
 Pooling = Literal["mean", "cls"]
-Activation = Literal["gelu", "gelu_new", "relu"]
+Activation = Literal["gelu", "gelu_new", "relu", "silu"]
 
 _MASKED = -1e9  # score of a padding key; finite, so that a fully masked row has no NaN
 
@@ -42,7 +47,18 @@ class EncoderConfig:
     Attributes:
       type_vocab_size: number of token types; 0 for MPNet, which has none.
       position_offset: index of the first real position: 0 for BERT, ``pad_id + 1`` for XLM-R.
-      max_positions: rows of the position table, including the offset.
+      max_positions: rows of the position table, including the offset; with ``rope``, the maximum
+        number of tokens.
+      rope: rotary positions; None means a position table.
+      local_rope: rotary positions of layers with a window, if they differ.
+      windows: for each layer, how many tokens a token attends to on each side; 0 means all. Empty
+        means 0 in every layer.
+      pre_norm: whether layers normalize the inputs of attention and feed-forward, with one more
+        norm after the last layer (ModernBERT). Otherwise, they normalize the residual sums.
+      first_norm: whether the first layer has a norm before attention (not in ModernBERT).
+      gated: whether the feed-forward layer is ``act(x W) * (x V)`` (Shazeer, 2020).
+      attention_bias, up_bias, down_bias, norm_bias: which layers have biases; ``up`` and ``down``
+        are the two layers of the feed-forward layer.
       relative_bias: whether one relative position bias is added to the scores of all layers
         (MPNet).
       hidden_dropout, attention_dropout: dropout rates; used only in calls with a dropout key.
@@ -54,6 +70,10 @@ class EncoderConfig:
       pooling: how `embed` turns hidden states into one vector.
       dimensions: number of leading dimensions that `embed` keeps (Matryoshka representation
         learning, Kusupati et al., 2022); None keeps all.
+      tasks: numbers of the checkpoint's task adapters for queries and passages; one number if they
+        are equal, empty without adapters.
+      num_tasks: number of task adapters in the checkpoint.
+      task_rank, task_scale: inner dimension of the task adapters, and the factor on their output.
     """
 
     vocab_size: int
@@ -68,6 +88,16 @@ class EncoderConfig:
     hidden_act: Activation = "gelu"
     pad_id: int = 0
     relative_bias: bool = False
+    rope: Rope | None = None
+    local_rope: Rope | None = None
+    windows: tuple[int, ...] = ()
+    pre_norm: bool = False
+    first_norm: bool = True
+    gated: bool = False
+    attention_bias: bool = True
+    up_bias: bool = True
+    down_bias: bool = True
+    norm_bias: bool = True
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
     initializer_range: float = 0.02
@@ -77,6 +107,10 @@ class EncoderConfig:
     scan_layers: bool = False
     pooling: Pooling = "mean"
     dimensions: int | None = None
+    tasks: tuple[int, ...] = ()
+    num_tasks: int = 0
+    task_rank: int = 0
+    task_scale: float = 1.0
 
     @property
     def embedding_size(self) -> int:
@@ -117,20 +151,58 @@ def layer_parameters(config: EncoderConfig) -> ShapesAndAxes:
     Queries, keys and values share one kernel, so that one product replaces three.
     """
     d, n, h, f = config.d_model, config.num_heads, config.head_dim, config.d_ff
-    return {
+    up, up_axes = ((2, f), (None, "mlp")) if config.gated else ((f,), ("mlp",))
+    parameters: ShapesAndAxes = {
         "qkv_kernel": ((d, 3, n, h), ("embed", None, "heads", "head_dim")),
         "qkv_bias": ((3, n, h), (None, "heads", "head_dim")),
         "out_kernel": ((n, h, d), ("heads", "head_dim", "embed")),
         "out_bias": ((d,), ("norm",)),
         "attention_norm_scale": ((d,), ("norm",)),
         "attention_norm_bias": ((d,), ("norm",)),
-        "up_kernel": ((d, f), ("embed", "mlp")),
-        "up_bias": ((f,), ("mlp",)),
+        "up_kernel": ((d, *up), ("embed", *up_axes)),
+        "up_bias": (up, up_axes),
         "down_kernel": ((f, d), ("mlp", "embed")),
         "down_bias": ((d,), ("norm",)),
         "output_norm_scale": ((d,), ("norm",)),
         "output_norm_bias": ((d,), ("norm",)),
     }
+    inputs = {"qkv": 1, "out": 2, "up": 1, "down": 1} if config.tasks else {}
+    for name, rank in inputs.items():
+        shape, axes = parameters[f"{name}_kernel"]
+        parameters |= _task_adapter(
+            config, name, (shape[:rank], axes[:rank]), (shape[rank:], axes[rank:])
+        )
+    return _with_biases(config, parameters)
+
+
+def _task_adapter(config, name, inputs, outputs) -> ShapesAndAxes:
+    """Returns the two factors of the task adapters of a kernel or table."""
+    count, rank = len(config.tasks), config.task_rank
+    sides = {"a": (*inputs[0], rank), "b": (rank, *outputs[0])}
+    axes = {"a": (*inputs[1], "lora_rank"), "b": ("lora_rank", *outputs[1])}
+
+    def replicate(axis):
+        return "lora_embed" if axis == "embed" else axis
+
+    return {
+        f"{name}_task_{side}": ((count, *shape), (None, *map(replicate, axes[side])))
+        for side, shape in sides.items()
+    }
+
+
+def _with_biases(config: EncoderConfig, parameters: ShapesAndAxes) -> ShapesAndAxes:
+    """Removes the biases that the model lacks."""
+    absent = {
+        "qkv_bias": not config.attention_bias,
+        "out_bias": not config.attention_bias,
+        "up_bias": not config.up_bias,
+        "down_bias": not config.down_bias,
+    }
+
+    def is_absent(name):
+        return not config.norm_bias if name.endswith("norm_bias") else absent.get(name, False)
+
+    return {name: value for name, value in parameters.items() if not is_absent(name)}
 
 
 def embedding_parameters(config: EncoderConfig) -> ShapesAndAxes:
@@ -138,15 +210,22 @@ def embedding_parameters(config: EncoderConfig) -> ShapesAndAxes:
     d = config.d_model
     parameters: ShapesAndAxes = {
         "token_embedding": ((config.vocab_size, d), ("vocab", "embed")),
-        "position_embedding": ((config.max_positions, d), ("position", "embed")),
     }
+    if config.rope is None:
+        parameters["position_embedding"] = ((config.max_positions, d), ("position", "embed"))
     if config.type_vocab_size:
         parameters["type_embedding"] = ((config.type_vocab_size, d), (None, "embed"))
-    parameters["embedding_norm_scale"] = ((d,), ("norm",))
-    parameters["embedding_norm_bias"] = ((d,), ("norm",))
+    if config.tasks:
+        for name in ("token", "type"):
+            if f"{name}_embedding" in parameters:
+                (rows, _), (axis, _) = parameters[f"{name}_embedding"]
+                parameters |= _task_adapter(config, name, ((rows,), (axis,)), ((d,), ("embed",)))
+    for name in ("embedding_norm", "final_norm") if config.pre_norm else ("embedding_norm",):
+        parameters[f"{name}_scale"] = ((d,), ("norm",))
+        parameters[f"{name}_bias"] = ((d,), ("norm",))
     if config.relative_bias:
         parameters["relative_embedding"] = ((RELATIVE_BUCKETS, config.num_heads), (None, "heads"))
-    return parameters
+    return _with_biases(config, parameters)
 
 
 def add_parameters(
@@ -194,6 +273,8 @@ class Encoder(nnx.Module):
             raise UserError(
                 f"encoder width {config.d_model} is not a multiple of its {config.num_heads} heads"
             )
+        if config.rope and config.head_dim % 2:
+            raise UserError(f"rotary positions need an even head size, not {config.head_dim}")
         self.config = config
         add_parameters(self, embedding_parameters(config), config, rngs)
         if config.scan_layers:
@@ -209,6 +290,7 @@ class Encoder(nnx.Module):
         mask_BT: jax.Array,
         *,
         types_BT: jax.Array | None = None,
+        passage_B: jax.Array | None = None,
         dropout_key: jax.Array | None = None,
     ) -> jax.Array:
         """Returns the hidden states of the last layer, ``hidden_BTD`` in the compute dtype.
@@ -218,6 +300,8 @@ class Encoder(nnx.Module):
           mask_BT: 1 or True at real tokens.
           types_BT: int32 token types (first or second text of a pair); None means all 0. Ignored by
             models without token types.
+          passage_B: whether each text is a passage; None means that all are queries. Ignored by
+            models without task adapters.
           dropout_key: a `jax.random` key; the same key drops the same units. None disables dropout.
         """
         config = self.config
@@ -227,27 +311,99 @@ class Encoder(nnx.Module):
         if dropout_key is not None:
             dropout_key, keys = jax.random.split(dropout_key)
             keys = jax.random.split(keys, config.num_layers)
-        hidden_BTD = _embed_tokens(config, embeddings, tokens_BT, mask_BT, types_BT, dropout_key)
-        bias_NTS = None
-        if config.relative_bias:  # once for all layers, even if they are rematerialized
-            bias_NTS = _relative_bias(embeddings["relative_embedding"], tokens_BT.shape[1])
+        context = _make_context(config, embeddings, mask_BT, passage_B)
+        hidden_BTD = _embed_tokens(config, embeddings, tokens_BT, types_BT, context, dropout_key)
 
-        def layer(params, hidden_BTD, key):
-            return _layer(config, params, hidden_BTD, mask_BT, bias_NTS, key)
+        def run(place, params, hidden_BTD, key):
+            def layer(params, hidden_BTD, key):
+                return _layer(config, params, hidden_BTD, context, place, key)
 
-        if config.remat:
-            layer = jax.checkpoint(layer, prevent_cse=not config.scan_layers)
+            if config.remat:
+                layer = jax.checkpoint(layer, prevent_cse=not config.scan_layers)
+            return layer(params, hidden_BTD, key)
+
+        places = _places(config, tokens_BT.shape[1])
         if isinstance(self.layers, Layer):
 
             def step(hidden_BTD, inputs):
-                return layer(inputs[0], hidden_BTD, inputs[1]), None
+                place, params, key = inputs
+                return run(place, params, hidden_BTD, key), None
 
-            hidden_BTD, _ = jax.lax.scan(step, hidden_BTD, (self.layers.arrays(config), keys))
-            return hidden_BTD
-        for index, module in enumerate(self.layers):
-            key = None if keys is None else keys[index]
-            hidden_BTD = layer(module.arrays(config), hidden_BTD, key)
+            stacked = jax.tree.map(lambda *each: jnp.asarray(each), *places)
+            inputs = (stacked, self.layers.arrays(config), keys)
+            hidden_BTD, _ = jax.lax.scan(step, hidden_BTD, inputs)
+        else:
+            for index, (place, module) in enumerate(zip(places, self.layers, strict=True)):
+                key = None if keys is None else keys[index]
+                hidden_BTD = run(place, module.arrays(config), hidden_BTD, key)
+        if config.pre_norm:
+            hidden_BTD = _norm(config, embeddings, "final_norm", hidden_BTD)
         return hidden_BTD
+
+
+class _Context(NamedTuple):
+    """What all layers share.
+
+    Attributes:
+      mask_BT: True at real tokens.
+      bias_NTS: relative position bias, or None.
+      tables: cosine and sine ``[R, B or 1, T, H / 2]`` of R ropes, or None.
+      task_B: index of each text's task in ``config.tasks``, or None.
+    """
+
+    mask_BT: jax.Array
+    bias_NTS: jax.Array | None
+    tables: tuple[jax.Array, jax.Array] | None
+    task_B: jax.Array | None
+
+
+def _make_context(config, embeddings, mask_BT, passage_B) -> _Context:
+    rows, length = mask_BT.shape
+    bias_NTS = tables = task_B = None
+    if config.relative_bias:  # once for all layers, even if they are rematerialized
+        bias_NTS = _relative_bias(embeddings["relative_embedding"], length)
+    if config.rope is not None:
+        ropes = [rope for rope in (config.rope, config.local_rope) if rope is not None]
+        total_B1 = mask_BT.sum(-1, dtype=jnp.int32, keepdims=True)
+        positions_1T = jnp.arange(length, dtype=jnp.int32)[None]
+        tables = rope_tables(positions_1T, config.head_dim, ropes, total_B1)
+    if config.tasks:
+        task_B = jnp.zeros(rows, jnp.int32)
+        if passage_B is not None and len(config.tasks) > 1:
+            task_B = passage_B.astype(jnp.int32)
+    return _Context(mask_BT, bias_NTS, tables, task_B)
+
+
+class _Place(NamedTuple):
+    """What differs between layers; arrays in a scan, Python values otherwise.
+
+    Attributes:
+      window: how many tokens a token attends to on each side; None means all.
+      rope: index of the layer's tables; None means the only ones.
+      is_first: whether the norm before attention is left out; None means no.
+    """
+
+    window: Any
+    rope: Any
+    is_first: Any
+
+
+def _places(config: EncoderConfig, length: int) -> list[_Place]:
+    """Returns the place of each layer, for texts of ``length`` tokens."""
+    windows = config.windows or (0,) * config.num_layers
+    is_narrow = [0 < window < length - 1 for window in windows]
+    places = []
+    for index, window in enumerate(windows):
+        limit = window if is_narrow[index] else length
+        is_needed = any(is_narrow) if config.scan_layers else is_narrow[index]
+        places.append(
+            _Place(
+                window=limit if is_needed else None,
+                rope=None if config.local_rope is None else int(window > 0),
+                is_first=None if config.first_norm else index == 0,
+            )
+        )
+    return places
 
 
 def drop_units(x: Any, rate: float, key: jax.Array | None) -> jax.Array:
@@ -259,7 +415,9 @@ def drop_units(x: Any, rate: float, key: jax.Array | None) -> jax.Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _layer_norm(x_BTD: jax.Array, scale_D: jax.Array, bias_D: jax.Array, eps: float) -> jax.Array:
+def layer_norm(
+    x_BTD: jax.Array, scale_D: jax.Array, bias_D: jax.Array | None, eps: float
+) -> jax.Array:
     """Layer norm in fp32 over the last axis, returned in the dtype of ``x_BTD``.
 
     The hand-written backward pass stores only the normalized values and one number per row. JAX's
@@ -273,13 +431,14 @@ def _layer_norm_forward(x_BTD, scale_D, bias_D, eps):
     centred_BTD = x32_BTD - x32_BTD.mean(-1, keepdims=True)
     rstd_BT1 = jax.lax.rsqrt(jnp.square(centred_BTD).mean(-1, keepdims=True) + eps)
     normed_BTD = centred_BTD * rstd_BT1
-    y_BTD = (normed_BTD * scale_D + bias_D).astype(x_BTD.dtype)
-    return y_BTD, (normed_BTD.astype(x_BTD.dtype), rstd_BT1, scale_D)
+    y_BTD = normed_BTD * scale_D
+    y_BTD = (y_BTD if bias_D is None else y_BTD + bias_D).astype(x_BTD.dtype)
+    return y_BTD, (normed_BTD.astype(x_BTD.dtype), rstd_BT1, scale_D, _presence(bias_D))
 
 
 def _layer_norm_backward(eps, residuals, dy_BTD):
     del eps
-    normed_BTD, rstd_BT1, scale_D = residuals
+    normed_BTD, rstd_BT1, scale_D, bias = residuals
     normed32_BTD, dy32_BTD = normed_BTD.astype(jnp.float32), dy_BTD.astype(jnp.float32)
     dnormed_BTD = dy32_BTD * scale_D
     along_BT1 = (dnormed_BTD * normed32_BTD).mean(-1, keepdims=True)
@@ -287,20 +446,26 @@ def _layer_norm_backward(eps, residuals, dy_BTD):
         dnormed_BTD - dnormed_BTD.mean(-1, keepdims=True) - normed32_BTD * along_BT1
     )
     dscale_D = (dy32_BTD * normed32_BTD).sum((0, 1))
-    return dx_BTD.astype(dy_BTD.dtype), dscale_D, dy32_BTD.sum((0, 1))
+    dbias_D = None if bias is None else dy32_BTD.sum((0, 1))
+    return dx_BTD.astype(dy_BTD.dtype), dscale_D, dbias_D
 
 
-_layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
+def _presence(bias: Weight | None) -> tuple[()] | None:
+    """Returns a residual without arrays: None if there is no bias."""
+    return None if bias is None else ()
+
+
+layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 
 
 def _norm(config, params, name, x_BTD) -> Any:
-    scale_D, bias_D = params[f"{name}_scale"], params[f"{name}_bias"]
-    return _layer_norm(x_BTD, scale_D, bias_D, config.layer_norm_eps)
+    scale_D, bias_D = params[f"{name}_scale"], params.get(f"{name}_bias")
+    return layer_norm(x_BTD, scale_D, bias_D, config.layer_norm_eps)
 
 
 @jax.custom_vjp
-def _linear(x: jax.Array, kernel: Weight, bias: Weight) -> jax.Array:
-    """Returns ``x @ kernel + bias`` in the dtype of ``x``.
+def _linear(x: jax.Array, kernel: Weight, bias: Weight | None) -> jax.Array:
+    """Returns ``x @ kernel + bias`` in the dtype of ``x``; the bias may be None.
 
     ``x`` is ``[B, T, *I]``, the kernel ``[*I, *O]``; kernel and bias are fp32, or both `Rounded`.
     Heads remain a separate axis, because merging axes would gather an axis that is split over
@@ -310,25 +475,29 @@ def _linear(x: jax.Array, kernel: Weight, bias: Weight) -> jax.Array:
     fp32 in any compute dtype. It also computes them as `x^T dy`, which XLA on a CPU runs three
     times as fast as the `dy^T x` of JAX's automatic gradient.
     """
-    kernel, bias = (precision.weight_value(weight).astype(x.dtype) for weight in (kernel, bias))
-    return jnp.tensordot(x, kernel, x.ndim - 2) + bias
+    y = jnp.tensordot(x, precision.weight_value(kernel).astype(x.dtype), x.ndim - 2)
+    return y if bias is None else y + precision.weight_value(bias).astype(x.dtype)
 
 
 def _linear_forward(x, kernel, bias):
-    return _linear(x, kernel, bias), (x, precision.residual_of(kernel))
+    return _linear(x, kernel, bias), (x, precision.residual_of(kernel), _presence(bias))
 
 
 def _linear_backward(residuals, dy):
-    x, weight = residuals
+    x, weight, bias = residuals
+    return _input_gradient(weight, dy), *_kernel_gradient(weight, bias, x, dy)
+
+
+def _input_gradient(weight: Weight, dy: jax.Array) -> jax.Array:
+    """Returns the gradient of the input of `_linear`."""
     kernel = precision.weight_value(weight)
     outer = range(2, dy.ndim)
     contracted = (outer, range(kernel.ndim - len(outer), kernel.ndim))
-    dx = jax.lax.dot_general(dy, kernel.astype(dy.dtype), (contracted, ((), ())))
-    return dx, *_kernel_gradient(weight, x, dy)
+    return jax.lax.dot_general(dy, kernel.astype(dy.dtype), (contracted, ((), ())))
 
 
-def _kernel_gradient(weight: Weight, x: jax.Array, dy: jax.Array) -> tuple[Any, Any]:
-    """Returns the fp32 gradients of the kernel ``weight`` and of the bias."""
+def _kernel_gradient(weight: Weight, bias: Any, x: jax.Array, dy: jax.Array) -> tuple[Any, Any]:
+    """Returns the fp32 gradients of the kernel ``weight`` and of the bias; see `_presence`."""
     if jax.default_backend() == "cpu":  # XLA there has no product of 3-axis bf16 arrays into fp32
         x, dy = x.astype(jnp.float32), dy.astype(jnp.float32)
     rows = x.shape[0] * x.shape[1]
@@ -337,10 +506,10 @@ def _kernel_gradient(weight: Weight, x: jax.Array, dy: jax.Array) -> tuple[Any, 
         x_RI, dy, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32
     )
     dkernel = dkernel.reshape(*x.shape[2:], *dy.shape[1:])
-    gradients = dkernel, dy.sum(0, dtype=jnp.float32)
-    return precision.cotangent_of(weight, gradients[0]), precision.cotangent_of(
-        weight, gradients[1]
-    )
+    dkernel = precision.cotangent_of(weight, dkernel)
+    if bias is None:
+        return dkernel, None
+    return dkernel, precision.cotangent_of(weight, dy.sum(0, dtype=jnp.float32))
 
 
 _linear.defvjp(_linear_forward, _linear_backward)
@@ -348,45 +517,79 @@ _linear.defvjp(_linear_forward, _linear_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _feed_forward(act, x_BTD, up_DF, up_bias_F, down_FD, down_bias_D):
-    """Two linear layers with an activation between them.
+    """Two linear layers with an activation between them; biases may be None.
 
     Only the input and the pre-activation are stored; the backward pass recomputes the activation.
-    This costs less than storing and reading two more arrays of width F.
+    This costs less than storing and reading two more arrays of width F. In gated layers, the first
+    kernel is ``[D, 2, F]``.
     """
     return _feed_forward_forward(act, x_BTD, up_DF, up_bias_F, down_FD, down_bias_D)[0]
 
 
 def _feed_forward_forward(act, x_BTD, up_DF, up_bias_F, down_FD, down_bias_D):
-    pre_BTF = sharding.constrain(_linear(x_BTD, up_DF, up_bias_F), "batch", "length", "act_mlp")
-    y_BTD = _linear(_activation(pre_BTF, act), down_FD, down_bias_D)
-    return y_BTD, (x_BTD, pre_BTF, precision.residual_of(up_DF), precision.residual_of(down_FD))
+    pre_BTF = _split_features(_linear(x_BTD, up_DF, up_bias_F))
+    y_BTD = _linear(activate(pre_BTF, act), down_FD, down_bias_D)
+    weights = (precision.residual_of(up_DF), precision.residual_of(down_FD))
+    biases = (_presence(up_bias_F), _presence(down_bias_D))
+    return y_BTD, (x_BTD, pre_BTF, weights, biases)
 
 
 def _feed_forward_backward(act, residuals, dy_BTD):
-    x_BTD, pre_BTF, up, down = residuals
-    up_DF, down_FD = precision.weight_value(up), precision.weight_value(down)
+    x_BTD, pre_BTF, (up, down), (up_bias, down_bias) = residuals
     # Without the barrier, XLA would store the activation of the forward pass instead.
     pre_BTF, dy_BTD = jax.lax.optimization_barrier((pre_BTF, dy_BTD))
-    hidden_BTF, pull = jax.vjp(lambda pre_BTF: _activation(pre_BTF, act), pre_BTF)
-    (dpre_BTF,) = pull(dy_BTD @ down_FD.astype(dy_BTD.dtype).T)
-    dx_BTD = dpre_BTF @ up_DF.astype(dpre_BTF.dtype).T
-    dup, ddown = _kernel_gradient(up, x_BTD, dpre_BTF), _kernel_gradient(down, hidden_BTF, dy_BTD)
-    return dx_BTD, *dup, *ddown
+    hidden_BTF, pull = jax.vjp(lambda pre_BTF: activate(pre_BTF, act), pre_BTF)
+    (dpre_BTF,) = pull(_input_gradient(down, dy_BTD))
+    dup = _kernel_gradient(up, up_bias, x_BTD, dpre_BTF)
+    ddown = _kernel_gradient(down, down_bias, hidden_BTF, dy_BTD)
+    return _input_gradient(up, dpre_BTF), *dup, *ddown
 
 
 _feed_forward.defvjp(_feed_forward_forward, _feed_forward_backward)
 
 
-def _activation(x: jax.Array, kind: str) -> jax.Array:
+def _split_features(pre: jax.Array) -> jax.Array:
+    """Constrains the sharding of pre-activations, ``BTF`` or gated ``BT2F``."""
+    axes = ("batch", "length", *(None,) * (pre.ndim - 3), "act_mlp")
+    return sharding.constrain(pre, *axes)
+
+
+def activate(pre: jax.Array, kind: str) -> jax.Array:
+    """Returns the activation ``BTF``; pre-activations ``BT2F`` are a gate and its factor."""
+    if pre.ndim == 4:
+        gate_BTF, factor_BTF = (part.squeeze(2) for part in jnp.split(pre, 2, axis=2))
+        return activate(gate_BTF, kind) * factor_BTF
     if kind == "relu":
-        return jax.nn.relu(x)
+        return jax.nn.relu(pre)
+    if kind == "silu":
+        return jax.nn.silu(pre)
     if kind == "gelu_new":
-        return jax.nn.gelu(x, approximate=True)
-    y = x.astype(jnp.float32)
-    return (0.5 * y * (1.0 + jax.lax.erf(y * math.sqrt(0.5)))).astype(x.dtype)
+        return jax.nn.gelu(pre, approximate=True)
+    y = pre.astype(jnp.float32)
+    return (0.5 * y * (1.0 + jax.lax.erf(y * math.sqrt(0.5)))).astype(pre.dtype)
 
 
-def _embed_tokens(config, params, tokens_BT, mask_BT, types_BT, key):
+def _add_task(config, p, name, x, y, task_B):
+    """Adds the output of each row's task adapter to ``y``, the output of a linear layer."""
+    if task_B is None:
+        return y
+    a, b = (p[f"{name}_task_{side}"][task_B].astype(x.dtype) for side in "ab")
+    inner = tuple(range(2, x.ndim))
+    down_BTR = jax.lax.dot_general(x, a, ((inner, tuple(range(1, a.ndim - 1))), ((0,), (0,))))
+    return y + config.task_scale * jax.lax.dot_general(down_BTR, b, (((2,), (1,)), ((0,), (0,))))
+
+
+def _look_up(config, params, name, rows_BT, task_B):
+    """Returns rows of an embedding table, ``[B, T, D]``, with the task adapter of each text."""
+    hidden_BTD = params[f"{name}_embedding"][rows_BT]
+    if task_B is None:
+        return hidden_BTD
+    a_BTR = params[f"{name}_task_a"][task_B[:, None], rows_BT]
+    b_BRD = params[f"{name}_task_b"][task_B]
+    return hidden_BTD + config.task_scale * jnp.einsum("btr,brd->btd", a_BTR, b_BRD)
+
+
+def _embed_tokens(config, params, tokens_BT, types_BT, context, key):
     """Returns the normed sum of token, position and type embeddings, ``hidden_BTD``."""
     length = tokens_BT.shape[1]
     if length > config.max_length:
@@ -394,10 +597,15 @@ def _embed_tokens(config, params, tokens_BT, mask_BT, types_BT, key):
             f"a batch of {length} tokens is longer than the {config.max_length} positions of "
             "the encoder"
         )
-    hidden_BTD = params["token_embedding"][tokens_BT]
+    mask_BT, task_B = context.mask_BT, context.task_B
+    hidden_BTD = _look_up(config, params, "token", tokens_BT, task_B)
     if config.type_vocab_size:
-        hidden_BTD += params["type_embedding"][0 if types_BT is None else types_BT]
-    if config.position_offset == 0:
+        if types_BT is None:
+            types_BT = jnp.zeros_like(tokens_BT) if config.tasks else 0
+        hidden_BTD += _look_up(config, params, "type", types_BT, task_B)
+    if config.rope is not None:
+        pass
+    elif config.position_offset == 0:
         hidden_BTD += params["position_embedding"][:length]
     else:  # XLM-R and MPNet count only real tokens; padding gets the position before the first
         count_BT = jnp.where(mask_BT, jnp.cumsum(mask_BT, axis=1, dtype=jnp.int32), 0)
@@ -420,33 +628,63 @@ def _relative_bias(table_RN: jax.Array, length: int) -> jax.Array:
     return sharding.constrain(bias_TSN.transpose(2, 0, 1), "act_heads", "length", "length")
 
 
-def _layer(config, p, hidden_BTD, mask_BT, bias_NTS, key):
+def _layer(config, p, hidden_BTD, context, place, key):
     attention_key = out_key = down_key = None
     if key is not None:
         attention_key, out_key, down_key = jax.random.split(key, 3)
-    mixed_BTD = _attention(config, p, hidden_BTD, mask_BT, bias_NTS, attention_key)
-    mixed_BTD = drop_units(mixed_BTD, config.hidden_dropout, out_key)
-    hidden_BTD = _norm(config, p, "attention_norm", hidden_BTD + mixed_BTD)
-    hidden_BTD = sharding.constrain(hidden_BTD, "batch", "length", "act_embed")
-    weights = (p["up_kernel"], p["up_bias"], p["down_kernel"], p["down_bias"])
-    down_BTD = _feed_forward(config.hidden_act, hidden_BTD, *weights)
-    down_BTD = drop_units(down_BTD, config.hidden_dropout, down_key)
-    hidden_BTD = _norm(config, p, "output_norm", hidden_BTD + down_BTD)
+    x_BTD = hidden_BTD
+    if config.pre_norm:
+        x_BTD = _norm(config, p, "attention_norm", hidden_BTD)
+        if place.is_first is not None:
+            x_BTD = jnp.where(place.is_first, hidden_BTD, x_BTD)
+    x_BTD = _attention(config, p, x_BTD, context, place, attention_key)
+    hidden_BTD += drop_units(x_BTD, config.hidden_dropout, out_key)
+    if not config.pre_norm:
+        hidden_BTD = _norm(config, p, "attention_norm", hidden_BTD)
+    hidden_BTD = x_BTD = sharding.constrain(hidden_BTD, "batch", "length", "act_embed")
+    if config.pre_norm:
+        x_BTD = _norm(config, p, "output_norm", hidden_BTD)
+    x_BTD = _transform(config, p, x_BTD, context.task_B)
+    hidden_BTD += drop_units(x_BTD, config.hidden_dropout, down_key)
+    if not config.pre_norm:
+        hidden_BTD = _norm(config, p, "output_norm", hidden_BTD)
     return sharding.constrain(hidden_BTD, "batch", "length", "act_embed")
 
 
-def _attention(config, p, hidden_BTD, mask_BT, bias_NTS, key):
+def _transform(config, p, x_BTD, task_B):
+    """Applies the feed-forward layer, before dropout and residual."""
+    up, down = ((p[f"{name}_kernel"], p.get(f"{name}_bias")) for name in ("up", "down"))
+    if task_B is None:
+        return _feed_forward(config.hidden_act, x_BTD, *up, *down)
+    pre_BTF = _add_task(config, p, "up", x_BTD, _linear(x_BTD, *up), task_B)
+    hidden_BTF = activate(_split_features(pre_BTF), config.hidden_act)
+    return _add_task(config, p, "down", hidden_BTF, _linear(hidden_BTF, *down), task_B)
+
+
+def _attention(config, p, hidden_BTD, context, place, key):
     """Multi-head self-attention with output projection, before dropout and residual."""
-    qkv_BT3NH = _linear(hidden_BTD, p["qkv_kernel"], p["qkv_bias"])
+    mask_BT, bias_NTS, tables, task_B = context
+    qkv_BT3NH = _linear(hidden_BTD, p["qkv_kernel"], p.get("qkv_bias"))
+    qkv_BT3NH = _add_task(config, p, "qkv", hidden_BTD, qkv_BT3NH, task_B)
     # The gradient of a split is one concatenation; the gradient of three slices is a padded sum.
+    q_BTNH, k_BSNH, v_BSNH = (part.squeeze(2) for part in jnp.split(qkv_BT3NH, 3, axis=2))
+    if tables is not None:
+        index = 0 if place.rope is None else place.rope
+        q_BTNH, k_BSNH = (
+            rotate(x, tuple(each[index] for each in tables)) for x in (q_BTNH, k_BSNH)
+        )
     q_BTNH, k_BSNH, v_BSNH = (
-        sharding.constrain(part.squeeze(2), "batch", "length", "act_heads", None)
-        for part in jnp.split(qkv_BT3NH, 3, axis=2)
+        sharding.constrain(part, "batch", "length", "act_heads", None)
+        for part in (q_BTNH, k_BSNH, v_BSNH)
     )
+    near_TS = None
+    if place.window is not None:
+        index_T = jnp.arange(mask_BT.shape[1], dtype=jnp.int32)
+        near_TS = jnp.abs(index_T[:, None] - index_T) <= place.window
     dropping = key is not None and config.attention_dropout > 0.0
     if config.attention == "transposed" or dropping:
         mixed_BTNH = _attend_transposed(
-            config, q_BTNH, k_BSNH, v_BSNH, mask_BT, bias_NTS, key if dropping else None
+            config, q_BTNH, k_BSNH, v_BSNH, mask_BT, near_TS, bias_NTS, key if dropping else None
         )
     elif config.attention == "cudnn":
         lengths_B = jnp.maximum(mask_BT.sum(-1, dtype=jnp.int32), 1)
@@ -454,20 +692,28 @@ def _attention(config, p, hidden_BTD, mask_BT, bias_NTS, key):
             q_BTNH,
             k_BSNH,
             v_BSNH,
+            mask=None if near_TS is None else near_TS[None, None],
             query_seq_lengths=jnp.full_like(lengths_B, mask_BT.shape[1]),
             key_value_seq_lengths=lengths_B,
             implementation="cudnn",
         )
     else:
         bias_1NTS = None if bias_NTS is None else bias_NTS[None]
-        mask_B11S = mask_BT[:, None, None, :]
+        mask_B1TS = _combine(mask_BT, near_TS)
         mixed_BTNH = jax.nn.dot_product_attention(
-            q_BTNH, k_BSNH, v_BSNH, bias_1NTS, mask_B11S, implementation="xla"
+            q_BTNH, k_BSNH, v_BSNH, bias_1NTS, mask_B1TS, implementation="xla"
         )
-    return _linear(mixed_BTNH, p["out_kernel"], p["out_bias"])
+    y_BTD = _linear(mixed_BTNH, p["out_kernel"], p.get("out_bias"))
+    return _add_task(config, p, "out", mixed_BTNH, y_BTD, task_B)
 
 
-def _attend_transposed(config, q_BTNH, k_BSNH, v_BSNH, mask_BT, bias_NTS, key):
+def _combine(mask_BT, near_TS):
+    """Returns which keys each query attends to, ``[B, 1, T or 1, S]``."""
+    mask_B11S = mask_BT[:, None, None, :]
+    return mask_B11S if near_TS is None else mask_B11S & near_TS
+
+
+def _attend_transposed(config, q_BTNH, k_BSNH, v_BSNH, mask_BT, near_TS, bias_NTS, key):
     """Attention over operands transposed to B N T H, which XLA on CPU multiplies fastest."""
     q_BNTH, k_BNSH, v_BNSH = (x.transpose(0, 2, 1, 3) for x in (q_BTNH, k_BSNH, v_BSNH))
     scores_BNTS = jax.lax.dot_general(
@@ -475,7 +721,7 @@ def _attend_transposed(config, q_BTNH, k_BSNH, v_BSNH, mask_BT, bias_NTS, key):
     ).astype(jnp.float32)
     if bias_NTS is not None:
         scores_BNTS += bias_NTS
-    scores_BNTS += jnp.where(mask_BT, 0.0, _MASKED)[:, None, None, :]
+    scores_BNTS += jnp.where(_combine(mask_BT, near_TS), 0.0, _MASKED)
     probs_BNTS = jax.nn.softmax(scores_BNTS, axis=-1).astype(v_BNSH.dtype)
     probs_BNTS = drop_units(probs_BNTS, config.attention_dropout, key)
     mixed_BNTH = jax.lax.dot_general(probs_BNTS, v_BNSH, (((3,), (2,)), ((0, 1), (0, 1))))
@@ -483,26 +729,29 @@ def _attend_transposed(config, q_BTNH, k_BSNH, v_BSNH, mask_BT, bias_NTS, key):
 
 
 def pool(hidden_BTD: jax.Array, mask_BT: jax.Array, kind: Pooling) -> jax.Array:
-    """Returns unit-length ``emb_BD`` in fp32: the mean over real tokens, or the first token.
+    """Returns unit-length ``emb_BD`` in fp32; see `pool_tokens`.
 
     A row without real tokens gives zeros, with a finite (zero) gradient.
     """
-    mask_BT = mask_BT.astype(jnp.float32)
-    if kind == "mean":
-        # A product instead of a masked sum needs no B T D temporary in fp32.
-        total_BD = jnp.einsum("btd,bt->bd", hidden_BTD, mask_BT, preferred_element_type=jnp.float32)
-        pooled_BD = total_BD / jnp.maximum(mask_BT.sum(-1, keepdims=True), 1.0)
-    elif kind == "cls":
-        first_BD = hidden_BTD[:, 0].astype(jnp.float32)
-        pooled_BD = jnp.where(mask_BT.any(-1, keepdims=True), first_BD, 0.0)
-    else:
-        raise ValueError(f"unknown pooling {kind!r}")
-    return _normalize(pooled_BD)
+    return _normalize(pool_tokens(hidden_BTD, mask_BT, kind))
 
 
 def _normalize(emb_BD: jax.Array) -> jax.Array:
     square_B1 = jnp.square(emb_BD).sum(-1, keepdims=True)
     return emb_BD * jax.lax.rsqrt(jnp.maximum(square_B1, 1e-24))
+
+
+def pool_tokens(hidden_BTD: jax.Array, mask_BT: jax.Array, kind: Pooling) -> jax.Array:
+    """Returns the mean over real tokens, or the first token, ``pooled_BD`` in fp32."""
+    mask_BT = mask_BT.astype(jnp.float32)
+    if kind == "mean":
+        # A product instead of a masked sum needs no B T D temporary in fp32.
+        total_BD = jnp.einsum("btd,bt->bd", hidden_BTD, mask_BT, preferred_element_type=jnp.float32)
+        return total_BD / jnp.maximum(mask_BT.sum(-1, keepdims=True), 1.0)
+    if kind == "cls":
+        first_BD = hidden_BTD[:, 0].astype(jnp.float32)
+        return jnp.where(mask_BT.any(-1, keepdims=True), first_BD, 0.0)
+    raise ValueError(f"unknown pooling {kind!r}")
 
 
 def embed(
@@ -511,13 +760,15 @@ def embed(
     tokens_BT: jax.Array,
     mask_BT: jax.Array,
     dropout_key: jax.Array | None = None,
+    passage_B: jax.Array | None = None,
 ) -> jax.Array:
     """Returns the embeddings of a padded batch, unit-length ``emb_BD`` in fp32.
 
+    ``passage_B`` (whether each text is a passage) matters only with task adapters.
     ``graphdef, state = nnx.split(Encoder(...))``; ``graphdef`` is static under `jax.jit`.
     """
     encoder = nnx.merge(graphdef, state)
-    hidden_BTD = encoder(tokens_BT, mask_BT, dropout_key=dropout_key)
+    hidden_BTD = encoder(tokens_BT, mask_BT, passage_B=passage_B, dropout_key=dropout_key)
     emb_BD = pool(hidden_BTD, mask_BT, encoder.config.pooling)
     if encoder.config.embedding_size < emb_BD.shape[1]:
         emb_BD = _normalize(emb_BD[:, : encoder.config.embedding_size])

@@ -34,10 +34,11 @@ Weight = jax.Array | Rounded
 def is_rounded(path: Sequence[Any]) -> bool:
     """Returns whether the parameter at ``path`` of an `nnx.State` is used in the compute dtype.
 
-    This applies to all parameters of layers except norms. Embedding tables and scoring heads are
-    used in fp32.
+    This applies to all parameters of layers except norms and task adapters. Embedding tables and
+    scoring heads are used in fp32.
     """
-    return "layers" in path and "norm" not in str(path[-1])
+    name = str(path[-1])
+    return "layers" in path and "norm" not in name and "_task_" not in name
 
 
 def round_weights(

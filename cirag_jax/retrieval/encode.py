@@ -50,12 +50,18 @@ def pad(
     return tokens_BT, lengths_B
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _apply(graphdef: Any, state: Any, tokens_BT: jax.Array, lengths_B: jax.Array) -> jax.Array:
-    """Returns ``emb_BD`` in fp32, replicated on all devices of the mesh if there is one."""
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _apply(
+    graphdef: Any, passage: bool, state: Any, tokens_BT: jax.Array, lengths_B: jax.Array
+) -> jax.Array:
+    """Returns ``emb_BD`` in fp32, replicated on all devices of the mesh if there is one.
+
+    ``passage`` selects the task adapter, if there are any.
+    """
     TRACES[tuple(tokens_BT.shape)] += 1  # type: ignore[index]
     mask_BT = jnp.arange(tokens_BT.shape[1]) < lengths_B[:, None]
-    return everywhere(embed(graphdef, state, tokens_BT, mask_BT))
+    passage_B = jnp.full(tokens_BT.shape[0], passage)
+    return everywhere(embed(graphdef, state, tokens_BT, mask_BT, None, passage_B))
 
 
 def encode(
@@ -73,12 +79,13 @@ def encode(
     """Returns unit-length embeddings of ``texts``, float32 of shape (N, D), in input order.
 
     Duplicate texts are encoded once. If ``params`` is not None, it replaces ``encoder.state``.
-    ``kind`` selects the prefix. Texts are cut to ``max_length`` tokens, by default the encoder's
-    limit; ``truncated[kind]`` is increased by the number of distinct texts that were cut.
-    `map_texts` explains the other arguments.
+    ``kind`` selects the prefix and the task adapter, if any. Texts are cut to ``max_length``
+    tokens, by default the encoder's limit; ``truncated[kind]`` is increased by the number of
+    distinct texts that were cut. `map_texts` explains the other arguments.
     """
     params = encoder.state if params is None else params
     prefix = encoder.prefix(kind)
+    passage = len(encoder.config.tasks) > 1 and kind != "query"
 
     def count(cut: int) -> None:
         if truncated is not None:
@@ -92,7 +99,7 @@ def encode(
         tokens_of,
         len,
         functools.partial(pad, pad_id=encoder.config.pad_id),
-        functools.partial(_apply, encoder.graphdef, params),
+        functools.partial(_apply, encoder.graphdef, passage, params),
         width=(encoder.dim,),
         max_length=encoder.config.max_length,
         mesh=mesh,

@@ -367,6 +367,7 @@ def _open_flax(config: Config, mesh: jax.sharding.Mesh | None) -> FlaxEncoder:
         mesh=mesh,
         instructions=config.instructions,
         dimensions=config.dimensions,
+        tasks=config.tasks,
     )
     if meta:  # Two training runs may end at the same step; only their weights differ.
         encoder = dataclasses.replace(encoder, revision=f"sha256:{hash_arrays(encoder.state)}")

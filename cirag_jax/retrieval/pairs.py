@@ -25,7 +25,7 @@ def tokenize_pairs(
     model: PairEncoder, pairs: Sequence[tuple[str, str]], max_length: int | None = None
 ) -> list[PairTokens]:
     """Tokenizes each pair; if a pair is too long, the longer text is cut."""
-    has_types = model.model_type == "bert"  # RoBERTa has one token type, and MPNet has none.
+    has_types = cross_encoder.has_pair_types(model.model_type)
     tokenized = []
     for row in model.tokenize(pairs, max_length):
         tokens_T = np.asarray(row.ids, np.int32)

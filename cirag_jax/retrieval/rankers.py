@@ -96,7 +96,7 @@ def open_ranker(
     if block.kind == "cross_encoder":
         from cirag_jax.models.io.workdir import open_cross_encoder
 
-        return CrossEncoderRanker(open_cross_encoder(block.model)[0], write)
+        return CrossEncoderRanker(open_cross_encoder(block.model, label=block.label)[0], write)
     return BiEncoderRanker(open_encoder(encoder_config(config, name)), write)
 
 

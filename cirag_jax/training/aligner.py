@@ -72,13 +72,18 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         pooling=config.model.pooling,
         instructions=config.model.instructions,
         dimensions=config.model.dimensions,
+        tasks=config.model.tasks,
         hidden_dropout=config.model.dropout,
         attention_dropout=config.model.dropout,
         remat=config.model.remat,
     )
     batches = make_batches(config, chains, pools, encoder, mesh, prefix_pools)
     total_steps = num_steps(config, len(chains))
-    tx = optimizers.make_optimizer(config.optimizer, total_steps)
+    tx = make_optimizer(config, total_steps)
+    if config.model.train == "tasks" and not encoder.tasks:
+        raise UserError(
+            f"config.model.train=tasks needs task adapters, which {config.model.spec} lacks"
+        )
     state = state_lib.make_state(encoder.state, tx, config.seed, mesh)
     state_lib.announce(
         f"{len(chains):,} chains, {num_dev:,} dev questions, {total_steps:,} steps of "
@@ -102,6 +107,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "passage_prefix": encoder.passage_prefix,
         "triple_prefix": encoder.triple_prefix,
         "dimensions": encoder.config.dimensions,
+        "tasks": ",".join(encoder.tasks) or ("none" if config.model.tasks == "none" else None),
         "units": kind,
         "trained_on": sorted(question.id for question in train_questions),
         "triple_text": dataclasses.asdict(TripleText("angle")) if kind == "triple" else None,
@@ -142,6 +148,22 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------------------------------- one step
+
+
+def make_optimizer(config: Config, total_steps: int) -> optax.GradientTransformation:
+    """Returns the optimizer of the parameters that ``config.model.train`` selects."""
+    tx = optimizers.make_optimizer(config.optimizer, total_steps)
+    if config.model.train == "all":
+        return tx
+
+    def labels(params: Any) -> Any:
+        def label(path: Any, _: Any) -> str:
+            is_task = "_task_" in jax.tree_util.keystr(path)
+            return "train" if is_task == (config.model.train == "tasks") else "keep"
+
+        return jax.tree_util.tree_map_with_path(label, params)
+
+    return optax.multi_transform({"train": tx, "keep": optax.set_to_zero()}, labels)
 
 
 def train_step(
@@ -385,6 +407,7 @@ def check_config(config: Config) -> None:
     check_positive(config, "temperature")
     check_value("config.data.units", config.data.units, chains_lib.UnitKind)
     check_value("config.accumulation", config.accumulation, Literal["cached", "official"])
+    check_value("config.model.train", config.model.train, Literal["all", "base", "tasks"])
     check_value("config.negatives", config.negatives, pools_lib.Negatives)
     check_value("config.order", config.order, pools_lib.Order)
     check_value("config.activations_gib", config.activations_gib, NonNegativeFloat | None)

@@ -73,6 +73,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         dtype=config.model.dtype,
         mesh=mesh,
         new_head=config.seed,
+        label=config.model.label,
         max_length=config.max_length,
         dropout=config.model.dropout,
         remat=config.model.remat,
@@ -103,6 +104,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "component": "cross_encoder",
         "model": state_lib.absolute(config.model.spec),
         "max_length": model.max_length,
+        "label": config.model.label,
         "triple_text": None,
         "trained_on": sorted(question.id for question in train_questions),
         "run": {

@@ -93,7 +93,7 @@ def _rows_and_pull(
         buffers, chunk = split
         buffers = jax.tree.map(lambda x: x.squeeze(0), buffers)  # The buffers of this shard.
         params = precision.redirect_gradients(params, buffers)
-        return embed(graphdef, params, chunk.tokens_BT, chunk.mask_BT, key)
+        return embed(graphdef, params, chunk.tokens_BT, chunk.mask_BT, key, chunk.passage_B)
 
     return jax.vjp(
         lambda buffers: sharding.map_shards(embed_rows)(params, (buffers, chunk), key),
@@ -106,7 +106,7 @@ def _embed(graphdef, params, table_ND, chunk, key):
     """Embeds a chunk into its rows of the table."""
 
     def embed_rows(params, chunk, key):
-        return embed(graphdef, params, chunk.tokens_BT, chunk.mask_BT, key)
+        return embed(graphdef, params, chunk.tokens_BT, chunk.mask_BT, key, chunk.passage_B)
 
     return table_ND.at[chunk.row_B].set(sharding.map_shards(embed_rows)(params, chunk, key))
 

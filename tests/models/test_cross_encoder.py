@@ -1,6 +1,7 @@
 """Cross-encoders compared with sentence-transformers, for both kinds of head, and exported."""
 
 import itertools
+import json
 
 import jax
 import numpy as np
@@ -19,6 +20,8 @@ from cirag_jax.retrieval.pairs import score_pairs, tokenize_pairs
 from cirag_jax.retrieval.rankers import CrossEncoderRanker
 from tests import tiny
 
+_BERT_LIKE = ("bert", "nomic_bert")
+_ROTARY = ("modernbert", "nomic_bert", "gte", "jina_embeddings_v3")
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _PAIRS = [
     ("who was born in corum", "a b c"),
@@ -35,16 +38,16 @@ def _save_tokenizer(folder, kind, max_length):
     import transformers
 
     specials = ["<s>", "<pad>", "</s>", "<unk>"]
-    if kind == "bert":
+    if kind in _BERT_LIKE:
         specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
     words = [*specials, *_LETTERS, "who", "was", "born", "in", "corum"]
     inner = tokenizers.Tokenizer(
         models.WordLevel(
-            {w: i for i, w in enumerate(words)}, unk_token=specials[-1 if kind != "bert" else 1]
+            {w: i for i, w in enumerate(words)}, unk_token=specials[1 if kind in _BERT_LIKE else -1]
         )
     )
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
-    if kind == "bert":
+    if kind in _BERT_LIKE:
         pair, single = "[CLS] $A [SEP] $B:1 [SEP]:1", "[CLS] $A [SEP]"
         special = [("[CLS]", 2), ("[SEP]", 3)]
     else:
@@ -53,10 +56,10 @@ def _save_tokenizer(folder, kind, max_length):
     inner.post_processor = processors.TemplateProcessing(
         single=single, pair=pair, special_tokens=special
     )
-    names = ["input_ids", "attention_mask"] + (["token_type_ids"] if kind == "bert" else [])
+    names = ["input_ids", "attention_mask"] + (["token_type_ids"] if kind in _BERT_LIKE else [])
     transformers.PreTrainedTokenizerFast(
         tokenizer_object=inner,
-        pad_token=specials[0 if kind == "bert" else 1],
+        pad_token=specials[0 if kind in _BERT_LIKE else 1],
         model_max_length=max_length,
         model_input_names=names,
     ).save_pretrained(folder)
@@ -75,9 +78,15 @@ def _folder(folder, kind, *, labels=1, layers=2):
         "num_attention_heads": 4, "intermediate_size": 48, "num_labels": labels,
         "initializer_range": 0.4,
     }  # fmt: skip
-    if kind == "bert":
-        config = transformers.BertConfig(**sizes, max_position_embeddings=64, pad_token_id=0)
-        model = transformers.BertForSequenceClassification(config)
+    name = {"bert": "Bert", "modernbert": "ModernBert", "nomic_bert": "NomicBert", "gte": "Gte"}
+    name |= {"jina_embeddings_v3": "JinaEmbeddingsV3"}
+    if kind in name:
+        changes = {"max_position_embeddings": 64, "pad_token_id": int(kind not in _BERT_LIKE)}
+        if kind == "modernbert":
+            changes |= {"local_attention": 8, "classifier_pooling": "mean", "norm_bias": True}
+            changes |= {f"{name}_token_id": 0 for name in ("bos", "eos", "cls", "sep")}
+        config = getattr(transformers, f"{name[kind]}Config")(**sizes, **changes)
+        model = getattr(transformers, f"{name[kind]}ForSequenceClassification")(config)
     elif kind == "mpnet":
         config = transformers.MPNetConfig(**sizes, max_position_embeddings=66)
         model = transformers.MPNetForSequenceClassification(config)
@@ -90,6 +99,8 @@ def _folder(folder, kind, *, labels=1, layers=2):
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.uniform_(-0.5, 0.5)
+            elif kind == "modernbert" and "tok_embeddings" not in name and parameter.ndim == 2:
+                parameter.normal_(std=0.4)
     model.eval().save_pretrained(folder)
     return folder
 
@@ -108,8 +119,10 @@ def _our_logits(folder, pairs, **options):
     return score_pairs(cross_encoder.load_cross_encoder(str(folder)), None, pairs, **options)
 
 
-@pytest.mark.parametrize("kind", ["bert", "xlm-roberta", "mpnet"])
-@pytest.mark.parametrize("layers", [2, 12])  # 12 layers run as a scan
+@pytest.mark.parametrize(
+    ("kind", "layers"),
+    [*itertools.product(("bert", "xlm-roberta", "mpnet"), (2, 12)), *((k, 2) for k in _ROTARY)],
+)  # 12 layers run as a scan
 def test_cross_encoder_logits_equal_sentence_transformers(tmp_path, kind, layers):
     pytest.importorskip("sentence_transformers")
     folder = _folder(tmp_path, kind, layers=layers)
@@ -118,7 +131,7 @@ def test_cross_encoder_logits_equal_sentence_transformers(tmp_path, kind, layers
     np.testing.assert_allclose(_our_logits(folder, _PAIRS), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["bert", "xlm-roberta", "mpnet"])
+@pytest.mark.parametrize("kind", ["bert", "xlm-roberta", "mpnet", *_ROTARY])
 def test_export_cross_encoder_scores_equal_in_both_libraries(tmp_path, kind):
     pytest.importorskip("sentence_transformers")
     from sentence_transformers import CrossEncoder
@@ -150,9 +163,37 @@ def test_load_cross_encoder_from_encoder_needs_new_head(tmp_path):
     assert not np.array_equal(heads[0], heads[2])
 
 
-def test_load_cross_encoder_several_labels_raises(tmp_path):
-    with pytest.raises(UserError, match="scores 3 labels; expected one"):
-        cross_encoder.load_cross_encoder(str(_folder(tmp_path, "bert", labels=3)))
+@pytest.mark.parametrize("kind", ["bert", "xlm-roberta", "modernbert"])
+def test_cross_encoder_score_is_log_odds_of_label(tmp_path, kind):
+    folder = _folder(tmp_path / "a", kind, labels=3)
+    file = folder / "config.json"
+    names = {"id2label": {"0": "contradiction", "1": "entailment", "2": "neutral"}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | names))
+    expected_BL = np.exp(_reference_logits(folder, _PAIRS))
+    expected_BL /= expected_BL.sum(1, keepdims=True)
+    assert np.std(expected_BL[:, 1]) > 0.01
+    for label in ("entailment", "Entailment", "1"):
+        model = cross_encoder.load_cross_encoder(str(folder), label=label)
+        odds = score_pairs(model, None, _PAIRS)
+        np.testing.assert_allclose(1 / (1 + np.exp(-odds)), expected_BL[:, 1], atol=1e-4)
+    exported = export_cross_encoder(model, None, tmp_path / "b")
+    np.testing.assert_allclose(
+        _reference_logits(exported, _PAIRS), _reference_logits(folder, _PAIRS), atol=1e-5
+    )
+    assert json.loads((exported / "config.json").read_text())["id2label"] == names["id2label"]
+
+
+def test_load_cross_encoder_wrong_label_raises(tmp_path):
+    folder = str(_folder(tmp_path / "three", "bert", labels=3))
+    for label, message in (
+        (None, r"has 3 labels \(LABEL_0, LABEL_1, LABEL_2\); name the one that is scored"),
+        ("LABEL_3", "has 3 labels .*, but not 'LABEL_3'"),
+        ("3", "has 3 labels .*, but not '3'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            cross_encoder.load_cross_encoder(folder, label=label)
+    with pytest.raises(UserError, match="has one label, so label 'LABEL_0' cannot be chosen"):
+        cross_encoder.load_cross_encoder(str(_folder(tmp_path / "one", "bert")), label="LABEL_0")
 
 
 def test_reranker_scores_independent_of_batch_and_devices(tmp_path):

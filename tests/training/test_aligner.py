@@ -83,9 +83,20 @@ def test_train_step_golden_values(model_and_data):
     assert int(state.step) == 2
 
 
-@pytest.mark.parametrize("kind", ["bert", "mpnet"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "bert",
+        "mpnet",
+        "modernbert",
+        *(
+            pytest.param(kind, marks=pytest.mark.slow)
+            for kind in ("nomic_bert", "gte", "jina_embeddings_v3")
+        ),
+    ],
+)
 def test_train_learns_tiny_chains(model_and_data, tmp_path, one_device, kind):
-    if kind == "mpnet":
+    if kind != "bert":
         model_and_data = tiny.model_folder(tmp_path / "model", kind=kind), model_and_data[1]
     config = config_of(model_and_data, **{"num_steps": 30, "eval_every": 15, "save_every": 0})
     result = aligner.train_and_evaluate(config, tmp_path)

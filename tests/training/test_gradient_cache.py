@@ -135,7 +135,10 @@ def test_embed_and_keep_stores_no_parameters(scanned, devices):
     with jax.set_mesh(mesh):
         graphdef, params = nnx.split(Encoder(config, rngs=nnx.Rngs(0)))
         chunk = pools_lib.Chunk(
-            np.zeros((2, 7), np.int32), np.ones((2, 7), bool), np.arange(2, dtype=np.int32)
+            np.zeros((2, 7), np.int32),
+            np.ones((2, 7), bool),
+            np.arange(2, dtype=np.int32),
+            np.zeros(2, bool),
         )
         table_ND = np.zeros((3, config.d_model), np.float32)
         arguments = graphdef, params, table_ND, chunk, None

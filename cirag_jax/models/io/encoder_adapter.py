@@ -26,7 +26,6 @@ from cirag_jax.models.io.tensor_files import check_finite, check_tensor, open_te
 
 _TASK = "FEATURE_EXTRACTION"
 _PREFIX = "base_model.model."
-_LINEAR = re.compile(r"encoder\.layer\.\d+\..*(query|key|value|attn\.[qkvo]|dense)\.weight")
 _SIDE = re.compile(re.escape(_PREFIX) + r"(.+)\.lora_([AB])\.weight")
 
 
@@ -64,11 +63,11 @@ def save_encoder_adapter(
     """
     if rank < 1:
         raise UserError(f"config.rank={rank} must be at least 1")
-    kept, total, tensors = 0.0, 0.0, {}
+    kept, total, tensors, layers = 0.0, 0.0, {}, weights.linear_tensors()
     for name, array in trained.items():
         change = array.astype(np.float32) - base[name].astype(np.float32)
         total += float(np.square(change).sum())
-        if not _LINEAR.fullmatch(name):
+        if weights.any_layer(name) not in layers:
             continue
         u_OR, s_R, v_RI = np.linalg.svd(change, full_matrices=False)
         kept += float(np.square(s_R[:rank]).sum())
@@ -76,7 +75,9 @@ def save_encoder_adapter(
         module = f"{_PREFIX}{name.removesuffix('.weight')}"
         tensors[f"{module}.lora_A.weight"] = (root_R[:, None] * v_RI[:rank]).astype(np.float16)
         tensors[f"{module}.lora_B.weight"] = (u_OR[:, :rank] * root_R).astype(np.float16)
-    targets = _LINEAR.pattern.removesuffix(r"\.weight")
+    modules = {weights.any_layer(name).removesuffix(".weight") for name in trained}
+    modules &= {name.removesuffix(".weight") for name in layers}
+    targets = "|".join(re.escape(name).replace(r"\{layer\}", r"\d+") for name in sorted(modules))
     config = peft_format.config_json(base_model_name, rank, rank, targets, _TASK)
     peft_format.write_adapter(folder, tensors, config, training)
     return kept / total if total else 1.0

@@ -14,6 +14,7 @@ from cirag_jax.io import read_object, replacing, write_json
 from cirag_jax.models import cross_encoder
 from cirag_jax.models.cross_encoder import PairEncoder
 from cirag_jax.models.io import weights
+from cirag_jax.models.io.encoder_config import TASK_FIELDS
 from cirag_jax.models.io.pretrained import (
     EXPORT_FILE,
     PROMPTS_FILE,
@@ -37,8 +38,14 @@ def export_sentence_transformers(
     that an aligner was trained to rank (triple, sentence or passage); the model card describes it.
     """
     _check_target(Path(folder))
-    state = encoder.state if params is None else params
-    tensors = weights.to_tensors(state, encoder.config, encoder.model_type)
+    state, config = encoder.state if params is None else params, encoder.config
+    if len(config.tasks) > 1:
+        raise UserError(
+            f"{encoder.source} has other task adapters for queries than for passages, and a folder "
+            "for sentence-transformers has one model; use the same task for both"
+        )
+    state, config = weights.merge_tasks(state, config, passage=False)
+    tensors = weights.to_tensors(state, config, encoder.model_type, published=True)
 
     def write(target: Path) -> None:
         tensors.update(weights.pooler_tensors(encoder.folder))
@@ -79,7 +86,7 @@ def _check_target(folder: Path) -> None:
 
 
 def _write(encoder: TextEncoder, tensors: dict[str, Any], folder: Path, units: str | None) -> None:
-    config = {key: value for key, value in encoder.hf_config.items() if key != "torch_dtype"}
+    config = {k: v for k, v in encoder.hf_config.items() if k not in ("torch_dtype", *TASK_FIELDS)}
     write_json(folder / "config.json", config | {"dtype": "float32"})
     save_tensors(tensors, folder / "model.safetensors")
     _write_tokenizer(encoder, folder)
@@ -139,13 +146,18 @@ def _texts(units: Any) -> str:
 
 def _write_cross_encoder(model: PairEncoder, tensors: dict[str, Any], folder: Path) -> None:
     config = {key: value for key, value in model.hf_config.items() if key != "torch_dtype"}
+    count = tensors[cross_encoder.score_bias(model.model_type)].size
+    # A head with one label is new, or has the labels of a regression.
+    labels = cross_encoder.label_names(config, count) if count > 1 else ["LABEL_0"]
     config |= {
         "architectures": [cross_encoder.ARCHITECTURES[model.model_type]],
         "dtype": "float32",
-        "id2label": {"0": "LABEL_0"},
-        "label2id": {"LABEL_0": 0},
-        "sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"},
+        "id2label": {str(index): name for index, name in enumerate(labels)},
+        "label2id": {name: index for index, name in enumerate(labels)},
     }
+    if count == 1:
+        probability = "torch.nn.modules.activation.Sigmoid"
+        config["sentence_transformers"] = {"activation_fn": probability}
     # Other versions of sentence-transformers record the activation in this field.
     config.pop("sbert_ce_default_activation_function", None)
     write_json(folder / "config.json", config)

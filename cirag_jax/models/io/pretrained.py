@@ -1,7 +1,7 @@
 """Loads an encoder and its tokenizer from a folder, an installed package or the hub.
 
 Pooling and prefixes come from the folder's files for sentence-transformers. Without such files,
-they follow the published conventions of the E5 and BGE families.
+they follow the published conventions of E5, BGE, nomic-embed and jina-embeddings-v3.
 """
 
 import copy
@@ -20,20 +20,10 @@ from flax import nnx
 from cirag_jax.datasets.records import convert
 from cirag_jax.errors import UserError, check_choice, parsing
 from cirag_jax.io import read_json, read_object
-from cirag_jax.models.encoder import (
-    RELATIVE_BUCKETS,
-    Activation,
-    EncoderConfig,
-    Pooling,
-    choose_attention,
-)
+from cirag_jax.models.encoder import EncoderConfig, Pooling, choose_attention
 from cirag_jax.models.io import encoder_adapter, weights
-from cirag_jax.models.io.folders import (
-    ConfigFields,
-    check_token_ids,
-    resolve_model_folder,
-    weights_revision,
-)
+from cirag_jax.models.io.encoder_config import choose_tasks, read_config
+from cirag_jax.models.io.folders import check_token_ids, resolve_model_folder, weights_revision
 from cirag_jax.models.precision import Dtype
 from cirag_jax.types import ROLES, Role
 
@@ -44,9 +34,6 @@ BGE_INSTRUCTION = "Represent this sentence for searching relevant passages: "
 
 # File in an export that records the source model, and the prefixes even if they are empty.
 EXPORT_FILE = "cirag_jax.json"
-
-MODEL_TYPES = tuple(weights.FAMILIES)
-ACTIVATIONS = get_args(Activation)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,11 +91,13 @@ class TextEncoder(PretrainedModel):
     Attributes:
       query_prefix, passage_prefix: prepended to every query or passage.
       triple_prefix: prepended to every triple; None means ``passage_prefix``.
+      tasks: the task adapters of queries and passages, or one for both; empty without adapters.
     """
 
     query_prefix: str
     passage_prefix: str
     triple_prefix: str | None = None
+    tasks: tuple[str, ...] = ()
 
     @property
     def pooling(self) -> Pooling:
@@ -137,60 +126,20 @@ class TextEncoder(PretrainedModel):
             "query_prefix": self.query_prefix,
             "passage_prefix": self.passage_prefix,
             "triple_prefix": self.triple_prefix,
+            **({"tasks": list(self.tasks)} if self.tasks else {}),
         }
 
 
-def read_config(folder: Path) -> tuple[EncoderConfig, dict[str, Any]]:
-    """Returns the hyper-parameters in ``folder/config.json``, and the parsed file."""
-    file = folder / "config.json"
-    raw = read_object(file)
-    fields = ConfigFields(raw, str(file))
-    model_type = raw.get("model_type")
-    if model_type not in MODEL_TYPES:
-        raise fields.unsupported("model_type", model_type, ", ".join(MODEL_TYPES))
-    position_type = raw.get("position_embedding_type")
-    if position_type not in ("absolute", None):
-        raise fields.unsupported("position_embedding_type", position_type, "absolute")
-    hidden_act = raw.get("hidden_act", "gelu")
-    if hidden_act not in ACTIVATIONS:
-        raise fields.unsupported("hidden_act", hidden_act, ", ".join(ACTIVATIONS))
-    is_mpnet = model_type == "mpnet"
-    buckets = raw.get("relative_attention_num_buckets", RELATIVE_BUCKETS)
-    if is_mpnet and buckets != RELATIVE_BUCKETS:  # transformers ignores the field and uses 32
-        raise fields.unsupported("relative_attention_num_buckets", buckets, str(RELATIVE_BUCKETS))
-    pad_id = int(fields.number("pad_token_id", 0 if model_type == "bert" else 1))
-    config = EncoderConfig(
-        vocab_size=fields.count("vocab_size"),
-        d_model=fields.count("hidden_size"),
-        num_layers=fields.count("num_hidden_layers"),
-        num_heads=fields.count("num_attention_heads"),
-        d_ff=fields.count("intermediate_size"),
-        max_positions=fields.count("max_position_embeddings"),
-        type_vocab_size=0 if is_mpnet else fields.count("type_vocab_size", 2),
-        layer_norm_eps=float(fields.number("layer_norm_eps", 1e-12)),
-        # MPNet's position table has the padding position at 1, whatever the padding id is.
-        position_offset={"bert": 0, "mpnet": 2}.get(model_type, pad_id + 1),
-        hidden_act=hidden_act,
-        pad_id=pad_id,
-        relative_bias=is_mpnet,
-        initializer_range=float(fields.number("initializer_range", 0.02)),
-    )
-    if not 0 <= pad_id < config.vocab_size:
-        raise fields.unsupported("pad_token_id", pad_id, f"0 to {config.vocab_size - 1}")
-    if config.max_length < 1:
-        positions = f"above {config.position_offset}"
-        raise fields.unsupported("max_position_embeddings", config.max_positions, positions)
-    return config, raw
-
-
 def _published_family(*names: str) -> str:
-    """Returns ``e5``, ``bge``, ``bge-m3`` or "", according to the model's names."""
+    """Returns ``e5``, ``bge``, ``bge-m3``, ``nomic`` or "", according to the model's names."""
     for name in names:
         words = re.split(r"[^a-z0-9]+", name.rstrip("/").rsplit("/", 1)[-1].lower())
         if "e5" in words:
             return "e5"
         if "bge" in words:
             return "bge-m3" if "m3" in words else "bge"
+        if "nomic" in words or {"modernbert", "embed"} <= {*words}:
+            return "nomic"
     return ""
 
 
@@ -293,7 +242,17 @@ def _prefixes(folder: Path, family: str) -> tuple[str, str, str | None]:
         return "query: ", "passage: ", None
     if family == "bge":
         return BGE_INSTRUCTION, "", None
+    if family == "nomic":
+        return "search_query: ", "search_document: ", None
     return "", "", None
+
+
+def _task_prefixes(raw: Mapping[str, Any], tasks: Sequence[str]) -> dict[str, str]:
+    """Returns the prefixes of queries and passages from a config's instructions of tasks."""
+    texts = raw.get("task_instructions")
+    texts = texts if isinstance(texts, dict) else {}
+    query, passage = (str(texts.get(tasks[index], "")) for index in (0, -1))
+    return {"query_prefix": query, "passage_prefix": passage}
 
 
 def read_tokenizer(folder: Path, vocab_size: int) -> tokenizers.Tokenizer:
@@ -384,6 +343,7 @@ def load_encoder(
     pooling: Pooling | None = None,
     instructions: Mapping[str, str | None] | None = None,
     dimensions: int | None = None,
+    tasks: str | None = None,
     hidden_dropout: float = 0.0,
     attention_dropout: float = 0.0,
     remat: bool = False,
@@ -401,6 +361,7 @@ def load_encoder(
       instructions: overrides the prefixes of the folder or its family, by role; see
         `instruction`. A missing role or None means no change.
       dimensions: number of leading dimensions to keep, by default as in the model's files.
+      tasks: the task adapters to use; see `encoder_config.choose_tasks`.
       hidden_dropout: dropout rate of hidden states, in calls with a dropout key.
       attention_dropout: dropout rate of attention probabilities, in calls with a dropout key.
       remat: whether the backward pass recomputes layers.
@@ -411,7 +372,10 @@ def load_encoder(
     config, raw = read_config(folder)
     family = _published_family(base, str(raw.get("_name_or_path", "")))
     names = [f"{role}_prefix" for role in ROLES]
+    config, task_names = choose_tasks(config, raw, str(folder / "config.json"), tasks)
     prefixes: dict[str, Any] = dict(zip(names, _prefixes(folder, family), strict=True))
+    if task_names and not any(prefixes.values()):
+        prefixes |= _task_prefixes(raw, task_names)
     prefixes |= {name: training[name] for name in names if name in training}
     for role, text in (instructions or {}).items():
         if text is not None:
@@ -446,6 +410,7 @@ def load_encoder(
         config=config,
         tokenizer=read_tokenizer(folder, config.vocab_size),
         **prefixes,
+        tasks=task_names,
         max_length=read_max_length(folder, config),
         model_type=model_type,
         source=name or spec,

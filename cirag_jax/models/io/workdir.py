@@ -37,12 +37,13 @@ def open_encoder(
     mesh: jax.sharding.Mesh | None = None,
     instructions: Mapping[str, str | None] | None = None,
     dimensions: int | None = None,
+    tasks: str | None = None,
 ) -> tuple[TextEncoder, dict[str, Any]]:
     """Loads the encoder of a workdir or a pretrained encoder; returns it and its metadata.
 
     From a workdir, the checkpoint with the best dev metric is loaded, or the latest if no
-    checkpoint has dev metrics. The metadata of a pretrained model is empty. ``instructions`` and
-    ``dimensions`` override those of the model, see `load_encoder`.
+    checkpoint has dev metrics. The metadata of a pretrained model is empty. ``instructions``,
+    ``dimensions`` and ``tasks`` override those of the model, see `load_encoder`.
     """
     changes: Any = {"instructions": dict(instructions or {}), "dimensions": dimensions}
     folder = pathlib.Path(spec)
@@ -52,8 +53,10 @@ def open_encoder(
                 f"{spec} is neither a training workdir (it has no checkpoints/) nor a model folder "
                 "(it has no *.safetensors)"
             )
-        return load_encoder(spec, dtype=dtype, mesh=mesh, **changes), {}
+        return load_encoder(spec, dtype=dtype, mesh=mesh, tasks=tasks, **changes), {}
     with _best(spec, "aligner") as (checkpoints, step, meta):
+        if tasks not in (None, meta.get("tasks")):
+            raise UserError(f"{spec} was trained with the tasks {meta.get('tasks')}, not {tasks}")
         base = load_encoder(
             meta["model"],
             dtype=dtype,
@@ -62,6 +65,7 @@ def open_encoder(
             pooling=meta["pooling"],
             instructions=dict(_instructions(meta, changes["instructions"])),
             dimensions=dimensions or meta.get("dimensions"),
+            tasks=meta.get("tasks"),
         )
         state = _restore(checkpoints, step, base.state)
     encoder = dataclasses.replace(base, state=state, revision=f"{base.revision}+step{step}")
@@ -87,16 +91,23 @@ def _instructions(
         yield role, meta.get(f"{role}_prefix") if change is None else change
 
 
-def open_cross_encoder(spec: str) -> tuple[PairEncoder, dict[str, Any]]:
+def open_cross_encoder(
+    spec: str, *, label: str | None = None
+) -> tuple[PairEncoder, dict[str, Any]]:
     """Loads a cross-encoder; returns it and its metadata, as in `open_encoder`.
 
-    For a workdir, the revision of the model is a hash of the weights.
+    For a workdir, the revision of the model is a hash of the weights. ``label`` is the label that
+    is scored, by default the one that a workdir's model was trained on.
     """
     if not is_training_workdir(spec):
-        return load_cross_encoder(spec), {}
+        return load_cross_encoder(spec, label=label), {}
     with _best(spec, "cross_encoder") as (checkpoints, step, meta):
         base = load_cross_encoder(
-            meta["model"], name=spec, new_head=0, max_length=meta["max_length"]
+            meta["model"],
+            name=spec,
+            new_head=0,
+            label=label or meta.get("label"),
+            max_length=meta["max_length"],
         )
         state = _restore(checkpoints, step, base.state)
     model = dataclasses.replace(base, state=state, revision=f"sha256:{hash_arrays(state)}")

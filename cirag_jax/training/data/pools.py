@@ -68,12 +68,14 @@ class Chunk(NamedTuple):
     """Texts of similar length that are encoded together.
 
     ``tokens_BT`` is int32 and ``mask_BT`` bool. ``row_B`` (int32) is each text's row in the batch's
-    table of embeddings; padding uses the last row.
+    table of embeddings; padding uses the last row. ``passage_B`` (bool) is whether each text is a
+    candidate.
     """
 
     tokens_BT: Any
     mask_BT: Any
     row_B: Any
+    passage_B: Any
 
 
 class Batch(NamedTuple):
@@ -328,7 +330,7 @@ def _chunks(
             tokens_BT[row, : len(tokens[index])] = tokens[index]
             mask_BT[row, : len(tokens[index])] = True
             row_B[row] = rows[index]
-        chunks.append(Chunk(tokens_BT, mask_BT, row_B))
+        chunks.append(Chunk(tokens_BT, mask_BT, row_B, row_B >= layout.num_queries))
     return tuple(chunks)
 
 

@@ -26,6 +26,7 @@ from cirag_jax.models.io.weights import from_tensors, to_tensors
 from cirag_jax.retrieval.encode import encode
 from tests import tiny, tiny_adapter
 
+ROTARY = ("modernbert", "nomic_bert", "gte", "jina_embeddings_v3")
 TEXTS = ["<balia; born in; corum>", "who is the patron of corum?", "a", "saint potter " * 12]
 
 
@@ -44,10 +45,12 @@ def test_export_minilm_embeddings_are_equal(tmp_path, minilm):
     check(encoder, None, export_sentence_transformers(encoder, None, tmp_path / "export"))
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_export_bert_trained_parameters_and_prefixes(tmp_path, pooling):
+@pytest.mark.parametrize(
+    ("kind", "pooling"), [("bert", "mean"), ("bert", "cls"), *((kind, "mean") for kind in ROTARY)]
+)
+def test_export_trained_parameters_and_prefixes(tmp_path, kind, pooling):
     encoder = load_encoder(
-        str(tiny.model_folder(tmp_path / "tiny")),
+        str(tiny.model_folder(tmp_path / "tiny", kind=kind)),
         pooling=pooling,
         instructions={"query": "who was ", "passage": "known for "},
     )
@@ -182,7 +185,7 @@ def change_parameters(encoder, rank):
     rng = np.random.default_rng(0)
     tensors = to_tensors(encoder.state, encoder.config, encoder.model_type)
     for name, array in tensors.items():
-        if name.startswith("encoder.layer.") and array.ndim == 2:
+        if "layer" in name and array.ndim == 2:
             down, up = (
                 rng.normal(size=(rank, array.shape[1])),
                 rng.normal(size=(array.shape[0], rank)),
@@ -191,7 +194,7 @@ def change_parameters(encoder, rank):
     return tensors
 
 
-@pytest.mark.parametrize("kind", ["bert", "mpnet"])
+@pytest.mark.parametrize("kind", ["bert", "mpnet", *ROTARY])
 def test_save_encoder_adapter_keeps_low_rank_change(tmp_path, kind):
     base = tiny.model_folder(tmp_path / "tiny", kind=kind)
     encoder = load_encoder(str(base), pooling="cls", instructions={"query": "who was "})

@@ -63,7 +63,7 @@ def test_resolve_model_folder_without_config_raises(tmp_path):
     ("change", "message"),
     [
         ({"model_type": "t5"}, "model_type is 't5'"),
-        ({"hidden_act": "swish"}, "hidden_act is 'swish'"),
+        ({"hidden_act": "quick_gelu"}, "hidden_act is 'quick_gelu'"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
         ({"hidden_size": None}, "field hidden_size is missing"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0, not a positive integer"),

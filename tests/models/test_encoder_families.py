@@ -1,0 +1,275 @@
+"""Rotary and pre-norm encoders compared with transformers."""
+
+import dataclasses
+import functools
+import json
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+import transformers
+from flax import nnx
+
+from cirag_jax.errors import UserError
+from cirag_jax.models.encoder import Encoder
+from cirag_jax.models.io import tensor_files, weights
+from cirag_jax.models.io.encoder_config import choose_tasks, read_config
+from tests.models.test_encoder import batch, difference, hidden_states, torch_hidden
+
+SIZES = {
+    "vocab_size": 101,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+}
+MODERN = {**SIZES, "local_attention": 8, "initializer_cutoff_factor": 3.0}
+MODELS: dict[str, tuple[type, type, dict[str, Any]]] = {
+    "modernbert": (transformers.ModernBertModel, transformers.ModernBertConfig, MODERN),
+    "nomic_bert": (transformers.NomicBertModel, transformers.NomicBertConfig, SIZES),
+    "gte": (transformers.GteModel, transformers.GteConfig, SIZES),
+    "jina_embeddings_v3": (
+        transformers.JinaEmbeddingsV3Model,
+        transformers.JinaEmbeddingsV3Config,
+        SIZES,
+    ),
+}
+
+
+def hf_model(kind: str, **changes: Any) -> transformers.PreTrainedModel:
+    """Returns a tiny random model whose biases and norms are random, too."""
+    torch.manual_seed(0)
+    model, config, fields = MODELS[kind]
+    model = model(config(**{**fields, **changes})).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+            elif "embeddings" not in name:
+                parameter.normal_(std=0.2)
+    return model
+
+
+def load(folder: pathlib.Path, **changes: Any):
+    config, raw = read_config(folder)
+    config = dataclasses.replace(config, **{"attention": "transposed", **changes})
+    return config, *weights.load_state(folder, config, raw["model_type"])
+
+
+@pytest.mark.parametrize(("attention", "scan_layers"), [("transposed", False), ("xla", True)])
+@pytest.mark.parametrize("kind", MODELS)
+def test_rotary_encoder_outputs_and_gradient_equal_transformers(
+    tmp_path, kind, attention, scan_layers
+):
+    """Texts of up to 40 tokens are longer than ModernBERT's windows of 4 tokens on each side."""
+    model = hf_model(kind)
+    model.save_pretrained(tmp_path)
+    config, graphdef, state = load(
+        tmp_path, attention=attention, scan_layers=scan_layers, remat=scan_layers
+    )
+    tokens_BT, mask_BT = batch(config.pad_id, length=40)
+    hidden_BTD = model(
+        input_ids=torch.tensor(tokens_BT, dtype=torch.int64),
+        attention_mask=torch.tensor(mask_BT, dtype=torch.int64),
+    ).last_hidden_state
+    weight_BTD = np.random.default_rng(1).normal(size=hidden_BTD.shape).astype(np.float32)
+    weight_BTD *= mask_BT[..., None] / mask_BT.sum()
+    (hidden_BTD * torch.tensor(weight_BTD)).sum().backward()
+
+    def loss(state):
+        ours_BTD = nnx.merge(graphdef, state)(tokens_BT, mask_BT)
+        return (ours_BTD * weight_BTD).sum(), ours_BTD
+
+    gradient, ours_BTD = jax.jit(jax.grad(loss, has_aux=True))(state)
+    assert difference(ours_BTD, hidden_BTD.detach().numpy(), mask_BT) < 2e-5
+    ours = weights.to_tensors(gradient, config, kind)
+    theirs = {name: p.grad for name, p in model.named_parameters() if "pooler" not in name}
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        np.testing.assert_allclose(ours[name], theirs[name], atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", ["nomic_bert", "gte", "jina_embeddings_v3"])
+def test_load_state_names_of_modules_give_same_parameters(tmp_path, kind):
+    model = hf_model(kind)
+    model.save_pretrained(tmp_path)
+    config, _, state = load(tmp_path)
+    tensors = {name: x.detach().numpy().copy() for name, x in model.named_parameters()}
+    tensor_files.save_tensors(tensors, tmp_path / "model.safetensors")
+    _, _, again = load(tmp_path, scan_layers=False)
+    for one, other in zip(jax.tree.leaves(state), jax.tree.leaves(again), strict=True):
+        np.testing.assert_array_equal(one, other)
+    published = weights.to_tensors(state, config, kind, published=True)
+    assert not any("self_attn" in name for name in published)
+
+
+def published_config(kind: str, **changes: Any) -> dict[str, Any]:
+    """Returns a config.json with the fields of a published model, in the sizes of `SIZES`."""
+    same = {name: SIZES[name] for name in ("vocab_size", "pad_token_id", "initializer_range")}
+    sizes = {**SIZES, "auto_map": {"AutoModel": "modeling--Model"}}
+    configs = {
+        "nomic": {
+            **same, "model_type": "nomic_bert", "n_embd": 32, "n_head": 4, "n_inner": 48,
+            "n_layer": 3, "n_positions": 64, "max_trained_positions": 64, "type_vocab_size": 2,
+            "activation_function": "swiglu", "prenorm": False, "use_rms_norm": False,
+            "parallel_block": False, "causal": False, "qkv_proj_bias": False,
+            "mlp_fc1_bias": False, "mlp_fc2_bias": False, "layer_norm_epsilon": 1e-12,
+            "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False,
+            "rotary_emb_scale_base": None, "rotary_scaling_factor": None,
+            "auto_map": sizes["auto_map"],
+        },
+        "gte": {
+            **sizes, "model_type": "new", "hidden_act": "gelu", "layer_norm_type": "layer_norm",
+            "layer_norm_eps": 1e-12, "type_vocab_size": 1, "pack_qkv": True, "rope_theta": 160000.0,
+            "position_embedding_type": "rope", "logn_attention_scale": False,
+        },
+        "jina": {
+            **sizes, "model_type": "xlm-roberta", "position_embedding_type": "rotary",
+            "rotary_emb_base": 20000.0, "type_vocab_size": 1, "layer_norm_eps": 1e-5,
+            "hidden_act": "gelu", "use_flash_attn": True, "emb_pooler": "mean",
+        },
+        "modernbert": {
+            **MODERN, "model_type": "modernbert", "global_attn_every_n_layers": 3,
+            "global_rope_theta": 160000.0, "local_rope_theta": 10000.0, "layer_norm_eps": 1e-5,
+            "position_embedding_type": "absolute", "hidden_activation": "gelu",
+        },
+    }  # fmt: skip
+    return {**configs[kind], **changes}
+
+
+@pytest.mark.parametrize(
+    ("published", "kind"),
+    [("nomic", "nomic_bert"), ("gte", "gte"), ("jina", "jina_embeddings_v3"),
+     ("modernbert", "modernbert")],
+)  # fmt: skip
+def test_read_config_published_fields_equal_those_of_transformers(tmp_path, published, kind):
+    _, config_class, fields = MODELS[kind]
+    config_class(**fields).save_pretrained(tmp_path)
+    wanted, _ = read_config(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(published_config(published)))
+    config, raw = read_config(tmp_path)
+    assert config == wanted and "auto_map" not in raw
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    again = transformers.AutoConfig.from_pretrained(tmp_path)
+    assert isinstance(again, config_class)
+    again.save_pretrained(tmp_path)
+    assert read_config(tmp_path)[0] == wanted
+
+
+def test_read_config_defaults_equal_those_of_transformers(tmp_path):
+    """transformers leaves out fields with default values of its classes' base classes."""
+    for kind, (_, config_class, _) in MODELS.items():
+        config_class().save_pretrained(tmp_path)
+        wanted, _ = read_config(tmp_path)
+        sizes = {name: getattr(config_class(), name) for name in SIZES if name in SIZES}
+        sizes = {name: sizes[name] for name in sizes if not name.startswith("pad")}
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, **sizes}))
+        assert read_config(tmp_path)[0] == wanted, kind
+
+
+TASKS = ["retrieval.query", "retrieval.passage", "separation"]
+
+
+def jina_folder(folder: pathlib.Path) -> transformers.PreTrainedModel:
+    """Writes a jina-embeddings-v3 as published, with random task adapters; returns its base.
+
+    The format of adapters: the weight of task t is ``W + s B[t] A[t]`` in linear layers and ``W + s
+    A[t] B[t]`` in embedding tables, with s = alpha / rank (Sturua et al., 2024, section 4).
+    """
+    model = hf_model("jina_embeddings_v3")
+    model.save_pretrained(folder)
+    raw = published_config("jina", lora_adaptations=TASKS, lora_rank=2, lora_alpha=3)
+    raw["task_instructions"] = {"retrieval.query": "who is ", "retrieval.passage": "known for "}
+    (folder / "config.json").write_text(json.dumps(raw))
+    rng = np.random.default_rng(0)
+    tensors = {}
+    for name, _, array in tensor_files.read_tensors(folder):
+        if array.ndim < 2:
+            tensors[f"roberta.{name}"] = array
+            continue
+        base = f"roberta.{name.removesuffix('.weight')}.parametrizations.weight"
+        tensors[f"{base}.original"] = array
+        (rows, columns), count = array.shape, len(TASKS)
+        sides = {"A": (count, 2, columns), "B": (count, rows, 2)}
+        if "embeddings" in name:
+            sides = {"A": (count, rows, 2), "B": (count, 2, columns)}
+        for side, shape in sides.items():
+            factor = 0.3 * rng.normal(size=shape).astype(np.float32)
+            tensors[f"{base}.0.lora_{side}"] = factor
+    tensor_files.save_tensors(tensors, folder / "model.safetensors")
+    return model
+
+
+def with_task(model: transformers.PreTrainedModel, folder: pathlib.Path, task: int):
+    """Adds the adapter of a task to the weights of a base model."""
+    tensors = {name: array for name, _, array in tensor_files.read_tensors(folder)}
+    state = model.state_dict()
+    for name, array in tensors.items():
+        if not name.endswith("lora_A"):
+            continue
+        a, b = array[task], tensors[f"{name[:-1]}B"][task]
+        change = 1.5 * torch.tensor(a @ b if "embeddings" in name else b @ a)
+        module = name.removeprefix("roberta.").removesuffix(".parametrizations.weight.0.lora_A")
+        module = module.replace("encoder.layers", "layers")
+        if "Wqkv" in module:
+            for part, rows in zip("qkv", change.chunk(3), strict=True):
+                state[module.replace("mixer.Wqkv", f"self_attn.{part}_proj") + ".weight"] += rows
+        else:
+            state[module.replace("mixer.out_proj", "self_attn.o_proj") + ".weight"] += change
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_jina_task_adapters_equal_merged_weights(tmp_path, scan_layers):
+    """Each row of one batch has the adapter of its role."""
+    jina_folder(tmp_path)
+    plain, raw = read_config(tmp_path)
+    config, names = choose_tasks(plain, raw, "config.json", None)
+    assert names == ("retrieval.query", "retrieval.passage") and config.tasks == (0, 1)
+    config = dataclasses.replace(config, attention="transposed", scan_layers=scan_layers)
+    graphdef, state = weights.load_state(tmp_path, config, raw["model_type"])
+    tokens_BT, mask_BT = batch(config.pad_id, length=20)
+    passage_B = np.arange(len(tokens_BT)) % 2 == 1
+
+    @jax.jit
+    def hidden(state):
+        return nnx.merge(graphdef, state)(tokens_BT, mask_BT, passage_B=passage_B)
+
+    ours_BTD = np.asarray(hidden(state))
+    for passage in (False, True):
+        model = jina_folder(tmp_path)
+        with_task(model, tmp_path, int(passage))
+        theirs_BTD = torch_hidden(model, tokens_BT, mask_BT)
+        rows = passage_B == passage
+        assert difference(ours_BTD[rows], theirs_BTD[rows], mask_BT[rows]) < 2e-5
+        assert difference(ours_BTD[~rows], theirs_BTD[~rows], mask_BT[~rows]) > 0.1
+        merged, config_of = weights.merge_tasks(state, config, passage=passage)
+        graph = nnx.split(nnx.eval_shape(lambda c=config_of: Encoder(c, rngs=nnx.Rngs(0))))[0]
+        again_BTD = hidden_states(graph, merged, tokens_BT, mask_BT)
+        assert difference(again_BTD, theirs_BTD, mask_BT) < 2e-5
+    tensors = weights.to_tensors(state, config, raw["model_type"])
+    again = weights.from_tensors(tensors, state, config, raw["model_type"])
+    for one, other in zip(jax.tree.leaves(state), jax.tree.leaves(again), strict=True):
+        np.testing.assert_array_equal(one, other)
+    _, base = weights.load_state(tmp_path, plain, raw["model_type"])
+    assert not any("task" in str(path) for path, _ in nnx.to_flat_state(base))
+
+
+def test_choose_tasks_by_name(tmp_path):
+    jina_folder(tmp_path)
+    plain, raw = read_config(tmp_path)
+    choose = functools.partial(choose_tasks, plain, raw, "config.json")
+    assert choose("none") == (plain, ())
+    assert choose("separation")[0].tasks == (2,)
+    assert choose("separation, separation")[0].tasks == (2,)
+    assert choose("retrieval.passage,retrieval.query")[0].tasks == (1, 0)
+    with pytest.raises(UserError, match="config.json: the model has no task 'x'; its tasks are: r"):
+        choose("x")
+    with pytest.raises(UserError, match="must be one task, or those of queries and of passages"):
+        choose(",".join(TASKS))
+    assert choose_tasks(plain, {}, "config.json", None) == (plain, ())
