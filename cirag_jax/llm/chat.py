@@ -99,7 +99,9 @@ class ChatTokenizer:
         if not path.is_dir():
             raise UserError(f"{path} is neither a model folder nor a .gguf file.")
         with parsing(f"{path} has no readable tokenizer"):
-            return cls(_open_tokenizer(path), _generation_eos_ids(path), template_kwargs)
+            tokenizer = cls(_open_tokenizer(path), _generation_eos_ids(path), template_kwargs)
+            tokenizer.encode("")  # Copies the tokenizer, which fails if its ids are inconsistent.
+            return tokenizer
 
     def encode_prompt(
         self, messages: Sequence[Message], continue_final: bool = False

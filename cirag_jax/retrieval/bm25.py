@@ -8,6 +8,7 @@ second has tokens that bm25s does not find, such as pairs of Chinese characters
 import functools
 import logging
 import os
+import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from cirag_jax.retrieval.search import empty_results
 from cirag_jax.retrieval.words import other_tokens
 
 # Identifies the tokens. Change it with them, so that indexes of earlier versions are refused.
-TOKENS = "words, NFKC, bigrams"
+TOKENS = "words, NFC, NFKC, bigrams"
 
 _OTHERS, _ROWS = "others", "rows.npy"  # The second index and its rows, in the index's folder.
 
@@ -103,8 +104,10 @@ class BM25:
             show_progress=False,
             return_ids=False,
         )
-        others = [" ".join(other_tokens(text)) for text in texts]
-        return tokenize(list(texts)), tokenize(others, token_pattern=r"\S+")
+        # Otherwise, a letter and its accent would be two words.
+        composed = [unicodedata.normalize("NFC", text) for text in texts]
+        others = [" ".join(other_tokens(text)) for text in composed]
+        return tokenize(composed), tokenize(others, token_pattern=r"\S+")
 
     def search(
         self, queries: Sequence[str], k: int, allowed: Sequence[np.ndarray] | None = None
