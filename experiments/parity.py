@@ -44,6 +44,8 @@ MODELS = {
     "qwen3_moe": "Qwen3-30B-A3B, Qwen3-Coder-30B-A3B",
     "mistral": "Mistral 7B",
     "mixtral": "Mixtral 8x7B and 8x22B",
+    "smollm3": "SmolLM3",
+    "phi3": "Phi-3, Phi-4, Phi-4-mini",
     "gemma2": "Gemma 2",
     "gemma3_text": "Gemma 3 (text)",
     "bert": "BERT, MiniLM, BGE, E5, GTE",
@@ -51,6 +53,10 @@ MODELS = {
     "xlm-roberta": "XLM-R, BGE-M3, multilingual E5",
     "camembert": "CamemBERT",
     "mpnet": "MPNet",
+    "modernbert": "ModernBERT, gte-modernbert",
+    "nomic_bert": "nomic-embed-text-v1.5, arctic-embed-m-long",
+    "gte": "gte-base-en-v1.5, gte-multilingual",
+    "jina_embeddings_v3": "jina-embeddings-v3",
 }
 # Fields of every tiny encoder, and of some families; others are the defaults of transformers.
 _SIZES = {

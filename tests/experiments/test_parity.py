@@ -24,7 +24,7 @@ def test_models_page_has_row_per_family():
     for name, (models, _, gguf, exact, ours, theirs) in ROWS.items():
         if name == "model_type":
             continue
-        assert models == parity.MODELS[name]
+        assert models == parity.MODELS.get(name, "")
         assert gguf == parity.gguf_of(name)
         assert float(exact) <= parity.LIMIT
         assert float(ours) < 1.5 * float(theirs)
