@@ -109,6 +109,7 @@ class Question:
         context: Ids of the question's own passages, distractors included.
         evidences: Gold triples in reasoning order (2WikiMultihopQA).
         decomposition: Sub-questions in reasoning order (MuSiQue).
+        aliases: Those of ``answers`` that are aliases, which some scorers ignore; None if unknown.
     """
 
     id: NonEmptyStr
@@ -125,6 +126,8 @@ class Question:
     context: tuple[str, ...] | None = None
     evidences: tuple[tuple[str, str, str], ...] | None = None
     decomposition: tuple[SubQuestion, ...] | None = None
+    # Outside repr, so that hashes of training data stay the same; only scorers read it.
+    aliases: tuple[str, ...] | None = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self):
         answers = tuple(answer for answer in self.answers if answer.strip())

@@ -106,7 +106,10 @@ def base() -> Any:
     # Maximum GiB of stored activations per device; further chunks run twice. null stores all.
     config.activations_gib = placeholder(float)
 
-    config.num_epochs = 6.0  # Epochs; each draws new prefixes of every question.
+    # What an epoch visits once: questions (each with new random prefixes) | prefixes (every prefix
+    # of every chain, KiRAG's data points; needs prefixes_per_question=1).
+    config.epoch = "questions"
+    config.num_epochs = 6.0  # Number of epochs.
     config.optimizer = common.optimizer(1e-4, "linear", warmup_ratio=0.1, weight_decay=0.01)
 
     # The head of linked retrieval. One process trains the head on searches with the best checkpoint
@@ -169,9 +172,8 @@ def paper() -> Any:
     config.mask_false_negatives = False
     config.chunk_tokens = 16384
     config.activations_gib = 16.0  # Not measured; the running chunk needs more.
-    # The paper has 10 epochs over data points, one per triple of a chain: 2.36 per question on
-    # average (Table 7). Here, an epoch draws one data point per question.
-    config.num_epochs = 23.6
+    config.epoch = "prefixes"
+    config.num_epochs = 10.0
     config.optimizer.learning_rate = 2e-5
     config.optimizer.schedule = "constant"
     config.optimizer.warmup_ratio = 0.0
@@ -189,6 +191,8 @@ def code() -> Any:
     on two devices: negatives are shared across devices, within a micro-batch.
     """
     config = paper()
+    config.model.dropout = 0.1  # BERT's own, because the code trains the model in training mode.
+    config.epoch = "questions"
     config.prefixes_per_question = 2
     config.order = "annotation"
     config.num_negatives = 10
@@ -196,7 +200,6 @@ def code() -> Any:
     config.accumulation = "official"
     config.micro_batches = 2
     config.unit_max_length = 64
-    config.num_epochs = 10.0
     config.optimizer.schedule = "linear"
     config.optimizer.warmup_ratio = 0.1
     config.optimizer.clip_norm = 1.0

@@ -336,7 +336,9 @@ def _score(config: Config, row: PredictionRow, question: Question, verdict: bool
         return 0.0
     if verdict is not None:
         return float(verdict)
-    return METRICS[config.score](row.answer, question.answers, config.profile)
+    return METRICS[config.score](
+        row.answer, answers.golds_of(question, config.profile), config.profile
+    )
 
 
 def _cause(config: Config, row: PredictionRow, question: Question, articles: Articles) -> str:

@@ -247,7 +247,7 @@ def _row(name: str, reading: Reading, response: ReaderAnswer, profile: str) -> d
         "refused": response.refused,
         "confidence": response.confidence,
         "gold": reading.question.answers,
-        "f1": answers.f1(response.answer, reading.question.answers, profile),
+        "f1": answers.f1(response.answer, answers.golds_of(reading.question, profile), profile),
     }
 
 

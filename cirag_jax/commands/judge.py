@@ -225,7 +225,9 @@ def _other_metrics(run: RunAnswers, profile: str) -> dict[str, Ratio]:
     return {
         name: mean_of(
             [
-                None if text is None else answers.METRICS[name](text, question.answers, profile)
+                None
+                if text is None
+                else answers.METRICS[name](text, answers.golds_of(question, profile), profile)
                 for (question, _), text in zip(run.answered, run.texts, strict=True)
             ]
         )

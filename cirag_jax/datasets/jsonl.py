@@ -6,7 +6,7 @@ a result, such as an unknown passage id, raises an error that names the file, li
 
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,11 @@ _NO_PASSAGES = "put passages there, or use the method direct, which needs none"
 
 
 def read_dataset(
-    folder: str | os.PathLike[str], *, corpus: bool = True, questions: bool = True
+    folder: str | os.PathLike[str],
+    *,
+    corpus: bool = True,
+    questions: bool = True,
+    triples: bool = True,
 ) -> Dataset:
     """Reads and validates a dataset folder, in file order; the dataset is named after the folder.
 
@@ -38,8 +42,9 @@ def read_dataset(
     become null.
 
     With ``corpus=False`` the corpus may be missing; questions may then name any passage. With
-    ``questions=False`` no questions are read. ``gold_triples.jsonl`` is never read: it has triples
-    of gold passages only, so it would reveal the gold passages.
+    ``questions=False`` no questions are read, and with ``triples=False`` no ``openie.jsonl``.
+    ``gold_triples.jsonl`` is never read: it has triples of gold passages only, so it would reveal
+    the gold passages.
     """
     folder = Path(folder).expanduser()
     if not folder.is_dir():
@@ -52,10 +57,10 @@ def read_dataset(
         raise UserError(f"{folder / CORPUS} does not exist; {_NO_PASSAGES}.")
     passages = read_corpus(folder) if reads_corpus else None
     records = _read_questions(folder / QUESTIONS, passages) if questions else ()
-    openie, triples = folder / OPENIE, {}
-    if passages is not None and openie.exists():
-        triples = _read_openie(openie, passages)
-    return Dataset(folder.resolve().name, records, passages or {}, triples)
+    openie, extracted = folder / OPENIE, {}
+    if triples and passages is not None and openie.exists():
+        extracted = read_openie(openie, passages)
+    return Dataset(folder.resolve().name, records, passages or {}, extracted)
 
 
 def read_corpus(folder: str | os.PathLike[str]) -> dict[str, Passage]:
@@ -88,7 +93,7 @@ def write_dataset(dataset: Dataset, folder: str | os.PathLike[str]) -> None:
         if dataset.corpus:
             write_lines(folder / CORPUS, map(dataclasses.asdict, dataset.corpus.values()))
         if dataset.triples:
-            rows = (_openie_record(key, value) for key, value in dataset.triples.items())
+            rows = (openie_record(key, value) for key, value in dataset.triples.items())
             write_lines(folder / OPENIE, rows)
         write_lines(folder / QUESTIONS, map(question_record, dataset.questions))
     except OSError as error:
@@ -108,6 +113,9 @@ def _read_questions(path: Path, corpus: Mapping[str, Passage] | None) -> tuple[Q
     out_of_range = 0
     for place, question in read_lines(path, Question):
         pairs = question.supporting_sentences
+        for alias in question.aliases or ():
+            if alias not in question.answers:
+                raise field_error(place, "aliases", f"has {alias!r}, which answers does not have")
         if corpus is not None:
             _check_passages(place, question, corpus)
         if corpus is not None and pairs is not None:
@@ -156,10 +164,18 @@ def _check_known(place: str, field: str, passage_id: str, corpus: Mapping[str, P
         raise field_error(place, field, problem)
 
 
-def _read_openie(path: Path, corpus: Mapping[str, Passage]) -> dict[str, tuple[Triple, ...]]:
+def read_openie(path: Path, corpus: Mapping[str, Passage]) -> dict[str, tuple[Triple, ...]]:
+    """Reads the triples of an ``openie.jsonl`` by passage id."""
+    return merged_triples(path, read_lines(path, OpenIE), corpus)
+
+
+def merged_triples(
+    path: Path, rows: Iterable[tuple[str, OpenIE]], corpus: Mapping[str, Passage]
+) -> dict[str, tuple[Triple, ...]]:
+    """Returns the triples of pairs (place, line) by passage id, and logs what was repaired."""
     triples: dict[str, tuple[Triple, ...]] = {}
     malformed = out_of_range = merged = 0
-    for place, row in read_lines(path, OpenIE):
+    for place, row in rows:
         _check_known(place, "passage_id", row.passage_id, corpus)
         if row.triples is None:
             continue
@@ -207,12 +223,14 @@ def triples_of(place: str, row: OpenIE, passage: Passage) -> tuple[Iterable[Trip
 def question_record(question: Question) -> dict[str, Any]:
     """Returns a question as a record of ``questions.jsonl`` and of a run's journal."""
     record = dataclasses.asdict(question)
-    if question.same_sentences is None:
-        del record["same_sentences"]  # Keeps records equal to journals older than this field.
+    for field in ("same_sentences", "aliases"):
+        if record[field] is None:
+            del record[field]  # Keeps records equal to journals older than this field.
     return record
 
 
-def _openie_record(passage_id: str, triples: tuple[Triple, ...]) -> dict[str, Any]:
+def openie_record(passage_id: str, triples: Sequence[Triple]) -> dict[str, Any]:
+    """Returns the triples of a passage as a record of ``openie.jsonl``."""
     entities = dict.fromkeys(part for triple in triples for part in (triple.head, triple.tail))
     return {
         "passage_id": passage_id,

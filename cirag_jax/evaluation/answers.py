@@ -16,6 +16,7 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 
 from cirag_jax.errors import UserError
+from cirag_jax.types import Question
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -33,19 +34,24 @@ class Profile:
         are equal.
       closed_words: F1 is 0 if one of the answers is yes, no or noanswer and the other differs.
       first_gold: F1 uses only the first gold answer; exact match and accuracy use all.
+      aliases: whether aliases of the gold answer count (`golds_of`).
     """
 
     source: str
     decompose: bool = False
     closed_words: bool = False
     first_gold: bool = False
+    aliases: bool = True
 
 
 PROFILES: Mapping[str, Profile] = {
     "musique": Profile("MuSiQue's metrics/answer.py, which CIRAG declares"),
     "hotpot": Profile("HotpotQA's hotpot_evaluate_v1.py", closed_words=True),
     "hipporag": Profile("HippoRAG's evaluation/qa_eval.py"),
-    "kirag": Profile("KiRAG's evaluation/qa_eval.py", closed_words=True, first_gold=True),
+    "two_wiki": Profile("2WikiMultihopQA's 2wikimultihop_evaluate_v1.1.py", closed_words=True),
+    "kirag": Profile(
+        "KiRAG's evaluation/qa_eval.py", closed_words=True, first_gold=True, aliases=False
+    ),
     "flashrag": Profile("FlashRAG's evaluator/metrics.py", closed_words=True),
     "dualrag": Profile("DualRAG's released scorer", decompose=True),
 }
@@ -57,6 +63,21 @@ def check_profile(name: str) -> None:
     if name not in PROFILES:
         profiles = ", ".join(PROFILES)
         raise UserError(f"config.profile={name!r} is an unknown profile; choose one of {profiles}.")
+
+
+def golds_of(question: Question, profile: str = DEFAULT) -> tuple[str, ...]:
+    """Returns the gold answers that a scorer accepts.
+
+    KiRAG's data has the answers of open-domain questions, but no aliases of multi-hop questions. If
+    a question of several hops does not say which answers are aliases, all but the first are.
+    """
+    if _profile(profile).aliases:
+        return question.answers
+    aliases = question.aliases
+    if aliases is None:
+        aliases = question.answers[1:] if (question.hops or 1) > 1 else ()
+    golds = tuple(answer for answer in question.answers if answer not in aliases)
+    return golds or question.answers[:1]
 
 
 def normalize_answer(text: str, profile: str = DEFAULT) -> str:

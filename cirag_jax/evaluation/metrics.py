@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from cirag_jax.datasets.chains import passage_text
 from cirag_jax.errors import UserError
-from cirag_jax.evaluation.answers import METRICS
+from cirag_jax.evaluation.answers import METRICS, golds_of
 from cirag_jax.evaluation.evidence import GRANULARITIES
 from cirag_jax.evaluation.overlap import Ratio, mean_of
 from cirag_jax.evaluation.recall import recall_at
@@ -72,8 +72,8 @@ def _best_scores(
     return {
         name: mean_of(
             [
-                max(metric(text, question.answers, scoring.profile) for text in candidates)
-                if question.answers
+                max(metric(text, golds, scoring.profile) for text in candidates)
+                if (golds := golds_of(question, scoring.profile))
                 else None
                 for (question, _), candidates in zip(answered, texts, strict=True)
             ]
@@ -103,7 +103,9 @@ def stage_scores(answered: Sequence[AnsweredQuestion], scoring: Scoring) -> dict
     return {
         f"{stage}_{name}": mean_of(
             [
-                METRICS[name](prediction.answer, question.answers, scoring.profile)
+                METRICS[name](
+                    prediction.answer, golds_of(question, scoring.profile), scoring.profile
+                )
                 if prediction
                 and prediction.error is None
                 and prediction.granularity == stage

@@ -21,7 +21,7 @@ from cirag_jax.io import replacing
 from cirag_jax.reports import pages
 from cirag_jax.runtime.records import JournalReader, Record
 from cirag_jax.runtime.store import JOURNAL
-from cirag_jax.types import Config, Passage, Prediction, Sentence, Step, Triple, Unit
+from cirag_jax.types import Config, Passage, Prediction, Question, Sentence, Step, Triple, Unit
 
 PAGE = "trace.html"
 VERDICTS = ("right", "wrong", "unscored", "failed", "unfinished")
@@ -171,7 +171,7 @@ def question_fields(record: Record) -> dict[str, Any]:
 
 def answer_fields(record: Record, prediction: Prediction | None, profile: str) -> dict[str, Any]:
     """Returns the answer, its scores and one of `VERDICTS`."""
-    golds = question_fields(record)["answers"]
+    golds = _golds(record, profile)
     em = f1 = None
     # Runs that only collect evidence for distillation have no attempts and thus no answers.
     if record.has_succeeded and prediction and golds and prediction.attempts:
@@ -184,6 +184,13 @@ def answer_fields(record: Record, prediction: Prediction | None, profile: str) -
         "em": em,
         "f1": f1,
     }
+
+
+def _golds(record: Record, profile: str) -> tuple[str, ...]:
+    fields, aliases = question_fields(record), record.input.get("aliases")
+    golds, aliases = tuple(fields["answers"]), None if aliases is None else tuple(aliases)
+    question = Question(record.id, "", golds, hops=fields["hops"], aliases=aliases)
+    return answers.golds_of(question, profile)
 
 
 def _verdict(record: Record, em: float | None) -> str:

@@ -78,7 +78,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         remat=config.model.remat,
     )
     batches = make_batches(config, chains, pools, encoder, mesh, prefix_pools)
-    total_steps = num_steps(config, len(chains))
+    total_steps = num_steps(config, pools_lib.num_examples(chains, config.epoch))
     tx = make_optimizer(config, total_steps)
     if config.model.train == "tasks" and not encoder.tasks:
         raise UserError(
@@ -237,7 +237,8 @@ def training_chains(
     chains = [chain for set_chains, _ in by_set for chain in set_chains]
     pools = [pool for _, set_pools in by_set for pool in set_pools]
     batch = config.batch_size, config.prefixes_per_question
-    pools_lib.check_enough(len(chains), *batch)  # Early: searches take long.
+    num_examples = pools_lib.num_examples(chains, config.epoch)
+    pools_lib.check_enough(num_examples, *batch)  # Early: searches take long.
     prefix_pools: list[pools_lib.PrefixPools] = []
     if config.retrieved.model:
         for questions, chains_and_pools in zip(sets, by_set, strict=True):
@@ -260,9 +261,9 @@ def dev_data(
     return chains, pools
 
 
-def num_steps(config: Config, num_chains: int) -> int:
-    """Returns the number of training steps for ``num_chains`` chains."""
-    steps_per_epoch = max(num_chains // questions_per_step(config), 1)
+def num_steps(config: Config, num_examples: int) -> int:
+    """Returns the number of training steps for ``num_examples`` chains or prefixes per epoch."""
+    steps_per_epoch = max(num_examples // questions_per_step(config), 1)
     return config.num_steps or max(round(config.num_epochs * steps_per_epoch), 1)
 
 
@@ -328,6 +329,7 @@ def make_batches(
         encoder.config.pad_id,
         config.seed,
         prefix_pools,
+        epoch=config.epoch,
     )
 
 
@@ -410,6 +412,12 @@ def check_config(config: Config) -> None:
     check_value("config.model.train", config.model.train, Literal["all", "base", "tasks"])
     check_value("config.negatives", config.negatives, pools_lib.Negatives)
     check_value("config.order", config.order, pools_lib.Order)
+    check_value("config.epoch", config.epoch, pools_lib.Epoch)
+    if config.epoch == "prefixes" and config.prefixes_per_question != 1:
+        raise UserError(
+            "config.epoch=prefixes needs config.prefixes_per_question=1, not "
+            f"{config.prefixes_per_question}, because every prefix is an example of its own"
+        )
     check_value("config.activations_gib", config.activations_gib, NonNegativeFloat | None)
     if config.negative_groups > 1 and config.negatives != "in_batch":
         raise UserError(

@@ -80,7 +80,7 @@ def test_scores_gold_of_articles_or_punctuation_is_compared_as_written(profile, 
 
 
 def test_f1_closed_words_have_no_partial_credit():
-    closed = {"hotpot", "kirag", "flashrag"}
+    closed = {"hotpot", "kirag", "flashrag", "two_wiki"}
     for prediction, gold in (
         ("yes it is", "yes"),
         ("no", "no one"),
@@ -176,3 +176,18 @@ def test_scores_reject_unknown_profile_and_missing_gold():
         answers.f1("x", [])
     with pytest.raises(ValueError, match="at least one gold"):
         answers.accuracy("x", "x")  # a string would be read as a list of letters
+
+
+def test_golds_of_kirag_ignores_aliases_but_not_open_domain_answers():
+    """KiRAG's data has one answer of a MuSiQue question, and several of an NQ question."""
+    several = Question("q", "Who?", ("Tarn", "Tarn town"), hops=2)
+    stated = Question("q", "Who?", ("Tarn", "Osk", "Tarn town"), hops=2, aliases=("Tarn town",))
+    open_domain = Question("q", "Who?", ("Tarn", "Osk"))
+    assert answers.golds_of(several, "kirag") == ("Tarn",)
+    assert answers.golds_of(stated, "kirag") == ("Tarn", "Osk")
+    assert answers.golds_of(open_domain, "kirag") == ("Tarn", "Osk")
+    for question in (several, stated, open_domain):
+        assert answers.golds_of(question, "musique") == question.answers
+    run = [AnsweredQuestion(several, Prediction("Tarn town", "passage"))]
+    for profile, em in (("musique", 1.0), ("kirag", 0.0)):
+        assert answer_scores(run, Scoring(profile))["em"].value == em

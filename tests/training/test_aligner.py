@@ -149,7 +149,7 @@ def test_presets_match_paper_and_code():
         "temperature": 0.01, "batch_size": 64, "chain_negatives": True,
         "mask_false_negatives": False, "query_max_length": 256, "dev.questions": 500,
         "optimizer.learning_rate": 2e-5, "optimizer.weight_decay": 0.01, "eval_every": 200,
-        "model.spec": "intfloat/e5-large-v2", "model.dropout": 0.0,
+        "model.spec": "intfloat/e5-large-v2", "num_epochs": 10.0,
     }  # fmt: skip
     for config in (paper, code):
         assert {name: _get(config, name) for name in shared} == shared
@@ -162,7 +162,8 @@ def test_presets_match_paper_and_code():
         "prefixes_per_question": (1, 2), "order": ("printed", "annotation"),
         "num_negatives": (7, 10), "negatives": ("own", "cross_device"),
         "accumulation": ("cached", "official"), "micro_batches": (1, 2),
-        "unit_max_length": (128, 64), "num_epochs": (23.6, 10.0),
+        "unit_max_length": (128, 64), "epoch": ("prefixes", "questions"),
+        "model.dropout": (0.0, 0.1),
         "optimizer.schedule": ("constant", "linear"), "optimizer.warmup_ratio": (0.0, 0.1),
         "optimizer.clip_norm": (0.0, 1.0), "best_metric": ("dev/recall@5", "dev/mrr"),
     }  # fmt: skip
@@ -349,6 +350,8 @@ def test_open_ranker_aligner_scores_triples_as_in_training(
         ({"eval_every": -1}, r"config\.eval_every=-1 must not be negative"),
         ({"save_every": -1}, r"config\.save_every=-1 must not be negative"),
         ({"stop_after_minutes": -1.0}, r"config\.stop_after_minutes=-1\.0 must not be negative"),
+        ({"epoch": "days"}, r"config\.epoch='days' is not one of questions, prefixes"),
+        ({"epoch": "prefixes"}, r"epoch=prefixes needs config\.prefixes_per_question=1, not 4"),
         ({"num_epochs": -1.0}, r"config\.num_epochs=-1\.0 must not be negative"),
         ({"num_steps": 0, "num_epochs": 0.0}, "num_epochs or config.num_steps must be above 0"),
         ({"profile_steps": "9"}, r"config\.profile_steps='9' must be FIRST:LAST"),

@@ -35,6 +35,7 @@ class OfficialFile:
       sha256: checksum of the download, if known, as stated by ``checksum_by``.
       split: key of the split, if the file is a JSON object ``{split: {id: record}}``.
       noun: name of a record in messages.
+      lines: whether the file has one JSON object per line; always true for ``.jsonl``.
     """
 
     name: str
@@ -44,6 +45,7 @@ class OfficialFile:
     checksum_by: str | None = None
     split: str | None = None
     noun: str = "question"
+    lines: bool = False
 
     @property
     def download_name(self) -> str:
@@ -128,6 +130,20 @@ def _placed(file: OfficialFile, manual_dir: Path) -> Path | None:
     return next((place for place in places if place.is_file()), None)
 
 
+def beside(found: FoundFile, file: OfficialFile) -> FoundFile | None:
+    """Returns an optional official file from the folder or archive of another one, or None.
+
+    A file in the folder takes precedence over one in the archive.
+    """
+    if (path := found.path.parent / file.name).is_file():
+        return FoundFile(file, path, archived=False)
+    if found.archived:
+        with contextlib.suppress(OSError, *_BAD_ARCHIVE), zipfile.ZipFile(found.path) as archive:
+            if _members_called(archive, file.name):
+                return FoundFile(file, found.path, archived=True)
+    return None
+
+
 def _download(
     file: OfficialFile, download_manager: tfds.download.DownloadManager, manual_dir: Path
 ) -> FoundFile:
@@ -180,12 +196,16 @@ def _verify(found: FoundFile, *, placed_by_hand: bool) -> None:
 
 
 def _member(archive: zipfile.ZipFile, name: str, path: Path) -> str:
-    members = [m for m in archive.namelist() if m.rsplit("/", 1)[-1] == name]
-    # Archives from macOS contain a second, hidden copy of every name.
-    members = [m for m in members if not m.startswith("__MACOSX")]
+    members = _members_called(archive, name)
     if not members:
         raise UserError(f"{path} does not contain {name}.")
     return members[0]
+
+
+def _members_called(archive: zipfile.ZipFile, name: str) -> list[str]:
+    members = [m for m in archive.namelist() if m.rsplit("/", 1)[-1] == name]
+    # Archives from macOS contain a second, hidden copy of every name.
+    return [m for m in members if not m.startswith("__MACOSX")]
 
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -197,7 +217,7 @@ def _read(text: io.TextIOWrapper, where: str, file: OfficialFile) -> Iterator[tu
         return _rows(text, where, _DELIMITERS[suffix])
     if file.split is not None:
         return _members(text, where, file.split)
-    return _objects(text, where, file.noun, lines=suffix == ".jsonl")
+    return _objects(text, where, file.noun, lines=file.lines or suffix == ".jsonl")
 
 
 def _rows(text: io.TextIOWrapper, where: str, delimiter: str) -> Iterator[tuple[str, Any]]:

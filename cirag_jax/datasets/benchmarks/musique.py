@@ -92,7 +92,8 @@ class MuSiQue(OfficialBuilder):
         """
         shape = record.id.split("__", 1)[0]
         by_idx = {p.idx: passage_of(p.title, p.paragraph_text) for p in record.paragraphs}
-        answers = () if record.answer is None else (record.answer, *(record.answer_aliases or ()))
+        official = () if record.answer is None else (record.answer, *(record.answer_aliases or ()))
+        answers = tuple(dict.fromkeys(official))
         supporting = None
         if all(p.is_supporting is not None for p in record.paragraphs):
             gold = (by_idx[p.idx].id for p in record.paragraphs if p.is_supporting)
@@ -100,7 +101,7 @@ class MuSiQue(OfficialBuilder):
         question = Question(
             id=record.id,
             question=record.question,
-            answers=tuple(dict.fromkeys(answers)),
+            answers=answers,
             type=shape,
             hops=int(shape[0]) if shape[:1].isdigit() else None,
             split=split,
@@ -108,6 +109,7 @@ class MuSiQue(OfficialBuilder):
             supporting=supporting,
             context=tuple(dict.fromkeys(passage.id for passage in by_idx.values())),
             decomposition=_decomposition(record.question_decomposition, by_idx),
+            aliases=answers[1:] or None,
         )
         return question, tuple(by_idx.values())
 

@@ -8,6 +8,7 @@ device encodes each distinct text once.
 
 import collections
 import dataclasses
+import math
 import random
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -27,6 +28,7 @@ _EPOCHS = 1 << 32
 
 Negatives = Literal["own", "in_batch", "cross_device"]
 Order = Literal["dependency", "printed", "annotation"]
+Epoch = Literal["questions", "prefixes"]
 Tokenize = Callable[[Sequence[str], Literal["query", "passage"]], list[np.ndarray]]
 # For each prefix of a chain, by its length: the units from which negatives are drawn.
 PrefixPools = tuple[tuple[Unit, ...], ...]
@@ -39,9 +41,9 @@ class Sampling:
     ``order="dependency"`` draws any partial chain in which each step comes after the steps that it
     depends on. Every step that may come next is a positive. ``order="printed"`` follows KiRAG's
     paper: the first h annotated steps are the prefix, and the next step is the positive.
-    ``order="annotation"`` follows the released code, which differs for comparison questions: every
-    step is a positive if h = 0; else a random one of the first h + 1 steps is, and the others are
-    the prefix in random order.
+    ``order="annotation"`` follows the released code, which differs for comparison questions: for h
+    = 0, every step is a positive in turn; for h > 0, every order of the first h + 1 steps gives a
+    prefix and its positive. Queries are drawn uniformly from all these combinations.
     ``chain_negatives`` allows other units of the chain as negatives.
     """
 
@@ -127,8 +129,8 @@ def chains_and_pools(
             lambda chain, pool: all(
                 step in chains_lib.units_of(dataset, step.passage_id, kind) for step in chain.steps
             ),
-            "triples that were not extracted from their passages (launch/extract.py extracts them; "
-            "config.data.units=sentence needs none)",
+            "triples that were not extracted from their passages (extract them with "
+            "launch/extract.py and set config.data.triples; config.data.units=sentence needs none)",
         )
     if negatives == "own":
         keep(lambda chain, pool: has_others(pool, chain), f"no {kind} as a negative")
@@ -155,22 +157,28 @@ def sample_examples(
     sampling: Sampling,
     rng: np.random.Generator,
     prefix_pools: PrefixPools = (),
+    length: int | None = None,
 ) -> list[Example]:
-    """Draws prefixes of different lengths from a chain, and negatives that the prefixes share.
+    """Draws different prefixes of a chain, and negatives that the prefixes share.
+
+    The prefixes have different lengths, except those of comparison questions with
+    ``order="annotation"``. If ``length`` is given, the only prefix has this length.
 
     Sharing halves the number of texts to encode. Prefixes do not share negatives in two cases: with
     ``chain_negatives``, because the excluded units depend on the prefix, and with ``prefix_pools``,
     which replace ``pool``.
     """
     draw = random.Random(int(rng.integers(2**63)))
-    lengths = draw.sample(
-        range(len(chain.steps)), min(sampling.prefixes_per_question, len(chain.steps))
-    )
+    lengths = [length] if length is not None else _draw_lengths(chain, sampling, draw)
     gold = {unit.text for unit in chain.steps}
     shared = _draw_negatives(draw, pool, gold, sampling.num_negatives)
-    examples = []
+    examples: list[Example] = []
+    drawn: set[tuple[int, ...]] = set()
     for length in lengths:
         prefix, following = _sample_prefix(chain, length, sampling.order, draw)
+        while (*prefix, following[0]) in drawn:  # The same combination of a comparison.
+            prefix, following = _sample_prefix(chain, length, sampling.order, draw)
+        drawn.add((*prefix, following[0]))
         prefix_texts = [chain.steps[step].text for step in prefix]
         positives = [chain.steps[step].text for step in following]
         negatives = shared
@@ -181,6 +189,21 @@ def sample_examples(
         query = chains_lib.query_text(chain.question, prefix_texts, kind)
         examples.append(Example(query, tuple(positives), negatives))
     return examples
+
+
+def _draw_lengths(chain: Chain, sampling: Sampling, draw: random.Random) -> list[int]:
+    """Draws the lengths of a chain's prefixes."""
+    count = len(chain.steps)
+    if not chain.comparison or sampling.order != "annotation":
+        return draw.sample(range(count), min(sampling.prefixes_per_question, count))
+    # The number of combinations of each length.
+    combinations = [count, *(math.factorial(length + 1) for length in range(1, count))]
+    lengths = []
+    for _ in range(min(sampling.prefixes_per_question, sum(combinations))):
+        (length,) = draw.choices(range(count), combinations)
+        combinations[length] -= 1
+        lengths.append(length)
+    return lengths
 
 
 def _draw_negatives(
@@ -352,8 +375,13 @@ class _Sample(grain.transforms.RandomMap):
     sampling: Sampling
 
     def random_map(self, element, rng: np.random.Generator) -> list[Example]:
-        chain, pool, prefix_pools = element
-        return sample_examples(chain, pool, self.kind, self.sampling, rng, prefix_pools)
+        chain, pool, prefix_pools, length = element
+        return sample_examples(chain, pool, self.kind, self.sampling, rng, prefix_pools, length)
+
+
+def num_examples(chains: Sequence[Chain], epoch: Epoch) -> int:
+    """Returns the number of questions or prefixes that an epoch visits."""
+    return sum(len(chain.steps) for chain in chains) if epoch == "prefixes" else len(chains)
 
 
 def check_enough(num_chains: int, batch_size: int, prefixes: int) -> int:
@@ -379,14 +407,26 @@ def batches(
     pad_id: int,
     seed: int,
     prefix_pools: Sequence[PrefixPools] = (),
+    *,
+    epoch: Epoch = "questions",
 ) -> grain.DatasetIterator:
     """Returns an endless iterator over batches, reshuffled in every epoch; its state is JSON.
+
+    With ``epoch="prefixes"``, an epoch has one example for every prefix of every chain.
 
     A batch has ``layout.num_queries // sampling.prefixes_per_question`` questions, divided evenly
     over the groups, because chains may have fewer prefixes than requested. ``prefix_pools`` has an
     entry for each chain, see `sample_examples`.
     """
-    per_batch = check_enough(len(chains), layout.num_queries, sampling.prefixes_per_question)
+    per_batch = check_enough(
+        num_examples(chains, epoch), layout.num_queries, sampling.prefixes_per_question
+    )
+    items = zip(chains, pools, prefix_pools or [()] * len(chains), strict=True)
+    source = [
+        (*item, length)
+        for item in items
+        for length in (range(len(item[0].steps)) if epoch == "prefixes" else (None,))
+    ]
 
     def lay_out(questions: Sequence[Sequence[Example]]) -> Batch:
         examples = [example for question_examples in questions for example in question_examples]
@@ -398,9 +438,7 @@ def batches(
         return build_batch(examples, layout, tokenize, pad_id, groups)
 
     dataset = (
-        grain.MapDataset.source(
-            list(zip(chains, pools, prefix_pools or [()] * len(chains), strict=True))
-        )
+        grain.MapDataset.source(source)
         .seed(seed)
         .shuffle()
         .repeat(_EPOCHS)

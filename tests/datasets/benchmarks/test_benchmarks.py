@@ -8,6 +8,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import zipfile
 
 import grain
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from cirag_jax.datasets.benchmarks import BENCHMARKS, data_source, prepare_builder, to_dataset
 from cirag_jax.datasets.records import convert
 from cirag_jax.errors import UserError
+from cirag_jax.evaluation.answers import golds_of
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures"
 CONFIGS = [(name, config) for name, benchmark in BENCHMARKS.items() for config in benchmark.FILES]
@@ -187,9 +189,46 @@ def test_to_dataset_two_wiki(build):
     assert test.answers == ()
 
 
+ALIASES = [
+    {"Q_id": "Q1", "aliases": ["Lidia Odin", "Lida Odin", "L. Odin"], "demonyms": ["Odinian"]},
+    {"Q_id": "Q2", "aliases": ["Dune"]},
+]
+
+
+@pytest.mark.parametrize("archived", [False, True])
+def test_to_dataset_two_wiki_aliases_beside_the_questions_are_answers(tmp_path, archived):
+    folder = tmp_path / "manual"
+    shutil.copytree(FIXTURES / "two_wiki", folder)
+    (row,) = json.loads((folder / "dev.json").read_text("utf-8"))
+    (folder / "dev.json").write_text(json.dumps([{**row, "answer_id": "Q1"}]), "utf-8")
+    (folder / "id_aliases.json").write_text("\n".join(map(json.dumps, ALIASES)), "utf-8")
+    if archived:
+        with zipfile.ZipFile(tmp_path / "data_ids_april7.zip", "w") as archive:
+            for file in sorted(folder.iterdir()):
+                archive.write(file, f"data/{file.name}")
+        shutil.rmtree(folder)
+        folder.mkdir()
+        (tmp_path / "data_ids_april7.zip").rename(folder / "data_ids_april7.zip")
+    builder = prepare_builder(BENCHMARKS["two_wiki"], "default", tmp_path / "tfds", folder)
+    train, dev, test = to_dataset(builder).questions
+    assert dev.answers == ("Lida Odin", "Lidia Odin", "L. Odin", "Odinian")
+    assert dev.aliases == dev.answers[1:]
+    assert (train.aliases, test.aliases) == (("Dune",), None)
+    assert golds_of(dev, "two_wiki") == dev.answers and golds_of(dev, "kirag") == ("Lida Odin",)
+
+
+def test_builder_two_wiki_damaged_alias_is_named(tmp_path):
+    folder = tmp_path / "manual"
+    shutil.copytree(FIXTURES / "two_wiki", folder)
+    (folder / "id_aliases.json").write_text('{"Q_id": "Q1"}\n{"Q_id": 2}\n', "utf-8")
+    with pytest.raises(UserError, match=r"id_aliases.json:2.*Q_id"):
+        prepare_builder(BENCHMARKS["two_wiki"], "default", tmp_path / "tfds", folder)
+
+
 def test_to_dataset_musique_ans(build):
     train, dev, test = (dataset := to_dataset(build("musique", "ans"))).questions
     assert (train.type, train.hops, train.answers) == ("3hop1", 3, ("Tarn", "Tarn town"))
+    assert (train.aliases, dev.aliases) == (("Tarn town",), None)
     assert train.supporting and train.decomposition and train.context
     assert titles(dataset, train.supporting) == ["Skerry Light", "Brum Island", "Osk"]
     # Two passages share a title, so the gold one is identified by its paragraph.

@@ -12,6 +12,7 @@ from cirag_jax.training.data.pools import (
     batches,
     build_batch,
     chains_and_pools,
+    num_examples,
     rows_per_chunk,
     sample_examples,
 )
@@ -120,6 +121,45 @@ def test_sample_bridge_prefixes_follow_the_chain():
         ("question\nknowledge triples: a.", ("b",)),
         ("question\nknowledge triples: a. b.", ("c",)),
     }
+
+
+def test_sample_annotation_order_draws_uniformly_from_all_combinations():
+    """Two steps of a comparison give two bare and two chained queries (B6)."""
+    chain = dataclasses.replace(COMPARISON, steps=COMPARISON.steps[:2], parents=((), ()))
+    sampling = Sampling(2, 0, order="annotation")
+    kinds = []
+    for seed in range(600):
+        pair = sample_examples(chain, POOL, "triple", sampling, np.random.default_rng(seed))
+        assert len({(example.query, example.positives[0]) for example in pair}) == 2
+        kinds.append(sorted("knowledge" in example.query for example in pair))
+    mixed = sum(kind == [False, True] for kind in kinds) / len(kinds)
+    assert 0.6 < mixed < 0.73  # 4 of 6 pairs
+    assert [False, False] in kinds and [True, True] in kinds
+    for count, most in ((9, 4), (3, 3)):
+        sampling = dataclasses.replace(sampling, prefixes_per_question=count)
+        assert {len(list(_draws(chain, sampling, 1)))} == {most}
+
+
+def test_batches_epoch_of_prefixes_visits_every_prefix_once():
+    chains = [BRIDGE, dataclasses.replace(BRIDGE, question_id="r", question="other")]
+    layout = dataclasses.replace(LAYOUT, num_queries=2, num_candidates=6)
+    asked = []
+
+    def record(texts, role):
+        asked.extend(texts if role == "query" else ())
+        return tokenize(texts, role)
+
+    settings = (Sampling(1, 1, order="printed"), layout, record, 0, 0)
+    iterator = batches(chains, [POOL] * 2, "triple", *settings, epoch="prefixes")
+    for _ in range(6):  # two epochs
+        next(iterator)
+    assert num_examples(chains, "prefixes") == 6 and num_examples(chains, "questions") == 2
+    for start in (0, 6):
+        assert len(set(asked[start : start + 6])) == 6
+    with pytest.raises(UserError, match="but there are only 3"):
+        batches(
+            [BRIDGE], [POOL], "triple", Sampling(1, 1), LAYOUT, tokenize, 0, 0, epoch="prefixes"
+        )
 
 
 def test_sample_dependency_order_draws_any_ready_step():
