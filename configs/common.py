@@ -29,6 +29,10 @@ def data(split: str, units: str | None = "triple", *, several: bool = False) -> 
     # A dataset folder (docs/data.md), or a tuple of folders if the trainer allows several; null is
     # the built-in dataset.
     config.dir = placeholder(object if several else str)
+    # Triples of the passages: a workdir of launch/extract.py, an openie.jsonl, or a .json file of
+    # HippoRAG (docs/triples.md); null is the folder's openie.jsonl. With several folders, a tuple
+    # with one entry per folder.
+    config.triples = placeholder(object if several else str)
     # train | dev | test, or another split that the dataset has; null is all splits.
     config.split = placeholder(str)
     config.split = split

@@ -39,7 +39,11 @@ def get_config(preset: str = "") -> Any:
     # the questions that split, fold and limit select.
     config.data = common.data(split="", units=None)
     config.limit = 0  # The first N of these passages; 0 is all.
-    config.import_openie = placeholder(str)  # An openie.jsonl to import, instead of extraction.
+    # Triples to import, instead of extraction: an openie.jsonl, or a .json file of HippoRAG.
+    config.import_openie = placeholder(str)
+    # File to which to export the triples of the store in the workdir, instead of extraction: .jsonl
+    # (the format of openie.jsonl) or .json (HippoRAG's).
+    config.export_openie = placeholder(str)
 
     config.extractor = common.extractor()
     # Prompt and output: openie (entities, then triples, as JSON) | kirag | trace (both write <head;
@@ -70,6 +74,17 @@ def get_config(preset: str = "") -> Any:
     if preset == "small":
         config.extractor.adapter = "shipped:extractor"
         config.grounded = True
+    elif preset in ("cirag", "kirag", "c2rag"):
+        # Greedy decoding without our limits for small models. The papers state no token limits.
+        config.extractor.no_repeat_ngram_size = 0
+        config.entity_tokens, config.triple_tokens = 512, 1024
+        if preset == "cirag":
+            config.extractor.model = "Qwen/Qwen2.5-7B-Instruct"
+        elif preset == "kirag":
+            config.extractor.model = "meta-llama/Meta-Llama-3-8B-Instruct"
+            config.dialect, config.triple_tokens = "kirag", 512  # 512: its code
+        else:
+            config.extractor.backend, config.extractor.model = "openai", "gpt-4o-mini"
     elif preset:
-        raise common.unknown_preset(preset, ["small"])
+        raise common.unknown_preset(preset, ["small", "cirag", "kirag", "c2rag"])
     return config

@@ -7,8 +7,10 @@ Needs a dataset folder with triples (openie.jsonl or --config.triples), or confi
 sentence. Writes trajectories to T (docs/distillation.md); run the same command to resume.
 
 Presets: ``annotations`` (the default) decides from gold evidence, without a language model. ``llm``
-uses ``config.teacher.llm``. ``mixture`` draws one of the two for each question. The paper's teacher
-is Qwen-max at temperature 0, on 1,000 training questions of each of three datasets.
+uses ``config.teacher.llm``. ``mixture`` draws one of the two for each question. ``paper`` is
+CIRAG's teacher: Qwen-max over an OpenAI-compatible server, at temperature 0, on 1,000 random
+training questions. Run it once for each of the three datasets, and train
+configs/integrator.py:paper on the three workdirs. Not yet run.
 
 Record of ``annotations`` (2 CPU cores, jax 0.10.2):
   --config.data.dir=musique --config.data.fold=train (2026-11-24, commit a60aeca): 60 trajectories,
@@ -52,27 +54,37 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from configs import common
-from configs.methods import blocks
+from configs.methods import blocks, cirag
 
-PRESETS = ("annotations", "llm", "mixture")  # the teachers of cirag_jax/distill/teachers.py
+# The teachers of cirag_jax/distill/teachers.py, and the paper's.
+PRESETS = ("annotations", "llm", "mixture", "paper")
 
 
 def get_config(preset: str = "annotations") -> Any:
     if preset not in PRESETS:
         raise common.unknown_preset(preset, PRESETS)
-    config = blocks.method("cirag", reader=192)  # The reader runs only with config.answer.
+    is_paper = preset == "paper"
+    # The paper's student answers with configs/methods/cirag.py:paper, so the teacher has its L, K,
+    # N, encoder and limits.
+    config = cirag.get_config("paper" if is_paper else "")
+    max_tokens = config.integrator.max_tokens
+    if not is_paper:
+        config.cirag.num_candidates = 15  # The paper has 30, too many for a small student.
+        config.reader.max_tokens = 192  # The reader runs only with config.answer.
     del config.question, config.integrator
-    config.cirag.num_candidates = 15  # The paper has 30, too many for a small student.
-    config.data.split = "train"
+    config.data.split = "train"  # paper: 1,000 questions of each of three datasets (section 4.1)
 
     config.teacher = ConfigDict()
-    config.teacher.kind = preset  # Teacher: annotations | llm | mixture
+    config.teacher.kind = "llm" if is_paper else preset  # Teacher: annotations | llm | mixture
     # annotations: add missing gold evidence to the candidates of training questions. Over triples
     # these are facts that no triple states; over sentences, the sought passage if it is not
     # retrieved. A language model never gets inserted evidence, also in a mixture.
     config.teacher.insert_missing = True
     config.teacher.share = 0.5  # mixture: share of the questions for the language model.
-    config.teacher.llm = blocks.role(max_tokens=384)
+    config.teacher.llm = blocks.role(max_tokens)
+    if is_paper:
+        config.teacher.llm.backend = "openai"  # Name the server with config.teacher.llm.base_url.
+        config.teacher.llm.model = "qwen-max"
 
     # Also answer from the collected evidence, to find out which trajectories of a language model
     # are right.

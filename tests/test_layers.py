@@ -12,7 +12,7 @@ _PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "cirag_jax"
 # From bottom to top. A module may import from its own layer and from those before it.
 LAYERS = (
     "types", "errors", "validation", "io", "server", "identity", "sqlite", "processes",
-    "config_files", "config_words", "cli", "sharding", "datasets", "models", "triples",
+    "config_files", "config_words", "cli", "sharding", "triples", "datasets", "models",
     "retrieval", "llm", "runtime", "methods", "distill", "grade", "evaluation", "reports",
     "training", "commands",
 )  # fmt: skip

@@ -23,7 +23,7 @@ from cirag_jax.evaluation.scoring import AnsweredQuestion, Scoring
 from cirag_jax.io import say, write_lines
 from cirag_jax.llm.types import Usage
 from cirag_jax.methods.common import extraction
-from cirag_jax.methods.registry import find_method
+from cirag_jax.methods.registry import find_method, method_block
 from cirag_jax.models.io import workdir as workdir_lib
 from cirag_jax.retrieval.encoders import count_truncated, report_truncated
 from cirag_jax.runtime.records import Record, read_passages, read_records
@@ -60,6 +60,7 @@ def answer(config: Config, workdir: pathlib.Path, replace: bool = False) -> dict
     with Pool() as pool:
         planned = plan_run(config, pool)
         warn_of_training_questions([planned])
+        warn_of_untrained_integrators({"": planned})
         return execute(planned, workdir, pool, started, task.deadline(config), replace)
 
 
@@ -86,6 +87,21 @@ def warn_of_training_questions(runs: Iterable[PlannedRun]) -> None:
                 warnings[spec] = f"{spec} was trained on {count} of these {len(ids)} questions"
     if warnings:
         say(f"WARNING: {', '.join(warnings.values())}; these scores are not held-out")
+
+
+def warn_of_untrained_integrators(runs: Mapping[str, PlannedRun]) -> None:
+    """Warns of language models that integrate without an adapter and without examples."""
+    for name, run in runs.items():
+        block = method_block(run.config)
+        if "integrator" not in run.task.needs.roles or run.config.integrator.backend == "openai":
+            continue  # A server may have merged an adapter into its model.
+        shown = block.get("few_shot") or block.get("prefilled_headers")
+        if run.config.integrator.adapter is None and not shown:
+            say(
+                f"WARNING: {name}{': ' * bool(name)}config.integrator.adapter is not set, so the "
+                "integrator is not distilled (CIRAG's Table 2, w/o TD); train one with "
+                "configs/integrator.py"
+            )
 
 
 def _trainable_models(run: PlannedRun) -> Iterator[str]:
@@ -172,9 +188,11 @@ def _task(config: Config, needs: Needs, pool: Pool) -> Task:
         if question is None:
             raise UserError("config.documents needs a question: --config.question='...'.")
         dataset = read_documents(config.documents)
+        dataset = load.with_triples(dataset, config.data, on_request=True)
     else:
         parts = {"corpus": needs.corpus, "questions": question is None or needs.demonstrations}
-        key = [config.data.dir, parts]
+        parts["on_request"] = not task.loads_triples(config)
+        key = [config.data.dir, config.data.triples, parts]
         dataset = pool.get("data sets", key, lambda: load.load_dataset(config.data, **parts))
     if question is None:
         return task.select(dataset, config.data, "test", needs)

@@ -8,7 +8,7 @@ import collections
 import pathlib
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cirag_jax import cli, config_files
@@ -60,6 +60,7 @@ def compare(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         for name, run in runs.items():
             _check(name, run, workdir / name)
         answer.warn_of_training_questions(runs.values())
+        answer.warn_of_untrained_integrators(runs)
         results = _answer_all(runs, workdir, pool, until)
         complete = all(result["complete"] for result in results.values()) and (
             _repeat_all(config, runs, workdir, pool, until)
@@ -114,13 +115,45 @@ def _configs(config: Config, methods: Sequence[NamedMethod]) -> dict[str, Config
     for name, method, preset in methods:
         run_config = configs[name] = task.method_config(method, preset, overrides[name])
         with run_config.unlocked():
+            triples = run_config.get("triples")
+            if preset:
+                _warn_of_overwritten(name, run_config, task.method_config(method, ""), config)
             for field in _SHARED:
                 run_config[field] = config[field]
+            if triples is not None:  # Set by config.set, for this method only.
+                run_config.data = config.data.copy_and_resolve_references()
+                run_config.data.triples = triples
+            if "triples" in run_config:
+                run_config.triples = run_config.data.get_ref("triples")
             if config.in_flight is not None:
                 run_config.in_flight = config.in_flight
             if config.model is not None and "model" in run_config:
                 run_config.model = config.model
     return configs
+
+
+def _warn_of_overwritten(name: str, own: Config, default: Config, config: Config) -> None:
+    """Names the fields of a method's preset that have another value in the comparison."""
+    defaults, shared = dict(_leaves(default)), dict(_leaves(config))
+    changes = [
+        f"{field}={value} ({shared.get(field)})"
+        for field, value in _leaves(own)
+        if value not in (defaults.get(field), shared.get(field))
+    ]
+    if changes:
+        say(
+            f"WARNING: {name}: the comparison's values, in brackets, replace those of the preset: "
+            f"{', '.join(changes)}; set config.FIELD to change them for all methods"
+        )
+
+
+def _leaves(config: Config) -> Iterator[tuple[str, Any]]:
+    """Yields the shared fields of a config of configs/methods, with dotted names."""
+    for field in _SHARED:
+        if field == "data":
+            yield from ((f"data.{name}", value) for name, value in config.data.items())
+        elif field in config:
+            yield field, config[field]
 
 
 def _overrides(config: Config, configs: Mapping[str, Config]) -> dict[str, list[str]]:

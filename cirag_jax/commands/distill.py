@@ -50,7 +50,7 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     started = time.monotonic()
     settings = _check(config)
     opening.check(config, settings.needs)
-    dataset = load.load_dataset(config.data)
+    dataset = load.load_dataset(config.data, on_request=not task.loads_triples(config))
     run_task = task.select(dataset, config.data, "train", settings.needs)
     selected = run_task.questions
     golds: dict[str, Any] = dict(teachers.read_golds(config, dataset, selected, settings))
@@ -298,7 +298,8 @@ def _trajectory(
         steps = trajectories.mark_unclear(trajectories.until_second_empty_round(steps), gold)
         solved = gold.is_solved([fact for step in steps for fact in step.kept])
     elif config.answer and question.answers:
-        solved = bool(answers.exact_match(prediction.answer, question.answers, config.profile))
+        golds = answers.golds_of(question, config.profile)
+        solved = bool(answers.exact_match(prediction.answer, golds, config.profile))
     queries, last_query = {step.query for step in steps}, steps[-1].next_query
     end = "stopped"
     if len(steps) < len(prediction.steps):

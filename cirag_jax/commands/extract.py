@@ -27,12 +27,13 @@ from cirag_jax.commands import backends, cluster, task
 from cirag_jax.commands.extract_estimate import estimate
 from cirag_jax.commands.extract_import import import_openie
 from cirag_jax.commands.identity import of_extractor
+from cirag_jax.datasets import jsonl, triple_files
 from cirag_jax.datasets.corpus import WHOLE
 from cirag_jax.datasets.corpus_scan import CorpusScan
 from cirag_jax.datasets.load import load_dataset, select_corpus, select_questions
 from cirag_jax.errors import InUse, UserError, check_at_least, check_choice
 from cirag_jax.identity import check_same
-from cirag_jax.io import Closing, say
+from cirag_jax.io import Closing, say, write_lines
 from cirag_jax.llm.types import Usage
 from cirag_jax.methods.common import extraction
 from cirag_jax.methods.common.extraction import Extraction, ExtractionSettings
@@ -43,7 +44,7 @@ from cirag_jax.runtime.scheduler import Handler, Job, Progress
 from cirag_jax.runtime.store import JOURNAL, Journal, journal_path
 from cirag_jax.triples import store as stores
 from cirag_jax.triples.store import TripleStore, content_hash
-from cirag_jax.types import Config, Passage, UnitInterval
+from cirag_jax.types import Config, Passage, Triple, UnitInterval
 from cirag_jax.validation import check_value
 
 _Block = tuple[Sequence[Passage], Mapping[str, Record]]  # passages, and records by program name
@@ -67,6 +68,10 @@ def extract_corpus(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     index, count = jax.process_index(), jax.process_count()
     on_cluster = cluster.is_chosen(config)
     stores.reject_old_format(workdir)
+    if config.import_openie is not None and config.export_openie is not None:
+        raise UserError("config.import_openie and config.export_openie are alternatives.")
+    if config.export_openie is not None:
+        return _export(config, workdir)
     if config.import_openie is not None:
         return _import(config, workdir, started)
     if config.estimate_only:
@@ -174,6 +179,39 @@ def _import(config: Config, workdir: pathlib.Path, started: float) -> dict[str, 
             "complete": True,
             "store": str(store.path),
         }
+
+
+def _export(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
+    """Writes the triples of the store to a file, in the order of the corpus."""
+    path = pathlib.Path(config.export_openie).expanduser()
+    if path.suffix not in (".jsonl", ".json"):
+        raise UserError(
+            f"config.export_openie={path} must end in .jsonl (the format of openie.jsonl) or .json "
+            "(HippoRAG's)."
+        )
+    if not path.parent.is_dir():
+        raise UserError(f"config.export_openie={path}: {path.parent} is not a folder.")
+    counts = collections.Counter({"exported": 0, "triples": 0, "without_triples": 0})
+
+    def rows() -> Iterator[tuple[Passage, Sequence[Triple]]]:
+        passages = iter(corpus)
+        while block := list(itertools.islice(passages, 500)):
+            store.check_corpus(block)
+            extracted = store.triples([passage.id for passage in block])
+            for passage in block:
+                triples = extracted[passage.id]
+                if triples is None:
+                    counts["without_triples"] += 1
+                    continue
+                counts.update(exported=1, triples=len(triples))
+                yield passage, triples
+
+    with TripleStore.open(workdir) as store, CorpusScan(config.data.dir) as corpus:
+        if path.suffix == ".json":
+            triple_files.write_hipporag(path, rows())
+        else:
+            write_lines(path, (jsonl.openie_record(p.id, triples) for p, triples in rows()))
+    return {**counts, "file": str(path), "complete": True}
 
 
 def _result(

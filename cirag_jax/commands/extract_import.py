@@ -13,6 +13,7 @@ import msgspec
 from cirag_jax.datasets.corpus_scan import CorpusScan
 from cirag_jax.datasets.jsonl import OpenIE, triples_of
 from cirag_jax.datasets.records import field_error, read_lines
+from cirag_jax.datasets.triple_files import hipporag_rows
 from cirag_jax.errors import UserError
 from cirag_jax.io import say
 from cirag_jax.triples.store import Record, TripleStore, content_hash
@@ -20,7 +21,7 @@ from cirag_jax.types import Triple
 
 
 def import_openie(path: Path, corpus: CorpusScan, store: TripleStore, block: int) -> dict[str, Any]:
-    """Imports the triples of an ``openie.jsonl`` (docs/data.md) into the store.
+    """Imports the triples of an ``openie.jsonl`` or of a HippoRAG file into the store.
 
     Each transaction adds or replaces ``block`` passages. Passages already imported from the same
     file are kept, and passages that are not in the corpus are deleted from the store. Lines about
@@ -33,7 +34,8 @@ def import_openie(path: Path, corpus: CorpusScan, store: TripleStore, block: int
     """
     if not path.is_file():
         raise UserError(
-            f"{path} does not exist; config.import_openie must be the path of an openie.jsonl."
+            f"{path} does not exist; config.import_openie must be the path of an openie.jsonl or "
+            "of a .json file of HippoRAG."
         )
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -59,7 +61,9 @@ def _read(path: Path, corpus: CorpusScan, lines: sqlite3.Connection) -> None:
     """Stores the lines in a temporary database, indexed by passage."""
     lines.execute("CREATE TABLE lines (id TEXT, place TEXT, line BLOB)")
     lines.execute("BEGIN")
-    for place, line in read_lines(path, OpenIE):
+    is_hipporag = path.suffix == ".json"
+    rows = hipporag_rows(path, corpus) if is_hipporag else read_lines(path, OpenIE)
+    for place, line in rows:
         if line.passage_id not in corpus:
             problem = f"names passage {line.passage_id!r}, which the corpus does not have"
             raise field_error(place, "passage_id", problem)

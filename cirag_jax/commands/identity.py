@@ -12,6 +12,7 @@ from typing import Any
 from cirag_jax.commands import backends
 from cirag_jax.commands import task as task_lib
 from cirag_jax.commands.backends import DEFAULT_MODEL
+from cirag_jax.datasets import triple_files
 from cirag_jax.identity import of_code, of_packages, of_records
 from cirag_jax.io import local_path
 from cirag_jax.methods.common import extraction
@@ -136,7 +137,7 @@ def _triples(config: Config, task: task_lib.Task) -> dict[str, Any]:
         version = extraction.extractor_version()
         return {"triples": ONLINE, **{f"extractor.{k}": value for k, value in version.items()}}
     ids = [passage.id for passage in task.corpus.passages]
-    if config.triples is None:
+    if not triple_files.is_store(config.triples):
         content = of_triples(task.dataset, ids)
     else:
         with TripleStore.open(config.triples) as store:

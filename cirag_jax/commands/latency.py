@@ -3,15 +3,17 @@
 import contextlib
 import functools
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
 
 from cirag_jax.commands import opening
 from cirag_jax.commands.answer import PlannedRun
+from cirag_jax.commands.online import OnlineExtractHandler
 from cirag_jax.commands.pool import Pool
 from cirag_jax.io import say
+from cirag_jax.runtime.requests import Extract
 from cirag_jax.runtime.run import Runner, progress_bar
 from cirag_jax.runtime.scheduler import Handler, Job
 from cirag_jax.runtime.store import JOURNAL, Journal
@@ -31,9 +33,9 @@ def measure(
 ) -> bool:
     """Answers the questions ``ids`` one at a time; returns whether all have ended.
 
-    Vectors, prompt prefixes and responses are not reused between questions. A question is repeated
-    if JAX compiled something for it, so the seconds in ``folder/journal.sqlite`` exclude
-    compilation. For ``pool`` and ``until``, see `answer.execute`.
+    Vectors, prompt prefixes, responses and extracted triples are not reused between questions. A
+    question is repeated if JAX compiled something for it, so the seconds in
+    ``folder/journal.sqlite`` exclude compilation. For ``pool`` and ``until``, see `answer.execute`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = planned.config.copy_and_resolve_references()
@@ -41,8 +43,18 @@ def measure(
         config.in_flight, config.cache = 1, None
     jobs = {job.id: job for job in planned.jobs}
 
+    opened: dict[type | str, Handler] = {}
+
     def open_all(stack: contextlib.ExitStack, journal: Journal) -> Mapping[type | str, Handler]:
-        return opening.open_handlers(config, planned.task, journal, stack, rows=1, pool=pool)
+        opened.update(
+            opening.open_handlers(config, planned.task, journal, stack, rows=1, pool=pool)
+        )
+        return opened
+
+    def forget() -> None:
+        pool.forget()
+        if isinstance(extractor := opened.get(Extract), OnlineExtractHandler):
+            extractor.forget()
 
     settings = {**planned.settings, "alone": True}
     with Runner(folder / JOURNAL, settings, open_all, in_flight=1, until=until) as runner:
@@ -55,18 +67,18 @@ def measure(
         runner.open()
         with progress_bar(len(ids), "question") as show:
             for number, job in enumerate(remaining, start=len(journal.outcomes()) + 1):
-                if not _run_until_compiled(job, runner, pool):
+                if not _run_until_compiled(job, runner, forget):
                     return False
                 runner.progress.done = number
                 show(runner.progress, 0)
     return True
 
 
-def _run_until_compiled(job: Job, runner: Runner, pool: Pool) -> bool:
+def _run_until_compiled(job: Job, runner: Runner, forget: Callable[[], None]) -> bool:
     for attempt in range(_ATTEMPTS):
         if attempt:
             runner.journal.forget([job.id])
-        pool.forget()
+        forget()
         before = _compilations()[0]
         if not runner.run([job]):
             return False

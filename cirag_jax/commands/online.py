@@ -37,6 +37,12 @@ class OnlineExtractHandler:
         """Whether the model's budget is spent."""
         return self._generate.is_exhausted
 
+    def forget(self) -> None:
+        """Drops all extractions, so that the next request extracts its passages again."""
+        self._triples.clear()
+        journal = self._runner.journal
+        journal.forget([record.id for record in journal.records()])
+
     def __call__(self, calls: Sequence[Call], respond: Respond) -> None:
         """Answers the calls; see `Handler`. The triples of a failed extraction are None."""
         passages: dict[str, Passage] = {}

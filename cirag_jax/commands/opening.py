@@ -11,6 +11,7 @@ import jax
 from cirag_jax.commands import backends, identity, online
 from cirag_jax.commands import task as task_lib
 from cirag_jax.commands.pool import Pool
+from cirag_jax.datasets import triple_files
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.io import say
@@ -110,8 +111,12 @@ def open_handlers(
     if "extractor" in roles:
         block = config.extractor
         settings = extraction.ExtractionSettings(
-            triple_tokens=block.max_tokens, grounded=block.grounded
+            entity_tokens=block.entity_tokens,
+            triple_tokens=block.max_tokens,
+            grounded=block.grounded,
+            dialect=block.dialect,
         )
+        extraction.check_adapter(block, settings)
         path = journal.path.with_name(journal.path.name.replace("journal", online.NAME))
         runner = Runner(
             path,
@@ -156,7 +161,7 @@ def check_task(config: Config, task: task_lib.Task) -> None:
     for role in roles:
         if task_lib.most_tokens(config, role) < 1:
             raise UserError(f"config.{role}.max_tokens must be at least 1.")
-    if not task.needs.triples or config.triples is not None:
+    if not task.needs.triples or config.triples == ONLINE or triple_files.is_store(config.triples):
         return
     if not any(passage.id in task.dataset.triples for passage in task.corpus.passages):
         own = "units" in method_block(config) and "." not in config.method
@@ -169,7 +174,7 @@ def check_task(config: Config, task: task_lib.Task) -> None:
             )
         raise UserError(
             f"no passage of {task.dataset.name} has triples; extract them (launch/extract.py) and "
-            f"set --config.triples=FOLDER, or use {alternative}, which needs no triples."
+            f"set --config.data.triples=FOLDER, or use {alternative}, which needs no triples."
         )
 
 
@@ -279,7 +284,7 @@ def _open_index(
 
 
 def _open_triples(config: Config, dataset: Dataset, corpus: Corpus) -> handlers_lib.TripleSource:
-    if config.triples is not None:
+    if triple_files.is_store(config.triples):
         store = TripleStore.open(config.triples)
         store.check_corpus(corpus.passages)
         return store.triples

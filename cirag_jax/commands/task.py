@@ -64,6 +64,15 @@ def roles_of(config: Config, needs: Needs) -> tuple[str, ...]:
     return (*needs.roles, "extractor") if online else needs.roles
 
 
+def loads_triples(config: Config) -> bool:
+    """Returns whether the questions or the index need all triples, not only those on request."""
+    if config.data.triples == ONLINE:
+        return False
+    retriever = config.get("retriever", {})
+    is_indexed = retriever.get("units") == "triple" or retriever.get("kind") == "linked"
+    return config.data.only_with_triples or is_indexed
+
+
 def asks_schemas(needs: Needs, *roles: str) -> bool:
     """Returns whether requests to one of the roles constrain the output to a JSON schema."""
     return any("json_schema" in needs.abilities.get(role, ()) for role in roles)

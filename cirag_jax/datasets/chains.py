@@ -131,7 +131,7 @@ def silver_chains(dataset: Dataset, questions: Sequence[Question], kind: UnitKin
         raise UserError(
             f"none of the {len(questions)} questions of {dataset.name} yields a chain of {kind}s: "
             "chains need `evidences`, `decomposition`, `supporting_sentences` or `supporting`, "
-            "and units=triple also needs openie.jsonl"
+            "and units=triple also needs triples (openie.jsonl or config.data.triples)"
         )
     logging.info("%d of %d questions have a chain of %ss", len(chains), len(questions), kind)
     return chains

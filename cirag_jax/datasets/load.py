@@ -1,27 +1,79 @@
 """Loads the dataset of ``config.data`` and selects its questions."""
 
+import dataclasses
 import pathlib
 from collections.abc import Sequence
 
 import numpy as np
+from ml_collections import ConfigDict
 
-from cirag_jax.datasets import demo, jsonl
+from cirag_jax.datasets import demo, jsonl, triple_files
 from cirag_jax.datasets.corpus import Corpus, build_corpus
 from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.types import Config, Dataset, Question
 
+ONLINE = "online"  # The value of `config.data.triples` that lets methods extract on request.
 
-def load_dataset(data: Config, *, corpus: bool = True, questions: bool = True) -> Dataset:
-    """Loads the dataset folder ``data.dir``, or the built-in dataset if it is null."""
-    if data.dir:
-        return jsonl.read_dataset(pathlib.Path(data.dir), corpus=corpus, questions=questions)
-    return demo.build()
+
+def load_dataset(
+    data: Config, *, corpus: bool = True, questions: bool = True, on_request: bool = False
+) -> Dataset:
+    """Loads the dataset folder ``data.dir``, or the built-in dataset if it is null.
+
+    Its triples come from ``data.triples``, see `with_triples`, or if that is null from the folder.
+    """
+    if not data.dir:
+        return with_triples(demo.build(), data, on_request=on_request)
+    own_triples = data.get("triples") in (None, ONLINE)
+    folder = pathlib.Path(data.dir)
+    dataset = jsonl.read_dataset(folder, corpus=corpus, questions=questions, triples=own_triples)
+    return with_triples(dataset, data, on_request=on_request)
+
+
+def with_triples(dataset: Dataset, data: Config, *, on_request: bool = False) -> Dataset:
+    """Returns the dataset with the triples of ``data.triples`` (`triple_files.read_triples`).
+
+    With ``on_request``, the caller reads or extracts the triples of passages when they are needed;
+    then a store is not loaded, and ``data.triples`` may be `ONLINE`.
+    """
+    source = data.get("triples")
+    if source is None or (on_request and source == ONLINE):
+        return dataset
+    if source == ONLINE:
+        raise UserError(
+            f"config.data.triples={ONLINE} extracts triples while answering, but this command "
+            "needs them in advance; extract them first (launch/extract.py)."
+        )
+    if on_request and triple_files.is_store(source):
+        return dataclasses.replace(dataset, triples={})
+    return dataclasses.replace(dataset, triples=triple_files.read_triples(source, dataset.corpus))
 
 
 def load_datasets(data: Config) -> tuple[Dataset, ...]:
     """Loads ``data.dir``, which may be a tuple of folders; see `load_dataset`."""
-    folders = data.dir if isinstance(data.dir, tuple | list) else (data.dir,)
-    return tuple(jsonl.read_dataset(pathlib.Path(f)) if f else demo.build() for f in folders)
+    return tuple(load_dataset(of_folder(data, folder)) for folder in _folders(data))
+
+
+def of_folder(data: Config, folder: str | None) -> Config:
+    """Returns a copy of ``data`` for one of its folders, with the triples of this folder.
+
+    For a folder that ``data.dir`` does not name, ``triples`` is null.
+    """
+    folders, sources = _folders(data), data.get("triples")
+    listed = sources if isinstance(sources, tuple | list) else (sources,)
+    if sources is not None and len(listed) != len(folders):
+        raise UserError(
+            f"config.data.triples has {len(listed)} entries, but config.data.dir has "
+            f"{len(folders)} folders; give one entry per folder (null is its openie.jsonl)."
+        )
+    own = ConfigDict({**data.to_dict(), "dir": folder, "triples": None})
+    if sources is not None and folder in folders:
+        own.triples = listed[folders.index(folder)]
+    return own
+
+
+def _folders(data: Config) -> tuple[str | None, ...]:
+    return tuple(data.dir) if isinstance(data.dir, tuple | list) else (data.dir,)
 
 
 def select_corpus(dataset: Dataset, questions: Sequence[Question], data: Config) -> Corpus:
@@ -59,7 +111,7 @@ def select_questions(
         if not questions:
             raise UserError(
                 f"config.data.only_with_triples matches no question of {dataset.name}: none has "
-                "triples (openie.jsonl) for every passage of its context"
+                "triples (openie.jsonl or config.data.triples) for every passage of its context"
             )
     if not data.limit or data.limit >= len(questions):
         return tuple(questions)

@@ -63,7 +63,8 @@ def select_references(
     if not references:
         raise UserError(
             f"no passage in the contexts of the {len(questions)} selected questions of "
-            f"{dataset.name} has triples ({OPENIE}) and occurs in no other fold or split"
+            f"{dataset.name} has triples ({OPENIE} or config.data.triples) and occurs in no other "
+            "fold or split"
         )
     order = np.random.default_rng(seed).permutation(len(references))
     sample = order[:limit] if limit else order
@@ -95,9 +96,10 @@ def _is_other(question: Question, data: Config) -> bool:
 
 
 def _entities(data: Config) -> dict[str, tuple[str, ...]]:
-    """Returns the entities of each passage in ``openie.jsonl``."""
-    file = Path(data.dir or "").expanduser() / OPENIE
-    if not data.dir or not file.is_file():
+    """Returns the entities of each passage in an ``openie.jsonl``."""
+    source = data.get("triples") or (Path(data.dir) / OPENIE if data.dir else "")
+    file = Path(source).expanduser()
+    if file.suffix != ".jsonl" or not file.is_file():
         return {}
     entities: dict[str, tuple[str, ...]] = {}
     for _, row in read_lines(file, _Entities):

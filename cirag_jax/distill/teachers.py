@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Literal, get_args
 
+from cirag_jax.datasets import triple_files
 from cirag_jax.datasets.annotations import fact_of, overlap
 from cirag_jax.distill.oracle import (
     AnyGold,
@@ -248,18 +249,18 @@ def read_golds(
 ) -> dict[str, Gold] | dict[str, SentenceGold]:
     """Returns question id -> annotations, for the questions that have annotations.
 
-    For triples, the annotations include the triples of gold passages in ``config.triples``, unless
-    triples are extracted online.
+    For triples, the annotations include the triples of gold passages, unless triples are extracted
+    online.
     """
     if settings.units == "sentence":
         sentence_golds = {q.id: sentence_gold_of(q, dataset) for q in questions}
         return {key: gold for key, gold in sentence_golds.items() if gold.hops}
-    ids = dict.fromkeys(i for q in questions for i in q.supporting or () if i in dataset.corpus)
     triples: Mapping[str, Sequence[Triple] | None] = dataset.triples
-    if config.triples == ONLINE:
+    if config.data.triples == ONLINE:
         triples = {}
-    elif config.triples is not None:
-        with TripleStore.open(config.triples) as store:
-            triples = store.triples(list(ids))
+    elif triple_files.is_store(config.data.triples):
+        ids = dict.fromkeys(i for q in questions for i in q.supporting or () if i in dataset.corpus)
+        with TripleStore.open(config.data.triples) as store:
+            triples = store.triples(ids)
     golds = {q.id: gold_of(q, dataset.corpus, triples, settings.normalization) for q in questions}
     return {question_id: gold for question_id, gold in golds.items() if gold.hops}

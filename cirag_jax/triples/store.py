@@ -160,13 +160,18 @@ CREATE TABLE passages (
     def check_corpus(self, passages: Iterable[Passage]) -> None:
         """Raises UserError if a passage has changed since its triples were extracted."""
         query = "SELECT hash FROM passages WHERE id = ?"
+        changed, count = [], 0
         for passage in passages:
             for (digest,) in self._rows(query, (passage.id,)):
+                count += 1
                 if digest != content_hash(passage):
-                    raise UserError(
-                        f"{self.path} is older than its corpus: passage {passage.id!r} has changed "
-                        "since its triples were extracted; run launch/extract.py again."
-                    )
+                    changed.append(passage.id)
+        if changed:
+            raise UserError(
+                f"{self.path} is older than its corpus: passage {changed[0]!r} has changed since "
+                f"its triples were extracted ({len(changed):,} of {count:,} passages); run "
+                "launch/extract.py again."
+            )
 
     def counts(self) -> dict[str, int]:
         """Returns the number of passages of each status, and the number of ``triples``."""

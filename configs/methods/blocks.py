@@ -56,15 +56,18 @@ def method(name: str, switches: Mapping[str, Any] | None = None, **max_tokens: i
     for ranker in needs.rankers:
         config.rankers[ranker] = _ranker(config[block])
     if needs.triples:
-        config.triples = placeholder(
-            str
-        )  # A store or "online"; null is the dataset's openie.jsonl.
-        config.extractor = role(
-            max_tokens=512, block=common.extractor
-        )  # Runs only with triples=online.
-        config.extractor.grounded = False  # See configs/extract.py.
+        # The same field as config.data.triples, which may also be "online": extracted while
+        # answering.
+        config.triples = config.data.get_ref("triples")
+        # Runs only with triples=online; the fields are those of configs/extract.py.
+        config.extractor = role(max_tokens=512, block=common.extractor)
+        config.extractor.dialect = "openie"
+        config.extractor.entity_tokens = 192
+        config.extractor.grounded = False
     if needs.roles:
         config.model = placeholder(str)  # Language model of every role without one.
+    if needs.roles and needs.triples:
+        config.extractor.model = config.get_oneway_ref("model")
     for name in needs.roles:
         config[name] = role(max_tokens.get(name, 0 if name == "reader" else 128))
         config[name].model = config.get_oneway_ref("model")
@@ -112,6 +115,11 @@ def shipped(config: Any) -> Any:
     return config
 
 
+def paper_questions(config: Any, limit: int, *, random: bool) -> None:
+    """Selects the dev questions of a paper; a paper that draws them at random states no seed."""
+    config.data.split, config.data.limit, config.data.random = "dev", limit, random
+
+
 def preset(config: Any, name: str) -> Any:
     """Returns ``config`` with a preset that every method has.
 
@@ -134,6 +142,8 @@ def preset(config: Any, name: str) -> Any:
             config[role_name].dtype = "bfloat16"  # float32 on CPUs without bfloat16 instructions.
     elif name == "paper":
         config.model = "Qwen/Qwen2.5-7B-Instruct"
+        if "extractor" in config:
+            config.extractor.no_repeat_ngram_size = 0  # Needed only by small models.
         if needs.index:
             config.encoder.model = "BAAI/bge-small-en-v1.5"
     elif name:

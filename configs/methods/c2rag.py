@@ -71,6 +71,9 @@ def get_config(preset: str = "") -> Any:
         config.rankers.triples.kind = config.rankers.passages.kind = "cross_encoder"
         config.rankers.triples.model = config.rankers.passages.model = "BAAI/bge-reranker-v2-m3"
         config.rankers.relations.model = "sentence-transformers/all-MiniLM-L6-v2"
+        # HippoRAG's fixed 1,000 questions: name its file dev.json or dev.jsonl in `prepare`.
+        blocks.paper_questions(config, 1000, random=False)
+        config.planner.max_tokens = config.reader.max_tokens = 1024  # The code has no limit.
         config.data.corpus = "per_question"  # U(q) is the question's own context.
         config.recall_at = (2, 5)
         config.rankers.triples.triple_text = "plain"  # Lin of Eq. 6, the form of constraints.

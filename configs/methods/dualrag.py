@@ -38,5 +38,6 @@ def get_config(preset: str = "") -> Any:
             role.max_tokens = 1024
         ranker.kind, ranker.model = "cross_encoder", "BAAI/bge-reranker-v2-m3"
         config.data.corpus = "ircot_full"
+        blocks.paper_questions(config, 1000, random=True)  # section 4.1
         config.profile = "dualrag"
     return blocks.preset(config, preset)

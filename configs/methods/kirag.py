@@ -50,6 +50,9 @@ def get_config(preset: str = "") -> Any:
         config.rankers.aligner.query_max_length = 256
         config.rankers.aligner.passage_max_length = 128
         config.data.corpus = "ircot_full"
+        blocks.paper_questions(config, 0, random=False)  # the complete dev sets
+        config.extractor.dialect = "kirag"
+        config.extractor.no_repeat_ngram_size = 0  # Needed only by small models.
         config.profile = "kirag"
     if preset == "code":
         config.kirag.retriever_query = "last"

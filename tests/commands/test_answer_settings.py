@@ -7,7 +7,11 @@ import jax
 import pytest
 
 from cirag_jax.commands import distill, identity, opening, task
-from cirag_jax.commands.answer import PlannedRun, warn_of_training_questions
+from cirag_jax.commands.answer import (
+    PlannedRun,
+    warn_of_training_questions,
+    warn_of_untrained_integrators,
+)
 from cirag_jax.config_files import load_config
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError
@@ -177,3 +181,25 @@ def test_trajectories_without_triples_suggest_sentences():
     opening.check(ready, needs)
     opening.check_task(ready, empty_task._replace(needs=needs))
     assert other.encoder.model == "shipped:aligner"
+
+
+@pytest.mark.parametrize(
+    ("flags", "warns"),
+    [
+        (["paper"], True),
+        (["paper", "integrator.adapter=W"], False),
+        (["paper", "integrator.backend=openai"], False),
+        (["paper", "cirag.few_shot=true"], False),
+        (["paper", "cirag.integrator=top_k"], False),
+        (["small"], False),
+    ],
+)
+def test_untrained_integrator_is_named(capsys, flags, warns):
+    preset, *values = flags
+    overrides = [f"--config.{value}" for value in values]
+    config = load_config(str(_ROOT / f"configs/methods/cirag.py:{preset}"), overrides)
+    needs = task.method_settings(config).needs
+    run = PlannedRun(config, task.Task(needs, Dataset("x", (), {}, {}), (), CORPUS), (), {})
+    warn_of_untrained_integrators({"cirag": run})
+    stderr = capsys.readouterr().err
+    assert ("WARNING: cirag: config.integrator.adapter is not set" in stderr) == warns

@@ -408,3 +408,21 @@ def test_comparison_page_escapes_names(folders, tmp_path, whole):
     assert "<img src=x" not in page and "&lt;img src=x onerror=alert(1)&gt;" in page
     assert "<img src=x" not in (tmp_path / "latency.svg").read_text("utf-8")
     assert result["systems"]["narrow"]["seconds_alone"]["num_questions"] == 2
+
+
+def test_configs_overwritten_fields_of_a_preset_are_named(capsys):
+    config = compare_config.get_config()
+    config.data.triples = "STORE"
+    methods = compare.read_methods("c2rag:paper,cirag:small,own=cirag:medium", None)
+    config.set = ("own:triples=OTHER",)
+    configs = compare._configs(config, methods)
+    err = capsys.readouterr().err
+    assert "WARNING: c2rag: the comparison's values, in brackets, replace those of the" in err
+    for change in (
+        "data.split=dev (None)", "data.limit=1000 (0)", "recall_at=(2, 5) ((3, 5))",
+        "data.corpus=per_question (selected_questions)",
+    ):  # fmt: skip
+        assert change in err
+    assert err.count("WARNING") == 1  # small and medium have the same values
+    assert [configs[n].triples for n in ("c2rag", "cirag", "own")] == ["STORE", "STORE", "OTHER"]
+    assert configs["own"].data.triples == "OTHER" and config.data.triples == "STORE"

@@ -1,5 +1,6 @@
 """launch/distill.py: teachers, resuming after kills, and bad input, with tiny models."""
 
+import dataclasses
 import json
 import pathlib
 import runpy
@@ -11,12 +12,14 @@ import pytest
 from cirag_jax import cli
 from cirag_jax.commands import backends, distill, identity
 from cirag_jax.config_files import load_config
+from cirag_jax.datasets import jsonl, triple_files
 from cirag_jax.distill import trajectories
 from cirag_jax.distill.oracle import gold_of
 from cirag_jax.llm.types import Generated, Message, Usage, failed
 from cirag_jax.methods.cirag import prompts
 from cirag_jax.reports import trace
 from cirag_jax.runtime.store import Journal
+from cirag_jax.triples.store import Record, TripleStore, content_hash
 from cirag_jax.types import Prediction, Step
 from tests import tiny
 
@@ -150,6 +153,24 @@ def test_distill_facts_after_two_empty_rounds_do_not_count():
     assert (len(cut.steps), cut.end, cut.solved) == (2, "in_vain", False)
     whole = made(steps[0], steps[1], steps[3])
     assert (len(whole.steps), whole.end, whole.solved) == (3, "stopped", True)
+
+
+@pytest.mark.parametrize("name", ["store", "hippo.json"])
+def test_distill_reads_triples_of_every_format(whole, folders, tmp_path, capsys, name):
+    dataset = tiny.dataset()
+    data = tmp_path / "data"
+    jsonl.write_dataset(dataclasses.replace(dataset, triples={}), data)
+    rows = [(dataset.corpus[i], triples) for i, triples in dataset.triples.items()]
+    if name == "store":
+        (tmp_path / name).mkdir()
+        with TripleStore.create(tmp_path / name / "triples.sqlite") as store:
+            store.commit([Record(p.id, content_hash(p), facts) for p, facts in rows], {})
+    else:
+        triple_files.write_hipporag(tmp_path / name, rows)
+    argv = arguments({**folders, "data": data}, tmp_path / "w", f"data.triples={tmp_path / name}")
+    execute(capsys, argv)
+    found = (tmp_path / "w" / trajectories.FILE).read_bytes()
+    assert found == (whole[0] / trajectories.FILE).read_bytes()
 
 
 def test_trace_of_trajectories_has_unscored_answers(whole, tmp_path):

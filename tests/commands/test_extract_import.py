@@ -106,3 +106,33 @@ def test_import_broken_line_is_refused(folder, tmp_path, row, message):
         run(folder, tmp_path / "w", write(tmp_path / "new.jsonl", row))
     with pytest.raises(UserError, match="does not exist"):
         run(folder, tmp_path / "w", tmp_path / "none.jsonl")
+
+
+def test_export_is_imported_unchanged(folder, tmp_path):
+    """A store survives export and import in both formats, without sentences in HippoRAG's."""
+    run(folder, tmp_path / "w", folder / "openie.jsonl")
+    with TripleStore.open(tmp_path / "w") as store:
+        expected = store.triples(jsonl.read_corpus(folder))
+    for name in ("out.jsonl", "out.json"):
+        result = run(folder, tmp_path / "w", None, export_openie=str(tmp_path / name))
+        assert (result["exported"], result["without_triples"]) == (22, 2)
+        again = run(folder, tmp_path / name.replace(".", "_"), tmp_path / name)
+        assert (again["imported"], again["triples"]) == (22, result["triples"])
+        with TripleStore.open(tmp_path / name.replace(".", "_")) as store:
+            assert store.triples(expected) == expected
+    docs = json.loads((tmp_path / "out.json").read_text())
+    assert docs["docs"][0]["idx"].startswith("chunk-") and docs["avg_ent_chars"] > 0
+    assert docs["docs"][0]["passage"].count("\n") == 1
+
+
+def test_export_bad_settings_are_refused(folder, tmp_path):
+    run(folder, tmp_path / "w", folder / "openie.jsonl")
+    for fields, message in (
+        ({"export_openie": "x.txt"}, "must end in .jsonl"),
+        ({"export_openie": str(tmp_path / "no" / "x.json")}, "no is not a folder"),
+        ({"export_openie": "x.json", "import_openie": "y.jsonl"}, "are alternatives"),
+    ):
+        with pytest.raises(UserError, match=message):
+            run(folder, tmp_path / "w", fields.pop("import_openie", None), **fields)
+    with pytest.raises(UserError, match="has no triple store"):
+        run(folder, tmp_path / "w2", None, export_openie=str(tmp_path / "x.json"))

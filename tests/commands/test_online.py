@@ -119,6 +119,19 @@ def test_online_passage_is_extracted_once(tmp_path):
         assert len(model.asked) == 8 and handler.is_slow and not handler.is_exhausted
 
 
+def test_online_forgotten_passages_are_extracted_again(tmp_path):
+    model = Model()
+    with online(tmp_path, model) as handler:
+        first = ask(handler, "ab")
+        handler.forget()
+        assert ask(handler, "ab") == first
+    assert sorted(model.asked) == sorted([(n, t) for n in "ab" for t in (False, True)] * 2)
+    with online(tmp_path, model) as handler:  # A resumed measurement forgets earlier answers, too.
+        handler.forget()
+        assert ask(handler, "b") == [Extracted(first[0].triples[1:2])]
+    assert len(model.asked) == 10
+
+
 def test_online_failure_is_none_and_no_triples_is_empty(tmp_path):
     with online(tmp_path, Model()) as handler:
         (extracted,) = ask(handler, "bcde")

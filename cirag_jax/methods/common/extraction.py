@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cirag_jax.datasets import load
 from cirag_jax.datasets.sentences import sentences_of, source_sentence
 from cirag_jax.errors import UserError
 from cirag_jax.identity import of_packages
@@ -27,7 +28,7 @@ PARSER = 1
 _WORD = re.compile(r"\w+")
 UNREADABLE = "answer: "  # Prefix of failure causes that a repeated request would reproduce.
 
-ONLINE = "online"  # The value of `config.triples` that makes methods extract triples on request.
+ONLINE = load.ONLINE
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -341,8 +341,8 @@ def _read_folder(
     config: Config, folder: str | None, split: str, fold: str | None, prefix: str = "config.data."
 ) -> tuple[Dataset, Sequence[Question]]:
     """Reads a folder or a built-in dataset, and selects questions; see `read_folders`."""
-    data = config.data.copy_and_resolve_references()
     is_built_in = folder in (None, "demo", "lives")  # Built-in datasets have different folds.
+    data = load.of_folder(config.data, folder)
     data.dir, data.split = None if is_built_in else folder, split
     data.fold = None if is_built_in else fold
     dataset = lives.build() if folder == "lives" else load.load_dataset(data)

@@ -1,0 +1,66 @@
+"""The presets of one paper fit together: questions, encoders, candidates and limits."""
+
+import pytest
+
+from cirag_jax.config_files import load_config
+from cirag_jax.errors import UserError
+
+
+def load(name, *flags):
+    return load_config(f"configs/{name}", list(flags))
+
+
+def test_paper_teacher_and_student_of_cirag_see_the_same_inputs():
+    answering, teaching = load("methods/cirag.py:paper"), load("trajectories.py:paper")
+    for block in ("cirag", "encoder", "retriever", "rankers", "extractor"):
+        assert teaching[block].to_dict() == answering[block].to_dict(), block
+    teacher = teaching.teacher
+    assert (teacher.kind, teacher.llm.backend, teacher.llm.model) == ("llm", "openai", "qwen-max")
+    assert teacher.llm.max_tokens == answering.integrator.max_tokens == 1024
+    assert teaching.cirag.num_candidates == 30
+    questions = {"limit": 1000, "random": True}
+    for config, split in ((answering, "dev"), (teaching, "train")):
+        assert {"split": config.data.split, **questions} == {
+            "split": split, "limit": config.data.limit, "random": config.data.random
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "questions"),
+    [
+        ("cirag:paper", ("dev", 1000, True)),
+        ("cirag:code", ("dev", 1000, True)),
+        ("dualrag:paper", ("dev", 1000, True)),
+        ("kirag:paper", ("dev", 0, False)),
+        ("kirag:code", ("dev", 0, False)),
+        ("c2rag:paper", ("dev", 1000, False)),
+        ("c2rag:code", ("dev", 1000, False)),
+    ],
+)
+def test_paper_presets_select_the_questions_of_their_paper(name, questions):
+    method, _, preset = name.partition(":")
+    data = load(f"methods/{method}.py:{preset}").data
+    assert (data.split, data.limit, data.random) == questions
+
+
+def test_paper_presets_extract_online_with_the_model_of_the_method():
+    for name in ("cirag:paper", "c2rag:paper", "kirag:paper", "kirag:code"):
+        method, _, preset = name.partition(":")
+        config = load(f"methods/{method}.py:{preset}", "--config.triples=online")
+        assert config.extractor.model == config.model is not None
+        assert config.extractor.no_repeat_ngram_size == 0
+        assert config.extractor.dialect == ("kirag" if method == "kirag" else "openie")
+    config = load("methods/cirag.py:paper", "--config.model=X", "--config.extractor.model=Y")
+    assert (config.integrator.model, config.extractor.model) == ("X", "Y")
+    assert load("methods/cirag.py:small").extractor.adapter == "shipped:extractor"
+
+
+def test_extract_presets_name_the_extractors_of_the_papers():
+    cirag, kirag, c2rag = (load(f"extract.py:{name}") for name in ("cirag", "kirag", "c2rag"))
+    assert (cirag.extractor.model, cirag.dialect) == ("Qwen/Qwen2.5-7B-Instruct", "openie")
+    assert cirag.extractor.model == load("methods/cirag.py:paper").model
+    assert (kirag.dialect, kirag.triple_tokens) == ("kirag", 512)
+    assert kirag.extractor.model == load("methods/kirag.py:paper").model
+    assert (c2rag.extractor.backend, c2rag.extractor.model) == ("openai", "gpt-4o-mini")
+    with pytest.raises(UserError, match="the presets are small, cirag, kirag, c2rag"):
+        load("extract.py:dualrag")
