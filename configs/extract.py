@@ -5,12 +5,15 @@ python launch/extract.py --config=configs/extract.py:small --config.data.dir=FOL
 python launch/extract.py --config.data.dir=FOLDER --config.data.corpus=selected_questions \
     --config.data.split=dev --config.data.limit=100 --config.extractor.adapter=STUDENT --workdir=W
 python launch/extract.py --config.data.dir=FOLDER --config.import_openie=FILE --workdir=W
+python launch/extract.py --config.data.dir=FOLDER --config.export_openie=FILE --workdir=W
 
 Needs a dataset folder. Writes the store W/triples.sqlite; run the same command to resume.
 
 Presets: without one, choose your own model; 7B parameters or more do better than the default,
 SmolLM2-135M-Instruct. ``small`` is the default model with this repository's extractor adapter, and
-drops triples whose head or tail has words that are not in the passage.
+drops triples whose head or tail has words that are not in the passage. ``cirag``, ``kirag`` and
+``c2rag`` have the papers' models (Qwen2.5-7B-Instruct, Llama-3-8B-Instruct with dialect=kirag,
+GPT-4o-mini over its API); not yet run.
 
 Record of ``small`` (26 passages of two sentences of tests/test_shipped.py; 2026-11-25, 2 busy CPU
 cores of an AMD EPYC): 75 triples from 25 passages, 1 failure (ungrounded); 794 s. The untrained
