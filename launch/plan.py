@@ -30,8 +30,8 @@ def extend(config):
     config.gpu = placeholder(str)  # Kind of GPU, from the table in training/mfu.py; null is all.
     config.memory_gib = placeholder(float)  # GiB of memory per device; null is the GPU's.
     config.peak_share = 0.4  # Assumed share of the GPU's peak speed that training reaches.
-    # Number of training examples (aligner: chains; cross-encoder: positives), which determines the
-    # number of steps; null is unknown.
+    # Number of training examples (aligner: chains, or their prefixes with epoch=prefixes;
+    # cross-encoder: positives), which determines the number of steps; null is unknown.
     config.examples = placeholder(int)
 
 

@@ -113,11 +113,11 @@ def _configs(config: Config, methods: Sequence[NamedMethod]) -> dict[str, Config
     configs = {method.name: task.method_config(method.method, method.preset) for method in methods}
     overrides = _overrides(config, configs)
     for name, method, preset in methods:
+        if preset:
+            _warn_of_overwritten(name, configs[name], task.method_config(method, ""), config)
         run_config = configs[name] = task.method_config(method, preset, overrides[name])
         with run_config.unlocked():
             triples = run_config.get("triples")
-            if preset:
-                _warn_of_overwritten(name, run_config, task.method_config(method, ""), config)
             for field in _SHARED:
                 run_config[field] = config[field]
             if triples is not None:  # Set by config.set, for this method only.

@@ -40,8 +40,8 @@ def is_store(source: str | None) -> bool:
     path = Path(source).expanduser()
     if path.is_dir():
         return not (path / jsonl.OPENIE).is_file() or (path / stores.FILE).is_file()
-    if not path.is_file():
-        return False
+    if not path.is_file():  # `TripleStore.open` describes a missing store.
+        return path.suffix not in (".json", ".jsonl")
     with path.open("rb") as file:
         return file.read(len(_SQLITE)) == _SQLITE
 

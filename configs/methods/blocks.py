@@ -59,11 +59,11 @@ def method(name: str, switches: Mapping[str, Any] | None = None, **max_tokens: i
         # The same field as config.data.triples, which may also be "online": extracted while
         # answering.
         config.triples = config.data.get_ref("triples")
-        # Runs only with triples=online; the fields are those of configs/extract.py.
+        # Runs only with triples=online.
         config.extractor = role(max_tokens=512, block=common.extractor)
-        config.extractor.dialect = "openie"
-        config.extractor.entity_tokens = 192
-        config.extractor.grounded = False
+        config.extractor.dialect = "openie"  # As in configs/extract.py: openie | kirag | trace
+        config.extractor.entity_tokens = 192  # Maximum new tokens for a passage's entities.
+        config.extractor.grounded = False  # See configs/extract.py.
     if needs.roles:
         config.model = placeholder(str)  # Language model of every role without one.
     if needs.roles and needs.triples:
