@@ -24,7 +24,7 @@ def load_dataset(
     """
     if not data.dir:
         return with_triples(demo.build(), data, on_request=on_request)
-    own_triples = data.get("triples") in (None, ONLINE)
+    own_triples = getattr(data, "triples", None) in (None, ONLINE)
     folder = pathlib.Path(data.dir)
     dataset = jsonl.read_dataset(folder, corpus=corpus, questions=questions, triples=own_triples)
     return with_triples(dataset, data, on_request=on_request)
@@ -36,7 +36,7 @@ def with_triples(dataset: Dataset, data: Config, *, on_request: bool = False) ->
     With ``on_request``, the caller reads or extracts the triples of passages when they are needed;
     then a store is not loaded, and ``data.triples`` may be `ONLINE`.
     """
-    source = data.get("triples")
+    source = getattr(data, "triples", None)
     if source is None or (on_request and source == ONLINE):
         return dataset
     if source == ONLINE:
@@ -59,7 +59,7 @@ def of_folder(data: Config, folder: str | None) -> Config:
 
     For a folder that ``data.dir`` does not name, ``triples`` is null.
     """
-    folders, sources = _folders(data), data.get("triples")
+    folders, sources = _folders(data), getattr(data, "triples", None)
     listed = sources if isinstance(sources, tuple | list) else (sources,)
     if sources is not None and len(listed) != len(folders):
         raise UserError(
