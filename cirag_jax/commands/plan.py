@@ -21,8 +21,17 @@ from cirag_jax.io import is_training_workdir, say
 from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.models import cross_encoder as pair_model
 from cirag_jax.models import decoder, decoder_params, lora, precision
-from cirag_jax.models.encoder import Encoder, EncoderConfig
-from cirag_jax.models.io import encoder_adapter, folders, pretrained, pretrained_decoder, workdir
+from cirag_jax.models.embedder import EmbedderConfig
+from cirag_jax.models.encoder import EncoderConfig
+from cirag_jax.models.io import (
+    encoder_adapter,
+    folders,
+    pretrained,
+    pretrained_decoder,
+    pretrained_embedder,
+    workdir,
+)
+from cirag_jax.models.lora import LoraConfig
 from cirag_jax.reports import tables
 from cirag_jax.retrieval.pairs import PairTokens
 from cirag_jax.training import adapter, aligner, cross_encoder, lora_step, mfu, optimizers
@@ -153,28 +162,37 @@ def _check_heads(config: Config, heads: int) -> None:
         )
 
 
-def _encoder_config(spec: str, settings: Config) -> EncoderConfig:
-    """Reads the shape of an encoder, or of the base model of a training workdir or an adapter."""
+def _encoder_config(
+    spec: str, settings: Config, adapter: LoraConfig | None = None
+) -> EncoderConfig | EmbedderConfig:
+    """Reads the shape of an encoder, or of the base model of a training workdir or an adapter.
+
+    ``adapter`` is added to a decoder.
+    """
     if is_training_workdir(spec):
         spec = workdir.best_checkpoint_folder(spec)[1]
     adapter_folder = encoder_adapter.find_adapter(spec)
     spec = spec if adapter_folder is None else encoder_adapter.read_base_model(adapter_folder)[0]
     folder = folders.shape_folder(spec)
-    config, raw = pretrained.read_config(folder)
-    config, _ = pretrained.choose_tasks(config, raw, spec, settings.get("tasks"))
-    if (folder / "tokenizer.json").is_file():
-        pretrained.read_tokenizer(folder, config.vocab_size)
     dropout, dimensions = settings.get("dropout", 0.0), settings.get("dimensions")
-    if dimensions is not None:
-        pretrained.check_dimensions(dimensions, config.d_model, spec, "config.model.dimensions")
-    return pretrained.with_compute_options(
-        dataclasses.replace(config, dimensions=dimensions),
+    config = pretrained.read_encoder_config(
+        folder,
         dtype=settings.dtype,
-        hidden_dropout=dropout,
+        tasks=settings.get("tasks"),
+        pooling=settings.get("pooling"),
+        bidirectional=settings.get("bidirectional"),
+        lora=adapter,
+        dropout=dropout,
         attention_dropout=dropout,
         remat=settings.get("remat", False),
         platform="cpu",
-    )
+    ).config
+    if dimensions is not None:
+        size = config.embedding_size
+        pretrained.check_dimensions(dimensions, size, spec, "config.model.dimensions")
+    if (folder / "tokenizer.json").is_file():
+        pretrained.read_tokenizer(folder, config.vocab_size)
+    return dataclasses.replace(config, dimensions=dimensions)
 
 
 def _decoder_folder(spec: str) -> Path:
@@ -258,7 +276,7 @@ def _adapter(config: Config, mesh: jax.sharding.Mesh) -> RehearsedStep:
 
 def _aligner(config: Config, mesh: jax.sharding.Mesh) -> RehearsedStep:
     layout = aligner.make_layout(config, mesh)
-    model = _encoder_config(config.model.spec, config.model)
+    model = _encoder_config(config.model.spec, config.model, aligner.make_lora(config))
     _check_heads(config, model.num_heads)
     state_lib.check_lengths(config, model.max_length, "query_max_length", "unit_max_length")
     lengths = {"query": config.query_max_length, "passage": config.unit_max_length}
@@ -276,15 +294,18 @@ def _aligner(config: Config, mesh: jax.sharding.Mesh) -> RehearsedStep:
         model.pad_id,
     )
     rehearsal = Rehearsal(mesh, bfloat16=model.dtype == "bfloat16")
-    graphdef, params = nnx.split(nnx.eval_shape(lambda: Encoder(model, rngs=nnx.Rngs(0))))
+    graphdef, abstract = pretrained_embedder.abstract_state(model)
+    params, others = pretrained_embedder.split_state(model, abstract)
     tx = aligner.make_optimizer(config, 1)
     state = rehearsal.place(state_lib.abstract_state(params, tx))
+    frozen = rehearsal.place(others)
     rehearsal.placed = bytes_of(aligner.place_batch(batch, mesh))
-    parts = {**_parts(state, model.dtype), "batch": rehearsal.placed}
-    aligner.train_step(graphdef, tx, state, batch, config, mesh, rehearsal)
+    base = {"base": bytes_of(frozen)} if others else {}
+    parts = {**base, **_parts(state, model.dtype), "batch": rehearsal.placed}
+    aligner.train_step(graphdef, tx, state, batch, config, mesh, rehearsal, frozen=frozen)
 
     attended = queries * lengths["query"] ** 2 + layout.num_candidates * lengths["passage"] ** 2
-    flops = mfu.encoder_flops(model, tokens=batch.tokens, attended=attended)
+    flops = mfu.embedder_flops(model, tokens=batch.tokens, attended=attended)
     is_known = config.num_steps or config.examples
     steps = aligner.num_steps(config, config.examples or 0) if is_known else None
     return RehearsedStep(rehearsal, parts, model.dtype, batch.tokens, flops, steps)
@@ -292,6 +313,8 @@ def _aligner(config: Config, mesh: jax.sharding.Mesh) -> RehearsedStep:
 
 def _cross_encoder(config: Config, mesh: jax.sharding.Mesh) -> RehearsedStep:
     model = _encoder_config(config.model.spec, config.model)
+    if isinstance(model, EmbedderConfig):
+        raise UserError(f"config.model.spec={config.model.spec} is a decoder, not an encoder")
     _check_heads(config, model.num_heads)
     state_lib.check_lengths(config, model.max_length, "max_length")
     length = config.max_length
@@ -310,8 +333,8 @@ def _cross_encoder(config: Config, mesh: jax.sharding.Mesh) -> RehearsedStep:
     # The bi-encoder baseline stays on the devices.
     if config.encoder.backend == "flax":
         other = _encoder_config(config.encoder.model, config.encoder)
-        baseline = nnx.eval_shape(lambda: Encoder(other, rngs=nnx.Rngs(0)))
-        parts["bi_encoder"] = bytes_of(rehearsal.place(nnx.state(baseline)))
+        _, baseline = pretrained_embedder.abstract_state(other)
+        parts["bi_encoder"] = bytes_of(rehearsal.place(baseline))
     cross_encoder.train_step(graphdef, tx, state, batch, config, mesh, rehearsal)
 
     flops = mfu.encoder_flops(model, tokens=batch.tokens, attended=pairs * length**2)

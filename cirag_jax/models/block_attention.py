@@ -24,12 +24,14 @@ _NO_WINDOW = 1 << 30
 class Visibility(NamedTuple):
     """The attention mask of packed rows, in compact form.
 
-    A token attends to earlier tokens of its segment and to the shared prefix. Padding is masked.
+    A token attends to earlier tokens of its segment and to the shared prefix; without causality,
+    also to later tokens. Padding is masked.
 
     Attributes:
       segments_BT: int32 segment of each token, counted from 1; 0 or negative for padding.
       positions_BT: int32 positions; windows limit their differences.
       shared_B: int32 length of each row's shared prefix, which all later tokens attend to.
+      ahead: int32 scalar, how many tokens ahead a token may attend to.
       pairs_P: int32 indices of visible blocks (those with an unmasked score), ascending, then
         padding. An index is ``query_block * num_blocks + key_block``.
       count: int32 scalar, the number of visible blocks.
@@ -38,6 +40,7 @@ class Visibility(NamedTuple):
     segments_BT: jax.Array
     positions_BT: jax.Array
     shared_B: jax.Array
+    ahead: jax.Array
     pairs_P: jax.Array
     count: jax.Array
 
@@ -47,7 +50,11 @@ class Visibility(NamedTuple):
 
 
 def make_visibility(
-    segments_BT: jax.Array, positions_BT: jax.Array, shared_B: jax.Array | None = None
+    segments_BT: jax.Array,
+    positions_BT: jax.Array,
+    shared_B: jax.Array | None = None,
+    *,
+    causal: bool = True,
 ) -> Visibility:
     """Returns the `Visibility` of packed rows; one result serves all layers."""
     length = segments_BT.shape[1]
@@ -58,10 +65,11 @@ def make_visibility(
         shared_B = jnp.zeros(segments_BT.shape[0], jnp.int32)
     blocks = segments_BT.shape[1] // BLOCK
     no_pairs = jnp.zeros(0, jnp.int32)
-    visible = Visibility(segments_BT, positions_BT, shared_B, no_pairs, jnp.int32(0))
+    ahead = jnp.int32(0 if causal else _NO_WINDOW)
+    visible = Visibility(segments_BT, positions_BT, shared_B, ahead, no_pairs, jnp.int32(0))
     seen_BTS = visible.mask(segments_BT.shape[1], _NO_WINDOW)
     seen_IJ = seen_BTS.reshape(-1, blocks, BLOCK, blocks, BLOCK).any((0, 2, 4))
-    size = blocks * (blocks + 1) // 2
+    size = blocks * (blocks + 1) // 2 if causal else blocks**2
     (pairs_P,) = jnp.nonzero(seen_IJ.ravel(), size=size, fill_value=0)
     return visible._replace(pairs_P=pairs_P.astype(jnp.int32), count=seen_IJ.sum(dtype=jnp.int32))
 
@@ -76,7 +84,7 @@ def attend_visible(
 ) -> jax.Array:
     """Grouped-query attention: returns ``mixed_BTNH`` in the dtype of the values.
 
-    Softmax is in fp32. A token attends only to tokens fewer than ``window`` positions before it.
+    Softmax is in fp32. A token attends only to tokens fewer than ``window`` positions away.
     """
     length, groups = q_BTNH.shape[1], q_BTNH.shape[2] // k_BTKH.shape[2]
     missing = visible.segments_BT.shape[1] - length
@@ -185,10 +193,11 @@ def _mask(visible, window, queries, keys, size):
     segments_BT1 = part(visible.segments_BT, queries)[:, :, None]
     same = segments_BT1 == part(visible.segments_BT, keys)[:, None]
     same |= (keys + index)[None, None, :] < visible.shared_B[:, None, None]
-    causal = (queries + index)[None, :, None] >= (keys + index)[None, None, :]
+    reach = (queries + index)[None, :, None] + visible.ahead
+    reached = reach >= (keys + index)[None, None, :]
     distance = part(visible.positions_BT, queries)[:, :, None]
     distance = distance - part(visible.positions_BT, keys)[:, None]
-    return (segments_BT1 > 0) & same & causal & (distance < window)
+    return (segments_BT1 > 0) & same & reached & (jnp.abs(distance) < window)
 
 
 def _block_pair(visible, p):

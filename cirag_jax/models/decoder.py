@@ -70,6 +70,8 @@ class DecoderConfig:
       dense_layers: layers with a dense feed-forward layer in a model with experts.
       windows: for each layer, how many tokens a token attends to, counted back from itself; 0 means
         all. Empty means 0 in every layer.
+      causal: whether a token attends only to earlier tokens; otherwise windows extend to both
+        sides (models of embeddings, which cannot generate).
       dtype: compute dtype; softmax, norms and logits are always fp32.
       param_dtype: dtype of the weights.
       attention: see `choose_attention`.
@@ -108,6 +110,7 @@ class DecoderConfig:
     normalize_experts: bool = True
     dense_layers: tuple[int, ...] = ()
     windows: tuple[int, ...] = ()
+    causal: bool = True
     dtype: Dtype = "float32"
     param_dtype: Dtype = "float32"
     attention: Implementation = "xla"
@@ -492,7 +495,9 @@ def forward(
     if segments_BT is None:
         real_B = jnp.full(b, t, jnp.int32) if lengths_B is None else lengths_B
         segments_BT = (index[None] < real_B[:, None]).astype(jnp.int32)
-    visible = block_attention.make_visibility(segments_BT, positions_BT, shared_B)
+    visible = block_attention.make_visibility(
+        segments_BT, positions_BT, shared_B, causal=config.causal
+    )
     totals_BT = _totals(segments_BT, positions_BT, shared_B) if config.rope_switch else None
     tables = _make_tables(config, positions_BT, totals_BT)
 
@@ -528,13 +533,14 @@ def _attend_fused(config, q_BTNH, k_BTKH, v_BTKH, visible, lengths_B, window, pa
             options["key_value_seq_lengths"] = jnp.maximum(lengths_B, 1)
             options["query_seq_lengths"] = jnp.full_like(lengths_B, q_BTNH.shape[1])
         if config.windowed:
-            options["local_window_size"] = (config.windows[0] - 1, 0)
+            size = config.windows[0] - 1
+            options["local_window_size"] = (size, 0 if config.causal else size)
     return jax.nn.dot_product_attention(
         q_BTNH,
         k_BTKH,
         v_BTKH,
         scale=config.score_scale,
-        is_causal=True,
+        is_causal=config.causal,
         implementation="cudnn",
         **options,
     )

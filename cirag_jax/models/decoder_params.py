@@ -29,7 +29,7 @@ def _stacked_parameters(config: DecoderConfig) -> ShapesAndAxes:
     }
 
 
-def _add_parameters(
+def add_parameters(
     module: nnx.Module, parameters: ShapesAndAxes, config: DecoderConfig, rngs: nnx.Rngs
 ) -> None:
     """Sets parameters on ``module``: norms to one, biases to zero, others to random normal."""
@@ -49,25 +49,26 @@ class Layers(nnx.Module):
     """Parameters of all layers, stacked on a leading axis; see `decoder.layers_with`."""
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
-        _add_parameters(self, _stacked_parameters(config), config, rngs)
+        add_parameters(self, _stacked_parameters(config), config, rngs)
 
 
 class Decoder(nnx.Module):
     """The parameters of a decoder, with logical axes.
 
     They are ``embedding`` [V, D], ``layers`` (`Layers`; see `layer_parameters`), ``final_norm`` [D]
-    and, unless embeddings are tied, ``lm_head`` [D, V].
+    and, unless embeddings are tied, ``lm_head`` [D, V]. ``more`` are further parameters outside the
+    layers.
     """
 
-    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: DecoderConfig, more: ShapesAndAxes | None = None, *, rngs: nnx.Rngs):
         """Creates random parameters from ``rngs.params``."""
-        _add_parameters(self, outer_parameters(config), config, rngs)
+        add_parameters(self, {**outer_parameters(config), **(more or {})}, config, rngs)
         self.layers = Layers(config, rngs=rngs)
 
 
-def abstract_params(config: DecoderConfig) -> nnx.State:
+def abstract_params(config: DecoderConfig, more: ShapesAndAxes | None = None) -> nnx.State:
     """Returns the `nnx.State` of `Decoder` with shapes and dtypes in place of arrays."""
-    return nnx.state(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
+    return nnx.state(nnx.eval_shape(lambda: Decoder(config, more, rngs=nnx.Rngs(0))))
 
 
 def to_params(state: nnx.State) -> Params:

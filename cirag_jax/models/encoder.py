@@ -24,12 +24,16 @@ from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.models import precision
 from cirag_jax.models.attention import Implementation, choose_implementation
+from cirag_jax.models.dense import DenseConfig, add_dense, apply_dense, output_width
 from cirag_jax.models.precision import Dtype, Weight
 from cirag_jax.models.rope import Rope, rope_tables, rotate
 from cirag_jax.sharding import ShapesAndAxes
 
-Pooling = Literal["mean", "cls"]
+Pooling = Literal["mean", "cls", "lasttoken"]
 Activation = Literal["gelu", "gelu_new", "relu", "silu"]
+
+# Entry of a mask for tokens of a prompt that other tokens attend to, but that are not pooled.
+UNPOOLED = 2
 
 _MASKED = -1e9  # score of a padding key; finite, so that a fully masked row has no NaN
 
@@ -68,6 +72,7 @@ class EncoderConfig:
       remat: whether the backward pass recomputes each layer.
       scan_layers: whether the parameters of all layers are stacked and run with `jax.lax.scan`.
       pooling: how `embed` turns hidden states into one vector.
+      dense: layers that `embed` applies to the pooled vector.
       dimensions: number of leading dimensions that `embed` keeps (Matryoshka representation
         learning, Kusupati et al., 2022); None keeps all.
       tasks: numbers of the checkpoint's task adapters for queries and passages; one number if they
@@ -106,6 +111,7 @@ class EncoderConfig:
     remat: bool = False
     scan_layers: bool = False
     pooling: Pooling = "mean"
+    dense: tuple[DenseConfig, ...] = ()
     dimensions: int | None = None
     tasks: tuple[int, ...] = ()
     num_tasks: int = 0
@@ -115,7 +121,7 @@ class EncoderConfig:
     @property
     def embedding_size(self) -> int:
         """Dimension of an embedding."""
-        return self.dimensions or self.d_model
+        return self.dimensions or output_width(self.dense, self.d_model)
 
     @property
     def head_dim(self) -> int:
@@ -283,6 +289,7 @@ class Encoder(nnx.Module):
             self.layers = nnx.List(
                 [Layer(config, stacked=False, rngs=rngs) for _ in range(config.num_layers)]
             )
+        add_dense(self, config.dense, rngs)
 
     def __call__(
         self,
@@ -297,7 +304,7 @@ class Encoder(nnx.Module):
 
         Args:
           tokens_BT: int32 token ids, padded on the right.
-          mask_BT: 1 or True at real tokens.
+          mask_BT: nonzero or True at real tokens.
           types_BT: int32 token types (first or second text of a pair); None means all 0. Ignored by
             models without token types.
           passage_B: whether each text is a passage; None means that all are queries. Ignored by
@@ -728,30 +735,30 @@ def _attend_transposed(config, q_BTNH, k_BSNH, v_BSNH, mask_BT, near_TS, bias_NT
     return mixed_BNTH.transpose(0, 2, 1, 3)
 
 
-def pool(hidden_BTD: jax.Array, mask_BT: jax.Array, kind: Pooling) -> jax.Array:
-    """Returns unit-length ``emb_BD`` in fp32; see `pool_tokens`.
-
-    A row without real tokens gives zeros, with a finite (zero) gradient.
-    """
-    return _normalize(pool_tokens(hidden_BTD, mask_BT, kind))
-
-
-def _normalize(emb_BD: jax.Array) -> jax.Array:
-    square_B1 = jnp.square(emb_BD).sum(-1, keepdims=True)
-    return emb_BD * jax.lax.rsqrt(jnp.maximum(square_B1, 1e-24))
-
-
 def pool_tokens(hidden_BTD: jax.Array, mask_BT: jax.Array, kind: Pooling) -> jax.Array:
-    """Returns the mean over real tokens, or the first token, ``pooled_BD`` in fp32."""
-    mask_BT = mask_BT.astype(jnp.float32)
-    if kind == "mean":
-        # A product instead of a masked sum needs no B T D temporary in fp32.
-        total_BD = jnp.einsum("btd,bt->bd", hidden_BTD, mask_BT, preferred_element_type=jnp.float32)
-        return total_BD / jnp.maximum(mask_BT.sum(-1, keepdims=True), 1.0)
+    """Returns ``pooled_BD`` in fp32: the mean over pooled tokens, or the first or last of them.
+
+    ``mask_BT`` is 1 or True at pooled tokens, which may be anywhere in a row. A row without pooled
+    tokens gives zeros, with a finite (zero) gradient.
+    """
+    chosen_BT = mask_BT.astype(jnp.int32) == 1
+    rank_BT = jnp.cumsum(chosen_BT, axis=1, dtype=jnp.int32)
     if kind == "cls":
-        first_BD = hidden_BTD[:, 0].astype(jnp.float32)
-        return jnp.where(mask_BT.any(-1, keepdims=True), first_BD, 0.0)
-    raise ValueError(f"unknown pooling {kind!r}")
+        chosen_BT &= rank_BT == 1
+    elif kind == "lasttoken":
+        chosen_BT &= rank_BT == rank_BT[:, -1:]
+    elif kind != "mean":
+        raise ValueError(f"unknown pooling {kind!r}")
+    weight_BT = chosen_BT.astype(jnp.float32)
+    # A product instead of a masked sum needs no B T D temporary in fp32.
+    total_BD = jnp.einsum("btd,bt->bd", hidden_BTD, weight_BT, preferred_element_type=jnp.float32)
+    return total_BD / jnp.maximum(weight_BT.sum(-1, keepdims=True), 1.0)
+
+
+def unit_length(x_BD: jax.Array) -> jax.Array:
+    """Divides each vector by its length; zeros stay zeros, with a finite gradient."""
+    square_B1 = jnp.square(x_BD).sum(-1, keepdims=True)
+    return x_BD * jax.lax.rsqrt(jnp.maximum(square_B1, 1e-24))
 
 
 def embed(
@@ -765,16 +772,19 @@ def embed(
     """Returns the embeddings of a padded batch, unit-length ``emb_BD`` in fp32.
 
     ``passage_B`` (whether each text is a passage) matters only with task adapters.
-    ``graphdef, state = nnx.split(Encoder(...))``; ``graphdef`` is static under `jax.jit`.
+    ``graphdef, state = nnx.split(model)``, where the model is an `Encoder` or a
+    `models.embedder.Embedder`; ``graphdef`` is static under `jax.jit`. ``mask_BT`` is 1 or True at
+    real tokens, or `UNPOOLED` at real tokens that are not pooled.
     """
-    encoder = nnx.merge(graphdef, state)
-    hidden_BTD = encoder(tokens_BT, mask_BT, passage_B=passage_B, dropout_key=dropout_key)
-    emb_BD = pool(hidden_BTD, mask_BT, encoder.config.pooling)
-    if encoder.config.embedding_size < emb_BD.shape[1]:
-        emb_BD = _normalize(emb_BD[:, : encoder.config.embedding_size])
-    return sharding.constrain(emb_BD, "batch", "act_embed")
+    model = nnx.merge(graphdef, state)
+    config = model.config
+    hidden_BTD = model(tokens_BT, mask_BT, passage_B=passage_B, dropout_key=dropout_key)
+    emb_BD = pool_tokens(hidden_BTD, mask_BT, config.pooling)
+    if config.dense:
+        emb_BD = apply_dense(config.dense, model.dense, emb_BD)
+    return sharding.constrain(unit_length(emb_BD[:, : config.embedding_size]), "batch", "act_embed")
 
 
-def embedding_size(graphdef: nnx.GraphDef, state: Any) -> int:
+def embedding_size(graphdef: nnx.GraphDef, *states: Any) -> int:
     """Returns the dimension of the embeddings of `embed`."""
-    return nnx.merge(graphdef, state).config.embedding_size
+    return nnx.merge(graphdef, *states).config.embedding_size

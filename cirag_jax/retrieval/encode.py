@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from cirag_jax.models.encoder import embed
+from cirag_jax.models.encoder import UNPOOLED, embed
 from cirag_jax.models.io.pretrained import TextEncoder
 from cirag_jax.retrieval.buckets import everywhere, map_texts
 from cirag_jax.types import Role
@@ -52,14 +52,22 @@ def pad(
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _apply(
-    graphdef: Any, passage: bool, state: Any, tokens_BT: jax.Array, lengths_B: jax.Array
+    graphdef: Any,
+    passage: bool,
+    state: Any,
+    unpooled: int,
+    tokens_BT: jax.Array,
+    lengths_B: jax.Array,
 ) -> jax.Array:
     """Returns ``emb_BD`` in fp32, replicated on all devices of the mesh if there is one.
 
-    ``passage`` selects the task adapter, if there are any.
+    ``passage`` selects the task adapter, if there are any. The first ``unpooled`` tokens of each
+    row are not pooled.
     """
     TRACES[tuple(tokens_BT.shape)] += 1  # type: ignore[index]
-    mask_BT = jnp.arange(tokens_BT.shape[1]) < lengths_B[:, None]
+    index_T = jnp.arange(tokens_BT.shape[1])
+    kinds_T = jnp.where(index_T < unpooled, UNPOOLED, 1)
+    mask_BT = jnp.where(index_T < lengths_B[:, None], kinds_T, 0)
     passage_B = jnp.full(tokens_BT.shape[0], passage)
     return everywhere(embed(graphdef, state, tokens_BT, mask_BT, None, passage_B))
 
@@ -99,7 +107,7 @@ def encode(
         tokens_of,
         len,
         functools.partial(pad, pad_id=encoder.config.pad_id),
-        functools.partial(_apply, encoder.graphdef, passage, params),
+        functools.partial(_apply, encoder.graphdef, passage, params, encoder.unpooled(prefix)),
         width=(encoder.dim,),
         max_length=encoder.config.max_length,
         mesh=mesh,

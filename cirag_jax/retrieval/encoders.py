@@ -370,7 +370,10 @@ def _open_flax(config: Config, mesh: jax.sharding.Mesh | None) -> FlaxEncoder:
         tasks=config.tasks,
     )
     if meta:  # Two training runs may end at the same step; only their weights differ.
-        encoder = dataclasses.replace(encoder, revision=f"sha256:{hash_arrays(encoder.state)}")
+        trained, frozen = encoder.split()
+        base = f"{encoder.revision}+" if frozen else ""
+        revision = f"{base}sha256:{hash_arrays(trained)}"
+        encoder = dataclasses.replace(encoder, revision=revision)
     lengths = {name: config[name] for name in LENGTHS}
     return FlaxEncoder(encoder, mesh=mesh, **lengths)
 

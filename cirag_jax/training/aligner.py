@@ -22,8 +22,10 @@ from cirag_jax.datasets import chains as chains_lib
 from cirag_jax.datasets import load
 from cirag_jax.errors import UserError, check_at_least, check_positive
 from cirag_jax.evaluation import next_unit
+from cirag_jax.models.embedder import EmbedderConfig
 from cirag_jax.models.encoder import embedding_size
 from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
+from cirag_jax.models.lora import LoraConfig
 from cirag_jax.retrieval import encode as encode_lib
 from cirag_jax.retrieval.buckets import bucket_lengths
 from cirag_jax.retrieval.rankers import TripleText
@@ -76,7 +78,10 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         hidden_dropout=config.model.dropout,
         attention_dropout=config.model.dropout,
         remat=config.model.remat,
+        bidirectional=config.model.bidirectional,
+        lora=make_lora(config),
     )
+    params, frozen = encoder.split()
     batches = make_batches(config, chains, pools, encoder, mesh, prefix_pools)
     total_steps = num_steps(config, pools_lib.num_examples(chains, config.epoch))
     tx = make_optimizer(config, total_steps)
@@ -84,7 +89,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         raise UserError(
             f"config.model.train=tasks needs task adapters, which {config.model.spec} lacks"
         )
-    state = state_lib.make_state(encoder.state, tx, config.seed, mesh)
+    state = state_lib.make_state(params, tx, config.seed, mesh)
     state_lib.announce(
         f"{len(chains):,} chains, {num_dev:,} dev questions, {total_steps:,} steps of "
         f"{questions_per_step(config)} chains with up to {config.prefixes_per_question} queries "
@@ -93,11 +98,11 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     )
 
     def train_on(state: state_lib.TrainState, batch: pools_lib.Batch) -> Any:
-        return train_step(encoder.graphdef, tx, state, batch, config, mesh)
+        return train_step(encoder.graphdef, tx, state, batch, config, mesh, frozen=frozen)
 
     # ---- Fit ------------------------------------------------------------------------------------
     truncated: collections.Counter[Role] = collections.Counter()
-    evaluate = make_evaluate(config, problems, encoder, mesh, truncated)
+    evaluate = make_evaluate(config, problems, encoder, mesh, truncated, frozen)
     examples = state_lib.digest(chains, pools, dev_chains, dev_pools, prefix_pools)
     meta = {
         "component": "aligner",
@@ -108,6 +113,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "triple_prefix": encoder.triple_prefix,
         "dimensions": encoder.config.dimensions,
         "tasks": ",".join(encoder.tasks) or ("none" if config.model.tasks == "none" else None),
+        **adapter_fields(encoder),
         "units": kind,
         "trained_on": sorted(question.id for question in train_questions),
         "triple_text": dataclasses.asdict(TripleText("angle")) if kind == "triple" else None,
@@ -174,17 +180,20 @@ def train_step(
     config: Config,
     mesh: jax.sharding.Mesh,
     run: Callable[..., Any] = operator.call,
+    *,
+    frozen: nnx.State | None = None,
 ) -> tuple[state_lib.TrainState, dict[str, jax.Array]]:
     """Runs one optimizer step on a global batch; call it under ``jax.set_mesh(mesh)``.
 
-    Donates ``state``. ``run`` calls the compiled functions, see `rehearsal`.
+    Donates ``state``. ``run`` calls the compiled functions, see `rehearsal`. ``frozen`` are the
+    parameters that are not trained.
 
     Returns:
       The new state, and metrics as device scalars: loss, accuracy, mean score of the positives, and
       norms of gradient, update and parameters.
     """
     key = None
-    if config.model.dropout > 0:
+    if config.model.dropout > 0 or config.model.lora.dropout > 0:
         key = run(jax.random.fold_in, state.key, state.step)
     params: Any = state.params
     limit = math.inf if config.activations_gib is None else config.activations_gib * 2**30
@@ -193,8 +202,9 @@ def train_step(
         graphdef,
         params,
         place_batch(batch, mesh),
+        frozen,
         temperature=config.temperature,
-        width=embedding_size(graphdef, params),
+        width=embedding_size(graphdef, *filter(None, (params, frozen))),
         dtype=config.model.dtype,
         dropout_key=key,
         keep_bytes=keep_bytes,
@@ -311,8 +321,9 @@ def make_batches(
     state_lib.check_lengths(
         config, encoder.config.max_length, "query_max_length", "unit_max_length"
     )
-    layout = make_layout(config, mesh)
     unit_role = chains_lib.role_of(config.data.units)
+    unpooled = tuple(encoder.unpooled(encoder.prefix(role)) for role in ("query", unit_role))
+    layout = dataclasses.replace(make_layout(config, mesh), unpooled=unpooled)
     limits = {"query": config.query_max_length, "passage": config.unit_max_length}
 
     def tokenize(texts, role):
@@ -342,6 +353,7 @@ def make_evaluate(
     encoder: TextEncoder,
     mesh: jax.sharding.Mesh,
     truncated: collections.Counter[Role] | None = None,
+    frozen: nnx.State | None = None,
 ) -> Callable[[nnx.State], dict[str, float]]:
     """Returns a function that computes the ``dev/...`` metrics (ranking the next unit).
 
@@ -349,6 +361,7 @@ def make_evaluate(
     """
 
     def evaluate(params: nnx.State) -> dict[str, float]:
+        params = nnx.merge_state(params, frozen) if frozen else params
         if truncated is not None:
             truncated.clear()
 
@@ -397,6 +410,22 @@ def _zero_embeddings(texts: Sequence[str], role: str) -> np.ndarray:
 # ---------------------------------------------------------------------------------------- settings
 
 
+def make_lora(config: Config) -> LoraConfig | None:
+    """Returns the adapter's hyper-parameters; None trains all parameters."""
+    return LoraConfig(**config.model.lora.to_dict()) if config.model.lora.rank else None
+
+
+def adapter_fields(encoder: TextEncoder) -> dict[str, Any]:
+    """Returns what a checkpoint records about a decoder and its adapter; empty for encoders."""
+    if not isinstance(encoder.config, EmbedderConfig):
+        return {}
+    lora = encoder.config.lora
+    return {
+        "bidirectional": not encoder.config.decoder.causal,
+        "lora": lora and dataclasses.asdict(lora),
+    }
+
+
 def check_config(config: Config) -> None:
     """Raises `UserError` for invalid settings."""
     state_lib.check_training(config)
@@ -407,6 +436,7 @@ def check_config(config: Config) -> None:
     check_at_least(3, config, "query_max_length", "unit_max_length")  # 2 are special tokens.
     check_at_least(0, config, "data.limit", "dev.questions", "head.rounds")
     check_positive(config, "temperature")
+    check_at_least(0, config, "model.lora.rank")
     check_value("config.data.units", config.data.units, chains_lib.UnitKind)
     check_value("config.accumulation", config.accumulation, Literal["cached", "official"])
     check_value("config.model.train", config.model.train, Literal["all", "base", "tasks"])

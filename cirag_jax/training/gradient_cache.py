@@ -35,6 +35,7 @@ def loss_and_gradient(
     graphdef: nnx.GraphDef,
     params: Params,
     batch: Batch,
+    frozen: Params | None = None,
     *,
     temperature: float,
     width: int,
@@ -46,11 +47,14 @@ def loss_and_gradient(
     """Returns the loss, metrics and float32 gradient of a complete batch on the mesh.
 
     The gradient is kept per shard (`sharding.zeros_per_shard`); `state.apply_gradient` sums it.
-    ``width`` is the embedding size D. ``params`` are rounded to ``dtype`` once. Each device may
-    store ``keep_bytes`` of activations. ``run`` calls the compiled functions, see `rehearsal`.
+    ``frozen`` are the parameters that are not trained; those that are split over fsdp stay split
+    (`sharding.gather_parameter`). ``width`` is the embedding size D. ``params`` are rounded to
+    ``dtype`` once. Each device may store ``keep_bytes`` of activations. ``run`` calls the compiled
+    functions, see `rehearsal`.
     """
     queries, candidates = batch.count_BC.shape
     params = sharding.gather_fsdp(precision.round_weights(params, dtype, run), run)
+    params = params, nnx.State({}) if frozen is None else frozen
     # An array without a sharding would cause a second compilation.
     table_ND = sharding.place(
         np.zeros((queries + candidates + 1, width), np.float32), batch.count_BC.sharding
@@ -71,7 +75,7 @@ def loss_and_gradient(
     loss, metrics, gradient_ND = run(
         _table_loss, table_ND, batch.positive_B, batch.count_BC, batch.weight_B, temperature
     )
-    gradient = run(_zeros, params)
+    gradient = run(_zeros, params[0])
     for index, (chunk, key) in enumerate(zip(batch.chunks, keys, strict=True)):
         pull, backward[index] = backward[index], None  # Frees the activations.
         if pull is not None:
@@ -90,25 +94,34 @@ def _rows_and_pull(
     """
 
     def embed_rows(params, split, key):
-        buffers, chunk = split
+        (trained, frozen), (buffers, chunk) = params, split
         buffers = jax.tree.map(lambda x: x.squeeze(0), buffers)  # The buffers of this shard.
-        params = precision.redirect_gradients(params, buffers)
-        return embed(graphdef, params, chunk.tokens_BT, chunk.mask_BT, key, chunk.passage_B)
+        trained = precision.redirect_gradients(trained, buffers)
+        return _embed_chunk(graphdef, (trained, frozen), chunk, key)
 
     return jax.vjp(
-        lambda buffers: sharding.map_shards(embed_rows)(params, (buffers, chunk), key),
-        sharding.zeros_per_shard(params),
+        lambda buffers: _map_shards(embed_rows, params)(params, (buffers, chunk), key),
+        sharding.zeros_per_shard(params[0]),
     )
+
+
+def _embed_chunk(graphdef, params, chunk, key):
+    trained, frozen = params
+    state = nnx.merge_state(trained, frozen) if frozen else trained
+    return embed(graphdef, state, chunk.tokens_BT, chunk.mask_BT, key, chunk.passage_B)
+
+
+def _map_shards(function, params):
+    """Returns `sharding.map_shards` of ``function``, whose frozen parameters stay split."""
+    specs = jax.sharding.PartitionSpec(), sharding.fsdp_specs(params[1])
+    return sharding.map_shards(function, specs if params[1] else specs[0])
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def _embed(graphdef, params, table_ND, chunk, key):
     """Embeds a chunk into its rows of the table."""
-
-    def embed_rows(params, chunk, key):
-        return embed(graphdef, params, chunk.tokens_BT, chunk.mask_BT, key, chunk.passage_B)
-
-    return table_ND.at[chunk.row_B].set(sharding.map_shards(embed_rows)(params, chunk, key))
+    embed_rows = _map_shards(functools.partial(_embed_chunk, graphdef), params)
+    return table_ND.at[chunk.row_B].set(embed_rows(params, chunk, key))
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)

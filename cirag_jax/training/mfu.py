@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from cirag_jax.models import decoder, encoder
 from cirag_jax.models.decoder import DecoderConfig
+from cirag_jax.models.embedder import EmbedderConfig
 from cirag_jax.models.encoder import EncoderConfig
 
 
@@ -83,6 +84,21 @@ def lora_flops(
     attention = config.num_layers * config.num_heads * config.head_dim
     dense = (4.0 * linear + 6.0 * adapter) * tokens
     return dense + 4.0 * head * supervised + 6.0 * attention * attended
+
+
+def embedder_flops(config: EncoderConfig | EmbedderConfig, *, tokens: int, attended: int) -> float:
+    """Returns the floating-point operations of one gradient of a text encoder.
+
+    For a decoder, see `lora_flops`; training all its parameters takes half as many more. Pooling,
+    latent attention and dense layers are not counted.
+    """
+    if not isinstance(config, EmbedderConfig):
+        return encoder_flops(config, tokens=tokens, attended=attended)
+    rank, targets = (0, ()) if config.lora is None else (config.lora.rank, config.lora.names)
+    flops = lora_flops(
+        config.decoder, rank, targets, tokens=tokens, supervised=0, attended=attended
+    )
+    return flops if config.lora else 1.5 * flops
 
 
 def encoder_flops(config: EncoderConfig, *, tokens: int, attended: int) -> float:

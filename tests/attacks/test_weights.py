@@ -13,7 +13,14 @@ from hypothesis import example
 from cirag_jax import io
 from cirag_jax.errors import UserError
 from cirag_jax.llm.chat import ChatTokenizer
-from cirag_jax.models.io import encoder_adapter, gguf_weights, peft_format, pretrained, tensor_files
+from cirag_jax.models.io import (
+    encoder_adapter,
+    gguf_weights,
+    modules,
+    peft_format,
+    pretrained,
+    tensor_files,
+)
 from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.pretrained_decoder import parse_decoder_config, read_decoder_config
 from cirag_jax.models.io.weights import to_tensors
@@ -145,7 +152,7 @@ def _read_encoder(root: pathlib.Path) -> None:
     folder = root / "encoder"
     config, _ = pretrained.read_config(folder)
     assert 0 < pretrained.read_max_length(folder, config) <= config.max_length
-    assert pretrained._pooling(folder, "") in ("mean", "cls")
+    assert modules.read_modules(folder, config.d_model).pooling in ("mean", "cls", "lasttoken")
     assert all(isinstance(prefix, str | None) for prefix in pretrained._prefixes(folder, ""))
 
 

@@ -13,7 +13,7 @@ from flax import nnx
 
 from cirag_jax.errors import UserError
 from cirag_jax.models import encoder as encoder_lib
-from cirag_jax.models.encoder import Encoder, EncoderConfig, embed, pool
+from cirag_jax.models.encoder import Encoder, EncoderConfig, embed, pool_tokens, unit_length
 from cirag_jax.models.io import tensor_files, weights
 from cirag_jax.models.io.pretrained import load_encoder, read_config
 from tests.tiny import random_encoder
@@ -179,7 +179,9 @@ def test_pool_equals_torch_and_empty_row_is_zero():
     hidden_BTD = rng.normal(size=(4, 6, 8)).astype(np.float32)
     mask_BT = np.arange(6) < np.array([6, 3, 1, 0])[:, None]
     for kind in ("mean", "cls"):
-        emb_BD = np.asarray(pool(jnp.asarray(hidden_BTD), jnp.asarray(mask_BT), kind))
+        emb_BD = np.asarray(
+            unit_length(pool_tokens(jnp.asarray(hidden_BTD), jnp.asarray(mask_BT), kind))
+        )
         for row, count in enumerate([6, 3, 1]):
             expected = hidden_BTD[row, :count].mean(0) if kind == "mean" else hidden_BTD[row, 0]
             expected = expected / np.linalg.norm(expected)

@@ -141,7 +141,7 @@ def test_embed_and_keep_stores_no_parameters(scanned, devices):
             np.zeros(2, bool),
         )
         table_ND = np.zeros((3, config.d_model), np.float32)
-        arguments = graphdef, params, table_ND, chunk, None
+        arguments = graphdef, (params, nnx.State({})), table_ND, chunk, None
         _, pull = jax.eval_shape(gradient_cache._embed_and_keep, *arguments)
     kernels = {x.size for x in jax.tree.leaves(params) if x.size > 500}
     assert len(kernels) > 3 and not [x for x in jax.tree.leaves(pull) if x.size in kernels]

@@ -22,6 +22,7 @@ from cirag_jax.io import replacing, write_json
 from cirag_jax.models import decoder, decoder_params
 from cirag_jax.models.decoder import DecoderConfig, Params
 from cirag_jax.models.io.tensor_files import TensorFiles, fetch, match_tensors, save_tensors
+from cirag_jax.sharding import ShapesAndAxes
 
 _ROWS = 4096  # rows of an embedding that are compared at a time
 SHARD_BYTES = 5 * 10**9  # larger checkpoints are split into several files with an index
@@ -107,6 +108,29 @@ FAMILIES: Mapping[str, tuple[Entry, ...]] = {
     "mixtral": (*_LLAMA, *_experts("block_sparse_moe", "w1", "w3", "w2")),
 }
 
+_LATENT = "model.latent_attention_model."
+_ATTEND, _FEED = (f"{_LATENT}cross_attend_blocks.{block}." for block in (0, 1))
+# NV-Embed-v2: Mistral, and latent attention in the names of its official code.
+_NV_EMBED = (
+    *_LLAMA,
+    Entry(f"{_LATENT}latents", "latents"),
+    Entry(f"{_ATTEND}norm.weight", "latent_norm"),
+    Entry(f"{_ATTEND}norm.bias", "latent_norm_bias"),
+    Entry(f"{_ATTEND}norm_context.weight", "latent_context_norm"),
+    Entry(f"{_ATTEND}norm_context.bias", "latent_context_norm_bias"),
+    Entry(f"{_ATTEND}fn.to_q.weight", "latent_query", True),
+    Entry(f"{_ATTEND}fn.to_kv.weight", "latent_key_value", True),
+    Entry(f"{_ATTEND}fn.to_out.weight", "latent_out", True),
+    Entry(f"{_FEED}norm.weight", "latent_mlp_norm"),
+    Entry(f"{_FEED}norm.bias", "latent_mlp_norm_bias"),
+    Entry(f"{_FEED}fn.net.0.weight", "latent_up", True),
+    Entry(f"{_FEED}fn.net.0.bias", "latent_up_bias"),
+    Entry(f"{_FEED}fn.net.2.weight", "latent_down", True),
+    Entry(f"{_FEED}fn.net.2.bias", "latent_down_bias"),
+)
+# Models that only embed texts, as in `FAMILIES`.
+EMBEDDERS: Mapping[str, tuple[Entry, ...]] = {"nvembed": _NV_EMBED}
+
 # Buffers of older checkpoints, which are computed instead of loaded, parts for images, and the copy
 # of the embedding that some checkpoints store as output layer; see `has_own_head`.
 IGNORED = (
@@ -142,16 +166,22 @@ class ParameterTensors:
         return self.path[0] == "layers"
 
 
-def parameter_tensors(config: DecoderConfig, model_type: str) -> list[ParameterTensors]:
-    """Returns all parameters of a model with their checkpoint tensors; layers come last."""
-    if model_type not in FAMILIES:
+def parameter_tensors(
+    config: DecoderConfig, model_type: str, more: ShapesAndAxes | None = None
+) -> list[ParameterTensors]:
+    """Returns all parameters of a model with their checkpoint tensors; layers come last.
+
+    ``more`` are parameters outside the layers, next to those of `decoder.outer_parameters`.
+    """
+    families = {**FAMILIES, **EMBEDDERS}
+    if model_type not in families:
         raise UserError(
             f"model_type {model_type!r} is not supported; choose from {', '.join(sorted(FAMILIES))}"
         )
-    entries = {("{layer}" in e.source, e.target): e for e in FAMILIES[model_type]}
+    entries = {("{layer}" in e.source, e.target): e for e in families[model_type]}
     result = []
     for in_layers, parameters in (
-        (False, decoder.outer_parameters(config)),
+        (False, {**decoder.outer_parameters(config), **(more or {})}),
         (True, decoder.layer_parameters(config)),
     ):
         for target, (shape, _) in parameters.items():
@@ -190,9 +220,9 @@ class TensorSource(Protocol):
 def _canonical(name: str) -> str:
     """Adds the prefix ``model.``, which some checkpoints lack.
 
-    Also removes the prefix of the text part of models with images.
+    Also removes the prefix of the text part of models with images, and of NV-Embed-v2.
     """
-    for prefix in ("language_model.", "model.language_model."):
+    for prefix in ("language_model.", "model.language_model.", "embedding_model."):
         name = name.removeprefix(prefix)
     if name.startswith("model.") or name == "lm_head.weight":
         return name
@@ -308,15 +338,20 @@ def load_from_source(
     config: DecoderConfig,
     model_type: str,
     mesh: jax.sharding.Mesh | None = None,
+    more: ShapesAndAxes | None = None,
 ) -> nnx.State:
-    """Returns the decoder state that ``source`` contains; see `load_decoder_state`."""
-    by_path = {parameter.path: parameter for parameter in parameter_tensors(config, model_type)}
+    """Returns the decoder state that ``source`` contains; see `load_decoder_state`.
+
+    ``more`` are further parameters, see `parameter_tensors`.
+    """
+    tensors = parameter_tensors(config, model_type, more)
+    by_path = {parameter.path: parameter for parameter in tensors}
     source = _SeparateExperts(source, model_type) if config.num_experts else source
     expected = {name: parameter.shape for parameter in by_path.values() for name in parameter.names}
     names = match_tensors(where, source.shapes, expected, _canonical, IGNORED)
     dtype = np.dtype(jax.numpy.dtype(config.param_dtype))
     filled = []
-    for path, variable in nnx.to_flat_state(decoder_params.abstract_params(config)):
+    for path, variable in nnx.to_flat_state(decoder_params.abstract_params(config, more)):
         parameter = by_path[tuple(str(part) for part in path)]
         target: jax.sharding.Sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         if mesh is not None:

@@ -105,6 +105,7 @@ class _Training(msgspec.Struct):
     triple_prefix: str | None = None
     dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
     pooling: Pooling = "mean"
+    bidirectional: bool | None = None
 
 
 def _is_possible_path(name: str) -> bool:
@@ -125,8 +126,8 @@ def add_adapter(
     folder: Path,
     *,
     mesh: jax.sharding.Mesh | None = None,
-) -> tuple[Any, str]:
-    """Adds an adapter to an encoder's parameters; returns them and the adapter's SHA-256."""
+) -> Any:
+    """Adds an adapter to the parameters of a BERT-like encoder, and returns them."""
     file, config_file = folder / peft_format.TENSOR_FILE, folder / peft_format.CONFIG_FILE
     raw = read_object(config_file)
     scaling = peft_format.read_scaling(raw, config_file)
@@ -139,8 +140,6 @@ def add_adapter(
                 raise UserError(f"{file}: tensor {key[:80]} does not belong to this encoder")
             array = check_tensor(content.get_tensor(key), key, file).astype(np.float32)
             pairs.setdefault(f"{match[1]}.weight", {})[match[2]] = array
-    with file.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
     for name, pair in pairs.items():
         shape = tensors[name].shape
         rank, alpha = scaling.of(name.removesuffix(".weight"))
@@ -151,4 +150,10 @@ def add_adapter(
         with np.errstate(over="ignore", invalid="ignore"):
             merged = tensors[name] + pair["B"] @ pair["A"] * factor
         tensors[name] = check_finite(merged, str(file))
-    return weights.from_tensors(tensors, state, config, family, mesh=mesh), digest
+    return weights.from_tensors(tensors, state, config, family, mesh=mesh)
+
+
+def adapter_digest(folder: Path) -> str:
+    """Returns the SHA-256 of an adapter's tensors."""
+    with peft_format.tensor_file(folder).open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

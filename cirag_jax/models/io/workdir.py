@@ -66,8 +66,12 @@ def open_encoder(
             instructions=dict(_instructions(meta, changes["instructions"])),
             dimensions=dimensions or meta.get("dimensions"),
             tasks=meta.get("tasks"),
+            bidirectional=meta.get("bidirectional"),
+            lora=LoraConfig(**meta["lora"]) if meta.get("lora") else None,
         )
-        state = _restore(checkpoints, step, base.state)
+        params, frozen = base.split()
+        state = _restore(checkpoints, step, params)
+    state = nnx.merge_state(state, frozen) if frozen else state
     encoder = dataclasses.replace(base, state=state, revision=f"{base.revision}+step{step}")
     return encoder, {**meta, "step": step}
 

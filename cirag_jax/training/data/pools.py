@@ -20,6 +20,7 @@ from cirag_jax import io
 from cirag_jax.datasets import chains as chains_lib
 from cirag_jax.datasets.chains import Chain, Unit, UnitKind
 from cirag_jax.errors import UserError
+from cirag_jax.models.encoder import UNPOOLED
 from cirag_jax.retrieval.buckets import smallest_bucket
 from cirag_jax.types import Dataset, Question
 
@@ -69,9 +70,9 @@ class Example:
 class Chunk(NamedTuple):
     """Texts of similar length that are encoded together.
 
-    ``tokens_BT`` is int32 and ``mask_BT`` bool. ``row_B`` (int32) is each text's row in the batch's
-    table of embeddings; padding uses the last row. ``passage_B`` (bool) is whether each text is a
-    candidate.
+    ``tokens_BT`` is int32 and ``mask_BT`` int8, see `encoder.embed`. ``row_B`` (int32) is each
+    text's row in the batch's table of embeddings; padding uses the last row. ``passage_B`` (bool)
+    is whether each text is a candidate.
     """
 
     tokens_BT: Any
@@ -95,7 +96,7 @@ class Batch(NamedTuple):
     @property
     def tokens(self) -> int:
         """The number of real tokens."""
-        return sum(int(chunk.mask_BT.sum()) for chunk in self.chunks)
+        return sum(int((chunk.mask_BT > 0).sum()) for chunk in self.chunks)
 
     @property
     def padded_tokens(self) -> int:
@@ -250,6 +251,7 @@ class Layout:
       bucket_lengths: sequence lengths that the encoder is compiled for, ascending.
       negative_groups: number of equal groups of a micro-batch, for ``in_batch``. It does not depend
         on the devices, so that the loss does not either.
+      unpooled: number of tokens at the start of each query and each candidate that are not pooled.
     """
 
     num_queries: int
@@ -261,6 +263,7 @@ class Layout:
     chunk_tokens: int
     bucket_lengths: tuple[int, ...]
     negative_groups: int = 1
+    unpooled: tuple[int, int] = (0, 0)
 
     @property
     def groups(self) -> int:
@@ -292,8 +295,9 @@ def build_batch(
     weight_B[: len(examples)] = 1.0
     tokens = tokenize([e.query for e in examples], "query") + tokenize(list(candidates), "passage")
     rows = [*range(len(examples)), *(layout.num_queries + i for i in range(len(candidates)))]
+    unpooled = [layout.unpooled[row >= layout.num_queries] for row in rows]
     return Batch(
-        _chunks(tokens, rows, layout, pad_id),
+        _chunks(tokens, rows, layout, pad_id, unpooled),
         positive_B,
         _counts(examples, candidates, layout, group_of),
         weight_B,
@@ -329,7 +333,11 @@ def _counts(
 
 
 def _chunks(
-    tokens: Sequence[np.ndarray], rows: Sequence[int], layout: Layout, pad_id: int
+    tokens: Sequence[np.ndarray],
+    rows: Sequence[int],
+    layout: Layout,
+    pad_id: int,
+    unpooled: Sequence[int],
 ) -> tuple[Chunk, ...]:
     """Cuts texts, longest first, into chunks of at most ``chunk_tokens`` padded tokens per device.
 
@@ -347,11 +355,12 @@ def _chunks(
         part = order[start : start + size]
         start += size
         tokens_BT = np.full((size, length), pad_id, np.int32)
-        mask_BT = np.zeros((size, length), bool)
+        mask_BT = np.zeros((size, length), np.int8)
         row_B = np.full(size, unused, np.int32)
         for row, index in enumerate(part):
             tokens_BT[row, : len(tokens[index])] = tokens[index]
-            mask_BT[row, : len(tokens[index])] = True
+            mask_BT[row, : len(tokens[index])] = 1
+            mask_BT[row, : min(unpooled[index], len(tokens[index]))] = UNPOOLED
             row_B[row] = rows[index]
         chunks.append(Chunk(tokens_BT, mask_BT, row_B, row_B >= layout.num_queries))
     return tuple(chunks)

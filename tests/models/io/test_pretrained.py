@@ -93,6 +93,10 @@ def test_load_encoder_wrong_dtype_raises():
         load_encoder(dtype="float16")
 
 
+_WEB_TASK = "Given a web search query, retrieve relevant passages that answer the query"
+_QUESTION_TASK = "Given a question, retrieve passages that answer the question"
+
+
 @pytest.mark.parametrize(
     ("name", "family", "prefixes", "pooling"),
     [
@@ -101,12 +105,30 @@ def test_load_encoder_wrong_dtype_raises():
         ("BAAI/bge-small-en-v1.5", "bge", (pretrained.BGE_INSTRUCTION, "", None), "cls"),
         ("BAAI/bge-m3", "bge-m3", ("", "", None), "cls"),
         ("/home/node5/e5/minilm", "", ("", "", None), "mean"),
+        (
+            "nvidia/NV-Embed-v2",
+            "nv-embed",
+            (f"Instruct: {_QUESTION_TASK}\nQuery: ", "", None),
+            "mean",
+        ),
+        (
+            "intfloat/e5-mistral-7b-instruct",
+            "e5-instruct",
+            (f"Instruct: {_WEB_TASK}\nQuery: ", "", None),
+            "mean",
+        ),
+        (
+            "Qwen/Qwen3-Embedding-0.6B",
+            "qwen3-embedding",
+            (f"Instruct: {_WEB_TASK}\nQuery:", "", None),
+            "mean",
+        ),
     ],
 )
 def test_prefixes_and_pooling_follow_model_name(tmp_path, name, family, prefixes, pooling):
     assert pretrained._published_family(name) == family
     assert pretrained._prefixes(tmp_path, family) == prefixes
-    assert pretrained._pooling(tmp_path, family) == pooling
+    assert pretrained._pooling(family) == pooling
 
 
 def test_load_encoder_folder_overrides_conventions(tmp_path):
@@ -126,7 +148,7 @@ def test_load_encoder_folder_overrides_conventions(tmp_path):
     assert (encoder.pooling, encoder.max_length) == ("cls", 20)
     assert (encoder.query_prefix, encoder.passage_prefix) == ("ask: ", "text: ")
     pooling.write_text(json.dumps({"pooling_mode_max_tokens": True}))
-    with pytest.raises(UserError, match="pooling_mode_max_tokens"):
+    with pytest.raises(UserError, match="pooling .'max'. is not supported"):
         load_encoder(str(folder))
 
 
