@@ -93,7 +93,7 @@ def encode(
     """
     params = encoder.state if params is None else params
     prefix = encoder.prefix(kind)
-    passage = len(encoder.config.tasks) > 1 and kind != "query"
+    passage = len({*encoder.tasks}) > 1 and kind != "query"
 
     def count(cut: int) -> None:
         if truncated is not None:

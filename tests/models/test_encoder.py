@@ -178,12 +178,12 @@ def test_pool_equals_torch_and_empty_row_is_zero():
     rng = np.random.default_rng(1)
     hidden_BTD = rng.normal(size=(4, 6, 8)).astype(np.float32)
     mask_BT = np.arange(6) < np.array([6, 3, 1, 0])[:, None]
-    for kind in ("mean", "cls"):
-        emb_BD = np.asarray(
-            unit_length(pool_tokens(jnp.asarray(hidden_BTD), jnp.asarray(mask_BT), kind))
-        )
+    for kind in ("mean", "cls", "lasttoken"):
+        pooled_BD = pool_tokens(jnp.asarray(hidden_BTD), jnp.asarray(mask_BT), kind)
+        emb_BD = np.asarray(unit_length(pooled_BD))
         for row, count in enumerate([6, 3, 1]):
-            expected = hidden_BTD[row, :count].mean(0) if kind == "mean" else hidden_BTD[row, 0]
+            real = hidden_BTD[row, :count]
+            expected = {"mean": real.mean(0), "cls": real[0], "lasttoken": real[-1]}[kind]
             expected = expected / np.linalg.norm(expected)
             np.testing.assert_allclose(emb_BD[row], expected, atol=1e-6)
         assert not emb_BD[3].any()

@@ -1,6 +1,5 @@
 """LoRA training of a decoder as an aligner, its checkpoint, and its exports."""
 
-
 import jax
 import numpy as np
 import pytest
