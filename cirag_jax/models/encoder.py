@@ -55,6 +55,7 @@ class EncoderConfig:
         number of tokens.
       rope: rotary positions; None means a position table.
       local_rope: rotary positions of layers with a window, if they differ.
+      rotary_dim: number of rotated dimensions of each head; None is all.
       windows: for each layer, how many tokens a token attends to on each side; 0 means all. Empty
         means 0 in every layer.
       pre_norm: whether layers normalize the inputs of attention and feed-forward, with one more
@@ -95,6 +96,7 @@ class EncoderConfig:
     relative_bias: bool = False
     rope: Rope | None = None
     local_rope: Rope | None = None
+    rotary_dim: int | None = None
     windows: tuple[int, ...] = ()
     pre_norm: bool = False
     first_norm: bool = True
@@ -373,7 +375,8 @@ def _make_context(config, embeddings, mask_BT, passage_B) -> _Context:
         ropes = [rope for rope in (config.rope, config.local_rope) if rope is not None]
         total_B1 = mask_BT.sum(-1, dtype=jnp.int32, keepdims=True)
         positions_1T = jnp.arange(length, dtype=jnp.int32)[None]
-        tables = rope_tables(positions_1T, config.head_dim, ropes, total_B1)
+        dim = config.rotary_dim or config.head_dim
+        tables = rope_tables(positions_1T, dim, ropes, total_B1)
     if config.tasks:
         task_B = jnp.zeros(rows, jnp.int32)
         if passage_B is not None and len(config.tasks) > 1:

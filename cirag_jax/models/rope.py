@@ -18,6 +18,8 @@ class RopeScaling:
         low frequencies, with a ramp between divided and unchanged frequencies. ``yarn`` is the
         method of Peng et al., 2023. ``longrope`` (Ding et al., 2024) divides each frequency by a
         number of its own, which is another one for texts longer than the trained length.
+        ``dynamic`` raises the base for texts longer than the trained length, by a power of their
+        length (NTK-aware scaling, as in transformers); only encoders support it.
       factor: ratio of the new length to the trained one.
       original_positions: the trained length, in tokens.
       low_frequency, high_frequency: ends of the ramp in ``llama3``, in turns over the trained
@@ -27,7 +29,7 @@ class RopeScaling:
       short_factors, long_factors: divisors of the frequencies in ``longrope``, one per frequency.
     """
 
-    kind: Literal["linear", "llama3", "yarn", "longrope"]
+    kind: Literal["linear", "llama3", "yarn", "longrope", "dynamic"]
     factor: float
     original_positions: int = 8192
     low_frequency: float = 1.0
@@ -66,7 +68,7 @@ def rope_frequencies(dim: int, rope: Rope, *, is_long: bool = False) -> tuple[li
     """
     theta, scaling = rope.theta, rope.scaling
     base = [theta ** (-i / dim) for i in range(0, dim, 2)]
-    if scaling is None:
+    if scaling is None or scaling.kind == "dynamic":  # `_tables` scales for each text
         return base, 1.0
     if scaling.kind == "linear":
         return [f / scaling.factor for f in base], 1.0
@@ -120,6 +122,11 @@ def _tables(positions_BT, dim, rope, totals_BT):
     if rope.switch is not None:
         longer = jnp.asarray(rope_frequencies(dim, rope, is_long=True)[0], jnp.float32)
         frequencies = jnp.where(totals_BT[..., None] > rope.switch, longer, frequencies)
+    if rope.scaling is not None and rope.scaling.kind == "dynamic":
+        scale, original = rope.scaling.factor, rope.scaling.original_positions
+        ratio = totals_BT[..., None].astype(jnp.float32) / original
+        growth = jnp.maximum(scale * ratio - (scale - 1.0), 1.0)
+        frequencies = frequencies * growth ** (-jnp.arange(0, dim, 2, jnp.float32) / (dim - 2))
     angles = positions_BT[..., None].astype(jnp.float32) * frequencies
     return jnp.cos(angles) * factor, jnp.sin(angles) * factor
 

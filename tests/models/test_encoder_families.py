@@ -17,6 +17,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.models.encoder import Encoder
 from cirag_jax.models.io import tensor_files, weights
 from cirag_jax.models.io.encoder_config import choose_tasks, read_config
+from cirag_jax.models.rope import Rope, RopeScaling
 from tests.models.test_encoder import batch, difference, hidden_states, torch_hidden
 
 SIZES = {
@@ -273,3 +274,88 @@ def test_choose_tasks_by_name(tmp_path):
     with pytest.raises(UserError, match="must be one task, or those of queries and of passages"):
         choose(",".join(TASKS))
     assert choose_tasks(plain, {}, "config.json", None) == (plain, ())
+
+
+@pytest.mark.parametrize("kind", ["nomic_bert", "modernbert"])
+def test_rotary_encoder_scaled_positions_equal_transformers(tmp_path, kind):
+    """Texts of 40 tokens are longer than the trained length of 16; each is scaled by its length."""
+    scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1000.0}
+    if kind == "modernbert":
+        scaling = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1000.0}
+        scaling = {name: scaling for name in ("full_attention", "sliding_attention")}
+    model = hf_model(kind, max_position_embeddings=16, rope_parameters=scaling)
+    model.save_pretrained(tmp_path)
+    config, raw = read_config(tmp_path)
+    assert config.max_length == (32 if kind == "nomic_bert" else 16)
+    config = dataclasses.replace(config, max_positions=64, attention="transposed")
+    graphdef, state = weights.load_state(tmp_path, config, raw["model_type"])
+    tokens_BT, mask_BT = batch(config.pad_id, length=40)
+    mask_BT[:, :4] = True
+    ours_BTD = np.asarray(hidden_states(graphdef, state, tokens_BT, mask_BT))
+    for row, length in enumerate(mask_BT.sum(1)):
+        alone = np.s_[row : row + 1, :length]
+        theirs_BTD = torch_hidden(model, tokens_BT[alone], mask_BT[alone])
+        assert difference(ours_BTD[alone], theirs_BTD, mask_BT[alone]) < 2e-5
+
+
+@pytest.mark.parametrize(
+    ("published", "change", "message"),
+    [
+        ("nomic", {"prenorm": True}, "field prenorm is True; supported: false"),
+        ("nomic", {"num_experts": 8}, "field num_experts is 8; supported: 0"),
+        ("nomic", {"qkv_proj_bias": True}, "field qkv_proj_bias is True"),
+        (
+            "nomic",
+            {"activation_function": "gelu"},
+            "activation_function is 'gelu'; .* swiglu",
+        ),
+        ("nomic", {"rotary_emb_interleaved": True}, "field rotary_emb_interleaved is True"),
+        ("nomic", {"rotary_emb_fraction": 0.1}, "field partial_rotary_factor is 0.1"),
+        ("nomic", {"n_head": 5}, "field hidden_size is 32; supported: multiples of 10"),
+        ("gte", {"layer_norm_type": "rms_norm"}, "field layer_norm_type is 'rms_norm'"),
+        ("gte", {"pack_qkv": False}, "field pack_qkv is False"),
+        ("gte", {"rope_scaling": {"type": "ntk", "factor": 2, "mixed_b": 0.6}}, "field mixed_b is"),
+        ("gte", {"rope_scaling": {"type": "yarn", "factor": 2}}, "field rope_type is 'yarn'"),
+        ("gte", {"rope_scaling": 3}, "field rope_scaling is 3; supported: an object"),
+        ("jina", {"position_embedding_type": "alibi"}, "field position_embedding_type is 'alibi'"),
+        (
+            "modernbert",
+            {"layer_types": ["full_attention"]},
+            "field layer_types is .* 3 times",
+        ),
+        (
+            "modernbert",
+            {"local_attention": 1},
+            "field local_attention is 1; supported: 2",
+        ),
+        ("modernbert", {"global_attn_every_n_layers": 0}, "global_attn_every_n_layers is 0, not a"),
+        (
+            "modernbert",
+            {"rope_parameters": {"x": {}}},
+            "field rope_parameters is .* one of",
+        ),
+        ("modernbert", {"hidden_activation": "tanh"}, "field hidden_activation is 'tanh'"),
+        ("modernbert", {"norm_bias": 1}, "field norm_bias is 1, neither true nor false"),
+    ],
+)
+def test_read_config_unsupported_field_of_published_model_raises(
+    tmp_path, published, change, message
+):
+    (tmp_path / "config.json").write_text(json.dumps(published_config(published, **change)))
+    with pytest.raises(UserError, match=message):
+        read_config(tmp_path)
+
+
+def test_read_config_scaled_positions_of_published_models(tmp_path):
+    def rope(published, **changes):
+        (tmp_path / "config.json").write_text(json.dumps(published_config(published, **changes)))
+        config, raw = read_config(tmp_path)
+        (tmp_path / "config.json").write_text(json.dumps(raw))
+        assert read_config(tmp_path)[0] == config
+        return config
+
+    nomic = rope("nomic", rotary_scaling_factor=2, max_trained_positions=16)
+    assert nomic.rope == Rope(1000.0, RopeScaling("dynamic", 2.0, 16)) and nomic.max_length == 64
+    assert rope("nomic", rotary_emb_fraction=0.5).rotary_dim == 4
+    multilingual = rope("gte", rope_theta=20000.0, rope_scaling={"type": "ntk", "factor": 8.0})
+    assert multilingual.rope == Rope(160000.0, RopeScaling("linear", 8.0 ** (2 / 8), 64))

@@ -98,7 +98,6 @@ def _parse(fields: ConfigFields) -> EncoderConfig:
         num_layers=fields.count("num_hidden_layers"),
         num_heads=heads,
         d_ff=fields.count("intermediate_size"),
-        max_positions=fields.count("max_position_embeddings"),
         type_vocab_size=_type_vocab_size(fields, family) if has_types else 0,
         layer_norm_eps=_layer_norm_eps(fields, family),
         # MPNet's position table has the padding position at 1, whatever the padding id is.
@@ -107,7 +106,8 @@ def _parse(fields: ConfigFields) -> EncoderConfig:
         pad_id=pad_id,
         relative_bias=is_mpnet,
         initializer_range=float(fields.number("initializer_range", 0.02)),
-        **(_modernbert(fields) if is_modernbert else _rotary(fields, family)),
+        **{"max_positions": fields.count("max_position_embeddings")}
+        | (_modernbert(fields) if is_modernbert else _rotary(fields, family)),
     )
     if not 0 <= pad_id < config.vocab_size:
         raise fields.unsupported("pad_token_id", pad_id, f"0 to {config.vocab_size - 1}")
@@ -153,13 +153,32 @@ def _rotary(fields: ConfigFields, family: str) -> dict[str, Any]:
         raw, name = fields.raw.get("rope_scaling") or {}, "rope_scaling"
     theta = float(fields.number("rope_theta", _REMOTE[family][1]))
     gated = family != "jina_embeddings_v3"
+    rope = _rope(fields, name, raw, theta)
+    positions = fields.count("max_position_embeddings")
+    if rope.scaling is not None and rope.scaling.kind == "dynamic":
+        positions = fields.count("n_positions", int(positions * rope.scaling.factor))
     return {
-        "rope": _rope(fields, name, raw, theta),
+        "rope": rope,
+        "rotary_dim": _rotary_dim(fields, name, raw),
+        "max_positions": positions,
         "gated": gated,
         "attention_bias": family != "nomic_bert",
         "up_bias": not gated,
         "down_bias": family != "nomic_bert",
     }
+
+
+def _rotary_dim(fields: ConfigFields, name: str, raw: Mapping[str, Any]) -> int | None:
+    """Returns how many dimensions of a head rotate; None is all."""
+    rope = ConfigFields(raw, f"{fields.where}: field {name}")
+    share = rope.number("partial_rotary_factor", 1.0)
+    if share == 1.0:
+        return None
+    size = fields.count("hidden_size") // fields.count("num_attention_heads")
+    dim = int(size * share)
+    if not 0.0 < share < 1.0 or dim < 2 or dim % 2:
+        raise rope.unsupported("partial_rotary_factor", share, f"even parts of {size} dimensions")
+    return dim
 
 
 def _modernbert(fields: ConfigFields) -> dict[str, Any]:
@@ -210,9 +229,12 @@ def _rope(fields: ConfigFields, name: str, raw: Any, theta: float) -> Rope:
     kind = raw.get("rope_type") or raw.get("type") or "default"
     if kind == "default":
         return Rope(theta)
-    if kind == "linear":
-        return Rope(theta, RopeScaling("linear", float(rope.number("factor"))))
-    raise rope.unsupported("rope_type", kind, "default, linear")
+    if kind not in ("linear", "dynamic"):
+        raise rope.unsupported("rope_type", kind, "default, linear, dynamic")
+    factor = float(rope.number("factor"))
+    if factor < 1.0:
+        raise rope.unsupported("factor", factor, "1 and above")
+    return Rope(theta, RopeScaling(kind, factor, fields.count("max_position_embeddings")))
 
 
 def choose_tasks(
@@ -277,6 +299,18 @@ def _for_transformers(fields: ConfigFields) -> dict[str, Any]:
             if act not in ("swiglu", "geglu"):
                 raise fields.unsupported("activation_function", act, "swiglu, geglu")
             raw["hidden_act"] = "silu" if act == "swiglu" else "gelu"
+        factor = raw.get("rotary_scaling_factor")
+        if factor is not None:  # transformers counts from max_position_embeddings
+            raw["rope_scaling"] = {"rope_type": "dynamic", "factor": factor}
+            raw["max_position_embeddings"] = fields.count("max_trained_positions", 2048)
+            raw["rope_parameters"] = None
+        share = fields.number("rotary_emb_fraction", 1.0)
+        if share != 1.0:
+            raw["rope_scaling"] = {
+                **(raw.get("rope_scaling") or {}),
+                "partial_rotary_factor": share,
+            }
+            raw["rope_parameters"] = None
     if raw.get("rope_parameters") is None:
         theta = fields.number(
             "rotary_emb_base", ConfigFields(raw, fields.where).number("rope_theta", theta)
