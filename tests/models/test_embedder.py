@@ -15,6 +15,7 @@ from tokenizers import processors
 
 from cirag_jax.errors import UserError
 from cirag_jax.models.encoder import UNPOOLED, embed
+from cirag_jax.models.io.export import export_sentence_transformers
 from cirag_jax.models.io.pretrained import load_encoder
 from cirag_jax.retrieval.encode import encode
 from tests import tiny, tiny_embedder
@@ -250,3 +251,16 @@ def test_pool_unpooled_tokens_are_attended_but_not_pooled(tmp_path):
     prompt = vector(UNPOOLED, UNPOOLED, *[1] * 6)
     assert np.abs(prompt - vector(*[1] * 8)).max() > 1e-3
     assert np.abs(prompt - vector(0, 0, *[1] * 6)).max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_export_dense_layers_equal_sentence_transformers(tmp_path, kind):
+    if kind == "encoder":
+        folder = tiny.model_folder(tmp_path / "model")
+        tiny_embedder.add_modules(folder, dense=DENSE)
+    else:
+        folder = tiny_embedder.folder(tmp_path / "model", pooling="mean", dense=DENSE)
+    encoder = load_encoder(str(folder))
+    export = export_sentence_transformers(encoder, None, tmp_path / "export")
+    again = check_equal(export)
+    np.testing.assert_allclose(encode(encoder, None, TEXTS), encode(again, None, TEXTS), atol=1e-6)

@@ -3,9 +3,13 @@
 import jax
 import numpy as np
 import pytest
+from sentence_transformers import SentenceTransformer
 
+from cirag_jax import sharding
+from cirag_jax.errors import UserError
+from cirag_jax.models.io.export import export_sentence_transformers
 from cirag_jax.models.io.pretrained import load_encoder
-from cirag_jax.models.io.workdir import open_encoder
+from cirag_jax.models.io.workdir import export_encoder_adapter, open_encoder
 from cirag_jax.retrieval.encode import encode
 from cirag_jax.training import aligner
 from tests import tiny, tiny_embedder
@@ -14,6 +18,7 @@ from tests.training.students import read_losses
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("standard_promotion")]
 
+TEXTS = ["who is the patron of corum?", "a", "the weaver was born in 1984. " * 3]
 LORA = {"model.lora.rank": 4, "optimizer.learning_rate": 0.02}
 
 
@@ -27,8 +32,11 @@ def decoder_and_data(tmp_path_factory):
 def trained(decoder_and_data, tmp_path_factory):
     """The workdir of a short training, and its result."""
     workdir = tmp_path_factory.mktemp("trained")
-    config = config_of(decoder_and_data, **LORA, num_steps=12, eval_every=6)
-    with jax.numpy_dtype_promotion("standard"):
+    config = config_of(decoder_and_data, **LORA, num_steps=12, eval_every=12)
+    make_mesh = sharding.make_mesh
+    with jax.numpy_dtype_promotion("standard"), pytest.MonkeyPatch.context() as patch:
+        one = jax.devices()[:1]
+        patch.setattr(sharding, "make_mesh", lambda *sizes: make_mesh(*sizes, devices=one))
         return workdir, aligner.train_and_evaluate(config, workdir)
 
 
@@ -43,3 +51,30 @@ def test_lora_training_lowers_loss_and_keeps_base(decoder_and_data, trained):
     for ours, wanted in zip(jax.tree.leaves(frozen), jax.tree.leaves(base.state), strict=True):
         np.testing.assert_array_equal(ours, wanted)
     assert np.abs(encode(encoder, None, ["a"]) - encode(base, None, ["a"])).max() > 1e-3
+
+
+def check_equal(encoder, model):
+    for kind, function in (("query", model.encode_query), ("passage", model.encode_document)):
+        wanted = function(TEXTS, normalize_embeddings=True, show_progress_bar=False)
+        np.testing.assert_allclose(encode(encoder, None, TEXTS, kind=kind), wanted, atol=1e-5)
+
+
+def test_export_merged_equals_sentence_transformers(trained, tmp_path):
+    encoder, _ = open_encoder(str(trained[0]))
+    folder = export_sentence_transformers(encoder, None, tmp_path / "merged")
+    check_equal(encoder, SentenceTransformer(str(folder), device="cpu"))
+    again = load_encoder(str(folder))
+    difference = encode(encoder, None, TEXTS) - encode(again, None, TEXTS)
+    assert np.abs(difference).max() < 1e-5
+
+
+def test_export_adapter_equals_sentence_transformers(decoder_and_data, trained, tmp_path):
+    encoder, meta = open_encoder(str(trained[0]))
+    assert export_encoder_adapter(encoder, meta, tmp_path / "adapter", 4) == 1.0
+    model = SentenceTransformer(str(decoder_and_data[0]), device="cpu")
+    model.load_adapter(str(tmp_path / "adapter"))
+    check_equal(encoder, model)
+    again = load_encoder(str(tmp_path / "adapter"))
+    np.testing.assert_array_equal(encode(encoder, None, TEXTS), encode(again, None, TEXTS))
+    with pytest.raises(UserError, match="config.rank=8 differs from the training"):
+        export_encoder_adapter(encoder, meta, tmp_path / "other", 8)

@@ -24,7 +24,7 @@ from cirag_jax.models.encoder import EncoderConfig, Pooling
 from cirag_jax.models.io import peft_format, weights
 from cirag_jax.models.io.tensor_files import check_finite, check_tensor, open_tensors
 
-_TASK = "FEATURE_EXTRACTION"
+TASK = "FEATURE_EXTRACTION"
 _PREFIX = "base_model.model."
 _SIDE = re.compile(re.escape(_PREFIX) + r"(.+)\.lora_([AB])\.weight")
 
@@ -42,7 +42,7 @@ def base_model_of(spec: str) -> str | None:
     if folder is None:
         return None
     task = read_object(folder / peft_format.CONFIG_FILE).get("task_type")
-    return read_base_model(folder)[0] if task == _TASK else None
+    return read_base_model(folder)[0] if task == TASK else None
 
 
 def save_encoder_adapter(
@@ -78,7 +78,7 @@ def save_encoder_adapter(
     modules = {weights.any_layer(name).removesuffix(".weight") for name in trained}
     modules &= {name.removesuffix(".weight") for name in layers}
     targets = "|".join(re.escape(name).replace(r"\{layer\}", r"\d+") for name in sorted(modules))
-    config = peft_format.config_json(base_model_name, rank, rank, targets, _TASK)
+    config = peft_format.config_json(base_model_name, rank, rank, targets, TASK)
     peft_format.write_adapter(folder, tensors, config, training)
     return kept / total if total else 1.0
 
@@ -90,8 +90,8 @@ def read_base_model(folder: Path) -> tuple[str, dict[str, Any]]:
     base, task = raw.get("base_model_name_or_path"), raw.get("task_type")
     if not isinstance(base, str) or not base or not _is_possible_path(base):
         raise UserError(f"{file}: field base_model_name_or_path does not name a model")
-    if task != _TASK:
-        raise UserError(f"{file}: field task_type is {task!r}; expected {_TASK}")
+    if task != TASK:
+        raise UserError(f"{file}: field task_type is {task!r}; expected {TASK}")
     training = peft_format.read_training(folder)
     convert(str(folder / peft_format.TRAINING_FILE), training, _Training)
     return base, training

@@ -2,29 +2,31 @@
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
+from flax import nnx
 
 from cirag_jax.datasets import chains
 from cirag_jax.errors import UserError
 from cirag_jax.io import read_object, replacing, write_json
-from cirag_jax.models import cross_encoder
+from cirag_jax.models import cross_encoder, lora
 from cirag_jax.models.cross_encoder import PairEncoder
-from cirag_jax.models.io import weights
+from cirag_jax.models.embedder import EmbedderConfig
+from cirag_jax.models.io import decoder_weights, weights
 from cirag_jax.models.io.encoder_config import TASK_FIELDS
+from cirag_jax.models.io.modules import dense_places, dense_shapes, write_modules
 from cirag_jax.models.io.pretrained import (
     EXPORT_FILE,
     PROMPTS_FILE,
     TextEncoder,
     read_prompts,
 )
-from cirag_jax.models.io.tensor_files import copy_companions, save_tensors
+from cirag_jax.models.io.tensor_files import copy_companions, fetch, save_tensors
 from cirag_jax.types import Passage, Triple
-
-_MODULES = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
 
 
 def export_sentence_transformers(
@@ -39,6 +41,8 @@ def export_sentence_transformers(
     """
     _check_target(Path(folder))
     state, config = encoder.state if params is None else params, encoder.config
+    if isinstance(config, EmbedderConfig):
+        return _export_embedder(encoder, config, state, Path(folder), units)
     if len(config.tasks) > 1:
         raise UserError(
             f"{encoder.source} has other task adapters for queries than for passages, and a folder "
@@ -52,6 +56,47 @@ def export_sentence_transformers(
         _write(encoder, tensors, target, units)
 
     return _write_folder(Path(folder), write)
+
+
+def _export_embedder(
+    encoder: TextEncoder, config: EmbedderConfig, state: Any, folder: Path, units: str | None
+) -> Path:
+    """Writes a decoder with its adapter merged into the weights, in their dtype."""
+    if config.latent is not None:
+        raise UserError(
+            f"{encoder.source}: sentence-transformers cannot load NV-Embed-v2; export its adapter "
+            "(config.rank)"
+        )
+    params = nnx.to_pure_dict(state)
+    adapter = params.pop("lora", None)
+    if adapter is not None and config.lora is not None:
+        params = lora.merge(params, adapter, config.lora.scale)
+    flat = dict(nnx.to_flat_state(state))
+    dense = {}
+    for name, (path, transpose) in dense_places(config.dense).items():
+        array = fetch(flat[path].get_value())
+        dense[name] = np.ascontiguousarray(array.T if transpose else array)
+    causal = {} if config.decoder.causal else {"is_causal": False}
+    if encoder.hf_config.get("use_bidirectional_attention"):
+        causal = {"use_bidirectional_attention": not config.decoder.causal}
+    architectures = [str(name).replace("ForCausalLM", "Model") for name in _architectures(encoder)]
+    # The output layer is not written.
+    hf_config = {**encoder.hf_config, **causal, "architectures": architectures}
+
+    def write(target: Path) -> None:
+        def companions(aside: Path) -> None:
+            _write_tokenizer(encoder, aside)
+            encoder.tokenizer.save(str(aside / "tokenizer.json"))
+            _write_modules(encoder, dense, aside, units)
+
+        decoder_weights.write_checkpoint(target, params, config.decoder, hf_config, companions)
+
+    return _write_folder(folder, write)
+
+
+def _architectures(encoder: TextEncoder) -> list[Any]:
+    names = encoder.hf_config.get("architectures")
+    return names if isinstance(names, list) else []
 
 
 def export_cross_encoder(model: PairEncoder, params: Any, folder: str | os.PathLike) -> Path:
@@ -88,25 +133,24 @@ def _check_target(folder: Path) -> None:
 def _write(encoder: TextEncoder, tensors: dict[str, Any], folder: Path, units: str | None) -> None:
     config = {k: v for k, v in encoder.hf_config.items() if k not in ("torch_dtype", *TASK_FIELDS)}
     write_json(folder / "config.json", config | {"dtype": "float32"})
+    dense = {name: tensors.pop(name) for name in dense_shapes(encoder.config.dense)}
     save_tensors(tensors, folder / "model.safetensors")
     _write_tokenizer(encoder, folder)
-    modules = [
-        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for i, (path, kind) in enumerate(_MODULES)
-    ]
-    write_json(folder / "modules.json", modules)
-    for path, _ in _MODULES[1:]:
-        (folder / path).mkdir()
-    pooling = {
-        "word_embedding_dimension": encoder.config.d_model,
-        "pooling_mode_cls_token": encoder.pooling == "cls",
-        "pooling_mode_mean_tokens": encoder.pooling == "mean",
-        "pooling_mode_max_tokens": False,
-        "pooling_mode_mean_sqrt_len_tokens": False,
-        "include_prompt": True,
-    }
-    write_json(folder / "1_Pooling" / "config.json", pooling)
-    write_json(folder / "2_Normalize" / "config.json", {})
+    _write_modules(encoder, dense, folder, units)
+
+
+def _write_modules(
+    encoder: TextEncoder, dense: Mapping[str, Any], folder: Path, units: str | None
+) -> None:
+    """Writes everything except the transformer; ``dense`` are the tensors of dense layers."""
+    write_modules(
+        folder,
+        width=encoder.config.d_model,
+        pooling=encoder.pooling,
+        include_prompt=encoder.include_prompt,
+        dense=encoder.config.dense,
+        tensors=dense,
+    )
     write_json(
         folder / "sentence_bert_config.json",
         {"max_seq_length": encoder.max_length, "do_lower_case": False},

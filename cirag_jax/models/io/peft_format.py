@@ -115,23 +115,28 @@ def save_adapter(
     dtype: str = "float32",
     training: Mapping[str, Any] | None = None,
     card: str | None = None,
+    task: str = "CAUSAL_LM",
 ) -> Path:
     """Writes an adapter as ``PeftModel.save_pretrained`` does, and returns ``folder``.
 
     Writing is atomic and replaces an earlier adapter in ``folder``. With several processes, all
     must call this, and process 0 writes. ``dtype`` is ``float32`` or ``bfloat16``. ``training`` is
-    the record that `read_training` returns; PEFT ignores it. ``card`` is the text of README.md.
+    the record that `read_training` returns; PEFT ignores it. ``card`` is the text of README.md, and
+    ``task`` PEFT's task type.
     """
     folder = Path(folder)
     _check_target(folder)
     tensors = {name: array.astype(dtype) for name, array in adapter_tensors(state).items()}
+    if task != "CAUSAL_LM":  # models without an output layer have no prefix "model."
+        long, short = f"{_PREFIX}model.", _PREFIX
+        tensors = {name.replace(long, short, 1): array for name, array in tensors.items()}
     if jax.process_index() == 0:
         peft_config = config_json(
             base_model_name,
             config.rank,
             config.alpha,
             targets=sorted(lora.to_adapter(state)["layers"]),
-            task="CAUSAL_LM",
+            task=task,
             lora_dropout=config.dropout,
             use_rslora=config.rank_stabilised,
         )

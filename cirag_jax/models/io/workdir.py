@@ -18,7 +18,8 @@ from cirag_jax.io import is_training_workdir, local_path
 from cirag_jax.models import decoder_params, link_head, lora
 from cirag_jax.models.cross_encoder import PairEncoder, load_cross_encoder
 from cirag_jax.models.decoder import DecoderConfig
-from cirag_jax.models.io import encoder_adapter, pretrained_decoder
+from cirag_jax.models.embedder import EmbedderConfig
+from cirag_jax.models.io import encoder_adapter, peft_format, pretrained_decoder
 from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.peft_format import load_adapter, read_training, save_adapter
 from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
@@ -319,8 +320,10 @@ def export_encoder_adapter(
     ``trained`` and ``meta`` are the results of `open_encoder`. Returns the fraction of the squared
     change of the weights that the adapter retains.
     """
-    base = load_encoder(meta["model"])
     training = {"component": "aligner"} | {name: meta.get(name) for name in _ALIGNER_FIELDS}
+    if isinstance(trained.config, EmbedderConfig):
+        return _export_lora(trained, meta, folder, rank, training)
+    base = load_encoder(meta["model"])
     return encoder_adapter.save_encoder_adapter(
         to_tensors(trained.state, trained.config, trained.model_type),
         to_tensors(base.state, base.config, base.model_type),
@@ -329,6 +332,26 @@ def export_encoder_adapter(
         base_model_name=meta["model"],
         training=training,
     )
+
+
+def _export_lora(
+    trained: TextEncoder,
+    meta: dict[str, Any],
+    folder: pathlib.Path,
+    rank: int,
+    training: dict[str, Any],
+) -> float:
+    """Writes the adapter of a decoder, as `export_encoder_adapter`; it retains all changes."""
+    config = trained.config.lora
+    if config is None or config.rank != rank:
+        trained_as = "without an adapter" if config is None else f"with rank {config.rank}"
+        raise UserError(f"config.rank={rank} differs from the training, which was {trained_as}")
+    training["bidirectional"] = meta.get("bidirectional")
+    state = nnx.state(nnx.merge(trained.graphdef, trained.state).lora)
+    peft_format.save_adapter(
+        state, config, folder, meta["model"], training=training, task=encoder_adapter.TASK
+    )
+    return 1.0
 
 
 def best_checkpoint_folder(spec: str) -> tuple[pathlib.Path, str]:
