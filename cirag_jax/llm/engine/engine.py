@@ -40,6 +40,7 @@ from cirag_jax.llm.engine.pages import PAGE_SIZE, Allocation
 from cirag_jax.llm.engine.rows import NUMBERS_NOT_FINITE, Row, to_arrays
 from cirag_jax.llm.engine.sampling import Details
 from cirag_jax.llm.engine.shapes import (
+    GUESSING_SLOTS,
     EngineConfig,
     chunks,
     context_of,
@@ -79,6 +80,11 @@ class _Variant:
     details: Details
     greedy: bool
     constrained: bool
+
+    @property
+    def allows_guesses(self) -> bool:
+        """Whether tokens may be guessed; see ``lookup_tokens`` of `EngineConfig`."""
+        return self.greedy and not self.constrained and not self.details.attention
 
 
 class Engine:
@@ -349,17 +355,17 @@ class Engine:
 
     def _lookup_tokens(self, variant: _Variant) -> int:
         """Returns how many tokens may be guessed per row and step."""
-        is_eligible = variant.greedy and not variant.constrained and not variant.details.attention
-        return self.options.lookup_tokens if is_eligible else 0
+        return self.options.lookup_tokens if variant.allows_guesses else 0
 
     def _num_slots(self, variant: _Variant) -> int:
         """Returns the number of tokens that a step computes.
 
-        On a CPU, matrix products of one row have other rounding errors than products of several
-        rows. With at least two, numbers do not depend on whether there are slots for guesses.
+        On a CPU there are slots for guesses even without guesses, because the number of slots may
+        change the last bits of numbers, and then the rounding to int8.
         """
-        least = 2 if self.config.attention == "transposed" else 1
-        return max(self._max_rows(variant), least, 1 + self._lookup_tokens(variant))
+        is_cpu = self.config.attention == "transposed"
+        least = GUESSING_SLOTS if is_cpu and variant.allows_guesses else 1
+        return max(self._max_rows(variant), least)
 
     def _admit(self, row: Row, allocations: list[Allocation]) -> bool:
         """Prefills all but the last token of a prompt; returns False if there are too few pages."""

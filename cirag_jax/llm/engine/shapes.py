@@ -10,6 +10,7 @@ import numpy as np
 from cirag_jax.llm.chat import Overflow
 
 MAX_CONTEXT = 32768  # maximum tokens of prompt and answer if the settings give no context
+GUESSING_SLOTS = 8  # minimum tokens in a decoding step on a CPU: about as fast as one token
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +34,8 @@ class EngineConfig:
         `MAX_CONTEXT`.
       no_repeat_ngram_size: size of n-grams that an answer may contain only once; 0 disables it.
       lookup_tokens: maximum number of tokens of a greedy row that are guessed from its prompt and
-        answer, and checked in the same step as the next token; 0 disables it. The guesses use rows
-        that are idle, and at least this number of rows in addition to one.
+        answer, and checked in the same step as the next token; 0 disables it. Guesses use idle
+        rows. On a CPU, a step has at least `GUESSING_SLOTS` rows, also without guesses.
     """
 
     batch_size: int = 16
