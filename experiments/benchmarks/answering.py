@@ -20,8 +20,8 @@ each, and the handler does nothing.
 
 Results
   ``cirag``, CPU: two idle cores of an AMD EPYC virtual machine; 2026-11-26, jax 0.10.2, torch
-  2.13.0, transformers 5.23.0, ``--serial 4``, commit cf1d90e. The goal was 8 times the speed. Most of
-  the remaining time is decoding: prefill takes 27 %, computed from the processor times of
+  2.13.0, transformers 5.23.0, ``--serial 4``, commit cf1d90e. The goal was 8 times the speed.
+  Most of the remaining time is decoding: prefill takes 27 %, computed from the processor times of
   ``together`` and ``no reuse`` in the second table. ``no reuse`` was stopped early:
 
     side           questions s/question  times    cpu prefilled   cached generated differ
