@@ -1,5 +1,6 @@
 """The engine with the default model, compared with transformers on real prompts."""
 
+import dataclasses
 import json
 from typing import Any
 
@@ -75,6 +76,28 @@ def test_greedy_texts_equal_transformers(engine, requests, responses, tmp_path):
     expected = [tokenizer.decode(row) for row in out[:, longest:].tolist()]
     assert [r.text for r in responses] == expected
     assert len(set(expected)) > 12
+
+
+def test_guesses_change_no_number(engine, requests):
+    """Half of the prompts ask for their own facts, which the guesses then find."""
+    copying = [
+        dataclasses.replace(
+            request,
+            messages=(*request.messages[:-1], Message("user", f"Repeat: {row.content}")),
+            max_tokens=40,
+        )
+        for request in requests[1:5]
+        for row in request.messages[-1:]
+    ]
+    sent = [*copying, *requests[:4]]
+    exact, guessing = (
+        engine.with_options(dataclasses.replace(engine.options, batch_size=1, lookup_tokens=count))
+        for count in (0, 7)
+    )
+    expected = exact.generate(sent)
+    assert [r.tokens for r in guessing.generate(sent)] == [r.tokens for r in expected]
+    usage = guessing.usage
+    assert usage.drafted_tokens > 0.3 * usage.generated_tokens and not exact.usage.drafted_tokens
 
 
 def test_scores_equal_logprobs_of_generation(engine, requests, responses):
