@@ -352,8 +352,13 @@ def _adapted_layers(
     targeted = _matcher(pattern, file, "target_modules")
     excluded = _matcher(raw.get("exclude_modules") or [], file, "exclude_modules")
     selected = raw.get("layers_to_transform")
-    selected = [selected] if type(selected) is int else selected or range(config.num_layers)
-    if not all(type(i) is int for i in selected) or not {*selected} <= {*range(config.num_layers)}:
+    if selected is None or selected == []:
+        selected = [*range(config.num_layers)]
+    selected = [selected] if type(selected) is int else selected  # 0 is the first layer
+    all_layers = {*range(config.num_layers)}
+    if not isinstance(selected, list) or any(
+        type(layer) is not int or layer not in all_layers for layer in selected
+    ):
         raise UserError(
             f"{file}: field layers_to_transform is {repr(selected)[:80]}; the base has the layers "
             f"0 to {config.num_layers - 1}"
