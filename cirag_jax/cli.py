@@ -106,8 +106,17 @@ def run(
       extend: adds fields to the config that only this command uses.
     """
     argv = list(sys.argv if argv is None else argv)
-    with standard_streams(), _exit_codes(pathlib.Path(argv[0]).name, resumes):
-        args, overrides = _parse_flags(argv, default_config, default_workdir, question_workdir)
+    program = pathlib.Path(argv[0]).name
+    args = flags.FlagValues()
+
+    def join(seconds: int = processes.TIMEOUT) -> tuple[int, int]:
+        address, count = args["coordinator_address"].value, args["num_processes"].value
+        index, timeout = args["process_id"].value, args["process_timeout"].value
+        timeout = timeout or processes.TIMEOUT
+        return processes.setup_distributed(address, count, index, timeout, seconds)
+
+    with standard_streams(), _exit_codes(program, resumes, join):
+        overrides = _parse_flags(args, argv, default_config, default_workdir, question_workdir)
         if args.help:
             print(_help_text(main, argv[0], args, extend), flush=True)
             sys.exit(0)
@@ -124,9 +133,9 @@ def run(
         if config.get("engine") == "ray":  # so that Ray's workers can use the GPUs
             os.environ["JAX_PLATFORMS"] = "cpu"
         with _stdout_to_stderr() as stdout:
-            process_index, process_count = processes.setup_distributed(
-                args.coordinator_address, args.num_processes, args.process_id, args.process_timeout
-            )
+            process_index, process_count = join()
+            if process_count > 1:
+                processes.watch(program)
             if process_count > 1 and not several_processes:
                 raise UserError(f"this command runs in one process, not in {process_count}")
             enable_compilation_cache()
@@ -140,27 +149,31 @@ def run(
                 result = run_inside(workdir, config, lambda: main(config, workdir), argv)
             if process_index == 0:
                 print(_printable(result), file=stdout, flush=True)
+            processes.stop_watching()
     sys.exit(0)
 
 
 @contextlib.contextmanager
-def _exit_codes(program: str, resumes: bool) -> Iterator[None]:
-    """Turns exceptions into a message on stderr and an exit code."""
+def _exit_codes(
+    program: str, resumes: bool, join: Callable[[int], tuple[int, int]]
+) -> Iterator[None]:
+    """Turns exceptions into a message on stderr and an exit code, in all processes of the run."""
     if logging.lastResort is not None:  # the handler of loggers without a handler
         logging.lastResort.setFormatter(_Formatter())
     try:
         yield
-    except UserError as error:
-        say(f"{program}: {one_line(str(error))}")
-        sys.exit(_TRY_AGAIN if isinstance(error, TryAgain) else 2)
-    except KeyboardInterrupt:
-        hint = "; progress is saved; run the same command to resume" if resumes else ""
-        say(f"{program}: interrupted{hint}")
-        sys.exit(130)
-    except Exception as error:
-        message = _file_system_message(error)
+    except (KeyboardInterrupt, Exception) as error:
+        if isinstance(error, UserError):
+            message, code = one_line(str(error)), _TRY_AGAIN if isinstance(error, TryAgain) else 2
+        elif isinstance(error, KeyboardInterrupt):
+            hint = "; progress is saved; run the same command to resume" if resumes else ""
+            message, code = f"interrupted{hint}", 130
+        else:
+            message = _file_system_message(error)
+            code = 2 if message else 1
         say(f"{program}: {message}" if message else traceback.format_exc().rstrip())
-        sys.exit(2 if message else 1)
+        processes.fail(error, code, program, join)
+        sys.exit(code)
 
 
 def _file_system_message(error: Exception) -> str | None:
@@ -252,14 +265,13 @@ def _restore(old_records: Mapping[pathlib.Path, bytes | None]) -> None:
 
 
 def _parse_flags(
+    args: flags.FlagValues,
     argv: Sequence[str],
     default_config: str,
     default_workdir: str | None,
     question_workdir: str | None,
-) -> tuple[flags.FlagValues, list[str]]:
-    """Parses all flags except ``--config.field=value``; returns them and the other arguments."""
-    check_arguments(argv)
-    args = flags.FlagValues()
+) -> list[str]:
+    """Parses all flags except ``--config.field=value`` to ``args``; returns the other arguments."""
     text = functools.partial(flags.DEFINE_string, flag_values=args)
     number = functools.partial(flags.DEFINE_integer, flag_values=args)
     default = f"default {default_workdir}" if default_workdir else "required"
@@ -276,6 +288,7 @@ def _parse_flags(
     flags.DEFINE_boolean("deterministic", False, deterministic, flag_values=args)
     flags.DEFINE_boolean("help", False, "show this help", short_name="h", flag_values=args)
     args.set_gnu_getopt(True)
+    check_arguments(argv)
     try:
         rest = args(list(argv), known_only=True)
     except flags.Error as error:
@@ -289,7 +302,7 @@ def _parse_flags(
             hint = config_files.did_you_mean(name, list(args), "--")
             hint = hint or "; set fields of the config with --config.FIELD=VALUE"
             raise UserError(f"unknown flag --{name}{hint}")
-    return args, rest[1:]
+    return rest[1:]
 
 
 # ----------------------------------------------------------------------------------------- help

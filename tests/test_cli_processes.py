@@ -144,15 +144,15 @@ def test_experiments_closed_output_is_no_error(repository):
     assert done.returncode == 0, done.stderr
 
 
-def start_two(script, workdir, *flags):
-    """Starts a script as two processes of one run."""
+def start_two(script, workdir, *flags, own=((), ())):
+    """Starts a script as two processes of one run; ``own`` are additional flags of each."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, str(script), f"--workdir={workdir}", "--num_processes=2", *flags]
     command += [f"--coordinator_address=127.0.0.1:{port}"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return [subprocess.Popen([*command, f"--process_id={i}"], **pipes) for i in range(2)]
+    return [subprocess.Popen([*command, f"--process_id={i}", *own[i]], **pipes) for i in range(2)]
 
 
 def together(script, workdir):
@@ -350,3 +350,46 @@ def main(""",
     assert codes == [0, 0], outputs
     assert json.loads(outputs[0][0]) == {"sum": 3.0, "steps": 5}
     assert outputs[1][0] == ""
+
+
+# What one of two processes does while the other one is busy or waits, and the words of its message.
+_FAILURES = {
+    "config": ("pass", "train.steps"),
+    "file": ("open('/missing')", "No such file or directory: '/missing'"),
+    "bug": ("[][0]", "list index out of range"),
+    "encoder": ("raise errors.UserError('the encoder differs')", "the encoder differs"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", _FAILURES)
+@pytest.mark.parametrize(
+    ("failing", "other"), [(0, "time.sleep(600)"), (1, "processes.together(lambda: None)")]
+)
+def test_error_of_one_process_ends_all_with_its_sentence(script, tmp_path, kind, failing, other):
+    """Otherwise, the other process would wait for JAX's timeout of five minutes."""
+    action, words = _FAILURES[kind]
+    text = script.read_text().replace("config.py')", "config.py', several_processes=True)")
+    text = text.replace("cli, config_files, processes", "cli, errors, processes")
+    text = text.replace(
+        'print("noise of Python")',
+        f"""import time, jax
+    if jax.process_index() == {failing}:
+        {action}
+    {other}""",
+    )
+    script.write_text(text)
+    own = [(), ()]
+    if kind == "config":
+        own[failing] = ("--config.train.steps=x",)
+    started = start_two(script, tmp_path / "w", own=own)
+    try:
+        outputs = [process.communicate(timeout=120) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    code = 1 if kind in ("file", "bug") else 2
+    assert [process.returncode for process in started] == [code, code], outputs
+    assert words in outputs[failing][1]
+    (line,) = [line for line in outputs[1 - failing][1].splitlines() if words in line]
+    assert line.startswith(f"command.py: process {failing} of 2 failed: ")
