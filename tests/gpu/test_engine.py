@@ -26,7 +26,9 @@ def folder(tmp_path_factory):
 
 def open_engine(target, folder, dtype):
     mesh = target.mesh if target.mesh.size > 1 else None
-    options = EngineConfig(batch_size=4, cache_tokens=4096, prefix_tokens=2048, context=1024)
+    options = EngineConfig(
+        batch_size=4, cache_tokens=4096, prefix_tokens=2048, context=1024, lookup_tokens=0
+    )
     return Engine.open(str(folder), dtype=dtype, mesh=mesh, options=options)
 
 
