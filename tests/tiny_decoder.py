@@ -71,6 +71,25 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
     },
     "mistral": {"hidden_act": "silu", "sliding_window": 6},
+    "smollm3": {
+        "hidden_act": "silu",
+        "num_hidden_layers": 4,
+        "no_rope_layer_interval": 4,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+    },
+    "phi3": {
+        "hidden_act": "silu",
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "original_max_position_embeddings": 15,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 1000.0,
+            "partial_rotary_factor": 0.75,
+            "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+            "long_factor": [1.0, 2.0, 3.0, 4.0, 6.0, 8.0],
+        },
+    },
     "gemma2": {
         "hidden_activation": "gelu_pytorch_tanh",
         "head_dim": 16,
@@ -97,7 +116,7 @@ _FAMILIES: dict[str, dict[str, Any]] = {
 
 def config(family: str = "llama", **fields: Any) -> dict[str, Any]:
     """Returns ``config.json`` of a tiny model of ``family``, overridden by ``fields``."""
-    name = family.removesuffix("_text").title().replace("_", "")
+    name = family.removesuffix("_text").title().replace("_", "").replace("lm", "LM")
     head = {"model_type": family, "architectures": [f"{name}ForCausalLM"], "dtype": "float32"}
     return {**head, **_BASE, **_FAMILIES[family], **fields}
 
@@ -117,6 +136,9 @@ def tensors(raw: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
             else:
                 values = values / np.sqrt(place.shape[-1])
             found[name] = values.astype(np.float32)
+        for name, fused in zip(place.names, place.fused, strict=False):
+            rows = [found[fused]] if fused in found else []
+            found[fused] = np.concatenate([*rows, found.pop(name)])
     return found
 
 
@@ -208,14 +230,21 @@ def write_gguf(
     rope = raw["rope_parameters"]
     rope = rope.get("full_attention", rope)
     writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] == "longrope":
+        size = raw["hidden_size"] // heads
+        writer.add_rope_dimension_count(int(size * rope["partial_rotary_factor"]))
+        writer.add_rope_scaling_orig_ctx_len(raw["original_max_position_embeddings"])
+        for kind in ("short", "long"):
+            factors = np.asarray(rope[f"{kind}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{kind}.weight", factors)
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
     if "head_dim" in raw:
         writer.add_key_length(raw["head_dim"])
         writer.add_value_length(raw["head_dim"])
-    if arch.startswith("gemma"):
-        writer.add_sliding_window(raw["sliding_window"])
+    if arch.startswith("gemma") or arch == "phi3":
+        writer.add_sliding_window(raw.get("sliding_window") or 0)
     if arch == "gemma2":
         writer.add_attn_logit_softcapping(raw["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(raw["final_logit_softcapping"])
@@ -236,7 +265,7 @@ def write_gguf(
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
         for letter, count in (("q", heads), ("k", kv)):
-            if arch == "llama" and f"self_attn.{letter}_proj" in name:
+            if arch in ("llama", "smollm3") and f"self_attn.{letter}_proj" in name:
                 split = values.reshape(count, 2, -1, *values.shape[1:])
                 values = split.swapaxes(1, 2).reshape(values.shape)
         if arch.startswith("gemma") and "norm" in name:

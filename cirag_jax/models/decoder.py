@@ -16,6 +16,7 @@ layers that have it, and the layers are always unrolled.
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -38,6 +39,8 @@ Remat = Literal["off", "projections", "full"]
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 DENSE = ("gate_proj", "up_proj", "down_proj", "gate_bias", "up_bias", "down_bias")
+# Projections that Phi-3 stores, and adapts, as one matrix.
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 EXPERTS = ("expert_gate", "expert_up", "expert_down")
 SHARED = ("shared_gate_proj", "shared_up_proj", "shared_down_proj", "shared_score_proj")
 
@@ -55,6 +58,7 @@ class DecoderConfig:
       qkv_bias, out_bias, mlp_bias: which projections have a bias.
       qk_norm: whether an RMS norm is applied to each query and key head (Qwen 3,
         Gemma 3).
+      fused: whether adapters have one pair of factors for each group of `FUSED` (Phi-3).
       post_norms: whether there are also norms after attention and feed-forward, before the residual
         sum (Gemma).
       tie_embeddings: whether the output layer is the transposed embedding.
@@ -97,6 +101,7 @@ class DecoderConfig:
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    fused: bool = False
     post_norms: bool = False
     tie_embeddings: bool = False
     embedding_scale: float = 1.0
@@ -167,6 +172,18 @@ def layers_with(config: DecoderConfig, name: str) -> tuple[int, ...]:
     if name in ("router", *EXPERTS, *SHARED):
         return tuple(i for i in layers if config.num_experts and i not in config.dense_layers)
     return tuple(layers)
+
+
+def target_parameter(
+    config: DecoderConfig, name: str
+) -> tuple[tuple[int, ...], tuple[str | None, ...]]:
+    """Returns shape and logical axes of a kernel, or of a group of `FUSED` kernels."""
+    shapes = layer_parameters(config)
+    if name not in FUSED:
+        return shapes[name]
+    kernels = [shapes[part] for part in FUSED[name]]
+    (rows, _), (axis, _) = kernels[0]
+    return (rows, sum(columns for (_, columns), _ in kernels)), (axis, None)
 
 
 def layer_parameters(config: DecoderConfig) -> ShapesAndAxes:
@@ -298,24 +315,28 @@ class _Layer:
         of one call share one dropout mask, whereas PEFT draws one for each.
         """
         dropped = x
-        if self.key is not None and self.options.dropout > 0.0 and {*names} & {*self.adapter}:
+        fused = next((name for name, parts in FUSED.items() if parts == names), "")
+        adapted = [name for name in (*names, fused) if name in self.adapter]
+        if self.key is not None and self.options.dropout > 0.0 and adapted:
             key = jax.random.fold_in(self.key, PROJECTIONS.index(names[0]))
             dropped = dropout(x, self.options.dropout, key)
-        products = self._products(x, names)
-        return tuple(
-            self._add_bias_and_adapter(name, y, dropped)
-            for name, y in zip(names, products, strict=True)
-        )
-
-    def _add_bias_and_adapter(self, name: str, y: jax.Array, dropped: jax.Array) -> jax.Array:
-        bias = self.p.get(name.replace("_proj", "_bias"))
-        if bias is not None:
-            y = y + bias.astype(y.dtype)
-        pair = self.adapter.get(name)
-        if pair is not None:
+        outputs = [
+            self._add_bias(name, y) for name, y in zip(names, self._products(x, names), strict=True)
+        ]
+        for name in adapted:
+            pair = self.adapter[name]
             delta: Any = low_rank(self.options.scale, dropped, pair["a"], pair["b"])
-            y = y + delta
-        return checkpoint_name(y, "projection")
+            if name != fused:
+                outputs[names.index(name)] += delta
+                continue
+            ends = itertools.accumulate(y.shape[-1] for y in outputs[:-1])
+            deltas = jnp.split(delta, list(ends), axis=-1)
+            outputs = [y + each for y, each in zip(outputs, deltas, strict=True)]
+        return tuple(checkpoint_name(y, "projection") for y in outputs)
+
+    def _add_bias(self, name: str, y: jax.Array) -> jax.Array:
+        bias = self.p.get(name.replace("_proj", "_bias"))
+        return y if bias is None else y + bias.astype(y.dtype)
 
     def _products(self, x: jax.Array, names: tuple[str, ...]) -> tuple[jax.Array, ...]:
         shapes = layer_parameters(self.config)

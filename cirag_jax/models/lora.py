@@ -8,7 +8,7 @@ trained, checkpointed and sharded. `to_adapter` converts it to the plain diction
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,9 +18,10 @@ from flax import nnx
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.models import decoder
-from cirag_jax.models.decoder import PROJECTIONS, Adapter, DecoderConfig, LoraOptions, Params
+from cirag_jax.models.decoder import FUSED, PROJECTIONS, Adapter, DecoderConfig, LoraOptions, Params
 
 ALL_LINEAR = "all-linear"
+TARGETS = (*PROJECTIONS, *FUSED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +33,8 @@ class LoraConfig:
       alpha: the adapter's output is multiplied by ``alpha / rank``.
       dropout: probability of dropping an element of the adapter's input in training.
       targets: the linear layers to adapt, by their names in transformers (``q_proj`` ...
-        ``down_proj``); ``"all-linear"`` stands for all seven, or in a mixture of experts for
-        those of attention (`supported_targets`).
+        ``down_proj``; in Phi-3 ``qkv_proj`` and ``gate_up_proj``). ``"all-linear"`` stands for all
+        `supported_targets` of the model.
       rank_stabilised: whether to scale by ``alpha / sqrt(rank)`` instead (Kalajdzievski, 2023).
     """
 
@@ -50,31 +51,36 @@ class LoraConfig:
             raise UserError(f"LoRA rank is {self.rank}; it must be at least 1")
         if not 0.0 <= self.dropout < 1.0:
             raise UserError(f"LoRA dropout is {self.dropout}; it must be in [0, 1)")
-        unknown = [name for name in self.targets if name not in (*PROJECTIONS, ALL_LINEAR)]
+        unknown = [name for name in self.targets if name not in (*TARGETS, ALL_LINEAR)]
         if unknown or not self.targets:
             raise UserError(
                 f"LoRA targets must be linear layers of the decoder, not "
-                f"{', '.join(unknown) or 'empty'}; known: {', '.join(PROJECTIONS)} and {ALL_LINEAR}"
+                f"{', '.join(unknown) or 'empty'}; known: {', '.join(TARGETS)} and {ALL_LINEAR}"
             )
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The adapted layers, in the order of `decoder.PROJECTIONS`."""
+        """The adapted layers, in the order of `TARGETS`."""
         if ALL_LINEAR in self.targets:
             return PROJECTIONS
-        return tuple(name for name in PROJECTIONS if name in self.targets)
+        return tuple(name for name in TARGETS if name in self.targets)
 
     def for_model(self, config: DecoderConfig) -> "LoraConfig":
         """Returns this configuration with the targets that the model supports."""
         known = supported_targets(config)
+        if ALL_LINEAR in self.targets:
+            return dataclasses.replace(self, targets=known)
         absent = [name for name in self.names if name not in known]
-        if absent and ALL_LINEAR not in self.targets:
+        if absent:
+            reason = "are not linear layers of the model"
+            if config.num_experts:
+                reason = (
+                    "are feed-forward layers of a mixture of experts, which cannot have adapters"
+                )
             raise UserError(
-                f"LoRA targets {', '.join(absent)} are feed-forward layers of a mixture of "
-                f"experts, which cannot have adapters; choose from {', '.join(known)}"
+                f"LoRA targets {', '.join(absent)} {reason}; choose from {', '.join(known)}"
             )
-        targets = tuple(name for name in self.names if name in known)
-        return dataclasses.replace(self, targets=targets)
+        return dataclasses.replace(self, targets=self.names)
 
     @property
     def scale(self) -> float:
@@ -84,6 +90,9 @@ class LoraConfig:
 
 def supported_targets(config: DecoderConfig) -> tuple[str, ...]:
     """Returns the linear layers that can have adapters: all layers of a model have them."""
+    if config.fused:  # as in the checkpoint, so that PEFT can load the adapter
+        parts = [part for parts in FUSED.values() for part in parts]
+        return tuple(name for name in TARGETS if name not in parts)
     return PROJECTIONS[:4] if config.num_experts else PROJECTIONS
 
 
@@ -114,9 +123,8 @@ class _Pairs(nnx.Module):
     """The factors of all adapted linear layers, by name."""
 
     def __init__(self, config: DecoderConfig, lora: LoraConfig, rngs: nnx.Rngs):
-        shapes = decoder.layer_parameters(config)
         for name in lora.for_model(config).names:
-            shape, axes = shapes[name]
+            shape, axes = decoder.target_parameter(config, name)
             axes = tuple("lora_embed" if axis == "embed" else axis for axis in axes)
             setattr(self, name, _Pair(config.num_layers, lora.rank, shape, axes, rngs.params()))
 
@@ -166,6 +174,17 @@ def _merge_kernel(kernel: jax.Array, pair: Mapping[str, jax.Array], scale: float
     return (kernel.astype(jnp.float32) + scale * (a @ b)).astype(kernel.dtype)
 
 
+def _separate_pairs(
+    kernels: Mapping[str, jax.Array], pairs: Mapping[str, Any]
+) -> Iterator[tuple[str, Mapping[str, jax.Array]]]:
+    """Yields name and factors of each adapted kernel; a group of `FUSED` kernels shares ``a``."""
+    for name, pair in pairs.items():
+        end = 0
+        for part in FUSED.get(name, (name,)):
+            start, end = end, end + kernels[part].shape[-1]
+            yield part, {"a": pair["a"], "b": pair["b"][..., start:end]}
+
+
 def merge(params: Params, adapter: Adapter, scale: float, *, consume: bool = False) -> Params:
     """Returns the base parameters with ``scale * A B`` added in fp32 to the adapted kernels.
 
@@ -178,7 +197,7 @@ def merge(params: Params, adapter: Adapter, scale: float, *, consume: bool = Fal
         kernels: Mapping[str, jax.Array], pairs: Mapping[str, Any]
     ) -> dict[str, jax.Array]:
         merged = {}
-        for name, pair in pairs.items():
+        for name, pair in _separate_pairs(kernels, pairs):
             merged[name] = _merge_kernel(kernels[name], pair, float(scale))
             if consume:
                 jax.block_until_ready(merged[name])

@@ -49,6 +49,13 @@ class Rope:
     scaling: RopeScaling | None = None
 
     @property
+    def factors(self) -> tuple[tuple[float, ...], ...]:
+        """The divisors of ``longrope`` for short and for long texts."""
+        return (
+            () if self.scaling is None else (self.scaling.short_factors, self.scaling.long_factors)
+        )
+
+    @property
     def switch(self) -> int | None:
         """The length above which a text has other frequencies (``longrope``), if any."""
         if self.scaling is None or self.scaling.kind != "longrope":

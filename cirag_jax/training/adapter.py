@@ -24,6 +24,7 @@ from cirag_jax.models.io.pretrained_decoder import (
     DEFAULT_DECODER,
     check_tokenizer,
     load_decoder,
+    text_prefix,
 )
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.training import cross_entropy, lora_step, mfu, optimizers
@@ -111,6 +112,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     meta = {
         "component": config.component,
         "model": state_lib.absolute(spec),
+        "inside": text_prefix(base.folder),
         "lora": lora_description(lora_config),
         "length": layout.length,
         "prompt": data.prompt_settings,

@@ -78,8 +78,9 @@ def lora_flops(
             linear += count * config.experts_per_token * math.prod(shape[1:])
         elif name.endswith("_proj") or name == "router":
             linear += count * math.prod(shape)
-        if name in targets:
-            adapter += config.num_layers * rank * sum(shape)
+    for name in targets:
+        shape, _ = decoder.target_parameter(config, name)
+        adapter += config.num_layers * rank * sum(shape)
     head = config.d_model * config.vocab_size
     attention = config.num_layers * config.num_heads * config.head_dim
     dense = (4.0 * linear + 6.0 * adapter) * tokens

@@ -114,6 +114,68 @@ CASES = {
         "gemma2",
         {"attn_logit_softcapping": None, "final_logit_softcapping": None},
     ),
+    "smollm3": ("smollm3", {}),
+    "smollm3, listed layers, windows, biases": (
+        "smollm3",
+        {
+            **_BIASED,
+            "mlp_bias": True,
+            "num_hidden_layers": 3,
+            "no_rope_layers": [0, 1, 0, 1],
+            "use_sliding_window": True,
+            "sliding_window": 5,
+        },
+    ),
+    "smollm3, yarn, listed windows": (
+        "smollm3",
+        {
+            "num_hidden_layers": 2,
+            "no_rope_layer_interval": 2,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": _YARN,
+        },
+    ),
+    "phi3": ("phi3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}}),
+    "phi3, window, part of each head rotates": (
+        "phi3",
+        {
+            "sliding_window": 6,
+            "num_key_value_heads": None,
+            "rope_parameters": None,
+            "rope_theta": 1000.0,
+            "partial_rotary_factor": 0.3,
+        },
+    ),
+    "phi3, longrope, long": ("phi3", {}),
+    "phi3, longrope, short, older fields": (
+        "phi3",
+        {
+            "original_max_position_embeddings": 20,
+            "rope_parameters": None,
+            "rope_theta": 1000.0,
+            "partial_rotary_factor": 0.5,
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": [1.0, 1.1, 1.2, 1.3],
+                "long_factor": [1.0, 2.0, 3.0, 4.0],
+            },
+        },
+    ),
+    "qwen2, longrope": (
+        "qwen2",
+        {
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1000.0,
+                "original_max_position_embeddings": 15,
+                "factor": 3.0,
+                "attention_factor": 1.2,
+                "short_factor": [1.0, 1.1, 1.2, 1.3],
+                "long_factor": [1.0, 2.0, 3.0, 4.0],
+            }
+        },
+    ),
     "gemma3": ("gemma3_text", {}),
     "gemma3, older fields, caps": (
         "gemma3_text",
@@ -147,17 +209,18 @@ def _tokens(vocabulary: int = tiny_decoder.VOCABULARY, seed: int = 0) -> np.ndar
 
 
 def _reference(folder, tokens: np.ndarray) -> np.ndarray:
-    """Returns the fp32 logits of transformers; the second row is padded on the right."""
+    """Returns the fp32 logits of transformers, one row at a time; the second has padding."""
     opened: Any = transformers.AutoModelForCausalLM.from_pretrained(
         folder, attn_implementation="eager", dtype=torch.float32, output_loading_info=True
     )
     model, report = opened
     assert not any(report.values()), report
-    mask = np.ones_like(tokens)
-    mask[1, SHORT:] = 0
-    with torch.no_grad():
-        out = model.eval()(torch.tensor(tokens).long(), attention_mask=torch.tensor(mask).long())
-    return out.logits.numpy()
+    rows = []
+    for row, length in zip(tokens, (LENGTH, SHORT), strict=True):
+        with torch.no_grad():
+            logits = model.eval()(torch.tensor(row[None, :length]).long()).logits[0].numpy()
+        rows.append(np.pad(logits, ((0, LENGTH - length), (0, 0))))
+    return np.stack(rows)
 
 
 # This saves a third of the compile time, which dominates these tests.
@@ -180,7 +243,10 @@ def _whole(config, params, tokens) -> jax.Array:
 @_jit
 def _step(config, params, tokens, start, cache):
     tables = jnp.arange(len(cache["k"][0]), dtype=jnp.int32).reshape(ROWS, -1)
-    hidden, cache, _ = decoder.forward_cached(config, params, tokens, start, cache, tables)
+    totals = jnp.asarray([LENGTH, SHORT], jnp.int32)
+    hidden, cache, _ = decoder.forward_cached(
+        config, params, tokens, start, cache, tables, totals_B=totals
+    )
     return decoder.logits(config, params, hidden), cache
 
 
@@ -412,6 +478,29 @@ def test_decoder_packed_segments_equal_separate_rows(tmp_path):
     whole = np.asarray(_whole(config, params, tokens))
     np.testing.assert_allclose(packed[:12], whole[0, :12], rtol=0, atol=ATOL)
     np.testing.assert_allclose(packed[12:], whole[1, :8], rtol=0, atol=ATOL)
+
+
+@pytest.mark.parametrize("prefix", [0, 4])
+def test_decoder_packed_segments_choose_longrope_by_their_length(prefix, tmp_path):
+    """The trained length is 10. With a shared prefix, the longest segment decides for the row."""
+    config, params = _loaded(tmp_path, "phi3", original_max_position_embeddings=10)
+    tokens, end = _tokens(), prefix + 12
+    row = np.concatenate([tokens[0, :end], tokens[1, :6]])[None]
+    positions = np.concatenate([np.arange(end), prefix + np.arange(6)])[None].astype(np.int32)
+    packed = decoder.forward(
+        config,
+        params,
+        jnp.asarray(row),
+        positions_BT=jnp.asarray(positions),
+        segments_BT=jnp.asarray([[1] * end + [2] * 6], jnp.int32),
+        shared_B=jnp.asarray([prefix], jnp.int32) if prefix else None,
+    )[0]
+    first = decoder.forward(config, params, jnp.asarray(tokens[:1, :end]))[0]
+    # The second text, which is short, with later tokens that make it long.
+    longer = np.concatenate([tokens[0, :prefix], tokens[1, :6], tokens[0, :prefix]])[None]
+    second = decoder.forward(config, params, jnp.asarray(longer))[0, prefix : prefix + 6]
+    np.testing.assert_allclose(packed[:end], first, rtol=0, atol=ATOL)
+    np.testing.assert_allclose(packed[end:], second, rtol=0, atol=ATOL)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from tests import tiny_adapter, tiny_decoder
 
 ATOL = 1e-5  # fp32, on logits of up to 7; the largest difference measured is 4e-6
 LORA = LoraConfig(rank=4, alpha=6.0)
+FUSED_LORA = LoraConfig(4, 3.0, targets=("qkv_proj", "gate_up_proj", "o_proj", "down_proj"))
 
 CASES = {
     "llama": ("llama", {}, LORA),
@@ -30,6 +31,8 @@ CASES = {
     ),
     "gemma2, rank-stabilised": ("gemma2", {}, LoraConfig(4, 6.0, rank_stabilised=True)),
     "gemma3": ("gemma3_text", {}, LORA),
+    "smollm3": ("smollm3", {"num_hidden_layers": 2, "no_rope_layer_interval": 2}, LORA),
+    "phi3": ("phi3", {"original_max_position_embeddings": 8}, FUSED_LORA),
 }
 
 
@@ -94,20 +97,23 @@ def test_lora_remat_keeps_value_and_gradient(remat, tmp_path):
     )
 
 
-@pytest.mark.parametrize("unstacked", [False, True])
-def test_merge_equals_base_with_adapter(unstacked, tmp_path):
-    _, ours, state = tiny_adapter.both(tmp_path / "base", LORA)
+@pytest.mark.parametrize(
+    ("family", "unstacked"), [("llama", False), ("llama", True), ("phi3", True)]
+)
+def test_merge_equals_base_with_adapter(family, unstacked, tmp_path):
+    config = FUSED_LORA if family == "phi3" else LORA
+    _, ours, state = tiny_adapter.both(tmp_path / "base", config, family)
     params, adapter = decoder_params.to_params(ours.state), lora.to_adapter(state)
     before = jax.tree.map(np.array, params)
     wanted = our_logits(
-        ours.config, params, adapter, tokens(), lora.lora_options(LORA, train=False)
+        ours.config, params, adapter, tokens(), lora.lora_options(config, train=False)
     )
     if unstacked:
         params, adapter = (
             decoder_params.unstack_layers(params),
             decoder_params.unstack_layers(adapter),
         )
-    merged = lora.merge(params, adapter, LORA.scale)
+    merged = lora.merge(params, adapter, config.scale)
     found = our_logits(ours.config, merged, None, tokens(), decoder.LoraOptions())
     plain = our_logits(ours.config, params, None, tokens(), decoder.LoraOptions())
     np.testing.assert_allclose(found, wanted, rtol=0, atol=ATOL)

@@ -291,7 +291,8 @@ class Engine:
             attention=request.attention,
         )
         limit = min(request.max_tokens, self.context - len(prompt))
-        row = Row(index, request, self.tokenizer, prompt, limit, truncated, grammar)
+        switch = self.config.rope_switch
+        row = Row(index, request, self.tokenizer, prompt, limit, truncated, switch, grammar)
         width = self._store.width_for(row.length, reads_all=details.attention > 0)
         return _Variant(width, details, request.temperature == 0, grammar is not None), row
 
@@ -333,14 +334,18 @@ class Engine:
                 if not rows:
                     assert not queue  # a row of any length fits if no other row is busy
                     return
+                pauses = {row: row.pause for row in rows}
                 count = self._decode_chunk(variant, rows)
                 for row, allocation in list(zip(rows, allocations, strict=True)):
                     response = row.response()
-                    if response is not None:
+                    if response is not None or len(row.tokens) == pauses[row]:
                         rows.remove(row)
                         allocations.remove(allocation)
                         self._store.allocator.free(allocation)
-                        yield (row.index, response), 0
+                        if response is None:
+                            queue.appendleft(row)
+                        else:
+                            yield (row.index, response), 0
                 yield None, count
 
     def _max_rows(self, variant: _Variant) -> int:
@@ -368,9 +373,10 @@ class Engine:
         return max(self._max_rows(variant), least)
 
     def _admit(self, row: Row, allocations: list[Allocation]) -> bool:
-        """Prefills all but the last token of a prompt; returns False if there are too few pages."""
-        row.started = time.perf_counter()
-        row.allocation = self._prefill(row.prompt[:-1], row.length, allocations)
+        """Prefills all but the last token of a row; returns False if there are too few pages."""
+        row.started = row.started or time.perf_counter()
+        tokens = row.all_tokens
+        row.allocation = self._prefill(tokens[:-1], row.length, len(tokens), allocations)
         return row.allocation is not None
 
     @contextlib.contextmanager
@@ -386,16 +392,19 @@ class Engine:
                 self._store.allocator.free(allocation)
 
     def _prefill(
-        self, tokens: np.ndarray, length: int, allocations: list[Allocation]
+        self, tokens: np.ndarray, length: int, total: int, allocations: list[Allocation]
     ) -> Allocation | None:
         """Computes the keys and values of ``tokens`` in a new allocation for ``length`` tokens.
 
-        Returns None if there is no room.
+        ``total`` is the length of the text that determines rotary frequencies. Returns None if
+        there is no room.
         """
         store = self._store
         # The calls depend on the prompt alone, so reuse of a prefix does not change their results.
         grid = list(chunks(0, len(tokens), self.options.prefill_chunks))
-        keys, borders = prefix_keys(tokens, grid), [*(start for start, _ in grid), len(tokens)]
+        is_long = total > (self.config.rope_switch or total)
+        keys = prefix_keys(tokens, grid, is_long)
+        borders = [*(start for start, _ in grid), len(tokens)]
         allocation = store.allocator.allocate(keys, length, borders)
         if allocation is None:
             return None
@@ -411,6 +420,7 @@ class Engine:
                     store.table(allocation, start + size),
                     padded_slice(tokens, start, size),
                     np.int32(start),
+                    np.int32(total),
                     lora=self._lora,
                 )
         store.allocator.tree.insert(keys, allocation.pages)
@@ -474,7 +484,15 @@ class Engine:
             raise PromptError(
                 f"prompt and continuation have {length} tokens but only {self.context} fit"
             )
-        logprobs, reused = self._score_distinct(prompt, list(dict.fromkeys(continuations)))
+        logprobs, reused = {}, 0
+        switch = (self.config.rope_switch or length) - len(prompt)
+        for is_long in (False, True):
+            distinct = [
+                ids for ids in dict.fromkeys(continuations) if is_long == (len(ids) > switch)
+            ]
+            if distinct:
+                found, reused = self._score_distinct(prompt, distinct)
+                logprobs |= found
         if any(np.isnan(values).any() for values in logprobs.values()):
             raise UserError(NUMBERS_NOT_FINITE)
         tokens = tuple(
@@ -509,7 +527,8 @@ class Engine:
         logprob_NS = np.zeros(tokens_NS.shape, np.float32)  # each token, given the tokens before it
         allocations: list[Allocation] = []
         with self._freeing(allocations):
-            allocation = self._prefill(prompt[:-1], length, allocations)
+            total = len(prompt) + longest
+            allocation = self._prefill(prompt[:-1], length, total, allocations)
             assert allocation is not None  # a full context has room, because no row is busy
             for batch in (slice(i, i + rows) for i in range(0, count, rows)):
                 end = first + max(map(len, continuations[batch]))
@@ -525,6 +544,7 @@ class Engine:
                             tokens_NS[batch, start : start + size],
                             tokens_NS[batch, after],
                             np.int32(start),
+                            np.int32(total),
                             lora=self._lora,
                         )
         pairs = zip(continuations, logprob_NS[:, len(prompt) :], strict=False)

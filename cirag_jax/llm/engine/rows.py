@@ -30,6 +30,8 @@ class Row:
       prompt: int32 tokens.
       limit: maximum number of tokens to generate: ``max_tokens``, or less if the context is short.
       truncated: number of observations that were shortened to fit.
+      switch: length above which the keys and values of all tokens are computed again, because the
+        model then has other rotary frequencies (`DecoderConfig.rope_switch`).
       allocation: the row's pages; None before the row is admitted.
       started: `time.perf_counter` when the row was admitted.
       tokens: the generated tokens.
@@ -45,6 +47,7 @@ class Row:
     prompt: np.ndarray
     limit: int
     truncated: int = 0
+    switch: int | None = None
     grammar: GrammarState | None = None
     allocation: Allocation | None = None
     started: float = 0.0
@@ -58,6 +61,13 @@ class Row:
     def length(self) -> int:
         """Maximum number of tokens of prompt and answer."""
         return len(self.prompt) + self.limit
+
+    @property
+    def pause(self) -> int:
+        """The number of generated tokens at which the row ends, or is admitted again."""
+        if self.switch is None or len(self.prompt) + len(self.tokens) > self.switch:
+            return self.limit
+        return min(self.limit, self.switch - len(self.prompt) + 1)
 
     @property
     def all_tokens(self) -> np.ndarray:
@@ -107,7 +117,7 @@ class Row:
     def _usage(self) -> Usage:
         return Usage(
             prompt_tokens=len(self.prompt),
-            cached_tokens=0 if self.allocation is None else self.allocation.reused,
+            cached_tokens=min(self.allocation.reused, len(self.prompt)) if self.allocation else 0,
             generated_tokens=len(self.tokens),
             drafted_tokens=min(self.drafted, max(len(self.tokens) - 1, 0)),
             seconds=time.perf_counter() - self.started,
@@ -186,7 +196,7 @@ def to_arrays(slots: Sequence[Row | None], width: int, padding: int, text: int =
             continue
         token[i] = row.tokens[-1] if row.tokens else row.prompt[-1]
         position[i] = len(row.prompt) + len(row.tokens) - 1
-        remaining[i] = row.limit - len(row.tokens)
+        remaining[i] = row.pause - len(row.tokens)
         step[i] = len(row.tokens)
         temperature[i], top_p[i] = row.request.temperature, row.request.top_p
         seed[i] = row.request.seed % (1 << 32)

@@ -79,14 +79,19 @@ def chunks(start: int, end: int, sizes: Sequence[int]) -> Iterator[tuple[int, in
         start += size
 
 
-def prefix_keys(tokens: np.ndarray, grid: Sequence[tuple[int, int]]) -> list[int]:
+def prefix_keys(
+    tokens: np.ndarray, grid: Sequence[tuple[int, int]], is_long: bool = False
+) -> list[int]:
     """Returns a key per token, from the token and the size of the call that computes it.
+
+    ``is_long`` is whether the text is longer than `DecoderConfig.rope_switch`.
 
     ``grid`` is the result of `chunks` from position 0. Texts whose keys are equal up to a position
     have equal keys and values there, bit for bit, because the same calls compute them.
     """
     sizes = np.asarray([size for _, size in grid], np.int64)
-    return (tokens.astype(np.int64) << 32 | np.repeat(sizes, sizes)[: len(tokens)]).tolist()
+    calls = np.repeat(2 * sizes + is_long, sizes)[: len(tokens)]
+    return (tokens.astype(np.int64) << 32 | calls).tolist()
 
 
 def next_power_of_two(count: int) -> int:

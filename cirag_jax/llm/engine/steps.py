@@ -105,7 +105,7 @@ def uses_contiguous_cache(config: DecoderConfig) -> bool:
     return config.attention != "transposed"
 
 
-def _extend(config, weights, cache, table_N, tokens_T, start, lora, branch=0):
+def _extend(config, weights, cache, table_N, tokens_T, start, total, lora, branch=0):
     hidden_BTD, cache, _ = decoder.forward_cached(
         config,
         weights.params,
@@ -114,6 +114,7 @@ def _extend(config, weights, cache, table_N, tokens_T, start, lora, branch=0):
         cache,
         table_N[None],
         branch=branch,
+        totals_B=jnp.asarray(total)[None],
         adapter=weights.adapter,
         lora=lora,
     )
@@ -128,11 +129,15 @@ def prefill(
     table_N: Array,
     tokens_T: Array,
     start: Array | np.integer,
+    total: Array | np.integer,
     *,
     lora: LoraOptions,
 ) -> Cache:
-    """Caches keys and values of ``tokens_T``, from position ``start`` on, in pages ``table_N``."""
-    return _extend(config, weights, cache, table_N, tokens_T, start, lora)[1]
+    """Caches keys and values of ``tokens_T``, from position ``start`` on, in pages ``table_N``.
+
+    ``total`` is the length of the whole text; see `decoder.forward_cached`.
+    """
+    return _extend(config, weights, cache, table_N, tokens_T, start, total, lora)[1]
 
 
 @functools.partial(jax.jit, static_argnames=("config", "lora"), donate_argnames="cache")
@@ -144,17 +149,19 @@ def score(
     tokens_NT: Array,
     targets_NT: Array,
     start: Array | np.integer,
+    total: Array | np.integer,
     *,
     lora: LoraOptions,
 ) -> tuple[Cache, jax.Array]:
     """Returns the cache, and the log-probability of each target after its token, fp32 ``[N, T]``.
 
     Every row of ``tokens_NT`` independently continues the text in the first ``start`` positions of
-    ``table_N``. The rows are cached one after another in the table's pages.
+    ``table_N``. The rows are cached one after another in the table's pages. ``total`` is the length
+    of the whole texts; see `decoder.forward_cached`.
     """
     n, t = tokens_NT.shape
     tokens = jnp.reshape(tokens_NT, -1)
-    hidden, cache = _extend(config, weights, cache, table_N, tokens, start, lora, branch=t)
+    hidden, cache = _extend(config, weights, cache, table_N, tokens, start, total, lora, branch=t)
 
     def describe(part: tuple[jax.Array, jax.Array]) -> jax.Array:
         logits = decoder.logits(config, weights.params, part[0])

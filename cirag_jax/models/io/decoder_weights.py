@@ -38,11 +38,14 @@ class Entry:
       target: parameter of `decoder_params.Decoder`, or of its layers if ``source`` has ``{layer}``.
       transpose: whether the parameter is the transpose; linear kernels are (out, in) in torch and
         (in, out) here.
+      fused: name of a tensor whose rows are those of several entries (Phi-3); it is written in
+        their place, and either form is read.
     """
 
     source: str
     target: str
     transpose: bool = False
+    fused: str = ""
 
 
 def _layer_entries(norms: Mapping[str, str]) -> tuple[Entry, ...]:
@@ -79,6 +82,13 @@ _GEMMA = (
 )
 
 
+def _fuse(entry: Entry) -> Entry:
+    for name, parts in decoder.FUSED.items():
+        if entry.target in parts:
+            return dataclasses.replace(entry, fused=entry.source.replace(entry.target, name))
+    return entry
+
+
 def _experts(part: str, gate: str, up: str, down: str) -> tuple[Entry, ...]:
     """Returns the entries of a mixture of experts; ``part`` is the name of the layer."""
     base, targets = f"model.layers.{{layer}}.{part}.", ("expert_gate", "expert_up", "expert_down")
@@ -102,8 +112,9 @@ _QWEN_EXPERTS = (
 
 # model_type -> all possible tensors; the model's configuration determines which are required.
 FAMILIES: Mapping[str, tuple[Entry, ...]] = {
-    **dict.fromkeys(("llama", "qwen2", "qwen3", "mistral"), _LLAMA),
+    **dict.fromkeys(("llama", "qwen2", "qwen3", "mistral", "smollm3"), _LLAMA),
     **dict.fromkeys(("gemma2", "gemma3_text"), _GEMMA),
+    "phi3": tuple(map(_fuse, _LLAMA)),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe"), (*_LLAMA, *_QWEN_EXPERTS)),
     "mixtral": (*_LLAMA, *_experts("block_sparse_moe", "w1", "w3", "w2")),
 }
@@ -151,6 +162,7 @@ class ParameterTensors:
       transpose: whether the parameter is the transpose.
       layers: the layers that have the parameter.
       experts: number of experts, 0 if the parameter has no such axis.
+      fused: for each name, the tensor that may contain its rows (`Entry.fused`); empty if none.
     """
 
     path: tuple[str, ...]
@@ -159,6 +171,7 @@ class ParameterTensors:
     transpose: bool
     layers: tuple[int, ...] = ()
     experts: int = 0
+    fused: tuple[str, ...] = ()
 
     @property
     def stacked(self) -> bool:
@@ -198,8 +211,9 @@ def parameter_tensors(
             path = ("layers", target) if in_layers else (target,)
             shape = shape[1:] if count else shape
             stored_shape = shape[::-1] if entry.transpose else shape
+            fused = tuple(entry.fused.format(layer=layer) for layer in layers if entry.fused)
             result.append(
-                ParameterTensors(path, names, stored_shape, entry.transpose, layers, count)
+                ParameterTensors(path, names, stored_shape, entry.transpose, layers, count, fused)
             )
     return result
 
@@ -312,6 +326,35 @@ class _SeparateExperts:
         return self._source.read(stored, (slice(expert, expert + 1), rows, index[1]))[0]
 
 
+class _SeparateRows:
+    """A source of separate tensors, from tensors that contain the rows of several parameters."""
+
+    def __init__(self, source: TensorSource, parameters: Sequence[ParameterTensors]):
+        self._source = source
+        stored = {_canonical(name): (name, shape) for name, shape in source.shapes}
+        self._places: dict[str, tuple[str, int]] = {}
+        ends: dict[str, int] = {}
+        parts: list[tuple[str, tuple[int, ...]]] = []
+        for parameter in parameters:
+            for name, fused in zip(parameter.names, parameter.fused, strict=False):
+                if fused in stored:
+                    self._places[name] = stored[fused][0], ends.get(fused, 0)
+                    ends[fused] = ends.get(fused, 0) + parameter.shape[0]
+                    parts.append((name, (parameter.shape[0], *stored[fused][1][1:])))
+        # A tensor with another number of rows is not split, so that it is reported.
+        split = {stored[fused][0] for fused, end in ends.items() if stored[fused][1][0] == end}
+        self.shapes = [(name, shape) for name, shape in source.shapes if name not in split]
+        self.shapes += [(name, shape) for name, shape in parts if self._places[name][0] in split]
+
+    def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+        """Reads the slice ``index``, which has no steps, of a tensor."""
+        if name not in self._places:
+            return self._source.read(name, index)
+        stored, start = self._places[name]
+        rows = slice(start + index[0].start, start + index[0].stop)
+        return self._source.read(stored, (rows, *index[1:]))
+
+
 def has_own_head(source: TensorSource) -> bool:
     """Returns whether a checkpoint has an output layer that differs from its embedding.
 
@@ -347,6 +390,8 @@ def load_from_source(
     tensors = parameter_tensors(config, model_type, more)
     by_path = {parameter.path: parameter for parameter in tensors}
     source = _SeparateExperts(source, model_type) if config.num_experts else source
+    if any(parameter.fused for parameter in tensors):
+        source = _SeparateRows(source, tensors)
     expected = {name: parameter.shape for parameter in by_path.values() for name in parameter.names}
     names = match_tensors(where, source.shapes, expected, _canonical, IGNORED)
     dtype = np.dtype(jax.numpy.dtype(config.param_dtype))
@@ -390,19 +435,30 @@ def decoder_tensors(
     Fetches one tensor at a time, in the dtype of ``params``, whose layers may be stacked or
     unstacked. With several processes, all must iterate.
     """
-    for parameter in parameter_tensors(config, model_type):
-        names = iter(parameter.names)
-        for row, layer in enumerate(parameter.layers if parameter.stacked else (0,)):
-            if not parameter.stacked:
-                array = params[parameter.path[0]]
-            elif isinstance(params["layers"], tuple):
-                array = params["layers"][layer][parameter.path[1]]
-            else:
-                array = params["layers"][parameter.path[1]][row]
-            host = fetch(array)
+    parameters = parameter_tensors(config, model_type)
+    for parameter in parameters:
+        members = [other for other in parameters if other.fused == parameter.fused]
+        if parameter.fused and parameter is not members[0]:
+            continue  # it was a part of an earlier tensor
+        names = iter(parameter.fused or parameter.names)
+        for row in range(len(parameter.layers) or 1):
+            parts = [_host_tensor(params, part, row) for part in members if parameter.fused]
+            host = np.concatenate(parts) if parts else _host_tensor(params, parameter, row)
             for tensor in host if parameter.experts else (host,):
-                tensor = tensor.T if parameter.transpose else tensor
                 yield next(names), np.ascontiguousarray(tensor)
+
+
+def _host_tensor(params: Params, parameter: ParameterTensors, row: int) -> np.ndarray:
+    """Returns a parameter in the checkpoint's layout, of its ``row``-th layer if it has layers."""
+    name = parameter.path[-1]
+    if not parameter.stacked:
+        array = params[name]
+    elif isinstance(params["layers"], tuple):
+        array = params["layers"][parameter.layers[row]][name]
+    else:
+        array = params["layers"][name][row]
+    host = fetch(array)
+    return host.swapaxes(-1, -2) if parameter.transpose else host
 
 
 def _write_shards(

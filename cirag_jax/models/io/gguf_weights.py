@@ -24,13 +24,16 @@ from cirag_jax.models.rope import Rope, RopeScaling, rope_frequencies
 # Architecture of llama.cpp -> model_type in transformers. Mistral and Mixtral have "llama";
 # see `GgufFile.model_type`.
 ARCHITECTURES = {
-    **{name: name for name in ("llama", "qwen2", "qwen3", "gemma2")},
+    **{name: name for name in ("llama", "qwen2", "qwen3", "gemma2", "smollm3", "phi3")},
     "gemma3": "gemma3_text",
     "qwen2moe": "qwen2_moe",
     "qwen3moe": "qwen3_moe",
 }
 _ROW = "shared_expert_gate.weight"  # a matrix of one row, usually stored as a vector
 ROPE_FACTORS = "rope_freqs.weight"  # rotary scaling of Llama 3, one divisor per plane
+# LongRoPE's divisors for short and for long texts.
+LONGROPE_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
+_CLASS_NAMES = {"smollm3": "SmolLM3", "gemma3_text": "Gemma3"}
 
 
 def _model_type(architecture: str, metadata: Mapping[str, Any]) -> str:
@@ -45,7 +48,8 @@ def _hf_names(architecture: str, model_type: str, layers: int) -> dict[str, str]
     (kind,) = (kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     name_map, hf_names = gguf.get_tensor_name_map(kind, layers), {}
     for entry in FAMILIES[model_type]:
-        source = entry.source.replace(".{expert}", "")  # one tensor for all experts of a layer
+        source = entry.fused or entry.source
+        source = source.replace(".{expert}", "")  # one tensor for all experts of a layer
         for layer in range(layers if "{layer}" in source else 1):
             hf_name = source.format(layer=layer)
             if gguf_name := name_map.get_name(hf_name, (".weight", ".bias")):
@@ -102,7 +106,7 @@ class GgufFile:
         """Returns the indices of a tensor's stored rows in transformers' order."""
         rows = np.arange(count)
         match = re.search(r"self_attn\.([qk])_proj\.", name)
-        if self.architecture != "llama" or match is None:
+        if self.architecture not in ("llama", "smollm3") or match is None:
             return rows
         key = "attention.head_count" if match[1] == "q" else "attention.head_count_kv"
         heads = self.number(key, self.number("attention.head_count"))
@@ -187,7 +191,7 @@ def open_gguf(file: str | os.PathLike) -> GgufFile:
     shapes = [
         (name, (1,) * (name.endswith(_ROW) and len(t.shape) == 1) + tuple(map(int, t.shape[::-1])))
         for name, t in tensors.items()
-        if t.name != ROPE_FACTORS
+        if t.name not in (ROPE_FACTORS, *LONGROPE_FACTORS)
     ]
     return GgufFile(file, metadata, architecture, tuple(shapes), tensors, reader.fields)
 
@@ -205,7 +209,8 @@ def hf_config(source: GgufFile) -> dict[str, Any]:
         )
     names = {name for name, _ in source.shapes}
     model_type = source.model_type
-    name = "".join(part.capitalize() for part in model_type.removesuffix("_text").split("_"))
+    name = "".join(part.capitalize() for part in model_type.split("_"))
+    name = _CLASS_NAMES.get(model_type, name)
     raw: dict[str, Any] = {
         "architectures": [f"{name}ForCausalLM"],
         "model_type": model_type,
@@ -232,9 +237,17 @@ def hf_config(source: GgufFile) -> dict[str, Any]:
         raw.update(_gemma(source, heads, width))
     else:
         raw["hidden_act"] = "silu"
-    if model_type in ("llama", "qwen3", "qwen3_moe"):
+    if model_type in ("llama", "qwen3", "qwen3_moe", "smollm3"):
         raw["attention_bias"] = "model.layers.0.self_attn.q_proj.bias" in names
-    if model_type == "llama":
+    if model_type == "smollm3":
+        raw["no_rope_layer_interval"] = 4  # as in llama.cpp; the file does not contain it
+    if model_type == "phi3":
+        window = int(number("attention.sliding_window", 0))  # 0 in Phi-4
+        raw["sliding_window"] = window or None
+        raw["original_max_position_embeddings"] = int(
+            number("rope.scaling.original_context_length", raw["max_position_embeddings"])
+        )
+    if model_type in ("llama", "smollm3"):
         raw["mlp_bias"] = "model.layers.0.mlp.gate_proj.bias" in names
     if model_type in ("qwen2_moe", "qwen3_moe", "mixtral"):
         name = "num_local_experts" if model_type == "mixtral" else "num_experts"
@@ -297,16 +310,21 @@ def _rope(source: GgufFile) -> dict[str, Any]:
     number = source.number
     width, heads = int(number("embedding_length")), int(number("attention.head_count"))
     size = int(number("attention.key_length", width // heads))
-    if int(number("rope.dimension_count", size)) != size:
+    rotated = int(number("rope.dimension_count", size))
+    if rotated != size and source.architecture != "phi3":
         raise UserError(
             f"{source.file}: metadata field {source.architecture}.rope.dimension_count is not the "
-            f"head size {size}: partial rotary embeddings are not supported"
+            f"head size {size}: partial rotary embeddings are supported only in phi3"
         )
     theta = _shortest(number("rope.freq_base", 10000.0))
     kind = str(source.metadata.get(f"{source.architecture}.rope.scaling.type", "none"))
     if ROPE_FACTORS in source._tensors:
         return _llama3(source, theta, size)
     raw: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
+    if rotated != size:
+        raw["partial_rotary_factor"] = rotated / size
+    if LONGROPE_FACTORS[0] in source._tensors:
+        return raw | _longrope(source)
     if kind == "none":
         return raw
     if kind not in ("linear", "yarn"):
@@ -323,6 +341,19 @@ def _rope(source: GgufFile) -> dict[str, Any]:
             if (value := number(f"rope.scaling.{key}", 0.0)) > 0.0:
                 raw[field] = _shortest(value)
     return raw
+
+
+def _longrope(source: GgufFile) -> dict[str, Any]:
+    """Returns the parameters of LongRoPE, except those that stand outside ``rope_parameters``."""
+    fields: dict[str, Any] = {"rope_type": "longrope"}
+    for field, name in zip(("short_factor", "long_factor"), LONGROPE_FACTORS, strict=True):
+        if name not in source._tensors:
+            raise UserError(f"{source.file}: tensor {name} is missing")
+        values = np.asarray(source._tensors[name].data, np.float32).reshape(-1)
+        fields[field] = [_shortest(value) for value in values]
+    if attention := source.number("rope.scaling.attn_factor", 0.0):
+        fields["attention_factor"] = _shortest(attention)
+    return fields
 
 
 def _llama3(source: GgufFile, theta: float, size: int) -> dict[str, Any]:

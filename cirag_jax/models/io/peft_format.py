@@ -64,19 +64,26 @@ _WITHOUT_EFFECT = (
 )
 
 
-def _module(layer: int, name: str) -> str:
+# Tensors of a model with images that do not belong to its text part.
+_IGNORED = ("*.vision_tower.*", "*.multi_modal_projector.*")
+
+
+def _module(layer: int, name: str, inside: str = "") -> str:
     part = "self_attn" if name[0] in "qkvo" else "mlp"
-    return f"model.layers.{layer}.{part}.{name}"
+    return f"model.{inside}layers.{layer}.{part}.{name}"
 
 
-def adapter_tensors(state: nnx.State) -> dict[str, np.ndarray]:
-    """Returns PEFT's name -> fp32 host array in PEFT's layout; all processes must call this."""
+def adapter_tensors(state: nnx.State, inside: str = "") -> dict[str, np.ndarray]:
+    """Returns PEFT's name -> fp32 host array in PEFT's layout; all processes must call this.
+
+    ``inside`` is the prefix of the text part of a model with images (`save_adapter`).
+    """
     tensors = {}
     for name, pair in lora.to_adapter(state)["layers"].items():
         for side in _SIDES:
             stacked = fetch(pair[side]).astype(np.float32)
             for layer, array in enumerate(stacked):
-                tensors[_tensor(layer, name, side)] = np.ascontiguousarray(array.T)
+                tensors[_tensor(layer, name, side, inside)] = np.ascontiguousarray(array.T)
     return tensors
 
 
@@ -116,26 +123,33 @@ def save_adapter(
     training: Mapping[str, Any] | None = None,
     card: str | None = None,
     task: str = "CAUSAL_LM",
+    inside: str = "",
 ) -> Path:
     """Writes an adapter as ``PeftModel.save_pretrained`` does, and returns ``folder``.
 
     Writing is atomic and replaces an earlier adapter in ``folder``. With several processes, all
     must call this, and process 0 writes. ``dtype`` is ``float32`` or ``bfloat16``. ``training`` is
     the record that `read_training` returns; PEFT ignores it. ``card`` is the text of README.md, and
-    ``task`` PEFT's task type.
+    ``task`` PEFT's task type. If the base is the text part of a model with images, ``inside`` is
+    its prefix (`pretrained_decoder.text_prefix`), so that PEFT can load the adapter onto the whole
+    model.
     """
     folder = Path(folder)
     _check_target(folder)
-    tensors = {name: array.astype(dtype) for name, array in adapter_tensors(state).items()}
+    arrays = adapter_tensors(state, inside)
+    tensors = {name: array.astype(dtype) for name, array in arrays.items()}
     if task != "CAUSAL_LM":  # models without an output layer have no prefix "model."
         long, short = f"{_PREFIX}model.", _PREFIX
         tensors = {name.replace(long, short, 1): array for name, array in tensors.items()}
+    targets: Any = sorted(lora.to_adapter(state)["layers"])
+    if inside:  # The images' part has layers of the same names.
+        targets = rf"model\.{re.escape(inside)}layers\..*\.({'|'.join(targets)})"
     if jax.process_index() == 0:
         peft_config = config_json(
             base_model_name,
             config.rank,
             config.alpha,
-            targets=sorted(lora.to_adapter(state)["layers"]),
+            targets=targets,
             task=task,
             lora_dropout=config.dropout,
             use_rslora=config.rank_stabilised,
@@ -336,10 +350,14 @@ def _compile(pattern: str, file: Path, field: str) -> re.Pattern[str]:
         raise UserError(f"{file}: field {field} is not a regular expression: {error}") from error
 
 
-def _names(layer: int, name: str) -> tuple[str, str]:
-    """Returns a module's name, also without "model." as in models without an output layer."""
+def _names(layer: int, name: str) -> tuple[str, ...]:
+    """Returns the possible names of a module.
+
+    Models without an output layer lack the prefix "model."; models with images have another one.
+    """
     full = _module(layer, name)
-    return full, full.removeprefix("model.")
+    inside = _module(layer, name, "language_model.")
+    return full, full.removeprefix("model."), inside, f"language_model.{full}"
 
 
 def _adapted_layers(
@@ -388,8 +406,8 @@ def _read_tensors(
 ) -> dict[str, dict[str, np.ndarray]]:
     """Returns target -> side -> stacked host array, with zeros where the adapter has no values."""
     file, rank = tensor_file(folder), lora_config.rank
-    parameters = decoder.layer_parameters(config)
-    widest = max(max(parameters[name][0]) for name in layers)
+    parameters = {name: decoder.target_parameter(config, name)[0] for name in layers}
+    widest = max(map(max, parameters.values()))
     if rank > widest:  # the adapter would be larger than the base
         raise UserError(
             f"{folder / CONFIG_FILE}: field r is {rank}, but no layer of the base is wider than "
@@ -398,7 +416,7 @@ def _read_tensors(
     host: dict[str, dict[str, np.ndarray]] = {}
     expected: dict[str, tuple[int, ...]] = {}
     for name in layers:
-        (rows, columns), _ = parameters[name]
+        rows, columns = parameters[name]
         host[name] = {
             "a": np.zeros((config.num_layers, rows, rank), np.float32),
             "b": np.zeros((config.num_layers, rank, columns), np.float32),
@@ -412,7 +430,7 @@ def _read_tensors(
         if config.num_experts:
             _refuse_experts(file, [key for key, _ in shapes])
         where = f"{file}: adapter of a different base model"
-        keys = match_tensors(where, shapes, expected, _canonical, ())
+        keys = match_tensors(where, shapes, expected, _canonical, _IGNORED)
         for name in layers:
             for layer in layers[name]:
                 own_rank, alpha = scaling.of(*_names(layer, name))
@@ -426,9 +444,9 @@ def _read_tensors(
     return host
 
 
-def _tensor(layer: int, name: str, side: str) -> str:
+def _tensor(layer: int, name: str, side: str, inside: str = "") -> str:
     """Returns PEFT's name of a factor."""
-    return f"{_PREFIX}{_module(layer, name)}.{_SIDES[side]}"
+    return f"{_PREFIX}{_module(layer, name, inside)}.{_SIDES[side]}"
 
 
 def _refuse_experts(file: Path, keys: Sequence[str]) -> None:
@@ -442,5 +460,8 @@ def _refuse_experts(file: Path, keys: Sequence[str]) -> None:
 
 def _canonical(key: str) -> str:
     """Returns the name that PEFT gives the tensor in a causal language model."""
+    for prefix in ("language_model.model.", "model.language_model."):
+        if key.startswith(_PREFIX + prefix):
+            key = f"{_PREFIX}model.{key[len(_PREFIX + prefix) :]}"
     bare = f"{_PREFIX}layers."
     return f"{_PREFIX}model.layers.{key[len(bare) :]}" if key.startswith(bare) else key

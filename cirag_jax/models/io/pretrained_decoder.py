@@ -66,6 +66,17 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
     },
+    "smollm3": {
+        "num_key_value_heads": 4,
+        "rope_theta": 2000000.0,
+        "sliding_window": None,
+        "tie_word_embeddings": True,
+    },
+    "phi3": {
+        "rms_norm_eps": 1e-5,
+        "sliding_window": None,
+        "original_max_position_embeddings": 4096,
+    },
     "gemma2": _GEMMA,
     "gemma3_text": {
         **_GEMMA,
@@ -120,7 +131,9 @@ class TextDecoder:
         return f"sha256:{digest.hexdigest()}"
 
 
-def _ropes(fields: ConfigFields, model_type: str, sliding: tuple[bool, ...]) -> tuple[Rope, ...]:
+def _ropes(
+    fields: ConfigFields, model_type: str, sliding: tuple[bool, ...]
+) -> tuple[Rope | None, ...]:
     """Returns the rotary positions of each layer, or one entry for all layers.
 
     ``sliding`` contains whether each layer has a window.
@@ -130,7 +143,12 @@ def _ropes(fields: ConfigFields, model_type: str, sliding: tuple[bool, ...]) -> 
         raw = fields.raw.get(name) or {}
         if not isinstance(raw, dict) or any(isinstance(value, dict) for value in raw.values()):
             raise fields.unsupported(name, raw, "one object of numbers for all layers")
-        return (_parse_rope(fields, name, raw, fields.number("rope_theta", 10000.0)),)
+        if model_type == "phi3" and (raw.get("rope_type") or raw.get("type")) in ("su", "yarn"):
+            raw = {**raw, "rope_type": "longrope"}  # older names
+        rope = _parse_rope(fields, name, raw, fields.number("rope_theta", 10000.0))
+        if model_type != "smollm3":
+            return (rope,)
+        return tuple(rope if has_rope else None for has_rope in _has_rope(fields, len(sliding)))
     # Layers with a window have their own base. Older files scale only the others.
     by_type = fields.raw.get("rope_parameters") or {}
     scaling = fields.raw.get("rope_scaling") or {}
@@ -148,21 +166,51 @@ def _ropes(fields: ConfigFields, model_type: str, sliding: tuple[bool, ...]) -> 
     return tuple(kinds[slides] for slides in sliding)
 
 
+def _has_rope(fields: ConfigFields, layers: int) -> tuple[bool, ...]:
+    """Returns whether each layer has rotary positions (SmolLM3)."""
+    flags = fields.raw.get("no_rope_layers")  # 1 for layers with rotary positions, despite its name
+    if flags is None:
+        interval = fields.count("no_rope_layer_interval", 4)
+        return tuple((i + 1) % interval > 0 for i in range(layers))
+    is_list = isinstance(flags, list) and len(flags) >= layers
+    if not is_list or any(flag not in (0, 1) for flag in flags):
+        raise fields.unsupported("no_rope_layers", flags, f"a 0 or 1 for each of {layers} layers")
+    return tuple(map(bool, flags[:layers]))
+
+
+def _rope_fields(fields: ConfigFields) -> ConfigFields:
+    """Returns the fields of ``rope_parameters``, or of the older ``rope_scaling``."""
+    name = "rope_parameters" if fields.raw.get("rope_parameters") else "rope_scaling"
+    raw = fields.raw.get(name) or {}
+    return ConfigFields(raw if isinstance(raw, dict) else {}, f"{fields.where}: field {name}")
+
+
+def _rotary_dim(fields: ConfigFields, model_type: str, head_dim: int) -> int | None:
+    """Returns how many dimensions of a head rotate; None is all."""
+    nested, name = _rope_fields(fields), "partial_rotary_factor"
+    share = nested.number(name, fields.number(name, 1.0))
+    if share == 1.0:
+        return None
+    if model_type != "phi3" or not 0.0 < share < 1.0 or int(head_dim * share) < 1:
+        raise fields.unsupported(name, share, "1, and in phi3 also less")
+    return int(head_dim * share)
+
+
 def _parse_rope(fields: ConfigFields, name: str, raw: dict[str, Any], theta: float) -> Rope:
     """Returns the rotary positions that field ``name``, an object ``raw``, describes."""
     rope = ConfigFields(raw, f"{fields.where}: field {name}")
     theta = float(rope.number("rope_theta", theta))
-    if rope.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0)) != 1.0:
-        raise fields.unsupported("partial_rotary_factor", "below 1", "1")
     kind = raw.get("rope_type") or raw.get("type") or "default"
     if kind == "default":
         return Rope(theta)
-    if kind not in ("linear", "llama3", "yarn"):
-        raise rope.unsupported("rope_type", kind, "default, linear, llama3, yarn")
+    if kind not in ("linear", "llama3", "yarn", "longrope"):
+        raise rope.unsupported("rope_type", kind, "default, linear, llama3, yarn, longrope")
     # Older files often give the trained length only as max_position_embeddings.
-    positions = fields.count("max_position_embeddings")
-    original = rope.count("original_max_position_embeddings", positions)
-    if raw.get("factor") is None and kind == "yarn":
+    positions, trained = fields.count("max_position_embeddings"), "original_max_position_embeddings"
+    original = rope.count(trained, positions)
+    if fields.raw.get("model_type") == "phi3":  # it stands outside, also in newer files
+        original = fields.count(trained)
+    if raw.get("factor") is None and kind in ("yarn", "longrope"):
         factor = positions / original
     else:
         factor = float(rope.number("factor"))
@@ -171,6 +219,8 @@ def _parse_rope(fields: ConfigFields, name: str, raw: dict[str, Any], theta: flo
     if kind == "llama3":
         low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
         return Rope(theta, RopeScaling("llama3", factor, original, float(low), float(high)))
+    if kind == "longrope":
+        return Rope(theta, _longrope(rope, factor, original))
     if not rope.flag("truncate", True):
         raise rope.unsupported("truncate", False, "true")
     scaling = RopeScaling(
@@ -182,6 +232,26 @@ def _parse_rope(fields: ConfigFields, name: str, raw: dict[str, Any], theta: flo
         attention_factor=_attention_factor(rope, factor),
     )
     return Rope(theta, scaling)
+
+
+def _longrope(rope: ConfigFields, factor: float, original: int) -> RopeScaling:
+    """Returns LongRoPE's scaling (Ding et al., 2024), with the default of its attention factor."""
+    divisors = []
+    for name in ("short_factor", "long_factor"):
+        values = rope.raw.get(name)
+        is_list = isinstance(values, list) and all(type(v) in (int, float) for v in values)
+        if not is_list or not all(0 < value < math.inf for value in values):
+            raise rope.unsupported(name, values, "a list of positive numbers")
+        divisors.append(tuple(map(float, values)))
+    grown = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 < original else 1.0
+    return RopeScaling(
+        "longrope",
+        factor,
+        original,
+        attention_factor=float(rope.number("attention_factor", grown)),
+        short_factors=divisors[0],
+        long_factors=divisors[1],
+    )
 
 
 def _attention_factor(fields: ConfigFields, factor: float) -> float:
@@ -204,7 +274,8 @@ def _sliding(fields: ConfigFields, model_type: str, layers: int) -> tuple[bool, 
     if model_type.startswith("qwen") and not fields.flag("use_sliding_window", False):
         return (False,) * layers
     types = fields.raw.get("layer_types")
-    if model_type in ("mistral", "mixtral", "qwen3_moe"):  # transformers ignores their layer_types
+    # transformers ignores the layer_types of these.
+    if model_type in ("mistral", "mixtral", "qwen3_moe", "phi3"):
         return (True,) * layers
     if types is not None:
         is_list = isinstance(types, list) and len(types) == layers
@@ -213,6 +284,9 @@ def _sliding(fields: ConfigFields, model_type: str, layers: int) -> tuple[bool, 
                 "layer_types", types, f"{layers} times one of {', '.join(_LAYER_TYPES)}"
             )
         return tuple(kind == "sliding_attention" for kind in types)
+    if model_type == "smollm3":
+        uses_windows = fields.flag("use_sliding_window", False)
+        return tuple(uses_windows and not has_rope for has_rope in _has_rope(fields, layers))
     if model_type in _PATTERNS:
         pattern = fields.count("sliding_window_pattern", _PATTERNS[model_type])
         return tuple((i + 1) % pattern > 0 for i in range(layers))
@@ -224,7 +298,7 @@ def _sliding(fields: ConfigFields, model_type: str, layers: int) -> tuple[bool, 
 
 def _windows(fields: ConfigFields, sliding: tuple[bool, ...], both_sides: bool) -> tuple[int, ...]:
     """Returns each layer's attention window, 0 for all tokens; empty if no layer has a window."""
-    # null means no window, and transformers' default in all families is 4096.
+    # null means no window, and transformers' default in most families is 4096.
     if not any(sliding) or fields.raw.get("sliding_window", 4096) is None:
         return ()
     size = fields.count("sliding_window", 4096)
@@ -254,9 +328,11 @@ def _family(fields: ConfigFields, model_type: str, d_model: int) -> dict[str, An
     if model_type == "qwen2_moe":
         shared = fields.count("shared_expert_intermediate_size")
         return {"qkv_bias": fields.flag("qkv_bias", True), "d_shared": shared, **_experts(fields)}
+    if model_type == "phi3":
+        return {"fused": True}
     bias = fields.flag("attention_bias", False)
     family: dict[str, Any] = {"qkv_bias": bias, "out_bias": bias}
-    if model_type == "llama":
+    if model_type in ("llama", "smollm3"):
         family["mlp_bias"] = fields.flag("mlp_bias", False)
     elif model_type == "qwen3":
         family["qk_norm"] = True
@@ -327,6 +403,12 @@ def text_config(raw: Mapping[str, Any], where: str | os.PathLike) -> dict[str, A
     return {**text, **whole, "model_type": model_type, "architectures": [architecture]}
 
 
+def text_prefix(folder: str | os.PathLike) -> str:
+    """Returns the prefix of the modules of a model's text part; empty if it has no other part."""
+    raw = read_object(Path(folder) / "config.json", optional=True)
+    return "language_model." if raw.get("model_type") in _TEXT_PARTS else ""
+
+
 def parse_decoder_config(raw: Mapping[str, Any], where: str | os.PathLike) -> DecoderConfig:
     """Returns the hyper-parameters in a parsed ``config.json``.
 
@@ -339,8 +421,9 @@ def parse_decoder_config(raw: Mapping[str, Any], where: str | os.PathLike) -> De
     raw = text_config(raw, where)
     model_type = str(raw["model_type"])
     defaults = _DEFAULTS.get(model_type, {})
-    given = {name: value for name, value in raw.items() if value is not None}
-    missing = {name: value for name, value in defaults.items() if name not in given}
+    missing = {name: value for name, value in defaults.items() if raw.get(name) is None}
+    if "num_key_value_heads" in raw:  # null means as many as heads
+        missing.pop("num_key_value_heads", None)
     fields = ConfigFields({**raw, **missing}, str(where))
     key = "hidden_activation" if model_type.startswith("gemma") else "hidden_act"
     act = fields.raw.get(key) or "silu"
@@ -350,6 +433,7 @@ def parse_decoder_config(raw: Mapping[str, Any], where: str | os.PathLike) -> De
         raise fields.unsupported("quantization_config", "present", "unquantized weights only")
     d_model, layers = fields.count("hidden_size"), fields.count("num_hidden_layers")
     heads = fields.count("num_attention_heads")
+    head_dim = fields.count("head_dim", d_model // heads)
     sliding = _sliding(fields, model_type, layers)
     bidirectional = _is_bidirectional(fields, model_type)
     config = DecoderConfig(
@@ -358,10 +442,11 @@ def parse_decoder_config(raw: Mapping[str, Any], where: str | os.PathLike) -> De
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=fields.count("num_key_value_heads", heads),
-        head_dim=fields.count("head_dim", d_model // heads),
+        head_dim=head_dim,
         d_ff=fields.count("intermediate_size"),
         max_positions=fields.count("max_position_embeddings"),
         ropes=_ropes(fields, model_type, sliding),
+        rotary_dim=_rotary_dim(fields, model_type, head_dim),
         norm_eps=float(fields.number("rms_norm_eps", 1e-6)),
         activation=_ACTIVATIONS[act],  # pyright: ignore[reportArgumentType]
         tie_embeddings=fields.flag("tie_word_embeddings", False),
@@ -374,6 +459,11 @@ def parse_decoder_config(raw: Mapping[str, Any], where: str | os.PathLike) -> De
         raise fields.unsupported("num_key_value_heads", config.num_kv_heads, f"divisors of {heads}")
     if config.head_dim % 2:
         raise fields.unsupported("head_dim", config.head_dim, "even numbers")
+    for rope in filter(None, config.ropes):
+        planes = -(-(config.rotary_dim or head_dim) // 2)
+        if rope.switch and {len(f) for f in rope.factors} != {planes}:
+            where = _rope_fields(fields)
+            raise where.unsupported("long_factor or short_factor", "a list", f"{planes} numbers")
     return config
 
 

@@ -285,7 +285,16 @@ def export_adapter(
         training = {name: meta.get(name) for name in _ADAPTER_FIELDS}
         base, card = hub_id(meta["model"]), _adapter_card(meta)
         dtype = dtype or "float32"
-        save_adapter(state, config, folder, base, dtype=dtype, training=training, card=card)
+        save_adapter(
+            state,
+            config,
+            folder,
+            base,
+            dtype=dtype,
+            training=training,
+            card=card,
+            inside=meta.get("inside", ""),
+        )
         return meta
     base = pretrained_decoder.load_decoder(
         meta["model"], param_dtype=dtype or _stored_dtype(meta["model"])

@@ -4,12 +4,16 @@ import os
 import pathlib
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import torch
 import transformers
 
 from cirag_jax.llm.engine.engine import Engine
+from cirag_jax.llm.types import Score
+from cirag_jax.models import decoder, decoder_params
+from cirag_jax.models.io.pretrained_decoder import load_decoder
 from tests import tiny_decoder
 from tests.llm.engine.engines import ask, open_engine, text
 
@@ -20,6 +24,8 @@ REAL_MODELS = [
     path for path in os.environ.get("CIRAG_JAX_TEST_MODELS", "").split(os.pathsep) if path
 ]
 FAMILIES: dict[str, dict[str, Any]] = {
+    "smollm3": {"use_sliding_window": True, "sliding_window": 6},
+    "phi3": {"original_max_position_embeddings": 50},  # some texts become longer than this
     "gemma3_text": {"num_hidden_layers": 3, "layer_types": None, "sliding_window_pattern": 3},
 }
 
@@ -51,6 +57,28 @@ def test_engine_greedy_tokens_equal_transformers(family, tmp_path):
     for request, response in zip(requests, responses, strict=True):
         expected = _generate(model.eval(), engine, request)
         assert [token.id for token in response.tokens or ()] == expected.tolist()
+
+
+def test_engine_longrope_scores_equal_forward_pass(tmp_path):
+    """Short and long continuations of one prompt have different rotary frequencies."""
+    fields = {"max_position_embeddings": 512, "original_max_position_embeddings": 50}
+    folder = tiny_decoder.folder(tmp_path, "phi3", **fields)
+    engine = open_engine(folder)
+    request = Score(ask(text(5, 5)).messages, ("a town", text(30, 3), " who"))
+    prompt = engine.tokenizer.encode_prompt(request.messages)
+    loaded = load_decoder(str(folder))
+    params = decoder_params.to_params(loaded.state)
+    (scored,) = engine.score([request])
+    lengths = []
+    for tokens in scored.tokens:
+        ids = np.asarray([token.id for token in tokens], np.int32)
+        row = np.concatenate([prompt, ids])[None]
+        hidden = decoder.forward(loaded.config, params, row)[0, len(prompt) - 1 : -1]
+        logprobs = jax.nn.log_softmax(decoder.logits(loaded.config, params, hidden), axis=-1)
+        expected = np.asarray(logprobs)[np.arange(len(ids)), ids]
+        np.testing.assert_allclose([token.logprob for token in tokens], expected, atol=2e-5)
+        lengths.append(row.size)
+    assert min(lengths) <= 50 < max(lengths)
 
 
 @pytest.mark.parametrize("path", REAL_MODELS)

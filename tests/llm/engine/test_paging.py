@@ -213,8 +213,10 @@ def test_programs_do_not_copy_the_cache(stored):
             eos_ids=(1,),
             steps=2,
         ),
-        steps.prefill.lower(config, weights, cache, table_N, tokens_NT[0], start, lora=lora),
-        steps.score.lower(config, weights, cache, table_N, tokens_NT, tokens_NT, start, lora=lora),
+        steps.prefill.lower(config, weights, cache, table_N, tokens_NT[0], start, start, lora=lora),
+        steps.score.lower(
+            config, weights, cache, table_N, tokens_NT, tokens_NT, start, start, lora=lora
+        ),
     ]
     size = sum(array.nbytes for array in jax.tree.leaves(cache))
     for program in programs:

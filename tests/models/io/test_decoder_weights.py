@@ -285,8 +285,8 @@ def test_load_decoder_unreadable_weights_raise(tmp_path):
         ("gemma2", {"hidden_activation": "relu"}, "field hidden_activation is 'relu'"),
         (
             "llama",
-            {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}},
-            "field rope_parameters: field rope_type is 'longrope'",
+            {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0}},
+            "field rope_parameters: field short_factor is None; supported: a list of positive",
         ),
         (
             "llama",

@@ -26,6 +26,7 @@ from tests import tiny_adapter, tiny_decoder
 ATOL = 1e-5  # fp32, on logits of up to 7
 LORA = LoraConfig(rank=4, alpha=6.0, dropout=0.25)
 SOME = LoraConfig(rank=3, alpha=5.0, targets=("o_proj", "up_proj"), rank_stabilised=True)
+FUSED = LoraConfig(rank=3, alpha=5.0, targets=("qkv_proj", "gate_up_proj", "down_proj"))
 TOKENS_BT = np.random.default_rng(0).integers(3, 320, (2, 9)).astype(np.int32)
 
 
@@ -66,9 +67,9 @@ def adapter(peft_adapter, tmp_path):
     return tmp_path, peft_adapter[1].config
 
 
-@pytest.mark.parametrize("config", [LORA, SOME])
-def test_save_adapter_peft_gives_same_logits(config, tmp_path):
-    model, ours, state = tiny_adapter.both(tmp_path / "base", config, "qwen2")
+@pytest.mark.parametrize(("config", "family"), [(LORA, "qwen2"), (SOME, "qwen2"), (FUSED, "phi3")])
+def test_save_adapter_peft_gives_same_logits(config, family, tmp_path):
+    model, ours, state = tiny_adapter.both(tmp_path / "base", config, family)
     save_adapter(state, config, tmp_path / "adapter", str(tmp_path / "base"))
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype="float32")
     with tiny_adapter.quiet_peft():
@@ -82,6 +83,28 @@ def test_save_adapter_peft_gives_same_logits(config, tmp_path):
     assert_same(state_2, state)
     assert config_2.names == config.names
     assert (config_2.rank, config_2.scale) == (config.rank, config.scale)
+
+
+def test_save_adapter_for_model_with_images_loads_in_peft(tmp_path):
+    """PEFT adapts only the text part of a multimodal Gemma 3."""
+    model, ours, state = tiny_adapter.both(tmp_path / "base", LORA, "gemma3_text")
+    save_adapter(state, LORA, tmp_path / "adapter", inside="language_model.")
+    text = transformers.AutoConfig.from_pretrained(tmp_path / "base")
+    size = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
+    vision = {**size, "num_hidden_layers": 1, "image_size": 28, "patch_size": 14}
+    whole = transformers.Gemma3ForConditionalGeneration(
+        transformers.Gemma3Config(
+            text_config=text.to_dict(), vision_config=vision, mm_tokens_per_image=4
+        )
+    )
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype="float32")
+    whole.model.language_model.load_state_dict(base.model.state_dict())
+    with tiny_adapter.quiet_peft():
+        loaded = peft.PeftModel.from_pretrained(whole, tmp_path / "adapter").eval()
+    np.testing.assert_array_equal(torch_logits(loaded), torch_logits(model))
+    adapted = [name for name, _ in loaded.named_modules() if name.endswith("lora_A")]
+    assert len(adapted) == 14 and all("language_model" in name for name in adapted)
+    assert_same(load_adapter(tmp_path / "adapter", ours.config)[0], state)
 
 
 @pytest.mark.parametrize(
