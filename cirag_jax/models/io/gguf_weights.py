@@ -350,7 +350,7 @@ def _longrope(source: GgufFile) -> dict[str, Any]:
         if name not in source._tensors:
             raise UserError(f"{source.file}: tensor {name} is missing")
         values = np.asarray(source._tensors[name].data, np.float32).reshape(-1)
-        fields[field] = [_shortest(value) for value in values]
+        fields[field] = [_shortest(value) for value in values.tolist()]
     if attention := source.number("rope.scaling.attn_factor", 0.0):
         fields["attention_factor"] = _shortest(attention)
     return fields

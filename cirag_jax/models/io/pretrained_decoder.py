@@ -239,10 +239,10 @@ def _longrope(rope: ConfigFields, factor: float, original: int) -> RopeScaling:
     divisors = []
     for name in ("short_factor", "long_factor"):
         values = rope.raw.get(name)
-        is_list = isinstance(values, list) and all(type(v) in (int, float) for v in values)
-        if not is_list or not all(0 < value < math.inf for value in values):
+        numbers = values if isinstance(values, list) else [None]
+        if not all(type(v) in (int, float) and 0 < v < math.inf for v in numbers):
             raise rope.unsupported(name, values, "a list of positive numbers")
-        divisors.append(tuple(map(float, values)))
+        divisors.append(tuple(map(float, numbers)))
     grown = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 < original else 1.0
     return RopeScaling(
         "longrope",
@@ -462,8 +462,9 @@ def parse_decoder_config(raw: Mapping[str, Any], where: str | os.PathLike) -> De
     for rope in filter(None, config.ropes):
         planes = -(-(config.rotary_dim or head_dim) // 2)
         if rope.switch and {len(f) for f in rope.factors} != {planes}:
-            where = _rope_fields(fields)
-            raise where.unsupported("long_factor or short_factor", "a list", f"{planes} numbers")
+            raise _rope_fields(fields).unsupported(
+                "long_factor or short_factor", "a list", f"{planes} numbers"
+            )
     return config
 
 

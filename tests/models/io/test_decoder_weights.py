@@ -188,6 +188,32 @@ def test_parse_decoder_config_gemma3_defaults_equal_transformers():
     assert [rope.theta for rope in found.ropes[4:6] if rope] == [1e4, 1e6]
 
 
+def test_load_decoder_phi3_separate_and_fused_tensors_are_equal(tmp_path):
+    """Fused matrices may be stored apart; another number of rows is reported."""
+    folder = tiny_decoder.folder(tmp_path / "fused", "phi3")
+    loaded = _open(folder)
+    params = decoder_params.to_params(loaded.state)
+
+    def separate(tensors):
+        for layer in range(2):
+            prefix = f"model.layers.{layer}.self_attn."
+            parts = np.split(tensors.pop(f"{prefix}qkv_proj.weight"), [32, 48])
+            for letter, part in zip("qkv", parts, strict=True):
+                tensors[f"{prefix}{letter}_proj.weight"] = part
+
+    _rewrite(folder, separate)
+    jax.tree.map(
+        np.testing.assert_array_equal, decoder_params.to_params(_open(folder).state), params
+    )
+    save_decoder(loaded, decoder_params.unstack_layers(params, loaded.config), tmp_path / "out")
+    name = "model.layers.1.mlp.gate_up_proj.weight"
+    tensors = _tensors(tmp_path / "out")
+    assert tensors[name].shape == (96, 32) and not any("q_proj" in key for key in tensors)
+    _rewrite(tmp_path / "out", lambda tensors: tensors.update({name: tensors[name][:95]}))
+    with pytest.raises(UserError, match=rf"unknown: {name}; missing: model\.layers\.1\.mlp"):
+        _open(tmp_path / "out")
+
+
 def _drop(tensors):
     del tensors["model.layers.1.mlp.up_proj.weight"]
 
@@ -320,6 +346,16 @@ def test_load_decoder_unreadable_weights_raise(tmp_path):
             "field rope_parameters.full_attention: field factor is missing",
         ),
         ("llama", {"model_type": "gemma3", "text_config": 3}, "field text_config is 3"),
+        ("smollm3", {"no_rope_layers": [1, 0]}, "field no_rope_layers is .* each of 4 layers"),
+        ("smollm3", {"no_rope_layers": [1, 0, 2, 1]}, "field no_rope_layers"),
+        ("smollm3", {"no_rope_layer_interval": 0}, "field no_rope_layer_interval is 0"),
+        ("phi3", {"original_max_position_embeddings": 0}, "field original_max_position_emb"),
+        ("phi3", {"hidden_size": 64}, "long_factor or short_factor .* supported: 12 numbers"),
+        (
+            "phi3",
+            {"rope_parameters": None, "partial_rotary_factor": 1.5},
+            "field partial_rotary_factor is 1.5",
+        ),
     ],
 )
 def test_load_decoder_unsupported_config_names_field(family, fields, message, tmp_path):
