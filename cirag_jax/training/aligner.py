@@ -82,6 +82,12 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         lora=make_lora(config),
     )
     params, frozen = encoder.split()
+    trains_decoder = isinstance(encoder.config, EmbedderConfig) and not frozen
+    if trains_decoder and config.model.dtype != "float32":
+        raise UserError(
+            f"config.model.dtype={config.model.dtype} needs config.model.lora.rank above 0 for a "
+            "decoder; all its parameters are trained only in float32"
+        )
     batches = make_batches(config, chains, pools, encoder, mesh, prefix_pools)
     total_steps = num_steps(config, pools_lib.num_examples(chains, config.epoch))
     tx = make_optimizer(config, total_steps)

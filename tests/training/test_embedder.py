@@ -10,8 +10,10 @@ from cirag_jax.errors import UserError
 from cirag_jax.models.io.export import export_sentence_transformers
 from cirag_jax.models.io.pretrained import load_encoder
 from cirag_jax.models.io.workdir import export_encoder_adapter, open_encoder
+from cirag_jax.models.lora import LoraConfig
 from cirag_jax.retrieval.encode import encode
-from cirag_jax.training import aligner
+from cirag_jax.training import aligner, gradient_cache
+from cirag_jax.training.data.pools import Example, Layout, build_batch
 from tests import tiny, tiny_embedder
 from tests.training.aligners import config_of
 from tests.training.students import read_losses
@@ -78,3 +80,35 @@ def test_export_adapter_equals_sentence_transformers(decoder_and_data, trained, 
     np.testing.assert_array_equal(encode(encoder, None, TEXTS), encode(again, None, TEXTS))
     with pytest.raises(UserError, match="config.rank=8 differs from the training"):
         export_encoder_adapter(encoder, meta, tmp_path / "other", 8)
+
+
+def test_lora_gradient_equals_on_any_mesh(decoder_and_data):
+    """The frozen decoder is split over fsdp, and the result does not depend on it."""
+    encoder = load_encoder(str(decoder_and_data[0]), lora=LoraConfig(rank=4))
+    layout = Layout(
+        num_queries=4, num_candidates=16, negatives="cross_device", mask_false_negatives=True,
+        micro_batches=1, device_groups=8, chunk_tokens=16, bucket_lengths=(16,),
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+
+    def tokenize(texts, role):
+        return [rng.integers(3, 300, 12).astype(np.int32) for _ in texts]
+
+    examples = [Example(f"q{i}", (f"p{i}",), tuple(f"n{i}{j}" for j in range(3))) for i in range(4)]
+    batch = build_batch(examples, layout, tokenize, 0)
+    results = []
+    for shape, count in (((1, 1, 1), 1), ((2, 4, 1), 8)):
+        mesh = sharding.make_mesh(*shape, devices=jax.devices()[:count])
+        params, frozen = (sharding.shard_state(part, mesh) for part in encoder.split())
+        with jax.set_mesh(mesh):
+            loss, _, gradient = gradient_cache.loss_and_gradient(
+                encoder.graphdef, params, aligner.place_batch(batch, mesh), frozen,
+                temperature=0.1, width=encoder.dim,
+            )  # fmt: skip
+            results.append((loss, sharding.sum_shards(gradient)))
+    (loss, gradient), (other_loss, other) = results
+    np.testing.assert_allclose(loss, other_loss, rtol=1e-5)
+    norms = [np.abs(x).max() for x in jax.tree.leaves(gradient)]
+    assert max(norms) > 1e-3
+    for x, y in zip(jax.tree.leaves(gradient), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-5)
