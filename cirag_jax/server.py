@@ -120,6 +120,11 @@ class Budget:
             raise OutOfBudget(f"not sent: {self.reason}")
         self._reserved += tokens
 
+    @property
+    def spent(self) -> int:
+        """Tokens that were spent so far."""
+        return self._spent
+
     def settle(self, reserved: int, spent: int) -> None:
         """Replaces reserved tokens with the tokens that were spent."""
         self._reserved -= reserved

@@ -172,8 +172,7 @@ def execute(
             f"WARNING: {result['truncated']} prompts did not fit the model's context, and their "
             "evidence was shortened, last passages first."
         )
-    if encoders := pool.encoders():
-        result["truncated_texts"] = report_truncated(*encoders, before=before)
+    result["truncated_texts"] = report_truncated(*pool.encoders(), before=before)
     if config.question is not None:
         _show(rows[0], read_passages(workdir / JOURNAL))
         succeeded = rows[0].record is not None and rows[0].record.has_succeeded

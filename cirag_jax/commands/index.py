@@ -60,14 +60,14 @@ def index_dataset(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     start = time.monotonic()
     index_lib.check_kind(config.retriever.kind)
     spread = None
+    if config.engine == "ray" and config.encoder.backend == "openai":
+        raise UserError(
+            "config.engine=ray does not support config.encoder.backend=openai; raise "
+            "config.encoder.server.max_concurrency instead."
+        )
     if cluster.is_chosen(config):
         if config.retriever.kind == "bm25":
             raise UserError("config.engine=ray does not support config.retriever.kind=bm25.")
-        if config.encoder.backend == "openai":
-            raise UserError(
-                "config.engine=ray does not support config.encoder.backend=openai; raise "
-                "config.encoder.server.max_concurrency instead."
-            )
         spread = functools.partial(_spread, config, workdir)
     options = IndexOptions.of(config.retriever)
     folder = workdir / "index"
@@ -87,6 +87,7 @@ def index_dataset(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
                 spread=spread,
             )
     manifest = index_lib.read_manifest(folder)
+    server = encoder.usage() if isinstance(encoder, ServerEncoder) else None
     seconds = time.monotonic() - start
     return {
         "folder": str(folder),
@@ -96,6 +97,7 @@ def index_dataset(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "dimension": manifest.get("dimension"),
         "encoder": manifest["encoder"],
         "truncated_texts": manifest.get("truncated"),
+        "server": server,
         "bytes": sum(file.stat().st_size for file in folder.rglob("[!.]*") if file.is_file()),
         "seconds": seconds,
         "passages_per_second": counts["embedded"] / counts["seconds"] if counts["seconds"] else 0.0,

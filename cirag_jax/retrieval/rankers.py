@@ -153,6 +153,12 @@ def check_ranker(block: Config, name: str) -> None:
     check_value(f"{field}.triple_text", block.triple_text, TripleForm | None)
     if block.kind in ("aligner", "cross_encoder") and not block.model:
         raise UserError(f"{field}.kind={block.kind} needs {field}.model.")
+    given = [role for role, text in (block.get("instructions") or {}).items() if text is not None]
+    if given and block.kind in ("cross_encoder", "bm25"):
+        raise UserError(
+            f"{field}.instructions.{given[0]} needs {field}.kind=bi_encoder or aligner, not "
+            f"{block.kind}; leave it null."
+        )
 
 
 def check_units(config: Config, name: str, units: UnitKind) -> None:

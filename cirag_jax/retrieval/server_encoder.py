@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from cirag_jax.errors import UserError
+from cirag_jax.errors import InUse, UserError
 from cirag_jax.io import cache_folder, replace_surrogates, say
 from cirag_jax.server import (
     Failure,
@@ -180,6 +180,11 @@ class ServerEncoder:
             f"{self._config.model}: {new:,} of {count:,} texts are not in the cache and have at "
             f"most about {tokens:,} tokens{cost}"
         )
+
+    def usage(self) -> dict[str, float | None]:
+        """Returns the tokens that the server has read, and their cost at ``price``."""
+        tokens, price = self._client.budget.spent, self._config.price
+        return {"tokens": tokens, "cost": None if price is None else tokens * price / 1e6}
 
     def close(self) -> None:
         """Closes the cache."""
@@ -434,6 +439,13 @@ def _open_cache() -> tuple[EmbeddingCache, pathlib.Path | None]:
                 f"WARNING: {folder} cannot be written ({error.strerror}); vectors from the server "
                 "are not kept, so another run pays for them again"
             )
+        except InUse:
+            raise
+        except UserError as error:
+            raise UserError(
+                f"the cache of vectors is damaged ({str(error).partition(';')[0]}); remove "
+                f"{folder}, and its vectors will be requested again"
+            ) from None
     return EmbeddingCache(MEMORY, WRITE_TOGETHER), None
 
 

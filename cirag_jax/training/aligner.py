@@ -34,7 +34,7 @@ from cirag_jax.training import state as state_lib
 from cirag_jax.training.data import pools as pools_lib
 from cirag_jax.training.data import splits
 from cirag_jax.training.fit import fit
-from cirag_jax.types import ROLES, Config, NonNegativeFloat, Role
+from cirag_jax.types import ROLES, Config, NonNegativeFloat, PositiveInt, Role
 from cirag_jax.validation import check_value
 
 
@@ -448,6 +448,7 @@ def check_config(config: Config) -> None:
     check_value("config.model.train", config.model.train, Literal["all", "base", "tasks"])
     check_value("config.negatives", config.negatives, pools_lib.Negatives)
     check_value("config.order", config.order, pools_lib.Order)
+    check_value("config.model.dimensions", config.model.dimensions, PositiveInt | None)
     check_value("config.epoch", config.epoch, pools_lib.Epoch)
     if config.epoch == "prefixes" and config.prefixes_per_question != 1:
         raise UserError(

@@ -149,3 +149,10 @@ def test_ranker_has_its_own_instructions():
     other = encoder_config(config, "triples")
     assert other.instructions.to_dict() == {"query": None, "passage": None, "triple": "fact: "}
     assert (other.model, other.dimensions) == ("elsewhere", None)
+
+
+def test_check_ranker_instructions_of_other_kinds_are_refused():
+    block = retrievers.ranker()
+    block.kind, block.instructions.query = "bm25", "q: "
+    with pytest.raises(UserError, match=r"instructions\.query needs .*kind=bi_encoder or aligner"):
+        check_ranker(block, "triples")

@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 
 from cirag_jax import server as server_lib
+from cirag_jax.commands import index as command
+from cirag_jax.config_files import load_config
+from cirag_jax.datasets.chains import passage_text
 from cirag_jax.errors import UserError
 from cirag_jax.retrieval import server_encoder
 from cirag_jax.retrieval.encoders import open_encoder_for
 from cirag_jax.retrieval.server_encoder import read_embeddings
 from configs import retrievers
+from tests import tiny
 from tests.llm.faulty_server import PROMPT_TOKENS, embedding, embeddings, faulty_server
 
 KEY = "key-of-the-tests/0123456789"
@@ -283,3 +287,40 @@ def test_server_encoder_key_is_never_shown(server):
         encoder.encode(["red"])
     assert KEY not in str(caught.value) and "401" in str(caught.value)
     assert server_encoder.EmbeddingConfig("m").api_key_env == "OPENAI_API_KEY"
+
+
+def test_server_encoder_damaged_cache_is_named(server, tmp_path):
+    folder = tmp_path / "cache" / "embeddings"
+    folder.mkdir(parents=True)
+    (folder / "vectors.sqlite").write_text("no database " * 99)
+    with pytest.raises(UserError, match=r"cache of vectors is damaged.*; remove .*embeddings, and"):
+        _open(server)
+
+
+def test_index_dataset_with_a_server_resumes_without_paying_twice(server, tmp_path, capsys):
+    data = tiny.dataset_folder(tmp_path / "data")
+    arguments = {
+        "data.dir": data, "shard_rows": 8, "encoder.backend": "openai", "encoder.model": "m",
+        "encoder.server.base_url": server.url, "encoder.batch_size": 4,
+        "encoder.server.max_concurrency": 1, "encoder.server.price": 3.0,
+        "encoder.server.max_retries": 0,
+    }  # fmt: skip
+
+    def build():
+        flags = [f"--config.{name}={value}" for name, value in arguments.items()]
+        return command.index_dataset(load_config("configs/index.py", flags), tmp_path / "w")
+
+    texts = [passage_text(passage) for passage in tiny.dataset().corpus.values()]
+    server.script[texts[12]] = [500]  # the second batch of the second shard
+    with pytest.raises(UserError, match="500"):
+        build()
+    assert "24 of 24 texts are not in the cache" in capsys.readouterr().err
+    result = build()
+    assert "12 of 24 texts are not in the cache" in capsys.readouterr().err
+    sent = [text for body in server.bodies for text in body["input"]]
+    assert sorted(sent) == sorted(["dimension", *texts, *texts[12:16]])  # the failed batch twice
+    assert (result["resumed"], result["dimension"], result["truncated_texts"]) == (8, 8, 0)
+    assert result["server"] == {"tokens": 3 * PROMPT_TOKENS, "cost": 9 * PROMPT_TOKENS / 1e6}
+    arguments["engine"] = "ray"
+    with pytest.raises(UserError, match=r"config\.engine=ray does not support .*backend=openai"):
+        build()

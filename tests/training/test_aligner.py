@@ -15,9 +15,12 @@ from cirag_jax.config_files import load_config
 from cirag_jax.datasets import jsonl, load
 from cirag_jax.datasets.chains import Chain, Unit
 from cirag_jax.errors import TryAgain, UserError
+from cirag_jax.evaluation import next_unit
 from cirag_jax.models.io.checkpoints import Checkpoints
+from cirag_jax.models.io.export import export_sentence_transformers
 from cirag_jax.models.io.pretrained import load_encoder
 from cirag_jax.models.io.workdir import open_encoder
+from cirag_jax.retrieval.encoders import FlaxEncoder, count_truncated
 from cirag_jax.retrieval.rankers import TripleText, open_ranker, triple_text_of
 from cirag_jax.training import aligner, optimizers
 from cirag_jax.training.data import pools as pools_lib
@@ -302,6 +305,38 @@ def test_profile_invalid_steps_are_refused(tmp_path, steps):
         StepProfile(steps, tmp_path)
 
 
+def test_train_instructions_and_dimensions_are_used_and_recorded(
+    model_and_data, tmp_path, one_device, capsys
+):
+    """Evaluating the checkpoint without any settings gives the metrics of the training."""
+    changes = {
+        "model.instructions.query": "ask: ", "model.instructions.triple": "fact: ",
+        "model.dimensions": 6, "query_max_length": 20, "unit_max_length": 16,
+    }  # fmt: skip
+    config = config_of(model_and_data, **changes)
+    result = aligner.train_and_evaluate(config, tmp_path / "w")
+    assert "dev texts are longer than config.query_max_length=20" in capsys.readouterr().err
+    encoder, meta = open_encoder(str(tmp_path / "w"))
+    assert [encoder.prefix(role) for role in ("query", "passage", "triple")] == [
+        "ask: ", "", "fact: "
+    ]  # fmt: skip
+    assert encoder.dim == meta["dimensions"] == 6
+    opened = FlaxEncoder(encoder, query_max_length=20, passage_max_length=16)
+
+    def embed(texts, role):
+        return opened.encode(texts, "query" if role == "query" else "triple")
+
+    dataset = load.load_dataset(config.data)
+    sets = [splits.split_questions(dataset, config)]
+    problems = next_unit.next_units(*aligner.dev_data(sets, "triple"), "triple")
+    mrr = next_unit.evaluate_next_unit(problems, embed)["mrr"]
+    assert mrr == pytest.approx(result["dev/mrr"], abs=1e-6)
+    assert result["truncated_texts"] == count_truncated(opened) and opened.truncated["query"]
+    folder = export_sentence_transformers(encoder, None, tmp_path / "exported", "triple")
+    again = load_encoder(str(folder))
+    assert (again.dim, again.prefix("query"), again.prefix("triple")) == (6, "ask: ", "fact: ")
+
+
 @pytest.mark.parametrize(("units", "form"), [("triple", "angle"), ("sentence", "tuple")])
 def test_open_ranker_aligner_scores_triples_as_in_training(
     model_and_data, tmp_path, one_device, units, form
@@ -338,6 +373,7 @@ def test_open_ranker_aligner_scores_triples_as_in_training(
         ({"chunk_tokens": 0}, r"config\.chunk_tokens=0 must be at least 1"),
         ({"accumulation": "official", "micro_batches": 0}, r"config\.micro_batches=0"),
         ({"accumulation": "some"}, r"config\.accumulation='some' is not one of cached, official"),
+        ({"model.dimensions": 0}, r"config\.model\.dimensions=0 must be at least 1"),
         ({"num_negatives": -1}, r"config\.num_negatives=-1 must not be negative"),
         ({"num_negatives": 0, "negatives": "own"}, r"config\.num_negatives=0 must be at least 1"),
         ({"negatives": "all"}, r"config\.negatives='all' is not one of own, in_batch, cross_d"),
