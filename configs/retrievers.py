@@ -51,8 +51,9 @@ def embedding_server() -> Any:
     config.omit = ()  # Request fields not to send: dimensions
     config.extra_body = "{}"  # JSON object with more request fields.
     config.price = placeholder(float)  # Price per million tokens, for estimates and budget_cost.
-    # Maximum cost and maximum tokens of this encoder in one command; null is no limit.
+    # Maximum cost of this encoder in one command; null is no limit.
     config.budget_cost = placeholder(float)
+    # Maximum tokens of this encoder in one command; null is no limit.
     config.budget_tokens = placeholder(int)
     return config
 
