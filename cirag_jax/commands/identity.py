@@ -166,7 +166,7 @@ def _without_server(block: dict[str, Any]) -> dict[str, Any]:
         return block
     server = block.pop("server")
     if block["backend"] == "openai":
-        block["server"] = {name: server[name] for name in ("overflow", "extra_body")}
+        block["server"] = {"extra_body": server["extra_body"]}
     return block
 
 

@@ -136,7 +136,7 @@ class ServerEncoder:
             "extra_body": dict(config.extra_body),
         }
         # Local servers may have different models of the same name.
-        self._origin = {**self._kind, "base_url": config.base_url, "overflow": config.overflow}
+        self._origin = {**self._kind, "base_url": config.base_url}
         self.dim = 0
         self.dim = config.dimensions or len(self._vectors([_PROBE])[0][0])
         self.identity: Mapping[str, Any] = {
@@ -146,7 +146,6 @@ class ServerEncoder:
             "query_prefix": self._prefixes["query"],
             "passage_prefix": self._prefixes["passage"],
             "triple_prefix": triple,
-            "overflow": config.overflow,
         }
 
     def encode(
@@ -171,7 +170,7 @@ class ServerEncoder:
         remaining = iter(texts)
         while part := list(itertools.islice(remaining, _KEYS)):
             given = {_text(self._prefixes[kind] + text): None for text in part}
-            known = self._cache.find([self._key(text) for text in given])
+            known = self._known([self._key(text) for text in given])
             sizes = [_estimate(text) for text in given if self._key(text) not in known]
             count, new, tokens = count + len(part), new + len(sizes), tokens + sum(sizes)
         price = self._config.price
@@ -194,13 +193,28 @@ class ServerEncoder:
         described = json.dumps([self._origin, text], sort_keys=True)
         return hashlib.sha256(described.encode()).digest()
 
+    def _known(self, keys: Sequence[bytes]) -> dict[bytes, tuple[np.ndarray, bool]]:
+        """Returns vectors in the cache, of shortened texts only if texts may be shortened."""
+        may_cut = self._config.overflow == "truncate"
+        return {
+            key: entry for key, entry in self._cache.find(keys).items() if may_cut or not entry[1]
+        }
+
+    def _keep(
+        self, texts: Sequence[str], vectors: Sequence[np.ndarray], cut: bool
+    ) -> list[tuple[np.ndarray, bool]]:
+        """Stores paid vectors at once, because another request of the batch may still fail."""
+        entries = [(vector_D, cut) for vector_D in vectors]
+        self._cache.add(dict(zip(map(self._key, texts), entries, strict=True)))
+        return entries
+
     def _vectors(
         self, texts: Sequence[str], progress: Progress | None = None
     ) -> list[tuple[np.ndarray, bool]]:
         """Returns the vector of each text, and whether the text was cut."""
         texts = [_text(text) for text in texts]
         keys = [self._key(text) for text in texts]
-        known = self._cache.find(keys)
+        known = self._known(keys)
         if progress is not None and known:
             progress(sum(key in known for key in keys))
         new = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
@@ -229,12 +243,10 @@ class ServerEncoder:
                 batch = waiting.popleft()
                 try:
                     vectors = await self._embed(client, batch)
-                    added = {self._key(t): v for t, v in zip(batch, vectors, strict=True)}
-                    self._cache.add(added)
                 except (Failure, OutOfBudget, TooLong, UserError) as error:
                     errors.append(error)
                     return
-                known.update(added)
+                known.update(zip(map(self._key, batch), vectors, strict=True))
                 if progress is not None:
                     progress(len(batch))
 
@@ -274,8 +286,7 @@ class ServerEncoder:
     async def _embed(self, client: Any, texts: Sequence[str]) -> list[tuple[np.ndarray, bool]]:
         """Embeds a batch; if the server finds it too large, in halves."""
         try:
-            vectors = await self._request(client, texts)
-            return [(vector_D, False) for vector_D in vectors]
+            return self._keep(texts, await self._request(client, texts), False)
         except TooLong as error:
             failure: Exception = error
         except Failure as error:
@@ -301,14 +312,15 @@ class ServerEncoder:
                 "--config.encoder.server.overflow=truncate to embed its beginning. The text "
                 f"starts with {text[:60]!r}"
             )
+        start = text
         while True:
-            length = math.floor(len(text) * (1.0 - error.excess))
+            length = math.floor(len(start) * (1.0 - error.excess))
             if length < _SHORTEST:
                 raise error
-            text = text[:length]
+            start = start[:length]
             try:
-                (vector_D,) = await self._request(client, [text])
-                return vector_D, True
+                (entry,) = self._keep([text], await self._request(client, [start]), True)
+                return entry
             except TooLong as again:
                 error = again
 

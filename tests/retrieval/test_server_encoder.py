@@ -201,11 +201,12 @@ _TOO_LONG = [
 def test_server_encoder_too_long_text_is_refused_or_cut(server, fault):
     text = "abcdefghij" * 6
     encoder = _open(server)
-    server.script[text] = [fault]
+    server.script[text] = [fault] * 2  # once within a batch, and once alone
     with pytest.raises(UserError, match=r"60 characters is too long.*overflow=truncate"):
-        encoder.encode([text])
-    server.script = {text: [fault, fault]}  # once within a batch, and once alone
+        encoder.encode([text, "green"])
+    strict, server.script[text] = encoder.identity, [fault] * 2
     encoder = _open(server, server_fields={"overflow": "truncate"})
+    assert encoder.identity == strict  # The same index and cache can be finished.
     vectors = encoder.encode([text, "red", "blue"])
     (cut,) = {t for texts in _inputs(server) for t in texts if t != text and text.startswith(t)}
     assert len(cut) >= 36
@@ -214,6 +215,9 @@ def test_server_encoder_too_long_text_is_refused_or_cut(server, fault):
     again = _open(server, server_fields={"overflow": "truncate"})
     again.encode([text])
     assert again.truncated == {"passage": 1}
+    server.script[text] = [fault]
+    with pytest.raises(UserError, match="too long"):  # not from the cache
+        _open(server).encode([text])
 
 
 def test_server_encoder_too_large_batch_is_halved(server):
@@ -223,6 +227,16 @@ def test_server_encoder_too_large_batch_is_halved(server):
     server.script = {"a": [(422, {}, message), (422, {}, message)], "d": [(422, {}, message)]}
     np.testing.assert_allclose(encoder.encode(texts), _expected(texts), atol=1e-6)
     assert _inputs(server)[-2:] == [["d"], ["e", "f"]]
+
+
+def test_server_encoder_half_of_a_failed_batch_is_kept(server):
+    encoder = _open(server, server_fields={"max_retries": 0})
+    server.script = {"a": [(413, {}, "too many inputs")], "c": [500]}
+    with pytest.raises(UserError, match="500"):
+        encoder.encode(list("abcd"))
+    server.bodies.clear()
+    _open(server).encode(list("abcd"))
+    assert _inputs(server) == [["c", "d"]]
 
 
 @pytest.mark.parametrize("limits", [{"budget_tokens": 30}, {"price": 2.0, "budget_cost": 6e-5}])
