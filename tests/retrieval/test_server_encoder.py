@@ -3,6 +3,7 @@
 import json
 import sqlite3
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,7 +40,7 @@ def server(monkeypatch, tmp_path):
         yield running
 
 
-def _open(server, *, instructions=None, server_fields=None, **changes):
+def _open(server, *, instructions=None, server_fields=None, **changes) -> Any:
     config = retrievers.encoder()
     config.backend, config.model = "openai", "m"
     config.server.base_url, config.server.max_concurrency = server.url, 1
