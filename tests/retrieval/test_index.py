@@ -38,7 +38,7 @@ class _Counting:
         self.identity, self.dim = encoder.identity, encoder.dim
         self.truncated = encoder.truncated
         self.passages = []
-        self.fail_after = None
+        self.fail_after: int | None = None
 
     def encode(self, texts, kind="passage", progress=None):
         if kind == "passage":

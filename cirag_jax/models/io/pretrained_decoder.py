@@ -238,11 +238,11 @@ def _longrope(rope: ConfigFields, factor: float, original: int) -> RopeScaling:
     """Returns LongRoPE's scaling (Ding et al., 2024), with the default of its attention factor."""
     divisors = []
     for name in ("short_factor", "long_factor"):
-        values = rope.raw.get(name)
-        numbers = values if isinstance(values, list) else [None]
-        if not all(type(v) in (int, float) and 0 < v < math.inf for v in numbers):
+        values: Any = rope.raw.get(name)
+        is_list = isinstance(values, list) and bool(values)
+        if not is_list or not all(type(v) in (int, float) and 0 < v < math.inf for v in values):
             raise rope.unsupported(name, values, "a list of positive numbers")
-        divisors.append(tuple(map(float, numbers)))
+        divisors.append(tuple(map(float, values)))
     grown = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 < original else 1.0
     return RopeScaling(
         "longrope",
