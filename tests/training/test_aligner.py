@@ -574,3 +574,14 @@ def test_train_two_processes_other_config_or_missing_data_is_refused(
     done = command.together("train.py", *arguments, hooks=hooks)
     assert [each.returncode for each in done] == [2, 2], done
     assert "process 1 of 2 failed: " in done[0].stderr and "nowhere" in done[0].stderr
+
+
+@pytest.mark.parametrize(("train", "trained"), [("base", "kernel"), ("tasks", "qkv_task_a")])
+def test_make_optimizer_keeps_other_parameters(train, trained):
+    config = config_of(("model", "data"), **{"model.train": train})
+    tx = aligner.make_optimizer(config, 10)
+    params = {name: np.ones(3, np.float32) for name in ("kernel", "qkv_task_a")}
+    state = tx.init(params)
+    for _ in range(2):  # the rate of the first step is 0
+        updates, state = tx.update(params, state, params)
+    assert [name for name, update in updates.items() if np.asarray(update).any()] == [trained]

@@ -92,6 +92,8 @@ def _parse(fields: ConfigFields) -> EncoderConfig:
     pad_id = int(fields.number("pad_token_id", default_pad))
     has_types = not is_mpnet and not is_modernbert
     heads = fields.count("num_attention_heads")
+    settings: dict[str, Any] = {"max_positions": fields.count("max_position_embeddings")}
+    settings |= _modernbert(fields) if is_modernbert else _rotary(fields, family)
     config = EncoderConfig(
         vocab_size=fields.count("vocab_size"),
         d_model=fields.count("hidden_size"),
@@ -106,8 +108,7 @@ def _parse(fields: ConfigFields) -> EncoderConfig:
         pad_id=pad_id,
         relative_bias=is_mpnet,
         initializer_range=float(fields.number("initializer_range", 0.02)),
-        **{"max_positions": fields.count("max_position_embeddings")}
-        | (_modernbert(fields) if is_modernbert else _rotary(fields, family)),
+        **settings,
     )
     if not 0 <= pad_id < config.vocab_size:
         raise fields.unsupported("pad_token_id", pad_id, f"0 to {config.vocab_size - 1}")

@@ -28,6 +28,8 @@ from cirag_jax.models.io.pretrained import (
 from cirag_jax.models.io.tensor_files import copy_companions, fetch, save_tensors
 from cirag_jax.types import Passage, Triple
 
+_ROUTES = ("query", "document")
+
 
 def export_sentence_transformers(
     encoder: TextEncoder, params: Any, folder: str | os.PathLike, units: str | None = None
@@ -38,22 +40,23 @@ def export_sentence_transformers(
     atomic and replaces an earlier export in ``folder``. With several processes, all must call this,
     and process 0 writes. ``params`` defaults to ``encoder.state``. ``units`` is the kind of text
     that an aligner was trained to rank (triple, sentence or passage); the model card describes it.
+
+    With different task adapters for queries and passages, the folder has a complete model for each,
+    between which the ``Router`` of sentence-transformers chooses.
     """
     _check_target(Path(folder))
     state, config = encoder.state if params is None else params, encoder.config
     if isinstance(config, EmbedderConfig):
         return _export_embedder(encoder, config, state, Path(folder), units)
-    if len(config.tasks) > 1:
-        raise UserError(
-            f"{encoder.source} has other task adapters for queries than for passages, and a folder "
-            "for sentence-transformers has one model; use the same task for both"
-        )
-    state, config = weights.merge_tasks(state, config, passage=False)
-    tensors = weights.to_tensors(state, config, encoder.model_type, published=True)
+    models = {}
+    for route in _ROUTES if len(config.tasks) > 1 else [""]:
+        merged, plain = weights.merge_tasks(state, config, passage=route == "document")
+        models[route] = weights.to_tensors(merged, plain, encoder.model_type, published=True)
 
     def write(target: Path) -> None:
-        tensors.update(weights.pooler_tensors(encoder.folder))
-        _write(encoder, tensors, target, units)
+        for tensors in models.values():
+            tensors.update(weights.pooler_tensors(encoder.folder))
+        _write(encoder, models, target, units)
 
     return _write_folder(Path(folder), write)
 
@@ -130,17 +133,44 @@ def _check_target(folder: Path) -> None:
         raise UserError(f"{folder} exists and is not a folder")
 
 
-def _write(encoder: TextEncoder, tensors: dict[str, Any], folder: Path, units: str | None) -> None:
+def _write(encoder: TextEncoder, models: dict[str, Any], folder: Path, units: str | None) -> None:
+    """Writes a folder; ``models`` maps each route to tensors, or "" to the tensors of all texts."""
+    dense = {}
+    for route, tensors in models.items():
+        dense = {name: tensors.pop(name) for name in dense_shapes(encoder.config.dense)}
+        target = folder / f"{route}_0_Transformer" if route else folder
+        target.mkdir(exist_ok=True)
+        _write_transformer(encoder, tensors, target)
+    if len(models) > 1:
+        names = {route: f"{route}_0_Transformer" for route in models}
+        content = {
+            "types": dict.fromkeys(names.values(), "sentence_transformers.models.Transformer"),
+            "structure": {route: [name] for route, name in names.items()},
+            "parameters": {"default_route": "document", "allow_empty_key": True},
+        }
+        write_json(folder / "router_config.json", content)
+    _write_modules(encoder, dense, folder, units, routed=len(models) > 1)
+
+
+def _write_transformer(encoder: TextEncoder, tensors: dict[str, Any], folder: Path) -> None:
     config = {k: v for k, v in encoder.hf_config.items() if k not in ("torch_dtype", *TASK_FIELDS)}
     write_json(folder / "config.json", config | {"dtype": "float32"})
-    dense = {name: tensors.pop(name) for name in dense_shapes(encoder.config.dense)}
     save_tensors(tensors, folder / "model.safetensors")
     _write_tokenizer(encoder, folder)
-    _write_modules(encoder, dense, folder, units)
+    _write_limit(encoder, folder)
+
+
+def _write_limit(encoder: TextEncoder, folder: Path) -> None:
+    limit = {"max_seq_length": encoder.max_length, "do_lower_case": False}
+    write_json(folder / "sentence_bert_config.json", limit)
 
 
 def _write_modules(
-    encoder: TextEncoder, dense: Mapping[str, Any], folder: Path, units: str | None
+    encoder: TextEncoder,
+    dense: Mapping[str, Any],
+    folder: Path,
+    units: str | None,
+    routed: bool = False,
 ) -> None:
     """Writes everything except the transformer; ``dense`` are the tensors of dense layers."""
     write_modules(
@@ -150,11 +180,10 @@ def _write_modules(
         include_prompt=encoder.include_prompt,
         dense=encoder.config.dense,
         tensors=dense,
+        first="Router" if routed else "Transformer",
     )
-    write_json(
-        folder / "sentence_bert_config.json",
-        {"max_seq_length": encoder.max_length, "do_lower_case": False},
-    )
+    if not routed:
+        _write_limit(encoder, folder)
     prompts = read_prompts(encoder.folder)
     prompts |= {"query": encoder.query_prefix, "document": encoder.passage_prefix}
     if encoder.triple_prefix is not None:

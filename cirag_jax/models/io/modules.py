@@ -167,12 +167,14 @@ def write_modules(
     include_prompt: bool,
     dense: Sequence[DenseConfig],
     tensors: Mapping[str, np.ndarray],
+    first: str = "Transformer",
 ) -> None:
     """Writes ``modules.json`` and the subfolders of all modules.
 
-    ``width`` is that of hidden states, and ``tensors`` are those of `dense_shapes`.
+    ``first`` is the kind of the first module, ``width`` is that of hidden states, and ``tensors``
+    are those of `dense_shapes`.
     """
-    kinds = ["Transformer", "Pooling", *["Dense"] * len(dense), "Normalize"]
+    kinds = [first, "Pooling", *["Dense"] * len(dense), "Normalize"]
     paths = ["", *(f"{i}_{kind}" for i, kind in enumerate(kinds) if i)]
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}

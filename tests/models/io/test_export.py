@@ -306,3 +306,39 @@ def test_load_encoder_adapter_of_peft_with_unequal_modules_equals_sentence_trans
             load_encoder(str(tmp_path / "adapter"))
         fixed = {"use_dora": False, "bias": "none"}
         file.write_text(json.dumps({**json.loads(file.read_text()), **fixed}))
+
+
+@pytest.mark.parametrize("tasks", [None, "retrieval.passage"])
+def test_export_task_adapters_are_merged_for_each_role(tmp_path, tasks):
+    base = tiny.model_folder(tmp_path / "tiny", kind="jina_embeddings_v3")
+    raw = json.loads((base / "config.json").read_text())
+    raw |= {"lora_adaptations": ["retrieval.query", "retrieval.passage"], "lora_rank": 2}
+    raw["task_instructions"] = {"retrieval.query": "who is ", "retrieval.passage": "known for "}
+    (base / "config.json").write_text(json.dumps(raw))
+    rng, tensors = np.random.default_rng(0), {}
+    for name, array in safetensors.numpy.load_file(base / "model.safetensors").items():
+        if array.ndim < 2:
+            tensors[name] = array
+            continue
+        module = f"{name.removesuffix('.weight')}.parametrizations.weight"
+        tensors[f"{module}.original"] = array
+        rows, columns = array.shape
+        sides = {"A": (2, 2, columns), "B": (2, rows, 2)}
+        if "embeddings" in name:
+            sides = {"A": (2, rows, 2), "B": (2, 2, columns)}
+        for side, shape in sides.items():
+            tensors[f"{module}.0.lora_{side}"] = rng.normal(size=shape).astype(np.float32)
+    save_tensors(tensors, base / "model.safetensors")
+    encoder = load_encoder(str(base), tasks=tasks)
+    assert encoder.query_prefix == ("known for " if tasks else "who is ")
+    folder = export_sentence_transformers(encoder, None, tmp_path / "export")
+    model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    query, passage = (encode(encoder, None, TEXTS, kind=kind) for kind in ("query", "passage"))
+    assert np.abs(query - model.encode_query(TEXTS)).max() < 1e-5
+    assert np.abs(passage - model.encode_document(TEXTS)).max() < 1e-5
+    if tasks is None:
+        assert np.abs(query - passage).max() > 0.1
+        return
+    again = load_encoder(str(folder))  # its weights contain the adapter
+    assert again.tasks == () and again.query_prefix == "known for "
+    assert np.abs(query - encode(again, None, TEXTS, kind="query")).max() < 1e-5
