@@ -116,7 +116,8 @@ def test_document_is_independent_of_other_documents(tmp_path_factory, first, sec
     together = read_documents(folder).corpus.values()
     assert [passage for passage in together if passage.id.startswith("b.md#")] == alone
     ((_, _, copied), _) = sorted(read_files(folder), reverse=True)
-    assert copied.split() == " ".join(passage.text for passage in alone).split()
+    # Without white space, because very long words are cut.
+    assert "".join(copied.split()) == "".join("".join(passage.text.split()) for passage in alone)
 
 
 _REPEATED = ("[", "![", "<http:", "<a b='", "<!--", ":", "`a ", "$", "*a_ ", "[^", "^[", "> ", "|")
