@@ -215,7 +215,7 @@ def test_linear_and_feed_forward_gradients_equal_autodiff():
     def plain(x, up, up_bias, down, down_bias):
         return (jax.nn.gelu(x @ up + up_bias, approximate=False) @ down + down_bias) * weight
 
-    def ours(*args):
+    def ours(*args) -> jax.Array:
         return encoder_lib._feed_forward("gelu", *args) * weight
 
     def linear(x, up, up_bias, down, down_bias):
