@@ -381,7 +381,8 @@ def _check(config: ServerConfig) -> None:
 
 _TOO_LONG = re.compile(
     r"context[ _](length|size|window)|maximum (context|model) length|prompt is too long"
-    r"|input is too (long|large)|exceeds? the (available )?context|must have less than \d+ tokens"
+    r"|input (\(\d+ tokens\) )?is too (long|large)"
+    r"|exceeds? the (available )?context|must have less than \d+ tokens"
     r"|(maximum|max) input length",
     re.IGNORECASE,
 )
@@ -396,7 +397,8 @@ def is_too_long(status: int, body: str) -> bool:
 
 
 _LIMIT = re.compile(
-    r"(?:(?:context|model|available|input)[ _](?:length|size|window)\D{0,40}?|less than )(\d{2,})",
+    r"(?:(?:context|model|available|input)[ _](?:length|size|window)\D{0,40}?|less than "
+    r"|current batch size: )(\d{2,})",
     re.IGNORECASE,
 )
 _SIZE = re.compile(r"(\d{2,9}) (?:\w+ ){0,2}tokens?\b|Given: (\d{2,9})")

@@ -79,7 +79,7 @@ def base() -> Any:
     # copied and thus learned quickly; the answer to a comparison is a single token.
     config.answer_weight = 1.0
     config.recombined = 0  # Additional comparison questions per folder, from the folder's facts.
-    config.data = common.data(split="train")
+    config.data = common.data(split="train", several=True)
     config.dev = ConfigDict()
     # Split with the questions that choose the checkpoint; null holds out dev_fraction of the
     # training questions instead.

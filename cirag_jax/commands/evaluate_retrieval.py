@@ -132,7 +132,7 @@ def evaluate(config: Config, workdir: pathlib.Path, show: bool = True) -> dict[s
         "num_questions": len(problem.questions),
         "num_trained_on": num_trained_on,
         "num_passages": len(problem.texts),
-        "truncated_texts": report_truncated(*aligners.embeds.values()),
+        "truncated_texts": report_truncated(*aligners.encoders),
     }
     result["seconds"] = round(time.monotonic() - start, 1)
     write_report(result, workdir, show)
@@ -267,18 +267,20 @@ class _Aligners:
             name: MemoizingEncoder(_Embedder(encoder, **options))
             for name, encoder in self._encoders.items()
         }
+        self._passages: Encoder | None = None  # The encoder of passages, if it is another one.
         if config.encoder.model:
             units, passages = (
-                {
-                    "query_max_length": options["query_max_length"],
-                    "passage_max_length": length,
-                }
-                for length in (options["passage_max_length"], config.passage_max_length)
+                {"query_max_length": config.query_max_length, "passage_max_length": length}
+                for length in (config.unit_max_length, config.passage_max_length)
             )
             self.embeds["frozen"] = MemoizingEncoder(self._open(config, units))
-            self._passages = (
-                self.embeds["frozen"] if units == passages else self._open(config, passages)
-            )
+            if units != passages:
+                self._passages = self._open(config, passages)
+
+    @property
+    def encoders(self) -> tuple[Encoder, ...]:
+        """All encoders."""
+        return (*self.embeds.values(), *([self._passages] if self._passages else []))
 
     def _open(self, config: Config, lengths: Mapping[str, int | None]) -> Encoder:
         """Opens ``config.encoder`` with the limits of this evaluation, where they are set."""
@@ -294,7 +296,8 @@ class _Aligners:
         """Returns an index over passages."""
         with bar(f"encoding, {name}", len(set(texts)), "passage") as shown:
             if name not in self._encoders:
-                vectors_ND = self._passages.encode(texts, "passage", shown.update)
+                encoder = self._passages or self.embeds[name]
+                vectors_ND = encoder.encode(texts, "passage", shown.update)
                 return ExactIndex(vectors_ND, mesh=accelerators())
             return ExactIndex(
                 encode(

@@ -183,6 +183,12 @@ def _import(config: Config, workdir: pathlib.Path, started: float) -> dict[str, 
 
 def _export(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Writes the triples of the store to a file, in the order of the corpus."""
+    if _selected(config) is not None:
+        raise UserError(
+            "config.export_openie exports the complete store; do not set config.data.corpus."
+        )
+    if jax.process_count() > 1:
+        raise UserError("config.export_openie runs in one process.")
     path = pathlib.Path(config.export_openie).expanduser()
     if path.suffix not in (".jsonl", ".json"):
         raise UserError(

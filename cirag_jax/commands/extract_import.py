@@ -26,7 +26,8 @@ def import_openie(path: Path, corpus: CorpusScan, store: TripleStore, block: int
     Each transaction adds or replaces ``block`` passages. Passages already imported from the same
     file are kept, and passages that are not in the corpus are deleted from the store. Lines about
     the same passage are merged. Triples that are not three non-empty strings are dropped, and
-    sentence indices out of range become null. The file and the corpus may be larger than memory.
+    sentence indices out of range become null. The corpus may be larger than memory, and so may a
+    file in the format of ``openie.jsonl``.
 
     Returns:
         Numbers of passages that were ``imported``, ``reused`` and ``deleted``, and of triples that

@@ -54,16 +54,23 @@ def load_datasets(data: Config) -> tuple[Dataset, ...]:
     return tuple(load_dataset(of_folder(data, folder)) for folder in _folders(data))
 
 
-def of_folder(data: Config, folder: str | None) -> Config:
+def of_folder(
+    data: Config,
+    folder: str | None,
+    folders: Sequence[str | None] | None = None,
+    field: str = "config.data.dir",
+) -> Config:
     """Returns a copy of ``data`` for one of its folders, with the triples of this folder.
 
-    For a folder that ``data.dir`` does not name, ``triples`` is null.
+    The folders are those of ``data.dir``, or else ``folders``, which come from ``field``. For any
+    other folder, ``triples`` is null.
     """
-    folders, sources = _folders(data), getattr(data, "triples", None)
+    folders = _folders(data) if folders is None else tuple(folders)
+    sources = getattr(data, "triples", None)
     listed = sources if isinstance(sources, tuple | list) else (sources,)
     if sources is not None and len(listed) != len(folders):
         raise UserError(
-            f"config.data.triples has {len(listed)} entries, but config.data.dir has "
+            f"config.data.triples has {len(listed)} entries, but {field} has "
             f"{len(folders)} folders; give one entry per folder (null is its openie.jsonl)."
         )
     own = ConfigDict({**data.to_dict(), "dir": folder, "triples": None})

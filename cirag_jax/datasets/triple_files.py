@@ -88,18 +88,23 @@ def hipporag_rows(path: Path, passages: Iterable[Passage]) -> Iterator[tuple[str
     docs = value.get("docs") if isinstance(value, dict) else None
     if not isinstance(docs, list):
         raise UserError(f"{path}: field 'docs' must be a list of passages, as HippoRAG writes it.")
-    unknown = 0
+    unknown = changed = 0
     for number, entry in enumerate(docs):
         place = f"{path}: docs[{number}]"
         doc = convert(place, entry, HippoDoc)
         names = by_text.get(_text_key(doc.passage), [])
         if not names and str(doc.idx) in ids:
-            names = [str(doc.idx)]
+            names, changed = [str(doc.idx)], changed + 1
         unknown += not names
         for name in names:
             yield place, jsonl.OpenIE(name, doc.extracted_triples)
     if unknown:
         say(f"WARNING: {path}: {unknown:,} of {len(docs):,} passages are not in the corpus")
+    if changed:
+        say(
+            f"WARNING: {path}: {changed:,} of {len(docs):,} passages have the id of a passage of "
+            "the corpus, but another text; their triples are used."
+        )
 
 
 def hipporag_text(passage: Passage) -> str:

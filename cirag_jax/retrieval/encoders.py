@@ -155,9 +155,15 @@ class CachedEncoder:
 
 
 def with_disk_cache(encoder: Encoder) -> Encoder:
-    """Returns a `CachedEncoder` in the user's cache, or ``encoder`` itself if there is no cache."""
+    """Returns a `CachedEncoder` in the user's cache.
+
+    Returns ``encoder`` itself if there is no cache, or if it is on a server, because a
+    `ServerEncoder` has a cache of its own.
+    """
     folder = cache_folder("vectors")
-    return encoder if folder is None else CachedEncoder(encoder, folder)
+    if folder is None or encoder.identity.get("backend") == "openai":
+        return encoder
+    return CachedEncoder(encoder, folder)
 
 
 class MemoizingEncoder:
@@ -400,9 +406,8 @@ def _open_server(config: Config, mesh: jax.sharding.Mesh | None) -> Encoder:
     block = config.server.to_dict()
     block["extra_body"] = parse_object("config.encoder.server.extra_body", block["extra_body"])
     block["omit"] = tuple(block["omit"])
-    check_choice(
-        "config.encoder.server.omit", next(iter(block["omit"]), "dimensions"), ("dimensions",)
-    )
+    for name in block["omit"]:
+        check_choice("config.encoder.server.omit", name, ("dimensions",))
     shared = {name: config[name] for name in ("model", "dimensions", "batch_size")}
     return ServerEncoder(EmbeddingConfig(**shared, **block), instructions)
 

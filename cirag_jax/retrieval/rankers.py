@@ -103,11 +103,11 @@ def open_ranker(
 def encoder_config(config: Config, name: str) -> Config:
     """Returns ``config.encoder`` with the model and settings of the ranker ``config.rankers.NAME``.
 
-    Instructions and dimensions of ``config.encoder`` do not apply to another model.
+    Instructions, dimensions and tasks of ``config.encoder`` do not apply to another model.
     """
     block, encoder = config.rankers[name], config.encoder.copy_and_resolve_references()
     if block.model not in (None, encoder.model):
-        encoder.model, encoder.dimensions = block.model, None
+        encoder.model, encoder.dimensions, encoder.tasks = block.model, None, None
         if block.kind == "aligner" and encoder.backend == "openai":
             encoder.backend = "flax"  # Aligners are trained here.
         encoder.instructions.update(dict.fromkeys(ROLES))

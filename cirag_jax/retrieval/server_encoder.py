@@ -430,13 +430,15 @@ def _with_cost_limit(config: EmbeddingConfig) -> EmbeddingConfig:
     """Returns the settings with the budget in tokens that ``budget_cost`` allows."""
     if config.budget_cost is None:
         return config
-    if not config.price:
+    if config.price is None:
         raise UserError(
             "config.encoder.server.budget_cost needs config.encoder.server.price, the price per "
             "million tokens"
         )
-    limit = math.floor(config.budget_cost / config.price * 1e6)
-    return dataclasses.replace(config, budget_tokens=min(limit, config.budget_tokens or limit))
+    limits = [] if config.budget_tokens is None else [config.budget_tokens]
+    if config.price:
+        limits.append(math.floor(config.budget_cost / config.price * 1e6))
+    return dataclasses.replace(config, budget_tokens=min(limits, default=None))
 
 
 def _open_cache() -> tuple[EmbeddingCache, pathlib.Path | None]:

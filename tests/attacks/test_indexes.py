@@ -1,5 +1,6 @@
 """Corrupt folders of indexes, which must be rejected or give the right ranking."""
 
+import collections
 import json
 import pathlib
 import resource
@@ -183,7 +184,8 @@ def test_bad_shard_is_rejected(search_corrupt, folders, tmp_path, name):
 def _exact_encoder(folders: pathlib.Path):
     """Returns a stand-in for the exact index's encoder. It has only an identity."""
     manifest = json.loads((folders / "exact" / "manifest.json").read_text())
-    return type("Encoder", (), {"identity": manifest["encoder"], "dim": 32})()
+    fields = {"identity": manifest["encoder"], "dim": 32, "truncated": collections.Counter()}
+    return type("Encoder", (), fields)()
 
 
 @pytest.mark.parametrize(("kind", "name"), _INDEX_FILES)
@@ -219,20 +221,20 @@ def test_faiss_reports_full_disk(tmp_path):
 
 @pytest.fixture(scope="module")
 def nan_encoder(tmp_path_factory):
-    """An encoder with NaN weights."""
+    """An encoder whose weights are finite, but so large that its vectors are NaN."""
     from safetensors.numpy import load_file, save_file
 
     folder = tiny.model_folder(tmp_path_factory.mktemp("nan_encoder") / "model")
     tensors = load_file(folder / "model.safetensors")
-    name = next(name for name in tensors if name.endswith("word_embeddings.weight"))
-    tensors[name][:, 3] = np.nan
+    for name in (name for name in tensors if name.endswith("output.LayerNorm.weight")):
+        tensors[name][:] = np.finfo(np.float32).max
     save_file(tensors, folder / "model.safetensors")
     config = retrievers.encoder()
     config.model = str(folder)
     return open_encoder_for(config.lock())
 
 
-def test_encoder_with_nan_weights_is_rejected(nan_encoder, tmp_path):
+def test_encoder_with_nan_vectors_is_rejected(nan_encoder, tmp_path):
     with pytest.raises(UserError, match="not finite"):
         PassageIndex.in_memory(_PASSAGES, nan_encoder)
     with pytest.raises(UserError, match="not finite"):

@@ -131,6 +131,7 @@ def test_export_bad_settings_are_refused(folder, tmp_path):
         ({"export_openie": "x.txt"}, "must end in .jsonl"),
         ({"export_openie": str(tmp_path / "no" / "x.json")}, "no is not a folder"),
         ({"export_openie": "x.json", "import_openie": "y.jsonl"}, "are alternatives"),
+        ({"export_openie": "x.json", "data.corpus": "selected_questions"}, "complete store"),
     ):
         with pytest.raises(UserError, match=message):
             run(folder, tmp_path / "w", fields.pop("import_openie", None), **fields)

@@ -65,6 +65,14 @@ def test_load_datasets_each_folder_has_its_own_source(sources, tmp_path):
     first, second = load.load_datasets(config)
     assert first.triples == second.triples == tiny.dataset().triples
     assert load.of_folder(config, "elsewhere").triples is None
+    # A reader's folders are in config.folders.
+    named = data_of(sources)
+    named.dir, named.triples = None, (str(sources / "hippo.json"), None)
+    folders = (str(sources / "data"), "demo")
+    own = load.of_folder(named, folders[0], folders, "config.folders")
+    assert load.load_dataset(own).triples == tiny.dataset().triples
+    with pytest.raises(UserError, match="has 2 entries, but config.folders has 1 folders"):
+        load.of_folder(named, folders[0], folders[:1], "config.folders")
     config.triples = str(sources / "store")
     with pytest.raises(UserError, match="triples has 1 entries, but config.data.dir has 2 folders"):
         load.load_datasets(config)
@@ -109,6 +117,7 @@ def test_hipporag_passages_are_recognized_by_text_or_id(tmp_path, capsys):
     }
     stderr = capsys.readouterr().err
     assert "2 of 5 passages are not in the corpus" in stderr and "3 of 3 passages have" in stderr
+    assert "1 of 5 passages have the id of a passage of the corpus, but another text" in stderr
 
 
 @pytest.mark.parametrize(

@@ -187,13 +187,15 @@ def test_server_encoder_zero_vector_is_refused(server):
         encoder.encode(["red"])
 
 
-# Errors of vLLM, Text Embeddings Inference, OpenAI and llama.cpp (two versions).
+# Errors of vLLM, Text Embeddings Inference, OpenAI and llama.cpp (three versions).
 _TOO_LONG = [
     (400, {}, "This model's maximum context length is 8 tokens. However, you requested 12 tokens "
      "in the input for embedding generation. Please reduce the length of the input."),
     (413, {}, "Input validation error: `inputs` must have less than 8 tokens. Given: 12"),
     (400, {}, "Invalid 'input[0]': maximum input length is 8192 tokens."),
     (500, {}, "input is too large to process. increase the physical batch size"),
+    (500, {}, "input (12 tokens) is too large to process. increase the physical batch size "
+     "(current batch size: 8)"),
     (400, {}, "the request exceeds the available context size. try increasing the context size"),
 ]  # fmt: skip
 
@@ -240,7 +242,15 @@ def test_server_encoder_half_of_a_failed_batch_is_kept(server):
     assert _inputs(server) == [["c", "d"]]
 
 
-@pytest.mark.parametrize("limits", [{"budget_tokens": 30}, {"price": 2.0, "budget_cost": 6e-5}])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"budget_tokens": 30},
+        {"price": 2.0, "budget_cost": 6e-5},
+        {"price": 0.0, "budget_cost": 6e-5, "budget_tokens": 30},
+        {"price": 2.0, "budget_cost": 1.0, "budget_tokens": 30},
+    ],
+)
 def test_server_encoder_budget_stops_and_resumes(server, limits):
     encoder = _open(server, batch_size=1, server_fields=limits)
     texts = [f"t{i}" for i in range(9)]

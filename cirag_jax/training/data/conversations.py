@@ -342,7 +342,8 @@ def _read_folder(
 ) -> tuple[Dataset, Sequence[Question]]:
     """Reads a folder or a built-in dataset, and selects questions; see `read_folders`."""
     is_built_in = folder in (None, "demo", "lives")  # Built-in datasets have different folds.
-    data = load.of_folder(config.data, folder)
+    folders = _paths(config.folders) or [None]
+    data = load.of_folder(config.data, folder, folders, "config.folders")
     data.dir, data.split = None if is_built_in else folder, split
     data.fold = None if is_built_in else fold
     dataset = lives.build() if folder == "lives" else load.load_dataset(data)

@@ -333,7 +333,7 @@ def test_batch_every_text_has_one_row():
                 assert not mask.any()
                 continue
             assert row not in rows
-            rows[int(row)] = tokens[mask].tolist()
+            rows[int(row)] = tokens[mask > 0].tolist()
     texts = {i: e.query for i, e in enumerate(EXAMPLES)} | {4 + i: t for i, t in enumerate(NAMES)}
     assert rows == {row: tokenize([text], "query")[0].tolist() for row, text in texts.items()}
     assert batch.tokens == sum(map(len, rows.values()))
