@@ -331,6 +331,16 @@ def test_rotary_encoder_scaled_positions_equal_transformers(tmp_path, kind):
         ("modernbert", {"global_attn_every_n_layers": 0}, "global_attn_every_n_layers is 0, not a"),
         (
             "modernbert",
+            {"rope_parameters": {"full_attention": 5}},
+            r"field rope_parameters.full_attention is 5; supported: an object",
+        ),
+        (
+            "modernbert",
+            {"rope_scaling": [1]},
+            r"field rope_scaling is \[1\]; supported: an object",
+        ),
+        (
+            "modernbert",
             {"rope_parameters": {"x": {}}},
             "field rope_parameters is .* one of",
         ),

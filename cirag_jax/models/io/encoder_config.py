@@ -204,7 +204,14 @@ def _modernbert(fields: ConfigFields) -> dict[str, Any]:
     local_theta = theta if is_null else float(fields.number("local_rope_theta", 10000.0))
     ropes = []
     for kind, default in zip(_LAYER_TYPES, (theta, local_theta), strict=True):
-        scaling = {**(by_type.get(kind) or {}), **(raw.get("rope_scaling") or {})}
+        scaling = {}
+        for name, value in (
+            (f"rope_parameters.{kind}", by_type.get(kind)),
+            ("rope_scaling", raw.get("rope_scaling")),
+        ):
+            if not isinstance(value, dict | None):
+                raise fields.unsupported(name, value, "an object")
+            scaling |= value or {}
         ropes.append(_rope(fields, f"rope_parameters.{kind}", scaling, default))
     attention_bias, mlp_bias = fields.flag("attention_bias", False), fields.flag("mlp_bias", False)
     return {

@@ -22,7 +22,10 @@ HUB_PATTERNS = (
     *("sentencepiece.bpe.model", "tokenizer.model", "merges.txt"),
 )
 # "consolidated*" is a second copy of Mistral's weights, which transformers does not read.
-HUB_IGNORED = ("consolidated*", "onnx/*", "openvino/*", "*/model*.safetensors")
+HUB_IGNORED = ("consolidated*", "onnx/*", "openvino/*", "original/*")
+
+# The placeholder of images in Gemma's tokenizer, for which its text models have no row.
+IMAGE_TOKEN = "<image_soft_token>"
 
 
 def resolve_model_folder(spec: str) -> Path:
@@ -108,6 +111,11 @@ def _hub_folder(spec: str) -> Path:
         ) from error
     if not (folder / "config.json").is_file():
         raise UserError(f"hub model {spec!r} has no config.json")
+    if not any(folder.glob("*.safetensors")):
+        raise UserError(
+            f"hub model {spec!r} has no safetensors weights; open it with transformers, save it "
+            "with its tokenizer in a folder (save_pretrained), and name that folder"
+        )
     return folder
 
 
@@ -160,8 +168,10 @@ def check_token_ids(ids: Mapping[str, int], vocab_size: int, source: str | os.Pa
     """Checks that all ids of a tokenizer have a row in the embedding table.
 
     JAX would use the last row for larger ids, without a message. ``ids`` maps tokens to ids.
+    `IMAGE_TOKEN` is exempt; texts never contain it, see `pretrained.read_tokenizer`.
     """
     outside = {token: id for token, id in ids.items() if not 0 <= id < vocab_size}
+    outside.pop(IMAGE_TOKEN, None)
     if not outside:
         return
     first = sorted(outside.items(), key=lambda item: item[1])[:3]

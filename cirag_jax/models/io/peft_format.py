@@ -451,7 +451,7 @@ def _tensor(layer: int, name: str, side: str, inside: str = "") -> str:
 
 def _refuse_experts(file: Path, keys: Sequence[str]) -> None:
     for key in keys:
-        if ".mlp." in key:
+        if ".mlp." in key or ".block_sparse_moe." in key:  # Mixtral's name
             raise UserError(
                 f"{file}: tensor {key} adapts a feed-forward layer of a mixture of experts; only "
                 f"adapters of attention ({', '.join(PROJECTIONS[:4])}) are supported"

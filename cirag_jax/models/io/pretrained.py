@@ -6,6 +6,7 @@ they follow the published conventions of E5, BGE, nomic-embed and jina-embedding
 
 import copy
 import dataclasses
+import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,7 @@ from cirag_jax.models.io import (
 )
 from cirag_jax.models.io.encoder_config import choose_tasks, read_config
 from cirag_jax.models.io.folders import (
+    IMAGE_TOKEN,
     ConfigFields,
     check_token_ids,
     resolve_model_folder,
@@ -302,6 +304,8 @@ def read_tokenizer(folder: Path, vocab_size: int) -> tokenizers.Tokenizer:
             tokenizer = AutoTokenizer.from_pretrained(
                 str(folder), local_files_only=True, trust_remote_code=False
             ).backend_tokenizer
+    if (tokenizer.token_to_id(IMAGE_TOKEN) or 0) >= vocab_size:
+        tokenizer = _without_image_token(tokenizer)
     tokenizer.no_padding()
     tokenizer.no_truncation()
     _add_end_token(tokenizer, folder)
@@ -309,6 +313,13 @@ def read_tokenizer(folder: Path, vocab_size: int) -> tokenizers.Tokenizer:
     ids = {**tokenizer.get_vocab(), **dict(zip(pair.tokens, pair.ids, strict=True))}
     check_token_ids(ids, vocab_size, folder)
     return tokenizer
+
+
+def _without_image_token(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """Returns a tokenizer that reads `IMAGE_TOKEN` as ordinary text."""
+    described = json.loads(tokenizer.to_str())
+    tokens = [token for token in described["added_tokens"] if token["content"] != IMAGE_TOKEN]
+    return tokenizers.Tokenizer.from_str(json.dumps({**described, "added_tokens": tokens}))
 
 
 def token_text(folder: Path, name: str) -> str | None:

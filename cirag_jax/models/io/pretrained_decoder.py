@@ -42,6 +42,7 @@ _GEMMA: Mapping[str, Any] = {
 # Defaults of transformers for fields that are often absent, where they differ among families. The
 # text part of a published Gemma 3 lacks even sizes.
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "mistral": {"num_key_value_heads": 8},
     "qwen3": {"head_dim": 128},
     "qwen3_moe": {
         "num_key_value_heads": 4,
@@ -77,7 +78,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "sliding_window": None,
         "original_max_position_embeddings": 4096,
     },
-    "gemma2": _GEMMA,
+    "gemma2": {**_GEMMA, "num_key_value_heads": 4},
     "gemma3_text": {
         **_GEMMA,
         "vocab_size": 262208,

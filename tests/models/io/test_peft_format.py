@@ -214,6 +214,10 @@ def test_load_adapter_on_experts_is_refused(tmp_path):
     assert load_adapter(tmp_path / "adapter", config)[1].names == decoder.PROJECTIONS[:4]
     file = tmp_path / "adapter/adapter_model.safetensors"
     tensors = safetensors.numpy.load_file(file)
+    mixtral = "base_model.model.model.layers.1.block_sparse_moe.experts.0.w1.lora_A.weight"
+    safetensors.numpy.save_file({**tensors, mixtral: np.zeros((4, 32), np.float32)}, file)
+    with pytest.raises(UserError, match="adapts a feed-forward layer of a mixture of experts"):
+        load_adapter(tmp_path / "adapter", config)
     name = "base_model.model.model.layers.1.mlp.experts.0.gate_proj.lora_A.weight"
     safetensors.numpy.save_file({**tensors, name: np.zeros((4, 32), np.float32)}, file)
     told = f"tensor {re.escape(name)} adapts a feed-forward layer of a mixture of experts"

@@ -167,6 +167,32 @@ def test_load_encoder_tokens_beyond_table_are_refused(tmp_path, load):
         load(str(folder))
 
 
+def test_load_encoder_image_token_without_row_is_ordinary_text(tmp_path):
+    """The tokenizer of Gemma's text models has a placeholder of images, but no row for it."""
+    folder = tiny.model_folder(tmp_path)
+    expected = load_encoder(str(folder)).tokenize(["a <image_soft_token> b"])[0].ids
+    rows = json.loads((folder / "config.json").read_text())["vocab_size"]
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<image_soft_token>"])
+    assert tokenizer.token_to_id("<image_soft_token>") == rows
+    tokenizer.save(str(folder / "tokenizer.json"))
+    assert load_encoder(str(folder)).tokenize(["a <image_soft_token> b"])[0].ids == expected
+
+
+def test_hub_files_contain_dense_layers_and_no_copies_of_weights():
+    from huggingface_hub.utils import filter_repo_objects
+
+    files = [
+        "config.json", "model.safetensors", "2_Dense/config.json", "2_Dense/model.safetensors",
+        "onnx/model.safetensors", "consolidated.safetensors", "original/model.safetensors",
+        "pytorch_model.bin", "modeling.py",
+    ]  # fmt: skip
+    kept = filter_repo_objects(
+        files, allow_patterns=[*folders.HUB_PATTERNS], ignore_patterns=[*folders.HUB_IGNORED]
+    )
+    assert [*kept] == files[:4]
+
+
 def test_load_encoder_template_with_other_ids_is_refused(tmp_path):
     """The ids of special tokens in the template need not be those of the vocabulary."""
     folder = tiny.model_folder(tmp_path)
