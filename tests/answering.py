@@ -9,7 +9,7 @@ from typing import Any
 
 from tests import tiny, tiny_decoder
 
-VOLATILE = {"seconds", "seconds_per_question", "load_seconds"}
+VOLATILE = {"seconds", "seconds_per_question", "load_seconds", "truncated_texts"}
 
 
 def tiny_folders(root: pathlib.Path) -> dict[str, pathlib.Path]:
