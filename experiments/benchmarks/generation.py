@@ -78,13 +78,12 @@ Results
                    ours, bf16       46.9     0.1   1.74   1.80   6.4      10.1       0      0
                    server           50.9     0.1   1.60          .         .         .      0
   ``one row`` with the same file, ``--only "one row" --prompts 2 --sides "plain bf16" int8``, two
-  cores that other programs used all the time (load 6 to 9, then 4 to 7); 2026-11-28, before steps
-  without lookup had as many slots as steps with it:
+  otherwise idle cores; 2026-11-28, commit b5a170e5, 168 s:
 
     weights    lookup  first s  times  token s  times    cpu tok/step differ
-    plain bf16      0     7.91   1.00    0.501   1.00   1.00     1.00      0
-    int8            0     5.80   1.36    0.130   3.86   2.47     1.00      0
-    int8            7     5.63   1.40    0.091   5.53   3.36     1.83      1
+    plain bf16      0     3.91   1.00    0.225   1.00   1.00     1.00      0
+    int8            0     3.78   1.03    0.113   1.99   2.02     1.00      0
+    int8            7     3.84   1.02    0.060   3.76   3.83     1.83      0
 """
 
 import argparse
