@@ -218,7 +218,7 @@ def _query_writing(config: Config, held_out: Collection[str]) -> list[Trajectory
     """Returns query-writing conversations of training questions in ``config.query_folders``."""
     trajectories = []
     for folder in _paths(config.query_folders):
-        dataset, questions = _read_folder(config, folder, "train", None)
+        dataset, questions = _read_folder(config, folder, "train", None, field="query_folders")
         train = [question for question in questions if question.id not in held_out]
         trajectories += written_queries(train, dataset.corpus)
     return trajectories
@@ -338,12 +338,20 @@ def read_folders(
 
 
 def _read_folder(
-    config: Config, folder: str | None, split: str, fold: str | None, prefix: str = "config.data."
+    config: Config,
+    folder: str | None,
+    split: str,
+    fold: str | None,
+    prefix: str = "config.data.",
+    field: str = "folders",
 ) -> tuple[Dataset, Sequence[Question]]:
-    """Reads a folder or a built-in dataset, and selects questions; see `read_folders`."""
+    """Reads a folder of ``config.FIELD`` or a built-in dataset, and selects questions.
+
+    See `read_folders`.
+    """
     is_built_in = folder in (None, "demo", "lives")  # Built-in datasets have different folds.
-    folders = _paths(config.folders) or [None]
-    data = load.of_folder(config.data, folder, folders, "config.folders")
+    folders = _paths(config[field]) or [None]
+    data = load.of_folder(config.data, folder, folders, f"config.{field}")
     data.dir, data.split = None if is_built_in else folder, split
     data.fold = None if is_built_in else fold
     dataset = lives.build() if folder == "lives" else load.load_dataset(data)
