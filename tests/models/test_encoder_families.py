@@ -316,6 +316,11 @@ def test_rotary_encoder_scaled_positions_equal_transformers(tmp_path, kind):
         ("gte", {"pack_qkv": False}, "field pack_qkv is False"),
         ("gte", {"rope_scaling": {"type": "ntk", "factor": 2, "mixed_b": 0.6}}, "field mixed_b is"),
         ("gte", {"rope_scaling": {"type": "yarn", "factor": 2}}, "field rope_type is 'yarn'"),
+        (
+            "gte",
+            {"rope_scaling": {"type": "linear", "factor": 0}},
+            "field factor is 0.0; .* above 0",
+        ),
         ("gte", {"rope_scaling": 3}, "field rope_scaling is 3; supported: an object"),
         ("jina", {"position_embedding_type": "alibi"}, "field position_embedding_type is 'alibi'"),
         (
@@ -368,4 +373,4 @@ def test_read_config_scaled_positions_of_published_models(tmp_path):
     assert nomic.rope == Rope(1000.0, RopeScaling("dynamic", 2.0, 16)) and nomic.max_length == 64
     assert rope("nomic", rotary_emb_fraction=0.5).rotary_dim == 4
     multilingual = rope("gte", rope_theta=20000.0, rope_scaling={"type": "ntk", "factor": 8.0})
-    assert multilingual.rope == Rope(160000.0, RopeScaling("linear", 8.0 ** (2 / 8), 64))
+    assert multilingual.rope == Rope(160000.0, RopeScaling("linear", 8.0 ** (2 / 8)))

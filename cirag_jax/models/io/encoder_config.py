@@ -10,7 +10,7 @@ from cirag_jax.io import read_object
 from cirag_jax.models.encoder import RELATIVE_BUCKETS, Activation, EncoderConfig
 from cirag_jax.models.io import weights
 from cirag_jax.models.io.folders import ConfigFields
-from cirag_jax.models.rope import Rope, RopeScaling
+from cirag_jax.models.io.rope_fields import LAYER_TYPES, parse_layer_types, parse_rope
 
 MODEL_TYPES = (*weights.FAMILIES, "new")
 ACTIVATIONS = get_args(Activation)
@@ -21,7 +21,7 @@ TASK_FIELDS = (
     *("lora_main_params_trainable", "load_trained_adapters", "task_instructions"),
 )
 RETRIEVAL_TASKS = ("retrieval.query", "retrieval.passage")
-_LAYER_TYPES = ("full_attention", "sliding_attention")
+_ROPES = ("linear", "dynamic")
 
 # Family -> architecture and rotary base of transformers, for models whose published config.json
 # differs from that of transformers.
@@ -154,7 +154,7 @@ def _rotary(fields: ConfigFields, family: str) -> dict[str, Any]:
         raw, name = fields.raw.get("rope_scaling") or {}, "rope_scaling"
     theta = float(fields.number("rope_theta", _REMOTE[family][1]))
     gated = family != "jina_embeddings_v3"
-    rope = _rope(fields, name, raw, theta)
+    rope = parse_rope(fields, name, raw, theta, _ROPES)
     positions = fields.count("max_position_embeddings")
     if rope.scaling is not None and rope.scaling.kind == "dynamic":
         positions = fields.count("n_positions", int(positions * rope.scaling.factor))
@@ -187,23 +187,20 @@ def _modernbert(fields: ConfigFields) -> dict[str, Any]:
     types = raw.get("layer_types")
     if types is None:
         every = fields.count("global_attn_every_n_layers", 3)
-        types = [_LAYER_TYPES[bool(index % every)] for index in range(layers)]
-    is_list = isinstance(types, list) and len(types) == layers
-    if not is_list or any(kind not in _LAYER_TYPES for kind in types):
-        supported = f"{layers} times one of {', '.join(_LAYER_TYPES)}"
-        raise fields.unsupported("layer_types", types, supported)
+        types = [LAYER_TYPES[bool(index % every)] for index in range(layers)]
+    sliding = parse_layer_types(fields, types, layers)
     window = fields.count("local_attention", 128) // 2
     if not window:
         raise fields.unsupported("local_attention", raw["local_attention"], "2 and above")
     by_type = raw.get("rope_parameters") or {}
-    if not isinstance(by_type, dict) or (by_type and not {*by_type} <= {*_LAYER_TYPES}):
-        raise fields.unsupported("rope_parameters", by_type, f"one of {', '.join(_LAYER_TYPES)}")
+    if not isinstance(by_type, dict) or (by_type and not {*by_type} <= {*LAYER_TYPES}):
+        raise fields.unsupported("rope_parameters", by_type, f"one of {', '.join(LAYER_TYPES)}")
     theta = float(fields.number("global_rope_theta", 160000.0))
     # Older versions of transformers use the global base if the local one is null.
     is_null = "local_rope_theta" in raw and raw["local_rope_theta"] is None
     local_theta = theta if is_null else float(fields.number("local_rope_theta", 10000.0))
     ropes = []
-    for kind, default in zip(_LAYER_TYPES, (theta, local_theta), strict=True):
+    for kind, default in zip(LAYER_TYPES, (theta, local_theta), strict=True):
         scaling = {}
         for name, value in (
             (f"rope_parameters.{kind}", by_type.get(kind)),
@@ -212,12 +209,12 @@ def _modernbert(fields: ConfigFields) -> dict[str, Any]:
             if not isinstance(value, dict | None):
                 raise fields.unsupported(name, value, "an object")
             scaling |= value or {}
-        ropes.append(_rope(fields, f"rope_parameters.{kind}", scaling, default))
+        ropes.append(parse_rope(fields, f"rope_parameters.{kind}", scaling, default, _ROPES))
     attention_bias, mlp_bias = fields.flag("attention_bias", False), fields.flag("mlp_bias", False)
     return {
         "rope": ropes[0],
         "local_rope": ropes[1],
-        "windows": tuple(window if kind == _LAYER_TYPES[1] else 0 for kind in types),
+        "windows": tuple(window if slides else 0 for slides in sliding),
         "pre_norm": True,
         "first_norm": False,
         "gated": True,
@@ -226,23 +223,6 @@ def _modernbert(fields: ConfigFields) -> dict[str, Any]:
         "down_bias": mlp_bias,
         "norm_bias": fields.flag("norm_bias", False),
     }
-
-
-def _rope(fields: ConfigFields, name: str, raw: Any, theta: float) -> Rope:
-    """Returns the rotary positions that field ``name``, an object ``raw``, describes."""
-    if not isinstance(raw, dict):
-        raise fields.unsupported(name, raw, "an object")
-    rope = ConfigFields(raw, f"{fields.where}: field {name}")
-    theta = float(rope.number("rope_theta", theta))
-    kind = raw.get("rope_type") or raw.get("type") or "default"
-    if kind == "default":
-        return Rope(theta)
-    if kind not in ("linear", "dynamic"):
-        raise rope.unsupported("rope_type", kind, "default, linear, dynamic")
-    factor = float(rope.number("factor"))
-    if factor < 1.0:
-        raise rope.unsupported("factor", factor, "1 and above")
-    return Rope(theta, RopeScaling(kind, factor, fields.count("max_position_embeddings")))
 
 
 def choose_tasks(

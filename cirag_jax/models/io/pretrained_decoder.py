@@ -19,9 +19,10 @@ from cirag_jax.io import read_object
 from cirag_jax.models.decoder import DecoderConfig, Params, Remat, choose_attention
 from cirag_jax.models.io import decoder_weights, folders, gguf_weights
 from cirag_jax.models.io.folders import ConfigFields
+from cirag_jax.models.io.rope_fields import LAYER_TYPES, parse_layer_types, parse_rope
 from cirag_jax.models.io.tensor_files import TensorFiles, copy_companions, gguf_parts
 from cirag_jax.models.precision import Dtype
-from cirag_jax.models.rope import Rope, RopeScaling
+from cirag_jax.models.rope import Rope
 
 log = logging.getLogger(__name__)
 
@@ -30,9 +31,9 @@ _HUB_IDS = {DEFAULT_DECODER: "HuggingFaceTB/SmolLM2-135M-Instruct"}
 # Models with images -> model_type and architecture of their text part, the only part that is used.
 _TEXT_PARTS = {"gemma3": ("gemma3_text", "Gemma3ForCausalLM")}
 MODEL_TYPES = (*decoder_weights.FAMILIES, *_TEXT_PARTS)
-_LAYER_TYPES = ("full_attention", "sliding_attention")
+_ROPES = ("linear", "llama3", "yarn", "longrope")
 _PATTERNS = {"gemma2": 2, "gemma3_text": 6}  # one layer in so many has no window
-# For each of `_LAYER_TYPES`: older field of the rotary base, and its default.
+# For each of `LAYER_TYPES`: older field of the rotary base, and its default.
 _GEMMA3_THETAS = (("rope_theta", 1000000.0), ("rope_local_base_freq", 10000.0))
 _GEMMA: Mapping[str, Any] = {
     "head_dim": 256,
@@ -146,24 +147,24 @@ def _ropes(
             raise fields.unsupported(name, raw, "one object of numbers for all layers")
         if model_type == "phi3" and (raw.get("rope_type") or raw.get("type")) in ("su", "yarn"):
             raw = {**raw, "rope_type": "longrope"}  # older names
-        rope = _parse_rope(fields, name, raw, fields.number("rope_theta", 10000.0))
+        rope = parse_rope(fields, name, raw, fields.number("rope_theta", 10000.0), _ROPES)
         if model_type != "smollm3":
             return (rope,)
         return tuple(rope if has_rope else None for has_rope in _has_rope(fields, len(sliding)))
     # Layers with a window have their own base. Older files scale only the others.
     by_type = fields.raw.get("rope_parameters") or {}
     scaling = fields.raw.get("rope_scaling") or {}
-    if not isinstance(by_type, dict) or (by_type and not {*by_type} & {*_LAYER_TYPES}):
-        raise fields.unsupported("rope_parameters", by_type, f"one of {', '.join(_LAYER_TYPES)}")
+    if not isinstance(by_type, dict) or (by_type and not {*by_type} & {*LAYER_TYPES}):
+        raise fields.unsupported("rope_parameters", by_type, f"one of {', '.join(LAYER_TYPES)}")
     kinds = []
-    for kind, theta in zip(_LAYER_TYPES, _GEMMA3_THETAS, strict=True):
+    for kind, theta in zip(LAYER_TYPES, _GEMMA3_THETAS, strict=True):
         raw = by_type.get(kind) or {}
         if not isinstance(raw, dict) or not isinstance(scaling, dict):
             raise fields.unsupported("rope_parameters", raw or scaling, "objects")
         if kind == "full_attention":
             raw = {**raw, **scaling}
         base = fields.number(*theta)
-        kinds.append(_parse_rope(fields, f"rope_parameters.{kind}", raw, base))
+        kinds.append(parse_rope(fields, f"rope_parameters.{kind}", raw, base, _ROPES))
     return tuple(kinds[slides] for slides in sliding)
 
 
@@ -197,77 +198,6 @@ def _rotary_dim(fields: ConfigFields, model_type: str, head_dim: int) -> int | N
     return int(head_dim * share)
 
 
-def _parse_rope(fields: ConfigFields, name: str, raw: dict[str, Any], theta: float) -> Rope:
-    """Returns the rotary positions that field ``name``, an object ``raw``, describes."""
-    rope = ConfigFields(raw, f"{fields.where}: field {name}")
-    theta = float(rope.number("rope_theta", theta))
-    kind = raw.get("rope_type") or raw.get("type") or "default"
-    if kind == "default":
-        return Rope(theta)
-    if kind not in ("linear", "llama3", "yarn", "longrope"):
-        raise rope.unsupported("rope_type", kind, "default, linear, llama3, yarn, longrope")
-    # Older files often give the trained length only as max_position_embeddings.
-    positions, trained = fields.count("max_position_embeddings"), "original_max_position_embeddings"
-    original = rope.count(trained, positions)
-    if fields.raw.get("model_type") == "phi3":  # it stands outside, also in newer files
-        original = fields.count(trained)
-    if raw.get("factor") is None and kind in ("yarn", "longrope"):
-        factor = positions / original
-    else:
-        factor = float(rope.number("factor"))
-    if kind == "linear":
-        return Rope(theta, RopeScaling("linear", factor))
-    if kind == "llama3":
-        low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
-        return Rope(theta, RopeScaling("llama3", factor, original, float(low), float(high)))
-    if kind == "longrope":
-        return Rope(theta, _longrope(rope, factor, original))
-    if not rope.flag("truncate", True):
-        raise rope.unsupported("truncate", False, "true")
-    scaling = RopeScaling(
-        "yarn",
-        factor,
-        original,
-        beta_fast=float(rope.number("beta_fast", 32.0)),
-        beta_slow=float(rope.number("beta_slow", 1.0)),
-        attention_factor=_attention_factor(rope, factor),
-    )
-    return Rope(theta, scaling)
-
-
-def _longrope(rope: ConfigFields, factor: float, original: int) -> RopeScaling:
-    """Returns LongRoPE's scaling (Ding et al., 2024), with the default of its attention factor."""
-    divisors = []
-    for name in ("short_factor", "long_factor"):
-        values: Any = rope.raw.get(name)
-        is_list = isinstance(values, list) and bool(values)
-        if not is_list or not all(type(v) in (int, float) and 0 < v < math.inf for v in values):
-            raise rope.unsupported(name, values, "a list of positive numbers")
-        divisors.append(tuple(map(float, values)))
-    grown = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 < original else 1.0
-    return RopeScaling(
-        "longrope",
-        factor,
-        original,
-        attention_factor=float(rope.number("attention_factor", grown)),
-        short_factors=divisors[0],
-        long_factors=divisors[1],
-    )
-
-
-def _attention_factor(fields: ConfigFields, factor: float) -> float:
-    """YaRN's factor on sine and cosine; defaults to 0.1 ln(factor) + 1 (Peng et al., 2023)."""
-    if fields.raw.get("attention_factor") is not None:
-        return float(fields.number("attention_factor"))
-
-    def scale(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-    if fields.raw.get("mscale") and fields.raw.get("mscale_all_dim"):
-        return scale(fields.number("mscale")) / scale(fields.number("mscale_all_dim"))
-    return scale(1.0)
-
-
 def _sliding(fields: ConfigFields, model_type: str, layers: int) -> tuple[bool, ...]:
     """Returns whether each layer has an attention window."""
     if model_type == "llama":
@@ -279,12 +209,7 @@ def _sliding(fields: ConfigFields, model_type: str, layers: int) -> tuple[bool, 
     if model_type in ("mistral", "mixtral", "qwen3_moe", "phi3"):
         return (True,) * layers
     if types is not None:
-        is_list = isinstance(types, list) and len(types) == layers
-        if not is_list or any(kind not in _LAYER_TYPES for kind in types):
-            raise fields.unsupported(
-                "layer_types", types, f"{layers} times one of {', '.join(_LAYER_TYPES)}"
-            )
-        return tuple(kind == "sliding_attention" for kind in types)
+        return parse_layer_types(fields, types, layers)
     if model_type == "smollm3":
         uses_windows = fields.flag("use_sliding_window", False)
         return tuple(uses_windows and not has_rope for has_rope in _has_rope(fields, layers))
