@@ -15,7 +15,7 @@ import random
 import re
 import time
 import urllib.parse
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from cirag_jax.errors import UserError
@@ -65,6 +65,10 @@ class ServerConfig:
     budget_tokens: Count | None = None
     omit: tuple[str, ...] = ()
     extra_body: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def field(self, name: str) -> str:
+        """Returns the name of a field in error messages."""
+        return name
 
 
 class MalformedResponse(Exception):
@@ -155,9 +159,9 @@ class ServerClient:
     def _only_model(self) -> str:
         import openai
 
-        url = self.config.base_url
+        url, field = self.config.base_url, self.config.field("model")
         if url is None:
-            raise UserError("model must be the name of a model of api.openai.com.")
+            raise UserError(f"{field} must be the name of a model of api.openai.com.")
         try:
             with openai.OpenAI(
                 api_key=self._key or "none",
@@ -171,7 +175,7 @@ class ServerClient:
             raise UserError(f"{url} does not list its models ({reason}).") from None
         if len(names) != 1:
             listed = ", ".join(names[:8]) or "none"
-            raise UserError(f"model must be one of the models of {url}: {listed}.")
+            raise UserError(f"{field} must be one of the models of {url}: {listed}.")
         return names[0]
 
     def open_client(self) -> Any:
@@ -195,7 +199,7 @@ class ServerClient:
         *,
         reserved: int,
         spent: Callable[[T], int],
-        fields: Sequence[str] = (),
+        remedies: Mapping[str, str],
     ) -> T:
         """Sends a request until it succeeds, fails permanently, or has no attempts left.
 
@@ -208,7 +212,7 @@ class ServerClient:
           read: parses the body of a successful response.
           reserved: upper bound of the tokens of an attempt.
           spent: returns the tokens of a response.
-          fields: optional fields of the request, which an error message may name.
+          remedies: what to do if the server rejects an optional field of the request, by field.
 
         Raises:
           Failure, TooLong, OutOfBudget, RequestRejected: there is no response.
@@ -217,7 +221,7 @@ class ServerClient:
             self.budget.reserve(reserved)
             used = 0
             try:
-                response = await self._attempt(send, read, fields)
+                response = await self._attempt(send, read, remedies)
                 used = spent(response)
                 return response
             except RequestRejected:
@@ -247,7 +251,7 @@ class ServerClient:
         self,
         send: Callable[[], Awaitable[Any]],
         read: Callable[[bytes], T],
-        fields: Sequence[str],
+        remedies: Mapping[str, str],
     ) -> T:
         import openai
 
@@ -261,7 +265,7 @@ class ServerClient:
             reason = f"no answer within {self.config.timeout:g} s"
             raise Failure(reason, retriable=True, billed=billed) from None
         except openai.APIStatusError as error:
-            raise self._status_failure(error, fields) from None
+            raise self._status_failure(error, remedies) from None
         except openai.APIConnectionError as error:
             cause = error.__cause__ or error
             billed = type(cause).__name__ not in _UNSENT
@@ -285,14 +289,14 @@ class ServerClient:
             finally:
                 self.timeouts.remove(timeout)
 
-    def _status_failure(self, error: Any, fields: Sequence[str]) -> Exception:
+    def _status_failure(self, error: Any, remedies: Mapping[str, str]) -> Exception:
         status, text = error.status_code, _error_text(error)
         reason = self.scrub(f"the server answered {status}: {text}")
         if is_too_long(status, text):
             return TooLong(reason, excess(text))
-        rejected = [name for name in fields if name in text]
-        if status in (400, 422) and rejected:
-            reason += f"; set server to the server's kind, or add {rejected[0]!r} to `omit`"
+        remedy = next((remedies[name] for name in remedies if name in text), None)
+        if status in (400, 422) and remedy:
+            reason += f"; {remedy}"
         # The status of an exhausted quota is 429, but waiting does not help.
         retriable = (status in _RETRIABLE or status >= 500) and "insufficient_quota" not in text
         wait = retry_after(error.response.headers, time.time())
@@ -363,8 +367,10 @@ def is_environment_name(text: str) -> bool:
 
 def _check(config: ServerConfig) -> None:
     if not is_environment_name(config.api_key_env):
-        raise UserError("api_key_env must be the name of an environment variable, not a key.")
-    check_fields(config)
+        raise UserError(
+            f"{config.field('api_key_env')} must be the name of an environment variable, not a key."
+        )
+    check_fields(config, prefix=config.field(""))
     if config.base_url is not None:
         try:
             url = urllib.parse.urlsplit(config.base_url)
@@ -372,10 +378,13 @@ def _check(config: ServerConfig) -> None:
         except ValueError:
             usable, url = False, urllib.parse.urlsplit("")
         if url.username or url.password or url.query:
-            raise UserError("base_url must not contain credentials; use api_key_env.")
+            raise UserError(
+                f"{config.field('base_url')} must not contain credentials; use api_key_env."
+            )
         if not usable:
             raise UserError(
-                f"base_url={config.base_url!r} must be a URL such as http://localhost:8000/v1."
+                f"{config.field('base_url')}={config.base_url!r} must be a URL such as "
+                "http://localhost:8000/v1."
             )
 
 

@@ -199,7 +199,11 @@ class OpenAIBackend(ServerClient):
             lambda content: wire.read_completion(content, request),
             reserved=wire.estimate_tokens(request.messages) + request.max_tokens,
             spent=spent,
-            fields=[name for name in body if name not in known],
+            remedies={
+                name: f"set server to the server's kind, or add {name!r} to `omit`"
+                for name in body
+                if name not in known
+            },
         )
 
     def _usage(self, request: llm.Generate, completion: wire.Completion) -> llm.Usage:

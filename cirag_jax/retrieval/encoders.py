@@ -113,6 +113,11 @@ def _limits(query_max_length: int, passage_max_length: int, longest: int) -> dic
     return {"query": min(query_max_length, longest), "passage": passage, "triple": passage}
 
 
+def prefixes_of(query: str, passage: str, triple: str | None) -> dict[Role, str]:
+    """Returns the text in front of each role; by default, that of triples is that of passages."""
+    return {"query": query, "passage": passage, "triple": passage if triple is None else triple}
+
+
 class CachedEncoder:
     """An encoder that caches the vectors of complete lists of passages on disk.
 
@@ -255,13 +260,7 @@ class SentenceTransformersEncoder:
         for role, text in (instructions or {}).items():
             if text is not None:
                 prefixes[f"{role}_prefix"] = instruction(text, prompts, name)
-        triple = prefixes["triple_prefix"]
-        passage = prefixes["passage_prefix"]
-        self._prefixes: dict[Role, str] = {
-            "query": prefixes["query_prefix"],
-            "passage": passage,
-            "triple": passage if triple is None else triple,
-        }
+        self._prefixes = prefixes_of(*(prefixes[name] for name in names))
         if dimensions is not None:
             model.truncate_dim = None
             check_dimensions(dimensions, int(model.get_embedding_dimension() or dimensions), name)

@@ -16,13 +16,14 @@ import json
 import math
 import pathlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from cirag_jax.errors import InUse, UserError
 from cirag_jax.io import cache_folder, replace_surrogates, say
+from cirag_jax.retrieval.encoders import Progress, prefixes_of
 from cirag_jax.server import (
     Failure,
     MalformedResponse,
@@ -34,8 +35,6 @@ from cirag_jax.server import (
 )
 from cirag_jax.sqlite import MEMORY, WRITE_TOGETHER, Database
 from cirag_jax.types import NonNegativeFloat, PositiveInt, Role
-
-Progress = Callable[[int], Any]
 
 _DEFAULT_URL = "api.openai.com"
 _PROBE = "dimension"  # a text whose vector shows the dimension
@@ -66,6 +65,11 @@ class EmbeddingConfig(ServerConfig):
     overflow: Literal["error", "truncate"] = "error"
     price: NonNegativeFloat | None = None
     budget_cost: NonNegativeFloat | None = None
+
+    def field(self, name: str) -> str:
+        """Returns the name of a field of ``config.encoder`` in error messages."""
+        is_shared = name in ("model", "dimensions", "batch_size")
+        return f"config.encoder.{name}" if is_shared else f"config.encoder.server.{name}"
 
 
 class EmbeddingCache(Database):
@@ -124,11 +128,7 @@ class ServerEncoder:
         self._cache, self._folder = _open_cache()
         self.truncated: collections.Counter[Role] = collections.Counter()
         query, passage, triple = (instructions.get(r) for r in ("query", "passage", "triple"))
-        self._prefixes: dict[Role, str] = {
-            "query": query or "",
-            "passage": passage or "",
-            "triple": (passage or "") if triple is None else triple,
-        }
+        self._prefixes = prefixes_of(query or "", passage or "", triple)
         self._kind: dict[str, Any] = {
             "backend": "openai",
             "model": self._config.model,
@@ -339,7 +339,7 @@ class ServerEncoder:
             lambda content: read_embeddings(content, len(texts)),
             reserved=estimate,
             spent=lambda response: estimate if response.tokens is None else response.tokens,
-            fields=list(body),
+            remedies={name: f"add {name!r} to {config.field('omit')}" for name in body},
         )
         return self._cut(response.vectors)
 

@@ -173,6 +173,12 @@ def test_server_encoder_dimensions_are_requested_and_cut_if_ignored(server):
         _open(server, dimensions=9).encode(["red"])
 
 
+def test_server_encoder_rejected_dimensions_name_the_remedy(server):
+    server.script["red"] = [(400, {}, "unknown field dimensions")]
+    with pytest.raises(UserError, match=r"'dimensions' to config\.encoder\.server\.omit; vectors"):
+        _open(server, dimensions=3).encode(["red"])
+
+
 def test_server_encoder_other_dimension_than_before_is_refused(server):
     encoder = _open(server)
     server.dimension = 6
@@ -293,8 +299,26 @@ def test_server_encoder_without_cache_says_so(server, monkeypatch):
         ({"server_fields": {"extra_body": "[]"}}, "extra_body must be a JSON object"),
         ({"server_fields": {"encoding": "int8"}}, "encoding='int8' is not one of base64, float"),
         ({"server_fields": {"omit": ("input",)}}, "config.encoder.server.omit"),
-        ({"server_fields": {"api_key_env": "sk-1234567"}}, "must be the name of an environment"),
-        ({"server_fields": {"base_url": "localhost"}}, "must be a URL"),
+        (
+            {"server_fields": {"api_key_env": "sk-1234567"}},
+            "config.encoder.server.api_key_env must be the name of an environment",
+        ),
+        (
+            {"server_fields": {"base_url": "localhost"}},
+            "config.encoder.server.base_url='localhost' must be a URL",
+        ),
+        (
+            {"server_fields": {"base_url": "http://user:word@localhost/v1"}},
+            "config.encoder.server.base_url must not contain credentials",
+        ),
+        (
+            {"server_fields": {"max_concurrency": 0}},
+            "config.encoder.server.max_concurrency=0 must be at least 1",
+        ),
+        (
+            {"model": "", "server_fields": {"base_url": None}},
+            "config.encoder.model must be the name of a model",
+        ),
         ({"batch_size": 0}, "config.encoder.batch_size=0"),
         ({"dimensions": 0}, "config.encoder.dimensions=0"),
     ],
