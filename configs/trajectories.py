@@ -84,7 +84,7 @@ def get_config(preset: str = "annotations") -> Any:
     config.teacher.llm = blocks.role(max_tokens)
     if is_paper:
         config.teacher.llm.backend = "openai"  # Name the server with config.teacher.llm.base_url.
-        config.teacher.llm.model = "qwen-max"
+        config.teacher.llm.model = "qwen-max-2025-01-25"
 
     # Also answer from the collected evidence, to find out which trajectories of a language model
     # are right.

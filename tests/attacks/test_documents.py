@@ -22,7 +22,9 @@ _BLOCKS = {
     "links": lambda n: "[W][r] [W] <https://W.org/> https://W.org [[W]] [[H|W]] [^W]\n\n[r]: H",
     "line": lambda n: "W " + "x" * n * 50 + " W " + "x " * n * 50 + "W",
     "long": lambda n: "W " + f"[W](H) {'a b c ' * n}" * 5 + "**W**",
-    "image": lambda n: f"W ![W](data:image/png;base64,{'QUFB' * n * 20}) W",
+    "image": lambda n: (
+        f"W ![W](data:image/{('svg+xml', 'png')[n % 2]};base64,H{'QUFB' * n * 20}) W"
+    ),
     "heading": lambda n: f"{'#' * (n % 6 + 1)} W *W*\n\nW",
     "rule": lambda n: "W\n===\n\nW W\n---\n\nW\n\n***",
     "list": lambda n: "\n".join(f"{'  ' * i}{'-*+'[i % 3]} W" for i in range(n % 120)),
@@ -95,6 +97,9 @@ def _check(passages: list[Passage], name: str, words: list[str], is_markdown: bo
 @example(("", [("unused note", 0)]))
 @example(("", [("table", 5)]))
 @example(("", [("quote", 140)]))
+@example(("", [("items", 149)]))
+@example(("", [("image", 100)]))
+@example(("", [("image", 299)]))
 @attack(60, _DOCUMENTS)
 def test_document_keeps_all_visible_words(is_markdown, document):
     text, words = _write(*document)

@@ -61,6 +61,12 @@ def _change(folder: pathlib.Path, kind: str, word: str, number: int) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
 
 
+def _changed(folder: pathlib.Path, changes: list[tuple[str, str, int]]) -> pathlib.Path:
+    for change in changes:
+        _change(folder, *change)
+    return folder
+
+
 def _encode_all(tokenizer: Any, texts: list[str]) -> set[int]:
     pairs = [tokenizer.encode(text, second) for text in texts for second in ("", text)]
     return {id for encoding in pairs for id in encoding.ids}
@@ -77,9 +83,7 @@ def _texts(text: str, folder: pathlib.Path) -> list[str]:
 @example([("template", "", 5000)], "")
 @attack(12, _CHANGES, TEXTS)
 def test_encoder_ids_are_in_the_table_or_refused(tmp_path_factory, changes, text):
-    folder = tiny.model_folder(tmp_path_factory.mktemp("encoder"))
-    for change in changes:
-        _change(folder, *change)
+    folder = _changed(tiny.model_folder(tmp_path_factory.mktemp("encoder")), changes)
     encoder = attempt(lambda: load_encoder(str(folder)))
     if encoder is not None:
         ids = _encode_all(encoder.tokenizer, _texts(text, folder))
@@ -91,9 +95,7 @@ def test_encoder_ids_are_in_the_table_or_refused(tmp_path_factory, changes, text
 @example([("vocabulary", "zyx", 305)], "")
 @attack(25, _CHANGES, TEXTS)
 def test_decoder_ids_are_in_the_table_or_refused(tmp_path_factory, changes, text):
-    folder = tiny_decoder.folder(tmp_path_factory.mktemp("decoder"))
-    for change in changes:
-        _change(folder, *change)
+    folder = _changed(tiny_decoder.folder(tmp_path_factory.mktemp("decoder")), changes)
 
     def opened() -> ChatTokenizer:
         tokenizer = ChatTokenizer.load(folder)
