@@ -33,7 +33,8 @@ from cirag_jax.io import (
 from cirag_jax.retrieval import bm25, faiss_index
 from cirag_jax.retrieval import index as index_lib
 from cirag_jax.retrieval.bm25 import BM25
-from cirag_jax.retrieval.encoders import Encoder, Progress, open_encoder_for
+from cirag_jax.retrieval.encode import Progress
+from cirag_jax.retrieval.encoders import Encoder, open_encoder_for
 from cirag_jax.retrieval.faiss_index import FAISS_KINDS, FaissIndex, IndexOptions
 from cirag_jax.retrieval.search import save_array
 from cirag_jax.retrieval.server_encoder import ServerEncoder

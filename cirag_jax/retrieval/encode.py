@@ -15,6 +15,8 @@ from cirag_jax.models.io.pretrained import TextEncoder
 from cirag_jax.retrieval.buckets import everywhere, map_texts
 from cirag_jax.types import Role
 
+Progress = Callable[[int], Any]  # called with the number of texts just embedded
+
 # (rows, length) -> number of traces; a test checks that each shape compiles once.
 TRACES: collections.Counter[tuple[int, int]] = collections.Counter()
 
@@ -81,7 +83,7 @@ def encode(
     max_length: int | None = None,
     mesh: Mesh | None = None,
     tokens_per_batch: int | None = None,
-    progress: Callable[[int], Any] | None = None,
+    progress: Progress | None = None,
     truncated: collections.Counter[Role] | None = None,
 ) -> np.ndarray:
     """Returns unit-length embeddings of ``texts``, float32 of shape (N, D), in input order.

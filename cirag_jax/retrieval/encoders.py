@@ -23,14 +23,13 @@ from cirag_jax.models.io.pretrained import (
     check_dimensions,
     declared_prefixes,
     instruction,
+    prefixes_of,
 )
 from cirag_jax.models.io.tensor_files import check_finite
-from cirag_jax.retrieval.encode import encode
+from cirag_jax.retrieval.encode import Progress, encode
 from cirag_jax.retrieval.search import save_array
 from cirag_jax.types import ROLES, Config, PositiveInt, Role
 from cirag_jax.validation import check_value, parse_object
-
-Progress = Callable[[int], Any]
 
 MAX_CACHED_BYTES = 1 << 30  # Maximum size of one collection's vectors in the disk cache.
 _MAX_TEXTS = 1_000_000  # Maximum number of memoized texts per role; 1.5 GB at 384 dimensions.
@@ -111,11 +110,6 @@ class FlaxEncoder:
 def _limits(query_max_length: int, passage_max_length: int, longest: int) -> dict[Role, int]:
     passage = min(passage_max_length, longest)
     return {"query": min(query_max_length, longest), "passage": passage, "triple": passage}
-
-
-def prefixes_of(query: str, passage: str, triple: str | None) -> dict[Role, str]:
-    """Returns the text in front of each role; by default, that of triples is that of passages."""
-    return {"query": query, "passage": passage, "triple": passage if triple is None else triple}
 
 
 class CachedEncoder:

@@ -25,7 +25,8 @@ from cirag_jax.identity import START_OVER, check_same, of_records
 from cirag_jax.io import read_json
 from cirag_jax.retrieval import bm25
 from cirag_jax.retrieval.bm25 import BM25
-from cirag_jax.retrieval.encoders import Encoder, Progress
+from cirag_jax.retrieval.encode import Progress
+from cirag_jax.retrieval.encoders import Encoder
 from cirag_jax.retrieval.faiss_index import FAISS_KINDS, FaissIndex, IndexOptions
 from cirag_jax.retrieval.linked import LinkedIndex, require_link_head
 from cirag_jax.retrieval.search import ExactIndex, accelerators

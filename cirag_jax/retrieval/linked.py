@@ -22,7 +22,8 @@ from cirag_jax.io import local_path
 from cirag_jax.models.link_head import FILE, LinkHead, load_link_head
 from cirag_jax.retrieval import stopping
 from cirag_jax.retrieval.candidates import FEATURES, CandidateFinder, SearchState, StepCandidates
-from cirag_jax.retrieval.encoders import Encoder, Progress
+from cirag_jax.retrieval.encode import Progress
+from cirag_jax.retrieval.encoders import Encoder
 from cirag_jax.retrieval.links import WalkOptions
 from cirag_jax.retrieval.search import empty_results
 from cirag_jax.retrieval.unit_index import UnitIndex

@@ -5,7 +5,8 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from cirag_jax.errors import UserError
-from cirag_jax.retrieval.encoders import Encoder, Progress
+from cirag_jax.retrieval.encode import Progress
+from cirag_jax.retrieval.encoders import Encoder
 from cirag_jax.retrieval.search import ExactIndex, accelerators, empty_results
 from cirag_jax.types import Feedback, Role
 

@@ -38,9 +38,11 @@ from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.io import standard_streams
 from cirag_jax.methods.kirag.method import KiragConfig
 from cirag_jax.models.io.workdir import open_encoder
-from cirag_jax.retrieval.encoders import Encoder, FlaxEncoder, MemoizingEncoder, Progress, Role
+from cirag_jax.retrieval.encode import Progress
+from cirag_jax.retrieval.encoders import Encoder, FlaxEncoder, MemoizingEncoder
 from cirag_jax.retrieval.linked import LinkedIndex, require_link_head
 from cirag_jax.retrieval.unit_index import UnitIndex
+from cirag_jax.types import Role
 from configs import common
 from experiments.benchmarks import measure
 

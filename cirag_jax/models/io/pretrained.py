@@ -263,6 +263,11 @@ def declared_prefixes(
     return query, passage, triple
 
 
+def prefixes_of(query: str, passage: str, triple: str | None) -> dict[Role, str]:
+    """Returns the text in front of each role; by default, that of triples is that of passages."""
+    return {"query": query, "passage": passage, "triple": passage if triple is None else triple}
+
+
 def _prefixes(folder: Path, family: str) -> tuple[str, str, str | None]:
     """Returns the prefixes of each role from the folder, or else the family's defaults."""
     if (file := folder / EXPORT_FILE).is_file():
