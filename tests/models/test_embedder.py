@@ -149,6 +149,10 @@ def test_embedding_gemma_equals_sentence_transformers(tmp_path):
     assert not encoder.config.decoder.causal and 0 < max(windows) < 8
     assert (encoder.query_prefix, encoder.passage_prefix) == tuple(prompts.values())
     assert len(encoder.tokenize([TEXTS[-1]])[0].ids) > 3 * max(windows)
+    causal = load_encoder(str(folder), bidirectional=False)
+    again = check_equal(export_sentence_transformers(causal, None, tmp_path / "export"))
+    assert again.config.decoder.causal
+    np.testing.assert_allclose(encode(again, None, TEXTS), encode(causal, None, TEXTS), atol=2e-6)
 
 
 def test_dense_layers_over_encoder_equal_sentence_transformers(tmp_path):
@@ -237,6 +241,21 @@ def test_nv_embed_bad_latents_are_refused(tmp_path):
     folder = tiny_embedder.nv_embed(tmp_path / "nv2", text_config=None)
     with pytest.raises(UserError, match="field text_config is None, not an object"):
         load_encoder(str(folder))
+
+
+@pytest.mark.parametrize("field", ["add_eos", "is_mask_instruction"])
+def test_nv_embed_flag_of_other_type_names_file(tmp_path, field):
+    folder = tiny_embedder.nv_embed(tmp_path / "nv", **{field: 1})
+    with pytest.raises(UserError, match=f"nv/config.json: field {field} is 1, neither true nor"):
+        load_encoder(str(folder))
+
+
+def test_decoder_padding_token_outside_vocabulary_is_refused(tmp_path):
+    folder = tiny_embedder.folder(tmp_path / "model", "llama", pad_token_id=5000)
+    with pytest.raises(UserError, match="config.json: field pad_token_id is 5000; supported: 0 to"):
+        load_encoder(str(folder))
+    none = tiny_embedder.folder(tmp_path / "none", "llama", pad_token_id=-1)
+    assert load_encoder(str(none)).config.pad_id == 0
 
 
 def test_pool_unpooled_tokens_are_attended_but_not_pooled(tmp_path):

@@ -271,7 +271,9 @@ def test_choose_tasks_by_name(tmp_path):
     assert choose("retrieval.passage,retrieval.query")[0].tasks == (1, 0)
     with pytest.raises(UserError, match="config.json: the model has no task 'x'; its tasks are: r"):
         choose("x")
-    with pytest.raises(UserError, match="must be one task, or those of queries and of passages"):
+    with pytest.raises(
+        UserError, match="config.json: tasks .* must be one task, or those of queries and"
+    ):
         choose(",".join(TASKS))
     assert choose_tasks(plain, {}, "config.json", None) == (plain, ())
 

