@@ -7,8 +7,8 @@ import pytest
 from cirag_jax.evaluation import judge_prompts as judge
 from cirag_jax.grade import prompts as grade
 from cirag_jax.io import replace_surrogates
+from cirag_jax.methods.baselines import decomposition, ircot
 from cirag_jax.methods.baselines import genground as genground
-from cirag_jax.methods.baselines import ircot
 from cirag_jax.methods.c2rag import prompts as c2rag
 from cirag_jax.methods.cirag import compact
 from cirag_jax.methods.cirag import prompts as cirag
@@ -64,6 +64,7 @@ PARSERS = {
     ),
     "c2rag.fill": lambda t, cut: c2rag.parse_fill(t),
     "c2rag.names": lambda t, cut: c2rag.names_in(t),
+    "decomposition": lambda t, cut: decomposition.parse_queries(t, 3, truncated=cut),
     "genground.deduction": lambda t, cut: genground.parse_deduction(t, truncated=cut),
     "genground.grounding": lambda t, cut: genground.parse_grounding(t),
     "extraction.entities": lambda t, cut: extraction_prompts.parse_entities(t, _finish(cut)),
@@ -94,6 +95,7 @@ _MARKS = (
     *(
         '{"named_entities": ["Ada"]}',
         '{"question": "Who?", "answer": "Ada"}',
+        '{"queries": ["Who?", "Where?"]}',
         '{"implies": true}',
         "<think>",
         "</think>",

@@ -19,11 +19,13 @@ _MAIN = runpy.run_path(str(_ROOT / "launch/answer.py"))["main"]
 SETTINGS = {
     "beam_retrieval": {"num_chains": 2, "num_passages": 2},
     "cirag": {"max_steps": 1, "prefilled_headers": True, "num_candidates": 4},
+    "decomposition": {"max_queries": 2, "num_passages": 2, "num_read": 2},
     "dualrag": {"max_steps": 1, "min_retrievals": 1, "min_score": -1.0, "num_documents": 2,
                 "max_entities": 1, "max_keywords": 1, "few_shot": False, "max_retries": 0},
     "genground": {"max_steps": 1, "min_score": -1.0, "num_passages": 2, "max_batches": 1},
     "ircot": {"max_thoughts": 1, "num_passages": 2},
     "iter_retgen": {"num_rounds": 2, "num_passages": 2, "num_read": 2},
+    "multi_step": {"num_passages": 2, "num_read": 2, "num_in_query": 1},
     "native_rag": {"num_passages": 2, "num_read": 2},
 }  # fmt: skip
 UNITS = [
@@ -79,7 +81,7 @@ def test_answer_failed_reader_scores_0_and_keeps_recall(method, folders, tmp_pat
     """Prompts that do not fit the reader's context fail all questions."""
     settings = {
         **SETTINGS.get(method, {}),
-        **({"num_rounds": 1} if method == "iter_retgen" else {}),
+        **({"num_rounds": 1} if method in ("iter_retgen", "multi_step") else {}),
     }
     first = run(capsys, folders, tmp_path / "first", method, settings)
     small = {"reader.context": 24, "reader.overflow": "error", "reader.max_tokens": 1}

@@ -60,9 +60,9 @@ def test_find_method_unknown_name_lists_the_methods(name):
     with pytest.raises(UserError) as error:
         registry.find_method(name)
     assert str(error.value) == (
-        f"config.method={name!r} is not a method; choose one of beam_retrieval, c2rag, cirag, "
-        "direct, dualrag, genground, ircot, iter_retgen, kirag, native_rag, oracle, or give the "
-        "dotted path of a module that defines METHOD."
+        f"config.method={name!r} is not a method; choose one of "
+        f"{', '.join(registry.method_names())}, or give the dotted path of a module that defines "
+        "METHOD."
     )
 
 

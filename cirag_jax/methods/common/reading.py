@@ -37,17 +37,19 @@ ANSWER_TOKENS = {
 NO_MINIMUM = -1e9  # Below every score.
 
 
-def search(query: str, k: int, rerank_from: int = 0, min_score: float = 0.0) -> Program[Retrieved]:
+def search(
+    query: str, k: int, rerank_from: int = 0, min_score: float = 0.0, *, rank_by: str | None = None
+) -> Program[Retrieved]:
     """Returns the ``k`` nearest passages, or the ``k`` best of ``rerank_from`` passages.
 
-    The ranker ``passages`` selects the best passages, without passages that score ``min_score`` or
-    less. In DualRAG's code, NativeRAG keeps up to 10 of 50 passages, with a logit above 0, and
-    GenGround keeps 10 with any logit.
+    The ranker ``passages`` selects the best passages for ``rank_by``, by default the query, without
+    passages that score ``min_score`` or less. In DualRAG's code, NativeRAG keeps up to 10 of 50
+    passages, with a logit above 0, and GenGround keeps 10 with any logit.
     """
     retrieved: Retrieved = yield Retrieve(query, max(k, rerank_from))
     if not rerank_from or not retrieved.passages:
         return retrieved
-    ranked: Ranked[Passage] = yield Rank(query, retrieved.passages, k, "passages")
+    ranked: Ranked[Passage] = yield Rank(rank_by or query, retrieved.passages, k, "passages")
     good = [(p, s) for p, s in zip(ranked.texts, ranked.scores, strict=True) if s > min_score]
     return Retrieved(tuple(p for p, _ in good), tuple(s for _, s in good))
 
