@@ -7,7 +7,7 @@ import pytest
 from cirag_jax.evaluation import judge_prompts as judge
 from cirag_jax.grade import prompts as grade
 from cirag_jax.io import replace_surrogates
-from cirag_jax.methods.baselines import decomposition, ircot
+from cirag_jax.methods.baselines import decomposition, ircot, search_r1
 from cirag_jax.methods.baselines import genground as genground
 from cirag_jax.methods.c2rag import prompts as c2rag
 from cirag_jax.methods.cirag import compact
@@ -77,6 +77,7 @@ PARSERS = {
     "ircot": lambda t, cut: ircot.parse_thought(t),
     "judge": lambda t, cut: judge.parse_verdict(t, "dualrag", truncated=cut),
     "rag": lambda t, cut: short_answers.parse_short_answer(t),
+    "search_r1": lambda t, cut: search_r1.parse_action(t, cut),
     "reading": lambda t, cut: reading_prompts.parse_answer(t, wide=True, truncated=cut),
     "refusals": lambda t, cut: refusals.refuses(t),
     **{
@@ -97,6 +98,9 @@ _MARKS = (
         '{"question": "Who?", "answer": "Ada"}',
         '{"queries": ["Who?", "Where?"]}',
         '{"implies": true}',
+        "<search> x",
+        "</search>",
+        "<answer> x </answer>",
         "<think>",
         "</think>",
     ),

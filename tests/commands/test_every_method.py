@@ -27,6 +27,7 @@ SETTINGS = {
     "iter_retgen": {"num_rounds": 2, "num_passages": 2, "num_read": 2},
     "multi_step": {"num_passages": 2, "num_read": 2, "num_in_query": 1},
     "native_rag": {"num_passages": 2, "num_read": 2},
+    "search_r1": {"max_turns": 1, "prefill_answer": True},
 }  # fmt: skip
 UNITS = [
     ("native_rag", "sentence", {}),
@@ -76,7 +77,15 @@ def test_answer_every_method_answers_and_resumes(method, folders, tmp_path, caps
     assert again["calls"] == first["calls"] and again["em"] == first["em"]
 
 
-@pytest.mark.parametrize("method", [m for m in registry.method_names() if m != "direct"])
+_READING = [
+    method
+    for method in registry.method_names()
+    for needs in [registry.find_method(method).config().needs]
+    if needs.corpus and "reader" in needs.roles
+]
+
+
+@pytest.mark.parametrize("method", _READING)
 def test_answer_failed_reader_scores_0_and_keeps_recall(method, folders, tmp_path, capsys):
     """Prompts that do not fit the reader's context fail all questions."""
     settings = {
