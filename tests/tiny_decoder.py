@@ -3,6 +3,7 @@
 import json
 import pathlib
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -142,24 +143,28 @@ def tensors(raw: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
     return found
 
 
-def tokenizer() -> tokenizers.Tokenizer:
-    """Trains a byte-level BPE tokenizer of `VOCABULARY` tokens on four sentences."""
+def tokenizer(
+    texts: Sequence[str] | None = None, vocab_size: int | None = None
+) -> tokenizers.Tokenizer:
+    """Trains a byte-level BPE tokenizer, by default of `VOCABULARY` tokens on four sentences."""
     made = tokenizers.Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore
     made.decoder = decoders.ByteLevel()  # pyright: ignore
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
+        vocab_size=vocab_size or VOCABULARY,
         special_tokens=list(SPECIAL),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    made.train_from_iterator(_TEXT, trainer)
+    made.train_from_iterator(texts or _TEXT, trainer)
     return made
 
 
-def write_tokenizer(path: pathlib.Path) -> None:
+def write_tokenizer(
+    path: pathlib.Path, texts: Sequence[str] | None = None, vocab_size: int | None = None
+) -> None:
     """Writes the tokenizer's files and ``generation_config.json`` to ``path``."""
-    tokenizer().save(str(path / "tokenizer.json"))
+    tokenizer(texts, vocab_size).save(str(path / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": SPECIAL[0],
@@ -175,7 +180,12 @@ def write_tokenizer(path: pathlib.Path) -> None:
 
 
 def folder(
-    path: str | pathlib.Path, family: str = "llama", *, seed: int = 0, **fields: Any
+    path: str | pathlib.Path,
+    family: str = "llama",
+    *,
+    seed: int = 0,
+    texts: Sequence[str] | None = None,
+    **fields: Any,
 ) -> pathlib.Path:
     """Writes a model folder that transformers and `load_decoder` can load; returns its path.
 
@@ -183,6 +193,7 @@ def folder(
       path: the folder, which is created if needed.
       family: a key of `decoder_weights.FAMILIES`.
       seed: seed of the weights.
+      texts: texts on which to train the tokenizer, of ``vocab_size`` tokens.
       **fields: fields of ``config.json``, such as ``num_hidden_layers=3``.
     """
     path = pathlib.Path(path)
@@ -190,7 +201,7 @@ def folder(
     raw = config(family, **fields)
     (path / "config.json").write_text(json.dumps(raw), "utf-8")
     save_tensors(tensors(raw, seed), path / "model.safetensors")
-    write_tokenizer(path)
+    write_tokenizer(path, texts, fields.get("vocab_size"))
     return path
 
 

@@ -29,6 +29,7 @@ def prepare(
     manual_dir: Path | None = None,
     data_dir: Path | None = None,
     corpus: str = WHOLE,
+    split: str | None = None,
     limit: int = 0,
     seed: int = 0,
 ) -> Dataset:
@@ -42,6 +43,7 @@ def prepare(
       data_dir: folder for downloads and ArrayRecord files of TFDS; None is ``out/tfds``.
       corpus: corpus policy. ``per_question`` writes the same passages as ``selected_questions``,
         because it restricts the search, not the corpus.
+      split: the only split whose questions to keep; None keeps all.
       limit: number of random questions per split; 0 keeps all.
       seed: seed of the random questions and of the policy.
     """
@@ -51,11 +53,21 @@ def prepare(
     config = config or next(iter(builder_class.FILES))
     builder = prepare_builder(builder_class, config, data_dir or out / "tfds", manual_dir)
     dataset = to_dataset(builder)
-    questions = _draw(dataset.questions, limit, seed)
+    questions = _draw(_of_split(dataset, split), limit, seed)
     passages = build_corpus(dataset, questions, corpus, seed).passages
     dataset = _restrict(dataset, questions, passages)
     write_dataset(dataset, out)
     return dataset
+
+
+def _of_split(dataset: Dataset, split: str | None) -> tuple[Question, ...]:
+    if split is None:
+        return dataset.questions
+    questions = tuple(question for question in dataset.questions if question.split == split)
+    if not questions:
+        splits = sorted({str(question.split) for question in dataset.questions})
+        raise UserError(f"--split={split} has no questions; the splits are {', '.join(splits)}.")
+    return questions
 
 
 def _draw(questions: Sequence[Question], limit: int, seed: int) -> tuple[Question, ...]:
@@ -96,6 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--manual_dir", type=Path, help="folder of official files placed by hand")
     parser.add_argument("--data_dir", type=Path, help="folder of TFDS's files (default: OUT/tfds)")
     parser.add_argument("--corpus", default=WHOLE, choices=POLICIES)
+    parser.add_argument("--split", help="keep only the questions of this split")
     parser.add_argument("--limit", type=int, default=0, help="random questions per split; 0: all")
     parser.add_argument("--seed", type=int, default=0)
     flags = vars(parser.parse_args(arguments))

