@@ -5,9 +5,9 @@
     python experiments/run.py --only=cirag_path --scale=paper --data=DIR --workdir=W --dry_run
 
 Every stage is a command, which is printed before it runs. Run the same command to resume: finished
-stages are skipped, and stages whose command, config, code or input has changed run again. Prints the
-stages and tables on stderr and one JSON object on stdout. Exit codes: 0 if all stages finished, 1 if
-a stage failed, 2 for bad input, 75 if a stage is incomplete, 130 for an interrupt.
+stages are skipped, and stages whose command, config, code or input has changed run again. Prints
+the stages and tables on stderr and one JSON object on stdout. Exit codes: 0 if all stages finished,
+1 if a stage failed, 2 for bad input, 75 if a stage is incomplete, 130 for an interrupt.
 """
 
 import argparse
@@ -41,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--until", help="name of the last stage to run")
     made.add_argument("--set", action="append", default=[], help="NAME=VALUE of a variable")
     made.add_argument("--dry_run", action="store_true", help="only print the commands")
+    made.add_argument("--collect", action="store_true", help="only print what is finished")
     made.add_argument("--slurm", action="store_true", help="submit one Slurm job per stage")
     return made
 
@@ -84,15 +85,15 @@ def _main(arguments: Sequence[str]) -> int:
     plan = planning.plan(
         chosen, flags.scale, workdir, data, settings, until=flags.until, dry_run=flags.dry_run
     )
-    if flags.dry_run or flags.scale == "paper":
+    if flags.dry_run or (flags.scale == "paper" and not flags.collect):
         running.show(plan, with_costs=flags.scale == "paper")
     if flags.dry_run:
         return 0
+    if flags.collect:
+        print(json.dumps(running.report(plan, running.collect(plan), workdir)))
+        return 0
     with running.locked(workdir):
-        if flags.slurm:
-            states = running.submit(plan, workdir)
-        else:
-            states = running.Runner(plan).run()
+        states = running.submit(plan, workdir) if flags.slurm else running.Runner(plan).run()
         print(json.dumps(running.report(plan, states, workdir)))
     if "failed" in states.values():
         return 1

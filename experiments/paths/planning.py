@@ -101,9 +101,8 @@ def plan(
     setups = {}
     for experiment in chosen:
         if scale not in experiment.scales:
-            raise UserError(
-                f"{experiment.name} has no --scale={scale}; choose one of {', '.join(experiment.scales)}."
-            )
+            scales = ", ".join(experiment.scales)
+            raise UserError(f"{experiment.name} has no --scale={scale}; choose one of {scales}.")
         setups[experiment.name] = experiment.scales[scale]()
     _check_names(setups, settings, until)
     servers = {setup.server for setup in setups.values() if setup.server}
@@ -174,7 +173,7 @@ class _Planner:
                 raise UserError(f"{place}: {{{used_name}}} is neither a stage nor a variable.")
         described = {
             "command": words,
-            "stages": {n: self.stages[folders[n]].identity["digest"] for n in used if n in folders},
+            "stages": {n: folders[n].name for n in used if n in folders},
             "variables": {n: self._value(place, n, variables) for n in used if n in variables},
             "files": {
                 path: self._digest_of(place, path)

@@ -22,6 +22,7 @@ from experiments.paths.planning import ROOT, Plan, PlannedStage
 
 State = Literal["finished", "failed", "incomplete", "not run", "submitted"]
 
+JOBS = "jobs.json"  # in the runner's workdir: the Slurm job of each stage
 RESULT = "result.json"  # in a stage's folder; the last thing that a command writes
 TRY_AGAIN = 75  # exit code of a command that continues if it is run again
 _ATTEMPTS = 3
@@ -259,16 +260,33 @@ def _cost(stage: PlannedStage) -> str:
     )
 
 
+def collect(plan: Plan) -> dict[pathlib.Path, State]:
+    """Returns the states of stages without running any."""
+    return {
+        stage.folder: "not run" if read_result(stage) is None else "finished"
+        for stage in plan.stages.values()
+    }
+
+
 # ----------------------------------------------------------------------------------------- Slurm
 
 
 def submit(plan: Plan, workdir: pathlib.Path) -> dict[pathlib.Path, State]:
-    """Submits a Slurm job for each stage that is not finished; a job waits for its inputs."""
+    """Submits a Slurm job for each stage that is not finished; a job waits for its inputs.
+
+    Stages that already have a pending or running job keep this job.
+    """
     states: dict[pathlib.Path, State] = {}
     jobs: dict[pathlib.Path, str] = {}
+    old_jobs = read_object(path) if (path := workdir / JOBS).is_file() else {}
     for stage in plan.stages.values():
         if read_result(stage) is not None:
             states[stage.folder] = "finished"
+            continue
+        old_job = old_jobs.get(stage.folder.name)
+        if old_job is not None and _is_queued(old_job):
+            jobs[stage.folder], states[stage.folder] = old_job, "submitted"
+            say(f"{stage.name} is job {old_job}")
             continue
         stage.folder.parent.mkdir(parents=True, exist_ok=True)
         words = sbatch(stage, [jobs[folder] for folder in stage.after if folder in jobs])
@@ -283,8 +301,15 @@ def submit(plan: Plan, workdir: pathlib.Path) -> dict[pathlib.Path, State]:
             raise UserError(f"sbatch refused {stage.name}: {one_line(done.stderr)}.")
         jobs[stage.folder] = done.stdout.strip().partition(";")[0]
         states[stage.folder] = "submitted"
-    write_json(workdir / "jobs.json", {folder.name: job for folder, job in jobs.items()})
+        old_jobs[stage.folder.name] = jobs[stage.folder]
+        write_json(path, old_jobs)
     return states
+
+
+def _is_queued(job: str) -> bool:
+    words = ["squeue", "--noheader", f"--jobs={job}"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    return done.returncode == 0 and bool(done.stdout.strip())
 
 
 def sbatch(stage: PlannedStage, after: list[str]) -> list[str]:
@@ -315,7 +340,9 @@ _FIGURES: Mapping[str, tuple[str, ...]] = {
         "questions|num_questions", "unstated|unstated_questions", "trajectories", "dropped",
         "failures", "solved", "sees gold|sees_gold",
     ),
-    "train": ("examples|num_examples", "steps|total_steps", "dev loss|dev/loss", "R@5|dev/recall@5"),
+    "train": (
+        "examples|num_examples", "steps|total_steps", "dev loss|dev/loss", "R@5|dev/recall@5",
+    ),
     "evaluate": ("questions|num_questions", "steps|num_steps"),
     "export": ("step", "rank"),
     "answer": (

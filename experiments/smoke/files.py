@@ -47,6 +47,7 @@ class Fact(NamedTuple):
 
     @property
     def sentence(self) -> str:
+        """The sentence that states the fact."""
         return f"The {self.relation} of {self.head} is {self.tail}."
 
 
@@ -60,6 +61,7 @@ class Made(NamedTuple):
 
     @property
     def answer(self) -> str:
+        """The answer to the question."""
         return self.facts[-1].tail
 
 
@@ -83,10 +85,7 @@ def world(seed: int = 0) -> dict[str, list[Fact]]:
     rng.shuffle(people)
     paragraphs = {}
     for index, (film, person) in enumerate(zip(_FILMS, people, strict=True)):
-        paragraphs[film] = [
-            Fact(film, "director", person),
-            Fact(film, "release year", str(1931 + 2 * index)),
-        ]
+        paragraphs[film] = [Fact(film, "director", person)]
         paragraphs[person] = [
             Fact(person, "birthplace", rng.choice(_TOWNS)),
             Fact(person, "first trade", rng.choice(_CRAFTS)),
@@ -122,7 +121,8 @@ def made_questions(hops: int, seed: int = 0) -> list[Made]:
 
 
 def _sentences(title: str, facts: list[Fact]) -> list[str]:
-    return [f"This page is about {title}.", *(fact.sentence for fact in facts)]
+    opening = f"{title} is the subject of a page of {len(facts)} facts."
+    return [opening, *(fact.sentence for fact in facts)]
 
 
 def hotpot_record(made: Made, paragraphs: dict[str, list[Fact]]) -> dict[str, Any]:

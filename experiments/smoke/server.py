@@ -127,7 +127,16 @@ def reading(messages: Messages) -> str | None:
     return f"Thought: {facts or 'nothing'}.\nAnswer: {'Unanswerable' if left else entity}"
 
 
-RULES: list[Rule] = [extraction, integration, reading]
+def short_reading(messages: Messages) -> str | None:
+    """Answers from documents in one line (FlashRAG's prompt, of NativeRAG and other baselines)."""
+    text, question = messages[0]["content"], messages[-1]["content"]
+    if "Doc 1 (Title: " not in text or not question.startswith("Question: "):
+        return None
+    used, left, entity = follow(question, facts_in(text))
+    return "I do not know" if left else entity
+
+
+RULES: list[Rule] = [extraction, integration, reading, short_reading]
 
 # ------------------------------------------------------------------------------------------ server
 
