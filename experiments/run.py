@@ -14,7 +14,7 @@ import argparse
 import json
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
@@ -100,7 +100,7 @@ def _main(arguments: Sequence[str]) -> int:
     return running.TRY_AGAIN if "incomplete" in states.values() else 0
 
 
-def _list(experiments: Sequence[Experiment]) -> None:
+def _list(experiments: Iterable[Experiment]) -> None:
     for experiment in experiments:
         print(f"{experiment.name:<16}{', '.join(experiment.scales):<24}{experiment.title}")
         for scale, setup in experiment.scales.items():

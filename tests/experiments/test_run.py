@@ -6,6 +6,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,7 @@ def declared(monkeypatch):
     return declare_experiments
 
 
-def execute(capsys, workdir, *more):
+def execute(capsys, workdir, *more) -> tuple[int, Any, str]:
     """Returns the exit code, the result and the text on standard error."""
     code = run.main([f"--workdir={workdir}", *more])
     out, err = capsys.readouterr()
