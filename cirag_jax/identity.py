@@ -36,6 +36,7 @@ _MEANINGS = {
     "corpus": _PASSAGES,
     "triples.content": "other triples of its passages",
     "demonstrations": "other demonstrations (the training questions have changed)",
+    "prompt_file": "other prompts (config.prompt_file has changed)",
     "encoder.revision": "other weights of the encoder",
     "code": "another version of this program",
     "the training examples": "other training examples",

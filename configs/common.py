@@ -114,6 +114,15 @@ def resumable(config: Any) -> None:
     config.cache = placeholder(str)  # File of a response cache shared by runs; null disables it.
 
 
+def prompts(config: Any) -> None:
+    """Sets the fields of ``config`` for the prompts of its roles (docs/prompts.md)."""
+    # A .toml file with prompts of your own, which replace those of this package.
+    config.prompt_file = placeholder(str)
+    # File (.toml) to which to write this package's prompts, to start your own from; nothing else
+    # is done.
+    config.export_prompts = placeholder(str)
+
+
 def scoring(config: Any) -> None:
     """Sets fields of ``config`` for scoring answers."""
     config.profile = "musique"  # Answer scorer, from evaluation/answers.py.

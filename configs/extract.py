@@ -59,6 +59,8 @@ def get_config(preset: str = "") -> Any:
     # names.
     config.grounded = False
 
+    common.prompts(config)
+
     config.retry = "errors"  # Failed passages to retry: never | errors (of requests) | all
     config.replace = False  # Replace triples of another model or prompt.
     # Maximum share of passages without triples; above this share, the run fails.

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from cirag_jax import cli
 from cirag_jax.commands import identity, online, opening, task
 from cirag_jax.commands.pool import Pool
 from cirag_jax.commands.session import own_question
@@ -56,6 +57,8 @@ class PlannedRun(NamedTuple):
 
 def answer(config: Config, workdir: pathlib.Path, replace: bool = False) -> dict[str, Any]:
     """Plans and executes the run that ``config`` describes; see `execute`."""
+    if config.export_prompts is not None:
+        return cli.PrintOnly(task.export_prompts(config, task.method_settings(config)))
     started = time.monotonic()
     with Pool() as pool:
         planned = plan_run(config, pool)
@@ -70,8 +73,12 @@ def plan_run(config: Config, pool: Pool) -> PlannedRun:
     _scoring(config)
     metrics.check(config.metrics)
     opening.check(config, settings.needs)
-    run_task = _task(config, settings.needs, pool)
-    jobs = [task.job(question, method.program, settings) for question in run_task.questions]
+    own_prompts = task.read_prompts(config, settings)
+    run_task = _task(config, settings.needs, pool)._replace(own_prompts=own_prompts)
+    opening.warn_of_own_prompts(config, run_task)
+    jobs = [
+        task.job(question, method.program, settings, own_prompts) for question in run_task.questions
+    ]
     identity_of_run = identity.of_run(config, method.program.__module__, run_task)
     return PlannedRun(config, run_task, jobs, identity_of_run)
 

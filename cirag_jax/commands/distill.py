@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
+from cirag_jax import cli
 from cirag_jax.commands import backends, identity, opening, task
 from cirag_jax.datasets import load
 from cirag_jax.distill import teachers, trajectories
@@ -21,6 +22,7 @@ from cirag_jax.llm.types import Usage
 from cirag_jax.methods.cirag.method import cirag, construct_and_integrate
 from cirag_jax.methods.cirag.settings import PROMPT_FIELDS, CiragConfig
 from cirag_jax.methods.common.extraction import ONLINE
+from cirag_jax.methods.common.own_prompts import NONE
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.requests import Extract, Needs, Retrieve
 from cirag_jax.runtime.run import run_jobs
@@ -49,6 +51,8 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """
     started = time.monotonic()
     settings = _check(config)
+    if config.export_prompts is not None:
+        return cli.PrintOnly(task.export_prompts(config, settings))
     opening.check(config, settings.needs)
     dataset = load.load_dataset(config.data, on_request=not task.loads_triples(config))
     run_task = task.select(dataset, config.data, "train", settings.needs)
@@ -76,8 +80,14 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     programs = {"annotations": construct_and_integrate, "llm": construct_and_integrate}
     if config.answer:
         programs["llm"] = cirag
-    jobs = [task.job(q, programs[teacher_of[q.id]], settings) for q in questions]
-    run_task = run_task._replace(needs=needs)
+    own_prompts = task.read_prompts(config, settings)
+    run_task = run_task._replace(needs=needs, own_prompts=own_prompts)
+    opening.warn_of_own_prompts(config, run_task)
+    prompts_of = {"annotations": NONE, "llm": own_prompts}
+    jobs = [
+        task.job(q, programs[teacher_of[q.id]], settings, prompts_of[teacher_of[q.id]])
+        for q in questions
+    ]
     run_settings = _run_settings(config, run_task)
 
     def open_all(stack: contextlib.ExitStack, journal: Journal) -> Mapping[type | str, Handler]:
@@ -191,6 +201,11 @@ def _check(config: Config) -> CiragConfig:
     settings = CiragConfig(**task.plain(config.cirag))
     kind = config.teacher.kind
     check_choice("config.teacher.kind", kind, teachers.KINDS)
+    if config.prompt_file is not None and kind == "annotations":
+        raise UserError(
+            "config.prompt_file is not used with config.teacher.kind=annotations, which has no "
+            "language model; unset it."
+        )
     if settings.prefilled_headers:
         raise UserError(
             "config.cirag.prefilled_headers=true is not supported: teachers respond in one message."

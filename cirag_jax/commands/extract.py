@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import tqdm
 
-from cirag_jax import processes
+from cirag_jax import cli, processes
 from cirag_jax.commands import backends, cluster, task
 from cirag_jax.commands.extract_estimate import estimate
 from cirag_jax.commands.extract_import import import_openie
@@ -35,8 +35,9 @@ from cirag_jax.errors import InUse, UserError, check_at_least, check_choice
 from cirag_jax.identity import check_same
 from cirag_jax.io import Closing, say, write_lines
 from cirag_jax.llm.types import Usage
-from cirag_jax.methods.common import extraction
+from cirag_jax.methods.common import extraction, own_prompts
 from cirag_jax.methods.common.extraction import Extraction, ExtractionSettings
+from cirag_jax.methods.common.own_prompts import OwnPrompts
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.records import JournalReader, Record, Totals, convert
 from cirag_jax.runtime.run import Runner, Show, progress_bar
@@ -68,6 +69,9 @@ def extract_corpus(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     index, count = jax.process_index(), jax.process_count()
     on_cluster = cluster.is_chosen(config)
     stores.reject_old_format(workdir)
+    if config.export_prompts is not None:
+        file, dialect = config.export_prompts, config.dialect
+        return cli.PrintOnly(own_prompts.export_file(file, lambda: extraction.render(dialect)))
     if config.import_openie is not None and config.export_openie is not None:
         raise UserError("config.import_openie and config.export_openie are alternatives.")
     if config.export_openie is not None:
@@ -120,7 +124,16 @@ def _settings(config: Config) -> ExtractionSettings:
 def _identity(config: Config, settings: ExtractionSettings) -> dict[str, Any]:
     """Checks the adapter and returns the identity of the extractor."""
     extraction.check_adapter(config.extractor, settings)
-    return of_extractor(config.extractor, settings)
+    with own_prompts.active(_own_prompts(config)):
+        return of_extractor(config.extractor, settings)
+
+
+def _own_prompts(config: Config) -> OwnPrompts:
+    if config.prompt_file is None:
+        return {}
+    return own_prompts.read(
+        config.prompt_file, lambda: extraction.render(config.dialect), "extract.py"
+    )
 
 
 def _selected(config: Config) -> Collection[str] | None:
@@ -353,7 +366,7 @@ class _Worker:
     def __call__(self, shard: _Shard) -> bool:
         """Extracts triples into the shard's journal; returns whether all programs have ended."""
         with self._open(shard) as runner:
-            return runner.run(_jobs(shard.passages, self._settings))
+            return runner.run(_jobs(shard.passages, self._settings, _own_prompts(self._config)))
 
     def _open(self, shard: _Shard) -> Runner:
         """Opens the journal; retries while a lost worker or a killed command still has it open."""
@@ -380,10 +393,15 @@ def _rate(journal: JournalReader) -> float | None:
     return journal.totals().programs / journal.seconds if journal.seconds else None
 
 
-def _jobs(passages: Iterable[Passage], settings: ExtractionSettings) -> list[Job]:
+def _jobs(
+    passages: Iterable[Passage], settings: ExtractionSettings, prompts: OwnPrompts
+) -> list[Job]:
     def job(passage: Passage) -> Job:
-        name = extraction.program_name(passage)
-        return Job(name, {"passage": passage.id}, lambda: extraction.extract(passage, settings))
+        return Job(
+            extraction.program_name(passage),
+            {"passage": passage.id},
+            lambda: own_prompts.run_with(prompts, extraction.extract(passage, settings)),
+        )
 
     return [job(passage) for passage in passages]
 
@@ -480,7 +498,7 @@ class _CorpusExtraction(Closing):
 
         passages = selection.pending()
         while block := list(itertools.islice(passages, self._config.block)):
-            jobs = _jobs(block, self._settings)
+            jobs = _jobs(block, self._settings, _own_prompts(self._config))
             names = [job.id for job in jobs]
             for name, outcome in self._journal.outcomes(names).items():  # earlier runs
                 self._count(

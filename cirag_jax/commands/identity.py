@@ -15,7 +15,7 @@ from cirag_jax.commands.backends import DEFAULT_MODEL
 from cirag_jax.datasets import triple_files
 from cirag_jax.identity import of_code, of_packages, of_records
 from cirag_jax.io import local_path
-from cirag_jax.methods.common import extraction
+from cirag_jax.methods.common import extraction, own_prompts
 from cirag_jax.methods.common.extraction import ONLINE, ExtractionSettings
 from cirag_jax.methods.registry import block_name
 from cirag_jax.models.io.fingerprint import model_identity
@@ -52,6 +52,7 @@ def of_run(config: Config, code: str, task: task_lib.Task) -> dict[str, Any]:
         **_passages(config, task),
         "code": of_code(code),
         **_roles(config, needs),
+        **({"prompt_file": own_prompts.digest(task.own_prompts)} if task.own_prompts else {}),
         **_triples(config, task),
         **_demonstrations(task),
     }
@@ -134,7 +135,8 @@ def _triples(config: Config, task: task_lib.Task) -> dict[str, Any]:
     if not task.needs.triples:
         return {}
     if config.triples == ONLINE:
-        version = extraction.extractor_version()
+        with own_prompts.active(task.own_prompts):
+            version = extraction.extractor_version(config.extractor.dialect)
         return {"triples": ONLINE, **{f"extractor.{k}": value for k, value in version.items()}}
     ids = [passage.id for passage in task.corpus.passages]
     if not triple_files.is_store(config.triples):

@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 
 from cirag_jax.methods.common import extraction
+from cirag_jax.methods.common.own_prompts import NONE, OwnPrompts, run_with
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.requests import Extract, Extracted, RequestError
@@ -20,16 +21,22 @@ class OnlineExtractHandler:
 
     ``generate`` calls the language model of the role ``extractor``. The journal of ``runner``
     stores extractions, so that questions share them and a resumed run does not repeat them.
+    ``prompts`` replace those of the extractor.
     """
 
     is_slow = True
 
     def __init__(
-        self, generate: GenerateHandler, runner: Runner, settings: extraction.ExtractionSettings
+        self,
+        generate: GenerateHandler,
+        runner: Runner,
+        settings: extraction.ExtractionSettings,
+        prompts: OwnPrompts = NONE,
     ):
         self._generate = generate
         self._runner = runner
         self._settings = settings
+        self._prompts = prompts
         self._triples: dict[str, tuple[Triple, ...] | None] = {}  # by passage id
 
     @property
@@ -74,5 +81,5 @@ class OnlineExtractHandler:
         return Job(
             extraction.program_name(passage),
             json.loads(codec.dump(dataclasses.asdict(passage))),
-            lambda: extraction.extract(passage, self._settings),
+            lambda: run_with(self._prompts, extraction.extract(passage, self._settings)),
         )

@@ -18,7 +18,7 @@ from cirag_jax.io import say
 from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.llm.types import Usage
 from cirag_jax.methods import prompt_digests
-from cirag_jax.methods.common import extraction
+from cirag_jax.methods.common import extraction, own_prompts
 from cirag_jax.methods.common.extraction import ONLINE
 from cirag_jax.methods.registry import block_name, method_block
 from cirag_jax.models.io import workdir
@@ -118,9 +118,11 @@ def open_handlers(
         )
         extraction.check_adapter(block, settings)
         path = journal.path.with_name(journal.path.name.replace("journal", online.NAME))
+        with own_prompts.active(task.own_prompts):
+            identity_of_extractor = identity.of_extractor(block, settings)
         runner = Runner(
             path,
-            identity.of_extractor(block, settings),
+            identity_of_extractor,
             lambda *_: {"extractor": handlers["extractor"]},
             in_flight=256,
             encode=extraction.encode_extraction,
@@ -130,7 +132,9 @@ def open_handlers(
         spent = {**journal.usage(), **extractions.journal.usage()}
         handlers |= _open_models(config, needs, roles, stack, rows, spent, pool)
         extractor: Any = handlers["extractor"]
-        handlers[requests.Extract] = online.OnlineExtractHandler(extractor, extractions, settings)
+        handlers[requests.Extract] = online.OnlineExtractHandler(
+            extractor, extractions, settings, task.own_prompts
+        )
     else:
         handlers |= _open_models(config, needs, roles, stack, rows, journal.usage(), pool)
     if needs.demonstrations:
@@ -207,6 +211,20 @@ def check_adapters(config: Config, roles: Sequence[str]) -> None:
             say(
                 f"WARNING: {name}.num_candidates={number}, but {spec} was trained with at most "
                 f"{limit}"
+            )
+
+
+def warn_of_own_prompts(config: Config, task: task_lib.Task) -> None:
+    """Warns of adapters that were trained with prompts that ``config.prompt_file`` replaces."""
+    roles = {name.partition(".")[0] for name in task.own_prompts}
+    for role in task_lib.roles_of(config, task.needs):
+        spec = config[role].adapter
+        if role not in roles or config[role].backend == "openai" or spec is None:
+            continue
+        if workdir.check_role(spec, role).get("component") == role:
+            say(
+                f"WARNING: {spec} was trained with this package's prompts, but "
+                f"{config.prompt_file} has others for the {role}"
             )
 
 

@@ -12,7 +12,10 @@ from cirag_jax import config_files
 from cirag_jax.datasets import jsonl, load
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError, check_at_least
+from cirag_jax.io import say
+from cirag_jax.methods.common import extraction, own_prompts
 from cirag_jax.methods.common.extraction import ONLINE
+from cirag_jax.methods.common.own_prompts import OwnPrompts
 from cirag_jax.methods.common.reading import ANSWER_TOKENS
 from cirag_jax.methods.registry import block_name, find_method, method_block
 from cirag_jax.runtime import codec
@@ -50,12 +53,14 @@ class Task(NamedTuple):
       dataset: the complete dataset.
       questions: the questions to answer.
       corpus: the passages to search; empty if the method needs none.
+      own_prompts: the prompts of ``config.prompt_file``.
     """
 
     needs: Needs
     dataset: Dataset
     questions: Sequence[Question]
     corpus: Corpus
+    own_prompts: OwnPrompts = own_prompts.NONE
 
 
 def roles_of(config: Config, needs: Needs) -> tuple[str, ...]:
@@ -121,13 +126,50 @@ def select(dataset: Dataset, data: Config, default_split: str, needs: Needs) -> 
     return Task(needs, dataset, questions, load.select_corpus(dataset, questions, data))
 
 
+def read_prompts(config: Config, settings: Any) -> OwnPrompts:
+    """Reads ``config.prompt_file``; warns of prompts that no role of the run uses.
+
+    ``settings`` are the settings of ``config.method``, see `method_settings`.
+    """
+    if config.get("prompt_file") is None:
+        return {}
+    own = own_prompts.read(config.prompt_file, _render(config, settings), config.method)
+    roles = roles_of(config, settings.needs)
+    unused = [name for name in own if name.partition(".")[0] not in roles]
+    if unused:
+        say(
+            f"WARNING: {config.prompt_file}: [{unused[0]}] is not used, because {config.method} "
+            f"has only these roles with the present settings: {', '.join(roles) or 'none'}"
+        )
+    return own
+
+
+def export_prompts(config: Config, settings: Any) -> dict[str, Any]:
+    """Writes the prompts of ``config.method`` to ``config.export_prompts``, a prompt file."""
+    render = _render(config, settings)
+    return own_prompts.export_file(config.export_prompts, render)
+
+
+def _render(config: Config, settings: Any) -> Callable[[], None]:
+    def render() -> None:
+        find_method(config.method).render(settings)
+        if settings.needs.triples:
+            extraction.render(config.extractor.dialect)
+
+    return render
+
+
 def job(
-    question: Question, program: Callable[[Question, Any], Program[Prediction]], settings: Any
+    question: Question,
+    program: Callable[[Question, Any], Program[Prediction]],
+    settings: Any,
+    prompts: OwnPrompts = own_prompts.NONE,
 ) -> Job:
     """Returns the job of a question; only programs that need gold annotations receive them."""
     bare = question if settings.needs.gold else Question(question.id, question.question, ())
     record = json.loads(codec.dump(jsonl.question_record(question)))
-    return Job(question.id, record, lambda: program(bare, settings))
+    run = own_prompts.run_with
+    return Job(question.id, record, lambda: run(prompts, program(bare, settings)))
 
 
 def fill_in(config: Config, own_documents: bool) -> None:

@@ -25,10 +25,13 @@ class Method:
         unless the settings' `Needs` include gold annotations.
       config: frozen dataclass of the settings, which a config file has in ``config.<name>``. The
         attribute ``needs`` of the dataclass is a `Needs`.
+      render: builds a conversation with each `Prompt` of the method, given the settings. A prompt
+        file may replace these prompts.
     """
 
     program: Callable[[Question, Any], Program[Prediction]]
     config: type[Any]
+    render: Callable[[Any], Any] = lambda settings: None
 
 
 def method_names() -> list[str]:

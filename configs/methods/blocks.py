@@ -68,6 +68,7 @@ def method(name: str, switches: Mapping[str, Any] | None = None, **max_tokens: i
         config.model = placeholder(str)  # Language model of every role without one.
     if needs.roles and needs.triples:
         config.extractor.model = config.get_oneway_ref("model")
+    common.prompts(config)
     for name in needs.roles:
         config[name] = role(max_tokens.get(name, 0 if name == "reader" else 128))
         config[name].model = config.get_oneway_ref("model")

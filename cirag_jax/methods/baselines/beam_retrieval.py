@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from cirag_jax.datasets.chains import passage_text, query_text
 from cirag_jax.methods.common.evidence import best_scores
-from cirag_jax.methods.common.reading import ReaderFormat, read
+from cirag_jax.methods.common.reading import ReaderFormat, read, render_reader
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Needs, Program, Retrieve, Retrieved
 from cirag_jax.types import Passage, PositiveInt, Prediction, Question, Step
@@ -86,7 +86,11 @@ def beam_retrieval(question: Question, config: BeamRetrievalConfig) -> Program[P
     )
 
 
-METHOD = Method(beam_retrieval, BeamRetrievalConfig)
+METHOD = Method(
+    beam_retrieval,
+    BeamRetrievalConfig,
+    lambda config: render_reader(config.reader_format, "passage"),
+)
 
 
 def _step(

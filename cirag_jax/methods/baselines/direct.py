@@ -18,7 +18,7 @@ class DirectConfig:
 def direct(question: Question, config: DirectConfig) -> Program[Prediction]:
     """Answers a question from the reader's own knowledge."""
     response: Generated = yield Generate(prompts.reading_messages(question.question, ()), "reader")
-    answer = prompts.parse_short_answer(response.text)
+    answer = prompts.parse_short_answer(prompts.CLOSED_BOOK.read(response.text))
     return Prediction(
         answer,
         "default",
@@ -27,4 +27,4 @@ def direct(question: Question, config: DirectConfig) -> Program[Prediction]:
     )
 
 
-METHOD = Method(direct, DirectConfig)
+METHOD = Method(direct, DirectConfig, lambda _: prompts.reading_messages("", ()))

@@ -11,12 +11,14 @@ from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common import reading_prompts
 from cirag_jax.methods.common.evidence import passage_line
+from cirag_jax.methods.common.own_prompts import Prompt
 from cirag_jax.methods.common.prompt_parts import object_schema, one_line
 from cirag_jax.methods.common.reading import (
     NO_MINIMUM,
     ReaderFormat,
     ask_reader,
     read,
+    render_reader,
     search,
 )
 from cirag_jax.methods.common.tolerant_json import find_json
@@ -77,7 +79,7 @@ def genground(question: Question, config: GengroundConfig) -> Program[Prediction
     errors = collections.Counter[str]()
     supporting: dict[str, Passage] = {}
     for _ in range(config.max_steps):
-        schema = DEDUCTION_SCHEMA if config.constrained else None
+        schema = _DEDUCTION.schema(DEDUCTION_SCHEMA) if config.constrained else None
         messages = deduction_messages(text, pairs)
         response: Generated = yield Generate(messages, "generator", json_schema=schema)
         deduction = parse_deduction(response.text, truncated=response.finish_reason == "length")
@@ -114,7 +116,15 @@ def genground(question: Question, config: GengroundConfig) -> Program[Prediction
     )
 
 
-METHOD = Method(genground, GengroundConfig)
+def _render(config: GengroundConfig) -> None:
+    deduction_messages("", ())
+    grounding_messages("", "", ())
+    answer_messages("", ())
+    if config.grounding == "reader" or config.reader_format != "pairs":
+        render_reader(config.reader_format, "passage", "sentence")
+
+
+METHOD = Method(genground, GengroundConfig, _render)
 
 
 def ground(
@@ -134,7 +144,8 @@ def ground(
             )
             response: Generated = yield Generate(messages, "reader")
             answer, is_grounded, problem = reading_prompts.parse_answer(
-                response.text, truncated=response.finish_reason == "length"
+                reading_prompts.PROMPTS["passage"].read(response.text),
+                truncated=response.finish_reason == "length",
             )
         else:
             messages = grounding_messages(query, guess, batch)
@@ -162,7 +173,8 @@ def _answer(
     lines = tuple(f"{sub_question} {answer}" for sub_question, answer in pairs)
     if config.reader_format in reading_prompts.FORMATS:
         return (yield from read(question, "sentence", lines, config.reader_format, errors))
-    return (yield from ask_reader(answer_messages(question, pairs), "sentence", lines, errors))
+    messages = answer_messages(question, pairs)
+    return (yield from ask_reader(messages, "sentence", lines, errors, prompt=_PAIRS))
 
 
 # -------------------------------------------------------------------------------------- prompts
@@ -170,6 +182,20 @@ def _answer(
 EMPTY = "Empty"  # The reference to write if no document supports the guess (released code).
 MAX_CHARS = 300
 
+_DEDUCTION = Prompt(
+    "generator.deduction",
+    labels={"asked": "Question:", "known": "Known:"},
+    keys=("question", "answer"),
+)
+_GROUNDING = Prompt(
+    "generator.grounding",
+    labels={"documents": "Documents:", "question": "Question:", "guess": "Answer from memory:"},
+)
+_PAIRS = Prompt(
+    "reader.pairs",
+    labels={"question": "Question:", "known": "Known:"},
+    written={"answer": "Answer:"},
+)
 _DEDUCE = (
     "You solve a question step by step. Write the next simple sub-question that has to be "
     "answered, with every name written out, and answer it from what you know; later the answer is "
@@ -205,7 +231,8 @@ def deduction_messages(question: str, pairs: Pairs) -> tuple[Message, ...]:
             Message("assistant", f'{{"question": "{sub_question}", "answer": "{answer}"}}'),
         )
     ]
-    return Message("system", _DEDUCE), *examples, Message("user", _state(question, pairs))
+    turn = Message("user", _state(question, pairs))
+    return _DEDUCTION.conversation(_DEDUCE, examples, turn)
 
 
 def grounding_messages(
@@ -214,12 +241,13 @@ def grounding_messages(
     """Returns the conversation that requests a supporting sentence and a revised answer."""
     texts = "\n\n".join(map(passage_line, documents))
     ending = f"\n\nQuestion: {one_line(question)}\nAnswer from memory: {one_line(guess)}"
-    return Message("system", _GROUND), Message("user", "Documents:\n", texts, ending)
+    turn = Message("user", "Documents:\n", texts, ending)
+    return _GROUNDING.conversation(_GROUND, (), turn)
 
 
 def answer_messages(question: str, pairs: Pairs) -> tuple[Message, ...]:
     """Returns the conversation that requests the answer to the question."""
-    return Message("system", _ANSWER), Message("user", _state(question, pairs))
+    return _PAIRS.conversation(_ANSWER, (), Message("user", _state(question, pairs)))
 
 
 def _state(question: str, pairs: Pairs) -> str:

@@ -11,7 +11,8 @@ from typing import Literal
 from cirag_jax.datasets.sentences import split_sentences
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common.evidence import best_scores, passage_line
-from cirag_jax.methods.common.reading import ReaderFormat, read
+from cirag_jax.methods.common.own_prompts import Prompt
+from cirag_jax.methods.common.reading import ReaderFormat, read, render_reader
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Generate, Generated, Needs, Program, Retrieve, Retrieved
 from cirag_jax.types import Count, Passage, PositiveInt, Prediction, Question, Step
@@ -66,7 +67,8 @@ def ircot(question: Question, config: IrcotConfig) -> Program[Prediction]:
         if config.thoughts == "model":
             messages = thought_messages(question.question, collected.values(), thoughts)
             response: Generated = yield Generate(messages, "reasoner")
-            text, thought = response.text, parse_thought(response.text)
+            text = PROMPT.read(response.text)
+            thought = parse_thought(text)
             errors["thought_empty"] += not thought
             is_cut = response.finish_reason == "length" and thought == text.strip()
             errors["thought_truncated"] += is_cut
@@ -95,12 +97,14 @@ def ircot(question: Question, config: IrcotConfig) -> Program[Prediction]:
     )
 
 
-METHOD = Method(ircot, IrcotConfig)
-
-
 # -------------------------------------------------------------------------------------- prompts
 
 FINAL = "So the answer is"
+PROMPT = Prompt(
+    "reasoner",
+    labels={"question": "Question:", "reasoning": "Reasoning:"},
+    written={"answer": FINAL},
+)
 _INSTRUCTION = (
     "Reason about the question in short sentences that state one fact of the documents each. Write "
     f'only the next sentence. As soon as the facts suffice, write "{FINAL}: " and the answer.\n\n'
@@ -113,7 +117,16 @@ def thought_messages(
     """Returns the conversation that requests the next sentence after ``thoughts``."""
     documents = "\n\n".join(f"{passage.title}\n{passage.text}" for passage in passages)
     reasoning = f"Question: {question}\nReasoning: {' '.join(thoughts)}".rstrip()
-    return (Message("system", _INSTRUCTION, documents), Message("user", reasoning))
+    system = Message("system", _INSTRUCTION, documents)
+    return PROMPT.conversation(system, (), Message("user", reasoning))
+
+
+def _render(config: IrcotConfig) -> None:
+    thought_messages("", (), ())
+    render_reader(config.reader_format, "passage")
+
+
+METHOD = Method(ircot, IrcotConfig, _render)
 
 
 def parse_thought(text: str) -> str:

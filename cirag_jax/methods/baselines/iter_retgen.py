@@ -6,7 +6,7 @@ from typing import Literal
 
 from cirag_jax.errors import UserError
 from cirag_jax.methods.common.prompt_parts import one_line
-from cirag_jax.methods.common.reading import ReaderFormat, read
+from cirag_jax.methods.common.reading import ReaderFormat, read, render_reader
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Needs, Program, Retrieve, Retrieved
 from cirag_jax.types import PositiveInt, Prediction, Question, Step
@@ -81,4 +81,6 @@ def iter_retgen(question: Question, config: IterRetgenConfig) -> Program[Predict
     )
 
 
-METHOD = Method(iter_retgen, IterRetgenConfig)
+METHOD = Method(
+    iter_retgen, IterRetgenConfig, lambda config: render_reader(config.reader_format, "passage")
+)

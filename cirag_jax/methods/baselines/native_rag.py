@@ -15,7 +15,7 @@ from cirag_jax.methods.common.evidence import (
     sentences_by_text,
     triple_line,
 )
-from cirag_jax.methods.common.reading import ReaderFormat, read, search
+from cirag_jax.methods.common.reading import ReaderFormat, read, render_reader, search
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Extract, Extracted, Needs, Program, Rank, Ranked
 from cirag_jax.triples.normalization import Normalization, merge_sources
@@ -102,7 +102,9 @@ def native_rag(question: Question, config: NativeRagConfig) -> Program[Predictio
     )
 
 
-METHOD = Method(native_rag, NativeRagConfig)
+METHOD = Method(
+    native_rag, NativeRagConfig, lambda config: render_reader(config.reader_format, config.units)
+)
 
 
 def _rank_units(

@@ -9,7 +9,7 @@ from cirag_jax.datasets.chains import UnitKind
 from cirag_jax.datasets.sentences import sentences_of
 from cirag_jax.errors import UserError
 from cirag_jax.methods.common.evidence import sentence_line, triple_line
-from cirag_jax.methods.common.reading import ReaderFormat, read
+from cirag_jax.methods.common.reading import ReaderFormat, read, render_reader
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Fetch, Needs, Program, Retrieved
 from cirag_jax.triples.normalization import Normalization
@@ -82,7 +82,9 @@ def oracle(question: Question, config: OracleConfig) -> Program[Prediction]:
     )
 
 
-METHOD = Method(oracle, OracleConfig)
+METHOD = Method(
+    oracle, OracleConfig, lambda config: render_reader(config.reader_format, config.units)
+)
 
 
 def _sentences(question: Question, passages: dict[str, Passage]) -> tuple[tuple[str, int], ...]:

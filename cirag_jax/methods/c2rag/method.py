@@ -27,7 +27,7 @@ from cirag_jax.methods.c2rag.search import best_excerpts, search_graph, search_t
 from cirag_jax.methods.c2rag.settings import C2ragConfig
 from cirag_jax.methods.c2rag.state import Excerpt, State
 from cirag_jax.methods.common.evidence import request_triples
-from cirag_jax.methods.common.reading import ask_reader, parse_line, read
+from cirag_jax.methods.common.reading import ask_reader, parse_line, read, render_reader
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Fetch, Generate, Generated, Program, Retrieve, Retrieved
 from cirag_jax.triples.entity_index import EntityIndex
@@ -49,7 +49,21 @@ def c2rag(question: Question, config: C2ragConfig) -> Program[Prediction]:
     return _prediction(state, steps, grounding, blocks, attempt)
 
 
-METHOD = Method(c2rag, C2ragConfig)
+def _render(config: C2ragConfig) -> None:
+    prompts.plan_messages(
+        "",
+        num_variants=config.num_variants,
+        max_constraints=config.max_constraints,
+        num_examples=config.num_examples,
+    )
+    prompts.fill_messages(textual(""), "{variable}", ())
+    if config.reader_format == "blocks":
+        prompts.answer_messages("", ())
+    else:
+        render_reader(config.reader_format, "passage")
+
+
+METHOD = Method(c2rag, C2ragConfig, _render)
 
 
 # ---------------------------------------------------------------------------- graph and planning
@@ -251,7 +265,11 @@ def answer(state: State, blocks: Sequence[Block]) -> Program[Attempt]:
     if config.reader_format != "blocks":
         return (yield from read(state.question, "passage", lines, config.reader_format, errors))
     messages = prompts.answer_messages(state.question, lines_of)
-    return (yield from ask_reader(messages, "passage", lines, errors, parse=parse_line))
+    return (
+        yield from ask_reader(
+            messages, "passage", lines, errors, parse=parse_line, prompt=prompts.READER
+        )
+    )
 
 
 def _prediction(

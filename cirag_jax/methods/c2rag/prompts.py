@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cirag_jax.llm.types import Message
+from cirag_jax.methods.common.own_prompts import Prompt
 from cirag_jax.methods.common.prompt_parts import object_schema, one_line
 from cirag_jax.methods.common.reading_prompts import EXAMPLE_QUERY
 from cirag_jax.methods.common.refusals import refuses
@@ -34,6 +35,19 @@ MAX_ITEMS = 100  # Maximum number of constraints that are parsed in a response.
 MAX_CHARS = 200  # Maximum length of a name or a relation.
 _KEYS = ("constraints", "triples")  # Our key, and the key of the released code.
 _VARIANTS = ("variants", "relation_variants")
+
+
+PLANNER = Prompt(
+    "planner",
+    labels={"question": "Question:"},
+    keys=("constraints", "head", "relation", "tail", "variants"),
+)
+FILLER = Prompt(
+    "planner.fill",
+    labels={"passages": "Passages:", "fact": "Fact:"},
+    placeholders=("variable",),
+)
+READER = Prompt("reader.blocks", labels={"question": "Question:"}, written={"answer": "Answer:"})
 
 
 class Constraint(NamedTuple):
@@ -151,7 +165,7 @@ def plan_messages(
             Message("assistant", render_plan(constraints, num_variants)),
         )
     ]
-    return (Message("system", task), *examples, Message("user", f"Question: {question}"))
+    return PLANNER.conversation(task, examples, Message("user", f"Question: {question}"))
 
 
 def ask_again(messages: Sequence[Message], response: str, problem: str) -> tuple[Message, ...]:
@@ -189,7 +203,7 @@ def plan_schema(question: str, *, num_variants: int, max_constraints: int) -> Ma
         for head, tail in ((name, unknown), (unknown, name), (unknown, unknown))
     ]
     plan = {"type": "array", "items": {"anyOf": rows}, "minItems": 1, "maxItems": max_constraints}
-    return object_schema({"constraints": plan})
+    return PLANNER.schema(object_schema({"constraints": plan}))
 
 
 def names_in(question: str) -> tuple[str, ...]:
@@ -219,7 +233,7 @@ def parse_plan(
     unusable if it has more than ``max_constraints`` constraints, or no constraint with an unknown
     and a name from the question.
     """
-    rows, errors = _rows(text, truncated)
+    rows, errors = _rows(PLANNER.read(text), truncated)
     constraints: dict[Constraint, None] = {}
     for row in rows[:MAX_ITEMS]:
         constraint = _constraint(row, num_variants)
@@ -311,13 +325,12 @@ def fill_messages(
 ) -> tuple[Message, ...]:
     """Returns the conversation that requests the name of an unknown, given texts."""
     task = (
-        f"Read the passages and say what {variable} is in the fact below. Write its name, date or "
+        "Read the passages and say what {variable} is in the fact below. Write its name, date or "
         "number alone, as the passages write it; write none if they do not say."
     )
-    return (
-        Message("system", task),
-        Message("user", "Passages:\n", "\n\n".join(texts), f"\n\nFact: {linearise(constraint)}"),
-    )
+    ending = f"\n\nFact: {linearise(constraint)}"
+    turn = Message("user", "Passages:\n", "\n\n".join(texts), ending)
+    return FILLER.conversation(task, (), turn, variable=variable)
 
 
 def parse_fill(text: str) -> str | None:
@@ -341,8 +354,9 @@ def answer_messages(question: str, blocks: Sequence[Block]) -> tuple[Message, ..
     for number, (line, texts) in enumerate(blocks, 1):
         numbered = (f"[{i}] {one_line(text)}" for i, text in enumerate(texts, 1))
         facts.append("\n".join([f"Fact {number}: {line}", *numbered]))
-    return (
-        Message("system", _ANSWER),
+    return READER.conversation(
+        _ANSWER,
+        (),
         Message(
             "user", f"Question: {question}\n\n", "\n\n".join(facts), f"\n\nQuestion: {question}"
         ),

@@ -99,6 +99,7 @@ def _read(
         parse_errors,
         parse=functools.partial(reading_prompts.parse_answer, wide=config.wide_refusal),
         max_tokens=config.answer_tokens,
+        prompt=reading_prompts.PROMPTS[granularity],
     )
     if config.grounded_answers and not contains_answer(pool, attempt.answer):
         return dataclasses.replace(attempt, sufficient=False)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.cirag.decisions import Decision, Section
+from cirag_jax.methods.common.own_prompts import Prompt
 from cirag_jax.methods.common.prompt_parts import one_line
 from cirag_jax.types import Sentence, Step, Triple, Unit
 
@@ -20,6 +21,12 @@ NONE, DONE = "none", "done"
 KEEP = "Keep:"  # The beginning of every decision.
 LAST_LINE = f"Next: {DONE}"  # The end of the last decision.
 
+PROMPT = Prompt(
+    "integrator",
+    labels={"query": "Question:", "candidates": "Facts:"},
+    written={"keep": KEEP, "next": "Next:"},
+    is_inert=True,
+)
 _INSTRUCTION = """\
 You collect facts until a question can be answered. Each round shows numbered facts{form}. Reply \
 with two lines:
@@ -108,7 +115,7 @@ def ask_for_question(messages: Sequence[Message], response: str) -> tuple[Messag
         'Your reply has no line "Next:". Write that line alone, with the next question, or '
         f'"Next: {DONE}" if the facts kept so far answer the question.'
     )
-    return (*messages, Message("assistant", response), Message("user", reminder))
+    return (*messages, Message("assistant", response), Message("user", PROMPT.write(reminder)))
 
 
 def parse_decision(text: str, candidates: Sequence[Any], *, truncated: bool = False) -> Decision:
@@ -119,6 +126,7 @@ def parse_decision(text: str, candidates: Sequence[Any], *, truncated: bool = Fa
     ``not_a_candidate`` (a number without a candidate).
     """
     errors = ["truncated"] if truncated else []
+    text = PROMPT.read(text)
     if not text.strip():
         return Decision("", (), None, False, (*errors, "empty"))
     lines: dict[str, str] = {}

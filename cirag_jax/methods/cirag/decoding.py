@@ -37,7 +37,7 @@ def _keep_probable(
     """Keeps the candidates whose numbers have a probability of at least ``keep_above``."""
     choices = [*map(str, range(1, num_candidates + 1)), compact.NONE]
     scored: Scored = yield Score(
-        (*messages, Message("assistant", compact.KEEP)),
+        (*messages, Message("assistant", compact.PROMPT.write(compact.KEEP))),
         tuple(f" {choice}\n" for choice in choices),
         "integrator",
         continue_final=True,
@@ -47,7 +47,7 @@ def _keep_probable(
     share_N = weight_N / weight_N.sum()
     numbers = choices[:-1]
     kept = [n for n, share in zip(numbers, share_N, strict=False) if share >= config.keep_above]
-    text = f"{compact.KEEP} {' '.join(kept) or compact.NONE}\n"
+    text = compact.PROMPT.write(f"{compact.KEEP} {' '.join(kept) or compact.NONE}\n")
     return (yield from _fill_section(messages, text, compact.SECTIONS[1], config))
 
 
@@ -64,7 +64,7 @@ def _fill_section(
     messages: tuple[Message, ...], text: str, section: Section, config: CiragConfig
 ) -> Program[tuple[str, bool]]:
     """Appends a section to the response ``text``; the model generates the section's content."""
-    text += section.opening
+    text += prompts.prompt_of(config.prompt_format).write(section.opening)
     response: Generated = yield Generate(
         (*messages, Message("assistant", text)),
         "integrator",

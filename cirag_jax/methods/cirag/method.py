@@ -18,14 +18,17 @@ default.
 
 from collections.abc import Sequence
 
+from cirag_jax.datasets.chains import UNIT_KINDS
 from cirag_jax.methods.cirag import links
 from cirag_jax.methods.cirag.candidates import construct
 from cirag_jax.methods.cirag.cascade import cascade, prediction
 from cirag_jax.methods.cirag.decisions import Decision
 from cirag_jax.methods.cirag.integrators import following_query, integrate
+from cirag_jax.methods.cirag.prompts import integration_messages
 from cirag_jax.methods.cirag.settings import CiragConfig
 from cirag_jax.methods.cirag.state import State
 from cirag_jax.methods.common.evidence import Candidates
+from cirag_jax.methods.common.reading import render_reader
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Program, Retrieve, Retrieved
 from cirag_jax.types import Passage, Prediction, Question, Step
@@ -42,7 +45,20 @@ def cirag(question: Question, config: CiragConfig) -> Program[Prediction]:
     return prediction(state.steps, attempts, config, state.parse_errors)
 
 
-METHOD = Method(cirag, CiragConfig)
+def _render(config: CiragConfig) -> None:
+    integration_messages(
+        "",
+        (),
+        (),
+        normalization=config.normalization,
+        prompt_format=config.prompt_format,
+        few_shot=config.few_shot,
+        units=config.units,
+    )
+    render_reader(config.reader_format, *UNIT_KINDS)
+
+
+METHOD = Method(cirag, CiragConfig, _render)
 
 
 def construct_and_integrate(question: Question, config: CiragConfig) -> Program[Prediction]:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.cirag import compact
 from cirag_jax.methods.cirag.decisions import Decision, Section
+from cirag_jax.methods.common.own_prompts import Prompt
 from cirag_jax.methods.common.prompt_parts import conversation_hash, one_line
 from cirag_jax.methods.common.reading_prompts import EXAMPLE_QUERY
 from cirag_jax.methods.common.tolerant_json import find_json
@@ -24,6 +25,21 @@ HEADERS = ("thought", "fact_after_filter", "question")
 # These begin the next observation, which a model writes if it does not end its turn.
 INTEGRATION_STOP = ("[[## fact_before_filter", "[[## historical_context", "[[## Original Query")
 
+PROMPT = Prompt(
+    "integrator",
+    labels={
+        "query": "[[## Original Query ##]]",
+        "candidates": "[[## fact_before_filter ##]]",
+        "history": "[[## historical_context ##]]",
+    },
+    written={
+        "thought": "[[## thought ##]]",
+        "facts": "[[## fact_after_filter ##]]",
+        "question": "[[## question ##]]",
+        "end": NO_QUESTION,
+    },
+    is_inert=True,
+)
 _INSTRUCTION = """\
 You collect facts, step by step, until a query can be answered. Every step has four sections:
 [[## fact_before_filter ##]] holds candidate facts, found for the question of the step before. \
@@ -74,7 +90,13 @@ def integration_messages(
     """
     examples = _example_turns(normalization, prompt_format, units) if few_shot else ()
     turns = _conversation(question, steps, candidates, normalization, prompt_format, units)
-    return (*examples, *turns[bool(examples) :])
+    # The examples begin with the instruction.
+    return prompt_of(prompt_format).conversation(turns[0], examples[1:], *turns[1:])
+
+
+def prompt_of(prompt_format: str) -> Prompt:
+    """Returns the prompt of a format, whose field names a prompt file may replace."""
+    return compact.PROMPT if prompt_format == "compact" else PROMPT
 
 
 def _conversation(
@@ -200,7 +222,8 @@ def sections(prompt_format: str) -> tuple[Section, ...]:
 
 def stops(prompt_format: str) -> tuple[str, ...]:
     """Returns the strings that begin the next turn, at which generation stops."""
-    return compact.STOP if prompt_format == "compact" else INTEGRATION_STOP
+    texts = compact.STOP if prompt_format == "compact" else INTEGRATION_STOP
+    return prompt_of(prompt_format).stops(texts)
 
 
 _PAPER_SECTIONS = (
@@ -220,7 +243,7 @@ def ask_for_question(
         "Your reply has no [[## question ##]] section. Write that section only: the header, then "
         f"the next question, or {NO_QUESTION} if the facts suffice."
     )
-    return (*messages, Message("assistant", response), Message("user", reminder))
+    return (*messages, Message("assistant", response), Message("user", PROMPT.write(reminder)))
 
 
 def parse_decision(
@@ -245,6 +268,7 @@ def parse_decision(
     if prompt_format == "compact":
         return compact.parse_decision(text, candidates, truncated=truncated)
     parse_errors = ["truncated"] if truncated else []
+    text = PROMPT.read(text)
     if not text.strip():
         return Decision("", (), None, False, (*parse_errors, "empty"))
     sections, num_repeated = _split_sections(text)
@@ -283,6 +307,7 @@ def parse_reply(
     if prompt_format == "compact":
         return compact.parse_reply(text, truncated=truncated)
     parse_errors = ("truncated",) if truncated else ()
+    text = PROMPT.read(text)
     sections, _ = _split_sections(text)
     bare = text.strip()
     asks = bare.endswith("?") and len(bare.splitlines()) == 1

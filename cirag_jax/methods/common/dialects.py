@@ -12,6 +12,7 @@ from typing import Literal, get_args
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common import extraction_prompts
 from cirag_jax.methods.common.extraction_prompts import MAX_ITEMS, Parts
+from cirag_jax.methods.common.own_prompts import Prompt
 from cirag_jax.methods.common.prompt_parts import conversation_hash
 from cirag_jax.methods.common.tolerant_json import MAX_CHARS
 from cirag_jax.types import Passage
@@ -24,6 +25,7 @@ Dialect = Literal["openie", "kirag", "trace"]
 DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
 OPENIE: Dialect = "openie"
 
+PROMPT = Prompt("extractor", labels=extraction_prompts.PASSAGE_LABELS)
 _FORMAT = (
     "Write one fact a line, as <head; relation; tail>, and nothing else. State only what the "
     "passage says, and say who or what is meant instead of using a pronoun. The passage is "
@@ -61,12 +63,12 @@ _PLACEHOLDERS = re.compile(r"\b(head|tail) entity\b|^\s*head\s*;\s*relation\s*;\
 
 def messages(passage: Passage, dialect: str) -> tuple[Message, ...]:
     """Returns the conversation that requests the triples of a passage."""
-    return (
-        Message("system", _TASKS[dialect]),
+    example = (
         Message("user", extraction_prompts.passage_turn(extraction_prompts.EXAMPLE)),
         Message("assistant", render(_EXAMPLES[dialect])),
-        Message("user", extraction_prompts.passage_turn(passage)),
     )
+    turn = Message("user", extraction_prompts.passage_turn(passage))
+    return PROMPT.conversation(_TASKS[dialect], example, turn)
 
 
 def render(triples: tuple[Parts, ...]) -> str:

@@ -95,7 +95,7 @@ def extract(passage: Passage, settings: ExtractionSettings) -> Program[Extractio
         messages = prompts.triple_messages(passage, entities)
     else:
         messages = dialects.messages(passage, settings.dialect)
-    schema = prompts.TRIPLES_SCHEMA if settings.constrained else None
+    schema = prompts.TRIPLES.schema(prompts.TRIPLES_SCHEMA) if settings.constrained else None
     response: Generated = yield Generate(
         messages, "extractor", settings.triple_tokens, json_schema=schema
     )
@@ -119,10 +119,20 @@ def extract(passage: Passage, settings: ExtractionSettings) -> Program[Extractio
     return Extraction("failed", (), cause, parse_errors, text[:200])
 
 
+def render(dialect: str) -> None:
+    """Builds the conversations of `extract`, for `own_prompts.read`."""
+    passage = Passage("", "", "")
+    if dialect == dialects.OPENIE:
+        prompts.entity_messages(passage)
+        prompts.triple_messages(passage, ())
+    else:
+        dialects.messages(passage, dialect)
+
+
 def _extract_entities(
     passage: Passage, settings: ExtractionSettings, parse_errors: collections.Counter[str]
 ) -> Program[tuple[str, ...]]:
-    schema = prompts.ENTITIES_SCHEMA if settings.constrained else None
+    schema = prompts.ENTITIES.schema(prompts.ENTITIES_SCHEMA) if settings.constrained else None
     response: Generated = yield Generate(
         prompts.entity_messages(passage), "extractor", settings.entity_tokens, json_schema=schema
     )

@@ -4,13 +4,13 @@ The responses are JSON objects with the keys ``named_entities`` and ``triples`` 
 A.1). The wording is ours. The worked example is invented, so no question is about its facts.
 """
 
-import functools
 import json
 import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from cirag_jax.llm.types import Message
+from cirag_jax.methods.common.own_prompts import Prompt
 from cirag_jax.methods.common.prompt_parts import conversation_hash, object_schema, one_line
 from cirag_jax.methods.common.tolerant_json import find_json
 from cirag_jax.types import Passage
@@ -34,6 +34,13 @@ TRIPLES_SCHEMA: Mapping[str, Any] = object_schema(
     {"triples": {"type": "array", "items": {**_NAMES, "minItems": 3, "maxItems": 3}}}
 )
 
+PASSAGE_LABELS = {"title": "Title:", "text": "Text:"}
+ENTITIES = Prompt("extractor.entities", labels=PASSAGE_LABELS, keys=("named_entities",))
+TRIPLES = Prompt(
+    "extractor.triples",
+    labels={**PASSAGE_LABELS, "entities": "Named entities:"},
+    keys=("triples",),
+)
 _ENTITIES_TASK = (
     "List the named entities of the passage you are given: people, places, organisations, works, "
     "events, dates, quantities and other things that have a name. Write each one as the passage "
@@ -76,22 +83,22 @@ EXAMPLE_TRIPLES: tuple[Parts, ...] = (
 
 def entity_messages(passage: Passage) -> tuple[Message, ...]:
     """Returns the conversation that requests the named entities of a passage."""
-    return (
-        Message("system", _ENTITIES_TASK),
+    example = (
         Message("user", passage_turn(EXAMPLE)),
         Message("assistant", render_entities(_EXAMPLE_ENTITIES)),
-        Message("user", passage_turn(passage)),
     )
+    turn = Message("user", passage_turn(passage))
+    return ENTITIES.conversation(_ENTITIES_TASK, example, turn)
 
 
 def triple_messages(passage: Passage, entities: Sequence[str]) -> tuple[Message, ...]:
     """Returns the conversation that requests the triples of a passage, given its entities."""
-    return (
-        Message("system", _TRIPLES_TASK),
+    example = (
         Message("user", _triples_text(EXAMPLE, _EXAMPLE_ENTITIES)),
         Message("assistant", render_triples(EXAMPLE_TRIPLES)),
-        Message("user", _triples_text(passage, entities)),
     )
+    turn = Message("user", _triples_text(passage, entities))
+    return TRIPLES.conversation(_TRIPLES_TASK, example, turn)
 
 
 def passage_turn(passage: Passage) -> str:
@@ -101,7 +108,8 @@ def passage_turn(passage: Passage) -> str:
 
 
 def _triples_text(passage: Passage, entities: Sequence[str]) -> str:
-    return f"{passage_turn(passage)}\nNamed entities: {render_entities(entities)}"
+    listed = ENTITIES.write(render_entities(entities))
+    return f"{passage_turn(passage)}\nNamed entities: {listed}"
 
 
 def render_entities(entities: Sequence[str]) -> str:
@@ -118,7 +126,6 @@ def _dump(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-@functools.cache
 def prompt_hash() -> str:
     """Returns a hash of both prompts, which identifies the version of their results."""
     passage = Passage("", "{title}", "{text}")
@@ -127,7 +134,7 @@ def prompt_hash() -> str:
 
 def parse_entities(text: str, finish_reason: str) -> tuple[tuple[str, ...], Problem | None]:
     """Parses the entities of an untrusted response; never fails."""
-    items, problem = _items(text, "named_entities", finish_reason)
+    items, problem = _items(ENTITIES.read(text), "named_entities", finish_reason)
     if items is None:
         return (), problem
     names = [name for name in map(_clean, items) if name]
@@ -140,7 +147,7 @@ def parse_triples(text: str, finish_reason: str) -> tuple[tuple[Parts, ...], Pro
     Items that are not three names are dropped (``wrong_shape``). Objects with ``head``,
     ``relation`` and ``tail`` (or subject, predicate and object) are accepted instead of lists.
     """
-    items, problem = _items(text, "triples", finish_reason)
+    items, problem = _items(TRIPLES.read(text), "triples", finish_reason)
     if items is None:
         return (), problem
     triples = [triple for triple in map(triple_of, items) if triple is not None]

@@ -7,6 +7,7 @@ from typing import Literal
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common import reading_prompts, short_answers
 from cirag_jax.methods.common.evidence import passage_line
+from cirag_jax.methods.common.own_prompts import Prompt
 from cirag_jax.runtime.requests import (
     Generate,
     Generated,
@@ -70,19 +71,36 @@ def read(
     brief. Malformed answers are counted in ``parse_errors``.
     """
     lines = tuple(passage_line(e) if isinstance(e, Passage) else e for e in evidence)
-    parse = reading_prompts.parse_answer
+    parse, prompt = reading_prompts.parse_answer, reading_prompts.PROMPTS[granularity]
     if reader_format == "documents":
         passages = [e for e in evidence if isinstance(e, Passage)]
         messages, parse = short_answers.reading_messages(question, passages), parse_line
+        prompt = short_answers.PROMPT if passages else short_answers.CLOSED_BOOK
     else:
         messages = reading_prompts.answer_messages(
             question, granularity, lines, may_refuse=False, reader_format=reader_format
         )
     return (
         yield from ask_reader(
-            messages, granularity, lines, parse_errors, parse=parse, max_tokens=max_tokens
+            messages,
+            granularity,
+            lines,
+            parse_errors,
+            parse=parse,
+            max_tokens=max_tokens,
+            prompt=prompt,
         )
     )
+
+
+def render_reader(reader_format: str, *granularities: Granularity) -> None:
+    """Builds the conversations of `read`, for `registry.Method.render`."""
+    if reader_format == "documents":
+        short_answers.reading_messages("", [Passage("", "", "")])
+        short_answers.reading_messages("", ())
+        return
+    for granularity in granularities:
+        reading_prompts.answer_messages("", granularity, (), reader_format=reader_format)
 
 
 def ask_reader(
@@ -93,19 +111,22 @@ def ask_reader(
     *,
     parse: Callable[..., tuple[str, bool, str | None]] = reading_prompts.parse_answer,
     max_tokens: int = 0,
+    prompt: Prompt | None = None,
 ) -> Program[Attempt]:
     """Returns the reader's answer to ``messages``, which contain the lines of ``evidence``.
 
-    ``parse`` has the signature of `reading_prompts.parse_answer`. If the reader fails, the attempt
-    has an ``error``; the method then ends without further requests, so that the question fails but
-    its retrieved passages count.
+    ``parse`` has the signature of `reading_prompts.parse_answer`. ``prompt`` is the prompt of the
+    messages, if a prompt file may replace it. If the reader fails, the attempt has an ``error``;
+    the method then ends without further requests, so that the question fails but its retrieved
+    passages count.
     """
     try:
         response: Generated = yield Generate(messages, "reader", max_tokens=max_tokens)
     except RequestError as error:
         return Attempt(granularity, evidence, "", "", False, str(error))
     truncated = response.finish_reason == "length"
-    answer, sufficient, problem = parse(response.text, truncated=truncated)
+    text = response.text if prompt is None else prompt.read(response.text)
+    answer, sufficient, problem = parse(text, truncated=truncated)
     if problem is not None:
         parse_errors[f"answer_{problem}"] += 1
     return Attempt(granularity, evidence, response.text, answer, sufficient)

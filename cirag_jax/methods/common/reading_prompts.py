@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 from cirag_jax.llm.types import Message
+from cirag_jax.methods.common.own_prompts import Prompt
 from cirag_jax.methods.common.prompt_parts import conversation_hash, one_line
 from cirag_jax.methods.common.refusals import refuses
 
@@ -26,6 +27,16 @@ _INSTRUCTIONS = {"thought": _READING, "chain": _CHAIN, "brief": _BRIEF}
 _REFUSAL = ' If the {noun} do not hold the answer, write "Answer: Unanswerable".'
 
 _NOUNS = {"triple": "triples", "sentence": "sentences", "passage": "passages"}
+
+PROMPTS = {
+    granularity: Prompt(
+        f"reader.{granularity}",
+        labels={"evidence": f"{noun.capitalize()}:", "query": "Query:"},
+        written={"answer": "Answer:", "unanswerable": UNANSWERABLE},
+        texts={"refusal": _REFUSAL.format(noun=noun)},
+    )
+    for granularity, noun in _NOUNS.items()
+}
 
 EXAMPLE_QUERY = "In which country is the town where Mira Solheim was born?"
 _EXAMPLE_EVIDENCE = {
@@ -63,16 +74,17 @@ def answer_messages(
     ``thought`` shows a worked example and requests reasoning before the answer. Trained readers
     use ``chain`` (the facts that lead to the answer, then the answer) or ``brief`` (the answer).
     """
-    noun = _NOUNS[granularity]
-    instruction = _INSTRUCTIONS[reader_format] + (_REFUSAL if may_refuse else "")
+    noun, prompt = _NOUNS[granularity], PROMPTS[granularity]
+    instruction = _INSTRUCTIONS[reader_format].format(noun=noun)
     example = (
         Message("user", *_reading_turn(EXAMPLE_QUERY, noun, _EXAMPLE_EVIDENCE[granularity])),
         Message("assistant", _EXAMPLE_ANSWER),
     )
-    return (
-        Message("system", instruction.format(noun=noun)),
-        *(example if reader_format == "thought" else ()),
+    return prompt.conversation(
+        instruction,
+        example if reader_format == "thought" else (),
         Message("user", *_reading_turn(question, noun, evidence)),
+        appended=prompt.text("refusal") if may_refuse else "",
     )
 
 

@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 
 from cirag_jax.llm.types import Message
+from cirag_jax.methods.common.own_prompts import Prompt
 from cirag_jax.types import Passage
 
+PROMPT = Prompt("reader.documents", labels={"question": "Question:"}, written={"answer": "Answer:"})
+CLOSED_BOOK = Prompt("reader.question", labels=PROMPT.labels, written=PROMPT.written)
 _BRIEFLY = (
     "Give the answer alone, a name, a date, a number or a short phrase, without any other words."
 )
@@ -17,13 +20,13 @@ def reading_messages(question: str, passages: Sequence[Passage]) -> tuple[Messag
     """
     query = Message("user", f"Question: {question}")
     if not passages:
-        return Message("system", f"Answer the question. {_BRIEFLY}"), query
+        return CLOSED_BOOK.conversation(f"Answer the question. {_BRIEFLY}", (), query)
     documents = "\n".join(
         f"Doc {number} (Title: {passage.title}) {passage.text}"
         for number, passage in enumerate(passages, start=1)
     )
     instruction = f"Answer the question from the documents below. {_BRIEFLY}\n\n"
-    return Message("system", instruction, documents), query
+    return PROMPT.conversation(Message("system", instruction, documents), (), query)
 
 
 def parse_short_answer(text: str) -> str:

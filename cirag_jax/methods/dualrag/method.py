@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from cirag_jax.datasets.chains import query_text
 from cirag_jax.methods.baselines import ircot
 from cirag_jax.methods.common.evidence import best_scores, passage_line, sentences_by_text
-from cirag_jax.methods.common.reading import ask_reader, read
+from cirag_jax.methods.common.reading import ask_reader, read, render_reader
 from cirag_jax.methods.dualrag import prompts
 from cirag_jax.methods.dualrag.settings import DualragConfig
 from cirag_jax.methods.registry import Method
@@ -119,7 +119,18 @@ def dualrag(question: Question, config: DualragConfig) -> Program[Prediction]:
     )
 
 
-METHOD = Method(dualrag, DualragConfig)
+def _render(config: DualragConfig) -> None:
+    prompts.reasoning_messages("", "", (), few_shot=config.few_shot)
+    prompts.sentence_messages("", "", ())
+    prompts.entity_messages("", "", (), (), few_shot=config.few_shot)
+    prompts.summary_messages("", (), "", (), ())
+    if config.reader_format == "outline":
+        prompts.answer_messages("", "", ())
+    else:
+        render_reader(config.reader_format, "sentence", "passage")
+
+
+METHOD = Method(dualrag, DualragConfig, _render)
 
 
 # ------------------------------------------------------------- reasoning-augmented querying (RaQ)
@@ -166,7 +177,7 @@ def _ask_for_sentence(state: State, config: DualragConfig) -> Program[tuple[str,
     known = state.knowledge(config)
     messages = prompts.sentence_messages(known, state.question, state.thoughts)
     response: Generated = yield Generate(messages, "reasoner")
-    thought = ircot.parse_thought(response.text)
+    thought = ircot.parse_thought(prompts.SENTENCE.read(response.text))
     state.parse_errors["reasoner_empty"] += not thought
     is_cut = response.finish_reason == "length" and thought == response.text.strip()
     state.parse_errors["reasoner_truncated"] += is_cut
@@ -379,7 +390,7 @@ def answer(state: State, config: DualragConfig) -> Program[Attempt]:
     if not reads_outline:
         return (yield from read(state.question, granularity, lines, config.reader_format, errors))
     messages = prompts.answer_messages(state.knowledge(config), state.question, state.thoughts)
-    return (yield from ask_reader(messages, granularity, lines, errors))
+    return (yield from ask_reader(messages, granularity, lines, errors, prompt=prompts.READER))
 
 
 def _step(

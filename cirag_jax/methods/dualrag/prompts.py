@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.baselines.ircot import FINAL
+from cirag_jax.methods.common.own_prompts import Prompt
 from cirag_jax.methods.common.prompt_parts import object_schema, one_line
 from cirag_jax.methods.common.tolerant_json import find_json
 from cirag_jax.types import Passage
@@ -18,13 +19,35 @@ ELSE = "else"  # Stands for a missing entity (released code).
 MAX_CHARS = 200  # Longer names and queries are dropped.
 
 
+_STATE = {"knowledge": "Knowledge:", "question": "Question:", "reasoning": "Reasoning so far:"}
+REASONER = Prompt("reasoner", labels=_STATE, keys=("thought", "need_retrieve"))
+SENTENCE = Prompt("reasoner.sentence", labels=_STATE, written={"answer": FINAL})
+IDENTIFIER = Prompt(
+    "entity_identifier",
+    labels={**_STATE, "names": "Names:"},
+    keys=("entities", "entity", "keywords"),
+)
+SUMMARIZER = Prompt(
+    "summarizer",
+    labels={
+        "documents": "Documents:",
+        "question": "Question:",
+        "reasoning": "Reasoning so far:",
+        "entity": "Entity:",
+        "searched": "Searched:",
+    },
+)
+READER = Prompt("reader.outline", labels=_STATE, written={"answer": "Answer:"})
+
+
 def thought_schema(max_chars: int) -> Mapping[str, Any]:
     """Returns the schema of the reasoner's response; ``max_chars=0`` is no limit."""
     # More servers support ``pattern`` than ``maxLength``. The pattern excludes leading white space,
     # which small models may repeat without end under greedy decoding.
     longest = max_chars - 1 if max_chars else ""
     thought = {"type": "string", "pattern": rf"^[^\s].{{9,{longest}}}$"}
-    return object_schema({"thought": thought, "need_retrieve": {"type": "boolean"}})
+    schema = object_schema({"thought": thought, "need_retrieve": {"type": "boolean"}})
+    return REASONER.schema(schema)
 
 
 def entities_schema(
@@ -40,7 +63,7 @@ def entities_schema(
     keywords = {"type": "array", "items": text, "minItems": 1, "maxItems": max_keywords}
     item = object_schema({"entity": name, "keywords": keywords})
     entities = {"type": "array", "items": item, "minItems": min_entities, "maxItems": max_entities}
-    return object_schema({"entities": entities})
+    return IDENTIFIER.schema(object_schema({"entities": entities}))
 
 
 _REASON = (
@@ -104,18 +127,15 @@ def reasoning_messages(
             Message("assistant", _thought_json(_MISSING[number], needs)),
         )
     ]
-    return (
-        Message("system", _REASON),
-        *(examples if few_shot else ()),
-        _turn(knowledge, question, thoughts),
-    )
+    turn = _turn(knowledge, question, thoughts)
+    return REASONER.conversation(_REASON, examples if few_shot else (), turn)
 
 
 def sentence_messages(
     knowledge: str, question: str, thoughts: Sequence[str]
 ) -> tuple[Message, ...]:
     """Returns the conversation that requests the next sentence, as in IRCoT (ablation w/o R)."""
-    return Message("system", _NEXT_SENTENCE), _turn(knowledge, question, thoughts)
+    return SENTENCE.conversation(_NEXT_SENTENCE, (), _turn(knowledge, question, thoughts))
 
 
 def entity_messages(
@@ -136,11 +156,8 @@ def entity_messages(
         _turn(render_outline(_MIRA), _QUESTION, _MISSING[:2], _listed(("Mira Solheim",))),
         Message("assistant", _entities_json("Lindvik", "Lindvik", "country of the town Lindvik")),
     )
-    return (
-        Message("system", _IDENTIFY),
-        *(examples if few_shot else ()),
-        _turn(knowledge, question, thoughts, _listed(names)),
-    )
+    turn = _turn(knowledge, question, thoughts, _listed(names))
+    return IDENTIFIER.conversation(_IDENTIFY, examples if few_shot else (), turn)
 
 
 def summary_messages(
@@ -154,8 +171,9 @@ def summary_messages(
     entity_line = "" if entity == ELSE else f"\nEntity: {one_line(entity)}"
     searched = "; ".join(map(one_line, queries))
     ending = f"{_reasoning(thoughts)}{entity_line}\nSearched: {searched}"
-    return (
-        Message("system", _SUMMARIZE),
+    return SUMMARIZER.conversation(
+        _SUMMARIZE,
+        (),
         Message(
             "user",
             "Documents:\n",
@@ -167,7 +185,7 @@ def summary_messages(
 
 def answer_messages(knowledge: str, question: str, thoughts: Sequence[str]) -> tuple[Message, ...]:
     """Returns the conversation that requests the answer (M_A, Eq. 4)."""
-    return Message("system", _ANSWER), _turn(knowledge, question, thoughts)
+    return READER.conversation(_ANSWER, (), _turn(knowledge, question, thoughts))
 
 
 def ask_again(messages: Sequence[Message], response: str) -> tuple[Message, ...]:
@@ -233,7 +251,7 @@ def parse_thought(text: str, *, truncated: bool = False, max_chars: int = 0) -> 
 
     Thoughts are cut to ``max_chars`` characters; 0 is no limit.
     """
-    value, problem = find_json(text, "thought", truncated)
+    value, problem = find_json(REASONER.read(text), "thought", truncated)
     if value is None:
         thought, flag = "" if "{" in text else one_line(text), None
     else:
@@ -268,7 +286,7 @@ def parse_entities(
       ``unnamed`` (queries without an entity, which get the entity `ELSE`), and
       ``without_keywords`` (an entity without queries, whose name becomes the query).
     """
-    value, problem = find_json(text, "entities", truncated)
+    value, problem = find_json(IDENTIFIER.read(text), "entities", truncated)
     problems = [] if problem in (None, "loose_json") else [str(problem)]
     items = value["entities"] if value is not None else []
     if not isinstance(items, list):

@@ -16,11 +16,11 @@ can also be sentences or passages.
 import collections
 from collections.abc import Sequence
 
-from cirag_jax.datasets.chains import sentence_texts
+from cirag_jax.datasets.chains import UNIT_KINDS, sentence_texts
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.cirag.cascade import cascade, prediction
 from cirag_jax.methods.common.evidence import Candidates, passage_line, request_triples
-from cirag_jax.methods.common.reading import ask_reader, read
+from cirag_jax.methods.common.reading import ask_reader, read, render_reader
 from cirag_jax.methods.kirag import prompts
 from cirag_jax.methods.kirag.settings import KiragConfig
 from cirag_jax.methods.kirag.state import ChainLink, State
@@ -60,7 +60,15 @@ def kirag(question: Question, config: KiragConfig) -> Program[Prediction]:
     return prediction(state.steps, attempts, config, state.parse_errors, ranked)
 
 
-METHOD = Method(kirag, KiragConfig)
+def _render(config: KiragConfig) -> None:
+    prompts.constructor_messages("", (), (), config.units)
+    if config.reader_format == "documents":
+        prompts.reading_messages("", ())
+    else:
+        render_reader(config.reader_format, *UNIT_KINDS)
+
+
+METHOD = Method(kirag, KiragConfig, _render)
 
 
 # --------------------------------------------------------------------------------------- one step
@@ -163,7 +171,10 @@ def _complete(
         continues=config.continues,
     )
     response: Generated = yield Generate(
-        messages, "constructor", stop=prompts.STOP, continue_final=config.continues
+        messages,
+        "constructor",
+        stop=prompts.CONSTRUCTOR.stops(prompts.STOP),
+        continue_final=config.continues,
     )
     completion = prompts.parse_completion(
         response.text,
@@ -204,7 +215,13 @@ def read_passages(state: State, ranked: Sequence[str]) -> Program[list[Attempt]]
         lines = tuple(map(passage_line, passages))
         parse = prompts.parse_reading
         attempt = yield from ask_reader(
-            messages, "passage", lines, errors, parse=parse, max_tokens=max_tokens
+            messages,
+            "passage",
+            lines,
+            errors,
+            parse=parse,
+            max_tokens=max_tokens,
+            prompt=prompts.READER,
         )
     else:
         attempt = yield from read(

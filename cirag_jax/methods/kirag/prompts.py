@@ -14,6 +14,7 @@ from cirag_jax.datasets.annotations import fill, hops_of
 from cirag_jax.datasets.chains import UnitKind, triple_text
 from cirag_jax.datasets.sentences import split_sentences
 from cirag_jax.llm.types import Message
+from cirag_jax.methods.common.own_prompts import Prompt
 from cirag_jax.methods.common.prompt_parts import one_line
 from cirag_jax.methods.common.reading_prompts import EXAMPLE_QUERY
 from cirag_jax.triples.normalization import normalize
@@ -29,6 +30,15 @@ NOUNS: Mapping[str, str] = {
 # These begin the next question, which a model writes if it does not end its turn.
 STOP = ("\nQuestion:", "\nContext:")
 
+CONSTRUCTOR = Prompt(
+    "constructor",
+    labels={"context": "Context:", "question": "Question:"},
+    written={"thought": THOUGHT, "answer": FINAL},
+)
+READER = Prompt(
+    "reader.documents",
+    labels={"context": "Context:", "question": "Question:", "answer": "The answer is:"},
+)
 _INSTRUCTION = (
     "Work the question out step by step, as the examples do. The steps of your thought are "
     "{noun} of the context, copied word for word, each on its way from what the question names to "
@@ -85,21 +95,27 @@ def constructor_messages(
       candidates: texts of the candidates, best first.
       chain: texts of the chain.
       kind: kind of the units.
-      demonstrations: results of `demonstration`; if empty, our worked example is shown.
+      demonstrations: results of `demonstration`; if empty, our worked example is shown. Examples
+        of a prompt file replace both.
       opening: also write the bracket that opens the next triple.
       continues: put the chain into an assistant turn; if False, it ends the user turn, for servers
         that cannot continue an assistant turn.
     """
     context, end = _context(candidates, kind), f"\n\nQuestion: {question}"
-    head = (
-        Message("system", _INSTRUCTION.format(noun=NOUNS[kind])),
-        *(message for turns in demonstrations or (_worked_example(kind),) for message in turns),
-    )
     thought = render_chain(chain, kind, opening=opening)
     if continues:
         user = Message("user", "Context:\n", context, end)
-        return (*head, user, Message("assistant", thought))
-    return (*head, Message("user", "Context:\n", context, f"{end}\n{thought}"))
+        turns = (user, Message("assistant", thought))
+    else:
+        turns = (Message("user", "Context:\n", context, f"{end}\n{thought}"),)
+    if CONSTRUCTOR.has_own_examples:
+        demonstrations = ()
+    return CONSTRUCTOR.conversation(
+        _INSTRUCTION.format(noun=NOUNS[kind]),
+        _worked_example(kind) if not demonstrations else (),
+        *(message for shown in demonstrations for message in shown),
+        *turns,
+    )
 
 
 def render_chain(
@@ -206,6 +222,7 @@ def parse_completion(
     that was cut off is compared with the candidates' beginnings. ``opening`` means that the prompt
     ended with the opening bracket of a triple.
     """
+    text = CONSTRUCTOR.read(text)
     if not text.strip():
         return Completion(None, "", False, None, ("empty",))
     keys = [_key(candidate) for candidate in candidates]
@@ -296,12 +313,10 @@ def reading_messages(question: str, passages: Sequence[Passage]) -> tuple[Messag
         f"{number}. title: {passage.title}, text: {passage.text}"
         for number, passage in enumerate(passages, start=1)
     )
-    return (
-        Message(
-            "system",
-            "You are given a context and a question. Write the answer to the question, and "
-            "nothing else.",
-        ),
+    return READER.conversation(
+        "You are given a context and a question. Write the answer to the question, and nothing "
+        "else.",
+        (),
         Message("user", "Context:\n", documents, f"\n\nQuestion: {question}\nThe answer is:"),
     )
 

@@ -61,15 +61,12 @@ def test_messages_share_their_prefix():
 
 
 def test_prompt_hash_changes_with_either_prompt(monkeypatch):
-    extraction_prompts.prompt_hash.cache_clear()
     before = extraction_prompts.prompt_hash()
     seen = {before}
     for name in ("_ENTITIES_TASK", "_TRIPLES_TASK"):
         with monkeypatch.context() as patch:
             patch.setattr(extraction_prompts, name, "other words")
-            extraction_prompts.prompt_hash.cache_clear()
             seen.add(extraction_prompts.prompt_hash())
-    extraction_prompts.prompt_hash.cache_clear()
     assert len(seen) == 3 and extraction_prompts.prompt_hash() == before
 
 
