@@ -531,7 +531,6 @@ def forward(
             mixed_BTNH = _attend_sequence(config, *heads, visible, window)
         return block.after_attention(x_BTD, mixed_BTNH)
 
-    layer = _apply_remat(config, layer, scanned=not isinstance(params["layers"], tuple))
     x_BTD = _run_layers(config, layer, x_BTD, params, adapter, dropout_key)
     return rms_norm(x_BTD, params["final_norm"], config.norm_eps, config.norm_offset)
 
@@ -609,7 +608,7 @@ def _split_layers(config: DecoderConfig, stacked: Any) -> tuple[dict[str, Any], 
 
 
 def _run_layers(config, layer, x_BTD, params, adapter, dropout_key):
-    """Runs ``layer(x, p, pairs, window, rope, key)`` over all layers.
+    """Runs ``layer(x, p, pairs, window, rope, key)`` over all layers, rematerialized as configured.
 
     Equal layers that are stacked run as a scan.
     """
@@ -620,13 +619,33 @@ def _run_layers(config, layer, x_BTD, params, adapter, dropout_key):
     if not isinstance(layers, tuple) and config.dense_layers:
         layers, pairs = (_split_layers(config, stacked) for stacked in (layers, pairs))
     if not isinstance(layers, tuple):
+        source, select = layers, lambda x, p: p
+        if jax.default_backend() == "cpu" and config.param_dtype == "bfloat16":
+            source = jnp.arange(config.num_layers, dtype=jnp.int32)
+            select = functools.partial(_read_layer, layers)
+
+        def run(x, source, *row):
+            return layer(x, select(x, source), *row)
+
+        run = _apply_remat(config, run, scanned=True)
         settings = (jnp.asarray(each, jnp.int32) for each in (windows, ropes))
-        inputs = (layers, pairs, *settings, keys)
-        return jax.lax.scan(lambda x, row: (layer(x, *row), None), x_BTD, inputs)[0]
+        inputs = (source, pairs, *settings, keys)
+        return jax.lax.scan(lambda x, row: (run(x, *row), None), x_BTD, inputs)[0]
+    layer = _apply_remat(config, layer, scanned=False)
     for i, p in enumerate(layers):
         key = None if keys is None else keys[i]
         x_BTD = layer(x_BTD, p, pairs[i] if pairs else {}, windows[i], ropes[i], key)
     return x_BTD
+
+
+def _read_layer(layers: Any, x_BTD: jax.Array, index: jax.Array) -> Any:
+    """Returns the parameters of the layer ``index``, whose input is ``x_BTD``.
+
+    XLA on a CPU slices and multiplies bf16 parameters in fp32. Without the barrier, it converts all
+    layers before the scan, because that does not depend on the step.
+    """
+    layers, _ = jax.lax.optimization_barrier((layers, x_BTD))
+    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), layers)
 
 
 def empty_cache(config: DecoderConfig, pages: int, size: int) -> Cache:
