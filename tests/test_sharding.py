@@ -13,7 +13,8 @@ from jax.sharding import AxisType, PartitionSpec
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.models import decoder, decoder_params, lora
-from cirag_jax.models.encoder import EncoderConfig, embed, layer_parameters
+from cirag_jax.models.encoder import EncoderConfig, layer_parameters
+from cirag_jax.models.pooling import embed
 from cirag_jax.sharding import logical_to_spec, make_mesh, shard_state, state_sharding
 from cirag_jax.training import lora_step
 from cirag_jax.training.rehearsal import collectives

@@ -13,7 +13,7 @@ logistic function is the probability of the label.
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -22,20 +22,13 @@ from flax import nnx
 
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
-from cirag_jax.models.encoder import (
-    Activation,
-    Encoder,
-    EncoderConfig,
-    Pooling,
-    activate,
-    add_parameters,
-    drop_units,
-    layer_norm,
-    pool_tokens,
-)
+from cirag_jax.models.activations import TRANSFORMERS_NAMES, Activation, activate
+from cirag_jax.models.encoder import Encoder, EncoderConfig, add_parameters
 from cirag_jax.models.io import folders, pretrained, weights
 from cirag_jax.models.io.folders import ConfigFields
 from cirag_jax.models.io.tensor_files import check_tensor, fetch, read_tensors
+from cirag_jax.models.layers import drop_units, layer_norm
+from cirag_jax.models.pooling import Pooling, pool_tokens
 from cirag_jax.sharding import ShapesAndAxes
 
 
@@ -55,7 +48,7 @@ class Head:
 
     num_labels: int = 1
     label: int = 0
-    activation: Literal["tanh"] | Activation = "tanh"
+    activation: Activation = "tanh"
     pooling: Pooling = "cls"
     dense_bias: bool = True
     norm: bool = False
@@ -161,8 +154,7 @@ class CrossEncoder(nnx.Module):
         state_BD = state_BD @ self.dense_kernel[...]
         if head.dense_bias:
             state_BD += self.dense_bias[...]
-        act = head.activation
-        state_BD = jnp.tanh(state_BD) if act == "tanh" else activate(state_BD, act)
+        state_BD = activate(state_BD, head.activation)
         if head.norm:
             bias_D = self.norm_bias[...] if head.norm_bias else None
             eps = self.config.layer_norm_eps
@@ -319,12 +311,12 @@ def _head_of(family: str, raw: Mapping[str, Any], num_labels: int, where: str) -
     if pooling not in get_args(Pooling):
         raise fields.unsupported("classifier_pooling", pooling, ", ".join(get_args(Pooling)))
     activation = raw.get("classifier_activation") or "gelu"
-    if activation not in get_args(Activation):
-        supported = ", ".join(get_args(Activation))
+    if activation not in TRANSFORMERS_NAMES:
+        supported = ", ".join(TRANSFORMERS_NAMES)
         raise fields.unsupported("classifier_activation", activation, supported)
     return Head(
         num_labels,
-        activation=activation,
+        activation=TRANSFORMERS_NAMES[activation],
         pooling=pooling,
         dense_bias=fields.flag("classifier_bias", False),
         norm=True,

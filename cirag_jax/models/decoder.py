@@ -26,6 +26,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from cirag_jax import sharding
 from cirag_jax.models import attention, block_attention, experts, paged_cache, precision
+from cirag_jax.models.activations import Activation, activate
 from cirag_jax.models.attention import Branches, Implementation, Scoring
 from cirag_jax.models.low_rank import dropout, low_rank
 from cirag_jax.models.paged_cache import Cache
@@ -96,7 +97,7 @@ class DecoderConfig:
     rotary_dim: int | None = None
     norm_eps: float = 1e-5
     norm_offset: float = 0.0
-    activation: Literal["silu", "gelu_tanh", "gelu"] = "silu"
+    activation: Activation = "silu"
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
@@ -281,12 +282,6 @@ def multiply(
     return y[..., :1, :] if single else y
 
 
-def _activate(x: jax.Array, name: str) -> jax.Array:
-    if name == "silu":
-        return jax.nn.silu(x)
-    return jax.nn.gelu(x, approximate=name == "gelu_tanh")
-
-
 @dataclasses.dataclass(frozen=True)
 class LoraOptions:
     """Scale of an adapter (alpha divided by rank), and dropout rate of the adapter's input."""
@@ -389,7 +384,7 @@ class _Layer:
 
     def _feed_forward(self, h_BTD: jax.Array, prefix: str = "") -> jax.Array:
         gate_BTF, up_BTF = self.project(h_BTD, f"{prefix}gate_proj", f"{prefix}up_proj")
-        h_BTF = _activate(gate_BTF, self.config.activation) * up_BTF
+        h_BTF = activate(gate_BTF, self.config.activation) * up_BTF
         h_BTF = sharding.constrain(h_BTF, "batch", "length", "act_mlp")
         return self.project(h_BTF, f"{prefix}down_proj")[0]
 
@@ -397,7 +392,7 @@ class _Layer:
         config, shapes = self.config, layer_parameters(self.config)
 
         def feed_forward(x, gate, up, down):
-            h = _activate(multiply(x, gate), config.activation) * multiply(x, up)
+            h = activate(multiply(x, gate), config.activation) * multiply(x, up)
             return multiply(h, down)
 
         def mix(x_BTD, weights_BTK, experts_BTK, first, *kernels):

@@ -2,13 +2,13 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-Activation = Literal["identity", "tanh", "relu", "gelu", "silu", "sigmoid"]
+from cirag_jax.models.activations import Activation, activate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,16 +52,8 @@ def apply_dense(configs: Sequence[DenseConfig], layers: Any, x_BD: jax.Array) ->
         x_BD = x_BD @ layer.kernel[...]
         if config.bias:
             x_BD = x_BD + layer.bias[...]
-        x_BD = _activate(x_BD, config.activation)
+        x_BD = activate(x_BD, config.activation)
     return x_BD
-
-
-def _activate(x: jax.Array, name: Activation) -> jax.Array:
-    if name == "identity":
-        return x
-    if name == "gelu":
-        return jax.nn.gelu(x, approximate=False)
-    return getattr(jax.nn, name)(x)
 
 
 def output_width(configs: Sequence[DenseConfig], width: int) -> int:

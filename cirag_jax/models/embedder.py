@@ -1,7 +1,7 @@
 """Decoders as text encoders: Qwen3-Embedding, E5-Mistral, NV-Embed-v2, EmbeddingGemma and others.
 
 The final hidden states of a decoder (`models.decoder`) take the place of a BERT-like encoder's.
-`encoder.embed` pools them. An adapter (`models.lora`) can be trained while the decoder is frozen.
+`pooling.embed` pools them. An adapter (`models.lora`) can be trained while the decoder is frozen.
 """
 
 import dataclasses
@@ -14,12 +14,14 @@ from flax import nnx
 
 from cirag_jax import sharding
 from cirag_jax.models import attention, decoder, lora
+from cirag_jax.models.activations import activate
 from cirag_jax.models.attention import Scoring
 from cirag_jax.models.decoder import DecoderConfig
 from cirag_jax.models.decoder_params import Decoder
 from cirag_jax.models.dense import DenseConfig, add_dense, output_width
-from cirag_jax.models.encoder import Pooling
+from cirag_jax.models.layers import layer_norm
 from cirag_jax.models.lora import LoraConfig
+from cirag_jax.models.pooling import Pooling
 from cirag_jax.models.precision import Dtype
 from cirag_jax.sharding import ShapesAndAxes
 
@@ -52,9 +54,9 @@ class EmbedderConfig:
     Attributes:
       decoder: hyper-parameters of the decoder, which has no output layer.
       pad_id: padding token, which is always masked.
-      pooling: how `encoder.embed` turns hidden states into one vector.
+      pooling: how `pooling.embed` turns hidden states into one vector.
       latent: latent attention before pooling; None is none.
-      dense: layers that `encoder.embed` applies to the pooled vector.
+      dense: layers that `pooling.embed` applies to the pooled vector.
       dimensions: see `encoder.EncoderConfig`.
       lora: adapter of the decoder's linear layers; None is none.
     """
@@ -195,10 +197,11 @@ def attend_latents(config: LatentConfig, p: Any, hidden_BTD: jax.Array) -> jax.A
     """
     b, t, _ = hidden_BTD.shape
     size = (config.num_heads, config.head_dim)
-    latents_SD = _layer_norm(p["latents"].astype(hidden_BTD.dtype), p, "latent_context_norm")
-    keys_values = decoder.multiply(latents_SD, p["latent_key_value"])
+    latents_1SD = p["latents"].astype(hidden_BTD.dtype)[None]
+    latents_1SD = _norm(latents_1SD, p, "latent_context_norm")
+    keys_values = decoder.multiply(latents_1SD[0], p["latent_key_value"])
     k_SNH, v_SNH = (x.reshape(-1, *size) for x in jnp.split(keys_values, 2, axis=-1))
-    query = decoder.multiply(_layer_norm(hidden_BTD, p, "latent_norm"), p["latent_query"])
+    query = decoder.multiply(_norm(hidden_BTD, p, "latent_norm"), p["latent_query"])
     # The latents are the same for every row, so all tokens are queries of one row.
     q_1MNH = query.reshape(1, b * t, *size)
     k_1NHS, v_1NSH = k_SNH.transpose(1, 2, 0)[None], v_SNH.transpose(1, 0, 2)[None]
@@ -208,16 +211,11 @@ def attend_latents(config: LatentConfig, p: Any, hidden_BTD: jax.Array) -> jax.A
     )
     mixed = decoder.multiply(mixed_1MNH.reshape(b, t, -1), p["latent_out"])
     hidden_BTD = hidden_BTD + mixed
-    up = decoder.multiply(_layer_norm(hidden_BTD, p, "latent_mlp_norm"), p["latent_up"])
+    up = decoder.multiply(_norm(hidden_BTD, p, "latent_mlp_norm"), p["latent_up"])
     value, gate = jnp.split(up + p["latent_up_bias"].astype(up.dtype), 2, axis=-1)
-    down = decoder.multiply(value * jax.nn.gelu(gate, approximate=False), p["latent_down"])
+    down = decoder.multiply(value * activate(gate, "gelu"), p["latent_down"])
     return hidden_BTD + down + p["latent_down_bias"].astype(down.dtype)
 
 
-def _layer_norm(x: jax.Array, p: Any, name: str) -> jax.Array:
-    """Layer norm in fp32 over the last axis, returned in the dtype of ``x``."""
-    x32 = x.astype(jnp.float32)
-    centered = x32 - x32.mean(-1, keepdims=True)
-    normed = centered * jax.lax.rsqrt(jnp.square(centered).mean(-1, keepdims=True) + _EPS)
-    scale, bias = (p[key].astype(jnp.float32) for key in (name, f"{name}_bias"))
-    return (normed * scale + bias).astype(x.dtype)
+def _norm(x: jax.Array, p: Any, name: str) -> Any:
+    return layer_norm(x, *(p[key].astype(jnp.float32) for key in (name, f"{name}_bias")), _EPS)

@@ -11,9 +11,7 @@ scanned, rematerialized or replayed with the same dropout key.
 """
 
 import dataclasses
-import functools
-import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,18 +20,21 @@ from flax import nnx
 
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
-from cirag_jax.models import precision
+from cirag_jax.models.activations import Activation
 from cirag_jax.models.attention import Implementation, choose_implementation
-from cirag_jax.models.dense import DenseConfig, add_dense, apply_dense, output_width
-from cirag_jax.models.precision import Dtype, Weight
+from cirag_jax.models.dense import DenseConfig, add_dense, output_width
+from cirag_jax.models.layers import (
+    activate_gated,
+    drop_units,
+    feed_forward,
+    layer_norm,
+    linear,
+    split_features,
+)
+from cirag_jax.models.pooling import Pooling
+from cirag_jax.models.precision import Dtype
 from cirag_jax.models.rope import Rope, rope_tables, rotate
 from cirag_jax.sharding import ShapesAndAxes
-
-Pooling = Literal["mean", "cls", "lasttoken"]
-Activation = Literal["gelu", "gelu_new", "relu", "silu"]
-
-# Entry of a mask for tokens of a prompt that other tokens attend to, but that are not pooled.
-UNPOOLED = 2
 
 _MASKED = -1e9  # score of a padding key; finite, so that a fully masked row has no NaN
 
@@ -72,9 +73,9 @@ class EncoderConfig:
       attention: see `choose_attention`.
       remat: whether the backward pass recomputes each layer.
       scan_layers: whether the parameters of all layers are stacked and run with `jax.lax.scan`.
-      pooling: how `embed` turns hidden states into one vector.
-      dense: layers that `embed` applies to the pooled vector.
-      dimensions: number of leading dimensions that `embed` keeps (Matryoshka representation
+      pooling: how `pooling.embed` turns hidden states into one vector.
+      dense: layers that `pooling.embed` applies to the pooled vector.
+      dimensions: number of leading dimensions that `pooling.embed` keeps (Matryoshka representation
         learning, Kusupati et al., 2022); None keeps all.
       tasks: numbers of the checkpoint's task adapters for queries and passages; one number if they
         are equal, empty without adapters.
@@ -416,167 +417,9 @@ def _places(config: EncoderConfig, length: int) -> list[_Place]:
     return places
 
 
-def drop_units(x: Any, rate: float, key: jax.Array | None) -> jax.Array:
-    """Applies inverted dropout; without a key, returns ``x`` unchanged."""
-    if key is None or rate == 0.0:
-        return x
-    keep = jax.random.bernoulli(key, 1.0 - rate, x.shape)
-    return jnp.where(keep, x / (1.0 - rate), 0.0).astype(x.dtype)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def layer_norm(
-    x_BTD: jax.Array, scale_D: jax.Array, bias_D: jax.Array | None, eps: float
-) -> jax.Array:
-    """Layer norm in fp32 over the last axis, returned in the dtype of ``x_BTD``.
-
-    The hand-written backward pass stores only the normalized values and one number per row. JAX's
-    automatic gradient would also store the broadcast scale.
-    """
-    return _layer_norm_forward(x_BTD, scale_D, bias_D, eps)[0]
-
-
-def _layer_norm_forward(x_BTD, scale_D, bias_D, eps):
-    x32_BTD = x_BTD.astype(jnp.float32)
-    centred_BTD = x32_BTD - x32_BTD.mean(-1, keepdims=True)
-    rstd_BT1 = jax.lax.rsqrt(jnp.square(centred_BTD).mean(-1, keepdims=True) + eps)
-    normed_BTD = centred_BTD * rstd_BT1
-    y_BTD = normed_BTD * scale_D
-    y_BTD = (y_BTD if bias_D is None else y_BTD + bias_D).astype(x_BTD.dtype)
-    return y_BTD, (normed_BTD.astype(x_BTD.dtype), rstd_BT1, scale_D, _presence(bias_D))
-
-
-def _layer_norm_backward(eps, residuals, dy_BTD):
-    del eps
-    normed_BTD, rstd_BT1, scale_D, bias = residuals
-    normed32_BTD, dy32_BTD = normed_BTD.astype(jnp.float32), dy_BTD.astype(jnp.float32)
-    dnormed_BTD = dy32_BTD * scale_D
-    along_BT1 = (dnormed_BTD * normed32_BTD).mean(-1, keepdims=True)
-    dx_BTD = rstd_BT1 * (
-        dnormed_BTD - dnormed_BTD.mean(-1, keepdims=True) - normed32_BTD * along_BT1
-    )
-    dscale_D = (dy32_BTD * normed32_BTD).sum((0, 1))
-    dbias_D = None if bias is None else dy32_BTD.sum((0, 1))
-    return dx_BTD.astype(dy_BTD.dtype), dscale_D, dbias_D
-
-
-def _presence(bias: Weight | None) -> tuple[()] | None:
-    """Returns a residual without arrays: None if there is no bias."""
-    return None if bias is None else ()
-
-
-layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
-
-
 def _norm(config, params, name, x_BTD) -> Any:
     scale_D, bias_D = params[f"{name}_scale"], params.get(f"{name}_bias")
     return layer_norm(x_BTD, scale_D, bias_D, config.layer_norm_eps)
-
-
-@jax.custom_vjp
-def _linear(x: jax.Array, kernel: Weight, bias: Weight | None) -> jax.Array:
-    """Returns ``x @ kernel + bias`` in the dtype of ``x``; the bias may be None.
-
-    ``x`` is ``[B, T, *I]``, the kernel ``[*I, *O]``; kernel and bias are fp32, or both `Rounded`.
-    Heads remain a separate axis, because merging axes would gather an axis that is split over
-    devices.
-
-    The backward pass is hand-written for two reasons. It accumulates the parameters' gradients in
-    fp32 in any compute dtype. It also computes them as `x^T dy`, which XLA on a CPU runs three
-    times as fast as the `dy^T x` of JAX's automatic gradient.
-    """
-    y = jnp.tensordot(x, precision.weight_value(kernel).astype(x.dtype), x.ndim - 2)
-    return y if bias is None else y + precision.weight_value(bias).astype(x.dtype)
-
-
-def _linear_forward(x, kernel, bias):
-    return _linear(x, kernel, bias), (x, precision.residual_of(kernel), _presence(bias))
-
-
-def _linear_backward(residuals, dy):
-    x, weight, bias = residuals
-    return _input_gradient(weight, dy), *_kernel_gradient(weight, bias, x, dy)
-
-
-def _input_gradient(weight: Weight, dy: jax.Array) -> jax.Array:
-    """Returns the gradient of the input of `_linear`."""
-    kernel = precision.weight_value(weight)
-    outer = range(2, dy.ndim)
-    contracted = (outer, range(kernel.ndim - len(outer), kernel.ndim))
-    return jax.lax.dot_general(dy, kernel.astype(dy.dtype), (contracted, ((), ())))
-
-
-def _kernel_gradient(weight: Weight, bias: Any, x: jax.Array, dy: jax.Array) -> tuple[Any, Any]:
-    """Returns the fp32 gradients of the kernel ``weight`` and of the bias; see `_presence`."""
-    if jax.default_backend() == "cpu":  # XLA there has no product of 3-axis bf16 arrays into fp32
-        x, dy = x.astype(jnp.float32), dy.astype(jnp.float32)
-    rows = x.shape[0] * x.shape[1]
-    x_RI, dy = x.reshape(rows, -1), dy.reshape(rows, *dy.shape[2:])
-    dkernel = jax.lax.dot_general(
-        x_RI, dy, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32
-    )
-    dkernel = dkernel.reshape(*x.shape[2:], *dy.shape[1:])
-    dkernel = precision.cotangent_of(weight, dkernel)
-    if bias is None:
-        return dkernel, None
-    return dkernel, precision.cotangent_of(weight, dy.sum(0, dtype=jnp.float32))
-
-
-_linear.defvjp(_linear_forward, _linear_backward)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _feed_forward(act, x_BTD, up_DF, up_bias_F, down_FD, down_bias_D):
-    """Two linear layers with an activation between them; biases may be None.
-
-    Only the input and the pre-activation are stored; the backward pass recomputes the activation.
-    This costs less than storing and reading two more arrays of width F. In gated layers, the first
-    kernel is ``[D, 2, F]``.
-    """
-    return _feed_forward_forward(act, x_BTD, up_DF, up_bias_F, down_FD, down_bias_D)[0]
-
-
-def _feed_forward_forward(act, x_BTD, up_DF, up_bias_F, down_FD, down_bias_D):
-    pre_BTF = _split_features(_linear(x_BTD, up_DF, up_bias_F))
-    y_BTD = _linear(activate(pre_BTF, act), down_FD, down_bias_D)
-    weights = (precision.residual_of(up_DF), precision.residual_of(down_FD))
-    biases = (_presence(up_bias_F), _presence(down_bias_D))
-    return y_BTD, (x_BTD, pre_BTF, weights, biases)
-
-
-def _feed_forward_backward(act, residuals, dy_BTD):
-    x_BTD, pre_BTF, (up, down), (up_bias, down_bias) = residuals
-    # Without the barrier, XLA would store the activation of the forward pass instead.
-    pre_BTF, dy_BTD = jax.lax.optimization_barrier((pre_BTF, dy_BTD))
-    hidden_BTF, pull = jax.vjp(lambda pre_BTF: activate(pre_BTF, act), pre_BTF)
-    (dpre_BTF,) = pull(_input_gradient(down, dy_BTD))
-    dup = _kernel_gradient(up, up_bias, x_BTD, dpre_BTF)
-    ddown = _kernel_gradient(down, down_bias, hidden_BTF, dy_BTD)
-    return _input_gradient(up, dpre_BTF), *dup, *ddown
-
-
-_feed_forward.defvjp(_feed_forward_forward, _feed_forward_backward)
-
-
-def _split_features(pre: jax.Array) -> jax.Array:
-    """Constrains the sharding of pre-activations, ``BTF`` or gated ``BT2F``."""
-    axes = ("batch", "length", *(None,) * (pre.ndim - 3), "act_mlp")
-    return sharding.constrain(pre, *axes)
-
-
-def activate(pre: jax.Array, kind: str) -> jax.Array:
-    """Returns the activation ``BTF``; pre-activations ``BT2F`` are a gate and its factor."""
-    if pre.ndim == 4:
-        gate_BTF, factor_BTF = (part.squeeze(2) for part in jnp.split(pre, 2, axis=2))
-        return activate(gate_BTF, kind) * factor_BTF
-    if kind == "relu":
-        return jax.nn.relu(pre)
-    if kind == "silu":
-        return jax.nn.silu(pre)
-    if kind == "gelu_new":
-        return jax.nn.gelu(pre, approximate=True)
-    y = pre.astype(jnp.float32)
-    return (0.5 * y * (1.0 + jax.lax.erf(y * math.sqrt(0.5)))).astype(pre.dtype)
 
 
 def _add_task(config, p, name, x, y, task_B):
@@ -665,16 +508,16 @@ def _transform(config, p, x_BTD, task_B):
     """Applies the feed-forward layer, before dropout and residual."""
     up, down = ((p[f"{name}_kernel"], p.get(f"{name}_bias")) for name in ("up", "down"))
     if task_B is None:
-        return _feed_forward(config.hidden_act, x_BTD, *up, *down)
-    pre_BTF = _add_task(config, p, "up", x_BTD, _linear(x_BTD, *up), task_B)
-    hidden_BTF = activate(_split_features(pre_BTF), config.hidden_act)
-    return _add_task(config, p, "down", hidden_BTF, _linear(hidden_BTF, *down), task_B)
+        return feed_forward(config.hidden_act, x_BTD, *up, *down)
+    pre_BTF = _add_task(config, p, "up", x_BTD, linear(x_BTD, *up), task_B)
+    hidden_BTF = activate_gated(split_features(pre_BTF), config.hidden_act)
+    return _add_task(config, p, "down", hidden_BTF, linear(hidden_BTF, *down), task_B)
 
 
 def _attention(config, p, hidden_BTD, context, place, key):
     """Multi-head self-attention with output projection, before dropout and residual."""
     mask_BT, bias_NTS, tables, task_B = context
-    qkv_BT3NH = _linear(hidden_BTD, p["qkv_kernel"], p.get("qkv_bias"))
+    qkv_BT3NH = linear(hidden_BTD, p["qkv_kernel"], p.get("qkv_bias"))
     qkv_BT3NH = _add_task(config, p, "qkv", hidden_BTD, qkv_BT3NH, task_B)
     # The gradient of a split is one concatenation; the gradient of three slices is a padded sum.
     q_BTNH, k_BSNH, v_BSNH = (part.squeeze(2) for part in jnp.split(qkv_BT3NH, 3, axis=2))
@@ -713,7 +556,7 @@ def _attention(config, p, hidden_BTD, context, place, key):
         mixed_BTNH = jax.nn.dot_product_attention(
             q_BTNH, k_BSNH, v_BSNH, bias_1NTS, mask_B1TS, implementation="xla"
         )
-    y_BTD = _linear(mixed_BTNH, p["out_kernel"], p.get("out_bias"))
+    y_BTD = linear(mixed_BTNH, p["out_kernel"], p.get("out_bias"))
     return _add_task(config, p, "out", mixed_BTNH, y_BTD, task_B)
 
 
@@ -736,58 +579,3 @@ def _attend_transposed(config, q_BTNH, k_BSNH, v_BSNH, mask_BT, near_TS, bias_NT
     probs_BNTS = drop_units(probs_BNTS, config.attention_dropout, key)
     mixed_BNTH = jax.lax.dot_general(probs_BNTS, v_BNSH, (((3,), (2,)), ((0, 1), (0, 1))))
     return mixed_BNTH.transpose(0, 2, 1, 3)
-
-
-def pool_tokens(hidden_BTD: jax.Array, mask_BT: jax.Array, kind: Pooling) -> jax.Array:
-    """Returns ``pooled_BD`` in fp32: the mean over pooled tokens, or the first or last of them.
-
-    ``mask_BT`` is 1 or True at pooled tokens, which may be anywhere in a row. A row without pooled
-    tokens gives zeros, with a finite (zero) gradient.
-    """
-    chosen_BT = mask_BT.astype(jnp.int32) == 1
-    rank_BT = jnp.cumsum(chosen_BT, axis=1, dtype=jnp.int32)
-    if kind == "cls":
-        chosen_BT &= rank_BT == 1
-    elif kind == "lasttoken":
-        chosen_BT &= rank_BT == rank_BT[:, -1:]
-    elif kind != "mean":
-        raise ValueError(f"unknown pooling {kind!r}")
-    weight_BT = chosen_BT.astype(jnp.float32)
-    # A product instead of a masked sum needs no B T D temporary in fp32.
-    total_BD = jnp.einsum("btd,bt->bd", hidden_BTD, weight_BT, preferred_element_type=jnp.float32)
-    return total_BD / jnp.maximum(weight_BT.sum(-1, keepdims=True), 1.0)
-
-
-def unit_length(x_BD: jax.Array) -> jax.Array:
-    """Divides each vector by its length; zeros stay zeros, with a finite gradient."""
-    square_B1 = jnp.square(x_BD).sum(-1, keepdims=True)
-    return x_BD * jax.lax.rsqrt(jnp.maximum(square_B1, 1e-24))
-
-
-def embed(
-    graphdef: nnx.GraphDef,
-    state: Any,
-    tokens_BT: jax.Array,
-    mask_BT: jax.Array,
-    dropout_key: jax.Array | None = None,
-    passage_B: jax.Array | None = None,
-) -> jax.Array:
-    """Returns the embeddings of a padded batch, unit-length ``emb_BD`` in fp32.
-
-    ``passage_B`` (whether each text is a passage) matters only with task adapters.
-    ``graphdef, state = nnx.split(model)``, where the model is an `Encoder` or a
-    `models.embedder.Embedder`; ``graphdef`` is static under `jax.jit`. ``mask_BT`` is 1 or True at
-    real tokens, or `UNPOOLED` at real tokens that are not pooled.
-    """
-    model = nnx.merge(graphdef, state)
-    config = model.config
-    hidden_BTD = model(tokens_BT, mask_BT, passage_B=passage_B, dropout_key=dropout_key)
-    emb_BD = pool_tokens(hidden_BTD, mask_BT, config.pooling)
-    if config.dense:
-        emb_BD = apply_dense(config.dense, model.dense, emb_BD)
-    return sharding.constrain(unit_length(emb_BD[:, : config.embedding_size]), "batch", "act_embed")
-
-
-def embedding_size(graphdef: nnx.GraphDef, *states: Any) -> int:
-    """Returns the dimension of the embeddings of `embed`."""
-    return nnx.merge(graphdef, *states).config.embedding_size

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from cirag_jax.models.encoder import UNPOOLED, embed
 from cirag_jax.models.io.pretrained import TextEncoder
+from cirag_jax.models.pooling import UNPOOLED, embed
 from cirag_jax.retrieval.buckets import everywhere, map_texts
 from cirag_jax.types import Role
 

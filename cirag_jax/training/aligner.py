@@ -23,9 +23,9 @@ from cirag_jax.datasets import load
 from cirag_jax.errors import UserError, check_at_least, check_positive
 from cirag_jax.evaluation import next_unit
 from cirag_jax.models.embedder import EmbedderConfig
-from cirag_jax.models.encoder import embedding_size
 from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
 from cirag_jax.models.lora import LoraConfig
+from cirag_jax.models.pooling import embedding_size
 from cirag_jax.retrieval import encode as encode_lib
 from cirag_jax.retrieval.buckets import bucket_lengths
 from cirag_jax.retrieval.rankers import TripleText

@@ -23,7 +23,7 @@ from flax import nnx
 
 from cirag_jax import sharding
 from cirag_jax.models import precision
-from cirag_jax.models.encoder import embed
+from cirag_jax.models.pooling import embed
 from cirag_jax.training.contrastive import contrastive_loss
 from cirag_jax.training.data.pools import Batch, Chunk
 

@@ -64,6 +64,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.io import standard_streams
 from cirag_jax.models import encoder as encoder_lib
 from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
+from cirag_jax.models.pooling import embed
 from cirag_jax.retrieval import encode as encode_lib
 from cirag_jax.retrieval.buckets import BUCKETS
 from cirag_jax.training import aligner, gradient_cache
@@ -316,7 +317,7 @@ def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
 
     @jax.jit
     def forward(params):
-        return encoder_lib.embed(graphdef, params, tokens_BT, mask_BT)
+        return embed(graphdef, params, tokens_BT, mask_BT)
 
     step = trainer_step(graphdef, params, batch, training)
     seconds = {

@@ -14,9 +14,9 @@ from sentence_transformers import SentenceTransformer
 from tokenizers import processors
 
 from cirag_jax.errors import UserError
-from cirag_jax.models.encoder import UNPOOLED, embed
 from cirag_jax.models.io.export import export_sentence_transformers
 from cirag_jax.models.io.pretrained import load_encoder
+from cirag_jax.models.pooling import UNPOOLED, embed
 from cirag_jax.retrieval.encode import encode
 from tests import tiny, tiny_embedder
 

@@ -13,9 +13,11 @@ from flax import nnx
 
 from cirag_jax.errors import UserError
 from cirag_jax.models import encoder as encoder_lib
-from cirag_jax.models.encoder import Encoder, EncoderConfig, embed, pool_tokens, unit_length
+from cirag_jax.models import layers
+from cirag_jax.models.encoder import Encoder, EncoderConfig
 from cirag_jax.models.io import tensor_files, weights
 from cirag_jax.models.io.pretrained import load_encoder, read_config
+from cirag_jax.models.pooling import embed, pool_tokens, unit_length
 from tests.tiny import random_encoder
 
 TINY = EncoderConfig(101, 32, 2, 4, 64, max_positions=40, attention="transposed")
@@ -216,11 +218,11 @@ def test_linear_and_feed_forward_gradients_equal_autodiff():
         return (jax.nn.gelu(x @ up + up_bias, approximate=False) @ down + down_bias) * weight
 
     def ours(*args) -> jax.Array:
-        return encoder_lib._feed_forward("gelu", *args) * weight
+        return layers.feed_forward("gelu", *args) * weight
 
     def linear(x, up, up_bias, down, down_bias):
-        hidden = jax.nn.gelu(encoder_lib._linear(x, up, up_bias), approximate=False)
-        return encoder_lib._linear(hidden, down, down_bias) * weight
+        hidden = jax.nn.gelu(layers.linear(x, up, up_bias), approximate=False)
+        return layers.linear(hidden, down, down_bias) * weight
 
     arguments = (x, up, up_bias, down, down_bias)
     expected = jax.jit(jax.grad(lambda *a: plain(*a).sum(), range(5)))(*arguments)
@@ -241,7 +243,7 @@ def test_layer_norm_gradient_equals_autodiff():
         return (((x - mean) / jnp.sqrt(variance + 1e-5)) * scale + bias) * weight
 
     def ours(x, scale, bias):
-        return encoder_lib.layer_norm(x, scale, bias, 1e-5) * weight
+        return layers.layer_norm(x, scale, bias, 1e-5) * weight
 
     expected = jax.jit(jax.grad(lambda *a: plain(*a).sum(), range(3)))(x, scale, bias)
     actual = jax.jit(jax.grad(lambda *a: ours(*a).sum(), range(3)))(x, scale, bias)

@@ -11,7 +11,8 @@ import pytest
 from flax import nnx
 
 from cirag_jax import sharding
-from cirag_jax.models.encoder import Encoder, EncoderConfig, embed
+from cirag_jax.models.encoder import Encoder, EncoderConfig
+from cirag_jax.models.pooling import embed
 from cirag_jax.training import aligner, gradient_cache
 from cirag_jax.training.contrastive import contrastive_loss
 from cirag_jax.training.data import pools as pools_lib

@@ -3,18 +3,17 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from cirag_jax.errors import UserError
 from cirag_jax.io import read_object
-from cirag_jax.models.encoder import RELATIVE_BUCKETS, Activation, EncoderConfig
+from cirag_jax.models.activations import TRANSFORMERS_NAMES, Activation
+from cirag_jax.models.encoder import RELATIVE_BUCKETS, EncoderConfig
 from cirag_jax.models.io import weights
 from cirag_jax.models.io.folders import ConfigFields
 from cirag_jax.models.io.rope_fields import LAYER_TYPES, parse_layer_types, parse_rope
 
 MODEL_TYPES = (*weights.FAMILIES, "new")
-ACTIVATIONS = get_args(Activation)
-_SAME_ACTIVATIONS = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new", "gelu_python": "gelu"}
 # Fields of task adapters, which a model without adapters does not have.
 TASK_FIELDS = (
     *("lora_adaptations", "lora_rank", "lora_alpha", "lora_dropout_p"),
@@ -139,10 +138,9 @@ def _layer_norm_eps(fields: ConfigFields, family: str) -> float:
 def _activation(fields: ConfigFields, family: str) -> Activation:
     name = "hidden_activation" if family == "modernbert" else "hidden_act"
     value = fields.raw.get(name) or ("silu" if family == "nomic_bert" else "gelu")
-    value = _SAME_ACTIVATIONS.get(value, value) if isinstance(value, str) else value
-    if value not in ACTIVATIONS:
-        raise fields.unsupported(name, value, ", ".join(ACTIVATIONS))
-    return value  # pyright: ignore[reportReturnType]
+    if not isinstance(value, str) or value not in TRANSFORMERS_NAMES:
+        raise fields.unsupported(name, value, ", ".join(TRANSFORMERS_NAMES))
+    return TRANSFORMERS_NAMES[value]
 
 
 def _rotary(fields: ConfigFields, family: str) -> dict[str, Any]:

@@ -15,10 +15,11 @@ import numpy as np
 from cirag_jax.datasets.records import convert
 from cirag_jax.errors import UserError
 from cirag_jax.io import read_json, read_object, write_json
-from cirag_jax.models.dense import Activation, DenseConfig
-from cirag_jax.models.encoder import Pooling
+from cirag_jax.models.activations import Activation
+from cirag_jax.models.dense import DenseConfig
 from cirag_jax.models.io.folders import ConfigFields
 from cirag_jax.models.io.tensor_files import TensorFiles, save_tensors
+from cirag_jax.models.pooling import Pooling
 
 # Older folders have one flag per mode.
 _FLAGS: Mapping[str, str] = {

@@ -23,7 +23,7 @@ from cirag_jax.datasets.records import convert
 from cirag_jax.errors import UserError, check_choice, parsing
 from cirag_jax.io import read_json, read_object
 from cirag_jax.models.embedder import EmbedderConfig
-from cirag_jax.models.encoder import EncoderConfig, Pooling, choose_attention
+from cirag_jax.models.encoder import EncoderConfig, choose_attention
 from cirag_jax.models.io import (
     encoder_adapter,
     encoder_config,
@@ -42,6 +42,7 @@ from cirag_jax.models.io.folders import (
 )
 from cirag_jax.models.io.modules import Modules, read_modules
 from cirag_jax.models.lora import LoraConfig
+from cirag_jax.models.pooling import Pooling
 from cirag_jax.models.precision import Dtype
 from cirag_jax.types import ROLES, Role
 

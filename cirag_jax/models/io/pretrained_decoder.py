@@ -16,6 +16,7 @@ from flax import nnx
 
 from cirag_jax.errors import UserError, check_choice
 from cirag_jax.io import read_object
+from cirag_jax.models.activations import TRANSFORMERS_NAMES
 from cirag_jax.models.decoder import DecoderConfig, Params, Remat, choose_attention
 from cirag_jax.models.io import decoder_weights, folders, gguf_weights
 from cirag_jax.models.io.folders import ConfigFields
@@ -90,13 +91,6 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "num_key_value_heads": 4,
         "max_position_embeddings": 131072,
     },
-}
-_ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_new": "gelu_tanh",
 }
 
 
@@ -353,8 +347,8 @@ def parse_decoder_config(raw: Mapping[str, Any], where: str | os.PathLike) -> De
     fields = ConfigFields({**raw, **missing}, str(where))
     key = "hidden_activation" if model_type.startswith("gemma") else "hidden_act"
     act = fields.raw.get(key) or "silu"
-    if not isinstance(act, str) or act not in _ACTIVATIONS:
-        raise fields.unsupported(key, act, ", ".join(_ACTIVATIONS))
+    if not isinstance(act, str) or act not in TRANSFORMERS_NAMES:
+        raise fields.unsupported(key, act, ", ".join(TRANSFORMERS_NAMES))
     if raw.get("quantization_config") is not None:
         raise fields.unsupported("quantization_config", "present", "unquantized weights only")
     d_model, layers = fields.count("hidden_size"), fields.count("num_hidden_layers")
@@ -374,7 +368,7 @@ def parse_decoder_config(raw: Mapping[str, Any], where: str | os.PathLike) -> De
         ropes=_ropes(fields, model_type, sliding),
         rotary_dim=_rotary_dim(fields, model_type, head_dim),
         norm_eps=float(fields.number("rms_norm_eps", 1e-6)),
-        activation=_ACTIVATIONS[act],  # pyright: ignore[reportArgumentType]
+        activation=TRANSFORMERS_NAMES[act],
         tie_embeddings=fields.flag("tie_word_embeddings", False),
         windows=_windows(fields, sliding, bidirectional),
         causal=not bidirectional,

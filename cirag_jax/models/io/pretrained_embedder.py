@@ -16,11 +16,12 @@ from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.models import decoder, lora
 from cirag_jax.models.embedder import Embedder, EmbedderConfig, LatentConfig, latent_parameters
-from cirag_jax.models.encoder import Encoder, EncoderConfig, Pooling
+from cirag_jax.models.encoder import Encoder, EncoderConfig
 from cirag_jax.models.io import decoder_weights, peft_format, pretrained_decoder
 from cirag_jax.models.io.folders import ConfigFields
 from cirag_jax.models.io.modules import Modules, dense_places, read_dense, read_modules
 from cirag_jax.models.io.tensor_files import TensorFiles
+from cirag_jax.models.pooling import Pooling
 
 NV_EMBED = "nvembed"
 MODEL_TYPES = (*pretrained_decoder.MODEL_TYPES, NV_EMBED)

@@ -20,7 +20,7 @@ from cirag_jax import io
 from cirag_jax.datasets import chains as chains_lib
 from cirag_jax.datasets.chains import Chain, Unit, UnitKind
 from cirag_jax.errors import UserError
-from cirag_jax.models.encoder import UNPOOLED
+from cirag_jax.models.pooling import UNPOOLED
 from cirag_jax.retrieval.buckets import smallest_bucket
 from cirag_jax.types import Dataset, Question
 
@@ -70,7 +70,7 @@ class Example:
 class Chunk(NamedTuple):
     """Texts of similar length that are encoded together.
 
-    ``tokens_BT`` is int32 and ``mask_BT`` int8, see `encoder.embed`. ``row_B`` (int32) is each
+    ``tokens_BT`` is int32 and ``mask_BT`` int8, see `pooling.embed`. ``row_B`` (int32) is each
     text's row in the batch's table of embeddings; padding uses the last row. ``passage_B`` (bool)
     is whether each text is a candidate.
     """
