@@ -116,7 +116,8 @@ def rope_tables(
     length of the text of each token, which is needed if a rope has a `Rope.switch`.
     """
     tables = [_tables(positions_BT, dim, rope, totals_BT) for rope in ropes]
-    cos, sin = (jnp.stack(each) for each in zip(*tables, strict=True))
+    # Only some ropes may depend on the length of each text.
+    cos, sin = (jnp.stack(jnp.broadcast_arrays(*each)) for each in zip(*tables, strict=True))
     return cos, sin
 
 

@@ -1,5 +1,6 @@
 """Rotary and pre-norm encoders compared with transformers."""
 
+import copy
 import dataclasses
 import functools
 import json
@@ -278,21 +279,52 @@ def test_choose_tasks_by_name(tmp_path):
     assert choose_tasks(plain, {}, "config.json", None) == (plain, ())
 
 
-@pytest.mark.parametrize("kind", ["nomic_bert", "modernbert"])
-def test_rotary_encoder_scaled_positions_equal_transformers(tmp_path, kind):
+def scaled(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"rope_type": kind, "rope_theta": 1000.0, "factor": 2.0, **fields}
+
+
+TRAINED = {"original_max_position_embeddings": 16}
+LLAMA3 = scaled("llama3", low_freq_factor=1.0, high_freq_factor=4.0, **TRAINED)
+YARN = scaled("yarn", factor=4.0, beta_fast=2, **TRAINED)
+LONGROPE = scaled(
+    "longrope",
+    short_factor=[1.0, 1.1, 1.2, 1.3],
+    long_factor=[1.5, 2.0, 3.0, 4.0],
+    **{**TRAINED, "factor": 4.0},
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "scaling", "limit"),
+    [
+        ("nomic_bert", scaled("dynamic"), 32),
+        ("nomic_bert", YARN, 16),
+        ("nomic_bert", scaled("llama3", low_freq_factor=0.5, high_freq_factor=2.0), 16),
+        ("gte", scaled("dynamic", factor=3.0), 48),
+        ("gte", LLAMA3, 16),
+        ("gte", LONGROPE, 16),
+        ("jina_embeddings_v3", {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5}, 16),
+        ("jina_embeddings_v3", LONGROPE, 16),
+        ("modernbert", [scaled("linear")] * 2, 16),
+        ("modernbert", [scaled("dynamic"), {"rope_type": "default", "rope_theta": 100.0}], 16),
+        ("modernbert", [YARN, LLAMA3], 16),
+        ("modernbert", [LLAMA3, {**YARN, "attention_factor": 0.8}], 16),
+        ("modernbert", [LONGROPE, LONGROPE], 16),
+    ],
+)
+def test_rotary_encoder_scaled_positions_equal_transformers(tmp_path, kind, scaling, limit):
     """Texts of 40 tokens are longer than the trained length of 16; each is scaled by its length."""
-    scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1000.0}
     if kind == "modernbert":
-        scaling = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1000.0}
-        scaling = {name: scaling for name in ("full_attention", "sliding_attention")}
-    model = hf_model(kind, max_position_embeddings=16, rope_parameters=scaling)
+        scaling = dict(zip(("full_attention", "sliding_attention"), scaling, strict=True))
+    model = hf_model(kind, max_position_embeddings=16, rope_parameters=copy.deepcopy(scaling))
     model.save_pretrained(tmp_path)
     config, raw = read_config(tmp_path)
-    assert config.max_length == (32 if kind == "nomic_bert" else 16)
+    assert config.max_length == limit
     config = dataclasses.replace(config, max_positions=64, attention="transposed")
     graphdef, state = weights.load_state(tmp_path, config, raw["model_type"])
     tokens_BT, mask_BT = batch(config.pad_id, length=40)
     mask_BT[:, :4] = True
+    assert {True, False} == {bool(length > 16) for length in mask_BT.sum(1)}
     ours_BTD = np.asarray(hidden_states(graphdef, state, tokens_BT, mask_BT))
     for row, length in enumerate(mask_BT.sum(1)):
         alone = np.s_[row : row + 1, :length]
@@ -317,7 +349,7 @@ def test_rotary_encoder_scaled_positions_equal_transformers(tmp_path, kind):
         ("gte", {"layer_norm_type": "rms_norm"}, "field layer_norm_type is 'rms_norm'"),
         ("gte", {"pack_qkv": False}, "field pack_qkv is False"),
         ("gte", {"rope_scaling": {"type": "ntk", "factor": 2, "mixed_b": 0.6}}, "field mixed_b is"),
-        ("gte", {"rope_scaling": {"type": "yarn", "factor": 2}}, "field rope_type is 'yarn'"),
+        ("gte", {"rope_scaling": {"type": "yarn", "factor": 2}}, "rope_scaling.type is 'yarn'"),
         (
             "gte",
             {"rope_scaling": {"type": "linear", "factor": 0}},
@@ -351,6 +383,12 @@ def test_rotary_encoder_scaled_positions_equal_transformers(tmp_path, kind):
             {"rope_parameters": {"x": {}}},
             "field rope_parameters is .* one of",
         ),
+        (
+            "modernbert",
+            {"rope_scaling": {**LONGROPE, "long_factor": [1.0]}},
+            "field long_factor or short_factor is 'a list'; supported: 4 numbers",
+        ),
+        ("jina", {"rope_scaling": {"type": "su"}}, "field rope_type is 'su'; .* llama3, yarn, lon"),
         ("modernbert", {"hidden_activation": "tanh"}, "field hidden_activation is 'tanh'"),
         ("modernbert", {"norm_bias": 1}, "field norm_bias is 1, neither true nor false"),
     ],

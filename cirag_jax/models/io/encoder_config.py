@@ -11,7 +11,12 @@ from cirag_jax.models.activations import TRANSFORMERS_NAMES, Activation
 from cirag_jax.models.encoder import RELATIVE_BUCKETS, EncoderConfig
 from cirag_jax.models.io import weights
 from cirag_jax.models.io.folders import ConfigFields
-from cirag_jax.models.io.rope_fields import LAYER_TYPES, parse_layer_types, parse_rope
+from cirag_jax.models.io.rope_fields import (
+    LAYER_TYPES,
+    check_factors,
+    parse_layer_types,
+    parse_rope,
+)
 
 MODEL_TYPES = (*weights.FAMILIES, "new")
 # Fields of task adapters, which a model without adapters does not have.
@@ -20,7 +25,7 @@ TASK_FIELDS = (
     *("lora_main_params_trainable", "load_trained_adapters", "task_instructions"),
 )
 RETRIEVAL_TASKS = ("retrieval.query", "retrieval.passage")
-_ROPES = ("linear", "dynamic")
+_ROPES = ("linear", "dynamic", "llama3", "yarn", "longrope")
 
 # Family -> architecture and rotary base of transformers, for models whose published config.json
 # differs from that of transformers.
@@ -117,6 +122,8 @@ def _parse(fields: ConfigFields) -> EncoderConfig:
     if config.d_model % heads or (config.rope and config.head_dim % 2):
         multiple = f"multiples of {2 * heads if config.rope else heads} ({heads} heads)"
         raise fields.unsupported("hidden_size", config.d_model, multiple)
+    for rope in filter(None, (config.rope, config.local_rope)):
+        check_factors(fields, rope, (config.rotary_dim or config.head_dim) // 2)
     head_dim = raw.get("head_dim")
     if head_dim is not None and head_dim != config.head_dim:
         raise fields.unsupported("head_dim", head_dim, str(config.head_dim))
@@ -317,6 +324,9 @@ def _rope_parameters(fields: ConfigFields, theta: float, raw: Mapping[str, Any])
         parameters |= scaling
         kind = parameters.pop("type", None)
         parameters["rope_type"] = scaling.get("rope_type", kind or "default")
+    kinds = ("default", "linear", "dynamic", "ntk")
+    if raw["model_type"] == "new" and parameters["rope_type"] not in kinds:
+        raise fields.unsupported("rope_scaling.type", parameters["rope_type"], ", ".join(kinds))
     if parameters["rope_type"] == "ntk":
         # gte-multilingual divides frequencies by another number than transformers' dynamic NTK.
         rope = ConfigFields(parameters, f"{fields.where}: field rope_scaling")

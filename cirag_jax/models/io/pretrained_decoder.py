@@ -20,7 +20,12 @@ from cirag_jax.models.activations import TRANSFORMERS_NAMES
 from cirag_jax.models.decoder import DecoderConfig, Params, Remat, choose_attention
 from cirag_jax.models.io import decoder_weights, folders, gguf_weights
 from cirag_jax.models.io.folders import ConfigFields
-from cirag_jax.models.io.rope_fields import LAYER_TYPES, parse_layer_types, parse_rope
+from cirag_jax.models.io.rope_fields import (
+    LAYER_TYPES,
+    check_factors,
+    parse_layer_types,
+    parse_rope,
+)
 from cirag_jax.models.io.tensor_files import TensorFiles, copy_companions, gguf_parts
 from cirag_jax.models.precision import Dtype
 from cirag_jax.models.rope import Rope
@@ -380,11 +385,7 @@ def parse_decoder_config(raw: Mapping[str, Any], where: str | os.PathLike) -> De
     if config.head_dim % 2:
         raise fields.unsupported("head_dim", config.head_dim, "even numbers")
     for rope in filter(None, config.ropes):
-        planes = -(-(config.rotary_dim or head_dim) // 2)
-        if rope.switch and {len(f) for f in rope.factors} != {planes}:
-            raise _rope_fields(fields).unsupported(
-                "long_factor or short_factor", "a list", f"{planes} numbers"
-            )
+        check_factors(_rope_fields(fields), rope, -(-(config.rotary_dim or head_dim) // 2))
     return config
 
 

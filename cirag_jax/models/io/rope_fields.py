@@ -68,6 +68,12 @@ def parse_rope(
     return Rope(theta, scaling)
 
 
+def check_factors(fields: ConfigFields, rope: Rope, planes: int) -> None:
+    """Raises `UserError` if ``longrope`` has other than one divisor for each of ``planes``."""
+    if rope.switch and {len(factors) for factors in rope.factors} != {planes}:
+        raise fields.unsupported("long_factor or short_factor", "a list", f"{planes} numbers")
+
+
 def _longrope(rope: ConfigFields, factor: float, original: int) -> RopeScaling:
     """Returns LongRoPE's scaling (Ding et al., 2024), with the default of its attention factor."""
     divisors = []
