@@ -82,6 +82,21 @@ def ranker() -> Any:
     return config
 
 
+def graph() -> Any:
+    """Returns the settings of the graph of entities and passages (docs/methods/hipporag2.md)."""
+    config: Any = ConfigDict()
+    # Folder of the graph, which is created if it does not exist; new passages are added to it. null
+    # builds the graph at every start.
+    config.folder = placeholder(str)
+    config.synonym_score = 0.8  # Entities with at least this cosine are joined as synonyms.
+    config.max_synonyms = 100  # Maximum synonyms found for an entity; 0 is none.
+    # Text of a triple for the encoder: tuple (of normalized parts) | angle (<head; relation; tail>)
+    # | plain (head — relation — tail)
+    config.triple_text = "tuple"
+    config.normalization = "ascii"  # Normalization of entities and triples: ascii | unicode.
+    return config
+
+
 def retriever() -> Any:
     """Returns the settings of the passage index."""
     config: Any = ConfigDict()

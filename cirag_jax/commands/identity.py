@@ -68,6 +68,10 @@ def _search_blocks(config: Config, needs: Needs) -> dict[str, Config]:
     blocks = {f"rankers.{name}": config.rankers[name] for name in needs.rankers}
     if needs.index:
         blocks["retriever"] = config.retriever
+    if needs.graph:
+        blocks["graph"] = config.graph.copy_and_resolve_references()
+        with blocks["graph"].unlocked():
+            del blocks["graph"].folder  # A stored graph equals a new one.
     if task_lib.needs_encoder(config, needs):
         blocks["encoder"] = config.encoder
     return blocks
@@ -103,7 +107,7 @@ def _uses_bm25(blocks: Mapping[str, Config]) -> bool:
 
 def _packages(config: Config, needs: Needs, blocks: Mapping[str, Config]) -> dict[str, str]:
     """Returns the packages that split, index, rank and embed passages."""
-    kinds = {block.kind for name, block in blocks.items() if name != "encoder"}
+    kinds = {block.get("kind") for block in blocks.values()}
     packages = of_packages("sentencex") if needs.corpus else {}
     if _uses_bm25(blocks):
         packages |= bm25.packages()

@@ -1,6 +1,7 @@
 """Loads the models and indexes that handle the requests of a method."""
 
 import contextlib
+import dataclasses
 import itertools
 import json
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ from cirag_jax.methods.common.extraction import ONLINE
 from cirag_jax.methods.registry import block_name, method_block
 from cirag_jax.models.io import workdir
 from cirag_jax.retrieval.encoders import Encoder, with_disk_cache
+from cirag_jax.retrieval.graph import TripleGraph, open_graph
 from cirag_jax.retrieval.index import PassageIndex, hash_corpus, open_retriever, require_encoder
 from cirag_jax.retrieval.linked import LinkedIndex, require_link_head
 from cirag_jax.retrieval.links import TitleIndex
@@ -50,7 +52,7 @@ def check(config: Config, needs: Needs) -> None:
             check_units(config, name, needs.units)
     for role, abilities in needs.abilities.items():
         backends.check_abilities(config, role, abilities)
-    if needs.entities is not None and config.triples == ONLINE:
+    if (needs.entities is not None or needs.graph) and config.triples == ONLINE:
         raise UserError(
             f"config.triples={ONLINE} extracts only retrieved passages, but {config.method} needs "
             "the entities of all passages; extract triples first (launch/extract.py)."
@@ -149,6 +151,12 @@ def open_handlers(
         handlers[requests.Retrieve] = handlers_lib.RetrieveHandler(
             index.search, corpus.passages, corpus.allowed
         )
+        if needs.graph:
+            graph = _open_graph(config, task, require_encoder(encoder, "graph"), pool)
+            handlers[requests.Link] = handlers_lib.LinkHandler(graph, corpus.allowed)
+            handlers[requests.Walk] = handlers_lib.WalkHandler(
+                graph, index.search, corpus.passages, corpus.allowed
+            )
     if needs.links:
         key = hash_corpus(corpus.passages)
         titles = pool.get("title indexes", key, lambda: TitleIndex(corpus.passages))
@@ -299,6 +307,22 @@ def _open_index(
     return pool.get(
         "indexes", key, lambda: open_retriever(config.retriever, passages, encoder, triples=triples)
     )
+
+
+def _open_graph(config: Config, task: task_lib.Task, encoder: Encoder, pool: Pool) -> TripleGraph:
+    passages = task.corpus.passages
+    ids = [passage.id for passage in passages]
+    source = _open_triples(config, task.dataset, task.corpus)
+    triples = {i: found for i, found in source(ids).items() if found is not None}
+    content = identity.of_triples(dataclasses.replace(task.dataset, triples=triples), ids)
+    key = [config.graph.to_dict(), config.encoder.to_dict(), hash_corpus(passages), content]
+
+    def build() -> TripleGraph:
+        graph = open_graph(config.graph, passages, triples, with_disk_cache(encoder))
+        say("; ".join(f"{count:,} {name}" for name, count in graph.statistics().items()))
+        return graph
+
+    return pool.get("graphs", key, build)
 
 
 def _open_triples(config: Config, dataset: Dataset, corpus: Corpus) -> handlers_lib.TripleSource:

@@ -86,7 +86,9 @@ def asks_schemas(needs: Needs, *roles: str) -> bool:
 def needs_encoder(config: Config, needs: Needs) -> bool:
     """Returns whether a method uses ``config.encoder``."""
     rankers = (config.rankers[name] for name in needs.rankers)
-    embeds = needs.demonstrations or (needs.index and config.retriever.kind != "bm25")
+    embeds = (
+        needs.demonstrations or needs.graph or (needs.index and config.retriever.kind != "bm25")
+    )
     return embeds or any(block.kind == "bi_encoder" and not block.model for block in rankers)
 
 

@@ -13,7 +13,15 @@ from typing import Any
 import msgspec
 
 from cirag_jax.runtime import requests
-from cirag_jax.runtime.requests import Fetch, Follow, Request, RequestError, Response, Retrieve
+from cirag_jax.runtime.requests import (
+    Fetch,
+    Follow,
+    Request,
+    RequestError,
+    Response,
+    Retrieve,
+    Walk,
+)
 from cirag_jax.types import Passage
 
 _ANSWERS: Mapping[type, type] = {
@@ -22,6 +30,8 @@ _ANSWERS: Mapping[type, type] = {
     requests.Follow: requests.Retrieved,
     requests.Extract: requests.Extracted,
     requests.Anchor: requests.Anchored,
+    requests.Link: requests.Linked,
+    requests.Walk: requests.Retrieved,
     requests.Rank: requests.Ranked,
     requests.Demonstrate: requests.Demonstrated,
     requests.Generate: requests.Generated,
@@ -71,7 +81,7 @@ def encode_response(request: Request, response: Response | RequestError) -> dict
     if type(response) is not _ANSWERS[type(request)]:
         raise TypeError(f"a {type(response).__name__} does not answer a {type(request).__name__}")
     match request, response:
-        case Retrieve() | Fetch() | Follow(), requests.Retrieved():
+        case Retrieve() | Fetch() | Follow() | Walk(), requests.Retrieved():
             ids = [passage.id for passage in response.passages]
             return {"passages": ids, "scores": list(response.scores)}
         case requests.Rank(), requests.Ranked():
@@ -91,7 +101,7 @@ def decode_response(
     if "error" in data:
         return RequestError(data["error"])
     match request:
-        case Retrieve() | Fetch() | Follow():
+        case Retrieve() | Fetch() | Follow() | Walk():
             assert passage is not None
             return requests.Retrieved(tuple(map(passage, data["passages"])), tuple(data["scores"]))
         case requests.Rank():

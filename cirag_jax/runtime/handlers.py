@@ -13,6 +13,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.llm import types as llm
 from cirag_jax.llm.thoughts import drop_thoughts
 from cirag_jax.retrieval.encoders import Encoder
+from cirag_jax.retrieval.graph import TripleGraph, WalkSeeds
 from cirag_jax.retrieval.links import TitleIndex
 from cirag_jax.retrieval.rankers import Ranker
 from cirag_jax.retrieval.search import ExactIndex
@@ -150,6 +151,97 @@ class AnchorHandler(_FastHandler):
             request: requests.Anchor = call.request
             entities = self._index.anchors(request.surface, request.n, request.match)
             yield requests.Anchored(entities, self._index.neighbors(entities))
+
+
+class LinkHandler(_FastHandler):
+    """Finds the triples of a graph that are nearest to queries.
+
+    ``allowed`` has the rows of each program's passages, of which only the triples are searched.
+    """
+
+    def __init__(self, graph: TripleGraph, allowed: Mapping[str, np.ndarray] | None = None):
+        self._graph = graph
+        self._allowed = allowed
+
+    def _responses(self, calls: Sequence[Call]) -> Iterable[Response]:
+        most = max(call.request.n for call in calls)
+        queries = [call.request.query for call in calls]
+        linked = self._graph.link(queries, most, _allowed_rows(self._allowed, calls))
+        for call, (triples, scores, lowest) in zip(calls, linked, strict=True):
+            n = call.request.n
+            yield requests.Linked(triples[:n], scores[:n], lowest)
+
+
+class WalkHandler(_FastHandler):
+    """Ranks passages by walks over a graph.
+
+    Args:
+      graph: a graph of ``passages``, in this order.
+      search: finds the passages that are seeds.
+      passages: the corpus.
+      allowed: the rows of each program's passages, to which its walks are limited.
+    """
+
+    _MAX_SCORES = 1 << 24  # Maximum number of passages' scores in memory: 64 MiB.
+
+    def __init__(
+        self,
+        graph: TripleGraph,
+        search: Search,
+        passages: Sequence[Passage],
+        allowed: Mapping[str, np.ndarray] | None = None,
+    ):
+        self._graph = graph
+        self._search = search
+        self._passages = passages
+        self._allowed = allowed
+
+    def _responses(self, calls: Sequence[Call]) -> Iterable[Response]:
+        size = max(self._MAX_SCORES // max(len(self._passages), 1), 1)
+        responses: dict[int, Response] = {}
+        groups: dict[tuple[int, int, float], list[int]] = collections.defaultdict(list)
+        for index, call in enumerate(calls):
+            request: requests.Walk = call.request
+            groups[request.k, request.num_seeds, request.restart].append(index)
+        for settings, indices in groups.items():
+            for start in range(0, len(indices), size):
+                part = indices[start : start + size]
+                found = self._walk([calls[index] for index in part], *settings)
+                responses.update(zip(part, found, strict=True))
+        return [responses[index] for index in range(len(calls))]
+
+    def _walk(
+        self, calls: Sequence[Call], k: int, num_seeds: int, restart: float
+    ) -> list[Retrieved]:
+        allowed = _allowed_rows(self._allowed, calls)
+        queries = [call.request.query for call in calls]
+        row_QK, score_QK = self._search(queries, num_seeds or len(self._passages), allowed, ())
+        seeds = []
+        for call, row_K, score_K in zip(calls, row_QK, score_QK, strict=True):
+            request: requests.Walk = call.request
+            row_R, score_R = row_K[row_K >= 0], score_K[row_K >= 0]
+            weight_R = request.passage_weight * relative(score_R)
+            seeds.append(
+                WalkSeeds(request.triples, request.weights, request.num_entities, row_R, weight_R)
+            )
+        return [
+            Retrieved(tuple(self._passages[row] for row in rows), tuple(map(float, ranks)))
+            for rows, ranks in self._graph.walk(seeds, k, restart, allowed)
+        ]
+
+
+def _allowed_rows(
+    allowed: Mapping[str, np.ndarray] | None, calls: Sequence[Call]
+) -> list[np.ndarray] | None:
+    return None if allowed is None else [allowed[call.key.program] for call in calls]
+
+
+def relative(score_K: np.ndarray) -> np.ndarray:
+    """Maps the highest score to 1, the lowest to 0, and the others between; equal scores to 1."""
+    if not len(score_K):
+        return score_K
+    lowest, highest = score_K.min(), score_K.max()
+    return (score_K - lowest) / (highest - lowest) if highest > lowest else np.ones_like(score_K)
 
 
 class DemonstrateHandler(_FastHandler):

@@ -97,6 +97,56 @@ class Anchored:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Link:
+    """A request for the ``n`` triples of the corpus nearest to ``query``; answered by `Linked`."""
+
+    query: str
+    n: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Linked:
+    """Triples, best first, with their cosines.
+
+    ``lowest`` is the lowest cosine of all triples of the corpus.
+    """
+
+    triples: tuple[Triple, ...]
+    scores: tuple[float, ...]
+    lowest: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Walk:
+    """A request for the passages at which a walk over the graph ends; answered by `Retrieved`.
+
+    The walk starts and restarts at the entities of triples, and at passages that the index finds
+    for the query. Scores are its PageRank.
+
+    Attributes:
+      query: the query of the passages.
+      triples: triples whose entities are seeds.
+      weights: weight of each triple. An entity's weight is the mean over its triples, divided by
+        the number of passages that contain the entity.
+      k: number of passages.
+      num_entities: number of entities with the highest weights that are seeds; 0 is all.
+      num_seeds: number of passages that are seeds; 0 is all.
+      passage_weight: weight of the best passage. The weights of the others decrease with their
+        scores, to 0 for the last passage.
+      restart: probability of a restart at each step.
+    """
+
+    query: str
+    triples: tuple[Triple, ...]
+    weights: tuple[float, ...]
+    k: int
+    num_entities: int
+    num_seeds: int
+    passage_weight: float
+    restart: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Rank:
     """A request for the ``n`` texts that match ``query`` best; answered by `Ranked`.
 
@@ -139,8 +189,11 @@ class Demonstrated:
     questions: tuple[Question, ...]
 
 
-Request = Retrieve | Fetch | Follow | Extract | Anchor | Rank | Demonstrate | Generate | Score
-Response = Retrieved | Extracted | Anchored | Ranked | Demonstrated | Generated | Scored
+Request = (
+    Retrieve | Fetch | Follow | Extract | Anchor | Link | Walk | Rank | Demonstrate | Generate
+    | Score
+)  # fmt: skip
+Response = Retrieved | Extracted | Anchored | Linked | Ranked | Demonstrated | Generated | Scored
 
 _T = TypeVar("_T")
 
@@ -165,6 +218,7 @@ class Needs:
       triples: whether it needs triples of passages (`Extract`).
       entities: normalization of entity names (`Anchor`, and `Fetch` for their passages); None if
         no entities are needed.
+      graph: whether it needs a graph of all triples and passages (`Link` and `Walk`).
       demonstrations: whether it needs training questions (`Demonstrate`).
       gold: whether it uses gold annotations, including answers; results report this.
     """
@@ -179,6 +233,7 @@ class Needs:
     links: bool = False
     triples: bool = False
     entities: Normalization | None = None
+    graph: bool = False
     demonstrations: bool = False
     gold: bool = False
 

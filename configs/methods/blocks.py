@@ -49,6 +49,10 @@ def method(name: str, switches: Mapping[str, Any] | None = None, **max_tokens: i
     needs = dataclasses.replace(settings, **(switches or {})).needs
     if needs.index:
         config.retriever = retrievers.retriever()
+    if needs.graph:
+        config.graph = retrievers.graph()
+        if "normalization" in config[block]:  # Name entities in the form that prompts use.
+            config.graph.normalization = config[block].get_ref("normalization")
     if needs.index or needs.rankers or needs.demonstrations:
         config.encoder = retrievers.encoder()
     if needs.rankers:

@@ -23,6 +23,7 @@ SETTINGS = {
     "dualrag": {"max_steps": 1, "min_retrievals": 1, "min_score": -1.0, "num_documents": 2,
                 "max_entities": 1, "max_keywords": 1, "few_shot": False, "max_retries": 0},
     "genground": {"max_steps": 1, "min_score": -1.0, "num_passages": 2, "max_batches": 1},
+    "hipporag2": {"num_passages": 2, "num_read": 2, "reader_format": "documents"},
     "ircot": {"max_thoughts": 1, "num_passages": 2},
     "iter_retgen": {"num_rounds": 2, "num_passages": 2, "num_read": 2},
     "multi_step": {"num_passages": 2, "num_read": 2, "num_in_query": 1},
@@ -127,7 +128,7 @@ _SEARCHING = [
     method
     for method in registry.method_names()
     for needs in [registry.find_method(method).config().needs]
-    if needs.index and not needs.gold and not needs.feedback
+    if needs.index and not needs.gold and not needs.feedback and not needs.graph
 ]
 
 

@@ -259,6 +259,33 @@ def test_answer_method_anchors_entities_of_the_corpus(folders, tmp_path, capsys,
         opening.check(online, Anchors.needs)
 
 
+def test_answer_stored_graph_gets_new_passages_and_changes_no_answer(folders, tmp_path, capsys):
+    def answer(name, limit, *more):
+        argv = arguments(folders, tmp_path / name, method="hipporag2")
+        settings = (
+            *("hipporag2.recognition=score", "hipporag2.min_score=-1", f"data.limit={limit}"),
+            *("reader.max_tokens=4", "hipporag2.num_read=3", *more),
+        )
+        return run(capsys, [*argv, *(f"--config.{setting}" for setting in settings)])
+
+    stored = f"graph.folder={tmp_path / 'graph'}"
+    answer("one", 1, stored)
+    before = json.loads((tmp_path / "graph" / "manifest.json").read_text())
+    result = answer("two", 2, stored)
+    after = json.loads((tmp_path / "graph" / "manifest.json").read_text())
+    assert before["passages"] < after["passages"]
+    assert result["calls"]["link"] == result["calls"]["walk"] == 2
+    answer("new", 2)
+    two, new = (lines(tmp_path / name / "predictions.jsonl") for name in ("two", "new"))
+    assert [row["passages"] for row in two] == [row["passages"] for row in new]
+    answer("two", 2)  # The folder of the graph is no part of the run's identity.
+    with pytest.raises(
+        UserError, match="needs the entities of all passages; extract triples first"
+    ):
+        config = load_config("configs/methods/hipporag2.py", ["--config.triples=online"])
+        opening.check(config, task.method_settings(config).needs)
+
+
 def test_answer_c2rag_survives_invalid_plans(folders, tmp_path, capsys):
     argv = arguments(folders, tmp_path / "w", method="c2rag")
     more = ["--config.data.limit=3", "--config.planner.max_tokens=24"]
@@ -301,7 +328,8 @@ def test_config_has_blocks_for_the_needs_of_its_method(name, preset):
     assert ("retriever" in config) == needs.index
     assert "triples" in config or not needs.triples  # CIRAG always has the field
     if preset == "paper":
-        assert all(config[role].model.startswith(("Qwen/", "meta-llama/")) for role in needs.roles)
+        authors = ("Qwen/", "meta-llama/", "PeterJinGo/")
+        assert all(config[role].model.startswith(authors) for role in needs.roles)
 
 
 @pytest.mark.parametrize("name", registry.method_names())

@@ -17,6 +17,8 @@ from cirag_jax.runtime.requests import (
     Follow,
     Generate,
     Generated,
+    Link,
+    Linked,
     Rank,
     Ranked,
     RequestError,
@@ -24,6 +26,7 @@ from cirag_jax.runtime.requests import (
     Retrieved,
     Score,
     Scored,
+    Walk,
 )
 from cirag_jax.triples.entity_index import EntityIndex
 from cirag_jax.triples.normalization import triple_key
@@ -91,6 +94,17 @@ class FakeHandlers:
                 index = EntityIndex(t for triples in self.triples.values() for t in triples or ())
                 entities = index.anchors(surface, n, match)
                 return Anchored(entities, index.neighbors(entities))
+            case Link(_, n):
+                triples = [t for found in self.triples.values() for t in found or ()]
+                scores = {t: self.scores.get(triple_key(t), 0.0) for t in triples}
+                best = sorted(triples, key=lambda t: -scores[t])[:n]
+                lowest = min(scores.values(), default=0.0)
+                return Linked(tuple(best), tuple(scores[t] for t in best), lowest)
+            case Walk(_, triples, _, k):
+                by_id = {p.id: p for passages in self.passages.values() for p in passages}
+                ids = dict.fromkeys([*(t.passage_id for t in triples), *by_id])
+                passages = tuple(by_id[i] for i in ids)[:k]
+                return Retrieved(passages, tuple(1.0 / (i + 1) for i in range(len(passages))))
             case Rank(_, texts, n, _):
                 score = {t: self.scores.get(_score_key(t), 0.0) for t in texts}
                 best = sorted(texts, key=lambda t: -score[t])[: n or None]

@@ -20,11 +20,14 @@ from cirag_jax.runtime.requests import (
     Follow,
     Generate,
     Generated,
+    Link,
+    Linked,
     Rank,
     Ranked,
     RequestError,
     Retrieve,
     Retrieved,
+    Walk,
 )
 from cirag_jax.types import Attempt, Feedback, Passage, Prediction, Sentence, Step, Triple
 from tests import tiny
@@ -54,6 +57,7 @@ def exchanges(draw):
         st.sampled_from(
             [
                 *("retrieve", "fetch", "follow", "extract", "anchor", "rank", "demonstrate"),
+                *("link", "walk"),
                 *("generate", "error"),
             ]
         )
@@ -77,6 +81,13 @@ def exchanges(draw):
     if kind == "anchor":
         request = Anchor(draw(TEXT), draw(COUNT), draw(st.sampled_from(["coverage", "ratio"])))
         return request, Anchored(draw(tuples(TEXT)), draw(tuples(TRIPLE))), passages
+    if kind == "link":
+        linked = Linked(draw(tuples(TRIPLE)), draw(tuples(NUMBER)), draw(NUMBER))
+        return Link(draw(TEXT), draw(COUNT)), linked, passages
+    if kind == "walk":
+        settings = draw(COUNT), draw(COUNT), draw(COUNT), draw(NUMBER), draw(NUMBER)
+        request = Walk(draw(TEXT), draw(tuples(TRIPLE)), draw(tuples(NUMBER)), *settings)
+        return request, Retrieved(passages, tuple(draw(NUMBER) for _ in passages)), passages
     if kind == "demonstrate":
         return Demonstrate(draw(TEXT), draw(COUNT)), Demonstrated(QUESTIONS), passages
     if kind == "rank":

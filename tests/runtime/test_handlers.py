@@ -11,6 +11,7 @@ from cirag_jax.llm.client import OpenAIBackend, OpenAIConfig
 from cirag_jax.llm.engine.engine import Engine
 from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.llm.types import Message, Usage
+from cirag_jax.retrieval.graph import GraphOptions, TripleGraph
 from cirag_jax.retrieval.index import PassageIndex
 from cirag_jax.retrieval.links import TitleIndex
 from cirag_jax.runtime.handlers import (
@@ -20,8 +21,11 @@ from cirag_jax.runtime.handlers import (
     FetchHandler,
     FollowHandler,
     GenerateHandler,
+    LinkHandler,
     RankHandler,
     RetrieveHandler,
+    WalkHandler,
+    relative,
 )
 from cirag_jax.runtime.records import RequestKey
 from cirag_jax.runtime.requests import (
@@ -33,10 +37,12 @@ from cirag_jax.runtime.requests import (
     Follow,
     Generate,
     Generated,
+    Link,
     Rank,
     RequestError,
     Retrieve,
     Score,
+    Walk,
 )
 from cirag_jax.runtime.scheduler import Call, Job, Scheduler
 from cirag_jax.runtime.store import Journal, ResponseCache
@@ -184,6 +190,58 @@ def test_anchor_returns_entities_and_triples():
     assert responses == [
         Anchored(("Ada Moen",), (lives,)), Anchored((), ()), Anchored(("iron",), (dug,))
     ]  # fmt: skip
+
+
+def graph_of_facts():
+    """A graph of two passages with a triple each, and of one without."""
+    passages = [passage(name) for name in "pqr"]
+    triples = {
+        "p": (Triple("ada", "lives in", "lund", "p", 0),),
+        "q": (Triple("lund", "lies in", "skane", "q", 0),),
+    }
+    graph = TripleGraph(cast(Any, Letters()), GraphOptions(max_synonyms=0))
+    graph.add(passages, triples)
+    return graph, passages, triples["p"] + triples["q"]
+
+
+def test_link_returns_the_nearest_triples_of_allowed_passages():
+    graph, _, (lives, lies) = graph_of_facts()
+    query = repr(("ada", "lives in", "lund"))
+    both, one = ask(LinkHandler(graph), Link(query, 5), Link(query, 1))
+    assert both.triples == (lives, lies) and one.triples == (lives,)
+    assert both.lowest == one.lowest == pytest.approx(both.scores[1], abs=1e-6)
+    handler = LinkHandler(graph, {"a": np.array([1, 2]), "b": np.array([2])})
+    responses = ask(handler, Link(query, 5), Link(query, 5), programs=["a", "b"])
+    assert [r.triples for r in responses] == [(lies,), ()]
+
+
+def test_walk_ranks_passages_in_one_search_per_setting():
+    graph, passages, (lives, lies) = graph_of_facts()
+    searches = []
+
+    def search(queries, k, allowed, feedback):
+        searches.append((list(queries), k))
+        rows = np.array([[2, 0, -1]] * len(queries))
+        return rows, np.array([[0.9, 0.5, -np.inf]] * len(queries))
+
+    def walk(triple, **fields):
+        settings = {"k": 2, "num_entities": 5, "num_seeds": 0, "passage_weight": 0.1}
+        return Walk("x", (triple,), (1.0,), **{**settings, "restart": 0.5, **fields})
+
+    handler = WalkHandler(graph, search, passages)
+    p, q, r = passages
+    first, second, third = ask(handler, walk(lives), walk(lies, num_seeds=2), walk(lies))
+    assert searches == [(["x", "x"], 3), (["x"], 2)]
+    assert first.passages == (p, q) and second.passages == third.passages == (q, p)
+    assert list(first.scores) == sorted(first.scores, reverse=True)
+    (heavy,) = ask(handler, walk(lives, passage_weight=9.0, k=1))
+    assert heavy.passages == (r,)  # The walk starts at the best passage, which has no edges.
+
+
+def test_relative_scores_lie_between_0_and_1():
+    assert relative(np.array([3.0, 1.0, 2.0])).tolist() == [1.0, 0.0, 0.5]
+    assert relative(np.array([2.0, 2.0])).tolist() == [1.0, 1.0]
+    assert relative(np.zeros(0)).tolist() == []
 
 
 class Scores:

@@ -150,6 +150,8 @@ def test_records_have_the_order_of_jobs(book):
         "follow": 0,
         "extract": 0,
         "anchor": 0,
+        "link": 0,
+        "walk": 0,
         "rank": 0,
         "demonstrate": 0,
         "generate": 2,

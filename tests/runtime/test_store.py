@@ -97,6 +97,8 @@ def test_records_sum_tokens_and_calls(path):
         "retrieve": 1,
         "extract": 0,
         "anchor": 0,
+        "link": 0,
+        "walk": 0,
         "fetch": 0,
         "follow": 0,
         "rank": 0,

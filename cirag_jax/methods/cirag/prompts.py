@@ -278,7 +278,7 @@ def parse_decision(
     kept: tuple[Triple, ...] = ()
     if "fact_after_filter" in sections or not sections:
         body = sections.get("fact_after_filter", text)
-        kept, fact_errors = _facts(body, candidates, normalization, cutoff, truncated)
+        kept, fact_errors = parse_facts(body, candidates, normalization, cutoff, truncated)
         parse_errors += fact_errors
     else:
         parse_errors.append("no_facts")
@@ -343,9 +343,13 @@ def _split_sections(text: str) -> tuple[dict[str, str], int]:
     return sections, len(headers) - len(sections)
 
 
-def _facts(
+def parse_facts(
     text: str, candidates: Facts, normalization: Normalization, cutoff: float, truncated: bool
 ) -> tuple[tuple[Triple, ...], list[str]]:
+    """Returns the candidates that a JSON list of facts names, and the kinds of malformed output.
+
+    See `parse_decision` for the arguments.
+    """
     value, problem = find_json(text, "fact", truncated=truncated)
     rows = value["fact"] if isinstance(value, dict) else None
     if value is None:  # The list may lack the object around it.
