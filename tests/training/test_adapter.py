@@ -1,5 +1,6 @@
 """Training of adapters: results, resumption, meshes and invalid input."""
 
+import dataclasses
 import json
 import shutil
 
@@ -11,6 +12,7 @@ from cirag_jax import sharding
 from cirag_jax.errors import TryAgain, UserError
 from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.models import decoder, lora
+from cirag_jax.models.embedder import EmbedderConfig
 from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.pretrained_decoder import load_decoder
 from cirag_jax.models.io.workdir import hash_arrays, open_adapter, trained_component
@@ -327,3 +329,28 @@ def test_lora_flops_equal_hand_computed_value():
     assert mfu.peak_flops("NVIDIA H100 80GB HBM3") == 989e12
     assert mfu.peak_flops("NVIDIA H100 PCIe") == 756e12
     assert mfu.peak_flops("cpu") is None
+
+
+def test_lora_flops_of_experts_equal_hand_computed_value():
+    """A token uses 2 of 4 experts and the shared one; the first layer is dense."""
+    config = decoder.DecoderConfig(
+        *(100, 8, 3, 2, 1, 4, 16),
+        num_experts=4,
+        experts_per_token=2,
+        d_expert=5,
+        d_shared=6,
+        dense_layers=(0,),
+    )
+    experts = 8 * 4 + 2 * 3 * 8 * 5 + 3 * 8 * 6 + 8
+    linear = 3 * (8 * 8 + 8 * 4 + 8 * 4 + 8 * 8) + 3 * 8 * 16 + 2 * experts
+    sizes = {"tokens": 10, "attended": 60}
+    attended = 6 * 3 * 2 * 4 * 60
+    assert mfu.lora_flops(config, 2, (), supervised=0, **sizes) == 4 * linear * 10 + attended
+    adapter = 3 * 2 * (8 + 8 + 4 + 4)
+    fused = mfu.lora_flops(config, 2, ("qkv_proj",), supervised=0, **sizes)
+    assert fused == (4 * linear + 6 * adapter) * 10 + attended
+    embedder = EmbedderConfig(config, 0)
+    whole = mfu.embedder_flops(embedder, **sizes)
+    assert whole == 6 * linear * 10 + 1.5 * attended
+    lora = dataclasses.replace(embedder, lora=LoraConfig(2, targets=("qkv_proj",)))
+    assert mfu.embedder_flops(lora, **sizes) == fused

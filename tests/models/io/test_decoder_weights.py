@@ -173,7 +173,8 @@ def test_load_decoder_text_part_of_multimodal_model(prefix, tmp_path):
     save_decoder(loaded, params, tmp_path / "out")
     np.testing.assert_array_equal(_logits(tmp_path / "out"), expected)
     saved = json.loads((tmp_path / "out/config.json").read_text())
-    assert saved["model_type"] == "gemma3_text" and saved["eos_token_id"] == [1, 106]
+    assert saved["model_type"] == "gemma3_text"
+    assert {name: saved[name] for name in fields} == fields  # of the whole model
 
 
 def test_parse_decoder_config_gemma3_defaults_equal_transformers():
@@ -191,7 +192,7 @@ def test_parse_decoder_config_gemma3_defaults_equal_transformers():
 def test_load_decoder_phi3_separate_and_fused_tensors_are_equal(tmp_path):
     """Fused matrices may be stored apart; another number of rows is reported."""
     folder = tiny_decoder.folder(tmp_path / "fused", "phi3")
-    loaded = _open(folder)
+    loaded, stored = _open(folder), _tensors(folder)
     params = decoder_params.to_params(loaded.state)
 
     def separate(tensors):
@@ -208,7 +209,9 @@ def test_load_decoder_phi3_separate_and_fused_tensors_are_equal(tmp_path):
     save_decoder(loaded, decoder_params.unstack_layers(params, loaded.config), tmp_path / "out")
     name = "model.layers.1.mlp.gate_up_proj.weight"
     tensors = _tensors(tmp_path / "out")
-    assert tensors[name].shape == (96, 32) and not any("q_proj" in key for key in tensors)
+    assert tensors.keys() == stored.keys() and tensors[name].shape == (96, 32)
+    for key, array in stored.items():
+        np.testing.assert_array_equal(tensors[key], array, err_msg=key)
     _rewrite(tmp_path / "out", lambda tensors: tensors.update({name: tensors[name][:95]}))
     with pytest.raises(UserError, match=rf"unknown: {name}; missing: model\.layers\.1\.mlp"):
         _open(tmp_path / "out")
@@ -683,6 +686,14 @@ def test_gguf_parts_that_do_not_belong_together_raise(split_gguf):
     with pytest.raises(UserError, match=f"{fields} 2 and 4, but the name says part 4 of 4"):
         _open(split_gguf[0])
     split_gguf[3].write_bytes(again)
+    raw, other = tiny_decoder.config("llama"), alone.parent / "other"
+    other.mkdir()
+    tiny_decoder.write_gguf(other / "m.gguf", raw, tiny_decoder.tensors(raw), part_tensors=7)
+    own = split_gguf[1].read_bytes()
+    split_gguf[1].write_bytes((other / split_gguf[1].name).read_bytes())
+    with pytest.raises(UserError, match="split.tensors.count is 21, but the 4 parts have 20"):
+        _open(split_gguf[0])
+    split_gguf[1].write_bytes(own)
     split_gguf[0].with_name("other-00001-of-00001.gguf").write_bytes(again)
     with pytest.raises(UserError, match="has 2 models in .gguf files; name a file"):
         _open(split_gguf[0].parent)
