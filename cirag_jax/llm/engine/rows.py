@@ -81,7 +81,7 @@ class Row:
         count = int((tokens_T >= 0).sum())
         self.finite = not (tokens_T == NOT_FINITE).any()
         self.tokens.extend(tokens_T[:count].tolist())
-        self.drafted += count - int(own_TB.any(1).sum())
+        self.drafted += count - int((own_TB & (chunk["token"] >= 0)).any(1).sum())
         for name, values in chunk.items():
             if name == "received":
                 weights = values[row][: self.length]

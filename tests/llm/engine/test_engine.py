@@ -43,6 +43,7 @@ def test_row_with_nan_fails_and_others_keep_their_numbers(folder, engine):
     sent = [*mixed_requests()[:3], ask(f"{shared} # {text(80, 4)}"), ask(f"{shared} a town")]
     for responses in (nan_engine.generate(sent), nan_engine.generate(sent[::-1])[::-1]):
         assert responses[3].error is not None and "not finite" in responses[3].error
+        assert responses[3].usage.drafted_tokens == responses[3].usage.generated_tokens == 0
         others = responses[:3] + responses[4:]
         expected = engine.generate(sent[:3] + sent[4:])
         assert [numbers(r) for r in others] == [numbers(r) for r in expected]
