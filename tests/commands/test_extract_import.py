@@ -135,5 +135,10 @@ def test_export_bad_settings_are_refused(folder, tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             run(folder, tmp_path / "w", fields.pop("import_openie", None), **fields)
+    text = (folder / "corpus.jsonl").read_text()
+    first = json.loads(text.splitlines()[0])
+    write(folder / "corpus.jsonl", first | {"text": "Changed.", "sentences": None})
+    with pytest.raises(UserError, match=f"passage '{first['id']}' has changed since"):
+        run(folder, tmp_path / "w", None, export_openie=str(tmp_path / "x.json"))
     with pytest.raises(UserError, match="has no triple store"):
         run(folder, tmp_path / "w2", None, export_openie=str(tmp_path / "x.json"))

@@ -54,3 +54,14 @@ def test_select_questions_with_triples_keeps_covered_questions(folder, tmp_path)
     data = _data(tmp_path, only_with_triples=True)
     kept = load.select_questions(load.load_dataset(data), data)
     assert "q0" not in {q.id for q in kept} and len(kept) < 8
+
+
+def test_load_dataset_without_passages_reads_no_triples(folder, tmp_path):
+    (tmp_path / "questions.jsonl").write_bytes((folder / "questions.jsonl").read_bytes())
+    data = _data(tmp_path, triples=folder / "openie.jsonl")
+    dataset = load.load_dataset(data, corpus=False, on_request=True)
+    assert dataset.questions and dataset.triples == {}
+    data.dir = None
+    assert load.load_dataset(data, corpus=False, on_request=True).questions
+    data.dir = str(folder)  # With only_with_triples, triples select the questions.
+    assert load.load_dataset(data, corpus=False).triples

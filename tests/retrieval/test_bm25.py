@@ -29,6 +29,11 @@ def test_bm25_texts_without_a_word_of_the_query_are_no_results():
     assert ((scores > 0) == (rows >= 0)).all() and np.isneginf(scores[rows < 0]).all()
 
 
+def test_bm25_letter_and_its_accent_are_one_word():
+    rows, _ = BM25(["e\u0301cole publique", "cole slaw"]).search(["cole", "\u00e9cole"], 2)
+    assert rows.tolist() == [[1, -1], [0, -1]]
+
+
 def test_bm25_query_without_known_words_finds_nothing_and_warns_once(caplog):
     index = BM25(TEXTS)
     with caplog.at_level(logging.WARNING):

@@ -307,6 +307,14 @@ def test_cached_encoder_keeps_the_number_of_cut_texts(model, tmp_path):
     assert plain.truncated["passage"] == 0  # The vectors came from the cache.
 
 
+def test_cached_encoder_keeps_roles_apart(model, tmp_path):
+    plain = open_encoder_for(_config(model, instructions={"triple": "saint "}))
+    for _ in range(2):
+        encoder = encoders.CachedEncoder(plain, tmp_path)
+        for role in ("passage", "triple"):
+            np.testing.assert_array_equal(encoder.encode(_TEXTS, role), plain.encode(_TEXTS, role))
+
+
 def test_report_truncated_counts_since_the_start_and_warns_once(model, capsys):
     encoder = open_encoder_for(_config(model, passage_max_length=5))
     encoder.encode(["saint " * 9])
