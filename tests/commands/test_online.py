@@ -4,16 +4,22 @@ import contextlib
 
 import pytest
 
+from cirag_jax.commands import latency
+from cirag_jax.commands.answer import PlannedRun
 from cirag_jax.commands.online import OnlineExtractHandler
+from cirag_jax.commands.pool import Pool
+from cirag_jax.commands.task import Task
+from cirag_jax.config_files import load_config
+from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.llm import types as llm
 from cirag_jax.methods.common.extraction import ExtractionSettings, encode_extraction
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.records import RequestKey, read_records
-from cirag_jax.runtime.requests import Extract, Extracted, RequestError
+from cirag_jax.runtime.requests import Extract, Extracted, Needs, RequestError
 from cirag_jax.runtime.run import Runner
 from cirag_jax.runtime.scheduler import Call, Job, Scheduler
 from cirag_jax.runtime.store import Journal
-from cirag_jax.types import Passage, Triple
+from cirag_jax.types import Dataset, Passage, Triple
 from tests.commands.model_server import rules
 
 SETTINGS = {"extractor": "test"}
@@ -130,6 +136,19 @@ def test_online_forgotten_passages_are_extracted_again(tmp_path):
         handler.forget()
         assert ask(handler, "b") == [Extracted(first[0].triples[1:2])]
     assert len(model.asked) == 10
+
+
+def test_latency_every_question_extracts_its_passages(tmp_path, monkeypatch):
+    config = load_config("configs/methods/kirag.py", [])
+    task = Task(Needs(), Dataset("x", (), {}, {}), (), Corpus("ircot_full", ()))
+    run = PlannedRun(config, task, (question("ab"), question("b")), {})
+    model = Model()
+    with online(tmp_path, model) as handler, Pool() as pool:
+        monkeypatch.setattr(
+            latency.opening, "open_handlers", lambda *args, **options: {Extract: handler}
+        )
+        assert latency.measure(run, ["q-ab", "q-b"], tmp_path / "alone", pool, None)
+    assert model.asked.count(("b", True)) == 2
 
 
 def test_online_failure_is_none_and_no_triples_is_empty(tmp_path):

@@ -310,6 +310,16 @@ def test_open_index_of_another_encoder_is_refused(encoder, tmp_path):
         PassageIndex.open(tmp_path / "i", None)
 
 
+def test_open_index_with_other_instructions_of_queries_and_triples(encoder, tmp_path):
+    command.build_index(_PASSAGES, encoder, tmp_path / "i")
+    other = _Counting(encoder)
+    other.identity = {**encoder.identity, "query_prefix": "q: ", "triple_prefix": "t: "}
+    assert len(PassageIndex.open(tmp_path / "i", other)) == len(_PASSAGES)
+    other.identity = {**other.identity, "passage_prefix": "p: "}
+    with pytest.raises(UserError, match="passage_prefix"):
+        PassageIndex.open(tmp_path / "i", other)
+
+
 def test_open_index_of_another_corpus_is_refused(encoder, tmp_path):
     command.build_index(_PASSAGES, encoder, tmp_path / "i")
     changed = [*_PASSAGES[:-1], dataclasses.replace(_PASSAGES[-1], text="Changed.")]

@@ -155,15 +155,14 @@ def _ropes(
     scaling = fields.raw.get("rope_scaling") or {}
     if not isinstance(by_type, dict) or (by_type and not {*by_type} & {*LAYER_TYPES}):
         raise fields.unsupported("rope_parameters", by_type, f"one of {', '.join(LAYER_TYPES)}")
+    if not isinstance(scaling, dict):
+        raise fields.unsupported("rope_scaling", scaling, "an object")
     kinds = []
     for kind, theta in zip(LAYER_TYPES, _GEMMA3_THETAS, strict=True):
-        raw = by_type.get(kind) or {}
-        if not isinstance(raw, dict) or not isinstance(scaling, dict):
-            raise fields.unsupported("rope_parameters", raw or scaling, "objects")
-        if kind == "full_attention":
-            raw = {**raw, **scaling}
-        base = fields.number(*theta)
-        kinds.append(parse_rope(fields, f"rope_parameters.{kind}", raw, base, _ROPES))
+        name, raw = f"rope_parameters.{kind}", by_type.get(kind) or {}
+        if kind == "full_attention" and scaling and isinstance(raw, dict):
+            name, raw = "rope_scaling", {**raw, **scaling}
+        kinds.append(parse_rope(fields, name, raw, fields.number(*theta), _ROPES))
     return tuple(kinds[slides] for slides in sliding)
 
 
@@ -321,6 +320,7 @@ def text_config(raw: Mapping[str, Any], where: str | os.PathLike) -> dict[str, A
         text = {}
     if not isinstance(text, dict):
         raise UserError(f"{where}: field text_config is {text!r}, not an object")
+    ConfigFields(raw, str(where)).flag("tie_word_embeddings", True)
     model_type, architecture = _TEXT_PARTS[str(raw["model_type"])]
     names = ("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "dtype")
     names = (*names, "quantization_config")
@@ -343,7 +343,12 @@ def parse_decoder_config(raw: Mapping[str, Any], where: str | os.PathLike) -> De
     if model_type not in MODEL_TYPES:
         fields = ConfigFields(raw, str(where))
         raise fields.unsupported("model_type", model_type, ", ".join(MODEL_TYPES))
+    if raw.get("quantization_config") is not None:
+        fields = ConfigFields(raw, str(where))
+        raise fields.unsupported("quantization_config", "present", "unquantized weights only")
     raw = text_config(raw, where)
+    if model_type != raw["model_type"]:
+        where = f"{where}: field text_config"
     model_type = str(raw["model_type"])
     defaults = _DEFAULTS.get(model_type, {})
     missing = {name: value for name, value in defaults.items() if raw.get(name) is None}

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from cirag_jax.errors import UserError
 from cirag_jax.models.io.folders import ConfigFields
 from cirag_jax.models.rope import Rope, RopeScaling
 
@@ -70,8 +71,12 @@ def parse_rope(
 
 def check_factors(fields: ConfigFields, rope: Rope, planes: int) -> None:
     """Raises `UserError` if ``longrope`` has other than one divisor for each of ``planes``."""
-    if rope.switch and {len(factors) for factors in rope.factors} != {planes}:
-        raise fields.unsupported("long_factor or short_factor", "a list", f"{planes} numbers")
+    for name, factors in zip(("short_factor", "long_factor"), rope.factors, strict=False):
+        if rope.switch and len(factors) != planes:
+            raise UserError(
+                f"{fields.where}: field {name} has {len(factors)} numbers; a head needs {planes}, "
+                "one for each two dimensions that rotate"
+            )
 
 
 def _longrope(rope: ConfigFields, factor: float, original: int) -> RopeScaling:

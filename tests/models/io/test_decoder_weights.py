@@ -309,9 +309,9 @@ def test_load_decoder_unreadable_weights_raise(tmp_path):
     ("family", "fields", "message"),
     [
         ("llama", {"model_type": "gpt_neox"}, "field model_type is 'gpt_neox'"),
-        ("llama", {"hidden_act": "relu"}, "field hidden_act is 'relu'"),
+        ("llama", {"hidden_act": "relu6"}, "field hidden_act is 'relu6'"),
         ("llama", {"hidden_act": ["silu"]}, "field hidden_act is"),
-        ("gemma2", {"hidden_activation": "relu"}, "field hidden_activation is 'relu'"),
+        ("gemma2", {"hidden_activation": "relu6"}, "field hidden_activation is 'relu6'"),
         (
             "llama",
             {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0}},
@@ -348,12 +348,32 @@ def test_load_decoder_unreadable_weights_raise(tmp_path):
             {"rope_parameters": {"full_attention": {"rope_type": "linear"}}},
             "field rope_parameters.full_attention: field factor is missing",
         ),
+        (
+            "gemma3_text",
+            {"rope_parameters": None, "rope_scaling": {"rope_type": "linear"}},
+            "json: field rope_scaling: field factor is missing",
+        ),
+        ("gemma3_text", {"rope_scaling": 2}, "json: field rope_scaling is 2"),
         ("llama", {"model_type": "gemma3", "text_config": 3}, "field text_config is 3"),
+        (
+            "llama",
+            {"model_type": "gemma3", "text_config": {"head_dim": "8"}},
+            "json: field text_config: field head_dim is '8'",
+        ),
+        (
+            "llama",
+            {"model_type": "gemma3", "text_config": {}, "tie_word_embeddings": 1},
+            "json: field tie_word_embeddings is 1",
+        ),
         ("smollm3", {"no_rope_layers": [1, 0]}, "field no_rope_layers is .* each of 4 layers"),
         ("smollm3", {"no_rope_layers": [1, 0, 2, 1]}, "field no_rope_layers"),
         ("smollm3", {"no_rope_layer_interval": 0}, "field no_rope_layer_interval is 0"),
         ("phi3", {"original_max_position_embeddings": 0}, "field original_max_position_emb"),
-        ("phi3", {"hidden_size": 64}, "long_factor or short_factor .* supported: 12 numbers"),
+        (
+            "phi3",
+            {"hidden_size": 64},
+            "field rope_parameters: field short_factor has 6 numbers; a head needs 12",
+        ),
         (
             "phi3",
             {"rope_parameters": None, "partial_rotary_factor": 1.5},
