@@ -42,11 +42,12 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     Returns:
       The statistics of the written trajectories (`trajectories.statistics`); ``num_questions``,
-      ``without_annotations``, ``inserted`` (with triples, the number of facts inserted by
-      `teachers.missing_facts`; with sentences, the number of rounds with a passage inserted by
-      `teachers.gold_passages`), ``sees_gold`` (whether a teacher reads gold annotations or gets
-      inserted evidence),
-      ``failures``, ``errors``, ``dropped`` (number of trajectories by reason), tokens, ``seconds``
+      ``without_annotations``, ``unstated_questions`` (the number of annotated questions with a hop
+      that no extracted triple of its gold passages supports; None for sentences), ``inserted``
+      (with triples, the number of facts inserted by `teachers.missing_facts`; with sentences, the
+      number of rounds with a passage inserted by `teachers.gold_passages`), ``sees_gold`` (whether
+      a teacher reads gold annotations or gets inserted evidence), ``failures``, ``errors``,
+      ``dropped`` (number of trajectories by reason), tokens, ``seconds``
       and ``complete``. The result is empty in all processes except the first.
     """
     started = time.monotonic()
@@ -72,6 +73,9 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             f"teacher ({fields})."
         )
     held_out = _warn_of_held_out(questions)
+    unstated = None
+    if settings.units == "triple" and config.data.triples != ONLINE:
+        unstated = sum(bool(teachers.unstated_hops(gold)) for gold in golds.values())
     inserted = _InsertedEvidence({}, {}, frozenset())
     if config.teacher.insert_missing:
         inserted, golds = _missing_evidence(questions, golds, teacher_of, dataset, settings)
@@ -114,6 +118,7 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         **trajectories.statistics(kept, golds),
         "num_questions": len(questions),
         "without_annotations": len(selected) - len(questions),
+        "unstated_questions": unstated,
         "held_out": held_out,
         "inserted": inserted.count(kept, settings),
         "sees_gold": "annotations" in map(teacher_of.get, [q.id for q in questions])

@@ -210,6 +210,20 @@ def gold_passages(golds: Mapping[str, SentenceGold], corpus: Mapping[str, Passag
     return by_question
 
 
+def unstated_hops(gold: Gold) -> list[int]:
+    """Returns the hops that no triple of the gold passages supports, given the other answers."""
+    stated = [triples[0] for triples in gold.statements.values()]
+    return [
+        index
+        for index in range(len(gold.hops))
+        if not any(s.hop == index for s in gold.supports(stated, _other_answers(gold, index)))
+    ]
+
+
+def _other_answers(gold: Gold, index: int) -> dict[int, str]:
+    return {i: hop.answers[0] for i, hop in enumerate(gold.hops) if hop.answers and i != index}
+
+
 def missing_facts(golds: Mapping[str, Gold]) -> dict[str, list[Triple]]:
     """Returns gold passage id -> annotated facts of hops that no extracted triple supports.
 
@@ -217,17 +231,11 @@ def missing_facts(golds: Mapping[str, Gold]) -> dict[str, list[Triple]]:
     """
     missing: dict[str, dict[Triple, None]] = {}
     for gold in golds.values():
-        stated = [triples[0] for triples in gold.statements.values()]
-        answers = {i: hop.answers[0] for i, hop in enumerate(gold.hops) if hop.answers}
-        for index, hop in enumerate(gold.hops):
-            known = {i: answer for i, answer in answers.items() if i != index}
-            fact = fact_of(hop, known)
+        for index in unstated_hops(gold):
+            hop = gold.hops[index]
+            fact = fact_of(hop, _other_answers(gold, index))
             places = [i for i, _ in hop.places if i in gold.passages]
-            if (
-                fact is None
-                or not places
-                or any(support.hop == index for support in gold.supports(stated, known))
-            ):
+            if fact is None or not places:
                 continue
             head = fact[0]
             passage = max(places, key=lambda i: overlap(gold.passages[i].title, head))

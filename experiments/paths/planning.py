@@ -180,7 +180,7 @@ class _Planner:
                 for word in words
                 for path in _DATA_PATH.findall(word)
             },
-            "code": _code_of(words, place),
+            "code": _code_of(words, place, variables),
         }
         if SERVER in used:
             described["server"] = _code_of_file(setup.server) if setup.server else None
@@ -233,7 +233,7 @@ def _program(words: Sequence[str]) -> str:
 # --------------------------------------------------------------------------------------------- code
 
 
-def _code_of(words: Sequence[str], place: str) -> Any:
+def _code_of(words: Sequence[str], place: str, variables: Mapping[str, str]) -> Any:
     """Returns the part of a stage's identity that depends on this repository.
 
     This is the values of the config without the command's flags, and the code that determines the
@@ -247,7 +247,11 @@ def _code_of(words: Sequence[str], place: str) -> Any:
     path = next((w.partition("=")[2] for w in words if w.startswith("--config=")), None)
     if path is None:
         raise UserError(f"{place}: the command needs --config=FILE.")
-    flags = [word for word in words if word.startswith("--config.")]
+    flags = [
+        _NAME.sub(lambda match: variables.get(match[1]) or match[0], word)
+        for word in words
+        if word.startswith("--config.")
+    ]
     try:
         config_files.load_config(str(ROOT / path), flags, _extend(script))
     except UserError as error:

@@ -337,17 +337,21 @@ _FIGURES: Mapping[str, tuple[str, ...]] = {
     "extract": ("passages", "triples", "empty|empty", "failed|failed"),
     "index": ("passages|num_passages", "truncated|truncated_texts"),
     "distill": (
-        "questions|num_questions", "unstated|unstated_questions", "trajectories", "dropped",
-        "failures", "solved", "sees gold|sees_gold",
+        "questions|num_questions", "with a hop that no triple states|unstated_questions",
+        "trajectories", "dropped", "failures", "solved", "sees gold|sees_gold",
     ),
     "train": (
-        "examples|num_examples", "steps|total_steps", "dev loss|dev/loss", "R@5|dev/recall@5",
+        "examples|num_examples", "left out|left_out", "steps|total_steps", "dev loss|dev/loss",
+        "R@5|dev/recall@5",
     ),
-    "evaluate": ("questions|num_questions", "steps|num_steps"),
+    "evaluate": (
+        "questions|num_questions", "steps|num_steps", "core F1|systems.student.gold.f1.value",
+        "untrained|systems.base.gold.f1.value", "parsed|systems.student.parse_rate.value",
+    ),
     "export": ("step", "rank"),
     "answer": (
         "questions|num_questions", "answered", "failures", "em", "f1",
-        "from triples|granularities.triple",
+        "from triples|granularities.triple", "parse errors|parse_errors",
     ),
 }  # fmt: skip
 
@@ -389,11 +393,11 @@ def report(
     """
     collected: dict[str, Any] = {}
     for experiment, folders in plan.names.items():
-        rows, stages, texts = [("stage", "made and lost", "seconds", "state")], {}, []
+        rows, stages, texts = [("stage", "seconds", "state", "made and lost")], {}, []
         for name, folder in folders.items():
             stage, state = plan.stages[folder], states[folder]
             seconds = read_record(stage).get("seconds")
-            rows.append((name, summary(stage), f"{seconds:,.0f}" if seconds else "", state))
+            rows.append((name, f"{seconds:,.0f}" if seconds else "", state, summary(stage)))
             stages[name] = {
                 "folder": str(folder),
                 "state": state,

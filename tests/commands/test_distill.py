@@ -91,7 +91,7 @@ def test_distill_files_match_the_result(whole):
         assert result[name] == value or value is None, name
     assert result["num_questions"] == result["trajectories"] == 8 and result["complete"] is True
     assert result["sees_gold"] is True
-    assert result["dropped"] == {} and result["failures"] == 0
+    assert result["dropped"] == {} and result["failures"] == result["unstated_questions"] == 0
     assert 0 < result["solved"] <= 1 and result["retrieval_misses"] is not None
     sidecar = trajectories.read_sidecar(workdir)
     assert sidecar["normalization"] == "ascii" and sidecar["prompt_format"] == "multi_turn"
@@ -110,6 +110,7 @@ def test_distill_missing_facts_are_inserted_only_in_training(folders, tmp_path, 
         (data / "openie.jsonl").write_text(json.dumps(empty) + "\n")
     train, _ = execute(capsys, arguments(own, tmp_path / "a"))
     assert train["inserted"] > 8 and train["solved"] > 0
+    assert train["unstated_questions"] == 8
     without, _ = execute(capsys, arguments(own, tmp_path / "b", "teacher.insert_missing=false"))
     assert without["inserted"] == 0 and without["solved"] == 0
     dev, _ = execute(capsys, arguments(own, tmp_path / "c", "data.split=dev"))
