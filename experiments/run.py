@@ -66,7 +66,7 @@ def _main(arguments: Sequence[str]) -> int:
         _list(declared.values())
         return 0
     chosen = []
-    for name in flags.only.split(",") if flags.only else declared:
+    for name in dict.fromkeys(flags.only.split(",") if flags.only else declared):
         if name not in declared:
             raise UserError(f"unknown --only={name}; the experiments are {', '.join(declared)}.")
         chosen.append(declared[name])

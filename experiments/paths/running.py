@@ -132,7 +132,12 @@ class Runner:
             errors.write(f"$ {_shown(command[1:])}\n".encode())
             errors.flush()
             process = subprocess.Popen(
-                command, cwd=ROOT, stdout=output, stderr=errors, preexec_fn=_die_with_parent
+                command,
+                cwd=ROOT,
+                stdout=output,
+                stderr=errors,
+                preexec_fn=_die_with_parent,
+                start_new_session=True,  # Otherwise, Ctrl-C would reach the command twice.
             )
             code = _wait(process, stage, log)
             if code == 0 and not stage.is_launch:
@@ -160,25 +165,33 @@ class Runner:
 
 
 def _wait(process: subprocess.Popen, stage: PlannedStage, log: pathlib.Path) -> int:
-    """Waits for a stage and shows its progress; passes SIGINT and SIGTERM on to it."""
+    """Waits for a stage and shows its progress; passes SIGINT and SIGTERM on to it.
+
+    Raises:
+      KeyboardInterrupt: the stage has ended after a signal.
+    """
     started = news = time.monotonic()
+    received: list[int] = []
 
     def forward(signum: int, _: Any) -> None:
+        received.append(signum)
         process.send_signal(signum)
-        process.wait()
-        raise KeyboardInterrupt
 
     old = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                return process.wait(timeout=0.5)
+                code = process.wait(timeout=0.5)
+                break
             if time.monotonic() - news > _NEWS_SECONDS:
                 news = time.monotonic()
                 say_with_time(f"{stage.name}, {news - started:,.0f} s: {_last_line(log)}")
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
+    if received:
+        raise KeyboardInterrupt
+    return code
 
 
 def _die_with_parent() -> None:
@@ -195,7 +208,12 @@ def _server(script: str) -> Iterator[str]:
     """Runs a server of language models; yields its URL."""
     command = [sys.executable, script]
     process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, preexec_fn=_die_with_parent
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=_die_with_parent,
+        start_new_session=True,
     )
     try:
         assert process.stdout is not None

@@ -222,8 +222,9 @@ def test_plan_identity_contains_config_values_and_code(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_run_killed_with_its_stage_resumes(tmp_path):
-    """Kills the runner during a stage, which must end too, because it holds its workdir."""
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_run_killed_with_its_stage_resumes(tmp_path, signum):
+    """Stops the runner during a stage, which must end too, because it holds its workdir."""
     script = (
         "import sys; from experiments import paths, run; from experiments.paths.declare import *\n"
         f"stages = {{'first': Stage('{MADE_UP} --add=1'),\n"
@@ -237,8 +238,10 @@ def test_run_killed_with_its_stage_resumes(tmp_path):
         assert runner.poll() is None
     children = pathlib.Path(f"/proc/{runner.pid}/task/{runner.pid}/children")
     child = int(children.read_text().split()[0]) if children.exists() else None
-    runner.send_signal(signal.SIGKILL)
-    runner.communicate()
+    runner.send_signal(signum)
+    _, err = runner.communicate()
+    if signum != signal.SIGKILL:
+        assert runner.returncode == 130 and "run the same command to resume" in err
     while child and os.path.exists(f"/proc/{child}"):
         pass
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)
