@@ -62,6 +62,11 @@ def check(config: Config, needs: Needs) -> None:
             f"config.retriever.kind={config.retriever.kind} does not support relevance feedback, "
             f"which {config.method} needs; choose another kind."
         )
+    if needs.feedback and config.retriever.units != "passage":
+        raise UserError(
+            f"config.retriever.units={config.retriever.units} does not support relevance feedback, "
+            f"which {config.method} needs; choose units=passage."
+        )
     if needs.index and config.retriever.kind == "linked":
         if config.encoder.backend != "flax":
             raise UserError(

@@ -28,6 +28,7 @@ SETTINGS = {
     "iter_retgen": {"num_rounds": 2, "num_passages": 2, "num_read": 2},
     "multi_step": {"num_passages": 2, "num_read": 2, "num_in_query": 1},
     "native_rag": {"num_passages": 2, "num_read": 2},
+    "vector_prf": {"num_passages": 2, "num_read": 2},
     "search_r1": {"max_turns": 1, "prefill_answer": True},
 }  # fmt: skip
 UNITS = [

@@ -357,6 +357,14 @@ def test_check_feedback_with_bm25_is_refused():
         opening.check(config, Needs(feedback=True))
 
 
+def test_check_feedback_with_units_is_refused():
+    flags = ["--config.retriever.units=sentence"]
+    config = load_config(str(_ROOT / "configs/methods/native_rag.py"), flags)
+    opening.check(config, Needs())
+    with pytest.raises(UserError, match=r"config\.retriever\.units=sentence does not support"):
+        opening.check(config, Needs(feedback=True))
+
+
 @pytest.mark.parametrize(
     ("block", "abilities", "message"),
     [
