@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
 
 from cirag_jax import config_files
 
@@ -26,7 +27,11 @@ _CLASS = "_described_by"  # attribute of a block that holds its settings datacla
 
 def block_of(settings: Any) -> ConfigDict:
     """Returns a block with the fields, values and descriptions of a settings dataclass."""
-    block = ConfigDict(dataclasses.asdict(settings))
+    values = dataclasses.asdict(settings)
+    for name, hint in typing.get_type_hints(type(settings)).items():
+        if values[name] is None:
+            values[name] = placeholder(typing.get_args(hint)[0])
+    block = ConfigDict(values)
     object.__setattr__(block, _CLASS, type(settings))
     return block
 

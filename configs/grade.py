@@ -110,6 +110,7 @@ def _medium(config: Any) -> None:
 
 def _paper(config: Any) -> None:
     config.min_words, config.max_words = 512, 8192
+    config.claims.classifier = "lighteternal/fact-or-opinion-xlmr-el"
     config.llm.model = "Qwen/Qwen2.5-7B-Instruct"
     config.questions.validation = "model"
     config.chunks.tokenizer = config.llm.model  # Near the released code's tiktoken (cl100k_base).

@@ -23,6 +23,7 @@ from cirag_jax.grade import (
     clusters,
     documents,
     equivalence,
+    fact_filter,
     paths,
     prompts,
     questions,
@@ -308,6 +309,10 @@ def _identity(config: Config, settings: Settings) -> dict[str, Any]:
     fields: dict[str, Any] = {"code": of_code(__name__), "seed": config.seed}
     if settings.roles:
         fields["llm"] = identity.of_language_model(config.llm)
+    if settings.claims.classifier is not None:
+        fields["classifier"] = identity.of_classifier(
+            settings.claims.classifier, settings.claims.label
+        )
     if settings.equivalence.kind != "off":
         fields["encoder"] = identity.of_encoder(config.encoder)
     return fields
@@ -318,6 +323,10 @@ def _claims(
 ) -> tuple[Claim, ...]:
     settings = steps.settings.claims
     sentences = [(d, i) for d in all_documents for i, s in enumerate(d.sentences) if s.strip()]
+    num_sentences = len(sentences)
+    if settings.classifier is not None:
+        facts = _find_facts(steps, [d.sentences[i] for d, i in sentences])
+        sentences = [sentences[row] for row in facts]
     encoded = codec.encode(settings)
 
     def program(document: Document, index: int) -> Any:
@@ -338,22 +347,40 @@ def _claims(
     steps.estimate("claims", messages)
     records = steps.records("claims", jobs, bool(settings.roles), claims.ClaimResult)
     all_claims: list[Claim] = []
-    dropped: collections.Counter[str] = collections.Counter()
+    dropped = collections.Counter({"opinion": num_sentences - len(sentences)})
     for (document, index), job in zip(sentences, jobs, strict=True):
         outcome = records[job.id].outcome or {"reason": "request_failed"}
         if "text" in outcome:
             all_claims.append(Claim(document.id, index, outcome["text"]))
         else:
             dropped[outcome["reason"]] += 1
-    result |= {"sentences": len(sentences), "claims": len(all_claims)}
-    result["dropped_sentences"] = dict(dropped)
+    result |= {"sentences": num_sentences, "claims": len(all_claims)}
+    result["dropped_sentences"] = dict(+dropped)
     if not all_claims:
         raise UserError(
-            f"none of the {len(sentences):,} sentences of {steps.config.documents or 'the dataset'}"
+            f"none of the {num_sentences:,} sentences of {steps.config.documents or 'the dataset'}"
             f" became a claim{_reasons(dropped)}."
         )
-    say(f"{len(all_claims):,} claims of {len(sentences):,} sentences")
+    say(f"{len(all_claims):,} claims of {num_sentences:,} sentences")
     return tuple(all_claims)
+
+
+def _find_facts(steps: _Steps, sentences: Sequence[str]) -> list[int]:
+    """Returns the indices of the sentences that the classifier calls facts."""
+    settings = steps.settings.claims
+
+    def program() -> Program[list[int]]:
+        say(f"classifying {len(sentences):,} sentences")
+        return fact_filter.find_facts(sentences, settings)
+        yield  # makes this a generator without requests
+
+    classifier = identity.of_classifier(str(settings.classifier), settings.label)
+    job = _job("facts", [sentences, classifier], program)
+    record = steps.records("facts", [job], False, list[Count])[job.id]
+    if record.outcome is None:
+        raise UserError(f"the sentences could not be classified: {record.error}.")
+    steps.check(job, record.outcome, len(sentences))
+    return record.outcome
 
 
 def _facts(steps: _Steps, all_claims: Sequence[Claim], result: dict[str, Any]) -> tuple[Fact, ...]:

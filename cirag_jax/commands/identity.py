@@ -233,6 +233,11 @@ def of_encoder(config: Any) -> dict[str, Any]:
     }
 
 
+def of_classifier(spec: str, label: str) -> dict[str, Any]:
+    """Returns the identity of a classifier: label, weights and packages."""
+    return {"label": label, **model_identity(spec), "packages": of_packages("tokenizers")}
+
+
 def _encoder_packages(config: Any) -> dict[str, str]:
     names = [] if config.backend == "openai" else ["tokenizers"]
     if config.backend == "sentence_transformers":

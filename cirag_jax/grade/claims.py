@@ -1,7 +1,7 @@
 """Claims: factual sentences, made self-contained and checked (sections 3.1, A.9.1-2).
 
-The paper filters out opinions with a classifier. Here, a rule or the language model of the other
-steps filters out opinions.
+The paper filters out opinions with a classifier (`fact_filter`). A rule, or the language model of
+the other steps, can also filter them out.
 """
 
 import dataclasses
@@ -35,7 +35,11 @@ class ClaimSettings:
     """Settings of the claims.
 
     Attributes:
-      filter: filter of factual sentences: model, rules, or off (keep every sentence).
+      filter: filter of factual sentences: model, rules, or off (keep every sentence); ignored with
+        a classifier.
+      classifier: sequence classifier that filters factual sentences: a folder or a hub id, with
+        safetensors weights. The paper's is lighteternal/fact-or-opinion-xlmr-el. null is none.
+      label: the classifier's label of factual sentences, a name or number.
       kind: writer of claims: model, or rules (replace a pronoun at the start with the title).
       check: let a model check that a claim is consistent with its sentence; ignored with
         kind=rules.
@@ -45,6 +49,8 @@ class ClaimSettings:
     """
 
     filter: Literal["model", "rules", "off"] = "model"
+    classifier: str | None = None
+    label: str = "LABEL_1"
     kind: Literal["model", "rules"] = "model"
     check: bool = True
     context_words: Count = 0
@@ -54,9 +60,14 @@ class ClaimSettings:
         check_fields(self, prefix="config.claims.")
 
     @property
+    def prompts_filter(self) -> bool:
+        """Returns whether a language model filters the sentences."""
+        return self.filter == "model" and self.classifier is None
+
+    @property
     def roles(self) -> tuple[str, ...]:
         """Returns the roles of language models in this step."""
-        model = (self.filter == "model", self.kind == "model", self.check and self.kind == "model")
+        model = (self.prompts_filter, self.kind == "model", self.check and self.kind == "model")
         return tuple(role for role, is_used in zip(ROLES, model, strict=True) if is_used)
 
 
@@ -65,7 +76,7 @@ ClaimResult = Annotated[dict[Literal["text", "reason"], str], msgspec.Meta(min_l
 
 
 def claim(document: Document, index: int, settings: ClaimSettings) -> Program[Mapping[str, Any]]:
-    """Rewrites a sentence as a claim.
+    """Rewrites a sentence as a claim; a classifier has already accepted it, if there is one.
 
     Returns:
       ``text``, or the ``reason`` why there is no claim: ``opinion``, ``question``, ``no_names``,
@@ -74,9 +85,10 @@ def claim(document: Document, index: int, settings: ClaimSettings) -> Program[Ma
       ``cut``.
     """
     sentence = document.sentences[index]
-    if settings.filter == "rules" and (reason := rejection_reason(sentence)):
+    by_rules = settings.filter == "rules" and settings.classifier is None
+    if by_rules and (reason := rejection_reason(sentence)):
         return {"reason": reason}
-    if settings.filter == "model":
+    if settings.prompts_filter:
         response: Generated = yield Generate(prompts.fact_messages(sentence), "filter", 8)
         is_fact = prompts.parse_verdict(response.text, "fact", "opinion")
         if not is_fact:

@@ -22,9 +22,9 @@ class PairTokens(NamedTuple):
 
 
 def tokenize_pairs(
-    model: PairEncoder, pairs: Sequence[tuple[str, str]], max_length: int | None = None
+    model: PairEncoder, pairs: Sequence[str | tuple[str, str]], max_length: int | None = None
 ) -> list[PairTokens]:
-    """Tokenizes each pair; if a pair is too long, the longer text is cut."""
+    """Tokenizes each pair or text; if a pair is too long, the longer text is cut."""
     has_types = cross_encoder.has_pair_types(model.model_type)
     tokenized = []
     for row in model.tokenize(pairs, max_length):
@@ -54,14 +54,14 @@ def pad_pairs(
 def score_pairs(
     model: PairEncoder,
     params: Any,
-    pairs: Sequence[tuple[str, str]],
+    pairs: Sequence[str | tuple[str, str]],
     *,
     max_length: int | None = None,
     mesh: Mesh | None = None,
     tokens_per_batch: int | None = None,
     progress: Callable[[int], Any] | None = None,
 ) -> np.ndarray:
-    """Returns the logits of (query, text) pairs, float32 of shape (N,), in input order.
+    """Returns the logits of (query, text) pairs or texts, float32 of shape (N,), in input order.
 
     Duplicate pairs are scored once. If ``params`` is not None, it replaces ``model.state``. Pairs
     are cut to ``max_length`` tokens, by default the model's limit. `map_texts` explains the other

@@ -22,6 +22,7 @@ from cirag_jax.runtime.store import JOURNAL, Journal
 from cirag_jax.types import Passage, Question
 from tests import answering, tiny, tiny_decoder
 from tests.grade.articles import Model, write_articles
+from tests.grade.classifier import write_classifier
 
 pytest.importorskip("sklearn")
 pytest.importorskip("networkx")
@@ -79,6 +80,7 @@ def folders(tmp_path_factory):
     return {
         "articles": write_articles(root / "articles"),
         "films": rules_folder(root / "films"),
+        "classifier": write_classifier(root / "classifier"),
         "encoder": tiny.model_folder(root / "encoder"),
         "decoder": tiny_decoder.folder(root / "decoder", max_position_embeddings=4096),
     }
@@ -204,6 +206,47 @@ def test_estimate_covers_remaining_requests(model, folders, tmp_path, capsys):
     assert estimate() == {}
     again = estimate("questions.validation=model")
     assert again.keys() == {"questions"} and again["questions"][0] >= 20
+
+
+def test_classifier_filters_sentences_before_claims(whole, model, folders, tmp_path, capsys):
+    """It takes the place of the prompt, and gives the same questions here."""
+
+    def argv(*more):
+        classifier = f"claims.classifier={folders['classifier']}"
+        return arguments(folders, tmp_path / "c", classifier, *more)
+
+    estimate, err = execute(capsys, argv("estimate_only=true"))
+    assert (estimate["step"], estimate["requests"]) == ("claims", 16)  # eight facts, two roles
+    assert "classifying 9 sentences" in err
+    model.asked.clear()
+    result, _ = execute(capsys, argv())
+    assert (result["sentences"], result["claims"]) == (9, 6)
+    assert result["dropped_sentences"] == {"opinion": 1, "inconsistent": 1, "empty": 1}
+    roles = [role for role, _ in model.asked]
+    assert "filter" not in roles and roles.count("claimer") == 8
+    assert not same_bytes(whole[0], tmp_path / "c")
+    _, err = execute(capsys, argv())
+    assert "classifying" not in err and len(model.asked) == len(roles)
+    message = fails(capsys, argv("claims.label=LABEL_0"))
+    assert 'was started with classifier.label="LABEL_1", not "LABEL_0"' in message
+    assert "was started with classifier" in fails(capsys, arguments(folders, tmp_path / "c"))
+
+
+def test_classifier_bad_label_or_folder_is_refused(folders, tmp_path, capsys):
+    rules = {"preset": "rules", "documents": "films"}
+    classifier = f"claims.classifier={folders['classifier']}"
+    argv = arguments(folders, tmp_path / "w", classifier, "claims.label=fact", **rules)
+    assert "has 2 labels (LABEL_0, LABEL_1), but not 'fact'" in fails(capsys, argv)
+    missing = f"claims.classifier={tmp_path / 'missing'}"
+    argv = arguments(folders, tmp_path / "v", missing, **rules)
+    assert "missing" in fails(capsys, argv)
+
+
+def test_classifier_without_facts_is_refused(folders, tmp_path, capsys):
+    classifier = f"claims.classifier={folders['classifier']}"
+    rules = {"preset": "rules", "documents": "films"}
+    argv = arguments(folders, tmp_path / "w", classifier, "claims.label=LABEL_0", **rules)
+    assert "became a claim (15 opinion)" in fails(capsys, argv)
 
 
 def test_estimate_only_stops_at_first_request(whole, model, folders, tmp_path, capsys):
