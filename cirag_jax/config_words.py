@@ -28,9 +28,9 @@ _CLASS = "_described_by"  # attribute of a block that holds its settings datacla
 def block_of(settings: Any) -> ConfigDict:
     """Returns a block with the fields, values and descriptions of a settings dataclass."""
     values = dataclasses.asdict(settings)
-    for name, hint in typing.get_type_hints(type(settings)).items():
-        if values[name] is None:
-            values[name] = placeholder(typing.get_args(hint)[0])
+    for name in [name for name, value in values.items() if value is None]:
+        kind, *_ = typing.get_args(typing.get_type_hints(type(settings))[name])
+        values[name] = placeholder(kind)
     block = ConfigDict(values)
     object.__setattr__(block, _CLASS, type(settings))
     return block
