@@ -82,9 +82,9 @@ _FACTS = re.compile(r'\{"fact": \[.*\]\}')
 
 def integration(messages: Messages) -> str | None:
     """Decides on the candidates of a round of CIRAG (format ``multi_turn``)."""
-    if _QUERY not in (first := messages[1]["content"]):
+    if len(messages) < 2 or _QUERY not in messages[1]["content"]:
         return None
-    question = first.partition(_QUERY)[2].partition("\n")[0]
+    question = messages[1]["content"].partition(_QUERY)[2].partition("\n")[0]
     if _drawn(question, 0.1):
         return "I would rather not decide."
     kept: Triples = []
