@@ -32,8 +32,8 @@ stages at each scale (`declare.Experiment`). To add a path:
 
 In a command, ``{extract}`` is the folder of an earlier stage. The runner derives from these
 references which stages depend on which. ``{data}`` is ``--data``; other names in braces are
-variables of the setup. Every launch command names its ``--config``. The last stages, whose names
-start with ``table``, write ``table.md``, which the runner prints.
+variables of the setup. Every launch command names its ``--config``. The runner prints ``table.md``
+of the stages whose names start with ``evaluate`` or ``table``; the last stage is a ``table``.
 
 A stage is identified by its command, the values of its config, the code of its method, the contents
 of the files in ``--data`` that it names, and the identities of the stages that it reads. Stages
