@@ -30,7 +30,7 @@ def block_of(settings: Any) -> ConfigDict:
     values = dataclasses.asdict(settings)
     for name in [name for name, value in values.items() if value is None]:
         kind, *_ = typing.get_args(typing.get_type_hints(type(settings))[name])
-        values[name] = placeholder(kind)
+        values[name] = placeholder(kind if isinstance(kind, type) else str)  # or words
     block = ConfigDict(values)
     object.__setattr__(block, _CLASS, type(settings))
     return block
