@@ -1,7 +1,7 @@
 """Config blocks and presets shared by all methods."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -125,12 +125,13 @@ def paper_questions(config: Any, limit: int, *, random: bool) -> None:
     config.data.split, config.data.limit, config.data.random = "dev", limit, random
 
 
-def preset(config: Any, name: str) -> Any:
+def preset(config: Any, name: str, others: Sequence[str] = ()) -> Any:
     """Returns ``config`` with a preset that every method has.
 
     ``small`` is for a laptop's CPU: at most 96 tokens per thought, and a prefix cache for 64
     conversations (3 GB in float32). ``medium`` has a model of 1.5B parameters with a context of
     4,096 tokens, on 2 CPU cores with 9 GB. ``paper`` has the CIRAG paper's models, for a GPU.
+    ``others`` are the config's own presets, for the message about an unknown one.
     """
     needs = find_method(config.method).config().needs
     if name == "small":
@@ -152,5 +153,22 @@ def preset(config: Any, name: str) -> Any:
         if needs.index:
             config.encoder.model = "BAAI/bge-small-en-v1.5"
     elif name:
-        raise common.unknown_preset(name, ("small", "medium", "paper"))
+        raise common.unknown_preset(name, ("small", "medium", "paper", *others))
+    return config
+
+
+RUN_BY = ("dualrag", "cirag")
+
+
+def as_run_by(config: Any, paper: str) -> Any:
+    """Returns the config of a baseline in the tables of DualRAG (``dualrag``) or CIRAG (``cirag``).
+
+    Sets models, questions, corpus and scorer. DualRAG reranks passages.
+    """
+    config = preset(config, "paper")
+    paper_questions(config, 1000, random=True)
+    if paper == "dualrag":
+        ranker = config.rankers.passages
+        ranker.kind, ranker.model = "cross_encoder", "BAAI/bge-reranker-v2-m3"
+        config.data.corpus, config.profile = "ircot_full", "dualrag"
     return config

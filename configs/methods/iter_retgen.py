@@ -3,7 +3,9 @@
 python launch/answer.py --config=configs/methods/iter_retgen.py --config.data.dir=DATA --workdir=W
 
 Presets: ``small`` reads with the shipped reader, on a laptop's CPU; ``medium`` and ``paper`` are as
-in configs/methods/cirag.py.
+in configs/methods/cirag.py. ``dualrag`` and ``cirag`` run it like the other baselines of these two
+papers, which have no Iter-RetGen: with DualRAG's reranker (up to 10 of 50 passages, 5 rounds), and
+with CIRAG's 10 passages and 4 rounds; for a GPU, not yet run.
 
 configs/compare.py has the record of ``small``.
 """
@@ -14,5 +16,14 @@ from configs.methods import blocks
 
 
 def get_config(preset: str = "") -> Any:
-    config = blocks.method("iter_retgen")
-    return blocks.shipped(config) if preset == "small" else blocks.preset(config, preset)
+    config = blocks.method("iter_retgen", {"rerank_from": 50})
+    method = config.iter_retgen
+    if preset in blocks.RUN_BY:
+        method.num_passages = method.num_read = 10
+        method.num_rounds = 4
+        if preset == "dualrag":
+            method.rerank_from, method.num_rounds = 50, 5
+        return blocks.as_run_by(config, preset)
+    if preset == "small":
+        return blocks.shipped(config)
+    return blocks.preset(config, preset, blocks.RUN_BY)

@@ -1,6 +1,7 @@
 """IRCoT: retrieval interleaved with a chain of thought (Trivedi et al., ACL 2023).
 
-The setting ``thoughts=documents`` gives IRDoc (KiRAG, Figure 1).
+The setting ``thoughts=documents`` gives IRDoc (KiRAG, Figure 1). The presets ``dualrag`` and
+``cirag`` of its config run it as those papers do.
 """
 
 import collections
@@ -8,14 +9,24 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from cirag_jax.datasets.sentences import split_sentences
+from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common.evidence import best_scores, passage_line
 from cirag_jax.methods.common.own_prompts import Prompt
-from cirag_jax.methods.common.reading import ReaderFormat, read, render_reader
+from cirag_jax.methods.common.reading import ReaderFormat, read, render_reader, search
+from cirag_jax.methods.common.written_answers import FINAL, first_sentence, written_answer
 from cirag_jax.methods.registry import Method
-from cirag_jax.runtime.requests import Generate, Generated, Needs, Program, Retrieve, Retrieved
-from cirag_jax.types import Count, Passage, PositiveInt, Prediction, Question, Step
+from cirag_jax.runtime.requests import Generate, Generated, Needs, Program
+from cirag_jax.types import (
+    Attempt,
+    Count,
+    NonNegativeFloat,
+    Passage,
+    PositiveInt,
+    Prediction,
+    Question,
+    Step,
+)
 from cirag_jax.validation import check_fields
 
 
@@ -29,6 +40,13 @@ class IrcotConfig:
       max_thoughts: maximum number of thoughts.
       thoughts: model, or documents (IRDoc: the best unused passage replaces the thought).
       num_read: number of passages that the reader reads, best first; 0 means all of them.
+      context: passages that thoughts and the reader see: accumulate (all, up to max_passages), or
+        replace (those of the last retrieval; DualRAG's code).
+      rerank_from: passages retrieved for reranking, which keeps the best num_passages; 0 disables
+        reranking (DualRAG's code: 50).
+      min_score: reranked passages with this score or less are dropped.
+      temperature: temperature of thoughts; 0 is greedy (DualRAG's code: 0.3).
+      answer_from: reader, or thoughts (DualRAG's code: the answer that the thoughts state).
       reader_format: documents (FlashRAG), or a format of CIRAG's reader: thought, chain, brief.
     """
 
@@ -37,15 +55,28 @@ class IrcotConfig:
     max_thoughts: PositiveInt = 5
     thoughts: Literal["model", "documents"] = "model"
     num_read: Count = 0
+    context: Literal["accumulate", "replace"] = "accumulate"
+    rerank_from: Count = 0
+    min_score: float = 0.0
+    temperature: NonNegativeFloat = 0.0
+    answer_from: Literal["reader", "thoughts"] = "reader"
     reader_format: ReaderFormat = "documents"
 
     def __post_init__(self):
         check_fields(self)
+        if self.thoughts == "documents" and self.answer_from == "thoughts":
+            raise UserError("answer_from=thoughts needs thoughts=model.")
 
     @property
     def needs(self) -> Needs:
-        """Needs the reader, and the reasoner unless documents replace the thoughts."""
-        return Needs(roles=("reasoner", "reader") if self.thoughts == "model" else ("reader",))
+        """Needs the roles that write thoughts and the answer, and a ranker if it reranks."""
+        return Needs(
+            roles=(
+                *(("reasoner",) if self.thoughts == "model" else ()),
+                *(("reader",) if self.answer_from == "reader" else ()),
+            ),
+            rankers=("passages",) if self.rerank_from else (),
+        )
 
 
 def ircot(question: Question, config: IrcotConfig) -> Program[Prediction]:
@@ -55,18 +86,25 @@ def ircot(question: Question, config: IrcotConfig) -> Program[Prediction]:
     best: dict[str, float] = {}  # The highest score of each passage.
     errors = collections.Counter[str]()
     while True:
-        retrieved: Retrieved = yield Retrieve(query, config.num_passages)
+        retrieved = yield from search(
+            query, config.num_passages, config.rerank_from, config.min_score
+        )
         ids = tuple(p.id for p in retrieved.passages)
         best = best_scores([*best.items(), *zip(ids, retrieved.scores, strict=True)])
         collected = {p.id: p for p in (*collected.values(), *retrieved.passages)}
-        collected = dict(list(collected.items())[: config.max_passages])
+        context = retrieved.passages
+        if config.context == "accumulate":
+            collected = dict(list(collected.items())[: config.max_passages])
+            context = tuple(collected.values())
         if len(thoughts) == config.max_thoughts:
             steps.append(Step(query, ids))
             break
         text = ""
         if config.thoughts == "model":
-            messages = thought_messages(question.question, collected.values(), thoughts)
-            response: Generated = yield Generate(messages, "reasoner")
+            messages = thought_messages(question.question, context, thoughts)
+            response: Generated = yield Generate(
+                messages, "reasoner", temperature=config.temperature
+            )
             text = PROMPT.read(response.text)
             thought = parse_thought(text)
             errors["thought_empty"] += not thought
@@ -85,8 +123,16 @@ def ircot(question: Question, config: IrcotConfig) -> Program[Prediction]:
         thoughts.append(thought)
         query = thought
     ranked = sorted(collected.values(), key=lambda passage: -best[passage.id])
-    passages = ranked[: config.num_read or None]
-    attempt = yield from read(question.question, "passage", passages, config.reader_format, errors)
+    if config.answer_from == "thoughts":
+        text = " ".join(step.thought for step in steps if step.thought)
+        answer, problem = written_answer(text)
+        errors[f"answer_{problem}"] += problem is not None
+        attempt = Attempt("passage", tuple(map(passage_line, context)), text, answer, bool(answer))
+    else:
+        passages = [passage for passage in ranked if passage in context][: config.num_read or None]
+        attempt = yield from read(
+            question.question, "passage", passages, config.reader_format, errors
+        )
     return Prediction(
         attempt.answer,
         "passage",
@@ -99,7 +145,6 @@ def ircot(question: Question, config: IrcotConfig) -> Program[Prediction]:
 
 # -------------------------------------------------------------------------------------- prompts
 
-FINAL = "So the answer is"
 PROMPT = Prompt(
     "reasoner",
     labels={"question": "Question:", "reasoning": "Reasoning:"},
@@ -123,7 +168,8 @@ def thought_messages(
 
 def _render(config: IrcotConfig) -> None:
     thought_messages("", (), ())
-    render_reader(config.reader_format, "passage")
+    if config.answer_from == "reader":
+        render_reader(config.reader_format, "passage")
 
 
 METHOD = Method(ircot, IrcotConfig, _render)
@@ -131,4 +177,4 @@ METHOD = Method(ircot, IrcotConfig, _render)
 
 def parse_thought(text: str) -> str:
     """Returns the first sentence of a response; empty if there is none."""
-    return next((s.strip() for s in split_sentences(text.strip()) if s.strip()), "")
+    return first_sentence(text)

@@ -6,10 +6,10 @@ from typing import Literal
 
 from cirag_jax.errors import UserError
 from cirag_jax.methods.common.prompt_parts import one_line
-from cirag_jax.methods.common.reading import ReaderFormat, read, render_reader
+from cirag_jax.methods.common.reading import ReaderFormat, read, render_reader, search
 from cirag_jax.methods.registry import Method
-from cirag_jax.runtime.requests import Needs, Program, Retrieve, Retrieved
-from cirag_jax.types import PositiveInt, Prediction, Question, Step
+from cirag_jax.runtime.requests import Needs, Program, Retrieved
+from cirag_jax.types import Count, PositiveInt, Prediction, Question, Step
 from cirag_jax.validation import check_fields
 
 
@@ -23,15 +23,18 @@ class IterRetgenConfig:
       num_read: number of retrieved passages that the reader reads.
       query_with: text appended to the question in the next query: the answer, or the complete
         response. The paper uses the response, and its reader reasons first (reader_format=thought).
+      rerank_from: passages retrieved for reranking, which keeps the best num_passages; 0 disables
+        reranking.
+      min_score: reranked passages with this score or less are dropped.
       reader_format: documents (FlashRAG), or a format of CIRAG's reader: thought, chain, brief.
     """
-
-    needs = Needs(roles=("reader",))
 
     num_rounds: PositiveInt = 3
     num_passages: PositiveInt = 5
     num_read: PositiveInt = 5
     query_with: Literal["answer", "response"] = "answer"
+    rerank_from: Count = 0
+    min_score: float = 0.0
     reader_format: ReaderFormat = "documents"
 
     def __post_init__(self):
@@ -40,6 +43,11 @@ class IterRetgenConfig:
             raise UserError(
                 f"num_read={self.num_read} must not exceed num_passages={self.num_passages}."
             )
+
+    @property
+    def needs(self) -> Needs:
+        """Needs the reader, and a ranker if passages are reranked."""
+        return Needs(roles=("reader",), rankers=("passages",) if self.rerank_from else ())
 
 
 def iter_retgen(question: Question, config: IterRetgenConfig) -> Program[Prediction]:
@@ -53,7 +61,9 @@ def iter_retgen(question: Question, config: IterRetgenConfig) -> Program[Predict
             errors["repeated_query"] += 1
             break
         queries.append(query)
-        retrieved = yield Retrieve(query, config.num_passages)
+        retrieved = yield from search(
+            query, config.num_passages, config.rerank_from, config.min_score
+        )
         passages = retrieved.passages[: config.num_read]
         attempt = yield from read(
             question.question, "passage", passages, config.reader_format, errors

@@ -27,6 +27,7 @@ from cirag_jax.datasets.chains import query_text
 from cirag_jax.methods.baselines import ircot
 from cirag_jax.methods.common.evidence import best_scores, passage_line, sentences_by_text
 from cirag_jax.methods.common.reading import ask_reader, read, render_reader
+from cirag_jax.methods.common.written_answers import FINAL
 from cirag_jax.methods.dualrag import prompts
 from cirag_jax.methods.dualrag.settings import DualragConfig
 from cirag_jax.methods.registry import Method
@@ -146,7 +147,7 @@ def reason(
         needs_retrieval = round_number == 0 if flag is None else flag
     else:
         thought, response = yield from _ask_for_sentence(state, config)
-        needs_retrieval = bool(thought) and ircot.FINAL.lower() not in thought.lower()
+        needs_retrieval = bool(thought) and FINAL.lower() not in thought.lower()
     if thought:
         state.thoughts.append(thought)
     return thought, needs_retrieval or round_number < config.min_retrievals, response

@@ -19,6 +19,7 @@ from cirag_jax.runtime.requests import (
     Retrieved,
 )
 from cirag_jax.types import Passage, Question, SubQuestion
+from configs.methods import iter_retgen as iter_retgen_config
 from tests.methods.fakes import FakeHandlers, prompt
 
 QUESTION = "In which province was Ada Moen born?"
@@ -100,6 +101,24 @@ def test_iter_retgen_response_extends_next_query():
     )
     assert fakes.received(Retrieve)[1].query == f"{QUESTION} Thought: Ada was. Answer: Lund"
     assert result.answer == "Skane"
+
+
+def test_iter_retgen_reranks_every_round():
+    fakes = FakeHandlers(
+        {None: (NOISE, ADA, LUND)}, {}, {"reader": ["Lund", "Skane"]}, {"a": 2.0, "l": 1.0}
+    )
+    settings = IterRetgenConfig(num_rounds=2, rerank_from=9)
+    result = fakes.drive(iter_retgen(UNANNOTATED, settings))
+    assert [r.k for r in fakes.received(Retrieve)] == [9, 9] and len(fakes.received(Rank)) == 2
+    assert result.passages == ("a", "l") and settings.needs.rankers == ("passages",)
+    assert IterRetgenConfig().needs.rankers == ()
+
+
+def test_iter_retgen_presets_of_papers_have_their_values():
+    dualrag, cirag = map(iter_retgen_config.get_config, ("dualrag", "cirag"))
+    assert (dualrag.iter_retgen.num_rounds, cirag.iter_retgen.num_rounds) == (5, 4)
+    assert (dualrag.iter_retgen.rerank_from, cirag.iter_retgen.rerank_from) == (50, 0)
+    assert dualrag.iter_retgen.num_passages == cirag.iter_retgen.num_read == 10
 
 
 def test_beam_retrieval_extends_chains_and_adds_scores():

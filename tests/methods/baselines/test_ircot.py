@@ -4,8 +4,9 @@ import pytest
 
 from cirag_jax.errors import UserError
 from cirag_jax.methods.baselines.ircot import IrcotConfig, ircot
-from cirag_jax.runtime.requests import Generate, Retrieve
+from cirag_jax.runtime.requests import Generate, Rank, Retrieve
 from cirag_jax.types import Passage, Question
+from configs.methods import ircot as ircot_config
 from tests.methods.fakes import FakeHandlers, prompt
 
 QUESTION = "In which province was Ada Moen born?"
@@ -88,9 +89,76 @@ def test_ircot_max_passages_limits_collection():
     assert "Text 5." not in prompt(fakes.received(Generate, "reader")[0])
 
 
+def test_ircot_context_replace_shows_the_last_passages():
+    fakes, result = run([BORN, FINAL_THOUGHT], context="replace")
+    first, second = (prompt(r) for r in fakes.received(Generate, "reasoner"))
+    assert "Text 0." in first and "Text 0." not in second and "Text 2." in second
+    read = prompt(fakes.received(Generate, "reader")[0])
+    assert "Text 0." not in read and "Text 1." in read and "Text 2." in read
+    assert result.passages == ("p0", "p1", "p2")  # Recall counts all passages.
+    assert fakes.requests[0] == run([FINAL_THOUGHT])[0].requests[0]
+
+
+def test_ircot_rerank_keeps_the_best_passages():
+    fakes = FakeHandlers(
+        {None: PASSAGES[:4]}, {}, {"reasoner": [FINAL_THOUGHT], "reader": ["Skane"]},
+        {"p2": 2.0, "p3": 1.0, "p0": -1.0},
+    )  # fmt: skip
+    settings = IrcotConfig(rerank_from=50)
+    answered = fakes.drive(ircot(Question("q", QUESTION, ()), settings))
+    assert fakes.received(Retrieve) == [Retrieve(QUESTION, 50)]
+    assert fakes.received(Rank) == [Rank(QUESTION, tuple(PASSAGES[:4]), 5, "passages")]
+    assert answered.passages == ("p2", "p3") and settings.needs.rankers == ("passages",)
+    assert IrcotConfig().needs.rankers == ()
+
+
+@pytest.mark.parametrize(
+    ("thoughts", "answer", "errors"),
+    [
+        ([BORN, FINAL_THOUGHT], "Skane", {}),
+        ([BORN, "So the answer is:"], "", {"answer_empty": 1}),
+        ([BORN, ""], BORN, {"answer_no_answer_mark": 1, "thought_empty": 1}),
+    ],
+)
+def test_ircot_answer_from_thoughts_needs_no_reader(thoughts, answer, errors):
+    fakes = FakeHandlers({None: PASSAGES}, {}, {"reasoner": thoughts})
+    settings = IrcotConfig(answer_from="thoughts")
+    result = fakes.drive(ircot(Question("q", QUESTION, ()), settings))
+    assert settings.needs.roles == ("reasoner",)
+    assert (result.answer, result.parse_errors) == (answer, errors)
+    assert result.attempts[0].response.startswith(BORN)
+
+
+def test_ircot_temperature_is_that_of_thoughts():
+    fakes, _ = run([BORN, FINAL_THOUGHT], temperature=0.3)
+    assert [r.temperature for r in fakes.received(Generate)] == [0.3, 0.3, 0.0]
+
+
+def test_ircot_presets_of_papers_have_their_values():
+    dualrag, cirag = (ircot_config.get_config(name) for name in ("dualrag", "cirag"))
+    assert (dualrag.ircot.max_thoughts, cirag.ircot.max_thoughts) == (5, 4)
+    assert (dualrag.ircot.rerank_from, cirag.ircot.rerank_from) == (50, 0)
+    assert dualrag.rankers.passages.model == "BAAI/bge-reranker-v2-m3"
+    assert (dualrag.data.corpus, cirag.data.corpus) == ("ircot_full", "selected_questions")
+    for config in (dualrag, cirag):
+        assert (config.ircot.context, config.ircot.num_passages) == ("replace", 10)
+        assert (config.ircot.answer_from, config.ircot.temperature) == ("thoughts", 0.3)
+        assert (config.data.split, config.data.limit) == ("dev", 1000)
+        IrcotConfig(**config.ircot)
+    assert (
+        ircot_config.get_config("paper").ircot.to_dict()
+        == ircot_config.get_config().ircot.to_dict()
+    )
+    with pytest.raises(UserError, match="small, medium, paper, dualrag, cirag"):
+        ircot_config.get_config("code")
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"thoughts": "documents", "answer_from": "thoughts"}, "needs thoughts=model"),
+        ({"context": "none"}, "context='none' is not one of accumulate, replace"),
+        ({"temperature": -1.0}, "temperature"),
         ({"num_passages": 0}, "num_passages=0 must be at least 1"),
         ({"max_passages": 0}, "max_passages=0 must be at least 1"),
         ({"max_thoughts": 0}, "max_thoughts=0 must be at least 1"),
