@@ -11,8 +11,9 @@ Presets: ``quick`` (the default) trains MiniLM-L6 on 2 CPU cores. ``linked`` ran
 also trains a head that weighs scores of the aligner, links and words (docs/retrieval.md). ``paper``
 trains E5-large with the values of KiRAG's Appendix B.3, ``code`` with the values of KiRAG's code.
 Both take negatives from the question's own context; --config.retrieved.model=intfloat/e5-large-v2
-retrieves ten passages for each prefix instead, as KiRAG does. Both use AdamW like KiRAG's code,
-although the paper names Adam with weight decay.
+retrieves ten passages for each prefix instead, as KiRAG does. Their chains come from annotations;
+--config.data.chains=W trains on chains that TRACE built, as KiRAG does (configs/chains.py). Both
+use AdamW like KiRAG's code, although the paper names Adam with weight decay.
 
 Record of ``quick`` (2026-11-21, 2 CPU cores, Python 3.11, jax 0.10.2, commit 34c8f32; recall of
 iterative retrieval in per cent; experiments/RESULTS.md has the commands):
@@ -52,6 +53,9 @@ def base() -> Any:
     config: Any = ConfigDict()
     config.seed = 0  # Seed for the order of questions, negatives and dropout.
     config.data = common.data(split="train", several=True)
+    # Chains of triples: a workdir of configs/chains.py or KiRAG's train_aligner.json, or a tuple of
+    # them; null derives chains from annotations.
+    config.data.chains = placeholder(object)
     # Dev questions of each folder: questions of another split or fold, or else held-out training
     # questions, the last `questions` of a seeded permutation.
     config.dev = ConfigDict()

@@ -11,9 +11,9 @@ Needs a dataset folder. Writes the store W/triples.sqlite; run the same command 
 
 Presets: without one, choose your own model; 7B parameters or more do better than the default,
 SmolLM2-135M-Instruct. ``small`` is the default model with this repository's extractor adapter, and
-drops triples whose head or tail has words that are not in the passage. ``cirag``, ``kirag`` and
-``c2rag`` have the papers' models (Qwen2.5-7B-Instruct, Llama-3-8B-Instruct with dialect=kirag,
-GPT-4o-mini over its API); not yet run.
+drops triples whose head or tail has words that are not in the passage. ``cirag``, ``kirag``,
+``trace`` and ``c2rag`` have the papers' models (Qwen2.5-7B-Instruct, Llama-3-8B-Instruct with
+dialect=kirag or trace, GPT-4o-mini over its API); not yet run.
 
 Record of ``small`` (26 passages of two sentences of tests/test_shipped.py; 2026-11-25, 2 busy CPU
 cores of an AMD EPYC): 75 triples from 25 passages, 1 failure (ungrounded); 794 s. The untrained
@@ -79,17 +79,17 @@ def get_config(preset: str = "") -> Any:
     if preset == "small":
         config.extractor.adapter = "shipped:extractor"
         config.grounded = True
-    elif preset in ("cirag", "kirag", "c2rag"):
+    elif preset in ("cirag", "kirag", "trace", "c2rag"):
         # Greedy decoding without our limits for small models. The papers state no token limits.
         config.extractor.no_repeat_ngram_size = 0
         config.entity_tokens, config.triple_tokens = 512, 1024
         if preset == "cirag":
             config.extractor.model = "Qwen/Qwen2.5-7B-Instruct"
-        elif preset == "kirag":
+        elif preset in ("kirag", "trace"):
             config.extractor.model = "meta-llama/Meta-Llama-3-8B-Instruct"
-            config.dialect, config.triple_tokens = "kirag", 512  # 512: its code
+            config.dialect, config.triple_tokens = preset, 512  # 512: KiRAG's code
         else:
             config.extractor.backend, config.extractor.model = "openai", "gpt-4o-mini"
     elif preset:
-        raise common.unknown_preset(preset, ["small", "cirag", "kirag", "c2rag"])
+        raise common.unknown_preset(preset, ["small", "cirag", "kirag", "trace", "c2rag"])
     return config

@@ -1,7 +1,11 @@
-"""Collects trajectories: ``python launch/distill.py --config=configs/trajectories.py --workdir=T``.
+"""Collects training data from language models: trajectories, or chains of triples.
 
-Writes ``trajectories.jsonl``, ``trajectories.json`` (their settings) and ``journal.sqlite`` to T.
-The same command resumes an interrupted run.
+python launch/distill.py --config=configs/trajectories.py --workdir=T
+python launch/distill.py --config=configs/chains.py:trace --workdir=C
+
+The first command writes ``trajectories.jsonl`` and ``trajectories.json`` (their settings) for the
+integrator, the second ``chains.jsonl`` for the aligner. The same command resumes an interrupted
+run.
 """
 
 import pathlib
@@ -14,9 +18,13 @@ from cirag_jax import cli
 
 
 def main(config, workdir):
-    from cirag_jax.commands import distill
+    if "teacher" in config:
+        from cirag_jax.commands import distill
 
-    return distill.distill(config, workdir)
+        return distill.distill(config, workdir)
+    from cirag_jax.commands import chains
+
+    return chains.build(config, workdir)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             f"none of the {len(selected)} questions of {dataset.name} has annotations for the "
             f"teacher ({fields})."
         )
-    held_out = _warn_of_held_out(questions)
+    held_out = warn_of_held_out(questions)
     unstated = None
     if settings.units == "triple" and config.data.triples != ONLINE:
         unstated = sum(bool(teachers.unstated_hops(gold)) for gold in golds.values())
@@ -289,7 +289,7 @@ def _with_teachers(
     return {**handlers, "integrator": mixture, "teacher": model}  # the progress bar needs "teacher"
 
 
-def _warn_of_held_out(questions: Sequence[Question]) -> dict[str, int]:
+def warn_of_held_out(questions: Sequence[Question]) -> dict[str, int]:
     """Counts the held-out questions, and warns if there are any."""
     counts = {
         f"{field}={name}": sum(getattr(q, field) == name for q in questions)

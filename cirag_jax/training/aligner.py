@@ -20,6 +20,7 @@ from flax import nnx
 from cirag_jax import sharding
 from cirag_jax.datasets import chains as chains_lib
 from cirag_jax.datasets import load
+from cirag_jax.datasets.chain_files import FileChain, read_chains
 from cirag_jax.errors import UserError, check_at_least, check_positive
 from cirag_jax.evaluation import next_unit
 from cirag_jax.models.embedder import EmbedderConfig
@@ -58,7 +59,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     sets = [splits.split_questions(dataset, config, at_least) for dataset in datasets]
     kind = config.data.units
     chains, pools, prefix_pools = training_chains(sets, config, workdir)
-    dev_chains, dev_pools = dev_data(sets, kind)
+    dev_chains, dev_pools = dev_data(sets, kind, chains_from_files(config))
     problems = next_unit.next_units(dev_chains, dev_pools, kind)
     state_lib.check_metric(config.best_metric, list(_metrics(problems, _zero_embeddings)))
     train_questions = [question for questions in sets for question in questions.train]
@@ -246,8 +247,9 @@ def training_chains(
     its question's own passages. Without ``config.retrieved.model``, prefixes have no pools of their
     own, and the third list is empty.
     """
+    files = chains_from_files(config)
     by_set = [
-        pools_lib.chains_and_pools(dataset, train, config.data.units, config.negatives)
+        pools_lib.chains_and_pools(dataset, train, config.data.units, config.negatives, files)
         for dataset, train, _ in sets
     ]
     chains = [chain for set_chains, _ in by_set for chain in set_chains]
@@ -264,14 +266,38 @@ def training_chains(
     return chains, pools, prefix_pools
 
 
+def chains_from_files(config: Config) -> dict[str, FileChain] | None:
+    """Returns the chains of ``config.data.chains`` by question id; None if it is null."""
+    sources = config.data.chains
+    if sources is None:
+        return None
+    if config.data.units != "triple":
+        raise UserError(
+            f"config.data.chains has chains of triples, but config.data.units={config.data.units}; "
+            "set --config.data.units=triple."
+        )
+    chains: dict[str, FileChain] = {}
+    for source in sources if isinstance(sources, tuple | list) else (sources,):
+        own = read_chains(source)
+        if clash := own.keys() & chains.keys():
+            raise UserError(
+                f"config.data.chains: {source} repeats {len(clash)} questions of an earlier entry "
+                f"(first: {min(clash)!r})."
+            )
+        chains |= own
+    return chains
+
+
 def dev_data(
-    sets: Sequence[splits.Questions], kind: chains_lib.UnitKind
+    sets: Sequence[splits.Questions],
+    kind: chains_lib.UnitKind,
+    files: dict[str, FileChain] | None = None,
 ) -> tuple[list[chains_lib.Chain], list[tuple[chains_lib.Unit, ...]]]:
     """Returns the chains of all dev questions, and the units of each question's own passages."""
     chains, pools = [], []
     for dataset, _, dev in sets:
         if dev:
-            set_chains, set_pools = pools_lib.chains_and_pools(dataset, dev, kind)
+            set_chains, set_pools = pools_lib.chains_and_pools(dataset, dev, kind, files=files)
             chains += set_chains
             pools += set_pools
     return chains, pools

@@ -29,6 +29,7 @@ SETTINGS = {
     "multi_step": {"num_passages": 2, "num_read": 2, "num_in_query": 1},
     "native_rag": {"num_passages": 2, "num_read": 2},
     "vector_prf": {"num_passages": 2, "num_read": 2},
+    "trace": {"num_passages": 2, "max_length": 2, "branches": 2, "beam": 2},
     "search_r1": {"max_turns": 1, "prefill_answer": True},
 }  # fmt: skip
 UNITS = [

@@ -72,11 +72,13 @@ def test_paper_presets_extract_online_with_the_model_of_the_method():
 
 
 def test_extract_presets_name_the_extractors_of_the_papers():
-    cirag, kirag, c2rag = (load(f"extract.py:{name}") for name in ("cirag", "kirag", "c2rag"))
+    names = ("cirag", "kirag", "trace", "c2rag")
+    cirag, kirag, trace, c2rag = (load(f"extract.py:{name}") for name in names)
     assert (cirag.extractor.model, cirag.dialect) == ("Qwen/Qwen2.5-7B-Instruct", "openie")
     assert cirag.extractor.model == load("methods/cirag.py:paper").model
     assert (kirag.dialect, kirag.triple_tokens) == ("kirag", 512)
     assert kirag.extractor.model == load("methods/kirag.py:paper").model
+    assert (trace.dialect, trace.extractor.model) == ("trace", load("chains.py:trace").model)
     assert (c2rag.extractor.backend, c2rag.extractor.model) == ("openai", "gpt-4o-mini")
-    with pytest.raises(UserError, match="the presets are small, cirag, kirag, c2rag"):
+    with pytest.raises(UserError, match="the presets are small, cirag, kirag, trace, c2rag"):
         load("extract.py:dualrag")

@@ -1,16 +1,16 @@
 """Training batches of the aligner: prefixes of silver chains, with positives and negatives.
 
-A silver chain is a sequence of units (triples, sentences or passages) derived from annotations. A
-Grain pipeline over chains yields the batches; its state in a checkpoint is a few integers. The
-host represents the negatives of each query as a matrix of counts (see `contrastive_loss`), and the
-device encodes each distinct text once.
+A silver chain is a sequence of units (triples, sentences or passages), derived from annotations or
+read from a file. A Grain pipeline over chains yields the batches; its state in a checkpoint is a
+few integers. The host represents the negatives of each query as a matrix of counts (see
+`contrastive_loss`), and the device encodes each distinct text once.
 """
 
 import collections
 import dataclasses
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import grain
@@ -18,6 +18,7 @@ import numpy as np
 
 from cirag_jax import io
 from cirag_jax.datasets import chains as chains_lib
+from cirag_jax.datasets.chain_files import FileChain, chains_of_files
 from cirag_jax.datasets.chains import Chain, Unit, UnitKind
 from cirag_jax.errors import UserError
 from cirag_jax.models.pooling import UNPOOLED
@@ -105,18 +106,30 @@ class Batch(NamedTuple):
 
 
 def chains_and_pools(
-    dataset: Dataset, questions: Sequence[Question], kind: UnitKind, negatives: str = "in_batch"
+    dataset: Dataset,
+    questions: Sequence[Question],
+    kind: UnitKind,
+    negatives: str = "in_batch",
+    files: Mapping[str, FileChain] | None = None,
 ) -> tuple[list[Chain], list[tuple[Unit, ...]]]:
     """Returns the usable chains, and the units of each question's own passages.
 
-    A chain of triples is dropped if a step is an annotated triple that was not extracted, because
-    its style differs from the extracted negatives. With ``negatives="own"``, a chain is also
-    dropped if its passages have no other units, because the loss would be 0. Prints the number of
-    dropped chains.
+    The chains come from annotations, or from ``files`` (`chain_files.read_chains`), whose negatives
+    replace the question's units. A chain of triples is dropped if a step is an annotated triple
+    that was not extracted, because its style differs from the extracted negatives. With
+    ``negatives="own"``, a chain is also dropped if its passages have no other units, because the
+    loss would be 0. Prints the number of dropped chains.
     """
-    chains = chains_lib.silver_chains(dataset, questions, kind)
+    own: Mapping[str, tuple[Unit, ...]] = {}
+    if files is None:
+        chains = chains_lib.silver_chains(dataset, questions, kind)
+    else:
+        chains, own = chains_of_files(files, dataset, questions)
     by_id = {question.id: question for question in questions}
-    pools = [chains_lib.pool_of(dataset, by_id[chain.question_id], kind) for chain in chains]
+    pools = [
+        own[i] if (i := chain.question_id) in own else chains_lib.pool_of(dataset, by_id[i], kind)
+        for chain in chains
+    ]
     usable, reasons = list(zip(chains, pools, strict=True)), list[str]()
 
     def keep(is_usable: Callable[[Chain, tuple[Unit, ...]], bool], reason: str) -> None:
@@ -127,8 +140,12 @@ def chains_and_pools(
 
     if kind == "triple":
         keep(
-            lambda chain, pool: all(
-                step in chains_lib.units_of(dataset, step.passage_id, kind) for step in chain.steps
+            lambda chain, pool: (
+                chain.question_id in own
+                or all(
+                    step in chains_lib.units_of(dataset, step.passage_id, kind)
+                    for step in chain.steps
+                )
             ),
             "triples that were not extracted from their passages (extract them with "
             "launch/extract.py and set config.data.triples; config.data.units=sentence needs none)",
