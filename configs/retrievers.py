@@ -100,9 +100,9 @@ def graph() -> Any:
 def retriever() -> Any:
     """Returns the settings of the passage index."""
     config: Any = ConfigDict()
-    # Kind of index: exact | faiss_flat | faiss_ivf | faiss_hnsw | bm25 | linked (follows a
-    # question's hops within one search; config.encoder.model must be trained with
-    # configs/aligner.py:linked)
+    # Kind of index: exact | faiss_flat | faiss_ivf | faiss_hnsw | faiss_ivfpq (codes in memory,
+    # vectors on disk) | bm25 | linked (follows a question's hops within one search;
+    # config.encoder.model must be trained with configs/aligner.py:linked)
     config.kind = "exact"
     # Embedded texts: passage | sentence | triple (of the dataset). An aligner works best with the
     # units that it was trained on. Sentences and triples need kind=exact and no folder.
@@ -111,8 +111,16 @@ def retriever() -> Any:
     config.dtype = "float32"  # Type of stored vectors: float32 | bfloat16 (exact only).
     # linked: drop passages that are needed with a lower probability than this; null keeps all.
     config.stop = placeholder(float)
-    config.ivf_lists = 0  # faiss_ivf: number of lists; 0 is 4 sqrt(rows).
-    config.ivf_probes = 32  # faiss_ivf: lists visited per search.
+    # exact: read the vectors of config.retriever.folder from disk for every search instead of
+    # keeping them in memory; the results are the same.
+    config.stream = False
+    config.ivf_lists = 0  # faiss_ivf, faiss_ivfpq: number of lists; 0 is 4 sqrt(rows).
+    config.ivf_probes = 32  # faiss_ivf, faiss_ivfpq: lists visited per search.
+    # faiss_ivfpq: bytes per vector in memory, a divisor of its dimensions; 0 is one for every eight
+    # dimensions.
+    config.pq_bytes = 0
+    # faiss_ivfpq: candidates per result whose vectors are read from disk and compared exactly.
+    config.pq_rerank = 20
     config.hnsw_links = 32  # faiss_hnsw: neighbors per node.
     config.hnsw_ef_construction = 200  # faiss_hnsw: candidates per insertion.
     config.hnsw_ef_search = 128  # faiss_hnsw: candidates per search.

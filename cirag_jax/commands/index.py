@@ -35,7 +35,7 @@ from cirag_jax.retrieval import index as index_lib
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encode import Progress
 from cirag_jax.retrieval.encoders import Encoder, open_encoder_for
-from cirag_jax.retrieval.faiss_index import FAISS_KINDS, FaissIndex, IndexOptions
+from cirag_jax.retrieval.faiss_index import COMPRESSED, FAISS_KINDS, FaissIndex, IndexOptions
 from cirag_jax.retrieval.search import save_array
 from cirag_jax.retrieval.server_encoder import ServerEncoder
 from cirag_jax.types import Config, Passage
@@ -211,8 +211,10 @@ def _plan(
         "shard_rows": shard_rows,
         "shards": -(-len(passages) // shard_rows),
     }
-    if kind == "faiss_ivf":
+    if kind in ("faiss_ivf", COMPRESSED):
         plan["ivf_lists"] = options.ivf_lists
+    if kind == COMPRESSED:
+        plan["pq_bytes"] = faiss_index.code_bytes(encoder.dim, options)
     if kind == "faiss_hnsw":
         plan |= {
             "hnsw_links": options.hnsw_links,

@@ -1,4 +1,4 @@
-"""Search with FAISS: Flat, IVF and HNSW, on GPUs if faiss was built for them."""
+"""Search with FAISS: Flat, IVF, HNSW and IVF-PQ; Flat and IVF also on GPUs."""
 
 import dataclasses
 import os
@@ -13,10 +13,15 @@ from cirag_jax.retrieval.search import empty_results
 from cirag_jax.types import Config, Count, PositiveInt
 from cirag_jax.validation import check_fields
 
-FAISS_KINDS = ("faiss_flat", "faiss_ivf", "faiss_hnsw")
+FAISS_KINDS = ("faiss_flat", "faiss_ivf", "faiss_hnsw", "faiss_ivfpq")
+COMPRESSED = "faiss_ivfpq"  # Keeps codes in memory; the vectors stay where they are.
 
 _TRAIN_ROWS_PER_LIST = 256  # Training rows for the k-means clustering of IVF.
 _BLOCK = 1 << 16  # Rows read at a time, because the matrix may be on disk.
+_TRAIN_BYTES = 1 << 29  # Maximum size of the training rows of IVF-PQ, unless it has many lists.
+_FEWEST_ROWS_PER_LIST = 32
+_CODE_BITS = 8  # Bits per part of a vector; fewer if there are fewer rows than codes.
+_RERANKED = 64  # Queries whose candidates are read together.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,6 +34,9 @@ class IndexOptions:
     hnsw_links: PositiveInt = 32
     hnsw_ef_construction: PositiveInt = 200
     hnsw_ef_search: PositiveInt = 128
+    pq_bytes: Count = 0
+    pq_rerank: PositiveInt = 20
+    stream: bool = False
 
     @classmethod
     def of(cls, config: Config) -> "IndexOptions":
@@ -49,13 +57,17 @@ class FaissIndex:
     IVF and HNSW are approximate and may find fewer than k rows; the remaining places have row -1
     and score -inf. With ``allowed``, every kind searches exactly, because an approximate search
     would miss most of the allowed rows. ``index`` is a faiss index of all rows on the CPU.
+
+    IVF-PQ finds ``pq_rerank`` candidates per result by their codes. It then reads the candidates
+    from ``vectors_ND`` and ranks them by exact scores, with ties going to the lower row.
     """
 
-    def __init__(self, index: Any, kind: str, options: IndexOptions):
+    def __init__(self, index: Any, kind: str, options: IndexOptions, vectors_ND: Any = None):
         self._cpu = index
         self._kind = kind
         self._options = options
-        self._index = _to_gpu(index)
+        self._vectors_ND = vectors_ND if kind == COMPRESSED else None
+        self._index = index if kind == COMPRESSED else _to_gpu(index)
 
     @classmethod
     def build(cls, vectors_ND: Any, kind: str, options: IndexOptions) -> "FaissIndex":
@@ -65,7 +77,7 @@ class FaissIndex:
         if kind == "faiss_flat":
             index = faiss.IndexFlatIP(dim)
         elif kind == "faiss_ivf":
-            lists = min(options.ivf_lists or max(round(4 * rows**0.5), 1), max(rows, 1))
+            lists = num_lists(rows, options)
             index = faiss.IndexIVFFlat(
                 faiss.IndexFlatIP(dim), dim, lists, faiss.METRIC_INNER_PRODUCT
             )
@@ -74,17 +86,25 @@ class FaissIndex:
         elif kind == "faiss_hnsw":
             index = faiss.IndexHNSWFlat(dim, options.hnsw_links, faiss.METRIC_INNER_PRODUCT)
             index.hnsw.efConstruction = options.hnsw_ef_construction
+        elif kind == COMPRESSED:
+            index = _train_compressed(vectors_ND, options)
         else:
             raise UserError(
                 f"config.retriever.kind={kind!r} is not one of {', '.join(FAISS_KINDS)}"
             )
         for start in range(0, rows, _BLOCK):
             index.add(np.ascontiguousarray(vectors_ND[start : start + _BLOCK], np.float32))
-        return cls(index, kind, options)
+        return cls(index, kind, options, vectors_ND)
 
     @classmethod
-    def load(cls, file: str | os.PathLike[str], kind: str, options: IndexOptions) -> "FaissIndex":
-        """Reads a file that `save` wrote."""
+    def load(
+        cls,
+        file: str | os.PathLike[str],
+        kind: str,
+        options: IndexOptions,
+        vectors_ND: Any = None,
+    ) -> "FaissIndex":
+        """Reads a file that `save` wrote; IVF-PQ also needs the vectors."""
         faiss, before = _faiss(), None
         try:
             # Otherwise a damaged length could allocate more memory than the file has bytes.
@@ -97,7 +117,7 @@ class FaissIndex:
         finally:
             if before is not None:
                 faiss.set_deserialization_vector_byte_limit(before)
-        return cls(index, kind, options)
+        return cls(index, kind, options, vectors_ND)
 
     def save(self, file: str | os.PathLike[str]) -> None:
         """Writes the index as one file.
@@ -115,6 +135,8 @@ class FaissIndex:
 
     def vectors(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
         """Returns the stored rows as float32 [len(rows), D]."""
+        if self._vectors_ND is not None:
+            return np.asarray(self._vectors_ND[np.asarray(rows, np.int64)]).astype(np.float32)
         if self._kind == "faiss_ivf":
             self._cpu.make_direct_map()  # Only the first call has an effect.
         return self._cpu.reconstruct_batch(np.asarray(rows, np.int64))
@@ -129,6 +151,8 @@ class FaissIndex:
             return empty_results(len(query_QD), k)
         if allowed is not None:
             return self._search_allowed(query_QD, k, allowed)
+        if self._kind == COMPRESSED:
+            return self._search_compressed(query_QD, k)
         score_QK, row_QK = self._index.search(query_QD, k, params=self._parameters())
         row_QK = row_QK.astype(np.int32)
         return row_QK, np.where(row_QK < 0, -np.inf, score_QK).astype(np.float32)
@@ -145,12 +169,67 @@ class FaissIndex:
             score_QK[query, : len(best)] = score_R[best]
         return row_QK, score_QK
 
+    def _search_compressed(self, query_QD: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        row_QK, score_QK = empty_results(len(query_QD), k)
+        count = min(k * self._options.pq_rerank, len(self))
+        for start in range(0, len(query_QD), _RERANKED):
+            part_QD = query_QD[start : start + _RERANKED]
+            _, row_QC = self._index.search(part_QD, count, params=self._parameters())
+            row_QC = np.sort(row_QC, axis=1)  # Ties go to the lower row.
+            row_R, place_QC = np.unique(row_QC, return_inverse=True)
+            place_QC = place_QC.reshape(row_QC.shape)
+            vector_RD = self.vectors(np.maximum(row_R, 0))
+            for query, query_D in enumerate(part_QD):
+                score_C = vector_RD[place_QC[query]] @ query_D
+                score_C[row_QC[query] < 0] = -np.inf  # IVF found fewer candidates.
+                best = np.argsort(-score_C, kind="stable")[:k]
+                score_QK[start + query] = score_C[best]
+                row_QK[start + query] = row_QC[query, best]
+        return row_QK, score_QK
+
     def _parameters(self) -> Any:
-        if self._kind == "faiss_ivf":
+        if self._kind in ("faiss_ivf", COMPRESSED):
             return _faiss().SearchParametersIVF(nprobe=self._options.ivf_probes)
         if self._kind == "faiss_hnsw":
             return _faiss().SearchParametersHNSW(efSearch=self._options.hnsw_ef_search)
         return None
+
+
+def num_lists(rows: int, options: IndexOptions) -> int:
+    """Returns the number of lists of IVF."""
+    return min(options.ivf_lists or max(round(4 * rows**0.5), 1), max(rows, 1))
+
+
+def code_bytes(dim: int, options: IndexOptions) -> int:
+    """Returns the bytes per vector of IVF-PQ: by default, one for every eight dimensions."""
+    if options.pq_bytes == 0:
+        return next(size for size in range(max(dim // 8, 1), 0, -1) if dim % size == 0)
+    if dim % options.pq_bytes:
+        raise UserError(
+            f"config.retriever.pq_bytes={options.pq_bytes} must divide the {dim} dimensions of the "
+            "encoder's vectors"
+        )
+    return options.pq_bytes
+
+
+def _train_compressed(vectors_ND: Any, options: IndexOptions) -> Any:
+    """Returns an empty IVF-PQ index, whose lists and codes are trained on evenly spaced rows."""
+    faiss = _faiss()
+    rows, dim = vectors_ND.shape
+    lists = num_lists(rows, options)
+    bits = min(_CODE_BITS, max(rows.bit_length() - 1, 1))
+    index = faiss.IndexIVFPQ(
+        faiss.IndexFlatIP(dim),
+        dim,
+        lists,
+        code_bytes(dim, options),
+        bits,
+        faiss.METRIC_INNER_PRODUCT,
+    )
+    index.cp.min_points_per_centroid = index.pq.cp.min_points_per_centroid = 1
+    size = max(_TRAIN_BYTES // (4 * dim), lists * _FEWEST_ROWS_PER_LIST)
+    index.train(_sample(vectors_ND, min(size, lists * _TRAIN_ROWS_PER_LIST)))
+    return index
 
 
 def _sample(vectors_ND: Any, size: int) -> np.ndarray:

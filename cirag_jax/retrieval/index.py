@@ -27,7 +27,7 @@ from cirag_jax.retrieval import bm25
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encode import Progress
 from cirag_jax.retrieval.encoders import Encoder
-from cirag_jax.retrieval.faiss_index import FAISS_KINDS, FaissIndex, IndexOptions
+from cirag_jax.retrieval.faiss_index import COMPRESSED, FAISS_KINDS, FaissIndex, IndexOptions
 from cirag_jax.retrieval.linked import LinkedIndex, require_link_head
 from cirag_jax.retrieval.search import ExactIndex, accelerators
 from cirag_jax.retrieval.unit_index import UnitIndex
@@ -108,7 +108,8 @@ class PassageIndex:
             if kind == "exact":
                 search = make_search(Shards(folder, manifest), kind, options)
             else:
-                search = FaissIndex.load(folder / "index.faiss", kind, options)
+                vectors_ND = Shards(folder, manifest) if kind == COMPRESSED else None
+                search = FaissIndex.load(folder / "index.faiss", kind, options, vectors_ND)
         if len(search) != len(ids):
             raise UserError(
                 f"{folder} is damaged: it has {len(search)} vectors for {len(ids)} passages; "
@@ -261,7 +262,9 @@ def _open_linked(
 def make_search(vectors_ND: Any, kind: str, options: IndexOptions) -> ExactIndex | FaissIndex:
     """Indexes a float matrix, or any object with a shape and row slices."""
     if kind == "exact":
-        return ExactIndex(vectors_ND, dtype=options.dtype, mesh=accelerators())
+        return ExactIndex(
+            vectors_ND, dtype=options.dtype, mesh=accelerators(), stream=options.stream
+        )
     return FaissIndex.build(vectors_ND, kind, options)
 
 
@@ -370,7 +373,9 @@ class Shards:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, rows: slice) -> np.ndarray:
+    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
+        if not isinstance(rows, slice):
+            return self._take(rows)
         start, stop, _ = rows.indices(len(self))
         block = np.empty((max(stop - start, 0), self.shape[1]), jax.numpy.dtype(self._dtype))
         for number, (first, end) in enumerate(itertools.pairwise(self._starts.tolist())):
@@ -378,6 +383,16 @@ class Shards:
             if low < high:  # A variable for the shard would keep its file open.
                 block[low - start : high - start] = self._open(number)[low - first : high - first]
         return block
+
+    def _take(self, row_R: np.ndarray) -> np.ndarray:
+        """Returns single rows, in their order; every file is opened once."""
+        vector_RD = np.empty((len(row_R), self.shape[1]), jax.numpy.dtype(self._dtype))
+        order_R = np.argsort(row_R, kind="stable")
+        shard_R = np.searchsorted(self._starts, row_R[order_R], side="right") - 1
+        numbers, firsts = np.unique(shard_R, return_index=True)
+        for number, places in zip(numbers.tolist(), np.split(order_R, firsts[1:]), strict=True):
+            vector_RD[places] = self._open(number)[row_R[places] - self._starts[number]]
+        return vector_RD
 
     def _open(self, number: int) -> np.ndarray:
         file = self._folder / shard_name(number)

@@ -7,7 +7,8 @@ so only the scores in these groups are sorted. The result is exact.
 
 import functools
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ _QUERY_BUCKETS = (1, 8, 32, _QUERIES)  # The number of queries is padded to one 
 _GROUP = 64  # Scores that share a maximum.
 # Rows per device and call; the scores of a call take at most 4 * 128 * 2^20 bytes.
 _BLOCK_ROWS = 1 << 20
+_STREAMED_ROWS = 1 << 16  # The same for rows that are read from disk; three blocks are in memory.
 _CPU_STEP_ROWS = 2048  # Rows per product on a CPU, so that they stay in the cache.
 
 _AXIS = "rows"
@@ -43,42 +45,74 @@ class ExactIndex:
     rows are rounded; the queries keep at least 16 bits.
 
     Args:
-      vectors_ND: floating-point matrix, or any object with a shape and row slices; it is copied
-        one block at a time.
+      vectors_ND: floating-point matrix, or any object with a shape, row slices and, with
+        ``stream``, selection of rows by an array; it is copied one block at a time.
       dtype: dtype of the stored rows, ``float32`` or ``bfloat16``.
       mesh: devices over which rows are split; None is the default device.
+      stream: do not keep the rows, but copy them again, block by block, for every search. The next
+        block is read during the products of the current one. The results are the same.
     """
 
-    def __init__(self, vectors_ND: Any, *, dtype: str = "float32", mesh: Mesh | None = None):
-        self._num_rows, dim = vectors_ND.shape
+    def __init__(
+        self,
+        vectors_ND: Any,
+        *,
+        dtype: str = "float32",
+        mesh: Mesh | None = None,
+        stream: bool = False,
+    ):
+        self._num_rows, self._dim = vectors_ND.shape
         self._mesh = None
         ways = 1
         if mesh is not None and mesh.size > 1:
             self._mesh = Mesh(mesh.devices.reshape(-1), (_AXIS,))
             ways = mesh.size
-        self._rows, self._step, num_blocks = _layout(self._num_rows, ways)
-        firsts = [index * self._rows for index in range(num_blocks)]
-        self._blocks = [self._place(vectors_ND, at, dim, jnp.dtype(dtype)) for at in firsts]
+        block_rows = _STREAMED_ROWS if stream else _BLOCK_ROWS
+        self._rows, self._step, num_blocks = _layout(self._num_rows, ways, block_rows)
+        self._firsts = [index * self._rows for index in range(num_blocks)]
+        self._dtype = jnp.dtype(dtype)
         # First row of each block, and the number of all rows.
-        self._limits = [self._upload(np.array([at, self._num_rows], np.int32)) for at in firsts]
+        self._limits = [
+            self._upload(np.array([at, self._num_rows], np.int32)) for at in self._firsts
+        ]
+        self._source = vectors_ND if stream else None
+        self._checked = 0  # Blocks whose numbers are known to be finite.
+        self._blocks = [] if stream else [self._place(vectors_ND, at) for at in self._firsts]
 
-    def _place(self, vectors_ND: Any, first: int, dim: int, dtype: Any) -> jax.Array:
+    def _place(self, vectors_ND: Any, first: int) -> jax.Array:
         """Uploads the block of rows that begins at ``first``, padded with zeros."""
+        is_checked = first < self._checked * self._rows
 
         def part(index: Any) -> np.ndarray:
             start, stop, _ = index[0].indices(self._rows)
-            rows = np.asarray(vectors_ND[first + start : first + stop]).astype(dtype, copy=False)
-            check_finite(rows, "the index")
+            rows = vectors_ND[first + start : first + stop]
+            rows = np.asarray(rows).astype(self._dtype, copy=False)
+            if not is_checked:
+                check_finite(rows, "the index")
             if len(rows) == stop - start:
                 return np.ascontiguousarray(rows)
-            padded = np.zeros((stop - start, dim), dtype)
+            padded = np.zeros((stop - start, self._dim), self._dtype)
             padded[: len(rows)] = rows
             return padded
 
         if self._mesh is None:
             return jnp.asarray(part((slice(None),)))
         by_rows = NamedSharding(self._mesh, P(_AXIS, None))
-        return jax.make_array_from_callback((self._rows, dim), by_rows, part)
+        return jax.make_array_from_callback((self._rows, self._dim), by_rows, part)
+
+    def _each_block(self) -> Iterator[jax.Array]:
+        """Yields the blocks in order; a streamed block is read during the use of the one before."""
+        if self._source is None:
+            yield from self._blocks
+            return
+        with ThreadPoolExecutor(1) as reader:
+            ahead = reader.submit(self._place, self._source, self._firsts[0])
+            for number, following in enumerate([*self._firsts[1:], None], start=1):
+                block_ND = ahead.result()
+                self._checked = max(self._checked, number)
+                if following is not None:
+                    ahead = reader.submit(self._place, self._source, following)
+                yield block_ND
 
     def _upload(self, x: np.ndarray) -> jax.Array:
         """Copies ``x`` to every device of the index."""
@@ -92,7 +126,10 @@ class ExactIndex:
     def vectors(self, rows: Sequence[int]) -> np.ndarray:
         """Returns the stored rows as float32 [len(rows), D]."""
         row_R = np.asarray(rows, np.int32)
-        vector_RD = np.empty((len(row_R), self._blocks[0].shape[1]), np.float32)
+        if self._source is not None:
+            stored_RD = np.asarray(self._source[row_R]).astype(self._dtype, copy=False)
+            return stored_RD.astype(np.float32)
+        vector_RD = np.empty((len(row_R), self._dim), np.float32)
         for index, block in enumerate(self._blocks):
             here = np.flatnonzero(row_R // self._rows == index)
             if len(here):
@@ -122,21 +159,28 @@ class ExactIndex:
           ``row_QK`` int32 and ``score_QK`` float32.
         """
         k = min(k, len(self))
-        rows, scores = [], []
-        for start in range(0, len(query_QD), _QUERIES):
-            part_QD = np.asarray(query_QD[start : start + _QUERIES], np.float32)
-            may = None if allowed is None else allowed[start : start + _QUERIES]
-            score_QK, row_QK = jax.device_get(self.dispatch(part_QD, k, may))
-            rows.append(row_QK[: len(part_QD)])
-            scores.append(score_QK[: len(part_QD)])
-        if not rows:
+        starts = range(0, len(query_QD), _QUERIES)
+        parts = [np.asarray(query_QD[at : at + _QUERIES], np.float32) for at in starts]
+        may = [None if allowed is None else allowed[at : at + _QUERIES] for at in starts]
+        if not parts:
             return np.zeros((0, k), np.int32), np.zeros((0, k), np.float32)
-        row_QK, score_QK = np.concatenate(rows), np.concatenate(scores)
+        if self._source is None:
+            found = [
+                jax.device_get(self.dispatch(part, k, m))
+                for part, m in zip(parts, may, strict=True)
+            ]
+        else:  # The rows are read once for all queries.
+            found = jax.device_get(self._dispatch(parts, k, may))
+        sizes = [len(part_QD) for part_QD in parts]
+        score_QK, row_QK = (
+            np.concatenate([x_QK[:size] for x_QK, size in zip(x, sizes, strict=True)])
+            for x in zip(*found, strict=True)
+        )
         return np.where(np.isneginf(score_QK), -1, row_QK), score_QK
 
     @property
     def nbytes(self) -> int:
-        """Size of the stored rows on all devices, including padding, in bytes."""
+        """Size of the rows that are kept on all devices, including padding, in bytes."""
         return sum(block_ND.nbytes for block_ND in self._blocks)
 
     def dispatch(
@@ -148,21 +192,46 @@ class ExactIndex:
           ``score_QK`` float32 and ``row_QK`` int32 for the padded number of queries. Places without
           a row have the score -inf.
         """
+        return self._dispatch([query_QD], k, [allowed])[0]
+
+    def _dispatch(
+        self,
+        parts: Sequence[np.ndarray],
+        k: int,
+        allowed: Sequence[Sequence[np.ndarray] | None],
+    ) -> list[tuple[jax.Array, jax.Array]]:
+        """Starts a search for each part of the queries; see `dispatch`."""
         # Uploaded once for all blocks.
-        uploaded_QD = self._upload(_pad_rows(query_QD, _bucket(len(query_QD))))
-        best = None
-        for index, (block_ND, limits) in enumerate(zip(self._blocks, self._limits, strict=True)):
-            mask_QN = None
-            if allowed is not None:
-                mask_QN = np.zeros((len(uploaded_QD), self._rows), bool)
-                for row, may in enumerate(allowed):
-                    may = np.asarray(may) - index * self._rows
-                    mask_QN[row, may[(may >= 0) & (may < self._rows)]] = True
-            best = _search_block(
-                best, uploaded_QD, block_ND, limits, mask_QN, k, self._step, self._mesh
-            )
-        assert best is not None  # There is at least one block.
+        uploaded = [self._upload(_pad_rows(part_QD, _bucket(len(part_QD)))) for part_QD in parts]
+        best: list[Any] = [None] * len(parts)
+        for index, block_ND in enumerate(self._each_block()):
+            for part, query_QD in enumerate(uploaded):
+                mask_QN = self._mask(index, len(query_QD), allowed[part])
+                best[part] = _search_block(
+                    best[part],
+                    query_QD,
+                    block_ND,
+                    self._limits[index],
+                    mask_QN,
+                    k,
+                    self._step,
+                    self._mesh,
+                )
+                if self._source is not None:  # Otherwise, blocks that wait would fill the memory.
+                    jax.block_until_ready(best[part])
         return best
+
+    def _mask(
+        self, index: int, num_queries: int, allowed: Sequence[np.ndarray] | None
+    ) -> np.ndarray | None:
+        """Returns which rows of a block each query may find; None if all."""
+        if allowed is None:
+            return None
+        mask_QN = np.zeros((num_queries, self._rows), bool)
+        for row, may in enumerate(allowed):
+            may = np.asarray(may) - self._firsts[index]
+            mask_QN[row, may[(may >= 0) & (may < self._rows)]] = True
+        return mask_QN
 
 
 def empty_results(num_queries: int, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -190,9 +259,12 @@ def save_array(path: Path, array: np.ndarray) -> None:
         np.save(writer, array, allow_pickle=False)
 
 
-def _layout(num_rows: int, ways: int) -> tuple[int, int, int]:
-    """Returns the rows per block (all devices), the rows per product, and the number of blocks."""
-    num_blocks = max(-(-num_rows // (ways * _BLOCK_ROWS)), 1)
+def _layout(num_rows: int, ways: int, block_rows: int) -> tuple[int, int, int]:
+    """Returns the rows per block (all devices), the rows per product, and the number of blocks.
+
+    ``block_rows`` is the maximum number of rows per device and block.
+    """
+    num_blocks = max(-(-num_rows // (ways * block_rows)), 1)
     local = max(-(-num_rows // (ways * num_blocks)), 1)  # Rows of one device in a block.
     step = -(-local // _GROUP) * _GROUP
     if jax.default_backend() == "cpu":
