@@ -335,6 +335,7 @@ def _build_bm25(
     passages: Collection[Passage], folder: pathlib.Path, progress: Progress | None
 ) -> dict[str, Any]:
     start = time.monotonic()
+    bm25.check_memory(sum(len(passage.title) + len(passage.text) for passage in passages))
     with replacing(folder / "bm25") as temporary:
         BM25([passage_text(passage) for passage in passages]).save(temporary)
     if progress is not None:

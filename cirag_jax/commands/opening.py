@@ -25,7 +25,13 @@ from cirag_jax.methods.registry import block_name, method_block
 from cirag_jax.models.io import workdir
 from cirag_jax.retrieval.encoders import Encoder, with_disk_cache
 from cirag_jax.retrieval.graph import TripleGraph, open_graph
-from cirag_jax.retrieval.index import PassageIndex, hash_corpus, open_retriever, require_encoder
+from cirag_jax.retrieval.index import (
+    PassageIndex,
+    hash_corpus,
+    open_retriever,
+    refuse_large,
+    require_encoder,
+)
 from cirag_jax.retrieval.linked import LinkedIndex, require_link_head
 from cirag_jax.retrieval.links import TitleIndex
 from cirag_jax.retrieval.rankers import Ranker, check_ranker, check_units, open_ranker
@@ -157,12 +163,14 @@ def open_handlers(
             index.search, corpus.passages, corpus.allowed
         )
         if needs.graph:
+            refuse_large(corpus.passages, f"the graph of {config.method}")
             graph = _open_graph(config, task, require_encoder(encoder, "graph"), pool)
             handlers[requests.Link] = handlers_lib.LinkHandler(graph, corpus.allowed)
             handlers[requests.Walk] = handlers_lib.WalkHandler(
                 graph, index.search, corpus.passages, corpus.allowed
             )
     if needs.links:
+        refuse_large(corpus.passages, f"the title links of {config.method}")
         key = hash_corpus(corpus.passages)
         titles = pool.get("title indexes", key, lambda: TitleIndex(corpus.passages))
         handlers[requests.Follow] = handlers_lib.FollowHandler(

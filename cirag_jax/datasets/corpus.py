@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from cirag_jax.datasets.passage_file import PassagesById
 from cirag_jax.errors import UserError, check_choice
 from cirag_jax.types import Dataset, Passage, Question
 
@@ -26,13 +27,14 @@ class Corpus:
 
     Attributes:
         policy: Name of the policy that chose them.
-        passages: The passages, each once, in a reproducible order.
+        passages: The passages, each once, in a reproducible order. Those of a large corpus stay on
+            disk (`PassageFile`).
         allowed: Question id -> int32 indices of the passages that the question may retrieve, in
             the order of its context, with repeats. None if every question searches all passages.
     """
 
     policy: str
-    passages: tuple[Passage, ...]
+    passages: Sequence[Passage]
     allowed: Mapping[str, np.ndarray] | None = None
 
 
@@ -56,16 +58,16 @@ def build_corpus(
     """
     check_choice("config.data.corpus", policy, POLICIES)
     if policy == WHOLE:
-        return Corpus(policy, tuple(dataset.corpus.values()))
+        return Corpus(policy, _all_passages(dataset))
     if policy == "supporting_only":
         annotated = (q for q in dataset.questions if q.split != "test")
         ids = [pid for q in annotated for pid in _ids(dataset, q, "supporting", policy)]
         return Corpus(policy, _passages(dataset, ids))
     if policy == "supporting_and_sampled":
-        all_ids, chosen = list(dataset.corpus), set[str]()
+        all_passages, chosen = _all_passages(dataset), set[str]()
         for question in questions:
             gold = _ids(dataset, question, "supporting", policy)
-            chosen |= {*gold, *_sample_others(all_ids, gold, f"{seed} {question.id}")}
+            chosen |= {*gold, *_sample_others(all_passages, gold, f"{seed} {question.id}")}
         return Corpus(policy, tuple(p for pid, p in dataset.corpus.items() if pid in chosen))
     contexts = [_ids(dataset, q, "context", policy) for q in questions]
     passages = _passages(dataset, (pid for ids in contexts for pid in ids))
@@ -84,10 +86,16 @@ def _passages(dataset: Dataset, ids: Iterable[str]) -> tuple[Passage, ...]:
     return tuple(dataset.corpus[passage_id] for passage_id in dict.fromkeys(ids))
 
 
-def _sample_others(all_ids: Sequence[str], gold: Sequence[str], seed: str) -> list[str]:
+def _all_passages(dataset: Dataset) -> Sequence[Passage]:
+    corpus = dataset.corpus
+    return corpus.passages if isinstance(corpus, PassagesById) else tuple(corpus.values())
+
+
+def _sample_others(passages: Sequence[Passage], gold: Sequence[str], seed: str) -> list[str]:
     """Returns up to `SAMPLED` random ids that are not in ``gold``."""
-    drawn = random.Random(seed).sample(all_ids, min(SAMPLED + len(gold), len(all_ids)))
-    return [pid for pid in drawn if pid not in gold][:SAMPLED]
+    count = min(SAMPLED + len(gold), len(passages))
+    drawn = random.Random(seed).sample(range(len(passages)), count)
+    return [pid for row in drawn if (pid := passages[row].id) not in gold][:SAMPLED]
 
 
 def _ids(dataset: Dataset, question: Question, field: str, policy: str) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from absl import logging
 
+from cirag_jax.datasets.passage_file import PassageFile, PassagesById
 from cirag_jax.datasets.records import field_error, read_lines
 from cirag_jax.datasets.sentences import sentences_of, source_sentence
 from cirag_jax.errors import UserError
@@ -22,6 +23,9 @@ from cirag_jax.types import Count, Dataset, NonEmptyStr, Passage, Question, Trip
 QUESTIONS = "questions.jsonl"
 CORPUS = "corpus.jsonl"
 OPENIE = "openie.jsonl"
+
+# Bytes of a corpus from which its passages stay on disk.
+LARGE_CORPUS = 1 << 30
 
 _CONTENTS = f"a dataset folder contains {QUESTIONS} and {CORPUS}"
 _NO_PASSAGES = "put passages there, or use the method direct, which needs none"
@@ -63,10 +67,16 @@ def read_dataset(
     return Dataset(folder.resolve().name, records, passages or {}, extracted)
 
 
-def read_corpus(folder: str | os.PathLike[str]) -> dict[str, Passage]:
-    """Reads the passages of a dataset folder by id, in file order."""
+def read_corpus(folder: str | os.PathLike[str]) -> Mapping[str, Passage]:
+    """Reads the passages of a dataset folder by id, in file order.
+
+    The passages of a file of at least `LARGE_CORPUS` bytes stay on disk.
+    """
+    path = Path(folder).expanduser() / CORPUS
+    if path.is_file() and path.stat().st_size >= LARGE_CORPUS:
+        return PassagesById(PassageFile(path))
     corpus: dict[str, Passage] = {}
-    for place, passage in read_lines(Path(folder).expanduser() / CORPUS, Passage):
+    for place, passage in read_lines(path, Passage):
         if passage.id in corpus:
             raise field_error(place, "id", f"repeats the id {passage.id!r} of an earlier line")
         corpus[passage.id] = passage

@@ -41,14 +41,20 @@ def read_lines(path: Path, kind: type[T]) -> Iterator[tuple[str, T]]:
     ``kind`` is a dataclass or a `msgspec.Struct`. Unknown fields are ignored, unless a Struct
     forbids them.
     """
-    count = 0
+    return ((place, record) for _, place, record in scan_lines(path, kind))
+
+
+def scan_lines(path: Path, kind: type[T]) -> Iterator[tuple[int, str, T]]:
+    """Yields what `read_lines` yields, after the position of the line in the file, in bytes."""
+    count = offset = 0
     try:
         with path.open("rb") as file:
             for line, raw in enumerate(file, start=1):
                 if raw.strip():
                     count += 1
                     place = f"{path}:{line}"
-                    yield place, decode(place, raw, kind, first=line == 1)
+                    yield offset, place, decode(place, raw, kind, first=line == 1)
+                offset += len(raw)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
     if not count:

@@ -24,6 +24,9 @@ from cirag_jax.retrieval.words import other_tokens
 # Identifies the tokens. Change it with them, so that indexes of earlier versions are refused.
 TOKENS = "words, NFC, NFKC, bigrams"
 
+# Memory while an index is built: the texts, their words as Python strings, and the scores.
+_BYTES_PER_CHARACTER = 8
+
 _OTHERS, _ROWS = "others", "rows.npy"  # The second index and its rows, in the index's folder.
 
 
@@ -38,6 +41,18 @@ def _bm25s() -> Any:
     # The import sets the level to DEBUG, which reports every index.
     logging.getLogger("bm25s").setLevel(logging.WARNING)
     return bm25s
+
+
+def check_memory(characters: int) -> None:
+    """Raises UserError if texts of this total length are too long to index on this machine."""
+    needed = characters * _BYTES_PER_CHARACTER
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > available:
+        raise UserError(
+            f"building a bm25 index of {characters / 1e9:.1f} billion characters needs about "
+            f"{needed / 2**30:.0f} GiB of memory, but this machine has {available / 2**30:.0f}; "
+            "use config.retriever.kind=faiss_ivfpq or exact, or a machine with more memory"
+        )
 
 
 class BM25:

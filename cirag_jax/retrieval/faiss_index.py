@@ -109,7 +109,10 @@ class FaissIndex:
         try:
             # Otherwise a damaged length could allocate more memory than the file has bytes.
             before = faiss.get_deserialization_vector_byte_limit()
-            faiss.set_deserialization_vector_byte_limit(os.path.getsize(file))
+            # faiss counts a table that it would need for another metric, of 1 KiB for each list and
+            # byte of a code, next to the list's 4 bytes per dimension in the file.
+            times = 1 + 256 if kind == COMPRESSED else 1
+            faiss.set_deserialization_vector_byte_limit(times * os.path.getsize(file))
             index = faiss.read_index(os.fspath(file))
         except (OSError, RuntimeError, MemoryError) as error:
             reason = (str(error).strip().splitlines() or ["no memory"])[-1]

@@ -10,7 +10,7 @@ import itertools
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -19,6 +19,7 @@ import numpy as np
 
 from cirag_jax.datasets.chains import UnitKind, passage_text, role_of, unit_texts
 from cirag_jax.datasets.corpus import WHOLE
+from cirag_jax.datasets.passage_file import PassageFile
 from cirag_jax.datasets.records import convert
 from cirag_jax.errors import UserError, check_choice, parsing
 from cirag_jax.identity import START_OVER, check_same, of_records
@@ -50,11 +51,17 @@ MAY_DIFFER = (
 class PassageIndex:
     """A searchable index over passages; row i is the passage ``ids[i]``."""
 
-    ids: tuple[str, ...]
     kind: str
     corpus_hash: str
     _search: ExactIndex | FaissIndex | BM25
     _encoder: Encoder | None
+    _read_ids: Callable[[], tuple[str, ...]]
+    _corpus: PassageFile | None = None
+
+    @functools.cached_property
+    def ids(self) -> tuple[str, ...]:
+        """The id of the passage of every row; those of a folder are read when they are used."""
+        return self._read_ids()
 
     @classmethod
     def in_memory(
@@ -70,14 +77,16 @@ class PassageIndex:
         check_kind(kind)
         if not passages:
             raise UserError("nothing to index: the corpus has no passages")
+        refuse_large(passages)
         texts = [passage_text(passage) for passage in passages]
         if kind == "bm25":
+            bm25.check_memory(sum(map(len, texts)))
             search: ExactIndex | FaissIndex | BM25 = BM25(texts)
         else:
             vectors_ND = require_encoder(encoder, kind).encode(texts, "passage", progress)
             search = make_search(vectors_ND, kind, options or IndexOptions())
         ids = tuple(passage.id for passage in passages)
-        return cls(ids, kind, hash_corpus(passages), search, encoder)
+        return cls(kind, hash_corpus(passages), search, encoder, lambda: ids)
 
     @classmethod
     def open(
@@ -94,11 +103,12 @@ class PassageIndex:
         folder = pathlib.Path(folder).expanduser()
         manifest = read_manifest(folder)
         kind, options = manifest["kind"], options or IndexOptions()
-        ids = tuple(_read_ids(folder, manifest["rows"]))
+        rows = manifest["rows"]
+        _check_ids(folder, rows)
         if kind == "bm25":
             now = {**manifest, "tokens": bm25.TOKENS, "packages": bm25.packages()}
             check_manifest(folder, manifest, now, "build it again or install that version")
-            search: ExactIndex | FaissIndex | BM25 = BM25.load(folder / "bm25", len(ids))
+            search: ExactIndex | FaissIndex | BM25 = BM25.load(folder / "bm25", rows)
         else:
             encoder = require_encoder(encoder, kind)
             now = {**manifest, "encoder": dict(encoder.identity)}
@@ -110,19 +120,25 @@ class PassageIndex:
             else:
                 vectors_ND = Shards(folder, manifest) if kind == COMPRESSED else None
                 search = FaissIndex.load(folder / "index.faiss", kind, options, vectors_ND)
-        if len(search) != len(ids):
+        if len(search) != rows:
             raise UserError(
-                f"{folder} is damaged: it has {len(search)} vectors for {len(ids)} passages; "
+                f"{folder} is damaged: it has {len(search)} vectors for {rows} passages; "
                 "remove it and build it again"
             )
-        return cls(ids, kind, manifest["corpus"], search, encoder)
+        read_ids = functools.partial(_read_ids, folder)
+        return cls(kind, manifest["corpus"], search, encoder, read_ids)
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self._search)
 
     @functools.cached_property
     def _row(self) -> dict[str, int]:
         return {passage_id: row for row, passage_id in enumerate(self.ids)}
+
+    def _row_of(self, passage_id: str) -> int:
+        row = self._row[passage_id] if self._corpus is None else self._corpus.row(passage_id)
+        assert row is not None  # The passage was retrieved.
+        return row
 
     def check_corpus(self, passages: Sequence[Passage], name: str = "the index") -> None:
         """Raises UserError unless the index was built from exactly these passages, in order."""
@@ -173,7 +189,7 @@ class PassageIndex:
             if query_feedback is not None:
                 query_QD[row] *= query_feedback.query_weight
                 if query_feedback.passages:
-                    rows = [self._row[passage_id] for passage_id, _ in query_feedback.passages]
+                    rows = [self._row_of(passage_id) for passage_id, _ in query_feedback.passages]
                     weight_P = np.array([w for _, w in query_feedback.passages], np.float32)
                     query_QD[row] += weight_P @ self._search.vectors(rows)
         return self._search.search(query_QD, k, allowed)
@@ -197,6 +213,9 @@ def open_retriever(
     if config.stop is not None and config.kind != LINKED:
         raise UserError("config.retriever.stop needs config.retriever.kind=linked")
     check_value("config.retriever.stop", config.stop, UnitInterval | None)
+
+    if config.kind == LINKED or config.units != "passage":
+        refuse_large(passages, f"config.retriever.kind={config.kind}, units={config.units}")
 
     def texts_of(units: UnitKind) -> list[list[str]]:
         return [unit_texts(p, units, (triples or {}).get(p.id, ())) for p in passages]
@@ -226,6 +245,8 @@ def open_retriever(
             f"{config.kind}; set --config.retriever.kind={index.kind}"
         )
     index.check_corpus(passages, f"the index in config.retriever.folder={config.folder}")
+    if isinstance(passages, PassageFile):  # Its rows are those of the index.
+        return dataclasses.replace(index, _corpus=passages)
     return index
 
 
@@ -285,7 +306,21 @@ def require_encoder(encoder: Encoder | None, kind: str) -> Encoder:
 
 def hash_corpus(passages: Iterable[Passage]) -> str:
     """Returns the SHA-256 of the passages' ids, titles, texts and sentences, in order."""
-    return of_records([p.id, p.title, p.text, p.sentences] for p in passages)
+    if isinstance(passages, PassageFile) and passages.digest is not None:
+        return passages.digest
+    digest = of_records([p.id, p.title, p.text, p.sentences] for p in passages)
+    if isinstance(passages, PassageFile):
+        passages.digest = digest
+    return digest
+
+
+def refuse_large(passages: Collection[Passage], what: str = "an index that is built in memory"):
+    """Raises UserError if the passages stay on disk because there are too many for ``what``."""
+    if isinstance(passages, PassageFile):
+        raise UserError(
+            f"{what} would need all {len(passages):,} passages in memory; build an index on disk "
+            "(launch/index.py) and set --config.retriever.folder"
+        )
 
 
 def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
@@ -339,16 +374,25 @@ def check_manifest(
     check_same(place, old, new, remedy, may_differ=may_differ)
 
 
-def _read_ids(folder: pathlib.Path, rows: int) -> list[str]:
+def _read_ids(folder: pathlib.Path) -> tuple[str, ...]:
     file = folder / "ids.jsonl"
     try:
         with file.open(encoding="utf-8") as lines:
-            ids = [str(json.loads(line)) for line in lines]
+            return tuple(str(json.loads(line)) for line in lines)
     except (OSError, ValueError, RecursionError):
         raise UserError(f"{file} cannot be read; remove the folder and build it again.") from None
-    if len(ids) != rows:
-        raise UserError(f"{file} has {len(ids)} ids, not {rows}; build the index again.")
-    return ids
+
+
+def _check_ids(folder: pathlib.Path, rows: int) -> None:
+    """Raises UserError unless the file of ids has ``rows`` lines."""
+    file = folder / "ids.jsonl"
+    try:
+        with file.open("rb") as lines:
+            count = sum(1 for _ in lines)
+    except OSError:
+        raise UserError(f"{file} cannot be read; remove the folder and build it again.") from None
+    if count != rows:
+        raise UserError(f"{file} has {count} ids, not {rows}; build the index again.")
 
 
 class Shards:

@@ -6,8 +6,9 @@ so only the scores in these groups are sorted. The result is exact.
 """
 
 import functools
+import threading
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ _QUERY_BUCKETS = (1, 8, 32, _QUERIES)  # The number of queries is padded to one 
 _GROUP = 64  # Scores that share a maximum.
 # Rows per device and call; the scores of a call take at most 4 * 128 * 2^20 bytes.
 _BLOCK_ROWS = 1 << 20
-_STREAMED_ROWS = 1 << 16  # The same for rows that are read from disk; three blocks are in memory.
+_STREAMED_ROWS = 1 << 15  # The same for rows that are read from disk; two blocks are in memory.
+_READ_ROWS = 2048  # Rows that are read from disk at a time.
 _CPU_STEP_ROWS = 2048  # Rows per product on a CPU, so that they stay in the cache.
 
 _AXIS = "rows"
@@ -76,19 +78,21 @@ class ExactIndex:
             self._upload(np.array([at, self._num_rows], np.int32)) for at in self._firsts
         ]
         self._source = vectors_ND if stream else None
-        self._checked = 0  # Blocks whose numbers are known to be finite.
         self._blocks = [] if stream else [self._place(vectors_ND, at) for at in self._firsts]
+        if stream:
+            self._buffers = [np.empty((self._rows, self._dim), self._dtype) for _ in range(2)]
+            # One thread for all searches, because the C library keeps memory for every new thread.
+            self._reader = ThreadPoolExecutor(1)
+            self._lock = threading.Lock()  # Searches share the buffers.
+            self._checked = 0  # Blocks whose numbers are known to be finite.
 
     def _place(self, vectors_ND: Any, first: int) -> jax.Array:
         """Uploads the block of rows that begins at ``first``, padded with zeros."""
-        is_checked = first < self._checked * self._rows
 
         def part(index: Any) -> np.ndarray:
             start, stop, _ = index[0].indices(self._rows)
-            rows = vectors_ND[first + start : first + stop]
-            rows = np.asarray(rows).astype(self._dtype, copy=False)
-            if not is_checked:
-                check_finite(rows, "the index")
+            rows = np.asarray(vectors_ND[first + start : first + stop])
+            rows = check_finite(rows.astype(self._dtype, copy=False), "the index")
             if len(rows) == stop - start:
                 return np.ascontiguousarray(rows)
             padded = np.zeros((stop - start, self._dim), self._dtype)
@@ -97,22 +101,44 @@ class ExactIndex:
 
         if self._mesh is None:
             return jnp.asarray(part((slice(None),)))
-        by_rows = NamedSharding(self._mesh, P(_AXIS, None))
+        return self._split(part)
+
+    def _split(self, part: Callable[[Any], np.ndarray]) -> jax.Array:
+        """Splits the rows of a block over the devices; ``part`` returns those of one device."""
+        by_rows = NamedSharding(self._mesh, P(_AXIS, None))  # pyright: ignore[reportArgumentType]
         return jax.make_array_from_callback((self._rows, self._dim), by_rows, part)
 
     def _each_block(self) -> Iterator[jax.Array]:
-        """Yields the blocks in order; a streamed block is read during the use of the one before."""
+        """Yields the blocks in order; a streamed block is read during the use of the one before.
+
+        Two buffers take turns. The caller must have used a block before it continues.
+        """
         if self._source is None:
             yield from self._blocks
             return
-        with ThreadPoolExecutor(1) as reader:
-            ahead = reader.submit(self._place, self._source, self._firsts[0])
-            for number, following in enumerate([*self._firsts[1:], None], start=1):
-                block_ND = ahead.result()
-                self._checked = max(self._checked, number)
-                if following is not None:
-                    ahead = reader.submit(self._place, self._source, following)
-                yield block_ND
+        following = self._reader.submit(self._read, 0)
+        for number in range(len(self._firsts)):
+            block_ND = following.result()
+            if number + 1 < len(self._firsts):
+                following = self._reader.submit(self._read, number + 1)
+            if self._mesh is None:
+                yield jnp.asarray(block_ND)
+            else:
+                yield self._split(lambda index, block_ND=block_ND: block_ND[index[0]])
+
+    def _read(self, number: int) -> np.ndarray:
+        """Reads a block into one of the two buffers."""
+        assert self._source is not None
+        buffer_ND, first = self._buffers[number % 2], self._firsts[number]
+        count = min(self._rows, self._num_rows - first)
+        for start in range(0, count, _READ_ROWS):  # Pieces, because they may have another dtype.
+            stop = min(start + _READ_ROWS, count)
+            buffer_ND[start:stop] = self._source[first + start : first + stop]
+        buffer_ND[count:] = 0
+        if number == self._checked:
+            check_finite(buffer_ND, "the index")
+            self._checked += 1
+        return buffer_ND
 
     def _upload(self, x: np.ndarray) -> jax.Array:
         """Copies ``x`` to every device of the index."""
@@ -170,7 +196,8 @@ class ExactIndex:
                 for part, m in zip(parts, may, strict=True)
             ]
         else:  # The rows are read once for all queries.
-            found = jax.device_get(self._dispatch(parts, k, may))
+            with self._lock:
+                found = jax.device_get(self._dispatch(parts, k, may))
         sizes = [len(part_QD) for part_QD in parts]
         score_QK, row_QK = (
             np.concatenate([x_QK[:size] for x_QK, size in zip(x, sizes, strict=True)])

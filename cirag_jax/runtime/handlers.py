@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cirag_jax.datasets.passage_file import PassageFile, PassagesById
 from cirag_jax.errors import UserError
 from cirag_jax.llm import types as llm
 from cirag_jax.llm.thoughts import drop_thoughts
@@ -84,7 +85,11 @@ class FetchHandler(_FastHandler):
     """Returns passages of the corpus by their ids."""
 
     def __init__(self, passages: Sequence[Passage]):
-        self._passages = {passage.id: passage for passage in passages}
+        self._passages: Mapping[str, Passage] = (
+            PassagesById(passages)
+            if isinstance(passages, PassageFile)
+            else {passage.id: passage for passage in passages}
+        )
 
     def _responses(self, calls: Sequence[Call]) -> Iterable[Response | RequestError]:
         for call in calls:

@@ -14,6 +14,7 @@ from cirag_jax.commands import index as command
 from cirag_jax.config_files import load_config
 from cirag_jax.datasets.chains import passage_text
 from cirag_jax.datasets.corpus_scan import CorpusScan
+from cirag_jax.datasets.passage_file import PassageFile
 from cirag_jax.errors import UserError
 from cirag_jax.retrieval import bm25, faiss_index, search
 from cirag_jax.retrieval import index as index_lib
@@ -83,7 +84,7 @@ def test_index_folder_equals_index_in_memory(encoder, tmp_path, kind):
     assert set(rows[0]) == ({20, -1} if kind == "bm25" else {1, 3, 20, -1})
 
 
-@pytest.mark.parametrize("kind", ["faiss_flat", "faiss_ivf", "faiss_hnsw"])
+@pytest.mark.parametrize("kind", FAISS_KINDS)
 def test_index_faiss_equals_exact_search(encoder, kind):
     exact = PassageIndex.in_memory(_PASSAGES, encoder)
     faiss = PassageIndex.in_memory(_PASSAGES, encoder, kind, options=_OPTIONS)
@@ -104,7 +105,7 @@ def test_faiss_scores_all_allowed_rows(kind):
     assert [rows.dtype for rows in found] == [np.int32, np.float32]
 
 
-@pytest.mark.parametrize("kind", ["exact", "bfloat16", "faiss_flat", "faiss_ivf", "faiss_hnsw"])
+@pytest.mark.parametrize("kind", ["exact", "bfloat16", *FAISS_KINDS])
 def test_search_feedback_moves_the_query(encoder, kind):
     half, kind = kind == "bfloat16", "exact" if kind == "bfloat16" else kind
     options = dataclasses.replace(_OPTIONS, dtype="bfloat16" if half else "float32")
@@ -543,3 +544,122 @@ def test_index_records_cut_passages_also_of_resumed_shards(tiny_encoder, tmp_pat
     opened = _Counting(FlaxEncoder(tiny_encoder._encoder, passage_max_length=9))
     PassageIndex.open(tmp_path / "i", opened)
     assert opened.truncated["passage"] == manifest["truncated"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shard_rows", [1, 7, 100])
+def test_index_streamed_equals_memory(encoder, tmp_path, dtype, shard_rows):
+    options = IndexOptions(dtype=dtype)
+    command.build_index(_PASSAGES, encoder, tmp_path / "i", options=options, shard_rows=shard_rows)
+    allowed = [np.array([3, 1, 20]), np.arange(24), np.array([5])]
+    feedback = [None, Feedback(0.4, ((_PASSAGES[3].id, 0.3),)), None]
+    stream = dataclasses.replace(options, stream=True)
+    memory, disk = (
+        PassageIndex.open(tmp_path / "i", encoder, options=o) for o in (options, stream)
+    )
+    for more in ((None, ()), (allowed, ()), (None, feedback)):
+        for ours, theirs in zip(
+            disk.search(_QUERIES, 9, *more), memory.search(_QUERIES, 9, *more), strict=True
+        ):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def _clustered(rows, dim):
+    """Returns unit vectors around 20 centers, such that codes alone rank them badly."""
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(20, dim))[rng.integers(20, size=rows)]
+    vectors += rng.normal(scale=0.3, size=(rows, dim))
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def test_faiss_ivfpq_reranks_candidates_by_exact_scores():
+    vector_ND = _clustered(3000, 32)
+    query_QD, options = vector_ND[::30] + 0.01, IndexOptions(ivf_lists=8, ivf_probes=8)
+    expected, _ = search.ExactIndex(vector_ND).search(query_QD, 10)
+    recalls = []
+    for rerank in (1, 20):
+        options = dataclasses.replace(options, pq_rerank=rerank)
+        rows, scores = FaissIndex.build(vector_ND, "faiss_ivfpq", options).search(query_QD, 10)
+        exact = np.einsum("qd,qkd->qk", query_QD, vector_ND[rows])
+        np.testing.assert_allclose(scores, exact, atol=1e-5)
+        assert (np.diff(scores, axis=1) <= 0).all()
+        recalls.append(np.mean([np.isin(a, b).mean() for a, b in zip(expected, rows, strict=True)]))
+    assert recalls[0] < 0.6 and recalls[1] > 0.95
+
+
+def test_faiss_ivfpq_keeps_codes_and_reads_only_candidates(encoder, tmp_path, monkeypatch):
+    options = dataclasses.replace(_OPTIONS, pq_rerank=2)
+    command.build_index(
+        _PASSAGES, encoder, tmp_path / "i", "faiss_ivfpq", options=options, shard_rows=7
+    )
+    index = PassageIndex.open(tmp_path / "i", encoder, options=options)
+    take, taken = index_lib.Shards._take, []
+    monkeypatch.setattr(
+        index_lib.Shards, "_take", lambda self, rows: taken.append(rows) or take(self, rows)
+    )
+    index.search(_QUERIES, 3)
+    (rows,) = taken  # One read for all queries.
+    assert len(rows) <= 3 * 3 * 2
+    assert index._search._index.code_size <= encoder.dim // 8  # pyright: ignore
+
+
+def test_faiss_ivfpq_trains_on_a_bounded_sample(monkeypatch):
+    sizes, sample = [], faiss_index._sample
+    monkeypatch.setattr(faiss_index, "_TRAIN_BYTES", 1000 * 16 * 4)
+    monkeypatch.setattr(
+        faiss_index, "_sample", lambda x, size: sizes.append(size) or sample(x, size)
+    )
+    FaissIndex.build(_clustered(3000, 16), "faiss_ivfpq", IndexOptions(ivf_lists=20))
+    assert sizes == [1000]
+
+
+def test_faiss_ivfpq_code_size_must_divide_the_dimensions(encoder, tmp_path):
+    assert [faiss_index.code_bytes(dim, IndexOptions()) for dim in (384, 1024, 7, 90)] == [
+        *(48, 128, 1, 10),
+    ]
+    with pytest.raises(UserError, match=r"pq_bytes=5 must divide the 32 dimensions"):
+        command.build_index(
+            _PASSAGES, encoder, tmp_path / "i", "faiss_ivfpq", options=IndexOptions(pq_bytes=5)
+        )
+    command.build_index(
+        _PASSAGES, encoder, tmp_path / "i", "faiss_ivfpq", options=IndexOptions(pq_bytes=8)
+    )
+    with pytest.raises(UserError, match="pq_bytes=8, not 4"):
+        command.build_index(_PASSAGES, encoder, tmp_path / "i", "faiss_ivfpq")
+
+
+def test_build_bm25_beyond_the_memory_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(bm25, "_BYTES_PER_CHARACTER", 10**12)
+    for build in (
+        lambda: command.build_index(_PASSAGES, None, tmp_path / "i", "bm25"),
+        lambda: PassageIndex.in_memory(_PASSAGES, None, "bm25"),
+    ):
+        with pytest.raises(UserError, match=r"needs about \d+ GiB of memory, but this machine has"):
+            build()
+
+
+@pytest.fixture
+def passage_file(tmp_path):
+    return PassageFile(tiny.dataset_folder(tmp_path / "data") / "corpus.jsonl")
+
+
+def test_open_retriever_large_corpus_uses_its_rows(encoder, tmp_path, passage_file):
+    command.build_index(_PASSAGES, encoder, tmp_path / "i", shard_rows=7)
+    config = retrievers.retriever()
+    config.folder, config.stream = str(tmp_path / "i"), True
+    index = open_retriever(config.lock(), passage_file, encoder)
+    feedback = [Feedback(0.4, ((_PASSAGES[3].id, 0.3), (_PASSAGES[20].id, 0.3)))] * 3
+    found = index.search(_QUERIES, 6, None, feedback)
+    expected = PassageIndex.in_memory(_PASSAGES, encoder).search(_QUERIES, 6, None, feedback)
+    np.testing.assert_array_equal(found[0], expected[0])
+    assert isinstance(index, PassageIndex) and "ids" not in vars(index)  # Not even read.
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("kind", "bm25"), ("kind", "exact"), ("units", "sentence")]
+)
+def test_open_retriever_large_corpus_in_memory_is_refused(encoder, passage_file, field, value):
+    config = retrievers.retriever()
+    config[field] = value
+    with pytest.raises(UserError, match=r"24 passages in memory; build an index on disk"):
+        open_retriever(config.lock(), passage_file, encoder)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from cirag_jax import sharding
+from cirag_jax.errors import UserError
 from cirag_jax.retrieval import search as search_lib
 from cirag_jax.retrieval.search import ExactIndex
 
@@ -152,3 +153,93 @@ def test_products_with_bfloat16_rows_keep_the_query_exact(monkeypatch):
     monkeypatch.setattr(search_lib.jax, "default_backend", lambda: "gpu")
     scores = search_lib._products(jnp.asarray(queries), jnp.asarray(vectors, jnp.bfloat16))
     np.testing.assert_allclose(scores, queries @ rounded.T, atol=3e-5)
+
+
+class _Counted:
+    """A matrix that records the slices that are read."""
+
+    def __init__(self, vectors):
+        self.vectors, self.shape, self.read = vectors, vectors.shape, []
+
+    def __getitem__(self, rows):
+        self.read.append(rows)
+        return self.vectors[rows]
+
+
+@pytest.fixture
+def small_streams(small_blocks, monkeypatch):
+    monkeypatch.setattr(search_lib, "_STREAMED_ROWS", 384)
+    monkeypatch.setattr(search_lib, "_READ_ROWS", 100)
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize(
+    ("rows", "k", "dtype"),
+    [(1, 3, "float32"), (63, 5, "bfloat16"), (9001, 130, "float32"), (9001, 130, "bfloat16")],
+)
+def test_search_streamed_equals_a_stable_sort(small_streams, devices, rows, k, dtype):
+    vectors, queries = _whole_numbers(rows, 0), _whole_numbers(150, 1)
+    mesh = sharding.make_mesh(fsdp=2, devices=jax.devices()[:devices]) if devices > 1 else None
+    index = ExactIndex(vectors, dtype=dtype, mesh=mesh, stream=True)
+    for _ in range(2):  # The buffers are used again.
+        for got, expected in zip(
+            index.search(queries, k), _sorted(vectors, queries, k), strict=True
+        ):
+            np.testing.assert_array_equal(got, expected)
+
+
+def test_search_streamed_equals_memory_to_the_digit(small_streams):
+    vectors, queries = _vectors(9001, 0), _vectors(40, 1)
+    memory = ExactIndex(vectors).search(queries, 25)
+    streamed = ExactIndex(vectors, stream=True).search(queries, 25)
+    for ours, theirs in zip(streamed, memory, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_search_streamed_returns_only_allowed_rows(small_streams, devices):
+    vectors, queries = _whole_numbers(2100, 0), _whole_numbers(3, 1)
+    allowed = [np.array([2099, 0, 777]), np.arange(5, 2100, 3), np.zeros(0, np.int32)]
+    mesh = sharding.make_mesh(devices=jax.devices()[:devices]) if devices > 1 else None
+    found = ExactIndex(vectors, mesh=mesh, stream=True).search(queries, 12, allowed)
+    for got, expected in zip(found, _sorted(vectors, queries, 12, allowed), strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_search_streamed_reads_every_row_once_in_pieces(small_streams):
+    source = _Counted(_whole_numbers(2100, 0))
+    index = ExactIndex(source, stream=True)
+    assert not source.read and index.nbytes == 0
+    index.search(_whole_numbers(300, 1), 5)  # Three groups of queries share the rows.
+    assert all(rows.stop - rows.start <= 100 for rows in source.read)
+    assert [row for rows in source.read for row in range(rows.start, rows.stop)] == list(
+        range(2100)
+    )
+
+
+def test_search_streamed_memory_does_not_grow_with_the_rows():
+    class Zeros:
+        def __init__(self, rows):
+            self.shape = (rows, 4)
+
+    sizes = [
+        sum(buffer.nbytes for buffer in ExactIndex(Zeros(rows), stream=True)._buffers)
+        for rows in (10**6, 21 * 10**6)
+    ]
+    assert max(sizes) <= 2 * search_lib._STREAMED_ROWS * 4 * 4
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_search_streamed_vectors_are_read_in_the_requested_order(dtype):
+    source = _Counted(_whole_numbers(700, 0))
+    rows = [699, 3, 41, 3, 0]
+    found = ExactIndex(source, dtype=dtype, stream=True).vectors(rows)
+    np.testing.assert_array_equal(found, source.vectors[rows])
+    assert found.dtype == np.float32 and len(source.read) == 1
+
+
+def test_search_streamed_damaged_row_is_refused(small_streams):
+    vectors = _vectors(2100, 0)
+    vectors[2000, 3] = np.nan
+    with pytest.raises(UserError, match="not finite"):
+        ExactIndex(vectors, stream=True).search(vectors[:1], 3)
