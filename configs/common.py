@@ -38,7 +38,7 @@ def data(split: str, units: str | None = "triple", *, several: bool = False) -> 
     config.split = split
     # A part of a split: train, tune or test for MuSiQue, dev_tune or dev_report for dev questions.
     config.fold = placeholder(str)
-    config.setting = placeholder(str)  # HotpotQA: distractor or fullwiki.
+    config.setting = placeholder(str)  # HotpotQA: distractor, fullwiki or abstracts.
     config.only_with_triples = False  # Keep only questions whose context passages all have triples.
     config.limit = 0  # The first N questions after filtering; 0 is all.
     config.random = False  # Draw the N questions at random instead of taking the first N.
@@ -49,6 +49,9 @@ def data(split: str, units: str | None = "triple", *, several: bool = False) -> 
     # Passages to search (docs/data.md): ircot_full | selected_questions | supporting_only |
     # supporting_and_sampled | per_question
     config.corpus = "ircot_full"
+    # corpus=ircot_full with HotpotQA: whether the contexts of its questions may stand for the
+    # abstracts of Wikipedia, which the papers search (docs/benchmarks.md).
+    config.contexts_as_corpus = True
     return config
 
 

@@ -1,7 +1,8 @@
 """Estimates a training run's cost: ``python launch/plan.py --config=configs/integrator.py:paper``.
 
 Prints the memory per device, the communication between devices, and the time of the run at an
-assumed share of the GPU's peak speed. Needs neither the devices nor the weights.
+assumed share of the GPU's peak speed. Needs neither the devices nor the weights. With
+``--config=configs/index.py --config.examples=21000000``, prints disk space and memory of an index.
 """
 
 import pathlib
@@ -31,7 +32,8 @@ def extend(config):
     config.memory_gib = placeholder(float)  # GiB of memory per device; null is the GPU's.
     config.peak_share = 0.4  # Assumed share of the GPU's peak speed that training reaches.
     # Number of training examples (aligner: chains, or their prefixes with epoch=prefixes;
-    # cross-encoder: positives), which determines the number of steps; null is unknown.
+    # cross-encoder: positives), which determines the number of steps; null is unknown. For an
+    # index, the number of passages; null counts those of config.data.dir.
     config.examples = placeholder(int)
 
 

@@ -73,7 +73,7 @@ def test_describe_fields_uses_comments_of_statements(tmp_path):
         "far": "",
         # Comments in other functions and files describe their blocks.
         "made.depth": "Of the block.",
-        "made.data.setting": "HotpotQA: distractor or fullwiki.",
+        "made.data.setting": "HotpotQA: distractor, fullwiki or abstracts.",
         "named.first": "Of a part of a computed name.",
     }
     assert {key: words[key] for key in expected} == expected

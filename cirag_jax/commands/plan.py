@@ -1,4 +1,4 @@
-"""Estimates a training run's device memory, communication and time, from shapes only.
+"""Estimates a training run's device memory, communication and time, or an index's size.
 
 The trainer's step is compiled (`training.rehearsal`) for a mesh of fake CPU devices, with the
 longest batch that the config allows.
@@ -16,6 +16,7 @@ from flax import nnx
 from jax.extend import backend
 
 from cirag_jax import sharding
+from cirag_jax.commands import plan_index
 from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.io import is_training_workdir, say
 from cirag_jax.llm.chat import ChatTokenizer
@@ -72,7 +73,10 @@ def plan(config: Config) -> dict[str, Any]:
       ``bytes_per_device`` by part, their sum ``peak_bytes`` and the program that needs this much;
       ``collective_bytes`` per device and step, by operation; ``gpus``: whether the step fits each
       GPU, and the time of a step and of the run at ``assumed_share_of_peak`` (an assumption).
+      For a config of configs/index.py, see `plan_index.plan_index`.
     """
+    if "shard_rows" in config:
+        return plan_index.plan_index(config, _dimensions(config.encoder))
     component = state_lib.component_of(config)
     gpus = _gpus(config)
     step = rehearse(config)
@@ -102,6 +106,18 @@ def plan(config: Config) -> dict[str, Any]:
         result["fits"] = rehearsal.peak <= config.memory_gib * GIB
     say(_table(result))
     return result
+
+
+def _dimensions(encoder: Config) -> int:
+    """Returns the size of the vectors of ``config.encoder``, from its config files."""
+    if encoder.dimensions is not None:
+        return encoder.dimensions
+    if encoder.backend != "flax":
+        raise UserError(
+            f"config.encoder.backend={encoder.backend} does not tell the size of its vectors; set "
+            "--config.encoder.dimensions"
+        )
+    return _encoder_config(encoder.model, encoder).embedding_size
 
 
 def rehearse(config: Config) -> RehearsedStep:

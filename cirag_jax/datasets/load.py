@@ -8,7 +8,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from cirag_jax.datasets import demo, jsonl, triple_files
-from cirag_jax.datasets.corpus import Corpus, build_corpus
+from cirag_jax.datasets.corpus import WHOLE, Corpus, build_corpus
 from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.types import Config, Dataset, Question
 
@@ -87,7 +87,19 @@ def _folders(data: Config) -> tuple[str | None, ...]:
 
 
 def select_corpus(dataset: Dataset, questions: Sequence[Question], data: Config) -> Corpus:
-    """Returns the passages that ``questions`` search under the corpus policy ``data.corpus``."""
+    """Returns the passages that ``questions`` search under the corpus policy ``data.corpus``.
+
+    Without ``data.contexts_as_corpus``, a HotpotQA folder must have the complete corpus.
+    """
+    if data.corpus == WHOLE and not getattr(data, "contexts_as_corpus", True):
+        settings = {question.setting for question in questions} & {"distractor", "fullwiki"}
+        if settings:
+            raise UserError(
+                f"{dataset.name} has only the contexts of HotpotQA's questions "
+                f"({len(dataset.corpus):,} passages), but the paper searches the 5,233,329 "
+                "abstracts of Wikipedia; prepare them (--benchmark=hotpotqa --config=abstracts, "
+                "docs/data.md), or set --config.data.contexts_as_corpus=true"
+            )
     return build_corpus(dataset, questions, data.corpus, data.seed)
 
 

@@ -13,7 +13,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cirag_jax.datasets.benchmarks import BENCHMARKS, prepare_builder, to_dataset
+from cirag_jax.datasets.benchmarks import (
+    BENCHMARKS,
+    prepare_builder,
+    to_dataset,
+    whole_corpus,
+)
 from cirag_jax.datasets.corpus import POLICIES, WHOLE, build_corpus
 from cirag_jax.datasets.jsonl import write_dataset
 from cirag_jax.errors import UserError
@@ -51,12 +56,20 @@ def prepare(
         raise UserError(f"--limit={limit} must not be negative.")
     builder_class = BENCHMARKS[benchmark]
     config = config or next(iter(builder_class.FILES))
+    if config in builder_class.CORPORA and corpus != WHOLE:
+        raise UserError(
+            f"--corpus={corpus} does not apply to {benchmark} with --config={config}, which has "
+            "its own corpus; select passages later, with config.data.corpus"
+        )
     builder = prepare_builder(builder_class, config, data_dir or out / "tfds", manual_dir)
     dataset = to_dataset(builder)
     questions = _draw(_of_split(dataset, split), limit, seed)
+    if builder.source is not None:
+        return whole_corpus.write(builder, dataset.name, questions, out)
     passages = build_corpus(dataset, questions, corpus, seed).passages
     dataset = _restrict(dataset, questions, passages)
     write_dataset(dataset, out)
+    whole_corpus.write_manifest(builder, out)
     return dataset
 
 

@@ -16,12 +16,12 @@ from cirag_jax.validation import check_fields
 FAISS_KINDS = ("faiss_flat", "faiss_ivf", "faiss_hnsw", "faiss_ivfpq")
 COMPRESSED = "faiss_ivfpq"  # Keeps codes in memory; the vectors stay where they are.
 
-_TRAIN_ROWS_PER_LIST = 256  # Training rows for the k-means clustering of IVF.
+TRAIN_ROWS_PER_LIST = 256  # Training rows for the k-means clustering of IVF.
 _BLOCK = 1 << 16  # Rows read at a time, because the matrix may be on disk.
 _TRAIN_BYTES = 1 << 29  # Maximum size of the training rows of IVF-PQ, unless it has many lists.
 _FEWEST_ROWS_PER_LIST = 32
 _CODE_BITS = 8  # Bits per part of a vector; fewer if there are fewer rows than codes.
-_RERANKED = 64  # Queries whose candidates are read together.
+RERANKED = 64  # Queries whose candidates are read together.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class FaissIndex:
                 faiss.IndexFlatIP(dim), dim, lists, faiss.METRIC_INNER_PRODUCT
             )
             index.cp.min_points_per_centroid = 1  # Avoids warnings about small corpora.
-            index.train(_sample(vectors_ND, lists * _TRAIN_ROWS_PER_LIST))
+            index.train(_sample(vectors_ND, lists * TRAIN_ROWS_PER_LIST))
         elif kind == "faiss_hnsw":
             index = faiss.IndexHNSWFlat(dim, options.hnsw_links, faiss.METRIC_INNER_PRODUCT)
             index.hnsw.efConstruction = options.hnsw_ef_construction
@@ -175,8 +175,8 @@ class FaissIndex:
     def _search_compressed(self, query_QD: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         row_QK, score_QK = empty_results(len(query_QD), k)
         count = min(k * self._options.pq_rerank, len(self))
-        for start in range(0, len(query_QD), _RERANKED):
-            part_QD = query_QD[start : start + _RERANKED]
+        for start in range(0, len(query_QD), RERANKED):
+            part_QD = query_QD[start : start + RERANKED]
             _, row_QC = self._index.search(part_QD, count, params=self._parameters())
             row_QC = np.sort(row_QC, axis=1)  # Ties go to the lower row.
             row_R, place_QC = np.unique(row_QC, return_inverse=True)
@@ -230,9 +230,15 @@ def _train_compressed(vectors_ND: Any, options: IndexOptions) -> Any:
         faiss.METRIC_INNER_PRODUCT,
     )
     index.cp.min_points_per_centroid = index.pq.cp.min_points_per_centroid = 1
-    size = max(_TRAIN_BYTES // (4 * dim), lists * _FEWEST_ROWS_PER_LIST)
-    index.train(_sample(vectors_ND, min(size, lists * _TRAIN_ROWS_PER_LIST)))
+    index.train(_sample(vectors_ND, training_rows(rows, dim, options)))
     return index
+
+
+def training_rows(rows: int, dim: int, options: IndexOptions) -> int:
+    """Returns the number of rows on which IVF-PQ is trained."""
+    lists = num_lists(rows, options)
+    size = max(_TRAIN_BYTES // (4 * dim), lists * _FEWEST_ROWS_PER_LIST)
+    return min(size, lists * TRAIN_ROWS_PER_LIST, rows)
 
 
 def _sample(vectors_ND: Any, size: int) -> np.ndarray:

@@ -23,13 +23,13 @@ from cirag_jax import sharding
 from cirag_jax.io import replacing
 from cirag_jax.models.io.tensor_files import check_finite
 
-_QUERIES = 128  # Maximum number of queries per call.
-_QUERY_BUCKETS = (1, 8, 32, _QUERIES)  # The number of queries is padded to one of these.
+QUERIES = 128  # Maximum number of queries per call.
+_QUERY_BUCKETS = (1, 8, 32, QUERIES)  # The number of queries is padded to one of these.
 
 _GROUP = 64  # Scores that share a maximum.
 # Rows per device and call; the scores of a call take at most 4 * 128 * 2^20 bytes.
-_BLOCK_ROWS = 1 << 20
-_STREAMED_ROWS = 1 << 15  # The same for rows that are read from disk; two blocks are in memory.
+BLOCK_ROWS = 1 << 20
+STREAMED_ROWS = 1 << 14  # The same for rows that are read from disk; two blocks are in memory.
 _READ_ROWS = 2048  # Rows that are read from disk at a time.
 _CPU_STEP_ROWS = 2048  # Rows per product on a CPU, so that they stay in the cache.
 
@@ -69,7 +69,7 @@ class ExactIndex:
         if mesh is not None and mesh.size > 1:
             self._mesh = Mesh(mesh.devices.reshape(-1), (_AXIS,))
             ways = mesh.size
-        block_rows = _STREAMED_ROWS if stream else _BLOCK_ROWS
+        block_rows = STREAMED_ROWS if stream else BLOCK_ROWS
         self._rows, self._step, num_blocks = _layout(self._num_rows, ways, block_rows)
         self._firsts = [index * self._rows for index in range(num_blocks)]
         self._dtype = jnp.dtype(dtype)
@@ -185,9 +185,9 @@ class ExactIndex:
           ``row_QK`` int32 and ``score_QK`` float32.
         """
         k = min(k, len(self))
-        starts = range(0, len(query_QD), _QUERIES)
-        parts = [np.asarray(query_QD[at : at + _QUERIES], np.float32) for at in starts]
-        may = [None if allowed is None else allowed[at : at + _QUERIES] for at in starts]
+        starts = range(0, len(query_QD), QUERIES)
+        parts = [np.asarray(query_QD[at : at + QUERIES], np.float32) for at in starts]
+        may = [None if allowed is None else allowed[at : at + QUERIES] for at in starts]
         if not parts:
             return np.zeros((0, k), np.int32), np.zeros((0, k), np.float32)
         if self._source is None:

@@ -50,6 +50,7 @@ def get_config(preset: str = "") -> Any:
         config.rankers.aligner.query_max_length = 256
         config.rankers.aligner.passage_max_length = 128
         config.data.corpus = "ircot_full"
+        config.data.contexts_as_corpus = False  # HotpotQA: the abstracts of Wikipedia.
         blocks.paper_questions(config, 0, random=False)  # the complete dev sets
         config.extractor.dialect = "kirag"
         config.extractor.no_repeat_ngram_size = 0  # Needed only by small models.

@@ -304,7 +304,7 @@ def test_plan_tokens_beyond_table_are_refused(folders, tmp_path, component):
 
 def test_plan_config_without_training_is_refused():
     with pytest.raises(UserError, match="--config is not a training config"):
-        plan.plan(load_config(str(_ROOT / "configs/index.py"), [], _EXTEND))
+        plan.plan(load_config(str(_ROOT / "configs/retrieval.py"), [], _EXTEND))
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 
 from cirag_jax.config_files import load_config
@@ -65,3 +67,17 @@ def test_load_dataset_without_passages_reads_no_triples(folder, tmp_path):
     assert load.load_dataset(data, corpus=False, on_request=True).questions
     data.dir = str(folder)  # With only_with_triples, triples select the questions.
     assert load.load_dataset(data, corpus=False).triples
+
+
+def test_select_corpus_contexts_of_hotpotqa_are_refused_unless_told():
+    dataset = tiny.dataset()
+    questions = [dataclasses.replace(q, setting="distractor") for q in dataset.questions[:2]]
+    data = load_config("configs/methods/kirag.py:paper", []).data
+    with pytest.raises(UserError, match=r"only the contexts of HotpotQA's questions \(24 passages"):
+        load.select_corpus(dataset, questions, data)
+    data.contexts_as_corpus = True
+    assert len(load.select_corpus(dataset, questions, data).passages) == 24
+    data.contexts_as_corpus = False
+    for setting in ("abstracts", "answerable", None):
+        others = [dataclasses.replace(q, setting=setting) for q in questions]
+        assert len(load.select_corpus(dataset, others, data).passages) == 24

@@ -48,7 +48,7 @@ def _whole_numbers(rows, seed):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("devices", [1, 8])
 def test_vectors_are_in_the_requested_order(monkeypatch, devices, dtype):
-    monkeypatch.setattr(search_lib, "_BLOCK_ROWS", 40)
+    monkeypatch.setattr(search_lib, "BLOCK_ROWS", 40)
     vectors = _whole_numbers(700, 0)
     mesh = sharding.make_mesh(devices=jax.devices()[:devices]) if devices > 1 else None
     index = ExactIndex(vectors, dtype=dtype, mesh=mesh)
@@ -72,7 +72,7 @@ def _sorted(vectors, queries, k, allowed=None):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Sets limits that split a few rows into several blocks of several steps."""
-    monkeypatch.setattr(search_lib, "_BLOCK_ROWS", 500)
+    monkeypatch.setattr(search_lib, "BLOCK_ROWS", 500)
     monkeypatch.setattr(search_lib, "_CPU_STEP_ROWS", 128)
 
 
@@ -168,7 +168,7 @@ class _Counted:
 
 @pytest.fixture
 def small_streams(small_blocks, monkeypatch):
-    monkeypatch.setattr(search_lib, "_STREAMED_ROWS", 384)
+    monkeypatch.setattr(search_lib, "STREAMED_ROWS", 384)
     monkeypatch.setattr(search_lib, "_READ_ROWS", 100)
 
 
@@ -226,7 +226,7 @@ def test_search_streamed_memory_does_not_grow_with_the_rows():
         sum(buffer.nbytes for buffer in ExactIndex(Zeros(rows), stream=True)._buffers)
         for rows in (10**6, 21 * 10**6)
     ]
-    assert max(sizes) <= 2 * search_lib._STREAMED_ROWS * 4 * 4
+    assert max(sizes) <= 2 * search_lib.STREAMED_ROWS * 4 * 4
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

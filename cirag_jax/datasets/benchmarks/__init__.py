@@ -5,6 +5,7 @@ importing TensorFlow. `to_dataset` converts them to the project's types.
 """
 
 from cirag_jax.datasets.benchmarks.base import data_source, prepare_builder, to_dataset
+from cirag_jax.datasets.benchmarks.dpr import DprNQ, DprWebQuestions
 from cirag_jax.datasets.benchmarks.hotpotqa import HotpotQA
 from cirag_jax.datasets.benchmarks.long_form import ASQA, ELI5
 from cirag_jax.datasets.benchmarks.multihop_rag import MultiHopRAG
@@ -25,4 +26,6 @@ BENCHMARKS = {
     "popqa": PopQA,
     "asqa": ASQA,
     "eli5": ELI5,
+    "dpr_nq": DprNQ,
+    "dpr_web_questions": DprWebQuestions,
 }

@@ -13,6 +13,7 @@ import tensorflow_datasets as tfds
 from absl import logging
 
 from cirag_jax.datasets import records
+from cirag_jax.datasets.benchmarks.corpora import CorpusSource, OfficialCorpus
 from cirag_jax.datasets.benchmarks.files import FoundFile, OfficialFile, find_files
 from cirag_jax.errors import UserError
 from cirag_jax.io import one_line
@@ -35,6 +36,15 @@ class OfficialBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     SHARED_IDS: ClassVar[frozenset[str]] = frozenset()
     """Configs in which several questions may share an id."""
+
+    CORPORA: ClassVar[Mapping[str, OfficialCorpus]] = {}
+    """Config -> complete corpus. Its questions name passages by the corpus's key, see `convert`."""
+
+    found: Mapping[str, FoundFile]
+    """The official file of every split."""
+
+    source: CorpusSource | None = None
+    """The corpus of the config, if it has one."""
 
     HOMEPAGE: ClassVar[str]
     LICENSE: ClassVar[str]
@@ -59,7 +69,9 @@ class OfficialBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             manual_dir = Path(dl_manager.manual_dir)
         except AssertionError:  # absent or empty
             manual_dir = Path(str(dl_manager._manual_dir))
-        found = find_files(files, dl_manager, manual_dir)
+        found = self.found = find_files(files, dl_manager, manual_dir)
+        corpus = self.CORPORA.get(self.builder_config.name)  # pyright: ignore[reportOptionalMemberAccess]
+        self.source = None if corpus is None else corpus.find(dl_manager, manual_dir)
         return {s: self._generate_examples(found, s) for s in files if s in found}
 
     def _generate_examples(self, found: Mapping[str, FoundFile], split: str):
@@ -74,7 +86,11 @@ class OfficialBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     @classmethod
     def convert(cls, record: Any, split: str, setting: str) -> "Converted":
-        """Converts a record to a question and its context; a missing official id becomes ""."""
+        """Converts a record to a question and its context; a missing official id becomes "".
+
+        With a config of `CORPORA`, the context is empty, and ``supporting``,
+        ``supporting_sentences`` and ``context`` have titles or ids of passages of that corpus.
+        """
         raise NotImplementedError
 
     @classmethod
@@ -171,7 +187,10 @@ def to_dataset(builder: OfficialBuilder) -> Dataset:
             question = dataclasses.replace(question, id=question.id or f"{split}_{index}")
             for passage in passages:
                 corpus.setdefault(passage.id, passage)
-            if not set(question.supporting or ()) <= corpus.keys():
+            if (
+                not set(question.supporting or ()) <= corpus.keys()
+                and config not in builder.CORPORA
+            ):
                 question = dataclasses.replace(question, supporting=None)
             unplaced += question.supporting is None and bool(passages and question.answers)
             if question.id in questions and config in builder.SHARED_IDS:

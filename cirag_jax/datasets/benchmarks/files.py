@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import dataclasses
+import gzip
 import hashlib
 import io
 import json
@@ -11,7 +12,7 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ class OfficialFile:
       split: key of the split, if the file is a JSON object ``{split: {id: record}}``.
       noun: name of a record in messages.
       lines: whether the file has one JSON object per line; always true for ``.jsonl``.
+      columns: names of the columns of a tab-separated table that has no header.
     """
 
     name: str
@@ -46,16 +48,20 @@ class OfficialFile:
     split: str | None = None
     noun: str = "question"
     lines: bool = False
+    columns: tuple[str, ...] = ()
 
     @property
     def download_name(self) -> str:
         """Name of the downloaded file."""
-        return self.archive or self.name
+        return self.archive or self.name + (".gz" if self.url.endswith(".gz") else "")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FoundFile:
-    """An official file on this machine; if ``archived``, ``path`` is a zip that contains it."""
+    """An official file on this machine; if ``archived``, ``path`` is a zip that contains it.
+
+    A file may be compressed with gzip.
+    """
 
     file: OfficialFile
     path: Path
@@ -75,6 +81,8 @@ class FoundFile:
                     member = _member(archive, self.file.name, self.path)
                     where = f"{self.path}/{member}"
                     raw = stack.enter_context(archive.open(member))
+                elif is_gzip(self.path):
+                    raw = stack.enter_context(gzip.open(self.path))
                 else:
                     raw = stack.enter_context(self.path.open("rb"))
                 text = io.TextIOWrapper(raw, encoding="utf-8-sig")
@@ -88,8 +96,9 @@ class FoundFile:
                     )
         except UnicodeDecodeError as error:
             raise UserError(f"{where} is not valid UTF-8.") from error
-        except _BAD_ARCHIVE as error:
-            raise UserError(f"{self.path} is not a complete zip archive.") from error
+        except (*_BAD_ARCHIVE, gzip.BadGzipFile) as error:
+            form = "zip archive" if self.archived else "gzip file"
+            raise UserError(f"{self.path} is not a complete {form}.") from error
         except OSError as error:
             raise UserError(f"{where} cannot be read: {error.strerror or error}.") from error
 
@@ -125,9 +134,39 @@ def _placed(file: OfficialFile, manual_dir: Path) -> Path | None:
     if not manual_dir.is_dir():
         return None
     folders = [manual_dir, *sorted(path for path in manual_dir.iterdir() if path.is_dir())]
-    names = [file.name] + ([file.archive] if file.archive else [])
+    names = dict.fromkeys((file.name, file.download_name))
     places = (folder / name for name in names for folder in folders)
     return next((place for place in places if place.is_file()), None)
+
+
+def find_corpus(
+    file: OfficialFile, download_manager: tfds.download.DownloadManager, manual_dir: Path
+) -> Path:
+    """Returns the path of a corpus: a file, the folder of an unpacked tar archive, or a download.
+
+    If ``manual_dir`` exists, the corpus must be in it or in one of its subfolders.
+    """
+    if (path := _placed(file, manual_dir)) is not None:
+        return path
+    stem = file.name.removesuffix(".tar.bz2")
+    if manual_dir.is_dir():
+        unpacked = [manual_dir / stem, *manual_dir.glob(f"*/{stem}")]
+        if manual_dir.name == stem:
+            unpacked.append(manual_dir)
+        if path := next((path for path in unpacked if path.is_dir()), None):
+            return path
+        if any(manual_dir.iterdir()):
+            raise UserError(
+                f"{manual_dir} does not contain {file.download_name}; download it from {file.url} "
+                "and place it there."
+            )
+    return _download(file, download_manager, manual_dir).path
+
+
+def is_gzip(path: Path) -> bool:
+    """Returns whether a file is compressed with gzip."""
+    with path.open("rb") as file:
+        return file.read(2) == b"\x1f\x8b"
 
 
 def beside(found: FoundFile, file: OfficialFile) -> FoundFile | None:
@@ -213,6 +252,8 @@ _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 def _read(text: io.TextIOWrapper, where: str, file: OfficialFile) -> Iterator[tuple[str, Any]]:
     suffix = Path(file.name).suffix
+    if file.columns:
+        return _rows(text, where, "\t", file.columns)
     if suffix in _DELIMITERS:
         return _rows(text, where, _DELIMITERS[suffix])
     if file.split is not None:
@@ -220,17 +261,21 @@ def _read(text: io.TextIOWrapper, where: str, file: OfficialFile) -> Iterator[tu
     return _objects(text, where, file.noun, lines=file.lines or suffix == ".jsonl")
 
 
-def _rows(text: io.TextIOWrapper, where: str, delimiter: str) -> Iterator[tuple[str, Any]]:
-    """Yields the nonblank rows of a table as objects."""
+def _rows(
+    text: io.TextIOWrapper, where: str, delimiter: str, columns: Sequence[str] = ()
+) -> Iterator[tuple[str, Any]]:
+    """Yields the nonblank rows of a table as objects; the first row may name the columns."""
     rows = csv.reader(text, delimiter=delimiter, strict=True)
     try:
-        header = next(rows, [])
+        header = columns or next(rows, [])
         place = None
         for row in filter(None, rows):
             place = f"{where}:{rows.line_num}"
             if len(row) > len(header):
                 raise UserError(
-                    f"{place}: has {len(row)} fields, but the header has {len(header)}."
+                    f"{place}: has {len(row)} fields, but the table has {len(header)}."
+                    if columns
+                    else f"{place}: has {len(row)} fields, but the header has {len(header)}."
                 )
             yield place, dict(zip(header, row, strict=False))
     except csv.Error as error:

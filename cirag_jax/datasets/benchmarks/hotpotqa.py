@@ -6,6 +6,7 @@ import msgspec
 import tensorflow_datasets as tfds
 
 from cirag_jax.datasets.benchmarks.base import Converted, OfficialBuilder, passage_of
+from cirag_jax.datasets.benchmarks.corpora import OfficialCorpus
 from cirag_jax.datasets.benchmarks.files import OfficialFile
 from cirag_jax.types import Count, NonEmptyStr, Passage, Question
 
@@ -30,6 +31,14 @@ def _file(name: str) -> OfficialFile:
 _TRAIN = _file("hotpot_train_v1.1.json")
 
 
+_FULLWIKI = {
+    "train": _TRAIN,
+    "dev": _file("hotpot_dev_fullwiki_v1.json"),
+    "test": _file("hotpot_test_fullwiki_v1.json"),
+}
+_ABSTRACTS = "enwiki-20171001-pages-meta-current-withlinks-abstracts.tar.bz2"
+
+
 class HotpotRecord(msgspec.Struct):
     """An official record, in the format that 2WikiMultihopQA also uses."""
 
@@ -50,14 +59,25 @@ class HotpotQA(OfficialBuilder):
     BUILDER_CONFIGS = [
         tfds.core.BuilderConfig(name="distractor", description="2 gold and 8 other paragraphs"),
         tfds.core.BuilderConfig(name="fullwiki", description="10 retrieved paragraphs"),
+        tfds.core.BuilderConfig(name="abstracts", description="the abstracts of Wikipedia"),
     ]
     FILES = {
         "distractor": {"train": _TRAIN, "dev": _file("hotpot_dev_distractor_v1.json")},
-        "fullwiki": {
-            "train": _TRAIN,
-            "dev": _file("hotpot_dev_fullwiki_v1.json"),
-            "test": _file("hotpot_test_fullwiki_v1.json"),
-        },
+        "fullwiki": _FULLWIKI,
+        "abstracts": _FULLWIKI,
+    }
+    CORPORA = {
+        "abstracts": OfficialCorpus(
+            OfficialFile(
+                _ABSTRACTS,
+                f"https://nlp.stanford.edu/projects/hotpotqa/{_ABSTRACTS}",
+                sha256="1acca1c5cc93c4890ea51091d2bad7c3ef6987aead127ab88728dc9e26555729",
+                checksum_by="public reproductions",
+            ),
+            "abstracts",
+            count=5_233_329,
+            key="title",
+        )
     }
     Record = HotpotRecord
     HOMEPAGE = "https://hotpotqa.github.io/"
@@ -66,10 +86,27 @@ class HotpotQA(OfficialBuilder):
     @classmethod
     def convert(cls, record: HotpotRecord, split: str, setting: str) -> Converted:
         """See `OfficialBuilder.convert`; every HotpotQA question has two hops."""
+        if setting in cls.CORPORA:
+            fields = _titles(record)
+            return Question(**fields, hops=2, split=split, setting=setting), ()
         passages, fields = convert_context(record)
         # Both settings use the same training file, which has distractor contexts.
         setting = "distractor" if split == "train" else setting
         return Question(**fields, hops=2, split=split, setting=setting), passages
+
+
+def _titles(record: HotpotRecord) -> dict[str, Any]:
+    """Returns the fields of `Question`, with titles in place of ids of passages."""
+    facts = tuple(dict.fromkeys(record.supporting_facts or ()))
+    return {
+        "id": record.id,
+        "question": record.question,
+        "answers": () if record.answer is None else (record.answer,),
+        "type": record.type,
+        "context": tuple(dict.fromkeys(title for title, _ in record.context)),
+        "supporting": tuple(dict.fromkeys(title for title, _ in facts)) or None,
+        "supporting_sentences": facts or None,
+    }
 
 
 def convert_context(record: HotpotRecord) -> tuple[tuple[Passage, ...], dict[str, Any]]:
