@@ -262,7 +262,9 @@ def _code_of(words: Sequence[str], place: str, variables: Mapping[str, str]) -> 
 @functools.cache
 def _code_of_config(path: str) -> dict[str, Any]:
     config = config_files.load_config(str(ROOT / path))
-    described: dict[str, Any] = {"config": cli.jsonable(config.to_dict())}
+    # Without null fields, so that a new optional field does not rerun finished stages.
+    values = {name: value for name, value in config_files.leaves(config) if value is not None}
+    described: dict[str, Any] = {"config": cli.jsonable(values)}
     if "method" in config:
         program = find_method(config.method).program
         described["method"] = identity.of_code(program.__module__)

@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import pytest
+from ml_collections import config_dict
 
 from cirag_jax.errors import UserError
 from experiments import paths, run
@@ -218,6 +219,11 @@ def test_plan_identity_contains_config_values_and_code(monkeypatch, tmp_path):
         changed = load("configs/methods/direct.py", ["--config.seed=7"])
         patch.setattr(planning.config_files, "load_config", lambda *_: changed)
         assert folder() != first
+    with monkeypatch.context() as patch:  # a new optional field
+        extended = load("configs/methods/direct.py").unlock()
+        extended.prompt_file = config_dict.placeholder(str)
+        patch.setattr(planning.config_files, "load_config", lambda *_: extended)
+        assert folder() == first
     planning._code_of_config.cache_clear()
 
 
