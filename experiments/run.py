@@ -86,7 +86,7 @@ def _main(arguments: Sequence[str]) -> int:
         chosen, flags.scale, workdir, data, settings, until=flags.until, dry_run=flags.dry_run
     )
     if flags.dry_run or (flags.scale == "paper" and not flags.collect):
-        running.show(plan, with_costs=flags.scale == "paper")
+        running.show(plan, with_costs=flags.scale == "paper", as_jobs=flags.slurm)
     if flags.dry_run:
         return 0
     if flags.collect:

@@ -247,12 +247,16 @@ def _shown(words: list[str]) -> str:
 # -------------------------------------------------------------------------------------- dry runs
 
 
-def show(plan: Plan, *, with_costs: bool) -> None:
-    """Prints the commands, and launch/plan.py's estimates of memory and time."""
+def show(plan: Plan, *, with_costs: bool, as_jobs: bool) -> None:
+    """Prints the commands, and launch/plan.py's estimates of memory and time.
+
+    With ``as_jobs``, prints the commands of sbatch, with folder names instead of job numbers.
+    """
     for number, stage in enumerate(plan.stages.values(), start=1):
         state = "" if read_result(stage) is None else " (finished)"
         say(f"[{number}/{len(plan.stages)}] {', '.join(stage.experiments)}/{stage.name}{state}")
-        say(f"    {_shown(list(stage.words))}")
+        job = sbatch(stage, [folder.name for folder in stage.after])
+        say(f"    {shlex.join(job) if as_jobs else _shown(list(stage.words))}")
         if with_costs and stage.stage.plan is not None:
             say(f"    {_cost(stage)}")
 
@@ -335,6 +339,7 @@ def sbatch(stage: PlannedStage, after: list[str]) -> list[str]:
     log = stage.folder.with_name(stage.folder.name + ".log")
     words = ["sbatch", "--parsable", f"--job-name={stage.folder.name}", f"--output={log}"]
     words += [*shlex.split(stage.stage.slurm), f"--chdir={ROOT}"]
+    words.append(f"--export=ALL,PYTHON={sys.executable}")  # for launch/slurm/job.sh
     if after:
         words.append(f"--dependency=afterok:{':'.join(after)}")
     if stage.is_launch:

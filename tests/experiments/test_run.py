@@ -15,6 +15,7 @@ from cirag_jax.errors import UserError
 from experiments import paths, run
 from experiments.paths import declare, planning, running
 from experiments.paths.declare import Experiment, Setup, Stage
+from tests import tiny
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 MADE_UP = "-m tests.experiments.made_up_stage --out={out}"
@@ -159,6 +160,8 @@ def test_run_dry_run_prints_commands_and_starts_nothing(declared, tmp_path, caps
     declared(a=A, variables={"model": ""})
     code, result, err = execute(capsys, tmp_path / "w", "--dry_run")
     assert code == 0 and result is None and err.count("python -m tests.experiments") == 3
+    _, _, err = execute(capsys, tmp_path / "w", "--dry_run", "--slurm")
+    assert err.count("sbatch --parsable") == 3 and "--dependency=afterok:made_up_stage-" in err
     assert not (tmp_path / "w").exists()
 
 
@@ -309,6 +312,47 @@ def test_submit_sends_job_numbers_to_later_jobs(declared, tmp_path, monkeypatch,
         [],
         ["--dependency=afterok:2"],
     ]
+
+
+_SBATCH = """#!/bin/bash
+# Runs the job at once, and prints a job number.
+while [[ $1 == --* ]]; do
+  case $1 in
+    --wrap=*) wrap=${1#--wrap=} ;;
+    --job-name=*) export SLURM_JOB_NAME=${1#--job-name=} ;;
+    --export=ALL,*) export "${1#--export=ALL,}" ;;
+  esac
+  shift
+done
+if [[ $wrap ]]; then bash -c "$wrap" >&2; else bash "$@" >&2; fi || exit
+echo 7
+"""
+_SRUN = '#!/bin/bash\nshift\nexec "$@"\n'  # without --kill-on-bad-exit
+
+
+@pytest.mark.slow
+def test_submit_jobs_leave_results_for_collect(monkeypatch, tmp_path, capsys):
+    tiny.dataset_folder(tmp_path / "data")
+    (tmp_path / "bin").mkdir()
+    for name, text in (("sbatch", _SBATCH), ("srun", _SRUN)):
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    stages = {
+        "first": Stage(f"{MADE_UP} --add=1"),
+        "extract": Stage(
+            "launch/extract.py --config=configs/extract.py --config.data.dir={data} "
+            "--config.import_openie={data}/openie.jsonl"
+        ),
+    }
+    made = Experiment("a", "", {"smoke": lambda: Setup(stages)})
+    monkeypatch.setattr(paths, "experiments", lambda: {"a": made})
+    flags = (f"--data={tmp_path / 'data'}",)
+    execute(capsys, tmp_path / "w", "--slurm", *flags)
+    _, result, _ = execute(capsys, tmp_path / "w", "--collect", *flags)
+    assert result["a"]["complete"]
+    assert result["a"]["stages"]["first"]["result"]["sum"] == 1
+    assert result["a"]["stages"]["extract"]["result"]["triples"] == 48
 
 
 @pytest.mark.parametrize("scale", declare.SCALES)
