@@ -10,9 +10,9 @@ the same command to resume.
 Presets: ``quick`` (the default) trains MiniLM-L6 on 2 CPU cores. ``linked`` ranks sentences, and
 also trains a head that weighs scores of the aligner, links and words (docs/retrieval.md). ``paper``
 trains E5-large with the values of KiRAG's Appendix B.3, ``code`` with the values of KiRAG's code.
-Both take negatives from the question's own context; --config.retrieved.model=intfloat/e5-large-v2
-retrieves ten passages for each prefix instead, as KiRAG does. Their chains come from annotations;
---config.data.chains=W trains on chains that TRACE built, as KiRAG does (configs/chains.py). Both
+``paper`` retrieves ten passages for each prefix and takes negatives from them; ``code`` takes
+negatives from the question's own context. Their chains come from annotations; with
+--config.data.chains=W they are chains that TRACE built, as in the paper (configs/chains.py). Both
 use AdamW like KiRAG's code, although the paper names Adam with weight decay.
 
 Record of ``quick`` (2026-11-21, 2 CPU cores, Python 3.11, jax 0.10.2, commit 34c8f32; recall of
@@ -183,6 +183,7 @@ def paper() -> Any:
     config.prefixes_per_question = 1
     config.order = "printed"
     config.num_negatives = 7
+    config.retrieved.model = "intfloat/e5-large-v2"  # "Knowledge Decomposition" (section 3.2)
     config.chain_negatives = True
     config.negatives = "own"
     config.mask_false_negatives = False
@@ -207,6 +208,7 @@ def code() -> Any:
     on two devices: negatives are shared across devices, within a micro-batch.
     """
     config = paper()
+    config.retrieved.model = None
     config.model.dropout = 0.1  # BERT's own, because the code trains the model in training mode.
     config.epoch = "questions"
     config.prefixes_per_question = 2

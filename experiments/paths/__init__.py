@@ -49,7 +49,10 @@ from collections.abc import Mapping
 
 from experiments.paths.declare import Experiment
 
-MODULES = ("cirag",)
+MODULES = (
+    "cirag",
+    "kirag",
+)
 
 
 def experiments() -> Mapping[str, Experiment]:

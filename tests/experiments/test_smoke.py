@@ -8,9 +8,11 @@ import urllib.request
 
 import pytest
 
+from cirag_jax.datasets.chains import triple_text
 from cirag_jax.datasets.prepare import prepare
 from cirag_jax.methods.cirag import prompts
-from cirag_jax.methods.common import extraction_prompts, reading_prompts, short_answers
+from cirag_jax.methods.common import dialects, extraction_prompts, reading_prompts, short_answers
+from cirag_jax.methods.kirag import prompts as kirag
 from cirag_jax.types import Passage, Step, Triple
 from experiments.smoke import files, server
 
@@ -89,6 +91,32 @@ def test_rules_read_and_refuse():
     assert answer("sentence", [f"Title: {text}" for text in TEXTS]) == ("Balmouth", True)
     messages = short_answers.reading_messages(QUESTION, [Passage("p", "T", " ".join(TEXTS))])
     assert reply(messages) == "Balmouth"
+
+
+def test_rules_extract_triples_as_lines():
+    passage = Passage("p", "Alma Varn", " ".join(TEXTS))
+    for dialect in ("kirag", "trace"):
+        text = reply(dialects.messages(passage, dialect))
+        triples, problem = dialects.parse(text, "stop", dialect, passage)
+        assert problem is None and {*triples} == {FILM[:3], PERSON[:3], OTHER[:3]}
+
+
+def test_rules_construct_a_chain_and_read_passages():
+    def complete(candidates, chain):
+        messages = kirag.constructor_messages(
+            QUESTION, candidates, chain, "triple", continues=False
+        )
+        return reply(messages)
+
+    film, person, other = map(triple_text, (FILM, PERSON, OTHER))
+    assert complete([other, film], []) == film
+    assert complete([other, film, person], []) == f"{film}, {person}. So the answer is: Balmouth."
+    assert complete([other, person], [film]) == f"{person}. So the answer is: Balmouth."
+    assert complete([other], [film, person]) == "So the answer is: Balmouth."
+    assert complete([other], [film]) == ""
+    passages = [Passage("p", "T", " ".join(TEXTS))]
+    assert reply(kirag.reading_messages(QUESTION, passages)) == "Balmouth"
+    assert reply(kirag.reading_messages(QUESTION, [])) == "I do not know"
 
 
 def test_server_answers_rules_and_rejects_other_prompts():
