@@ -101,6 +101,11 @@ def test_trace_options_below_the_minimum_are_not_followed():
     assert chains_of(result) == [((BORN,), 0.85), ((WHERE,), 0.06)]
 
 
+def test_trace_branches_limit_the_options_of_a_chain():
+    _, result = run([(0.05, 0.5, 0.3, 0.15)], max_length=1, branches=2)
+    assert chains_of(result) == [((BORN,), 0.5), ((WHERE,), 0.3)]
+
+
 def test_trace_num_chains_limits_what_is_read():
     choices = [(0.05, 0.5, 0.3, 0.15)]
     fakes, result = run(choices, max_length=1, num_chains=2)
