@@ -311,7 +311,7 @@ def _head_of(family: str, raw: Mapping[str, Any], num_labels: int, where: str) -
     if pooling not in get_args(Pooling):
         raise fields.unsupported("classifier_pooling", pooling, ", ".join(get_args(Pooling)))
     activation = raw.get("classifier_activation") or "gelu"
-    if activation not in TRANSFORMERS_NAMES:
+    if not isinstance(activation, str) or activation not in TRANSFORMERS_NAMES:
         supported = ", ".join(TRANSFORMERS_NAMES)
         raise fields.unsupported("classifier_activation", activation, supported)
     return Head(

@@ -196,6 +196,19 @@ def test_load_cross_encoder_wrong_label_raises(tmp_path):
         cross_encoder.load_cross_encoder(str(_folder(tmp_path / "one", "bert")), label="LABEL_0")
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("classifier_activation", "elu"), ("classifier_activation", ["gelu"]),
+     ("classifier_pooling", "max")],
+)  # fmt: skip
+def test_load_cross_encoder_unsupported_head_is_named(tmp_path, field, value):
+    folder = _folder(tmp_path, "modernbert")
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**raw, field: value}))
+    with pytest.raises(UserError, match=f"config.json: field {field} is .*; supported: "):
+        cross_encoder.load_cross_encoder(str(folder))
+
+
 def test_reranker_scores_independent_of_batch_and_devices(tmp_path):
     folder = _folder(tmp_path, "bert")
     together = _our_logits(folder, _PAIRS)
