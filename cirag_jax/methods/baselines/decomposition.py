@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Message
+from cirag_jax.methods.common.own_prompts import Prompt
 from cirag_jax.methods.common.prompt_parts import object_schema, one_line
-from cirag_jax.methods.common.reading import ReaderFormat, read
+from cirag_jax.methods.common.reading import ReaderFormat, read, render_reader
 from cirag_jax.methods.common.tolerant_json import find_json
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import (
@@ -108,12 +109,18 @@ def decomposition(question: Question, config: DecompositionConfig) -> Program[Pr
     )
 
 
-METHOD = Method(decomposition, DecompositionConfig)
+def _render(config: DecompositionConfig) -> None:
+    decomposition_messages("", config.max_queries)
+    render_reader(config.reader_format, "passage")
+
+
+METHOD = Method(decomposition, DecompositionConfig, _render)
 
 
 # ---------------------------------------------------------------------------- prompts and parsers
 
 _MAX_CHARS = 300  # Longer sub-queries are dropped.
+PROMPT = Prompt("decomposer", labels={"question": "Question:"}, keys=("queries",))
 _INSTRUCTION = (
     "Split a question into the searches that answer it, one fact each, in the order in which they "
     "are needed, at most {limit}. Each search must make sense on its own: name its subject instead "
@@ -137,23 +144,21 @@ _EXAMPLES = (
 
 def decomposition_messages(question: str, max_queries: int) -> tuple[Message, ...]:
     """Returns the conversation that requests sub-queries."""
-    examples = (
+    examples = [
         Message(role, content)
         for asked, queries in _EXAMPLES
         for role, content in (("user", f"Question: {asked}"), ("assistant", queries))
-    )
-    return (
-        Message("system", _INSTRUCTION.format(limit=max_queries)),
-        *examples,
-        Message("user", f"Question: {one_line(question)}"),
-    )
+    ]
+    instruction = _INSTRUCTION.format(limit=max_queries)
+    turn = Message("user", f"Question: {one_line(question)}")
+    return PROMPT.conversation(instruction, examples, turn)
 
 
 def queries_schema(max_queries: int) -> Mapping[str, Any]:
     """Returns the schema of a list of sub-queries."""
     text = {"type": "string", "pattern": rf"^[^\s].{{1,{_MAX_CHARS - 1}}}$"}
     queries = {"type": "array", "items": text, "minItems": 1, "maxItems": max_queries}
-    return object_schema({"queries": queries})
+    return PROMPT.schema(object_schema({"queries": queries}))
 
 
 class Queries(NamedTuple):
@@ -169,6 +174,7 @@ def parse_queries(text: str, max_queries: int, *, truncated: bool = False) -> Qu
     An item may be a string, or an object with one string. Other, empty and very long items are
     dropped (``not_a_query``), as are items after ``max_queries`` (``too_many_queries``).
     """
+    text = PROMPT.read(text)
     value, problem = find_json(text, "queries", truncated)
     rows = None if value is None else value["queries"]
     if rows is None:  # The list may lack the object around it.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from cirag_jax.errors import UserError
 from cirag_jax.methods.common.evidence import passage_line
 from cirag_jax.methods.common.prompt_parts import one_line
-from cirag_jax.methods.common.reading import NO_MINIMUM, ReaderFormat, read, search
+from cirag_jax.methods.common.reading import NO_MINIMUM, ReaderFormat, read, render_reader, search
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Needs, Program
 from cirag_jax.types import Attempt, Count, Passage, PositiveInt, Prediction, Question, Step
@@ -87,7 +87,9 @@ def multi_step(question: Question, config: MultiStepConfig) -> Program[Predictio
     )
 
 
-METHOD = Method(multi_step, MultiStepConfig)
+METHOD = Method(
+    multi_step, MultiStepConfig, lambda config: render_reader(config.reader_format, "passage")
+)
 
 
 def extended_query(question: str, answer: str, passages: Sequence[Passage]) -> str:

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common.evidence import best_scores, passage_line
+from cirag_jax.methods.common.own_prompts import Prompt
 from cirag_jax.methods.common.prompt_parts import one_line
 from cirag_jax.methods.common.reading import NO_MINIMUM, search
 from cirag_jax.methods.registry import Method
@@ -113,13 +114,14 @@ def search_r1(question: Question, config: SearchR1Config) -> Program[Prediction]
     )
 
 
-METHOD = Method(search_r1, SearchR1Config)
+METHOD = Method(search_r1, SearchR1Config, lambda _: question_message(""))
 
 
 # ------------------------------------------------------------------------- prompts and the parser
 # The tags, the form of a document, and the blank lines are those of the trained checkpoints. The
 # sentences are ours.
 
+PROMPT = Prompt("agent")
 OPENING = "<answer>"
 STOP = ("</search>", "</answer>")
 _INSTRUCTION = (
@@ -145,7 +147,8 @@ _ANY_TAG = re.compile(
 def question_message(question: str) -> Message:
     """Returns the user's turn; as in training, the question ends with a question mark."""
     question = one_line(question)
-    return Message("user", f"{_INSTRUCTION}{question.removesuffix('?')}?\n")
+    asked = f"{question.removesuffix('?')}?\n"
+    return PROMPT.conversation(Message("user", _INSTRUCTION), (), appended=asked)[0]
 
 
 def information(passages: Sequence[Passage], max_chars: int) -> str:

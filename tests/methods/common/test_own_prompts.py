@@ -19,7 +19,7 @@ from cirag_jax.methods.common import dialects, extraction_prompts, own_prompts, 
 from cirag_jax.methods.common.own_prompts import OwnPrompt, Prompt
 from cirag_jax.methods.dualrag import prompts as dualrag_prompts
 from cirag_jax.methods.kirag import prompts as kirag_prompts
-from cirag_jax.methods.registry import find_method
+from cirag_jax.methods.registry import find_method, method_names
 from cirag_jax.runtime.requests import Generate, Generated, RequestError
 from cirag_jax.types import Passage, Question, Triple
 from tests.methods import ada
@@ -29,7 +29,7 @@ CONFIGS = [
     "kirag.py", "kirag.py:small", "kirag.py:code", "dualrag.py", "dualrag.py:small",
     "c2rag.py", "c2rag.py:code", "native_rag.py", "native_rag.py:small", "ircot.py",
     "ircot.py:small", "genground.py", "genground.py:small", "iter_retgen.py", "oracle.py",
-    "beam_retrieval.py", "direct.py",
+    "beam_retrieval.py", "direct.py", "multi_step.py", "decomposition.py", "search_r1.py",
 ]  # fmt: skip
 
 
@@ -68,6 +68,16 @@ def test_export_read_again_gives_the_same_conversations(name, read):
         with own_prompts.active(read(text, name)):
             render()
     assert {key: [(m.role, m.text) for m in turns] for key, turns in seen.items()} == expected
+
+
+def test_every_method_declares_its_prompts():
+    names = {name.partition(".")[0] for name in CONFIGS}
+    assert names == set(method_names())
+    for name in CONFIGS:
+        config = load_config(f"configs/methods/{name}", [])
+        needs = task.method_settings(config).needs
+        declared = {prompt.partition(".")[0] for prompt in own_prompts.rendered(render_of(name))}
+        assert {*needs.roles} <= declared, name
 
 
 def renamed(prompt, name=None):
