@@ -76,6 +76,7 @@ def plan_run(config: Config, pool: Pool) -> PlannedRun:
     own_prompts = task.read_prompts(config, settings)
     run_task = _task(config, settings.needs, pool)._replace(own_prompts=own_prompts)
     opening.warn_of_own_prompts(config, run_task)
+    opening.warn_of_other_inputs(config, run_task)
     jobs = [
         task.job(question, method.program, settings, own_prompts) for question in run_task.questions
     ]

@@ -360,6 +360,8 @@ def _sidecar(
     names = (*PROMPT_FIELDS, "num_candidates", "num_passages", "max_steps")
     return {
         **{name: getattr(settings, name) for name in names},
+        "encoder": config.encoder.model,
+        "triples": " and ".join(opening.extractors_of(config)) or None,
         "dataset": dataset.name,
         "passages": run_settings["passages"],
         "questions": codec.digest(codec.dump([t.question_id for t in kept])),

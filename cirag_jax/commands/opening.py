@@ -203,6 +203,53 @@ def check_task(config: Config, task: task_lib.Task) -> None:
         )
 
 
+def extractors_of(config: Config) -> tuple[str, ...]:
+    """Returns the extractors of a run's triples, if known: model and dialect."""
+    if config.get("triples") != ONLINE:
+        return triple_files.extractors_of(config.get("triples"))
+    name = backends.model_name(config.extractor) or "the default model"
+    return (f"{name}, dialect={config.extractor.dialect}",)
+
+
+def warn_of_other_inputs(config: Config, task: task_lib.Task) -> None:
+    """Warns of a trained integrator or aligner that learned from other inputs than it gets now.
+
+    The checkpoint of an integrator records the settings of its trajectories: L, K and N, the
+    encoder, and the extractors of the triples. An aligner's records the extractors.
+    """
+    here: dict[str, tuple[str, Any]] = {}  # by the name in the record: name in messages, value
+    if task.needs.triples:
+        here["triples"] = "triples of", " and ".join(extractors_of(config)) or None
+        for name in task.needs.rankers:
+            spec = str(config.rankers[name].get("model") or config.encoder.model)
+            if config.rankers[name].kind in ("bi_encoder", "aligner"):
+                _warn_of_inputs(spec, workdir.training_record(spec), here)
+    role = config.get("integrator")
+    if "integrator" in task.needs.roles and role.backend != "openai" and role.adapter:
+        block, name = method_block(config), f"config.{block_name(config.method)}"
+        meta = workdir.check_role(role.adapter, "integrator")
+        for field in ("num_candidates", "num_passages", "max_steps"):
+            if field in block:
+                here[field] = f"{name}.{field}", block[field]
+        if block.get("num_candidates", 0) > (meta.get("num_candidates") or 0) > 0:
+            del here["num_candidates"]  # `check_adapters` warns of more candidates.
+        here["encoder"] = "config.encoder.model", config.encoder.model
+        _warn_of_inputs(role.adapter, meta, here)
+
+
+def _warn_of_inputs(
+    spec: str, meta: Mapping[str, Any], here: Mapping[str, tuple[str, Any]]
+) -> None:
+    trained: Mapping[str, Sequence[Any]] = meta.get("inputs") or {}
+    differing = [
+        f"{shown} {' or '.join(map(str, trained[name]))} (now {value})"
+        for name, (shown, value) in here.items()
+        if value is not None and trained.get(name) and value not in trained[name]
+    ]
+    if differing:
+        say(f"WARNING: {spec} was trained with other inputs: {'; '.join(differing)}")
+
+
 def check_adapters(config: Config, roles: Sequence[str]) -> None:
     """Checks that adapters were trained for their roles and with the same prompt settings.
 
@@ -342,6 +389,7 @@ def _open_triples(config: Config, dataset: Dataset, corpus: Corpus) -> handlers_
     if triple_files.is_store(config.triples):
         store = TripleStore.open(config.triples)
         store.check_corpus(corpus.passages)
+        triple_files.check_passages(str(config.triples), store, corpus.passages)
         return store.triples
     count = sum(passage.id in dataset.triples for passage in corpus.passages)
     say(f"{count:,} of them have triples")

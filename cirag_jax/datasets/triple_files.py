@@ -7,7 +7,7 @@ text), ``extracted_entities`` and ``extracted_triples``.
 import collections
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,21 @@ def is_store(source: str | None) -> bool:
         return file.read(len(_SQLITE)) == _SQLITE
 
 
+def check_passages(source: str, store: TripleStore, passages: Collection[Passage]) -> None:
+    """Warns of passages without an entry in a store; raises `UserError` if no passage has one."""
+    missing = store.num_missing(passages)
+    if missing and missing == len(passages):
+        raise UserError(
+            f"{source} has none of the {missing:,} passages of the corpus, but {len(store):,} "
+            "others: it is a store of another corpus; extract this one with launch/extract.py."
+        )
+    if missing:
+        say(
+            f"WARNING: {source} has no entry for {missing:,} of {len(passages):,} passages of the "
+            "corpus; extract them with launch/extract.py"
+        )
+
+
 def read_triples(source: str, corpus: Mapping[str, Passage]) -> dict[str, tuple[Triple, ...]]:
     """Reads the triples of the passages of ``corpus``, by passage id.
 
@@ -57,6 +72,7 @@ def read_triples(source: str, corpus: Mapping[str, Passage]) -> dict[str, tuple[
     if is_store(source):
         with TripleStore.open(path) as store:
             store.check_corpus(corpus.values())
+            check_passages(source, store, corpus.values())
             triples = store.triples(corpus)
         found = {i: facts for i, facts in triples.items() if facts is not None}
     elif path.is_dir():
@@ -71,6 +87,14 @@ def read_triples(source: str, corpus: Mapping[str, Passage]) -> dict[str, tuple[
         raise UserError(f"{source} has no triples of the {len(corpus):,} passages of the corpus.")
     say(f"{source}: {len(found):,} of {len(corpus):,} passages have triples")
     return found
+
+
+def extractors_of(source: str | None) -> tuple[str, ...]:
+    """Returns the extractors of a triple store; empty for other files, which do not record them."""
+    if not is_store(source):
+        return ()
+    with TripleStore.open(str(source)) as store:
+        return store.extractors()
 
 
 def hipporag_rows(path: Path, passages: Iterable[Passage]) -> Iterator[tuple[str, jsonl.OpenIE]]:

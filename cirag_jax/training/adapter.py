@@ -119,6 +119,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "prompt_digest": data.prompt_digest,
         "trained_on": sorted({*data.trained_on, *(earlier_ids or ())}),
         "num_candidates": data.num_candidates,
+        "inputs": dict(data.inputs),
         "run": {**state_lib.identity_of(config, MAY_DIFFER), state_lib.EXAMPLES: data.identity},
     }
     with state_lib.open_checkpoints(config, workdir) as checkpoints, jax.set_mesh(mesh):

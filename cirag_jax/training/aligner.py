@@ -19,7 +19,7 @@ from flax import nnx
 
 from cirag_jax import sharding
 from cirag_jax.datasets import chains as chains_lib
-from cirag_jax.datasets import load
+from cirag_jax.datasets import load, triple_files
 from cirag_jax.datasets.chain_files import FileChain, read_chains
 from cirag_jax.errors import UserError, check_at_least, check_positive
 from cirag_jax.evaluation import next_unit
@@ -122,6 +122,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "tasks": ",".join(encoder.tasks) or ("none" if config.model.tasks == "none" else None),
         **adapter_fields(encoder),
         "units": kind,
+        "inputs": _inputs(config) if kind == "triple" else {},
         "trained_on": sorted(question.id for question in train_questions),
         "triple_text": dataclasses.asdict(TripleText("angle")) if kind == "triple" else None,
         "query_max_length": config.query_max_length,
@@ -161,6 +162,14 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------------------------------- one step
+
+
+def _inputs(config: Config) -> dict[str, list[str]]:
+    """Returns the extractors of the training triples, if they are recorded."""
+    sources = config.data.triples
+    sources = sources if isinstance(sources, list | tuple) else [sources]
+    names = [" and ".join(triple_files.extractors_of(source)) for source in sources]
+    return {"triples": list(dict.fromkeys(names))} if all(names) else {}
 
 
 def make_optimizer(config: Config, total_steps: int) -> optax.GradientTransformation:

@@ -173,6 +173,23 @@ CREATE TABLE passages (
                 "launch/extract.py again."
             )
 
+    def num_missing(self, passages: Iterable[Passage]) -> int:
+        """Returns how many passages have no entry, as in a store of another corpus."""
+        known = set(self.passage_ids())
+        return sum(passage.id not in known for passage in passages)
+
+    def extractors(self) -> tuple[str, ...]:
+        """Returns the extractors of the triples: model and dialect, or the imported file."""
+        names = set[str]()
+        for (text,) in self._rows("SELECT identity FROM extractors"):
+            identity = json.loads(text)
+            if "import" in identity:
+                names.add(f"imported from {identity['import']}")
+            elif "model" in identity:
+                dialect = identity.get("dialect", "openie")
+                names.add(f"{identity['model'] or 'the default model'}, dialect={dialect}")
+        return tuple(sorted(names))
+
     def counts(self) -> dict[str, int]:
         """Returns the number of passages of each status, and the number of ``triples``."""
         query = (

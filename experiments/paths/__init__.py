@@ -49,10 +49,7 @@ from collections.abc import Mapping
 
 from experiments.paths.declare import Experiment
 
-MODULES = (
-    "cirag",
-    "kirag",
-)
+MODULES = ("cirag", "kirag", "dualrag", "c2rag", "grade")
 
 
 def experiments() -> Mapping[str, Experiment]:

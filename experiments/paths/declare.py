@@ -89,6 +89,15 @@ def served(*roles: str) -> str:
     )
 
 
+def comparison(**runs: str) -> Stage:
+    """Returns the stage that compares runs, given as ROW=STAGE."""
+    listed = ",".join(f'"{row.replace("_", " ")}={{{stage}}}"' for row, stage in runs.items())
+    return Stage(
+        f"launch/evaluate.py --config=configs/comparison.py '--config.runs=({listed})' "
+        "--config.allow_different=true"
+    )
+
+
 def benchmark_stages(
     benchmark: str, files: str, *, limit: int = 0, suffix: str = "", config: str = ""
 ) -> dict[str, Stage]:
@@ -115,3 +124,8 @@ def benchmark_stages(
         f"corpus_train{suffix}": Stage(f"{select} --split=train --out={{out}}"),
         f"corpus{suffix}": Stage(f"{select} --split=dev --out={{out}}"),
     }
+
+
+def without_training(stages: Mapping[str, Stage]) -> dict[str, Stage]:
+    """Returns `benchmark_stages` of a paper that trains nothing."""
+    return {name: stage for name, stage in stages.items() if not name.startswith("corpus_train")}

@@ -4,8 +4,8 @@
 
 Writes F/two_wiki/{train,dev}.json, F/hotpotqa/hotpot_{train_v1.1,dev_distractor_v1}.json and
 F/musique/musique_ans_v1.0_{train,dev}.jsonl: 24 training and 16 dev questions about films, their
-directors, and towns. Every fact is a sentence of the form "The RELATION of HEAD is TAIL.", which
-experiments/smoke/server.py reads.
+directors, and towns. F/articles/documents.jsonl has the same facts as articles (GRADE). Every fact
+is a sentence of the form "The RELATION of HEAD is TAIL.", which experiments/smoke/server.py reads.
 """
 
 import argparse
@@ -181,8 +181,22 @@ def musique_record(made: Made, paragraphs: dict[str, list[Fact]]) -> dict[str, A
     }
 
 
+def articles(paragraphs: dict[str, list[Fact]]) -> list[dict[str, Any]]:
+    """Returns the paragraphs as news articles, which state opinions next to facts."""
+    return [
+        {
+            "id": f"a{number}",
+            "title": title,
+            "text": " ".join(
+                [*(fact.sentence for fact in facts), f"I think that {title} deserves more pages."]
+            ),
+        }
+        for number, (title, facts) in enumerate(paragraphs.items())
+    ]
+
+
 def write(folder: pathlib.Path) -> dict[str, Any]:
-    """Writes the official files; returns the number of questions of each benchmark."""
+    """Writes the files; returns the number of questions of each benchmark."""
     paragraphs, counts = world(), {}
     for name, hops, record, files in (
         ("two_wiki", 2, two_wiki_record, ("train.json", "dev.json")),
@@ -204,6 +218,8 @@ def write(folder: pathlib.Path) -> dict[str, Any]:
         for file, part in zip(files, (made[:NUM_TRAIN], made[NUM_TRAIN:]), strict=True):
             (write_lines if file.endswith("l") else write_json)(folder / name / file, part)
         counts[name] = len(made)
+    (folder / "articles").mkdir(exist_ok=True)
+    write_lines(folder / "articles" / "documents.jsonl", articles(paragraphs))
     return {"num_questions": counts, "num_passages": len(paragraphs), "complete": True}
 
 

@@ -172,6 +172,200 @@ def document_reading(messages: Messages) -> str | None:
     return "I do not know" if left else entity
 
 
+# ----------------------------------------------------------------------------------------- DualRAG
+
+
+def _dualrag_state(text: str) -> tuple[Triples, list[str], str]:
+    """Follows the question of a turn through the facts in its outline."""
+    knowledge, _, rest = text.partition("\n\nQuestion: ")
+    return follow(rest.partition("\n")[0], facts_in(knowledge))
+
+
+def reasoner(messages: Messages) -> str | None:
+    """Reasons from the outline, and asks for retrieval while a fact is missing."""
+    if '"need_retrieve"' not in messages[0]["content"]:
+        return None
+    used, left, entity = _dualrag_state(messages[-1]["content"])
+    known = " ".join(f"The {relation} of {head} is {tail}." for head, relation, tail in used)
+    thought = f"The {left[0]} of {entity} is missing." if left else f"So the answer is {entity}."
+    return json.dumps({"thought": f"{known} {thought}".strip(), "need_retrieve": bool(left)})
+
+
+def next_sentence(messages: Messages) -> str | None:
+    """Writes the next sentence of the reasoning (DualRAG without its reasoner)."""
+    if "next sentence" not in messages[0]["content"] or not _has_outline(messages):
+        return None
+    text = messages[-1]["content"]
+    _, left, entity = _dualrag_state(text)
+    if left and not _drawn(text, 0.2):  # Without the reasoner, it sometimes ends too early.
+        return f"{entity} has a {left[0]}."
+    return f"So the answer is: {entity}."
+
+
+def _has_outline(messages: Messages) -> bool:
+    return messages[-1]["content"].startswith("Knowledge:\n")
+
+
+def identifier(messages: Messages) -> str | None:
+    """Names the entity whose fact is missing, with a query."""
+    if '"keywords"' not in messages[0]["content"]:
+        return None
+    _, left, entity = _dualrag_state(messages[-1]["content"])
+    query = question_of(left[:1], entity)
+    return json.dumps({"entities": [{"entity": entity, "keywords": [query]}]})
+
+
+def summarizer(messages: Messages) -> str | None:
+    """Repeats what the documents state about the entity; misses some of them."""
+    text = messages[-1]["content"]
+    if not text.startswith("Documents:\n") or "\nSearched: " not in text:
+        return None
+    documents, _, rest = text.partition("\n\nQuestion: ")
+    entity = re.search(r"\nEntity: (.*)", rest)
+    facts = [
+        f"The {relation} of {head} is {tail}."
+        for head, relation, tail in facts_in(documents)
+        if (entity is None or head == entity[1]) and not _drawn(f"{head}, {relation}", 0.1)
+    ]
+    return " ".join(facts) or "None"
+
+
+def outline_reading(messages: Messages) -> str | None:
+    """Answers from the outline and the reasoning."""
+    if not _has_outline(messages) or "Finish the reasoning" not in messages[0]["content"]:
+        return None
+    text = messages[-1]["content"]
+    _, left, entity = _dualrag_state(text)
+    if "#### Documents" in text and _drawn(text, 0.2):  # Long documents distract from the answer.
+        left = ["?"]
+    return "It is not known.\nAnswer: unknown" if left else f"So it is.\nAnswer: {entity}"
+
+
+# ------------------------------------------------------------------------------------------- C2RAG
+
+
+def planner(messages: Messages) -> str | None:
+    """Turns a question into a chain of constraints; one plan in ten is not JSON."""
+    if '{"constraints": ' not in messages[0]["content"]:
+        return None
+    question = messages[-1]["content"]
+    chain = chain_of(question)
+    if chain is None or _drawn(question, 0.1):
+        return "I have no plan."
+    relations, head = chain
+    rows = []
+    for number, relation in enumerate(relations):
+        tail = f"?unknown{'abcdef'[number]}"
+        wordings = [f"{relation} of", f"has {relation}"]
+        rows.append({"head": head, "relation": relation, "tail": tail, "variants": wordings})
+        head = tail
+    return json.dumps({"constraints": rows})
+
+
+def blocks_reading(messages: Messages) -> str | None:
+    """Answers from the evidence blocks of constraints."""
+    text = messages[-1]["content"]
+    if not text.startswith("Question: ") or "head — relation — tail" not in messages[0]["content"]:
+        return None
+    used, left, entity = follow(text.partition("\n")[0], facts_in(text))
+    return "I do not know" if left else entity
+
+
+def filling(messages: Messages) -> str | None:
+    """Reads the name of an unknown from passages."""
+    text = messages[-1]["content"]
+    if not text.startswith("Passages:\n") or "\n\nFact: " not in text:
+        return None
+    passages, _, fact = text.rpartition("\n\nFact: ")
+    head, relation, _ = fact.split(" — ")
+    found = (t for h, r, t in facts_in(passages) if (h, r) == (head, relation))
+    return next(found, "none")
+
+
+# ------------------------------------------------------------------------------------------- GRADE
+
+
+def fact_or_opinion(messages: Messages) -> str | None:
+    """Tells facts from opinions."""
+    if "one word: Fact or Opinion" not in messages[0]["content"]:
+        return None
+    return "Fact" if facts_in(messages[-1]["content"]) else "Opinion"
+
+
+def claim(messages: Messages) -> str | None:
+    """Repeats the sentence, which is clear by itself."""
+    if 'Answer with "Claim: "' not in messages[0]["content"]:
+        return None
+    return f"Claim: {messages[-1]['content'].rpartition('Sentence: ')[2]}"
+
+
+def consistency(messages: Messages) -> str | None:
+    """Accepts a claim that repeats its sentence; rejects a few."""
+    text = messages[-1]["content"]
+    if "one word: Yes or No" not in messages[0]["content"] or "\nClaim: " not in text:
+        return None
+    return "No" if _drawn(text, 0.03) else "Yes"
+
+
+def claim_triples(messages: Messages) -> str | None:
+    """Lists the triples of numbered claims."""
+    if "(source|relation|target|number)" not in messages[0]["content"]:
+        return None
+    lines = []
+    for line in messages[-1]["content"].splitlines():
+        number = re.match(r"Sentence (\d+): ", line)
+        for head, relation, tail in facts_in(line) if number else ():
+            lines.append(f"({head}|{relation}|{tail}|{number[1]})")
+    return "\n".join(lines) or "none"
+
+
+def same_names(messages: Messages) -> str | None:
+    """Finds no two names of one thing."""
+    none = "No identical entities found"
+    return none if none in messages[0]["content"] else None
+
+
+def chain_question(messages: Messages) -> str | None:
+    """Asks for the end of a chain of triples."""
+    if "Question: ... | Answer: ..." not in messages[0]["content"]:
+        return None
+    triples = re.findall(r"^Triple \d+: (.+)\|(.+)\|(.+)$", messages[-1]["content"], re.MULTILINE)
+    if not triples:
+        return None
+    question = question_of([relation for _, relation, _ in triples], triples[0][0])
+    return f"Question: {question} | Answer: {triples[-1][2]}"
+
+
+def validation(messages: Messages) -> str | None:
+    """Accepts a question that is clear by itself; rejects a few."""
+    if "one word: True or False" not in messages[0]["content"]:
+        return None
+    return "False" if _drawn(messages[-1]["content"], 0.05) else "True"
+
+
+def decomposition(messages: Messages) -> str | None:
+    """Splits a question into a search for its first fact and one for the rest."""
+    if '{"queries": ' not in messages[0]["content"]:
+        return None
+    chain = chain_of(messages[-1]["content"])
+    if chain is None:
+        return None
+    relations, entity = chain
+    return json.dumps({"queries": [question_of(relations[:n], entity) for n in (1, 2, 3)]})
+
+
+def verdict(messages: Messages) -> str | None:
+    """Judges an answer by its spelling (both rubrics)."""
+    system, text = messages[0]["content"], messages[-1]["content"]
+    name = next((n for n in ("implies", "correct") if f'{{"{n}": true}}' in system), None)
+    if name is None:
+        return None
+    lines = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
+    answer = lines.get("Prediction") or lines.get("Response") or '""'
+    gold = lines.get("Reference") or lines.get("Right answer") or '""'
+    return json.dumps({name: json.loads(gold).lower() in json.loads(answer).lower()})
+
+
 RULES: list[Rule] = [
     extraction,
     triple_lines,
@@ -180,6 +374,23 @@ RULES: list[Rule] = [
     reading,
     short_reading,
     document_reading,
+    reasoner,
+    next_sentence,
+    identifier,
+    summarizer,
+    outline_reading,
+    planner,
+    blocks_reading,
+    filling,
+    fact_or_opinion,
+    claim,
+    consistency,
+    claim_triples,
+    same_names,
+    chain_question,
+    validation,
+    decomposition,
+    verdict,
 ]
 
 # ------------------------------------------------------------------------------------------ server

@@ -98,6 +98,7 @@ def test_distill_files_match_the_result(whole):
     assert sidecar["few_shot"] is False and sidecar["num_candidates"] == 6
     assert sidecar["dataset"] == "data" and sidecar["teachers"] == ["annotations"]
     assert sidecar["held_out"] == {} and sidecar["trajectories"] == 8
+    assert sidecar["encoder"] == str(folders["encoder"]) and sidecar["triples"] is None
 
 
 def test_distill_missing_facts_are_inserted_only_in_training(folders, tmp_path, capsys):

@@ -1,5 +1,6 @@
 """Shared parts of the benchmarks: building, random access, conversion to the project's types."""
 
+import collections
 import contextlib
 import dataclasses
 import hashlib
@@ -46,6 +47,9 @@ class OfficialBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     source: CorpusSource | None = None
     """The corpus of the config, if it has one."""
 
+    MIN_WRONG: ClassVar[float] = 0.25
+    """Share of records of another version at which a file is refused."""
+
     HOMEPAGE: ClassVar[str]
     LICENSE: ClassVar[str]
     VERSION = tfds.core.Version("1.0.0")
@@ -76,10 +80,22 @@ class OfficialBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     def _generate_examples(self, found: Mapping[str, FoundFile], split: str):
         kind = self.Article if split == ARTICLES else self.Record
-        for index, (place, value) in enumerate(found[split].records()):
+        number, problems = 0, collections.Counter[str]()
+        for number, (place, value) in enumerate(found[split].records(), start=1):
             record = records.convert(place, value, kind)
             self.check(place, record)
-            yield index, {"record": msgspec.json.encode(record).decode()}
+            if split != ARTICLES and (problem := self.wrong_version(value, split)) is not None:
+                problems[problem] += 1
+            yield number - 1, {"record": msgspec.json.encode(record).decode()}
+        for problem, count in problems.items():
+            if count >= self.MIN_WRONG * number:
+                raise UserError(
+                    f"{found[split].path}: {count:,} of {number:,} questions {problem}."
+                )
+
+    def wrong_version(self, value: Any, split: str) -> str | None:
+        """Returns why a JSON record is of another benchmark or version, as a part of a sentence."""
+        del value, split
 
     def check(self, place: str, record: Any) -> None:
         """Checks constraints that the types of a record cannot express."""

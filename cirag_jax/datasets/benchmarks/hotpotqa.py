@@ -83,6 +83,23 @@ class HotpotQA(OfficialBuilder):
     HOMEPAGE = "https://hotpotqa.github.io/"
     LICENSE = "CC BY-SA 4.0"
 
+    def wrong_version(self, value: Any, split: str) -> str | None:
+        """Recognizes files of 2WikiMultihopQA, and fullwiki contexts in the distractor setting."""
+        if "evidences" in value:
+            return (
+                "have the field evidences, which HotpotQA lacks: this is a file of "
+                "2WikiMultihopQA (--benchmark=two_wiki)"
+            )
+        config = self.builder_config.name  # pyright: ignore[reportOptionalMemberAccess]
+        titles = {title for title, _ in value["context"]}
+        lacks_gold = not {title for title, _ in value.get("supporting_facts") or ()} <= titles
+        if config == "distractor" and lacks_gold:
+            return (
+                "lack a gold paragraph in their context: this is a file of the fullwiki setting "
+                "(--config=fullwiki)"
+            )
+        return None
+
     @classmethod
     def convert(cls, record: HotpotRecord, split: str, setting: str) -> Converted:
         """See `OfficialBuilder.convert`; every HotpotQA question has two hops."""

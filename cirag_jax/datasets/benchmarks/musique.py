@@ -1,6 +1,7 @@
 """MuSiQue v1.0 (Trivedi et al., TACL 2022): MuSiQue-Ans and MuSiQue-Full."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import tensorflow_datasets as tfds
@@ -82,6 +83,13 @@ class MuSiQue(OfficialBuilder):
             if idx is not None and idx not in known:
                 field = f"question_decomposition[{i}].paragraph_support_idx"
                 raise field_error(place, field, f"names paragraph {idx}, which is missing")
+
+    def wrong_version(self, value: Any, split: str) -> str | None:
+        """Recognizes MuSiQue-Full in the config ans."""
+        config = self.builder_config.name  # pyright: ignore[reportOptionalMemberAccess]
+        if config == "ans" and value.get("answerable") is False:
+            return "are unanswerable: this is a file of MuSiQue-Full (--config=full)"
+        return None
 
     @classmethod
     def convert(cls, record: MuSiQueRecord, split: str, setting: str) -> Converted:

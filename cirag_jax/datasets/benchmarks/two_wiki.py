@@ -64,6 +64,15 @@ class TwoWiki(OfficialBuilder):
                 record["aliases"] = [name for name in aliases if name != record["answer"]]
             yield index, {"record": msgspec.json.encode(record).decode()}
 
+    def wrong_version(self, value: Any, split: str) -> str | None:
+        """Recognizes files of HotpotQA, and versions without evidences."""
+        if "evidences" in value or split == "test":
+            return None
+        return (
+            "have no evidences: this is a file of HotpotQA (--benchmark=hotpotqa), or of another "
+            "version of 2WikiMultihopQA"
+        )
+
     @classmethod
     def convert(cls, record: TwoWikiRecord, split: str, setting: str) -> Converted:
         """See `OfficialBuilder.convert`; bridge comparisons have four hops, other questions two.

@@ -201,9 +201,11 @@ def check_role(spec: str, role: str) -> dict[str, Any]:
 _ALIGNER_FIELDS = (
     *("model", "step", "pooling", "query_prefix", "passage_prefix", "triple_prefix", "dimensions"),
     *("query_max_length", "unit_max_length", "units", "trained_on"),
+    "inputs",
 )
 _ADAPTER_FIELDS = (
     *("component", "model", "step", "prompt", "prompt_digest", "num_candidates"),
+    "inputs",
     *("length", "trained_on"),
 )
 

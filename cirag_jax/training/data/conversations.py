@@ -5,6 +5,7 @@ import functools
 import hashlib
 import json
 import pathlib
+import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -29,6 +30,9 @@ from cirag_jax.types import Config, Dataset, Question, Trajectory
 
 Item = TypeVar("Item")
 
+# Fields of a trajectory file's metadata that describe what the teacher saw.
+INPUTS = ("num_candidates", "num_passages", "max_steps", "encoder", "triples")
+
 
 class Data(NamedTuple):
     """Training and dev examples.
@@ -40,6 +44,7 @@ class Data(NamedTuple):
         same settings.
       num_candidates: maximum number of candidates per step in the trajectories; 0 without
         trajectories.
+      inputs: the values of `INPUTS` with which the trajectories were made, saved in the checkpoint.
     """
 
     train: list[Example]
@@ -47,6 +52,7 @@ class Data(NamedTuple):
     counts: dict[str, Any]
     prompt_settings: dict[str, Any]
     num_candidates: int = 0
+    inputs: Mapping[str, Sequence[Any]] = types.MappingProxyType({})
 
     @property
     def trained_on(self) -> tuple[str, ...]:
@@ -171,8 +177,22 @@ def _decisions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Dat
     }
     num_candidates = max((len(step.candidates) for t in train for step in t.steps), default=0)
     return Data(
-        train_examples + query_examples, dev_examples, counts, prompt_settings, num_candidates
+        train_examples + query_examples,
+        dev_examples,
+        counts,
+        prompt_settings,
+        num_candidates,
+        _inputs(_paths(config.trajectories)),
     )
+
+
+def _inputs(paths: Sequence[str]) -> dict[str, list[Any]]:
+    """Returns the distinct values of each of `INPUTS` in the metadata of trajectories."""
+    sidecars = [sidecar for _, sidecar in map(_sidecar, paths)]
+    found = {
+        name: [value for s in sidecars if (value := s.get(name)) is not None] for name in INPUTS
+    }
+    return {name: list(dict.fromkeys(values)) for name, values in found.items() if values}
 
 
 def _trajectories(

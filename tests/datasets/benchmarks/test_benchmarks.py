@@ -597,3 +597,79 @@ def test_prepare_builder_bad_arguments_are_named(tmp_path):
         prepare_builder(BENCHMARKS["hotpotqa"], "open", tmp_path)
     with pytest.raises(UserError, match="nowhere is not a folder"):
         prepare_builder(BENCHMARKS["hotpotqa"], "fullwiki", tmp_path, tmp_path / "nowhere")
+
+
+# ------------------------------------------------------------------------- files of other versions
+
+
+def _hotpot(lacking=0, count=4, **more):
+    context = [["T", ["a"]], ["U", ["b"]]]
+    return [
+        {
+            "_id": str(i),
+            "question": "q?",
+            "answer": "a",
+            "context": context[: 1 if i < lacking else 2],
+            "supporting_facts": [["T", 0], ["U", 0]],
+            **more,
+        }
+        for i in range(count)
+    ]
+
+
+def _musique(unanswerable, count=4):
+    paragraph = {"idx": 0, "title": "T", "paragraph_text": "x", "is_supporting": True}
+    return [
+        {
+            "id": f"2hop__{i}",
+            "question": "q?",
+            "paragraphs": [paragraph],
+            "answer": "a",
+            "answerable": i >= unanswerable,
+        }
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "file", "rows", "message"),
+    [
+        ("two_wiki", "default", "dev.json", _hotpot(), "4 of 4 questions have no evidences: this"),
+        (
+            "hotpotqa",
+            "distractor",
+            "hotpot_dev_distractor_v1.json",
+            _hotpot(evidences=[["T", "r", "U"]]),
+            "4 of 4 questions have the field evidences, which HotpotQA lacks",
+        ),
+        (
+            "hotpotqa",
+            "distractor",
+            "hotpot_dev_distractor_v1.json",
+            _hotpot(lacking=3),
+            "3 of 4 questions lack a gold paragraph in their context: this is a file of the fullw",
+        ),
+        (
+            "musique",
+            "ans",
+            "musique_ans_v1.0_dev.jsonl",
+            _musique(2),
+            r"2 of 4 questions are unanswerable: this is a file of MuSiQue-Full \(--config=full",
+        ),
+    ],
+)
+def test_prepare_file_of_another_version_is_refused_with_counts(
+    name, config, file, rows, message, tmp_path
+):
+    lines = "\n".join(map(json.dumps, rows)) if file.endswith("l") else json.dumps(rows)
+    (tmp_path / file).write_text(lines)
+    with pytest.raises(UserError, match=message) as error:
+        prepare_builder(BENCHMARKS[name], config, tmp_path / "tfds", tmp_path)
+    assert str(tmp_path / file) in str(error.value)
+
+
+def test_prepare_few_questions_without_gold_paragraph_are_only_counted(tmp_path, caplog):
+    (tmp_path / "hotpot_dev_distractor_v1.json").write_text(json.dumps(_hotpot(lacking=1, count=9)))
+    builder = prepare_builder(BENCHMARKS["hotpotqa"], "distractor", tmp_path / "tfds", tmp_path)
+    questions = to_dataset(builder).questions
+    assert [q.supporting is None for q in questions] == [True] + 8 * [False]

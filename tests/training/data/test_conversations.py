@@ -101,6 +101,20 @@ def test_load_data_rendering_follows_config_and_sidecar(folders, tmp_path):
     }
 
 
+def test_load_data_inputs_are_the_distinct_values_of_the_sidecars(folders, tmp_path):
+    base, _ = folders
+    trajectories = [by_hand.trajectory(number) for number in range(3)]
+    one = write(tmp_path / "one", trajectories[:2], encoder="bge", triples="Qwen", max_steps=4)
+    two = write(tmp_path / "two", trajectories[2:], encoder="NV", triples=None, max_steps=4)
+    data = load(config_of((base, f"('{one}', '{two}')"), dev_fraction=0.0), 4000)
+    assert data.inputs == {
+        "num_candidates": [15],
+        "max_steps": [4],
+        "encoder": ["bge", "NV"],
+        "triples": ["Qwen"],
+    }
+
+
 def test_load_data_units_follow_trajectories(folders, tmp_path):
     base, triples = folders
     trajectories = [by_hand.of_sentences(by_hand.trajectory(number)) for number in range(3)]

